@@ -1,0 +1,196 @@
+"""Is this plan legal? Every mistake is reported with the step, the operation and the body it stands in."""
+
+from collections.abc import Iterator
+from typing import NoReturn, assert_never
+
+from simdist.errors import PlanError
+from simdist.plan import (
+    AllGather,
+    AllReduce,
+    Backward,
+    Broadcast,
+    Buffer,
+    Copy,
+    Delay,
+    Densify,
+    Forward,
+    Group,
+    Load,
+    Op,
+    Optimize,
+    Plan,
+    Reduce,
+    ReduceScatter,
+    Save,
+    Select,
+    Wait,
+    op_text,
+    reads,
+    writes,
+)
+from simdist.plan.text import body_text
+
+__all__ = ["MAX_WORLD_SIZE", "check", "fail_at"]
+
+MAX_WORLD_SIZE = 1_048_576
+
+
+def check(plan: Plan) -> None:
+    """Refuse a plan that cannot be executed.
+
+    Raises:
+        PlanError: With the first mistake found, its place and what would be right.
+    """
+    for problem in _plan_problems(plan):
+        raise PlanError(f"plan {plan.name}: {problem}")
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    written = {buffer.name for buffer in plan.buffers if buffer.initialized}
+    seen: set[int] = set()
+    for step, number in enumerate(plan.body_of_steps()):
+        if number not in seen:
+            seen.add(number)
+            _check_body(plan, number, step, buffers, written)
+
+
+def fail_at(plan: Plan, *, step: int, body: int, position: int, problem: str) -> NoReturn:
+    """Raise the error that shows where in the plan something is wrong."""
+    operation = op_text(plan.bodies[body][position])
+    shown = body_text(plan.bodies[body], marked=position)
+    raise PlanError(f"plan {plan.name}: {operation} at step {step}: {problem}\nbody {body}:\n{shown}")
+
+
+def _plan_problems(plan: Plan) -> Iterator[str]:
+    if not 1 <= plan.world_size <= MAX_WORLD_SIZE:
+        yield f"world_size {plan.world_size}; must be from 1 to {MAX_WORLD_SIZE}"
+    names = [buffer.name for buffer in plan.buffers]
+    for name in {name for name in names if names.count(name) > 1}:
+        yield f"buffer {name!r} is declared {names.count(name)} times; names are unique"
+    for buffer in plan.buffers:
+        yield from (f"buffer {buffer.name!r}: {problem}" for problem in _buffer_problems(buffer))
+    for place, run in enumerate(plan.order):
+        for number in run.bodies:
+            if not 0 <= number < len(plan.bodies):
+                yield f"order[{place}]: body {number} does not exist; bodies are numbered 0 to {len(plan.bodies) - 1}"
+        if run.times < 1 or not run.bodies:
+            yield f"order[{place}]: {run} has no steps; times and the number of bodies must be at least 1"
+    if not plan.order:
+        yield "order is empty; a plan has at least one step"
+
+
+def _buffer_problems(buffer: Buffer) -> Iterator[str]:
+    if buffer.count < 1:
+        yield f"count {buffer.count}; must be at least 1"
+    if buffer.tensors is not None and not 0 <= buffer.tensors[0] < buffer.tensors[1]:
+        yield f"tensors {buffer.tensors}; must be a range [first, last) with 0 <= first < last"
+
+
+def _check_body(plan: Plan, number: int, step: int, buffers: dict[str, Buffer], written: set[str]) -> None:
+    for position, op in enumerate(plan.bodies[number]):
+        for name in (*reads(op), *writes(op)):
+            if name not in buffers:
+                known = ", ".join(sorted(buffers))
+                problem = f"buffer {name!r} is not declared; declared: {known}"
+                fail_at(plan, step=step, body=number, position=position, problem=problem)
+        for name in reads(op):
+            if name not in written:
+                problem = f"reads {name!r}, which nothing has written yet; write it first or declare it initialized"
+                fail_at(plan, step=step, body=number, position=position, problem=problem)
+        for problem in _op_problems(op, buffers, plan.world_size):
+            fail_at(plan, step=step, body=number, position=position, problem=problem)
+        written.update(writes(op))
+
+
+def _op_problems(op: Op, buffers: dict[str, Buffer], world_size: int) -> Iterator[str]:
+    match op:
+        case Load():
+            if buffers[op.dst].place != "host":
+                yield f"loads into {op.dst!r} on the device; a load ends in host memory, a copy takes it to the device"
+        case Copy():
+            yield from _same_size(buffers[op.src], buffers[op.dst])
+        case Forward():
+            if not op.dsts:
+                yield "writes nothing; a forward pass writes at least the loss"
+        case Backward():
+            if buffers[op.dst].tensors is None:
+                yield f"writes {op.dst!r}, which names no tensors; a gradient bucket holds those of a range of tensors"
+        case Optimize():
+            yield from _optimize_problems(op, buffers)
+        case AllReduce():
+            yield from _group_problems(op.group, world_size)
+            yield from _algorithm_problems(op.algorithm, op.group)
+        case Reduce() | Broadcast():
+            yield from _group_problems(op.group, world_size)
+            yield from _algorithm_problems(op.algorithm, op.group)
+            if not 0 <= op.root < op.group.size:
+                yield f"root {op.root} is no member of a {op.group}; members are numbered 0 to {op.group.size - 1}"
+        case ReduceScatter():
+            yield from _group_problems(op.group, world_size)
+            yield from _algorithm_problems(op.algorithm, op.group)
+            yield from _shard_problems(buffers[op.src], buffers[op.dst], op.group)
+        case AllGather():
+            yield from _group_problems(op.group, world_size)
+            yield from _algorithm_problems(op.algorithm, op.group)
+            yield from _shard_problems(buffers[op.dst], buffers[op.src], op.group)
+        case Select():
+            yield from _select_problems(op, buffers)
+        case Densify():
+            if not buffers[op.src].sparse or buffers[op.dst].sparse:
+                yield "scatters a sparse buffer into a dense one; declare src sparse and dst not"
+        case Delay() | Wait() | Save():
+            pass
+        case _:
+            assert_never(op)
+
+
+def _group_problems(group: Group, world_size: int) -> Iterator[str]:
+    try:
+        group.shape(world_size)
+    except PlanError as error:
+        yield str(error)
+
+
+def _algorithm_problems(algorithm: str, group: Group) -> Iterator[str]:
+    if algorithm == "halving_doubling" and group.size & (group.size - 1):
+        yield f"halving_doubling over a {group}; it needs a power of two, or choose ring"
+
+
+def _same_size(src: Buffer, dst: Buffer) -> Iterator[str]:
+    if (src.count, src.dtype, src.sparse) != (dst.count, dst.dtype, dst.sparse):
+        yield f"copies {src.count} x {src.dtype} to {dst.count} x {dst.dtype}; sizes and types must be equal"
+
+
+def _shard_problems(whole: Buffer, shard: Buffer, group: Group) -> Iterator[str]:
+    if whole.count != shard.count * group.size:
+        right = whole.count / group.size
+        yield (
+            f"{shard.name!r} has {shard.count} elements; {group.size} equal slices of {whole.name!r} "
+            f"({whole.count} elements) would have {right:g}; pad {whole.name!r} to a multiple of {group.size}"
+        )
+    if (whole.dtype, whole.sparse) != (shard.dtype, shard.sparse):
+        yield f"{whole.name!r} and {shard.name!r} differ in element type; they must be equal"
+
+
+def _optimize_problems(op: Optimize, buffers: dict[str, Buffer]) -> Iterator[str]:
+    params, grads = (_tensors(names, buffers) for names in (op.params, op.grads))
+    if None in params or None in grads:
+        yield "updates buffers that name no tensors; parameters and gradients hold ranges of tensors"
+    elif sorted(sum(map(_expand, params), [])) != sorted(sum(map(_expand, grads), [])):
+        yield "the gradients do not cover exactly the tensors of the parameters"
+
+
+def _tensors(names: tuple[str, ...], buffers: dict[str, Buffer]) -> list[tuple[int, int] | None]:
+    return [buffers[name].tensors for name in names]
+
+
+def _expand(tensors: tuple[int, int] | None) -> list[int]:
+    return list(range(*tensors)) if tensors else []
+
+
+def _select_problems(op: Select, buffers: dict[str, Buffer]) -> Iterator[str]:
+    src, dst, residual = buffers[op.src], buffers[op.dst], buffers[op.residual]
+    if not dst.sparse or dst.count != op.k:
+        yield f"selects {op.k} elements into {dst.name!r}; declare it sparse with count {op.k}"
+    if not 1 <= op.k <= src.count:
+        yield f"k = {op.k} of {src.count} elements; must be from 1 to {src.count}"
+    if residual.count != src.count:
+        yield f"residual {residual.name!r} has {residual.count} elements; {src.name!r} has {src.count}, so must it"

@@ -1,0 +1,183 @@
+"""What one operation costs. The only place where durations come from.
+
+`price` turns a plan, a cluster and a workload into a table: per operation either seconds on every rank (`Local`) or the
+transfers of its groups over shared resources (`Shared`). How transfers share a resource is the network's business, in
+`simdist.engines`; how long an injected delay lasts was drawn with the scenario.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.cost.compute import ComputeCost, compute_s
+from simdist.cost.links import LinkCost
+from simdist.cost.sharing import contested_ops
+from simdist.cost.transfers import Shared, Stage, Topology, Transfer, collective_messages
+from simdist.errors import PlanError
+from simdist.groups import Group
+from simdist.plan import (
+    AllGather,
+    AllReduce,
+    Backward,
+    Broadcast,
+    Buffer,
+    Copy,
+    Delay,
+    Densify,
+    Forward,
+    Load,
+    Op,
+    Optimize,
+    Plan,
+    Reduce,
+    ReduceScatter,
+    Save,
+    Select,
+    Wait,
+)
+from simdist.scenario.cluster import Cluster
+from simdist.scenario.workload import Workload
+
+__all__ = [
+    "ComputeCost",
+    "Costs",
+    "LinkCost",
+    "Local",
+    "OpCost",
+    "Shared",
+    "Stage",
+    "Topology",
+    "Transfer",
+    "compute_s",
+    "price",
+]
+
+_EVERY_RANK = Group(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """Seconds that an operation takes on its own rank: one number, or one per rank, `[world_size]`."""
+
+    seconds: float | NDArray[np.float64]
+
+
+OpCost: TypeAlias = Local | Shared
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The price list of a plan on a cluster.
+
+    Args:
+        topology: Numbers the resources.
+        capacity_Bps: Bytes per second of every resource; inf where unlimited.
+        of: The cost of every operation in the plan's bodies.
+        contested: The operations that may find another transfer on a resource they use; the others never do.
+    """
+
+    topology: Topology
+    capacity_Bps: NDArray[np.float64]
+    of: Mapping[Op, OpCost]
+    contested: frozenset[Op]
+
+
+def price(plan: Plan, cluster: Cluster, workload: Workload) -> Costs:
+    """Return what every operation of `plan` costs.
+
+    Raises:
+        PlanError: The plan is for another number of ranks, or asks for what the cluster lacks.
+        ScenarioError: Compute times are neither given nor derivable.
+    """
+    if plan.world_size != cluster.world_size:
+        raise PlanError(
+            f"plan {plan.name} is for {plan.world_size} ranks; cluster {cluster.name} has {cluster.nodes} nodes x "
+            f"{cluster.gpus_per_node} GPUs = {cluster.world_size}; build the plan again for this cluster"
+        )
+    pricing = _Pricing(plan, cluster, workload)
+    ops = dict.fromkeys(op for body in plan.bodies for op in body)
+    of = {op: pricing.cost(op) for op in ops}
+    shared = {op: cost for op, cost in of.items() if isinstance(cost, Shared)}
+    return Costs(pricing.topology, pricing.capacity_Bps, of, contested_ops(shared, pricing.topology))
+
+
+class _Pricing:
+    def __init__(self, plan: Plan, cluster: Cluster, workload: Workload) -> None:
+        self._plan = plan
+        self._cluster = cluster
+        self._buffers = {buffer.name: buffer for buffer in plan.buffers}
+        self._compute = ComputeCost(workload, cluster)
+        self.topology = Topology(
+            cluster.nodes,
+            cluster.gpus_per_node,
+            LinkCost.of(cluster.fabric),
+            LinkCost.of(cluster.network, n_parallel=cluster.nics_per_node),
+            switched=cluster.oversubscription > 1,
+        )
+        self.capacity_Bps = self._capacity_Bps()
+
+    def _capacity_Bps(self) -> NDArray[np.float64]:
+        topology, storage = self.topology, self._cluster.storage
+        capacity_Bps = np.full(topology.n_resources, np.inf)
+        nodes = np.arange(topology.n_nodes)
+        capacity_Bps[: 2 * topology.world_size] = topology.fabric.capacity_Bps
+        capacity_Bps[topology.nic_out(nodes)] = topology.network.capacity_Bps
+        capacity_Bps[topology.nic_in(nodes)] = topology.network.capacity_Bps
+        network_Bps = topology.network.capacity_Bps * topology.n_nodes
+        capacity_Bps[topology.switch] = network_Bps / self._cluster.oversubscription
+        if storage:
+            capacity_Bps[topology.storage_server] = storage.bandwidth_Bps
+            capacity_Bps[topology.storage_client(nodes)] = storage.client_bandwidth_Bps
+        return capacity_Bps
+
+    def cost(self, op: Op) -> OpCost:
+        match op:
+            case Forward():
+                return Local(self._compute.forward([buffer for buffer in map(self._buffer, op.srcs) if buffer.tensors]))
+            case Backward():
+                return Local(self._compute.backward(self._buffer(op.dst)))
+            case Optimize():
+                return Local(self._compute.optimize([self._buffer(name) for name in op.params]))
+            case Copy():
+                return Local(self._compute.copy(op, self._buffer(op.src), self._buffer(op.dst)))
+            case Select():
+                return Local(self._compute.select(op, self._buffer(op.src), self._buffer(op.dst)))
+            case Densify():
+                return Local(self._compute.densify(op, self._buffer(op.src), self._buffer(op.dst)))
+            case AllReduce() | Reduce() | Broadcast():
+                return self._collective(op, self._buffer(op.buffer).nbytes)
+            case ReduceScatter():
+                return self._collective(op, self._buffer(op.src).nbytes)
+            case AllGather():
+                return self._collective(op, self._buffer(op.dst).nbytes)
+            case Load():
+                return self._storage(self._buffer(op.dst).nbytes, inward=True)
+            case Save():
+                return self._storage(sum(self._buffer(name).nbytes for name in op.srcs), inward=False)
+            case Delay() | Wait():
+                return Local(0.0)
+            case _:
+                assert_never(op)
+
+    def _buffer(self, name: str) -> Buffer:
+        return self._buffers[name]
+
+    def _collective(self, op: AllReduce | Reduce | Broadcast | ReduceScatter | AllGather, nbytes: int) -> Shared:
+        groups = (np.array(members) for members in op.group.members(self._plan.world_size))
+        transfers = (self.topology.transfer(collective_messages(op, members, nbytes)) for members in groups)
+        return Shared.of(op.group, transfers, self.capacity_Bps)
+
+    def _storage(self, nbytes: int, *, inward: bool) -> Shared:
+        storage, topology = self._cluster.storage, self.topology
+        if storage is None:
+            raise PlanError(f"plan {self._plan.name} uses storage; cluster {self._cluster.name} has none: set cluster.storage")
+        nodes = np.arange(topology.world_size) // topology.ranks_per_node
+        nics = topology.nic_in(nodes) if inward else topology.nic_out(nodes)
+        paths = np.stack([nics, np.full_like(nics, topology.storage_server), topology.storage_client(nodes)], axis=1)
+        limited = np.isfinite(self.capacity_Bps[paths[0]])
+        amounts = np.full(int(limited.sum()), float(nbytes))
+        transfers = (Transfer((Stage(storage.latency_s, path[limited], amounts),)) for path in paths)
+        return Shared.of(_EVERY_RANK, transfers, self.capacity_Bps)

@@ -1,0 +1,99 @@
+"""What computation costs: seconds per operation and rank, from measured step times or from FLOPs and memory traffic."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.errors import ScenarioError
+from simdist.plan import Buffer, Copy, Densify, Select
+from simdist.plan.plan import ITEM_NBYTES
+from simdist.scenario.cluster import Cluster
+from simdist.scenario.workload import Workload
+
+__all__ = ["ComputeCost", "compute_s"]
+
+_OPTIMIZER_PASSES = 5
+"""SGD with momentum reads parameter, gradient and momentum, and writes parameter and momentum."""
+
+_SELECT_PASSES = {"exact": 4, "mstopk": 22, "dgc": 3}
+"""Reads of the vector: radix select over 8-bit digits of 32-bit keys; mean and max, then 20 counts; sample, count, gather."""
+
+
+def compute_s(workload: Workload, cluster: Cluster) -> NDArray[np.float64]:
+    """Return forward plus backward seconds of one step, shape `[world_size]`."""
+    cost = ComputeCost(workload, cluster)
+    return (cost.forward_s + cost.backward_s) / cluster.device_speed()
+
+
+class ComputeCost:
+    """Prices of the operations on the compute stream.
+
+    Forward and backward seconds are those of the workload, or `FLOPs * batch / (peak * utilization)` with a backward pass
+    of twice the forward FLOPs (one product for the weights' gradient, one for the inputs'). A tensor's share of them is
+    its share of the FLOPs.
+
+    Raises:
+        ScenarioError: Times are neither given nor derivable.
+    """
+
+    def __init__(self, workload: Workload, cluster: Cluster) -> None:
+        self._workload = workload
+        self._device = cluster.device
+        speed = cluster.device_speed()
+        self._speed: float | NDArray[np.float64] = float(speed[0]) if (speed == speed[0]).all() else speed
+        weights = np.array([tensor.flops for tensor in workload.tensors], dtype=np.float64)
+        if not weights.any():
+            weights = np.array([tensor.count for tensor in workload.tensors], dtype=np.float64)
+        self._share_before = np.concatenate(([0.0], np.cumsum(weights) / weights.sum()))
+        self.forward_s = self._pass_s(workload.forward_s, 1, "forward")
+        self.backward_s = self._pass_s(workload.backward_s, 2, "backward")
+
+    def _pass_s(self, given_s: float | None, factor: int, name: str) -> float:
+        if given_s is not None:
+            return given_s
+        flops = factor * self._workload.batch_size * sum(tensor.flops for tensor in self._workload.tensors)
+        if self._device.peak_flops is None or self._workload.utilization is None or not flops:
+            raise ScenarioError(
+                f"workload.{name} is not given and cannot be derived: that takes FLOPs per tensor, workload.utilization "
+                f"and cluster.device.peak; give e.g. `{name}: 20 ms`"
+            )
+        return flops / (self._device.peak_flops * self._workload.utilization)
+
+    def forward(self, params: Sequence[Buffer]) -> float | NDArray[np.float64]:
+        """Return the seconds of a forward pass through the tensors of `params`."""
+        return self.forward_s * sum(self._share(buffer) for buffer in params) / self._speed
+
+    def backward(self, grad: Buffer) -> float | NDArray[np.float64]:
+        """Return the seconds of the backward pass of the tensors of `grad`."""
+        return self.backward_s * self._share(grad) / self._speed
+
+    def _share(self, buffer: Buffer) -> float:
+        if buffer.tensors is None:
+            return 0.0
+        first, last = buffer.tensors
+        return float(self._share_before[last] - self._share_before[first])
+
+    def optimize(self, params: Sequence[Buffer]) -> float | NDArray[np.float64]:
+        """Return the seconds of an update: the workload's, or the memory traffic of SGD with momentum."""
+        nbytes = sum(buffer.nbytes for buffer in params)
+        if self._workload.optimize_s is None:
+            return _OPTIMIZER_PASSES * nbytes / self._device.memory_bandwidth_Bps / self._speed
+        count = sum(buffer.count for buffer in params)
+        return self._workload.optimize_s * count / sum(self._workload.tensor_counts) / self._speed
+
+    def copy(self, op: Copy, src: Buffer, dst: Buffer) -> float:
+        """Return the seconds of a copy: read and write on the device, or once over the host's bus."""
+        if src.place == dst.place == "device":
+            return 2 * src.nbytes / self._device.memory_bandwidth_Bps
+        return src.nbytes / self._device.host_bandwidth_Bps
+
+    def select(self, op: Select, src: Buffer, dst: Buffer) -> float:
+        """Return the seconds of a selection: its reads of the vector, the residual's update and the result's write."""
+        item_nbytes = ITEM_NBYTES[src.dtype] * src.count
+        return ((_SELECT_PASSES[op.method] + 2) * item_nbytes + dst.nbytes) / self._device.memory_bandwidth_Bps
+
+    def densify(self, op: Densify, src: Buffer, dst: Buffer) -> float:
+        """Return the seconds of a scatter-add: clear the vector, read the pairs, read and write their places."""
+        touched_nbytes = 2 * src.count * ITEM_NBYTES[src.dtype]
+        return (dst.nbytes + src.nbytes + touched_nbytes) / self._device.memory_bandwidth_Bps

@@ -1,0 +1,58 @@
+"""Where engines take injected delays from: chunk by chunk, so that memory does not grow with the steps."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.errors import PlanError
+from simdist.plan import Delay, Plan
+
+__all__ = ["DelaySource", "Delays", "DrawnDelays", "check_delays"]
+
+Delays = Mapping[str, NDArray[np.float64]]
+
+
+class DelaySource(Protocol):
+    """Hands out the delays of the next steps."""
+
+    def take(self, n_steps: int) -> Delays:
+        """Return the delays of the next `n_steps` steps: channel -> float64 `[n_steps, world_size, n_seeds]`, seconds."""
+        ...
+
+
+class DrawnDelays:
+    """Delays that were drawn before: channel -> float64 `[n_steps, world_size]` or `[n_steps, world_size, n_seeds]`."""
+
+    def __init__(self, delays: Delays) -> None:
+        self._delays = {channel: array.reshape(*array.shape[:2], -1) for channel, array in delays.items()}
+        self._step = 0
+
+    def take(self, n_steps: int) -> Delays:
+        """Return the delays of the next `n_steps` steps."""
+        first, self._step = self._step, self._step + n_steps
+        return {channel: array[first : self._step] for channel, array in self._delays.items()}
+
+
+def check_delays(plan: Plan, delays: Delays) -> None:
+    """Refuse delays that do not fit a plan.
+
+    Raises:
+        PlanError: A channel is missing, too short, for another world, negative or not a number.
+    """
+    needed = {op.channel for body in plan.bodies for op in body if isinstance(op, Delay)}
+    for channel in sorted(needed):
+        if channel not in delays:
+            found = ", ".join(sorted(delays)) or "none"
+            raise PlanError(f"plan {plan.name} delays the {channel}; no such delays are given, only: {found}")
+        array = delays[channel]
+        if array.ndim not in (2, 3) or array.shape[0] < plan.n_steps or array.shape[1] != plan.world_size:
+            raise PlanError(
+                f"{channel} delays have shape {array.shape}; plan {plan.name} takes ({plan.n_steps}, {plan.world_size}): "
+                f"steps x ranks"
+            )
+        bad = np.argwhere(~(np.isfinite(array) & (array >= 0)))
+        if len(bad):
+            place = tuple(int(index) for index in bad[0])
+            raise PlanError(f"{channel} delay {array[place]} at {place} (step, rank); delays are seconds, 0 or more")

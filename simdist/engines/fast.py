@@ -1,0 +1,271 @@
+"""The fast engine: the same times by numpy recurrences, over all ranks and all seeds at once.
+
+With time as a vector over `[world_size, n_seeds]`, an operation is three lines of max-plus algebra:
+
+    ready = max(end of its predecessor on the stream, ends of what it comes after)
+    start = max over its group of ready
+    end   = start + seconds
+
+One pass over the instances in program order gives every time, without events. The additions and maxima are those of the
+discrete-event engine, in the same order, so the results are equal to the last bit wherever no resource is shared.
+
+Where transfers share a resource, this holds as long as they start together (then the fluid network is solved once, ahead) or
+apart. Anything else is refused with `UnsupportedError`; the discrete-event engine can do it.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import reduce
+from itertools import repeat
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.breakdown import Attribution, Breakdown, Observer
+from simdist.cost import Costs, Local, Shared
+from simdist.engines.contention import Contention
+from simdist.engines.delays import Delays, DelaySource, DrawnDelays, check_delays
+from simdist.plan import COLLECTIVES, Delay, Op, Plan
+from simdist.plan.walk import Stretch, Template, stretches
+from simdist.trace import Trace
+
+__all__ = ["measure", "simulate"]
+
+Times: TypeAlias = NDArray[np.float64]
+Progress: TypeAlias = Callable[[int], None]
+
+
+def simulate(plan: Plan, costs: Costs, delays: Delays, *, progress: Progress | None = None) -> Trace:
+    """Simulate a plan and keep every time.
+
+    Args:
+        plan: A legal plan.
+        costs: Its price list.
+        delays: Channel -> float64 `[n_steps, world_size]`, seconds.
+        progress: Called with the number of steps done.
+
+    Raises:
+        PlanError: The delays do not fit the plan.
+        UnsupportedError: Transfers share a resource and start at different times.
+    """
+    check_delays(plan, delays)
+    end_s = np.empty((plan.n_instances, plan.world_size, 1))
+    walked = list(stretches(plan))
+    _Machine(plan, costs, 1, table=end_s).run(walked, DrawnDelays(delays), progress)
+    ready_s, start_s = _ready_and_start_s(plan, walked, end_s[:, :, 0])
+    return Trace(plan, ready_s, start_s, end_s[:, :, 0], source="simulated by fast")
+
+
+def measure(
+    plan: Plan, costs: Costs, delays: DelaySource, *, n_seeds: int, progress: Progress | None = None
+) -> Breakdown:
+    """Simulate a plan for many seeds at once and keep only where the time went.
+
+    Memory is that of a few steps, however many there are.
+
+    Args:
+        plan: A legal plan.
+        costs: Its price list.
+        delays: Source of `[n_steps, world_size, n_seeds]` delays.
+        n_seeds: Seeds.
+        progress: Called with the number of steps done.
+
+    Raises:
+        UnsupportedError: Transfers share a resource and start at different times.
+    """
+    attribution = Attribution(plan.world_size, n_seeds)
+    _Machine(plan, costs, n_seeds, observer=attribution).run(stretches(plan), delays, progress)
+    return attribution.finish(plan.n_steps)
+
+
+def _ready_and_start_s(plan: Plan, walked: list[Stretch], end_s: Times) -> tuple[Times, Times]:
+    """Recover when every operation was ready and started from when all ended, over all repetitions of a stretch at once."""
+    ready_s, start_s = np.empty_like(end_s), np.empty_like(end_s)
+    for stretch in walked:
+        n = len(stretch.templates)
+        last = stretch.first_index + n * stretch.times
+        for at, template in enumerate(stretch.templates, start=stretch.first_index):
+            sources = [end_s[at - back : last - back : n] for back in (template.previous, *template.after) if back is not None]
+            ready = reduce(np.maximum, sources) if sources else np.zeros((1, plan.world_size))
+            ready_s[at:last:n] = ready
+            if isinstance(template.op, COLLECTIVES):
+                shape = (len(ready), *template.op.group.shape(plan.world_size))
+                starts = np.maximum.reduce(ready.reshape(shape), axis=2, keepdims=True)
+                ready = np.broadcast_to(starts, shape).reshape(ready.shape)
+            start_s[at:last:n] = ready
+    return ready_s, start_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Meeting:
+    """The transfers of an operation's groups.
+
+    Args:
+        shape: Ranks and seeds as `[n_blocks, size, stride, n_seeds]`.
+        seconds: Of each group's transfer, broadcasting over `[n_blocks, 1, stride, n_seeds]`.
+        shares: Whether somebody else may want its resources.
+    """
+
+    shape: tuple[int, int, int, int]
+    seconds: float | Times
+    shares: bool
+
+
+_Instruction: TypeAlias = tuple[Template, int, tuple[int, ...], float | Times | None, _Meeting | None]
+"""Template, row of its predecessor, rows of what it comes after, seconds (None: nothing is added), meeting."""
+
+
+class _Machine:
+    """Executes a plan on vectors `[world_size, n_seeds]`; fills `table` with the end of every instance, or tells `observer`.
+
+    The ends of the instances stand in a table of rows: zeros, the rows carried over from earlier repetitions that may still
+    be referred to, and the rows of this repetition. An instruction names its operands by their place in the table.
+    """
+
+    def __init__(
+        self, plan: Plan, costs: Costs, n_seeds: int, *, observer: Observer | None = None, table: Times | None = None
+    ) -> None:
+        self._plan = plan
+        self._n_seeds = n_seeds
+        self._observer = observer
+        self._table = table
+        self._zero = np.zeros((plan.world_size, n_seeds))
+        self._contention = Contention(costs, n_seeds)
+        self._seconds: dict[Op, float | Times | None] = {}
+        self._meetings: dict[Op, _Meeting] = {}
+        for op, cost in costs.of.items():
+            match cost:
+                case Local():
+                    self._seconds[op] = _column(cost.seconds)
+                case Shared():
+                    shares = op in costs.contested
+                    seconds = self._contention.seconds(op) if shares else cost.alone_s
+                    self._meetings[op] = self._meeting(cost, seconds, shares=shares)
+
+    def _meeting(self, cost: Shared, seconds: float | Times, *, shares: bool) -> _Meeting:
+        n_blocks, size, stride = cost.group.shape(self._plan.world_size)
+        if isinstance(seconds, np.ndarray):
+            seconds = seconds.reshape(n_blocks, 1, stride, 1)
+        return _Meeting((n_blocks, size, stride, self._n_seeds), seconds, shares)
+
+    def run(self, walked: Iterable[Stretch], delays: DelaySource, progress: Progress | None) -> None:
+        """Execute the plan, telling the observer the times of every instance."""
+        feed = _Feed(delays, self._plan)
+        ends: dict[int, Times] = {}
+        for stretch in walked:
+            carried, program = self._compile(stretch)
+            n = len(program)
+            index, step = stretch.first_index, stretch.first_step
+            carry = [ends.get(index - distance, self._zero) for distance in carried]
+            for _ in range(stretch.times):
+                rows = [self._zero, *carry]
+                self._run_once(program, rows, feed, index, step)
+                carry = [rows[_place(n - distance, carried)] for distance in carried]
+                index += n
+                step += stretch.n_steps
+                if progress:
+                    progress(step)
+            ends = {index - distance: rows[_place(n - distance, carried)] for distance in stretch.live}
+
+    def _compile(self, stretch: Stretch) -> tuple[tuple[int, ...], list[_Instruction]]:
+        """Return how far before a repetition the rows lie that it needs, and its instructions."""
+        n = len(stretch.templates)
+        backs = [
+            [back for back in (template.previous, *template.after) if back is not None] for template in stretch.templates
+        ]
+        needed = {back - at for at, each in enumerate(backs) for back in each if back > at}
+        needed |= {distance - n for distance in stretch.live if distance > n}
+        for distance in sorted(needed, reverse=True):  # what is carried from further back passes through here
+            while (distance := distance - n) > 0:
+                needed.add(distance)
+        carried = tuple(sorted(needed, reverse=True))
+        program: list[_Instruction] = []
+        for at, template in enumerate(stretch.templates):
+            first = 0 if template.previous is None else _place(at - template.previous, carried)
+            others = tuple(_place(at - back, carried) for back in template.after)
+            program.append(
+                (template, first, others, self._seconds.get(template.op), self._meetings.get(template.op))
+            )
+        return carried, program
+
+    def _run_once(self, program: list[_Instruction], rows: list[Times], feed: "_Feed", index: int, step: int) -> None:
+        maximum, add, observer = np.maximum, np.add, self._observer
+        outs = self._outs(index, len(program))
+        for (template, first, others, seconds, meeting), out in zip(program, outs, strict=True):
+            ready = rows[first]
+            for other in others:
+                ready = maximum(ready, rows[other])
+            start = ready
+            if meeting is not None:
+                start, end = self._meet(meeting, template, ready, out, step)
+            elif seconds is not None:
+                end = add(ready, seconds, out)
+            elif isinstance(template.op, Delay):
+                end = add(ready, feed.delay(template.op.channel, step + template.step), out)
+            else:
+                end = ready if out is None else add(ready, 0.0, out)
+            rows.append(end)
+            if observer is not None:
+                observer.add(index, template, ready, start, end)
+                index += 1
+
+    def _outs(self, index: int, n: int) -> Iterable[Times | None]:
+        """Return where the ends of the next instances go: rows of the table, or None for new arrays."""
+        return repeat(None, n) if self._table is None else self._table[index : index + n]
+
+    def _meet(
+        self, meeting: _Meeting, template: Template, ready: Times, out: Times | None, step: int
+    ) -> tuple[Times, Times]:
+        """Start each group with its last member; return starts (unless only ends are kept) and ends, `[world_size, n_seeds]`."""
+        starts = np.maximum.reduce(ready.reshape(meeting.shape), axis=1, keepdims=True)
+        end = np.empty_like(ready) if out is None else out
+        np.add(starts, meeting.seconds, end.reshape(meeting.shape))
+        if meeting.shares:
+            self._contention.check(template.op, _of_groups(starts), _of_groups(starts + meeting.seconds), step + template.step)
+        if out is not None:
+            return ready, end
+        start = np.empty_like(ready)
+        start.reshape(meeting.shape)[...] = starts
+        return start, end
+
+
+def _of_groups(times_s: Times) -> Times:
+    """Flatten `[n_blocks, 1, stride, n_seeds]` to `[n_groups, n_seeds]`."""
+    return times_s.reshape(-1, times_s.shape[-1])
+
+
+def _place(position: int, carried: tuple[int, ...]) -> int:
+    """Return the row of an instance: at `position` of this repetition or, if negative, before it."""
+    return 1 + len(carried) + position if position >= 0 else 1 + carried.index(-position)
+
+
+def _column(seconds: float | Times) -> float | Times | None:
+    """Shape seconds to be added to `[world_size, n_seeds]`; None if there is nothing to add."""
+    if isinstance(seconds, np.ndarray):
+        return seconds[:, None]
+    return seconds or None
+
+
+class _Feed:
+    """Takes delays from their source in chunks that stay small, however many ranks and seeds there are."""
+
+    _CHUNK_VALUES = 4_000_000
+
+    def __init__(self, source: DelaySource, plan: Plan) -> None:
+        self._source = source
+        self._n_steps = plan.n_steps
+        self._chunk_steps = 1
+        self._chunk: Delays = {}
+        self._first = self._end = 0
+
+    def delay(self, channel: str, step: int) -> Times:
+        """Return the delays of a step, `[world_size, n_seeds]`."""
+        while step >= self._end:
+            self._first = self._end
+            n_steps = min(self._chunk_steps, self._n_steps - self._first)
+            self._chunk = self._source.take(n_steps)
+            self._end += n_steps
+            n_values = next(iter(self._chunk.values()))[0].size
+            self._chunk_steps = max(1, self._CHUNK_VALUES // n_values)
+        return self._chunk[channel][step - self._first]

@@ -1,0 +1,32 @@
+"""Every error that simdist raises on purpose.
+
+A message says what is wrong, where, the value that was found and what would be right. The command line prints it
+without a traceback and exits with 2 for wrong input (the `ValueError` and `NotImplementedError` leaves) or 1 for a run
+that failed.
+"""
+
+__all__ = ["PlanError", "RunError", "ScenarioError", "SimdistError", "TraceError", "UnsupportedError"]
+
+
+class SimdistError(Exception):
+    """Root of every error that simdist raises on purpose."""
+
+
+class ScenarioError(SimdistError, ValueError):
+    """A scenario file, or a value in it, is wrong."""
+
+
+class PlanError(SimdistError, ValueError):
+    """A plan is not legal, or does not do what its schedule declares."""
+
+
+class TraceError(SimdistError, ValueError):
+    """A trace is damaged, or belongs to another plan."""
+
+
+class UnsupportedError(SimdistError, NotImplementedError):
+    """An engine cannot compute this exactly and refuses to approximate."""
+
+
+class RunError(SimdistError, RuntimeError):
+    """A run failed: a worker died, a wait timed out, a file could not be written."""

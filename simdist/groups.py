@@ -1,0 +1,63 @@
+"""Who talks to whom: partitions of the ranks into groups of equal size."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from simdist.errors import PlanError
+
+__all__ = ["Group"]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Partition the ranks into groups of `size` members that lie `stride` apart.
+
+    Blocks of `size * stride` consecutive ranks; inside a block, the ranks with equal `rank % stride` form one group.
+
+    >>> Group(4).members(8)                 # neighbours: the GPUs of a 4-GPU node
+    [[0, 1, 2, 3], [4, 5, 6, 7]]
+    >>> Group(2, stride=4).members(8)       # the j-th GPU of every node
+    [[0, 4], [1, 5], [2, 6], [3, 7]]
+
+    In numpy: reshape the ranks to `[-1, size, stride]` and reduce axis 1. In torch: the rank lists of `new_group`.
+    """
+
+    size: int
+    stride: int = 1
+
+    def divides(self, world_size: int) -> bool:
+        """Tell whether the groups partition `world_size` ranks exactly."""
+        return self.size >= 1 and self.stride >= 1 and world_size % (self.size * self.stride) == 0
+
+    def shape(self, world_size: int) -> tuple[int, int, int]:
+        """Return `(n_blocks, size, stride)`, the shape that a vector over ranks is viewed in.
+
+        Raises:
+            PlanError: The groups do not partition the ranks.
+        """
+        if not self.divides(world_size):
+            raise PlanError(
+                f"{self} does not divide {world_size} ranks; sizes that do at stride {self.stride}: "
+                f"{', '.join(map(str, self._legal_sizes(world_size))) or 'none'}"
+            )
+        return world_size // (self.size * self.stride), self.size, self.stride
+
+    def members(self, world_size: int) -> list[list[int]]:
+        """Return the ranks of every group, in the order of the groups' first ranks."""
+        return list(self._iter_members(world_size))
+
+    def _iter_members(self, world_size: int) -> Iterator[list[int]]:
+        n_blocks, size, stride = self.shape(world_size)
+        for block in range(n_blocks):
+            for offset in range(stride):
+                first = block * size * stride + offset
+                yield list(range(first, first + size * stride, stride))
+
+    def _legal_sizes(self, world_size: int) -> list[int]:
+        if self.stride < 1 or world_size % self.stride:
+            return []
+        quotient = world_size // self.stride
+        return [size for size in range(1, quotient + 1) if quotient % size == 0]
+
+    def __str__(self) -> str:
+        return f"group of {self.size}" + (f" at stride {self.stride}" if self.stride != 1 else "")

@@ -1,0 +1,172 @@
+"""The plan: what every rank does, in which order, on which buffers. Both backends interpret this and nothing else.
+
+A *body* is one step's host program, the same on every rank, so all ranks issue their collectives in the same order and
+cannot deadlock. `bodies` are the distinct steps; `order` says which body each step runs. A plan has no `if`: "every 4
+steps after warm-up, the widest level wins" was decided once, by the schedule.
+
+Execution follows CUDA. The host walks the body and enqueues each operation on its stream. An operation starts when the
+host has reached it, its stream is free and the buffers it needs are ready: max(host, stream, dependencies).
+Dependencies are derived in `simdist.plan.walk`; nobody states one, so nobody forgets one.
+
+>>> from simdist.groups import Group
+>>> from simdist.plan.ops import AllReduce, Backward, Forward, Optimize
+>>> step = (Forward(("param",), ("loss",)), Backward(("loss", "param"), "grad"),
+...         AllReduce("grad", Group(2)), Optimize(("param",), ("grad",)))
+>>> buffers = tuple(Buffer(name, 10) for name in ("param", "loss", "grad"))
+>>> plan = Plan.from_steps("tiny", world_size=2, buffers=buffers, steps=[step] * 100)
+>>> plan.n_steps, len(plan.bodies), plan.order
+(100, 1, (Run(bodies=(0,), times=100),))
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from simdist.plan.ops import Op
+
+__all__ = ["Body", "Buffer", "DType", "Plan", "Run"]
+
+DType: TypeAlias = Literal["float64", "float32", "float16", "bfloat16", "uint8"]
+Body: TypeAlias = tuple[Op, ...]
+
+ITEM_NBYTES: dict[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
+INDEX_NBYTES = 4  # int32 indices of sparse buffers
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A named piece of memory that every rank has.
+
+    Args:
+        name: Unique in the plan, such as `grad.3`.
+        count: Elements; of a sparse buffer, the values it holds (as many indices come with them).
+        dtype: Element type.
+        tensors: Half-open range of the model's tensors, in forward order, whose data it holds; None for other data.
+        place: Memory that holds it.
+        sparse: It holds `count` values and `count` int32 indices.
+        initialized: It has contents before the first step (parameters, residuals, data in memory).
+    """
+
+    name: str
+    count: int
+    dtype: DType = "float32"
+    tensors: tuple[int, int] | None = None
+    place: Literal["device", "host"] = "device"
+    sparse: bool = False
+    initialized: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes, the indices of a sparse buffer included."""
+        return self.count * (ITEM_NBYTES[self.dtype] + (INDEX_NBYTES if self.sparse else 0))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A stretch of steps: the sequence `bodies` (indices), `times` times over."""
+
+    bodies: tuple[int, ...]
+    times: int = 1
+
+    @property
+    def n_steps(self) -> int:
+        """Steps in this stretch."""
+        return len(self.bodies) * self.times
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that `world_size` ranks do in `n_steps` steps.
+
+    `name` labels the plan for people. It is not part of the digest: two plans that do the same are the same.
+    """
+
+    name: str
+    world_size: int
+    buffers: tuple[Buffer, ...]
+    bodies: tuple[Body, ...]
+    order: tuple[Run, ...]
+
+    @classmethod
+    def from_steps(
+        cls, name: str, *, world_size: int, buffers: Sequence[Buffer], steps: Iterable[Body]
+    ) -> "Plan":
+        """Build a plan from the program of every step, in order; equal steps become one body."""
+        numbers: dict[Body, int] = {}
+        sequence = [numbers.setdefault(body, len(numbers)) for body in steps]
+        return cls(name, world_size, tuple(buffers), tuple(numbers), _fold(np.asarray(sequence, dtype=np.int64)))
+
+    @property
+    def n_steps(self) -> int:
+        """Number of steps."""
+        return sum(run.n_steps for run in self.order)
+
+    @property
+    def n_instances(self) -> int:
+        """Number of operation instances: rows of a trace."""
+        return sum(run.times * sum(len(self.bodies[body]) for body in run.bodies) for run in self.order)
+
+    def body_of_steps(self) -> Iterator[int]:
+        """Yield the body's number for every step."""
+        for run in self.order:
+            for _ in range(run.times):
+                yield from run.bodies
+
+    def first_instances(self) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+        """Return the index of each step's first instance, shape `[n_steps + 1]`; the last entry is `n_instances`."""
+        lengths = np.array([len(body) for body in self.bodies], dtype=np.int64)
+        bodies = np.fromiter(self.body_of_steps(), dtype=np.int64, count=self.n_steps)
+        return np.concatenate(([0], np.cumsum(lengths[bodies])))
+
+    def buffer(self, name: str) -> Buffer:
+        """Return the buffer of that name; KeyError if there is none (`simdist.check` reports it better)."""
+        for buffer in self.buffers:
+            if buffer.name == name:
+                return buffer
+        raise KeyError(name)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of what the plan does, in hexadecimal; the name for people does not count."""
+        from simdist.plan.codec import canonical_bytes
+
+        return hashlib.sha256(canonical_bytes(self)).hexdigest()
+
+
+def _fold(sequence: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> tuple[Run, ...]:
+    """Write a sequence as few runs: at each place take the shortest pattern that repeats furthest."""
+    runs: list[Run] = []
+    literal: list[int] = []
+    at = 0
+    while at < len(sequence):
+        period, times = _best_repeat(sequence[at:])
+        if times == 1:
+            literal.append(int(sequence[at]))
+            at += 1
+            continue
+        if literal:
+            runs.append(Run(tuple(literal)))
+            literal = []
+        runs.append(Run(tuple(int(body) for body in sequence[at : at + period]), times))
+        at += period * times
+    if literal:
+        runs.append(Run(tuple(literal)))
+    return tuple(runs)
+
+
+def _best_repeat(rest: "np.ndarray[tuple[int], np.dtype[np.int64]]", max_period: int = 256) -> tuple[int, int]:
+    best = (1, 1)
+    for period in range(1, min(max_period, len(rest) // 2) + 1):
+        if rest[0] != rest[period]:
+            continue
+        differs = np.flatnonzero(rest[period:] != rest[:-period])
+        equal = int(differs[0]) if len(differs) else len(rest) - period
+        times = 1 + equal // period
+        if times > 1 and period * times > math.prod(best):
+            best = (period, times)
+        if period * times >= len(rest) - period:
+            break
+    return best

@@ -1,0 +1,139 @@
+"""The text form of a plan, for people: buffers, a few short bodies, a run-length order."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import assert_never
+
+from simdist.plan.ops import (
+    AllGather,
+    AllReduce,
+    Backward,
+    Broadcast,
+    Copy,
+    Delay,
+    Densify,
+    Forward,
+    Load,
+    Op,
+    Optimize,
+    Reduce,
+    ReduceScatter,
+    Save,
+    Select,
+    Wait,
+    stream_of,
+)
+from simdist.plan.plan import Body, Buffer, Plan, Run
+from simdist.units import format_nbytes
+
+__all__ = ["body_text", "op_name", "op_text", "order_text", "plan_text"]
+
+
+def op_name(op: Op) -> str:
+    """Return the operation's name in the field's spelling.
+
+    >>> from simdist.groups import Group
+    >>> op_name(AllReduce("grad", Group(8)))
+    'all_reduce'
+    """
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(op).__name__).lower()
+
+
+def op_text(op: Op) -> str:
+    """Return the operation as one line of text.
+
+    >>> from simdist.groups import Group
+    >>> op_text(AllReduce("grad.2", Group(8)))
+    'all_reduce(grad.2, mean over group of 8)'
+    """
+    return f"{op_name(op)}({_arguments(op)})"
+
+
+def _arguments(op: Op) -> str:
+    match op:
+        case Load():
+            return f"-> {op.dst}"
+        case Copy() | Densify():
+            return f"{op.src} -> {op.dst}"
+        case Forward():
+            return f"{', '.join(op.srcs)} -> {', '.join(op.dsts)}"
+        case Backward():
+            return f"{', '.join(op.srcs)} -> {op.dst}"
+        case Optimize():
+            return f"{', '.join(op.params)} with {', '.join(op.grads)}"
+        case AllReduce():
+            return f"{op.buffer}, {op.reduction} over {op.group}{_by(op.algorithm)}"
+        case ReduceScatter():
+            return f"{op.src} -> {op.dst}, {op.reduction} over {op.group}{_by(op.algorithm)}"
+        case AllGather():
+            return f"{op.src} -> {op.dst}, {op.group}{_by(op.algorithm)}"
+        case Reduce():
+            return f"{op.buffer}, {op.reduction} over {op.group} to member {op.root}{_by(op.algorithm)}"
+        case Broadcast():
+            return f"{op.buffer}, {op.group} from member {op.root}{_by(op.algorithm)}"
+        case Select():
+            return f"{op.src} -> {op.dst}, {op.k} of it by {op.method}, rest to {op.residual}"
+        case Delay():
+            return op.channel
+        case Wait():
+            return op.buffer
+        case Save():
+            return ", ".join(op.srcs)
+        case _:
+            assert_never(op)
+
+
+def _by(algorithm: str) -> str:
+    return "" if algorithm == "auto" else f", {algorithm}"
+
+
+def body_text(body: Body, *, marked: int | None = None) -> str:
+    """Return a body as lines of `stream  operation`; an arrow points at position `marked`."""
+    return "\n".join(
+        f"{'-->' if position == marked else '   '} {stream_of(op):8s} {op_text(op)}" for position, op in enumerate(body)
+    )
+
+
+def order_text(order: tuple[Run, ...]) -> str:
+    """Return the order as runs, such as `0x10 (0 1)x495`."""
+    return " ".join(_run_text(run) for run in order)
+
+
+def _run_text(run: Run) -> str:
+    bodies = " ".join(map(str, run.bodies))
+    if run.times == 1:
+        return bodies
+    return f"{bodies}x{run.times}" if len(run.bodies) == 1 else f"({bodies})x{run.times}"
+
+
+def plan_text(plan: Plan) -> str:
+    """Return the whole plan as text that a person can read."""
+    return "\n".join(_lines(plan))
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    yield f"plan {plan.name}: {plan.world_size} ranks, {plan.n_steps} steps, {plan.n_instances:,} operations per rank"
+    yield f"digest {plan.digest()}"
+    yield "buffers"
+    width = max((len(buffer.name) for buffer in plan.buffers), default=0)
+    yield from (f"    {_buffer_text(buffer, width)}" for buffer in plan.buffers)
+    n_steps = Counter(plan.body_of_steps())
+    for number, body in enumerate(plan.bodies):
+        yield f"body {number}, {n_steps[number]} step{'s' if n_steps[number] != 1 else ''}"
+        yield body_text(body)
+    yield f"order {order_text(plan.order)}"
+
+
+def _buffer_text(buffer: Buffer, width: int) -> str:
+    traits = [
+        f"{buffer.name:{width}s} {buffer.count:>13,} x {buffer.dtype}{' + index' if buffer.sparse else ''}",
+        f"{format_nbytes(buffer.nbytes):>9s}",
+    ]
+    if buffer.tensors is not None:
+        traits.append(f"tensors {buffer.tensors[0]}:{buffer.tensors[1]}")
+    if buffer.place == "host":
+        traits.append("in host memory")
+    if buffer.initialized:
+        traits.append("initialized")
+    return "  ".join(traits)

@@ -1,0 +1,45 @@
+"""What the user writes: machines, a training job, disturbances and the schedules to compare."""
+
+from simdist.scenario.cluster import Cluster, Device, DeviceOverride, Link, Storage, TablePoint
+from simdist.scenario.disturbances import (
+    Bursts,
+    Disturbance,
+    Exponential,
+    HeavyTail,
+    Jitter,
+    Persistent,
+    Recorded,
+    Transient,
+)
+from simdist.scenario.loading import dump, load, loads
+from simdist.scenario.sampling import DelaySampler, draw, sampler
+from simdist.scenario.scenario import Host, Input, Scenario
+from simdist.scenario.workload import Tensor, Workload
+
+__all__ = [
+    "Bursts",
+    "Cluster",
+    "DelaySampler",
+    "Device",
+    "DeviceOverride",
+    "Disturbance",
+    "Exponential",
+    "HeavyTail",
+    "Host",
+    "Input",
+    "Jitter",
+    "Link",
+    "Persistent",
+    "Recorded",
+    "Scenario",
+    "Storage",
+    "TablePoint",
+    "Tensor",
+    "Transient",
+    "Workload",
+    "draw",
+    "dump",
+    "load",
+    "loads",
+    "sampler",
+]

@@ -1,0 +1,69 @@
+"""From a file to a scenario, with every problem at once, and back."""
+
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from simdist.errors import ScenarioError
+from simdist.scenario import strict_yaml
+from simdist.scenario.problems import problems_of, scenario_error
+from simdist.scenario.scenario import Scenario
+from simdist.scenario.strict_yaml import Problem
+from simdist.settings import FromFile, shown
+
+__all__ = ["dump", "load", "loads"]
+
+_SHAPE = "write cluster, workload, steps and schedules, each as `key: value`"
+
+
+def load(path: str | Path) -> Scenario:
+    """Read a scenario file.
+
+    Raises:
+        ScenarioError: It cannot be read, or is wrong; a line for every problem.
+    """
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        message = f"byte {content[error.start]:#04x} is not UTF-8: save the file as UTF-8"
+        raise scenario_error(str(path), [Problem(line, (), message)]) from None
+    return loads(text, name=str(path), folder=path.parent)
+
+
+def loads(text: str, *, name: str = "<text>", folder: Path = Path()) -> Scenario:
+    """Read a scenario from text.
+
+    Args:
+        text: YAML.
+        name: Of the file, for messages; its stem names the scenario unless the text does.
+        folder: Files that the text names are relative to it.
+
+    Raises:
+        ScenarioError: It is wrong; a line for every problem, each beginning with `name` and the line's number.
+    """
+    document = strict_yaml.parse(text)
+    problems, scenario = list(document.problems), None
+    if isinstance(document.root, dict):
+        tree = {"name": Path(name).stem.strip("<>")} | document.root
+        try:
+            scenario = Scenario.model_validate(tree, context=FromFile(folder), by_alias=True, by_name=False)
+        except ValidationError as error:
+            problems += problems_of(error, document)
+    elif document.root is not None:
+        problems.append(Problem(1, (), f"{shown(document.root)} is not a scenario: {_SHAPE}"))
+    elif not problems:
+        problems.append(Problem(1, (), f"is empty: {_SHAPE}"))
+    if scenario is None or problems:
+        raise scenario_error(name, problems)
+    return scenario
+
+
+def dump(scenario: Scenario) -> str:
+    """Write YAML that loads to an equal scenario without any other file, recordings excepted."""
+    return strict_yaml.dump(scenario.model_dump(mode="json"))

@@ -1,0 +1,91 @@
+"""The clusters, workloads and scenarios that ship with simdist, as files in the folder `presets`."""
+
+from importlib import resources
+from pathlib import Path
+from typing import Literal, TypeAlias, get_args
+
+from simdist.errors import ScenarioError
+from simdist.scenario import strict_yaml
+from simdist.scenario.problems import scenario_error
+from simdist.settings import nearest, refuse, shown
+
+__all__ = ["Kind", "expand", "names", "path", "read"]
+
+Kind: TypeAlias = Literal["clusters", "workloads", "scenarios"]
+
+
+# Keys that say the same thing in two ways: one written over a preset replaces the others.
+_RIVALS = {
+    "tensors": ("tensors_file",),
+    "tensors_file": ("tensors",),
+    "latency": ("table",),
+    "bandwidth": ("table",),
+    "efficiency": ("table",),
+    "table": ("latency", "bandwidth", "efficiency"),
+}
+
+
+def names(kind: Kind) -> list[str]:
+    """Return the names of all presets of a kind, in alphabetical order."""
+    return sorted(file.stem for file in _folder(kind).glob("*.yaml"))
+
+
+def path(kind: Kind, name: str) -> Path:
+    """Return the file of a preset.
+
+    Raises:
+        ScenarioError: There is none of that name.
+    """
+    if name not in names(kind):
+        raise ScenarioError(f"unknown preset {shown(name)} of {kind}: {nearest(name, names(kind))}")
+    return _folder(kind) / f"{name}.yaml"
+
+
+def read(kind: Kind, name: str) -> dict[str, object]:
+    """Return the keys and values of a preset; a `tensors_file` in it becomes an absolute path.
+
+    Raises:
+        ScenarioError: There is none of that name, or its file is damaged.
+    """
+    file = path(kind, name)
+    document = strict_yaml.parse(file.read_text(encoding="utf-8"))
+    if document.problems or not isinstance(document.root, dict):
+        raise scenario_error(str(file), document.problems)
+    preset: dict[str, object] = dict(document.root)
+    if isinstance(tensors_file := preset.get("tensors_file"), str):
+        preset["tensors_file"] = str(file.parent / tensors_file)
+    return preset
+
+
+def expand(kind: Kind, value: object) -> object:
+    """Replace the name of a preset, or the keys `preset: NAME` and others that override it, by what it stands for.
+
+    >>> tree = expand("clusters", {"preset": "ideal", "nodes": 3})
+    >>> isinstance(tree, dict) and tree["nodes"]
+    3
+    """
+    if isinstance(value, str):
+        if value not in names(kind):
+            raise ValueError(f"unknown preset {shown(value)}: {nearest(value, names(kind))}")
+        return read(kind, value)
+    if not isinstance(value, dict) or "preset" not in value:
+        return value
+    name, overrides = value["preset"], {key: item for key, item in value.items() if key != "preset"}
+    if not isinstance(name, str) or name not in names(kind):
+        refuse("preset", [(("preset",), f"unknown preset {shown(name)}: {nearest(name, names(kind))}")])
+    return _merged(read(kind, name), overrides)
+
+
+def _merged(base: dict[str, object], overrides: dict[str, object]) -> dict[str, object]:
+    replaced = {rival for key in overrides for rival in _RIVALS.get(key, ())}
+    merged = {key: item for key, item in base.items() if key not in replaced}
+    for key, item in overrides.items():
+        below = merged.get(key)
+        merged[key] = _merged(below, item) if isinstance(below, dict) and isinstance(item, dict) else item
+    return merged
+
+
+def _folder(kind: Kind) -> Path:
+    if kind not in get_args(Kind):
+        raise ScenarioError(f"unknown kind of preset {shown(kind)}: {nearest(kind, get_args(Kind))}")
+    return Path(str(resources.files("simdist.scenario") / "presets" / kind))

@@ -1,0 +1,41 @@
+"""Where something is wrong: the one place that writes `file.yaml:12: cluster.network.bandwidth: what, and what would be right`."""
+
+from collections.abc import Iterable
+
+from pydantic import ValidationError
+
+from simdist.errors import ScenarioError
+from simdist.scenario.strict_yaml import Document, Path, Problem
+
+__all__ = ["path_text", "problems_of", "scenario_error"]
+
+_MAX_LINES = 100
+
+
+def problems_of(error: ValidationError, document: Document) -> list[Problem]:
+    """Return the problems of a failed validation, each with the line of its value in the document."""
+    return [
+        Problem(document.place(details["loc"]).line, details["loc"], details["msg"])
+        for details in error.errors(include_url=False, include_context=False, include_input=False)
+    ]
+
+
+def scenario_error(name: str, problems: Iterable[Problem]) -> ScenarioError:
+    """Return one error for all problems of a file, a line each, from top to bottom."""
+    lines = [_line(name, problem) for problem in sorted(problems, key=lambda problem: problem.line)]
+    hidden = len(lines) - _MAX_LINES
+    return ScenarioError("\n".join(lines[:_MAX_LINES] + ([f"{name}: and {hidden} more"] if hidden > 0 else [])))
+
+
+def path_text(path: Path) -> str:
+    """Write a path as people do.
+
+    >>> path_text(("cluster", "slow_devices", 0, "speed"))
+    'cluster.slow_devices[0].speed'
+    """
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+
+
+def _line(name: str, problem: Problem) -> str:
+    path = f"{path_text(problem.path)}: " if problem.path else ""
+    return f"{name}:{problem.line}: {path}{problem.message}"

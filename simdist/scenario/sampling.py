@@ -1,0 +1,215 @@
+"""Draw the delays of disturbances: the same numbers for the same seed, whatever else is asked for.
+
+One number belongs to each (seed, disturbance, step, rank). The generator is counter-based (Philox 4x64): the number
+follows from its place, not from the numbers drawn before it. A longer run, a larger world, more seeds, other chunks or
+one more disturbance at the end of the list leave it as it was.
+
+    key     = (seed, index of the disturbance in the list)
+    counter = (place in the tile, number of the tile, lane, 0)
+
+A *tile* is 16 steps of all ranks, rank by rank: large enough that drawing is fast, small enough to keep little memory.
+The *lane* tells several numbers of one place apart.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never, final
+
+import numpy as np
+from numpy.random import Philox
+from numpy.typing import NDArray
+
+from simdist.errors import ScenarioError
+from simdist.plan.ops import Channel
+from simdist.scenario.disturbances import (
+    Bursts,
+    Disturbance,
+    Exponential,
+    HeavyTail,
+    Jitter,
+    Persistent,
+    Recorded,
+    Transient,
+    read_recorded,
+)
+from simdist.scenario.portable import exp, log, normal_quantile
+
+__all__ = ["DelaySampler", "draw", "sampler"]
+
+Floats: TypeAlias = NDArray[np.float64]
+Words: TypeAlias = NDArray[np.uint64]
+
+_TILE_STEPS = 16
+_BATCH_SIZE = 2**17  # numbers worked on at once: they stay in the cache
+_UNUSED_BITS = np.uint64(11)  # a double has 53
+_ONE = np.uint64(1)
+
+
+def sampler(
+    disturbances: Sequence[Disturbance],
+    *,
+    seeds: Sequence[int],
+    world_size: int,
+    ranks_per_node: int,
+    compute_s: Floats,
+) -> "DelaySampler":
+    """Return a sampler of the delays of all `seeds` at once.
+
+    Args:
+        disturbances: As in the scenario; their order counts.
+        seeds: Each from 0 to 2**64 - 1.
+        world_size: Ranks.
+        ranks_per_node: Consecutive ranks that share a node.
+        compute_s: Forward and backward seconds of a step of each rank, shape `[world_size]`.
+    """
+    sources = []
+    for index, disturbance in enumerate(disturbances):
+        everyone = disturbance.ranks is None and disturbance.nodes is None
+        ranks = slice(None) if everyone else disturbance.selected(world_size, ranks_per_node)
+        uniforms = _Uniforms([np.array([seed, index], dtype=np.uint64) for seed in seeds], world_size, ranks)
+        sources.append(_Source(disturbance, uniforms, compute_s[ranks]))
+    return DelaySampler(sources, world_size, len(seeds))
+
+
+def draw(
+    disturbances: Sequence[Disturbance],
+    n_steps: int,
+    *,
+    seed: int,
+    world_size: int,
+    ranks_per_node: int,
+    compute_s: Floats,
+) -> dict[Channel, Floats]:
+    """Return the delays of a whole run, seconds by channel, shape `[n_steps, world_size]`.
+
+    >>> delays = draw([Transient(probability=0.5, delay_s=1.0)], 2, seed=0, world_size=4, ranks_per_node=4,
+    ...               compute_s=np.ones(4))
+    >>> delays["host"].shape
+    (2, 4)
+    """
+    one_seed = sampler(
+        disturbances, seeds=[seed], world_size=world_size, ranks_per_node=ranks_per_node, compute_s=compute_s
+    )
+    return {channel: delays[:, :, 0] for channel, delays in one_seed.take(n_steps).items()}
+
+
+@final
+class DelaySampler:
+    """Delays in consecutive chunks of steps. Made by `sampler`."""
+
+    def __init__(self, sources: Sequence["_Source"], world_size: int, n_seeds: int) -> None:
+        self._sources = sources
+        self._world_size = world_size
+        self._n_seeds = n_seeds
+        self._next_step = 0
+
+    @property
+    def channels(self) -> frozenset[Channel]:
+        """Channels that a disturbance acts on."""
+        return frozenset(source.channel for source in self._sources)
+
+    def take(self, n_steps: int) -> dict[Channel, Floats]:
+        """Return the delays of the next `n_steps` steps: seconds by channel, shape `[n_steps, world_size, n_seeds]`.
+
+        Raises:
+            ScenarioError: A recording ends before.
+        """
+        shape = (n_steps, self._world_size, self._n_seeds)
+        delays = {channel: np.zeros(shape) for channel in sorted(self.channels)}
+        first, self._next_step = self._next_step, self._next_step + n_steps
+        for start, stop in self._batches(first, self._next_step):
+            for source in self._sources:
+                delays[source.channel][start - first : stop - first, source.ranks] += source.delays(start, stop)
+        return delays
+
+    def _batches(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Split steps at borders of tiles, so that no tile is computed twice."""
+        n_tiles = max(1, _BATCH_SIZE // (_TILE_STEPS * self._world_size * max(1, self._n_seeds)))
+        size = n_tiles * _TILE_STEPS
+        while first < stop:
+            end = min(stop, (first // size + 1) * size)
+            yield first, end
+            first = end
+
+
+@dataclass(frozen=True, slots=True)
+class _Uniforms:
+    """The uniform numbers of one disturbance."""
+
+    keys: Sequence[Words]
+    world_size: int
+    ranks: slice | NDArray[np.int64]
+
+    def closed(self, start: int, stop: int, *, lane: int = 0) -> Floats:
+        """Return multiples of 2^-53 in [0, 1), shape `[n_steps, n_ranks, n_seeds]`."""
+        return (self._words(start, stop, lane) >> _UNUSED_BITS).astype(np.float64) * 2.0**-53
+
+    def inner(self, start: int, stop: int) -> Floats:
+        """Return odd multiples of 2^-53: never 0 or 1, and symmetrical about 1/2."""
+        return ((self._words(start, stop, 0) >> _UNUSED_BITS) | _ONE).astype(np.float64) * 2.0**-53
+
+    def _words(self, start: int, stop: int, lane: int) -> Words:
+        first_tile, last_tile = start // _TILE_STEPS, (stop - 1) // _TILE_STEPS
+        n_tiles = last_tile - first_tile + 1
+        words = np.empty((n_tiles, _TILE_STEPS, self.world_size, len(self.keys)), dtype=np.uint64)
+        for tile in range(n_tiles):
+            counter = np.array([0, first_tile + tile, lane, 0], dtype=np.uint64)
+            for i, key in enumerate(self.keys):
+                raw = Philox(key=key, counter=counter).random_raw(_TILE_STEPS * self.world_size)
+                words[tile, :, :, i] = raw.reshape(self.world_size, _TILE_STEPS).T
+        steps = words.reshape(n_tiles * _TILE_STEPS, self.world_size, len(self.keys))
+        offset = start - first_tile * _TILE_STEPS
+        return steps[offset : offset + stop - start, self.ranks]
+
+
+class _Source:
+    """One disturbance on the ranks that it selects."""
+
+    def __init__(self, disturbance: Disturbance, uniforms: _Uniforms, compute_s: Floats) -> None:
+        self.channel = disturbance.on
+        self.ranks = uniforms.ranks
+        self._disturbance = disturbance
+        self._uniforms = uniforms
+        self._compute_s = compute_s
+        self._bursting: NDArray[np.bool_] | None = None
+        self._recorded_s = read_recorded(disturbance) if isinstance(disturbance, Recorded) else None
+
+    def delays(self, start: int, stop: int) -> Floats:
+        """Return the seconds of steps `start` to `stop`, broadcastable to `[n_steps, n_ranks, n_seeds]`."""
+        uniforms = self._uniforms
+        match self._disturbance:
+            case Transient(probability=probability, delay_s=delay_s):
+                return np.where(uniforms.closed(start, stop) < probability, delay_s, 0.0)
+            case Persistent(factor=factor, delay_s=delay_s):
+                late_s = self._compute_s * ((factor or 1.0) - 1.0) + (delay_s or 0.0)
+                return late_s[:, np.newaxis]
+            case Jitter(median_s=median_s, sigma=sigma):
+                return median_s * exp(sigma * normal_quantile(uniforms.inner(start, stop)))
+            case Exponential(mean_s=mean_s):
+                return -mean_s * log(uniforms.inner(start, stop))
+            case HeavyTail(scale_s=scale_s, shape=shape, probability=probability):
+                size_s = scale_s * exp(log(uniforms.inner(start, stop)) / -shape)
+                return np.where(uniforms.closed(start, stop, lane=1) < probability, size_s, 0.0)
+            case Bursts(delay_s=delay_s) as bursts:
+                return np.where(self._walk(bursts, start, stop), delay_s, 0.0)
+            case Recorded() as recorded:
+                return self._play(recorded, start, stop)
+            case unknown:
+                assert_never(unknown)
+
+    def _walk(self, bursts: Bursts, start: int, stop: int) -> NDArray[np.bool_]:
+        """Walk the chains of all ranks on by some steps; return who is on."""
+        draws = self._uniforms.closed(start, stop)
+        on = np.empty(draws.shape, dtype=np.bool_)
+        for step in range(stop - start):
+            if self._bursting is None:
+                self._bursting = draws[step] < bursts.enter / (bursts.enter + bursts.leave)
+            else:
+                self._bursting = draws[step] < np.where(self._bursting, 1.0 - bursts.leave, bursts.enter)
+            on[step] = self._bursting
+        return on
+
+    def _play(self, recorded: Recorded, start: int, stop: int) -> Floats:
+        if self._recorded_s is None or stop > len(self._recorded_s):
+            raise ScenarioError(f"{recorded.file} ends before step {stop}: record as many steps as the run has")
+        return self._recorded_s[start:stop, self.ranks, np.newaxis]

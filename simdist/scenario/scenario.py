@@ -1,0 +1,223 @@
+"""A scenario: everything that a comparison of schedules depends on. One that exists is valid."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal, assert_never
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializeAsAny,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+)
+
+from simdist.scenario import presets
+from simdist.scenario.cluster import Cluster
+from simdist.scenario.disturbances import (
+    Bursts,
+    Disturbance,
+    Exponential,
+    HeavyTail,
+    Jitter,
+    Persistent,
+    Recorded,
+    Transient,
+)
+from simdist.scenario.workload import Workload
+from simdist.schedules import Schedule, kinds
+from simdist.settings import Fault, Settings, choose, refuse, shown
+from simdist.units import Whole
+
+__all__ = ["Host", "Input", "Scenario"]
+
+_DISTURBANCES: dict[str, type[Settings]] = {
+    "transient": Transient,
+    "persistent": Persistent,
+    "jitter": Jitter,
+    "exponential": Exponential,
+    "heavy_tail": HeavyTail,
+    "bursts": Bursts,
+    "recorded": Recorded,
+}
+
+
+class Host(Settings):
+    """How far the CPU may run ahead of its GPU.
+
+    The host reads the loss of step t - `run_ahead_steps` before it enqueues the backward pass of step t. 0 reads the
+    loss of every step at once, as `loss.item()` does; None never reads.
+    """
+
+    run_ahead_steps: Annotated[Whole, Field(ge=0)] | None = 0
+
+
+class Input(Settings):
+    """How a batch reaches the GPU.
+
+    Args:
+        source: `device`: it is there (synthetic data); `memory`: copied from host memory; `storage`: read from the
+            cluster's storage, then copied.
+        copy_method: `pinned` memory: the host goes on during the copy; `pageable`: it waits. The key is `copy`.
+        prefetch: Batches that are read ahead from storage.
+    """
+
+    source: Literal["device", "memory", "storage"] = "device"
+    copy_method: Literal["pinned", "pageable"] = Field(default="pinned", alias="copy")
+    prefetch: Annotated[Whole, Field(ge=1)] = 2
+
+
+def _expand_cluster(value: object, handler: ValidatorFunctionWrapHandler) -> Cluster:
+    cluster: Cluster = handler(presets.expand("clusters", value))
+    if isinstance(value, str):
+        value = {"preset": value}
+    if isinstance(value, dict) and "preset" in value:
+        cluster.model_fields_set.intersection_update(value)  # nobody wrote here what the preset says
+    return cluster
+
+
+def _expand_workload(value: object) -> object:
+    return presets.expand("workloads", value)
+
+
+def _choose_disturbance(value: object, info: ValidationInfo) -> object:
+    return choose(value, _DISTURBANCES, info)
+
+
+def _choose_schedule(value: object, info: ValidationInfo) -> object:
+    return choose(value, kinds(), info)
+
+
+class Scenario(Settings):
+    """What is simulated: machines, a training job, what disturbs it, and the schedules to compare.
+
+    Args:
+        name: For people; the name of the file if absent.
+        cluster: In a file also the name of a preset, or `preset: NAME` with other keys that override it.
+        workload: Likewise.
+        steps: Training steps, 1 or more.
+        seed: Of all random numbers.
+        host: How far the CPU runs ahead.
+        input: How a batch reaches the GPU.
+        disturbances: What holds ranks up; they add up.
+        schedules: One or more, with distinct labels.
+    """
+
+    name: str = "scenario"
+    cluster: Annotated[Cluster, WrapValidator(_expand_cluster)]
+    workload: Annotated[Workload, BeforeValidator(_expand_workload)]
+    steps: Annotated[Whole, Field(ge=1, examples=[1000])]
+    seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
+    host: Host = Host()
+    input: Input = Input()
+    disturbances: tuple[Annotated[Disturbance, BeforeValidator(_choose_disturbance)], ...] = ()
+    schedules: Annotated[
+        tuple[Annotated[SerializeAsAny[Schedule], BeforeValidator(_choose_schedule)], ...],
+        Field(min_length=1, examples=["[{kind: sync}]"]),
+    ]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Settings that have no effect in this scenario, a sentence each."""
+        return tuple(_idle_settings(self))
+
+    # What two settings must agree on is checked with the later one, so that it is checked even if a third is wrong.
+
+    @field_validator("workload")
+    @classmethod
+    def _check_workload(cls, workload: Workload, info: ValidationInfo) -> Workload:
+        cluster: Cluster | None = info.data.get("cluster")
+        if cluster and cluster.device.peak_flops is None and workload.forward_s is None:
+            hint = "write its peak, e.g. 125 TFLOP/s, or workload.forward, e.g. 20 ms"
+            refuse("Workload", [(("utilization",), f"is a share of cluster.device.peak, which is missing: {hint}")])
+        return workload
+
+    @field_validator("input")
+    @classmethod
+    def _check_input(cls, value: Input, info: ValidationInfo) -> Input:
+        cluster: Cluster | None = info.data.get("cluster")
+        workload: Workload | None = info.data.get("workload")
+        faults: list[Fault] = []
+        if cluster and cluster.storage is None and value.source == "storage":
+            faults.append((("source",), "'storage': the cluster has none, write cluster.storage or another source"))
+        if workload and workload.sample_nbytes == 0 and value.source != "device":
+            hint = "write workload.sample_size, e.g. 150 kB"
+            faults.append((("source",), f"{value.source!r}: how large is a sample? {hint}"))
+        refuse("Input", faults)
+        return value
+
+    @field_validator("disturbances")
+    @classmethod
+    def _check_disturbances(cls, value: tuple[Disturbance, ...], info: ValidationInfo) -> tuple[Disturbance, ...]:
+        cluster: Cluster | None = info.data.get("cluster")
+        for_steps: int | None = info.data.get("steps")
+        faults: list[Fault] = []
+        for i, disturbance in enumerate(value):
+            found: list[Fault] = []
+            if cluster:
+                found += disturbance.range_faults(cluster.world_size, cluster.gpus_per_node)
+            if cluster and for_steps and isinstance(disturbance, Recorded):
+                found += disturbance.shape_faults(for_steps, cluster.world_size)
+            faults += [((i, *path), message) for path, message in found]
+        refuse("Disturbances", faults)
+        return value
+
+    @field_validator("schedules")
+    @classmethod
+    def _check_schedules(cls, schedules: tuple[Schedule, ...], info: ValidationInfo) -> tuple[Schedule, ...]:
+        cluster: Cluster | None = info.data.get("cluster")
+        faults: list[Fault] = []
+        first: dict[str, int] = {}
+        for i, schedule in enumerate(schedules):
+            if first.setdefault(schedule.name, i) != i:
+                where = f"schedule {first[schedule.name]} has it too"
+                faults.append(((i, "label"), f"duplicate label {shown(schedule.name)}: {where}, write another label"))
+            if cluster:
+                faults += [
+                    ((i, type(schedule).model_fields[field].alias or field), message)
+                    for field, message in schedule.problems(cluster.world_size, cluster.gpus_per_node)
+                ]
+        refuse("Schedules", faults)
+        return schedules
+
+
+def _idle_settings(scenario: Scenario) -> Iterator[str]:
+    cluster, workload, source = scenario.cluster, scenario.workload, scenario.input.source
+    if source == "device" and scenario.input.copy_method != "pinned":
+        yield "input.copy has no effect: with input.source device nothing is copied"
+    if source != "storage" and scenario.input.prefetch != 2:
+        yield f"input.prefetch has no effect: with input.source {source} nothing is read ahead"
+    if source != "storage" and "storage" in cluster.model_fields_set and cluster.storage:
+        yield f"cluster.storage has no effect: with input.source {source} nothing reads from it"
+    if cluster.nodes == 1 and cluster.oversubscription != 1:
+        yield "cluster.oversubscription has no effect: one node sends nothing through a switch"
+    if workload.utilization is not None and workload.forward_s is not None:
+        yield "workload.utilization has no effect: workload.forward states the time"
+    for i, disturbance in enumerate(scenario.disturbances):
+        if disturbance.on == "io" and source != "storage":
+            yield f"disturbances[{i}] has no effect: it is on io, and with input.source {source} nothing is loaded"
+        if _never_delays(disturbance):
+            yield f"disturbances[{i}] has no effect: it never delays"
+    if scenario.seed and all(isinstance(disturbance, Persistent | Recorded) for disturbance in scenario.disturbances):
+        yield "seed has no effect: nothing is random"
+
+
+def _never_delays(disturbance: Disturbance) -> bool:
+    match disturbance:
+        case Transient():
+            return disturbance.probability == 0 or disturbance.delay_s == 0
+        case Persistent():
+            return not disturbance.delay_s and disturbance.factor in (None, 1)
+        case Jitter():
+            return disturbance.median_s == 0
+        case Exponential():
+            return disturbance.mean_s == 0
+        case HeavyTail():
+            return disturbance.probability == 0 or disturbance.scale_s == 0
+        case Bursts():
+            return disturbance.enter == 0 or disturbance.delay_s == 0
+        case Recorded():
+            return False
+        case _:
+            assert_never(disturbance)

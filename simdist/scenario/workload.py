@@ -1,0 +1,134 @@
+"""The training job on one GPU: the model's tensors, the batch, and how long its compute takes."""
+
+import csv
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, model_validator
+
+from simdist.plan.plan import ITEM_NBYTES
+from simdist.settings import Fault, FromFile, Settings, refuse, shown
+from simdist.units import Fraction, Nbytes, Seconds, Whole
+
+__all__ = ["Tensor", "Workload"]
+
+_COLUMNS = ["name", "count", "flops"]
+
+
+class Tensor(Settings):
+    """A parameter tensor: its elements, and the forward FLOPs per sample of the layer it belongs to.
+
+    A multiply-add counts as 2 FLOPs. A layer with several tensors (weight, bias) states its FLOPs on one of them.
+    """
+
+    name: str
+    count: Annotated[Whole, Field(ge=1)]
+    flops: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+
+
+class Workload(Settings):
+    """A model and its batch. Compute time is stated in seconds, or follows from FLOPs and `utilization`.
+
+    Args:
+        name: For people.
+        source: Where the numbers are from.
+        tensors: In forward order. In a file, either the list or `tensors_file`, a CSV with columns name, count, flops.
+        dtype: Of parameters and gradients.
+        batch_size: Samples per GPU and step.
+        sample_nbytes: Bytes of one input sample, as it travels from storage or memory to the GPU.
+        forward_s: Seconds of a step's forward pass at device speed 1; FLOPs / (peak * utilization) if absent.
+        backward_s: Seconds of a step's backward pass; twice the forward pass if absent.
+        optimize_s: Seconds of a step's optimizer; from the memory traffic if absent.
+        utilization: Share of the device's peak FLOP/s that forward and backward reach.
+
+    >>> Workload(tensors=(Tensor(name="w", count=1000),), batch_size=8, forward_s=0.01).nbytes
+    4000
+    """
+
+    name: str = ""
+    source: str = ""
+    tensors: Annotated[tuple[Tensor, ...], Field(min_length=1, examples=["[{name: weight, count: 1000}]"])]
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    batch_size: Annotated[Whole, Field(ge=1)]
+    sample_nbytes: Nbytes = 0
+    forward_s: Seconds | None = None
+    backward_s: Seconds | None = None
+    optimize_s: Seconds | None = None
+    utilization: Annotated[Fraction, Field(gt=0)] | None = None
+
+    @property
+    def tensor_counts(self) -> tuple[int, ...]:
+        """Elements of each tensor, in forward order."""
+        return tuple(tensor.count for tensor in self.tensors)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parameters."""
+        return sum(self.tensor_counts) * ITEM_NBYTES[self.dtype]
+
+    @property
+    def flops(self) -> float:
+        """Forward FLOPs per sample."""
+        return sum(tensor.flops for tensor in self.tensors)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_tensors_file(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, dict) or "tensors_file" not in value:
+            return value
+        folder = info.context.folder if isinstance(info.context, FromFile) else Path()
+        name = value["tensors_file"]
+        try:
+            if "tensors" in value:
+                raise ValueError("'tensors_file' beside 'tensors': write one of them")
+            if not isinstance(name, str):
+                raise ValueError(f"{shown(name)} is no file: write e.g. resnet50.csv")
+            tensors = _read_tensors(folder / name)
+        except ValueError as error:
+            refuse("Workload", [(("tensors_file",), str(error))])
+        return {key: item for key, item in value.items() if key != "tensors_file"} | {"tensors": tensors}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        refuse("Workload", self._faults())
+        return self
+
+    def _faults(self) -> list[Fault]:
+        if self.forward_s is None and self.utilization is None:
+            hint = "write its seconds, e.g. forward: 20 ms, or utilization: 40% to derive them from FLOPs"
+            return [(("forward",), f"how long does the forward pass take? {hint}")]
+        if self.forward_s is None and self.flops == 0:
+            return [(("utilization",), "no tensor states its flops, so no time follows: write e.g. forward: 20 ms")]
+        first = {tensor.name: i for i, tensor in reversed(list(enumerate(self.tensors)))}
+        return [
+            (("tensors", i, "name"), f"{shown(tensor.name)} is the name of tensor {first[tensor.name]} already")
+            for i, tensor in enumerate(self.tensors)
+            if first[tensor.name] != i
+        ]
+
+
+def _read_tensors(path: Path) -> tuple[Tensor, ...]:
+    """Read a CSV of tensors; lines that begin with `#` are comments. ValueError tells what is wrong."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read {shown(str(path))}: {error}") from None
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
+    header, *rows = list(csv.reader(line for _, line in numbered)) or [[]]
+    if header != _COLUMNS:
+        raise ValueError(f"{path} begins with {shown(','.join(header))}: write {','.join(_COLUMNS)}")
+    records = [dict(zip(_COLUMNS, [row[0], *map(_number, row[1:])], strict=False)) for row in rows]
+    try:
+        return TypeAdapter(tuple[Tensor, ...]).validate_python(records)
+    except ValidationError as error:
+        details = error.errors()[0]
+        row, *keys = details["loc"]
+        where = f"{path}:{numbered[int(row) + 1][0]}"
+        raise ValueError(f"{where}: {'.'.join(map(str, keys))}: {details['msg']}") from None
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

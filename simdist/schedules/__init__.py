@@ -1,0 +1,25 @@
+"""Schedules, one file each. To add one, add a file: `kinds` finds every final `Schedule` in this package."""
+
+import importlib
+import inspect
+import pkgutil
+
+from simdist.schedules.base import Schedule
+from simdist.schedules.every import Every
+from simdist.schedules.job import InputPath, Job
+
+__all__ = ["Every", "InputPath", "Job", "Schedule", "kinds"]
+
+
+def kinds() -> dict[str, type[Schedule]]:
+    """Return every schedule class by the `kind` that scenarios call it, in alphabetical order.
+
+    >>> sorted(kinds())[:3]
+    ['hierarchical_sgd', 'local_sgd', 'sync']
+    """
+    found: dict[str, type[Schedule]] = {}
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if inspect.isclass(value) and issubclass(value, Schedule) and not inspect.isabstract(value):
+                found[value.model_fields["kind"].default] = value
+    return dict(sorted(found.items()))

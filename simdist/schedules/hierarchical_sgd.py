@@ -1,0 +1,110 @@
+"""Hierarchical SGD: average often with few neighbours, seldom with all."""
+
+from typing import ClassVar, Literal, final
+
+from pydantic import Field, field_validator
+
+from simdist.plan import Group, Plan
+from simdist.proof import Result
+from simdist.schedules.averaging import averaging_plan, averaging_result
+from simdist.schedules.base import Schedule
+from simdist.schedules.every import Every
+from simdist.schedules.job import Job
+
+__all__ = ["HierarchicalSGD"]
+
+
+@final
+class HierarchicalSGD(Schedule):
+    """Average the parameters over groups that grow with the period; where several levels meet, only the largest acts.
+
+    `levels: {2: 8, 4: 32, 8: 64}` averages over 8 ranks at the end of every 2 steps, over 32 at the end of every 4 and
+    over 64 at the end of every 8. A random straggler holds up its group, not the world.
+
+    Source:
+        Wang & Varma, Straggler Mitigation on PyTorch DDP by Hierarchical SGD, PyTorch blog, 2023; torch
+        `HierarchicalModelAverager` and `post_localSGD_hook`.
+    """
+
+    examples: ClassVar[tuple[dict[str, object], ...]] = (
+        {"levels": {2: 4, 4: 8}},
+        {"levels": {2: 2, 4: 4, 8: 8}, "intra_node_gradients": False},
+        {"levels": {1: 2, 3: "world"}, "warmup_steps": 2, "synchronize": False},
+        {"levels": {2: 4, 6: 8}, "phase": 0, "intra_node_gradients": False},
+    )
+
+    kind: Literal["hierarchical_sgd"] = "hierarchical_sgd"
+    levels: dict[int, int | Literal["world"]] = Field(min_length=1)
+    """Period in steps -> ranks in a group."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """First steps that run synchronous SGD instead."""
+    intra_node_gradients: bool = True
+    """Average gradients within each node in every step, as PyTorch's post-local-SGD hook does by default."""
+    phase: int | None = Field(default=None, ge=0)
+    """Average where the step is `phase` modulo a period, instead of at the end of each period."""
+    synchronize: bool = True
+    """The host waits for its device before each average, as PyTorch's averagers do."""
+
+    @field_validator("levels")
+    @classmethod
+    def _grows(cls, levels: dict[int, int | str]) -> dict[int, int | str]:
+        periods = list(levels)
+        for period, size in levels.items():
+            if period < 1:
+                raise ValueError(f"period {period}; must be at least 1")
+            if isinstance(size, int) and size < 2:
+                raise ValueError(f"group of {size} at period {period}; a group has at least 2 ranks")
+        for shorter, longer in zip(periods, periods[1:], strict=False):
+            if longer % shorter or longer == shorter:
+                raise ValueError(
+                    f"period {longer} after {shorter}; periods grow, each a multiple of the one before, "
+                    f"such as {shorter}, {2 * shorter}, {4 * shorter}"
+                )
+        return levels
+
+    def default_label(self) -> str:
+        """Return the label, such as `hsgd-2-8,4-32,8-64`: period-group size."""
+        return "hsgd-" + ",".join(f"{period}-{size}" for period, size in self.levels.items())
+
+    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+        """Return what is wrong with the levels on this cluster."""
+        sizes = [(period, world_size if size == "world" else size) for period, size in self.levels.items()]
+        found = []
+        for period, size in sizes:
+            if world_size % size:
+                legal = ", ".join(str(n) for n in range(2, world_size + 1) if world_size % n == 0)
+                found.append(f"group of {size} at period {period} does not divide {world_size} ranks; sizes that do: {legal}")
+        for (_, smaller), (period, larger) in zip(sizes, sizes[1:], strict=False):
+            if larger <= smaller or larger % smaller:
+                found.append(
+                    f"group of {larger} at period {period} after a group of {smaller}; groups grow with the period, each "
+                    f"a multiple of the one before"
+                )
+        if sizes[-1][1] != world_size:
+            found.append(f"the last group has {sizes[-1][1]} ranks; it must be the world of {world_size}")
+        return [("levels", problem) for problem in found]
+
+    def plan(self, job: Job) -> Plan:
+        """Write the plan."""
+        return averaging_plan(
+            self.name,
+            job,
+            self._average,
+            own_gradients=self._own_gradients(job),
+            warmup_steps=self.warmup_steps,
+            synchronize=self.synchronize,
+        )
+
+    def result(self, step: int, job: Job) -> Result:
+        """Declare averages over the largest group whose period ends."""
+        gradients = self._own_gradients(job)
+        return averaging_result(step, job, self._average, own_gradients=gradients, warmup_steps=self.warmup_steps)
+
+    def _own_gradients(self, job: Job) -> Group | None:
+        return Group(job.ranks_per_node) if self.intra_node_gradients and job.ranks_per_node > 1 else None
+
+    def _average(self, step: int, job: Job) -> Group | None:
+        for period, size in reversed(self.levels.items()):
+            if Every(period, start=self.warmup_steps, phase=self.phase).fires(step):
+                return Group(job.world_size if size == "world" else size)
+        return None

@@ -1,0 +1,54 @@
+"""What a schedule needs to know of the job to write its plan."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from simdist.plan import Channel
+from simdist.plan.plan import DType
+
+__all__ = ["InputPath", "Job"]
+
+
+@dataclass(frozen=True, slots=True)
+class InputPath:
+    """How a batch reaches the GPU.
+
+    Args:
+        source: `device`: it is there already (synthetic data); `memory`: copied from host memory in every step;
+            `storage`: loaded from storage into one of `prefetch` host buffers, then copied.
+        copy: `pinned`: the copy is enqueued and the host goes on; `pageable`: the host waits for the copy, and so for
+            all earlier work of the compute stream.
+        prefetch: Batch buffers in rotation.
+    """
+
+    source: Literal["device", "memory", "storage"] = "device"
+    copy: Literal["pinned", "pageable"] = "pinned"
+    prefetch: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A data-parallel training job, as far as its plan depends on it.
+
+    Args:
+        world_size: Ranks.
+        ranks_per_node: Ranks of one node; they are consecutive.
+        n_steps: Steps.
+        tensor_counts: Elements of every parameter tensor, in forward order.
+        dtype: Type of parameters and gradients.
+        batch_nbytes: Bytes of one rank's batch.
+        input_path: How the batch reaches the GPU.
+        run_ahead_steps: The host reads the loss of step t - k before it enqueues the backward pass of step t, and so
+            runs at most k steps ahead of its GPU. 0 is `loss.item()` in every step; None never reads.
+        delay_channels: Channels on which delays are injected.
+    """
+
+    world_size: int
+    ranks_per_node: int
+    n_steps: int
+    tensor_counts: tuple[int, ...]
+    dtype: DType = "float32"
+    batch_nbytes: int = 1
+    input_path: InputPath = field(default_factory=InputPath)
+    run_ahead_steps: int | None = 0
+    delay_channels: frozenset[Channel] = frozenset()

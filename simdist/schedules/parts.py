@@ -1,0 +1,148 @@
+"""The pieces that schedules of data-parallel training are made of."""
+
+from collections.abc import Sequence
+
+from simdist.plan import (
+    AllReduce,
+    Backward,
+    Body,
+    Buffer,
+    Copy,
+    Delay,
+    Forward,
+    Group,
+    Load,
+    Op,
+    Optimize,
+    Wait,
+)
+from simdist.plan.plan import ITEM_NBYTES
+from simdist.schedules.job import Job
+
+__all__ = ["average_parameters", "backward", "begin_step", "gradient_buckets", "optimize", "training_buffers"]
+
+Bucket = tuple[int, int]  # half-open range of tensors
+
+
+def gradient_buckets(job: Job, *, first_nbytes: int, nbytes: int) -> tuple[Bucket, ...]:
+    """Split the tensors into buckets in the order in which the backward pass completes them.
+
+    A bucket is closed by the tensor that makes it reach its limit, as in PyTorch's DistributedDataParallel: 1 MiB for
+    the first, so that communication begins early, 25 MiB for the rest.
+
+    Args:
+        job: The job whose tensors to split.
+        first_nbytes: Limit of the first bucket.
+        nbytes: Limit of the others.
+
+    Source:
+        Li et al., PyTorch Distributed, VLDB 2020, section 4.2; torch `compute_bucket_assignment_by_size`.
+    """
+    buckets: list[Bucket] = []
+    last = len(job.tensor_counts)
+    held = 0
+    for tensor in reversed(range(len(job.tensor_counts))):
+        held += job.tensor_counts[tensor] * ITEM_NBYTES[job.dtype]
+        if held >= (nbytes if buckets else first_nbytes) or tensor == 0:
+            buckets.append((tensor, last))
+            last, held = tensor, 0
+    return tuple(buckets)
+
+
+def training_buffers(job: Job, buckets: Sequence[Bucket]) -> tuple[Buffer, ...]:
+    """Return the buffers of data-parallel training: parameters, gradient buckets, activations, losses and batches."""
+    everything = (0, len(job.tensor_counts))
+    buffers = [Buffer("param", sum(job.tensor_counts), job.dtype, tensors=everything, initialized=True)]
+    for number, (first, last) in enumerate(buckets):
+        count = sum(job.tensor_counts[first:last])
+        buffers.append(Buffer(f"grad.{number}", count, job.dtype, tensors=(first, last)))
+    buffers.append(Buffer("activations", 1, job.dtype))
+    buffers += [Buffer(f"loss.{turn}", 1) for turn in range(_n_losses(job))]
+    if job.input_path.source != "device":
+        n_batches = job.input_path.prefetch if job.input_path.source == "storage" else 1
+        ready = job.input_path.source == "memory"
+        for turn in range(n_batches):
+            buffers.append(Buffer(f"batch.{turn}", job.batch_nbytes, "uint8", place="host", initialized=ready))
+        buffers.append(Buffer("input", job.batch_nbytes, "uint8"))
+    return tuple(buffers)
+
+
+def _n_losses(job: Job) -> int:
+    return 1 + (job.run_ahead_steps or 0)
+
+
+def begin_step(job: Job, step: int) -> Body:
+    """Return a step's operations up to the backward pass: input, forward, the host's look at a loss, injected delays.
+
+    The host delay stands between the loss and the backward pass, where the published straggler emulation sleeps.
+    """
+    loss = f"loss.{step % _n_losses(job)}"
+    srcs = ("param",) if job.input_path.source == "device" else ("param", "input")
+    ops: list[Op] = [*_input(job, step)]
+    if "compute" in job.delay_channels:
+        ops.append(Delay("compute"))
+    ops.append(Forward(srcs, ("activations", loss)))
+    if job.run_ahead_steps is not None and step >= job.run_ahead_steps:
+        ops.append(Wait(f"loss.{(step - job.run_ahead_steps) % _n_losses(job)}"))
+    if "host" in job.delay_channels:
+        ops.append(Delay("host"))
+    return tuple(ops)
+
+
+def _input(job: Job, step: int) -> Body:
+    """Bring the batch of `step` to the device; with storage, also start the load of the batch `prefetch - 1` ahead."""
+    match job.input_path.source:
+        case "device":
+            return ()
+        case "memory":
+            return _copy_input(job, "batch.0")
+        case "storage":
+            depth = job.input_path.prefetch
+            upcoming = range(depth) if step == 0 else range(step + depth - 1, step + depth)
+            loads: list[Op] = [Load(f"batch.{batch % depth}") for batch in upcoming if batch < job.n_steps]
+            if loads and "io" in job.delay_channels:
+                loads.insert(len(loads) - 1, Delay("io"))
+            batch = f"batch.{step % depth}"
+            return (*loads, Wait(batch), *_copy_input(job, batch))
+
+
+def _copy_input(job: Job, batch: str) -> Body:
+    copy = Copy(batch, "input")
+    return (copy, Wait("input")) if job.input_path.copy == "pageable" else (copy,)
+
+
+def backward(buckets: Sequence[Bucket], *, all_reduce: Group | None) -> Body:
+    """Return the backward pass, each bucket followed by its all-reduce over `all_reduce`, if any."""
+    ops: list[Op] = []
+    for number in range(len(buckets)):
+        ops.append(Backward(("param", "activations"), f"grad.{number}"))
+        if all_reduce:
+            ops.append(AllReduce(f"grad.{number}", all_reduce))
+    return tuple(ops)
+
+
+def optimize(buckets: Sequence[Bucket]) -> Optimize:
+    """Return the optimiser's step over all gradients."""
+    return Optimize(("param",), tuple(f"grad.{number}" for number in range(len(buckets))))
+
+
+FLAT = "flat"
+
+
+def flat_buffer(job: Job) -> Buffer:
+    """Return the buffer that `average_parameters` averages in."""
+    return Buffer(FLAT, sum(job.tensor_counts), job.dtype, tensors=(0, len(job.tensor_counts)))
+
+
+def average_parameters(group: Group, *, synchronize: bool) -> Body:
+    """Average the parameters over a group, as PyTorch's model averagers do: flatten, wait, all-reduce, copy back.
+
+    Args:
+        group: Who averages.
+        synchronize: The host waits for its device before the all-reduce (`torch.cuda.synchronize`).
+
+    Source:
+        torch.distributed.algorithms.model_averaging.utils.average_parameters.
+    """
+    wait: Body = (Wait(FLAT),) if synchronize else ()
+    return (Copy("param", FLAT), *wait, AllReduce(FLAT, group), Copy(FLAT, "param"))

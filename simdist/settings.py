@@ -1,0 +1,194 @@
+"""Base of everything that a user writes, and the wording of its errors.
+
+A message says what is wrong, the value, and what would be right. Where it stands (file, line, path) is added once, in
+`simdist.scenario.problems`.
+"""
+
+import difflib
+import reprlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidationInfo,
+    model_serializer,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+
+__all__ = ["Fault", "FromFile", "Settings", "choose", "key_of", "nearest", "refuse", "shown"]
+
+Fault: TypeAlias = tuple[tuple[str | int, ...], str]
+"""What is wrong: the keys and indices that lead to the value, and the message."""
+
+_ENDINGS = {"_s": "", "_Bps": "", "_flops": "", "_nbytes": "_size"}
+_BOUNDS = {
+    "greater_than_equal": "at least {ge}",
+    "greater_than": "more than {gt}",
+    "less_than_equal": "at most {le}",
+    "less_than": "less than {lt}",
+    "literal_error": "{expected}",
+    "too_short": "a list of {min_length} or more",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FromFile:
+    """Validation context of values that stand in a file: units must be written, paths are relative to `folder`."""
+
+    folder: Path
+
+
+class Settings(BaseModel):
+    """Base of everything that a user writes: frozen, and an unknown key is refused with the nearest known one.
+
+    The key in a file is the attribute without its unit: `latency_s` is `latency`, `sample_nbytes` is `sample_size`.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+        alias_generator=lambda name: key_of(name),
+    )
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _reword(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Put every error into words here, where the keys of the class are at hand."""
+        try:
+            return handler(value)
+        except ValidationError as error:
+            faults = [_fault(cls, details) for details in error.errors(include_url=False) if not _misleads(details)]
+        raise _refusal(cls.__name__, faults)
+
+    @model_serializer(mode="wrap", when_used="json")
+    def _leave_out(self, handler: SerializerFunctionWrapHandler) -> Any:
+        """Leave out what is None by default: what was not written."""
+        optional = {field.alias or name for name, field in type(self).model_fields.items() if field.default is None}
+        return {key: value for key, value in handler(self).items() if value is not None or key not in optional}
+
+
+def refuse(title: str, faults: Iterable[Fault]) -> None:
+    """Raise one pydantic ValidationError for all faults, or return if there are none."""
+    faults = list(faults)
+    if faults:
+        raise _refusal(title, faults)
+
+
+def choose(value: object, classes: Mapping[str, type[Settings]], info: ValidationInfo) -> object:
+    """Validate a mapping as the class that its `kind` names; leave what is validated already.
+
+    Unlike a discriminated union of pydantic, this keeps the paths in errors the same as in the file.
+    """
+    if isinstance(value, Settings):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError(f"{shown(value)}: not a mapping: write e.g. {{kind: {next(iter(classes))}, ...}}")
+    if "kind" not in value:
+        refuse("kind", [(("kind",), f"required key 'kind' is missing: {nearest('', classes)}")])
+    kind = value["kind"]
+    if not isinstance(kind, str) or kind not in classes:
+        refuse("kind", [(("kind",), f"unknown kind {shown(kind)}: {nearest(kind, classes)}")])
+    by_name = not isinstance(info.context, FromFile)
+    return classes[kind].model_validate(value, context=info.context, by_name=by_name, by_alias=True)
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """Return the end of a message about an unknown word: the nearest known one, or all of them.
+
+    >>> nearest("bandwith", ["latency", "bandwidth"])
+    "did you mean 'bandwidth'?"
+    """
+    known = list(known)
+    close = difflib.get_close_matches(str(word)[:80], known, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known) or 'none'}"
+
+
+def shown(value: object) -> str:
+    """Return a value as it stands in a file, shortened to fit a line."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower().replace("none", "null")
+    short = reprlib.Repr()
+    short.maxstring = short.maxother = short.maxlong = 60
+    short.maxlevel = 2
+    return short.repr(value)
+
+
+def key_of(name: str) -> str:
+    """Return the key in a file of an attribute: its name without the unit.
+
+    >>> key_of("memory_bandwidth_Bps"), key_of("sample_nbytes")
+    ('memory_bandwidth', 'sample_size')
+    """
+    for ending, replacement in _ENDINGS.items():
+        if name.endswith(ending):
+            return name.removesuffix(ending) + replacement
+    return name
+
+
+def _refusal(title: str, faults: Iterable[Fault]) -> ValidationError:
+    return ValidationError.from_exception_data(
+        title,
+        [
+            InitErrorDetails(type=PydanticCustomError("fault", "{text}", {"text": text}), loc=loc, input=None)
+            for loc, text in faults
+        ],
+    )
+
+
+def _fault(cls: type[Settings], details: ErrorDetails) -> Fault:
+    loc, kind, context = details["loc"], details["type"], details.get("ctx", {})
+    match kind:
+        case "fault":
+            return loc, context["text"]
+        case "value_error":
+            return loc, str(context["error"])
+        case "extra_forbidden" | "unexpected_keyword_argument":
+            known = f": {nearest(loc[-1], _keys(cls))}" if len(loc) == 1 else ""
+            return loc, f"unknown key {shown(loc[-1])}{known}"
+        case "missing":
+            return loc, f"required key {loc[-1]!r} is missing{_example(cls, loc[-1])}"
+        case _:
+            return loc, f"{shown(details['input'])}: {_remedy(cls, details)}"
+
+
+def _misleads(details: ErrorDetails) -> bool:
+    """Tell whether a list only seems too short: pydantic leaves out the items that have faults of their own."""
+    return details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]
+
+
+def _remedy(cls: type[Settings], details: ErrorDetails) -> str:
+    match details["type"]:
+        case kind if kind in _BOUNDS:
+            return f"write {_BOUNDS[kind].format(**details['ctx'])}"
+        case "model_type" | "model_attributes_type" | "arguments_type":
+            return "not a mapping: write `key: value` lines" + (
+                f" ({', '.join(_keys(cls))})" if not details["loc"] else ""
+            )
+        case "tuple_type" | "list_type":
+            return "not a list: write [...], or lines that begin with '- '"
+        case "string_type":
+            return f"not text: write it in quotes, e.g. {str(details['input'])[:60]!r}"
+        case "bool_type" | "bool_parsing":
+            return "write true or false"
+        case _:
+            return details["msg"].replace("Input should", "should")
+
+
+def _keys(cls: type[Settings]) -> dict[str, list[Any] | None]:
+    return {field.alias or name: field.examples for name, field in cls.model_fields.items()}
+
+
+def _example(cls: type[Settings], key: str | int) -> str:
+    examples = _keys(cls).get(str(key))
+    return f": write e.g. {key}: {examples[0]}" if examples else ""
