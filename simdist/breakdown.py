@@ -8,11 +8,12 @@ At any moment a rank is in exactly one of these states, in this order of precede
     io        a load or save is under way
     host      none of these: its host is asleep or has not enqueued anything yet (an injected CPU-side straggler)
 
-They add up to the makespan. `Attribution` computes them from the rows of a trace, one after the other in program order; so
-the numpy engine needs to keep no trace, and both engines and the real backend are measured by the same code.
+They add up to the makespan. `Attribution` computes them from the rows of a trace, one after the other in program
+order; so the numpy engine needs to keep no trace, and both engines and the real backend are measured by the same
+code.
 
-The compute stream runs in order, so all that is not compute lies in the gaps between its operations. Each gap is cut with
-the intervals of the collectives and loads that are still open then.
+The compute stream runs in order, so all that is not compute lies in the gaps between its operations. Each gap is cut
+with the intervals of the collectives and loads that are still open then.
 """
 
 from dataclasses import dataclass, field
@@ -22,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.plan import Stream
-from simdist.trace import Trace
 from simdist.plan.walk import Template, stretches
+from simdist.trace import Trace
 
 __all__ = ["Attribution", "Breakdown", "Observer", "breakdown"]
 
@@ -68,7 +69,7 @@ class Breakdown:
         return self.makespan_s / self.n_steps
 
     def per_step_s(self, state: str) -> Times:
-        """Return the seconds per step in `compute`, `comm`, `wait`, `io` or `host`, averaged over ranks, `[n_seeds]`."""
+        """Return the seconds per step in a state (`compute`, ..., `host`), averaged over ranks, `[n_seeds]`."""
         totals = {
             "compute": self.compute_s,
             "comm": self.comm_s,
@@ -144,7 +145,9 @@ class Attribution:
         self._gap_s += next_s - begin_s
         taken = []
         for each in self._open.collectives:
-            ready_s, start_s, end_s = (_clip(at_s, begin_s, next_s) for at_s in (each.ready_s, each.start_s, each.end_s))
+            ready_s, start_s, end_s = (
+                _clip(at_s, begin_s, next_s) for at_s in (each.ready_s, each.start_s, each.end_s)
+            )
             self._wait_s += start_s - ready_s
             self._comm_s += end_s - start_s
             taken.append((ready_s, end_s))

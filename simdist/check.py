@@ -174,7 +174,7 @@ def _optimize_problems(op: Optimize, buffers: dict[str, Buffer]) -> Iterator[str
     params, grads = (_tensors(names, buffers) for names in (op.params, op.grads))
     if None in params or None in grads:
         yield "updates buffers that name no tensors; parameters and gradients hold ranges of tensors"
-    elif sorted(sum(map(_expand, params), [])) != sorted(sum(map(_expand, grads), [])):
+    elif sorted(_covered(params)) != sorted(_covered(grads)):
         yield "the gradients do not cover exactly the tensors of the parameters"
 
 
@@ -182,8 +182,9 @@ def _tensors(names: tuple[str, ...], buffers: dict[str, Buffer]) -> list[tuple[i
     return [buffers[name].tensors for name in names]
 
 
-def _expand(tensors: tuple[int, int] | None) -> list[int]:
-    return list(range(*tensors)) if tensors else []
+def _covered(ranges: list[tuple[int, int] | None]) -> Iterator[int]:
+    for tensors in ranges:
+        yield from range(*tensors) if tensors else ()
 
 
 def _select_problems(op: Select, buffers: dict[str, Buffer]) -> Iterator[str]:

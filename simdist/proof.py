@@ -194,7 +194,9 @@ class _Proof:
             case Optimize():
                 self._optimize(op, state)
             case AllReduce():
-                state[op.buffer] = self._map(state[op.buffer], op, lambda view: _spread(view.sum(1, keepdims=True), view))
+                state[op.buffer] = self._map(
+                    state[op.buffer], op, lambda view: _spread(view.sum(1, keepdims=True), view)
+                )
             case Reduce():
                 state[op.buffer] = self._map(state[op.buffer], op, lambda view: _at_root(view, op.root))
             case Broadcast():
@@ -247,7 +249,9 @@ class _Proof:
             divisor = op.group.size if mean else 1
             if isinstance(op, Reduce):  # only the root holds a mean; the others keep what they had
                 moved = np.where(_root_mask(moved, op.root), moved, moved * divisor)
-            mapped[tag] = _reduced(moved.reshape(self._plan.world_size, -1, moved.shape[-1]), weights.denominator * divisor)
+            mapped[tag] = _reduced(
+                moved.reshape(self._plan.world_size, -1, moved.shape[-1]), weights.denominator * divisor
+            )
         return mapped
 
     def _compare(self, state: _State, step: int, body: int, declared: Result) -> None:
@@ -290,7 +294,7 @@ def _spread(reduced: NDArray[np.int64], view: NDArray[np.int64]) -> NDArray[np.i
 
 
 def _root_mask(view: NDArray[np.int64], root: int) -> NDArray[np.bool_]:
-    return (np.arange(view.shape[1]) == root)[None, :, None, None, None]
+    return np.reshape(np.arange(view.shape[1]) == root, (1, -1, 1, 1, 1))
 
 
 def _at_root(view: NDArray[np.int64], root: int) -> NDArray[np.int64]:
@@ -336,7 +340,7 @@ def _parts(state: Mapping[str, _Value]) -> Iterator[bytes]:
         for tag in sorted(state[name], key=lambda tag: (tag.kind, tag.age)):
             weights = state[name][tag]
             yield f"{name} {tag} {weights.denominator} {weights.numerators.shape}".encode()
-            yield np.ascontiguousarray(weights.numerators).data
+            yield weights.numerators.tobytes()
 
 
 def _fraction(weights: _Weights, rank: int, atom: int, column: int) -> str:

@@ -73,9 +73,10 @@ class Settings(BaseModel):
 
     @model_serializer(mode="wrap", when_used="json")
     def _leave_out(self, handler: SerializerFunctionWrapHandler) -> Any:
-        """Leave out what is None by default: what was not written."""
+        """Leave out what is None because it was not written; put `kind` first."""
         optional = {field.alias or name for name, field in type(self).model_fields.items() if field.default is None}
-        return {key: value for key, value in handler(self).items() if value is not None or key not in optional}
+        kept = {key: value for key, value in handler(self).items() if value is not None or key not in optional}
+        return dict(sorted(kept.items(), key=lambda item: item[0] != "kind"))
 
 
 def refuse(title: str, faults: Iterable[Fault]) -> None:
@@ -85,7 +86,7 @@ def refuse(title: str, faults: Iterable[Fault]) -> None:
         raise _refusal(title, faults)
 
 
-def choose(value: object, classes: Mapping[str, type[Settings]], info: ValidationInfo) -> object:
+def choose(value: object, classes: Mapping[str, type[Settings]], info: ValidationInfo) -> Any:
     """Validate a mapping as the class that its `kind` names; leave what is validated already.
 
     Unlike a discriminated union of pydantic, this keeps the paths in errors the same as in the file.
@@ -153,7 +154,7 @@ def _fault(cls: type[Settings], details: ErrorDetails) -> Fault:
             return loc, context["text"]
         case "value_error":
             return loc, str(context["error"])
-        case "extra_forbidden" | "unexpected_keyword_argument":
+        case "extra_forbidden" | "unexpected_keyword_argument" | "invalid_key":
             known = f": {nearest(loc[-1], _keys(cls))}" if len(loc) == 1 else ""
             return loc, f"unknown key {shown(loc[-1])}{known}"
         case "missing":

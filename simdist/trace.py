@@ -1,8 +1,8 @@
 """What happened, or would happen: the times of every operation instance on every rank.
 
-A trace is three arrays over `[operation instance, rank]`, in seconds from the start, and the plan they belong to. Row i is
-instance i of `simdist.plan.walk`, so two traces of one plan are compared by subtraction; traces of different plans are
-refused. NaN means that it did not run. Whoever reads a trace need not know who wrote it.
+A trace is three arrays over `[operation instance, rank]`, in seconds from the start, and the plan they belong to. Row
+i is instance i of `simdist.plan.walk`, so two traces of one plan are compared by subtraction; traces of different
+plans are refused. NaN means that it did not run. Whoever reads a trace need not know who wrote it.
 
     ready_s   the host has reached it, its stream is free and the buffers it needs are there
     start_s   it began; a collective begins when its last member is ready, so start - ready is waiting for others
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import TraceError
-from simdist.plan import Plan, STREAMS, dumps, loads, stream_of
+from simdist.plan import STREAMS, Plan, dumps, loads, stream_of
 from simdist.plan.text import op_name
 
 if TYPE_CHECKING:
@@ -98,10 +98,14 @@ class Trace:
                 header = json.loads(archive["header"].tobytes())
                 arrays = [np.asarray(archive[name]) for name in _ARRAYS]
         except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise TraceError(f"{path}: cannot be read as a trace ({error}); `simdist simulate -o RUN` writes one") from None
+            raise TraceError(
+                f"{path}: cannot be read as a trace ({error}); `simdist simulate -o RUN` writes one"
+            ) from None
         if not isinstance(header, dict) or header.get("format") != _FORMAT:
             raise TraceError(f"{path}: not a {_FORMAT} file; `simdist simulate -o RUN` writes one")
-        return cls(loads(header["plan"], name=f"{path}: plan"), *arrays, source=header["source"])
+        plan = loads(header["plan"], name=f"{path}: plan")
+        ready_s, start_s, end_s = arrays
+        return cls(plan, ready_s, start_s, end_s, source=header["source"])
 
     def frame(self) -> "pd.DataFrame":
         """Return one row per operation instance and rank: step, position, rank, op, stream, ready_s, start_s, end_s."""

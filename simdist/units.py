@@ -170,7 +170,7 @@ def format_seconds(seconds: float, digits: int = 3) -> str:
     >>> format_seconds(0.0554321), format_seconds(12e-6), format_seconds(90)
     ('55.4 ms', '12 us', '90 s')
     """
-    return _format(seconds, {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}, digits)
+    return _format(seconds, "s", {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}, digits)
 
 
 def format_nbytes(nbytes: float, digits: int = 3) -> str:
@@ -179,7 +179,7 @@ def format_nbytes(nbytes: float, digits: int = 3) -> str:
     >>> format_nbytes(44_700_000), format_nbytes(512)
     ('44.7 MB', '512 B')
     """
-    return _format(nbytes, {"PB": 1e15, "TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}, digits)
+    return _format(nbytes, "B", {"PB": 1e15, "TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}, digits)
 
 
 def format_Bps(Bps: float, digits: int = 3) -> str:
@@ -259,10 +259,10 @@ def _misspellings(unit: str) -> set[str]:
     return words | {word.replace("/s", end) for word in words for end in ("ps", "/sec", "")}
 
 
-def _format(value: float, units: Mapping[str, float], digits: int) -> str:
-    if not math.isfinite(value):
-        return f"{value} {list(units)[-1]}"
-    unit = next((unit for unit, scale in units.items() if abs(value) >= scale), list(units)[-1 if value else 0])
+def _format(value: float, base: str, units: Mapping[str, float], digits: int) -> str:
+    if not math.isfinite(value) or value == 0:
+        return f"{value:.0f} {base}"
+    unit = next((unit for unit, scale in units.items() if abs(value) >= scale), list(units)[-1])
     scaled = value / units[unit]
     whole = scaled.is_integer() or abs(scaled) >= 10**digits
     return f"{scaled:.0f} {unit}" if whole else f"{float(f'{scaled:.{digits}g}')!r} {unit}"
@@ -287,7 +287,7 @@ def _exact_text(parse: Callable[[object], float], units: Iterable[str]) -> Calla
     def text(value: float) -> str:
         if value == math.inf:
             return "unlimited"
-        candidates = (f"{float(value / parse(f'1 {unit}')):.15g} {unit}" for unit in units)
+        candidates = (f"{value / parse(f'1 {unit}')!r}".removesuffix(".0") + f" {unit}" for unit in units)
         faithful = [candidate for candidate in candidates if parse(candidate) == value]
         return min(faithful, key=len, default=f"{value!r} {next(iter(units))}")
 

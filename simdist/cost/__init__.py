@@ -173,7 +173,9 @@ class _Pricing:
     def _storage(self, nbytes: int, *, inward: bool) -> Shared:
         storage, topology = self._cluster.storage, self.topology
         if storage is None:
-            raise PlanError(f"plan {self._plan.name} uses storage; cluster {self._cluster.name} has none: set cluster.storage")
+            raise PlanError(
+                f"plan {self._plan.name} uses storage; cluster {self._cluster.name} has none: set cluster.storage"
+            )
         nodes = np.arange(topology.world_size) // topology.ranks_per_node
         nics = topology.nic_in(nodes) if inward else topology.nic_out(nodes)
         paths = np.stack([nics, np.full_like(nics, topology.storage_server), topology.storage_client(nodes)], axis=1)

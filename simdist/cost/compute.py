@@ -17,7 +17,7 @@ _OPTIMIZER_PASSES = 5
 """SGD with momentum reads parameter, gradient and momentum, and writes parameter and momentum."""
 
 _SELECT_PASSES = {"exact": 4, "mstopk": 22, "dgc": 3}
-"""Reads of the vector: radix select over 8-bit digits of 32-bit keys; mean and max, then 20 counts; sample, count, gather."""
+"""Reads of the vector: radix select over 8-bit digits of 32 bits; mean, max and 20 counts; sample, count, gather."""
 
 
 def compute_s(workload: Workload, cluster: Cluster) -> NDArray[np.float64]:
@@ -29,9 +29,9 @@ def compute_s(workload: Workload, cluster: Cluster) -> NDArray[np.float64]:
 class ComputeCost:
     """Prices of the operations on the compute stream.
 
-    Forward and backward seconds are those of the workload, or `FLOPs * batch / (peak * utilization)` with a backward pass
-    of twice the forward FLOPs (one product for the weights' gradient, one for the inputs'). A tensor's share of them is
-    its share of the FLOPs.
+    Forward and backward seconds are those of the workload, or `FLOPs * batch / (peak * utilization)` with a backward
+    pass of twice the forward FLOPs (one product for the weights' gradient, one for the inputs'). A tensor's share of
+    them is its share of the FLOPs.
 
     Raises:
         ScenarioError: Times are neither given nor derivable.
@@ -55,8 +55,8 @@ class ComputeCost:
         flops = factor * self._workload.batch_size * sum(tensor.flops for tensor in self._workload.tensors)
         if self._device.peak_flops is None or self._workload.utilization is None or not flops:
             raise ScenarioError(
-                f"workload.{name} is not given and cannot be derived: that takes FLOPs per tensor, workload.utilization "
-                f"and cluster.device.peak; give e.g. `{name}: 20 ms`"
+                f"workload.{name} is not given and cannot be derived: that takes FLOPs per tensor, "
+                f"workload.utilization and cluster.device.peak; give e.g. `{name}: 20 ms`"
             )
         return flops / (self._device.peak_flops * self._workload.utilization)
 

@@ -14,9 +14,9 @@ __all__ = ["LinkCost"]
 class LinkCost:
     """A link: `latency_s` until a message's first byte arrives, then `capacity_Bps`.
 
-    A link with a measured table takes, for a message of b bytes, the interpolated time T(b), beyond the table along its
-    last slope. It is cut into the startup T(smallest size) and the rest, which is expressed as the bytes that would flow
-    for that long at the capacity, the last slope. Sharing and rounds then treat it as any other link.
+    A link with a measured table takes, for a message of b bytes, the interpolated time T(b), beyond the table along
+    its last slope. It is cut into the startup T(smallest size) and the rest, which is expressed as the bytes that
+    would flow for that long at the capacity, the last slope. Sharing and rounds then treat it as any other link.
     """
 
     latency_s: float

@@ -14,8 +14,8 @@ With n members, S bytes, and one kind of link (latency alpha, 1/beta bytes per s
     tree (binomial)    all_reduce      2 ceil(log2 n) (alpha + S beta)
     halving_doubling   all_reduce      2 log2 n alpha + 2(n-1)/n S beta
 
-Rings pass through the members in rank order, and their latency is that of the longest chain of dependent sends: all hops
-of the ring but the fastest. In trees and in halving/doubling the nearest members come first, so that the most
+Rings pass through the members in rank order, and their latency is that of the longest chain of dependent sends: all
+hops of the ring but the fastest. In trees and in halving/doubling the nearest members come first, so that the most
 bytes stay inside a node.
 
 Source:
@@ -97,11 +97,9 @@ class Messages:
     """Messages that go at the same time, `rounds` times over.
 
     Args:
-        src: Sending ranks.
-        dst: Receiving ranks, of the same shape.
-        nbytes: Bytes of each message.
-        rounds: How often they follow one another.
-        latency: Which latency counts: that of the slowest message in every round; in a `ring`, where each round hands on
+        src: Sending ranks. dst: Receiving ranks, of the same shape. nbytes: Bytes of each message. rounds: How often
+        they follow one another. latency: Which latency counts: that of the slowest message in every round; in a
+        `ring`, where each round hands on
             what the one before brought, that of the longest chain of sends; on a `line` (a pipeline), that of all hops.
     """
 
@@ -183,7 +181,7 @@ class Topology:
         used += nics
         nbytes += [np.full(len(part), network_nbytes * messages.rounds) for part in nics]
         resources, places = np.unique(np.concatenate(used), return_inverse=True)
-        totals = np.bincount(places, weights=np.concatenate(nbytes), minlength=len(resources))
+        totals = np.bincount(places, weights=np.concatenate(nbytes), minlength=len(resources)).astype(np.float64)
         flows = totals > 0
         return Stage(self._latency_s(messages, outside), resources[flows], totals[flows])
 

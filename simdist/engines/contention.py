@@ -1,8 +1,8 @@
 """What the fast engine may say about transfers that share resources.
 
-Transfers of one operation that are joined by shared resources must start together: then their durations are those of the
-fluid network from a common start, solved once. Transfers of different operations must not overlap on a resource. Every
-other case is refused.
+Transfers of one operation that are joined by shared resources must start together: then their durations are those of
+the fluid network from a common start, solved once. Transfers of different operations must not overlap on a resource.
+Every other case is refused.
 """
 
 import numpy as np
@@ -44,8 +44,8 @@ class Contention:
         use = self._uses[op]
         if (start_s != start_s[use.leader]).any():
             raise UnsupportedError(
-                f"{op_text(op)} at step {step}: groups share a link and start at different times; the fast engine is exact "
-                f"only for a common start: use --engine des (or auto)"
+                f"{op_text(op)} at step {step}: groups share a link and start at different times; the fast engine is "
+                f"exact only for a common start: use --engine des (or auto)"
             )
         if (start_s[use.groups] < self._busy_s[use.resources]).any():
             raise UnsupportedError(

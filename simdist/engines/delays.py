@@ -1,24 +1,24 @@
 """Where engines take injected delays from: chunk by chunk, so that memory does not grow with the steps."""
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import PlanError
-from simdist.plan import Delay, Plan
+from simdist.plan import Channel, Delay, Plan
 
 __all__ = ["DelaySource", "Delays", "DrawnDelays", "check_delays"]
 
-Delays = Mapping[str, NDArray[np.float64]]
+Delays: TypeAlias = Mapping[Channel, NDArray[np.float64]]
 
 
 class DelaySource(Protocol):
     """Hands out the delays of the next steps."""
 
     def take(self, n_steps: int) -> Delays:
-        """Return the delays of the next `n_steps` steps: channel -> float64 `[n_steps, world_size, n_seeds]`, seconds."""
+        """Return the next `n_steps` delays, seconds: channel -> float64 `[n_steps, world_size, n_seeds]`."""
         ...
 
 
@@ -49,8 +49,8 @@ def check_delays(plan: Plan, delays: Delays) -> None:
         array = delays[channel]
         if array.ndim not in (2, 3) or array.shape[0] < plan.n_steps or array.shape[1] != plan.world_size:
             raise PlanError(
-                f"{channel} delays have shape {array.shape}; plan {plan.name} takes ({plan.n_steps}, {plan.world_size}): "
-                f"steps x ranks"
+                f"{channel} delays have shape {array.shape}; plan {plan.name} takes "
+                f"({plan.n_steps}, {plan.world_size}): steps x ranks"
             )
         bad = np.argwhere(~(np.isfinite(array) & (array >= 0)))
         if len(bad):

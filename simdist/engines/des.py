@@ -1,13 +1,13 @@
 """The reference engine: SimPy processes for every host and stream of every rank.
 
-A host walks the plan and hands operations to its streams; it stops at a `Delay` of the host and at a `Wait`. A stream takes
-them in order: it waits for the instances they come after, then computes for its seconds, or meets the other members of its
-group; the last to arrive starts the transfer. Transfers whose resources nobody else can use take their time alone; others go
-through the fluid network. There are O(1) events per rank and operation.
+A host walks the plan and hands operations to its streams; it stops at a `Delay` of the host and at a `Wait`. A stream
+takes them in order: it waits for the instances they come after, then computes for its seconds, or meets the other
+members of its group; the last to arrive starts the transfer. Transfers whose resources nobody else can use take their
+time alone; others go through the fluid network. There are O(1) events per rank and operation.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -16,7 +16,7 @@ import simpy
 from numpy.typing import NDArray
 
 from simdist.cost import Costs, Local, Shared, Transfer
-from simdist.engines.delays import check_delays
+from simdist.engines.delays import Delays, check_delays
 from simdist.engines.network import FluidNetwork
 from simdist.plan import STREAMS, Delay, Instance, Op, Plan, walk
 from simdist.trace import Trace
@@ -25,13 +25,13 @@ __all__ = ["simulate"]
 
 _HOST = STREAMS.index("host")
 _NAN = float("nan")
-Events: TypeAlias = Iterator[simpy.Event]
+Events: TypeAlias = Generator[simpy.Event]
 
 
 def simulate(
     plan: Plan,
     costs: Costs,
-    delays: Mapping[str, NDArray[np.float64]],
+    delays: Delays,
     *,
     progress: Callable[[int], None] | None = None,
 ) -> Trace:
@@ -96,7 +96,7 @@ class _World:
         self,
         plan: Plan,
         costs: Costs,
-        delays: Mapping[str, NDArray[np.float64]],
+        delays: Delays,
         progress: Callable[[int], None] | None,
     ) -> None:
         self._env = simpy.Environment()
@@ -200,11 +200,11 @@ class _World:
             ended = self._network.start(meeting.transfers[group])
         else:
             ended = self._env.timeout(meeting.seconds[group])
-        ended.callbacks.append(lambda _: over.succeed())  # type: ignore[union-attr]
+        ended.callbacks.append(over.trigger)
         return over
 
 
-def _tasks(plan: Plan, costs: Costs, delays: Mapping[str, NDArray[np.float64]]) -> list[_Task]:
+def _tasks(plan: Plan, costs: Costs, delays: Delays) -> list[_Task]:
     known: dict[Op, tuple[list[float] | None, _Meeting | None]] = {}
     for op, cost in costs.of.items():
         match cost:
@@ -216,9 +216,7 @@ def _tasks(plan: Plan, costs: Costs, delays: Mapping[str, NDArray[np.float64]]) 
     return [_task(instance, *known[instance.op], delays) for instance in walk(plan)]
 
 
-def _task(
-    instance: Instance, seconds: list[float] | None, meeting: _Meeting | None, delays: Mapping[str, NDArray[np.float64]]
-) -> _Task:
+def _task(instance: Instance, seconds: list[float] | None, meeting: _Meeting | None, delays: Delays) -> _Task:
     if isinstance(instance.op, Delay):
         seconds = delays[instance.op.channel][instance.step].tolist()
     return _Task(instance.index, STREAMS.index(instance.stream), instance.after, seconds, meeting)

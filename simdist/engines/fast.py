@@ -9,8 +9,8 @@ With time as a vector over `[world_size, n_seeds]`, an operation is three lines 
 One pass over the instances in program order gives every time, without events. The additions and maxima are those of the
 discrete-event engine, in the same order, so the results are equal to the last bit wherever no resource is shared.
 
-Where transfers share a resource, this holds as long as they start together (then the fluid network is solved once, ahead) or
-apart. Anything else is refused with `UnsupportedError`; the discrete-event engine can do it.
+Where transfers share a resource, this holds as long as they start together (then the fluid network is solved once,
+ahead) or apart. Anything else is refused with `UnsupportedError`; the discrete-event engine can do it.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ from simdist.breakdown import Attribution, Breakdown, Observer
 from simdist.cost import Costs, Local, Shared
 from simdist.engines.contention import Contention
 from simdist.engines.delays import Delays, DelaySource, DrawnDelays, check_delays
-from simdist.plan import COLLECTIVES, Delay, Op, Plan
+from simdist.plan import COLLECTIVES, Channel, Delay, Op, Plan
 from simdist.plan.walk import Stretch, Template, stretches
 from simdist.trace import Trace
 
@@ -80,13 +80,15 @@ def measure(
 
 
 def _ready_and_start_s(plan: Plan, walked: list[Stretch], end_s: Times) -> tuple[Times, Times]:
-    """Recover when every operation was ready and started from when all ended, over all repetitions of a stretch at once."""
+    """Recover when operations were ready and started from when all ended, for all repetitions of a stretch at once."""
     ready_s, start_s = np.empty_like(end_s), np.empty_like(end_s)
     for stretch in walked:
         n = len(stretch.templates)
         last = stretch.first_index + n * stretch.times
         for at, template in enumerate(stretch.templates, start=stretch.first_index):
-            sources = [end_s[at - back : last - back : n] for back in (template.previous, *template.after) if back is not None]
+            sources = [
+                end_s[at - back : last - back : n] for back in (template.previous, *template.after) if back is not None
+            ]
             ready = reduce(np.maximum, sources) if sources else np.zeros((1, plan.world_size))
             ready_s[at:last:n] = ready
             if isinstance(template.op, COLLECTIVES):
@@ -117,10 +119,11 @@ _Instruction: TypeAlias = tuple[Template, int, tuple[int, ...], float | Times | 
 
 
 class _Machine:
-    """Executes a plan on vectors `[world_size, n_seeds]`; fills `table` with the end of every instance, or tells `observer`.
+    """Executes a plan on vectors `[world_size, n_seeds]`; fills `table` with all ends, or tells `observer` all times.
 
-    The ends of the instances stand in a table of rows: zeros, the rows carried over from earlier repetitions that may still
-    be referred to, and the rows of this repetition. An instruction names its operands by their place in the table.
+    The ends of the instances stand in a table of rows: zeros, the rows carried over from earlier repetitions that may
+    still be referred to, and the rows of this repetition. An instruction names its operands by their place in the
+    table.
     """
 
     def __init__(
@@ -172,7 +175,8 @@ class _Machine:
         """Return how far before a repetition the rows lie that it needs, and its instructions."""
         n = len(stretch.templates)
         backs = [
-            [back for back in (template.previous, *template.after) if back is not None] for template in stretch.templates
+            [back for back in (template.previous, *template.after) if back is not None]
+            for template in stretch.templates
         ]
         needed = {back - at for at, each in enumerate(backs) for back in each if back > at}
         needed |= {distance - n for distance in stretch.live if distance > n}
@@ -184,9 +188,7 @@ class _Machine:
         for at, template in enumerate(stretch.templates):
             first = 0 if template.previous is None else _place(at - template.previous, carried)
             others = tuple(_place(at - back, carried) for back in template.after)
-            program.append(
-                (template, first, others, self._seconds.get(template.op), self._meetings.get(template.op))
-            )
+            program.append((template, first, others, self._seconds.get(template.op), self._meetings.get(template.op)))
         return carried, program
 
     def _run_once(self, program: list[_Instruction], rows: list[Times], feed: "_Feed", index: int, step: int) -> None:
@@ -217,12 +219,14 @@ class _Machine:
     def _meet(
         self, meeting: _Meeting, template: Template, ready: Times, out: Times | None, step: int
     ) -> tuple[Times, Times]:
-        """Start each group with its last member; return starts (unless only ends are kept) and ends, `[world_size, n_seeds]`."""
+        """Start each group with its last member; return starts (unless only ends are kept) and ends."""
         starts = np.maximum.reduce(ready.reshape(meeting.shape), axis=1, keepdims=True)
         end = np.empty_like(ready) if out is None else out
         np.add(starts, meeting.seconds, end.reshape(meeting.shape))
         if meeting.shares:
-            self._contention.check(template.op, _of_groups(starts), _of_groups(starts + meeting.seconds), step + template.step)
+            self._contention.check(
+                template.op, _of_groups(starts), _of_groups(starts + meeting.seconds), step + template.step
+            )
         if out is not None:
             return ready, end
         start = np.empty_like(ready)
@@ -259,7 +263,7 @@ class _Feed:
         self._chunk: Delays = {}
         self._first = self._end = 0
 
-    def delay(self, channel: str, step: int) -> Times:
+    def delay(self, channel: Channel, step: int) -> Times:
         """Return the delays of a step, `[world_size, n_seeds]`."""
         while step >= self._end:
             self._first = self._end
@@ -268,4 +272,5 @@ class _Feed:
             self._end += n_steps
             n_values = next(iter(self._chunk.values()))[0].size
             self._chunk_steps = max(1, self._CHUNK_VALUES // n_values)
-        return self._chunk[channel][step - self._first]
+        delays_s: Times = self._chunk[channel][step - self._first]
+        return delays_s

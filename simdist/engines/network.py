@@ -1,9 +1,9 @@
 """Transfers in flight share resources max-min fairly, as a fluid.
 
-A stage of a transfer needs d_r bytes on each of its resources r; b = max over r of d_r. While it flows at rate x, it takes
-x d_r / b of every resource. The rates are max-min fair: raise all together until a resource is full, fix the rates of the
-transfers on it, go on with the rest. n streams on one NIC get an n-th each; pushes converge on a server; a transfer that
-another resource holds back leaves its share to the others.
+A stage of a transfer needs d_r bytes on each of its resources r; b = max over r of d_r. While it flows at rate x, it
+takes x d_r / b of every resource. The rates are max-min fair: raise all together until a resource is full, fix the
+rates of the transfers on it, go on with the rest. n streams on one NIC get an n-th each; pushes converge on a server;
+a transfer that another resource holds back leaves its share to the others.
 
 Between two changes of the set of transfers in flight all rates are constant, so only changes are events.
 
@@ -11,17 +11,18 @@ Source:
     Bertsekas & Gallager, Data Networks, section 6.5.2 (max-min fair rates by progressive filling).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 import simpy
 from numpy.typing import NDArray
+from simpy.events import EventPriority
 
 from simdist.cost import Stage, Transfer
 
 __all__ = ["FluidNetwork", "common_start_s", "max_min_rates"]
 
-_LAST = 2  # SimPy runs events of one moment by priority: 0 urgent, 1 normal
+_LAST = EventPriority(2)  # SimPy runs events of one moment by priority: 0 urgent, 1 normal
 _TOGETHER = 1e-12  # transfers due within this share of the time to the next end end together
 
 
@@ -68,7 +69,7 @@ class FluidNetwork:
         self._env.process(self._run(transfer, done))
         return done
 
-    def _run(self, transfer: Transfer, done: simpy.Event) -> Iterator[simpy.Event]:
+    def _run(self, transfer: Transfer, done: simpy.Event) -> Generator[simpy.Event]:
         for stage in transfer.stages:
             if stage.latency_s:
                 yield self._env.timeout(stage.latency_s)
@@ -91,7 +92,7 @@ class FluidNetwork:
         """Set the rates anew when all that happens at this moment has happened."""
         if self._settling is None:
             self._settling = self._env.event()
-            self._settling.callbacks.append(self._settle)  # type: ignore[union-attr]
+            self._settling.callbacks.append(self._settle)
             self._settling._ok, self._settling._value = True, None
             self._env.schedule(self._settling, priority=_LAST)
 
@@ -108,7 +109,7 @@ class FluidNetwork:
         ending = [flow for flow, each_s in zip(self._flying, left_s, strict=True) if each_s <= next_s * (1 + _TOGETHER)]
         self._env.process(self._end(ending, self._version, next_s))
 
-    def _end(self, ending: list["_Flow"], version: int, after_s: float) -> Iterator[simpy.Event]:
+    def _end(self, ending: list["_Flow"], version: int, after_s: float) -> Generator[simpy.Event]:
         """End the transfers that are due next, unless the rates have changed by then."""
         yield self._env.timeout(after_s)
         if version == self._version and self._settling is None:
@@ -138,7 +139,7 @@ def common_start_s(transfers: Sequence[Transfer], capacity_Bps: NDArray[np.float
     network = FluidNetwork(env, capacity_Bps)
     end_s = np.zeros(len(transfers))
 
-    def record(index: int) -> Iterator[simpy.Event]:
+    def record(index: int) -> Generator[simpy.Event]:
         yield network.start(transfers[index])
         end_s[index] = env.now
 

@@ -15,7 +15,7 @@ from simdist.plan import ops
 from simdist.plan.plan import Buffer, Plan, Run
 
 if TYPE_CHECKING:
-    from pydantic import TypeAdapter, ValidationError
+    from pydantic import TypeAdapter
 
 __all__ = ["FORMAT", "canonical_bytes", "dumps", "load", "loads", "save"]
 
@@ -47,7 +47,9 @@ def loads(text: str, *, name: str = "<text>") -> Plan:
     try:
         raw = json.loads(text)
     except (json.JSONDecodeError, RecursionError) as error:
-        raise PlanError(f"{name}: not a JSON document: {error}; a plan is what `simdist plan SCENARIO -o RUN` writes") from None
+        raise PlanError(
+            f"{name}: not a JSON document: {error}; a plan is what `simdist plan SCENARIO -o RUN` writes"
+        ) from None
     problems = list(_unknown(raw))
     try:
         decoded = _adapter().validate_json(text, strict=True)
@@ -108,8 +110,8 @@ def _adapter() -> "TypeAdapter[Any]":
     def tag(raw: Any) -> str:
         return str(raw.get("op")) if isinstance(raw, dict) else type(raw).__name__
 
-    union = Union[tuple(Annotated[cls, Tag(name)] for name, cls in _OP_CLASSES.items())]  # type: ignore[misc]
-    tagged = Annotated[union, Discriminator(tag)]
+    any_op: Any = Union[tuple(Annotated[cls, Tag(name)] for name, cls in _OP_CLASSES.items())]  # noqa: UP007
+    tagged: Any = Annotated[any_op, Discriminator(tag)]
 
     @dataclass
     class Document:
@@ -117,7 +119,7 @@ def _adapter() -> "TypeAdapter[Any]":
         name: str
         world_size: int
         buffers: tuple[Buffer, ...]
-        bodies: tuple[tuple[tagged, ...], ...]  # type: ignore[valid-type]
+        bodies: tuple[tuple[tagged, ...], ...]
         order: tuple[Run, ...]
 
     return TypeAdapter(Document)

@@ -92,9 +92,7 @@ class Plan:
     order: tuple[Run, ...]
 
     @classmethod
-    def from_steps(
-        cls, name: str, *, world_size: int, buffers: Sequence[Buffer], steps: Iterable[Body]
-    ) -> "Plan":
+    def from_steps(cls, name: str, *, world_size: int, buffers: Sequence[Buffer], steps: Iterable[Body]) -> "Plan":
         """Build a plan from the program of every step, in order; equal steps become one body."""
         numbers: dict[Body, int] = {}
         sequence = [numbers.setdefault(body, len(numbers)) for body in steps]

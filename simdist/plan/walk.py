@@ -1,13 +1,14 @@
 """The dependencies of a plan, derived once for everybody.
 
-Walk the steps in program order and remember, per buffer, its last writer and its readers since. An operation that reads
-a buffer comes after the last writer; one that writes it comes after the last writer and after those readers, also across
-steps. Every operation comes after the last host operation before it, because the host enqueues in order.
+Walk the steps in program order and remember, per buffer, its last writer and its readers since. An operation that
+reads a buffer comes after the last writer; one that writes it comes after the last writer and after those readers,
+also across steps. Every operation comes after the last host operation before it, because the host enqueues in order.
 
-Of these, `Instance.after` keeps only what does not already follow. A stream runs in order, so an instance that is known
-to be done vouches for all before it on its stream, and for everything those waited for. A vector clock per live instance
-(the latest instance of each stream that is surely done when this one is) tells which dependencies are implied. What
-remains are the events that a CUDA program would record and wait for: rarely more than one per operation.
+Of these, `Instance.after` keeps only what does not already follow. A stream runs in order, so an instance that is
+known to be done vouches for all before it on its stream, and for everything those waited for. A vector clock per live
+instance (the latest instance of each stream that is surely done when this one is) tells which dependencies are
+implied. What remains are the events that a CUDA program would record and wait for: rarely more than one per
+operation.
 
 >>> from simdist.plan import AllReduce, Backward, Buffer, Forward, Group, Optimize, Plan
 >>> step = (Forward(("param",), ("loss",)), Backward(("loss", "param"), "grad"),
@@ -17,8 +18,9 @@ remains are the events that a CUDA program would record and wait for: rarely mor
 >>> [instance.after for instance in walk(plan)]
 [(), (), (1,), (2,), (), (), (5,), (6,)]
 
-Plans repeat, and so do their dependencies, relative to the instance. `stretches` walks a run of the plan's order until its
-state recurs, up to what no later operation can tell apart, and then vouches for the rest without walking it.
+Plans repeat, and so do their dependencies, relative to the instance. `stretches` walks a run of the plan's order
+until its state recurs, up to what no later operation can tell apart, and then vouches for the rest without walking
+it.
 """
 
 from collections.abc import Iterator
@@ -156,7 +158,9 @@ class _Walker:
 
     def __init__(self, plan: Plan) -> None:
         self.index = 0
-        self._bodies = [[(op, STREAMS.index(stream_of(op)), reads(op), writes(op)) for op in body] for body in plan.bodies]
+        self._bodies = [
+            [(op, STREAMS.index(stream_of(op)), reads(op), writes(op)) for op in body] for body in plan.bodies
+        ]
         self._used = sorted({stream for body in self._bodies for _, stream, _, _ in body})
         self._buffers = {buffer.name: _History() for buffer in plan.buffers}
         self._tails: list[_Done | None] = [None] * len(STREAMS)
@@ -174,7 +178,7 @@ class _Walker:
     ) -> Template:
         predecessor = self._tails[stream]
         after, clock = _minimal(self._needed(read, written), predecessor)
-        done = _Done(self.index, stream, clock[:stream] + (self.index,) + clock[stream + 1 :])
+        done = _Done(self.index, stream, (*clock[:stream], self.index, *clock[stream + 1 :]))
         self._tails[stream] = done
         for name in read:
             self._buffers[name].readers[stream] = done
@@ -198,7 +202,9 @@ class _Walker:
 
     def _floor(self) -> _Clock:
         """Per stream, the latest instance that every stream in use knows to be done: it constrains nobody any more."""
-        clocks = [tail.clock if tail else (_NEVER,) * len(STREAMS) for tail in (self._tails[used] for used in self._used)]
+        clocks = [
+            tail.clock if tail else (_NEVER,) * len(STREAMS) for tail in (self._tails[used] for used in self._used)
+        ]
         return tuple(map(min, zip(*clocks, strict=True)))
 
     def _live(self) -> Iterator[_Done]:

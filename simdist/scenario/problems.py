@@ -1,4 +1,4 @@
-"""Where something is wrong: the one place that writes `file.yaml:12: cluster.network.bandwidth: what, and what would be right`."""
+"""The one place that says where something is wrong: `file.yaml:12: cluster.network.bandwidth: ...`."""
 
 from collections.abc import Iterable
 
@@ -14,10 +14,11 @@ _MAX_LINES = 100
 
 def problems_of(error: ValidationError, document: Document) -> list[Problem]:
     """Return the problems of a failed validation, each with the line of its value in the document."""
-    return [
-        Problem(document.place(details["loc"]).line, details["loc"], details["msg"])
-        for details in error.errors(include_url=False, include_context=False, include_input=False)
-    ]
+    problems = []
+    for details in error.errors(include_url=False, include_context=False, include_input=False):
+        place, path = document.locate(details["loc"])
+        problems.append(Problem(place.line, path, details["msg"]))
+    return problems
 
 
 def scenario_error(name: str, problems: Iterable[Problem]) -> ScenarioError:

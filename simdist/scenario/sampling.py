@@ -68,7 +68,7 @@ def sampler(
         ranks = slice(None) if everyone else disturbance.selected(world_size, ranks_per_node)
         uniforms = _Uniforms([np.array([seed, index], dtype=np.uint64) for seed in seeds], world_size, ranks)
         sources.append(_Source(disturbance, uniforms, compute_s[ranks]))
-    return DelaySampler(sources, world_size, len(seeds))
+    return DelaySampler(sources, world_size=world_size, n_seeds=len(seeds))
 
 
 def draw(
@@ -97,7 +97,8 @@ def draw(
 class DelaySampler:
     """Delays in consecutive chunks of steps. Made by `sampler`."""
 
-    def __init__(self, sources: Sequence["_Source"], world_size: int, n_seeds: int) -> None:
+    def __init__(self, sources: Sequence["_Source"], *, world_size: int, n_seeds: int) -> None:
+        """Start at step 0."""
         self._sources = sources
         self._world_size = world_size
         self._n_seeds = n_seeds

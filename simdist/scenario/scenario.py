@@ -81,12 +81,23 @@ def _expand_workload(value: object) -> object:
     return presets.expand("workloads", value)
 
 
-def _choose_disturbance(value: object, info: ValidationInfo) -> object:
-    return choose(value, _DISTURBANCES, info)
+def _choose_disturbance(value: object, info: ValidationInfo) -> Disturbance:
+    disturbance: Disturbance = choose(value, _DISTURBANCES, info)
+    cluster, n_steps = info.data.get("cluster"), info.data.get("steps")
+    if cluster:
+        refuse("Disturbance", disturbance.range_faults(cluster.world_size, cluster.gpus_per_node))
+    if cluster and n_steps and isinstance(disturbance, Recorded):
+        refuse("Recorded", disturbance.shape_faults(n_steps, cluster.world_size))
+    return disturbance
 
 
-def _choose_schedule(value: object, info: ValidationInfo) -> object:
-    return choose(value, kinds(), info)
+def _choose_schedule(value: object, info: ValidationInfo) -> Schedule:
+    schedule: Schedule = choose(value, kinds(), info)
+    cluster = info.data.get("cluster")
+    problems = schedule.problems(cluster.world_size, cluster.gpus_per_node) if cluster else []
+    fields = type(schedule).model_fields
+    refuse("Schedule", (((fields[field].alias or field,), message) for field, message in problems))
+    return schedule
 
 
 class Scenario(Settings):
@@ -122,12 +133,13 @@ class Scenario(Settings):
         """Settings that have no effect in this scenario, a sentence each."""
         return tuple(_idle_settings(self))
 
-    # What two settings must agree on is checked with the later one, so that it is checked even if a third is wrong.
+    # What two settings must agree on is checked with the later one, so that it is checked even if a third is wrong:
+    # `info.data` holds those before it that are valid.
 
     @field_validator("workload")
     @classmethod
     def _check_workload(cls, workload: Workload, info: ValidationInfo) -> Workload:
-        cluster: Cluster | None = info.data.get("cluster")
+        cluster = info.data.get("cluster")
         if cluster and cluster.device.peak_flops is None and workload.forward_s is None:
             hint = "write its peak, e.g. 125 TFLOP/s, or workload.forward, e.g. 20 ms"
             refuse("Workload", [(("utilization",), f"is a share of cluster.device.peak, which is missing: {hint}")])
@@ -136,8 +148,8 @@ class Scenario(Settings):
     @field_validator("input")
     @classmethod
     def _check_input(cls, value: Input, info: ValidationInfo) -> Input:
-        cluster: Cluster | None = info.data.get("cluster")
-        workload: Workload | None = info.data.get("workload")
+        cluster = info.data.get("cluster")
+        workload = info.data.get("workload")
         faults: list[Fault] = []
         if cluster and cluster.storage is None and value.source == "storage":
             faults.append((("source",), "'storage': the cluster has none, write cluster.storage or another source"))
@@ -147,38 +159,18 @@ class Scenario(Settings):
         refuse("Input", faults)
         return value
 
-    @field_validator("disturbances")
-    @classmethod
-    def _check_disturbances(cls, value: tuple[Disturbance, ...], info: ValidationInfo) -> tuple[Disturbance, ...]:
-        cluster: Cluster | None = info.data.get("cluster")
-        for_steps: int | None = info.data.get("steps")
-        faults: list[Fault] = []
-        for i, disturbance in enumerate(value):
-            found: list[Fault] = []
-            if cluster:
-                found += disturbance.range_faults(cluster.world_size, cluster.gpus_per_node)
-            if cluster and for_steps and isinstance(disturbance, Recorded):
-                found += disturbance.shape_faults(for_steps, cluster.world_size)
-            faults += [((i, *path), message) for path, message in found]
-        refuse("Disturbances", faults)
-        return value
-
     @field_validator("schedules")
     @classmethod
-    def _check_schedules(cls, schedules: tuple[Schedule, ...], info: ValidationInfo) -> tuple[Schedule, ...]:
-        cluster: Cluster | None = info.data.get("cluster")
-        faults: list[Fault] = []
+    def _check_labels(cls, schedules: tuple[Schedule, ...]) -> tuple[Schedule, ...]:
         first: dict[str, int] = {}
-        for i, schedule in enumerate(schedules):
-            if first.setdefault(schedule.name, i) != i:
-                where = f"schedule {first[schedule.name]} has it too"
-                faults.append(((i, "label"), f"duplicate label {shown(schedule.name)}: {where}, write another label"))
-            if cluster:
-                faults += [
-                    ((i, type(schedule).model_fields[field].alias or field), message)
-                    for field, message in schedule.problems(cluster.world_size, cluster.gpus_per_node)
-                ]
-        refuse("Schedules", faults)
+        refuse(
+            "Schedules",
+            (
+                ((i, "label"), f"duplicate label {shown(name)}: schedule {first[name]} has it too, write another label")
+                for i, name in enumerate(schedule.name for schedule in schedules)
+                if first.setdefault(name, i) != i
+            ),
+        )
         return schedules
 
 

@@ -4,13 +4,13 @@ Plain YAML loaders read `NO` as false, `1:30` as 90 and `1e9` as text, and take 
 
 * only `true` and `false` are truth values, `null`, `~` and nothing are null;
 * numbers are those of YAML 1.2 (`1e9` is one) that fit 64 bits; anything else is text;
-* keys are text and may not repeat; tags and merge keys are refused; anchors and aliases work;
+* keys are text or whole numbers and may not repeat; tags and merge keys are refused; anchors and aliases work;
 * nesting is limited, and so is what aliases expand to.
 
-The document is built from the parser's events, without recursion into foreign code, so that no input can exhaust the stack.
+The document is built from the parser's events, without recursion in foreign code: no input can exhaust the stack.
 
 >>> document = parse("a: {b: NO, c: 1e9}")
->>> document.root, document.place(("a", "c"))
+>>> document.root, document.locate(("a", "c"))[0]
 ({'a': {'b': 'NO', 'c': 1000000000.0}}, Place(line=1, column=12))
 """
 
@@ -65,15 +65,21 @@ class Document:
     places: dict[tuple[int, str | int], Place] = field(default_factory=dict)
     """By the id of the container in `root` and the key in it: an alias is stored once, however often it is used."""
 
-    def place(self, path: Path) -> Place:
-        """Return the place of the value that `path` leads to, or of the last one on the way that exists."""
+    def locate(self, path: Path) -> tuple[Place, Path]:
+        """Return where the value is that `path` leads to, or the last one on the way that exists.
+
+        What goes on below a value that is no container names no value (but, say, one of the types that it could have
+        had); the path that is returned is without it.
+        """
         value, place = self.root, Place(1, 1)
-        for key in path:
+        for depth, key in enumerate(path):
+            if not isinstance(value, dict | list):
+                return place, path[:depth]
             found = self.places.get((id(value), key))
-            if found is None or not isinstance(value, dict | list):
+            if found is None:
                 break
             place, value = found, value[key]  # type: ignore[index]  # `places` has only keys that fit
-        return place
+        return place, path
 
 
 def parse(text: str) -> Document:
@@ -145,8 +151,8 @@ class _Builder:
             items.append(self._value(event, (*path, len(items))))
         return items
 
-    def _mapping(self, path: Path) -> dict[str, object]:
-        items: dict[str, object] = {}
+    def _mapping(self, path: Path) -> dict[str | int, object]:
+        items: dict[str | int, object] = {}
         while not isinstance(event := next(self._events), yaml.MappingEndEvent):
             key = self._key(event, path)
             value = self._value(next(self._events), (*path, key))
@@ -160,10 +166,11 @@ class _Builder:
                 items[key] = value
         return items
 
-    def _key(self, event: Any, path: Path) -> str:
+    def _key(self, event: Any, path: Path) -> str | int:
         if isinstance(event, yaml.ScalarEvent):
-            return str(event.value)
-        self._report(event, path, "a key must be text, not a list, a mapping or an alias")
+            key = _scalar(event.value) if event.implicit[0] else event.value
+            return key if type(key) is int else str(event.value)
+        self._report(event, path, "a key is text or a whole number, not a list, a mapping or an alias")
         return str(self._value(event, path))[:20]
 
     def _expand(self, event: Any, path: Path) -> object:
@@ -188,7 +195,12 @@ class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: object) -> bool:
         return True
 
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        # Otherwise rare characters (U+0085, U+2028) stand there as they are and are read as line breaks.
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=None if text.isprintable() else '"')
 
+
+_Dumper.add_representer(str, _Dumper.represent_text)
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(rf"^(?:{_FLOAT.pattern})$"), list("-+.0123456789"))
 
 
@@ -203,7 +215,7 @@ def _scalar(text: str) -> object:
     return text
 
 
-def _place(event: yaml.Event) -> Place:
+def _place(event: Any) -> Place:
     return Place(event.start_mark.line + 1, event.start_mark.column + 1)
 
 

@@ -1,4 +1,4 @@
-"""What local and hierarchical SGD share: a synchronous warm-up, then local steps with an average of parameters at times."""
+"""What local and hierarchical SGD share: a synchronous warm-up, then local steps and averages of parameters."""
 
 from collections.abc import Callable
 
@@ -36,7 +36,12 @@ def averaging_plan(
         gradients = Group(job.world_size) if step < warmup_steps else own_gradients
         group = average(step, job)
         end = parts.average_parameters(group, synchronize=synchronize) if group else ()
-        return (*parts.begin_step(job, step), *parts.backward(buckets, all_reduce=gradients), parts.optimize(buckets), *end)
+        return (
+            *parts.begin_step(job, step),
+            *parts.backward(buckets, all_reduce=gradients),
+            parts.optimize(buckets),
+            *end,
+        )
 
     buffers = (*parts.training_buffers(job, buckets), parts.flat_buffer(job))
     return Plan.from_steps(

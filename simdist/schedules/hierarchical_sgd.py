@@ -1,5 +1,6 @@
 """Hierarchical SGD: average often with few neighbours, seldom with all."""
 
+from itertools import pairwise
 from typing import ClassVar, Literal, final
 
 from pydantic import Field, field_validator
@@ -54,7 +55,7 @@ class HierarchicalSGD(Schedule):
                 raise ValueError(f"period {period}; must be at least 1")
             if isinstance(size, int) and size < 2:
                 raise ValueError(f"group of {size} at period {period}; a group has at least 2 ranks")
-        for shorter, longer in zip(periods, periods[1:], strict=False):
+        for shorter, longer in pairwise(periods):
             if longer % shorter or longer == shorter:
                 raise ValueError(
                     f"period {longer} after {shorter}; periods grow, each a multiple of the one before, "
@@ -73,12 +74,14 @@ class HierarchicalSGD(Schedule):
         for period, size in sizes:
             if world_size % size:
                 legal = ", ".join(str(n) for n in range(2, world_size + 1) if world_size % n == 0)
-                found.append(f"group of {size} at period {period} does not divide {world_size} ranks; sizes that do: {legal}")
-        for (_, smaller), (period, larger) in zip(sizes, sizes[1:], strict=False):
+                found.append(
+                    f"group of {size} at period {period} does not divide {world_size} ranks; sizes that do: {legal}"
+                )
+        for (_, smaller), (period, larger) in pairwise(sizes):
             if larger <= smaller or larger % smaller:
                 found.append(
-                    f"group of {larger} at period {period} after a group of {smaller}; groups grow with the period, each "
-                    f"a multiple of the one before"
+                    f"group of {larger} at period {period} after a group of {smaller}; groups grow with the period, "
+                    f"each a multiple of the one before"
                 )
         if sizes[-1][1] != world_size:
             found.append(f"the last group has {sizes[-1][1]} ranks; it must be the world of {world_size}")

@@ -46,7 +46,12 @@ class LocalSGD(Schedule):
     def plan(self, job: Job) -> Plan:
         """Write the plan."""
         return averaging_plan(
-            self.name, job, self._average, own_gradients=None, warmup_steps=self.warmup_steps, synchronize=self.synchronize
+            self.name,
+            job,
+            self._average,
+            own_gradients=None,
+            warmup_steps=self.warmup_steps,
+            synchronize=self.synchronize,
         )
 
     def result(self, step: int, job: Job) -> Result:

@@ -1,0 +1,81 @@
+"""From a scenario to what the engines take: job, plan, price list, delays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.check import check
+from simdist.cost import Costs, compute_s, price
+from simdist.plan import Channel, Plan
+from simdist.proof import prove
+from simdist.scenario.sampling import DelaySampler, sampler
+from simdist.scenario.scenario import Scenario
+from simdist.schedules import InputPath, Job, Schedule
+
+__all__ = ["Built", "build", "delay_sampler", "delays", "job"]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A schedule, made concrete for a scenario.
+
+    Args:
+        schedule: The schedule.
+        plan: Its plan, legal and proved.
+        costs: What the plan's operations cost.
+        n_proved_ranks: Ranks whose contributions the proof followed.
+    """
+
+    schedule: Schedule
+    plan: Plan
+    costs: Costs
+    n_proved_ranks: int
+
+
+def job(scenario: Scenario) -> Job:
+    """Return what schedules need to know of a scenario."""
+    cluster, workload, path = scenario.cluster, scenario.workload, scenario.input
+    return Job(
+        world_size=cluster.world_size,
+        ranks_per_node=cluster.gpus_per_node,
+        n_steps=scenario.steps,
+        tensor_counts=workload.tensor_counts,
+        dtype=workload.dtype,
+        batch_nbytes=max(1, workload.batch_size * workload.sample_nbytes),
+        input_path=InputPath(path.source, path.copy_method, path.prefetch),
+        run_ahead_steps=scenario.host.run_ahead_steps,
+        delay_channels=frozenset(disturbance.on for disturbance in scenario.disturbances),
+    )
+
+
+def build(scenario: Scenario, schedule: Schedule) -> Built:
+    """Write the plan of a schedule, check it, prove that it computes what the schedule declares, and price it.
+
+    Raises:
+        PlanError: The plan is not legal, or does something else.
+        ScenarioError: Compute times are neither given nor derivable.
+    """
+    described = job(scenario)
+    plan = schedule.plan(described)
+    check(plan)
+    n_proved_ranks = prove(plan, lambda step: schedule.result(step, described))
+    return Built(schedule, plan, price(plan, scenario.cluster, scenario.workload), n_proved_ranks)
+
+
+def delay_sampler(scenario: Scenario, seeds: Sequence[int]) -> DelaySampler:
+    """Return the source of the injected delays of many seeds."""
+    return sampler(
+        scenario.disturbances,
+        seeds=seeds,
+        world_size=scenario.cluster.world_size,
+        ranks_per_node=scenario.cluster.gpus_per_node,
+        compute_s=compute_s(scenario.workload, scenario.cluster),
+    )
+
+
+def delays(scenario: Scenario) -> dict[Channel, NDArray[np.float64]]:
+    """Draw the delays of the scenario's own seed: channel -> `[steps, world_size]`, seconds."""
+    drawn = delay_sampler(scenario, [scenario.seed]).take(scenario.steps)
+    return {channel: np.ascontiguousarray(array[:, :, 0]) for channel, array in drawn.items()}

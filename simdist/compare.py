@@ -1,0 +1,218 @@
+"""How much faster is each schedule than a baseline, and where does the time go?
+
+All schedules are measured with the same injected delays of the same seeds (common random numbers), so that their
+differences are not noise. Intervals are 95 % confidence intervals over seeds, from Student's t distribution.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.breakdown import Breakdown, breakdown
+from simdist.build import Built, build, delay_sampler
+from simdist.engines import Engine, des, fast
+from simdist.errors import ScenarioError, UnsupportedError
+from simdist.scenario.scenario import Scenario
+from simdist.schedules import Schedule
+
+__all__ = ["Measured", "Row", "compare", "find_baseline", "measure", "measure_each", "row"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with a schedule's label, rank-steps done and rank-steps in all."""
+
+_BATCH_VALUES = 16_384  # ranks x seeds whose vectors stay in a core's cache
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One schedule, simulated for many seeds.
+
+    Args:
+        label: The schedule's label.
+        engine: `fast` or `des`.
+        step_s: Seconds per step of each seed, `[n_seeds]`.
+        states_s: Seconds per step in each state, averaged over ranks, by seed: state -> `[n_seeds]`.
+    """
+
+    label: str
+    engine: str
+    step_s: NDArray[np.float64]
+    states_s: dict[str, NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the speed-up table; times in seconds per step, averaged over ranks and seeds.
+
+    `compute_s + comm_s + wait_s + io_s + host_s = step_s`; see `simdist.breakdown` for their meaning. The intervals
+    are None with a single seed.
+    """
+
+    schedule: str
+    step_s: float
+    step_s_ci95: tuple[float, float] | None
+    speedup: float
+    speedup_ci95: tuple[float, float] | None
+    compute_s: float
+    comm_s: float
+    wait_s: float
+    io_s: float
+    host_s: float
+    engine: str
+    seeds: int
+
+
+def compare(
+    scenario: Scenario,
+    *,
+    baseline: str = "sync",
+    n_seeds: int = 20,
+    engine: Engine = "auto",
+    progress: Progress | None = None,
+) -> list[Row]:
+    """Return the speed-up table of a scenario, in the order of its schedules.
+
+    Args:
+        scenario: What to simulate.
+        baseline: Label or kind of the schedule that the others are compared with.
+        n_seeds: Seeds, counted up from the scenario's.
+        engine: `auto` takes the fast engine wherever it is exact.
+        progress: See `Progress`.
+
+    Raises:
+        ScenarioError: There is no such baseline.
+        PlanError: A schedule does not fit the cluster.
+        UnsupportedError: `fast` was asked for and cannot compute a schedule exactly.
+    """
+    reference = find_baseline(scenario, baseline)
+    measured = list(measure_each(scenario, scenario.schedules, n_seeds=n_seeds, engine=engine, progress=progress))
+    base = measured[scenario.schedules.index(reference)]
+    return [row(each, base) for each in measured]
+
+
+def find_baseline(scenario: Scenario, baseline: str) -> Schedule:
+    """Return the schedule with that label or, failing that, the first of that kind.
+
+    Raises:
+        ScenarioError: There is none.
+    """
+    for schedule in scenario.schedules:
+        if schedule.name == baseline:
+            return schedule
+    for schedule in scenario.schedules:
+        if schedule.kind == baseline:
+            return schedule
+    labels = ", ".join(schedule.name for schedule in scenario.schedules)
+    raise ScenarioError(f"{scenario.name}: no schedule is called {baseline!r} to compare with; there are: {labels}")
+
+
+def measure_each(
+    scenario: Scenario,
+    schedules: Sequence[Schedule],
+    *,
+    n_seeds: int,
+    engine: Engine = "auto",
+    progress: Progress | None = None,
+) -> Iterator[Measured]:
+    """Measure schedule after schedule, yielding each as it is done."""
+    for schedule in schedules:
+        yield measure(scenario, build(scenario, schedule), n_seeds=n_seeds, engine=engine, progress=progress)
+
+
+def measure(
+    scenario: Scenario, built: Built, *, n_seeds: int, engine: Engine = "auto", progress: Progress | None = None
+) -> Measured:
+    """Simulate one schedule for many seeds, keeping no traces.
+
+    Raises:
+        ScenarioError: There are no seeds.
+        UnsupportedError: `fast` was asked for and cannot compute this exactly.
+    """
+    if n_seeds < 1:
+        raise ScenarioError(f"{n_seeds} seeds; must be at least 1")
+    seeds = [scenario.seed + number for number in range(n_seeds)]
+    if engine != "des":
+        try:
+            return _collect(built, "fast", list(_measure_fast(scenario, built, seeds, progress)))
+        except UnsupportedError:
+            if engine == "fast":
+                raise
+    return _collect(built, "des", list(_measure_des(scenario, built, seeds, progress)))
+
+
+def _measure_fast(scenario: Scenario, built: Built, seeds: list[int], progress: Progress | None) -> Iterator[Breakdown]:
+    world_size = built.plan.world_size
+    batch = max(1, _BATCH_VALUES // world_size)
+    for first in range(0, len(seeds), batch):
+        some = seeds[first : first + batch]
+        report = _reporter(progress, built, n_seeds=len(seeds), before=first, each=len(some))
+        yield fast.measure(built.plan, built.costs, delay_sampler(scenario, some), n_seeds=len(some), progress=report)
+
+
+def _measure_des(scenario: Scenario, built: Built, seeds: list[int], progress: Progress | None) -> Iterator[Breakdown]:
+    for number, seed in enumerate(seeds):
+        drawn = delay_sampler(scenario, [seed]).take(scenario.steps)
+        report = _reporter(progress, built, n_seeds=len(seeds), before=number, each=1)
+        delays = {channel: array[:, :, 0] for channel, array in drawn.items()}
+        yield breakdown(des.simulate(built.plan, built.costs, delays, progress=report))
+
+
+def _reporter(
+    progress: Progress | None, built: Built, *, n_seeds: int, before: int, each: int
+) -> Callable[[int], None] | None:
+    """Turn steps done in one batch of seeds into rank-steps done in all."""
+    if progress is None:
+        return None
+    world_size, n_steps = built.plan.world_size, built.plan.n_steps
+
+    def report(step: int) -> None:
+        progress(built.schedule.name, world_size * (before * n_steps + each * step), world_size * n_seeds * n_steps)
+
+    return report
+
+
+def _collect(built: Built, engine: str, parts: list[Breakdown]) -> Measured:
+    states = ("compute", "comm", "wait", "io", "host")
+    return Measured(
+        label=built.schedule.name,
+        engine=engine,
+        step_s=np.concatenate([part.step_s for part in parts]),
+        states_s={state: np.concatenate([part.per_step_s(state) for part in parts]) for state in states},
+    )
+
+
+def row(measured: Measured, baseline: Measured) -> Row:
+    """Return the line of the table that compares `measured` with `baseline`."""
+    means = {state: float(seconds.mean()) for state, seconds in measured.states_s.items()}
+    return Row(
+        schedule=measured.label,
+        step_s=float(measured.step_s.mean()),
+        step_s_ci95=_interval(float(measured.step_s.mean()), measured.step_s),
+        speedup=float(baseline.step_s.mean() / measured.step_s.mean()),
+        speedup_ci95=_speedup_ci95(measured.step_s, baseline.step_s),
+        compute_s=means["compute"],
+        comm_s=means["comm"],
+        wait_s=means["wait"],
+        io_s=means["io"],
+        host_s=means["host"],
+        engine=measured.engine,
+        seeds=len(measured.step_s),
+    )
+
+
+def _speedup_ci95(step_s: NDArray[np.float64], baseline_s: NDArray[np.float64]) -> tuple[float, float] | None:
+    """Interval of a ratio r of means of paired samples, by the delta method: residuals b - r s, over the mean s."""
+    speedup = float(baseline_s.mean() / step_s.mean())
+    return _interval(speedup, (baseline_s - speedup * step_s) / step_s.mean())
+
+
+def _interval(center: float, samples: NDArray[np.float64]) -> tuple[float, float] | None:
+    from scipy.special import stdtrit
+
+    n = len(samples)
+    if n < 2:
+        return None
+    half = float(stdtrit(n - 1, 0.975) * samples.std(ddof=1) / np.sqrt(n))
+    return center - half, center + half
