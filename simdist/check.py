@@ -10,6 +10,7 @@ from simdist.plan import (
     Backward,
     Broadcast,
     Buffer,
+    Collective,
     Copy,
     Delay,
     Densify,
@@ -63,7 +64,7 @@ def _plan_problems(plan: Plan) -> Iterator[str]:
     if not 1 <= plan.world_size <= MAX_WORLD_SIZE:
         yield f"world_size {plan.world_size}; must be from 1 to {MAX_WORLD_SIZE}"
     names = [buffer.name for buffer in plan.buffers]
-    for name in {name for name in names if names.count(name) > 1}:
+    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
         yield f"buffer {name!r} is declared {names.count(name)} times; names are unique"
     for buffer in plan.buffers:
         yield from (f"buffer {buffer.name!r}: {problem}" for problem in _buffer_problems(buffer))
@@ -115,22 +116,10 @@ def _op_problems(op: Op, buffers: dict[str, Buffer], world_size: int) -> Iterato
                 yield f"writes {op.dst!r}, which names no tensors; a gradient bucket holds those of a range of tensors"
         case Optimize():
             yield from _optimize_problems(op, buffers)
-        case AllReduce():
+        case AllReduce() | Reduce() | Broadcast() | ReduceScatter() | AllGather():
             yield from _group_problems(op.group, world_size)
-            yield from _algorithm_problems(op.algorithm, op.group)
-        case Reduce() | Broadcast():
-            yield from _group_problems(op.group, world_size)
-            yield from _algorithm_problems(op.algorithm, op.group)
-            if not 0 <= op.root < op.group.size:
-                yield f"root {op.root} is no member of a {op.group}; members are numbered 0 to {op.group.size - 1}"
-        case ReduceScatter():
-            yield from _group_problems(op.group, world_size)
-            yield from _algorithm_problems(op.algorithm, op.group)
-            yield from _shard_problems(buffers[op.src], buffers[op.dst], op.group)
-        case AllGather():
-            yield from _group_problems(op.group, world_size)
-            yield from _algorithm_problems(op.algorithm, op.group)
-            yield from _shard_problems(buffers[op.dst], buffers[op.src], op.group)
+            yield from _algorithm_problems(op)
+            yield from _collective_problems(op, buffers)
         case Select():
             yield from _select_problems(op, buffers)
         case Densify():
@@ -149,14 +138,42 @@ def _group_problems(group: Group, world_size: int) -> Iterator[str]:
         yield str(error)
 
 
-def _algorithm_problems(algorithm: str, group: Group) -> Iterator[str]:
-    if algorithm == "halving_doubling" and group.size & (group.size - 1):
-        yield f"halving_doubling over a {group}; it needs a power of two, or choose ring"
+def _algorithm_problems(op: Collective) -> Iterator[str]:
+    if op.algorithm == "halving_doubling" and op.group.size & (op.group.size - 1):
+        yield f"halving_doubling over a {op.group}; it needs a power of two, or choose ring"
+    if op.algorithm == "halving_doubling" and isinstance(op, Reduce | Broadcast):
+        yield "halving_doubling is no algorithm of a rooted collective; choose ring or tree"
+    if op.algorithm == "tree" and isinstance(op, ReduceScatter | AllGather):
+        yield "a tree reduces and broadcasts whole buffers, not slices; choose ring or halving_doubling"
+
+
+def _collective_problems(op: Collective, buffers: dict[str, Buffer]) -> Iterator[str]:
+    match op:
+        case AllReduce() | Reduce():
+            yield from _dense_problems(buffers[op.buffer])
+        case Broadcast():
+            pass
+        case ReduceScatter():
+            yield from _dense_problems(buffers[op.src])
+            yield from _shard_problems(buffers[op.src], buffers[op.dst], op.group)
+        case AllGather():
+            yield from _shard_problems(buffers[op.dst], buffers[op.src], op.group)
+        case _:
+            assert_never(op)
+    if isinstance(op, Reduce | Broadcast) and not 0 <= op.root < op.group.size:
+        yield f"root {op.root} is no member of a {op.group}; members are numbered 0 to {op.group.size - 1}"
+
+
+def _dense_problems(buffer: Buffer) -> Iterator[str]:
+    if buffer.sparse:
+        yield f"reduces the sparse buffer {buffer.name!r}, whose indices differ by rank; all-gather it, then densify"
 
 
 def _same_size(src: Buffer, dst: Buffer) -> Iterator[str]:
     if (src.count, src.dtype, src.sparse) != (dst.count, dst.dtype, dst.sparse):
         yield f"copies {src.count} x {src.dtype} to {dst.count} x {dst.dtype}; sizes and types must be equal"
+    if None not in (src.tensors, dst.tensors) and src.tensors != dst.tensors:
+        yield f"copies tensors {src.tensors} over tensors {dst.tensors}; they must be the same"
 
 
 def _shard_problems(whole: Buffer, shard: Buffer, group: Group) -> Iterator[str]:
@@ -176,6 +193,11 @@ def _optimize_problems(op: Optimize, buffers: dict[str, Buffer]) -> Iterator[str
         yield "updates buffers that name no tensors; parameters and gradients hold ranges of tensors"
     elif sorted(_covered(params)) != sorted(_covered(grads)):
         yield "the gradients do not cover exactly the tensors of the parameters"
+    elif sum(buffers[name].count for name in op.params) != sum(buffers[name].count for name in op.grads):
+        yield "the gradients have other numbers of elements than the parameters of the same tensors"
+    for name in (*op.params, *op.grads):
+        if buffers[name].sparse:
+            yield f"updates with the sparse buffer {name!r}; densify it first"
 
 
 def _tensors(names: tuple[str, ...], buffers: dict[str, Buffer]) -> list[tuple[int, int] | None]:

@@ -17,7 +17,7 @@ SI: `Link(latency_s=5e-6)`. The validation context tells them apart: `FromFile` 
 import decimal
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, TypeAlias
@@ -281,15 +281,18 @@ def _validator(parse: Callable[[object], float]) -> Callable[[object, Validation
     return validate
 
 
-def _exact_text(parse: Callable[[object], float], units: Iterable[str]) -> Callable[[float], str]:
-    """Write the shortest text that `parse` reads back as the very same number."""
+def _exact_text(
+    parse: Callable[[object], float], dimension: _Dimension, units: Sequence[str]
+) -> Callable[[float], str]:
+    """Write the shortest text, in one of `units`, that `parse` reads back as the very same number."""
 
     def text(value: float) -> str:
         if value == math.inf:
             return "unlimited"
-        candidates = (f"{value / parse(f'1 {unit}')!r}".removesuffix(".0") + f" {unit}" for unit in units)
-        faithful = [candidate for candidate in candidates if parse(candidate) == value]
-        return min(faithful, key=len, default=f"{value!r} {next(iter(units))}")
+        exact = Decimal(repr(value))
+        candidates = [f"{(exact / dimension.units[unit]).normalize():f} {unit}" for unit in units]
+        faithful = [candidate for candidate in candidates if len(candidate) < 40 and parse(candidate) == value]
+        return min([*faithful, f"{value!r} {units[0]}"], key=len)
 
     return text
 
@@ -297,25 +300,27 @@ def _exact_text(parse: Callable[[object], float], units: Iterable[str]) -> Calla
 Seconds: TypeAlias = Annotated[
     float,
     BeforeValidator(_validator(parse_seconds)),
-    PlainSerializer(_exact_text(parse_seconds, ["s", "ms", "us"]), when_used="json-unless-none"),
+    PlainSerializer(_exact_text(parse_seconds, _TIME, ["s", "ms", "us"]), when_used="json-unless-none"),
     Field(examples=["55 ms"]),
 ]
 Nbytes: TypeAlias = Annotated[
     int,
     BeforeValidator(_validator(parse_nbytes)),
-    PlainSerializer(_exact_text(parse_nbytes, ["B", "kB", "MB", "GB"]), when_used="json-unless-none"),
+    PlainSerializer(_exact_text(parse_nbytes, _SIZE, ["B", "kB", "MB", "GB"]), when_used="json-unless-none"),
     Field(examples=["45 MB"]),
 ]
 BytesPerSecond: TypeAlias = Annotated[
     float,
     BeforeValidator(_validator(parse_Bps)),
-    PlainSerializer(_exact_text(parse_Bps, ["B/s", "Gbit/s", "GB/s", "MB/s"]), when_used="json-unless-none"),
+    PlainSerializer(
+        _exact_text(parse_Bps, _BANDWIDTH, ["B/s", "Gbit/s", "GB/s", "MB/s"]), when_used="json-unless-none"
+    ),
     Field(examples=["25 Gbit/s"]),
 ]
 FlopsPerSecond: TypeAlias = Annotated[
     float,
     BeforeValidator(_validator(parse_flops)),
-    PlainSerializer(_exact_text(parse_flops, ["FLOP/s", "GFLOP/s", "TFLOP/s"]), when_used="json-unless-none"),
+    PlainSerializer(_exact_text(parse_flops, _COMPUTE, ["FLOP/s", "GFLOP/s", "TFLOP/s"]), when_used="json-unless-none"),
     Field(examples=["125 TFLOP/s"]),
 ]
 Fraction: TypeAlias = Annotated[float, BeforeValidator(parse_fraction), Field(examples=["2%"])]

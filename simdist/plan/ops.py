@@ -16,6 +16,7 @@ from simdist.groups import Group
 __all__ = [
     "COLLECTIVES",
     "STREAMS",
+    "Algorithm",
     "AllGather",
     "AllReduce",
     "Backward",

@@ -87,7 +87,7 @@ def parse(text: str) -> Document:
     document = Document()
     try:
         _Builder(text, document).build()
-    except _Stop as stop:
+    except _StopError as stop:
         document.problems.append(stop.problem)
     except yaml.MarkedYAMLError as error:
         document.problems.append(_syntax_problem(text, error))
@@ -101,7 +101,7 @@ def dump(value: object) -> str:
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
 
 
-class _Stop(Exception):
+class _StopError(Exception):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.message)
         self.problem = problem
@@ -123,11 +123,11 @@ class _Builder:
         self._document.root = self._value(next(self._events), ())
         next(self._events)  # the document ends
         if not isinstance(after := next(self._events), yaml.StreamEndEvent):
-            raise _Stop(Problem(_place(after).line, (), "a second document begins: write one per file"))
+            raise _StopError(Problem(_place(after).line, (), "a second document begins: write one per file"))
 
     def _value(self, event: Any, path: Path) -> object:
         if len(path) > _MAX_DEPTH:
-            raise _Stop(Problem(_place(event).line, path[:3], f"nested more than {_MAX_DEPTH} levels deep"))
+            raise _StopError(Problem(_place(event).line, path[:3], f"nested more than {_MAX_DEPTH} levels deep"))
         if isinstance(event, yaml.AliasEvent):
             return self._expand(event, path)
         if event.tag is not None:
@@ -167,15 +167,17 @@ class _Builder:
         return items
 
     def _key(self, event: Any, path: Path) -> str | int:
-        if isinstance(event, yaml.ScalarEvent):
-            key = _scalar(event.value) if event.implicit[0] else event.value
-            return key if type(key) is int else str(event.value)
-        self._report(event, path, "a key is text or a whole number, not a list, a mapping or an alias")
-        return str(self._value(event, path))[:20]
+        if not isinstance(event, yaml.ScalarEvent):
+            what = "a key is text or a whole number, not a list, a mapping or an alias"
+            raise _StopError(Problem(_place(event).line, path, what))
+        key = _scalar(event.value) if event.implicit[0] else event.value
+        return key if type(key) is int else str(event.value)
 
     def _expand(self, event: Any, path: Path) -> object:
         if event.anchor not in self._anchors:
-            raise _Stop(Problem(_place(event).line, path, f"*{event.anchor} has no anchor &{event.anchor} before it"))
+            raise _StopError(
+                Problem(_place(event).line, path, f"*{event.anchor} has no anchor &{event.anchor} before it")
+            )
         value, n_values = self._anchors[event.anchor]
         self._count(event, path, n_values)
         return value
@@ -183,7 +185,7 @@ class _Builder:
     def _count(self, event: Any, path: Path, n_values: int) -> None:
         self._n_values += n_values
         if self._n_values > _MAX_VALUES:
-            raise _Stop(Problem(_place(event).line, path[:3], f"aliases expand to more than {_MAX_VALUES} values"))
+            raise _StopError(Problem(_place(event).line, path[:3], f"aliases expand to more than {_MAX_VALUES} values"))
 
     def _report(self, event: Any, path: Path, message: str) -> None:
         self._document.problems.append(Problem(_place(event).line, path, message))
@@ -220,9 +222,9 @@ def _place(event: Any) -> Place:
 
 
 def _syntax_problem(text: str, error: yaml.MarkedYAMLError) -> Problem:
-    number = error.problem_mark.line if error.problem_mark else 0
     lines = text.splitlines()
-    line = lines[number] if number < len(lines) else ""
+    number = min(error.problem_mark.line if error.problem_mark else 0, len(lines) - 1)  # the end is no line
+    line = lines[number]
     if "\t" in line[: len(line) - len(line.lstrip())]:
         return Problem(number + 1, (), "a tab in the indentation: indent with spaces")
     context = f" {error.context}" if error.context else ""

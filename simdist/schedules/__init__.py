@@ -21,5 +21,7 @@ def kinds() -> dict[str, type[Schedule]]:
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         for value in vars(importlib.import_module(module.name)).values():
             if inspect.isclass(value) and issubclass(value, Schedule) and not inspect.isabstract(value):
-                found[value.model_fields["kind"].default] = value
+                kind = value.model_fields["kind"].default
+                if found.setdefault(kind, value) is not value:
+                    raise TypeError(f"{value.__module__} and {found[kind].__module__} both define schedule {kind!r}")
     return dict(sorted(found.items()))

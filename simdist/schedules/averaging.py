@@ -1,57 +1,63 @@
 """What local and hierarchical SGD share: a synchronous warm-up, then local steps and averages of parameters."""
 
-from collections.abc import Callable
+import abc
+
+from pydantic import Field
 
 from simdist.plan import Body, Group, Plan
 from simdist.proof import Result
 from simdist.schedules import parts
+from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
+from simdist.units import Whole
 
-__all__ = ["averaging_plan", "averaging_result"]
+__all__ = ["AveragingSchedule"]
 
-Average = Callable[[int, Job], Group | None]
-
-_FIRST_BUCKET_NBYTES = 1024**2
-_BUCKET_NBYTES = 25 * 1024**2
+_WHOLE_MODEL_NBYTES = 2**62  # one bucket
 
 
-def averaging_plan(
-    name: str, job: Job, average: Average, *, own_gradients: Group | None, warmup_steps: int, synchronize: bool
-) -> Plan:
-    """Write a plan that averages parameters where `average` says so.
+class AveragingSchedule(Schedule, abc.ABC):
+    """Train locally, and average the parameters over a group where `average` says so."""
 
-    Args:
-        name: The plan's name.
-        job: The job.
-        average: Over whom the parameters are averaged at the end of a step; None for nobody.
-        own_gradients: Over whom gradients are averaged in every step after the warm-up; None for nobody.
-        warmup_steps: First steps that average gradients over the world instead.
-        synchronize: The host waits for its device before each average.
-    """
-    buckets: tuple[parts.Bucket, ...] = ((0, len(job.tensor_counts)),)
-    if warmup_steps or own_gradients:
-        buckets = parts.gradient_buckets(job, first_nbytes=_FIRST_BUCKET_NBYTES, nbytes=_BUCKET_NBYTES)
+    warmup_steps: Whole = Field(default=0, ge=0)
+    """First steps that run synchronous SGD instead."""
+    phase: Whole | None = Field(default=None, ge=0)
+    """Average where the step is `phase` modulo a period, instead of at the end of each period."""
+    synchronize: bool = True
+    """The host waits for its device before each average, as PyTorch's averagers do."""
 
-    def step_body(step: int) -> Body:
-        gradients = Group(job.world_size) if step < warmup_steps else own_gradients
-        group = average(step, job)
-        end = parts.average_parameters(group, synchronize=synchronize) if group else ()
+    @abc.abstractmethod
+    def average(self, step: int, job: Job) -> Group | None:
+        """Return over whom the parameters are averaged at the end of a step; None for nobody."""
+
+    def local_gradients(self, job: Job) -> Group | None:
+        """Return over whom gradients are averaged in every step after the warm-up; None, as by default, for nobody."""
+        return None
+
+    def write(self, job: Job) -> Plan:
+        """Write the plan."""
+        overlaps = self.warmup_steps > 0 or self.local_gradients(job) is not None
+        limits = (parts.FIRST_BUCKET_NBYTES, parts.BUCKET_NBYTES) if overlaps else (_WHOLE_MODEL_NBYTES,) * 2
+        buckets = parts.gradient_buckets(job, first_nbytes=limits[0], nbytes=limits[1])
+        buffers = (*parts.training_buffers(job, buckets), parts.flat_buffer(job))
+        steps = (self._step(job, step, buckets) for step in range(job.n_steps))
+        return Plan.from_steps(self.name, world_size=job.world_size, buffers=buffers, steps=steps)
+
+    def _step(self, job: Job, step: int, buckets: tuple[parts.Bucket, ...]) -> Body:
+        group = self.average(step, job)
+        average = (
+            parts.average_parameters(group, synchronize=self.synchronize, algorithm=self.algorithm) if group else ()
+        )
         return (
             *parts.begin_step(job, step),
-            *parts.backward(buckets, all_reduce=gradients),
+            *parts.backward(buckets, all_reduce=self._gradients(step, job), algorithm=self.algorithm),
             parts.optimize(buckets),
-            *end,
+            *average,
         )
 
-    buffers = (*parts.training_buffers(job, buckets), parts.flat_buffer(job))
-    return Plan.from_steps(
-        name, world_size=job.world_size, buffers=buffers, steps=(step_body(step) for step in range(job.n_steps))
-    )
+    def result(self, step: int, job: Job) -> Result:
+        """Declare whose gradients enter the update, and over whom the parameters are averaged then."""
+        return Result(gradients=self._gradients(step, job) or Group(1), parameters=self.average(step, job) or Group(1))
 
-
-def averaging_result(
-    step: int, job: Job, average: Average, *, own_gradients: Group | None, warmup_steps: int
-) -> Result:
-    """Declare what a step of `averaging_plan` leaves behind."""
-    gradients = Group(job.world_size) if step < warmup_steps else own_gradients
-    return Result(gradients=gradients or Group(1), parameters=average(step, job) or Group(1))
+    def _gradients(self, step: int, job: Job) -> Group | None:
+        return Group(job.world_size) if step < self.warmup_steps else self.local_gradients(job)

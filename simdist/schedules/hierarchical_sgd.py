@@ -5,18 +5,17 @@ from typing import ClassVar, Literal, final
 
 from pydantic import Field, field_validator
 
-from simdist.plan import Group, Plan
-from simdist.proof import Result
-from simdist.schedules.averaging import averaging_plan, averaging_result
-from simdist.schedules.base import Schedule
+from simdist.plan import Group
+from simdist.schedules.averaging import AveragingSchedule
 from simdist.schedules.every import Every
 from simdist.schedules.job import Job
+from simdist.units import Whole
 
 __all__ = ["HierarchicalSGD"]
 
 
 @final
-class HierarchicalSGD(Schedule):
+class HierarchicalSGD(AveragingSchedule):
     """Average the parameters over groups that grow with the period; where several levels meet, only the largest acts.
 
     `levels: {2: 8, 4: 32, 8: 64}` averages over 8 ranks at the end of every 2 steps, over 32 at the end of every 4 and
@@ -35,16 +34,10 @@ class HierarchicalSGD(Schedule):
     )
 
     kind: Literal["hierarchical_sgd"] = "hierarchical_sgd"
-    levels: dict[int, int | Literal["world"]] = Field(min_length=1)
+    levels: dict[Whole, Whole | Literal["world"]] = Field(min_length=1)
     """Period in steps -> ranks in a group."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """First steps that run synchronous SGD instead."""
     intra_node_gradients: bool = True
     """Average gradients within each node in every step, as PyTorch's post-local-SGD hook does by default."""
-    phase: int | None = Field(default=None, ge=0)
-    """Average where the step is `phase` modulo a period, instead of at the end of each period."""
-    synchronize: bool = True
-    """The host waits for its device before each average, as PyTorch's averagers do."""
 
     @field_validator("levels")
     @classmethod
@@ -87,27 +80,13 @@ class HierarchicalSGD(Schedule):
             found.append(f"the last group has {sizes[-1][1]} ranks; it must be the world of {world_size}")
         return [("levels", problem) for problem in found]
 
-    def plan(self, job: Job) -> Plan:
-        """Write the plan."""
-        return averaging_plan(
-            self.name,
-            job,
-            self._average,
-            own_gradients=self._own_gradients(job),
-            warmup_steps=self.warmup_steps,
-            synchronize=self.synchronize,
-        )
-
-    def result(self, step: int, job: Job) -> Result:
-        """Declare averages over the largest group whose period ends."""
-        gradients = self._own_gradients(job)
-        return averaging_result(step, job, self._average, own_gradients=gradients, warmup_steps=self.warmup_steps)
-
-    def _own_gradients(self, job: Job) -> Group | None:
-        return Group(job.ranks_per_node) if self.intra_node_gradients and job.ranks_per_node > 1 else None
-
-    def _average(self, step: int, job: Job) -> Group | None:
+    def average(self, step: int, job: Job) -> Group | None:
+        """Return the largest group whose period ends."""
         for period, size in reversed(self.levels.items()):
             if Every(period, start=self.warmup_steps, phase=self.phase).fires(step):
                 return Group(job.world_size if size == "world" else size)
         return None
+
+    def local_gradients(self, job: Job) -> Group | None:
+        """Return the node, if gradients are averaged within it."""
+        return Group(job.ranks_per_node) if self.intra_node_gradients and job.ranks_per_node > 1 else None

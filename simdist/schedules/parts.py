@@ -1,6 +1,7 @@
 """The pieces that schedules of data-parallel training are made of."""
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from simdist.plan import (
     AllReduce,
@@ -16,19 +17,35 @@ from simdist.plan import (
     Optimize,
     Wait,
 )
+from simdist.plan.ops import Algorithm
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.schedules.job import Job
 
-__all__ = ["average_parameters", "backward", "begin_step", "gradient_buckets", "optimize", "training_buffers"]
+__all__ = [
+    "BUCKET_NBYTES",
+    "FIRST_BUCKET_NBYTES",
+    "FLAT",
+    "Bucket",
+    "average_parameters",
+    "backward",
+    "begin_step",
+    "flat_buffer",
+    "gradient_buckets",
+    "optimize",
+    "training_buffers",
+]
 
-Bucket = tuple[int, int]  # half-open range of tensors
+Bucket: TypeAlias = tuple[int, int]  # half-open range of tensors
+
+FIRST_BUCKET_NBYTES = 1024**2  # DistributedDataParallel's first bucket is small, so that communication begins early
+BUCKET_NBYTES = 25 * 1024**2  # its bucket_cap_mb
+FLAT = "flat"
 
 
 def gradient_buckets(job: Job, *, first_nbytes: int, nbytes: int) -> tuple[Bucket, ...]:
     """Split the tensors into buckets in the order in which the backward pass completes them.
 
-    A bucket is closed by the tensor that makes it reach its limit, as in PyTorch's DistributedDataParallel: 1 MiB for
-    the first, so that communication begins early, 25 MiB for the rest.
+    A bucket is closed by the tensor that makes it reach its limit, as in PyTorch's DistributedDataParallel.
 
     Args:
         job: The job whose tensors to split.
@@ -111,13 +128,13 @@ def _copy_input(job: Job, batch: str) -> Body:
     return (copy, Wait("input")) if job.input_path.copy == "pageable" else (copy,)
 
 
-def backward(buckets: Sequence[Bucket], *, all_reduce: Group | None) -> Body:
-    """Return the backward pass, each bucket followed by its all-reduce over `all_reduce`, if any."""
+def backward(buckets: Sequence[Bucket], *, all_reduce: Group | None, algorithm: Algorithm) -> Body:
+    """Return the backward pass, each bucket followed by its all-reduce over the group `all_reduce`, if any."""
     ops: list[Op] = []
     for number in range(len(buckets)):
         ops.append(Backward(("param", "activations"), f"grad.{number}"))
         if all_reduce:
-            ops.append(AllReduce(f"grad.{number}", all_reduce))
+            ops.append(AllReduce(f"grad.{number}", all_reduce, algorithm=algorithm))
     return tuple(ops)
 
 
@@ -126,23 +143,21 @@ def optimize(buckets: Sequence[Bucket]) -> Optimize:
     return Optimize(("param",), tuple(f"grad.{number}" for number in range(len(buckets))))
 
 
-FLAT = "flat"
-
-
 def flat_buffer(job: Job) -> Buffer:
     """Return the buffer that `average_parameters` averages in."""
     return Buffer(FLAT, sum(job.tensor_counts), job.dtype, tensors=(0, len(job.tensor_counts)))
 
 
-def average_parameters(group: Group, *, synchronize: bool) -> Body:
+def average_parameters(group: Group, *, synchronize: bool, algorithm: Algorithm) -> Body:
     """Average the parameters over a group, as PyTorch's model averagers do: flatten, wait, all-reduce, copy back.
 
     Args:
         group: Who averages.
         synchronize: The host waits for its device before the all-reduce (`torch.cuda.synchronize`).
+        algorithm: Of the all-reduce.
 
     Source:
         torch.distributed.algorithms.model_averaging.utils.average_parameters.
     """
     wait: Body = (Wait(FLAT),) if synchronize else ()
-    return (Copy("param", FLAT), *wait, AllReduce(FLAT, group), Copy(FLAT, "param"))
+    return (Copy("param", FLAT), *wait, AllReduce(FLAT, group, algorithm=algorithm), Copy(FLAT, "param"))

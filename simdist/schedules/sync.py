@@ -23,18 +23,18 @@ class Sync(Schedule):
     """
 
     kind: Literal["sync"] = "sync"
-    first_bucket_nbytes: Nbytes = Field(default=1024**2, alias="first_bucket_size")
-    bucket_nbytes: Nbytes = Field(default=25 * 1024**2, alias="bucket_size")
+    first_bucket_nbytes: Nbytes = Field(default=parts.FIRST_BUCKET_NBYTES, alias="first_bucket_size")
+    bucket_nbytes: Nbytes = Field(default=parts.BUCKET_NBYTES, alias="bucket_size")
 
     def default_label(self) -> str:
         """Return the label."""
         return "sync"
 
-    def plan(self, job: Job) -> Plan:
+    def write(self, job: Job) -> Plan:
         """Write the plan."""
         world = Group(job.world_size)
         buckets = parts.gradient_buckets(job, first_nbytes=self.first_bucket_nbytes, nbytes=self.bucket_nbytes)
-        end = (*parts.backward(buckets, all_reduce=world), parts.optimize(buckets))
+        end = (*parts.backward(buckets, all_reduce=world, algorithm=self.algorithm), parts.optimize(buckets))
         steps = ((*parts.begin_step(job, step), *end) for step in range(job.n_steps))
         buffers = parts.training_buffers(job, buckets)
         return Plan.from_steps(self.name, world_size=job.world_size, buffers=buffers, steps=steps)
