@@ -22,6 +22,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.errors import TraceError
 from simdist.plan import Stream
 from simdist.plan.walk import Template, stretches
 from simdist.trace import Trace
@@ -171,7 +172,18 @@ def _clip(at_s: Times, low_s: Times, high_s: Times) -> Times:
 
 
 def breakdown(trace: Trace) -> Breakdown:
-    """Return where the time of every rank of a trace went."""
+    """Return where the time of every rank of a trace went.
+
+    Raises:
+        TraceError: An operation did not run on some rank.
+    """
+    missing = np.argwhere(np.isnan(trace.end_s))
+    if len(missing):
+        instance, rank = missing[0]
+        raise TraceError(
+            f"operation instance {instance} of plan {trace.plan.name} did not run on rank {rank} ({len(missing)} such "
+            f"entries); only a complete trace can be broken down"
+        )
     attribution = Attribution(trace.plan.world_size, 1)
     index = 0
     for stretch in stretches(trace.plan):

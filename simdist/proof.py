@@ -206,8 +206,7 @@ class _Proof:
             case Delay() | Wait() | Save():
                 pass
             case Load():
-                if op.dst in state and state[op.dst].has("batch"):
-                    raise _BrokenError(f"loads over a batch in {op.dst} that nobody has used")
+                self._demand_used(op.dst, state)
                 state[op.dst] = self._value(op.dst, {_Tag("batch"): self._own})
             case Forward():
                 self._forward(op, state)
@@ -215,8 +214,12 @@ class _Proof:
                 ages = {tag.age for name in op.srcs for tag in state[name].weights if tag.kind == "forward"}
                 if not ages:
                     raise _BrokenError("reads nothing that a forward pass wrote; add its activations or loss to srcs")
+                self._demand_own("forward", "activations", op.srcs, state)
+                if any(name in self._params and not self._is_current(state[name]) for name in op.srcs):
+                    raise _BrokenError("reads parameters that have changed since the step began")
                 state[op.dst] = self._value(op.dst, {_Tag("gradient", max(ages)): self._own})
             case Copy():
+                self._demand_used(op.dst, state)
                 state[op.dst] = state[op.src]
                 self._use_batch(op.src, state)
             case Optimize():
@@ -246,10 +249,11 @@ class _Proof:
     def _forward(self, op: Forward, state: _State) -> None:
         if any(state[name].has("used") for name in op.srcs):
             raise _BrokenError("trains on a batch that was used before; load another one first")
+        self._demand_own("batch", "batch", op.srcs, state)
         if self._loads and not any(state[name].has("batch") for name in op.srcs):
             raise _BrokenError("reads no batch, though the plan loads some; add the input to srcs")
         wanted = {place for name in self._params for place in range(*self._atoms(name))}
-        current = (name for name in op.srcs if _same(state[name].weights, {_Tag("param"): self._own}))
+        current = (name for name in op.srcs if self._is_current(state[name]))
         missing = wanted - {place for name in current for place in range(*self._atoms(name))}
         if missing:
             raise _BrokenError("does not read all parameters as they are when the step begins; add them to srcs")
@@ -257,6 +261,19 @@ class _Proof:
             self._use_batch(name, state)
         for name in op.dsts:
             state[name] = self._value(name, {_Tag("forward"): self._own})
+
+    def _is_current(self, value: _Value) -> bool:
+        """Tell whether a buffer holds its rank's own parameters as they were when the step began."""
+        return _same(value.weights, {_Tag("param"): self._own})
+
+    def _demand_own(self, kind: str, name: str, srcs: tuple[str, ...], state: _State) -> None:
+        found = (state[src].weights for src in srcs if state[src].has(kind))
+        if any(not _same(weights, dict.fromkeys(weights, self._own)) for weights in found):
+            raise _BrokenError(f"reads {name} of other ranks; each rank computes on its own")
+
+    def _demand_used(self, name: str, state: _State) -> None:
+        if name in state and state[name].has("batch"):
+            raise _BrokenError(f"overwrites a batch in {name} that nobody has used")
 
     def _use_batch(self, name: str, state: _State) -> None:
         if state[name].has("batch"):

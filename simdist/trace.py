@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.errors import TraceError
+from simdist.errors import PlanError, TraceError
 from simdist.plan import STREAMS, Plan, dumps, loads, stream_of
 from simdist.plan.text import op_name
 
@@ -94,18 +94,22 @@ class Trace:
             TraceError: It cannot be read, is no trace, or is damaged.
         """
         try:
-            with np.load(path, allow_pickle=False) as archive:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 header = json.loads(archive["header"].tobytes())
-                arrays = [np.asarray(archive[name]) for name in _ARRAYS]
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+                ready_s, start_s, end_s = (np.asarray(archive[name]) for name in _ARRAYS)
+        except (
+            Exception
+        ) as error:  # of a dozen kinds: numpy, zipfile and tokenize each have their own for damaged files
             raise TraceError(
                 f"{path}: cannot be read as a trace ({error}); `simdist simulate -o RUN` writes one"
             ) from None
         if not isinstance(header, dict) or header.get("format") != _FORMAT:
             raise TraceError(f"{path}: not a {_FORMAT} file; `simdist simulate -o RUN` writes one")
-        plan = loads(header["plan"], name=f"{path}: plan")
-        ready_s, start_s, end_s = arrays
-        return cls(plan, ready_s, start_s, end_s, source=header["source"])
+        try:
+            plan = loads(str(header.get("plan")), name="plan")
+            return cls(plan, ready_s, start_s, end_s, source=str(header.get("source")))
+        except (PlanError, TraceError, IndexError) as error:
+            raise TraceError(f"{path}: {error}") from None
 
     def frame(self) -> "pd.DataFrame":
         """Return one row per operation instance and rank: step, position, rank, op, stream, ready_s, start_s, end_s."""

@@ -29,9 +29,9 @@ def compute_s(workload: Workload, cluster: Cluster) -> NDArray[np.float64]:
 class ComputeCost:
     """Prices of the operations on the compute stream.
 
-    Forward and backward seconds are those of the workload, or `FLOPs * batch / (peak * utilization)` with a backward
-    pass of twice the forward FLOPs (one product for the weights' gradient, one for the inputs'). A tensor's share of
-    them is its share of the FLOPs.
+    Forward seconds are those of the workload, or `FLOPs * batch / (peak * utilization)`. A backward pass without
+    seconds of its own takes twice as long: one product for the weights' gradient, one for the inputs'. A tensor's share
+    of both is its share of the FLOPs.
 
     Raises:
         ScenarioError: Times are neither given nor derivable.
@@ -46,17 +46,17 @@ class ComputeCost:
         if not weights.any():
             weights = np.array([tensor.count for tensor in workload.tensors], dtype=np.float64)
         self._share_before = np.concatenate(([0.0], np.cumsum(weights) / weights.sum()))
-        self.forward_s = self._pass_s(workload.forward_s, 1, "forward")
-        self.backward_s = self._pass_s(workload.backward_s, 2, "backward")
+        self.forward_s = self._forward_s(workload.forward_s)
+        self.backward_s = 2 * self.forward_s if workload.backward_s is None else workload.backward_s
 
-    def _pass_s(self, given_s: float | None, factor: int, name: str) -> float:
+    def _forward_s(self, given_s: float | None) -> float:
         if given_s is not None:
             return given_s
-        flops = factor * self._workload.batch_size * sum(tensor.flops for tensor in self._workload.tensors)
+        flops = self._workload.batch_size * self._workload.flops
         if self._device.peak_flops is None or self._workload.utilization is None or not flops:
             raise ScenarioError(
-                f"workload.{name} is not given and cannot be derived: that takes FLOPs per tensor, "
-                f"workload.utilization and cluster.device.peak; give e.g. `{name}: 20 ms`"
+                "workload.forward is not given and cannot be derived: that takes FLOPs per tensor, "
+                "workload.utilization and cluster.device.peak; give e.g. `forward: 20 ms`"
             )
         return flops / (self._device.peak_flops * self._workload.utilization)
 

@@ -41,7 +41,7 @@ def simulate(
         plan: A legal plan.
         costs: Its price list.
         delays: Channel -> float64 `[n_steps, world_size]`, seconds.
-        progress: Called with the number of steps that the first rank's host has passed.
+        progress: Called with the number of steps that the first rank has behind it.
 
     Raises:
         PlanError: The delays do not fit the plan.
@@ -49,6 +49,8 @@ def simulate(
     check_delays(plan, delays)
     world = _World(plan, costs, delays, progress)
     world.run()
+    if progress:
+        progress(plan.n_steps)
     ready_s, start_s, end_s = (np.array(rows, dtype=np.float64).reshape(-1, plan.world_size) for rows in world.rows)
     return Trace(plan, ready_s, start_s, end_s, source="simulated by des")
 
@@ -58,6 +60,7 @@ class _Task:
     """An instance, with what the streams need at hand."""
 
     index: int
+    step: int
     stream: int
     after: tuple[int, ...]
     seconds: list[float] | None  # per rank: a local operation or an injected delay
@@ -104,11 +107,11 @@ class _World:
         self._network = FluidNetwork(self._env, costs.capacity_Bps)
         self._progress = progress
         self._tasks = _tasks(plan, costs, delays)
-        self._steps = plan.first_instances()[1:]
         self._streams = [[_Stream() for _ in STREAMS] for _ in range(plan.world_size)]
         self.rows: tuple[list[list[float]], ...] = tuple(
             [[_NAN] * plan.world_size for _ in range(plan.n_instances)] for _ in range(3)
         )
+        self._reporting: _Stream | None = None
         self._waiting: dict[tuple[int, int], simpy.Event] = {}
         self._meetings: dict[tuple[int, int], tuple[int, simpy.Event]] = {}
 
@@ -117,13 +120,14 @@ class _World:
         for rank in range(self._world_size):
             self._env.process(self._host(rank))
             for stream in used:
+                if rank == 0 and stream == min(used):  # the compute stream, if there is one
+                    self._reporting = self._streams[rank][stream]
                 n_tasks = sum(task.stream == stream for task in self._tasks)
                 self._env.process(self._stream(rank, self._streams[rank][stream], n_tasks))
         self._env.run()
 
     def _host(self, rank: int) -> Events:
         env, streams, (ready, start, end) = self._env, self._streams[rank], self.rows
-        report = self._progress if rank == 0 else None
         for task in self._tasks:
             if task.stream != _HOST:
                 stream = streams[task.stream]
@@ -140,11 +144,10 @@ class _World:
             if seconds:
                 yield env.timeout(seconds)
             end[task.index][rank] = env.now
-            if report:
-                report(int(np.searchsorted(self._steps, task.index, side="right")))
 
     def _stream(self, rank: int, stream: _Stream, n_tasks: int) -> Events:
         env, queue, waiting, (ready, start, end) = self._env, stream.queue, self._waiting, self.rows
+        report = self._progress if stream is self._reporting else None
         for _ in range(n_tasks):
             if not queue:
                 stream.wake = env.event()
@@ -167,6 +170,8 @@ class _World:
                 event = waiting.pop((index, rank), None)
                 if event is not None:
                     event.succeed()
+            if report:
+                report(task.step)
 
     def _done(self, index: int, rank: int) -> simpy.Event:
         """Return the event of an instance's end on a rank."""
@@ -219,4 +224,4 @@ def _tasks(plan: Plan, costs: Costs, delays: Delays) -> list[_Task]:
 def _task(instance: Instance, seconds: list[float] | None, meeting: _Meeting | None, delays: Delays) -> _Task:
     if isinstance(instance.op, Delay):
         seconds = delays[instance.op.channel][instance.step].tolist()
-    return _Task(instance.index, STREAMS.index(instance.stream), instance.after, seconds, meeting)
+    return _Task(instance.index, instance.step, STREAMS.index(instance.stream), instance.after, seconds, meeting)

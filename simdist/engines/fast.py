@@ -169,7 +169,10 @@ class _Machine:
                 step += stretch.n_steps
                 if progress:
                     progress(step)
-            ends = {index - distance: rows[_place(n - distance, carried)] for distance in stretch.live}
+            ends = {
+                index - back: rows[_place(n - back, carried)] if back <= n else ends[index - back]
+                for back in stretch.live
+            }
 
     def _compile(self, stretch: Stretch) -> tuple[tuple[int, ...], list[_Instruction]]:
         """Return how far before a repetition the rows lie that it needs, and its instructions."""
@@ -179,10 +182,8 @@ class _Machine:
             for template in stretch.templates
         ]
         needed = {back - at for at, each in enumerate(backs) for back in each if back > at}
-        needed |= {distance - n for distance in stretch.live if distance > n}
-        for distance in sorted(needed, reverse=True):  # what is carried from further back passes through here
-            while (distance := distance - n) > 0:
-                needed.add(distance)
+        for distance in tuple(needed):  # what comes from further back passes through the repetitions between
+            needed.update(range(distance % n or n, distance, n))
         carried = tuple(sorted(needed, reverse=True))
         program: list[_Instruction] = []
         for at, template in enumerate(stretch.templates):

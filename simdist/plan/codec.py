@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from simdist.errors import PlanError
+from simdist.groups import Group
 from simdist.plan import ops
 from simdist.plan.plan import Buffer, Plan, Run
 
@@ -46,7 +47,7 @@ def loads(text: str, *, name: str = "<text>") -> Plan:
 
     try:
         raw = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise PlanError(
             f"{name}: not a JSON document: {error}; a plan is what `simdist plan SCENARIO -o RUN` writes"
         ) from None
@@ -137,7 +138,9 @@ def _unknown(raw: Any) -> Iterator[str]:
         for position, op in enumerate(_items(body)):
             cls_or_none = _OP_CLASSES.get(str(op.get("op"))) if isinstance(op, dict) else None
             if cls_or_none:
-                yield from _extra(op, _fields(cls_or_none) | {"op"}, f"bodies[{number}][{position}].")
+                place = f"bodies[{number}][{position}]."
+                yield from _extra(op, _fields(cls_or_none) | {"op"}, place)
+                yield from _extra(op.get("group"), _fields(Group), f"{place}group.")
 
 
 def _extra(item: Any, known: set[str], place: str) -> Iterator[str]:

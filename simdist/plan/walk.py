@@ -18,9 +18,8 @@ operation.
 >>> [instance.after for instance in walk(plan)]
 [(), (), (1,), (2,), (), (), (5,), (6,)]
 
-Plans repeat, and so do their dependencies, relative to the instance. `stretches` walks a run of the plan's order
-until its state recurs, up to what no later operation can tell apart, and then vouches for the rest without walking
-it.
+Plans repeat, and so do their dependencies, relative to the instance. `stretches` walks a run of the plan's order until
+one repetition leaves everything as it was before, or moved by the repetition's length; the rest it need not walk.
 """
 
 from collections.abc import Iterator
@@ -86,7 +85,7 @@ class Stretch:
         n_steps: Steps of one repetition.
         times: Repetitions.
         templates: The instances of one repetition.
-        live: How many instances before the end of a repetition those are that later instances may refer to.
+        live: How many instances before the end of the stretch those are that later ones may refer to.
     """
 
     first_step: int
@@ -117,22 +116,20 @@ def stretches(plan: Plan) -> Iterator[Stretch]:
     walker = _Walker(plan)
     step = 0
     for run in plan.order:
-        done = 0
-        before: object = None
-        while done < run.times:
-            state = walker.signature()
-            recurs, before = state == before, state
-            first_index = walker.index
-            times = run.times - done if recurs else 1
+        left = run.times
+        while left:
+            before, first_index = walker.state(), walker.index
             templates = walker.walk_steps(run)
-            walker.skip((times - 1) * len(templates))
+            times = left if _recurs(before, walker.state(), len(templates)) else 1
+            walker.skip(before, (times - 1) * len(templates))
             yield Stretch(step, first_index, len(run.bodies), times, templates, walker.live())
             step += times * len(run.bodies)
-            done += times
+            left -= times
 
 
 _NEVER = -1
 _Clock: TypeAlias = tuple[int, ...]  # per stream of STREAMS: the latest instance that is surely done
+_START: _Clock = (_NEVER,) * len(STREAMS)
 _HOST = STREAMS.index("host")
 
 
@@ -200,73 +197,75 @@ class _Walker:
             needed.extend(self._buffers[name].readers.values())
         return needed
 
-    def _floor(self) -> _Clock:
-        """Per stream, the latest instance that every stream in use knows to be done: it constrains nobody any more."""
-        clocks = [
-            tail.clock if tail else (_NEVER,) * len(STREAMS) for tail in (self._tails[used] for used in self._used)
-        ]
-        return tuple(map(min, zip(*clocks, strict=True)))
-
-    def _live(self) -> Iterator[_Done]:
-        floor = self._floor()
-        for tail in self._tails:
-            if tail:
-                yield tail
-        for history in self._buffers.values():
-            for done in (history.writer, *history.readers.values()):
-                if done and done.index > floor[done.stream]:
-                    yield done
-
     def live(self) -> tuple[int, ...]:
-        """Return how far back the instances are that a later one may refer to, furthest first."""
-        return tuple(sorted({self.index - done.index for done in self._live()}, reverse=True))
+        """Return how far back the instances are that a later one may come after, furthest first.
 
-    def signature(self) -> object:
-        """Return the state relative to now, without what can make no difference any more."""
-        floor = self._floor()
+        Those that every stream in use knows to be done are not among them.
+        """
+        clocks = [tail.clock if tail else _START for tail in (self._tails[stream] for stream in self._used)]
+        floor = [min(known) for known in zip(*clocks, strict=True)]
+        live = {tail.index for tail in self._tails if tail}
+        live |= {done.index for done in self.state() if done and done.index > floor[done.stream]}
+        return tuple(self.index - index for index in sorted(live))
 
-        def relative(done: _Done) -> object:
-            clock = tuple(self.index - at if at > low else None for at, low in zip(done.clock, floor, strict=True))
-            return self.index - done.index, done.stream, clock
+    def state(self) -> list[_Done | None]:
+        """Return the tails of the streams and, of each buffer, the writer and the last reader on each stream."""
+        slots = list(self._tails)
+        for history in self._buffers.values():
+            slots.append(history.writer)
+            slots.extend(history.readers.get(stream) for stream in range(len(STREAMS)))
+        return slots
 
-        def matters(done: _Done | None) -> bool:
-            return done is not None and done.index > floor[done.stream]
-
-        return (
-            tuple(relative(tail) if tail else None for tail in self._tails),
-            tuple(
-                (
-                    relative(history.writer) if history.writer and matters(history.writer) else None,
-                    tuple(relative(done) for _, done in sorted(history.readers.items()) if matters(done)),
-                )
-                for history in self._buffers.values()
-            ),
-        )
-
-    def skip(self, n_instances: int) -> None:
-        """Go on as if `n_instances` more had been walked that led to the same relative state."""
+    def skip(self, before: list[_Done | None], n_instances: int) -> None:
+        """Go on as if what led from `before` to the present state had been repeated for `n_instances` more."""
         if not n_instances:
             return
-        floor = self._floor()
-        moved: dict[int, _Done] = {}
-
-        def later(done: _Done) -> _Done:
-            if id(done) not in moved:
-                clock = tuple(at + n_instances if at > low else at for at, low in zip(done.clock, floor, strict=True))
-                moved[id(done)] = _Done(done.index + n_instances, done.stream, clock)
-            return moved[id(done)]
-
+        moved = [
+            now
+            and _Done(
+                now.index + n_instances * (now.index != then.index),
+                now.stream,
+                tuple(at + n_instances * (at != at_then) for at, at_then in zip(now.clock, then.clock, strict=True)),
+            )
+            if then
+            else None
+            for then, now in zip(before, self.state(), strict=True)
+        ]
         self.index += n_instances
-        self._tails = [later(tail) if tail else None for tail in self._tails]
-        for name, history in self._buffers.items():
-            writer = history.writer if history.writer and history.writer.index > floor[history.writer.stream] else None
-            readers = {key: later(done) for key, done in history.readers.items() if done.index > floor[done.stream]}
-            self._buffers[name] = _History(later(writer) if writer else None, readers)
+        self._tails, rest = moved[: len(STREAMS)], iter(moved[len(STREAMS) :])
+        for name in self._buffers:
+            writer = next(rest)
+            readers = {stream: done for stream in range(len(STREAMS)) if (done := next(rest))}
+            self._buffers[name] = _History(writer, readers)
+
+
+def _recurs(before: list[_Done | None], now: list[_Done | None], n_instances: int) -> bool:
+    """Tell whether a repetition of `n_instances` would leave behind the same, moved, again and again.
+
+    Every number must have stayed or moved by `n_instances`. A clock that moves may yet overtake an instance that stays,
+    which would change dependencies, so all such clocks must have passed it.
+    """
+    stays_at = [_NEVER] * len(STREAMS)
+    moves_from: list[list[int]] = [[] for _ in STREAMS]
+    for then, done in zip(before, now, strict=True):
+        if then is None or done is None:
+            if then is not done:
+                return False
+            continue
+        moves = [at - at_then for at, at_then in zip(done.clock, then.clock, strict=True)]
+        if done.stream != then.stream or not {done.index - then.index, *moves} <= {0, n_instances}:
+            return False
+        if done.index == then.index:
+            stays_at[done.stream] = max(stays_at[done.stream], done.index)
+        for stream, move in enumerate(moves):
+            if move:
+                moves_from[stream].append(then.clock[stream])
+    return all(min(clocks, default=limit) >= limit for clocks, limit in zip(moves_from, stays_at, strict=True))
 
 
 def _minimal(needed: list[_Done], predecessor: _Done | None) -> tuple[tuple[int, ...], _Clock]:
     """Drop what is implied: latest first, because only a later instance can vouch for an earlier one."""
-    clock = predecessor.clock if predecessor else (_NEVER,) * len(STREAMS)
+    clock = predecessor.clock if predecessor else _START
     after: list[int] = []
     for done in sorted(needed, key=lambda done: -done.index):
         if clock[done.stream] < done.index:

@@ -1,7 +1,7 @@
 """A scenario: everything that a comparison of schedules depends on. One that exists is valid."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, assert_never
+from typing import Annotated, Literal, TypeVar, assert_never
 
 from pydantic import (
     BeforeValidator,
@@ -70,15 +70,24 @@ class Input(Settings):
 
 def _expand_cluster(value: object, handler: ValidatorFunctionWrapHandler) -> Cluster:
     cluster: Cluster = handler(presets.expand("clusters", value))
+    return _forget_preset(cluster, value)
+
+
+def _expand_workload(value: object, handler: ValidatorFunctionWrapHandler) -> Workload:
+    workload: Workload = handler(presets.expand("workloads", value))
+    return _forget_preset(workload, value)
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+
+def _forget_preset(settings: SettingsT, value: object) -> SettingsT:
+    """Count as written only what the user wrote, not what a preset says."""
     if isinstance(value, str):
         value = {"preset": value}
     if isinstance(value, dict) and "preset" in value:
-        cluster.model_fields_set.intersection_update(value)  # nobody wrote here what the preset says
-    return cluster
-
-
-def _expand_workload(value: object) -> object:
-    return presets.expand("workloads", value)
+        settings.model_fields_set.intersection_update(value)
+    return settings
 
 
 def _choose_disturbance(value: object, info: ValidationInfo) -> Disturbance:
@@ -117,7 +126,7 @@ class Scenario(Settings):
 
     name: str = "scenario"
     cluster: Annotated[Cluster, WrapValidator(_expand_cluster)]
-    workload: Annotated[Workload, BeforeValidator(_expand_workload)]
+    workload: Annotated[Workload, WrapValidator(_expand_workload)]
     steps: Annotated[Whole, Field(ge=1, examples=[1000])]
     seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
     host: Host = Host()
@@ -184,7 +193,7 @@ def _idle_settings(scenario: Scenario) -> Iterator[str]:
         yield f"cluster.storage has no effect: with input.source {source} nothing reads from it"
     if cluster.nodes == 1 and cluster.oversubscription != 1:
         yield "cluster.oversubscription has no effect: one node sends nothing through a switch"
-    if workload.utilization is not None and workload.forward_s is not None:
+    if "utilization" in workload.model_fields_set and workload.forward_s is not None:
         yield "workload.utilization has no effect: workload.forward states the time"
     for i, disturbance in enumerate(scenario.disturbances):
         if disturbance.on == "io" and source != "storage":

@@ -1,0 +1,212 @@
+"""Hierarchical SGD against stragglers: the published experiment, simulated.
+
+    python experiments/hsgd_stragglers/run.py              print published beside simulated, for 64, 128 and 256 GPUs
+    python experiments/hsgd_stragglers/run.py --all        print every table of the README
+    python experiments/hsgd_stragglers/run.py --write      write them, and the figure, into the README
+    python experiments/hsgd_stragglers/run.py --seeds 2 --steps 80     a quick look
+
+Published: Wang & Varma, Straggler Mitigation on PyTorch DDP by Hierarchical SGD, PyTorch blog, 2023-04-07. Its bars are
+pictures; only the ends of each range are printed.
+"""
+
+import argparse
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from simdist.compare import Row, compare
+from simdist.scenario import Host, Input, Scenario, load
+
+HERE = Path(__file__).parent
+PUBLISHED = {64: (2.08, 2.45), 128: (2.57, 2.68), 256: (2.63, 3.25)}
+"""GPUs -> lowest and highest speed-up of the hierarchical configurations over synchronous SGD."""
+LIMITS = ("limit-persistent", "limit-frequent", "limit-mild")
+
+
+@dataclass(frozen=True)
+class Study:
+    """How much to simulate: scenarios of a folder, shortened for tests."""
+
+    n_seeds: int
+    steps: int | None
+
+    def scenario(self, name: str) -> Scenario:
+        """Load a scenario of this experiment."""
+        scenario = load(HERE / f"{name}.yaml")
+        return scenario.model_copy(update={"steps": self.steps}) if self.steps else scenario
+
+    def compare(self, scenario: Scenario) -> list[Row]:
+        """Compare its schedules with synchronous SGD."""
+        return compare(scenario, n_seeds=self.n_seeds)
+
+
+Change = Callable[[Scenario], Scenario]
+
+
+def hosts_wait_for_input(scenario: Scenario) -> Scenario:
+    """The host reads no loss; it waits in every step while a batch is copied from pageable memory."""
+    return scenario.model_copy(
+        update={"host": Host(run_ahead_steps=None), "input": Input(source="memory", copy="pageable")}
+    )
+
+
+def averaging_hosts_one_ahead(scenario: Scenario) -> Scenario:
+    """Hosts of averaging schedules run up to 1 step ahead and do not wait for their device before averages."""
+    return _with_averaging(scenario, {"run_ahead_steps": 1, "synchronize": False})
+
+
+def averaging_hosts_three_ahead(scenario: Scenario) -> Scenario:
+    """Hosts of averaging schedules run up to 3 steps ahead and do not wait for their device before averages."""
+    return _with_averaging(scenario, {"run_ahead_steps": 3, "synchronize": False})
+
+
+def all_hosts_three_ahead(scenario: Scenario) -> Scenario:
+    """All hosts, also those of synchronous SGD, run up to 3 steps ahead."""
+    return averaging_hosts_three_ahead(scenario).model_copy(update={"host": Host(run_ahead_steps=3)})
+
+
+def nodes_average_gradients(scenario: Scenario) -> Scenario:
+    """Gradients are averaged within each node in every step, as PyTorch's hook does unless told otherwise."""
+    schedules = tuple(
+        schedule.model_copy(update={"intra_node_gradients": True}) if schedule.kind == "hierarchical_sgd" else schedule
+        for schedule in scenario.schedules
+    )
+    return scenario.model_copy(update={"schedules": schedules})
+
+
+def _with_averaging(scenario: Scenario, update: dict[str, object]) -> Scenario:
+    schedules = tuple(
+        schedule if schedule.kind == "sync" else schedule.model_copy(update=update) for schedule in scenario.schedules
+    )
+    return scenario.model_copy(update={"schedules": schedules})
+
+
+EFFECTS: dict[str, tuple[str, Change | None]] = {
+    "base": ("", None),
+    "no communication": ("-no-communication", None),
+    "input copy blocks": ("", hosts_wait_for_input),
+    "gradients averaged in node": ("", nodes_average_gradients),
+    "averaging hosts 1 ahead": ("", averaging_hosts_one_ahead),
+    "averaging hosts 3 ahead": ("", averaging_hosts_three_ahead),
+    "all hosts 3 ahead": ("", all_hosts_three_ahead),
+}
+"""Name of a column -> suffix of the scenario files, and what is changed in them."""
+
+
+def measure_effects(study: Study) -> dict[int, dict[str, dict[str, Row]]]:
+    """Return GPUs -> effect -> schedule -> row."""
+    return {n_gpus: {name: _effect(study, n_gpus, name) for name in EFFECTS} for n_gpus in PUBLISHED}
+
+
+def _effect(study: Study, n_gpus: int, name: str) -> dict[str, Row]:
+    suffix, change = EFFECTS[name]
+    scenario = study.scenario(f"{n_gpus}{suffix}")
+    return {row.schedule: row for row in study.compare(change(scenario) if change else scenario)}
+
+
+def hierarchical(rows: dict[str, Row]) -> list[float]:
+    """Return the speed-ups of the hierarchical configurations."""
+    return [row.speedup for row in rows.values() if row.schedule.startswith("hsgd")]
+
+
+def published_table(rows: dict[int, dict[str, Row]]) -> Iterator[str]:
+    """Yield published range, simulated range and error, for each size."""
+    yield "| GPUs | published | simulated | error at the bottom | error at the top |"
+    yield "|---|---|---|---|---|"
+    for n_gpus, (low, high) in PUBLISHED.items():
+        ours = hierarchical(rows[n_gpus])
+        yield (
+            f"| {n_gpus} | {low:.2f} - {high:.2f} | {min(ours):.2f} - {max(ours):.2f} "
+            f"| {min(ours) / low - 1:+.1%} | {max(ours) / high - 1:+.1%} |"
+        )
+
+
+def rows_table(rows: dict[int, dict[str, Row]]) -> Iterator[str]:
+    """Yield step time, its parts and speed-up of every schedule."""
+    yield "| GPUs | schedule | ms per step | computing | exposed comm. | waiting | host asleep | speed-up |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for n_gpus, by_schedule in rows.items():
+        for row in by_schedule.values():
+            parts = " | ".join(f"{1e3 * part:.1f}" for part in (row.compute_s, row.comm_s, row.wait_s, row.host_s))
+            interval = row.speedup_ci95
+            spread = f" ± {(interval[1] - interval[0]) / 2:.2f}" if interval and row.schedule != "sync" else ""
+            yield f"| {n_gpus} | `{row.schedule}` | {1e3 * row.step_s:.1f} | {parts} | {row.speedup:.2f}{spread} |"
+
+
+def effects_table(effects: dict[int, dict[str, dict[str, Row]]]) -> Iterator[str]:
+    """Yield the speed-up of every hierarchical configuration with each effect switched on or off."""
+    yield f"| GPUs | schedule | {' | '.join(EFFECTS)} |"
+    yield "|---|---|" + "---|" * len(EFFECTS)
+    for n_gpus, by_effect in effects.items():
+        for schedule in by_effect["base"]:
+            if schedule.startswith("hsgd"):
+                speedups = " | ".join(f"{by_effect[name][schedule].speedup:.2f}" for name in EFFECTS)
+                yield f"| {n_gpus} | `{schedule}` | {speedups} |"
+        steps = " | ".join(f"{1e3 * by_effect[name]['sync'].step_s:.0f}" for name in EFFECTS)
+        yield f"| {n_gpus} | ms per step of `sync` | {steps} |"
+
+
+def limits_table(study: Study) -> Iterator[str]:
+    """Yield the speed-ups in the three situations in which hierarchical SGD does not help."""
+    limits = {name: {row.schedule: row for row in study.compare(study.scenario(name))} for name in LIMITS}
+    yield "| schedule | persistent straggler | 30 % stragglers | stragglers cost < 10 % |"
+    yield "|---|---|---|---|"
+    for schedule in limits[LIMITS[0]]:
+        yield f"| `{schedule}` | " + " | ".join(f"{limits[name][schedule].speedup:.3f}" for name in LIMITS) + " |"
+
+
+def tables(study: Study) -> dict[str, str]:
+    """Return every table of the README by its name there."""
+    effects = measure_effects(study)
+    rows = {n_gpus: by_effect["base"] for n_gpus, by_effect in effects.items()}
+    return {
+        "published": "\n".join(published_table(rows)),
+        "rows": "\n".join(rows_table(rows)),
+        "effects": "\n".join(effects_table(effects)),
+        "limits": "\n".join(limits_table(study)),
+    }
+
+
+def insert(text: str, tables: dict[str, str]) -> str:
+    """Replace what stands between `<!-- table NAME -->` and `<!-- end -->` in a README."""
+    for name, table in tables.items():
+        pattern = rf"(<!-- table {name} -->\n).*?(<!-- end -->)"
+        text, n_found = re.subn(pattern, lambda match, table=table: f"{match[1]}{table}\n{match[2]}", text, flags=re.S)
+        if n_found != 1:
+            raise SystemExit(f"README.md has {n_found} places for table {name}; it needs one")
+    return text
+
+
+def figure(study: Study, path: Path) -> None:
+    """Draw the speed-ups on 256 GPUs."""
+    from simdist.report import save, speedup_figure
+
+    rows = study.compare(study.scenario("256"))
+    save(speedup_figure(rows, title="Random 1 s stragglers on 256 GPUs, ResNet-18, simulated"), path)
+
+
+def main() -> None:
+    """Run the experiment."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="print every table")
+    parser.add_argument("--write", action="store_true", help="write tables and figure into README.md")
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--steps", type=int, help="instead of the 1000 of the scenarios")
+    arguments = parser.parse_args()
+    study = Study(arguments.seeds, arguments.steps)
+    if arguments.write:
+        readme = HERE / "README.md"
+        readme.write_text(insert(readme.read_text(encoding="utf-8"), tables(study)), encoding="utf-8")
+        figure(study, HERE / "speedups-256.png")
+    elif arguments.all:
+        for name, table in tables(study).items():
+            print(f"\n{name}\n\n{table}")
+    else:
+        rows = {n_gpus: _effect(study, n_gpus, "base") for n_gpus in PUBLISHED}
+        print("Speed-up of hierarchical SGD over synchronous SGD (lowest and highest of its configurations)\n")
+        print("\n".join(published_table(rows)))
+
+
+if __name__ == "__main__":
+    main()

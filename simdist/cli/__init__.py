@@ -1,0 +1,241 @@
+"""The command line, `simdist`: what the commands are called and take.
+
+What they do stands in the modules beside this one. A command imports its own, so that `simdist --help` answers at once.
+
+Results go to stdout, and nothing else does; warnings, progress and errors go to stderr. Exit codes: 0; 1 for a run that
+failed; 2 for wrong input, with one message and no traceback (`--debug` shows it); 130 after Ctrl-C.
+"""
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from simdist import __version__
+from simdist.cli.session import Session
+from simdist.errors import RunError, SimdistError
+
+__all__ = ["cli", "main"]
+
+_ENGINES = ("auto", "des", "fast")
+_KINDS = ("clusters", "workloads", "scenarios")
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run a command line and return its exit code.
+
+    Args:
+        args: Without the program's name; those of the process if None.
+
+    >>> main(["--version"])
+    simdist 0.1.0
+    0
+    """
+    session = Session()
+    try:
+        code = cli.main(args, prog_name="simdist", standalone_mode=False, obj=session)
+    except click.Abort as error:
+        if isinstance(error.__cause__, EOFError):  # click takes it for a prompt without an answer; there are none
+            raise error.__cause__ from None
+        session.say(f"interrupted; {'saved: ' + ', '.join(session.saved) if session.saved else 'nothing was saved'}")
+        return 130
+    except click.ClickException as error:
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        hint = f"; see {context.command_path} --help" if context else ""
+        session.say(f"error: {error.format_message().rstrip('.')}{hint}")
+        return error.exit_code
+    except SimdistError as error:
+        return _failed(session, error, 1 if isinstance(error, RunError) else 2)
+    except MemoryError as error:
+        return _failed(session, RunError(f"not enough memory: {error}; simulate fewer steps or ranks"), 1)
+    except OSError as error:  # of files, all are told apart where they are used; so it is stdout or stderr
+        return _failed(session, RunError(f"cannot print: {error.strerror or error}"), 1)
+    return code if isinstance(code, int) else 0
+
+
+def _failed(session: Session, error: SimdistError, code: int) -> int:
+    if session.debug:
+        traceback.print_exc()
+    else:
+        session.say(f"error:\n{error}" if "\n" in str(error) else f"error: {error}")
+    return code
+
+
+def _set_json(context: click.Context, _: click.Parameter, value: bool) -> None:
+    context.ensure_object(Session).as_json = value
+
+
+def _set_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
+    context.ensure_object(Session).debug = value
+
+
+def _options(function: _Function) -> _Function:
+    """Add the options that every command has."""
+    as_json = click.option("--json", is_flag=True, expose_value=False, callback=_set_json, help="Print JSON on stdout.")
+    debug = click.option(
+        "--debug", is_flag=True, expose_value=False, callback=_set_debug, help="Show the traceback of an error."
+    )
+    return as_json(debug(function))
+
+
+def _slice(_: click.Context, __: click.Parameter, value: str | None) -> range | None:
+    """Read `A:B`, steps A to B - 1; either may be left out."""
+    if value is None:
+        return None
+    first, colon, stop = value.partition(":")
+    if not colon or not (first + stop).isdigit() or not (first or "0").isdigit() or not (stop or "0").isdigit():
+        raise click.BadParameter(f"{value!r}: write A:B for the steps A to B - 1, e.g. 0:10")
+    return range(int(first or 0), int(stop) if stop else sys.maxsize)
+
+
+def _numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Read `0,3,8-11`."""
+    if value is None:
+        return None
+    numbers: list[int] = []
+    for part in value.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdigit() or (dash and not last.isdigit()) or len(first + last) > 14:
+            raise click.BadParameter(f"{value!r}: write ranks and ranges of ranks, e.g. 0,3,8-11")
+        numbers.extend(range(int(first), min(int(last), int(first) + 2**20) + 1) if dash else [int(first)])
+    return tuple(dict.fromkeys(numbers))
+
+
+_path = click.Path(path_type=Path)
+_scenario = click.argument("scenario")
+_schedule = click.option("--schedule", metavar="LABEL", help="Take only the schedule with this label.")
+_engine = click.option(
+    "--engine", type=click.Choice(_ENGINES), default="auto", show_default=True, help="auto: fast where it is exact."
+)
+_plot = click.option("--plot", type=_path, metavar="FILE", help="Draw into a .png, .svg or .pdf file.")
+_force = click.option("--force", is_flag=True, help="Replace what another run left there, its traces included.")
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="simdist", message="%(prog)s %(version)s")
+@click.pass_context
+def cli(context: click.Context) -> None:
+    """Simulate, run and compare synchronisation schedules for distributed training.
+
+    SCENARIO is a YAML file, or the name of a scenario that ships (`simdist presets scenarios`). RUN is a directory that
+    holds a plan, the scenario that it is from, the delays and the traces of it.
+    """
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
+
+@cli.command("presets")
+@click.argument("kind", type=click.Choice(_KINDS), required=False)
+@click.argument("name", required=False)
+@_options
+@click.pass_obj
+def _presets(session: Session, kind: str | None, name: str | None) -> None:
+    """Show the clusters, workloads and scenarios that ship.
+
+    With a KIND only those; with a NAME as well, its YAML.
+    """
+    from simdist.cli import listing
+
+    listing.show(session, kind, name)
+
+
+@cli.command("plan")
+@_scenario
+@click.option("-o", "--output", type=_path, metavar="RUN", help="Write a run directory.")
+@_schedule
+@_force
+@_options
+@click.pass_obj
+def _plan(session: Session, scenario: str, output: Path | None, schedule: str | None, force: bool) -> None:
+    """Write plans and prove what they compute.
+
+    Several schedules make one run directory each, RUN/LABEL.
+    """
+    from simdist.cli import planning
+
+    planning.plan(session, scenario, output=output, label=schedule, force=force)
+
+
+@cli.command("simulate")
+@click.argument("scenario", metavar="SCENARIO|RUN")
+@_engine
+@click.option("-o", "--output", type=_path, metavar="RUN", help="Write a run directory with the trace.")
+@_schedule
+@_plot
+@_force
+@_options
+@click.pass_obj
+def _simulate(
+    session: Session,
+    scenario: str,
+    engine: Any,
+    output: Path | None,
+    schedule: str | None,
+    plot: Path | None,
+    force: bool,
+) -> None:
+    """Simulate; show where the time of a step goes.
+
+    The delays are those of the scenario's seed. A RUN is simulated as it stands and gets the trace; of a SCENARIO, -o
+    writes run directories.
+    """
+    from simdist.cli import simulating
+
+    simulating.simulate(session, scenario, engine=engine, output=output, label=schedule, plot=plot, force=force)
+
+
+@cli.command("compare")
+@_scenario
+@click.option("--baseline", default="sync", show_default=True, metavar="LABEL", help="Schedule to compare with.")
+@click.option(
+    "--seeds", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Seeds to average over."
+)
+@_engine
+@_plot
+@click.option("-o", "--output", type=_path, metavar="DIR", help="Append each finished schedule to DIR/rows.jsonl.")
+@click.option("--force", "anew", is_flag=True, help="Measure anew what DIR/rows.jsonl holds already.")
+@_options
+@click.pass_obj
+def _compare(
+    session: Session,
+    scenario: str,
+    baseline: str,
+    seeds: int,
+    engine: Any,
+    plot: Path | None,
+    output: Path | None,
+    anew: bool,
+) -> None:
+    """Show the speed-ups over a baseline.
+
+    All schedules meet the same delays of the same seeds. Intervals are 95 % confidence intervals over seeds.
+    """
+    from simdist.cli import comparing
+
+    comparing.compare(
+        session, scenario, baseline=baseline, n_seeds=seeds, engine=engine, plot=plot, output=output, anew=anew
+    )
+
+
+@cli.command("trace")
+@click.argument("run", metavar="RUN|TRACE.npz", type=_path)
+@click.option(
+    "--chrome", type=_path, metavar="FILE", required=True, help="Write JSON for Perfetto or chrome://tracing."
+)
+@click.option("--steps", metavar="A:B", callback=_slice, help="Only steps A to B - 1.")
+@click.option("--ranks", metavar="LIST", callback=_numbers, help="Only these ranks, e.g. 0,3,8-11.")
+@_options
+@click.pass_obj
+def _trace(session: Session, run: Path, chrome: Path, steps: range | None, ranks: tuple[int, ...] | None) -> None:
+    """Convert a trace for viewers of timelines.
+
+    Of a RUN, the trace in it; open the FILE in https://ui.perfetto.dev.
+    """
+    from simdist.cli import tracing
+
+    tracing.trace(session, run, chrome=chrome, steps=steps, ranks=ranks)

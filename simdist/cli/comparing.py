@@ -1,0 +1,113 @@
+"""`simdist compare`."""
+
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from simdist.build import build
+from simdist.cli import finished, inputs
+from simdist.cli.session import Session
+from simdist.cli.tables import factor_with_interval, seconds_with_interval, table_text
+from simdist.compare import Measured, Row, find_baseline, measure, row
+from simdist.engines import Engine
+from simdist.progress import ProgressBar
+from simdist.scenario import Scenario
+from simdist.schedules import Schedule
+from simdist.units import format_seconds
+
+__all__ = ["compare"]
+
+_STATES = ("compute", "comm", "wait", "io", "host")
+
+
+@dataclass(frozen=True)
+class _Comparison:
+    """What is compared, and where finished schedules are kept."""
+
+    session: Session
+    name: str
+    scenario: Scenario
+    baseline: Schedule
+    n_seeds: int
+    engine: Engine
+    kept: finished.Finished | None
+    anew: bool
+
+    def rows(self, bar: ProgressBar) -> list[Row]:
+        """Measure the baseline, then the others; return the rows in the order of the scenario."""
+        others = [schedule for schedule in self.scenario.schedules if schedule is not self.baseline]
+        rows: dict[str, Row] = {}
+        base: Measured | None = None
+        for number, schedule in enumerate((self.baseline, *others)):
+            with inputs.naming(f"{self.name}: {schedule.name}"):
+                key, measured = self._measure(schedule, number, bar)
+            base = base or measured
+            rows[schedule.name] = row(measured, base)
+            if self.kept and key:
+                self.kept.append(key, self.scenario, self.baseline.name, rows[schedule.name], measured)
+                self.session.saved.append(f"{schedule.name} in {self.kept.path}")
+        return [rows[schedule.name] for schedule in self.scenario.schedules]
+
+    def _measure(self, schedule: Schedule, number: int, bar: ProgressBar) -> tuple[str, Measured]:
+        """Return what was measured and, if it is to be kept, its key."""
+
+        def progress(label: str, done: int, total: int) -> None:
+            bar.update(label, number + done / total, len(self.scenario.schedules))
+
+        progress(schedule.name, 0, 1)
+        built = build(self.scenario, schedule)
+        key = finished.key(self.scenario, built, n_seeds=self.n_seeds, engine=self.engine) if self.kept else ""
+        known = self.kept.get(key) if self.kept and not self.anew else None
+        if self.kept and known:
+            self.session.say(f"{schedule.name}: measured before, taken from {self.kept.path}")
+            self.session.saved.append(f"{schedule.name} in {self.kept.path}")
+            return "", known
+        return key, measure(self.scenario, built, n_seeds=self.n_seeds, engine=self.engine, progress=progress)
+
+
+def compare(
+    session: Session,
+    name: str,
+    *,
+    baseline: str,
+    n_seeds: int,
+    engine: Engine,
+    plot: Path | None,
+    output: Path | None,
+    anew: bool,
+) -> None:
+    """Measure all schedules, keep each that is finished, print and draw the table."""
+    inputs.check_picture(plot)
+    scenario = inputs.read_scenario(session, name)
+    reference = find_baseline(scenario, baseline)
+    kept = finished.Finished(output) if output else None
+    with ProgressBar(sys.stderr) as bar:
+        rows = _Comparison(session, name, scenario, reference, n_seeds, engine, kept, anew).rows(bar)
+    title = _title(scenario, reference.name, n_seeds)
+    if plot:
+        _draw(session, title, rows, plot)
+    document = {"scenario": scenario.name, "baseline": reference.name, "rows": [asdict(each) for each in rows]}
+    header = ("schedule", "step time", "speed-up", *_STATES, "engine")
+    session.result(document, table_text(title, header, [_cells(each) for each in rows], words=("schedule", "engine")))
+
+
+def _title(scenario: Scenario, baseline: str, n_seeds: int) -> str:
+    counts = f"{scenario.cluster.world_size:,} ranks, {scenario.steps:,} steps, {n_seeds} seed{'s' * (n_seeds > 1)}"
+    return f"{scenario.name}: {counts}; speed-up over {baseline}{', 95 % confidence' * (n_seeds > 1)}"
+
+
+def _cells(row: Row) -> list[str]:
+    return [
+        row.schedule,
+        seconds_with_interval(row.step_s, row.step_s_ci95),
+        factor_with_interval(row.speedup, row.speedup_ci95),
+        *(format_seconds(time_s) for time_s in (row.compute_s, row.comm_s, row.wait_s, row.io_s, row.host_s)),
+        row.engine,
+    ]
+
+
+def _draw(session: Session, title: str, rows: list[Row], plot: Path) -> None:
+    from simdist.report import save, speedup_figure
+
+    save(speedup_figure(rows, title=title), plot)
+    session.wrote(plot)

@@ -1,0 +1,91 @@
+"""Measured schedules on disk, so that an interrupted comparison loses only the one it was at.
+
+`rows.jsonl` holds a record a line: the row of the table as it was printed, and the samples of every seed, which give
+the same row again, to the last bit, or that against another baseline. A record is found by its key, a hash of all that
+its numbers follow from. A record begins with its line's break, so that one torn by a crash does not swallow the next.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from simdist import __version__, rundir
+from simdist.build import Built
+from simdist.compare import Measured, Row
+from simdist.errors import RunError
+from simdist.scenario import Scenario
+
+__all__ = ["Finished", "key"]
+
+
+def key(scenario: Scenario, built: Built, *, n_seeds: int, engine: str) -> str:
+    """Return a hash of what a measurement follows from: scenario, recordings, plan, seeds, engine and this version."""
+    digest = hashlib.sha256(f"{__version__} {n_seeds} {engine}".encode())
+    one = scenario.model_copy(update={"schedules": (built.schedule,)})
+    for name, content in rundir.contents(one, built.plan, {}).items():
+        digest.update(f"\n{name} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()
+
+
+@final
+class Finished:
+    """The file of measured schedules in a directory."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make the directory; read what was measured before.
+
+        Raises:
+            RunError: The file cannot be read, or the directory cannot be made.
+        """
+        self.path = folder / "rows.jsonl"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lines = self.path.read_bytes().splitlines() if self.path.exists() else []
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be read: {error.strerror or error}") from None
+        self._records = {record["key"]: record for record in map(_record, lines) if record}
+
+    def get(self, key: str) -> Measured | None:
+        """Return what was measured under a key."""
+        record = self._records.get(key)
+        if record is None:
+            return None
+        samples = {name: np.array(values, dtype=np.float64) for name, values in record["samples"].items()}
+        return Measured(record["schedule"], record["engine"], samples.pop("step"), samples)
+
+    def append(self, key: str, scenario: Scenario, baseline: str, row: Row, measured: Measured) -> None:
+        """Save a measured schedule.
+
+        Raises:
+            RunError: It cannot be written.
+        """
+        samples = {"step": measured.step_s, **measured.states_s}
+        record = {
+            "key": key,
+            "scenario": scenario.name,
+            "baseline": baseline,
+            **asdict(row),
+            "samples": {name: values.tolist() for name, values in samples.items()},
+        }
+        try:
+            with self.path.open("ab") as file:
+                file.write(b"\n" + json.dumps(record).encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RunError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """Read a line; None if it is empty or torn."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and {"key", "schedule", "engine", "samples"} <= record.keys() else None

@@ -1,0 +1,87 @@
+"""`simdist plan`."""
+
+import sys
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+from simdist import rundir
+from simdist.build import Built, build, delays, job
+from simdist.cli import inputs
+from simdist.cli.session import Session
+from simdist.groups import Group
+from simdist.plan import plan_text
+from simdist.progress import ProgressBar
+from simdist.proof import Result
+from simdist.scenario import Scenario
+
+__all__ = ["plan"]
+
+
+def plan(session: Session, name: str, *, output: Path | None, label: str | None, force: bool) -> None:
+    """Build, check and prove plans; print them and write run directories."""
+    scenario = inputs.read_scenario(session, name)
+    schedules = inputs.choose(scenario, label, where=name)
+    paths = inputs.targets(output, schedules) if output else [None] * len(schedules)
+    plans, texts = [], []
+    with ProgressBar(sys.stderr) as bar:
+        for number, (schedule, path) in enumerate(zip(schedules, paths, strict=True)):
+            bar.update(f"plan {schedule.name}", number, len(schedules))
+            with inputs.naming(name):
+                built = build(scenario, schedule)
+            if path:
+                one = scenario.model_copy(update={"schedules": (schedule,)})
+                rundir.write(path, one, built.plan, delays(scenario), force=force)
+                session.wrote(path)
+            results = _results(scenario, built)
+            plans.append(_document(built, results, path))
+            texts.append(f"{plan_text(built.plan)}\n{_proof_text(built, results)}")
+    session.result({"scenario": scenario.name, "plans": plans}, "\n\n".join(texts))
+
+
+def _results(scenario: Scenario, built: Built) -> Counter[Result]:
+    """Return what the steps were proved to leave behind, and how many steps do."""
+    described = job(scenario)
+    return Counter(built.schedule.result(step, described) for step in range(scenario.steps))
+
+
+def _document(built: Built, results: Counter[Result], path: Path | None) -> dict[str, object]:
+    plan = built.plan
+    return {
+        "schedule": built.schedule.name,
+        "digest": plan.digest(),
+        "world_size": plan.world_size,
+        "steps": plan.n_steps,
+        "operations": plan.n_instances,
+        "bodies": len(plan.bodies),
+        "proved_ranks": built.n_proved_ranks,
+        "proved": [{"steps": n_steps, **asdict(result)} for result, n_steps in results.items()],
+        "run": str(path) if path else None,
+    }
+
+
+def _proof_text(built: Built, results: Counter[Result]) -> str:
+    world_size, n_ranks = built.plan.world_size, built.n_proved_ranks
+    ranks = (
+        f"all {world_size:,} ranks" if n_ranks == world_size else f"{n_ranks} of {world_size:,} ranks, spread evenly"
+    )
+    lines = [f"proved: by following the contributions of {ranks}"]
+    for result, n_steps in results.items():
+        share = f"every step of {n_steps:,}" if len(results) == 1 else f"{n_steps:,} steps of {built.plan.n_steps:,}"
+        lines.append(f"    {share}: {_result_text(result, world_size)}")
+    return "\n".join(lines)
+
+
+def _result_text(result: Result, world_size: int) -> str:
+    gradients = "every rank applies " + _mean_text(
+        result.gradients, world_size, "its own gradient", "the mean gradient"
+    )
+    if result.parameters.size == 1:
+        return gradients
+    return f"{gradients}, then takes {_mean_text(result.parameters, world_size, '', 'the mean parameters')}"
+
+
+def _mean_text(group: Group, world_size: int, own: str, mean: str) -> str:
+    if group.size == 1:
+        return own
+    return f"{mean} of {'all ranks' if group.size == world_size else f'its {group}'}"

@@ -1,0 +1,155 @@
+"""`simdist simulate`."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from simdist import rundir
+from simdist.breakdown import breakdown
+from simdist.build import build, delays, job
+from simdist.cli import inputs
+from simdist.cli.session import Session
+from simdist.cli.tables import table_text
+from simdist.cost import price
+from simdist.engines import Engine
+from simdist.engines import simulate as simulate_plan
+from simdist.errors import ScenarioError
+from simdist.plan import Plan
+from simdist.progress import ProgressBar
+from simdist.rundir import Delays
+from simdist.scenario import Scenario
+from simdist.trace import Trace
+from simdist.units import format_seconds
+
+__all__ = ["simulate"]
+
+_STATES = ("compute", "comm", "wait", "io", "host")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A plan to simulate, and where its trace goes."""
+
+    label: str
+    scenario: Scenario
+    plan: Plan
+    delays: Delays
+    path: Path | None
+
+
+def simulate(
+    session: Session,
+    name: str,
+    *,
+    engine: Engine,
+    output: Path | None,
+    label: str | None,
+    plot: Path | None,
+    force: bool,
+) -> None:
+    """Simulate plans, print where the time of a step goes, write and draw the traces."""
+    inputs.check_picture(plot)
+    of_runs = Path(name).is_dir()
+    runs = _from_directory if of_runs else _from_scenario
+    rows: list[dict[str, object]] = []
+    traces: list[tuple[str, Trace]] = []
+    with ProgressBar(sys.stderr) as bar:
+        for run in runs(session, name, output=output, label=label, force=force):
+            with inputs.naming(f"{name}: {run.label}"):
+                trace = _simulate_one(run, engine, bar)
+            if run.path:
+                rundir.save_trace(trace, run.path / rundir.SIMULATED)
+                session.wrote(run.path / rundir.SIMULATED)
+            rows.append(_row(run, trace))
+            traces += [(run.label, trace)] if plot else []
+    if plot:
+        _draw(session, traces, plot)
+    title = f"{Path(name).name}: seconds per step, averaged over ranks"
+    header = ("schedule", "step time", *_STATES, "engine")
+    session.result(
+        {"scenario": name, "rows": rows},
+        table_text(title, header, [_cells(row) for row in rows], words=("schedule", "engine")),
+    )
+
+
+def _from_scenario(
+    session: Session, name: str, *, output: Path | None, label: str | None, force: bool
+) -> Iterator[_Run]:
+    scenario = inputs.read_scenario(session, name)
+    schedules = inputs.choose(scenario, label, where=name)
+    paths = inputs.targets(output, schedules) if output else [None] * len(schedules)
+    drawn = delays(scenario)
+    for schedule, path in zip(schedules, paths, strict=True):
+        with inputs.naming(name):
+            plan = build(scenario, schedule).plan
+        if path:
+            rundir.write(path, scenario.model_copy(update={"schedules": (schedule,)}), plan, drawn, force=force)
+        yield _Run(schedule.name, scenario, plan, drawn, path)
+
+
+def _from_directory(
+    session: Session, name: str, *, output: Path | None, label: str | None, force: bool
+) -> Iterator[_Run]:
+    found = [rundir.read(path) for path in rundir.find(Path(name))]
+    named = [(each.scenario.schedules[0].name, each) for each in found]
+    if label is not None:
+        named = [(each_label, each) for each_label, each in named if each_label == label]
+    if not named:
+        labels = ", ".join(each.scenario.schedules[0].name for each in found)
+        raise ScenarioError(f"{name}: no run is labelled {label!r}; there are: {labels}")
+    schedules = [each.scenario.schedules[0] for _, each in named]
+    paths = inputs.targets(output, schedules) if output else [each.path for _, each in named]
+    for (each_label, each), path in zip(named, paths, strict=True):
+        if output:
+            rundir.write(path, each.scenario, each.plan, each.delays, force=force)
+        yield _Run(each_label, each.scenario, each.plan, each.delays, path)
+        _warn_of_other_plan(session, each)
+
+
+def _warn_of_other_plan(session: Session, run: rundir.RunDirectory) -> None:
+    """A plan may be written by hand; then it does not do what the scenario says, which is worth a word."""
+    schedule = run.scenario.schedules[0]
+    if schedule.plan(job(run.scenario)).digest() != run.plan.digest():
+        file = run.path / rundir.PLAN
+        session.say(
+            f"warning: {file}: is not the plan that {schedule.name} makes of the scenario; simulated as it stands"
+        )
+
+
+def _simulate_one(run: _Run, engine: Engine, bar: ProgressBar) -> Trace:
+    n_steps = run.plan.n_steps
+    bar.update(run.label, 0, n_steps)
+    costs = price(run.plan, run.scenario.cluster, run.scenario.workload)
+    return simulate_plan(
+        run.plan, costs, run.delays, engine=engine, progress=lambda step: bar.update(run.label, step, n_steps)
+    )
+
+
+def _row(run: _Run, trace: Trace) -> dict[str, object]:
+    where = breakdown(trace)
+    return {
+        "schedule": run.label,
+        "step_s": float(where.step_s[0]),
+        **{f"{state}_s": float(where.per_step_s(state)[0]) for state in _STATES},
+        "makespan_s": trace.makespan_s,
+        "steps": trace.plan.n_steps,
+        "engine": trace.source.removeprefix("simulated by "),
+        "digest": trace.plan.digest(),
+        "trace": str(run.path / rundir.SIMULATED) if run.path else None,
+    }
+
+
+def _cells(row: dict[str, object]) -> list[str]:
+    times = [row[f"{state}_s"] for state in ("step", *_STATES)]
+    return [str(row["schedule"]), *(format_seconds(float(str(time_s))) for time_s in times), str(row["engine"])]
+
+
+def _draw(session: Session, traces: list[tuple[str, Trace]], plot: Path) -> None:
+    """Draw the first steps of each trace, into `plot` or, of several, into files with the label before the suffix."""
+    from simdist.report import save, timeline_figure
+
+    for label, trace in traces:
+        path = plot if len(traces) == 1 else plot.with_name(f"{plot.stem}-{label}{plot.suffix}")
+        save(timeline_figure(trace), path)
+        session.wrote(path)

@@ -1,0 +1,67 @@
+"""Tables for people, in the units of people."""
+
+import io
+import sys
+from collections.abc import Sequence
+from shutil import get_terminal_size
+from typing import Literal
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from simdist.units import format_seconds
+
+__all__ = ["factor_with_interval", "seconds_with_interval", "table_text"]
+
+_WIDTH = 200  # of what is no terminal
+_MIN_WORDS = 20  # columns for a column of words that folds
+
+
+def table_text(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[str]) -> str:
+    """Return a table as text.
+
+    Args:
+        title: Stands above it.
+        header: Of each column.
+        rows: Cells.
+        words: Headers of columns that are words, aligned to the left; the others are numbers, aligned to the right.
+    """
+    folds = header[-1] in words  # into as many lines as it takes; numbers are never cut
+    table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in header:
+        justify: Literal["left", "right"] = "left" if name in words else "right"
+        table.add_column(name, justify=justify, no_wrap=not folds or name != header[-1], overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    on_terminal = sys.stdout.isatty()
+    columns = list(zip(header, *rows, strict=True))
+    needed = sum(max(map(len, column)) + 2 for column in columns[: len(columns) - folds]) + 2 + folds * _MIN_WORDS
+    width = max(needed, get_terminal_size().columns if on_terminal else _WIDTH)
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=on_terminal, width=width, height=len(rows) + 9)
+    console.print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip("\n")
+
+
+def seconds_with_interval(center_s: float, interval_s: tuple[float, float] | None) -> str:
+    """Print a time and, if there is one, its interval.
+
+    >>> seconds_with_interval(0.0835, (0.082, 0.085))
+    '83.5 ms ± 1.5 ms'
+    """
+    return format_seconds(center_s) + (f" ± {format_seconds(_half(interval_s), 2)}" if interval_s else "")
+
+
+def factor_with_interval(center: float, interval: tuple[float, float] | None) -> str:
+    """Print a speed-up and, if there is one, its interval.
+
+    >>> factor_with_interval(1.36, (1.34, 1.38))
+    '1.36 ± 0.02'
+    """
+    return f"{center:.2f}" + (f" ± {_half(interval):.2f}" if interval else "")
+
+
+def _half(interval: tuple[float, float]) -> float:
+    return (interval[1] - interval[0]) / 2

@@ -1,0 +1,11 @@
+"""Pictures: the speed-up table as bars, and what every stream did as a timeline.
+
+Functions return a `matplotlib.figure.Figure` that no global state knows about; nothing is shown. In a notebook the
+figure is the value of a cell; otherwise `save` writes it. Importing this package does not import matplotlib.
+"""
+
+from simdist.report.saving import save
+from simdist.report.speedup import speedup_figure
+from simdist.report.timeline import timeline_figure
+
+__all__ = ["save", "speedup_figure", "timeline_figure"]

@@ -1,0 +1,133 @@
+"""The speed-up table as bars."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from simdist.compare import Row
+from simdist.errors import ScenarioError
+from simdist.report.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PALE_GREEN, VERMILLION, Style, time_unit
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["speedup_figure"]
+
+_STATES: dict[str, Style] = {
+    "compute_s": Style("compute", BLUE),
+    "comm_s": Style("exposed communication", GREEN, hatch="..."),
+    "wait_s": Style("waiting for others", PALE_GREEN, GREEN, "////"),
+    "io_s": Style("input and output", ORANGE, hatch="\\\\\\\\"),
+    "host_s": Style("held up by the host", VERMILLION, BLACK, "xxxx"),
+}
+
+_VISIBLE = 1e-3  # of the longest bar
+
+
+def speedup_figure(rows: Sequence[Row], *, title: str, published: Mapping[str, float] | None = None) -> "Figure":
+    """Draw the speed-up of every schedule with its 95 % interval, and where its step time goes.
+
+    Args:
+        rows: The lines of the table (see `simdist.compare`), drawn from top to bottom.
+        title: Heading.
+        published: Speed-ups of others to compare with, by the label of the schedule; drawn as diamonds.
+
+    Raises:
+        ScenarioError: There are no rows, or something is published of a schedule that has none.
+    """
+    from matplotlib.figure import Figure
+
+    published = published or {}
+    labels = [row.schedule for row in rows]
+    unknown = [label for label in published if label not in labels]
+    if not rows or unknown:
+        wrong = f"published is a speed-up of {unknown[0]!r}, which has no row" if unknown else "no rows to draw"
+        raise ScenarioError(f"{title}: {wrong}; there are rows of: {', '.join(labels) or 'no schedule'}")
+    figure = Figure(figsize=(11.0, 1.5 + 0.45 * len(rows)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    figure.suptitle(title, x=0.01, ha="left", fontsize="large", fontweight="bold")
+    _draw_speedups(left, rows, published)
+    _draw_states(right, rows)
+    left.set_yticks(range(len(rows)), labels)
+    left.tick_params(axis="y", length=0)
+    left.invert_yaxis()
+    figure.legend(loc="outside lower right", ncols=len(_STATES) + 1, frameon=False, columnspacing=1.5)
+    return figure
+
+
+def _draw_speedups(axes: "Axes", rows: Sequence[Row], published: Mapping[str, float]) -> None:
+    places = range(len(rows))
+    speedups = [row.speedup for row in rows]
+    intervals = [row.speedup_ci95 or (row.speedup, row.speedup) for row in rows]
+    whiskers = [
+        [row.speedup - low for row, (low, _) in zip(rows, intervals, strict=True)],
+        [high - row.speedup for row, (_, high) in zip(rows, intervals, strict=True)],
+    ]
+    has_whiskers = any(row.speedup_ci95 for row in rows)
+    colors = [GREY if speedup == 1 else BLUE for speedup in speedups]
+    axes.barh(places, speedups, height=0.62, color=colors)
+    if has_whiskers:
+        axes.errorbar(speedups, places, xerr=whiskers, fmt="none", ecolor=BLACK, elinewidth=1.3, capsize=3.5)
+    axes.axvline(1, color=BLACK, linewidth=1, linestyle=(0, (4, 3)))
+    if published:
+        marked = [place for place, row in zip(places, rows, strict=True) if row.schedule in published]
+        values = [published[rows[place].schedule] for place in marked]
+        axes.plot(values, marked, "D", color=ORANGE, markeredgecolor=BLACK, markersize=6.5, label="published")
+    for place, row in zip(places, rows, strict=True):
+        _note(axes, place, _speedup_text(row))
+    _tidy(axes, _baseline_text(rows) + (", 95 % interval over seeds" if has_whiskers else ""))
+
+
+def _speedup_text(row: Row) -> str:
+    if row.speedup == 1 or row.speedup_ci95 is None:
+        return f"{row.speedup:.2f}"
+    return f"{row.speedup:.2f} ± {(row.speedup_ci95[1] - row.speedup_ci95[0]) / 2:.2f}"
+
+
+def _baseline_text(rows: Sequence[Row]) -> str:
+    baselines = [row.schedule for row in rows if row.speedup == 1]
+    return f"speed-up over {baselines[0]}" if len(baselines) == 1 else "speed-up"
+
+
+def _draw_states(axes: "Axes", rows: Sequence[Row]) -> None:
+    longest_s = max(row.step_s for row in rows)
+    unit, scale = time_unit(longest_s)
+    left = np.zeros(len(rows))
+    for name, style in _STATES.items():
+        widths = np.array([getattr(row, name) for row in rows]) * scale
+        if widths.max() > _VISIBLE * longest_s * scale:
+            axes.barh(
+                range(len(rows)),
+                widths,
+                left=left,
+                height=0.62,
+                color=style.face,
+                edgecolor=style.ink,
+                linewidth=0,
+                hatch=style.hatch,
+                label=style.label,
+            )
+        left += widths
+    for place, row in enumerate(rows):
+        _note(axes, place, f"{_three_digits(row.step_s * scale)} {unit}")
+    axes.tick_params(left=False, labelleft=False)
+    _tidy(axes, f"{unit} per step, average over ranks")
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _note(axes: "Axes", place: float, text: str) -> None:
+    """Write into the column at the right of the axes."""
+    axes.text(1.015, place, text, transform=axes.get_yaxis_transform(), va="center", ha="left")
+
+
+def _tidy(axes: "Axes", label: str) -> None:
+    axes.set_xlabel(label)
+    axes.set_xlim(left=0)
+    axes.grid(axis="x", color="#DDDDDD", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)

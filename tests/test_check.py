@@ -1,0 +1,317 @@
+"""Every way in which a plan can be illegal, with its message; and what is legal passes."""
+
+import pytest
+from hypothesis import given, settings
+from plans import legal_plans, schedule_plans
+
+from simdist.check import MAX_WORLD_SIZE, check
+from simdist.errors import PlanError
+from simdist.groups import Group
+from simdist.plan import (
+    COLLECTIVES,
+    AllGather,
+    AllReduce,
+    Backward,
+    Broadcast,
+    Buffer,
+    Copy,
+    Densify,
+    Forward,
+    Load,
+    Op,
+    Optimize,
+    Plan,
+    Reduce,
+    ReduceScatter,
+    Run,
+    Save,
+    Select,
+    Wait,
+    op_text,
+    stream_of,
+)
+
+BUFFERS = (
+    Buffer("param", 12, tensors=(0, 2), initialized=True),
+    Buffer("grad.0", 8, tensors=(1, 2), initialized=True),
+    Buffer("grad.1", 4, tensors=(0, 1), initialized=True),
+    Buffer("momentum.0", 4, tensors=(1, 2), initialized=True),
+    Buffer("sparse_grad", 12, tensors=(0, 2), sparse=True, initialized=True),
+    Buffer("half", 12, "float16", tensors=(0, 2), initialized=True),
+    Buffer("whole", 16, initialized=True),
+    Buffer("slice", 4, initialized=True),
+    Buffer("half_slice", 4, "float16"),
+    Buffer("loss", 1),
+    Buffer("batch", 4, "uint8", place="host", initialized=True),
+    Buffer("input", 4, "uint8"),
+    Buffer("top", 3, sparse=True, initialized=True),
+    Buffer("residual", 16, initialized=True),
+)
+NAMES = ", ".join(sorted(buffer.name for buffer in BUFFERS))
+FIRST = Wait("param")
+
+ILLEGAL: dict[str, tuple[Op, str]] = {
+    "reads a buffer that is not declared": (
+        Save(("velocity",)),
+        f"buffer 'velocity' is not declared; declared: {NAMES}",
+    ),
+    "writes a buffer that is not declared": (
+        Forward(("param",), ("logits",)),
+        f"buffer 'logits' is not declared; declared: {NAMES}",
+    ),
+    "reads what nothing has written": (
+        Wait("loss"),
+        "reads 'loss', which nothing has written yet; write it first or declare it initialized",
+    ),
+    "loads to the device": (
+        Load("input"),
+        "loads into 'input' on the device; a load ends in host memory, a copy takes it to the device",
+    ),
+    "copies to another size": (
+        Copy("grad.0", "grad.1"),
+        "copies 8 x float32 to 4 x float32; sizes and types must be equal",
+    ),
+    "copies to another type": (
+        Copy("param", "half"),
+        "copies 12 x float32 to 12 x float16; sizes and types must be equal",
+    ),
+    "copies other tensors": (
+        Copy("grad.1", "momentum.0"),
+        "copies tensors (0, 1) over tensors (1, 2); they must be the same",
+    ),
+    "forward pass writes nothing": (
+        Forward(("param",), ()),
+        "writes nothing; a forward pass writes at least the loss",
+    ),
+    "backward pass writes no gradient": (
+        Backward(("param",), "whole"),
+        "writes 'whole', which names no tensors; a gradient bucket holds those of a range of tensors",
+    ),
+    "optimizer updates what is no parameter": (
+        Optimize(("whole",), ("grad.0",)),
+        "updates buffers that name no tensors; parameters and gradients hold ranges of tensors",
+    ),
+    "optimizer updates with what is no gradient": (
+        Optimize(("param",), ("whole",)),
+        "updates buffers that name no tensors; parameters and gradients hold ranges of tensors",
+    ),
+    "gradient missing": (
+        Optimize(("param",), ("grad.0",)),
+        "the gradients do not cover exactly the tensors of the parameters",
+    ),
+    "gradient twice": (
+        Optimize(("param",), ("grad.0", "grad.1", "grad.1")),
+        "the gradients do not cover exactly the tensors of the parameters",
+    ),
+    "gradient of other length": (
+        Optimize(("momentum.0",), ("grad.0",)),
+        "the gradients have other numbers of elements than the parameters of the same tensors",
+    ),
+    "optimizer updates with a sparse gradient": (
+        Optimize(("param",), ("sparse_grad",)),
+        "updates with the sparse buffer 'sparse_grad'; densify it first",
+    ),
+    "all_reduce over a group that does not divide": (
+        AllReduce("grad.0", Group(3)),
+        "group of 3 does not divide 8 ranks; sizes that do at stride 1: 1, 2, 4, 8",
+    ),
+    "broadcast over a group that does not divide": (
+        Broadcast("param", Group(4, 4)),
+        "group of 4 at stride 4 does not divide 8 ranks; sizes that do at stride 4: 1, 2",
+    ),
+    "reduce over a group that does not divide": (
+        Reduce("param", Group(2, 3)),
+        "group of 2 at stride 3 does not divide 8 ranks; sizes that do at stride 3: none",
+    ),
+    "reduce_scatter over a group that does not divide": (
+        ReduceScatter("whole", "slice", Group(5)),
+        "group of 5 does not divide 8 ranks; sizes that do at stride 1: 1, 2, 4, 8",
+    ),
+    "all_gather over a group that does not divide": (
+        AllGather("slice", "whole", Group(0)),
+        "group of 0 does not divide 8 ranks; sizes that do at stride 1: 1, 2, 4, 8",
+    ),
+    "reduce_scatter by a tree": (
+        ReduceScatter("whole", "slice", Group(4), "mean", "tree"),
+        "a tree reduces and broadcasts whole buffers, not slices; choose ring or halving_doubling",
+    ),
+    "all_gather by a tree": (
+        AllGather("slice", "whole", Group(4), "tree"),
+        "a tree reduces and broadcasts whole buffers, not slices; choose ring or halving_doubling",
+    ),
+    "reduce by halving_doubling": (
+        Reduce("param", Group(4), 0, "mean", "halving_doubling"),
+        "halving_doubling is no algorithm of a rooted collective; choose ring or tree",
+    ),
+    "broadcast by halving_doubling": (
+        Broadcast("param", Group(4), 0, "halving_doubling"),
+        "halving_doubling is no algorithm of a rooted collective; choose ring or tree",
+    ),
+    "all_reduce of a sparse buffer": (
+        AllReduce("top", Group(4)),
+        "reduces the sparse buffer 'top', whose indices differ by rank; all-gather it, then densify",
+    ),
+    "reduce of a sparse buffer": (
+        Reduce("top", Group(4)),
+        "reduces the sparse buffer 'top', whose indices differ by rank; all-gather it, then densify",
+    ),
+    "reduce_scatter of a sparse buffer": (
+        ReduceScatter("top", "top", Group(1)),
+        "reduces the sparse buffer 'top', whose indices differ by rank; all-gather it, then densify",
+    ),
+    "root outside the group of a reduce": (
+        Reduce("param", Group(4), root=4),
+        "root 4 is no member of a group of 4; members are numbered 0 to 3",
+    ),
+    "root outside the group of a broadcast": (
+        Broadcast("param", Group(2), root=-1),
+        "root -1 is no member of a group of 2; members are numbered 0 to 1",
+    ),
+    "reduce_scatter to slices of another size": (
+        ReduceScatter("whole", "slice", Group(8)),
+        "'slice' has 4 elements; 8 equal slices of 'whole' (16 elements) would have 2; pad 'whole' to a multiple of 8",
+    ),
+    "all_gather of slices of another size": (
+        AllGather("slice", "param", Group(8)),
+        "'slice' has 4 elements; 8 equal slices of 'param' (12 elements) would have 1.5; pad 'param' to a "
+        "multiple of 8",
+    ),
+    "reduce_scatter to another type": (
+        ReduceScatter("whole", "half_slice", Group(4)),
+        "'whole' and 'half_slice' differ in element type; they must be equal",
+    ),
+    "densify of a dense buffer": (
+        Densify("whole", "whole"),
+        "scatters a sparse buffer into a dense one; declare src sparse and dst not",
+    ),
+    "densify into a sparse buffer": (
+        Densify("top", "top"),
+        "scatters a sparse buffer into a dense one; declare src sparse and dst not",
+    ),
+    "select into a dense buffer": (
+        Select("whole", "slice", "residual", 4),
+        "selects 4 elements into 'slice'; declare it sparse with count 4",
+    ),
+    "select another number than the buffer holds": (
+        Select("whole", "top", "residual", 4),
+        "selects 4 elements into 'top'; declare it sparse with count 4",
+    ),
+    "select more than there is": (
+        Select("loss_in", "top", "loss_in", 3),
+        "k = 3 of 2 elements; must be from 1 to 2",
+    ),
+    "residual of another size": (
+        Select("param", "top", "residual", 3),
+        "residual 'residual' has 16 elements; 'param' has 12, so must it",
+    ),
+}
+for _op in (
+    AllReduce("grad.0", Group(12), "mean", "halving_doubling"),
+    ReduceScatter("param", "one", Group(12), "mean", "halving_doubling"),
+    AllGather("one", "param", Group(12), "halving_doubling"),
+):
+    ILLEGAL[f"{type(_op).__name__} by halving_doubling over a group that is no power of two"] = (
+        _op,
+        "halving_doubling over a group of 12; it needs a power of two, or choose ring",
+    )
+
+
+def plan_with(op: Op, *, world_size: int = 8) -> Plan:
+    """Return a plan in which `op` is the second operation of step 2."""
+    buffers = BUFFERS
+    if isinstance(op, Select) and op.src == "loss_in":
+        buffers = (*BUFFERS, Buffer("loss_in", 2, initialized=True))
+    if isinstance(op, COLLECTIVES) and op.group.size == 12:
+        buffers, world_size = (*BUFFERS, Buffer("one", 1, initialized=True)), 12
+    return Plan("broken", world_size, buffers, ((FIRST,), (FIRST, op, FIRST)), (Run((0,), 2), Run((1,), 3)))
+
+
+@pytest.mark.parametrize("what", ILLEGAL)
+def test_illegal_operation_is_reported_with_its_place_and_what_would_be_right(what: str) -> None:
+    op, problem = ILLEGAL[what]
+    with pytest.raises(PlanError) as error:
+        check(plan_with(op))
+    assert str(error.value) == (
+        f"plan broken: {op_text(op)} at step 2: {problem}\n"
+        "body 1:\n"
+        "    host     wait(param)\n"
+        f"--> {stream_of(op):8s} {op_text(op)}\n"
+        "    host     wait(param)"
+    )
+
+
+def legal(**changes: object) -> Plan:
+    fields: dict[str, object] = {
+        "name": "broken",
+        "world_size": 8,
+        "buffers": BUFFERS,
+        "bodies": ((FIRST,),),
+        "order": (Run((0,), 2),),
+    }
+    return Plan(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+PLAN_PROBLEMS: list[tuple[dict[str, object], str]] = [
+    ({"world_size": 0}, "world_size 0; must be from 1 to 1048576"),
+    ({"world_size": MAX_WORLD_SIZE + 1}, "world_size 1048577; must be from 1 to 1048576"),
+    ({"buffers": (*BUFFERS, Buffer("loss", 2))}, "buffer 'loss' is declared 2 times; names are unique"),
+    (
+        {"buffers": (*BUFFERS, Buffer("param", 2), Buffer("loss", 2), Buffer("param", 2))},
+        "buffer 'param' is declared 3 times; names are unique",
+    ),
+    ({"buffers": (*BUFFERS, Buffer("none", 0))}, "buffer 'none': count 0; must be at least 1"),
+    (
+        {"buffers": (*BUFFERS, Buffer("x", 1, tensors=(2, 2)))},
+        "buffer 'x': tensors (2, 2); must be a range [first, last) with 0 <= first < last",
+    ),
+    (
+        {"buffers": (*BUFFERS, Buffer("x", 1, tensors=(-1, 2)))},
+        "buffer 'x': tensors (-1, 2); must be a range [first, last) with 0 <= first < last",
+    ),
+    ({"order": (Run((0,)), Run((0, 1)))}, "order[1]: body 1 does not exist; bodies are numbered 0 to 0"),
+    ({"order": (Run((-1,)),)}, "order[0]: body -1 does not exist; bodies are numbered 0 to 0"),
+    (
+        {"order": (Run((0,), 0),)},
+        "order[0]: Run(bodies=(0,), times=0) has no steps; times and the number of bodies must be at least 1",
+    ),
+    (
+        {"order": (Run(()),)},
+        "order[0]: Run(bodies=(), times=1) has no steps; times and the number of bodies must be at least 1",
+    ),
+    ({"order": ()}, "order is empty; a plan has at least one step"),
+]
+
+
+@pytest.mark.parametrize(("changes", "problem"), PLAN_PROBLEMS)
+def test_illegal_plan_is_reported_with_what_would_be_right(changes: dict[str, object], problem: str) -> None:
+    check(legal())
+    with pytest.raises(PlanError) as error:
+        check(legal(**changes))
+    assert str(error.value) == f"plan broken: {problem}"
+
+
+def test_buffer_written_by_an_earlier_operation_of_the_step_may_be_read() -> None:
+    check(legal(bodies=((Forward(("param",), ("loss",)), Wait("loss")),)))
+
+
+def test_buffer_written_by_an_earlier_step_may_be_read() -> None:
+    write, read = (Forward(("param",), ("loss",)),), (Wait("loss"),)
+    check(legal(bodies=(write, read), order=(Run((0, 1), 3),)))
+    with pytest.raises(PlanError, match=r"wait\(loss\) at step 0: reads 'loss', which nothing has written yet"):
+        check(legal(bodies=(write, read), order=(Run((1, 0), 3),)))
+
+
+def test_body_that_no_step_runs_is_not_judged() -> None:
+    check(legal(bodies=((FIRST,), (Wait("nothing"),))))
+
+
+@settings(max_examples=150, deadline=None)
+@given(legal_plans())
+def test_random_legal_plans_pass(plan: Plan) -> None:
+    check(plan)
+
+
+@settings(max_examples=50, deadline=None)
+@given(schedule_plans())
+def test_plans_of_schedules_pass(plan: Plan) -> None:
+    check(plan)

@@ -1,0 +1,227 @@
+"""Delays: the same numbers whatever else is asked for, and the distributions that the settings name."""
+
+import math
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from simdist.errors import ScenarioError
+from simdist.scenario import (
+    Bursts,
+    Exponential,
+    HeavyTail,
+    Jitter,
+    Persistent,
+    Recorded,
+    Transient,
+    draw,
+    sampler,
+)
+
+RANDOM = [
+    Transient(probability=0.3, delay_s=1.0),
+    Jitter(median_s=0.01, sigma=0.5),
+    Exponential(mean_s=0.02),
+    HeavyTail(scale_s=0.01, shape=2.5),
+    HeavyTail(scale_s=0.01, shape=2.5, probability=0.1),
+    Bursts(enter=0.05, leave=0.2, delay_s=0.5),
+]
+ALL = [*RANDOM, Persistent(delay_s=0.1, nodes=(0,)), Persistent(factor=1.5, ranks=(1, 2), on="compute")]
+
+
+def draw_host(disturbance, n_steps=40, world_size=8, seed=1):
+    return draw_all([disturbance], n_steps, world_size, seed)[disturbance.on]
+
+
+def draw_all(disturbances, n_steps=40, world_size=8, seed=1):
+    return draw(
+        disturbances, n_steps, seed=seed, world_size=world_size, ranks_per_node=4, compute_s=np.full(world_size, 0.2)
+    )
+
+
+def make_sampler(disturbances, seeds, world_size=8):
+    return sampler(
+        disturbances, seeds=seeds, world_size=world_size, ranks_per_node=4, compute_s=np.full(world_size, 0.2)
+    )
+
+
+@pytest.mark.parametrize("disturbance", RANDOM, ids=lambda disturbance: disturbance.kind)
+def test_longer_run_keeps_the_earlier_numbers(disturbance):
+    assert np.array_equal(draw_host(disturbance, n_steps=70)[:33], draw_host(disturbance, n_steps=33))
+
+
+@pytest.mark.parametrize("disturbance", RANDOM, ids=lambda disturbance: disturbance.kind)
+def test_larger_world_keeps_the_numbers_of_its_first_ranks(disturbance):
+    assert np.array_equal(draw_host(disturbance, world_size=36)[:, :8], draw_host(disturbance, world_size=8))
+
+
+@pytest.mark.parametrize("chunks", [[1] * 50, [7, 16, 27], [50], [0, 16, 34]])
+def test_chunks_do_not_change_any_number(chunks):
+    whole = make_sampler(ALL, [3, 4]).take(50)
+    chunked = make_sampler(ALL, [3, 4])
+    parts = [chunked.take(n_steps) for n_steps in chunks]
+    assert whole.keys() == {"host", "compute"} == chunked.channels
+    for channel, delays in whole.items():
+        assert delays.shape == (50, 8, 2)
+        assert np.array_equal(np.concatenate([part[channel] for part in parts]), delays)
+
+
+def test_batches_do_not_change_any_number():
+    small, large = make_sampler(RANDOM, [5]), make_sampler(RANDOM, range(5, 15), world_size=1000)
+    assert np.array_equal(small.take(40)["host"][:, :, 0], large.take(40)["host"][:, :8, 0])
+
+
+def test_seed_has_its_numbers_whichever_seeds_stand_beside_it():
+    delays = make_sampler(RANDOM, [9, 3]).take(40)["host"]
+    assert np.array_equal(delays[:, :, 1], draw_all(RANDOM, seed=3)["host"])
+
+
+def test_one_more_disturbance_at_the_end_keeps_the_numbers_of_the_others():
+    more = [Transient(probability=0.3, delay_s=1.0), Exponential(mean_s=1.0, on="io")]
+    assert np.array_equal(draw_all(more)["host"], draw_all(more[:1])["host"])
+
+
+@pytest.mark.parametrize("disturbance", RANDOM, ids=lambda disturbance: disturbance.kind)
+def test_seeds_ranks_and_places_in_the_list_are_independent(disturbance):
+    one = draw_host(disturbance, n_steps=4000, seed=1)
+    other = draw_host(disturbance, n_steps=4000, seed=2)
+    second = draw_all([Persistent(delay_s=0.0), disturbance], n_steps=4000, seed=1)["host"]
+    bound = 0.2 if isinstance(disturbance, Bursts) else 0.1  # bursts: 4000 steps hold fewer independent numbers
+    for x, y in [(one[:, 0], other[:, 0]), (one[:, 0], one[:, 1]), (one[:, 0], second[:, 0])]:
+        assert abs(np.corrcoef(x, y)[0, 1]) < bound
+    if not isinstance(disturbance, Bursts):
+        assert abs(np.corrcoef(one[1:, 0], one[:-1, 0])[0, 1]) < bound
+
+
+@pytest.mark.parametrize(
+    ("disturbance", "mean", "std"),
+    [
+        (Transient(probability=0.3, delay_s=2.0), 0.6, 2 * math.sqrt(0.21)),
+        (
+            Jitter(median_s=0.01, sigma=0.5),
+            0.01 * math.exp(0.125),
+            0.01 * math.exp(0.125) * math.sqrt(math.exp(0.25) - 1),
+        ),
+        (Exponential(mean_s=0.02), 0.02, 0.02),
+        (HeavyTail(scale_s=0.01, shape=5), 0.0125, 0.01 * math.sqrt(5 / (16 * 3))),
+        (Bursts(enter=0.05, leave=0.2, delay_s=0.5), 0.1, 0.2),
+    ],
+    ids=lambda value: getattr(value, "kind", ""),
+)
+def test_delays_have_the_mean_and_spread_of_their_distribution(disturbance, mean, std):
+    delays = draw_host(disturbance, n_steps=1000, world_size=200)
+    assert delays.mean() == pytest.approx(mean, rel=0.03)
+    assert delays.std() == pytest.approx(std, rel=0.05)
+
+
+def test_jitter_has_its_median():
+    assert np.median(draw_host(Jitter(median_s=0.01, sigma=2.0), 1000, 100)) == pytest.approx(0.01, rel=0.03)
+
+
+def test_heavy_tail_never_delays_by_less_than_its_scale():
+    delays = draw_host(HeavyTail(scale_s=0.01, shape=1.5, probability=0.1), 1000, 100)
+    assert np.count_nonzero(delays) / delays.size == pytest.approx(0.1, rel=0.05)
+    assert delays[delays > 0].min() >= 0.01
+    assert np.mean(delays[delays > 0] > 0.02) == pytest.approx(2**-1.5, rel=0.05)
+
+
+def test_bursts_start_stationary_and_last_as_long_as_they_should():
+    on = draw_host(Bursts(enter=0.02, leave=0.1, delay_s=1.0), 500, 2000) > 0
+    assert on[0].mean() == pytest.approx(1 / 6, rel=0.15)
+    assert on[-1].mean() == pytest.approx(1 / 6, rel=0.15)
+    left = on[:-1] & ~on[1:]
+    assert left.sum() / on[:-1].sum() == pytest.approx(0.1, rel=0.05)
+
+
+def test_persistent_delays_its_ranks_in_every_step():
+    assert np.array_equal(draw_host(Persistent(delay_s=0.1, ranks=(1, 3)), 2, 4), [[0, 0.1, 0, 0.1]] * 2)
+    assert np.array_equal(draw_host(Persistent(delay_s=0.1, nodes=(1,)), 2, 8), [[0] * 4 + [0.1] * 4] * 2)
+
+
+def test_factor_stretches_each_ranks_own_compute():
+    delays = draw(
+        [Persistent(factor=1.5)], 2, seed=0, world_size=4, ranks_per_node=4, compute_s=np.array([1.0, 2.0, 3.0, 4.0])
+    )
+    assert delays["host"].tolist() == [[0.5, 1.0, 1.5, 2.0]] * 2
+
+
+def test_disturbances_of_a_channel_add_up():
+    both = draw_all(
+        [Persistent(delay_s=0.25), Persistent(delay_s=0.5, ranks=(0,)), Persistent(delay_s=2, on="io")], 1, 2
+    )
+    assert {channel: delays.tolist() for channel, delays in both.items()} == {
+        "host": [[0.75, 0.25]],
+        "io": [[2.0, 2.0]],
+    }
+
+
+def test_without_disturbances_there_are_no_channels():
+    assert make_sampler([], [0]).channels == frozenset()
+    assert draw_all([]) == {}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".npz"])
+def test_recording_is_played_as_it_is(tmp_path, suffix):
+    seconds = np.random.default_rng(0).random((40, 8))
+    file = tmp_path / f"delays{suffix}"
+    if suffix == ".csv":
+        file.write_text("# seconds\n" + "\n".join(",".join(map(repr, row)) for row in seconds.tolist()))
+    else:
+        np.savez(file, seconds)
+    recorded = Recorded(file=file)
+    assert np.array_equal(draw_host(recorded, 40), seconds)
+    only = draw_host(Recorded(file=file, ranks=(2,)), 40)
+    assert np.array_equal(only[:, 2], seconds[:, 2])
+    assert np.count_nonzero(only) == 40
+    with pytest.raises(ScenarioError, match="ends before step 41"):
+        draw_host(recorded, 41)
+
+
+def test_recording_of_several_channels_gives_its_own(tmp_path):
+    np.savez(tmp_path / "delays.npz", host=np.ones((2, 8)), io=np.full((2, 8), 3.0))
+    assert draw_host(Recorded(file=tmp_path / "delays.npz", on="io"), 2).max() == 3.0
+    with pytest.raises(ValidationError, match="holds host, io: write one array, or one named 'compute'"):
+        Recorded(file=tmp_path / "delays.npz", on="compute")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("x.txt", b"", "is no recording: write the name of a .npz or .csv file"),
+        ("x.csv", b"1,2\n3", "lines of different lengths"),
+        ("x.csv", b"", "lines of different lengths, or none"),
+        ("x.csv", b"1,a", "could not convert string to float"),
+        ("x.csv", b"1,2\n3,-4", "-4.0 at step 1, rank 1: delays are finite and 0 or more"),
+        ("x.csv", b"1,nan", "nan at step 0, rank 1"),
+        ("x.csv", b"\xff", "can't decode byte"),
+        ("x.npz", b"PK no zip", "no .npz file, or there is none"),
+        ("missing.csv", None, "No such file"),
+        ("missing.npz", None, "no .npz file, or there is none"),
+    ],
+)
+def test_damaged_recording_is_refused(tmp_path, name, content, message):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValidationError, match=message):
+        Recorded(file=tmp_path / name)
+
+
+def test_recording_of_objects_is_not_unpickled(tmp_path):
+    np.savez(tmp_path / "x.npz", np.array([[print]], dtype=object))
+    with pytest.raises(ValidationError, match="allow_pickle=False"):
+        Recorded(file=tmp_path / "x.npz")
+
+
+def test_bits_stay_the_same():
+    found = [float(draw_host(disturbance, 20, 3, seed=2024)[17, 2]).hex() for disturbance in RANDOM[1:4]]
+    rows = draw_host(Transient(probability=0.5, delay_s=1.0), 2, 16, seed=2024)
+    bursts = draw_host(Bursts(enter=0.3, leave=0.3, delay_s=1.0), 2, 16, seed=2024)
+    patterns = ["".join(str(int(delay)) for delay in row) for row in [*rows, *bursts]]
+    assert (found, patterns) == GOLDEN
+
+
+GOLDEN = (
+    ["0x1.5b094d219c492p-6", "0x1.69ba172453e56p-10", "0x1.50d95f82130fcp-7"],
+    ["0101101001111100", "0111010000010100", "0101101001111100", "0111001001010100"],
+)

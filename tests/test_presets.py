@@ -1,0 +1,142 @@
+"""The presets that ship with the package: they load, they say where each number is from, and their totals are right."""
+
+import csv
+import math
+import re
+
+import pytest
+
+from simdist import scenario
+from simdist.errors import ScenarioError
+from simdist.scenario import presets
+
+PUBLISHED_PARAMETERS = {
+    "bert-large": 335_141_888,  # checkpoint bert-large-uncased
+    "gpt2": 124_439_808,  # checkpoint gpt2
+    "inception-v3": 27_161_264,  # this and the rest: weights metadata of torchvision 0.28
+    "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
+    "resnet18": 11_689_512,
+    "resnet50": 25_557_032,
+    "vgg16": 138_357_544,
+    "vgg19": 143_667_240,
+}
+PUBLISHED_MULTIPLY_ADDS = {  # forward, one image; weights metadata of torchvision 0.28
+    "inception-v3": 5.713e9,
+    "resnet101": 7.801e9,
+    "resnet152": 11.514e9,
+    "resnet18": 1.814e9,
+    "resnet50": 4.089e9,
+    "vgg16": 15.47e9,
+    "vgg19": 19.632e9,
+}
+CLUSTERS = ["dgx-a100", "dgx-h100", "gcp-t4x4-32gbit", "ideal", "v100x8-25gbit"]
+
+
+def load(cluster: str = "ideal", workload: str = "resnet18") -> scenario.Scenario:
+    return scenario.loads(
+        f"name: presets\ncluster: {cluster}\nworkload: {workload}\nschedules:\n  - kind: sync\nsteps: 1\nseed: 0\n"
+    )
+
+
+def test_the_documented_presets_ship() -> None:
+    assert sorted(presets.names("clusters")) == CLUSTERS
+    assert sorted(presets.names("workloads")) == sorted(PUBLISHED_PARAMETERS)
+
+
+@pytest.mark.parametrize("name", PUBLISHED_PARAMETERS)
+def test_workload_has_as_many_parameters_as_published(name: str) -> None:
+    workload = load(workload=name).workload
+    assert sum(workload.tensor_counts) == PUBLISHED_PARAMETERS[name]
+    assert workload.nbytes == 4 * PUBLISHED_PARAMETERS[name]
+    assert workload.source
+
+
+@pytest.mark.parametrize("name", PUBLISHED_MULTIPLY_ADDS)
+def test_workload_has_the_published_flops(name: str) -> None:
+    assert load(workload=name).workload.flops == pytest.approx(2 * PUBLISHED_MULTIPLY_ADDS[name], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "n_layers", "length"), [("bert-large", 1024, 24, 512), ("gpt2", 768, 12, 1024)]
+)
+def test_transformer_flops_follow_the_closed_form(name: str, width: int, n_layers: int, length: int) -> None:
+    layer = 2 * length * 12 * width**2 + 2 * 2 * length**2 * width  # weights; scores and their product with the values
+    head = {"bert-large": 2 * width**2, "gpt2": 2 * length * width * 50257}[name]  # pooler of one token; logits
+    assert load(workload=name).workload.flops == n_layers * layer + head
+
+
+@pytest.mark.parametrize("name", PUBLISHED_PARAMETERS)
+def test_tensor_file_holds_what_the_workload_loads(name: str) -> None:
+    with presets.path("workloads", name).with_suffix(".csv").open() as file:
+        rows = list(csv.DictReader(file))
+    tensors = load(workload=name).workload.tensors
+    assert [(row["name"], int(row["count"]), float(row["flops"])) for row in rows] == [
+        (tensor.name, tensor.count, tensor.flops) for tensor in tensors
+    ]
+
+
+def test_logits_of_a_tied_embedding_do_not_delay_the_other_gradients() -> None:
+    first, *_, last = load(workload="gpt2").workload.tensors
+    assert (first.name, first.flops) == ("token.weight", 0)  # its gradient is complete at the end of backward, alone
+    assert last.flops == 2 * 1024 * 768 * 50257
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_cluster_loads_and_says_where_it_is_from(name: str) -> None:
+    cluster = load(cluster=name).cluster
+    assert cluster.source
+    assert cluster.name == name
+    assert cluster.device.peak_flops is not None
+
+
+def test_ideal_cluster_communicates_for_nothing() -> None:
+    cluster = load(cluster="ideal").cluster
+    assert (cluster.world_size, cluster.gpus_per_node) == (64, 4)
+    for link in (cluster.fabric, cluster.network):
+        assert (link.latency_s, link.bandwidth_Bps) == (0, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus_per_node", "nics_per_node", "line_rate_Bps"),
+    [
+        ("gcp-t4x4-32gbit", 4, 1, 4e9),
+        ("v100x8-25gbit", 8, 1, 3.125e9),
+        ("dgx-a100", 8, 8, 25e9),
+        ("dgx-h100", 8, 8, 50e9),
+    ],
+)
+def test_cluster_states_line_rates_and_keeps_below_them(
+    name: str, gpus_per_node: int, nics_per_node: int, line_rate_Bps: float
+) -> None:
+    cluster = load(cluster=name).cluster
+    assert (cluster.gpus_per_node, cluster.nics_per_node) == (gpus_per_node, nics_per_node)
+    assert cluster.network.bandwidth_Bps == line_rate_Bps
+    for link in (cluster.fabric, cluster.network):
+        assert 0 < link.latency_s < 1e-4
+        assert 0.5 < link.efficiency < 1
+
+
+@pytest.mark.parametrize("name", [name for name in CLUSTERS if name != "ideal"])
+def test_every_hardware_number_of_a_cluster_has_its_source_on_its_line(name: str) -> None:
+    measured = re.compile(r" *(latency|bandwidth|efficiency|\w+_bandwidth|peak): ")
+    lines = [line for line in presets.path("clusters", name).read_text().splitlines() if measured.match(line)]
+    assert len(lines) >= 9
+    assert [line for line in lines if "  # " not in line] == []
+
+
+@pytest.mark.parametrize("name", PUBLISHED_PARAMETERS)
+def test_utilization_of_a_workload_is_derived_in_a_comment(name: str) -> None:
+    text = presets.path("workloads", name).read_text()
+    derived = re.search(r"# .* x 3 x ([\d.]+) GFLOP = ([\d.]+) TFLOP/s of ([\d.]+) TFLOP/s = ([\d.]+)", text)
+    assert derived, "write samples/s x 3 x forward GFLOP = TFLOP/s of peak TFLOP/s = share"
+    gigaflops, achieved, peak, share = map(float, derived.groups())
+    workload = load(workload=name).workload
+    assert gigaflops == pytest.approx(workload.flops / 1e9, rel=1e-3)
+    assert share == pytest.approx(achieved / peak, abs=0.006)
+    assert workload.utilization == min(share, 1)
+
+
+def test_an_unknown_preset_names_the_nearest() -> None:
+    with pytest.raises(ScenarioError, match="resnet50"):
+        load(workload="resnet-50")

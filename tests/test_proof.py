@@ -1,0 +1,627 @@
+"""The proof accepts what computes the declared result, in any form, and refuses every mutation that does not."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import groups
+
+from simdist.check import check
+from simdist.errors import PlanError
+from simdist.groups import Group
+from simdist.plan import (
+    COLLECTIVES,
+    AllGather,
+    AllReduce,
+    Backward,
+    Body,
+    Broadcast,
+    Buffer,
+    Copy,
+    Delay,
+    Densify,
+    Forward,
+    Load,
+    Op,
+    Optimize,
+    Plan,
+    Reduce,
+    ReduceScatter,
+    Run,
+    Save,
+    Select,
+    Wait,
+    op_text,
+)
+from simdist.proof import Result, prove
+from simdist.schedules import InputPath, Job, Schedule, kinds
+
+Declared = Callable[[int], Result]
+
+WORLD = Group(8)
+SYNC = Result(gradients=WORLD, parameters=Group(1))
+FORWARD = Forward(("param",), ("loss",))
+BACKWARD = Backward(("param", "loss"), "grad")
+OPTIMIZE = Optimize(("param",), ("grad",))
+AVERAGE = (Copy("param", "flat"), AllReduce("flat", WORLD), Copy("flat", "param"))
+BUFFERS = (
+    Buffer("param", 64, tensors=(0, 1), initialized=True),
+    Buffer("loss", 1),
+    Buffer("grad", 64, tensors=(0, 1)),
+    Buffer("flat", 64, tensors=(0, 1)),
+    *(Buffer(f"slice.{n}", 64 // n) for n in (1, 2, 4, 8)),
+    Buffer("batch", 8, "uint8", place="host"),
+    Buffer("input", 8, "uint8"),
+)
+
+
+def plan_of(*steps: Body, buffers: tuple[Buffer, ...] = BUFFERS, world_size: int = 8) -> Plan:
+    return Plan.from_steps("hand", world_size=world_size, buffers=buffers, steps=steps)
+
+
+def verify(plan: Plan, result: Declared | Result) -> int:
+    """Check and prove, as everybody does who uses a plan."""
+    check(plan)
+    return prove(plan, (lambda _: result) if isinstance(result, Result) else result)
+
+
+def refusal(plan: Plan, result: Declared | Result) -> str:
+    with pytest.raises(PlanError) as error:
+        verify(plan, result)
+    return str(error.value)
+
+
+def synchronized(*collectives: Op) -> Body:
+    """Return a step that brings the gradients together by `collectives`."""
+    return (FORWARD, BACKWARD, *collectives, OPTIMIZE)
+
+
+# ---------------------------------------------------------------- equivalent forms
+
+EQUIVALENT: dict[str, Body] = {
+    "all_reduce": (AllReduce("grad", WORLD),),
+    "all_reduce twice": (AllReduce("grad", WORLD), AllReduce("grad", WORLD)),
+    "within nodes, then across": (AllReduce("grad", Group(4)), AllReduce("grad", Group(2, 4))),
+    "across nodes, then within": (AllReduce("grad", Group(2, 4)), AllReduce("grad", Group(4))),
+    "sums over ones": (AllReduce("grad", WORLD), AllReduce("grad", Group(1), "sum")),
+    "reduce_scatter, all_gather": (ReduceScatter("grad", "slice.8", WORLD), AllGather("slice.8", "grad", WORLD)),
+    "hierarchical reduce_scatter, all_reduce, all_gather": (
+        ReduceScatter("grad", "slice.4", Group(4)),
+        AllReduce("slice.4", Group(2, 4)),
+        AllGather("slice.4", "grad", Group(4)),
+    ),
+    "hierarchical over nodes of two": (
+        ReduceScatter("grad", "slice.2", Group(2)),
+        AllReduce("slice.2", Group(4, 2)),
+        AllGather("slice.2", "grad", Group(2)),
+    ),
+    "nested reduce_scatter, all_gather": (
+        ReduceScatter("grad", "slice.4", Group(4)),
+        ReduceScatter("slice.4", "slice.8", Group(2, 4)),
+        AllGather("slice.8", "slice.4", Group(2, 4)),
+        AllGather("slice.4", "grad", Group(4)),
+    ),
+    "reduce, broadcast": (Reduce("grad", WORLD), Broadcast("grad", WORLD)),
+    "reduce, broadcast with other roots": (Reduce("grad", WORLD, root=5), Broadcast("grad", WORLD, root=5)),
+    "reduce within nodes, all_reduce of leaders, broadcast": (
+        Reduce("grad", Group(4), root=1),
+        AllReduce("grad", Group(2, 4)),
+        Broadcast("grad", Group(4), root=1),
+    ),
+    "through a copy": (Copy("grad", "flat"), AllReduce("flat", WORLD), Copy("flat", "grad")),
+}
+
+
+@pytest.mark.parametrize("form", EQUIVALENT)
+def test_equivalent_forms_of_an_all_reduce_prove(form: str) -> None:
+    assert verify(plan_of(*[synchronized(*EQUIVALENT[form])] * 3), SYNC) == 8
+
+
+def test_parameters_may_be_averaged_in_place() -> None:
+    step = (FORWARD, BACKWARD, OPTIMIZE, AllReduce("param", WORLD))
+    verify(plan_of(step, step), Result(gradients=Group(1), parameters=WORLD))
+
+
+def test_average_of_equal_gradients_commutes_with_the_update() -> None:
+    step = (FORWARD, BACKWARD, AllReduce("grad", WORLD), *AVERAGE, OPTIMIZE)
+    verify(plan_of(step), Result(gradients=WORLD, parameters=WORLD))
+
+
+def test_waits_delays_and_saves_change_no_values() -> None:
+    step = (Delay("host"), FORWARD, Wait("loss"), BACKWARD, Delay("compute"), AllReduce("grad", WORLD), OPTIMIZE)
+    verify(plan_of((*step, Save(("param",)), Delay("io"))), SYNC)
+
+
+def test_buckets_may_be_reduced_and_applied_one_by_one() -> None:
+    buffers = (
+        Buffer("param.0", 8, tensors=(0, 2), initialized=True),
+        Buffer("param.1", 8, tensors=(2, 5), initialized=True),
+        Buffer("grad.0", 8, tensors=(0, 2)),
+        Buffer("grad.1", 8, tensors=(2, 5)),
+        Buffer("loss", 1),
+    )
+    params = ("param.0", "param.1")
+    step = (
+        Forward(params, ("loss",)),
+        Backward((*params, "loss"), "grad.1"),
+        AllReduce("grad.1", WORLD),
+        Backward((*params, "loss"), "grad.0"),
+        AllReduce("grad.0", WORLD),
+        Optimize(("param.1",), ("grad.1",)),
+        Optimize(("param.0",), ("grad.0",)),
+    )
+    verify(plan_of(step, step, buffers=buffers), SYNC)
+    assert "param.0" in refusal(plan_of(step[:-1], buffers=buffers), SYNC)
+
+
+# ---------------------------------------------------------------- mistakes, by hand
+
+MISTAKES: dict[str, tuple[Body, Result, str]] = {
+    "no all_reduce": (
+        synchronized(),
+        SYNC,
+        "backward(param, loss -> grad) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank 0; "
+        "the schedule declares 1/8",
+    ),
+    "all_reduce that nobody declares": (
+        synchronized(AllReduce("grad", Group(2))),
+        Result(Group(1), Group(1)),
+        "all_reduce(grad, mean over group of 2) at step 0: afterwards grad of rank 0 holds 1/2 of the gradient of rank "
+        "0; the schedule declares 1/1",
+    ),
+    "sum instead of mean": (
+        synchronized(AllReduce("grad", WORLD, "sum")),
+        SYNC,
+        "all_reduce(grad, sum over group of 8) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank "
+        "0; the schedule declares 1/8",
+    ),
+    "gradient all-reduced twice by sums": (
+        synchronized(AllReduce("grad", WORLD), AllReduce("grad", WORLD, "sum")),
+        SYNC,
+        "all_reduce(grad, sum over group of 8) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank "
+        "0; the schedule declares 1/8",
+    ),
+    "wrong group": (
+        synchronized(AllReduce("grad", Group(4))),
+        SYNC,
+        "all_reduce(grad, mean over group of 4) at step 0: afterwards grad of rank 0 holds 1/4 of the gradient of rank "
+        "0; the schedule declares 1/8",
+    ),
+    "right size, wrong stride": (
+        synchronized(AllReduce("grad", Group(4, 2))),
+        Result(Group(4), Group(1)),
+        "all_reduce(grad, mean over group of 4 at stride 2) at step 0: afterwards grad of rank 0 holds nothing of the "
+        "gradient of rank 1; the schedule declares 1/4",
+    ),
+    "reduce without broadcast": (
+        synchronized(Reduce("grad", WORLD)),
+        SYNC,
+        "reduce(grad, mean over group of 8 to member 0) at step 0: afterwards grad of rank 1 holds nothing of the "
+        "gradient of rank 0; the schedule declares 1/8",
+    ),
+    "broadcast from another root": (
+        synchronized(Reduce("grad", WORLD, root=1), Broadcast("grad", WORLD, root=2)),
+        SYNC,
+        "broadcast(grad, group of 8 from member 2) at step 0: afterwards grad of rank 0 holds nothing of the gradient "
+        "of rank 0; the schedule declares 1/8",
+    ),
+    "slices gathered over another group": (
+        synchronized(ReduceScatter("grad", "slice.4", Group(4)), AllGather("slice.4", "grad", Group(4, 2))),
+        Result(Group(4), Group(1)),
+        "grad holds other tensors, or slices in another order, than it declares",
+    ),
+    "nested slices gathered in the wrong order": (
+        synchronized(
+            ReduceScatter("grad", "slice.2", Group(2)),
+            ReduceScatter("slice.2", "slice.8", Group(4, 2)),
+            AllGather("slice.8", "slice.4", Group(2)),
+            AllGather("slice.4", "grad", Group(4, 2)),
+        ),
+        SYNC,
+        "optimize(param with grad) at step 0: grad holds other tensors, or slices in another order, than it declares",
+    ),
+    "slices of different places reduced": (
+        synchronized(ReduceScatter("grad", "slice.2", Group(2)), AllReduce("slice.2", Group(2))),
+        SYNC,
+        "all_reduce(slice.2, mean over group of 2) at step 0: reduces slices of different places; the members hold "
+        "other parts of the model",
+    ),
+    "average before the optimizer": (
+        (FORWARD, BACKWARD, *AVERAGE, OPTIMIZE),
+        Result(Group(1), WORLD),
+        "optimize(param with grad) at step 0: afterwards param of rank 0 holds 1/1 of the gradient of rank 0; the "
+        "schedule declares 1/8",
+    ),
+    "average that nobody declares": (
+        (*synchronized(AllReduce("grad", WORLD)), *AVERAGE),
+        SYNC,
+        "copy(flat -> param) at step 0: afterwards param of rank 0 holds 1/8 of the parameters of rank 0; the schedule "
+        "declares 1/1",
+    ),
+    "average not copied back": (
+        (FORWARD, BACKWARD, OPTIMIZE, *AVERAGE[:-1]),
+        Result(Group(1), WORLD),
+        "optimize(param with grad) at step 0: afterwards param of rank 0 holds 1/1 of the gradient of rank 0; the "
+        "schedule declares 1/8",
+    ),
+    "update twice": (
+        (*synchronized(AllReduce("grad", WORLD)), OPTIMIZE),
+        SYNC,
+        "optimize(param with grad) at step 0: afterwards param of rank 0 holds 1/4 of the gradient of rank 0; the "
+        "schedule declares 1/8",
+    ),
+    "no update": (
+        (FORWARD, BACKWARD, AllReduce("grad", WORLD)),
+        SYNC,
+        "all_reduce(grad, mean over group of 8) at step 0: afterwards param of rank 0 holds nothing of the gradient of "
+        "rank 0; the schedule declares 1/8",
+    ),
+    "no training at all": (
+        (FORWARD,),
+        SYNC,
+        "forward(param -> loss) at step 0: afterwards param of rank 0 holds nothing of the gradient of rank 0; the "
+        "schedule declares 1/8",
+    ),
+    "update before the all_reduce": (
+        (FORWARD, BACKWARD, OPTIMIZE, AllReduce("grad", WORLD)),
+        SYNC,
+        "optimize(param with grad) at step 0: afterwards param of rank 0 holds 1/1 of the gradient of rank 0; the "
+        "schedule declares 1/8",
+    ),
+    "forward pass without parameters": (
+        (Forward((), ("loss",)), *synchronized(AllReduce("grad", WORLD))[1:]),
+        SYNC,
+        "forward( -> loss) at step 0: does not read all parameters as they are when the step begins; add them to srcs",
+    ),
+    "forward pass on updated parameters": (
+        (*synchronized(AllReduce("grad", WORLD)), FORWARD),
+        SYNC,
+        "forward(param -> loss) at step 0: does not read all parameters as they are when the step begins; add them to "
+        "srcs",
+    ),
+    "backward pass of nothing": (
+        (FORWARD, Backward(("param",), "grad"), AllReduce("grad", WORLD), OPTIMIZE),
+        SYNC,
+        "backward(param -> grad) at step 0: reads nothing that a forward pass wrote; add its activations or loss to "
+        "srcs",
+    ),
+    "backward pass on changed parameters": (
+        (FORWARD, AllReduce("param", WORLD), BACKWARD, AllReduce("grad", WORLD), OPTIMIZE),
+        Result(WORLD, WORLD),
+        "backward(param, loss -> grad) at step 0",
+    ),
+    "average of losses": (
+        (FORWARD, AllReduce("loss", WORLD), BACKWARD, AllReduce("grad", WORLD), OPTIMIZE),
+        SYNC,
+        "at step 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_refused_with_its_step_and_operation(mistake: str) -> None:
+    step, declared, message = MISTAKES[mistake]
+    text = refusal(plan_of(step, step), declared)
+    assert text.startswith("plan hand: ")
+    assert message in text
+    assert "\nbody 0:\n" in text
+    assert len(re.findall(r"^--> ", text, re.MULTILINE)) == 1
+
+
+def test_plan_without_parameters_is_refused() -> None:
+    buffers = tuple(dataclasses.replace(buffer, tensors=None) for buffer in BUFFERS)
+    assert refusal(plan_of((Wait("param"),), buffers=buffers), SYNC) == (
+        "plan hand: no buffer holds parameters; declare one initialized, with tensors"
+    )
+
+
+def test_declaration_is_asked_for_every_step() -> None:
+    local, average = (FORWARD, BACKWARD, OPTIMIZE), (FORWARD, BACKWARD, OPTIMIZE, *AVERAGE)
+    plan = plan_of(local, average, local, average)
+    declared = {0: Group(1), 1: WORLD, 2: Group(1), 3: WORLD}
+    verify(plan, lambda step: Result(Group(1), declared[step]))
+    text = refusal(plan, lambda step: Result(Group(1), WORLD if step == 2 else declared[step]))
+    assert "optimize(param with grad) at step 2: afterwards param of rank 0 holds 1/1 of the gradient" in text
+    text = refusal(plan, lambda step: Result(Group(1), Group(1) if step == 3 else declared[step]))
+    assert "copy(flat -> param) at step 3: afterwards param of rank 0 holds 1/8 of the gradient" in text
+
+
+# ---------------------------------------------------------------- from one step to the next
+
+
+def test_gradient_of_the_step_before_is_stale() -> None:
+    good = synchronized(AllReduce("grad", WORLD))
+    text = refusal(plan_of(good, good, good, (FORWARD, AllReduce("grad", WORLD), OPTIMIZE)), SYNC)
+    assert "at step 3: afterwards grad of rank 0 holds nothing of the gradient of rank 0" in text
+
+
+def test_gradient_of_the_activations_of_the_step_before_is_stale() -> None:
+    good = synchronized(AllReduce("grad", WORLD))
+    assert "at step 2: afterwards grad of rank 0 holds nothing of the gradient" in refusal(
+        plan_of(good, good, good[1:]), SYNC
+    )
+
+
+def test_update_that_arrives_one_step_late_is_refused() -> None:
+    late = (FORWARD, OPTIMIZE, BACKWARD, AllReduce("grad", WORLD))
+    assert "at step 1: reads parameters that have changed since the step began" in refusal(
+        plan_of(synchronized(AllReduce("grad", WORLD)), late), SYNC
+    )
+
+
+def test_average_of_the_parameters_of_the_step_before_is_stale() -> None:
+    good = (FORWARD, BACKWARD, OPTIMIZE, *AVERAGE)
+    stale = (FORWARD, BACKWARD, OPTIMIZE, *AVERAGE[1:])
+    text = refusal(plan_of(good, stale), Result(Group(1), WORLD))
+    assert "copy(flat -> param) at step 1: afterwards param of rank 0 holds nothing of the gradient of rank 0" in text
+
+
+def test_a_mistake_in_a_late_repetition_is_found() -> None:
+    good = synchronized(AllReduce("grad", WORLD))
+    text = refusal(plan_of(*[good] * 500, synchronized(AllReduce("grad", Group(4))), *[good] * 10), SYNC)
+    assert "all_reduce(grad, mean over group of 4) at step 500: " in text
+
+
+def test_a_long_plan_is_proved_by_its_distinct_steps() -> None:
+    step = synchronized(AllReduce("grad", WORLD))
+    asked: list[int] = []
+
+    def declared(step: int) -> Result:
+        asked.append(step)
+        return SYNC
+
+    plan = Plan("long", 8, BUFFERS, (step,), (Run((0,), 20_000),))
+    assert verify(plan, declared) == 8
+    assert asked == list(range(20_000))
+
+
+# ---------------------------------------------------------------- input
+
+LOAD, UPLOAD = Load("batch"), Copy("batch", "input")
+TRAIN = (Forward(("param", "input"), ("loss",)), BACKWARD, AllReduce("grad", WORLD), OPTIMIZE)
+
+
+def test_every_step_may_train_on_a_batch_of_its_own() -> None:
+    verify(plan_of((LOAD, UPLOAD, *TRAIN), (LOAD, UPLOAD, *TRAIN)), SYNC)
+
+
+def test_batches_may_be_loaded_ahead() -> None:
+    verify(plan_of((LOAD, UPLOAD, LOAD, *TRAIN), (UPLOAD, LOAD, *TRAIN), (UPLOAD, *TRAIN)), SYNC)
+
+
+INPUT_MISTAKES: dict[str, tuple[tuple[Body, ...], str]] = {
+    "same input twice": (
+        ((LOAD, UPLOAD, *TRAIN), TRAIN),
+        "forward(param, input -> loss) at step 1: trains on a batch that was used before; load another one first",
+    ),
+    "same batch copied twice": (
+        ((LOAD, UPLOAD, *TRAIN), (UPLOAD, *TRAIN)),
+        "forward(param, input -> loss) at step 1: trains on a batch that was used before; load another one first",
+    ),
+    "batch not copied to the device": (
+        ((LOAD, UPLOAD, *TRAIN), (LOAD, *TRAIN)),
+        "forward(param, input -> loss) at step 1: trains on a batch that was used before; load another one first",
+    ),
+    "batch not read": (
+        ((LOAD, UPLOAD, FORWARD, *TRAIN[1:]),),
+        "forward(param -> loss) at step 0: reads no batch, though the plan loads some; add the input to srcs",
+    ),
+    "batch skipped by a load": (
+        ((LOAD, LOAD, UPLOAD, *TRAIN),),
+        "load(-> batch) at step 0: overwrites a batch in batch that nobody has used",
+    ),
+    "batch skipped by a copy": (((LOAD, UPLOAD, LOAD, UPLOAD, *TRAIN),), "copy(batch -> input) at step 0"),
+    "same batch on all ranks": (((LOAD, UPLOAD, Broadcast("input", WORLD), *TRAIN),), "at step 0"),
+}
+
+
+@pytest.mark.parametrize("mistake", INPUT_MISTAKES)
+def test_wrong_input_is_refused(mistake: str) -> None:
+    steps, message = INPUT_MISTAKES[mistake]
+    assert message in refusal(plan_of(*steps), SYNC)
+
+
+# ---------------------------------------------------------------- large worlds
+
+
+@pytest.mark.parametrize(("world_size", "n_followed"), [(1, 1), (96, 96), (256, 256), (512, 64), (16_384, 16)])
+def test_all_ranks_are_followed_in_small_worlds_and_a_sample_in_large_ones(world_size: int, n_followed: int) -> None:
+    step = synchronized(AllReduce("grad", Group(world_size)))
+    plan = plan_of(step, world_size=world_size)
+    assert verify(plan, Result(Group(world_size), Group(1))) == n_followed
+
+
+@pytest.mark.parametrize("world_size", [96, 256, 512])
+def test_wrong_group_is_found_in_worlds_of_any_size(world_size: int) -> None:
+    step = synchronized(AllReduce("grad", Group(world_size // 2)))
+    text = refusal(plan_of(step, world_size=world_size), Result(Group(world_size), Group(1)))
+    assert f"holds 1/{world_size // 2} of the gradient of rank 0; the schedule declares 1/{world_size}" in text
+
+
+# ---------------------------------------------------------------- against numbers
+
+
+def computed_mean(collectives: Body) -> bool:
+    """Execute collectives on random gradients, element by element; tell whether all ranks end with the mean."""
+    own = np.random.default_rng(0).standard_normal((8, 64))
+    state: dict[str, np.ndarray] = {"grad": own.copy()}
+    for op in collectives:
+        _execute(op, state)
+    return state["grad"].shape == own.shape and bool(np.allclose(state["grad"], own.mean(0)))
+
+
+def _execute(op: Op, state: dict[str, np.ndarray]) -> None:
+    assert isinstance(op, COLLECTIVES)
+    src = state[op.buffer if isinstance(op, AllReduce | Reduce | Broadcast) else op.src].copy()
+    for members in op.group.members(8):
+        scale = len(members) if getattr(op, "reduction", "sum") == "mean" else 1
+        total = sum(src[rank] for rank in members) / scale
+        match op:
+            case AllReduce():
+                state[op.buffer][members] = total
+            case Reduce():
+                state[op.buffer][members[op.root]] = total
+            case Broadcast():
+                state[op.buffer][members] = src[members[op.root]]
+            case ReduceScatter():
+                shards = np.split(total, len(members))
+                out = state.setdefault(op.dst, np.empty((8, len(shards[0]))))
+                for rank, shard in zip(members, shards, strict=True):
+                    out[rank] = shard
+            case AllGather():
+                whole = np.concatenate([src[rank] for rank in members])
+                state.setdefault(op.dst, np.empty((8, len(whole))))[members] = whole
+
+
+@st.composite
+def collective_sequences(draw: st.DrawFn) -> Body:
+    """Draw a correct sequence, with up to two operations dropped, doubled, inserted, swapped or given other groups."""
+    ops = list(draw(st.sampled_from(list(EQUIVALENT.values()))))
+    ops = [op for op in ops if not isinstance(op, Copy)] or [AllReduce("grad", WORLD)]
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, len(ops) - 1))
+        match draw(st.sampled_from(["drop", "double", "regroup", "insert", "swap"])):
+            case "drop" if len(ops) > 1:
+                del ops[at]
+            case "double":
+                ops.insert(at, ops[at])
+            case "regroup":
+                size = ops[at].group.size
+                group = draw(st.sampled_from([Group(size, stride) for stride in (1, 2, 4) if size * stride <= 8]))
+                ops[at] = dataclasses.replace(ops[at], group=group)
+            case "insert":
+                reduction = draw(st.sampled_from(["mean", "sum"]))
+                ops.insert(at, AllReduce("grad", draw(groups(8)), reduction))
+            case "swap":
+                ops[at], ops[at - 1] = ops[at - 1], ops[at]
+    return tuple(ops)
+
+
+@settings(max_examples=300, deadline=None)
+@given(collective_sequences())
+def test_what_is_proved_is_what_numbers_give(collectives: Body) -> None:
+    plan = plan_of(synchronized(*collectives))
+    try:
+        check(plan)
+    except PlanError:
+        return
+    try:
+        prove(plan, lambda _: SYNC)
+    except PlanError:
+        proved = False
+    else:
+        proved = True
+    if proved:
+        assert computed_mean(collectives)
+    elif computed_mean(collectives):
+        assert any(isinstance(op, ReduceScatter | AllGather) for op in collectives), "refused, but right"
+
+
+# ---------------------------------------------------------------- mutations of every schedule
+
+STORAGE = InputPath("storage", prefetch=2)
+JOB = Job(
+    world_size=8,
+    ranks_per_node=4,
+    n_steps=9,
+    tensor_counts=(300_000, 300_000, 8),
+    batch_nbytes=64,
+    input_path=STORAGE,
+    run_ahead_steps=1,
+    delay_channels=frozenset({"host", "compute", "io"}),
+)
+SCHEDULES = [cls(**example) for cls in kinds().values() for example in cls.examples]
+OTHER_GROUPS = [Group(1), Group(2), Group(4), Group(8), Group(2, 2), Group(2, 4), Group(4, 2)]
+
+
+def mutations(body: Body, declared: Result) -> Iterator[tuple[str, Body]]:
+    """Yield every mutation of a step that changes what it computes."""
+    for at, op in enumerate(body):
+        before, after = body[:at], body[at + 1 :]
+        if not isinstance(op, Wait | Delay | Save):
+            yield f"drop {op_text(op)}", (*before, *after)
+        match op:
+            case AllReduce():
+                for group in OTHER_GROUPS:
+                    if group != op.group:
+                        yield f"{op_text(op)} over {group}", (*before, dataclasses.replace(op, group=group), *after)
+                if op.group.size > 1:
+                    summed = dataclasses.replace(op, reduction="sum")
+                    yield f"sum in {op_text(op)}", (*before, summed, *after)
+                    yield f"{op_text(op)} again by sum", (*before, op, summed, *after)
+                    yield f"{op_text(op)} by reduce", (*before, Reduce(op.buffer, op.group), *after)
+                    yield f"{op_text(op)} by broadcast", (*before, Broadcast(op.buffer, op.group), *after)
+                others = {each.buffer for each in body if isinstance(each, AllReduce)} - {op.buffer, "flat"}
+                for other in others if op.buffer != "flat" else ():
+                    yield f"{op_text(op)} on {other}", (*before, dataclasses.replace(op, buffer=other), *after)
+            case Optimize():
+                yield "update twice", (*before, op, op, *after)
+                last = max((i for i, each in enumerate(before) if isinstance(each, Backward)), default=0)
+                if declared.gradients.size > declared.parameters.size:
+                    yield "update before the last all_reduce", (*body[: last + 1], op, *body[last + 1 : at], *after)
+                if after and declared.gradients.size < declared.parameters.size:
+                    yield "average before the update", (*before, *after, op)
+            case Load():
+                yield f"{op_text(op)} twice", (*before, op, op, *after)
+            case Forward():
+                yield "backward before forward", (*before, *_backward_first(after, op))
+                yield "no parameters", (*before, Forward(op.srcs[1:], op.dsts), *after)
+                yield "no input", (*before, Forward(op.srcs[:1], op.dsts), *after)
+            case Copy() if op.dst == "param":
+                yield "copy the wrong way", (*before, Copy(op.dst, op.src), *after)
+            case _:
+                pass
+
+
+def _backward_first(after: Body, forward: Op) -> Body:
+    """Put the forward pass behind the last backward pass."""
+    last = max(i for i, op in enumerate(after) if isinstance(op, Backward))
+    return (*after[: last + 1], forward, *after[last + 1 :])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
+def test_schedule_is_proved(schedule: Schedule) -> None:
+    assert verify(schedule.plan(JOB), lambda step: schedule.result(step, JOB)) == 8
+
+
+def mistake_of(plan: Plan, schedule: Schedule) -> str:
+    """Return how a plan is refused; nothing if it is not."""
+    try:
+        verify(plan, lambda step: schedule.result(step, JOB))
+    except PlanError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
+def test_every_mutation_of_a_schedule_is_refused_with_its_step_and_operation(schedule: Schedule) -> None:
+    plan = schedule.plan(JOB)
+    steps = [plan.bodies[body] for body in plan.body_of_steps()]
+    last_step_of = {body: step for step, body in enumerate(plan.body_of_steps())}  # states are richest late
+    n_mutants = 0
+    for step in last_step_of.values():
+        for what, mutant in mutations(steps[step], schedule.result(step, JOB)):
+            mutated = Plan.from_steps(
+                "mutant", world_size=8, buffers=plan.buffers, steps=[*steps[:step], mutant, *steps[step + 1 :]]
+            )
+            text = mistake_of(mutated, schedule)
+            assert text, f"{what} at step {step} was not refused"
+            found = re.match(r"plan mutant: \w+\(.*\) at step (\d+): .*\nbody \d+:\n", text)
+            assert found, f"{what} at step {step}: {text}"
+            assert int(found[1]) >= step
+            assert len(re.findall(r"^--> ", text, re.MULTILINE)) == 1
+            n_mutants += 1
+    assert n_mutants > 50
+
+
+# ---------------------------------------------------------------- compression
+
+
+def test_selection_does_not_pass_for_the_whole_gradient() -> None:
+    buffers = (*BUFFERS, Buffer("top", 6, sparse=True), Buffer("residual", 64, tensors=(0, 1), initialized=True))
+    step = synchronized(Select("grad", "top", "residual", 6), Densify("top", "grad"), AllReduce("grad", WORLD))
+    assert "of the gradient of rank 0; the schedule declares 1/8" in refusal(plan_of(step, buffers=buffers), SYNC)

@@ -1,0 +1,172 @@
+"""Run directories: complete, standalone, byte for byte the same, never overwritten by surprise."""
+
+import shutil
+
+import numpy as np
+import pytest
+from commandline import SMALL, edited
+
+from simdist import rundir
+from simdist.build import build, delays
+from simdist.cost import price
+from simdist.engines import simulate
+from simdist.errors import PlanError, RunError, ScenarioError, TraceError
+from simdist.scenario import load, loads
+
+FILES = ["delays.npz", "plan.json", "scenario.yaml"]
+
+
+def one(text=SMALL, kind="sync", folder=None):
+    """Return a scenario with one of its schedules, the plan of it and its delays."""
+    whole = loads(text, folder=folder) if folder else loads(text)
+    schedule = next(each for each in whole.schedules if each.kind == kind)
+    scenario = whole.model_copy(update={"schedules": (schedule,)})
+    return scenario, build(scenario, schedule).plan, delays(scenario)
+
+
+def trace_of(scenario, plan, drawn):
+    return simulate(plan, price(plan, scenario.cluster, scenario.workload), drawn)
+
+
+def save_half(_, path):
+    path.write_bytes(b"half")
+    raise KeyboardInterrupt
+
+
+def contents(path):
+    return {file.name: file.read_bytes() for file in path.iterdir()}
+
+
+@pytest.fixture
+def run(tmp_path):
+    path = tmp_path / "run"
+    rundir.write(path, *one())
+    return path
+
+
+@pytest.mark.parametrize("kind", ["sync", "local_sgd", "hierarchical_sgd"])
+def test_what_is_written_is_read_back_equal(tmp_path, kind):
+    scenario, plan, drawn = one(kind=kind)
+    rundir.write(tmp_path / "a" / "run", scenario, plan, drawn)
+    assert sorted(contents(tmp_path / "a" / "run")) == FILES
+    found = rundir.read(tmp_path / "a" / "run")
+    assert (found.scenario, found.plan) == (scenario, plan)
+    assert found.delays.keys() == {"host"}
+    assert np.array_equal(found.delays["host"], drawn["host"])
+
+
+def test_equal_scenarios_give_equal_bytes(tmp_path):
+    for name in ("a", "b"):
+        rundir.write(tmp_path / name, *one())
+        rundir.save_trace(trace_of(*one()), tmp_path / name / rundir.SIMULATED)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_several_channels_of_delays_are_in_the_same_order_whatever_drew_them(tmp_path):
+    both = "disturbances:\n  - {kind: jitter, median: 1 ms, sigma: 1, on: compute}\n"
+    scenario, plan, drawn = one(edited(("disturbances:\n", both)))
+    assert list(drawn) == ["compute", "host"]
+    rundir.write(tmp_path / "a", scenario, plan, drawn)
+    rundir.write(tmp_path / "b", scenario, plan, dict(reversed(drawn.items())))
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+
+
+def test_recordings_are_part_of_the_directory(tmp_path):
+    seconds = np.linspace(0, 1, 15 * 8).reshape(15, 8)
+    np.savez(tmp_path / "measured.npz", seconds)
+    text = edited(("{kind: transient, probability: 10%, delay: 50 ms}", "{kind: recorded, file: measured.npz}"))
+    rundir.write(tmp_path / "run", *one(text, folder=tmp_path))
+    (tmp_path / "measured.npz").unlink()
+    shutil.move(tmp_path / "run", tmp_path / "elsewhere")
+    found = rundir.read(tmp_path / "elsewhere")
+    assert np.array_equal(found.delays["host"], seconds[:12])
+    assert np.array_equal(delays(found.scenario)["host"], seconds[:12])
+
+
+def test_scenario_of_a_run_needs_no_preset(tmp_path):
+    text = "cluster: ideal\nworkload: resnet18\nsteps: 2\nschedules: [{kind: sync}]\n"
+    rundir.write(tmp_path, *one(text))
+    assert "preset" not in (tmp_path / "scenario.yaml").read_text()
+    assert "tensors_file" not in (tmp_path / "scenario.yaml").read_text()
+    assert load(tmp_path / "scenario.yaml").workload.tensor_counts == loads(text).workload.tensor_counts
+
+
+def test_writing_the_same_run_again_keeps_its_traces(run):
+    rundir.save_trace(trace_of(*one()), run / "trace.real.npz")
+    before = contents(run)
+    rundir.write(run, *one())
+    assert contents(run) == before
+
+
+def test_another_plan_does_not_replace_a_run(run):
+    before = contents(run)
+    with pytest.raises(PlanError, match=r"plan\.json: holds another plan, sync .* instead of local-4 .*-o, .*--force"):
+        rundir.write(run, *one(kind="local_sgd"))
+    assert contents(run) == before
+
+
+def test_other_delays_of_the_same_plan_do_not_replace_a_run(run):
+    before = contents(run)
+    with pytest.raises(
+        PlanError, match=r"(scenario\.yaml|delays\.npz): is there already with other contents; .*--force"
+    ):
+        rundir.write(run, *one(edited(("seed: 1", "seed: 2"))))
+    assert contents(run) == before
+
+
+def test_scenario_of_the_user_is_not_overwritten(tmp_path):
+    (tmp_path / "scenario.yaml").write_text(SMALL)
+    with pytest.raises(PlanError, match=r"scenario\.yaml: is there already"):
+        rundir.write(tmp_path, *one())
+    assert [file.name for file in tmp_path.iterdir()] == ["scenario.yaml"]
+
+
+def test_force_replaces_a_run_and_its_traces(run, tmp_path):
+    rundir.save_trace(trace_of(*one()), run / "trace.real.npz")
+    rundir.write(run, *one(kind="local_sgd"), force=True)
+    rundir.write(tmp_path / "new", *one(kind="local_sgd"))
+    assert contents(run) == contents(tmp_path / "new")
+
+
+def test_damaged_plan_is_not_replaced_without_force(run):
+    (run / "plan.json").write_text("{")
+    with pytest.raises(PlanError, match=r"plan\.json: is there already and cannot be read; .*--force"):
+        rundir.write(run, *one())
+    rundir.write(run, *one(), force=True)
+    assert rundir.read(run).plan == one()[1]
+
+
+def test_path_that_cannot_be_made_is_a_failed_run(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"file.*cannot be written"):
+        rundir.write(tmp_path / "file" / "run", *one())
+
+
+def test_runs_are_found_in_a_directory_and_in_those_inside(run, tmp_path):
+    assert rundir.find(run) == [run]
+    assert rundir.find(tmp_path) == [run]
+    with pytest.raises(ScenarioError, match=r"is no run directory: it has no plan\.json.*simdist plan SCENARIO -o RUN"):
+        rundir.find(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_missing_file_is_named(run, name):
+    (run / name).unlink()
+    with pytest.raises(ScenarioError, match=f"is no run directory: {name} missing"):
+        rundir.read(run)
+
+
+def test_trace_of_another_plan_is_refused(run):
+    rundir.save_trace(trace_of(*one(kind="local_sgd")), run / rundir.SIMULATED)
+    with pytest.raises(
+        TraceError, match=r"trace\.simulated\.npz: is a trace of plan local-4 .*plan\.json is sync .*move"
+    ):
+        rundir.read(run)
+
+
+def test_interrupted_trace_leaves_no_file(run, monkeypatch):
+    trace = trace_of(*one())
+    monkeypatch.setattr(type(trace), "save", save_half)
+    with pytest.raises(KeyboardInterrupt):
+        rundir.save_trace(trace, run / rundir.SIMULATED)
+    assert sorted(contents(run)) == FILES

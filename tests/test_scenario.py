@@ -1,0 +1,460 @@
+"""Scenario files: good ones load and dump to equals; a broken one gives one clear error with file, line and path."""
+
+# ruff: noqa: E501  (the tables are read row by row)
+
+import math
+import re
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from simdist.errors import ScenarioError
+from simdist.scenario import (
+    Cluster,
+    Device,
+    DeviceOverride,
+    Link,
+    Scenario,
+    Tensor,
+    Transient,
+    Workload,
+    dump,
+    load,
+    loads,
+    presets,
+    strict_yaml,
+)
+from simdist.schedules import kinds
+
+DISTURBANCE = "{kind: transient, probability: 2%, delay: 1 s}"
+NETWORK = "{latency: 25 us, bandwidth: 25 Gbit/s}"
+TENSORS = """
+    - {name: weight, count: 1000, flops: 1e6}
+    - {name: bias, count: 10}
+"""
+GOOD = """\
+cluster:
+  nodes: 2
+  gpus_per_node: 4
+  fabric: ideal
+  network: {latency: 25 us, bandwidth: 25 Gbit/s}
+  device: {peak: 10 TFLOP/s}
+workload:
+  tensors:
+    - {name: weight, count: 1000, flops: 1e6}
+    - {name: bias, count: 10}
+  batch_size: 32
+  forward: 20 ms
+steps: 100
+seed: 1
+disturbances:
+  - {kind: transient, probability: 2%, delay: 1 s}
+schedules:
+  - kind: sync
+  - {kind: local_sgd, period: 4}
+"""
+
+
+def edited(*edits):
+    """Return GOOD with each text of a pair replaced by the other."""
+    text = GOOD
+    for old, new in edits:
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    return text
+
+
+def message_of(text, **arguments):
+    with pytest.raises(ScenarioError) as caught:
+        loads(text, name="x.yaml", **arguments)
+    return str(caught.value)
+
+
+def test_good_scenario_loads():
+    scenario = loads(GOOD, name="folder/good.yaml")
+    assert scenario.name == "good"
+    assert scenario.cluster.world_size == 8
+    assert scenario.cluster.fabric == Link.ideal()
+    assert scenario.cluster.network.bandwidth_Bps == 3.125e9
+    assert scenario.workload.tensor_counts == (1000, 10)
+    assert scenario.workload.nbytes == 4040
+    assert scenario.disturbances == (Transient(probability=0.02, delay_s=1.0),)
+    assert [schedule.name for schedule in scenario.schedules] == ["sync", "local-4"]
+    assert scenario.warnings == ()
+
+
+def test_scenario_written_in_python_equals_the_file():
+    scenario = Scenario(
+        name="good",
+        cluster=Cluster(
+            nodes=2,
+            gpus_per_node=4,
+            fabric=Link.ideal(),
+            network=Link(latency_s=25e-6, bandwidth_Bps=3.125e9),
+            device=Device(peak_flops=1e13),
+        ),
+        workload=Workload(
+            tensors=(Tensor(name="weight", count=1000, flops=1e6), Tensor(name="bias", count=10)),
+            batch_size=32,
+            forward_s=0.02,
+        ),
+        steps=100,
+        seed=1,
+        disturbances=(Transient(probability=0.02, delay_s=1.0),),
+        schedules=(kinds()["sync"](), kinds()["local_sgd"].model_validate({"period": 4})),
+    )
+    assert scenario == loads(GOOD, name="good.yaml")
+
+
+# Edits of GOOD (old text, new text); the line and path of the problem, and what the message says.
+BROKEN = [
+    # values with units
+    ("25 Gbit/s", "25 GBit", 5, "cluster.network.bandwidth", "'25 GBit': 'GBit' is no unit of bandwidth: write 25 Gbit/s"),
+    ("25 Gbit/s", "25", 5, "cluster.network.bandwidth", "25: a bandwidth needs a unit: write e.g. 25 Gbit/s"),
+    ("25 Gbit/s", "0 B/s", 5, "cluster.network.bandwidth", "0 would never finish: write a value above 0"),
+    ("latency: 25 us", "latency: 25 kB", 5, "cluster.network.latency", "'25 kB': that is a size, not a time"),
+    ("forward: 20 ms", "forward: -20 ms", 12, "workload.forward", "'-20 ms' is negative: write e.g. 55 ms"),
+    ("forward: 20 ms", "forward: 20", 12, "workload.forward", "20: a time needs a unit: write e.g. 55 ms"),
+    ("forward: 20 ms", "forward: .nan", 12, "workload.forward", "'.nan' is not a time: write e.g. 55 ms"),
+    ("10 TFLOP/s", "10 TFLOPS", 6, "cluster.device.peak", "write 10 TFLOP/s"),
+    ("probability: 2%", "probability: 2", 16, "disturbances[0].probability", "2 is outside 0 to 1: write e.g. 2% or 0.02"),
+    # other values
+    ("nodes: 2", "nodes: 0", 2, "cluster.nodes", "0: write at least 1"),
+    ("nodes: 2", "nodes: 2.5", 2, "cluster.nodes", "2.5 is not a whole number: write e.g. 8"),
+    ("nodes: 2", "nodes: true", 2, "cluster.nodes", "true is not a whole number: write e.g. 8"),
+    ("nodes: 2", "nodes:", 2, "cluster.nodes", "null is not a whole number: write e.g. 8"),
+    ("nodes: 2", "nodes: 1000000", 2, "cluster.nodes", "1000000 nodes x 4 GPUs are 4000000 ranks: at most 1048576"),
+    ("steps: 100", "steps: 0", 13, "steps", "0: write at least 1"),
+    ("steps: 100", "steps: many", 13, "steps", "'many' is not a whole number"),
+    ("seed: 1", "seed: -1", 14, "seed", "-1: write at least 0"),
+    ("count: 1000", "count: 0", 9, "workload.tensors[0].count", "0: write at least 1"),
+    ("flops: 1e6", "flops: -1", 9, "workload.tensors[0].flops", "-1: write at least 0"),
+    ("name: bias", "name: weight", 10, "workload.tensors[1].name", "'weight' is the name of tensor 0 already"),
+    ("name: bias", "name: 7", 10, "workload.tensors[1].name", "7: not text: write it in quotes, e.g. '7'"),
+    ("batch_size: 32", "dtype: fp32", 11, "workload.dtype", "'fp32': write 'float32', 'float16' or 'bfloat16'"),
+    # shapes
+    ("  fabric: ideal", "  fabric: fast", 4, "cluster.fabric", "'fast': not a mapping: write `key: value` lines (latency"),
+    (DISTURBANCE, "transient", 16, "disturbances[0]", "'transient': not a mapping"),
+    ("  - {kind: transient, probability: 2%, delay: 1 s}", "  kind: x", 15, "disturbances", "not a list: write [...]"),
+    ("  - kind: sync\n  - {kind: local_sgd, period: 4}", "  []", 17, "schedules", "[]: write a list of 1 or more"),
+    # keys
+    ("gpus_per_node: 4", "gpus_per_nod: 4", 3, "cluster.gpus_per_nod", "unknown key 'gpus_per_nod': did you mean 'gpus_per_node'?"),
+    ("latency: 25 us", "latency_s: 25 us", 5, "cluster.network.latency_s", "unknown key 'latency_s': did you mean 'latency'?"),
+    ("latency: 25 us, ", "", 5, "cluster.network.latency", "required key 'latency' is missing: write e.g. latency: 25 us"),
+    ("  gpus_per_node: 4\n", "", 1, "cluster.gpus_per_node", "required key 'gpus_per_node' is missing: write e.g. gpus_per_node: 8"),
+    ("steps: 100\n", "", 1, "steps", "required key 'steps' is missing: write e.g. steps: 1000"),
+    ("seed: 1", "seed: 1\nseed: 2", 15, "seed", "duplicate key 'seed': line 14 has it too"),
+    ("seed: 1", "7: 1", 14, "[7]", "unknown key 7: known: name, cluster"),
+    # kinds
+    ("kind: transient", "kind: transiet", 16, "disturbances[0].kind", "unknown kind 'transiet': did you mean 'transient'?"),
+    ("kind: transient, ", "", 16, "disturbances[0].kind", "required key 'kind' is missing: known: transient, persistent"),
+    ("kind: local_sgd", "kind: localsgd", 19, "schedules[1].kind", "unknown kind 'localsgd': did you mean 'local_sgd'?"),
+    ("delay: 1 s", "dela: 1 s", 16, "disturbances[0].dela", "unknown key 'dela': did you mean 'delay'?"),
+    # settings that do not fit each other
+    ("delay: 1 s", "delay: 1 s, ranks: [0, 8]", 16, "disturbances[0].ranks[1]", "8 is out of range: the cluster has ranks 0 to 7"),
+    ("delay: 1 s", "delay: 1 s, nodes: [2]", 16, "disturbances[0].nodes[0]", "2 is out of range: the cluster has nodes 0 to 1"),
+    ("delay: 1 s", "delay: 1 s, nodes: [1], ranks: [1]", 16, "disturbances[0].nodes", "'nodes' beside 'ranks'"),
+    ("steps: 100", "steps: 100\ninput: {source: storage}", 14, "input.source", "the cluster has none, write cluster.storage"),
+    ("steps: 100", "steps: 100\ninput: {source: memory}", 14, "input.source", "how large is a sample? write workload.sample_size"),
+    ("  forward: 20 ms\n", "", 7, "workload.forward", "how long does the forward pass take?"),
+    ("peak: 10 TFLOP/s}", "}\n  slow_devices: [{ranks: [9], speed: 0.5}]", 7, "cluster.slow_devices[0].ranks[0]", "9 is out of"),
+    ("peak: 10 TFLOP/s}", "}\n  slow_devices: [{speed: 0.5}]", 7, "cluster.slow_devices[0].ranks", "which GPUs? Write e.g. ranks"),
+    ("kind: local_sgd, period: 4", "kind: sync", 19, "schedules[1].label", "duplicate label 'sync': schedule 0 has it too"),
+    ("period: 4", "period: 0", 19, "schedules[1].period", "0: write at least 1"),
+    ("kind: local_sgd, period: 4", "kind: hierarchical_sgd, levels: {2: 3, 4: 8}", 19, "schedules[1].levels", "3"),
+    # presets and files
+    ("  forward: 20 ms", "  preset: resnet19", 12, "workload.preset", "unknown preset 'resnet19': did you mean 'resnet18'?"),
+    (TENSORS, " []\n  tensors_file: a.csv\n", 9, "workload.tensors_file", "beside 'tensors'"),
+    ("probability: 2%, ", "", 16, "disturbances[0].probability", "required key 'probability' is missing"),
+    (DISTURBANCE, "{kind: recorded, file: none.csv}", 16, "disturbances[0].file", "none.csv"),
+    (DISTURBANCE, "{kind: recorded, file: none.txt}", 16, "disturbances[0].file", "write the name of a .npz or .csv"),
+    (DISTURBANCE, "{kind: persistent}", 16, "disturbances[0].factor", "write either factor, e.g. 1.5, or delay"),
+    (DISTURBANCE, "{kind: bursts, enter: 0, leave: 0, delay: 1 s}", 16, "disturbances[0].enter", "no state is stationary"),
+    (DISTURBANCE, "{kind: jitter, median: 1 s, sigma: wide}", 16, "disturbances[0].sigma", "'wide'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "path", "message"), BROKEN, ids=[f"{row[3]}:{row[1][:40]}" for row in BROKEN]
+)
+def test_broken_value_is_named_with_its_line_and_path(old, new, line, path, message):
+    found = message_of(edited((old, new))).splitlines()
+    assert any(row.startswith(f"x.yaml:{line}: {path}: ") and message in row for row in found), found
+
+
+# Whole files: the start of the error, and what it says besides.
+BROKEN_FILES = [
+    ("", "x.yaml:1: is empty: write cluster, workload, steps and schedules"),
+    ("# nothing\n", "x.yaml:1: is empty"),
+    ("- 1\n- 2", "x.yaml:1: [1, 2] is not a scenario: write cluster"),
+    ("just text", "x.yaml:1: 'just text' is not a scenario"),
+    ("a: [1", "x.yaml:1: not YAML: "),
+    ("cluster:\n\tnodes: 2", "x.yaml:2: a tab in the indentation: indent with spaces"),
+    ("cluster: " + "[" * 10_000, "x.yaml:1: cluster[0][0]: nested more than 50 levels deep"),
+    ("cluster: ideel\n", "x.yaml:1: cluster: unknown preset 'ideel': did you mean 'ideal'?"),
+    ("cluster: &x [*x]", "x.yaml:1: cluster[0]: *x has no anchor &x before it"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BROKEN_FILES, ids=[row[1][:50] for row in BROKEN_FILES])
+def test_broken_file_is_one_clear_error(text, message):
+    assert message_of(text).startswith(message)
+
+
+def test_every_problem_is_reported_from_top_to_bottom():
+    text = edited(
+        ("nodes: 2", "nodes: none"),
+        ("latency: 25 us", "latency: 25"),
+        ("count: 10}", "count: ten}"),
+        ("seed: 1", "seed: 1\nseed: 2"),
+        ("period: 4", "period: 0"),
+    )
+    starts = [re.match(r"x\.yaml:(\d+): (\S+): ", line).groups() for line in message_of(text).splitlines()]
+    assert starts == [
+        ("2", "cluster.nodes"),
+        ("5", "cluster.network.latency"),
+        ("10", "workload.tensors[1].count"),
+        ("15", "seed"),
+        ("20", "schedules[1].period"),
+    ]
+
+
+def test_problems_across_settings_are_reported_beside_others():
+    text = edited(("delay: 1 s", "delay: 1 s, ranks: [8]"), ("steps: 100", "steps: 0"), ("kind: sync", "kind: snyc"))
+    assert len(message_of(text).splitlines()) == 3
+
+
+def test_very_many_problems_are_cut_short():
+    ranks = ", ".join(["9"] * 500)
+    lines = message_of(edited(("delay: 1 s", f"delay: 1 s, ranks: [{ranks}]"))).splitlines()
+    assert len(lines) == 101
+    assert lines[-1] == "x.yaml: and 400 more"
+
+
+def test_long_values_are_shortened():
+    assert all(len(line) < 250 for line in message_of(edited(("nodes: 2", f"nodes: {'x' * 10_000}"))).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("table", "path", "message"),
+    [
+        ("[{size: 1 kB, time: 9 us}]", "table", "write a list of 2 or more"),
+        ("[{size: 1 kB, time: 0}, {size: 2 kB, time: 9 us}]", "table[0].time", "0 s for 1 kB is an infinite bandwidth"),
+        ("[{size: 2 kB, time: 9 us}, {size: 2 kB, time: 9 us}]", "table[1].size", "2000 B is not above 2000 B"),
+        ("[{size: 1 kB, time: 9 us}, {size: 2 kB, time: 8 us}]", "table[1].time", "8e-06 s is less than the 9e-06 s"),
+        ("[{size: 1 kB, time: 9}, {size: 2 kB, time: 9 us}]", "table[0].time", "9: a time needs a unit"),
+        ("[{size: 1 kB}, {size: 2 kB, time: 9 us}]", "table[0].time", "required key 'time' is missing"),
+        ("[{size: 1 kB, tme: 0}, {size: 2 kB, time: 9 us}]", "table[0].tme", "unknown key 'tme'"),
+        ("[3, 4]", "table[0]", "3: not a mapping"),
+    ],
+)
+def test_broken_table_of_a_link_is_refused(table, path, message):
+    found = message_of(edited((NETWORK, f"{{table: {table}}}"))).splitlines()
+    assert any(row.startswith(f"x.yaml:5: cluster.network.{path}: ") and message in row for row in found), found
+
+
+def test_table_of_a_link_stands_alone():
+    table = "table: [{size: 1 kB, time: 9 us}, {size: 2 kB, time: 9 us}]"
+    assert loads(edited((NETWORK, f"{{{table}}}"))).cluster.network.table == ((1000, 9e-6), (2000, 9e-6))
+    message = message_of(edited((NETWORK, f"{{{table}, efficiency: 0.5}}")))
+    assert "x.yaml:5: cluster.network.efficiency: 'efficiency' has no meaning beside a table" in message
+
+
+def test_file_that_is_not_utf8_is_refused(tmp_path):
+    (tmp_path / "x.yaml").write_bytes(b"name: a\nsource: \xff\n")
+    with pytest.raises(ScenarioError, match=r"x\.yaml:2: byte 0xff is not UTF-8: save the file as UTF-8"):
+        load(tmp_path / "x.yaml")
+
+
+@pytest.mark.parametrize("name", ["missing.yaml", "."])
+def test_file_that_cannot_be_read_is_named(tmp_path, name):
+    with pytest.raises(ScenarioError, match="cannot be read"):
+        load(tmp_path / name)
+
+
+def test_files_are_relative_to_the_scenario(tmp_path):
+    (tmp_path / "tensors.csv").write_text("# a comment\nname,count,flops\nweight,1000,1e6\nbias,10,0\n")
+    (tmp_path / "delays.csv").write_text("\n".join(["0,0.5,0,0,0,0,0,0"] * 100))
+    text = edited(
+        (f"tensors:{TENSORS}", "tensors_file: tensors.csv\n"),
+        (DISTURBANCE, "{kind: recorded, file: delays.csv}"),
+    )
+    (tmp_path / "x.yaml").write_text(text)
+    scenario = load(tmp_path / "x.yaml")
+    assert scenario.workload.tensor_counts == (1000, 10)
+    assert scenario.name == "x"
+    assert loads(dump(scenario)) == scenario
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("name,size\n", "begins with 'name,size': write name,count,flops"),
+        ("", "begins with '': write name,count,flops"),
+        ("name,count,flops\nw,ten,0\n", "x.csv:2: count: 'ten' is not a whole number"),
+        ("# c\nname,count,flops\n\nw\n", "x.csv:4: count: required key 'count' is missing"),
+    ],
+)
+def test_broken_tensors_file_is_named_with_its_line(tmp_path, content, message):
+    (tmp_path / "x.csv").write_text(content)
+    text = "workload: {tensors_file: x.csv, batch_size: 1, forward: 1 ms}"
+    found = message_of(text, folder=tmp_path).splitlines()
+    assert any(row.startswith("x.yaml:1: workload.tensors_file: ") and message in row for row in found), found
+
+
+@pytest.mark.parametrize("columns", [7, 9])
+def test_recording_of_another_world_is_refused_with_both_shapes(tmp_path, columns):
+    np.savez(tmp_path / "x.npz", np.zeros((100, columns)))
+    text = edited((DISTURBANCE, "{kind: recorded, file: x.npz}"))
+    assert message_of(text, folder=tmp_path) == (
+        f"x.yaml:16: disturbances[0].file: x.npz holds [100 steps, {columns} ranks], the run needs "
+        "[100 steps, 8 ranks]: as many ranks, no fewer steps"
+    )
+
+
+def test_recording_that_is_too_short_is_refused(tmp_path):
+    np.savez(tmp_path / "x.npz", np.zeros((99, 8)))
+    text = edited((DISTURBANCE, "{kind: recorded, file: x.npz}"))
+    assert "holds [99 steps, 8 ranks], the run needs [100 steps, 8 ranks]" in message_of(text, folder=tmp_path)
+
+
+def test_preset_is_overridden_key_by_key():
+    text = """\
+cluster:
+  preset: gcp-t4x4-32gbit
+  nodes: 3
+  network: {bandwidth: 10 Gbit/s}
+workload: {preset: resnet18, batch_size: 7, forward: 1 ms}
+steps: 1
+schedules: [{kind: sync}]
+"""
+    original = Cluster.model_validate(presets.read("clusters", "gcp-t4x4-32gbit"))
+    scenario = loads(text)
+    assert scenario.cluster == original.model_copy(
+        update={"nodes": 3, "network": original.network.model_copy(update={"bandwidth_Bps": 1.25e9})}
+    )
+    assert scenario.workload.batch_size == 7
+    assert sum(scenario.workload.tensor_counts) == 11_689_512
+
+
+def test_one_of_two_rival_keys_replaces_the_other_of_a_preset():
+    text = "workload: {preset: resnet18, tensors: [{name: w, count: 5}], forward: 1 ms}\n"
+    text += "cluster: {preset: gcp-t4x4-32gbit, network: {table: [{size: 1 B, time: 1 s}, {size: 2 B, time: 1 s}]}}\n"
+    scenario = loads(text + "steps: 1\nschedules: [{kind: sync}]\n")
+    assert scenario.workload.tensor_counts == (5,)
+    assert scenario.cluster.network.table is not None
+
+
+def test_problem_below_a_preset_is_at_the_line_that_overrides():
+    text = "workload: resnet18\nsteps: 1\nschedules: [{kind: sync}]\ncluster:\n  preset: ideal\n  device: {speed: 0}\n"
+    assert message_of(text) == (
+        "x.yaml:6: cluster.device.speed: 0 is no factor: write a finite number above 0, e.g. 1.5"
+    )
+
+
+def test_anchors_share_values():
+    text = edited(("fabric: ideal", "fabric: &link {latency: 1 us, bandwidth: 1 GB/s}"), (NETWORK, "*link"))
+    assert loads(text).cluster.network == loads(text).cluster.fabric
+
+
+@pytest.mark.parametrize("cluster", presets.names("clusters"))
+def test_dumped_scenario_loads_to_an_equal_one_without_presets(cluster):
+    text = f"cluster: {cluster}\nworkload: resnet18\nsteps: 7\nhost: {{run_ahead_steps: null}}\nschedules: [{{kind: sync}}]\n"
+    text += "disturbances: [{kind: jitter, median: 1 ms, sigma: 0.3}]\n" if cluster != "ideal" else ""
+    if "peak" not in presets.path("clusters", cluster).read_text():
+        text = text.replace("resnet18", "{preset: resnet18, forward: 3 ms}")
+    scenario = loads(text, name="round.yaml")
+    assert "preset:" not in dump(scenario)
+    assert loads(dump(scenario), name="elsewhere.yaml") == scenario
+    assert dump(loads(dump(scenario))) == dump(scenario)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "warning"),
+    [
+        ("steps: 100", "steps: 100\ninput: {copy: pageable}", "input.copy has no effect: with input.source device"),
+        ("steps: 100", "steps: 100\ninput: {prefetch: 4}", "input.prefetch has no effect: with input.source device"),
+        (NETWORK, f"{NETWORK}\n  storage: {{latency: 1 ms, bandwidth: 1 GB/s}}", "cluster.storage has no effect"),
+        ("forward: 20 ms", "forward: 20 ms\n  utilization: 50%", "workload.utilization has no effect"),
+        ("delay: 1 s", "delay: 1 s, on: io", "disturbances[0] has no effect: it is on io"),
+        ("delay: 1 s", "delay: 0", "disturbances[0] has no effect: it never delays"),
+        ("probability: 2%", "probability: 0", "disturbances[0] has no effect: it never delays"),
+        ("transient, probability: 2%, delay: 1 s", "persistent, delay: 1 s", "seed has no effect: nothing is random"),
+        ("nodes: 2", "nodes: 1\n  oversubscription: 2", "cluster.oversubscription has no effect"),
+    ],
+)
+def test_setting_without_effect_warns(old, new, warning):
+    (found,) = loads(edited((old, new))).warnings
+    assert found.startswith(warning)
+
+
+def test_storage_of_a_preset_does_not_warn():
+    name = next(name for name in presets.names("clusters") if "storage:" in presets.path("clusters", name).read_text())
+    text = f"cluster: {name}\nworkload: resnet18\nsteps: 1\nschedules: [{{kind: sync}}]\n"
+    assert loads(text).warnings == ()
+
+
+def test_device_speed_multiplies_the_overrides():
+    cluster = Cluster(
+        nodes=2,
+        gpus_per_node=2,
+        fabric=Link.ideal(),
+        network=Link.ideal(),
+        device=Device(speed=2.0),
+        slow_devices=(DeviceOverride(nodes=(1,), speed=0.5), DeviceOverride(ranks=(3, 3), speed=0.5)),
+    )
+    assert cluster.device_speed().tolist() == [2.0, 2.0, 1.0, 0.5]
+    assert math.isinf(cluster.fabric.bandwidth_Bps)
+
+
+def test_unknown_preset_names_the_nearest():
+    with pytest.raises(ScenarioError, match="unknown preset 'ideel' of clusters: did you mean 'ideal'"):
+        presets.path("clusters", "ideel")
+    assert presets.path("clusters", "ideal").is_file()
+
+
+tree = strict_yaml.parse(GOOD).root
+values = st.sampled_from([None, True, 0, -1, 2**63, 1e308, "x", "5 ms", "1 GB/s", "2%", [], {}, [[]], {"kind": "sync"}])
+values |= st.text(max_size=5) | st.floats() | st.integers()
+
+
+@st.composite
+def mutated_trees(draw):
+    """Draw GOOD with values replaced, keys renamed and items removed at random places."""
+
+    def mutate(value):
+        if draw(st.integers(0, 9)) == 0:
+            return draw(values)
+        if isinstance(value, dict):
+            return {draw(st.sampled_from([key] * 9 + ["x"])): mutate(item) for key, item in value.items()}
+        return [mutate(item) for item in value] if isinstance(value, list) else value
+
+    return mutate(tree)
+
+
+def assert_loads_or_refuses(text):
+    try:
+        scenario = loads(text)
+    except ScenarioError:
+        return
+    assert loads(dump(scenario)) == scenario
+
+
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(mutated_trees())
+def test_any_structure_loads_or_is_refused_with_a_scenario_error(value):
+    assert_loads_or_refuses(strict_yaml.dump(value))
+
+
+@settings(deadline=None)
+@given(
+    st.text() | st.builds(lambda at, text: GOOD[:at] + text + GOOD[at:], st.integers(0, len(GOOD)), st.text(max_size=9))
+)
+@example("[" * 5000 + "]" * 5000)
+@example("? " * 5000)
+@example("cluster: {nodes: " + "9" * 10_000 + "}")
+@example("workload: {tensors_file: '\\0', batch_size: 1}")
+def test_any_text_loads_or_is_refused_with_a_scenario_error(text):
+    assert_loads_or_refuses(text)
