@@ -127,7 +127,10 @@ def read(path: Path) -> RunDirectory:
     delays = read_delays(path / DELAYS)
     _check_delays(path, plan, delays)
     for file in sorted(path.glob("trace.*.npz")):
-        read_trace(file, plan=plan)
+        try:
+            read_trace(file, plan=plan)
+        except TraceError as error:
+            raise TraceError(f"{error}, or delete it") from None
     return RunDirectory(path, scenario, plan, delays)
 
 

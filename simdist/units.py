@@ -265,7 +265,7 @@ def _format(value: float, base: str, units: Mapping[str, float], digits: int) ->
     unit = next((unit for unit, scale in units.items() if abs(value) >= scale), list(units)[-1])
     scaled = value / units[unit]
     whole = scaled.is_integer() or abs(scaled) >= 10**digits
-    return f"{scaled:.0f} {unit}" if whole else f"{float(f'{scaled:.{digits}g}')!r} {unit}"
+    return f"{scaled:.0f} {unit}" if whole else f"{float(f'{scaled:.{digits}g}'):g} {unit}"
 
 
 def _validator(parse: Callable[[object], float]) -> Callable[[object, ValidationInfo], float]:

@@ -203,6 +203,12 @@ MISTAKES: dict[str, tuple[Body, Result, str]] = {
         "reduce(grad, mean over group of 8 to member 0) at step 0: afterwards grad of rank 1 holds nothing of the "
         "gradient of rank 0; the schedule declares 1/8",
     ),
+    "reduce, where the others keep what they had": (
+        synchronized(Reduce("grad", Group(2), root=1)),
+        Result(Group(2), Group(1)),
+        "reduce(grad, mean over group of 2 to member 1) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient "
+        "of rank 0; the schedule declares 1/2",
+    ),
     "broadcast from another root": (
         synchronized(Reduce("grad", WORLD, root=1), Broadcast("grad", WORLD, root=2)),
         SYNC,
@@ -391,6 +397,14 @@ def test_every_step_may_train_on_a_batch_of_its_own() -> None:
 
 def test_batches_may_be_loaded_ahead() -> None:
     verify(plan_of((LOAD, UPLOAD, LOAD, *TRAIN), (UPLOAD, LOAD, *TRAIN), (UPLOAD, *TRAIN)), SYNC)
+
+
+def test_a_step_that_was_proved_is_proved_anew_where_it_finds_other_data() -> None:
+    ahead, last = (LOAD, UPLOAD, LOAD, *TRAIN), (UPLOAD, *TRAIN)
+    verify(plan_of(ahead, last), SYNC)
+    assert "forward(param, input -> loss) at step 2: trains on a batch that was used before" in refusal(
+        plan_of(ahead, last, last), SYNC
+    )
 
 
 INPUT_MISTAKES: dict[str, tuple[tuple[Body, ...], str]] = {
