@@ -89,7 +89,7 @@ def test_stdout_is_the_result_and_nothing_else(tmp_path, capsys, command):
 
 
 def test_reader_that_leaves_early_is_no_error(tmp_path):
-    many = "\n".join(f"    - {{name: tensor{number}, count: 10}}" for number in range(3000))
+    many = "\n".join(f"    - {{name: tensor{number}, count: 10}}" for number in range(600))
     text = edited(
         ("    - {name: weight, count: 100000}", many),
         ("kind: sync", "{kind: sync, first_bucket_size: 1 B, bucket_size: 1 B}"),
@@ -314,7 +314,7 @@ def test_table_is_in_units_of_people(small, capsys):
     out = call(capsys, "compare", small).out
     title, header, *rows = (line for line in out.splitlines() if line and "─" not in line)
     assert title == "small: 8 ranks, 12 steps, 20 seeds; speed-up over sync, 95 % confidence"
-    assert header.split() == "schedule step time speed-up compute comm wait io host engine".split()
+    assert header.split() == ["schedule", "step", "time", "speed-up", *(state[:-2] for state in STATES), "engine"]
     assert [row.split()[0] for row in rows] == LABELS
     assert " ms ± " in rows[0]
     assert " 1.00 ± 0.00 " in rows[0]
@@ -392,7 +392,7 @@ def test_torn_record_costs_only_itself(small, tmp_path, capsys):
     assert answer.err.count("measured before") == 2
     *_, torn, last = [line for line in path.read_text().splitlines() if line]
     assert json.loads(last)["schedule"] == LABELS[-1]
-    with pytest.raises(ValueError, match="Unterminated|Expecting|delimiter"):
+    with pytest.raises(ValueError, match=r"Unterminated|Expecting|delimiter"):
         json.loads(torn)
 
 
@@ -509,7 +509,7 @@ def test_bar_shows_nothing_where_nobody_looks():
 
 def test_bar_goes_away_when_work_fails():
     terminal = Terminal()
-    with pytest.raises(ValueError, match="failed"), ProgressBar(terminal, after_s=0.0) as bar:
-        bar.update("sync", 1, None)
-        raise ValueError("failed")
+    bar = ProgressBar(terminal, after_s=0.0)
+    with pytest.raises(ZeroDivisionError), bar:
+        bar.update("sync", 1, 1 / 0)
     assert terminal.getvalue().endswith("\x1b[1A\x1b[2K")

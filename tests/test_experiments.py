@@ -1,0 +1,135 @@
+"""The experiments hold what their pages say."""
+
+import importlib.util
+import re
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HSGD = ROOT / "experiments" / "hsgd_stragglers"
+
+
+def load_script(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+run = load_script(HSGD / "run.py")
+update_readme = load_script(ROOT / "tools" / "update_readme.py")
+
+
+@cache
+def effects():
+    return run.measure_effects(run.Study(n_seeds=20, steps=None))
+
+
+@cache
+def limits():
+    study = run.Study(n_seeds=20, steps=None)
+    return {name: {row.schedule: row for row in study.compare(study.scenario(name))} for name in run.LIMITS}
+
+
+SIZES = pytest.mark.parametrize("n_gpus", run.PUBLISHED)
+
+
+@SIZES
+def test_rows_come_in_the_published_order(n_gpus):
+    """Local SGD with period 2 is the lower bound of the hierarchical rows and period 8 the upper; less is faster."""
+    rows = effects()[n_gpus]["base"]
+    speedups = [rows[f"local-{period}"].speedup for period in (2, 4, 8)]
+    assert speedups == sorted(speedups)
+    hierarchical = run.hierarchical(rows)
+    assert speedups[0] <= min(hierarchical)
+    assert max(hierarchical) <= speedups[2]
+    assert hierarchical == sorted(hierarchical)
+
+
+@SIZES
+def test_ends_of_the_published_range_are_met(n_gpus):
+    low, high = run.PUBLISHED[n_gpus]
+    hierarchical = run.hierarchical(effects()[n_gpus]["base"])
+    assert max(hierarchical) == pytest.approx(high, rel=0.10)
+    assert min(hierarchical) == pytest.approx(low, rel=0.25)
+
+
+@SIZES
+def test_blocking_hosts_and_hosts_three_steps_ahead_bracket_the_published_range(n_gpus):
+    low, high = run.PUBLISHED[n_gpus]
+    blocking = run.hierarchical(effects()[n_gpus]["base"])
+    ahead = run.hierarchical(effects()[n_gpus]["averaging hosts 3 ahead"])
+    assert min(blocking) <= low <= min(ahead)
+    assert max(blocking) <= high <= max(ahead)
+
+
+@SIZES
+def test_hosts_of_synchronous_sgd_that_ran_ahead_would_leave_little_to_gain(n_gpus):
+    ahead = effects()[n_gpus]["all hosts 3 ahead"]
+    assert ahead["sync"].step_s < 0.4 * effects()[n_gpus]["base"]["sync"].step_s
+    assert max(run.hierarchical(ahead)) < 1.3
+
+
+def test_persistent_straggler_is_beyond_help():
+    for row in limits()["limit-persistent"].values():
+        assert row.speedup == pytest.approx(1, abs=0.01)
+
+
+def test_stragglers_among_30_percent_leave_three_levels_nothing():
+    assert limits()["limit-frequent"]["hsgd-2-8,4-32,8-64"].speedup <= 1.1
+
+
+def test_stragglers_that_cost_less_than_10_percent_do_not_pay_for_the_averages():
+    rows = limits()["limit-mild"]
+    undisturbed_s = rows["sync"].step_s - rows["sync"].wait_s - rows["sync"].host_s
+    assert 1.03 < rows["sync"].step_s / undisturbed_s < 1.10
+    assert max(run.hierarchical(rows)) <= 1.02
+
+
+def test_page_shows_the_tables_of_the_code():
+    study = run.Study(n_seeds=20, steps=None)
+    rows = {n_gpus: by_effect["base"] for n_gpus, by_effect in effects().items()}
+    tables = {
+        "published": "\n".join(run.published_table(rows)),
+        "rows": "\n".join(run.rows_table(rows)),
+        "effects": "\n".join(run.effects_table(effects())),
+        "limits": "\n".join(run.limits_table(study)),
+    }
+    page = (HSGD / "README.md").read_text(encoding="utf-8")
+    assert run.insert(page, tables) == page
+
+
+def test_quick_mode_prints_every_table(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["run.py", "--all", "--seeds", "2", "--steps", "16"])
+    run.main()
+    printed = capsys.readouterr().out
+    for name in ("published", "rows", "effects", "limits"):
+        assert f"\n{name}\n" in printed
+
+
+def test_page_without_a_place_for_a_table_is_refused():
+    with pytest.raises(SystemExit, match="0 places for table published"):
+        run.insert("", {"published": ""})
+
+
+def test_every_scenario_of_the_experiment_loads_without_a_warning():
+    from simdist.scenario import load
+
+    files = sorted(HSGD.glob("*.yaml"))
+    assert len(files) == 9
+    for file in files:
+        assert load(file).warnings == ()
+
+
+def test_readme_shows_what_its_commands_print(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert update_readme.updated(text) == text
+    assert set(re.findall(r"<!-- output: (\S+) -->", text)) == set(update_readme.OUTPUTS)
