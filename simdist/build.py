@@ -45,6 +45,7 @@ def job(scenario: Scenario) -> Job:
         dtype=workload.dtype,
         batch_nbytes=max(1, workload.batch_size * workload.sample_nbytes),
         input_path=InputPath(path.source, path.copy_method, path.prefetch),
+        host_waits_for=scenario.host.waits_for,
         run_ahead_steps=scenario.host.run_ahead_steps,
         delay_channels=frozenset(disturbance.on for disturbance in scenario.disturbances),
     )

@@ -172,7 +172,7 @@ def read_trace(path: Path, *, plan: Plan | None = None) -> Trace:
         TraceError: It is damaged, or of another plan.
     """
     trace = Trace.load(path)
-    if False and trace.plan.digest() != plan.digest():
+    if plan is not None and trace.plan.digest() != plan.digest():
         raise TraceError(
             f"{path}: is a trace of plan {trace.plan.name} ({trace.plan.digest()[:12]}); {path.parent / PLAN} is "
             f"{plan.name} ({plan.digest()[:12]}): move the trace away"

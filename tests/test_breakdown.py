@@ -89,6 +89,7 @@ def test_states_of_schedules_are_those_of_every_moment(data):
 BUFFERS = (
     Buffer("param", 1, tensors=(0, 1), initialized=True),
     Buffer("grad", 1, tensors=(0, 1)),
+    Buffer("other", 1, tensors=(0, 1)),
     Buffer("loss", 1),
     Buffer("batch", 1, "uint8", place="host"),
     Buffer("input", 1, "uint8"),
@@ -118,9 +119,9 @@ def test_exposed_communication_and_waiting_are_told_apart():
 
 def test_communication_behind_compute_costs_nothing():
     """Of the 4 s of the all-reduce, 3 are hidden behind the second backward pass."""
-    ops = (Backward(("param",), "grad"), AllReduce("grad", WORLD), Backward(("param",), "grad"))
+    ops = (Backward(("param",), "grad"), AllReduce("grad", WORLD), Backward(("param",), "other"))
     trace = trace_of(
-        (*ops, Copy("param", "grad")),
+        (*ops, Copy("grad", "other")),
         [(0, 0, 1), (0, 0, 1)],
         [(1, 1, 5), (1, 1, 5)],
         [(1, 1, 4), (1, 1, 4)],

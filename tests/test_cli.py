@@ -166,6 +166,19 @@ def test_preset_is_shown_as_it_stands_in_its_file(capsys):
     assert shown["settings"]["gpus_per_node"] == 8
 
 
+@pytest.mark.parametrize("name", presets.names("scenarios"))
+def test_scenario_that_ships_goes_by_its_name(capsys, monkeypatch, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
+    loaded = scenario.load(presets.path("scenarios", name))
+    label = loaded.schedules[0].name
+    plans = document(capsys, "plan", name, "--schedule", label)["plans"]
+    assert [(each["schedule"], each["world_size"]) for each in plans] == [(label, loaded.cluster.world_size)]
+    shown = next(each for each in document(capsys, "presets", "scenarios")["scenarios"] if each["name"] == name)
+    assert shown["schedules"] == [schedule.name for schedule in loaded.schedules]
+    write(tmp_path / name, "steps: 1")  # a file is preferred
+    assert call(capsys, "plan", name).err.count(f"{name}:1: ") == 3
+
+
 # plan
 
 

@@ -34,17 +34,17 @@ def effects():
 
 @cache
 def limits():
-    study = run.Study(n_seeds=20, steps=None)
-    return {name: {row.schedule: row for row in study.compare(study.scenario(name))} for name in run.LIMITS}
+    return run.measure_limits(run.Study(n_seeds=20, steps=None))
 
 
 SIZES = pytest.mark.parametrize("n_gpus", run.PUBLISHED)
 
 
 @SIZES
-def test_rows_come_in_the_published_order(n_gpus):
+@pytest.mark.parametrize("host", ["base", "host waits for averages"])
+def test_rows_come_in_the_published_order(n_gpus, host):
     """Local SGD with period 2 is the lower bound of the hierarchical rows and period 8 the upper; less is faster."""
-    rows = effects()[n_gpus]["base"]
+    rows = effects()[n_gpus][host]
     speedups = [rows[f"local-{period}"].speedup for period in (2, 4, 8)]
     assert speedups == sorted(speedups)
     hierarchical = run.hierarchical(rows)
@@ -54,17 +54,18 @@ def test_rows_come_in_the_published_order(n_gpus):
 
 
 @SIZES
-def test_ends_of_the_published_range_are_met(n_gpus):
+@pytest.mark.parametrize(("host", "tolerance"), [("base", (0.06, 0.06)), ("host waits for averages", (0.25, 0.10))])
+def test_ends_of_the_published_range_are_met(n_gpus, host, tolerance):
     low, high = run.PUBLISHED[n_gpus]
-    hierarchical = run.hierarchical(effects()[n_gpus]["base"])
-    assert max(hierarchical) == pytest.approx(high, rel=0.10)
-    assert min(hierarchical) == pytest.approx(low, rel=0.25)
+    hierarchical = run.hierarchical(effects()[n_gpus][host])
+    assert min(hierarchical) == pytest.approx(low, rel=tolerance[0])
+    assert max(hierarchical) == pytest.approx(high, rel=tolerance[1])
 
 
 @SIZES
 def test_blocking_hosts_and_hosts_three_steps_ahead_bracket_the_published_range(n_gpus):
     low, high = run.PUBLISHED[n_gpus]
-    blocking = run.hierarchical(effects()[n_gpus]["base"])
+    blocking = run.hierarchical(effects()[n_gpus]["host waits for averages"])
     ahead = run.hierarchical(effects()[n_gpus]["averaging hosts 3 ahead"])
     assert min(blocking) <= low <= min(ahead)
     assert max(blocking) <= high <= max(ahead)
@@ -78,29 +79,33 @@ def test_hosts_of_synchronous_sgd_that_ran_ahead_would_leave_little_to_gain(n_gp
 
 
 def test_persistent_straggler_is_beyond_help():
-    for row in limits()["limit-persistent"].values():
+    for row in limits()["limit-persistent", "averages"].values():
         assert row.speedup == pytest.approx(1, abs=0.01)
 
 
+def test_hosts_that_wait_for_their_own_update_gain_even_from_frequent_stragglers():
+    """The published account sees no obvious advantage there: what speaks against this account of the host."""
+    assert limits()["limit-frequent", "update"]["hsgd-2-8,4-32,8-64"].speedup > 1.3
+
+
 def test_stragglers_among_30_percent_leave_three_levels_nothing():
-    assert limits()["limit-frequent"]["hsgd-2-8,4-32,8-64"].speedup <= 1.1
+    assert limits()["limit-frequent", "averages"]["hsgd-2-8,4-32,8-64"].speedup <= 1.1
 
 
 def test_stragglers_that_cost_less_than_10_percent_do_not_pay_for_the_averages():
-    rows = limits()["limit-mild"]
+    rows = limits()["limit-mild", "averages"]
     undisturbed_s = rows["sync"].step_s - rows["sync"].wait_s - rows["sync"].host_s
     assert 1.03 < rows["sync"].step_s / undisturbed_s < 1.10
     assert max(run.hierarchical(rows)) <= 1.02
 
 
 def test_page_shows_the_tables_of_the_code():
-    study = run.Study(n_seeds=20, steps=None)
     rows = {n_gpus: by_effect["base"] for n_gpus, by_effect in effects().items()}
     tables = {
         "published": "\n".join(run.published_table(rows)),
         "rows": "\n".join(run.rows_table(rows)),
         "effects": "\n".join(run.effects_table(effects())),
-        "limits": "\n".join(run.limits_table(study)),
+        "limits": "\n".join(run.limits_table(limits())),
     }
     page = (HSGD / "README.md").read_text(encoding="utf-8")
     assert run.insert(page, tables) == page

@@ -87,7 +87,7 @@ def test_cluster_loads_and_says_where_it_is_from(name: str) -> None:
     cluster = load(cluster=name).cluster
     assert cluster.source
     assert cluster.name == name
-    assert cluster.device.peak_flops is not None
+    assert "fp32" in cluster.device.peak_flops.stated
 
 
 def test_ideal_cluster_communicates_for_nothing() -> None:
@@ -119,7 +119,7 @@ def test_cluster_states_line_rates_and_keeps_below_them(
 
 @pytest.mark.parametrize("name", [name for name in CLUSTERS if name != "ideal"])
 def test_every_hardware_number_of_a_cluster_has_its_source_on_its_line(name: str) -> None:
-    measured = re.compile(r" *(latency|bandwidth|efficiency|\w+_bandwidth|peak): ")
+    measured = re.compile(r" *(latency|bandwidth|efficiency|\w+_bandwidth|fp32|tf32|fp16|bf16): ")
     lines = [line for line in presets.path("clusters", name).read_text().splitlines() if measured.match(line)]
     assert len(lines) >= 9
     assert [line for line in lines if "  # " not in line] == []
@@ -128,13 +128,24 @@ def test_every_hardware_number_of_a_cluster_has_its_source_on_its_line(name: str
 @pytest.mark.parametrize("name", PUBLISHED_PARAMETERS)
 def test_utilization_of_a_workload_is_derived_in_a_comment(name: str) -> None:
     text = presets.path("workloads", name).read_text()
-    derived = re.search(r"# .* x 3 x ([\d.]+) GFLOP = ([\d.]+) TFLOP/s of ([\d.]+) TFLOP/s = ([\d.]+)", text)
-    assert derived, "write samples/s x 3 x forward GFLOP = TFLOP/s of peak TFLOP/s = share"
-    gigaflops, achieved, peak, share = map(float, derived.groups())
+    rate = r"# ([\d.]+) \w+ ?/ ?([\d.]*) ?s"
+    derivation = rf"{rate} x 3 x ([\d.]+) GFLOP = ([\d.]+) TFLOP/s of ([\d.]+) TFLOP/s = ([\d.]+)\n"
+    derived = re.findall(derivation + r"(?:  #.*\n)*  (\w+): [\d.]+\n", text)
     workload = load(workload=name).workload
-    assert gigaflops == pytest.approx(workload.flops / 1e9, rel=1e-3)
-    assert share == pytest.approx(achieved / peak, abs=0.006)
-    assert workload.utilization == min(share, 1)
+    shares = {precision: float(share) for *_, share, precision in derived}
+    assert shares == {precision: workload.utilization.at(precision) for precision in workload.utilization.stated}, (
+        "write samples/s x 3 x forward GFLOP = TFLOP/s of peak TFLOP/s = share above each share"
+    )
+    for samples, seconds, gigaflops, achieved, peak, share, _ in derived:
+        assert float(gigaflops) == pytest.approx(workload.flops / 1e9, rel=1e-3)
+        computed = float(samples) / float(seconds or 1) * 3 * float(gigaflops) / 1e3
+        assert float(achieved) == pytest.approx(computed, rel=3e-3)
+        assert float(share) == pytest.approx(computed / float(peak), abs=0.0051)
+
+
+@pytest.mark.parametrize("name", PUBLISHED_PARAMETERS)
+def test_default_precision_of_a_workload_is_fp32(name: str) -> None:
+    assert load(workload=name).workload.precision == "fp32"
 
 
 def test_an_unknown_preset_names_the_nearest() -> None:

@@ -119,6 +119,7 @@ BROKEN = [
     ("forward: 20 ms", "forward: 20", 12, "workload.forward", "20: a time needs a unit: write e.g. 55 ms"),
     ("forward: 20 ms", "forward: .nan", 12, "workload.forward", "'.nan' is not a time: write e.g. 55 ms"),
     ("10 TFLOP/s", "10 TFLOPS", 6, "cluster.device.peak", "write 10 TFLOP/s"),
+    ("10 TFLOP/s", "0 TFLOP/s", 6, "cluster.device.peak", "0 would never finish: write a value above 0"),
     ("probability: 2%", "probability: 2", 16, "disturbances[0].probability", "2 is outside 0 to 1: write e.g. 2% or 0.02"),
     # other values
     ("nodes: 2", "nodes: 0", 2, "cluster.nodes", "0: write at least 1"),

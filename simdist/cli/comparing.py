@@ -1,6 +1,7 @@
 """`simdist compare`."""
 
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -35,21 +36,33 @@ class _Comparison:
 
     def rows(self, bar: ProgressBar) -> list[Row]:
         """Measure the baseline, then the others; return the rows in the order of the scenario."""
+        keys: dict[str, str] = {}
+        try:
+            rows = {row.schedule: row for row in self._rows(bar, keys)}
+        except KeyboardInterrupt:
+            on_disk = self.kept.read() if self.kept else {}
+            self.session.saved += [f"{label} in {self._file}" for label, key in keys.items() if key in on_disk]
+            raise
+        return [rows[schedule.name] for schedule in self.scenario.schedules]
+
+    def _rows(self, bar: ProgressBar, keys: dict[str, str]) -> Iterator[Row]:
         others = [schedule for schedule in self.scenario.schedules if schedule is not self.baseline]
-        rows: dict[str, Row] = {}
         base: Measured | None = None
         for number, schedule in enumerate((self.baseline, *others)):
             with inputs.naming(f"{self.name}: {schedule.name}"):
-                key, measured = self._measure(schedule, number, bar)
+                keys[schedule.name], measured, is_new = self._measure(schedule, number, bar)
             base = base or measured
-            rows[schedule.name] = row(measured, base)
-            if self.kept and key:
-                self.kept.append(key, self.scenario, self.baseline.name, rows[schedule.name], measured)
-                self.session.saved.append(f"{schedule.name} in {self.kept.path}")
-        return [rows[schedule.name] for schedule in self.scenario.schedules]
+            found = row(measured, base)
+            if self.kept and is_new:
+                self.kept.append(keys[schedule.name], self.scenario, self.baseline.name, found, measured)
+            yield found
 
-    def _measure(self, schedule: Schedule, number: int, bar: ProgressBar) -> tuple[str, Measured]:
-        """Return what was measured and, if it is to be kept, its key."""
+    @property
+    def _file(self) -> Path | None:
+        return self.kept.path if self.kept else None
+
+    def _measure(self, schedule: Schedule, number: int, bar: ProgressBar) -> tuple[str, Measured, bool]:
+        """Return the key under which a measurement is kept, the measurement, and whether it was made now."""
 
         def progress(label: str, done: int, total: int) -> None:
             bar.update(label, number + done / total, len(self.scenario.schedules))
@@ -59,10 +72,10 @@ class _Comparison:
         key = finished.key(self.scenario, built, n_seeds=self.n_seeds, engine=self.engine) if self.kept else ""
         known = self.kept.get(key) if self.kept and not self.anew else None
         if self.kept and known:
-            self.session.say(f"{schedule.name}: measured before, taken from {self.kept.path}")
-            self.session.saved.append(f"{schedule.name} in {self.kept.path}")
-            return "", known
-        return key, measure(self.scenario, built, n_seeds=self.n_seeds, engine=self.engine, progress=progress)
+            self.session.say(f"{schedule.name}: measured before, taken from {self._file}")
+            return key, known, False
+        measured = measure(self.scenario, built, n_seeds=self.n_seeds, engine=self.engine, progress=progress)
+        return key, measured, True
 
 
 def compare(

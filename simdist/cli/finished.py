@@ -46,10 +46,14 @@ class Finished:
         self.path = folder / "rows.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            lines = self.path.read_bytes().splitlines() if self.path.exists() else []
+            self._records = self.read()
         except OSError as error:
             raise RunError(f"{self.path}: cannot be read: {error.strerror or error}") from None
-        self._records = {record["key"]: record for record in map(_record, lines) if record}
+
+    def read(self) -> dict[str, dict[str, Any]]:
+        """Return the records that are complete on disk, by key."""
+        lines = self.path.read_bytes().splitlines() if self.path.exists() else []
+        return {record["key"]: record for record in map(_record, lines) if record}
 
     def get(self, key: str) -> Measured | None:
         """Return what was measured under a key."""

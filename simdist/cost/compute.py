@@ -9,6 +9,7 @@ from simdist.errors import ScenarioError
 from simdist.plan import Buffer, Copy, Densify, Select
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.scenario.cluster import Cluster
+from simdist.scenario.precision import Precision
 from simdist.scenario.workload import Workload
 
 __all__ = ["ComputeCost", "compute_s"]
@@ -29,9 +30,9 @@ def compute_s(workload: Workload, cluster: Cluster) -> NDArray[np.float64]:
 class ComputeCost:
     """Prices of the operations on the compute stream.
 
-    Forward seconds are those of the workload, or `FLOPs * batch / (peak * utilization)`. A backward pass without
-    seconds of its own takes twice as long: one product for the weights' gradient, one for the inputs'. A tensor's share
-    of both is its share of the FLOPs.
+    Forward seconds are those of the workload, or `FLOPs * batch / (peak * utilization)`, both of the workload's
+    precision. A backward pass without seconds of its own takes twice as long: one product for the weights' gradient,
+    one for the inputs'. A tensor's share of both is its share of the FLOPs.
 
     Raises:
         ScenarioError: Times are neither given nor derivable.
@@ -52,13 +53,16 @@ class ComputeCost:
     def _forward_s(self, given_s: float | None) -> float:
         if given_s is not None:
             return given_s
-        flops = self._workload.batch_size * self._workload.flops
-        if self._device.peak_flops is None or self._workload.utilization is None or not flops:
+        workload, peaks = self._workload, self._device.peak_flops
+        flops = workload.batch_size * workload.flops
+        peak, share = peaks.at(workload.precision), workload.utilization.at(workload.precision)
+        if peak is None or share is None or not flops:
             raise ScenarioError(
-                "workload.forward is not given and cannot be derived: that takes FLOPs per tensor, "
-                "workload.utilization and cluster.device.peak; give e.g. `forward: 20 ms`"
+                f"workload.forward is not given and cannot be derived: that takes FLOPs per tensor, and "
+                f"{workload.precision} both in workload.utilization (stated: {_listed(workload.utilization.stated)}) "
+                f"and in cluster.device.peak (stated: {_listed(peaks.stated)}); give e.g. `forward: 20 ms`"
             )
-        return flops / (self._device.peak_flops * self._workload.utilization)
+        return flops / (peak * share)
 
     def forward(self, params: Sequence[Buffer]) -> float | NDArray[np.float64]:
         """Return the seconds of a forward pass through the tensors of `params`."""
@@ -97,3 +101,7 @@ class ComputeCost:
         """Return the seconds of a scatter-add: clear the vector, read the pairs, read and write their places."""
         touched_nbytes = 2 * src.count * ITEM_NBYTES[src.dtype]
         return (dst.nbytes + src.nbytes + touched_nbytes) / self._device.memory_bandwidth_Bps
+
+
+def _listed(precisions: Sequence[Precision]) -> str:
+    return ", ".join(precisions) or "none"

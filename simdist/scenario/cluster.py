@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
+from simdist.scenario.precision import Peak
 from simdist.settings import Fault, Settings, refuse
-from simdist.units import BytesPerSecond, Factor, FlopsPerSecond, Fraction, Nbytes, Seconds, Whole, format_nbytes
+from simdist.units import BytesPerSecond, Factor, Fraction, Nbytes, Seconds, Whole, format_nbytes
 
 __all__ = ["MAX_WORLD_SIZE", "Cluster", "Device", "DeviceOverride", "Link", "Selection", "Storage", "TablePoint"]
 
@@ -108,19 +109,19 @@ class Device(Settings):
         name: For people.
         memory_bandwidth_Bps: Bytes per second that elementwise work moves; unlimited if absent.
         host_bandwidth_Bps: Bytes per second of copies between CPU and GPU memory; unlimited if absent.
-        peak_flops: FLOP per second, for workloads that state FLOPs instead of seconds.
+        peak_flops: FLOP per second by precision, for workloads that state FLOPs instead of seconds; one value is fp32.
         speed: Factor on the speed of compute; 0.5 takes twice the time.
     """
 
     name: str = ""
     memory_bandwidth_Bps: BytesPerSecond = math.inf
     host_bandwidth_Bps: BytesPerSecond = math.inf
-    peak_flops: FlopsPerSecond | None = None
+    peak_flops: Peak = Peak()
     speed: Factor = 1.0
 
-    @field_validator("memory_bandwidth_Bps", "host_bandwidth_Bps", "peak_flops")
+    @field_validator("memory_bandwidth_Bps", "host_bandwidth_Bps")
     @classmethod
-    def _positive(cls, value: float | None) -> float | None:
+    def _positive(cls, value: float) -> float | None:
         return _positive(value)
 
 

@@ -1,7 +1,7 @@
 """A scenario: everything that a comparison of schedules depends on. One that exists is valid."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, TypeVar, assert_never
+from typing import Annotated, Literal, Self, TypeVar, assert_never
 
 from pydantic import (
     BeforeValidator,
@@ -11,6 +11,7 @@ from pydantic import (
     ValidatorFunctionWrapHandler,
     WrapValidator,
     field_validator,
+    model_validator,
 )
 
 from simdist.scenario import presets
@@ -44,13 +45,26 @@ _DISTURBANCES: dict[str, type[Settings]] = {
 
 
 class Host(Settings):
-    """How far the CPU may run ahead of its GPU.
+    """Where the CPU waits for its GPU, and how far it may run ahead.
 
-    The host reads the loss of step t - `run_ahead_steps` before it enqueues the backward pass of step t. 0 reads the
-    loss of every step at once, as `loss.item()` does; None never reads.
+    Args:
+        waits_for: `loss`: before the backward pass of step t the host reads the loss of step t - `run_ahead_steps`, as
+            `loss.item()` does; a forward pass comes after the averages before it, so the host waits for those, too.
+            `update`: after each optimizer step, but before parameters are averaged, it waits for its own update, as
+            gradient clipping, a gradient scaler or a timer do.
+        run_ahead_steps: Steps; None never waits.
     """
 
+    waits_for: Literal["loss", "update"] = "loss"
     run_ahead_steps: Annotated[Whole, Field(ge=0)] | None = 0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.waits_for == "update" and self.run_ahead_steps:
+            hint = "write 0, or waits_for: loss"
+            message = f"{self.run_ahead_steps} with waits_for update, which waits in the same step: {hint}"
+            refuse("Host", [(("run_ahead_steps",), message)])
+        return self
 
 
 class Input(Settings):
@@ -149,9 +163,12 @@ class Scenario(Settings):
     @classmethod
     def _check_workload(cls, workload: Workload, info: ValidationInfo) -> Workload:
         cluster = info.data.get("cluster")
-        if cluster and cluster.device.peak_flops is None and workload.forward_s is None:
-            hint = "write its peak, e.g. 125 TFLOP/s, or workload.forward, e.g. 20 ms"
-            refuse("Workload", [(("utilization",), f"is a share of cluster.device.peak, which is missing: {hint}")])
+        precision = workload.precision
+        if cluster and cluster.device.peak_flops.at(precision) is None and workload.forward_s is None:
+            stated = ", ".join(cluster.device.peak_flops.stated) or "none"
+            hint = f"write e.g. peak: {{{precision}: 125 TFLOP/s}} there, or workload.forward, e.g. 20 ms"
+            fault = f"{precision} is not in cluster.device.peak (stated: {stated}): {hint}"
+            refuse("Workload", [(("precision",), fault)])
         return workload
 
     @field_validator("input")
@@ -185,6 +202,8 @@ class Scenario(Settings):
 
 def _idle_settings(scenario: Scenario) -> Iterator[str]:
     cluster, workload, source = scenario.cluster, scenario.workload, scenario.input.source
+    if scenario.host.waits_for == "update" and scenario.host.run_ahead_steps is None:
+        yield "host.waits_for has no effect: with host.run_ahead_steps null the host never waits"
     if source == "device" and scenario.input.copy_method != "pinned":
         yield "input.copy has no effect: with input.source device nothing is copied"
     if source != "storage" and scenario.input.prefetch != 2:
@@ -193,8 +212,10 @@ def _idle_settings(scenario: Scenario) -> Iterator[str]:
         yield f"cluster.storage has no effect: with input.source {source} nothing reads from it"
     if cluster.nodes == 1 and cluster.oversubscription != 1:
         yield "cluster.oversubscription has no effect: one node sends nothing through a switch"
-    if "utilization" in workload.model_fields_set and workload.forward_s is not None:
-        yield "workload.utilization has no effect: workload.forward states the time"
+    if workload.forward_s is not None:
+        for key, stated in (("utilization", workload.utilization.stated), ("precision", workload.precision != "fp32")):
+            if stated and key in workload.model_fields_set:
+                yield f"workload.{key} has no effect: workload.forward states the time"
     for i, disturbance in enumerate(scenario.disturbances):
         if disturbance.on == "io" and source != "storage":
             yield f"disturbances[{i}] has no effect: it is on io, and with input.source {source} nothing is loaded"

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, model_validator
 
 from simdist.plan.plan import ITEM_NBYTES
+from simdist.scenario.precision import Precision, Utilization
 from simdist.settings import Fault, FromFile, Settings, refuse, shown
-from simdist.units import Fraction, Nbytes, Seconds, Whole
+from simdist.units import Nbytes, Seconds, Whole
 
 __all__ = ["Tensor", "Workload"]
 
@@ -33,13 +34,15 @@ class Workload(Settings):
         name: For people.
         source: Where the numbers are from.
         tensors: In forward order. In a file, either the list or `tensors_file`, a CSV with columns name, count, flops.
-        dtype: Of parameters and gradients.
+        dtype: Of parameters and gradients, as they are stored and sent.
+        precision: Of the arithmetic of forward and backward pass. Mixed precision is fp16 with dtype float32.
         batch_size: Samples per GPU and step.
         sample_nbytes: Bytes of one input sample, as it travels from storage or memory to the GPU.
         forward_s: Seconds of a step's forward pass at device speed 1; FLOPs / (peak * utilization) if absent.
         backward_s: Seconds of a step's backward pass; twice the forward pass if absent.
         optimize_s: Seconds of a step's optimizer; from the memory traffic if absent.
-        utilization: Share of the device's peak FLOP/s that forward and backward reach.
+        utilization: Share of the device's peak FLOP/s that forward and backward reach: one for any precision, or by
+            precision. Above 1 (at most 2) where fewer operations are needed than are counted.
 
     >>> Workload(tensors=(Tensor(name="w", count=1000),), batch_size=8, forward_s=0.01).nbytes
     4000
@@ -49,12 +52,13 @@ class Workload(Settings):
     source: str = ""
     tensors: Annotated[tuple[Tensor, ...], Field(min_length=1, examples=["[{name: weight, count: 1000}]"])]
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    precision: Precision = "fp32"
     batch_size: Annotated[Whole, Field(ge=1)]
     sample_nbytes: Nbytes = 0
     forward_s: Seconds | None = None
     backward_s: Seconds | None = None
     optimize_s: Seconds | None = None
-    utilization: Annotated[Fraction, Field(gt=0)] | None = None
+    utilization: Utilization = Utilization()
 
     @property
     def tensor_counts(self) -> tuple[int, ...]:
@@ -94,9 +98,13 @@ class Workload(Settings):
         return self
 
     def _faults(self) -> list[Fault]:
-        if self.forward_s is None and self.utilization is None:
+        if self.forward_s is None and not self.utilization.stated:
             hint = "write its seconds, e.g. forward: 20 ms, or utilization: 40% to derive them from FLOPs"
             return [(("forward",), f"how long does the forward pass take? {hint}")]
+        if self.forward_s is None and self.utilization.at(self.precision) is None:
+            stated = ", ".join(self.utilization.stated)
+            hint = f"write e.g. utilization: {{{self.precision}: 40%}}, or forward: 20 ms"
+            return [(("precision",), f"{self.precision} is not in workload.utilization (stated: {stated}): {hint}")]
         if self.forward_s is None and self.flops == 0:
             return [(("utilization",), "no tensor states its flops, so no time follows: write e.g. forward: 20 ms")]
         first = {tensor.name: i for i, tensor in reversed(list(enumerate(self.tensors)))}

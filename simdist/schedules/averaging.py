@@ -51,7 +51,7 @@ class AveragingSchedule(Schedule, abc.ABC):
         return (
             *parts.begin_step(job, step),
             *parts.backward(buckets, all_reduce=self._gradients(step, job), algorithm=self.algorithm),
-            parts.optimize(buckets),
+            *parts.optimize(job, buckets),
             *average,
         )
 

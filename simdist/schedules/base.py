@@ -35,7 +35,7 @@ class Schedule(Settings, abc.ABC):
     algorithm: Algorithm = "auto"
     """How collectives are carried out."""
     run_ahead_steps: Whole | None = Field(default=None, ge=0)
-    """How many steps the host runs ahead under this schedule; absent: as the scenario's `host` says."""
+    """Under this schedule the host reads the loss of so many steps ago; absent: as the scenario's `host` says."""
 
     @abc.abstractmethod
     def default_label(self) -> str:
@@ -51,7 +51,9 @@ class Schedule(Settings, abc.ABC):
 
     def plan(self, job: Job) -> Plan:
         """Return the plan of this schedule for a job."""
-        return self.write(job if self.run_ahead_steps is None else replace(job, run_ahead_steps=self.run_ahead_steps))
+        if self.run_ahead_steps is not None:
+            job = replace(job, host_waits_for="loss", run_ahead_steps=self.run_ahead_steps)
+        return self.write(job)
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return `(field, what is wrong)` for parameters that do not fit the cluster; none by default."""

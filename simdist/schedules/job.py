@@ -38,8 +38,11 @@ class Job:
         dtype: Type of parameters and gradients.
         batch_nbytes: Bytes of one rank's batch.
         input_path: How the batch reaches the GPU.
-        run_ahead_steps: The host reads the loss of step t - k before it enqueues the backward pass of step t, and so
-            runs at most k steps ahead of its GPU. 0 is `loss.item()` in every step; None never reads.
+        host_waits_for: Where the host looks at what its GPU has done. `loss`: it reads the loss of step
+            t - run_ahead_steps before it enqueues the backward pass of step t. `update`: at the end of every step, but
+            before parameters are averaged, it waits for its own update.
+        run_ahead_steps: How many steps the host runs ahead of its GPU; 0 is `loss.item()` in every step; None never
+            waits.
         delay_channels: Channels on which delays are injected.
     """
 
@@ -50,5 +53,6 @@ class Job:
     dtype: DType = "float32"
     batch_nbytes: int = 1
     input_path: InputPath = field(default_factory=InputPath)
+    host_waits_for: Literal["loss", "update"] = "loss"
     run_ahead_steps: int | None = 0
     delay_channels: frozenset[Channel] = frozenset()

@@ -99,7 +99,7 @@ def begin_step(job: Job, step: int) -> Body:
     if "compute" in job.delay_channels:
         ops.append(Delay("compute"))
     ops.append(Forward(srcs, ("activations", loss)))
-    if job.run_ahead_steps is not None and step >= job.run_ahead_steps:
+    if job.host_waits_for == "loss" and job.run_ahead_steps is not None and step >= job.run_ahead_steps:
         ops.append(Wait(f"loss.{(step - job.run_ahead_steps) % _n_losses(job)}"))
     if "host" in job.delay_channels:
         ops.append(Delay("host"))
@@ -138,9 +138,11 @@ def backward(buckets: Sequence[Bucket], *, all_reduce: Group | None, algorithm: 
     return tuple(ops)
 
 
-def optimize(buckets: Sequence[Bucket]) -> Optimize:
-    """Return the optimiser's step over all gradients."""
-    return Optimize(("param",), tuple(f"grad.{number}" for number in range(len(buckets))))
+def optimize(job: Job, buckets: Sequence[Bucket]) -> Body:
+    """Return the optimiser's step over all gradients, and the host's wait for it, if it waits there."""
+    update = Optimize(("param",), tuple(f"grad.{number}" for number in range(len(buckets))))
+    waits = job.host_waits_for == "update" and job.run_ahead_steps == 0
+    return (update, Wait("param")) if waits else (update,)
 
 
 def flat_buffer(job: Job) -> Buffer:

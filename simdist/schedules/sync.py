@@ -34,7 +34,7 @@ class Sync(Schedule):
         """Write the plan."""
         world = Group(job.world_size)
         buckets = parts.gradient_buckets(job, first_nbytes=self.first_bucket_nbytes, nbytes=self.bucket_nbytes)
-        end = (*parts.backward(buckets, all_reduce=world, algorithm=self.algorithm), parts.optimize(buckets))
+        end = (*parts.backward(buckets, all_reduce=world, algorithm=self.algorithm), *parts.optimize(job, buckets))
         steps = ((*parts.begin_step(job, step), *end) for step in range(job.n_steps))
         buffers = parts.training_buffers(job, buckets)
         return Plan.from_steps(self.name, world_size=job.world_size, buffers=buffers, steps=steps)

@@ -1,0 +1,114 @@
+"""The precision of arithmetic, and what depends on it: the peak of a GPU, and the share of it that a model reaches.
+
+Tensor cores raise the peak more than what a model reaches: ResNet-50 is at 57% of a V100's fp32 and at 24% of its fp16,
+because the work that is no matrix product stays bound by memory. So both are stated by precision.
+"""
+
+import re
+from decimal import Decimal
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar, get_args
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from simdist.settings import Settings, shown
+from simdist.units import FlopsPerSecond
+
+__all__ = ["Peak", "PerPrecision", "Precision", "Utilization"]
+
+Precision: TypeAlias = Literal["fp32", "tf32", "fp16", "bf16"]
+
+_PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+_MAX_SHARE = (
+    2  # 3x3 Winograd convolution needs 2.25 times fewer multiplications, less its transforms (arXiv 1509.09308)
+)
+_NUMBER = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(%?)\s*", re.ASCII)
+
+ValueT = TypeVar("ValueT")
+
+
+def _parse_share(value: object) -> float:
+    """Return a number above 0 and up to 2 written as 0.4 or "40%"; ValueError tells the right form."""
+    share = value
+    if isinstance(value, str) and (match := _NUMBER.fullmatch(value)):
+        share = float(Decimal(match[1]) / (100 if match[2] else 1))
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= _MAX_SHARE:
+        example = "write a number above 0 and up to 2, e.g. 40% or 0.4"
+        raise ValueError(f"{shown(value)} is no share of the peak: {example}")
+    return float(share)
+
+
+Share: TypeAlias = Annotated[float, BeforeValidator(_parse_share), Field(examples=["40%"])]
+
+
+class PerPrecision(Settings, Generic[ValueT]):
+    """One value for each precision, or None; the base of `Peak` and `Utilization`."""
+
+    fp32: ValueT | None = None
+    tf32: ValueT | None = None
+    fp16: ValueT | None = None
+    bf16: ValueT | None = None
+
+    def at(self, precision: Precision) -> ValueT | None:
+        """Return the value of a precision, None if it is not stated."""
+        values: dict[str, ValueT | None] = dict(self)
+        return values[precision]
+
+    @property
+    def stated(self) -> tuple[Precision, ...]:
+        """The precisions that have a value."""
+        return tuple(precision for precision in _PRECISIONS if self.at(precision) is not None)
+
+
+class Peak(PerPrecision[FlopsPerSecond]):
+    """FLOP per second of dense arithmetic, as a datasheet states them. One value in place of a mapping is fp32.
+
+    >>> Peak.model_validate("8.1 TFLOP/s").at("fp32"), Peak(fp32=8.1e12, fp16=65e12).stated
+    (8100000000000.0, ('fp32', 'fp16'))
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_value_is_fp32(cls, value: Any) -> Any:
+        return {"fp32": value} if isinstance(value, str | int | float) else value
+
+    @field_validator("*")
+    @classmethod
+    def _positive(cls, value: float | None) -> float | None:
+        if value == 0:
+            raise ValueError("0 would never finish: write a value above 0, or leave the key out")
+        return value
+
+    @model_serializer(mode="wrap", when_used="json")
+    def _shortest(self, handler: SerializerFunctionWrapHandler) -> Any:
+        stated = {precision: text for precision, text in handler(self).items() if text is not None}
+        return stated["fp32"] if stated.keys() == {"fp32"} else stated
+
+
+class Utilization(PerPrecision[Share]):
+    """Share of the peak that forward and backward pass reach. One share in place of a mapping is that of any precision.
+
+    A share is above 0 and at most 2. It may exceed 1, because FLOPs are counted for direct convolution, and Winograd
+    convolution needs fewer multiplications.
+
+    >>> Utilization.model_validate("40%").at("tf32"), Utilization(fp32=1.35).stated
+    (0.4, ('fp32',))
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_share_is_of_any_precision(cls, value: Any) -> Any:
+        if not isinstance(value, str | int | float):
+            return value
+        return dict.fromkeys(_PRECISIONS, _parse_share(value))  # parsed here, so that a wrong one is reported once
+
+    @model_serializer(mode="wrap", when_used="json")
+    def _shortest(self, handler: SerializerFunctionWrapHandler) -> Any:
+        stated = {precision: share for precision, share in handler(self).items() if share is not None}
+        return self.fp32 if list(stated.values()) == [self.fp32] * len(_PRECISIONS) else stated
