@@ -98,9 +98,14 @@ class _Open:
 
 
 class Attribution:
-    """Accumulates the state of every rank, instance by instance."""
+    """Accumulates the state of every rank, instance by instance.
 
-    def __init__(self, world_size: int, n_seeds: int) -> None:
+    `on_time` promises that an operation which waits for nothing but its stream starts when its predecessor ends, as in a
+    simulation; on real hardware it may start later.
+    """
+
+    def __init__(self, world_size: int, n_seeds: int, *, on_time: bool = True) -> None:
+        self._on_time = on_time
         shape = (world_size, n_seeds)
         self._gap_s, self._comm_s, self._wait_s, self._io_s = (np.zeros(shape) for _ in range(4))
         self._compute_end_s: Times = np.zeros(shape)
@@ -112,7 +117,7 @@ class Attribution:
         stream = template.stream
         self._last_end_s[stream] = end_s
         if stream == "compute":
-            if template.after:
+            if template.after or not self._on_time:
                 self._cut(start_s)
                 self._close({index - back for back in template.after}, start_s)
             self._compute_end_s = end_s
@@ -184,7 +189,7 @@ def breakdown(trace: Trace) -> Breakdown:
             f"operation instance {instance} of plan {trace.plan.name} did not run on rank {rank} ({len(missing)} such "
             f"entries); only a complete trace can be broken down"
         )
-    attribution = Attribution(trace.plan.world_size, 1)
+    attribution = Attribution(trace.plan.world_size, 1, on_time=False)
     index = 0
     for stretch in stretches(trace.plan):
         for template in stretch.templates * stretch.times:

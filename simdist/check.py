@@ -1,5 +1,6 @@
 """Is this plan legal? Every mistake is reported with the step, the operation and the body it stands in."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import NoReturn, assert_never
 
@@ -63,9 +64,9 @@ def fail_at(plan: Plan, *, step: int, body: int, position: int, problem: str) ->
 def _plan_problems(plan: Plan) -> Iterator[str]:
     if not 1 <= plan.world_size <= MAX_WORLD_SIZE:
         yield f"world_size {plan.world_size}; must be from 1 to {MAX_WORLD_SIZE}"
-    names = [buffer.name for buffer in plan.buffers]
-    for name in dict.fromkeys(name for name in names if names.count(name) > 1):
-        yield f"buffer {name!r} is declared {names.count(name)} times; names are unique"
+    for name, n_times in Counter(buffer.name for buffer in plan.buffers).items():
+        if n_times > 1:
+            yield f"buffer {name!r} is declared {n_times} times; names are unique"
     for buffer in plan.buffers:
         yield from (f"buffer {buffer.name!r}: {problem}" for problem in _buffer_problems(buffer))
     for place, run in enumerate(plan.order):

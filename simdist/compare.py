@@ -184,7 +184,16 @@ def _collect(built: Built, engine: str, parts: list[Breakdown]) -> Measured:
 
 
 def row(measured: Measured, baseline: Measured) -> Row:
-    """Return the line of the table that compares `measured` with `baseline`."""
+    """Return the line of the table that compares `measured` with `baseline`.
+
+    Raises:
+        ScenarioError: A step takes no time at all.
+    """
+    for each in (measured, baseline):
+        if not each.step_s.all():
+            raise ScenarioError(
+                f"{each.label}: a step takes no time, so there is no speed-up; give e.g. forward: 20 ms"
+            )
     means = {state: float(seconds.mean()) for state, seconds in measured.states_s.items()}
     return Row(
         schedule=measured.label,

@@ -63,7 +63,7 @@ class Trace:
     @property
     def makespan_s(self) -> float:
         """Seconds until the last operation is done."""
-        return float(np.nanmax(self.end_s))
+        return float(np.nanmax(self.end_s, initial=0.0))
 
     def difference_s(self, other: "Trace") -> NDArray[np.float64]:
         """Return how much later each operation ends here than in `other`, `[n_instances, world_size]`.

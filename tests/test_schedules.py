@@ -236,7 +236,7 @@ class Unbucketed(Schedule):
     def write(self, job: Job) -> Plan:
         buckets = ((0, len(job.tensor_counts)),)
         backward = parts.backward(buckets, all_reduce=Group(job.world_size), algorithm=self.algorithm)
-        steps = ((*parts.begin_step(job, t), *backward, parts.optimize(buckets)) for t in range(job.n_steps))
+        steps = ((*parts.begin_step(job, t), *backward, *parts.optimize(job, buckets)) for t in range(job.n_steps))
         buffers = parts.training_buffers(job, buckets)
         return Plan.from_steps(self.name, world_size=job.world_size, buffers=buffers, steps=steps)
 

@@ -46,7 +46,7 @@ def loads(text: str, *, name: str = "<text>") -> Plan:
     from pydantic import ValidationError
 
     try:
-        raw = json.loads(text)
+        raw = json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise PlanError(
             f"{name}: not a JSON document: {error}; a plan is what `simdist plan SCENARIO -o RUN` writes"
@@ -124,6 +124,15 @@ def _adapter() -> "TypeAdapter[Any]":
         order: tuple[Run, ...]
 
     return TypeAdapter(Document)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build an object; of two equal keys, one would be lost."""
+    known = dict(pairs)
+    if len(known) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} stands twice in one object")
+    return known
 
 
 def _unknown(raw: Any) -> Iterator[str]:

@@ -55,6 +55,11 @@ class PerPrecision(Settings, Generic[ValueT]):
     fp16: ValueT | None = None
     bf16: ValueT | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_nothing(cls, value: Any) -> Any:
+        return {} if value is None else value
+
     def at(self, precision: Precision) -> ValueT | None:
         """Return the value of a precision, None if it is not stated."""
         values: dict[str, ValueT | None] = dict(self)

@@ -31,7 +31,9 @@ from simdist.schedules import Schedule, kinds
 from simdist.settings import Fault, Settings, choose, refuse, shown
 from simdist.units import Whole
 
-__all__ = ["Host", "Input", "Scenario"]
+MAX_STEPS = 10_000_000  # a plan names the body of each
+
+__all__ = ["MAX_STEPS", "Host", "Input", "Scenario"]
 
 _DISTURBANCES: dict[str, type[Settings]] = {
     "transient": Transient,
@@ -141,7 +143,7 @@ class Scenario(Settings):
     name: str = "scenario"
     cluster: Annotated[Cluster, WrapValidator(_expand_cluster)]
     workload: Annotated[Workload, WrapValidator(_expand_workload)]
-    steps: Annotated[Whole, Field(ge=1, examples=[1000])]
+    steps: Annotated[Whole, Field(ge=1, le=MAX_STEPS, examples=[1000])]
     seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
     host: Host = Host()
     input: Input = Input()
