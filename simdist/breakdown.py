@@ -13,7 +13,8 @@ order; so the numpy engine needs to keep no trace, and both engines and the real
 code.
 
 The compute stream runs in order, so all that is not compute lies in the gaps between its operations. Each gap is cut
-with the intervals of the collectives and loads that are still open then.
+with the intervals of the collectives and loads that are still open then. (Where a compute operation waits for a load
+itself, not through its host, a collective that stands later in the program and runs meanwhile counts as io.)
 """
 
 from dataclasses import dataclass, field
@@ -100,8 +101,8 @@ class _Open:
 class Attribution:
     """Accumulates the state of every rank, instance by instance.
 
-    `on_time` promises that an operation which waits for nothing but its stream starts when its predecessor ends, as in a
-    simulation; on real hardware it may start later.
+    `on_time` promises that an operation which waits for nothing but its stream starts when its predecessor ends, as in
+    a simulation; on real hardware it may start later.
     """
 
     def __init__(self, world_size: int, n_seeds: int, *, on_time: bool = True) -> None:
