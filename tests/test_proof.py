@@ -298,12 +298,12 @@ MISTAKES: dict[str, tuple[Body, Result, str]] = {
     "backward pass on changed parameters": (
         (FORWARD, AllReduce("param", WORLD), BACKWARD, AllReduce("grad", WORLD), OPTIMIZE),
         Result(WORLD, WORLD),
-        "backward(param, loss -> grad) at step 0",
+        "backward(param, loss -> grad) at step 0: reads parameters that have changed since the step began",
     ),
     "average of losses": (
         (FORWARD, AllReduce("loss", WORLD), BACKWARD, AllReduce("grad", WORLD), OPTIMIZE),
         SYNC,
-        "at step 0",
+        "backward(param, loss -> grad) at step 0: reads activations of other ranks; each rank computes on its own",
     ),
 }
 
@@ -428,8 +428,14 @@ INPUT_MISTAKES: dict[str, tuple[tuple[Body, ...], str]] = {
         ((LOAD, LOAD, UPLOAD, *TRAIN),),
         "load(-> batch) at step 0: overwrites a batch in batch that nobody has used",
     ),
-    "batch skipped by a copy": (((LOAD, UPLOAD, LOAD, UPLOAD, *TRAIN),), "copy(batch -> input) at step 0"),
-    "same batch on all ranks": (((LOAD, UPLOAD, Broadcast("input", WORLD), *TRAIN),), "at step 0"),
+    "batch skipped by a copy": (
+        ((LOAD, UPLOAD, LOAD, UPLOAD, *TRAIN),),
+        "copy(batch -> input) at step 0: overwrites a batch in input that nobody has used",
+    ),
+    "same batch on all ranks": (
+        ((LOAD, UPLOAD, Broadcast("input", WORLD), *TRAIN),),
+        "forward(param, input -> loss) at step 0: reads batch of other ranks; each rank computes on its own",
+    ),
 }
 
 

@@ -85,8 +85,9 @@ class FluidNetwork:
         """Let the bytes flow until now."""
         elapsed_s = self._env.now - self._changed_s
         self._changed_s = self._env.now
-        for flow in self._flying:
-            flow.left_nbytes -= flow.rate_Bps * elapsed_s
+        if elapsed_s:
+            for flow in self._flying:
+                flow.left_nbytes -= flow.rate_Bps * elapsed_s
 
     def _settle_soon(self) -> None:
         """Set the rates anew when all that happens at this moment has happened."""
