@@ -269,7 +269,7 @@ class _Proof:
     def _demand_own(self, kind: str, name: str, srcs: tuple[str, ...], state: _State) -> None:
         found = (state[src].weights for src in srcs if state[src].has(kind))
         if any(not _same(weights, dict.fromkeys(weights, self._own)) for weights in found):
-            raise _BrokenError(f"reads {name} of other ranks; each rank computes on its own")
+            raise _BrokenError(f"reads the {name} of other ranks; each rank computes on its own")
 
     def _demand_used(self, name: str, state: _State) -> None:
         if name in state and state[name].has("batch"):

@@ -303,7 +303,7 @@ MISTAKES: dict[str, tuple[Body, Result, str]] = {
     "average of losses": (
         (FORWARD, AllReduce("loss", WORLD), BACKWARD, AllReduce("grad", WORLD), OPTIMIZE),
         SYNC,
-        "backward(param, loss -> grad) at step 0: reads activations of other ranks; each rank computes on its own",
+        "backward(param, loss -> grad) at step 0: reads the activations of other ranks; each rank computes on its own",
     ),
 }
 
@@ -434,7 +434,7 @@ INPUT_MISTAKES: dict[str, tuple[tuple[Body, ...], str]] = {
     ),
     "same batch on all ranks": (
         ((LOAD, UPLOAD, Broadcast("input", WORLD), *TRAIN),),
-        "forward(param, input -> loss) at step 0: reads batch of other ranks; each rank computes on its own",
+        "forward(param, input -> loss) at step 0: reads the batch of other ranks; each rank computes on its own",
     ),
 }
 

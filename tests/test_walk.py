@@ -317,7 +317,7 @@ def test_a_plan_of_a_million_million_steps_is_a_few_stretches() -> None:
     assert len(found) < 5
     assert sum(stretch.times for stretch in found) == 10**12
     assert found[-1].first_index + found[-1].times * len(step) == plan.n_instances
-    assert max(found[-1].live) < 2 * len(step)
+    assert found[-1].live == (4, 2, 1), "the tails: wait, all_reduce, optimize; all know the rest to be done"
 
 
 def test_a_stream_that_stands_still_does_not_prevent_replay() -> None:

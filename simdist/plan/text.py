@@ -90,6 +90,8 @@ def _by(algorithm: str) -> str:
 
 def body_text(body: Body, *, marked: int | None = None) -> str:
     """Return a body as lines of `stream  operation`; an arrow points at position `marked`."""
+    if not body:
+        return "    nothing"
     return "\n".join(
         f"{'-->' if position == marked else '   '} {stream_of(op):8s} {op_text(op)}" for position, op in enumerate(body)
     )
