@@ -63,13 +63,16 @@ class Settings(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _reword(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _reword(cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         """Put every error into words here, where the keys of the class are at hand."""
+        faults = [] if info.context is None else _python_names(cls, value)
         try:
-            return handler(value)
+            settings = handler(value)
         except ValidationError as error:
-            faults = [_fault(cls, details) for details in error.errors(include_url=False) if not _misleads(details)]
-        raise _refusal(cls.__name__, faults)
+            faults += [_fault(cls, details) for details in error.errors(include_url=False) if not _misleads(details)]
+        if faults:
+            raise _refusal(cls.__name__, faults)
+        return settings
 
     @model_serializer(mode="wrap", when_used="json")
     def _leave_out(self, handler: SerializerFunctionWrapHandler) -> Any:
@@ -100,8 +103,7 @@ def choose(value: object, classes: Mapping[str, type[Settings]], info: Validatio
     kind = value["kind"]
     if not isinstance(kind, str) or kind not in classes:
         refuse("kind", [(("kind",), f"unknown kind {shown(kind)}: {nearest(kind, classes)}")])
-    by_name = not isinstance(info.context, FromFile)
-    return classes[kind].model_validate(value, context=info.context, by_name=by_name, by_alias=True)
+    return classes[kind].model_validate(value, context=info.context)
 
 
 def nearest(word: object, known: Iterable[str]) -> str:
@@ -145,6 +147,13 @@ def _refusal(title: str, faults: Iterable[Fault]) -> ValidationError:
             for loc, text in faults
         ],
     )
+
+
+def _python_names(cls: type[Settings], value: object) -> list[Fault]:
+    """Return a fault for every attribute that is called by its name in Python, which has the unit."""
+    aliases = {name for name, field in cls.model_fields.items() if field.alias not in (None, name)}
+    written = value.keys() if isinstance(value, dict) else ()
+    return [((name,), f"unknown key {shown(name)}: {nearest(name, _keys(cls))}") for name in written if name in aliases]
 
 
 def _fault(cls: type[Settings], details: ErrorDetails) -> Fault:

@@ -4,6 +4,7 @@ All of them are for free communication. t step seconds, d delay, p probability p
 """
 
 import itertools
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -25,7 +26,7 @@ def local_sgd_step_s(t_s: float, d_s: float, p: float, n: int, period: int) -> f
 
 
 def hierarchical_sgd_step_s(t_s: float, d_s: float, p: float, levels: Mapping[int, int]) -> float:
-    """Delays of a group add up over a period (convolution); the group is as late as its latest part (power of the CDF)."""
+    """Delays add up over a period (convolution); a group is as late as its latest part (power of the CDF)."""
     pmf: Floats = np.array([1 - p, p])
     before_period = before_size = 1
     for period, size in levels.items():
@@ -58,9 +59,9 @@ def harmonic(n: int) -> float:
 
 
 def one_straggler_per_step(n_steps: int, world_size: int) -> Floats:
-    """Return every sequence in which exactly one rank is late by 1 s in each step, `[n_steps, world_size, n_sequences]`."""
+    """Return every sequence with exactly one rank late by 1 s in each step, `[n_steps, world_size, n_sequences]`."""
     sequences = np.array(list(itertools.product(range(world_size), repeat=n_steps)))
-    return (sequences.T[:, None, :] == np.arange(world_size)[:, None]).astype(np.float64)
+    return np.asarray(sequences.T[:, None, :] == np.arange(world_size)[:, None], dtype=np.float64)
 
 
 def ring_all_reduce_s(n: int, nbytes: float, latency_s: float, bandwidth_Bps: float) -> float:
@@ -75,14 +76,14 @@ def ring_half_s(n: int, nbytes: float, latency_s: float, bandwidth_Bps: float) -
 
 def tree_all_reduce_s(n: int, nbytes: float, latency_s: float, bandwidth_Bps: float) -> float:
     """2 ceil(log2 n) (alpha + S beta)."""
-    return 2 * int(np.ceil(np.log2(n))) * (latency_s + nbytes / bandwidth_Bps)
+    return 2 * math.ceil(math.log2(n)) * (latency_s + nbytes / bandwidth_Bps)
 
 
 def halving_doubling_all_reduce_s(n: int, nbytes: float, latency_s: float, bandwidth_Bps: float) -> float:
     """2 log2(n) alpha + 2(n-1)/n S beta."""
-    return 2 * np.log2(n) * latency_s + 2 * (n - 1) / n * nbytes / bandwidth_Bps
+    return 2 * math.log2(n) * latency_s + 2 * (n - 1) / n * nbytes / bandwidth_Bps
 
 
 def halving_doubling_half_s(n: int, nbytes: float, latency_s: float, bandwidth_Bps: float) -> float:
     """log2(n) alpha + (n-1)/n S beta: recursive halving reduce-scatter, recursive doubling all-gather."""
-    return np.log2(n) * latency_s + (n - 1) / n * nbytes / bandwidth_Bps
+    return math.log2(n) * latency_s + (n - 1) / n * nbytes / bandwidth_Bps

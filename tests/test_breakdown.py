@@ -1,5 +1,7 @@
 """Where the time went: exact numbers of hand-made traces, and an independent count over random ones."""
 
+import itertools
+
 import numpy as np
 import plans
 import pytest
@@ -28,9 +30,8 @@ def counted(trace):
     for rank in range(trace.plan.world_size):
         ready_s, start_s, end_s = (array[:, rank] for array in (trace.ready_s, trace.start_s, trace.end_s))
         borders = np.unique(np.concatenate([[0.0, trace.makespan_s], ready_s, start_s, end_s]))
-        rank_end_s = end_s[streams != "host"].max(initial=0.0)
-        rank_end_s = end_s.max(initial=rank_end_s)
-        for low_s, high_s in zip(borders, borders[1:], strict=False):
+        rank_end_s = end_s.max()
+        for low_s, high_s in itertools.pairwise(borders):
             middle_s = (low_s + high_s) / 2
             runs_now = (start_s < middle_s) & (middle_s < end_s)
             waits_now = (ready_s < middle_s) & (middle_s < start_s)
@@ -67,8 +68,10 @@ def test_states_add_up_to_the_makespan_on_every_rank(run):
 @settings(max_examples=150, deadline=None)
 @given(runs(op_kinds=WITHOUT_STORAGE).filter(lambda run: run[0].n_instances))
 def test_states_are_those_of_every_moment(run):
-    """Without loads and saves: a collective that stands after a computation in the program may run while that waits for a
-    load, which only the schedules' plans rule out (see the next test)."""
+    """Without loads and saves: a collective that stands behind a computation may run while that one waits for a load.
+
+    No schedule writes such plans: see the next test.
+    """
     trace = des.simulate(*run)
     np.testing.assert_allclose(states(trace), counted(trace), rtol=1e-9, atol=1e-12)
 
@@ -132,7 +135,7 @@ def test_communication_behind_compute_costs_nothing():
 
 def test_communication_counts_before_a_load_and_a_load_before_the_host():
     """
-    Until 1 s nothing, then a load to 4 s; an all-reduce from 2 to 3 s (rank 1 is ready for it at 1.5 s); compute from 5 s.
+    Until 1 s nothing, then a load to 4 s; an all-reduce from 2 to 3 s (rank 1 is ready at 1.5 s); compute from 5 s.
     """
     trace = trace_of(
         (Load("batch"), AllReduce("param", WORLD), Copy("batch", "input")),

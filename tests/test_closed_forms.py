@@ -184,7 +184,11 @@ def test_persistently_slow_gpu_leaves_no_speedup():
 @pytest.mark.parametrize("cluster", ["ideal", "gcp-t4x4-32gbit"])
 def test_stragglers_among_30_percent_of_the_workers_leave_three_levels_almost_no_speedup(cluster):
     chosen = straggling(
-        64, ["sync", "hsgd-2-8,4-32,8-64"], "{kind: transient, probability: 30%, delay: 1 s}", cluster=cluster, steps=400
+        64,
+        ["sync", "hsgd-2-8,4-32,8-64"],
+        "{kind: transient, probability: 30%, delay: 1 s}",
+        cluster=cluster,
+        steps=400,
     )
     assert 1.0 < speedups(chosen, 10)["hsgd-2-8,4-32,8-64"] <= 1.1
 
@@ -204,7 +208,7 @@ def test_stragglers_that_cost_under_10_percent_leave_three_levels_no_speedup_onc
 
 @pytest.mark.parametrize("delay", ["1 ms", "3 ms", "5 ms"])
 def test_stragglers_that_cost_under_10_percent_add_little_to_what_saved_communication_gains(delay):
-    """Two levels average half as often as three: they win 6 % without any straggler, and hardly more with small ones."""
+    """Two levels average half as often as three: they win 6 % without stragglers, and little more with small ones."""
     alone = small_stragglers(None)["hsgd-4-32,8-64"]
     assert 1.05 < alone < 1.08
     assert 1.0 < small_stragglers(delay)["hsgd-4-32,8-64"] / alone < 1.035

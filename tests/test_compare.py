@@ -78,7 +78,9 @@ def test_baseline_is_found_by_label_and_else_by_kind():
 
 def test_baseline_that_is_not_there_is_an_error():
     labels = "local-4, sync, hsgd-2-4,4-8, small buckets"
-    with pytest.raises(ScenarioError, match=f"small: no schedule is called 'async' to compare with; there are: {labels}"):
+    with pytest.raises(
+        ScenarioError, match=f"small: no schedule is called 'async' to compare with; there are: {labels}"
+    ):
         compare(small(), baseline="async", n_seeds=2)
 
 

@@ -81,7 +81,9 @@ def sized(op, n, algorithm):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "op", "formula", "sizes"), TEXTBOOK, ids=lambda value: getattr(value, "__name__", type(value).__name__)
+    ("algorithm", "op", "formula", "sizes"),
+    TEXTBOOK,
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
 )
 @pytest.mark.parametrize("inside", [False, True])
 def test_collectives_on_one_kind_of_link_take_the_textbook_time(algorithm, op, formula, sizes, inside):
@@ -107,7 +109,9 @@ def test_pipelined_ring_of_a_rooted_collective_takes_a_latency_per_hop_and_carri
     assert set(out) == set(into) == {0.0, 4.0 * COUNT}
 
 
-@pytest.mark.parametrize("op", [AllReduce("whole", Group(1)), Broadcast("whole", Group(1)), AllGather("whole", "x", Group(1))])
+@pytest.mark.parametrize(
+    "op", [AllReduce("whole", Group(1)), Broadcast("whole", Group(1)), AllGather("whole", "x", Group(1))]
+)
 def test_group_of_one_moves_nothing(op):
     buffers = (*whole_and_slice(1), Buffer("x", COUNT))
     _, _, cost = cost_of(op, buffers, nodes(4))
@@ -141,7 +145,7 @@ def test_tree_and_halving_send_a_buffer_once_between_two_nodes(algorithm):
 
 @pytest.mark.parametrize("ops", ["flat ring", "naive sparse all-gather", "2-d torus", "hierarchical top-k"])
 def test_bytes_on_each_nic_of_16_nodes_with_8_gpus(ops):
-    """ResNet-50, d = 25,557,032, density 0.001: what the schemes of hierarchical top-k's comparison put on a 25 Gbit/s NIC."""
+    """ResNet-50, d = 25,557,032, density 0.001: what four schemes put on a 25 Gbit/s NIC."""
     d, m, n = 25_557_032, 16, 8
     k = d // n // 1000
     across = Group(m, stride=n)
@@ -188,7 +192,9 @@ def test_oversubscribed_switch_carries_what_all_nodes_send():
 def test_efficiency_is_a_share_of_the_line_rate():
     slow = Link(latency_s=ALPHA_S, bandwidth_Bps=RATE_BPS, efficiency=0.4)
     _, _, cost = cost_of(AllReduce("whole", Group(3)), whole_and_slice(3), nodes(3, network=slow))
-    assert cost.alone_s == pytest.approx(closed_forms.ring_all_reduce_s(3, 4 * COUNT, ALPHA_S, 0.4 * RATE_BPS), rel=1e-12)
+    assert cost.alone_s == pytest.approx(
+        closed_forms.ring_all_reduce_s(3, 4 * COUNT, ALPHA_S, 0.4 * RATE_BPS), rel=1e-12
+    )
 
 
 TABLE = ((1_000, 20e-6), (100_000, 90e-6), (10_000_000, 2e-3))
@@ -391,7 +397,9 @@ def test_operations_are_contested_where_a_link_is_not_theirs_alone(ops, cluster,
 
 def test_plan_of_another_world_is_refused():
     plan = Plan.from_steps("small", world_size=2, buffers=whole_and_slice(2), steps=[(AllReduce("whole", Group(2)),)])
-    with pytest.raises(PlanError, match="plan small is for 2 ranks; cluster big has 2 nodes x 4 GPUs = 8; build the plan"):
+    with pytest.raises(
+        PlanError, match="plan small is for 2 ranks; cluster big has 2 nodes x 4 GPUs = 8; build the plan"
+    ):
         price(plan, nodes(2, gpus_per_node=4, name="big"), WORKLOAD)
 
 

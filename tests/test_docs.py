@@ -24,13 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import yaml
 
 import simdist.schedules
 from simdist.build import build, delays
 from simdist.cli import main
 from simdist.engines import des, fast
-from simdist.scenario import Scenario, load, loads
+from simdist.scenario import Scenario, load, loads, strict_yaml
 from simdist.schedules import Schedule, kinds
 from simdist.settings import Settings
 
@@ -136,7 +135,7 @@ def same_output(shown: str, printed: str) -> bool:
     def tidy(text: str) -> str:
         return "\n".join(line.rstrip() for line in text.strip("\n").splitlines())
 
-    pattern = re.escape(tidy(shown)).replace(r"\.\.\.", "(?s:.*)")
+    pattern = "\n".join("(?s:.*)" if line == "..." else re.escape(line) for line in tidy(shown).split("\n"))
     return re.fullmatch(pattern, tidy(printed)) is not None
 
 
@@ -209,14 +208,20 @@ class Player:
                 exec(compile(block.text, where, "exec"), self._names)
 
 
+def tree_of(text: str) -> dict[object, object]:
+    root = strict_yaml.parse(text).root
+    assert isinstance(root, dict)
+    return root
+
+
 def play_yaml(text: str, where: str) -> None:
     name = re.match(r"# (\S+\.yaml)\n", text)
     if name:
         Path(name[1]).write_text(text, encoding="utf-8")
         scenario = load(name[1])
     else:
-        tree = yaml.safe_load(Path("docs/examples/first.yaml").read_text(encoding="utf-8")) | yaml.safe_load(text)
-        scenario = loads(yaml.safe_dump(tree, sort_keys=False), name=where)
+        first = Path("docs/examples/first.yaml").read_text(encoding="utf-8")
+        scenario = loads(strict_yaml.dump(tree_of(first) | tree_of(text)), name=where, folder=Path("docs/examples"))
     assert not scenario.warnings, f"{where}: {scenario.warnings}"
 
 
@@ -298,6 +303,7 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "Scenario": "The file",
     "Cluster": "cluster",
     "Link": "Links",
+    "TablePoint": "Points of a table",
     "Device": "cluster.device",
     "DeviceOverride": "cluster.slow_devices",
     "Storage": "cluster.storage",
@@ -423,5 +429,5 @@ def updated(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    for page in PAGES:
+    for page in (page for page in PAGES if page.name != "README.md"):
         page.write_text(updated(page), encoding="utf-8")

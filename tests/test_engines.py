@@ -19,7 +19,20 @@ from simdist.cost import price
 from simdist.engines import DrawnDelays, check_delays, des, fast, simulate
 from simdist.errors import PlanError, UnsupportedError
 from simdist.groups import Group
-from simdist.plan import COLLECTIVES, AllGather, AllReduce, Buffer, Delay, Load, Plan, ReduceScatter, Save, Wait, stream_of, walk
+from simdist.plan import (
+    COLLECTIVES,
+    AllGather,
+    AllReduce,
+    Buffer,
+    Delay,
+    Load,
+    Plan,
+    ReduceScatter,
+    Save,
+    Wait,
+    stream_of,
+    walk,
+)
 from simdist.scenario.cluster import Cluster, Device, DeviceOverride, Link, Storage
 from simdist.scenario.workload import Tensor, Workload
 from simdist.schedules import Job, kinds
@@ -234,7 +247,11 @@ def meeting_everybody(plan):
     """Return the plan with the world in place of every other group."""
 
     def widened(op):
-        return dataclasses.replace(op, group=Group(plan.world_size), algorithm="ring") if isinstance(op, COLLECTIVES) else op
+        return (
+            dataclasses.replace(op, group=Group(plan.world_size), algorithm="ring")
+            if isinstance(op, COLLECTIVES)
+            else op
+        )
 
     return dataclasses.replace(plan, bodies=tuple(tuple(map(widened, body)) for body in plan.bodies))
 

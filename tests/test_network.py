@@ -165,7 +165,7 @@ def test_common_start_is_the_network_from_a_common_start(together, capacity_Bps,
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from([1.0, 5.0, 8.0, 1e3]), min_size=1, max_size=8), st.sampled_from([1.0, 3.0, 1e6]))
 def test_one_resource_is_always_busy_and_serves_the_smallest_first(sizes, capacity_Bps):
-    """Processor sharing: by the end of the k-th smallest, all smaller ones are done and the others have flowed as much."""
+    """Processor sharing: when a flow is done, smaller ones are done, and larger ones have flowed as much."""
     flows = [Transfer((Stage(0.0, np.array([0]), np.array([nbytes])),)) for nbytes in sizes]
     end_s = common_start_s(flows, np.full(N_RESOURCES, capacity_Bps))
     expected_s = [sum(min(each, nbytes) for each in sizes) / capacity_Bps for nbytes in sizes]

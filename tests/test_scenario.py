@@ -17,6 +17,7 @@ from simdist.scenario import (
     DeviceOverride,
     Link,
     Scenario,
+    TablePoint,
     Tensor,
     Transient,
     Workload,
@@ -258,7 +259,8 @@ def test_broken_table_of_a_link_is_refused(table, path, message):
 
 def test_table_of_a_link_stands_alone():
     table = "table: [{size: 1 kB, time: 9 us}, {size: 2 kB, time: 9 us}]"
-    assert loads(edited((NETWORK, f"{{{table}}}"))).cluster.network.table == ((1000, 9e-6), (2000, 9e-6))
+    points = loads(edited((NETWORK, f"{{{table}}}"))).cluster.network.table
+    assert points == (TablePoint(nbytes=1000, time_s=9e-6), TablePoint(nbytes=2000, time_s=9e-6))
     message = message_of(edited((NETWORK, f"{{{table}, efficiency: 0.5}}")))
     assert "x.yaml:5: cluster.network.efficiency: 'efficiency' has no meaning beside a table" in message
 

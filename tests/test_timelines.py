@@ -1,8 +1,8 @@
 """Timelines of a few ranks, drawn by hand: both engines give exactly these times.
 
-A table has a line per operation, in program order, and a column per rank. `2-6` starts at 2 s and ends at 6 s; `2>5-6` was
-ready at 2 s and waited for others until 5 s. In the drawings a character is a second: F forward, B backward, A all-reduce,
-O optimiser, C copy, L load, D injected delay, . waiting for others.
+A table has a line per operation, in program order, and a column per rank. `2-6` starts at 2 s and ends at 6 s; `2>5-6`
+was ready at 2 s and waited for others until 5 s. In the drawings a character is a second: F forward, B backward,
+A all-reduce, O optimiser, C copy, L load, D injected delay, w the host waits, . waiting for other ranks.
 """
 
 import re
@@ -33,9 +33,7 @@ def cluster(n, *, network=SLOW, gpus_per_node=1, **settings):
 def workload(*counts, forward_s=2.0, backward_s=4.0, optimize_s=1.0):
     """Tensors with equal shares of the compute time, whatever their sizes."""
     tensors = tuple(Tensor(name=str(number), count=count, flops=1.0) for number, count in enumerate(counts or (1,)))
-    return Workload(
-        tensors=tensors, batch_size=1, forward_s=forward_s, backward_s=backward_s, optimize_s=optimize_s
-    )
+    return Workload(tensors=tensors, batch_size=1, forward_s=forward_s, backward_s=backward_s, optimize_s=optimize_s)
 
 
 BUFFERS = (
@@ -77,7 +75,7 @@ def times(cell):
 @ENGINES
 def test_host_that_runs_ahead_sleeps_while_its_gpu_works(engine):
     """
-    Rank 0 sleeps 3 s in step 0, but 2 s of that while the forward pass runs. Rank 1's second of step 1 is hidden entirely.
+    Rank 0 sleeps 3 s in step 0, but 2 s of that while the forward pass runs. Rank 1's second of step 1 is hidden.
 
         rank 0 host    DDD
                gpu     FF BBBBAOFFBBBBAO
@@ -108,9 +106,9 @@ def test_host_that_blocks_at_the_loss_sleeps_while_its_gpu_idles(engine):
     """
     The same delays, after the host has read the loss: each second of them counts.
 
-        rank 0 host    wwDDD      wwwwwwww
+        rank 0 host    wwDDDwwwwwwww
                gpu     FF   BBBBAOFFBBBB.AO
-        rank 1 host    ww  wwwwwwwwwwwD
+        rank 1 host    wwwwwwwwwwwwwD
                gpu     FFBBBB...AOFF BBBBAO
                        0         1
                        01234567890123456789
@@ -137,11 +135,11 @@ def test_host_that_blocks_at_the_loss_sleeps_while_its_gpu_idles(engine):
 @ENGINES
 def test_wait_blocks_the_host_until_the_last_writer_is_done(engine):
     """
-    The host waits for the gradient, so it begins to sleep when the all-reduce is done, and the next forward comes after it.
+    The host waits for the gradient, so it begins to sleep when the all-reduce is done; the next forward comes after.
 
-        rank 0 host    wwwwwwwDD
+        rank 0 host    wwwwwwwDDwwwwwww
                gpu     FFBBBBAO FFBBBBAO
-        rank 1 host    wwwwwww
+        rank 1 host    wwwwwwwwwwwwwwww
                gpu     FFBBBBAOFFBBBB.AO
                        0         1
                        01234567890123456
@@ -187,11 +185,11 @@ def test_delay_of_the_compute_stream_hides_behind_nothing(engine):
 
 def test_delay_of_the_io_stream_holds_up_loads_only():
     """
-        rank 0 io      DDDLL
-               gpu     FFBBBBO
-        rank 1 io      LL
-               gpu     FFBBBBO
-                       0123456
+    rank 0 io      DDDLL
+           gpu     FFBBBBO
+    rank 1 io      LL
+           gpu     FFBBBBO
+                   0123456
     """
     storage = Storage(latency_s=2.0, bandwidth_Bps=1e9)
     plan = repeated(Delay("io"), Load("batch"), FORWARD, BACKWARD, OPTIMIZE, n=2, times=1)
@@ -276,10 +274,10 @@ def test_one_batch_buffer_lets_a_load_overlap_only_with_the_backward_pass(engine
 @ENGINES
 def test_two_batch_buffers_keep_storage_busy(engine):
     """
-        io      LLLLLLLLL
-        gpu        FBBFBBFBB
-                0         1
-                012345678901
+    io      LLLLLLLLL
+    gpu        FBBFBBFBB
+            0         1
+            012345678901
     """
     plan, where, what = loading(2)
     table = """
@@ -411,9 +409,9 @@ def test_groups_at_a_stride_are_late_together(engine):
 @ENGINES
 def test_host_that_runs_one_step_ahead_sleeps_in_advance(engine):
     """
-    In step t the host reads the loss of step t - 1; in step 0 there is none. In step 1 it has read the loss at 2 s, so that
-    rank 0 sleeps 4 s while its GPU is still in step 0. In step 2 it reads the loss of step 1 at 10 s; rank 1 sleeps 9 s,
-    and its GPU needs it at 18 s: 1 s is left.
+    In step t the host reads the loss of step t - 1; in step 0 there is none. In step 1 it has read the loss at 2 s, so
+    that rank 0 sleeps 4 s while its GPU is still in step 0. In step 2 it reads the loss of step 1 at 10 s; rank 1
+    sleeps 9 s, and its GPU needs it at 18 s: 1 s is left.
 
         rank 0 host    wwDDDDwwww
                gpu     FFBBBBAOFFBBBBAOFFBBBB.AO
@@ -457,8 +455,8 @@ def on_one_nic(late_s):
 @ENGINES
 def test_two_groups_on_one_nic_take_twice_as_long(engine):
     """
-        group (0, 2)   AAAA
-        group (1, 3)   AAAA
+    group (0, 2)   AAAA
+    group (1, 3)   AAAA
     """
     plan, costs, delays = on_one_nic(0)
     trace = engine.simulate(plan, costs, delays)
@@ -477,15 +475,17 @@ def test_late_group_on_one_nic_gets_half_until_the_other_is_done():
     trace = des.simulate(plan, costs, delays)
     assert trace.start_s[1].tolist() == [0, 1, 0, 1]
     assert trace.end_s[1].tolist() == [3, 4, 3, 4]
-    with pytest.raises(UnsupportedError, match=r"all_reduce\(flat, mean over group of 2 at stride 2\) at step 0: groups sh"):
+    with pytest.raises(
+        UnsupportedError, match=r"all_reduce\(flat, mean over group of 2 at stride 2\) at step 0: groups sh"
+    ):
         fast.simulate(plan, costs, delays)
 
 
 @ENGINES
 def test_groups_on_one_nic_that_are_far_apart_do_not_share_it(engine):
     """
-        group (0, 2)   AA
-        group (1, 3)      AA
+    group (0, 2)   AA
+    group (1, 3)      AA
     """
     plan, costs, delays = on_one_nic(3)
     if engine is fast:

@@ -65,7 +65,9 @@ def test_equal_traces_are_equal_bytes_at_any_time_and_under_any_name(tmp_path):
 
 def test_views_and_transposed_arrays_are_saved_like_copies(tmp_path):
     trace = simulated()
-    turned = dataclasses.replace(trace, end_s=np.asfortranarray(trace.end_s), start_s=np.repeat(trace.start_s, 2, 1)[:, ::2])
+    turned = dataclasses.replace(
+        trace, end_s=np.asfortranarray(trace.end_s), start_s=np.repeat(trace.start_s, 2, 1)[:, ::2]
+    )
     trace.save(tmp_path / "one.npz")
     turned.save(tmp_path / "two.npz")
     assert (tmp_path / "one.npz").read_bytes() == (tmp_path / "two.npz").read_bytes()
@@ -93,7 +95,9 @@ def test_traces_of_different_plans_are_refused(other):
 @pytest.mark.parametrize("wrong", [lambda a: a[1:], lambda a: a.T, lambda a: a.astype(np.float32), np.ravel])
 def test_arrays_that_do_not_fit_the_plan_are_refused(name, wrong):
     trace = simulated()
-    with pytest.raises(TraceError, match=rf"{name} is float(32|64) \(.*; a trace of plan local-2 has float64 \(\d+, 4\)"):
+    with pytest.raises(
+        TraceError, match=rf"{name} is float(32|64) \(.*; a trace of plan local-2 has float64 \(\d+, 4\)"
+    ):
         dataclasses.replace(trace, **{name: wrong(trace.end_s)})
 
 

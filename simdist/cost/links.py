@@ -35,7 +35,7 @@ class LinkCost:
         """Return the cost of a scenario's link, `n_parallel` of which work side by side."""
         if link.table is None:
             return cls(link.latency_s, link.bandwidth_Bps * link.efficiency * n_parallel, n_parallel)
-        table = tuple((float(nbytes), float(seconds)) for nbytes, seconds in link.table)
+        table = tuple((float(point.nbytes), point.time_s) for point in link.table)
         (smallest, startup_s), (largest, last_s) = table[0], table[-1]
         average_Bps = (largest - smallest) / (last_s - startup_s) if last_s > startup_s else math.inf
         return cls(startup_s, average_Bps * n_parallel, n_parallel, table)

@@ -59,9 +59,6 @@ class _Use:
     """Who uses which resource in an operation."""
 
     def __init__(self, op: Op, costs: Costs) -> None:
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
-
         cost = costs.of[op]
         assert isinstance(cost, Shared)
         pairs = [
@@ -70,13 +67,18 @@ class _Use:
         ]
         self.groups = np.repeat(np.arange(len(pairs)), [len(resources) for resources in pairs])
         self.resources = np.concatenate(pairs)
-        n_groups, n_resources = len(pairs), costs.topology.n_resources
-        ones = np.ones(len(self.groups), dtype=np.int8)
-        edges = coo_array(
-            (ones, (self.groups, n_groups + self.resources)), shape=(n_groups + n_resources, n_groups + n_resources)
-        )
-        _, component = connected_components(edges, directed=False)
-        _, first, place = np.unique(component[:n_groups], return_index=True, return_inverse=True)
-        self.leader = first[place]
+        self.leader = self._leaders(len(pairs), costs.topology.n_resources)
         """The first group of each group's component: those that share, directly or through others."""
         self.seconds = common_start_s(cost.transfers, costs.capacity_Bps)
+
+    def _leaders(self, n_groups: int, n_resources: int) -> NDArray[np.int64]:
+        """Let the lowest number spread over resources and groups until it stands still."""
+        leader = np.arange(n_groups)
+        while True:
+            lowest = np.full(n_resources, n_groups)
+            np.minimum.at(lowest, self.resources, leader[self.groups])
+            lower = leader.copy()
+            np.minimum.at(lower, self.groups, lowest[self.resources])
+            if (lower == leader).all():
+                return leader
+            leader = lower

@@ -1,7 +1,7 @@
 """The machines: nodes, GPUs, the links inside and between nodes, and storage."""
 
 import math
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,16 @@ Index = Annotated[Whole, Field(ge=0)]
 Count = Annotated[Whole, Field(ge=1)]
 
 
-class TablePoint(NamedTuple):
-    """A measured transfer: `size` and `time` in a file."""
+class TablePoint(Settings):
+    """A measured transfer: `size` and `time` in a file; in Python also a tuple `(nbytes, time_s)`."""
 
-    nbytes: Annotated[Nbytes, Field(alias="size")]
-    time_s: Annotated[Seconds, Field(alias="time")]
+    nbytes: Nbytes = Field(alias="size")
+    time_s: Seconds = Field(alias="time")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_tuple(cls, value: Any) -> Any:
+        return {"nbytes": value[0], "time_s": value[1]} if isinstance(value, tuple) and len(value) == 2 else value
 
 
 class Link(Settings):
@@ -82,7 +87,8 @@ class Link(Settings):
             for name, key in keys.items()
             if name in self.model_fields_set
         ]
-        for i, (nbytes, time_s) in enumerate(table):
+        for i, point in enumerate(table):
+            nbytes, time_s = point.nbytes, point.time_s
             if nbytes > 0 and time_s == 0:
                 faults.append(((("table", i, "time")), f"0 s for {format_nbytes(nbytes)} is an infinite bandwidth"))
             if i and nbytes <= table[i - 1].nbytes:
@@ -97,7 +103,7 @@ class Link(Settings):
     def _shortest(self, handler: SerializerFunctionWrapHandler) -> Any:
         keys = handler(self)
         if self.table is not None:
-            return {"table": [{"size": nbytes, "time": time} for nbytes, time in keys["table"]]}
+            return {"table": keys["table"]}
         del keys["table"]
         return "ideal" if self == Link.ideal() else keys
 

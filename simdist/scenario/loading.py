@@ -52,7 +52,7 @@ def loads(text: str, *, name: str = "<text>", folder: Path = Path()) -> Scenario
     if isinstance(document.root, dict):
         tree = {"name": Path(name).stem.strip("<>")} | document.root
         try:
-            scenario = Scenario.model_validate(tree, context=FromFile(folder), by_alias=True, by_name=False)
+            scenario = Scenario.model_validate(tree, context=FromFile(folder))
         except ValidationError as error:
             problems += problems_of(error, document)
     elif document.root is not None:

@@ -1,0 +1,43 @@
+"""The benchmarks run, in sizes so small that their numbers mean nothing."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ENGINES = Path(__file__).resolve().parents[1] / "benchmarks" / "engines.py"
+
+
+def run(*options):
+    done = subprocess.run([sys.executable, ENGINES, *options], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_engine_benchmark_tells_machines_what_it_measured():
+    found = json.loads(run("--quick", "--json"))
+    assert len(found["engines"]) == 4
+    for row in found["engines"]:
+        assert row["rank_ops"] % found["sizes"]["ranks"] == 0
+        assert row["fast_over_des"] == pytest.approx(row["fast_rank_ops_per_s"] / row["des_rank_ops_per_s"])
+        assert min(value for name, value in row.items() if name != "schedule") > 0
+    assert found["compare"]["schedules"] == 7
+    by_ranks, by_steps = found["scaling"]["by_ranks"], found["scaling"]["by_steps"]
+    assert [row["ranks"] for row in by_ranks] == found["sizes"]["large_ranks"]
+    assert [row["steps"] for row in by_steps] == found["sizes"]["large_steps"]
+    assert [row["peak_MiB_ratio"] is None for row in by_ranks] == [True, False, False]
+    assert {row["what"] for row in found["targets"]} >= {"fast over des", "compare s", "large MiB"}
+
+
+def test_engine_benchmark_prints_tables_for_people():
+    text = run("--quick")
+    for title in ("engines, 32 ranks x 8 steps", "whole comparison", "by ranks", "by steps", "targets"):
+        assert title in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_peak_memory_is_that_of_the_process_that_was_asked():
+    small, large = (json.loads(run("--large", ranks, "8"))["peak_MiB"] for ranks in ("64", "4096"))
+    assert 10 < small <= large < 2000
