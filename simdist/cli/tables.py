@@ -57,10 +57,12 @@ def seconds_with_interval(center_s: float, interval_s: tuple[float, float] | Non
 def factor_with_interval(center: float, interval: tuple[float, float] | None) -> str:
     """Print a speed-up and, if there is one, its interval.
 
-    >>> factor_with_interval(1.36, (1.34, 1.38))
-    '1.36 ± 0.02'
+    >>> factor_with_interval(1.36, (1.34, 1.38)), factor_with_interval(1.117, (1.113, 1.121))
+    ('1.36 ± 0.02', '1.117 ± 0.004')
     """
-    return f"{center:.2f}" + (f" ± {_half(interval):.2f}" if interval else "")
+    half = _half(interval) if interval else 0.0
+    digits = 3 if 0 < half < 0.01 else 2
+    return f"{center:.{digits}f}" + (f" ± {half:.{digits}f}" if half else "")
 
 
 def _half(interval: tuple[float, float]) -> float:

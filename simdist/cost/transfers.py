@@ -20,7 +20,7 @@ bytes stay inside a node.
 
 Source:
     Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH, IJHPCA 2005; Patarasuk &
-    Yuan, Bandwidth Optimal All-reduce Algorithms, JPDC 2009.
+    Yuan, Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations, JPDC 2009.
 """
 
 import math
