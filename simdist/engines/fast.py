@@ -35,6 +35,9 @@ __all__ = ["measure", "simulate"]
 Times: TypeAlias = NDArray[np.float64]
 Progress: TypeAlias = Callable[[int], None]
 
+_FEW = 8  # members of a group up to which numpy is faster member by member than by a reduction along a short axis
+_FEW_SEEDS = 2  # up to which it is faster by `reduceat`
+
 
 def simulate(plan: Plan, costs: Costs, delays: Delays, *, progress: Progress | None = None) -> Trace:
     """Simulate a plan and keep every time.
@@ -50,11 +53,13 @@ def simulate(plan: Plan, costs: Costs, delays: Delays, *, progress: Progress | N
         UnsupportedError: Transfers share a resource and start at different times.
     """
     check_delays(plan, delays)
-    end_s = np.empty((plan.n_instances, plan.world_size, 1))
+    times_s = np.empty((3, plan.n_instances, plan.world_size))  # one block: large enough to get huge pages from Linux
+    ready_s, start_s, end_s = times_s
     walked = list(stretches(plan))
-    _Machine(plan, costs, 1, table=end_s).run(walked, DrawnDelays(delays), progress)
-    ready_s, start_s = _ready_and_start_s(plan, walked, end_s[:, :, 0])
-    return Trace(plan, ready_s, start_s, end_s[:, :, 0], source="simulated by fast")
+    _Machine(plan, costs, 1, table=end_s[:, :, np.newaxis]).run(walked, DrawnDelays(delays), progress)
+    for stretch in walked:
+        _recover_ready_and_start(stretch, ready_s, start_s, end_s)
+    return Trace(plan, ready_s, start_s, end_s, source="simulated by fast")
 
 
 def measure(
@@ -79,24 +84,24 @@ def measure(
     return attribution.finish(plan.n_steps)
 
 
-def _ready_and_start_s(plan: Plan, walked: list[Stretch], end_s: Times) -> tuple[Times, Times]:
-    """Recover when operations were ready and started from when all ended, for all repetitions of a stretch at once."""
-    ready_s, start_s = np.empty_like(end_s), np.empty_like(end_s)
-    for stretch in walked:
-        n = len(stretch.templates)
-        last = stretch.first_index + n * stretch.times
-        for at, template in enumerate(stretch.templates, start=stretch.first_index):
-            sources = [
-                end_s[at - back : last - back : n] for back in (template.previous, *template.after) if back is not None
-            ]
-            ready = reduce(np.maximum, sources) if sources else np.zeros((1, plan.world_size))
-            ready_s[at:last:n] = ready
-            if isinstance(template.op, COLLECTIVES):
-                shape = (len(ready), *template.op.group.shape(plan.world_size))
-                starts = np.maximum.reduce(ready.reshape(shape), axis=2, keepdims=True)
-                ready = np.broadcast_to(starts, shape).reshape(ready.shape)
-            start_s[at:last:n] = ready
-    return ready_s, start_s
+def _recover_ready_and_start(stretch: Stretch, ready_s: Times, start_s: Times, end_s: Times) -> None:
+    """Fill in, from when all ended, when every operation was ready and started, over all repetitions at once."""
+    n = len(stretch.templates)
+    last = stretch.first_index + n * stretch.times
+    for at, template in enumerate(stretch.templates, start=stretch.first_index):
+        backs = [back for back in (template.previous, *template.after) if back is not None]
+        sources = [end_s[at - back : last - back : n] for back in backs]
+        ready = ready_s[at:last:n]
+        ready[...] = sources[0] if sources else 0.0
+        for source in sources[1:]:
+            np.maximum(ready, source, out=ready)
+    start_s[stretch.first_index : last] = ready_s[stretch.first_index : last]
+    for at, template in enumerate(stretch.templates, start=stretch.first_index):
+        if isinstance(template.op, COLLECTIVES):
+            shape = (stretch.times, *template.op.group.shape(ready_s.shape[1]))
+            members = np.moveaxis(ready_s[at:last:n].reshape(shape), 2, 0)
+            starts = reduce(np.maximum, members) if len(members) <= _FEW else np.maximum.reduce(members)
+            start_s[at:last:n].reshape(shape)[...] = starts[:, :, np.newaxis]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +112,20 @@ class _Meeting:
         shape: Ranks and seeds as `[n_blocks, size, stride, n_seeds]`.
         seconds: Of each group's transfer, broadcasting over `[n_blocks, 1, stride, n_seeds]`.
         shares: Whether somebody else may want its resources.
+        firsts: First rank of every group of few consecutive ranks, if numpy is faster that way; else None.
     """
 
     shape: tuple[int, int, int, int]
     seconds: float | Times
     shares: bool
+    firsts: NDArray[np.int64] | None
+
+    def last_of_groups(self, ready: Times) -> Times:
+        """Return when the last member of each group is ready, `[n_blocks, 1, stride, n_seeds]`."""
+        if self.firsts is None:
+            return np.asarray(np.maximum.reduce(ready.reshape(self.shape), axis=1, keepdims=True))
+        n_blocks, _, stride, n_seeds = self.shape
+        return np.maximum.reduceat(ready, self.firsts).reshape(n_blocks, 1, stride, n_seeds)
 
 
 _Instruction: TypeAlias = tuple[Template, int, tuple[int, ...], float | Times | None, _Meeting | None]
@@ -150,7 +164,8 @@ class _Machine:
         n_blocks, size, stride = cost.group.shape(self._plan.world_size)
         if isinstance(seconds, np.ndarray):
             seconds = seconds.reshape(n_blocks, 1, stride, 1)
-        return _Meeting((n_blocks, size, stride, self._n_seeds), seconds, shares)
+        firsts = np.arange(0, self._plan.world_size, size) if stride == 1 and self._n_seeds <= _FEW_SEEDS else None
+        return _Meeting((n_blocks, size, stride, self._n_seeds), seconds, shares, firsts)
 
     def run(self, walked: Iterable[Stretch], delays: DelaySource, progress: Progress | None) -> None:
         """Execute the plan, telling the observer the times of every instance."""
@@ -207,7 +222,9 @@ class _Machine:
             elif isinstance(template.op, Delay):
                 end = add(ready, feed.delay(template.op.channel, step + template.step), out)
             else:
-                end = ready if out is None else add(ready, 0.0, out)
+                end = ready
+                if out is not None:
+                    out[...] = ready
             rows.append(end)
             if observer is not None:
                 observer.add(index, template, ready, start, end)
@@ -221,13 +238,12 @@ class _Machine:
         self, meeting: _Meeting, template: Template, ready: Times, out: Times | None, step: int
     ) -> tuple[Times, Times]:
         """Start each group with its last member; return starts (unless only ends are kept) and ends."""
-        starts = np.maximum.reduce(ready.reshape(meeting.shape), axis=1, keepdims=True)
-        end = np.empty_like(ready) if out is None else out
-        np.add(starts, meeting.seconds, end.reshape(meeting.shape))
+        starts = meeting.last_of_groups(ready)
+        ends = starts + meeting.seconds
         if meeting.shares:
-            self._contention.check(
-                template.op, _of_groups(starts), _of_groups(starts + meeting.seconds), step + template.step
-            )
+            self._contention.check(template.op, _of_groups(starts), _of_groups(ends), step + template.step)
+        end = np.empty_like(ready) if out is None else out
+        end.reshape(meeting.shape)[...] = ends
         if out is not None:
             return ready, end
         start = np.empty_like(ready)
