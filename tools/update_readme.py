@@ -2,16 +2,19 @@
 
     python tools/update_readme.py            write
     python tools/update_readme.py --check    exit with 1 if the README is out of date
+    python tools/update_readme.py --speed    also run the benchmark and write its table
 
 `<!-- output: NAME -->` stands before a code block with the output of a command, `<!-- file: PATH -->` before one with the
-contents of a file. `make benchmark` fills `<!-- table: speed -->`; speeds differ from run to run and are not checked.
+contents of a file. The table of `<!-- table: speed -->` differs from run to run and is not checked.
 """
 
 import argparse
 import contextlib
 import io
+import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +51,33 @@ def _printed(script: str) -> str:
 OUTPUTS: dict[str, Callable[[], str]] = {"demo": demo, "first": first}
 
 
+def speed_table() -> str:
+    """Run the benchmark and return its numbers as a table."""
+    printed = subprocess.run([sys.executable, "benchmarks/engines.py", "--json"], check=True, capture_output=True)
+    measured = json.loads(printed.stdout)
+    sizes, whole, large = measured["sizes"], measured["compare"], measured["scaling"]["by_ranks"][-1]
+    rows = [
+        f"| {sizes['ranks']} ranks x {sizes['steps']} steps | `des`, rank-ops/s | `fast`, rank-ops/s | ratio "
+        f"| `fast`, {sizes['batch_seeds']} seeds at once, no trace |",
+        "|---|---|---|---|---|",
+    ]
+    for row in measured["engines"]:
+        rows.append(
+            f"| {row['schedule']} | {row['des_rank_ops_per_s'] / 1e6:.2f} M | {row['fast_rank_ops_per_s'] / 1e6:.0f} M "
+            f"| {row['fast_over_des']:.0f} | {row['batch_rank_ops_per_s'] / 1e6:,.0f} M |"
+        )
+    return "\n".join(
+        [
+            *rows,
+            "",
+            f"* Comparing {whole['schedules']} schedules on {whole['ranks']} GPUs, {whole['steps']} steps x {whole['seeds']} "
+            f"seeds: {whole['seconds']:.1f} s.",
+            f"* Hierarchical SGD on {large['ranks']:,} ranks, {large['steps']} steps, building and proving the plan included: "
+            f"{large['build_s'] + large['measure_s']:.1f} s and {large['peak_MiB']:.0f} MiB.",
+        ]
+    )
+
+
 def updated(text: str) -> str:
     """Return the README with every marked block as it is now."""
 
@@ -64,13 +94,17 @@ def main() -> int:
     """Update or check the README."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
-    check = parser.parse_args().check
+    parser.add_argument("--speed", action="store_true")
+    arguments = parser.parse_args()
     os.chdir(ROOT)
     readme = ROOT / "README.md"
     before = readme.read_text(encoding="utf-8")
     after = updated(before)
-    if check:
+    if arguments.check:
         return int(before != after)
+    if arguments.speed:
+        table = f"<!-- table: speed -->\n{speed_table()}\n<!-- end -->"
+        after = re.sub(r"<!-- table: speed -->\n.*?<!-- end -->", lambda _: table, after, flags=re.S)
     readme.write_text(after, encoding="utf-8")
     return 0
 
