@@ -4,8 +4,8 @@
     python tools/update_readme.py --check    exit with 1 if the README is out of date
     python tools/update_readme.py --speed    also run the benchmark and write its table
 
-`<!-- output: NAME -->` stands before a code block with the output of a command, `<!-- file: PATH -->` before one with the
-contents of a file. The table of `<!-- table: speed -->` differs from run to run and is not checked.
+`<!-- output: NAME -->` stands before a code block with the output of a command, `<!-- file: PATH -->` before one with
+the contents of a file. The table of `<!-- table: speed -->` differs from run to run and is not checked.
 """
 
 import argparse
@@ -70,10 +70,10 @@ def speed_table() -> str:
         [
             *rows,
             "",
-            f"* Comparing {whole['schedules']} schedules on {whole['ranks']} GPUs, {whole['steps']} steps x {whole['seeds']} "
-            f"seeds: {whole['seconds']:.1f} s.",
-            f"* Hierarchical SGD on {large['ranks']:,} ranks, {large['steps']} steps, building and proving the plan included: "
-            f"{large['build_s'] + large['measure_s']:.1f} s and {large['peak_MiB']:.0f} MiB.",
+            f"* Comparing {whole['schedules']} schedules on {whole['ranks']} GPUs, {whole['steps']} steps x "
+            f"{whole['seeds']} seeds: {whole['seconds']:.1f} s.",
+            f"* Hierarchical SGD on {large['ranks']:,} ranks, {large['steps']} steps, building and proving the plan "
+            f"included: {large['build_s'] + large['measure_s']:.1f} s and {large['peak_MiB']:.0f} MiB.",
         ]
     )
 
