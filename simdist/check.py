@@ -181,7 +181,8 @@ def _shard_problems(whole: Buffer, shard: Buffer, group: Group) -> Iterator[str]
     if whole.count != shard.count * group.size:
         yield (
             f"{shard.name!r} has {shard.count} elements; {group.size} equal slices of {whole.name!r} "
-            f"({whole.count} elements) would have {whole.count / group.size:,.10g}; pad {whole.name!r} to a multiple of {group.size}"
+            f"({whole.count} elements) would have {whole.count / group.size:,.10g}; pad {whole.name!r} to a multiple "
+            f"of {group.size}"
         )
     if (whole.dtype, whole.sparse) != (shard.dtype, shard.sparse):
         yield f"{whole.name!r} and {shard.name!r} differ in element type; they must be equal"
