@@ -14,11 +14,10 @@ wrong place is found, too. Forward passes must read this step's parameters, and 
 This is the smallest interpreter of the plan, and the living definition of what its operations mean.
 """
 
-import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias, assert_never
+from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +46,23 @@ from simdist.plan import (
     Wait,
     writes,
 )
+from simdist.proof.symbols import (
+    State,
+    Tag,
+    Value,
+    Weights,
+    aged,
+    at_root,
+    digest,
+    fraction_text,
+    gather,
+    reduced,
+    root_mask,
+    same,
+    scatter,
+    spread,
+    tag_text,
+)
 
 __all__ = ["Result", "prove"]
 
@@ -66,50 +82,6 @@ class Result:
 
     gradients: Group
     parameters: Group
-
-
-@dataclass(frozen=True, slots=True)
-class _Tag:
-    """Kind of source and its age in steps, capped at 2.
-
-    Kinds: `param`, `gradient`; of a top-k selection `selection` and `kept`; `batch` and `used` of input; `forward`.
-    """
-
-    kind: str
-    age: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _Weights:
-    """Weights of sources, `numerators[rank, atom, source] / denominator`."""
-
-    numerators: NDArray[np.int64]
-    denominator: int = 1
-
-    def repeated(self, n_atoms: int) -> "_Weights":
-        """Return the weights of one atom for `n_atoms` of them."""
-        return _Weights(np.repeat(self.numerators, n_atoms, axis=1), self.denominator)
-
-    def __add__(self, other: "_Weights") -> "_Weights":
-        common = math.lcm(self.denominator, other.denominator)
-        return _reduced(
-            self.numerators * (common // self.denominator) + other.numerators * (common // other.denominator), common
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class _Value:
-    """What a buffer holds on every rank: per atom its place in the model, `[rank, atom]`, and weights of sources."""
-
-    places: NDArray[np.int64]
-    weights: dict[_Tag, _Weights]
-
-    def has(self, kind: str) -> bool:
-        """Tell whether there is a source of that kind, of any age."""
-        return any(tag.kind == kind for tag in self.weights)
-
-
-_State: TypeAlias = dict[str, _Value]
 
 
 class _BrokenError(Exception):
@@ -144,7 +116,7 @@ class _Proof:
     def __init__(self, plan: Plan, sources: NDArray[np.int64]) -> None:
         self._plan = plan
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
-        self._own = _Weights((np.arange(plan.world_size)[:, None, None] == sources).astype(np.int64))
+        self._own = Weights((np.arange(plan.world_size)[:, None, None] == sources).astype(np.int64))
         self._sources = sources
         ops = dict.fromkeys(op for body in plan.bodies for op in body)
         residuals = {op.residual for op in ops if isinstance(op, Select)}
@@ -161,7 +133,7 @@ class _Proof:
             raise PlanError(
                 f"plan {self._plan.name}: no buffer holds parameters; declare one initialized, with tensors"
             )
-        states: dict[bytes, _State] = {}
+        states: dict[bytes, State] = {}
         proved: dict[tuple[bytes, int, Result], bytes] = {}
         key = b""
         states[key] = {buffer.name: self._initial(buffer.name) for buffer in self._plan.buffers if buffer.initialized}
@@ -170,28 +142,28 @@ class _Proof:
             known = proved.get((key, body, declared))
             if known is None:
                 state = self._step(dict(states[key]), step, body, declared)
-                known = _digest(state)
+                known = digest(state)
                 states.setdefault(known, state)
                 proved[(key, body, declared)] = known
             key = known
 
-    def _step(self, state: _State, step: int, body: int, declared: Result) -> _State:
+    def _step(self, state: State, step: int, body: int, declared: Result) -> State:
         for position, op in enumerate(self._plan.bodies[body]):
             try:
                 self._execute(op, state)
             except _BrokenError as error:
                 fail_at(self._plan, step=step, body=body, position=position, problem=str(error))
         self._compare(state, step, body, declared)
-        return {name: self._initial(name) if name in self._params else _aged(value) for name, value in state.items()}
+        return {name: self._initial(name) if name in self._params else aged(value) for name, value in state.items()}
 
-    def _initial(self, name: str) -> _Value:
-        return self._value(name, {_Tag("param"): self._own} if name in self._params else {})
+    def _initial(self, name: str) -> Value:
+        return self._value(name, {Tag("param"): self._own} if name in self._params else {})
 
-    def _value(self, name: str, weights: dict[_Tag, _Weights]) -> _Value:
+    def _value(self, name: str, weights: dict[Tag, Weights]) -> Value:
         """Return a value in which every atom of a buffer has the same weights."""
         first, last = self._atoms(name)
         places = np.broadcast_to(np.arange(first, last), (self._plan.world_size, last - first))
-        return _Value(places, {tag: each.repeated(last - first) for tag, each in weights.items()})
+        return Value(places, {tag: each.repeated(last - first) for tag, each in weights.items()})
 
     def _atoms(self, name: str) -> tuple[int, int]:
         tensors = self._buffers[name].tensors
@@ -200,14 +172,14 @@ class _Proof:
         first, last = (self._atom_of_tensor[bound] * self._n_slices for bound in tensors)
         return first, last
 
-    def _execute(self, op: Op, state: _State) -> None:
+    def _execute(self, op: Op, state: State) -> None:
         """Execute one operation on the weights."""
         match op:
             case Delay() | Wait() | Save():
                 pass
             case Load():
                 self._demand_used(op.dst, state)
-                state[op.dst] = self._value(op.dst, {_Tag("batch"): self._own})
+                state[op.dst] = self._value(op.dst, {Tag("batch"): self._own})
             case Forward():
                 self._forward(op, state)
             case Backward():
@@ -217,7 +189,7 @@ class _Proof:
                 self._demand_own("forward", "activations", op.srcs, state)
                 if any(name in self._params and not self._is_current(state[name]) for name in op.srcs):
                     raise _BrokenError("reads parameters that have changed since the step began")
-                state[op.dst] = self._value(op.dst, {_Tag("gradient", max(ages)): self._own})
+                state[op.dst] = self._value(op.dst, {Tag("gradient", max(ages)): self._own})
             case Copy():
                 self._demand_used(op.dst, state)
                 state[op.dst] = state[op.src]
@@ -227,26 +199,26 @@ class _Proof:
                     state[param] = self._optimized(param, op.grads, state)
             case AllReduce():
                 state[op.buffer] = self._map(
-                    op, state[op.buffer], lambda view: _spread(view.sum(1, keepdims=True), view)
+                    op, state[op.buffer], lambda view: spread(view.sum(1, keepdims=True), view)
                 )
             case Reduce():
-                state[op.buffer] = self._map(op, state[op.buffer], lambda view: _at_root(view, op.root))
+                state[op.buffer] = self._map(op, state[op.buffer], lambda view: at_root(view, op.root))
             case Broadcast():
                 root = slice(op.root, op.root + 1)
-                state[op.buffer] = self._map(op, state[op.buffer], lambda view: _spread(view[:, root], view))
+                state[op.buffer] = self._map(op, state[op.buffer], lambda view: spread(view[:, root], view))
             case ReduceScatter():
-                state[op.dst] = self._map(op, state[op.src], _scatter)
+                state[op.dst] = self._map(op, state[op.src], scatter)
             case AllGather():
-                state[op.dst] = self._map(op, state[op.src], _gather)
+                state[op.dst] = self._map(op, state[op.src], gather)
             case Select():
-                state[op.dst] = self._value(op.src, {_Tag("selection"): self._own})
-                state[op.residual] = self._value(op.src, {_Tag("kept"): self._own})
+                state[op.dst] = self._value(op.src, {Tag("selection"): self._own})
+                state[op.residual] = self._value(op.src, {Tag("kept"): self._own})
             case Densify():
                 state[op.dst] = state[op.src]
             case _:
                 assert_never(op)
 
-    def _forward(self, op: Forward, state: _State) -> None:
+    def _forward(self, op: Forward, state: State) -> None:
         if any(state[name].has("used") for name in op.srcs):
             raise _BrokenError("trains on a batch that was used before; load another one first")
         self._demand_own("batch", "batch", op.srcs, state)
@@ -260,26 +232,26 @@ class _Proof:
         for name in op.srcs:
             self._use_batch(name, state)
         for name in op.dsts:
-            state[name] = self._value(name, {_Tag("forward"): self._own})
+            state[name] = self._value(name, {Tag("forward"): self._own})
 
-    def _is_current(self, value: _Value) -> bool:
+    def _is_current(self, value: Value) -> bool:
         """Tell whether a buffer holds its rank's own parameters as they were when the step began."""
-        return _same(value.weights, {_Tag("param"): self._own})
+        return same(value.weights, {Tag("param"): self._own})
 
-    def _demand_own(self, kind: str, name: str, srcs: tuple[str, ...], state: _State) -> None:
+    def _demand_own(self, kind: str, name: str, srcs: tuple[str, ...], state: State) -> None:
         found = (state[src].weights for src in srcs if state[src].has(kind))
-        if any(not _same(weights, dict.fromkeys(weights, self._own)) for weights in found):
+        if any(not same(weights, dict.fromkeys(weights, self._own)) for weights in found):
             raise _BrokenError(f"reads the {name} of other ranks; each rank computes on its own")
 
-    def _demand_used(self, name: str, state: _State) -> None:
+    def _demand_used(self, name: str, state: State) -> None:
         if name in state and state[name].has("batch"):
             raise _BrokenError(f"overwrites a batch in {name} that nobody has used")
 
-    def _use_batch(self, name: str, state: _State) -> None:
+    def _use_batch(self, name: str, state: State) -> None:
         if state[name].has("batch"):
-            state[name] = self._value(name, {_Tag("used"): self._own})
+            state[name] = self._value(name, {Tag("used"): self._own})
 
-    def _optimized(self, param: str, grads: tuple[str, ...], state: _State) -> _Value:
+    def _optimized(self, param: str, grads: tuple[str, ...], state: State) -> Value:
         """Return parameters to whose weights those of the gradients of the same tensors are added."""
         first, last = self._atoms(param)
         weights = dict(state[param].weights)
@@ -290,16 +262,16 @@ class _Proof:
             for tag, each in state[grad].weights.items() if low < high else ():
                 part = np.zeros((self._plan.world_size, last - first, len(self._sources)), dtype=np.int64)
                 part[:, low - first : high - first] = each.numerators[:, low - grad_first : high - grad_first]
-                addition = _Weights(part, each.denominator)
+                addition = Weights(part, each.denominator)
                 weights[tag] = weights[tag] + addition if tag in weights else addition
-        return _Value(state[param].places, weights)
+        return Value(state[param].places, weights)
 
-    def _demand_places(self, name: str, value: _Value) -> None:
+    def _demand_places(self, name: str, value: Value) -> None:
         expected = np.arange(*self._atoms(name))
         if value.places.shape[1:] != expected.shape or (value.places != expected).any():
             raise _BrokenError(f"{name} holds other tensors, or slices in another order, than it declares")
 
-    def _map(self, op: Collective, value: _Value, move: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> _Value:
+    def _map(self, op: Collective, value: Value, move: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> Value:
         """Apply a collective to the weights, viewed as `[block, member, offset, atom, source]`, and to the places."""
         shape = op.group.shape(self._plan.world_size)
         n_atoms = value.places.shape[1]
@@ -311,10 +283,10 @@ class _Proof:
         for tag, each in value.weights.items():
             moved = move(each.numerators.reshape(*shape, *each.numerators.shape[1:]))
             if isinstance(op, Reduce):  # only the root holds a mean; the others keep what they had
-                moved = np.where(_root_mask(moved, op.root), moved, moved * divisor)
+                moved = np.where(root_mask(moved, op.root), moved, moved * divisor)
             rows = moved.reshape(self._plan.world_size, -1, moved.shape[-1])
-            weights[tag] = _reduced(rows, each.denominator * divisor)
-        return _Value(self._move_places(op, value.places.reshape(*shape, n_atoms, 1), move), weights)
+            weights[tag] = reduced(rows, each.denominator * divisor)
+        return Value(self._move_places(op, value.places.reshape(*shape, n_atoms, 1), move), weights)
 
     def _move_places(
         self, op: Collective, places: NDArray[np.int64], move: Callable[[NDArray[np.int64]], NDArray[np.int64]]
@@ -322,124 +294,48 @@ class _Proof:
         if isinstance(op, AllReduce | Reduce | ReduceScatter):
             if (places != places[:, :1]).any():
                 raise _BrokenError("reduces slices of different places; the members hold other parts of the model")
-            places = _scatter(places) // op.group.size if isinstance(op, ReduceScatter) else places
+            places = scatter(places) // op.group.size if isinstance(op, ReduceScatter) else places
         else:
             places = move(places)
         return places.reshape(self._plan.world_size, -1)
 
-    def _compare(self, state: _State, step: int, body: int, declared: Result) -> None:
+    def _compare(self, state: State, step: int, body: int, declared: Result) -> None:
         gradient = self._mean(self._own, declared.gradients)
         param = {
-            _Tag("param"): self._mean(self._own, declared.parameters),
-            _Tag("gradient"): self._mean(gradient, declared.parameters),
+            Tag("param"): self._mean(self._own, declared.parameters),
+            Tag("gradient"): self._mean(gradient, declared.parameters),
         }
-        expected = {name: {_Tag("gradient"): gradient} for name in sorted(self._grads & state.keys())}
+        expected = {name: {Tag("gradient"): gradient} for name in sorted(self._grads & state.keys())}
         expected |= dict.fromkeys(self._params, param)
         for name, weights in expected.items():
             problem = self._difference(name, state[name], weights)
             if problem:
                 fail_at(self._plan, step=step, body=body, position=self._last_writer(name, body), problem=problem)
 
-    def _mean(self, weights: _Weights, group: Group) -> _Weights:
+    def _mean(self, weights: Weights, group: Group) -> Weights:
         view = weights.numerators.reshape(*group.shape(self._plan.world_size), *weights.numerators.shape[1:])
-        spread = _spread(view.sum(1, keepdims=True), view)
-        return _reduced(spread.reshape(weights.numerators.shape), weights.denominator * group.size)
+        means = spread(view.sum(1, keepdims=True), view)
+        return reduced(means.reshape(weights.numerators.shape), weights.denominator * group.size)
 
-    def _difference(self, name: str, found: _Value, expected: dict[_Tag, _Weights]) -> str | None:
+    def _difference(self, name: str, found: Value, expected: dict[Tag, Weights]) -> str | None:
         """Return in words how a buffer differs from what is expected of each of its atoms."""
         try:
             self._demand_places(name, found)
         except _BrokenError as error:
             return str(error)
         for tag in sorted({*found.weights, *expected}, key=lambda tag: (tag.kind, tag.age)):
-            zero = _Weights(np.zeros_like(self._own.numerators))
+            zero = Weights(np.zeros_like(self._own.numerators))
             have, want = found.weights.get(tag, zero), expected.get(tag, zero)
             differs = have.numerators * want.denominator != want.numerators * have.denominator
             if differs.any():
                 rank, atom, column = (int(index) for index in np.argwhere(differs)[0])
                 return (
-                    f"afterwards {name} of rank {rank} holds {_fraction(have, rank, atom, column)} of the "
-                    f"{_tag_text(tag)} of rank {self._sources[column]}; the schedule declares "
-                    f"{_fraction(want, rank, 0, column)}"
+                    f"afterwards {name} of rank {rank} holds {fraction_text(have, rank, atom, column)} of the "
+                    f"{tag_text(tag)} of rank {self._sources[column]}; the schedule declares "
+                    f"{fraction_text(want, rank, 0, column)}"
                 )
         return None
 
     def _last_writer(self, name: str, body: int) -> int:
         ops = self._plan.bodies[body]
         return max((position for position, op in enumerate(ops) if name in writes(op)), default=len(ops) - 1)
-
-
-def _same(found: dict[_Tag, _Weights], expected: dict[_Tag, _Weights]) -> bool:
-    """Tell whether every atom has the expected weights."""
-    return found.keys() == expected.keys() and all(
-        (each.numerators * expected[tag].denominator == expected[tag].numerators * each.denominator).all()
-        for tag, each in found.items()
-    )
-
-
-def _spread(reduced: NDArray[np.int64], view: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.broadcast_to(reduced, view.shape)
-
-
-def _root_mask(view: NDArray[np.int64], root: int) -> NDArray[np.bool_]:
-    return np.reshape(np.arange(view.shape[1]) == root, (1, -1, 1, 1, 1))
-
-
-def _at_root(view: NDArray[np.int64], root: int) -> NDArray[np.int64]:
-    return np.where(_root_mask(view, root), view.sum(1, keepdims=True), view)
-
-
-def _scatter(view: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Sum over the members; member j keeps the j-th slice of the atoms."""
-    total = view.sum(1)  # [block, offset, atom, source]
-    slices = total.reshape(*total.shape[:2], view.shape[1], -1, total.shape[-1])
-    return np.moveaxis(slices, 2, 1)
-
-
-def _gather(view: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Concatenate the members' atoms; every member gets them all."""
-    blocks, size, stride, atoms, n_sources = view.shape
-    whole = np.moveaxis(view, 1, 2).reshape(blocks, 1, stride, size * atoms, n_sources)
-    return np.broadcast_to(whole, (blocks, size, stride, size * atoms, n_sources))
-
-
-def _reduced(numerators: NDArray[np.int64], denominator: int) -> _Weights:
-    divisor = math.gcd(int(np.gcd.reduce(numerators, axis=None)), denominator)
-    return _Weights(numerators // divisor, denominator // divisor) if divisor > 1 else _Weights(numerators, denominator)
-
-
-def _aged(value: _Value) -> _Value:
-    aged: dict[_Tag, _Weights] = {}
-    for tag, weights in value.weights.items():
-        older = _Tag(tag.kind, min(tag.age + 1, 2))
-        aged[older] = aged[older] + weights if older in aged else weights
-    return _Value(value.places, aged)
-
-
-def _digest(state: _State) -> bytes:
-    digest = hashlib.sha256()
-    for part in _parts(state):
-        digest.update(part)
-    return digest.digest()
-
-
-def _parts(state: Mapping[str, _Value]) -> Iterator[bytes]:
-    for name in sorted(state):
-        yield f"{name} {state[name].places.shape}".encode()
-        yield state[name].places.tobytes()
-        for tag in sorted(state[name].weights, key=lambda tag: (tag.kind, tag.age)):
-            weights = state[name].weights[tag]
-            yield f"{name} {tag} {weights.denominator} {weights.numerators.shape}".encode()
-            yield weights.numerators.tobytes()
-
-
-def _fraction(weights: _Weights, rank: int, atom: int, column: int) -> str:
-    numerator = int(weights.numerators[rank, atom, column])
-    divisor = math.gcd(numerator, weights.denominator)
-    return f"{numerator // divisor}/{weights.denominator // divisor}" if numerator else "nothing"
-
-
-def _tag_text(tag: _Tag) -> str:
-    words = {"param": "parameters", "gradient": "gradient", "selection": "selection", "kept": "residual"}
-    ages = {0: "", 1: ", one step old,", 2: ", two or more steps old,"}
-    return words.get(tag.kind, tag.kind) + ages[tag.age]

@@ -1,0 +1,156 @@
+"""What buffers hold in a proof: linear combinations of sources, as exact integers over a common denominator."""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "State",
+    "Tag",
+    "Value",
+    "Weights",
+    "aged",
+    "at_root",
+    "digest",
+    "fraction_text",
+    "gather",
+    "reduced",
+    "root_mask",
+    "same",
+    "scatter",
+    "spread",
+    "tag_text",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """Kind of source and its age in steps, capped at 2.
+
+    Kinds: `param`, `gradient`; of a top-k selection `selection` and `kept`; `batch` and `used` of input; `forward`.
+    """
+
+    kind: str
+    age: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Weights of sources, `numerators[rank, atom, source] / denominator`."""
+
+    numerators: NDArray[np.int64]
+    denominator: int = 1
+
+    def repeated(self, n_atoms: int) -> "Weights":
+        """Return the weights of one atom for `n_atoms` of them."""
+        return Weights(np.repeat(self.numerators, n_atoms, axis=1), self.denominator)
+
+    def __add__(self, other: "Weights") -> "Weights":
+        common = math.lcm(self.denominator, other.denominator)
+        return reduced(
+            self.numerators * (common // self.denominator) + other.numerators * (common // other.denominator), common
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What a buffer holds on every rank: per atom its place in the model, `[rank, atom]`, and weights of sources."""
+
+    places: NDArray[np.int64]
+    weights: dict[Tag, Weights]
+
+    def has(self, kind: str) -> bool:
+        """Tell whether there is a source of that kind, of any age."""
+        return any(tag.kind == kind for tag in self.weights)
+
+
+State: TypeAlias = dict[str, Value]
+
+
+def same(found: dict[Tag, Weights], expected: dict[Tag, Weights]) -> bool:
+    """Tell whether every atom has the expected weights."""
+    return found.keys() == expected.keys() and all(
+        (each.numerators * expected[tag].denominator == expected[tag].numerators * each.denominator).all()
+        for tag, each in found.items()
+    )
+
+
+def spread(reduced: NDArray[np.int64], view: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Give every member the same, `[block, member, ...]` from `[block, 1, ...]`."""
+    return np.broadcast_to(reduced, view.shape)
+
+
+def root_mask(view: NDArray[np.int64], root: int) -> NDArray[np.bool_]:
+    """Tell which member is the root, to broadcast with `[block, member, ...]`."""
+    return np.reshape(np.arange(view.shape[1]) == root, (1, -1, 1, 1, 1))
+
+
+def at_root(view: NDArray[np.int64], root: int) -> NDArray[np.int64]:
+    """Put the sum over the members at the root; the others keep what they had."""
+    return np.where(root_mask(view, root), view.sum(1, keepdims=True), view)
+
+
+def scatter(view: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Sum over the members; member j keeps the j-th slice of the atoms."""
+    total = view.sum(1)  # [block, offset, atom, source]
+    slices = total.reshape(*total.shape[:2], view.shape[1], -1, total.shape[-1])
+    return np.moveaxis(slices, 2, 1)
+
+
+def gather(view: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Concatenate the members' atoms; every member gets them all."""
+    blocks, size, stride, atoms, n_sources = view.shape
+    whole = np.moveaxis(view, 1, 2).reshape(blocks, 1, stride, size * atoms, n_sources)
+    return np.broadcast_to(whole, (blocks, size, stride, size * atoms, n_sources))
+
+
+def reduced(numerators: NDArray[np.int64], denominator: int) -> Weights:
+    """Return weights in lowest terms."""
+    divisor = math.gcd(int(np.gcd.reduce(numerators, axis=None)), denominator)
+    return Weights(numerators // divisor, denominator // divisor) if divisor > 1 else Weights(numerators, denominator)
+
+
+def aged(value: Value) -> Value:
+    """Return a value as the next step finds it: every source a step older."""
+    weights: dict[Tag, Weights] = {}
+    for tag, each in value.weights.items():
+        older = Tag(tag.kind, min(tag.age + 1, 2))
+        weights[older] = weights[older] + each if older in weights else each
+    return Value(value.places, weights)
+
+
+def digest(state: State) -> bytes:
+    """Return a hash by which equal states are known."""
+    digest = hashlib.sha256()
+    for part in _parts(state):
+        digest.update(part)
+    return digest.digest()
+
+
+def _parts(state: Mapping[str, Value]) -> Iterator[bytes]:
+    for name in sorted(state):
+        yield f"{name} {state[name].places.shape}".encode()
+        yield state[name].places.tobytes()
+        for tag in sorted(state[name].weights, key=lambda tag: (tag.kind, tag.age)):
+            weights = state[name].weights[tag]
+            yield f"{name} {tag} {weights.denominator} {weights.numerators.shape}".encode()
+            yield weights.numerators.tobytes()
+
+
+def fraction_text(weights: Weights, rank: int, atom: int, column: int) -> str:
+    """Return one weight as people write it."""
+    numerator = int(weights.numerators[rank, atom, column])
+    divisor = math.gcd(numerator, weights.denominator)
+    return f"{numerator // divisor}/{weights.denominator // divisor}" if numerator else "nothing"
+
+
+def tag_text(tag: Tag) -> str:
+    """Return a source as people call it."""
+    words = {"param": "parameters", "gradient": "gradient", "selection": "selection", "kept": "residual"}
+    ages = {0: "", 1: ", one step old,", 2: ", two or more steps old,"}
+    return words.get(tag.kind, tag.kind) + ages[tag.age]
