@@ -2,9 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from typing import NoReturn, assert_never
 
 from simdist.errors import PlanError
+from simdist.groups import MAX_WORLD_SIZE
 from simdist.plan import (
     AllGather,
     AllReduce,
@@ -28,13 +30,12 @@ from simdist.plan import (
     Wait,
     op_text,
     reads,
+    stream_of,
     writes,
 )
 from simdist.plan.text import body_text
 
-__all__ = ["MAX_WORLD_SIZE", "check", "fail_at"]
-
-MAX_WORLD_SIZE = 1_048_576
+__all__ = ["check", "fail_at"]
 
 
 def check(plan: Plan) -> None:
@@ -77,6 +78,9 @@ def _plan_problems(plan: Plan) -> Iterator[str]:
             yield f"order[{place}]: {run} has no steps; times and the number of bodies must be at least 1"
     if not plan.order:
         yield "order is empty; a plan has at least one step"
+    unused = sorted(set(range(len(plan.bodies))) - {number for run in plan.order for number in run.bodies})
+    if unused:
+        yield f"body {unused[0]} stands in no run of the order; take it away, or give it a step"
 
 
 def _buffer_problems(buffer: Buffer) -> Iterator[str]:
@@ -97,9 +101,18 @@ def _check_body(plan: Plan, number: int, step: int, buffers: dict[str, Buffer], 
             if name not in written:
                 problem = f"reads {name!r}, which nothing has written yet; write it first or declare it initialized"
                 fail_at(plan, step=step, body=number, position=position, problem=problem)
-        for problem in _op_problems(op, buffers, plan.world_size):
+        for problem in chain(_place_problems(op, buffers), _op_problems(op, buffers, plan.world_size)):
             fail_at(plan, step=step, body=number, position=position, problem=problem)
         written.update(writes(op))
+
+
+def _place_problems(op: Op, buffers: dict[str, Buffer]) -> Iterator[str]:
+    """The GPU computes and communicates in its own memory; only copies, loads and saves reach the host's."""
+    if stream_of(op) not in ("compute", "comm") or isinstance(op, Copy | Delay):
+        return
+    for name in dict.fromkeys((*reads(op), *writes(op))):
+        if buffers[name].place != "device":
+            yield f"works on {name!r} in host memory; copy it to a buffer on the device first"
 
 
 def _op_problems(op: Op, buffers: dict[str, Buffer], world_size: int) -> Iterator[str]:
@@ -166,6 +179,8 @@ def _collective_problems(op: Collective, buffers: dict[str, Buffer]) -> Iterator
 
 
 def _dense_problems(buffer: Buffer) -> Iterator[str]:
+    if buffer.dtype == "uint8":
+        yield f"reduces {buffer.name!r} of bytes (uint8); a reduction takes floating-point numbers"
     if buffer.sparse:
         yield f"reduces the sparse buffer {buffer.name!r}, whose indices differ by rank; all-gather it, then densify"
 

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 from simdist.errors import PlanError
 
-__all__ = ["Group"]
+__all__ = ["MAX_WORLD_SIZE", "Group"]
+
+MAX_WORLD_SIZE = 2**20  # a trace holds one float64 per rank and operation
 
 
 @dataclass(frozen=True, slots=True)

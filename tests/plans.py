@@ -155,6 +155,7 @@ def _op(
     algorithm = draw(st.sampled_from(_algorithms(kind, group))) if kind in COLLECTIVES else "auto"
     root = draw(st.integers(0, group.size - 1)) if kind in (Reduce, Broadcast) else 0
     dense = [name for name in written if not buffers[name].sparse and buffers[name].place == "device"]
+    numbers = [name for name in dense if buffers[name].dtype != "uint8"]
     grads = [name for name in every if name.startswith("grad")]
     match kind.__name__:
         case "Load":
@@ -173,9 +174,9 @@ def _op(
             chosen = draw(st.lists(st.sampled_from(ready), min_size=1, unique=True)) if ready else []
             return Optimize(tuple(name.replace("grad", "param") for name in chosen), tuple(chosen)) if chosen else None
         case "AllReduce":
-            return AllReduce(draw(st.sampled_from(dense)), group, reduction, algorithm)
+            return AllReduce(draw(st.sampled_from(numbers)), group, reduction, algorithm)
         case "Reduce":
-            return Reduce(draw(st.sampled_from(dense)), group, root, reduction, algorithm)
+            return Reduce(draw(st.sampled_from(numbers)), group, root, reduction, algorithm)
         case "Broadcast":
             return Broadcast(draw(st.sampled_from(dense)), group, root, algorithm)
         case "ReduceScatter":

@@ -24,7 +24,7 @@ LAYERS: dict[str, set[str]] = {
     "check": {"errors", "groups", "plan"},
     "proof": {"errors", "groups", "plan", "check"},
     "schedules": {"errors", "groups", "plan", "proof", "settings", "units"},
-    "scenario": {"errors", "plan", "schedules", "settings", "units"},
+    "scenario": {"errors", "groups", "plan", "schedules", "settings", "units"},
     "cost": {"errors", "groups", "plan", "scenario"},
     "trace": {"errors", "groups", "plan"},
     "breakdown": {"errors", "groups", "plan", "trace"},

@@ -1,12 +1,14 @@
 """Every way in which a plan can be illegal, with its message; and what is legal passes."""
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from plans import legal_plans, schedule_plans
 
-from simdist.check import MAX_WORLD_SIZE, check
+from simdist.check import check
 from simdist.errors import PlanError
-from simdist.groups import Group
+from simdist.groups import MAX_WORLD_SIZE, Group
 from simdist.plan import (
     COLLECTIVES,
     AllGather,
@@ -301,8 +303,27 @@ def test_buffer_written_by_an_earlier_step_may_be_read() -> None:
         check(legal(bodies=(write, read), order=(Run((1, 0), 3),)))
 
 
-def test_body_that_no_step_runs_is_not_judged() -> None:
-    check(legal(bodies=((FIRST,), (Wait("nothing"),))))
+def test_body_that_no_step_runs_is_refused() -> None:
+    with pytest.raises(PlanError, match="body 1 stands in no run of the order; take it away, or give it a step"):
+        check(legal(bodies=((FIRST,), (Wait("nothing"),))))
+
+
+@pytest.mark.parametrize(
+    ("op", "problem"),
+    [
+        (AllReduce("bytes", Group(4)), "reduces 'bytes' of bytes (uint8); a reduction takes floating-point numbers"),
+        (AllReduce("far", Group(4)), "works on 'far' in host memory; copy it to a buffer on the device first"),
+        (Forward(("far",), ("whole",)), "works on 'far' in host memory; copy it to a buffer on the device first"),
+    ],
+)
+def test_what_no_gpu_can_do_is_refused(op: Op, problem: str) -> None:
+    buffers = (
+        Buffer("bytes", 8, "uint8", initialized=True),
+        Buffer("far", 8, place="host", initialized=True),
+        Buffer("whole", 8),
+    )
+    with pytest.raises(PlanError, match=re.escape(problem)):
+        check(Plan("hand", 8, buffers, ((op,),), (Run((0,)),)))
 
 
 @settings(max_examples=150, deadline=None)

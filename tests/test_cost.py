@@ -129,8 +129,8 @@ def test_ring_through_two_nodes_crosses_each_nic_once():
     assert nbytes[topology.fabric_out(ranks)].tolist() == [shard, 0, shard, 0]
     assert nbytes[topology.fabric_in(ranks)].tolist() == [0, shard, 0, shard]
     assert nbytes.sum() == 2 * 4 * shard
-    chain_s = (2 * 3e-5 + 2 * 1e-6) - 1e-6  # all hops of the ring but the fastest
-    assert cost.alone_s == pytest.approx(2 * chain_s + shard / RATE_BPS, rel=1e-12)
+    chain_s = (2 * 3e-5 + 2 * 1e-6) + (3e-5 + 1e-6)  # 6 successive hops: once around, and 2 more
+    assert cost.alone_s == pytest.approx(chain_s + shard / RATE_BPS, rel=1e-12)
 
 
 @pytest.mark.parametrize("algorithm", ["tree", "halving_doubling"])

@@ -89,7 +89,7 @@ def price(plan: Plan, cluster: Cluster, workload: Workload) -> Costs:
     """Return what every operation of `plan` costs.
 
     Raises:
-        PlanError: The plan is for another number of ranks, or asks for what the cluster lacks.
+        PlanError: The plan is for another number of ranks or tensors, or asks for what the cluster lacks.
         ScenarioError: Compute times are neither given nor derivable.
     """
     if plan.world_size != cluster.world_size:
@@ -97,6 +97,13 @@ def price(plan: Plan, cluster: Cluster, workload: Workload) -> Costs:
             f"plan {plan.name} is for {plan.world_size} ranks; cluster {cluster.name} has {cluster.nodes} nodes x "
             f"{cluster.gpus_per_node} GPUs = {cluster.world_size}; build the plan again for this cluster"
         )
+    n_tensors = len(workload.tensors)
+    for buffer in plan.buffers:
+        if buffer.tensors and buffer.tensors[1] > n_tensors:
+            raise PlanError(
+                f"plan {plan.name}: buffer {buffer.name!r} holds tensors {buffer.tensors[0]}:{buffer.tensors[1]}; "
+                f"workload {workload.name or 'without a name'} has {n_tensors}; build the plan again for this workload"
+            )
     pricing = _Pricing(plan, cluster, workload)
     ops = dict.fromkeys(op for body in plan.bodies for op in body)
     of = {op: pricing.cost(op) for op in ops}

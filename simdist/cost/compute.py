@@ -82,7 +82,7 @@ class ComputeCost:
         """Return the seconds of an update: the workload's, or the memory traffic of SGD with momentum."""
         nbytes = sum(buffer.nbytes for buffer in params)
         if self._workload.optimize_s is None:
-            return _OPTIMIZER_PASSES * nbytes / self._device.memory_bandwidth_Bps / self._speed
+            return _OPTIMIZER_PASSES * nbytes / self._device.memory_bandwidth_Bps
         count = sum(buffer.count for buffer in params)
         return self._workload.optimize_s * count / sum(self._workload.tensor_counts) / self._speed
 

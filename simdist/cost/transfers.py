@@ -14,8 +14,8 @@ With n members, S bytes, and one kind of link (latency alpha, 1/beta bytes per s
     tree (binomial)    all_reduce      2 ceil(log2 n) (alpha + S beta)
     halving_doubling   all_reduce      2 log2 n alpha + 2(n-1)/n S beta
 
-Rings pass through the members in rank order, and their latency is that of the longest chain of dependent sends: all
-hops of the ring but the fastest. In trees and in halving/doubling the nearest members come first, so that the most
+Rings pass through the members in rank order, and their latency is that of the longest chain of dependent sends. In
+trees and in halving/doubling the nearest members come first, so that the most
 bytes stay inside a node.
 
 Source:
@@ -191,12 +191,18 @@ class Topology:
             case "slowest":
                 return float(hop_s.max()) * messages.rounds
             case "ring":
-                chain_s = math.fsum(hop_s) - float(hop_s.min())
-                return chain_s * (messages.rounds / (len(hop_s) - 1))
+                return _longest_chain_s(hop_s, messages.rounds)
             case "line":
                 return math.fsum(hop_s)
             case _:
                 assert_never(messages.latency)
+
+
+def _longest_chain_s(hop_s: NDArray[np.float64], n_sends: int) -> float:
+    """Return the latency of the slowest `n_sends` successive hops of a ring."""
+    times_around, rest = divmod(n_sends, len(hop_s))
+    ahead = np.concatenate(([0.0], np.cumsum(np.concatenate((hop_s, hop_s[:rest])))))
+    return times_around * math.fsum(hop_s) + float((ahead[rest:] - ahead[: len(ahead) - rest]).max())
 
 
 def collective_messages(op: Collective, members: NDArray[np.int64], nbytes: int) -> Iterator[Messages]:

@@ -6,7 +6,7 @@ members of its group; the last to arrive starts the transfer. Transfers whose re
 time alone; others go through the fluid network. There are O(1) events per rank and operation.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -117,13 +117,13 @@ class _World:
 
     def run(self) -> None:
         used = sorted({task.stream for task in self._tasks if task.stream != _HOST})
+        n_tasks_of = Counter(task.stream for task in self._tasks)
         for rank in range(self._world_size):
             self._env.process(self._host(rank))
             for stream in used:
                 if rank == 0 and stream == min(used):  # the compute stream, if there is one
                     self._reporting = self._streams[rank][stream]
-                n_tasks = sum(task.stream == stream for task in self._tasks)
-                self._env.process(self._stream(rank, self._streams[rank][stream], n_tasks))
+                self._env.process(self._stream(rank, self._streams[rank][stream], n_tasks_of[stream]))
         self._env.run()
 
     def _host(self, rank: int) -> Events:

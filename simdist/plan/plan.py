@@ -82,7 +82,8 @@ class Run:
 class Plan:
     """Everything that `world_size` ranks do in `n_steps` steps.
 
-    `name` labels the plan for people. It is not part of the digest: two plans that do the same are the same.
+    `name` labels the plan for people. It is not part of the digest: plans with the same buffers, bodies and order are
+    the same.
     """
 
     name: str
@@ -128,7 +129,7 @@ class Plan:
         raise KeyError(name)
 
     def digest(self) -> str:
-        """Return the SHA-256 of what the plan does, in hexadecimal; the name for people does not count."""
+        """Return the SHA-256 of buffers, bodies and order, in hexadecimal; the name for people does not count."""
         from simdist.plan.codec import canonical_bytes
 
         return hashlib.sha256(canonical_bytes(self)).hexdigest()
@@ -155,11 +156,11 @@ def _fold(sequence: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> tuple[Run, 
     return tuple(runs)
 
 
-def _best_repeat(rest: "np.ndarray[tuple[int], np.dtype[np.int64]]", max_period: int = 256) -> tuple[int, int]:
+def _best_repeat(rest: "np.ndarray[tuple[int], np.dtype[np.int64]]", max_period: int = 4096) -> tuple[int, int]:
     best = (1, 1)
     for period in range(1, min(max_period, len(rest) // 2) + 1):
-        if rest[0] != rest[period]:
-            continue
+        if rest[0] != rest[period] or (rest[:period] != rest[period : 2 * period]).any():
+            continue  # it is not repeated even once
         differs = np.flatnonzero(rest[period:] != rest[:-period])
         equal = int(differs[0]) if len(differs) else len(rest) - period
         times = 1 + equal // period

@@ -100,6 +100,7 @@ def prove(plan: Plan, result: Callable[[int], Result]) -> int:
 
     Raises:
         PlanError: A step does not; the message names the step, the operation and the ranks.
+        UnsupportedError: Weights outgrow 64 bits.
     """
     sources = np.arange(plan.world_size)
     if plan.world_size > _FULL_WORLD_SIZE:
@@ -281,6 +282,7 @@ class _Proof:
         divisor = op.group.size if mean else 1
         weights = {}
         for tag, each in value.weights.items():
+            each.demand_room(op.group.size * divisor)
             moved = move(each.numerators.reshape(*shape, *each.numerators.shape[1:]))
             if isinstance(op, Reduce):  # only the root holds a mean; the others keep what they had
                 moved = np.where(root_mask(moved, op.root), moved, moved * divisor)

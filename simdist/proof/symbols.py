@@ -9,6 +9,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.errors import UnsupportedError
+
 __all__ = [
     "State",
     "Tag",
@@ -52,9 +54,19 @@ class Weights:
 
     def __add__(self, other: "Weights") -> "Weights":
         common = math.lcm(self.denominator, other.denominator)
-        return reduced(
-            self.numerators * (common // self.denominator) + other.numerators * (common // other.denominator), common
-        )
+        mine, theirs = common // self.denominator, common // other.denominator
+        self.demand_room(2 * mine)
+        other.demand_room(2 * theirs)
+        return reduced(self.numerators * mine + other.numerators * theirs, common)
+
+    def demand_room(self, factor: int) -> None:
+        """Refuse to compute where 64 bits may not hold `factor` times the numerators.
+
+        Raises:
+            UnsupportedError: They may not.
+        """
+        if int(np.abs(self.numerators).max(initial=0)) * factor >= 2**62:
+            raise UnsupportedError("the proof's weights outgrow 64 bits; sum less often, or take means")
 
 
 @dataclass(frozen=True, slots=True)

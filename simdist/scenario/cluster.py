@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
+from simdist.groups import MAX_WORLD_SIZE
 from simdist.scenario.precision import Peak
 from simdist.settings import Fault, Settings, refuse
 from simdist.units import BytesPerSecond, Factor, Fraction, Nbytes, Seconds, Whole, format_nbytes
 
-__all__ = ["MAX_WORLD_SIZE", "Cluster", "Device", "DeviceOverride", "Link", "Selection", "Storage", "TablePoint"]
+__all__ = ["Cluster", "Device", "DeviceOverride", "Link", "Selection", "Storage", "TablePoint"]
 
-MAX_WORLD_SIZE = 2**20  # a trace holds one float64 per rank and operation
 
 Index = Annotated[Whole, Field(ge=0)]
 Count = Annotated[Whole, Field(ge=1)]

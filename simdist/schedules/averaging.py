@@ -8,6 +8,7 @@ from simdist.plan import Body, Group, Plan
 from simdist.proof import Result
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
+from simdist.schedules.every import Every
 from simdist.schedules.job import Job
 from simdist.units import Whole
 
@@ -29,6 +30,10 @@ class AveragingSchedule(Schedule, abc.ABC):
     @abc.abstractmethod
     def average(self, step: int, job: Job) -> Group | None:
         """Return over whom the parameters are averaged at the end of a step; None for nobody."""
+
+    def fires(self, period: int, step: int) -> bool:
+        """Tell whether a period ends with `step`, after the warm-up and by the schedule's phase."""
+        return Every(period, start=self.warmup_steps, phase=self.phase).fires(step)
 
     def local_gradients(self, job: Job) -> Group | None:
         """Return over whom gradients are averaged in every step after the warm-up; None, as by default, for nobody."""

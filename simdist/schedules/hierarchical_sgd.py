@@ -7,7 +7,6 @@ from pydantic import Field, field_validator
 
 from simdist.plan import Group
 from simdist.schedules.averaging import AveragingSchedule
-from simdist.schedules.every import Every
 from simdist.schedules.job import Job
 from simdist.units import Whole
 
@@ -83,7 +82,7 @@ class HierarchicalSGD(AveragingSchedule):
     def average(self, step: int, job: Job) -> Group | None:
         """Return the largest group whose period ends."""
         for period, size in reversed(self.levels.items()):
-            if Every(period, start=self.warmup_steps, phase=self.phase).fires(step):
+            if self.fires(period, step):
                 return Group(job.world_size if size == "world" else size)
         return None
 

@@ -6,7 +6,6 @@ from pydantic import Field
 
 from simdist.plan import Group
 from simdist.schedules.averaging import AveragingSchedule
-from simdist.schedules.every import Every
 from simdist.schedules.job import Job
 from simdist.units import Whole
 
@@ -38,5 +37,4 @@ class LocalSGD(AveragingSchedule):
 
     def average(self, step: int, job: Job) -> Group | None:
         """Return the world at the end of each period."""
-        fires = Every(self.period, start=self.warmup_steps, phase=self.phase).fires(step)
-        return Group(job.world_size) if fires else None
+        return Group(job.world_size) if self.fires(self.period, step) else None

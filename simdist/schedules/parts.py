@@ -85,7 +85,7 @@ def training_buffers(job: Job, buckets: Sequence[Bucket]) -> tuple[Buffer, ...]:
 
 
 def _n_losses(job: Job) -> int:
-    return 1 + (job.run_ahead_steps or 0)
+    return 1 + min(job.run_ahead_steps or 0, job.n_steps - 1)
 
 
 def begin_step(job: Job, step: int) -> Body:
@@ -151,7 +151,11 @@ def flat_buffer(job: Job) -> Buffer:
 
 
 def average_parameters(group: Group, *, synchronize: bool, algorithm: Algorithm) -> Body:
-    """Average the parameters over a group, as PyTorch's model averagers do: flatten, wait, all-reduce, copy back.
+    """Average the parameters over a group, as PyTorch's model averagers do: flatten, wait, all-reduce, take back.
+
+    PyTorch copies into a flat tensor and divides it by the group's size before it waits, and afterwards makes the
+    parameters views of it. Buffers of a plan are no views of one another, so its second pass over the memory stands
+    after the all-reduce instead, as a copy back; the time is the same.
 
     Args:
         group: Who averages.
