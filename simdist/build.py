@@ -6,15 +6,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist import engines
 from simdist.check import check
 from simdist.cost import Costs, compute_s, price
+from simdist.engines import Engine
+from simdist.errors import ScenarioError
 from simdist.plan import Channel, Plan
 from simdist.proof import prove
 from simdist.scenario.sampling import DelaySampler, sampler
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import InputPath, Job, Schedule
+from simdist.trace import Trace
 
-__all__ = ["Built", "build", "delay_sampler", "delays", "job"]
+__all__ = ["Built", "build", "delay_sampler", "delays", "job", "simulate"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,27 @@ def delay_sampler(scenario: Scenario, seeds: Sequence[int]) -> DelaySampler:
         ranks_per_node=scenario.cluster.gpus_per_node,
         compute_s=compute_s(scenario.workload, scenario.cluster),
     )
+
+
+def simulate(scenario: Scenario, *, label: str | None = None, engine: Engine = "auto") -> Trace:
+    """Simulate one schedule of a scenario with the delays of its seed.
+
+    Args:
+        scenario: What to simulate.
+        label: Which schedule; the first if None.
+        engine: `auto` takes the fast engine wherever it is exact.
+
+    Raises:
+        ScenarioError: No schedule has that label.
+        PlanError: The schedule does not fit the cluster.
+        UnsupportedError: `fast` was asked for and cannot compute this exactly.
+    """
+    chosen = [schedule for schedule in scenario.schedules if label in (None, schedule.name)]
+    if not chosen:
+        labels = ", ".join(schedule.name for schedule in scenario.schedules)
+        raise ScenarioError(f"{scenario.name}: no schedule is called {label!r}; there are: {labels}")
+    built = build(scenario, chosen[0])
+    return engines.simulate(built.plan, built.costs, delays(scenario), engine=engine)
 
 
 def delays(scenario: Scenario) -> dict[Channel, NDArray[np.float64]]:

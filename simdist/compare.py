@@ -5,7 +5,8 @@ differences are not noise. Intervals are 95 % confidence intervals over seeds, f
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,10 @@ from simdist.errors import ScenarioError, UnsupportedError
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
 
-__all__ = ["Measured", "Row", "compare", "find_baseline", "measure", "measure_each", "row"]
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Measured", "Row", "compare", "find_baseline", "frame", "measure", "measure_each", "row"]
 
 Progress = Callable[[str, int, int], None]
 """Called with a schedule's label, rank-steps done and rank-steps in all."""
@@ -90,6 +94,13 @@ def compare(
     measured = list(measure_each(scenario, scenario.schedules, n_seeds=n_seeds, engine=engine, progress=progress))
     base = measured[scenario.schedules.index(reference)]
     return [row(each, base) for each in measured]
+
+
+def frame(rows: Sequence[Row]) -> "pd.DataFrame":
+    """Return a speed-up table as a pandas frame, a column per attribute of `Row`."""
+    import pandas as pd
+
+    return pd.DataFrame([asdict(each) for each in rows])
 
 
 def find_baseline(scenario: Scenario, baseline: str) -> Schedule:

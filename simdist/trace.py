@@ -78,7 +78,7 @@ class Trace:
             )
         return self.end_s - other.end_s
 
-    def save(self, path: Path) -> None:
+    def save(self, path: Path | str) -> None:
         """Write to an .npz file; equal traces give equal bytes."""
         header = json.dumps({"format": _FORMAT, "source": self.source, "plan": dumps(self.plan)})
         with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
@@ -87,14 +87,14 @@ class Trace:
                 _add(archive, name, getattr(self, name))
 
     @classmethod
-    def load(cls, path: Path) -> "Trace":
+    def load(cls, path: Path | str) -> "Trace":
         """Read from an .npz file.
 
         Raises:
             TraceError: It cannot be read, is no trace, or is damaged.
         """
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
                 header = json.loads(archive["header"].tobytes())
                 ready_s, start_s, end_s = (np.asarray(archive[name]) for name in _ARRAYS)
         except (

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simdist.compare import Row, compare
-from simdist.scenario import Host, Input, Scenario, load
+from simdist.scenario import Scenario, load
 
 HERE = Path(__file__).parent
 PUBLISHED = {64: (2.08, 2.45), 128: (2.57, 2.68), 256: (2.63, 3.25)}
@@ -34,7 +34,7 @@ class Study:
     def scenario(self, name: str) -> Scenario:
         """Load a scenario of this experiment."""
         scenario = load(HERE / f"{name}.yaml")
-        return scenario.model_copy(update={"steps": self.steps}) if self.steps else scenario
+        return scenario.changed(steps=self.steps) if self.steps else scenario
 
     def compare(self, scenario: Scenario) -> list[Row]:
         """Compare its schedules with synchronous SGD."""
@@ -46,19 +46,17 @@ Change = Callable[[Scenario], Scenario]
 
 def hosts_wait_for_averages(scenario: Scenario) -> Scenario:
     """The host reads the loss in every step, which comes after the averages of the step before."""
-    return scenario.model_copy(update={"host": Host(waits_for="loss")})
+    return scenario.changed(host={"waits_for": "loss"})
 
 
 def hosts_wait_for_input(scenario: Scenario) -> Scenario:
     """The host reads no loss; it waits in every step while a batch is copied from pageable memory."""
-    return scenario.model_copy(
-        update={"host": Host(run_ahead_steps=None), "input": Input(source="memory", copy="pageable")}
-    )
+    return scenario.changed(host={"run_ahead_steps": None}, input={"source": "memory", "copy": "pageable"})
 
 
 def hosts_wait_for_updates(scenario: Scenario) -> Scenario:
     """The host waits for its own update in every step, before parameters are averaged."""
-    return scenario.model_copy(update={"host": Host(waits_for="update")})
+    return scenario.changed(host={"waits_for": "update"})
 
 
 def averaging_hosts_three_ahead(scenario: Scenario) -> Scenario:
@@ -68,7 +66,7 @@ def averaging_hosts_three_ahead(scenario: Scenario) -> Scenario:
 
 def all_hosts_three_ahead(scenario: Scenario) -> Scenario:
     """All hosts, also those of synchronous SGD, run up to 3 steps ahead."""
-    return averaging_hosts_three_ahead(scenario).model_copy(update={"host": Host(run_ahead_steps=3)})
+    return averaging_hosts_three_ahead(scenario).changed(host={"run_ahead_steps": 3})
 
 
 def nodes_average_gradients(scenario: Scenario) -> Scenario:
@@ -77,14 +75,14 @@ def nodes_average_gradients(scenario: Scenario) -> Scenario:
         schedule.model_copy(update={"intra_node_gradients": True}) if schedule.kind == "hierarchical_sgd" else schedule
         for schedule in scenario.schedules
     )
-    return scenario.model_copy(update={"schedules": schedules})
+    return scenario.changed(schedules=schedules)
 
 
 def _with_averaging(scenario: Scenario, update: dict[str, object]) -> Scenario:
     schedules = tuple(
         schedule if schedule.kind == "sync" else schedule.model_copy(update=update) for schedule in scenario.schedules
     )
-    return scenario.model_copy(update={"schedules": schedules})
+    return scenario.changed(schedules=schedules)
 
 
 EFFECTS: dict[str, tuple[str, Change | None]] = {

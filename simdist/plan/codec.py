@@ -61,19 +61,19 @@ def loads(text: str, *, name: str = "<text>") -> Plan:
     return Plan(decoded.name, decoded.world_size, decoded.buffers, decoded.bodies, decoded.order)
 
 
-def save(plan: Plan, path: Path) -> None:
+def save(plan: Plan, path: Path | str) -> None:
     """Write the plan to a file."""
-    path.write_text(dumps(plan), encoding="utf-8")
+    Path(path).write_text(dumps(plan), encoding="utf-8")
 
 
-def load(path: Path) -> Plan:
+def load(path: Path | str) -> Plan:
     """Read a plan from a file.
 
     Raises:
         PlanError: The file cannot be read, or is not a plan.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: cannot be read as a plan: {error}") from None
     return loads(text, name=str(path))

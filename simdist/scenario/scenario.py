@@ -7,6 +7,7 @@ from pydantic import (
     BeforeValidator,
     Field,
     SerializeAsAny,
+    ValidationError,
     ValidationInfo,
     ValidatorFunctionWrapHandler,
     WrapValidator,
@@ -14,6 +15,7 @@ from pydantic import (
     model_validator,
 )
 
+from simdist.errors import ScenarioError
 from simdist.scenario import presets
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.disturbances import (
@@ -26,6 +28,7 @@ from simdist.scenario.disturbances import (
     Recorded,
     Transient,
 )
+from simdist.scenario.problems import path_text
 from simdist.scenario.workload import Workload
 from simdist.schedules import Schedule, kinds
 from simdist.settings import Fault, Settings, choose, refuse, shown
@@ -50,10 +53,13 @@ class Host(Settings):
     """Where the CPU waits for its GPU, and how far it may run ahead.
 
     Args:
-        waits_for: `loss`: before the backward pass of step t the host reads the loss of step t - `run_ahead_steps`, as
-            `loss.item()` does; a forward pass comes after the averages before it, so the host waits for those, too.
-            `update`: after each optimizer step, but before parameters are averaged, it waits for its own update, as
-            gradient clipping, a gradient scaler or a timer do.
+        waits_for: `loss`: before the backward pass of step t the host waits for the loss of step t - `run_ahead_steps`;
+            a forward pass comes after the averages before it, so the host waits for those, too. 0 is `loss.item()`
+            before `backward()`. More is an event of an earlier step, or a full launch queue; reading an old loss with
+            `.item()` is not, because that waits for all that was enqueued before it.
+            `update`: after each optimizer step, but before parameters are averaged, it waits for its own update:
+            `loss.item()` or a timer after `optimizer.step()`. A gradient scaler, which reads its flag just before the
+            update, comes to the same.
         run_ahead_steps: Steps; None never waits.
     """
 
@@ -152,6 +158,28 @@ class Scenario(Settings):
         tuple[Annotated[SerializeAsAny[Schedule], BeforeValidator(_choose_schedule)], ...],
         Field(min_length=1, examples=["[{kind: sync}]"]),
     ]
+
+    def changed(self, **changes: object) -> Self:
+        """Return a copy with other settings, validated as a whole.
+
+        Args:
+            changes: New values of attributes, as settings or as mappings of their attributes.
+
+        Raises:
+            ScenarioError: The changed scenario is not valid.
+
+        >>> from simdist.scenario import load
+        >>> from simdist.scenario.presets import path
+        >>> scenario = load(path("scenarios", "cloud-stragglers"))
+        >>> scenario.changed(steps=10, host={"waits_for": "update"}).host.waits_for
+        'update'
+        """
+        kept: dict[str, object] = {name: getattr(self, name) for name in type(self).model_fields}
+        try:
+            return type(self).model_validate(kept | changes)
+        except ValidationError as error:
+            problems = [f"{self.name}: {path_text(each['loc'])}: {each['msg']}" for each in error.errors()]
+            raise ScenarioError("\n".join(problems)) from None
 
     @property
     def warnings(self) -> tuple[str, ...]:

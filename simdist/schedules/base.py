@@ -35,7 +35,7 @@ class Schedule(Settings, abc.ABC):
     algorithm: Algorithm = "auto"
     """How collectives are carried out."""
     run_ahead_steps: Whole | None = Field(default=None, ge=0)
-    """Under this schedule the host reads the loss of so many steps ago; absent: as the scenario's `host` says."""
+    """Under this schedule the host waits for the loss of so many steps ago; absent: as the scenario's `host` says."""
 
     @abc.abstractmethod
     def default_label(self) -> str:

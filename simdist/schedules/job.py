@@ -38,7 +38,7 @@ class Job:
         dtype: Type of parameters and gradients.
         batch_nbytes: Bytes of one rank's batch.
         input_path: How the batch reaches the GPU.
-        host_waits_for: Where the host looks at what its GPU has done. `loss`: it reads the loss of step
+        host_waits_for: Where the host looks at what its GPU has done. `loss`: it waits for the loss of step
             t - run_ahead_steps before it enqueues the backward pass of step t. `update`: at the end of every step, but
             before parameters are averaged, it waits for its own update.
         run_ahead_steps: How many steps the host runs ahead of its GPU; 0 is `loss.item()` in every step; None never
