@@ -1,5 +1,6 @@
 """The command line: what it prints where, what it leaves on disk, how it ends."""
 
+import inspect
 import io
 import json
 import os
@@ -435,7 +436,7 @@ def test_interruption_keeps_what_is_finished(tmp_path):
     done = records(kept)
     assert 1 <= len(done) < 43
     assert done[0]["schedule"] == "sync"
-    assert err.strip().startswith(f"interrupted; saved: sync in {kept}")
+    assert err.strip().splitlines()[-1].startswith(f"interrupted; saved: sync in {kept}")
     assert err.count(" in ") >= len(done)
 
 
@@ -526,3 +527,13 @@ def test_bar_goes_away_when_work_fails():
     with pytest.raises(ZeroDivisionError), bar:
         bar.update("sync", 1, 1 / 0)
     assert terminal.getvalue().endswith("\x1b[1A\x1b[2K")
+
+
+def test_bar_comes_after_two_seconds_and_tells_the_remaining_time():
+    from rich.progress import TimeRemainingColumn
+
+    from simdist import progress
+
+    assert inspect.signature(ProgressBar).parameters["after_s"].default == 2.0
+    columns = progress._new_bar(io.StringIO()).columns
+    assert any(isinstance(column, TimeRemainingColumn) for column in columns)

@@ -2,6 +2,7 @@
 
 # ruff: noqa: E501  (the tables are read row by row)
 
+import json
 import math
 import re
 
@@ -461,3 +462,46 @@ def test_any_structure_loads_or_is_refused_with_a_scenario_error(value):
 @example("workload: {tensors_file: '\\0', batch_size: 1}")
 def test_any_text_loads_or_is_refused_with_a_scenario_error(text):
     assert_loads_or_refuses(text)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "sentence"),
+    [
+        ("{kind: local_sgd, period: 1000}", "schedules[0] (local-1000) never averages over all ranks in 100 steps"),
+        ("{kind: local_sgd, period: 4, warmup_steps: 100}", "schedules[0] (local-4) warms up in all of the 100 steps"),
+        ("{kind: hierarchical_sgd, levels: {2: 2, 1000: world}}", "never averages over all ranks in 100 steps"),
+    ],
+)
+def test_schedule_that_never_does_its_job_is_warned_of(schedule: str, sentence: str) -> None:
+    text = f"""
+cluster: {{nodes: 2, gpus_per_node: 2, fabric: ideal, network: ideal}}
+workload: {{preset: resnet18, forward: 20 ms}}
+schedules: [{schedule}]
+steps: 100
+"""
+    assert any(sentence in warning for warning in loads(text).warnings)
+
+
+@pytest.mark.parametrize("label", ["..", ".hidden", "-x", "a/b", " ", "\u202egnp", "x" * 101])
+def test_label_that_is_no_name_of_a_folder_is_refused_with_its_line(label: str) -> None:
+    text = f"""
+cluster: {{nodes: 1, gpus_per_node: 2, fabric: ideal, network: ideal}}
+workload: {{preset: resnet18, forward: 20 ms}}
+schedules: [{{kind: sync, label: {json.dumps(label)}}}]
+steps: 100
+"""
+    with pytest.raises(ScenarioError, match=r"x.yaml:4: schedules\[0\].label: label .* such as local-4"):
+        loads(text, name="x.yaml")
+
+
+def test_halving_on_a_world_that_is_no_power_of_two_is_refused_with_its_line() -> None:
+    text = """
+cluster: {nodes: 3, gpus_per_node: 2, fabric: ideal, network: ideal}
+workload: {preset: resnet18, forward: 20 ms}
+schedules: [{kind: sync, algorithm: halving_doubling}]
+steps: 100
+"""
+    with pytest.raises(
+        ScenarioError, match=r"x.yaml:4: schedules\[0\].algorithm: halving_doubling needs a power of two"
+    ):
+        loads(text, name="x.yaml")

@@ -240,6 +240,14 @@ def _idle_settings(scenario: Scenario) -> Iterator[str]:
         yield f"input.prefetch has no effect: with input.source {source} nothing is read ahead"
     if source != "storage" and "storage" in cluster.model_fields_set and cluster.storage:
         yield f"cluster.storage has no effect: with input.source {source} nothing reads from it"
+    ahead = scenario.host.run_ahead_steps
+    if ahead is not None and ahead >= scenario.steps:
+        yield f"host.run_ahead_steps has no effect: with {scenario.steps} steps the host never waits"
+    for i, schedule in enumerate(scenario.schedules):
+        for sentence in schedule.idle(cluster.world_size, cluster.gpus_per_node, scenario.steps):
+            yield f"schedules[{i}] ({schedule.name}) {sentence}"
+    if cluster.nodes == 1 and cluster.nics_per_node != 1:
+        yield "cluster.nics_per_node has no effect: one node sends nothing over its NICs"
     if cluster.nodes == 1 and cluster.oversubscription != 1:
         yield "cluster.oversubscription has no effect: one node sends nothing through a switch"
     if workload.forward_s is not None:

@@ -14,8 +14,8 @@ __all__ = ["Every", "InputPath", "Job", "Schedule", "kinds"]
 def kinds() -> dict[str, type[Schedule]]:
     """Return every schedule class by the `kind` that scenarios call it, in alphabetical order.
 
-    >>> sorted(kinds())[:3]
-    ['hierarchical_sgd', 'local_sgd', 'sync']
+    >>> kinds()["sync"].__name__
+    'Sync'
     """
     found: dict[str, type[Schedule]] = {}
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):

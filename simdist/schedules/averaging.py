@@ -15,6 +15,7 @@ from simdist.units import Whole
 __all__ = ["AveragingSchedule"]
 
 _WHOLE_MODEL_NBYTES = 2**62  # one bucket
+_LOOKED_AT_STEPS = 100_000  # to find an average; longer periods are nobody's mistake
 
 
 class AveragingSchedule(Schedule, abc.ABC):
@@ -38,6 +39,18 @@ class AveragingSchedule(Schedule, abc.ABC):
     def local_gradients(self, job: Job) -> Group | None:
         """Return over whom gradients are averaged in every step after the warm-up; None, as by default, for nobody."""
         return None
+
+    def idle(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+        """Return whether it never averages over the world."""
+        job = Job(world_size, ranks_per_node, n_steps, tensor_counts=(1,))
+        if self.warmup_steps >= n_steps:
+            return [f"warms up in all of the {n_steps} steps: it is synchronous SGD"]
+        steps = range(self.warmup_steps, min(n_steps, self.warmup_steps + _LOOKED_AT_STEPS))
+        if len(steps) == n_steps - self.warmup_steps and Group(world_size) not in {
+            self.average(at, job) for at in steps
+        }:
+            return [f"never averages over all ranks in {n_steps} steps: they end with different parameters"]
+        return []
 
     def write(self, job: Job) -> Plan:
         """Write the plan."""

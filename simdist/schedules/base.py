@@ -4,7 +4,7 @@ import abc
 from dataclasses import replace
 from typing import ClassVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from simdist.plan import Plan
 from simdist.plan.ops import Algorithm
@@ -30,7 +30,7 @@ class Schedule(Settings, abc.ABC):
     """Parameters that are legal on 8 ranks of 2 nodes: what the conformance tests run."""
 
     kind: str
-    label: str = Field(default="", max_length=100, pattern=r"^[^/\x00-\x1f]*$", validate_default=False)
+    label: str = ""
     """What tables and files call it; derived from the parameters if not given."""
     algorithm: Algorithm = "auto"
     """How collectives are carried out."""
@@ -55,8 +55,27 @@ class Schedule(Settings, abc.ABC):
             job = replace(job, host_waits_for="loss", run_ahead_steps=self.run_ahead_steps)
         return self.write(job)
 
+    @field_validator("label")
+    @classmethod
+    def _names_a_folder(cls, label: str) -> str:
+        legal = label.isprintable() and len(label) <= 100 and label == label.strip() and not set(label) & set("/\\")
+        if not legal or label.startswith((".", "-")):
+            raise ValueError(
+                f"label {label[:40]!r}; it names rows and folders: up to 100 printable characters without / or \\, not "
+                f"beginning with a dot, a dash or a space, such as local-4"
+            )
+        return label
+
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
-        """Return `(field, what is wrong)` for parameters that do not fit the cluster; none by default."""
+        """Return `(field, what is wrong)` for parameters that do not fit the cluster."""
+        if self.algorithm == "halving_doubling" and world_size & (world_size - 1):
+            return [
+                ("algorithm", f"halving_doubling needs a power of two; the world has {world_size} ranks: choose ring")
+            ]
+        return []
+
+    def idle(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+        """Return what this schedule never gets to do in so many steps, a sentence each; nothing by default."""
         return []
 
     @property

@@ -62,7 +62,7 @@ class HierarchicalSGD(AveragingSchedule):
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return what is wrong with the levels on this cluster."""
         sizes = [(period, world_size if size == "world" else size) for period, size in self.levels.items()]
-        found = []
+        found: list[str] = []
         for period, size in sizes:
             if world_size % size:
                 legal = ", ".join(str(n) for n in range(2, world_size + 1) if world_size % n == 0)
@@ -77,7 +77,7 @@ class HierarchicalSGD(AveragingSchedule):
                 )
         if sizes[-1][1] != world_size:
             found.append(f"the last group has {sizes[-1][1]} ranks; it must be the world of {world_size}")
-        return [("levels", problem) for problem in found]
+        return [*super().problems(world_size, ranks_per_node), *(("levels", problem) for problem in found)]
 
     def average(self, step: int, job: Job) -> Group | None:
         """Return the largest group whose period ends."""
