@@ -13,8 +13,10 @@ files belong together, because a trace of a mixed-up directory would look like a
 
 import io
 import os
+import secrets
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, get_args
@@ -105,7 +107,8 @@ def write(path: Path, scenario: Scenario, plan: Plan, delays: Delays, *, force: 
             for old in (path / PLAN, *path.glob("trace.*.npz")):
                 old.unlink(missing_ok=True)
         for name, content in files.items():
-            _replace(path / name, content)
+            with _replacing(path / name) as part:
+                part.write_bytes(content)
     except OSError as error:
         raise RunError(f"{error.filename or path}: cannot be written: {error.strerror or error}") from None
 
@@ -186,14 +189,11 @@ def save_trace(trace: Trace, path: Path) -> None:
     Raises:
         RunError: It cannot be written.
     """
-    part = path.with_name(f".{path.name}.part")
     try:
-        trace.save(part)
-        os.replace(part, path)
+        with _replacing(path) as part:
+            trace.save(part)
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def contents(scenario: Scenario, plan: Plan, delays: Delays) -> dict[str, bytes]:
@@ -247,11 +247,15 @@ def _differences(path: Path, plan: Plan, files: Mapping[str, bytes]) -> str | No
     return None
 
 
-def _replace(path: Path, content: bytes) -> None:
-    """Write a file; an interruption leaves the old one or none."""
-    part = path.with_name(f".{path.name}.part")
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """Give the file to write, which then replaces `path`; an interruption leaves the old one or none.
+
+    It has a name of its own, because several processes may write one directory at the same time.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
-        part.write_bytes(content)
+        yield part
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)

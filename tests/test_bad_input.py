@@ -137,7 +137,7 @@ def test_fast_engine_refuses_what_only_the_other_can_do(tmp_path, capsys):
 def test_label_that_is_no_name_of_a_directory_is_refused(tmp_path, capsys):
     path = write(tmp_path / "scenario.yaml", edited((SYNC, "  - {kind: sync, label: ..}\n")))
     answer = call(capsys, "plan", path, "-o", tmp_path / "runs" / "run")
-    assert_refused(answer, "'..'", "cannot name a directory", "write another label")
+    assert_refused(answer, "label '..'", "names rows and folders", "such as local-4")
     assert not (tmp_path / "runs").exists()
 
 

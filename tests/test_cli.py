@@ -1,5 +1,6 @@
 """The command line: what it prints where, what it leaves on disk, how it ends."""
 
+import functools
 import inspect
 import io
 import json
@@ -13,13 +14,14 @@ import numpy as np
 import pytest
 from commandline import LABELS, SMALL, call, edited, process, write
 
-from simdist import build, engines, scenario
+from simdist import build, engines, report, scenario
 from simdist.breakdown import breakdown
-from simdist.cli import comparing, main
+from simdist.cli import comparing, main, simulating
 from simdist.compare import compare
 from simdist.engines import simulate
+from simdist.errors import RunError, UnsupportedError
 from simdist.progress import ProgressBar
-from simdist.rundir import SIMULATED
+from simdist.rundir import PLAN, SIMULATED
 from simdist.scenario import presets
 from simdist.trace import Trace
 
@@ -72,6 +74,13 @@ def test_help_tells_of_every_command(capsys):
         assert f"\n  {command} " in answer.out
         assert call(capsys, command, "--help").code == 0
     assert "..." not in answer.out.partition("Commands:")[2]  # no short help is cut
+
+
+@pytest.mark.parametrize("args", [["presets"], ["compare", "small.yaml"], ["--help"]])
+def test_closed_stdout_is_a_failed_run(small, args):
+    done = outside(*args, cwd=small.parent, preexec_fn=functools.partial(os.close, 1))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("error: cannot print: stdout is closed; send it to a file")
 
 
 WARNING = "input.prefetch has no effect"
@@ -294,6 +303,60 @@ def test_simulate_draws_a_timeline_of_each_schedule(small, tmp_path, capsys):
     assert sorted(path.name for path in tmp_path.glob("all*")) == sorted(f"all-{label}.svg" for label in LABELS)
 
 
+def fail(*_, **__):
+    raise AssertionError("done all the same")
+
+
+@pytest.mark.parametrize("engine", ["auto", "fast"])
+@pytest.mark.parametrize("steps", [12, 49])
+def test_times_are_the_same_without_a_trace_and_no_trace_is_made(tmp_path, capsys, monkeypatch, engine, steps):
+    path = write(tmp_path / "s.yaml", edited(("steps: 12", f"steps: {steps}")))
+    traced = document(capsys, "simulate", path, "--engine", engine, "-o", tmp_path / "runs")["rows"]
+    table = call(capsys, "simulate", path, "--engine", engine, "--plot", tmp_path / "a.png").out
+    for module in (engines.fast, engines.des):
+        monkeypatch.setattr(module, "Trace", fail)
+    assert document(capsys, "simulate", path, "--engine", engine)["rows"] == [row | {"trace": None} for row in traced]
+    assert call(capsys, "simulate", path, "--engine", engine).out == table
+
+
+def test_without_a_trace_auto_does_by_events_what_fast_refuses(small, capsys, monkeypatch):
+    expected = document(capsys, "simulate", small, "--engine", "des")
+
+    def refuse(*_, **__):
+        raise UnsupportedError("not exact")
+
+    monkeypatch.setattr(engines.fast, "measure", refuse)
+    assert document(capsys, "simulate", small) == expected
+    answer = call(capsys, "simulate", small, "--engine", "fast")
+    assert (answer.code, answer.out, answer.err) == (2, "", f"error: {small}: sync: not exact\n")
+
+
+def test_plan_just_made_is_not_priced_again(small, capsys, monkeypatch):
+    monkeypatch.setattr(simulating, "price", fail)
+    assert call(capsys, "simulate", small).code == 0
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare"])
+def test_picture_that_fails_loses_no_result(small, tmp_path, capsys, monkeypatch, command):
+    plain = call(capsys, command, small).out
+
+    def full(_, path):
+        raise RunError(f"{path}: cannot be written")
+
+    monkeypatch.setattr(report, "save", full)
+    answer = call(capsys, command, small, "--plot", tmp_path / "a.png")
+    assert (answer.code, answer.out) == (1, plain)
+    assert "cannot be written" in answer.err
+
+
+def test_labels_with_dollars_are_drawn(tmp_path, capsys):
+    text = edited(("kind: sync", "{kind: sync, label: '$x_{$'}"))
+    path = write(tmp_path / "$x$ {.yaml", text)
+    for command, *options in (("compare", "--baseline", "sync"), ("simulate", "--schedule", "$x_{$")):
+        answer = call(capsys, command, path, *options, "--plot", tmp_path / f"{command}.png")
+        assert (answer.code, answer.err) == (0, f"wrote {tmp_path / command}.png\n")
+
+
 # compare
 
 
@@ -353,9 +416,6 @@ def test_finished_schedules_are_kept_and_taken_up_again(small, tmp_path, capsys,
     ]
     before = (tmp_path / "out" / "rows.jsonl").read_bytes()
 
-    def fail(*_, **__):
-        raise AssertionError("measured again")
-
     monkeypatch.setattr(comparing, "measure", fail)
     assert document(capsys, "compare", small, *out) == plain
     other = call(capsys, "compare", small, *out, "--baseline", "local-4", "--json")
@@ -410,6 +470,58 @@ def test_torn_record_costs_only_itself(small, tmp_path, capsys):
         json.loads(torn)
 
 
+def damaged(record, **changes):
+    """Return the record with some samples replaced, or left out if None."""
+    samples = {name: values for name, values in (record["samples"] | changes).items() if values is not None}
+    return record | {"samples": samples}
+
+
+DAMAGES = {
+    "no samples": lambda record: record | {"samples": {name: [] for name in record["samples"]}},
+    "no samples, as it says": lambda record: record | {"samples": {key: [] for key in record["samples"]}, "seeds": 0},
+    "samples of one state missing": lambda record: damaged(record, wait=None),
+    "fewer samples": lambda record: record | {"samples": {name: x[:1] for name, x in record["samples"].items()}},
+    "lengths differ": lambda record: damaged(record, comm=[0.1]),
+    "not a number": lambda record: damaged(record, step=[float("nan"), 0.1]),
+    "endless": lambda record: damaged(record, step=[float("inf"), 0.1]),
+    "step without time": lambda record: damaged(record, step=[0.0, 0.1]),
+    "text": lambda record: damaged(record, step=["a", "b"]),
+    "list of lists": lambda record: damaged(record, step=[[0.1], [0.1]]),
+    "number too large": lambda record: damaged(record, step=[10**400, 10**400]),
+    "samples are a list": lambda record: record | {"samples": [1]},
+    "samples are null": lambda record: damaged(record) | {"samples": None},
+    "key is a list": lambda record: record | {"key": [1]},
+    "schedule is a number": lambda record: record | {"schedule": 1},
+    "unknown engine": lambda record: record | {"engine": "slow"},
+    "seeds are text": lambda record: record | {"seeds": "2"},
+    "no object": lambda record: [record],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damaged_record_is_measured_anew(small, tmp_path, capsys, damage):
+    out = ("compare", small, "-o", tmp_path / "out", "--seeds", "2")
+    plain = document(capsys, *out)
+    path = tmp_path / "out" / "rows.jsonl"
+    *others, last = records(path)
+    path.write_text("".join(f"\n{json.dumps(record)}" for record in [*others, damage(last)]))
+    answer = call(capsys, *out, "--json")
+    assert json.loads(answer.out) == plain
+    assert answer.err.count("measured before") == 2
+    assert records(path)[-1] == last
+
+
+def test_line_of_brackets_is_no_record(small, tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text("[" * 200_000)
+    assert call(capsys, "compare", small, "-o", tmp_path, "--seeds", "2").code == 0
+
+
+def test_place_where_no_directory_can_be_made_is_a_failed_run(small, capsys):
+    answer = call(capsys, "compare", small, "-o", small / "out")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err == f"error: {small / 'out'}: cannot be made a directory: Not a directory\n"
+
+
 INTERRUPTIBLE = """
 import signal, sys
 from simdist.cli import main
@@ -451,7 +563,7 @@ def test_interruption_without_output_says_that_nothing_was_saved(small, capsys, 
     assert answer.err.strip() == "interrupted; nothing was saved"
 
 
-def test_interrupted_simulation_names_the_traces_it_wrote(small, tmp_path, capsys, monkeypatch):
+def test_interrupted_simulation_names_the_directories_and_traces_it_wrote(small, tmp_path, capsys, monkeypatch):
     real, calls = engines.des.simulate, []
 
     def second_time(*args, **options):
@@ -461,7 +573,16 @@ def test_interrupted_simulation_names_the_traces_it_wrote(small, tmp_path, capsy
     monkeypatch.setattr(engines.des, "simulate", second_time)
     answer = call(capsys, "simulate", small, "--engine", "des", "-o", tmp_path / "runs")
     assert answer.code == 130
-    assert answer.err.strip().endswith(f"interrupted; saved: {tmp_path / 'runs' / 'sync' / SIMULATED}")
+    sync, local = tmp_path / "runs" / "sync", tmp_path / "runs" / "local-4"
+    assert answer.err.strip().endswith(f"interrupted; saved: {sync}, {sync / SIMULATED}, {local}")
+    assert (local / PLAN).exists()
+
+
+def test_interrupted_simulation_of_a_run_names_the_copy_it_wrote(small, tmp_path, capsys, monkeypatch):
+    document(capsys, "plan", small, "--schedule", "sync", "-o", tmp_path / "run")
+    monkeypatch.setattr(engines.des, "simulate", interrupt)
+    answer = call(capsys, "simulate", tmp_path / "run", "--engine", "des", "-o", tmp_path / "copy")
+    assert (answer.code, answer.err.strip()) == (130, f"interrupted; saved: {tmp_path / 'copy'}")
 
 
 # trace

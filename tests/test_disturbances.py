@@ -1,6 +1,7 @@
 """Delays: the same numbers whatever else is asked for, and the distributions that the settings name."""
 
 import math
+import os
 
 import numpy as np
 import pytest
@@ -185,32 +186,78 @@ def test_recording_of_several_channels_gives_its_own(tmp_path):
         Recorded(file=tmp_path / "delays.npz", on="compute")
 
 
+CSV = "write lines of numbers in seconds, one per step, one column per rank, separated by commas; begin a header with #"
+NPZ = "write seconds, [n_steps, world_size], with numpy.savez(file, seconds)"
+
+
+def test_recording_of_unknown_format_is_refused(tmp_path):
+    with pytest.raises(ValidationError, match=r"is no recording: write the name of a \.npz or \.csv file"):
+        Recorded(file=tmp_path / "x.txt")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("x.txt", b"", "is no recording: write the name of a .npz or .csv file"),
-        ("x.csv", b"1,2\n3", "lines of different lengths"),
-        ("x.csv", b"", "lines of different lengths, or none"),
-        ("x.csv", b"1,a", "could not convert string to float"),
-        ("x.csv", b"1,2\n3,-4", "-4.0 at step 1, rank 1: delays are finite and 0 or more"),
-        ("x.csv", b"1,nan", "nan at step 0, rank 1"),
-        ("x.csv", b"\xff", "can't decode byte"),
-        ("x.npz", b"PK no zip", "no .npz file, or there is none"),
-        ("missing.csv", None, "No such file"),
-        ("missing.npz", None, "no .npz file, or there is none"),
+        ("x.csv", b"1,2\n3", "x.csv:2: 1 column, but 2 in line 1: write as many, one per rank"),
+        ("x.csv", b"", f"x.csv: is empty: {CSV}"),
+        ("x.csv", b"# step,rank\n\n", f"x.csv: is empty: {CSV}"),
+        ("x.csv", b"a,b\n1,2", f"x.csv:1: 'a' is not a number: {CSV}"),
+        ("x.csv", b"# s\n1,2\n1,x", f"x.csv:3: 'x' is not a number: {CSV}"),
+        ("x.csv", b"1;2", f"x.csv:1: '1;2' is not a number: {CSV}"),
+        ("x.csv", b"1,2,\n", f"x.csv:1: '' is not a number: {CSV}"),
+        ("x.csv", b"50 ms, 0", f"x.csv:1: '50 ms' is not a number: {CSV}"),
+        ("x.csv", b"1,2\n3,-4", "x.csv:2: -4: delays are seconds, finite and 0 or more"),
+        ("x.csv", b"1,nan", "x.csv:1: nan: delays are seconds"),
+        ("x.csv", b"1,2\n\xff", f"x.csv:2: byte 0xff is not UTF-8 text: {CSV}"),
+        ("x.npz", b"", f"x.npz: is empty: {NPZ}"),
+        ("x.npz", b"PK no zip", f"x.npz: is no .npz file: {NPZ}"),
+        ("missing.csv", None, "missing.csv: there is no such file; the name is relative to the scenario"),
+        ("missing.npz", None, "missing.npz: there is no such file"),
     ],
 )
 def test_damaged_recording_is_refused(tmp_path, name, content, message):
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValidationError, match=message):
-        Recorded(file=tmp_path / name)
+    assert_refused(tmp_path / name, message)
 
 
-def test_recording_of_objects_is_not_unpickled(tmp_path):
-    np.savez(tmp_path / "x.npz", np.array([[print]], dtype=object))
-    with pytest.raises(ValidationError, match="allow_pickle=False"):
-        Recorded(file=tmp_path / "x.npz")
+def assert_refused(file, message):
+    with pytest.raises(ValidationError) as caught:
+        Recorded(file=file)
+    (fault,) = caught.value.errors()
+    assert fault["loc"] == ("file",)
+    assert fault["msg"].removeprefix(f"{file.parent}{os.sep}").startswith(message), fault["msg"]
+    for jargon in ("Errno", "pickle", "dtype"):
+        assert jargon not in fault["msg"]
+
+
+def test_recording_from_a_spreadsheet_begins_with_a_mark_that_is_no_number(tmp_path):
+    (tmp_path / "x.csv").write_bytes(b"\xef\xbb\xbf1, 2\r\n3, 4\r\n")
+    assert draw_host(Recorded(file=tmp_path / "x.csv"), 2, 2).tolist() == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (np.array([[print]], dtype=object), "x.npz: arr_0 is damaged, or holds Python objects instead of numbers"),
+        (np.array([["a"]]), "x.npz: arr_0 holds <U1 of shape [1, 1]"),
+        (np.zeros(8), "x.npz: arr_0 holds float64 of shape [8]"),
+        (np.array([[1.0, 2.0], [3.0, -4.0]]), "x.npz: -4.0 at step 1, rank 1: delays are seconds, finite and 0"),
+    ],
+    ids=["objects, which are not unpickled", "text", "one dimension", "negative"],
+)
+def test_array_of_something_else_is_refused(tmp_path, array, message):
+    np.savez(tmp_path / "x.npz", array)
+    assert_refused(tmp_path / "x.npz", message)
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.npz"])
+def test_what_is_no_file_is_refused_without_opening_it(tmp_path, name):
+    (tmp_path / name).mkdir()
+    assert_refused(tmp_path / name, f"{name}: is a directory: write the name of a .npz or .csv file")
+    (tmp_path / name).rmdir()
+    os.mkfifo(tmp_path / name)
+    assert_refused(tmp_path / name, f"{name}: is no regular file")
 
 
 def test_bits_stay_the_same():

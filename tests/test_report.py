@@ -1,12 +1,14 @@
 import dataclasses
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from traces import plan_of, trace_of
 
 from simdist.compare import Row
@@ -92,6 +94,47 @@ def test_published_speedups_of_an_unknown_schedule_are_refused():
 def test_no_rows_are_refused():
     with pytest.raises(ScenarioError, match="64 GPUs: no rows to draw"):
         speedup_figure([], title="64 GPUs")
+
+
+FORMULA = r"$\frac{$"
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_dollars_are_no_formulas(tmp_path: Path, suffix: str):
+    rows = [dataclasses.replace(SYNC, schedule=FORMULA), dataclasses.replace(HSGD, schedule="$x$")]
+    trace = straggler()
+    trace = dataclasses.replace(trace, plan=dataclasses.replace(trace.plan, name=FORMULA))
+    for name, figure in {"table": speedup_figure(rows, title=FORMULA), "line": timeline_figure(trace)}.items():
+        save(figure, tmp_path / f"{name}{suffix}")
+        drawn = [text for text in figure.findobj(Text) if "$" in text.get_text()]
+        assert drawn
+        assert not any(text.get_parse_math() for text in drawn)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg", ".pdf"])
+def test_characters_that_the_font_lacks_are_drawn_without_warnings(tmp_path: Path, suffix: str):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save(
+            speedup_figure([dataclasses.replace(SYNC, schedule="同期 🚀 สวัสดี")], title="分散 \udcff"),
+            tmp_path / f"a{suffix}",
+        )
+
+
+def test_long_names_are_shortened_in_their_middle(tmp_path: Path):
+    label, short = "first" + 300 * "-" + "last", "first---------------…---------------last"
+    long = [dataclasses.replace(row, schedule=name) for row, name in ((SYNC, label), (HSGD, label + HSGD.schedule))]
+    figure = speedup_figure(long, title=label, published={label: 1.1})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        save(figure, tmp_path / "a.png")
+    shown = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert shown == [short, "first---------------…-lasthsgd-4-32,8-64"]
+    assert figure.axes[0].get_xlabel() == "speed-up over first-----…-----last, 95 % interval over seeds"
+    assert len(figure.get_suptitle()) == 110
+    trace = straggler()
+    figure = timeline_figure(dataclasses.replace(trace, plan=dataclasses.replace(trace.plan, name=label)))
+    assert figure.axes[0].get_title("left") == f"{short}: step 0 of 1, all ranks"
 
 
 def straggler(world_size: int = 2, n_steps: int = 1, late: int = 1) -> Trace:

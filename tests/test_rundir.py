@@ -1,5 +1,6 @@
 """Run directories: complete, standalone, byte for byte the same, never overwritten by surprise."""
 
+import os
 import shutil
 
 import numpy as np
@@ -170,3 +171,23 @@ def test_interrupted_trace_leaves_no_file(run, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         rundir.save_trace(trace, run / rundir.SIMULATED)
     assert sorted(contents(run)) == FILES
+
+
+def test_equal_runs_that_are_written_at_the_same_time_all_succeed(run, tmp_path, monkeypatch):
+    trace, together, replace, met = trace_of(*one()), tmp_path / "together", os.replace, set()
+    rundir.save_trace(trace, run / rundir.SIMULATED)
+
+    def write():
+        rundir.write(together, *one())
+        rundir.save_trace(trace, together / rundir.SIMULATED)
+
+    def replace_after_another(part, path):
+        if path not in met:  # this is written, and not yet in place: another does all of the same now
+            met.add(path)
+            write()
+        replace(part, path)
+
+    monkeypatch.setattr(os, "replace", replace_after_another)
+    write()
+    assert len(met) == 4
+    assert contents(together) == contents(run)

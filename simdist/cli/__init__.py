@@ -37,6 +37,8 @@ def main(args: Sequence[str] | None = None) -> int:
     0
     """
     session = Session()
+    if sys.stdout is None:  # closed before the start, as `>&-` does
+        return _failed(session, RunError("cannot print: stdout is closed; send it to a file, or to /dev/null"), 1)
     try:
         code = cli.main(args, prog_name="simdist", standalone_mode=False, obj=session)
     except click.Abort as error:

@@ -97,11 +97,11 @@ def compare(
     with ProgressBar(sys.stderr) as bar:
         rows = _Comparison(session, name, scenario, reference, n_seeds, engine, kept, anew).rows(bar)
     title = _title(scenario, reference.name, n_seeds)
-    if plot:
-        _draw(session, title, rows, plot)
     document = {"scenario": scenario.name, "baseline": reference.name, "rows": [asdict(each) for each in rows]}
     header = ("schedule", "step time", "speed-up", *_STATES, "engine")
     session.result(document, table_text(title, header, [_cells(each) for each in rows], words=("schedule", "engine")))
+    if plot:
+        _draw(session, title, rows, plot)
 
 
 def _title(scenario: Scenario, baseline: str, n_seeds: int) -> str:

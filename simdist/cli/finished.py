@@ -7,6 +7,7 @@ its numbers follow from. A record begins with its line's break, so that one torn
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +22,8 @@ from simdist.errors import RunError
 from simdist.scenario import Scenario
 
 __all__ = ["Finished", "key"]
+
+_SAMPLES = {"step", "compute", "comm", "wait", "io", "host"}
 
 
 def key(scenario: Scenario, built: Built, *, n_seeds: int, engine: str) -> str:
@@ -46,6 +49,9 @@ class Finished:
         self.path = folder / "rows.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"{folder}: cannot be made a directory: {error.strerror or error}") from None
+        try:
             self._records = self.read()
         except OSError as error:
             raise RunError(f"{self.path}: cannot be read: {error.strerror or error}") from None
@@ -87,9 +93,27 @@ class Finished:
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """Read a line; None if it is empty or torn."""
+    """Read a line; None if it is empty, torn or damaged."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and {"key", "schedule", "engine", "samples"} <= record.keys() else None
+    match record:
+        case {
+            "key": str(),
+            "schedule": str(),
+            "engine": "des" | "fast",
+            "seeds": int(n_seeds),
+            "samples": dict(samples),
+        }:
+            sound = samples.keys() == _SAMPLES and all(_is_sound(values, n_seeds) for values in samples.values())
+            return record if sound and all(samples["step"]) else None
+        case _:
+            return None
+
+
+def _is_sound(values: object, n_seeds: int) -> bool:
+    """Tell whether these are seconds of every seed."""
+    if not isinstance(values, list) or len(values) != n_seeds:
+        return False
+    return n_seeds > 0 and all(isinstance(value, float) and math.isfinite(value) for value in values)

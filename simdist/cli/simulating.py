@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simdist import rundir
-from simdist.breakdown import breakdown
-from simdist.build import build, delays, job
+from simdist.breakdown import Breakdown, breakdown
+from simdist.build import build, delay_sampler, delays, job
 from simdist.cli import inputs
 from simdist.cli.session import Session
 from simdist.cli.tables import table_text
-from simdist.cost import price
-from simdist.engines import Engine
+from simdist.cost import Costs, price
+from simdist.engines import Engine, fast
 from simdist.engines import simulate as simulate_plan
-from simdist.errors import ScenarioError
+from simdist.errors import ScenarioError, UnsupportedError
 from simdist.plan import Plan
 from simdist.progress import ProgressBar
 from simdist.rundir import Delays
@@ -29,13 +29,32 @@ _STATES = ("compute", "comm", "wait", "io", "host")
 
 @dataclass(frozen=True)
 class _Run:
-    """A plan to simulate, and where its trace goes."""
+    """A plan to simulate, and where its trace goes.
+
+    Args:
+        label: The schedule's label.
+        scenario: What it is from.
+        plan: What to simulate.
+        costs: Its price list.
+        delays: What to inject; None if no trace is wanted, then those of the scenario's seed are drawn on the way.
+        path: The run directory that gets the trace, if any.
+    """
 
     label: str
     scenario: Scenario
     plan: Plan
-    delays: Delays
+    costs: Costs
+    delays: Delays | None
     path: Path | None
+
+
+@dataclass(frozen=True)
+class _Simulated:
+    """Where the time went, by which engine, and the trace if it kept one."""
+
+    where: Breakdown
+    engine: str
+    trace: Trace | None
 
 
 def simulate(
@@ -50,42 +69,46 @@ def simulate(
 ) -> None:
     """Simulate plans, print where the time of a step goes, write and draw the traces."""
     inputs.check_picture(plot)
-    of_runs = Path(name).is_dir()
-    runs = _from_directory if of_runs else _from_scenario
+    if Path(name).is_dir():
+        runs = _from_directory(session, name, output=output, label=label, force=force)
+    else:
+        traced = output is not None or plot is not None
+        runs = _from_scenario(session, name, output=output, label=label, force=force, traced=traced)
     rows: list[dict[str, object]] = []
     traces: list[tuple[str, Trace]] = []
     with ProgressBar(sys.stderr) as bar:
-        for run in runs(session, name, output=output, label=label, force=force):
+        for run in runs:
             with inputs.naming(f"{name}: {run.label}"):
-                trace = _simulate_one(run, engine, bar)
-            if run.path:
-                rundir.save_trace(trace, run.path / rundir.SIMULATED)
+                done = _simulate_one(run, engine, bar)
+            if run.path and done.trace:
+                rundir.save_trace(done.trace, run.path / rundir.SIMULATED)
                 session.wrote(run.path / rundir.SIMULATED)
-            rows.append(_row(run, trace))
-            traces += [(run.label, trace)] if plot else []
-    if plot:
-        _draw(session, traces, plot)
+            rows.append(_row(run, done))
+            traces += [(run.label, done.trace)] if plot and done.trace else []
     title = f"{Path(name).name}: seconds per step, averaged over ranks"
     header = ("schedule", "step time", *_STATES, "engine")
     session.result(
         {"scenario": name, "rows": rows},
         table_text(title, header, [_cells(row) for row in rows], words=("schedule", "engine")),
     )
+    if plot:
+        _draw(session, traces, plot)
 
 
 def _from_scenario(
-    session: Session, name: str, *, output: Path | None, label: str | None, force: bool
+    session: Session, name: str, *, output: Path | None, label: str | None, force: bool, traced: bool
 ) -> Iterator[_Run]:
     scenario = inputs.read_scenario(session, name)
     schedules = inputs.choose(scenario, label, where=name)
     paths = inputs.targets(output, schedules) if output else [None] * len(schedules)
-    drawn = delays(scenario)
+    drawn = delays(scenario) if traced else None
     for schedule, path in zip(schedules, paths, strict=True):
         with inputs.naming(name):
-            plan = build(scenario, schedule).plan
-        if path:
-            rundir.write(path, scenario.model_copy(update={"schedules": (schedule,)}), plan, drawn, force=force)
-        yield _Run(schedule.name, scenario, plan, drawn, path)
+            built = build(scenario, schedule)
+        if path and drawn is not None:
+            rundir.write(path, scenario.model_copy(update={"schedules": (schedule,)}), built.plan, drawn, force=force)
+            session.saved.append(str(path))
+        yield _Run(schedule.name, scenario, built.plan, built.costs, drawn, path)
 
 
 def _from_directory(
@@ -101,9 +124,12 @@ def _from_directory(
     schedules = [each.scenario.schedules[0] for _, each in named]
     paths = inputs.targets(output, schedules) if output else [each.path for _, each in named]
     for (each_label, each), path in zip(named, paths, strict=True):
+        with inputs.naming(f"{name}: {each_label}"):
+            costs = price(each.plan, each.scenario.cluster, each.scenario.workload)
         if output:
             rundir.write(path, each.scenario, each.plan, each.delays, force=force)
-        yield _Run(each_label, each.scenario, each.plan, each.delays, path)
+            session.saved.append(str(path))
+        yield _Run(each_label, each.scenario, each.plan, costs, each.delays, path)
         _warn_of_other_plan(session, each)
 
 
@@ -117,25 +143,36 @@ def _warn_of_other_plan(session: Session, run: rundir.RunDirectory) -> None:
         )
 
 
-def _simulate_one(run: _Run, engine: Engine, bar: ProgressBar) -> Trace:
+def _simulate_one(run: _Run, engine: Engine, bar: ProgressBar) -> _Simulated:
     n_steps = run.plan.n_steps
-    bar.update(run.label, 0, n_steps)
-    costs = price(run.plan, run.scenario.cluster, run.scenario.workload)
-    return simulate_plan(
-        run.plan, costs, run.delays, engine=engine, progress=lambda step: bar.update(run.label, step, n_steps)
-    )
+
+    def progress(step: int) -> None:
+        bar.update(run.label, step, n_steps)
+
+    progress(0)
+    if run.delays is None and engine != "des":
+        sampler = delay_sampler(run.scenario, [run.scenario.seed])
+        try:
+            where = fast.measure(run.plan, run.costs, sampler, n_seeds=1, progress=progress)
+            return _Simulated(where, "fast", None)
+        except UnsupportedError:
+            if engine == "fast":
+                raise
+            engine = "des"
+    injected = delays(run.scenario) if run.delays is None else run.delays
+    trace = simulate_plan(run.plan, run.costs, injected, engine=engine, progress=progress)
+    return _Simulated(breakdown(trace), trace.source.removeprefix("simulated by "), trace)
 
 
-def _row(run: _Run, trace: Trace) -> dict[str, object]:
-    where = breakdown(trace)
+def _row(run: _Run, done: _Simulated) -> dict[str, object]:
     return {
         "schedule": run.label,
-        "step_s": float(where.step_s[0]),
-        **{f"{state}_s": float(where.per_step_s(state)[0]) for state in _STATES},
-        "makespan_s": trace.makespan_s,
-        "steps": trace.plan.n_steps,
-        "engine": trace.source.removeprefix("simulated by "),
-        "digest": trace.plan.digest(),
+        "step_s": float(done.where.step_s[0]),
+        **{f"{state}_s": float(done.where.per_step_s(state)[0]) for state in _STATES},
+        "makespan_s": float(done.where.makespan_s[0]),
+        "steps": run.plan.n_steps,
+        "engine": done.engine,
+        "digest": run.plan.digest(),
         "trace": str(run.path / rundir.SIMULATED) if run.path else None,
     }
 

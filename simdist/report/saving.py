@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simdist.errors import RunError, ScenarioError
+from simdist.report.lettering import literal_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,7 +33,7 @@ def save(figure: "Figure", path: Path) -> None:
         found = f"{suffix!r} is no picture that can be written" if suffix else "the file needs a suffix"
         raise ScenarioError(f"{path}: {found}; write e.g. {path.with_suffix('.png').name}, .svg or .pdf")
     try:
-        with matplotlib.rc_context({"svg.hashsalt": "simdist"}):
+        with literal_text(), matplotlib.rc_context({"svg.hashsalt": "simdist"}):
             figure.savefig(path, dpi=150, metadata=_UNDATED[suffix])
     except OSError as error:
         reason = error.strerror or error

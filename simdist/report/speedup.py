@@ -7,6 +7,7 @@ import numpy as np
 
 from simdist.compare import Row
 from simdist.errors import ScenarioError
+from simdist.report.lettering import literal_text, shortened
 from simdist.report.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PALE_GREEN, VERMILLION, Style, time_unit
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _STATES: dict[str, Style] = {
 }
 
 _VISIBLE = 1e-3  # of the longest bar
+_TITLE_CHARACTERS = 110  # that fit into the width
 
 
 def speedup_figure(rows: Sequence[Row], *, title: str, published: Mapping[str, float] | None = None) -> "Figure":
@@ -46,14 +48,16 @@ def speedup_figure(rows: Sequence[Row], *, title: str, published: Mapping[str, f
         wrong = f"published is a speed-up of {unknown[0]!r}, which has no row" if unknown else "no rows to draw"
         raise ScenarioError(f"{title}: {wrong}; there are rows of: {', '.join(labels) or 'no schedule'}")
     figure = Figure(figsize=(11.0, 1.5 + 0.45 * len(rows)), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    figure.suptitle(title, x=0.01, ha="left", fontsize="large", fontweight="bold")
-    _draw_speedups(left, rows, published)
-    _draw_states(right, rows)
-    left.set_yticks(range(len(rows)), labels)
-    left.tick_params(axis="y", length=0)
-    left.invert_yaxis()
-    figure.legend(loc="outside lower right", ncols=len(_STATES) + 1, frameon=False, columnspacing=1.5)
+    with literal_text():
+        left, right = figure.subplots(1, 2, sharey=True)
+        heading = shortened(title, most=_TITLE_CHARACTERS)
+        figure.suptitle(heading, x=0.01, ha="left", fontsize="large", fontweight="bold")
+        _draw_speedups(left, rows, published)
+        _draw_states(right, rows)
+        left.set_yticks(range(len(rows)), [shortened(label) for label in labels])
+        left.tick_params(axis="y", length=0)
+        left.invert_yaxis()
+        figure.legend(loc="outside lower right", ncols=len(_STATES) + 1, frameon=False, columnspacing=1.5)
     return figure
 
 
@@ -88,7 +92,7 @@ def _speedup_text(row: Row) -> str:
 
 def _baseline_text(rows: Sequence[Row]) -> str:
     baselines = [row.schedule for row in rows if row.speedup == 1]
-    return f"speed-up over {baselines[0]}" if len(baselines) == 1 else "speed-up"
+    return f"speed-up over {shortened(baselines[0], most=20)}" if len(baselines) == 1 else "speed-up"
 
 
 def _draw_states(axes: "Axes", rows: Sequence[Row]) -> None:

@@ -32,6 +32,7 @@ from simdist.plan import (
     stream_of,
 )
 from simdist.report import palette
+from simdist.report.lettering import literal_text, shortened
 from simdist.report.palette import Style, time_unit
 from simdist.trace import Trace
 
@@ -99,13 +100,15 @@ def timeline_figure(
     view = _View.of(trace, steps, chosen)
     unit, scale = time_unit(view.end_s)
     figure = Figure(figsize=(12.0, 1.7 + (0.15 * len(view.lanes) + 0.08) * len(chosen)), layout="constrained")
-    axes = figure.subplots()
-    styles = _draw_spans(axes, trace, view, scale)
-    _draw_steps(axes, trace, view, scale)
-    _label(axes, view, unit, scale)
     which = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
-    axes.set_title(f"{plan.name}: {which} of {plan.n_steps}, {why}", loc="left", fontweight="bold", pad=18)
-    _explain(figure, [style for style in _LEGEND if style in styles])
+    title = f"{shortened(plan.name)}: {which} of {plan.n_steps}, {why}"
+    with literal_text():
+        axes = figure.subplots()
+        styles = _draw_spans(axes, trace, view, scale)
+        _draw_steps(axes, trace, view, scale)
+        _label(axes, view, unit, scale)
+        axes.set_title(title, loc="left", fontweight="bold", pad=18)
+        _explain(figure, [style for style in _LEGEND if style in styles])
     return figure
 
 

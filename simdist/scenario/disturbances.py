@@ -4,8 +4,9 @@ Every delay is seconds per step and rank, added on one channel: `host` (the CPU 
 pass), `compute` (the GPU is slow) or `io` (loading is slow).
 """
 
+import io
+import math
 import zipfile
-import zlib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -29,6 +30,14 @@ __all__ = [
     "Transient",
     "read_recorded",
 ]
+
+
+_NAME = "write the name of a .npz or .csv file"
+_CSV = (
+    "write lines of numbers in seconds, one per step, one column per rank, separated by commas; begin a header with #"
+)
+_NPZ = "write seconds, [n_steps, world_size], with numpy.savez(file, seconds)"
+_DELAYS = "delays are seconds, finite and 0 or more"
 
 
 class _Disturbance(Selection):
@@ -114,7 +123,7 @@ class Recorded(_Disturbance):
     @classmethod
     def _beside_the_scenario(cls, value: Any, info: ValidationInfo) -> Any:
         if not isinstance(value, str | Path) or Path(value).suffix not in (".npz", ".csv"):
-            raise ValueError(f"{shown(value)} is no recording: write the name of a .npz or .csv file")
+            raise ValueError(f"{shown(value)} is no recording: {_NAME}")
         folder = info.context.folder if isinstance(info.context, FromFile) else Path()
         return (folder / value).absolute()
 
@@ -141,35 +150,75 @@ def read_recorded(recorded: Recorded) -> NDArray[np.float64]:
     Raises:
         ValidationError: The file cannot be read, or holds something else than delays.
     """
+    path = recorded.file
     try:
-        seconds = _read_npz(recorded) if recorded.file.suffix == ".npz" else _read_csv(recorded.file)
-        if seconds.ndim != 2 or not np.issubdtype(seconds.dtype, np.number) or np.iscomplexobj(seconds):
-            raise ValueError(
-                f"holds {seconds.dtype} of shape {list(seconds.shape)}: write seconds, [n_steps, world_size]"
-            )
-        bad = np.argwhere(~((seconds >= 0) & np.isfinite(seconds)))
-        if len(bad):
-            step, rank = bad[0]
-            raise ValueError(f"{seconds[step, rank]} at step {step}, rank {rank}: delays are finite and 0 or more")
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        refuse("Recorded", [(("file",), f"{shown(str(recorded.file))}: {error}")])
+        content = _content(path)
+        seconds = _read_npz(content, path, recorded.on) if path.suffix == ".npz" else _read_csv(content, path)
+    except OSError as error:
+        refuse("Recorded", [(("file",), f"{path}: cannot be read: {error.strerror or error}")])
+    except ValueError as error:
+        refuse("Recorded", [(("file",), str(error))])
+    return seconds
+
+
+def _content(path: Path) -> bytes:
+    if not path.exists():
+        raise ValueError(f"{path}: there is no such file; the name is relative to the scenario")
+    if not path.is_file():  # to open a pipe would wait for a writer
+        raise ValueError(f"{path}: is {'a directory' if path.is_dir() else 'no regular file'}: {_NAME}")
+    content = path.read_bytes()
+    if not content:
+        raise ValueError(f"{path}: is empty: {_NPZ if path.suffix == '.npz' else _CSV}")
+    return content
+
+
+def _read_npz(content: bytes, path: Path, channel: Channel) -> NDArray[np.float64]:
+    """Read an .npz file. ValueError tells what is wrong."""
+    name = None
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            names = [member.removesuffix(".npy") for member in archive.namelist()]
+        name = names[0] if len(names) == 1 else channel
+        if name in names:
+            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
+                seconds = np.asarray(arrays[name])
+    except Exception:  # of a dozen kinds: numpy, zipfile and tokenize each have their own for damaged files
+        what = "is no .npz file" if name is None else f"{name} is damaged, or holds Python objects instead of numbers"
+        raise ValueError(f"{path}: {what}: {_NPZ}") from None
+    if name not in names:
+        raise ValueError(f"{path}: holds {', '.join(names) or 'nothing'}: write one array, or one named {channel!r}")
+    if seconds.ndim != 2 or not np.issubdtype(seconds.dtype, np.number) or np.iscomplexobj(seconds):
+        raise ValueError(f"{path}: {name} holds {seconds.dtype} of shape {list(seconds.shape)}: {_NPZ}")
+    wrong = np.argwhere(~((seconds >= 0) & np.isfinite(seconds)))
+    if len(wrong):
+        step, rank = wrong[0]
+        raise ValueError(f"{path}: {seconds[step, rank]} at step {step}, rank {rank}: {_DELAYS}")
     return seconds.astype(np.float64)
 
 
-def _read_npz(recorded: Recorded) -> NDArray[np.float64]:
-    if not zipfile.is_zipfile(recorded.file):
-        raise ValueError("no .npz file, or there is none: write one with numpy.savez")
-    with np.load(recorded.file, allow_pickle=False) as arrays:
-        names = list(arrays.files)
-        name = names[0] if len(names) == 1 else recorded.on
-        if name not in names:
-            raise ValueError(f"holds {', '.join(names) or 'nothing'}: write one array, or one named {recorded.on!r}")
-        return np.asarray(arrays[name])
-
-
-def _read_csv(path: Path) -> NDArray[np.float64]:
-    text = path.read_text(encoding="utf-8")
-    rows = [line.split(",") for line in text.splitlines() if line.strip() and not line.startswith("#")]
-    if len({len(row) for row in rows}) != 1:
-        raise ValueError("lines of different lengths, or none: write a line per step with a column per rank")
+def _read_csv(content: bytes, path: Path) -> NDArray[np.float64]:
+    """Read a .csv file. ValueError tells what is wrong, and in which line."""
+    try:
+        lines = content.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ValueError(f"{path}:{line}: byte {content[error.start]:#04x} is not UTF-8 text: {_CSV}") from None
+    numbered = [(i, line) for i, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#")]
+    if not numbered:
+        raise ValueError(f"{path}: is empty: {_CSV}")
+    rows = [[_seconds(cell, f"{path}:{number}") for cell in line.split(",")] for number, line in numbered]
+    for (number, _), row in zip(numbered, rows, strict=True):
+        if len(row) != len(rows[0]):
+            found = f"{len(row)} column{'s' * (len(row) > 1)}, but {len(rows[0])} in line {numbered[0][0]}"
+            raise ValueError(f"{path}:{number}: {found}: write as many, one per rank")
     return np.array(rows, dtype=np.float64)
+
+
+def _seconds(cell: str, where: str) -> float:
+    try:
+        seconds = float(cell)
+    except ValueError:
+        raise ValueError(f"{where}: {shown(cell.strip())} is not a number: {_CSV}") from None
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{where}: {cell.strip()}: {_DELAYS}")
+    return seconds
