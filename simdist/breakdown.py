@@ -28,9 +28,12 @@ from simdist.plan import Stream
 from simdist.plan.walk import Template, stretches
 from simdist.trace import Trace
 
-__all__ = ["Attribution", "Breakdown", "Observer", "breakdown"]
+__all__ = ["STATES", "Attribution", "Breakdown", "Observer", "breakdown"]
 
 Times: TypeAlias = NDArray[np.float64]
+
+STATES = ("compute", "comm", "wait", "io", "host")
+"""The states of a rank, in the order of precedence; `Breakdown` has the seconds of each as `<state>_s`."""
 
 _MANY = 8  # open collectives after which it pays to look which are over
 
@@ -72,14 +75,8 @@ class Breakdown:
 
     def per_step_s(self, state: str) -> Times:
         """Return the seconds per step in a state (`compute`, ..., `host`), averaged over ranks, `[n_seeds]`."""
-        totals = {
-            "compute": self.compute_s,
-            "comm": self.comm_s,
-            "wait": self.wait_s,
-            "io": self.io_s,
-            "host": self.host_s,
-        }
-        return np.asarray(totals[state].mean(axis=0) / self.n_steps)
+        totals_s = (self.compute_s, self.comm_s, self.wait_s, self.io_s, self.host_s)
+        return np.asarray(dict(zip(STATES, totals_s, strict=True))[state].mean(axis=0) / self.n_steps)
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.breakdown import Breakdown, breakdown
+from simdist.breakdown import STATES, Breakdown, breakdown
 from simdist.build import Built, build, delay_sampler
 from simdist.engines import Engine, des, fast
 from simdist.errors import ScenarioError, UnsupportedError
@@ -185,12 +185,11 @@ def _reporter(
 
 
 def _collect(built: Built, engine: str, parts: list[Breakdown]) -> Measured:
-    states = ("compute", "comm", "wait", "io", "host")
     return Measured(
         label=built.schedule.name,
         engine=engine,
         step_s=np.concatenate([part.step_s for part in parts]),
-        states_s={state: np.concatenate([part.per_step_s(state) for part in parts]) for state in states},
+        states_s={state: np.concatenate([part.per_step_s(state) for part in parts]) for state in STATES},
     )
 
 

@@ -14,23 +14,23 @@ files belong together, because a trace of a mixed-up directory would look like a
 import io
 import os
 import secrets
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, get_args
+from typing import get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simdist import scenario as scenarios
 from simdist.check import check
+from simdist.engines.delays import Delays
 from simdist.errors import PlanError, RunError, ScenarioError, TraceError
 from simdist.plan import Channel, Delay, Plan, dumps, load
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import read_recorded
-from simdist.trace import Trace
+from simdist.trace import Trace, write_npz
 
 __all__ = [
     "PLAN",
@@ -48,8 +48,6 @@ __all__ = [
 PLAN, SCENARIO, DELAYS, SIMULATED = "plan.json", "scenario.yaml", "delays.npz", "trace.simulated.npz"
 _CHANNELS: tuple[Channel, ...] = get_args(Channel)
 _HOW = "`simdist plan SCENARIO -o RUN` writes one"
-
-Delays: TypeAlias = Mapping[Channel, NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
@@ -219,13 +217,9 @@ def _standalone(scenario: Scenario) -> tuple[Scenario, dict[str, NDArray[np.floa
 
 
 def _npz(arrays: Mapping[str, NDArray[np.float64]]) -> bytes:
-    """Return an .npz file; a fixed date makes equal arrays give equal bytes."""
+    """Return an .npz file of the arrays, by name."""
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-        for name in sorted(arrays):
-            member = io.BytesIO()
-            np.lib.format.write_array(member, np.ascontiguousarray(arrays[name]), allow_pickle=False)
-            archive.writestr(zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0)), member.getvalue())
+    write_npz(file, dict(sorted(arrays.items())))
     return file.getvalue()
 
 

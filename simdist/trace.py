@@ -12,9 +12,10 @@ plans are refused. NaN means that it did not run. Whoever reads a trace need not
 import io
 import json
 import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ from simdist.plan.text import op_name
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Trace"]
+__all__ = ["Trace", "write_npz"]
 
 _FORMAT = "simdist-trace-1"
 _ARRAYS = ("ready_s", "start_s", "end_s")
@@ -81,10 +82,8 @@ class Trace:
     def save(self, path: Path | str) -> None:
         """Write to an .npz file; equal traces give equal bytes."""
         header = json.dumps({"format": _FORMAT, "source": self.source, "plan": dumps(self.plan)})
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-            _add(archive, "header", np.frombuffer(header.encode(), dtype=np.uint8))
-            for name in _ARRAYS:
-                _add(archive, name, getattr(self, name))
+        arrays = {"ready_s": self.ready_s, "start_s": self.start_s, "end_s": self.end_s}
+        write_npz(path, {"header": np.frombuffer(header.encode(), dtype=np.uint8), **arrays})
 
     @classmethod
     def load(cls, path: Path | str) -> "Trace":
@@ -141,8 +140,10 @@ class Trace:
         return step, position, bodies[step]
 
 
-def _add(archive: zipfile.ZipFile, name: str, array: NDArray[np.generic]) -> None:
-    """Add an array with a fixed date, so that equal contents give equal bytes."""
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, np.ascontiguousarray(array), allow_pickle=False)
-    archive.writestr(zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0)), buffer.getvalue())
+def write_npz(file: Path | str | IO[bytes], arrays: Mapping[str, NDArray[np.generic]]) -> None:
+    """Write arrays, in their order, as an .npz file with a fixed date, so that equal arrays give equal bytes."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            member = io.BytesIO()
+            np.lib.format.write_array(member, np.ascontiguousarray(array), allow_pickle=False)
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy", date_time=(1980, 1, 1, 0, 0, 0)), member.getvalue())

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from simdist.breakdown import STATES
 from simdist.build import build
 from simdist.cli import finished, inputs
 from simdist.cli.session import Session
@@ -17,8 +18,6 @@ from simdist.schedules import Schedule
 from simdist.units import format_seconds
 
 __all__ = ["compare"]
-
-_STATES = ("compute", "comm", "wait", "io", "host")
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def compare(
         rows = _Comparison(session, name, scenario, reference, n_seeds, engine, kept, anew).rows(bar)
     title = _title(scenario, reference.name, n_seeds)
     document = {"scenario": scenario.name, "baseline": reference.name, "rows": [asdict(each) for each in rows]}
-    header = ("schedule", "step time", "speed-up", *_STATES, "engine")
+    header = ("schedule", "step time", "speed-up", *STATES, "engine")
     session.result(document, table_text(title, header, [_cells(each) for each in rows], words=("schedule", "engine")))
     if plot:
         _draw(session, title, rows, plot)

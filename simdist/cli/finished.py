@@ -16,6 +16,7 @@ from typing import Any, final
 import numpy as np
 
 from simdist import __version__, rundir
+from simdist.breakdown import STATES
 from simdist.build import Built
 from simdist.compare import Measured, Row
 from simdist.errors import RunError
@@ -23,7 +24,7 @@ from simdist.scenario import Scenario
 
 __all__ = ["Finished", "key"]
 
-_SAMPLES = {"step", "compute", "comm", "wait", "io", "host"}
+_SAMPLES = {"step", *STATES}
 
 
 def key(scenario: Scenario, built: Built, *, n_seeds: int, engine: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simdist import rundir
-from simdist.breakdown import Breakdown, breakdown
+from simdist.breakdown import STATES, Breakdown, breakdown
 from simdist.build import build, delay_sampler, delays, job
 from simdist.cli import inputs
 from simdist.cli.session import Session
@@ -14,17 +14,15 @@ from simdist.cli.tables import table_text
 from simdist.cost import Costs, price
 from simdist.engines import Engine, fast
 from simdist.engines import simulate as simulate_plan
+from simdist.engines.delays import Delays
 from simdist.errors import ScenarioError, UnsupportedError
 from simdist.plan import Plan
 from simdist.progress import ProgressBar
-from simdist.rundir import Delays
 from simdist.scenario import Scenario
 from simdist.trace import Trace
 from simdist.units import format_seconds
 
 __all__ = ["simulate"]
-
-_STATES = ("compute", "comm", "wait", "io", "host")
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ def simulate(
             rows.append(_row(run, done))
             traces += [(run.label, done.trace)] if plot and done.trace else []
     title = f"{Path(name).name}: seconds per step, averaged over ranks"
-    header = ("schedule", "step time", *_STATES, "engine")
+    header = ("schedule", "step time", *STATES, "engine")
     session.result(
         {"scenario": name, "rows": rows},
         table_text(title, header, [_cells(row) for row in rows], words=("schedule", "engine")),
@@ -168,7 +166,7 @@ def _row(run: _Run, done: _Simulated) -> dict[str, object]:
     return {
         "schedule": run.label,
         "step_s": float(done.where.step_s[0]),
-        **{f"{state}_s": float(done.where.per_step_s(state)[0]) for state in _STATES},
+        **{f"{state}_s": float(done.where.per_step_s(state)[0]) for state in STATES},
         "makespan_s": float(done.where.makespan_s[0]),
         "steps": run.plan.n_steps,
         "engine": done.engine,
@@ -178,7 +176,7 @@ def _row(run: _Run, done: _Simulated) -> dict[str, object]:
 
 
 def _cells(row: dict[str, object]) -> list[str]:
-    times = [row[f"{state}_s"] for state in ("step", *_STATES)]
+    times = [row[f"{state}_s"] for state in ("step", *STATES)]
     return [str(row["schedule"]), *(format_seconds(float(str(time_s))) for time_s in times), str(row["engine"])]
 
 
