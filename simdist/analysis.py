@@ -11,7 +11,6 @@ comes late because an earlier collective held it up is charged for coming late, 
 collective. Ties mostly mean this: a node comes late as a whole because one of its ranks held up the others.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 
 from simdist.breakdown import breakdown
 from simdist.groups import Group
-from simdist.plan import COLLECTIVES, Op, Plan, Wait, stream_of
+from simdist.plan import COLLECTIVES, Wait, occurrences, stream_of
 from simdist.plan.text import op_name
 from simdist.trace import Trace
 
@@ -29,10 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "HostWaits",
-    "Occurrences",
     "Waiting",
     "host_waits",
-    "occurrences",
     "op_table",
     "rank_table",
     "step_end_s",
@@ -41,32 +38,6 @@ __all__ = [
 ]
 
 Seconds: TypeAlias = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Occurrences:
-    """One operation of one body, with every step that runs it.
-
-    Args:
-        op: The operation.
-        steps: The steps, int64 `[n]`, increasing; each once.
-        rows: Its rows in a trace, int64 `[n]`.
-    """
-
-    op: Op
-    steps: NDArray[np.int64]
-    rows: NDArray[np.int64]
-
-
-def occurrences(plan: Plan) -> Iterator[Occurrences]:
-    """Yield every operation of every body that runs, body after body, in the order of the program."""
-    first = plan.first_instances()[:-1]
-    bodies = np.fromiter(plan.body_of_steps(), dtype=np.int64, count=plan.n_steps)
-    for number, body in enumerate(plan.bodies):
-        steps = np.flatnonzero(bodies == number)
-        for position, op in enumerate(body):
-            if len(steps):
-                yield Occurrences(op, steps, first[steps] + position)
 
 
 def step_end_s(trace: Trace) -> Seconds:

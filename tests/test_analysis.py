@@ -7,7 +7,7 @@ from traces import plan_of, trace_of
 
 from simdist import analysis
 from simdist.groups import Group
-from simdist.plan import AllReduce, Backward, Delay, Forward, Load, Wait
+from simdist.plan import AllReduce, Backward, Delay, Forward, Load, Wait, occurrences
 from simdist.trace import Trace
 
 FORWARD = Forward(("param",), ("loss",))
@@ -108,7 +108,7 @@ def test_caused_and_suffered_both_add_up_to_all_waiting_of_collectives(trace):
 def test_occurrences_visit_every_instance_once_in_its_step(trace):
     frame = trace.frame().query("rank == 0").reset_index(drop=True)
     seen = {}
-    for each in analysis.occurrences(trace.plan):
+    for each in occurrences(trace.plan):
         seen |= dict(zip(each.rows.tolist(), each.steps.tolist(), strict=True))
     assert [seen[row] for row in range(trace.plan.n_instances)] == frame["step"].tolist()
 

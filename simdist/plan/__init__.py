@@ -2,6 +2,7 @@
 
 from simdist.groups import Group
 from simdist.plan.codec import dumps, load, loads, save
+from simdist.plan.occurrences import Occurrences, occurrences
 from simdist.plan.ops import (
     COLLECTIVES,
     STREAMS,
@@ -50,6 +51,7 @@ __all__ = [
     "Group",
     "Instance",
     "Load",
+    "Occurrences",
     "Op",
     "Optimize",
     "Plan",
@@ -63,6 +65,7 @@ __all__ = [
     "dumps",
     "load",
     "loads",
+    "occurrences",
     "op_text",
     "plan_text",
     "reads",
