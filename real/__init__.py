@@ -1,0 +1,1 @@
+"""The real backend: the plans of simdist, executed with torch.distributed."""

@@ -1,0 +1,1 @@
+"""Operations on gradients that torch does not have."""

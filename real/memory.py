@@ -1,0 +1,113 @@
+"""One tensor per buffer of a plan.
+
+A dense buffer is a flat tensor; a sparse one is a pair of `count` values and `count` int32 indices. Nothing is
+allocated before its size has been compared with the memory that there is, because a plan is a file that somebody sent.
+"""
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from simdist.errors import RunError
+from simdist.plan import Buffer, Plan
+
+__all__ = ["DTYPES", "Memory", "SparseTensor"]
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "uint8": torch.uint8,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SparseTensor:
+    """Some values of a vector and where they stand.
+
+    Args:
+        values: Shape `[k]`.
+        indices: int32 `[k]`.
+    """
+
+    values: Tensor
+    indices: Tensor
+
+
+class Memory:
+    """The buffers of one rank.
+
+    Args:
+        plan: Whose buffers.
+        device: Where buffers placed on the device live; the others are in host memory.
+        names: Which buffers are wanted; the others stay without a tensor.
+
+    Raises:
+        RunError: They do not fit.
+    """
+
+    def __init__(self, plan: Plan, device: torch.device, names: Collection[str]) -> None:
+        wanted = [buffer for buffer in plan.buffers if buffer.name in names]
+        self._device = device
+        self._buffers = {buffer.name: buffer for buffer in wanted}
+        self._check_fits(plan)
+        self._dense: dict[str, Tensor] = {}
+        self._sparse: dict[str, SparseTensor] = {}
+        for buffer in wanted:
+            values = self._zeros(buffer, DTYPES[buffer.dtype])
+            if buffer.sparse:
+                self._sparse[buffer.name] = SparseTensor(values, self._zeros(buffer, torch.int32))
+            else:
+                self._dense[buffer.name] = values
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._buffers
+
+    def dense(self, name: str) -> Tensor:
+        """Return the tensor of a dense buffer, shape `[count]`."""
+        return self._dense[name]
+
+    def sparse(self, name: str) -> SparseTensor:
+        """Return the values and indices of a sparse buffer."""
+        return self._sparse[name]
+
+    def tensors(self, name: str) -> tuple[Tensor, ...]:
+        """Return the tensors of a buffer: one, or values and indices."""
+        sparse = self._sparse.get(name)
+        return (sparse.values, sparse.indices) if sparse else (self._dense[name],)
+
+    def _zeros(self, buffer: Buffer, dtype: torch.dtype) -> Tensor:
+        on_host = buffer.place == "host"
+        pinned = on_host and self._device.type == "cuda"
+        return torch.zeros(buffer.count, dtype=dtype, device="cpu" if on_host else self._device, pin_memory=pinned)
+
+    def _check_fits(self, plan: Plan) -> None:
+        on_gpu = self._device.type == "cuda"
+        for place, free_nbytes in (("device", _free_nbytes(self._device)), ("host", _free_nbytes(torch.device("cpu")))):
+            nbytes = sum(buffer.nbytes for buffer in self._buffers.values() if buffer.place == place)
+            if nbytes > free_nbytes:
+                where = f"{self._device}" if on_gpu and place == "device" else "the host"
+                raise RunError(
+                    f"plan {plan.name} needs {nbytes / 1e9:.3g} GB for its buffers; {where} has "
+                    f"{free_nbytes / 1e9:.3g} GB free: run a smaller model, or fewer ranks on this machine"
+                )
+
+
+def _free_nbytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _cached_nbytes()
+
+
+def _cached_nbytes() -> int:
+    """Return what the kernel would give up for us: file pages that can be read again."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            rows = dict(line.split(":", 1) for line in file)
+    except OSError:
+        return 0
+    return int(rows["Cached"].split()[0]) * 1024 if "Cached" in rows else 0

@@ -1,0 +1,130 @@
+"""Models to run plans with: own definitions with synthetic data, nothing to download.
+
+The order of `module.parameters()` is the order of first use in the forward pass, and it is the order of the rows of the
+workload preset of the same name: tensor i of a plan is parameter i of the module.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from real.models.gpt import Gpt
+from real.models.mlp import mlp
+from real.models.resnet import resnet
+from real.models.synthetic import Source, texts, vectors, windows
+from real.models.vgg import vgg
+from simdist.errors import RunError
+
+__all__ = ["Job", "build", "create", "names"]
+
+_LEARNING_RATE, _MOMENTUM = 0.01, 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that one rank trains with.
+
+    Args:
+        module: On its device, in its dtype, in training mode.
+        loss: (output of the module, targets) -> mean over the batch.
+        optimizer: Of all parameters of `module`.
+        batch: (step, rank) -> inputs and targets, views of host memory, pinned if the device is a GPU.
+    """
+
+    module: nn.Module
+    loss: Callable[[Tensor, Tensor], Tensor]
+    optimizer: torch.optim.Optimizer
+    batch: Callable[[int, int], tuple[Tensor, Tensor]]
+
+
+def names() -> list[str]:
+    """Return the models that there are, each a workload preset too."""
+    return sorted(_MODELS)
+
+
+def create(name: str) -> nn.Module:
+    """Return a new module on torch's default device, drawn from torch's default generator.
+
+    >>> with torch.device("meta"):
+    ...     sum(parameter.numel() for parameter in create("gpt2").parameters())
+    124439808
+
+    Raises:
+        RunError: There is no such model.
+    """
+    return _model(name).create()
+
+
+def build(name: str, *, batch_size: int, device: torch.device, dtype: torch.dtype, seed: int) -> Job:
+    """Return a model with loss, optimizer (SGD with momentum) and data.
+
+    Everything is drawn on the CPU, without touching torch's default generator: the same seed gives the same parameters
+    and the same batches on every rank and every kind of device.
+
+    Args:
+        name: One of `names()`.
+        batch_size: Samples per rank and step, at least 1.
+        device: Of the module.
+        dtype: Of parameters and floating-point inputs.
+        seed: Of parameters and data.
+
+    Raises:
+        RunError: There is no such model, or the batch is empty.
+    """
+    model = _model(name)
+    if batch_size < 1:
+        raise RunError(f"model {name}: batch_size is {batch_size}; must be at least 1")
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach the GPUs' generators as well
+        module = model.create().to(device=device, dtype=dtype)
+        batch = windows(
+            model.source,
+            batch_size=batch_size,
+            dtype=dtype,
+            generator=torch.Generator().manual_seed(seed),
+            pin=device.type == "cuda",
+        )
+    optimizer = torch.optim.SGD(module.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM)
+    return Job(module=module, loss=_cross_entropy, optimizer=optimizer, batch=batch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    create: Callable[[], nn.Module]
+    source: Source
+
+
+_IMAGES = vectors(3, 224, 224, n_classes=1000)
+
+_MODELS: Mapping[str, _Model] = {
+    "mlp": _Model(partial(mlp, 784, 256, 256, 10), vectors(784, n_classes=10)),
+    "resnet18": _Model(partial(resnet, 2, 2, 2, 2, bottleneck=False), _IMAGES),
+    "resnet50": _Model(partial(resnet, 3, 4, 6, 3, bottleneck=True), _IMAGES),
+    "resnet101": _Model(partial(resnet, 3, 4, 23, 3, bottleneck=True), _IMAGES),
+    "resnet152": _Model(partial(resnet, 3, 8, 36, 3, bottleneck=True), _IMAGES),
+    "vgg16": _Model(partial(vgg, 2, 2, 3, 3, 3), _IMAGES),
+    "vgg19": _Model(partial(vgg, 2, 2, 4, 4, 4), _IMAGES),
+    "gpt-nano": _Model(
+        partial(Gpt, n_tokens=256, length=128, width=48, n_layers=3, n_heads=3), texts(128, n_tokens=256)
+    ),
+    "gpt2": _Model(
+        partial(Gpt, n_tokens=50257, length=1024, width=768, n_layers=12, n_heads=12), texts(1024, n_tokens=50257)
+    ),
+}
+
+
+def _model(name: str) -> _Model:
+    if name not in _MODELS:
+        near = get_close_matches(name, _MODELS, n=1, cutoff=0.0)
+        raise RunError(f"no model {name!r}; did you mean {near[0]!r}? There are: {', '.join(names())}")
+    return _MODELS[name]
+
+
+def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean over all predictions; a text has one for each token."""
+    return functional.cross_entropy(logits.flatten(0, -2), targets.flatten())

@@ -1,0 +1,88 @@
+"""GPT-2: a transformer that predicts the next token."""
+
+import torch
+from torch import Tensor, nn
+
+from real.models.layers import MatrixProduct, ScaledDotProduct, named
+
+__all__ = ["Gpt", "feed_forward"]
+
+_INIT_STD = 0.02  # Radford et al. 2018, section 4.1
+
+
+class _Attention(nn.Module):
+    """Causal multi-head self-attention."""
+
+    def __init__(self, width: int, n_heads: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.project = named({"qkv": nn.Linear(width, 3 * width)})
+        self.mix = ScaledDotProduct(causal=True)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in self.project(x).chunk(3, dim=-1))
+        mixed: Tensor = self.output(self.mix(q, k, v).transpose(1, 2).flatten(2))
+        return mixed
+
+
+class _Layer(nn.Module):
+    """Attention and feed-forward network, each normalised before and added to what came in."""
+
+    def __init__(self, width: int, n_heads: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = _Attention(width, n_heads)
+        self.feed_forward_norm = nn.LayerNorm(width)
+        self.feed_forward = feed_forward(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        y: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
+        return y
+
+
+class Gpt(nn.Module):
+    """The architecture of GPT-2. The language-model head is the token embedding again (tied).
+
+    There is no dropout, so that equal seeds give equal values on every device.
+
+    Source: Radford et al., Language Models are Unsupervised Multitask Learners, 2019.
+
+    Args:
+        n_tokens: Size of the vocabulary.
+        length: Positions that there are; a sample may be shorter.
+        width: Of the residual stream.
+        n_layers: Attention and feed-forward, this many times.
+        n_heads: Divides `width`.
+    """
+
+    def __init__(self, *, n_tokens: int, length: int, width: int, n_layers: int, n_heads: int) -> None:
+        super().__init__()
+        self.token, self.position = nn.Embedding(n_tokens, width), nn.Embedding(length, width)
+        self.layers = nn.Sequential(*(_Layer(width, n_heads) for _ in range(n_layers)))
+        self.norm = nn.LayerNorm(width)
+        self.logits = MatrixProduct()
+        self._initialize()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits `[batch, length, n_tokens]` of the token after each of `tokens`, int64 `[batch, length]`."""
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.norm(self.layers(self.token(tokens) + self.position(positions)))
+        logits: Tensor = self.logits(x, self.token.weight.T)
+        return logits
+
+    def _initialize(self) -> None:
+        """Draw small weights, and smaller ones where a layer adds to the residual stream (GPT-2, section 2.3)."""
+        std_of_sum = _INIT_STD / (2 * len(self.layers)) ** 0.5
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                adds = name.endswith(("attention.output", "feed_forward.2"))
+                nn.init.normal_(module.weight, std=std_of_sum if adds else _INIT_STD)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+
+
+def feed_forward(width: int) -> nn.Sequential:
+    """Return the feed-forward network of a transformer layer, 4 x width inside."""
+    return nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))

@@ -1,0 +1,53 @@
+"""What a program is: the computation of a training job, in the operations of a plan."""
+
+import abc
+from collections.abc import Callable, Iterable
+
+from simdist.plan import Copy, Densify, Forward, Load, Optimize, Save, Select
+
+__all__ = ["Program"]
+
+
+class Program(abc.ABC):
+    """Performs the operations of a plan that compute, load and save; the executor says when.
+
+    On a GPU the methods enqueue kernels on the current CUDA stream and return.
+    """
+
+    @abc.abstractmethod
+    def load(self, op: Load, step: int) -> None:
+        """Read the next batch into the host buffer `op.dst`."""
+
+    @abc.abstractmethod
+    def copy(self, op: Copy, step: int) -> None:
+        """Copy a buffer."""
+
+    @abc.abstractmethod
+    def forward(self, op: Forward, step: int) -> None:
+        """Compute the loss."""
+
+    @abc.abstractmethod
+    def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
+        """Compute all gradients.
+
+        Args:
+            buckets: The gradient buckets, in the order of the plan.
+            complete: To be called once for each of them, in that order, as soon as its gradients are there. It may
+                block, and other operations may be performed inside it.
+        """
+
+    @abc.abstractmethod
+    def optimize(self, op: Optimize) -> None:
+        """Update parameters."""
+
+    @abc.abstractmethod
+    def select(self, op: Select) -> None:
+        """Move the largest values of a gradient and its residual to a sparse buffer."""
+
+    @abc.abstractmethod
+    def densify(self, op: Densify) -> None:
+        """Add a sparse buffer into a dense one that starts from zero."""
+
+    @abc.abstractmethod
+    def save(self, op: Save, step: int) -> None:
+        """Write buffers to storage."""

@@ -1,0 +1,198 @@
+"""A model's parameters and gradients, laid into the buffers of a plan.
+
+After `Binding`, every parameter is a view of a parameter buffer, and gradients are brought into the gradient buckets as
+autograd completes them. So collectives, copies and averages work on whole buffers, and the model, the loss and the
+optimiser remain what they were.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from torch import Tensor, nn
+
+from real.memory import DTYPES, Memory
+from simdist.errors import PlanError
+from simdist.plan import Backward, Buffer, Optimize, Plan
+
+__all__ = ["Binding", "trained_parameters"]
+
+
+def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that are trained, each once, in order: the tensors that a plan counts."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+class Binding:
+    """Ties a model to a plan.
+
+    Args:
+        plan: Its buffers say which tensors they hold.
+        module: Already on the device of `memory`.
+        memory: Has the parameter and gradient buffers of the plan.
+
+    Raises:
+        PlanError: The plan is for another model.
+    """
+
+    def __init__(self, plan: Plan, module: nn.Module, memory: Memory) -> None:
+        self._parameters = trained_parameters(module)
+        self._names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        self._memory = memory
+        ops = [op for body in plan.bodies for op in body]
+        params = dict.fromkeys(name for op in ops if isinstance(op, Optimize) for name in op.params)
+        grads = dict.fromkeys(op.dst for op in ops if isinstance(op, Backward))
+        self._check_model(plan, [plan.buffer(name) for name in params])
+        for name in params:
+            self._lay(plan.buffer(name))
+        self._buckets = _Buckets({name: self._places(plan.buffer(name)) for name in grads})
+
+    @staticmethod
+    def buffers_of(plan: Plan) -> set[str]:
+        """Return the names of the buffers that a model needs: all but inputs, activations and losses."""
+        return {buffer.name for buffer in plan.buffers if buffer.tensors or buffer.sparse}
+
+    def backward(
+        self, start: Callable[[], None] | None, buckets: Iterable[str], complete: Callable[[], object]
+    ) -> None:
+        """Watch a backward pass, and call `complete` for each bucket in turn.
+
+        Args:
+            start: Runs autograd. None: the caller will; the buckets that autograd leaves out are then completed by
+                `finish_backward`.
+            buckets: Gradient buckets in the order of the plan.
+            complete: See `real.programs.base.Program.backward`.
+        """
+        self._buckets.expect(buckets, complete)
+        if start:
+            start()
+            self._buckets.finish()
+
+    def finish_backward(self) -> None:
+        """Complete the buckets of parameters that the loss did not depend on."""
+        self._buckets.finish()
+
+    def forget_gradients(self) -> None:
+        """Let the next backward pass begin with no gradients."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def _check_model(self, plan: Plan, buffers: Sequence[Buffer]) -> None:
+        covered = sorted(buffer.tensors or (0, 0) for buffer in buffers)
+        n_tensors = covered[-1][1] if covered else 0
+        if [first for first, _ in covered] != [0, *(last for _, last in covered[:-1])]:
+            raise PlanError(f"plan {plan.name}: its parameter buffers hold tensors {covered}; they should follow on")
+        if n_tensors != len(self._parameters):
+            raise PlanError(
+                f"plan {plan.name} is for a model of {n_tensors} tensors; this one has {len(self._parameters)} that "
+                f"are trained: build the plan with this model's workload"
+            )
+        for buffer in buffers:
+            for parameter, name in zip(self._of(buffer), self._names_of(buffer), strict=True):
+                if parameter.dtype != DTYPES[buffer.dtype]:
+                    raise PlanError(
+                        f"plan {plan.name}: buffer {buffer.name} is {buffer.dtype}, parameter {name} is "
+                        f"{parameter.dtype}; set workload.dtype, or convert the model"
+                    )
+            count = sum(parameter.numel() for parameter in self._of(buffer))
+            if count != buffer.count:
+                raise PlanError(
+                    f"plan {plan.name}: buffer {buffer.name} has {buffer.count} elements; this model's tensors "
+                    f"{buffer.tensors[0]}:{buffer.tensors[1]} have {count}: build the plan with this model's workload"
+                    if buffer.tensors
+                    else f"plan {plan.name}: buffer {buffer.name} holds no tensors"
+                )
+
+    def _of(self, buffer: Buffer) -> list[nn.Parameter]:
+        return self._parameters[slice(*(buffer.tensors or (0, 0)))]
+
+    def _names_of(self, buffer: Buffer) -> list[str]:
+        return self._names[slice(*(buffer.tensors or (0, 0)))]
+
+    def _lay(self, buffer: Buffer) -> None:
+        """Move the parameters into their buffer, with the strides that they had."""
+        for parameter, view in zip(self._of(buffer), self._views(buffer), strict=True):
+            view.copy_(parameter.detach())
+            parameter.data = view
+
+    def _places(self, buffer: Buffer) -> list[tuple[nn.Parameter, Tensor]]:
+        return list(zip(self._of(buffer), self._views(buffer), strict=True))
+
+    def _views(self, buffer: Buffer) -> list[Tensor]:
+        """Return the parts of a buffer that belong to each of its tensors, of the tensors' shape."""
+        flat = self._memory.dense(buffer.name)
+        parts = flat.split([parameter.numel() for parameter in self._of(buffer)])
+        return [_shaped(part, parameter) for part, parameter in zip(parts, self._of(buffer), strict=True)]
+
+
+class _Buckets:
+    """Brings gradients into buckets, and tells when the next one is complete.
+
+    Args:
+        parts: Bucket -> its parameters, each with its place in the bucket.
+    """
+
+    def __init__(self, parts: Mapping[str, Sequence[tuple[nn.Parameter, Tensor]]]) -> None:
+        self._parts = parts
+        self._missing: dict[str, int] = {}
+        self._left: list[str] = []
+        self._complete: Callable[[], object] = _nothing
+        for bucket, members in parts.items():
+            for parameter, place in members:
+                parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket, place))
+
+    def expect(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
+        """Prepare for a backward pass."""
+        self._left = list(reversed(list(buckets)))
+        self._missing = {bucket: len(self._parts[bucket]) for bucket in self._left}
+        self._complete = complete
+
+    def finish(self) -> None:
+        """Complete what the backward pass left out, with gradients of zero."""
+        if not self._left:
+            return
+        for bucket in self._left:
+            for parameter, place in self._parts[bucket]:
+                if parameter.grad is None:
+                    parameter.grad = place.zero_()
+            self._missing[bucket] = 0
+        self._pass_on()
+
+    def _arrived(self, bucket: str, place: Tensor, parameter: Tensor) -> None:
+        """Take the gradient of a parameter, in autograd."""
+        if bucket not in self._missing:
+            return  # no pass of the plan: the user's own
+        gradient = parameter.grad
+        if gradient is not None and gradient is not place:
+            place.copy_(gradient)
+            parameter.grad = place
+        self._missing[bucket] -= 1
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Tell about every bucket that is complete and whose turn it is."""
+        while self._left and not self._missing[self._left[-1]]:
+            self._left.pop()
+            self._complete()
+        if not self._left:
+            self._missing = {}
+
+
+def _nothing() -> None:
+    pass
+
+
+def _shaped(flat: Tensor, like: Tensor) -> Tensor:
+    """View a flat tensor as one that lies in memory as `like` does, if that is dense; in row-major order otherwise."""
+    if _is_dense(like):
+        return flat.as_strided(like.size(), like.stride(), flat.storage_offset())
+    return flat.view(like.size())
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Tell whether the elements fill their stretch of memory, each place once, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted((tensor.stride(at), tensor.size(at)) for at in range(tensor.dim())):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return True

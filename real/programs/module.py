@@ -1,0 +1,140 @@
+"""A program that trains any model: module, loss, optimiser and batches as a user has them."""
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TypeAlias, final
+
+import torch
+from torch import Tensor, nn
+
+from real.kernels import topk
+from real.memory import Memory
+from real.programs.base import Program
+from real.programs.binding import Binding
+from simdist.errors import PlanError
+from simdist.plan import Copy, Densify, Forward, Load, Optimize, Plan, Save, Select
+
+__all__ = ["Batch", "ModuleProgram"]
+
+Batch: TypeAlias = tuple[Tensor, Tensor]
+
+
+@final
+class ModuleProgram(Program):
+    """Trains a module.
+
+    Args:
+        plan: What will be executed.
+        module: On the device of `memory`; its parameters move into the plan's buffers.
+        loss: Of the module's output and the target.
+        optimizer: Of the module's parameters.
+        batch: The input and target of a step.
+        memory: The plan's buffers.
+        device: Where to compute.
+        autocast: Lower precision for forward and backward pass, such as `torch.bfloat16`.
+        saved: Folder for what `Save` writes.
+
+    Raises:
+        PlanError: The plan is for another model, or updates parts of it in turn.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        module: nn.Module,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        optimizer: torch.optim.Optimizer,
+        batch: Callable[[int], Batch],
+        memory: Memory,
+        *,
+        device: torch.device,
+        autocast: torch.dtype | None = None,
+        saved: Path | None = None,
+    ) -> None:
+        _check_updates(plan)
+        self._binding = Binding(plan, module, memory)
+        self._module, self._loss_of, self._optimizer = module, loss, optimizer
+        self._batch, self._memory, self._device = batch, memory, device
+        self._autocast, self._saved = autocast, saved
+        self._batches: dict[str, Batch] = {}
+        self._in_memory = {buffer.name for buffer in plan.buffers if buffer.place == "host" and buffer.initialized}
+        self.loss: Tensor | None = None
+
+    def warm_up(self, n_steps: int) -> None:
+        """Compute a few gradients and forget them, so that the first step finds memory and kernels ready."""
+        state = [buffer.clone() for buffer in self._module.buffers()]
+        inputs, targets = map(self._on_device, self._batch(0))
+        for _ in range(n_steps):
+            self._binding.forget_gradients()
+            with self._precision():
+                self._loss_of(self._module(inputs), targets).backward()
+        self._binding.forget_gradients()
+        for buffer, before in zip(self._module.buffers(), state, strict=True):
+            buffer.copy_(before)
+
+    def load(self, op: Load, step: int) -> None:
+        """Make the next batch of the data, on the host."""
+        self._batches[op.dst] = self._batch(step)
+
+    def copy(self, op: Copy, step: int) -> None:
+        """Copy a batch to the device, or a buffer of parameters or gradients."""
+        if op.dst in self._memory:
+            self._memory.dense(op.dst).copy_(self._memory.dense(op.src), non_blocking=True)
+            return
+        inputs, targets = self._batch(step) if op.src in self._in_memory else self._batches[op.src]
+        self._batches[op.dst] = self._on_device(inputs), self._on_device(targets)
+
+    def forward(self, op: Forward, step: int) -> None:
+        """Compute the loss of the batch that the plan has brought to the device, or else of the data's next."""
+        brought = next((self._batches[name] for name in op.srcs if name in self._batches), None)
+        inputs, targets = brought or map(self._on_device, self._batch(step))
+        self._binding.forget_gradients()
+        with self._precision():
+            self.loss = self._loss_of(self._module(inputs), targets)
+
+    def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
+        """Run autograd; its hooks complete the buckets."""
+        assert self.loss is not None
+        self._binding.backward(self.loss.backward, buckets, complete)
+
+    def optimize(self, op: Optimize) -> None:
+        """Let the optimizer step."""
+        self._optimizer.step()
+
+    def select(self, op: Select) -> None:
+        """Select the top k of the gradient plus the residual, and keep the rest."""
+        residual, taken = self._memory.dense(op.residual), self._memory.sparse(op.dst)
+        residual.add_(self._memory.dense(op.src))
+        values, indices = topk.select(residual, op.k, op.method)
+        taken.values.copy_(values)
+        taken.indices.copy_(indices)
+        residual[indices.long()] = 0
+
+    def densify(self, op: Densify) -> None:
+        """Scatter-add the values."""
+        taken = self._memory.sparse(op.src)
+        topk.densify(taken.values, taken.indices, self._memory.dense(op.dst))
+
+    def save(self, op: Save, step: int) -> None:
+        """Write the buffers to a file of this step."""
+        if self._saved is not None:
+            self._saved.mkdir(parents=True, exist_ok=True)
+            tensors = {name: self._memory.tensors(name) for name in op.srcs if name in self._memory}
+            torch.save(tensors, self._saved / f"step-{step:06d}.pt")
+
+    def _on_device(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, non_blocking=True)
+
+    def _precision(self) -> AbstractContextManager[object]:
+        return torch.autocast(self._device.type, dtype=self._autocast) if self._autocast else nullcontext()
+
+
+def _check_updates(plan: Plan) -> None:
+    """Refuse plans whose update is in parts: an optimizer of torch updates all its parameters at once."""
+    for body in plan.bodies:
+        updates = [op for op in body if isinstance(op, Optimize)]
+        if len(updates) > 1:
+            raise PlanError(
+                f"plan {plan.name} has {len(updates)} updates in a step; a torch optimizer updates everything at once"
+            )

@@ -1,0 +1,43 @@
+"""Clocks and sleeping.
+
+All times are those of the monotonic clock, which is the same for every process of a machine.
+"""
+
+import ctypes
+import sys
+import threading
+import time
+
+__all__ = ["now_s", "precise_sleeps", "sleep_s"]
+
+_PR_SET_TIMERSLACK = 29
+_SLACK_NS = 1
+
+
+def now_s() -> float:
+    """Return the seconds of the monotonic clock."""
+    return time.perf_counter()
+
+
+def precise_sleeps() -> None:
+    """Let the calling thread, and those that it starts, wake up when they asked to.
+
+    Linux may wake a sleeper up to 50 us late in order to wake several together; a step has some ten sleeps. Elsewhere
+    this does nothing.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, _SLACK_NS, 0, 0, 0)
+
+
+def sleep_s(seconds: float, interrupted: threading.Event | None = None) -> None:
+    """Sleep, and return early only when `interrupted` is set.
+
+    Args:
+        seconds: Nothing happens for 0 or less.
+        interrupted: Looked at every half a second.
+    """
+    end_s = now_s() + seconds
+    while (left_s := end_s - now_s()) > 0:
+        if interrupted is not None and interrupted.is_set():
+            return
+        time.sleep(min(left_s, 0.5))
