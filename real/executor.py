@@ -28,7 +28,6 @@ from real.memory import Memory
 from real.programs.base import Program
 from real.recorder import Recorder
 from real.timing import sleep_s
-from real.worlds import ProcessWorld
 from simdist.errors import RunError
 from simdist.plan import (
     STREAMS,
@@ -37,6 +36,7 @@ from simdist.plan import (
     Backward,
     Broadcast,
     Channel,
+    Collective,
     Copy,
     Delay,
     Densify,
@@ -56,7 +56,7 @@ from simdist.plan import (
     walk,
 )
 
-__all__ = ["Executor", "Lanes", "Watch"]
+__all__ = ["Executor", "Lanes", "Watch", "World"]
 
 OpT = TypeVar("OpT", bound=Op)
 
@@ -77,6 +77,14 @@ class Lanes:
     device: torch.device
     collectives_block: bool
     compute_in_caller: bool = False
+
+
+class World(Protocol):
+    """Performs collectives, with whoever the other ranks are."""
+
+    def perform(self, op: Collective, memory: Memory) -> None:
+        """Perform a collective; return when its result is there, or enqueued on a GPU."""
+        ...
 
 
 class Watch(Protocol):
@@ -108,7 +116,7 @@ class Executor:
         rank: Which rank this is.
         delays: Channel -> float64 `[n_steps, world_size]`, seconds.
         world: Performs collectives.
-        program: Performs the rest; None if only a user's training loop does.
+        program: Performs the rest.
         memory: The buffers.
         lanes: How streams are made.
         recorder: For the times.
@@ -122,7 +130,7 @@ class Executor:
         *,
         rank: int,
         delays: Mapping[Channel, NDArray[np.float64]],
-        world: ProcessWorld,
+        world: World,
         program: Program,
         memory: Memory,
         lanes: Lanes,
