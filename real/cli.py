@@ -24,6 +24,7 @@ from real.programs.binding import Binding
 from real.programs.emulated import EmulatedProgram
 from real.programs.module import ModuleProgram
 from real.running import Report, check_world, perform, rescue
+from real.timing import share_cores
 from simdist import rundir
 from simdist.cost import Local, Shared, price
 from simdist.errors import PlanError, RunError, ScenarioError, SimdistError
@@ -43,7 +44,7 @@ _AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 class _Options:
     """What the command line asks for."""
 
-    run: Path
+    runs: tuple[Path, ...]
     program: str
     precision: str
     backend: Literal["auto", "gloo", "nccl"]
@@ -74,8 +75,10 @@ def _say(rank: str, message: str, code: int) -> int:
     return code
 
 
-@click.command(help="Perform the plan of RUN (or of every run directory in it), once per rank under torchrun.")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.command(
+    help="Perform the plan of each of RUNS (or of every run directory in it); torchrun starts this once per rank."
+)
+@click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option(
     "--program",
     default=EMULATED,
@@ -92,7 +95,7 @@ def _say(rank: str, message: str, code: int) -> int:
 @click.option("--force", is_flag=True, help="Replace a trace that is there.")
 @click.option("--debug", is_flag=True, help="Show where an error comes from.")
 def _command(
-    run: Path,
+    runs: tuple[Path, ...],
     program: str,
     precision: str,
     backend: Literal["auto", "gloo", "nccl"],
@@ -102,7 +105,7 @@ def _command(
     force: bool,
     debug: bool,
 ) -> int:
-    _execute(_Options(run, program, precision, backend, device, timeout, schedule, force))
+    _execute(_Options(runs, program, precision, backend, device, timeout, schedule, force))
     return 0
 
 
@@ -115,22 +118,28 @@ def _execute(options: _Options) -> None:
     runs = _runs(options)
     for each in runs:
         check_world(each.plan, here.world_size)
-    with connect(
-        backend=options.backend, device=options.device, timeout_s=options.timeout_s, exit_with_parent=True
-    ) as connection, connection.guard.ending_on_sigterm():
+    share_cores(here.local_world_size)
+    with (
+        connect(
+            backend=options.backend, device=options.device, timeout_s=options.timeout_s, exit_with_parent=True
+        ) as connection,
+        connection.guard.ending_on_sigterm(),
+    ):
         for each in runs:
             _one(connection, each, options)
 
 
 def _runs(options: _Options) -> list[RunDirectory]:
     """Read the run directories, and refuse those that have a real trace already, unless forced."""
-    if not options.run.is_dir():
-        raise ScenarioError(f"{options.run}: there is no such run directory; `simdist plan SCENARIO -o RUN` writes one")
-    found = [rundir.read(path) for path in rundir.find(options.run)]
+    for path in options.runs:
+        if not path.is_dir():
+            raise ScenarioError(f"{path}: there is no such run directory; `simdist plan SCENARIO -o RUN` writes one")
+    found = [rundir.read(path) for given in options.runs for path in rundir.find(given)]
     runs = [each for each in found if options.label in (None, each.scenario.schedules[0].name)]
     if not runs:
         labels = ", ".join(each.scenario.schedules[0].name for each in found)
-        raise ScenarioError(f"{options.run}: no run is labelled {options.label!r}; there are: {labels}")
+        where = ", ".join(map(str, options.runs))
+        raise ScenarioError(f"{where}: no run is labelled {options.label!r}; there are: {labels}")
     for each in runs:
         if (each.path / rundir.REAL).exists() and not options.force:
             raise ScenarioError(f"{each.path / rundir.REAL}: is there already; replace it with --force")

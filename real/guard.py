@@ -13,58 +13,29 @@ The first cause that a rank learns is the one it passes on, so that all ranks bl
 one that failed because of it. Only the thread talks to the store: a store that stands still cannot hold up its rank.
 """
 
-import json
 import os
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Literal, NoReturn
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from real.beats import Beat, is_alive, machine, ranks_have
 from simdist.errors import RunError
 
-__all__ = ["Beat", "Guard", "ranks_have"]
+__all__ = ["Guard"]
 
 BEAT_S = 0.5
 SILENT_BEATS = 12
 SETTLE_S = 3.0  # time for news of a failure in another process to arrive: two beats there, two here, and a reserve
 LAST_WORDS_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """Holds what one rank tells the others twice a second.
-
-    Args:
-        rank: who beats.
-        count: beats so far; it grows while the rank lives.
-        position: how far the rank is (an instance index of the plan).
-        host: name of its machine, for messages.
-        machine: identity of its machine and process namespace: where it is equal, a pid means the same process.
-        pid: process id.
-        state: `failed` and `done` are last words.
-        cause: the sentence that names the rank which failed first, once that is known.
-    """
-
-    rank: int
-    count: int
-    position: int
-    host: str
-    machine: str
-    pid: int
-    state: Literal["alive", "failed", "done"]
-    cause: str
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} ({self.host}, pid {self.pid})"
+LINGER_S = 5.0
 
 
 class Guard:
@@ -74,26 +45,36 @@ class Guard:
         store: reached by every rank; used by the guard alone.
         rank: this rank.
         world_size: number of ranks.
-        store_host: who hosts the store and where, for the message when it is gone; empty if it lives in this process.
+        store_at: address and port of the store, for the message when it is gone.
+        store_rank: the rank whose process hosts the store; None if torchrun's agent does.
         exit_with_parent: end this process when the one that started it is gone, so that no orphan stays behind.
     """
 
     def __init__(
-        self, store: Store, rank: int, world_size: int, *, store_host: str = "", exit_with_parent: bool = False
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        *,
+        store_at: str,
+        store_rank: int | None = 0,
+        exit_with_parent: bool = False,
     ) -> None:
         self.position = 0
         self.failed = threading.Event()
         self._store = store
         self._keys = [f"beat/{other}" for other in range(world_size)]
-        self._store_host = store_host
+        self._store_at = store_at
+        self._store_rank = store_rank
         self._parent = os.getppid() if exit_with_parent else None
-        self._me = Beat(rank, 0, 0, socket.gethostname(), _machine(), os.getpid(), "alive", "")
+        self._me = Beat(rank, 0, 0, socket.gethostname(), machine(), os.getpid(), "alive", "")
         self._table: dict[int, Beat] = {}
         self._missing = list(range(world_size))
         self._quiet = dict.fromkeys(range(world_size), 0)  # own beats since the last one of each rank
         self._cause = ""
         self._own_failure = ""
         self._leaving = False
+        self._said: Literal["alive", "failed", "done"] = "alive"
         self._lock = threading.Lock()
         self._called = threading.Event()  # everybody has answered the roll call
         self._over = threading.Event()
@@ -140,28 +121,31 @@ class Guard:
         self._await_news()
         if self.failed.is_set():
             return RunError(f"{doing}: {self._cause}")
-        if time.monotonic() - self._last_beat_s > SETTLE_S:
-            return RunError(f"{doing}: {self._store_host or 'the store'} has not answered for {SETTLE_S:g} s")
+        if self._thread.is_alive() and time.monotonic() - self._last_beat_s > SETTLE_S:
+            return RunError(f"{doing}: {self.store_host()} has not answered for {SETTLE_S:g} s")
         if late := self._late():
             return RunError(f"{doing}: {late}; look there for what it waits for, or raise the timeout if it is slow")
         reason = f"{type(error).__name__}: {error}" if error else "timed out"
         return RunError(f"{doing}: {reason} (every rank lives, all at operation {self.position})")
 
-    def leave(self, *, linger_s: float = 0.0) -> None:
-        """Say the last words and stop watching.
-
-        Args:
-            linger_s: whoever hosts the store waits this long for the others to have read them.
-        """
+    def leave(self) -> None:
+        """Say the last words and stop watching; whoever hosts the store waits a while for the others to read them."""
         counts = {rank: beat.count for rank, beat in self._table.items()}
         self._leaving = True
-        self._await_beats(1, LAST_WORDS_S)
-        deadline_s = time.monotonic() + linger_s
-        while time.monotonic() < deadline_s and not self._heard(counts):
+        if self._said == "alive" and time.monotonic() - self._last_beat_s < LAST_WORDS_S:
+            self._await_beats(1, LAST_WORDS_S)
+        deadline_s = time.monotonic() + LINGER_S
+        while self._store_rank == self._me.rank and time.monotonic() < deadline_s and not self._heard(counts):
             self._await_beats(1, 0.1)
         self._over.set()
         self._wake.set()
         self._thread.join(LAST_WORDS_S)
+
+    def store_host(self) -> str:
+        """Say who hosts the store, and where."""
+        rank = self._store_rank
+        who = "torchrun" if rank is None else str(self._table.get(rank, f"rank {rank}"))
+        return f"{who}, which hosts the store at {self._store_at},"
 
     @contextmanager
     def ending_on_sigterm(self) -> Iterator[None]:
@@ -181,7 +165,7 @@ class Guard:
             signal.signal(signal.SIGTERM, before)
 
     def _run(self) -> None:
-        while not self._over.is_set():
+        while not self._over.is_set() and not self._finished():
             try:
                 self._beat()
             except RuntimeError as error:  # torch's DistError is one
@@ -191,16 +175,25 @@ class Guard:
             self._wake.wait(BEAT_S if self._called.is_set() and not self._leaving else 0.05)
             self._wake.clear()
 
+    def _finished(self) -> bool:
+        """Return whether this rank has said its last words, or nobody is left to host the store."""
+        if self._store_rank == self._me.rank:
+            return False
+        host = None if self._store_rank is None else self._table.get(self._store_rank)
+        return self._said != "alive" or (host is not None and host.state != "alive")
+
     def _beat(self) -> None:
         """Look at the others first, so that this rank's last words name the first cause."""
-        gone = [beat for beat in self._table.values() if beat.machine == self._me.machine and not _alive(beat.pid)]
+        gone = [beat for beat in self._table.values() if beat.machine == self._me.machine and not is_alive(beat.pid)]
         self._read()
         self._judge({beat.rank for beat in gone})
         if self._own_failure:
             self._blame(self._own_failure)
-        self._store.set(self._keys[self._me.rank], json.dumps(asdict(self._words())))
+        words = self._words()
+        self._store.set(self._keys[self._me.rank], words.encode())
         with self._beaten:
             self._n_beats += 1
+            self._said = words.state
             self._last_beat_s = time.monotonic()
             self._beaten.notify_all()
 
@@ -216,7 +209,7 @@ class Guard:
             if self._missing:
                 return
         for text in self._store.multi_get(self._keys):
-            beat = Beat(**json.loads(text))
+            beat = Beat.decode(text)
             before = self._table.get(beat.rank)
             self._quiet[beat.rank] = self._quiet[beat.rank] + 1 if before and before.count == beat.count else 0
             self._table[beat.rank] = beat
@@ -243,10 +236,8 @@ class Guard:
             self.failed.set()
 
     def _lose_store(self, error: RuntimeError) -> None:
-        host = self._table.get(0)
-        if self._leaving or (host is not None and host.state == "done"):
-            return
-        self._blame(f"{self._store_host or 'the store'} is gone ({str(error).splitlines()[0]})")
+        if not self._leaving:
+            self._blame(f"{self.store_host()} is gone ({str(error).splitlines()[0]})")
 
     def _end_with_parent(self) -> None:
         if self._parent is None or os.getppid() == self._parent:
@@ -292,39 +283,9 @@ class Guard:
         return f"{ranks_have([beat.rank for beat in late])} not arrived: {where}{more}, the others at {first}"
 
     def _absent(self, timeout_s: float) -> str:
-        if not self._n_beats:
-            return f"{self._store_host or 'the store'} has not answered for {timeout_s:g} s"
+        if len(self._missing) == len(self._keys):
+            return f"{self.store_host()} has not answered for {timeout_s:g} s"
         return (
-            f"{ranks_have(self._missing)} not answered the roll call of {len(self._keys)} ranks within {timeout_s:g} s: "
-            f"see the output there, and that all were started with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+            f"{ranks_have(self._missing)} not answered the roll call of {len(self._keys)} ranks within "
+            f"{timeout_s:g} s: see the output there, and that all were started with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
         )
-
-
-def ranks_have(ranks: Sequence[int]) -> str:
-    """Begin a sentence about ranks: `rank 3 has`, `ranks 3, 4 have`."""
-    shown = ", ".join(map(str, ranks[:16])) + (f" and {len(ranks) - 16} more" if len(ranks) > 16 else "")
-    return f"rank {shown} has" if len(ranks) == 1 else f"ranks {shown} have"
-
-
-def _alive(pid: int) -> bool:
-    """Return whether a process runs; one that has ended and is not yet collected by its parent does not."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return True  # not Linux, or just gone: the next beat knows
-    return state not in {"Z", "X"}
-
-
-def _machine() -> str:
-    """Return what is equal for processes that see each other's pids: containers may share a host's name."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return socket.gethostname()

@@ -3,77 +3,31 @@
 `torchrun` tells each process its rank in the environment. `connect()` turns that into a process group in which no wait
 is endless: the store is reached, every rank answers the roll call, all agree on device and backend, and a guard watches
 the others from then on. Each step has a timeout, and an error that says which rank is missing and what to do.
-
-Where torchrun's agent does not host the store (`TORCHELASTIC_USE_AGENT_STORE`), rank 0 does. All keys carry the count
-of restarts, so that a restarted run never reads what the one before it wrote.
 """
 
 import ipaddress
 import json
 import os
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
 
-from real.guard import LAST_WORDS_S, Guard, ranks_have
+from real.beats import ranks_have
+from real.guard import Guard
+from real.rendezvous import Place, bounded, meet, place
 from simdist.errors import RunError
 
 __all__ = ["Backend", "Connection", "Place", "connect", "place"]
 
 Backend = Literal["gloo", "nccl"]
-T = TypeVar("T")
-
-SET_BY_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-PORT_ADVICE = "choose another --master-port, or use torchrun --standalone on one machine"
-LINGER_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Holds where a process stands among the others.
-
-    Args:
-        rank: 0 to world_size - 1.
-        world_size: number of processes.
-        local_rank: the same among the processes of this machine.
-        local_world_size: number of processes on this machine.
-    """
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-
-
-def place(environ: Mapping[str, str]) -> Place:
-    """Read this process's place from the environment that torchrun sets.
-
-    Raises:
-        RunError: a variable is missing or is no number in range.
-    """
-    if missing := [name for name in SET_BY_TORCHRUN if not environ.get(name)]:
-        raise RunError(
-            f"not started by torchrun: {', '.join(missing)} not set in the environment; "
-            "start with: torchrun --standalone --nproc-per-node N -m real RUN"
-        )
-    names = SET_BY_TORCHRUN[:4]
-    try:
-        rank, world_size, local_rank, local_world_size = (int(environ[name]) for name in names)
-    except ValueError:
-        found = ", ".join(f"{name}={environ[name]!r}" for name in names)
-        raise RunError(f"the environment must hold whole numbers, found {found}") from None
-    for name, value, limit in (("RANK", rank, world_size), ("LOCAL_RANK", local_rank, local_world_size)):
-        if not 0 <= value < limit:
-            raise RunError(f"{name}={value} is not in 0..{limit - 1}; torchrun sets these")
-    return Place(rank, world_size, local_rank, local_world_size)
 
 
 @dataclass(frozen=True)
@@ -93,7 +47,7 @@ class Connection:
     device: torch.device
     backend: Backend
     guard: Guard
-    store: dist.Store
+    store: Store
     timeout_s: float
 
     def agree(self, what: str, value: str) -> None:
@@ -137,9 +91,15 @@ def connect(
         RunError: names the rank that did not come, or what this rank lacks.
     """
     here = place(environ)
-    meeting = _meet(here, environ, timeout_s)
-    guard = Guard(meeting.watch, here.rank, here.world_size, store_host=meeting.host, exit_with_parent=exit_with_parent)
-    linger_s = LINGER_S if meeting.server else 0.0
+    meeting = meet(here, environ, timeout_s)
+    guard = Guard(
+        meeting.watch,
+        here.rank,
+        here.world_size,
+        store_at=meeting.at,
+        store_rank=meeting.hosted_by,
+        exit_with_parent=exit_with_parent,
+    )
     try:
         guard.start(timeout_s)
         chosen, where = _choose(here, backend, device)
@@ -147,70 +107,12 @@ def connect(
         with _loopback(here, environ["MASTER_ADDR"]):
             _open_group(meeting.store, guard, here, chosen, where, timeout_s)
             yield Connection(here, where, chosen, guard, meeting.store, timeout_s)
+            bounded(dist.destroy_process_group, timeout_s, lambda: "cannot leave the process group")
     except BaseException as error:
         guard.fail(str(error) or type(error).__name__)
-        guard.leave(linger_s=min(linger_s, LAST_WORDS_S))
         raise
-    _bounded(dist.destroy_process_group, timeout_s, lambda: "cannot leave the process group")
-    guard.leave(linger_s=linger_s)
-
-
-@dataclass(frozen=True, slots=True)
-class _Meeting:
-    """Two connections to the store: a wait on one must not hold up the guard, which has the other."""
-
-    store: dist.Store
-    watch: dist.Store
-    server: dist.Store | None  # lives as long as this object
-    host: str
-
-
-def _meet(here: Place, environ: Mapping[str, str], timeout_s: float) -> _Meeting:
-    address, port = environ["MASTER_ADDR"], _port(environ["MASTER_PORT"])
-    by_agent = environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
-    prefix = f"real/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    me = f"rank {here.rank} ({socket.gethostname()})"
-    who = "torchrun" if by_agent else "rank 0"
-    server = _serve(me, port, timeout_s) if here.rank == 0 and not by_agent else None
-
-    def reach() -> tuple[dist.Store, dist.Store]:
-        store, watch = (dist.PrefixStore(prefix, _client(address, port, timeout_s)) for _ in range(2))
-        if store.add(f"seat/{here.rank}", 1) != 1:
-            raise RunError(
-                f"{me}: another process is rank {here.rank} in the store at {address}:{port}: two were started with "
-                f"this RANK, or another run uses the port; {PORT_ADVICE}"
-            )
-        return store, watch
-
-    def hint() -> str:
-        return f"it runs, it is reachable from here, and no other program has the port; {PORT_ADVICE}"
-
-    silence = f"{me}: {who}, which hosts the store at {address}:{port}, does not answer"
-    try:
-        store, watch = _bounded(reach, timeout_s, lambda: f"{silence} within {timeout_s:g} s; see that {hint()}")
-    except RuntimeError as error:
-        if isinstance(error, RunError):
-            raise
-        raise RunError(f"{silence} ({_first_line(error)}); see that {hint()}") from error
-    return _Meeting(store, watch, server, f"{who}, which hosts the store at {address}:{port},")
-
-
-def _serve(me: str, port: int, timeout_s: float) -> dist.Store:
-    limit = timedelta(seconds=timeout_s)
-    try:
-        return dist.TCPStore("localhost", port, is_master=True, timeout=limit, wait_for_workers=False)
-    except RuntimeError as error:
-        raise RunError(f"{me} cannot host the store at port {port} ({_first_line(error)}); {PORT_ADVICE}") from error
-
-
-def _client(address: str, port: int, timeout_s: float) -> dist.Store:
-    return dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
-
-
-def _port(text: str) -> int:
-    if text.isdecimal() and 0 < int(text) < 2**16:
-        return int(text)
-    raise RunError(f"MASTER_PORT must be a port from 1 to 65535, found {text!r}")
+    finally:
+        guard.leave()
 
 
 def _choose(here: Place, backend: str, device: str) -> tuple[Backend, torch.device]:
@@ -235,7 +137,7 @@ def _choose(here: Place, backend: str, device: str) -> tuple[Backend, torch.devi
 
 
 def _open_group(
-    store: dist.Store, guard: Guard, here: Place, backend: Backend, device: torch.device, timeout_s: float
+    store: Store, guard: Guard, here: Place, backend: Backend, device: torch.device, timeout_s: float
 ) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -249,7 +151,7 @@ def _open_group(
 
     doing = "opening the process group"
     try:
-        _bounded(init, timeout_s + 1.0, lambda: "timed out", guard)
+        bounded(init, timeout_s + 1.0, lambda: "timed out", guard)
     except RuntimeError as error:
         raise guard.explain(error, doing) from error
 
@@ -276,7 +178,7 @@ def _is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
-def _agree(store: dist.Store, guard: Guard, here: Place, what: str, value: str, timeout_s: float) -> None:
+def _agree(store: Store, guard: Guard, here: Place, what: str, value: str, timeout_s: float) -> None:
     """Exchange values through the store; the n-th call of one rank meets the n-th of the others."""
     missing = list(range(here.world_size))
 
@@ -292,10 +194,12 @@ def _agree(store: dist.Store, guard: Guard, here: Place, what: str, value: str, 
         return [tuple(json.loads(text)) for text in store.multi_get(keys)]
 
     def late() -> str:
+        if here.rank in missing:
+            return f"{what}: {guard.store_host()} has not answered for {timeout_s:g} s"
         return f"{what}: {ranks_have(missing)} not come within {timeout_s:g} s; see the output there"
 
     try:
-        answers = _bounded(exchange, timeout_s, late, guard)
+        answers = bounded(exchange, timeout_s, late, guard)
     except RuntimeError as error:
         if isinstance(error, RunError):
             raise
@@ -315,35 +219,3 @@ def _compare(what: str, value: str, answers: list[tuple[str, str]]) -> None:
     strays = [rank for rank, other in enumerate(values) if other != common]
     found = ", ".join(f"{values[rank]!r} on rank {rank}" for rank in strays[:8])
     raise RunError(f"{what} must be the same on every rank; most have {common!r}, but found {found}")
-
-
-def _bounded(function: Callable[[], T], timeout_s: float, late: Callable[[], str], guard: Guard | None = None) -> T:
-    """Call a function that native code may hold up for ever, and give up on it in time.
-
-    It runs in a thread of its own, so that signals still reach the main thread, and is left behind if it is late.
-    """
-    results: list[T] = []
-    errors: list[BaseException] = []
-
-    def call() -> None:
-        try:
-            results.append(function())
-        except BaseException as error:  # raised again where it is waited for
-            errors.append(error)
-
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    deadline_s = time.monotonic() + timeout_s
-    while thread.is_alive():
-        thread.join(0.05)
-        if guard is not None and not errors:
-            guard.check()
-        if thread.is_alive() and time.monotonic() > deadline_s:
-            raise RunError(late())
-    if errors:
-        raise errors[0]
-    return results[0]
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -4,6 +4,7 @@ A dense buffer is a flat tensor; a sparse one is a pair of `count` values and `c
 allocated before its size has been compared with the memory that there is, because a plan is a file that somebody sent.
 """
 
+import copy
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -39,20 +40,23 @@ class SparseTensor:
 
 
 class Memory:
-    """The buffers of one rank.
+    """The buffers of one rank, or of several that are stacked.
 
     Args:
         plan: Whose buffers.
         device: Where buffers placed on the device live; the others are in host memory.
         names: Which buffers are wanted; the others stay without a tensor.
+        n_ranks: Stack the buffers of so many ranks: all shapes begin with `n_ranks`, and `row` is one of them.
 
     Raises:
         RunError: They do not fit.
     """
 
-    def __init__(self, plan: Plan, device: torch.device, names: Collection[str]) -> None:
+    def __init__(
+        self, plan: Plan, device: torch.device, names: Collection[str], *, n_ranks: int | None = None
+    ) -> None:
         wanted = [buffer for buffer in plan.buffers if buffer.name in names]
-        self._device = device
+        self._device, self._n_ranks = device, n_ranks
         self._buffers = {buffer.name: buffer for buffer in wanted}
         self._check_fits(plan)
         self._dense: dict[str, Tensor] = {}
@@ -80,15 +84,27 @@ class Memory:
         sparse = self._sparse.get(name)
         return (sparse.values, sparse.indices) if sparse else (self._dense[name],)
 
+    def row(self, rank: int) -> "Memory":
+        """Return the buffers of one of the ranks that are stacked here: views, not copies."""
+        row = copy.copy(self)
+        row._n_ranks = None
+        row._dense = {name: tensor[rank] for name, tensor in self._dense.items()}
+        row._sparse = {
+            name: SparseTensor(tensor.values[rank], tensor.indices[rank]) for name, tensor in self._sparse.items()
+        }
+        return row
+
     def _zeros(self, buffer: Buffer, dtype: torch.dtype) -> Tensor:
         on_host = buffer.place == "host"
         pinned = on_host and self._device.type == "cuda"
-        return torch.zeros(buffer.count, dtype=dtype, device="cpu" if on_host else self._device, pin_memory=pinned)
+        shape = (buffer.count,) if self._n_ranks is None else (self._n_ranks, buffer.count)
+        return torch.zeros(shape, dtype=dtype, device="cpu" if on_host else self._device, pin_memory=pinned)
 
     def _check_fits(self, plan: Plan) -> None:
         on_gpu = self._device.type == "cuda"
         for place, free_nbytes in (("device", _free_nbytes(self._device)), ("host", _free_nbytes(torch.device("cpu")))):
             nbytes = sum(buffer.nbytes for buffer in self._buffers.values() if buffer.place == place)
+            nbytes *= self._n_ranks or 1
             if nbytes > free_nbytes:
                 where = f"{self._device}" if on_gpu and place == "device" else "the host"
                 raise RunError(
@@ -100,7 +116,8 @@ class Memory:
 def _free_nbytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + _cached_nbytes()
+    pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in os.sysconf_names else "SC_PHYS_PAGES"  # macOS knows no other
+    return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE") + _cached_nbytes()
 
 
 def _cached_nbytes() -> int:

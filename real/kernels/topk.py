@@ -5,8 +5,8 @@ a GPU better than a sort. `dgc` (Lin et al.) reads a threshold off a small sampl
 
 **Exactly k.** Both approximate methods end with two thresholds, `upper >= lower`, such that at most k entries reach
 `upper` and at least k reach `lower`. All of the former are taken, and the gap is filled with a contiguous stretch, from
-a random place on, of those between the thresholds. That invariant holds from the first bracket on, so constant vectors,
-many ties and any k from 0 to the length need no special case. The published MSTopK lacks it: its thresholds lie in
+a random place on, of those between the thresholds. That invariant holds from the first bracket on, so constant vectors
+and many ties need no special case. The published MSTopK lacks it: its thresholds lie in
 [mean, max], so more entries than reach the mean (42 % of a normal distribution) cannot be bracketed; here the bracket
 is then [0, mean].
 
@@ -18,16 +18,15 @@ as they do in dense training, and the loss shows it. To refuse them would make t
 hide a diverged run. Beside an infinity, mstopk chooses the finite rest of the k blindly: its bracket is too wide.
 """
 
-from typing import Literal, TypeAlias, assert_never
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
 from simdist.errors import RunError
+from simdist.plan.ops import SelectMethod
 
-__all__ = ["Method", "densify", "select"]
-
-Method: TypeAlias = Literal["exact", "mstopk", "dgc"]
+__all__ = ["densify", "select"]
 
 _N_BISECTIONS = 20  # recall of at least 0.9999 at densities of 0.001 and 0.01
 _SAMPLED_SHARE = 0.01  # Lin et al., section 3.1: 0.1 % to 1 %
@@ -36,7 +35,7 @@ _MAX_COUNT = 2**31 - 1  # indices are int32
 
 
 def select(
-    values: Tensor, k: int, method: Method, *, generator: torch.Generator | None = None
+    values: Tensor, k: int, method: SelectMethod, *, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return k entries of largest magnitude, and where they stand.
 

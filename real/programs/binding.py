@@ -3,6 +3,10 @@
 After `Binding`, every parameter is a view of a parameter buffer, and gradients are brought into the gradient buckets as
 autograd completes them. So collectives, copies and averages work on whole buffers, and the model, the loss and the
 optimiser remain what they were.
+
+**A parameter that the loss did not depend on** has a gradient of zero: with momentum it moves on. In
+DistributedDataParallel (`find_unused_parameters`) that is so if another rank did use it; if nobody did, the optimiser
+skips it there. Whether anybody did costs a collective, which is not in the plan.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +16,7 @@ from torch import Tensor, nn
 
 from real.memory import DTYPES, Memory
 from simdist.errors import PlanError
-from simdist.plan import Backward, Buffer, Optimize, Plan
+from simdist.plan import COLLECTIVES, Backward, Buffer, Copy, Densify, Op, Optimize, Plan, Select, reads, writes
 
 __all__ = ["Binding", "trained_parameters"]
 
@@ -45,11 +49,18 @@ class Binding:
         for name in params:
             self._lay(plan.buffer(name))
         self._buckets = _Buckets({name: self._places(plan.buffer(name)) for name in grads})
+        updates = dict.fromkeys(name for op in ops if isinstance(op, Optimize) for name in op.grads)
+        self._gradients = {name: self._places(plan.buffer(name)) for name in updates}
 
     @staticmethod
     def buffers_of(plan: Plan) -> set[str]:
         """Return the names of the buffers that a model needs: all but inputs, activations and losses."""
-        return {buffer.name for buffer in plan.buffers if buffer.tensors or buffer.sparse}
+        ops = list(dict.fromkeys(op for body in plan.bodies for op in body))
+        needed = {name for op in ops for name in _kept_by(op)}
+        copies = [(op.src, op.dst) for op in ops if isinstance(op, Copy)]
+        while more := [ends for ends in copies if len(needed.intersection(ends)) == 1]:
+            needed.update(*more)
+        return needed
 
     def backward(
         self, start: Callable[[], None] | None, buckets: Iterable[str], complete: Callable[[], object]
@@ -70,6 +81,13 @@ class Binding:
     def finish_backward(self) -> None:
         """Complete the buckets of parameters that the loss did not depend on."""
         self._buckets.finish()
+
+    def give_gradients(self, op: Optimize) -> None:
+        """Let an update find the gradients that it names, and none of other parameters, so that it skips those."""
+        self.forget_gradients()
+        for name in op.grads:
+            for parameter, place in self._gradients[name]:
+                parameter.grad = place
 
     def forget_gradients(self) -> None:
         """Let the next backward pass begin with no gradients."""
@@ -161,11 +179,9 @@ class _Buckets:
         """Take the gradient of a parameter, in autograd."""
         if bucket not in self._missing:
             return  # no pass of the plan: the user's own
-        gradient = parameter.grad
-        if gradient is not None and gradient is not place:
-            place.copy_(gradient)
-            parameter.grad = place
         self._missing[bucket] -= 1
+        if bucket == self._left[-1]:  # another bucket may still be in use from the last step, until its turn comes
+            _bring(parameter, place)
         self._pass_on()
 
     def _pass_on(self) -> None:
@@ -173,8 +189,29 @@ class _Buckets:
         while self._left and not self._missing[self._left[-1]]:
             self._left.pop()
             self._complete()
+            for parameter, place in self._parts[self._left[-1]] if self._left else ():
+                _bring(parameter, place)
         if not self._left:
             self._missing = {}
+
+
+def _kept_by(op: Op) -> tuple[str, ...]:
+    """Return the buffers of an operation whose contents are in the memory of the plan, and not with the model."""
+    match op:
+        case Backward():
+            return (op.dst,)
+        case Optimize() | Select() | Densify():
+            return (*reads(op), *writes(op))
+        case _:
+            return (*reads(op), *writes(op)) if isinstance(op, COLLECTIVES) else ()
+
+
+def _bring(parameter: Tensor, place: Tensor) -> None:
+    """Move the gradient of a parameter, if it has one yet, to its place in a bucket."""
+    gradient = parameter.grad
+    if gradient is not None and gradient is not place:
+        place.copy_(gradient)
+        parameter.grad = place
 
 
 def _nothing() -> None:

@@ -58,6 +58,7 @@ class ModuleProgram(Program):
         self._batch, self._memory, self._device = batch, memory, device
         self._autocast, self._saved = autocast, saved
         self._batches: dict[str, Batch] = {}
+        self._n_loaded = 0
         self._in_memory = {buffer.name for buffer in plan.buffers if buffer.place == "host" and buffer.initialized}
         self.loss: Tensor | None = None
 
@@ -75,12 +76,14 @@ class ModuleProgram(Program):
 
     def load(self, op: Load, step: int) -> None:
         """Make the next batch of the data, on the host."""
-        self._batches[op.dst] = self._batch(step)
+        self._batches[op.dst] = self._batch(self._n_loaded)
+        self._n_loaded += 1
 
     def copy(self, op: Copy, step: int) -> None:
         """Copy a batch to the device, or a buffer of parameters or gradients."""
         if op.dst in self._memory:
-            self._memory.dense(op.dst).copy_(self._memory.dense(op.src), non_blocking=True)
+            for src, dst in zip(self._memory.tensors(op.src), self._memory.tensors(op.dst), strict=True):
+                dst.copy_(src, non_blocking=True)
             return
         inputs, targets = self._batch(step) if op.src in self._in_memory else self._batches[op.src]
         self._batches[op.dst] = self._on_device(inputs), self._on_device(targets)
@@ -99,7 +102,8 @@ class ModuleProgram(Program):
         self._binding.backward(self.loss.backward, buckets, complete)
 
     def optimize(self, op: Optimize) -> None:
-        """Let the optimizer step."""
+        """Let the optimizer step, with the gradients that the operation names."""
+        self._binding.give_gradients(op)
         self._optimizer.step()
 
     def select(self, op: Select) -> None:
