@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 
 from real.clock import Clocks, common_start_s, compare
 from real.executor import Executor, Lanes
@@ -21,9 +22,8 @@ from real.recorder import Recorder
 from real.timing import now_s, precise_sleeps
 from real.traces import Part, gather, part_path, salvage, write_part
 from real.worlds import ProcessWorld, groups_of
-from simdist.engines.delays import Delays
 from simdist.errors import RunError
-from simdist.plan import Plan
+from simdist.plan import Channel, Plan
 from simdist.trace import Trace
 
 __all__ = ["MakeProgram", "Report", "check_world", "perform", "rescue"]
@@ -71,7 +71,7 @@ class Report:
 def perform(
     connection: Connection,
     plan: Plan,
-    delays: Delays,
+    delays: Mapping[Channel, NDArray[np.float64]],
     *,
     buffers: set[str],
     program: MakeProgram,

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+import real
 import simdist
 
 PACKAGE = Path(simdist.__file__).parent
+REAL = Path(real.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
+REAL_MODULES = sorted(REAL.rglob("*.py"))
 
 # What the modules of each layer may import, besides their own layer. Layers that are not named here stand on top: they
 # may import all of these, and none of these may import them.
@@ -30,6 +33,12 @@ LAYERS: dict[str, set[str]] = {
     "breakdown": {"errors", "groups", "plan", "trace"},
     "engines": {"breakdown", "cost", "errors", "groups", "plan", "trace"},
 }
+
+
+# What executes a plan knows plans and traces. How schedules, scenarios and costs become plans, only those know that
+# talk to the user.
+EXECUTES = {"errors", "groups", "plan", "trace"}
+TALKS_TO_USERS = {"__main__", "calibrate", "calibration", "cli", "training"}
 
 
 def module_name(path: Path) -> str:
@@ -59,6 +68,8 @@ def imports(path: Path) -> Iterator[tuple[int, str]]:
 
 
 each_module = pytest.mark.parametrize("path", MODULES, ids=module_name)
+each_real_module = pytest.mark.parametrize("path", REAL_MODULES, ids=module_name)
+every_module = pytest.mark.parametrize("path", MODULES + REAL_MODULES, ids=module_name)
 
 
 @each_module
@@ -78,6 +89,22 @@ def test_module_does_not_import_torch_or_the_real_executor(path: Path) -> None:
         assert name.split(".")[0] not in {"torch", "real"}, f"{path}:{line}: {name}"
 
 
+@each_real_module
+def test_what_executes_knows_plans_and_traces_only(path: Path) -> None:
+    if layer_of(module_name(path)) in TALKS_TO_USERS:
+        return
+    for line, name in imports(path):
+        if name.split(".")[0] == "simdist":
+            assert layer_of(name) in EXECUTES, f"{path}:{line}: {name}"
+
+
+@each_real_module
+def test_what_executes_knows_nothing_of_schedules(path: Path) -> None:
+    """No period, level or warm-up of a schedule is decided in `real`: those words do not occur as names."""
+    names = {node.id for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Name)}
+    assert not names & {"period", "periods", "level", "levels", "warmup_steps"}
+
+
 def test_layers_have_no_cycle() -> None:
     reached: dict[str, set[str]] = {}
     for layer, below in LAYERS.items():
@@ -89,14 +116,14 @@ def test_every_layer_exists() -> None:
     assert LAYERS.keys() <= {layer_of(module_name(path)) for path in MODULES}
 
 
-@each_module
+@every_module
 def test_module_has_a_docstring(path: Path) -> None:
     docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
     assert docstring, f"{path} has no docstring"
     assert re.search(r"[.:?]$", docstring.splitlines()[0]), f"{path}: the first line is a sentence"
 
 
-@each_module
+@every_module
 def test_all_lists_every_public_class_and_function_in_order(path: Path) -> None:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
@@ -120,7 +147,7 @@ def _as_ruff_sorts(name: str) -> tuple[int, list[tuple[int, str | int]]]:
     return kind, [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]
 
 
-@each_module
+@every_module
 def test_every_public_class_function_and_method_has_a_docstring(path: Path) -> None:
     missing = list(undocumented(ast.parse(path.read_text(encoding="utf-8")), ""))
     assert not missing, f"{path}: no docstring: {', '.join(missing)}"
