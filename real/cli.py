@@ -35,7 +35,7 @@ from simdist.units import format_seconds
 
 __all__ = ["main"]
 
-PARTIAL, REPORT, PARTS = "trace.partial.npz", "real.json", "parts"
+PARTS = "parts"
 EMULATED = "emulated"
 _AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -169,14 +169,14 @@ def _one(connection: Connection, run: RunDirectory, options: _Options) -> None:
         connection.guard.fail(str(explained))
         partial = rescue(parts, run.plan)
         if partial:
-            rundir.save_trace(partial, run.path / PARTIAL)
-            raise RunError(f"{explained}; what was done is in {run.path / PARTIAL}") from error
+            rundir.save_trace(partial, run.path / rundir.PARTIAL)
+            raise RunError(f"{explained}; what was done is in {run.path / rundir.PARTIAL}") from error
         raise explained from error
     if done:
         trace, report = done
         rundir.save_trace(trace, run.path / rundir.REAL)
-        (run.path / REPORT).write_text(report.dumps(), encoding="utf-8")
-        (run.path / PARTIAL).unlink(missing_ok=True)
+        (run.path / rundir.REPORT).write_text(report.dumps(), encoding="utf-8")
+        (run.path / rundir.PARTIAL).unlink(missing_ok=True)
         print(_summary(run, trace, report), flush=True)
 
 

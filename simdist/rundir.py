@@ -4,7 +4,9 @@
     scenario.yaml           what it costs and where it is from; loads without any other file of the user's
     delays.npz              the injected delays: channel -> float64 [steps, world_size], seconds
     recording-0.npz, ...    what scenario.yaml replays, if it replays anything
-    trace.simulated.npz     what happened; `trace.*.npz` are all of this plan
+    trace.simulated.npz     what would happen; `trace.*.npz` are all of this plan
+    trace.real.npz          what happened on real machines
+    trace.partial.npz       the same of a run that ended early; NaN where it did not come to
 
 The bytes of every file follow from its contents: equal scenarios give equal directories. `plan.json` is written last,
 so a directory that has one is complete. Nothing that differs is overwritten unless asked for. Reading checks that the
@@ -33,7 +35,9 @@ from simdist.scenario.disturbances import read_recorded
 from simdist.trace import Trace, write_npz
 
 __all__ = [
+    "PARTIAL",
     "PLAN",
+    "REAL",
     "SIMULATED",
     "RunDirectory",
     "contents",
@@ -45,7 +49,8 @@ __all__ = [
     "write",
 ]
 
-PLAN, SCENARIO, DELAYS, SIMULATED = "plan.json", "scenario.yaml", "delays.npz", "trace.simulated.npz"
+PLAN, SCENARIO, DELAYS = "plan.json", "scenario.yaml", "delays.npz"
+SIMULATED, REAL, PARTIAL = "trace.simulated.npz", "trace.real.npz", "trace.partial.npz"
 _CHANNELS: tuple[Channel, ...] = get_args(Channel)
 _HOW = "`simdist plan SCENARIO -o RUN` writes one"
 

@@ -368,7 +368,7 @@ def test_every_key_of_a_section_is_documented_and_no_other(name: str) -> None:
     documented = keys_of_section(SECTIONS[name])
     apart = (COMMON if "kind" in keys else set()) | AVERAGING
     assert keys - apart <= documented, f"not documented: {keys - apart - documented}"
-    assert documented <= keys | {"preset", "tensors_file"}, f"not in the code: {documented - keys}"
+    assert documented <= keys | {"preset", "file", "tensors_file"}, f"not in the code: {documented - keys}"
 
 
 def test_keys_that_several_kinds_share_are_documented() -> None:
@@ -409,7 +409,7 @@ def test_every_key_of_json_results_is_documented(tmp_path: Path) -> None:
 
 def test_every_option_is_documented() -> None:
     text = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
-    for command in ("presets", "plan", "simulate", "compare", "trace"):
+    for command in ("presets", "plan", "simulate", "compare", "validate", "trace"):
         _, out, _ = run_command(f"simdist {command} --help")
         section = text.partition(f"\n## `simdist {command}")[2].partition("\n## ")[0]
         for option in set(re.findall(r"--[a-z]+", out)) - {"--json", "--debug", "--help"}:

@@ -30,6 +30,11 @@ PUBLISHED_MULTIPLY_ADDS = {  # forward, one image; weights metadata of torchvisi
     "vgg16": 15.47e9,
     "vgg19": 19.632e9,
 }
+OWN_PARAMETERS = {  # models of our own, for machines without GPUs; from their shapes
+    "gpt-nano": (256 + 128) * 48 + 3 * (12 * 48**2 + 13 * 48) + 2 * 48,
+    "mlp": 785 * 256 + 257 * 256 + 257 * 10,
+}
+PARAMETERS = PUBLISHED_PARAMETERS | OWN_PARAMETERS
 CLUSTERS = ["dgx-a100", "dgx-h100", "gcp-t4x4-32gbit", "ideal", "v100x8-25gbit"]
 
 
@@ -41,14 +46,14 @@ def load(cluster: str = "ideal", workload: str = "resnet18") -> scenario.Scenari
 
 def test_the_documented_presets_ship() -> None:
     assert sorted(presets.names("clusters")) == CLUSTERS
-    assert sorted(presets.names("workloads")) == sorted(PUBLISHED_PARAMETERS)
+    assert sorted(presets.names("workloads")) == sorted(PARAMETERS)
 
 
-@pytest.mark.parametrize("name", PUBLISHED_PARAMETERS)
-def test_workload_has_as_many_parameters_as_published(name: str) -> None:
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_workload_has_as_many_parameters_as_expected(name: str) -> None:
     workload = load(workload=name).workload
-    assert sum(workload.tensor_counts) == PUBLISHED_PARAMETERS[name]
-    assert workload.nbytes == 4 * PUBLISHED_PARAMETERS[name]
+    assert sum(workload.tensor_counts) == PARAMETERS[name]
+    assert workload.nbytes == 4 * PARAMETERS[name]
     assert workload.source
 
 
@@ -58,15 +63,17 @@ def test_workload_has_the_published_flops(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "width", "n_layers", "length"), [("bert-large", 1024, 24, 512), ("gpt2", 768, 12, 1024)]
+    ("name", "width", "n_layers", "length"),
+    [("bert-large", 1024, 24, 512), ("gpt2", 768, 12, 1024), ("gpt-nano", 48, 3, 128)],
 )
 def test_transformer_flops_follow_the_closed_form(name: str, width: int, n_layers: int, length: int) -> None:
     layer = 2 * length * 12 * width**2 + 2 * 2 * length**2 * width  # weights; scores and their product with the values
-    head = {"bert-large": 2 * width**2, "gpt2": 2 * length * width * 50257}[name]  # pooler of one token; logits
+    logits = 2 * length * width
+    head = {"bert-large": 2 * width**2, "gpt2": logits * 50257, "gpt-nano": logits * 256}[name]  # pooler: of one token
     assert load(workload=name).workload.flops == n_layers * layer + head
 
 
-@pytest.mark.parametrize("name", PUBLISHED_PARAMETERS)
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_tensor_file_holds_what_the_workload_loads(name: str) -> None:
     with presets.path("workloads", name).with_suffix(".csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -125,7 +132,7 @@ def test_every_hardware_number_of_a_cluster_has_its_source_on_its_line(name: str
     assert [line for line in lines if "  # " not in line] == []
 
 
-@pytest.mark.parametrize("name", PUBLISHED_PARAMETERS)
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_utilization_of_a_workload_is_derived_in_a_comment(name: str) -> None:
     text = presets.path("workloads", name).read_text()
     rate = r"# ([\d.]+) \w+ ?/ ?([\d.]*) ?s"
@@ -143,7 +150,14 @@ def test_utilization_of_a_workload_is_derived_in_a_comment(name: str) -> None:
         assert float(share) == pytest.approx(computed / float(peak), abs=0.0051)
 
 
-@pytest.mark.parametrize("name", PUBLISHED_PARAMETERS)
+@pytest.mark.parametrize("name", OWN_PARAMETERS)
+def test_workload_without_a_gpu_states_measured_seconds_in_place_of_a_utilization(name: str) -> None:
+    workload = load(workload=name).workload
+    assert workload.utilization.stated == ()
+    assert None not in (workload.forward_s, workload.backward_s, workload.optimize_s)
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
 def test_default_precision_of_a_workload_is_fp32(name: str) -> None:
     assert load(workload=name).workload.precision == "fp32"
 

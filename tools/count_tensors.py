@@ -1,14 +1,14 @@
 """Counts the parameters and forward FLOPs of well-known models, tensor by tensor, into the workload presets.
 
-Usage, from the root of the repository, with torch 2.x installed (nothing else; no weights, no data, no GPU):
+Usage, from the root of the repository, with torch 2.x installed (no weights, no data, no GPU):
 
     python tools/count_tensors.py            # rewrite simdist/scenario/presets/workloads/*.csv
     python tools/count_tensors.py --check    # compare with the files that are there; exit 1 on any difference
 
-Each model is written here from its paper and built on torch's `meta` device, where tensors have shapes but no values.
-One sample runs forward, and hooks note every parameter in the order in which it is first used: a row is
-`name,count,flops`. The rules, chosen so that a backward pass which walks the rows from last to first finishes every
-gradient at the right moment:
+Each model is written from its paper, in `real.models` if it can be run and else here, and built on torch's `meta`
+device, where tensors have shapes but no values. One sample runs forward, and hooks note every parameter in the order in
+which it is first used: a row is `name,count,flops`. The rules, chosen so that a backward pass which walks the rows from
+last to first finishes every gradient at the right moment:
 
 * `flops` is 2 x the multiply-adds of the convolution or matrix product that uses the weight, for one sample.
 * Biases, normalisations, embeddings, activations and pooling count 0: they cost memory traffic, not arithmetic.
@@ -21,26 +21,25 @@ import argparse
 import csv
 import io
 import sys
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-WORKLOADS = Path(__file__).resolve().parents[1] / "simdist" / "scenario" / "presets" / "workloads"
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from real.models import create  # noqa: E402
+from real.models.gpt import feed_forward  # noqa: E402
+from real.models.layers import MatrixProduct, ScaledDotProduct, classifier, conv_bn  # noqa: E402
+
+WORKLOADS = ROOT / "simdist" / "scenario" / "presets" / "workloads"
 
 Row = tuple[str, int, int]
 
-# --- building blocks ---------------------------------------------------------------------------------------------
-
-
-class MatrixProduct(nn.Module):
-    """A @ B without parameters: a module only so that a hook sees it."""
-
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        return a @ b
+# --- models that are counted, but not run ------------------------------------------------------------------------
 
 
 class Branches(nn.Module):
@@ -54,79 +53,10 @@ class Branches(nn.Module):
         return torch.cat([branch(x) for branch in self.branches], dim=1)
 
 
-def named(modules: Mapping[str, nn.Module]) -> nn.Sequential:
-    """One module after the other, under names that show in the names of their parameters."""
-    return nn.Sequential(OrderedDict(modules))
-
-
-def conv_bn(
-    n_in: int, n_out: int, kernel: int | tuple[int, int], *, stride: int = 1, pad: bool = True
-) -> nn.Sequential:
-    """Convolution without bias, batch normalisation, ReLU; `pad` keeps the size at stride 1."""
-    height, width = (kernel, kernel) if isinstance(kernel, int) else kernel
-    padding = (height // 2, width // 2) if pad else 0
-    conv = nn.Conv2d(n_in, n_out, (height, width), stride=stride, padding=padding, bias=False)
-    return named({"conv": conv, "norm": nn.BatchNorm2d(n_out), "relu": nn.ReLU()})
-
-
 def chain(n_in: int, *steps: tuple[int, int | tuple[int, int]]) -> nn.Sequential:
     """conv_bn after conv_bn at stride 1, each given as (channels, kernel)."""
     widths = [n_in, *(n_out for n_out, _ in steps)]
     return nn.Sequential(*(conv_bn(width, *step) for width, step in zip(widths, steps, strict=False)))
-
-
-def classifier(n_in: int, n_classes: int = 1000) -> nn.Sequential:
-    """Global average pooling and one linear layer."""
-    return named({"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten(), "linear": nn.Linear(n_in, n_classes)})
-
-
-# --- convolutional networks --------------------------------------------------------------------------------------
-
-
-class Residual(nn.Module):
-    """ReLU(body(x) + shortcut(x)); the shortcut is a 1x1 convolution where the shape changes (option B)."""
-
-    def __init__(self, n_in: int, width: int, stride: int, *, bottleneck: bool) -> None:
-        super().__init__()
-        if bottleneck:  # the stride sits in the 3x3 convolution, as everybody trains it ("v1.5")
-            n_out = 4 * width
-            self.body = nn.Sequential(
-                conv_bn(n_in, width, 1), conv_bn(width, width, 3, stride=stride), conv_bn(width, n_out, 1)[:2]
-            )
-        else:
-            n_out = width
-            self.body = nn.Sequential(conv_bn(n_in, width, 3, stride=stride), conv_bn(width, n_out, 3)[:2])
-        changes = stride != 1 or n_in != n_out
-        self.shortcut = conv_bn(n_in, n_out, 1, stride=stride)[:2] if changes else nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.body(x) + self.shortcut(x))
-
-
-def resnet(*depths: int, bottleneck: bool) -> nn.Sequential:
-    """He et al., arXiv 1512.03385, table 1."""
-    layers: dict[str, nn.Module] = {"stem": conv_bn(3, 64, 7, stride=2), "pool": nn.MaxPool2d(3, 2, padding=1)}
-    n_in = 64
-    for stage, depth in enumerate(depths):
-        blocks = layers[f"stage{stage + 1}"] = nn.Sequential()
-        for block in range(depth):
-            stride = 2 if stage > 0 and block == 0 else 1
-            blocks.append(Residual(n_in, 64 << stage, stride, bottleneck=bottleneck))
-            n_in = (64 << stage) * (4 if bottleneck else 1)
-    return named(layers | {"classifier": classifier(n_in)})
-
-
-def vgg(*depths: int) -> nn.Sequential:
-    """Simonyan & Zisserman, arXiv 1409.1556, table 1, columns D and E: 3x3 convolutions with bias, no normalisation."""
-    layers: dict[str, nn.Module] = {}
-    n_in = 3
-    for block, (width, depth) in enumerate(zip((64, 128, 256, 512, 512), depths, strict=True), start=1):
-        for i in range(1, depth + 1):
-            layers |= {f"conv{block}_{i}": nn.Conv2d(n_in, width, 3, padding=1), f"relu{block}_{i}": nn.ReLU()}
-            n_in = width
-        layers[f"pool{block}"] = nn.MaxPool2d(2)
-    hidden = {"linear1": nn.Linear(512 * 7 * 7, 4096), "relu1": nn.ReLU(), "linear2": nn.Linear(4096, 4096)}
-    return named(layers | {"flatten": nn.Flatten()} | hidden | {"relu2": nn.ReLU(), "linear3": nn.Linear(4096, 1000)})
 
 
 class InceptionV3(nn.Module):
@@ -184,42 +114,31 @@ class InceptionV3(nn.Module):
         return self.classifier(self.grid8(self.to8(x))), auxiliary
 
 
-# --- transformers ------------------------------------------------------------------------------------------------
+class BertLayer(nn.Module):
+    """Self-attention and a feed-forward network, each added to what came in and normalised after."""
 
-
-class Attention(nn.Module):
-    """Multi-head self-attention; a causal mask would not change what is computed, so there is none."""
-
-    def __init__(self, width: int, n_heads: int, *, fused: bool) -> None:
+    def __init__(self, width: int, n_heads: int) -> None:
         super().__init__()
         self.n_heads = n_heads
-        names = {"qkv": 3 * width} if fused else {"query": width, "key": width, "value": width}
-        self.project = nn.ModuleDict({name: nn.Linear(width, n_out) for name, n_out in names.items()})
-        self.score, self.mix = MatrixProduct(), MatrixProduct()
-        self.output = nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        qkv = torch.cat([linear(x) for linear in self.project.values()], dim=-1)
-        q, k, v = (part.unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
-        mixed = self.mix(self.score(q, k.transpose(2, 3)).softmax(-1), v)
-        return self.output(mixed.transpose(1, 2).flatten(2))
-
-
-class TransformerLayer(nn.Module):
-    """Attention and a feed-forward network of 4 x width; normalised before (GPT-2) or after (BERT) each."""
-
-    def __init__(self, width: int, n_heads: int, *, norm_first: bool) -> None:
-        super().__init__()
-        self.norm_first = norm_first
-        self.attention = Attention(width, n_heads, fused=norm_first)
+        self.attention = nn.ModuleDict(
+            {
+                "project": nn.ModuleDict({name: nn.Linear(width, width) for name in ("query", "key", "value")}),
+                "mix": ScaledDotProduct(causal=False),
+                "output": nn.Linear(width, width),
+            }
+        )
         self.attention_norm = nn.LayerNorm(width)
-        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.feed_forward = feed_forward(width)
         self.feed_forward_norm = nn.LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        for norm, part in ((self.attention_norm, self.attention), (self.feed_forward_norm, self.feed_forward)):
-            x = x + part(norm(x)) if self.norm_first else norm(x + part(x))
-        return x
+        x = self.attention_norm(x + self._attend(x))
+        return self.feed_forward_norm(x + self.feed_forward(x))
+
+    def _attend(self, x: Tensor) -> Tensor:
+        project, mix, output = self.attention.values()
+        heads = [linear(x).unflatten(-1, (self.n_heads, -1)).transpose(1, 2) for linear in project.values()]
+        return output(mix(*heads).transpose(1, 2).flatten(2))
 
 
 class BertLarge(nn.Module):
@@ -229,7 +148,7 @@ class BertLarge(nn.Module):
         super().__init__()
         self.token, self.position, self.segment = (nn.Embedding(rows, width) for rows in (30522, 512, 2))
         self.norm = nn.LayerNorm(width)
-        self.layers = nn.Sequential(*(TransformerLayer(width, n_heads, norm_first=False) for _ in range(n_layers)))
+        self.layers = nn.Sequential(*(BertLayer(width, n_heads) for _ in range(n_layers)))
         self.pooler = nn.Linear(width, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -237,26 +156,11 @@ class BertLarge(nn.Module):
         return self.pooler(self.layers(self.norm(x))[:, 0])
 
 
-class Gpt2(nn.Module):
-    """Radford et al. 2019: GPT-2 small with its language-model head, which is the token embedding again (tied)."""
-
-    def __init__(self, width: int = 768, n_layers: int = 12, n_heads: int = 12) -> None:
-        super().__init__()
-        self.token, self.position = nn.Embedding(50257, width), nn.Embedding(1024, width)
-        self.layers = nn.Sequential(*(TransformerLayer(width, n_heads, norm_first=True) for _ in range(n_layers)))
-        self.norm = nn.LayerNorm(width)
-        self.logits = MatrixProduct()
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.norm(self.layers(self.token(tokens) + self.position(tokens)))
-        return self.logits(x, self.token.weight.T)
-
-
 # --- counting ----------------------------------------------------------------------------------------------------
 
 
 def flops(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> int:
-    """2 x multiply-adds of one call of `module`, 0 if it is neither a convolution nor a matrix product."""
+    """2 x multiply-adds of one call of `module`, 0 if it multiplies no matrices."""
     match module:
         case nn.Conv2d():
             return 2 * output.numel() * module.weight[0].numel()
@@ -264,6 +168,8 @@ def flops(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> int:
             return 2 * output.numel() * module.in_features
         case MatrixProduct():
             return 2 * output.numel() * inputs[0].shape[-1]
+        case ScaledDotProduct():  # scores, and their product with the values; what a mask hides is counted
+            return 2 * 2 * inputs[0].numel() * inputs[1].shape[-2]
         case _:
             return 0
 
@@ -283,7 +189,7 @@ def count_tensors(model: nn.Module, sample: Tensor) -> list[Row]:
 
     for module in model.modules():
         if not list(module.children()) and (
-            list(module.parameters(recurse=False)) or isinstance(module, MatrixProduct)
+            list(module.parameters(recurse=False)) or isinstance(module, MatrixProduct | ScaledDotProduct)
         ):
             module.register_forward_hook(record)
     model.eval()(sample)  # in training mode batch normalisation refuses a single 1x1 sample; the products are the same
@@ -293,35 +199,41 @@ def count_tensors(model: nn.Module, sample: Tensor) -> list[Row]:
     return [(name, counts[name], spent[name]) for name in counts]
 
 
-# name: model, shape of a sample, published parameters, published forward multiply-adds (0: none published).
+IMAGE = (3, 224, 224)
+
+# name: model, shape of a sample, expected parameters, published forward multiply-adds (0: none published).
 # Sources: the weights metadata of torchvision 0.28 (convolutional networks); 335,141,888 and 124,439,808 are the sizes
-# of the published checkpoints bert-large-uncased and gpt2.
+# of the published checkpoints bert-large-uncased and gpt2; those of the models of our own follow from their shapes.
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int, float]] = {
-    "resnet18": (partial(resnet, 2, 2, 2, 2, bottleneck=False), (3, 224, 224), 11_689_512, 1.814e9),
-    "resnet50": (partial(resnet, 3, 4, 6, 3, bottleneck=True), (3, 224, 224), 25_557_032, 4.089e9),
-    "resnet101": (partial(resnet, 3, 4, 23, 3, bottleneck=True), (3, 224, 224), 44_549_160, 7.801e9),
-    "resnet152": (partial(resnet, 3, 8, 36, 3, bottleneck=True), (3, 224, 224), 60_192_808, 11.514e9),
-    "vgg16": (partial(vgg, 2, 2, 3, 3, 3), (3, 224, 224), 138_357_544, 15.47e9),
-    "vgg19": (partial(vgg, 2, 2, 4, 4, 4), (3, 224, 224), 143_667_240, 19.632e9),
+    "resnet18": (partial(create, "resnet18"), IMAGE, 11_689_512, 1.814e9),
+    "resnet50": (partial(create, "resnet50"), IMAGE, 25_557_032, 4.089e9),
+    "resnet101": (partial(create, "resnet101"), IMAGE, 44_549_160, 7.801e9),
+    "resnet152": (partial(create, "resnet152"), IMAGE, 60_192_808, 11.514e9),
+    "vgg16": (partial(create, "vgg16"), IMAGE, 138_357_544, 15.47e9),
+    "vgg19": (partial(create, "vgg19"), IMAGE, 143_667_240, 19.632e9),
     "inception-v3": (InceptionV3, (3, 299, 299), 27_161_264, 5.713e9),
     "bert-large": (BertLarge, (512,), 335_141_888, 0),
-    "gpt2": (Gpt2, (1024,), 124_439_808, 0),
+    "gpt2": (partial(create, "gpt2"), (1024,), 124_439_808, 0),
+    "gpt-nano": (partial(create, "gpt-nano"), (128,), (256 + 128) * 48 + 3 * (12 * 48**2 + 13 * 48) + 2 * 48, 0),
+    "mlp": (partial(create, "mlp"), (784,), 785 * 256 + 257 * 256 + 257 * 10, 0),
 }
 
 
 def rows_of(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> list[Row]:
-    """Build a model and a sample (pixels or token numbers) without values, and count."""
+    """Build a model and a sample (numbers, or of a model with an embedding tokens) without values, and count."""
     with torch.device("meta"):
-        return count_tensors(build(), torch.empty(1, *shape, dtype=torch.float if len(shape) == 3 else torch.long))
+        model = build()
+        reads_tokens = any(isinstance(module, nn.Embedding) for module in model.modules())
+        return count_tensors(model, torch.empty(1, *shape, dtype=torch.long if reads_tokens else torch.float))
 
 
 def verify(name: str, rows: Iterable[Row], n_parameters: int, multiply_adds: float) -> list[str]:
-    """What disagrees with the published totals: parameters exactly, multiply-adds to 1 %."""
+    """What disagrees with the expected totals: parameters exactly, multiply-adds to 1 %."""
     total_count, total_flops = (sum(column) for column in list(zip(*rows, strict=True))[1:])
     print(f"{name:13} {total_count:>11,} parameters {total_flops / 1e9:8.3f} GFLOP forward")
     wrong = []
     if total_count != n_parameters:
-        wrong.append(f"{name}: {total_count:,} parameters, published are {n_parameters:,}")
+        wrong.append(f"{name}: {total_count:,} parameters, expected are {n_parameters:,}")
     if multiply_adds and abs(total_flops / 2 / multiply_adds - 1) > 0.01:
         wrong.append(f"{name}: {total_flops / 2:.4g} multiply-adds, published are {multiply_adds:.4g}")
     return wrong

@@ -21,6 +21,7 @@ from simdist.errors import RunError, SimdistError
 __all__ = ["cli", "main"]
 
 _ENGINES = ("auto", "des", "fast")
+_TRACES = ("simulated", "real")
 _KINDS = ("clusters", "workloads", "scenarios")
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -224,20 +225,41 @@ def _compare(
     )
 
 
+@cli.command("validate")
+@click.argument("run", metavar="RUN")
+@click.option("--cluster", type=_path, metavar="FILE", help="Simulate these machines, as calibrated, instead.")
+@_schedule
+@_plot
+@_options
+@click.pass_obj
+def _validate(session: Session, run: str, cluster: Path | None, schedule: str | None, plot: Path | None) -> None:
+    """Compare simulation and measurement.
+
+    RUN holds trace.real.npz; `torchrun --nproc-per-node N -m real RUN` measures it. Errors are (simulated - measured) /
+    measured.
+    """
+    from simdist.cli import validating
+
+    validating.validate(session, run, cluster=cluster, label=schedule, plot=plot)
+
+
 @cli.command("trace")
 @click.argument("run", metavar="RUN|TRACE.npz", type=_path)
 @click.option(
     "--chrome", type=_path, metavar="FILE", required=True, help="Write JSON for Perfetto or chrome://tracing."
 )
+@click.option("--trace", "which", type=click.Choice(_TRACES), help="Which trace, if a RUN holds both.")
 @click.option("--steps", metavar="A:B", callback=_slice, help="Only steps A to B - 1.")
 @click.option("--ranks", metavar="LIST", callback=_numbers, help="Only these ranks, e.g. 0,3,8-11.")
 @_options
 @click.pass_obj
-def _trace(session: Session, run: Path, chrome: Path, steps: range | None, ranks: tuple[int, ...] | None) -> None:
+def _trace(
+    session: Session, run: Path, chrome: Path, which: Any, steps: range | None, ranks: tuple[int, ...] | None
+) -> None:
     """Convert a trace for viewers of timelines.
 
     Of a RUN, the trace in it; open the FILE in https://ui.perfetto.dev.
     """
     from simdist.cli import tracing
 
-    tracing.trace(session, run, chrome=chrome, steps=steps, ranks=ranks)
+    tracing.trace(session, run, which=which, chrome=chrome, steps=steps, ranks=ranks)

@@ -12,7 +12,7 @@ from simdist.scenario import Scenario, presets
 from simdist.schedules import Schedule
 from simdist.settings import nearest, shown
 
-__all__ = ["check_picture", "choose", "naming", "read_scenario", "targets"]
+__all__ = ["check_picture", "choose", "measure_command", "naming", "read_runs", "read_scenario", "targets"]
 
 _PICTURES = (".png", ".svg", ".pdf")
 
@@ -50,6 +50,27 @@ def choose(scenario: Scenario, label: str | None, *, where: str) -> tuple[Schedu
         labels = [schedule.name for schedule in scenario.schedules]
         raise ScenarioError(f"{where}: no schedule is labelled {shown(label)}: {nearest(label, labels)}")
     return chosen
+
+
+def read_runs(name: str, label: str | None) -> list[rundir.RunDirectory]:
+    """Read the run directory at a path, or those inside it, of all schedules or of the one with a label.
+
+    Raises:
+        ScenarioError: There is none, or none of that label.
+        PlanError: A plan or delays are wrong or do not fit.
+        TraceError: A trace is damaged, or of another plan.
+    """
+    found = [rundir.read(path) for path in rundir.find(Path(name))]
+    labels = [each.scenario.schedules[0].name for each in found]
+    chosen = [each for each, each_label in zip(found, labels, strict=True) if label in (None, each_label)]
+    if not chosen:
+        raise ScenarioError(f"{name}: no run is labelled {label!r}; there are: {', '.join(labels)}")
+    return chosen
+
+
+def measure_command(run: Path, world_size: int) -> str:
+    """Return the command that executes a run directory for real, all of its ranks on one machine."""
+    return f"torchrun --nproc-per-node {world_size} -m real {run}"
 
 
 def targets(output: Path, schedules: Sequence[Schedule]) -> list[Path]:

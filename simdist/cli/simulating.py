@@ -15,7 +15,7 @@ from simdist.cost import Costs, price
 from simdist.engines import Engine, fast
 from simdist.engines import simulate as simulate_plan
 from simdist.engines.delays import Delays
-from simdist.errors import ScenarioError, UnsupportedError
+from simdist.errors import UnsupportedError
 from simdist.plan import Plan
 from simdist.progress import ProgressBar
 from simdist.scenario import Scenario
@@ -112,22 +112,16 @@ def _from_scenario(
 def _from_directory(
     session: Session, name: str, *, output: Path | None, label: str | None, force: bool
 ) -> Iterator[_Run]:
-    found = [rundir.read(path) for path in rundir.find(Path(name))]
-    named = [(each.scenario.schedules[0].name, each) for each in found]
-    if label is not None:
-        named = [(each_label, each) for each_label, each in named if each_label == label]
-    if not named:
-        labels = ", ".join(each.scenario.schedules[0].name for each in found)
-        raise ScenarioError(f"{name}: no run is labelled {label!r}; there are: {labels}")
-    schedules = [each.scenario.schedules[0] for _, each in named]
-    paths = inputs.targets(output, schedules) if output else [each.path for _, each in named]
-    for (each_label, each), path in zip(named, paths, strict=True):
-        with inputs.naming(f"{name}: {each_label}"):
+    found = inputs.read_runs(name, label)
+    schedules = [each.scenario.schedules[0] for each in found]
+    paths = inputs.targets(output, schedules) if output else [each.path for each in found]
+    for each, schedule, path in zip(found, schedules, paths, strict=True):
+        with inputs.naming(f"{name}: {schedule.name}"):
             costs = price(each.plan, each.scenario.cluster, each.scenario.workload)
         if output:
             rundir.write(path, each.scenario, each.plan, each.delays, force=force)
             session.saved.append(str(path))
-        yield _Run(each_label, each.scenario, each.plan, costs, each.delays, path)
+        yield _Run(schedule.name, each.scenario, each.plan, costs, each.delays, path)
         _warn_of_other_plan(session, each)
 
 

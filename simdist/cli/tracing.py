@@ -3,23 +3,38 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from simdist import rundir
+from simdist.cli import inputs
 from simdist.cli.session import Session
 from simdist.errors import ScenarioError
 from simdist.plan import load
 from simdist.progress import ProgressBar
 from simdist.trace import Trace
 
-__all__ = ["trace"]
+__all__ = ["Which", "trace"]
+
+Which: TypeAlias = Literal["simulated", "real"]
+
+_FILES: dict[Which, str] = {"simulated": rundir.SIMULATED, "real": rundir.REAL}
 
 
-def trace(session: Session, run: Path, *, chrome: Path, steps: range | None, ranks: Sequence[int] | None) -> None:
+def trace(
+    session: Session,
+    run: Path,
+    *,
+    which: Which | None,
+    chrome: Path,
+    steps: range | None,
+    ranks: Sequence[int] | None,
+) -> None:
     """Convert a trace to the JSON that Perfetto and chrome://tracing read.
 
     Args:
         session: This run of the command line.
         run: A trace, or a run directory with one.
+        which: Of the traces in a run directory; None takes the only one.
         chrome: What to write.
         steps: Which steps; a stop of `sys.maxsize` is the end of the trace.
         ranks: Which ranks.
@@ -28,7 +43,7 @@ def trace(session: Session, run: Path, *, chrome: Path, steps: range | None, ran
 
     with ProgressBar(sys.stderr) as bar:
         bar.update("read the trace", 0, None)
-        path, loaded = _load(run)
+        path, loaded = _load(run, which)
         n_steps = loaded.plan.n_steps
         if steps is not None and steps.stop == sys.maxsize:
             steps = range(steps.start, max(n_steps, steps.start + 1))
@@ -48,20 +63,38 @@ def trace(session: Session, run: Path, *, chrome: Path, steps: range | None, ran
     session.result(document, f"{path}, {loaded.source}: open {chrome} in https://ui.perfetto.dev")
 
 
-def _load(path: Path) -> tuple[Path, Trace]:
-    """Read a trace, or the only one in a run directory."""
+def _load(path: Path, which: Which | None) -> tuple[Path, Trace]:
+    """Read a trace, or one in a run directory."""
     if not path.exists():
         raise ScenarioError(
             f"{path}: there is no such trace or run directory; `simdist simulate SCENARIO -o RUN` writes one"
         )
     if not path.is_dir():
+        if which:
+            raise ScenarioError(f"{path}: --trace {which} chooses a trace of a run directory, and this is a file")
         return path, rundir.read_trace(path)
     runs = rundir.find(path)
     if len(runs) > 1:
         raise ScenarioError(f"{path}: holds several runs; name one of {', '.join(map(str, runs))}")
-    traces = sorted(runs[0].glob("trace.*.npz"))
-    if not traces:
-        raise ScenarioError(f"{runs[0]}: holds no trace yet; `simdist simulate {runs[0]}` writes one")
-    if len(traces) > 1:
-        raise ScenarioError(f"{runs[0]}: holds several traces; name one of {', '.join(map(str, traces))}")
-    return traces[0], rundir.read_trace(traces[0], plan=load(runs[0] / rundir.PLAN))
+    file = _choose(runs[0], which)
+    return file, rundir.read_trace(file, plan=load(runs[0] / rundir.PLAN))
+
+
+def _choose(run: Path, which: Which | None) -> Path:
+    """Return the trace that is asked for, or the only one in a run directory."""
+    traces = sorted(run.glob("trace.*.npz"))
+    found = [file for file in traces if which is None or file.name == _FILES[which]]
+    if len(found) > 1:
+        names = ", ".join(map(str, found))
+        raise ScenarioError(
+            f"{run}: holds several traces; choose with --trace simulated or --trace real, or name one of {names}"
+        )
+    if not found:
+        missing = _FILES[which] if which and traces else "trace yet"
+        how = (
+            inputs.measure_command(run, load(run / rundir.PLAN).world_size)
+            if which == "real"
+            else f"simdist simulate {run}"
+        )
+        raise ScenarioError(f"{run}: holds no {missing}; `{how}` writes one")
+    return found[0]

@@ -6,6 +6,6 @@ figure is the value of a cell; otherwise `save` writes it. Importing this packag
 
 from simdist.report.saving import save
 from simdist.report.speedup import speedup_figure
-from simdist.report.timeline import timeline_figure
+from simdist.report.timeline import comparison_figure, timeline_figure
 
-__all__ = ["save", "speedup_figure", "timeline_figure"]
+__all__ = ["comparison_figure", "save", "speedup_figure", "timeline_figure"]

@@ -11,6 +11,7 @@ from simdist.scenario.disturbances import (
     Recorded,
     Transient,
 )
+from simdist.scenario.files import dump_cluster, dump_workload, load_cluster, load_workload
 from simdist.scenario.loading import dump, load, loads
 from simdist.scenario.sampling import DelaySampler, draw, sampler
 from simdist.scenario.scenario import Host, Input, Scenario
@@ -39,7 +40,11 @@ __all__ = [
     "Workload",
     "draw",
     "dump",
+    "dump_cluster",
+    "dump_workload",
     "load",
+    "load_cluster",
+    "load_workload",
     "loads",
     "sampler",
 ]

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from simdist.errors import ScenarioError
 from simdist.scenario import strict_yaml
+from simdist.scenario.files import read_text
 from simdist.scenario.problems import problems_of, scenario_error
 from simdist.scenario.scenario import Scenario
 from simdist.scenario.strict_yaml import Problem
@@ -23,17 +23,7 @@ def load(path: str | Path) -> Scenario:
         ScenarioError: It cannot be read, or is wrong; a line for every problem.
     """
     path = Path(path)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from None
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        message = f"byte {content[error.start]:#04x} is not UTF-8: save the file as UTF-8"
-        raise scenario_error(str(path), [Problem(line, (), message)]) from None
-    return loads(text, name=str(path), folder=path.parent)
+    return loads(read_text(path), name=str(path), folder=path.parent)
 
 
 def loads(text: str, *, name: str = "<text>", folder: Path = Path()) -> Scenario:

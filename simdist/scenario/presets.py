@@ -6,6 +6,7 @@ from typing import Literal, TypeAlias, get_args
 
 from simdist.errors import ScenarioError
 from simdist.scenario import strict_yaml
+from simdist.scenario.files import Part, read_part
 from simdist.scenario.problems import scenario_error
 from simdist.settings import nearest, refuse, shown
 
@@ -13,6 +14,7 @@ __all__ = ["Kind", "expand", "names", "path", "read"]
 
 Kind: TypeAlias = Literal["clusters", "workloads", "scenarios"]
 
+_BASES = {"preset", "file"}
 
 # Keys that say the same thing in two ways: one written over a preset replaces the others.
 _RIVALS = {
@@ -57,23 +59,56 @@ def read(kind: Kind, name: str) -> dict[str, object]:
     return preset
 
 
-def expand(kind: Kind, value: object) -> object:
-    """Replace the name of a preset, or the keys `preset: NAME` and others that override it, by what it stands for.
+def expand(part: Part, value: object, *, folder: Path = Path()) -> object:
+    """Replace a preset's name, or `preset: NAME` or `file: NAME` with keys that override it, by what it stands for.
 
-    >>> tree = expand("clusters", {"preset": "ideal", "nodes": 3})
+    Args:
+        part: What the value is of a scenario.
+        value: As it stands in a file.
+        folder: A file is relative to it.
+
+    >>> tree = expand("cluster", {"preset": "ideal", "nodes": 3})
     >>> isinstance(tree, dict) and tree["nodes"]
     3
     """
+    kind: Kind = "clusters" if part == "cluster" else "workloads"
     if isinstance(value, str):
         if value not in names(kind):
-            raise ValueError(f"unknown preset {shown(value)}: {nearest(value, names(kind))}")
+            raise ValueError(_unknown(kind, value))
         return read(kind, value)
-    if not isinstance(value, dict) or "preset" not in value:
+    if not isinstance(value, dict) or not _BASES & value.keys():
         return value
-    name, overrides = value["preset"], {key: item for key, item in value.items() if key != "preset"}
+    overrides = {key: item for key, item in value.items() if key not in _BASES}
+    if value.keys() >= _BASES:
+        refuse("preset", [(("preset",), "'preset' beside 'file': write one of them")])
+    if "file" in value:
+        return _merged(_read_file(part, value["file"], folder), overrides)
+    name = value["preset"]
     if not isinstance(name, str) or name not in names(kind):
-        refuse("preset", [(("preset",), f"unknown preset {shown(name)}: {nearest(name, names(kind))}")])
+        refuse("preset", [(("preset",), _unknown(kind, name))])
     return _merged(read(kind, name), overrides)
+
+
+def _unknown(kind: Kind, name: object) -> str:
+    if isinstance(name, str) and name.endswith((".yaml", ".yml")):
+        return f"unknown preset {shown(name)}: if that is a file, write {{file: {name}}}"
+    return f"unknown preset {shown(name)}: {nearest(name, names(kind))}"
+
+
+def _read_file(part: Part, name: object, folder: Path) -> dict[str, object]:
+    """Read the file that a scenario names; each problem in it is one of the key `file`."""
+    if not isinstance(name, str) or not name:
+        refuse("file", [(("file",), f"{shown(name)} is no file: write e.g. {part}.yaml")])
+    file = folder / str(name)
+    if not file.is_file():
+        found = "is no regular file" if file.exists() else "there is no such file"
+        hint = f"write the name of a {part} file, relative to the scenario"
+        refuse("file", [(("file",), f"{file}: {found}: {hint}")])
+    try:
+        return read_part(part, file)
+    except ScenarioError as error:
+        refuse("file", [(("file",), line) for line in str(error).splitlines()])
+        raise
 
 
 def _merged(base: dict[str, object], overrides: dict[str, object]) -> dict[str, object]:

@@ -1,6 +1,7 @@
 """A scenario: everything that a comparison of schedules depends on. One that exists is valid."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar, assert_never
 
 from pydantic import (
@@ -31,7 +32,7 @@ from simdist.scenario.disturbances import (
 from simdist.scenario.problems import path_text
 from simdist.scenario.workload import Workload
 from simdist.schedules import Schedule, kinds
-from simdist.settings import Fault, Settings, choose, refuse, shown
+from simdist.settings import Fault, FromFile, Settings, choose, refuse, shown
 from simdist.units import Whole
 
 MAX_STEPS = 10_000_000  # a plan names the body of each
@@ -90,24 +91,28 @@ class Input(Settings):
     prefetch: Annotated[Whole, Field(ge=1)] = 2
 
 
-def _expand_cluster(value: object, handler: ValidatorFunctionWrapHandler) -> Cluster:
-    cluster: Cluster = handler(presets.expand("clusters", value))
-    return _forget_preset(cluster, value)
+def _expand_cluster(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Cluster:
+    cluster: Cluster = handler(presets.expand("cluster", value, folder=_folder(info)))
+    return _forget_base(cluster, value)
 
 
-def _expand_workload(value: object, handler: ValidatorFunctionWrapHandler) -> Workload:
-    workload: Workload = handler(presets.expand("workloads", value))
-    return _forget_preset(workload, value)
+def _expand_workload(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Workload:
+    workload: Workload = handler(presets.expand("workload", value, folder=_folder(info)))
+    return _forget_base(workload, value)
+
+
+def _folder(info: ValidationInfo) -> Path:
+    return info.context.folder if isinstance(info.context, FromFile) else Path()
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
-def _forget_preset(settings: SettingsT, value: object) -> SettingsT:
-    """Count as written only what the user wrote, not what a preset says."""
+def _forget_base(settings: SettingsT, value: object) -> SettingsT:
+    """Count as written only what the user wrote, not what a preset or another file says."""
     if isinstance(value, str):
         value = {"preset": value}
-    if isinstance(value, dict) and "preset" in value:
+    if isinstance(value, dict) and ("preset" in value or "file" in value):
         settings.model_fields_set.intersection_update(value)
     return settings
 
@@ -136,7 +141,7 @@ class Scenario(Settings):
 
     Args:
         name: For people; the name of the file if absent.
-        cluster: In a file also the name of a preset, or `preset: NAME` with other keys that override it.
+        cluster: In a file also the name of a preset, or `preset: NAME` or `file: NAME` with keys that override it.
         workload: Likewise.
         steps: Training steps, 1 or more.
         seed: Of all random numbers.

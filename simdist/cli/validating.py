@@ -1,0 +1,207 @@
+"""`simdist validate`."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from simdist import rundir
+from simdist.cli import inputs
+from simdist.cli.session import Session
+from simdist.cli.validation_text import summary_text, validation_text
+from simdist.cost import price
+from simdist.engines import simulate
+from simdist.errors import PlanError, ScenarioError, TraceError, UnsupportedError
+from simdist.progress import ProgressBar
+from simdist.ranking import Summary, summarize
+from simdist.rundir import RunDirectory
+from simdist.scenario import Cluster, load_cluster
+from simdist.trace import Trace
+from simdist.validate import Validation
+from simdist.validate import validate as validate_traces
+
+__all__ = ["validate"]
+
+
+@dataclass(frozen=True)
+class _Validated:
+    """A run, both traces of it, and how they compare."""
+
+    run: RunDirectory
+    real: Trace
+    simulated: Trace
+    validation: Validation
+
+
+def validate(session: Session, name: str, *, cluster: Path | None, label: str | None, plot: Path | None) -> None:
+    """Compare what was measured with a simulation of the same plans and delays, print and draw it.
+
+    Args:
+        session: This run of the command line.
+        name: A run directory, or a directory with several.
+        cluster: A cluster file to simulate instead of the cluster of the scenario; then nothing is written.
+        label: Only this schedule.
+        plot: What to draw into.
+    """
+    inputs.check_picture(plot)
+    with ProgressBar(sys.stderr) as bar:
+        bar.update("read the traces", 0, None)
+        calibrated = load_cluster(cluster) if cluster else None
+        runs = _measured(session, name, inputs.read_runs(name, label))
+        _warn_of_other_scenarios(session, runs)
+        done = list(_validate(session, runs, cluster, calibrated, bar))
+    validations = [each.validation for each in done]
+    summary = summarize(validations, baseline=_baseline(runs)) if len(done) > 1 else None
+    texts = [_text(each, cluster) for each in done] + ([summary_text(summary)] if summary else [])
+    document = {
+        "run": name,
+        "cluster": str(cluster) if cluster else None,
+        "rows": [_document(each) for each in done],
+        "summary": _summary_document(summary) if summary else None,
+    }
+    session.result(document, "\n\n\n".join(texts))
+    if plot:
+        _draw(session, done, plot)
+
+
+def _measured(session: Session, name: str, runs: Sequence[RunDirectory]) -> list[RunDirectory]:
+    """Return the runs that were measured; tell of the others."""
+    missing = {run.path: problem for run in runs if (problem := _missing(run))}
+    if len(missing) == len(runs):
+        path, problem = next(iter(missing.items()))
+        more = f"; nor has any other run in {name}" if len(runs) > 1 else ""
+        raise ScenarioError(f"{path}: {problem}{more}")
+    for path, problem in missing.items():
+        session.say(f"warning: {path}: {problem}; left out")
+    return [run for run in runs if run.path not in missing]
+
+
+def _warn_of_other_scenarios(session: Session, runs: Sequence[RunDirectory]) -> None:
+    """Speed-ups between different models or machines say nothing of schedules."""
+    first, *others = runs
+    for other in others:
+        ours, theirs = ((run.scenario.cluster, run.scenario.workload) for run in (first, other))
+        if ours != theirs:
+            session.say(
+                f"warning: {other.path}: other machines or another model than {first.path}: speed-ups mean little"
+            )
+
+
+def _missing(run: RunDirectory) -> str | None:
+    """Say what to do if a run was not measured to its end."""
+    if (run.path / rundir.REAL).exists():
+        return None
+    how = inputs.measure_command(run.path, run.plan.world_size)
+    if (run.path / rundir.PARTIAL).exists():
+        return f"has only {rundir.PARTIAL}, of a run that ended early; `{how}` measures all of it"
+    return f"has no {rundir.REAL}: it was not measured yet; `{how}` does it"
+
+
+def _validate(
+    session: Session, runs: Sequence[RunDirectory], file: Path | None, cluster: Cluster | None, bar: ProgressBar
+) -> Iterator[_Validated]:
+    for number, run in enumerate(runs):
+        path = run.path / rundir.REAL
+        real = rundir.read_trace(path, plan=run.plan)
+        if not real.source.startswith("real"):
+            raise TraceError(
+                f"{path}: is {real.source!r}, and no measurement: `simdist validate` needs one; move it away"
+            )
+        bar.update(f"simulate {run.plan.name}", number, len(runs))
+        simulated = _simulated(session, run, file, cluster)
+        try:
+            validation = validate_traces(real, simulated, run.delays)
+        except TraceError as error:
+            raise TraceError(f"{path}: {error}") from None
+        if validation.n_steps < run.plan.n_steps:
+            session.say(f"warning: {path}: only {validation.n_steps} of {run.plan.n_steps} steps were finished")
+        yield _Validated(run, real, simulated, validation)
+
+
+def _simulated(session: Session, run: RunDirectory, file: Path | None, cluster: Cluster | None) -> Trace:
+    """Simulate a run, with its own cluster or with one from a file; write the trace if it is the first of its own."""
+    where = f"{run.path}{f' with {file}' if file else ''}"
+    if cluster:
+        _check_size(run, file, cluster)
+    try:
+        costs = price(run.plan, cluster or run.scenario.cluster, run.scenario.workload)
+        trace = simulate(run.plan, costs, run.delays)
+    except (PlanError, ScenarioError, UnsupportedError) as error:
+        raise type(error)(f"{where}: {error}") from None
+    kept = run.path / rundir.SIMULATED
+    if cluster:
+        return trace
+    if not kept.exists():
+        rundir.save_trace(trace, kept)
+        session.wrote(kept)
+    elif _differ(trace, rundir.read_trace(kept, plan=run.plan)):
+        session.say(
+            f"warning: {kept}: is not what {rundir.SCENARIO} and {rundir.DELAYS} give now; simulated afresh for this; "
+            f"`simdist simulate {run.path}` replaces it"
+        )
+    return trace
+
+
+def _differ(a: Trace, b: Trace) -> bool:
+    return not bool((abs(a.difference_s(b)) <= 1e-9 * a.makespan_s).all())
+
+
+def _check_size(run: RunDirectory, file: Path | None, cluster: Cluster) -> None:
+    needed = run.scenario.cluster
+    if (cluster.nodes, cluster.gpus_per_node) != (needed.nodes, needed.gpus_per_node):
+        raise ScenarioError(
+            f"{file}: has {cluster.nodes} nodes x {cluster.gpus_per_node} GPUs; {run.path / rundir.SCENARIO} has "
+            f"{needed.nodes} x {needed.gpus_per_node}: write as many, or calibrate the machines of this run"
+        )
+
+
+def _baseline(runs: Sequence[RunDirectory]) -> str:
+    """Return the label of synchronous SGD, or of the first run."""
+    schedules = [run.scenario.schedules[0] for run in runs]
+    return next(
+        (run.plan.name for run, each in zip(runs, schedules, strict=True) if each.kind == "sync"), runs[0].plan.name
+    )
+
+
+def _document(each: _Validated) -> dict[str, object]:
+    found = each.validation
+    return {
+        "schedule": found.schedule,
+        "run": str(each.run.path),
+        "digest": each.run.plan.digest(),
+        "source": found.source,
+        "simulated_by": each.simulated.source,
+        "steps": found.n_steps,
+        "world_size": each.run.plan.world_size,
+        "simulated_s": found.simulated_s,
+        "measured_s": found.measured_s,
+        "error": found.error,
+        "kinds": [asdict(kind) for kind in found.kinds],
+        "injections": [asdict(injection) for injection in found.injections],
+        "blames": [asdict(blame) for blame in found.blames],
+        "correlation": found.correlation,
+        "overlap": found.overlap,
+        "verdict": found.verdict,
+    }
+
+
+def _text(each: _Validated, cluster: Path | None) -> str:
+    machines = str(cluster) if cluster else f"the cluster of {each.run.path / rundir.SCENARIO}"
+    plan = each.run.plan
+    return validation_text(each.validation, world_size=plan.world_size, n_planned_steps=plan.n_steps, machines=machines)
+
+
+def _summary_document(summary: Summary) -> dict[str, object]:
+    return asdict(summary) | {"order_agrees": not summary.wrong_pairs}
+
+
+def _draw(session: Session, done: Sequence[_Validated], plot: Path) -> None:
+    """Draw the first steps of each run, into `plot` or, of several, into files with the label before the suffix."""
+    from simdist.report import comparison_figure, save
+
+    for each in done:
+        label = each.validation.schedule
+        path = plot if len(done) == 1 else plot.with_name(f"{plot.stem}-{label}{plot.suffix}")
+        n_steps = min(4, each.validation.n_steps)
+        save(comparison_figure(each.simulated, each.real, n_steps=n_steps), path)
+        session.wrote(path)
