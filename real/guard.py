@@ -184,7 +184,7 @@ class Guard:
 
     def _beat(self) -> None:
         """Look at the others first, so that this rank's last words name the first cause."""
-        gone = [beat for beat in self._table.values() if beat.machine == self._me.machine and not is_alive(beat.pid)]
+        gone = [beat for beat in self._table.values() if self._is_gone(beat)]
         self._read()
         self._judge({beat.rank for beat in gone})
         if self._own_failure:
@@ -230,6 +230,9 @@ class Guard:
                     f"{beat} has been silent for {SILENT_BEATS * BEAT_S:g} s: its process or machine stands still"
                 )
 
+    def _is_gone(self, beat: Beat) -> bool:
+        return beat.machine == self._me.machine and not is_alive(beat.pid)
+
     def _blame(self, cause: str) -> None:
         with self._lock:
             self._cause = self._cause or cause
@@ -267,9 +270,10 @@ class Guard:
                 return
 
     def _heard(self, counts: dict[int, int]) -> bool:
-        """Return whether every other rank has ended, or has beaten twice and so read the table since `counts`."""
-        others = [beat for rank, beat in self._table.items() if rank != self._me.rank]
-        return all(beat.state != "alive" or beat.count >= counts[beat.rank] + 2 for beat in others)
+        """Return whether every other rank has ended or beaten twice since `counts`, and so has read the table."""
+        others = [beat for beat in self._table.values() if beat.rank != self._me.rank and not self._is_gone(beat)]
+        silent = {rank for rank, n_beats in self._quiet.items() if n_beats >= SILENT_BEATS}
+        return all(b.state != "alive" or b.rank in silent or b.count >= counts.get(b.rank, 0) + 2 for b in others)
 
     def _late(self) -> str:
         """Say which ranks are behind the others; nothing if none is."""
@@ -287,5 +291,5 @@ class Guard:
             return f"{self.store_host()} has not answered for {timeout_s:g} s"
         return (
             f"{ranks_have(self._missing)} not answered the roll call of {len(self._keys)} ranks within "
-            f"{timeout_s:g} s: see the output there, and that all were started with the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+            f"{timeout_s:g} s: see the output there, and that all have the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
         )

@@ -52,9 +52,7 @@ class Memory:
         RunError: They do not fit.
     """
 
-    def __init__(
-        self, plan: Plan, device: torch.device, names: Collection[str], *, n_ranks: int | None = None
-    ) -> None:
+    def __init__(self, plan: Plan, device: torch.device, names: Collection[str], *, n_ranks: int | None = None) -> None:
         wanted = [buffer for buffer in plan.buffers if buffer.name in names]
         self._device, self._n_ranks = device, n_ranks
         self._buffers = {buffer.name: buffer for buffer in wanted}

@@ -6,6 +6,7 @@
     recording-0.npz, ...    what scenario.yaml replays, if it replays anything
     trace.simulated.npz     what would happen; `trace.*.npz` are all of this plan
     trace.real.npz          what happened on real machines
+    real.json               on what, with which clocks
     trace.partial.npz       the same of a run that ended early; NaN where it did not come to
 
 The bytes of every file follow from its contents: equal scenarios give equal directories. `plan.json` is written last,
@@ -38,6 +39,7 @@ __all__ = [
     "PARTIAL",
     "PLAN",
     "REAL",
+    "REPORT",
     "SIMULATED",
     "RunDirectory",
     "contents",
@@ -51,6 +53,7 @@ __all__ = [
 
 PLAN, SCENARIO, DELAYS = "plan.json", "scenario.yaml", "delays.npz"
 SIMULATED, REAL, PARTIAL = "trace.simulated.npz", "trace.real.npz", "trace.partial.npz"
+REPORT = "real.json"
 _CHANNELS: tuple[Channel, ...] = get_args(Channel)
 _HOW = "`simdist plan SCENARIO -o RUN` writes one"
 
@@ -107,7 +110,7 @@ def write(path: Path, scenario: Scenario, plan: Plan, delays: Delays, *, force: 
             raise PlanError(f"{different}; choose another directory with -o, or replace what is there with --force")
         path.mkdir(parents=True, exist_ok=True)
         if different:
-            for old in (path / PLAN, *path.glob("trace.*.npz")):
+            for old in (path / PLAN, path / REPORT, *path.glob("trace.*.npz")):
                 old.unlink(missing_ok=True)
         for name, content in files.items():
             with _replacing(path / name) as part:

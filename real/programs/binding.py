@@ -82,6 +82,10 @@ class Binding:
         """Complete the buckets of parameters that the loss did not depend on."""
         self._buckets.finish()
 
+    def fill_bucket(self, bucket: str) -> None:
+        """Complete a bucket after a backward pass that was not watched."""
+        self._buckets.fill(bucket)
+
     def give_gradients(self, op: Optimize) -> None:
         """Let an update find the gradients that it names, and none of other parameters, so that it skips those."""
         self.forget_gradients()
@@ -166,14 +170,17 @@ class _Buckets:
 
     def finish(self) -> None:
         """Complete what the backward pass left out, with gradients of zero."""
-        if not self._left:
-            return
-        for bucket in self._left:
-            for parameter, place in self._parts[bucket]:
-                if parameter.grad is None:
-                    parameter.grad = place.zero_()
-            self._missing[bucket] = 0
-        self._pass_on()
+        while self._left:
+            self.fill(self._left.pop())
+            self._complete()
+        self._missing = {}
+
+    def fill(self, bucket: str) -> None:
+        """Move into a bucket what gradients there are, and zeros where there are none."""
+        for parameter, place in self._parts[bucket]:
+            if parameter.grad is None:
+                parameter.grad = place.zero_()
+            _bring(parameter, place)
 
     def _arrived(self, bucket: str, place: Tensor, parameter: Tensor) -> None:
         """Take the gradient of a parameter, in autograd."""
@@ -197,13 +204,9 @@ class _Buckets:
 
 def _kept_by(op: Op) -> tuple[str, ...]:
     """Return the buffers of an operation whose contents are in the memory of the plan, and not with the model."""
-    match op:
-        case Backward():
-            return (op.dst,)
-        case Optimize() | Select() | Densify():
-            return (*reads(op), *writes(op))
-        case _:
-            return (*reads(op), *writes(op)) if isinstance(op, COLLECTIVES) else ()
+    if isinstance(op, Backward):
+        return (op.dst,)
+    return (*reads(op), *writes(op)) if isinstance(op, (*COLLECTIVES, Optimize, Select, Densify)) else ()
 
 
 def _bring(parameter: Tensor, place: Tensor) -> None:

@@ -101,6 +101,15 @@ class ModuleProgram(Program):
         assert self.loss is not None
         self._binding.backward(self.loss.backward, buckets, complete)
 
+    def differentiate(self) -> None:
+        """Run autograd all at once, for a caller that takes the buckets out later, with `fill_bucket`."""
+        assert self.loss is not None
+        self.loss.backward()
+
+    def fill_bucket(self, bucket: str) -> None:
+        """Bring the gradients of a bucket there."""
+        self._binding.fill_bucket(bucket)
+
     def optimize(self, op: Optimize) -> None:
         """Let the optimizer step, with the gradients that the operation names."""
         self._binding.give_gradients(op)
