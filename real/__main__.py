@@ -1,8 +1,13 @@
 """`torchrun --nproc-per-node N -m real RUN`: perform the plan of a run directory for real."""
 
+import os
 import sys
 
 from real.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # a thread may still be inside a collective that will never end

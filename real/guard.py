@@ -82,6 +82,7 @@ class Guard:
         self._beaten = threading.Condition()
         self._n_beats = 0
         self._last_beat_s = time.monotonic()
+        self._last_count_s = self._last_beat_s
         self._thread = threading.Thread(target=self._run, name="guard", daemon=True)
 
     def start(self, timeout_s: float) -> None:
@@ -204,16 +205,20 @@ class Guard:
         return Beat(me.rank, self._n_beats + 1, self.position, me.host, me.machine, me.pid, state, self._cause)
 
     def _read(self) -> None:
-        if not self._called.is_set():
-            self._missing = [rank for rank in self._missing if not self._store.check([self._keys[rank]])]
-            if self._missing:
-                return
-        for text in self._store.multi_get(self._keys):
+        self._missing = [rank for rank in self._missing if not self._store.check([self._keys[rank]])]
+        absent = set(self._missing)
+        present = [key for rank, key in enumerate(self._keys) if rank not in absent]
+        now_s = time.monotonic()
+        counts = now_s - self._last_count_s > 0.8 * BEAT_S  # hurried beats say nothing about the others' silence
+        self._last_count_s = now_s if counts else self._last_count_s
+        for text in self._store.multi_get(present) if present else []:
             beat = Beat.decode(text)
             before = self._table.get(beat.rank)
-            self._quiet[beat.rank] = self._quiet[beat.rank] + 1 if before and before.count == beat.count else 0
+            quiet = before is not None and before.count == beat.count
+            self._quiet[beat.rank] = self._quiet[beat.rank] + counts if quiet else 0
             self._table[beat.rank] = beat
-        self._called.set()
+        if not self._missing:
+            self._called.set()
 
     def _judge(self, gone: set[int]) -> None:
         """Blame the first rank that failed, is gone, or is silent, in this order."""

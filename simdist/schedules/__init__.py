@@ -6,9 +6,12 @@ import pkgutil
 
 from simdist.schedules.base import Schedule
 from simdist.schedules.every import Every
+from simdist.schedules.hierarchical_sgd import HierarchicalSGD
 from simdist.schedules.job import InputPath, Job
+from simdist.schedules.local_sgd import LocalSGD
+from simdist.schedules.sync import Sync
 
-__all__ = ["Every", "InputPath", "Job", "Schedule", "kinds"]
+__all__ = ["Every", "HierarchicalSGD", "InputPath", "Job", "LocalSGD", "Schedule", "Sync", "kinds"]
 
 
 def kinds() -> dict[str, type[Schedule]]:

@@ -1,0 +1,176 @@
+"""Run a function or a command in several local processes, as torchrun would: as ranks of one world.
+
+    with start(function, 3, argument) as ranks:      # or start([sys.executable, "-c", code], 3)
+        ranks.signal(2, signal.SIGKILL)
+        endings = ranks.wait()
+    assert "rank 2" in endings[0].output
+
+Functions start fast (a fork server has torch loaded) and must be importable: top level of a test module, plain
+arguments. Commands start as a user's would, and run the interpreter's exit, which functions skip.
+Whatever happens, nothing outlives the `with` block, and nothing else is touched.
+"""
+
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LOADED = ["torch", "torch.distributed", "numpy", "pytest", "processes", "simdist.errors", "simdist.plan", "real.launch"]
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How one rank ended: exit code (negative: the signal) and all that it printed."""
+
+    code: int
+    output: str
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Processes that were started together; `None` in place of one that was not started."""
+
+    children: list["multiprocessing.process.BaseProcess | subprocess.Popen[bytes]"]
+    folder: Path
+    names: list[int]  # the rank of each child
+    deadline_s: float
+    port: int
+
+    def pid(self, rank: int) -> int:
+        return self.children[self.names.index(rank)].pid
+
+    def signal(self, rank: int, number: signal.Signals) -> None:
+        os.kill(self.pid(rank), number)
+
+    def output(self, rank: int) -> str:
+        return (self.folder / str(rank)).read_text(encoding="utf-8", errors="replace")
+
+    def until(self, text: str, ranks: Sequence[int] | None = None) -> None:
+        """Wait until each of these ranks (all by default) has printed a text."""
+        for rank in self.names if ranks is None else ranks:
+            while text not in self.output(rank):
+                self._pause(f"rank {rank} has not printed {text!r}")
+                assert self.code(rank) is None, f"rank {rank} ended without printing {text!r}{self._outputs()}"
+
+    def code(self, rank: int) -> int | None:
+        child = self.children[self.names.index(rank)]
+        return child.poll() if isinstance(child, subprocess.Popen) else child.exitcode
+
+    def wait(self, ranks: Sequence[int] | None = None) -> dict[int, Ending]:
+        """Wait for these ranks (all by default) to end."""
+        wanted = self.names if ranks is None else ranks
+        while late := [rank for rank in wanted if self.code(rank) is None]:
+            self._pause(f"ranks {late} have not ended")
+        return {rank: Ending(self.code(rank), self.output(rank)) for rank in wanted}
+
+    def kill(self) -> None:
+        for rank, child in zip(self.names, self.children, strict=True):
+            if self.code(rank) is None:
+                child.kill()
+            child.wait() if isinstance(child, subprocess.Popen) else child.join()
+
+    def _pause(self, late: str) -> None:
+        assert time.monotonic() < self.deadline_s, f"{late} in time{self._outputs()}"
+        time.sleep(0.02)
+
+    def _outputs(self) -> str:
+        return "".join(f"\n--- rank {rank} (code {self.code(rank)}):\n{self.output(rank)}" for rank in self.names)
+
+
+@contextmanager
+def start(
+    what: Callable[..., None] | Sequence[str],
+    world_size: int,
+    *args: object,
+    ranks: Sequence[int] | None = None,
+    port: int | None = None,
+    environ: Mapping[str, str] | None = None,
+    timeout_s: float = 60.0,
+) -> Iterator[Ranks]:
+    """Start a function or a command in one process per rank; `ranks` leaves some out, `environ` adds or overrides."""
+    names = list(range(world_size)) if ranks is None else list(ranks)
+    port = free_port() if port is None else port
+    with tempfile.TemporaryDirectory() as folder:
+        children = []
+        started = Ranks(children, Path(folder), names, time.monotonic() + timeout_s, port)
+        try:
+            for rank in names:
+                output = Path(folder, str(rank))
+                output.touch()
+                environment = places(rank, world_size, port) | dict(environ or {})
+                if callable(what):
+                    children.append(_start_function(what, args, environment, output))
+                else:
+                    children.append(_start_command([*what, *map(str, args)], environment, output))
+            yield started
+        finally:
+            del names[len(children) :]
+            started.kill()
+
+
+def run(what: Callable[..., None] | Sequence[str], world_size: int, *args: object, **options) -> dict[int, Ending]:
+    """Start, wait, and return how each rank ended."""
+    with start(what, world_size, *args, **options) as ranks:
+        return ranks.wait()
+
+
+def places(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """Return the environment that torchrun would give to a rank on one machine."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def free_port() -> int:
+    """Return a port that no program listens to right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _start_command(command: Sequence[str], environment: Mapping[str, str], output: Path) -> subprocess.Popen:
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    with output.open("wb") as file:
+        return subprocess.Popen(
+            command,
+            env=os.environ | {"PYTHONPATH": path} | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def _start_function(function: Callable[..., None], args: tuple, environment: Mapping[str, str], output: Path):
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(LOADED)
+    child = context.Process(target=_enter, args=(function, args, dict(environment), str(output)))
+    child.start()
+    return child
+
+
+def _enter(function: Callable[..., None], args: tuple, environment: dict[str, str], output: str) -> None:
+    file = os.open(output, os.O_WRONLY | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.stdout.reconfigure(line_buffering=True)
+    os.environ.update(environment)
+    import torch
+
+    torch.set_num_threads(1)
+    function(*args)
