@@ -9,6 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from simdist.report import insert_tables
+
 ROOT = Path(__file__).parent.parent
 HSGD = ROOT / "experiments" / "hsgd_stragglers"
 
@@ -108,7 +110,7 @@ def test_page_shows_the_tables_of_the_code():
         "limits": "\n".join(run.limits_table(limits())),
     }
     page = (HSGD / "README.md").read_text(encoding="utf-8")
-    assert run.insert(page, tables) == page
+    assert insert_tables(page, tables) == page
 
 
 def test_quick_mode_prints_every_table(capsys, monkeypatch):
@@ -120,8 +122,8 @@ def test_quick_mode_prints_every_table(capsys, monkeypatch):
 
 
 def test_page_without_a_place_for_a_table_is_refused():
-    with pytest.raises(SystemExit, match="0 places for table published"):
-        run.insert("", {"published": ""})
+    with pytest.raises(ValueError, match="0 places for table published"):
+        insert_tables("", {"published": ""})
 
 
 def test_every_scenario_of_the_experiment_loads_without_a_warning():

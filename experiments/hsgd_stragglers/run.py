@@ -10,12 +10,12 @@ pictures; only the ends of each range are printed.
 """
 
 import argparse
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from simdist.compare import Row, compare
+from simdist.report import insert_tables
 from simdist.scenario import Scenario, load
 
 HERE = Path(__file__).parent
@@ -186,16 +186,6 @@ def tables(study: Study) -> dict[str, str]:
     }
 
 
-def insert(text: str, tables: dict[str, str]) -> str:
-    """Replace what stands between `<!-- table NAME -->` and `<!-- end -->` in a README."""
-    for name, table in tables.items():
-        pattern = rf"(<!-- table {name} -->\n).*?(<!-- end -->)"
-        text, n_found = re.subn(pattern, lambda match, table=table: f"{match[1]}{table}\n{match[2]}", text, flags=re.S)
-        if n_found != 1:
-            raise SystemExit(f"README.md has {n_found} places for table {name}; it needs one")
-    return text
-
-
 def figure(study: Study, path: Path) -> None:
     """Draw the speed-ups on 256 GPUs."""
     from simdist.report import save, speedup_figure
@@ -215,7 +205,7 @@ def main() -> None:
     study = Study(arguments.seeds, arguments.steps)
     if arguments.write:
         readme = HERE / "README.md"
-        readme.write_text(insert(readme.read_text(encoding="utf-8"), tables(study)), encoding="utf-8")
+        readme.write_text(insert_tables(readme.read_text(encoding="utf-8"), tables(study)), encoding="utf-8")
         figure(study, HERE / "speedups-256.png")
     elif arguments.all:
         for name, table in tables(study).items():

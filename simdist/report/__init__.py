@@ -4,8 +4,9 @@ Functions return a `matplotlib.figure.Figure` that no global state knows about; 
 figure is the value of a cell; otherwise `save` writes it. Importing this package does not import matplotlib.
 """
 
+from simdist.report.markdown import insert_tables
 from simdist.report.saving import save
 from simdist.report.speedup import speedup_figure
 from simdist.report.timeline import comparison_figure, timeline_figure
 
-__all__ = ["comparison_figure", "save", "speedup_figure", "timeline_figure"]
+__all__ = ["comparison_figure", "insert_tables", "save", "speedup_figure", "timeline_figure"]

@@ -1,0 +1,29 @@
+"""Tables inside pages."""
+
+import re
+from collections.abc import Mapping
+
+__all__ = ["insert_tables"]
+
+
+def insert_tables(page: str, tables: Mapping[str, str]) -> str:
+    r"""Replace what stands between `<!-- table NAME -->` and `<!-- end -->` in a page.
+
+    Args:
+        page: Markdown.
+        tables: Name -> table.
+
+    Raises:
+        ValueError: The page has not exactly one place for a table.
+
+    >>> print(insert_tables("<!-- table errors -->\nold\n<!-- end -->", {"errors": "| new |"}))
+    <!-- table errors -->
+    | new |
+    <!-- end -->
+    """
+    for name, table in tables.items():
+        pattern = rf"(<!-- table {re.escape(name)} -->\n).*?(<!-- end -->)"
+        page, n_found = re.subn(pattern, lambda match, table=table: f"{match[1]}{table}\n{match[2]}", page, flags=re.S)
+        if n_found != 1:
+            raise ValueError(f"the page has {n_found} places for table {name}; it needs one")
+    return page
