@@ -7,9 +7,18 @@ INSTALLED := $(VENV)/installed
 
 .PHONY: demo test lint benchmark clean
 
-demo: $(INSTALLED)  ## simulate the published straggler experiment and print its speed-up tables
+# Four local processes. torchrun would set OMP_NUM_THREADS itself, with a warning.
+LAUNCH := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4
+DEMO := runs/demo
+
+demo: $(INSTALLED)  ## simulate the published straggler experiment; run a plan on 4 processes beside its simulation
 	$(BIN)/simdist compare experiments/hsgd_stragglers/64.yaml
 	$(BIN)/python experiments/hsgd_stragglers/run.py
+	rm -rf $(DEMO)
+	$(BIN)/simdist plan experiments/demo/scenario.yaml -o $(DEMO)/plans > $(DEMO).txt
+	$(LAUNCH) -m real.calibrate -o $(DEMO)/cluster.yaml --budget "8 s"
+	$(LAUNCH) -m real $(DEMO)/plans
+	$(BIN)/simdist validate $(DEMO)/plans --cluster $(DEMO)/cluster.yaml
 
 test: lint  ## everything that .ci/run checks
 	$(BIN)/python -m pytest -n auto
@@ -19,8 +28,9 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-benchmark: $(INSTALLED)  ## speed of both engines; takes about a minute
+benchmark: $(INSTALLED)  ## speed of both engines, and of training loops with simdist; takes two minutes
 	$(BIN)/python benchmarks/engines.py
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 benchmarks/overhead.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

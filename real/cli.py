@@ -4,11 +4,15 @@ Rank 0 prints what there is to tell; an error is printed by every rank that meet
 of `simdist`: 0; 1 for a run that failed; 2 for wrong input.
 """
 
+import hashlib
+import math
 import os
+import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -23,7 +27,7 @@ from real.programs.base import Program
 from real.programs.binding import Binding
 from real.programs.emulated import EmulatedProgram
 from real.programs.module import ModuleProgram
-from real.running import Report, check_world, perform, rescue
+from real.running import Report, check_world, forget, perform, rescue
 from real.timing import share_cores
 from simdist import rundir
 from simdist.cost import Local, Shared, price
@@ -37,6 +41,7 @@ __all__ = ["main"]
 
 PARTS = "parts"
 EMULATED = "emulated"
+_DAY_S = 86_400.0
 _AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -71,7 +76,7 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def _say(rank: str, message: str, code: int) -> int:
-    print(f"real: rank {rank}: error: {message}", file=sys.stderr, flush=True)
+    print(f"real: rank {rank}: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
     return code
 
 
@@ -89,7 +94,11 @@ def _say(rank: str, message: str, code: int) -> int:
 @click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option(
-    "--timeout", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds to wait for others."
+    "--timeout",
+    type=click.FloatRange(min=1, max=_DAY_S),
+    default=60.0,
+    show_default=True,
+    help="Seconds to wait for others.",
 )
 @click.option("--schedule", default=None, help="Only the run of this schedule.")
 @click.option("--force", is_flag=True, help="Replace a trace that is there.")
@@ -110,6 +119,8 @@ def _command(
 
 
 def _execute(options: _Options) -> None:
+    if math.isnan(options.timeout_s):
+        raise ScenarioError("--timeout nan: write seconds")
     if options.program not in (EMULATED, *models.names()):
         raise ScenarioError(
             f"--program {options.program}: there is no such program; there are {EMULATED}, {', '.join(models.names())}"
@@ -147,10 +158,9 @@ def _runs(options: _Options) -> list[RunDirectory]:
 
 
 def _one(connection: Connection, run: RunDirectory, options: _Options) -> None:
-    connection.agree("plan", run.plan.digest())
-    connection.agree("program", f"{options.program} {options.precision}")
-    parts = run.path / PARTS
-    doing = f"{run.plan.name}: performing the plan"
+    parts, rank = run.path / PARTS, connection.place.rank
+    forget(parts, rank)  # what an earlier start has left must not end up in a trace of this one
+    _agree(connection, run, options)
     try:
         done = perform(
             connection,
@@ -162,22 +172,67 @@ def _one(connection: Connection, run: RunDirectory, options: _Options) -> None:
             timeout_s=options.timeout_s,
             parts=parts,
         )
+        if done:
+            _save(run, *done)
+        connection.barrier("the trace is written")
     except (PlanError, ScenarioError):
         raise
     except Exception as error:
-        explained = error if isinstance(error, RunError) else connection.guard.explain(error, doing)
-        connection.guard.fail(str(explained))
-        partial = rescue(parts, run.plan)
-        if partial:
-            rundir.save_trace(partial, run.path / rundir.PARTIAL)
-            raise RunError(f"{explained}; what was done is in {run.path / rundir.PARTIAL}") from error
-        raise explained from error
+        raise _failure(connection, run, error) from error
+    except KeyboardInterrupt:
+        _keep(run)
+        raise
+    forget(parts, rank)
     if done:
-        trace, report = done
-        rundir.save_trace(trace, run.path / rundir.REAL)
-        (run.path / rundir.REPORT).write_text(report.dumps(), encoding="utf-8")
-        (run.path / rundir.PARTIAL).unlink(missing_ok=True)
-        print(_summary(run, trace, report), flush=True)
+        print(_summary(run, *done), flush=True)
+
+
+def _agree(connection: Connection, run: RunDirectory, options: _Options) -> None:
+    """Refuse ranks that were given different runs: with other delays, say, the trace would tell of none of them."""
+    connection.agree("plan", run.plan.digest())
+    for name, content in rundir.contents(run.scenario, run.plan, run.delays).items():
+        connection.agree(name, hashlib.sha256(content).hexdigest())
+    connection.agree("program", f"{options.program} {options.precision}")
+
+
+def _save(run: RunDirectory, trace: Trace, report: Report) -> None:
+    (run.path / rundir.REPORT).write_text(report.dumps(), encoding="utf-8")
+    rundir.save_trace(trace, run.path / rundir.REAL)
+    (run.path / rundir.PARTIAL).unlink(missing_ok=True)
+
+
+def _failure(connection: Connection, run: RunDirectory, error: Exception) -> RunError:
+    """Tell the other ranks, keep what was done, and return the error for this rank to end with."""
+    explained = error if isinstance(error, RunError) else RunError(f"{run.plan.name}: {type(error).__name__}: {error}")
+    with _undisturbed():
+        connection.guard.fail(str(explained))
+    return RunError(f"{explained}{_keep(run)}")
+
+
+def _keep(run: RunDirectory) -> str:
+    """Save the times of what was done; return how that went, to end a sentence with."""
+    path = run.path / rundir.PARTIAL
+    try:
+        with _undisturbed():
+            partial = rescue(run.path / PARTS, run.plan)
+            if partial is None:
+                return ""
+            rundir.save_trace(partial, path)
+    except (RunError, OSError) as error:
+        return f"; what was done is lost ({error})"
+    return f"; what was done is in {path}"
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ignore the signals by which torchrun and Ctrl-C end all ranks: this one ends already."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _summary(run: RunDirectory, trace: Trace, report: Report) -> str:

@@ -23,10 +23,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from real.gpu import GpuClock, Spin
 from real.lanes import CudaLane, DirectLane, Lane, ThreadLane
 from real.memory import Memory
 from real.programs.base import Program
-from real.recorder import Recorder
+from real.recorder import Notes
 from real.timing import sleep_s
 from simdist.errors import RunError
 from simdist.plan import (
@@ -134,7 +135,7 @@ class Executor:
         program: Program,
         memory: Memory,
         lanes: Lanes,
-        recorder: Recorder,
+        recorder: Notes,
         watch: Watch,
         first_step: int = 0,
     ) -> None:
@@ -151,7 +152,7 @@ class Executor:
         self._recorder = recorder
         self._device = lanes.device
         self._lanes = self._make_lanes(lanes)
-        self._spin = _Spin(lanes.device)
+        self._spin = Spin(lanes.device) if self._on_gpu and any(self._delays_s.get("compute", ())) else None
 
     def run(self) -> None:
         """Perform all steps.
@@ -224,29 +225,43 @@ class Executor:
         for lane in self._lanes.values():
             lane.close()
 
+    def join(self, timeout_s: float) -> None:
+        """Wait for the threads to end: the interpreter must not exit while one is inside a collective."""
+        for lane in self._lanes.values():
+            lane.join(timeout_s)
+
     def _make_lanes(self, lanes: Lanes) -> dict[Stream, Lane]:
-        return {
-            "host": DirectLane(self._execute, recorder=self._recorder),
-            "compute": self._compute_lane(lanes),
-            "comm": self._comm_lane(lanes),
-            "io": self._thread("io"),
-        }
+        compute, comm = self._gpu_lanes(lanes) if self._on_gpu else self._cpu_lanes(lanes)
+        return {"host": self._direct(), "compute": compute, "comm": comm, "io": self._thread("io")}
 
-    def _compute_lane(self, lanes: Lanes) -> Lane:
-        if lanes.device.type == "cuda":
-            stream = torch.cuda.current_stream(lanes.device)
-            return CudaLane(self._execute, stream, recorder=self._recorder)
-        if lanes.compute_in_caller:
-            return DirectLane(self._execute, recorder=self._recorder)
-        return self._thread("compute")
+    def _cpu_lanes(self, lanes: Lanes) -> tuple[Lane, Lane]:
+        return self._direct() if lanes.compute_in_caller else self._thread("compute"), self._thread("comm")
 
-    def _comm_lane(self, lanes: Lanes) -> Lane:
-        if lanes.device.type == "cuda" and not lanes.collectives_block:
-            return CudaLane(self._execute, torch.cuda.Stream(lanes.device), recorder=self._recorder)
-        return self._thread("comm")
+    def _gpu_lanes(self, lanes: Lanes) -> tuple[Lane, Lane]:
+        clock = GpuClock(torch.cuda.Stream(lanes.device))
+
+        def enqueue(stream: torch.cuda.Stream) -> CudaLane:
+            return CudaLane(self._execute, stream, clock=clock, failed=self._check, recorder=self._recorder)
+
+        comm = self._thread("comm") if lanes.collectives_block else enqueue(torch.cuda.Stream(lanes.device))
+        return enqueue(torch.cuda.current_stream(lanes.device)), comm
+
+    def _direct(self) -> DirectLane:
+        return DirectLane(self._execute, recorder=self._recorder)
 
     def _thread(self, stream: Stream) -> ThreadLane:
-        return ThreadLane(stream, self._execute, failed=self._check, on_error=self._error.keep, recorder=self._recorder)
+        return ThreadLane(
+            stream,
+            self._execute,
+            device=self._device,
+            failed=self._check,
+            on_error=self._error.keep,
+            recorder=self._recorder,
+        )
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self._device.type == "cuda"
 
     @property
     def _computes_in_thread(self) -> bool:
@@ -327,7 +342,7 @@ class Executor:
 
     def _delay(self, op: Delay, step: int) -> None:
         seconds = self._delays_s[op.channel][step]
-        if op.channel == "compute" and self._device.type == "cuda":
+        if op.channel == "compute" and self._spin:
             self._spin(seconds)
         else:
             sleep_s(seconds, self._watch.failed)
@@ -346,31 +361,6 @@ class _FirstError:
     def raise_if_any(self) -> None:
         if self._error is not None:
             raise self._error
-
-
-class _Spin:
-    """Holds up a CUDA stream for a given time."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._cycles_per_s = 0.0
-
-    def __call__(self, seconds: float) -> None:
-        if seconds <= 0:
-            return
-        if not self._cycles_per_s:
-            self._cycles_per_s = self._measured()
-        torch.cuda._sleep(int(seconds * self._cycles_per_s))
-
-    def _measured(self) -> float:
-        n_cycles = 20_000_000
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(n_cycles)  # the first launch loads the kernel
-        begin.record()
-        torch.cuda._sleep(n_cycles)
-        end.record()
-        end.synchronize()
-        return n_cycles / (float(begin.elapsed_time(end)) / 1e3)
 
 
 def _streams(plan: Plan, body_of_step: NDArray[np.int64]) -> bytes:

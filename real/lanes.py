@@ -7,6 +7,11 @@ compute stream of a user's own training loop.
 
 What an instance comes after is known from the plan. `Lane.order` puts it in order: a CUDA stream waits for an event,
 without holding up the host; in all other cases the caller waits.
+
+**Threads on a GPU.** Collectives of gloo take CUDA tensors, and copy them to the host and back on streams of their own;
+they return when the copy back is enqueued, not when it is done. A thread lane therefore has a CUDA stream too, and an
+instance of it is done when that stream is. On the default stream, where the main thread computes, its copies would
+queue behind all that the host has run ahead with, and the overlap would be lost.
 """
 
 import abc
@@ -19,7 +24,8 @@ from typing import final
 
 import torch
 
-from real.recorder import Recorder
+from real.gpu import GpuClock, Mark, NewEvent, await_event, own_stream, timed_event
+from real.recorder import Notes
 from real.timing import now_s, precise_sleeps
 from simdist.plan import Instance
 
@@ -28,13 +34,12 @@ __all__ = ["CudaLane", "DirectLane", "Lane", "Perform", "ThreadLane"]
 Perform = Callable[[Instance], None]
 
 _LOOK_S = 0.25  # how often a blocked thread looks whether the run has failed
-_REBASE_S = 10.0  # elapsed times of CUDA events are float32 milliseconds: at 10 s they are good to 1 us
 
 
 class Lane(abc.ABC):
     """One stream of one rank."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Notes) -> None:
         self._recorder = recorder
 
     @abc.abstractmethod
@@ -73,6 +78,9 @@ class Lane(abc.ABC):
     def close(self) -> None:  # noqa: B027
         """Take no more."""
 
+    def join(self, timeout_s: float) -> None:  # noqa: B027
+        """Wait until nothing of the lane runs any longer, but not for ever."""
+
 
 @final
 class ThreadLane(Lane):
@@ -81,7 +89,8 @@ class ThreadLane(Lane):
     Args:
         name: Of the thread.
         perform: What to do with each instance; runs in the thread.
-        failed: Set when the run has failed; nobody waits any longer then.
+        device: Of the tensors that it works on.
+        failed: Raises when the run has failed; nobody waits any longer then.
         on_error: Told about an exception of `perform`, after which the thread ends.
         recorder: For the times.
     """
@@ -91,12 +100,13 @@ class ThreadLane(Lane):
         name: str,
         perform: Perform,
         *,
+        device: torch.device,
         failed: Callable[[], None],
         on_error: Callable[[BaseException], None],
-        recorder: Recorder,
+        recorder: Notes,
     ) -> None:
         super().__init__(recorder)
-        self._perform, self._failed, self._on_error = perform, failed, on_error
+        self._perform, self._device, self._failed, self._on_error = perform, device, failed, on_error
         self._queue: queue.SimpleQueue[Instance | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._done, self._submitted = -1, -1
@@ -124,6 +134,8 @@ class ThreadLane(Lane):
 
     def end(self, instance: Instance) -> None:
         """Note that the instance is done, and tell those that wait for it."""
+        if self._device.type == "cuda":
+            await_event(torch.cuda.current_stream(self._device).record_event(), self._failed)
         super().end(instance)
         with self._changed:
             self._done = instance.index
@@ -137,11 +149,16 @@ class ThreadLane(Lane):
         """Let the thread end when it has done what it has."""
         self._queue.put(None)
 
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end."""
+        self._thread.join(timeout_s)
+
     def _run(self) -> None:
         precise_sleeps()
         try:
-            for instance in self.instances():
-                self._perform(instance)
+            with own_stream(self._device):
+                for instance in self.instances():
+                    self._perform(instance)
         except BaseException as error:
             self._on_error(error)
 
@@ -150,7 +167,7 @@ class ThreadLane(Lane):
 class DirectLane(Lane):
     """A stream whose operations the submitting thread performs at once."""
 
-    def __init__(self, perform: Perform, *, recorder: Recorder) -> None:
+    def __init__(self, perform: Perform, *, recorder: Notes) -> None:
         super().__init__(recorder)
         self._perform = perform
 
@@ -169,17 +186,28 @@ class CudaLane(Lane):
     Args:
         perform: Enqueues the kernels of an instance.
         stream: The CUDA stream.
+        clock: Knows when events happened.
+        failed: Raises when the run has failed; nobody waits any longer then.
         recorder: For the times, which events bring.
+        new_event: Makes an event.
     """
 
-    def __init__(self, perform: Perform, stream: torch.cuda.Stream, *, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        perform: Perform,
+        stream: torch.cuda.Stream,
+        *,
+        clock: GpuClock,
+        failed: Callable[[], None],
+        recorder: Notes,
+        new_event: NewEvent = timed_event,
+    ) -> None:
         super().__init__(recorder)
-        self._perform, self._stream = perform, stream
-        self._lock = threading.Lock()
-        self._began: dict[int, torch.cuda.Event] = {}
+        self._perform, self._stream, self._clock, self._failed = perform, stream, clock, failed
+        self._new_event = new_event
+        self._began: dict[int, tuple[Mark, torch.cuda.Event]] = {}
         self._ended: dict[int, torch.cuda.Event] = {}
-        self._pending: deque[int] = deque()
-        self._base, self._base_s = self._mark()
+        self._pending: deque[int] = deque()  # which have an event of their end, and no times yet
 
     @property
     def cuda_stream(self) -> torch.cuda.Stream:
@@ -192,7 +220,7 @@ class CudaLane(Lane):
 
     def submit(self, instance: Instance) -> None:
         """Enqueue the instance."""
-        self._collect(wait=False)
+        self._collect()
         self._perform(instance)
 
     def order(self, index: int, cuda_stream: torch.cuda.Stream | None) -> None:
@@ -201,43 +229,35 @@ class CudaLane(Lane):
         if event is None:
             return  # its times are recorded already, so it is done
         if cuda_stream is None:
-            event.synchronize()
+            await_event(event, self._failed)
         elif cuda_stream != self._stream:
             cuda_stream.wait_event(event)
 
     def begin(self, instance: Instance) -> None:
         """Enqueue the event of the beginning."""
-        self._began[instance.index] = self._event()
+        self._began[instance.index] = self._clock.mark(), self._event()
 
     def end(self, instance: Instance) -> None:
         """Enqueue the event of the end."""
         self._ended[instance.index] = self._event()
-        with self._lock:
-            self._pending.append(instance.index)
+        self._pending.append(instance.index)
 
     def drain(self) -> None:
         """Wait for the GPU, and record all times."""
-        self._stream.synchronize()
-        self._collect(wait=True)
+        if self._pending:
+            await_event(self._ended[self._pending[-1]], self._failed)
+        self._collect()
 
     def _event(self) -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
+        event = self._new_event()
         event.record(self._stream)
         return event
 
-    def _mark(self) -> tuple[torch.cuda.Event, float]:
-        """Return an event, and when it happened by the host's clock."""
-        event = self._event()
-        event.synchronize()
-        return event, now_s()
-
-    def _collect(self, *, wait: bool) -> None:
+    def _collect(self) -> None:
         """Record the times of what is done, and let go of its events."""
-        with self._lock:
-            while self._pending and (wait or self._ended[self._pending[0]].query()):
-                index = self._pending.popleft()
-                began, ended = self._began.pop(index), self._ended.pop(index)
-                self._recorder.begin(index, self._base_s + self._base.elapsed_time(began) / 1e3)
-                self._recorder.end(index, self._base_s + self._base.elapsed_time(ended) / 1e3)
-            if not self._pending and now_s() - self._base_s > _REBASE_S:
-                self._base, self._base_s = self._mark()
+        while self._pending and self._ended[self._pending[0]].query():
+            index = self._pending.popleft()
+            mark, began = self._began.pop(index)
+            self._recorder.begin(index, mark.time_s(began))
+            self._recorder.end(index, mark.time_s(self._ended[index]))
+            del self._ended[index]

@@ -5,6 +5,7 @@ written even if the process is gone. Times are of the rank's own monotonic clock
 """
 
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +13,31 @@ from numpy.typing import NDArray
 from simdist.errors import RunError
 from simdist.plan import Plan
 
-__all__ = ["Recorder"]
+__all__ = ["Notes", "Recorder", "Silent"]
 
 Times = np.ndarray[tuple[int, int], np.dtype[np.float64]]
+
+
+class Notes(Protocol):
+    """Takes the times of one rank."""
+
+    def begin(self, index: int, at_s: float) -> None:
+        """Note when an instance was ready."""
+        ...
+
+    def end(self, index: int, at_s: float) -> None:
+        """Note when an instance was done."""
+        ...
+
+
+class Silent:
+    """Takes no notes: a run that nobody looks at afterwards needs no memory for them."""
+
+    def begin(self, index: int, at_s: float) -> None:
+        """Do nothing."""
+
+    def end(self, index: int, at_s: float) -> None:
+        """Do nothing."""
 
 
 class Recorder:

@@ -4,7 +4,8 @@ import json
 import platform
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from real.clock import Clocks, common_start_s, compare
 from real.executor import Executor, Lanes
+from real.guard import Guard
 from real.launch import Connection
 from real.memory import Memory
 from real.programs.base import Program
@@ -23,10 +25,11 @@ from real.timing import now_s, precise_sleeps
 from real.traces import Part, gather, part_path, salvage, write_part
 from real.worlds import ProcessWorld, groups_of
 from simdist.errors import RunError
-from simdist.plan import Channel, Plan
+from simdist.plan import Channel, Collective, Plan
+from simdist.plan.text import op_text
 from simdist.trace import Trace
 
-__all__ = ["MakeProgram", "Report", "check_world", "perform", "rescue"]
+__all__ = ["MakeProgram", "Report", "check_world", "forget", "perform", "rescue"]
 
 MakeProgram = Callable[[Memory, threading.Event], Program]
 
@@ -94,34 +97,38 @@ def perform(
     Raises:
         RunError: Something failed, here or elsewhere; the times of what was done stay in `parts`.
     """
-    place = connection.place
-    world = ProcessWorld(groups_of(plan), timeout_s=timeout_s)
+    place, guard = connection.place, connection.guard
     memory = Memory(plan, connection.device, buffers)
+    made = program(memory, guard.failed)
+    meeting = f"{plan.name}: meeting before the first step"
+    with _explaining(guard, meeting):
+        world = ProcessWorld(groups_of(plan), timeout_s=timeout_s)
     parts.mkdir(parents=True, exist_ok=True)
     recorder = Recorder(plan, part_path(parts, place.rank))
     running = Executor(
         plan,
         rank=place.rank,
         delays=delays,
-        world=world,
-        program=program(memory, connection.guard.failed),
+        world=_ExplainedWorld(world, guard, plan.name),
+        program=made,
         memory=memory,
         lanes=Lanes(connection.device, collectives_block=connection.backend == "gloo"),
         recorder=recorder,
-        watch=connection.guard,
+        watch=guard,
     )
-    world.warm_up(connection.device)
     precise_sleeps()
-    at_start = compare()
-    start_s = common_start_s(at_start)
-    write_part(parts, Part(place.rank, plan.digest(), start_s, float(at_start.ahead_s[place.rank])))
+    with _explaining(guard, meeting):
+        world.warm_up(connection.device)
+        at_start = compare()
+        start_s = common_start_s(at_start)
+    write_part(parts, Part(place.rank, plan.digest(), start_s))
     running.run()
     connection.barrier("the end of the run")
-    at_end = compare()
-    source = f"real {connection.backend} on {connection.device.type}, {program_name}"
-    trace = gather(recorder, plan, start_s=start_s, clocks=(at_start, at_end), source=source)
-    report = _report(connection, plan, program_name, trace, (at_start, at_end))
-    _forget(parts, place.rank)
+    with _explaining(guard, f"{plan.name}: bringing the times together"):
+        at_end = compare()
+        source = f"real {connection.backend} on {connection.device.type}, {program_name}"
+        trace = gather(recorder, plan, start_s=start_s, clocks=(at_start, at_end), source=source)
+        report = _report(connection, plan, program_name, trace, (at_start, at_end))
     return (trace, report) if trace and report else None
 
 
@@ -130,14 +137,35 @@ def rescue(parts: Path, plan: Plan) -> Trace | None:
     return salvage(parts, plan, "real, ended early")
 
 
-def _forget(parts: Path, rank: int) -> None:
-    """Delete the times of a rank, which are in the trace now."""
+def forget(parts: Path, rank: int) -> None:
+    """Delete the times of a rank, and the folder if no other rank's are there."""
     for path in (part_path(parts, rank), part_path(parts, rank).with_suffix(".json")):
-        path.unlink(missing_ok=True)
-    try:
+        with suppress(OSError):
+            path.unlink()
+    with suppress(OSError):
         parts.rmdir()
-    except OSError:
-        return  # another rank's are still there
+
+
+class _ExplainedWorld:
+    """Says of a collective that failed which one it was, and who is to blame."""
+
+    def __init__(self, world: ProcessWorld, guard: Guard, name: str) -> None:
+        self._world, self._guard, self._name = world, guard, name
+
+    def perform(self, op: Collective, memory: Memory) -> None:
+        with _explaining(self._guard, f"{self._name}: {op_text(op)}"):
+            self._world.perform(op, memory)
+
+
+@contextmanager
+def _explaining(guard: Guard, doing: str) -> Iterator[None]:
+    """Find out who is to blame where torch says that talking to others has failed."""
+    try:
+        yield
+    except RunError:
+        raise
+    except RuntimeError as error:  # torch's DistError is one
+        raise guard.explain(error, doing) from error
 
 
 def _report(

@@ -177,12 +177,13 @@ def _plain(value: Any) -> Any:
 def _random_state(device: torch.device) -> dict[str, Any]:
     version, words, gauss = random.getstate()
     numbers = np.random.get_state(legacy=False)
+    words_of = numbers["state"]
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
         "python": [version, torch.tensor(words), gauss],
-        "numpy": [torch.tensor(numbers["state"]["key"].astype(np.int64)), int(numbers["state"]["pos"])]
-        + [int(numbers["has_gauss"]), float(numbers["gauss"])],
+        "numpy": [torch.tensor(words_of["key"].astype(np.int64)), words_of["pos"], numbers["has_gauss"]],
+        "numpy gauss": numbers["gauss"],
     }
 
 
@@ -192,5 +193,5 @@ def _set_random_state(found: dict[str, Any], device: torch.device) -> None:
         torch.cuda.set_rng_state(found["cuda"], device)
     version, words, gauss = found["python"]
     random.setstate((version, tuple(words.tolist()), gauss))
-    key, position, has_gauss, cached = found["numpy"]
-    np.random.set_state(("MT19937", key.numpy().astype(np.uint32), position, has_gauss, cached))
+    key, position, has_gauss = found["numpy"]
+    np.random.set_state(("MT19937", key.numpy().astype(np.uint32), position, has_gauss, found["numpy gauss"]))

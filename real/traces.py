@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from real.clock import Clocks, to_common_s
+from real.clock import Clocks, drift, to_common_s
 from real.recorder import Recorder
 from simdist.groups import Group
 from simdist.plan import COLLECTIVES, Plan, occurrences
@@ -31,13 +31,11 @@ class Part:
         rank: Whose they are.
         digest: Of the plan.
         start_s: The common start by the rank's own clock.
-        ahead_s: How far that clock was ahead of rank 0's.
     """
 
     rank: int
     digest: str
     start_s: float
-    ahead_s: float
 
 
 def part_path(folder: Path, rank: int) -> Path:
@@ -63,8 +61,8 @@ def gather(
         source: Who made the trace.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    first, last = (float(each.ahead_s[rank]) for each in clocks)
-    mine = torch.from_numpy(to_common_s(np.asarray(recorder.times_s), start_s=start_s, ahead_s=(first, last)))
+    noted_s = np.asarray(recorder.times_s)
+    mine = torch.from_numpy(to_common_s(noted_s, start_s=start_s, drift=drift(clocks, rank)))
     if rank:
         dist.send(mine, dst=0)
         return None
@@ -80,7 +78,7 @@ def gather(
 def salvage(folder: Path, plan: Plan, source: str) -> Trace | None:
     """Make a trace of what the ranks of a failed run have left; None if that is nothing.
 
-    What is missing is NaN. Clocks are corrected by what was known at the start.
+    What is missing is NaN. Clocks are taken to run alike: how they drift would have been known at the end.
     """
     times_s = np.full((3, plan.n_instances, plan.world_size), np.nan)
     for rank in range(plan.world_size):
@@ -88,10 +86,10 @@ def salvage(folder: Path, plan: Plan, source: str) -> Trace | None:
         try:
             part = Part(**json.loads(path.with_suffix(".json").read_text(encoding="utf-8")))
             theirs = np.load(path, allow_pickle=False)
-        except (OSError, ValueError, TypeError):
+        except (OSError, EOFError, ValueError, TypeError):  # it is not there, or not whole
             continue
         if part.digest == plan.digest() and theirs.shape == times_s.shape[:2]:
-            times_s[:, :, rank] = to_common_s(theirs, start_s=part.start_s, ahead_s=(part.ahead_s,) * 2)
+            times_s[:, :, rank] = to_common_s(theirs, start_s=part.start_s)
     times_s[:, np.isnan(times_s[2])] = np.nan  # what has begun and not ended did not run
     return None if np.isnan(times_s).all() else assemble(plan, times_s, source)
 

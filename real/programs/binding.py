@@ -101,7 +101,7 @@ class Binding:
     def _check_model(self, plan: Plan, buffers: Sequence[Buffer]) -> None:
         covered = sorted(buffer.tensors or (0, 0) for buffer in buffers)
         n_tensors = covered[-1][1] if covered else 0
-        if [first for first, _ in covered] != [0, *(last for _, last in covered[:-1])]:
+        if [first for first, _ in covered] != [0, *(last for _, last in covered)][: len(covered)]:
             raise PlanError(f"plan {plan.name}: its parameter buffers hold tensors {covered}; they should follow on")
         if n_tensors != len(self._parameters):
             raise PlanError(

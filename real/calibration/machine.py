@@ -1,0 +1,218 @@
+"""Measure what one rank computes: memory and host bandwidth, and the parts of a training step, on all ranks at once."""
+
+import platform
+import statistics
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from real import models
+from real.launch import Connection
+from real.timing import now_s
+from simdist.errors import ScenarioError
+from simdist.scenario import Device, Workload, load_workload, presets
+from simdist.scenario.precision import Utilization
+
+__all__ = [
+    "Precision",
+    "StepTimes",
+    "device_name",
+    "measure_device",
+    "measure_step",
+    "preset_batch_size",
+    "source",
+    "workload_of",
+]
+
+Precision: TypeAlias = Literal["fp32", "bf16"]
+
+_GPU_NBYTES, _CPU_NBYTES = 2**29, 2**26  # several times the caches
+_N_COPIES = 10
+_N_WARM_UP, _LEAST_STEPS, _MOST_STEPS = 3, 5, 200
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What the parts of a training step take: the median of the steps of a rank, and of these the ranks' median.
+
+    Args:
+        forward_s: Seconds of the forward pass, loss included.
+        backward_s: Seconds of the backward pass.
+        optimize_s: Seconds of the update.
+        n_steps: How many were measured on each rank.
+        spread: By how much the slowest rank's sum is above the fastest's, as a share.
+    """
+
+    forward_s: float
+    backward_s: float
+    optimize_s: float
+    n_steps: int
+    spread: float
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of the GPU, or of the processor."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        rows = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        rows = []
+    named = [row.partition(":")[2].strip() for row in rows if row.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def source(connection: Connection, n_nodes: int) -> str:
+    """Say where numbers are from: backend, versions, machines; no date, so that equal runs give equal files."""
+    world_size = connection.place.world_size
+    ranks = f"{world_size} rank{'s' if world_size > 1 else ''} on {n_nodes} node{'s' if n_nodes > 1 else ''}"
+    where = f"{platform.system()}, {device_name(connection.device)}"
+    return f"measured by real.calibrate: {connection.backend}, torch {torch.__version__}, {ranks}, {where}"
+
+
+def measure_device(connection: Connection) -> Device:
+    """Measure a copy within memory, and one from the host to a GPU, on all ranks at once."""
+    device = connection.device
+    nbytes = _GPU_NBYTES if device.type == "cuda" else _CPU_NBYTES
+    src, dst = (torch.ones(nbytes, dtype=torch.uint8, device=device) for _ in range(2))
+    connection.barrier("memory bandwidth")
+    memory_Bps = 2 * nbytes / _median_of_ranks(_copy_s(src, dst))
+    if device.type != "cuda":
+        return Device(name=device_name(device), memory_bandwidth_Bps=memory_Bps)
+    pinned = torch.ones(nbytes, dtype=torch.uint8, pin_memory=True)
+    connection.barrier("host bandwidth")
+    host_Bps = nbytes / _median_of_ranks(_copy_s(pinned, dst))
+    return Device(name=device_name(device), memory_bandwidth_Bps=memory_Bps, host_bandwidth_Bps=host_Bps)
+
+
+def measure_step(
+    connection: Connection, model: str, *, batch_size: int, precision: Precision, budget_s: float
+) -> StepTimes:
+    """Measure forward pass, backward pass and update of a model on all ranks at once.
+
+    Raises:
+        RunError: There is no such model.
+    """
+    device = connection.device
+    job = models.build(model, batch_size=batch_size, device=device, dtype=torch.float32, seed=0)
+    inputs, targets = (tensor.to(device) for tensor in job.batch(0, connection.place.rank))
+    autocast: AbstractContextManager[object] = nullcontext()
+    if precision == "bf16":
+        autocast = torch.autocast(device.type, dtype=torch.bfloat16)
+    timer = _Timer(device)
+
+    def step() -> tuple[float, ...]:
+        job.optimizer.zero_grad()
+        timer.start()
+        with autocast:
+            loss = job.loss(job.module(inputs), targets)
+        timer.lap()
+        loss.backward()
+        timer.lap()
+        job.optimizer.step()
+        timer.lap()
+        return timer.laps_s()
+
+    for _ in range(_N_WARM_UP):
+        step()
+    connection.barrier("forward and backward pass")
+    return _summary(_repeat(step, budget_s))
+
+
+def workload_of(model: str, *, batch_size: int, precision: Precision, times: StepTimes, measured: str) -> Workload:
+    """Return the preset of a model with measured times, self-contained."""
+    preset = load_workload(presets.path("workloads", model))
+    return preset.model_copy(
+        update={
+            "source": f"preset {model}; times: {measured}, {precision}, median of {times.n_steps} steps",
+            "batch_size": batch_size,
+            "precision": precision,
+            "forward_s": times.forward_s,
+            "backward_s": times.backward_s,
+            "optimize_s": times.optimize_s,
+            "utilization": Utilization(),
+        }
+    )
+
+
+def preset_batch_size(model: str) -> int:
+    """Return the batch size of the preset of a model.
+
+    Raises:
+        ScenarioError: There is none of that name.
+    """
+    if model not in models.names():
+        raise ScenarioError(f"--model {model}: there is no such model; there are {', '.join(models.names())}")
+    return load_workload(presets.path("workloads", model)).batch_size
+
+
+class _Timer:
+    """Notes times on the host, or by events on a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._times: list[float] = []
+        self._events: list[torch.cuda.Event] = []
+
+    def start(self) -> None:
+        self._times, self._events = [], []
+        self.lap()
+
+    def lap(self) -> None:
+        if self._device.type != "cuda":
+            self._times.append(now_s())
+            return
+        self._events.append(torch.cuda.Event(enable_timing=True))
+        self._events[-1].record()
+
+    def laps_s(self) -> tuple[float, ...]:
+        if self._device.type != "cuda":
+            return tuple(end - begin for begin, end in zip(self._times, self._times[1:], strict=False))
+        torch.cuda.synchronize(self._device)
+        return tuple(a.elapsed_time(b) / 1e3 for a, b in zip(self._events, self._events[1:], strict=False))
+
+
+def _copy_s(src: torch.Tensor, dst: torch.Tensor) -> float:
+    """Return the median seconds of a copy on this rank."""
+    timer, laps_s = _Timer(dst.device), []
+    for _ in range(_N_COPIES + 1):
+        timer.start()
+        dst.copy_(src, non_blocking=True)
+        timer.lap()
+        laps_s.append(timer.laps_s()[0])
+    return statistics.median(laps_s[1:])
+
+
+def _median_of_ranks(seconds: float) -> float:
+    return float(_gathered([seconds])[:, 0].quantile(0.5))
+
+
+def _gathered(values: list[float]) -> torch.Tensor:
+    """Return the values of all ranks, `[world_size, n]`."""
+    mine = torch.tensor(values, dtype=torch.float64)
+    everybodys = torch.zeros(dist.get_world_size(), len(values), dtype=torch.float64)
+    dist.all_gather(list(everybodys.unbind()), mine)
+    return everybodys
+
+
+def _repeat(step: Callable[[], tuple[float, ...]], budget_s: float) -> list[tuple[float, ...]]:
+    """Measure steps for a while; each rank counts for itself, because steps do not communicate."""
+    laps_s: list[tuple[float, ...]] = []
+    begin_s = now_s()
+    while len(laps_s) < _LEAST_STEPS or (now_s() - begin_s < budget_s and len(laps_s) < _MOST_STEPS):
+        laps_s.append(step())
+    return laps_s
+
+
+def _summary(laps_s: list[tuple[float, ...]]) -> StepTimes:
+    medians_s = [statistics.median(part) for part in zip(*laps_s, strict=True)]
+    ranks_s = _gathered([*medians_s, float(len(laps_s))])
+    forward_s, backward_s, optimize_s, _ = ranks_s.quantile(0.5, dim=0).tolist()
+    sums_s = ranks_s[:, :3].sum(dim=1)
+    spread = float(sums_s.max() / sums_s.min() - 1)
+    return StepTimes(forward_s, backward_s, optimize_s, int(ranks_s[:, 3].min()), spread)

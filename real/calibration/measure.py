@@ -1,0 +1,264 @@
+"""Measure collectives and messages on all ranks.
+
+A repetition begins, on every rank, at a moment that was agreed upon, after a gap in which nothing is sent, because
+training has such gaps too. It lasts from the moment when the last member has begun until the last one has ended. What
+is performed is what the executor performs, the division of a mean included.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from real.calibration.tables import Measurement, OpName, Where
+from real.clock import Clocks, compare
+from real.launch import Connection
+from real.memory import Memory
+from real.timing import now_s, precise_sleeps, sleep_s
+from real.worlds import ProcessWorld
+from simdist.errors import RunError
+from simdist.groups import Group
+from simdist.plan import AllGather, AllReduce, Broadcast, Buffer, Collective, Plan, Reduce, ReduceScatter
+from simdist.units import format_nbytes
+
+__all__ = ["Pace", "Task", "collective", "measure", "one_op_plan", "tasks"]
+
+_LEAST_REPETITIONS, _MOST_REPETITIONS = 3, 200
+_ITEM_NBYTES = 4
+_Act: TypeAlias = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How much time to spend.
+
+    Args:
+        budget_s: Seconds of all measurements together; each is repeated three times in any case.
+        gap_s: Seconds without traffic before each repetition.
+    """
+
+    budget_s: float
+    gap_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """An operation to measure.
+
+    Args:
+        op: Its name.
+        where: Between whom.
+        group: Of the collective; of a message, sender and receiver are the first two members of the first group.
+        count: float32 elements of the whole.
+    """
+
+    op: OpName
+    where: Where
+    group: Group
+    count: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the whole."""
+        return self.count * _ITEM_NBYTES
+
+    def taking_part(self, world_size: int) -> list[list[int]]:
+        """Return the members of every group that takes part."""
+        groups = self.group.members(world_size)
+        match self.where:
+            case "node" | "all per node" | "world":
+                return groups
+            case "one per node":
+                return groups[:1]
+            case "pair in node" | "pair of nodes":
+                return [groups[0][:2]]
+            case _:
+                assert_never(self.where)
+
+    def __str__(self) -> str:
+        return f"{self.op} ({self.where}, {format_nbytes(self.nbytes)})"
+
+
+def tasks(n_nodes: int, ranks_per_node: int, sizes: Sequence[int], ops: Sequence[OpName]) -> list[Task]:
+    """Return all that there is to measure, small sizes first.
+
+    Sizes are rounded so that every group cuts them into equal slices.
+
+    >>> [str(task) for task in tasks(1, 2, [1000], ["all_reduce"])]
+    ['all_reduce (node, 1 kB)', 'sendrecv (pair in node, 1 kB)']
+    """
+    n, world_size = ranks_per_node, n_nodes * ranks_per_node
+    inside, across, everybody = Group(n), Group(n_nodes, stride=n), Group(world_size)
+    wheres: list[tuple[Where, Group]] = [("node", inside)] if n > 1 else []
+    pairs: list[tuple[Where, Group]] = [("pair in node", inside)] if n > 1 else []
+    if n_nodes > 1:
+        wheres.append(("one per node", across))
+        pairs.append(("pair of nodes", across))
+    if n > 1 and n_nodes > 1:
+        wheres += [("all per node", across), ("world", everybody)]
+    counts = sorted({max(1, round(size / _ITEM_NBYTES / world_size)) * world_size for size in sizes})
+    return [
+        task
+        for count in counts
+        for task in (
+            *(Task(op, where, group, count) for op in ops for where, group in wheres),
+            *(Task("sendrecv", where, group, count) for where, group in pairs),
+        )
+    ]
+
+
+def collective(op: OpName, group: Group) -> Collective:
+    """Return the operation of a plan; a message between two ranks is none."""
+    match op:
+        case "all_reduce":
+            return AllReduce("whole", group)
+        case "reduce_scatter":
+            return ReduceScatter("whole", "slice", group)
+        case "all_gather":
+            return AllGather("slice", "whole", group)
+        case "broadcast":
+            return Broadcast("whole", group)
+        case "reduce":
+            return Reduce("whole", group)
+        case "sendrecv":
+            raise ValueError("sendrecv is no collective")
+        case _:
+            assert_never(op)
+
+
+def one_op_plan(op: Collective, count: int, world_size: int) -> Plan:
+    """Return a plan of this operation alone, on `count` float32 elements."""
+    buffers = Buffer("whole", count, initialized=True), Buffer("slice", count // op.group.size, initialized=True)
+    return Plan.from_steps("calibration", world_size=world_size, buffers=buffers, steps=[(op,)])
+
+
+def measure(connection: Connection, todo: Sequence[Task], pace: Pace) -> list[Measurement]:
+    """Measure; all ranks take part with the same tasks, and all get the results.
+
+    Raises:
+        RunError: A rank failed or did not come; a backend lacks an operation.
+    """
+    groups = list(dict.fromkeys(task.group for task in todo))
+    world = ProcessWorld(groups, timeout_s=connection.timeout_s)
+    bench = _Bench(connection, world, pace.gap_s)
+    precise_sleeps()
+    deadline_s = now_s() + pace.budget_s
+    left = sum(map(_weight, todo))
+    results: list[Measurement] = []
+    for before, task in zip((None, *todo), todo, strict=False):
+        if before is None or before.count != task.count:
+            bench.compare_clocks()
+        share_s = max(0.0, deadline_s - now_s()) * _weight(task) / left
+        results.append(bench.measure(task, share_s))
+        left -= _weight(task)
+    return results
+
+
+def _weight(task: Task) -> int:
+    return 4 if task.op == "all_reduce" else 1  # it is what links are derived from
+
+
+class _Bench:
+    """Repeats operations on this rank, in step with the others."""
+
+    def __init__(self, connection: Connection, world: ProcessWorld, gap_s: float) -> None:
+        self._connection, self._world, self._gap_s = connection, world, gap_s
+        self._rank = connection.place.rank
+        self._clocks: Clocks | None = None
+        self._agreeing_s = 0.0
+
+    def compare_clocks(self) -> None:
+        """Find out how far each clock is ahead; clocks drift."""
+        self._clocks = compare()
+
+    def measure(self, task: Task, share_s: float) -> Measurement:
+        """Repeat a task for about these seconds, as rank 0 counts them."""
+        try:
+            act = self._act(task)
+            times = self._repeat(act, share_s)
+        except RunError:
+            raise
+        except RuntimeError as error:
+            raise self._connection.guard.explain(error, str(task)) from error
+        groups = task.taking_part(self._world.world_size)
+        seconds = np.concatenate([_durations(times[members]) for members in groups])
+        if task.op == "sendrecv":
+            seconds /= 2  # there and back
+        return Measurement(task.op, task.where, len(groups[0]), task.nbytes, tuple(seconds.tolist()))
+
+    def _repeat(self, act: _Act, share_s: float) -> NDArray[np.float64]:
+        """Return begin and end of each repetition on each rank, `[world_size, n, 2]`; the first is to warm up."""
+        times: list[tuple[float, float]] = []
+        begin_s = now_s()
+        while self._meet(self._more(len(times) - 1, now_s() - begin_s, share_s)):
+            times.append(self._time(act))
+        mine = torch.tensor(times[1:], dtype=torch.float64)
+        everybodys = torch.zeros(self._world.world_size, *mine.shape, dtype=torch.float64)
+        dist.all_gather(list(everybodys.unbind()), mine)
+        return everybodys.numpy()
+
+    def _more(self, n_done: int, spent_s: float, share_s: float) -> bool:
+        if n_done < _LEAST_REPETITIONS:
+            return True
+        return spent_s < share_s and n_done < _MOST_REPETITIONS
+
+    def _meet(self, more: bool) -> bool:
+        """Wait for all, agree on whether there is more and when it begins, and wait until then: rank 0 decides."""
+        self._connection.guard.position += 1
+        called_s = self._now_s()
+        start_s = called_s + self._agreeing_s + self._gap_s if more else np.nan
+        agreed = torch.tensor([start_s if self._rank == 0 else 0.0], dtype=torch.float64)
+        dist.all_reduce(agreed)
+        self._agreeing_s = self._now_s() - called_s
+        if torch.isnan(agreed).any():
+            return False
+        sleep_s(float(agreed) - self._now_s())
+        return True
+
+    def _time(self, act: _Act) -> tuple[float, float]:
+        begin_s = self._now_s()
+        act()
+        if self._connection.device.type == "cuda":
+            torch.cuda.synchronize(self._connection.device)
+        return begin_s, self._now_s()
+
+    def _now_s(self) -> float:
+        """Return the time by rank 0's clock."""
+        assert self._clocks is not None
+        return now_s() - float(self._clocks.ahead_s[self._rank])
+
+    def _act(self, task: Task) -> _Act:
+        """Return what this rank does in a repetition."""
+        involved = any(self._rank in members for members in task.taking_part(self._world.world_size))
+        if not involved:
+            return lambda: None
+        if task.op == "sendrecv":
+            return self._ping(task)
+        op = collective(task.op, task.group)
+        plan = one_op_plan(op, task.count, self._world.world_size)
+        memory = Memory(plan, self._connection.device, {"whole", "slice"})
+        return lambda: self._world.perform(op, memory)
+
+    def _ping(self, task: Task) -> _Act:
+        ((first, second),) = task.taking_part(self._world.world_size)
+        on_host = self._connection.backend == "gloo"  # which sends from host memory only
+        message = torch.zeros(task.count, device="cpu" if on_host else self._connection.device)
+
+        def ping() -> None:
+            dist.send(message, dst=second)
+            dist.recv(message, src=second)
+
+        def pong() -> None:
+            dist.recv(message, src=first)
+            dist.send(message, dst=first)
+
+        return ping if self._rank == first else pong
+
+
+def _durations(times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what each repetition took: from the last begin to the last end, of times `[n_members, n, 2]`."""
+    return np.asarray(times[:, :, 1].max(axis=0) - times[:, :, 0].max(axis=0))

@@ -1,0 +1,89 @@
+"""Write down what was measured: the table of nccl-tests, raw results, files."""
+
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from real.calibration.clusters import predicted_s
+from real.calibration.measure import Task
+from real.calibration.tables import Measurement, busbw_factor
+from simdist.errors import RunError, ScenarioError
+from simdist.scenario import Cluster
+
+__all__ = ["check_free", "raw_results", "text", "write"]
+
+_COLUMNS = ("op", "group", "size", "count", "time", "p10", "p90", "algbw", "busbw", "model")
+_UNITS = ("", "", "(B)", "(elements)", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "(us)")
+
+
+def text(todo: Sequence[Task], measurements: Sequence[Measurement], cluster: Cluster | None) -> str:
+    """Return the measurements in the columns of nccl-tests, and what the cost model says of each on `cluster`."""
+    pairs = sorted(zip(todo, measurements, strict=True), key=lambda pair: (pair[0].op, pair[0].where, pair[0].count))
+    rows = [_COLUMNS, _UNITS, *(_row(task, each, cluster) for task, each in pairs)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if index < 2 else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def raw_results(
+    measurements: Sequence[Measurement], *, source: str, nodes: int, ranks_per_node: int, gap_s: float
+) -> str:
+    """Return the seconds of every repetition as JSON."""
+    rows = [asdict(each) | {"median_s": each.median_s} for each in measurements]
+    head = {"source": source, "nodes": nodes, "ranks_per_node": ranks_per_node, "gap_s": gap_s}
+    return json.dumps(head | {"measurements": rows}, indent=1) + "\n"
+
+
+def check_free(path: Path, *, force: bool) -> None:
+    """See, before anything is measured, that a file can be written.
+
+    Raises:
+        ScenarioError: It is there already.
+        RunError: There is no such folder, or it is not ours to write to.
+    """
+    if path.exists() and not force:
+        raise ScenarioError(f"{path}: is there already; replace it with --force, or choose another name")
+    if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise RunError(f"{path}: cannot be written: {path.parent} is no folder that this user may write to")
+
+
+def write(path: Path, content: str, *, force: bool) -> None:
+    """Write a file at once; an interruption leaves the old one or none.
+
+    Raises:
+        ScenarioError: Somebody wrote it in the meantime.
+        RunError: It cannot be written.
+    """
+    check_free(path, force=force)
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        part.write_text(content, encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _row(task: Task, each: Measurement, cluster: Cluster | None) -> tuple[str, ...]:
+    algbw_Bps = each.nbytes / each.median_s
+    busbw_Bps = algbw_Bps * busbw_factor(each.op, each.n_members)
+    model_s = predicted_s(cluster, task) if cluster else None
+    return (
+        each.op,
+        f"{each.where} ({each.n_members})",
+        str(each.nbytes),
+        str(task.count),
+        *(f"{1e6 * seconds:.1f}" for seconds in (each.median_s, each.quantile_s(0.1), each.quantile_s(0.9))),
+        *(f"{Bps / 1e9:.4g}" for Bps in (algbw_Bps, busbw_Bps)),
+        "" if model_s is None else f"{1e6 * model_s:.1f}",
+    )

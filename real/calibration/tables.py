@@ -1,0 +1,225 @@
+"""From times of collectives to times of one hop: pure arithmetic on measurements.
+
+A ring all_reduce of S bytes over n members takes 2 (n - 1) rounds, in each of which every member hands S / n bytes to
+the next one. So one hop of S / n bytes takes t / (2 (n - 1)), whatever the time of a message depends on, and the cost
+model, which multiplies again, gives back what was measured.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.errors import ScenarioError
+from simdist.scenario import Link, TablePoint
+
+__all__ = [
+    "OPS",
+    "Hop",
+    "Line",
+    "Measurement",
+    "OpName",
+    "Where",
+    "busbw_factor",
+    "hops",
+    "is_flat_at_end",
+    "line",
+    "pooled",
+    "table",
+]
+
+OpName: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "sendrecv"]
+Where: TypeAlias = Literal["node", "one per node", "all per node", "world", "pair in node", "pair of nodes"]
+OPS: tuple[OpName, ...] = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What one operation of one size took.
+
+    Args:
+        op: The collective, or `sendrecv`: a message from one rank to another.
+        where: Between whom: the ranks of each node, all nodes at once; the ranks with local rank 0 of all nodes; the
+            ranks of equal local rank of all nodes, for all local ranks at once; all ranks; two ranks.
+        n_members: Of a group.
+        nbytes: Size of the whole, as in nccl-tests: S in the formulas.
+        seconds: Of every repetition, in every group that took part; at least one.
+    """
+
+    op: OpName
+    where: Where
+    n_members: int
+    nbytes: int
+    seconds: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        """Seconds of the repetition in the middle."""
+        return self.quantile_s(0.5)
+
+    def quantile_s(self, share: float) -> float:
+        """Return the seconds that this share of the repetitions stay below."""
+        return float(np.quantile(self.seconds, share))
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """A message from one member of a ring to the next.
+
+    Args:
+        nbytes: Of the message.
+        time_s: It took.
+        weight: Number of repetitions that this is from.
+    """
+
+    nbytes: int
+    time_s: float
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A link that is a straight line, and how well it fits.
+
+    Args:
+        link: Latency, bandwidth and efficiency.
+        residuals: By which share of the measured time the line misses each point; positive where it is slower.
+        reached: The share of the stated rate that the points reach by themselves; where it is above 1, which no link
+            can be, `link` has 1. Infinite if times do not grow with size.
+    """
+
+    link: Link
+    residuals: tuple[float, ...]
+    reached: float
+
+
+def busbw_factor(op: OpName, n_members: int) -> float:
+    """Return busbw / algbw, as nccl-tests define it: the share of S that the busiest link carries.
+
+    >>> busbw_factor("all_reduce", 4), busbw_factor("all_gather", 4), busbw_factor("broadcast", 4)
+    (1.5, 0.75, 1.0)
+    """
+    match op:
+        case "all_reduce":
+            return 2 * (n_members - 1) / n_members
+        case "reduce_scatter" | "all_gather":
+            return (n_members - 1) / n_members
+        case "broadcast" | "reduce" | "sendrecv":
+            return 1.0
+        case _:
+            assert_never(op)
+
+
+def hops(measurements: Iterable[Measurement], where: Where) -> list[Hop]:
+    """Return the hops of the all_reduces that were measured there, by size; equal sizes are one hop."""
+    found: dict[int, list[Hop]] = {}
+    for each in measurements:
+        if each.op == "all_reduce" and each.where == where:
+            n, weight = each.n_members, float(len(each.seconds))
+            hop = Hop(each.nbytes // n, each.median_s / (2 * (n - 1)), weight)
+            found.setdefault(hop.nbytes, []).append(hop)
+    return [_pool(found[nbytes], nbytes) for nbytes in sorted(found)]
+
+
+def pooled(points: Sequence[Hop]) -> list[Hop]:
+    """Give neighbours whose times shrink, though their sizes grow, their common mean, until no time shrinks.
+
+    This is the isotonic regression: of all times that do not shrink, those with the least squares, weighted.
+
+    >>> [hop.time_s for hop in pooled([Hop(1, 1.0), Hop(2, 4.0), Hop(3, 2.0), Hop(4, 5.0)])]
+    [1.0, 3.0, 3.0, 5.0]
+
+    Source:
+        Barlow, Bartholomew, Bremner, Brunk, Statistical Inference under Order Restrictions, 1972: pool adjacent
+        violators.
+    """
+    blocks: list[list[Hop]] = []
+    for point in points:
+        blocks.append([point])
+        while len(blocks) > 1 and _mean_s(blocks[-2]) > _mean_s(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    return [Hop(hop.nbytes, _mean_s(block), hop.weight) for block in blocks for hop in block]
+
+
+def table(points: Sequence[Hop]) -> Link:
+    """Return a link with a table of these points, pooled where times shrink.
+
+    Raises:
+        ScenarioError: There are fewer than two sizes.
+    """
+    _need_two(points)
+    return Link(table=tuple(TablePoint(nbytes=hop.nbytes, time_s=hop.time_s) for hop in pooled(points)))
+
+
+def is_flat_at_end(link: Link) -> bool:
+    """Tell whether messages beyond the table of a link would cost nothing more, because its last two times are one."""
+    return link.table is not None and link.table[-1].time_s == link.table[-2].time_s
+
+
+def line(points: Sequence[Hop], rate_Bps: float | None = None) -> Line:
+    """Return the line latency + nbytes / (bandwidth * efficiency) whose relative misses have the least squares.
+
+    Args:
+        points: At least two sizes.
+        rate_Bps: The bandwidth that is stated; None takes the fitted one, with efficiency 1.
+
+    Raises:
+        ScenarioError: There are fewer than two sizes; or times do not grow and no rate is stated.
+    """
+    _need_two(points)
+    latency_s, slope_s = _fit(points, least_s_per_byte=0.0 if rate_Bps is None else 1 / rate_Bps)
+    if rate_Bps is None:
+        if slope_s <= 0:
+            raise ScenarioError(
+                f"times do not grow from {points[0].nbytes} B to {points[-1].nbytes} B a hop, so they tell no "
+                f"bandwidth; give a larger --max-size, or --links table"
+            )
+        link, reached = Link(latency_s=latency_s, bandwidth_Bps=1 / slope_s), 1.0
+    else:
+        _, free_s = _fit(points)
+        reached = 1 / (free_s * rate_Bps) if free_s > 0 else math.inf
+        link = Link(latency_s=latency_s, bandwidth_Bps=rate_Bps, efficiency=min(1.0, 1 / (slope_s * rate_Bps)))
+    misses = [(latency_s + slope_s * hop.nbytes) / hop.time_s - 1 for hop in points]
+    return Line(link, tuple(misses), reached)
+
+
+def _fit(points: Sequence[Hop], *, least_s_per_byte: float = 0.0) -> tuple[float, float]:
+    """Return latency and seconds per byte, neither below zero, of the line with the least relative misses."""
+    nbytes = np.array([hop.nbytes for hop in points], dtype=np.float64)
+    time_s = np.array([hop.time_s for hop in points])
+    weights = np.sqrt([hop.weight for hop in points]) / time_s
+    columns = np.stack([np.ones_like(nbytes), nbytes / nbytes.max()], axis=1)
+    solution = np.linalg.lstsq(columns * weights[:, None], time_s * weights, rcond=None)[0]
+    latency_s, slope_s = float(solution[0]), float(solution[1] / nbytes.max())
+    if latency_s < 0:
+        latency_s, slope_s = 0.0, _ratio(time_s * weights, nbytes * weights)
+    if slope_s < least_s_per_byte:
+        slope_s = least_s_per_byte
+        latency_s = max(0.0, _ratio((time_s - slope_s * nbytes) * weights, weights))
+    return latency_s, slope_s
+
+
+def _need_two(points: Sequence[Hop]) -> None:
+    if len(points) < 2:
+        raise ScenarioError(
+            f"{len(points)} size(s) of all_reduce were measured; a link takes two or more: lower --min-size or raise "
+            f"--max-size"
+        )
+
+
+def _ratio(times: NDArray[np.float64], by: NDArray[np.float64]) -> float:
+    """Return the factor of `by` that is nearest to `times`."""
+    return float(times @ by / (by @ by))
+
+
+def _pool(same: list[Hop], nbytes: int) -> Hop:
+    return Hop(nbytes, _mean_s(same), sum(hop.weight for hop in same))
+
+
+def _mean_s(block: Sequence[Hop]) -> float:
+    if len(block) == 1:
+        return block[0].time_s
+    return math.fsum(hop.weight * hop.time_s for hop in block) / math.fsum(hop.weight for hop in block)

@@ -1,0 +1,318 @@
+"""Small models trained in several ways: by a plan in processes or in the virtual world, and by what torch brings."""
+
+import functools
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from real import virtual
+from real.executor import Executor, Lanes
+from real.memory import Memory
+from real.programs.binding import Binding, trained_parameters
+from real.programs.module import ModuleProgram
+from real.recorder import Recorder
+from real.worlds import ProcessWorld, groups_of
+from simdist.errors import RunError
+from simdist.groups import Group
+from simdist.plan import Plan
+from simdist.schedules import InputPath, Job
+
+CPU = torch.device("cpu")
+Values = Mapping[str, tuple[np.ndarray, ...]]
+
+
+class Sometimes(nn.Module):
+    """Has a layer that it uses only for batches whose first input is positive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.extra, self.last = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(inputs))
+        if inputs[0, 0] > 0:
+            hidden = hidden + self.extra(hidden)
+        return self.last(hidden)
+
+
+class Tied(nn.Module):
+    """Uses the weights of its first layer again in the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.second(torch.tanh(self.first(inputs)))))
+
+
+class Backwards(nn.Module):
+    """Uses its layers in the opposite order, so gradients arrive in the order of the parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first = nn.Linear(8, 4), nn.Linear(6, 8)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(inputs)))
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def even() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+
+
+def frozen() -> nn.Module:
+    module = mlp()
+    module[2].weight.requires_grad_(False)
+    return module
+
+
+def conv() -> nn.Module:
+    module = nn.Sequential(
+        nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), nn.Tanh(), nn.Conv2d(4, 6, 2), nn.Flatten(), nn.Linear(24, 3)
+    )
+    return module.to(memory_format=torch.channels_last)
+
+
+def dropout() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 3))
+
+
+MODELS: Mapping[str, Callable[[], nn.Module]] = {
+    "mlp": mlp,
+    "even": even,
+    "frozen": frozen,
+    "tied": Tied,
+    "conv": conv,
+    "dropout": dropout,
+    "one rank uses it": Sometimes,
+    "all use it or none": Sometimes,
+    "even backwards": Backwards,
+}
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model, how it is updated, and its data, which are different on every rank."""
+
+    model: str = "mlp"
+    optimizer: str = "momentum"
+    dtype: torch.dtype = torch.float64
+
+    def make(self, rank: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            module = MODELS[self.model]().to(self.dtype)
+        parameters = module.parameters()
+        match self.optimizer:
+            case "sgd":
+                return module, torch.optim.SGD(parameters, lr=0.1)
+            case "momentum":
+                return module, torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-3)
+            case "adam":
+                return module, torch.optim.Adam(parameters, lr=0.01)
+        raise AssertionError(self.optimizer)
+
+    def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(1_000 * step + rank)
+        shape = (5, 3, 5, 5) if self.model == "conv" else (5, 6)
+        inputs = torch.randn(shape, dtype=self.dtype, generator=generator)
+        if self.model == "one rank uses it":
+            inputs[0, 0] = 1.0 if rank == step % 4 else -1.0
+        if self.model == "all use it or none":
+            inputs[0, 0] = 1.0 if step % 2 == 0 else -1.0
+        return inputs, torch.randint(3, (5,), generator=generator)
+
+    def job(self, world_size: int, n_steps: int, *, ranks_per_node: int = 2, path: InputPath | None = None) -> Job:
+        counts = tuple(parameter.numel() for parameter in trained_parameters(self.make()[0]))
+        name = str(self.dtype).removeprefix("torch.")
+        return Job(world_size, ranks_per_node, n_steps, counts, dtype=name, input_path=path or InputPath())
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(outputs, targets)
+
+
+class Watch:
+    """Watches nobody: the pool has a timeout."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.failed = threading.Event()
+
+    def check(self) -> None:
+        if self.failed.is_set():
+            raise RunError("failed")
+
+
+def by_plan(plan: Plan, training: Training, in_caller: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Train on this rank; return parameters and losses."""
+    rank = dist.get_rank()
+    module, optimizer = training.make(rank)
+    memory = Memory(plan, CPU, Binding.buffers_of(plan))
+    losses: list[float] = []
+
+    def noted(outputs: Tensor, targets: Tensor) -> Tensor:
+        value = loss(outputs, targets)
+        losses.append(value.item())
+        return value
+
+    batch = partial(_batch, training, rank)
+    program = ModuleProgram(plan, module, noted, optimizer, batch, memory, device=CPU)
+    torch.manual_seed(rank)
+    _execute(plan, program, memory, ProcessWorld(groups_of(plan), timeout_s=30.0), in_caller)
+    return _vector(module), np.array(losses)
+
+
+def in_virtual_world(plan: Plan, training: Training) -> tuple[np.ndarray, np.ndarray]:
+    """Train on all ranks at once; return parameters and losses, rank by rank."""
+    result = virtual.train(plan, training.make, loss, training.batch)
+    return result.parameters.numpy(), result.losses.numpy().T
+
+
+@dataclass(frozen=True)
+class Torch:
+    """How torch trains: DistributedDataParallel or a bare module, with a hook or without, with an averager or without.
+
+    Args:
+        ddp: Average gradients in every step, or as `local_after` says.
+        local_after: From this step on, gradients are averaged over `node` consecutive ranks; None: never.
+        node: 1 for nobody.
+        levels: Period -> ranks, of `HierarchicalModelAverager`, or of `PeriodicModelAverager` if it is one period of
+            `plain`.
+        plain: Use `PostLocalSGDOptimizer` with `PeriodicModelAverager`.
+        find_unused: What the loss may leave out.
+    """
+
+    ddp: bool = True
+    local_after: int | None = None
+    node: int = 1
+    levels: tuple[tuple[int, int], ...] = ()
+    plain: bool = False
+    find_unused: bool = False
+
+
+def by_torch(how: Torch, training: Training, n_steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Train on this rank with what torch brings; return parameters and losses."""
+    rank = dist.get_rank()
+    module, optimizer = training.make(rank)
+    if how.levels:  # averagers make parameters row-major, and then the hook misreads gradients in other orders
+        module.to(memory_format=torch.contiguous_format)
+    model = _parallel(module, how) if how.ddp else module
+    warmup_steps = how.local_after or 0
+    averager = None
+    if how.plain:
+        from torch.distributed.optim import PostLocalSGDOptimizer  # warns of a deprecation inside torch
+
+        periodic = PeriodicModelAverager(how.levels[0][0], warmup_steps=warmup_steps)
+        optimizer = PostLocalSGDOptimizer(optimizer, periodic)
+    elif how.levels:
+        averager = HierarchicalModelAverager(OrderedDict(how.levels), warmup_steps=warmup_steps)
+    losses = []
+    for step in range(n_steps):
+        inputs, targets = training.batch(step, rank)
+        optimizer.zero_grad()
+        value = loss(model(inputs), targets)
+        value.backward()
+        optimizer.step()
+        if averager:
+            averager.average_parameters(module.parameters())
+        losses.append(value.item())
+    return _vector(module), np.array(losses)
+
+
+def _parallel(module: nn.Module, how: Torch) -> DistributedDataParallel:
+    model = DistributedDataParallel(
+        module, bucket_cap_mb=2**-11, broadcast_buffers=False, find_unused_parameters=how.find_unused
+    )
+    if how.local_after is not None:
+        node = dist.new_subgroups(group_size=how.node)[0] if how.node > 1 else None
+        state = PostLocalSGDState(None, node, how.local_after, post_local_gradient_allreduce=how.node > 1)
+        model.register_comm_hook(state, post_localSGD_hook)
+    return model
+
+
+def buffers_by_plan(plan: Plan, values: Mapping[str, tuple[np.ndarray, ...]]) -> Values:
+    """Perform a plan without a model on this rank, from the given values `[world_size, count]`; return what is left."""
+    rank = dist.get_rank()
+    memory = Memory(plan, CPU, {buffer.name for buffer in plan.buffers})
+    _fill(memory, {name: tuple(array[rank] for array in arrays) for name, arrays in values.items()})
+    torch.manual_seed(rank)
+    _execute(plan, _idle(plan, memory), memory, _world_of_all_groups(), False)
+    return _read(memory, plan)
+
+
+def buffers_in_virtual_world(plan: Plan, values: Mapping[str, tuple[np.ndarray, ...]]) -> Values:
+    """Perform a plan without a model on all ranks at once, from the given values; return what is left."""
+    memory = Memory(plan, CPU, {buffer.name for buffer in plan.buffers}, n_ranks=plan.world_size)
+    _fill(memory, values)
+    virtual.perform(plan, [_idle(plan, memory.row(rank)) for rank in range(plan.world_size)], memory)
+    return _read(memory, plan)
+
+
+@functools.cache
+def _world_of_all_groups() -> ProcessWorld:
+    """Make every group once, because that takes longer than most plans."""
+    numbers = range(1, dist.get_world_size() + 1)
+    groups = [Group(size, stride) for size in numbers for stride in numbers]
+    return ProcessWorld([group for group in groups if group.divides(numbers[-1])], timeout_s=30.0)
+
+
+def _idle(plan: Plan, memory: Memory) -> ModuleProgram:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.0)
+    batch = partial(_batch, Training(), 0)
+    return ModuleProgram(plan, nn.Identity(), loss, optimizer, batch, memory, device=CPU)
+
+
+def _fill(memory: Memory, values: Values) -> None:
+    for name, arrays in values.items():
+        for tensor, array in zip(memory.tensors(name), arrays, strict=True):
+            tensor.copy_(torch.from_numpy(array))
+
+
+def _read(memory: Memory, plan: Plan) -> Values:
+    return {buffer.name: tuple(map(_array, memory.tensors(buffer.name))) for buffer in plan.buffers}
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor.clone()).numpy()
+
+
+def _execute(plan: Plan, program: ModuleProgram, memory: Memory, world: ProcessWorld, in_caller: bool) -> None:
+    running = Executor(
+        plan,
+        rank=world.rank,
+        delays={},
+        world=world,
+        program=program,
+        memory=memory,
+        lanes=Lanes(CPU, collectives_block=True, compute_in_caller=in_caller),
+        recorder=Recorder(plan),
+        watch=Watch(),
+    )
+    running.run()
+
+
+def _batch(training: Training, rank: int, step: int) -> tuple[Tensor, Tensor]:
+    return training.batch(step, rank)
+
+
+def _vector(module: nn.Module) -> np.ndarray:
+    return torch.cat([parameter.detach().flatten() for parameter in trained_parameters(module)]).numpy()
