@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,7 @@ import click
 import torch
 
 from real import models
+from real.gpu import Spin
 from real.launch import Connection, connect, place
 from real.memory import Memory
 from real.programs.base import Program
@@ -28,7 +30,7 @@ from real.programs.binding import Binding
 from real.programs.emulated import EmulatedProgram
 from real.programs.module import ModuleProgram
 from real.running import Report, check_world, forget, perform, rescue
-from real.timing import share_cores
+from real.timing import share_cores, sleep_s
 from simdist import rundir
 from simdist.cost import Local, Shared, price
 from simdist.errors import PlanError, RunError, ScenarioError, SimdistError
@@ -264,7 +266,9 @@ def _program(
 
     def make(memory: Memory, failed: threading.Event) -> Program:
         if options.program == EMULATED:
-            return EmulatedProgram(_seconds(run, rank), failed)
+            on_gpu = connection.device.type == "cuda"
+            hold = Spin(connection.device) if on_gpu else partial(sleep_s, interrupted=failed)
+            return EmulatedProgram(_seconds(run, rank), hold, failed)
         workload = run.scenario.workload
         job = models.build(
             options.program, batch_size=workload.batch_size, device=connection.device, dtype=torch.float32, seed=0

@@ -54,5 +54,7 @@ def share_cores(n_processes: int) -> None:
     Args:
         n_processes: Of this kind on this machine.
     """
-    if sys.platform == "linux" and 2 * n_processes > (os.cpu_count() or 1):
+    if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
+        return  # somebody has chosen already
+    if 2 * n_processes > (os.cpu_count() or 1):
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

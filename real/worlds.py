@@ -15,6 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+try:
+    from torch.distributed import all_gather_single, reduce_scatter_single
+except ImportError:  # their names before torch 2.13
+    from torch.distributed import all_gather_into_tensor as all_gather_single
+    from torch.distributed import reduce_scatter_tensor as reduce_scatter_single
+
 from real.memory import Memory
 from simdist.groups import Group
 from simdist.plan import (
@@ -90,10 +96,10 @@ class ProcessWorld:
             case ReduceScatter():
                 source = memory.dense(op.src)
                 scaled = source / len(members.ranks) if op.reduction == "mean" else source.clone()
-                dist.reduce_scatter_tensor(memory.dense(op.dst), scaled, group=members.process_group)
+                reduce_scatter_single(memory.dense(op.dst), scaled, group=members.process_group)
             case AllGather():
                 for src, dst in zip(memory.tensors(op.src), memory.tensors(op.dst), strict=True):
-                    dist.all_gather_into_tensor(dst, src, group=members.process_group)
+                    all_gather_single(dst, src, group=members.process_group)
             case Reduce():
                 self._reduce(op, memory.dense(op.buffer), members)
             case Broadcast():

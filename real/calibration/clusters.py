@@ -7,9 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from real.calibration.measure import Task, collective, one_op_plan
+from real.calibration.measure import ITEM_NBYTES, Task, collective, one_op_plan
 from real.calibration.tables import Hop, Line, Measurement, Where, hops, is_flat_at_end, line, table
 from simdist.cost import Costs, Shared, Stage, price
+from simdist.groups import Group
 from simdist.scenario import Cluster, Device, Link, Tensor, Workload
 from simdist.units import format_Bps, format_nbytes, format_seconds
 
@@ -58,7 +59,6 @@ def derive(
     rate_Bps = form.rate_Bps
     fabric, fabric_notes = _link("fabric", hops(measurements, "node"), Form(form.links))
     network, network_notes = _link("network", hops(measurements, "one per node"), Form(form.links, rate_Bps))
-    notes = [*fabric_notes, *network_notes, *_sharing_note(measurements, ranks_per_node)]
     missing = _absent(nodes, ranks_per_node)
     cluster = Cluster(
         name=name,
@@ -69,7 +69,8 @@ def derive(
         network=network,
         device=device,
     )
-    return Derived(cluster, tuple(notes + missing))
+    notes = [*fabric_notes, *network_notes, *_sharing_note(measurements, cluster), *missing]
+    return Derived(cluster, tuple(notes))
 
 
 def predicted_s(cluster: Cluster, task: Task) -> float | None:
@@ -124,12 +125,8 @@ def _table_notes(name: str, points: list[Hop], link: Link) -> list[str]:
     """Name the points that were pooled, block by block."""
     rows = zip(points, [point.time_s for point in link.table or ()], strict=True)
     blocks = [(time_s, [hop for hop, _ in block]) for time_s, block in groupby(rows, key=lambda row: row[1])]
-    notes = [
-        f"warning: {name}: times shrink from {format_nbytes(block[0].nbytes)} to {format_nbytes(block[-1].nbytes)} a hop "
-        f"({', '.join(format_seconds(hop.time_s) for hop in block)}); the table has their mean, {format_seconds(time_s)}"
-        for time_s, block in blocks
-        if any(hop.time_s != time_s for hop in block)
-    ]
+    moved = [(time_s, block) for time_s, block in blocks if any(hop.time_s != time_s for hop in block)]
+    notes = [_pooling_note(name, block, time_s) for time_s, block in moved]
     if is_flat_at_end(link):
         notes.append(
             f"warning: {name}: the table ends flat, so larger messages would cost nothing more: measure again, with a "
@@ -138,8 +135,15 @@ def _table_notes(name: str, points: list[Hop], link: Link) -> list[str]:
     return notes
 
 
-def _sharing_note(measurements: Sequence[Measurement], ranks_per_node: int) -> list[str]:
-    """Say how ranks of a node share the network, if it is not how the cluster says: evenly, one NIC."""
+def _pooling_note(name: str, block: list[Hop], time_s: float) -> str:
+    first, last = format_nbytes(block[0].nbytes), format_nbytes(block[-1].nbytes)
+    times = ", ".join(format_seconds(hop.time_s) for hop in block)
+    mean = format_seconds(time_s)
+    return f"warning: {name}: times shrink from {first} to {last} a hop ({times}); the table has their mean, {mean}"
+
+
+def _sharing_note(measurements: Sequence[Measurement], cluster: Cluster) -> list[str]:
+    """Say how ranks of a node share the network, if it is not as in the cluster: evenly, one NIC."""
     largest: dict[Where, Measurement] = {}
     for each in measurements:
         if each.op == "all_reduce" and (each.where not in largest or each.nbytes > largest[each.where].nbytes):
@@ -147,15 +151,23 @@ def _sharing_note(measurements: Sequence[Measurement], ranks_per_node: int) -> l
     if "one per node" not in largest or "all per node" not in largest:
         return []
     alone, together = largest["one per node"], largest["all per node"]
-    ratio = together.median_s / alone.median_s
-    if abs(ratio / ranks_per_node - 1) <= _SHARING_TOLERANCE:
+    found = together.median_s / alone.median_s
+    expected = _all_reduce_s(cluster, together) / _all_reduce_s(cluster, alone)
+    if abs(found / expected - 1) <= _SHARING_TOLERANCE:
         return []
-    size = format_nbytes(alone.nbytes)
     return [
-        f"warning: all {ranks_per_node} ranks of a node take {ratio:.3g} times as long for {size} as one alone; in the "
-        f"cluster they share one NIC, which takes {ranks_per_node} times as long: perhaps a rank alone does not fill "
-        f"the network, or the node has several NICs"
+        f"warning: all {cluster.gpus_per_node} ranks of a node take {found:.3g} times as long for "
+        f"{format_nbytes(alone.nbytes)} as one alone; in the cluster, where they share one NIC, {expected:.3g} times: "
+        f"perhaps a rank alone does not fill the network, or the node has several NICs"
     ]
+
+
+def _all_reduce_s(cluster: Cluster, measured: Measurement) -> float:
+    """Return what the cost model says of an all_reduce between nodes."""
+    group = Group(cluster.nodes, stride=cluster.gpus_per_node)
+    seconds = predicted_s(cluster, Task("all_reduce", measured.where, group, measured.nbytes // ITEM_NBYTES))
+    assert seconds is not None
+    return seconds
 
 
 def _absent(nodes: int, ranks_per_node: int) -> list[str]:

@@ -25,10 +25,10 @@ from simdist.groups import Group
 from simdist.plan import AllGather, AllReduce, Broadcast, Buffer, Collective, Plan, Reduce, ReduceScatter
 from simdist.units import format_nbytes
 
-__all__ = ["Pace", "Task", "collective", "measure", "one_op_plan", "tasks"]
+__all__ = ["ITEM_NBYTES", "Pace", "Task", "collective", "measure", "one_op_plan", "tasks"]
 
 _LEAST_REPETITIONS, _MOST_REPETITIONS = 3, 200
-_ITEM_NBYTES = 4
+ITEM_NBYTES = 4
 _Act: TypeAlias = Callable[[], None]
 
 
@@ -64,7 +64,7 @@ class Task:
     @property
     def nbytes(self) -> int:
         """Size of the whole."""
-        return self.count * _ITEM_NBYTES
+        return self.count * ITEM_NBYTES
 
     def taking_part(self, world_size: int) -> list[list[int]]:
         """Return the members of every group that takes part."""
@@ -100,7 +100,7 @@ def tasks(n_nodes: int, ranks_per_node: int, sizes: Sequence[int], ops: Sequence
         pairs.append(("pair of nodes", across))
     if n > 1 and n_nodes > 1:
         wheres += [("all per node", across), ("world", everybody)]
-    counts = sorted({max(1, round(size / _ITEM_NBYTES / world_size)) * world_size for size in sizes})
+    counts = sorted({max(1, round(size / ITEM_NBYTES / world_size)) * world_size for size in sizes})
     return [
         task
         for count in counts

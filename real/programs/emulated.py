@@ -22,50 +22,55 @@ class EmulatedProgram(Program):
 
     Args:
         seconds: How long each operation takes on this rank.
-        interrupted: Ends a sleep early; set when the run has failed.
+        hold: Holds up the stream of computation for some seconds: a sleep, or on a GPU a kernel that spins.
+        interrupted: Ends the sleep of a load or save early; set when the run has failed.
     """
 
-    def __init__(self, seconds: Mapping[Op, float], interrupted: threading.Event) -> None:
-        self._seconds = seconds
-        self._interrupted = interrupted
+    def __init__(
+        self, seconds: Mapping[Op, float], hold: Callable[[float], None], interrupted: threading.Event
+    ) -> None:
+        self._seconds, self._hold, self._interrupted = seconds, hold, interrupted
         self._backward_s: dict[str, float] = {op.dst: s for op, s in seconds.items() if isinstance(op, Backward)}
 
     def load(self, op: Load, step: int) -> None:
         """Sleep for the seconds that the load takes undisturbed."""
-        self._sleep(op)
+        sleep_s(self._seconds_of(op), self._interrupted)
 
     def copy(self, op: Copy, step: int) -> None:
-        """Sleep for the copy's seconds."""
-        self._sleep(op)
+        """Take the copy's seconds."""
+        self._compute(op)
 
     def forward(self, op: Forward, step: int) -> None:
-        """Sleep for the forward pass's seconds."""
-        self._sleep(op)
+        """Take the forward pass's seconds."""
+        self._compute(op)
 
     def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
-        """Sleep for the seconds of each bucket in turn."""
+        """Take the seconds of each bucket in turn."""
         for bucket in buckets:
-            sleep_s(self._backward_s[bucket], self._interrupted)
+            self._hold(self._backward_s[bucket])
             complete()
 
     def optimize(self, op: Optimize) -> None:
-        """Sleep for the update's seconds."""
-        self._sleep(op)
+        """Take the update's seconds."""
+        self._compute(op)
 
     def select(self, op: Select) -> None:
-        """Sleep for the selection's seconds."""
-        self._sleep(op)
+        """Take the selection's seconds."""
+        self._compute(op)
 
     def densify(self, op: Densify) -> None:
-        """Sleep for the scatter-add's seconds."""
-        self._sleep(op)
+        """Take the scatter-add's seconds."""
+        self._compute(op)
 
     def save(self, op: Save, step: int) -> None:
         """Sleep for the seconds that the save takes undisturbed."""
-        self._sleep(op)
+        sleep_s(self._seconds_of(op), self._interrupted)
 
-    def _sleep(self, op: Op) -> None:
+    def _compute(self, op: Op) -> None:
+        self._hold(self._seconds_of(op))
+
+    def _seconds_of(self, op: Op) -> float:
         seconds = self._seconds.get(op)
         if seconds is None:
             raise RunError(f"no seconds are known for {op}; the emulated program takes them from the scenario's costs")
-        sleep_s(seconds, self._interrupted)
+        return seconds

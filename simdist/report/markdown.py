@@ -22,8 +22,8 @@ def insert_tables(page: str, tables: Mapping[str, str]) -> str:
     <!-- end -->
     """
     for name, table in tables.items():
-        pattern = rf"(<!-- table {re.escape(name)} -->\n).*?(<!-- end -->)"
-        page, n_found = re.subn(pattern, lambda match, table=table: f"{match[1]}{table}\n{match[2]}", page, flags=re.S)
+        place = re.compile(rf"(?<=<!-- table {re.escape(name)} -->\n).*?(?=<!-- end -->)", flags=re.DOTALL)
+        page, n_found = place.subn(f"{table}\n".replace("\\", r"\\"), page)
         if n_found != 1:
             raise ValueError(f"the page has {n_found} places for table {name}; it needs one")
     return page

@@ -1,0 +1,341 @@
+r"""One machine plays a cluster: each node is a network namespace behind a link of limited rate.
+
+    with cluster(4, rate_bps=400e6) as nodes:
+        launch(nodes, 2, ["-m", "real", "RUN"], timeout_s=300)
+
+    node 0: lo, eth0 ==== port0 \
+    node 1: lo, eth0 ==== port1  bridge      ==== is a veth pair; a token bucket (tbf) at each end limits one direction
+    node 2: lo, eth0 ==== port2 /
+
+Traffic inside a node goes over its loopback and is limited by the processor only. The bridge lives in a namespace of
+its own: the network of the host sees nothing of all this, and whoever removes the namespaces removes everything.
+
+What makes times repeatable, and close to startup + bytes / rate (measured with gloo, 4 x 2 ranks, 400 Mbit/s):
+
+* The bucket must hold the largest packet. Otherwise the kernel cuts packets into frames, one by one, and keeps a core
+  busy with it: an all_reduce of 4 MiB took 199 ms instead of 131 (frames of 1500 bytes).
+* A full bucket passes its content at once, so it should be small: with 70 kB, 64 KiB took no longer than 4 KiB. Hence
+  packets of 16 KiB at most (GSO), and a bucket that holds one of them. It also makes up for late timers.
+* Headers and acknowledgements are 1 % of jumbo frames, and 5 % of frames of 1500 bytes.
+* gloo's event loop spins while another thread holds its lock. Where threads outnumber cores, the default scheduler runs
+  the spinning one until the next tick, 4 ms: an all_reduce of 4 KiB over 8 ranks took 20 ms, with real-time priority 4.
+* Congestion control is cubic, as on most machines: two groups on one link then take 1.02 times what their bytes take,
+  with bbr up to 1.07.
+"""
+
+import os
+import re
+import secrets
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Literal, assert_never
+
+from simdist.errors import RunError
+
+__all__ = ["Node", "Scheduling", "clean", "cluster", "launch", "missing"]
+
+Scheduling = Literal["realtime", "batch"]
+
+_PREFIX = "simdist-emulated-"
+_MAX_NODES = 250  # addresses end in 1 to 250
+_MTU_NBYTES = 9000
+_GSO_NBYTES = 16384
+_BUCKET_NBYTES = 18000  # one packet and its headers; two frames
+_BUCKET_S = 150e-6  # at high rates: what a timer may be late
+_QUEUE_NBYTES = 4_000_000  # never full: no packet was dropped, even with four groups of 16 MiB on one link
+_COMMAND_TIMEOUT_S = 30.0
+_KILL_TIMEOUT_S = 10.0
+_GRACE_S = 10.0  # between the failure of a node and the end of the others, which may know more
+_POLL_S = 0.05
+_TAIL_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """Stands for a machine of the emulated cluster.
+
+    Args:
+        index: Position in the cluster, from 0.
+        name: Of its network namespace.
+        address: Of its interface `eth0`.
+    """
+
+    index: int
+    name: str
+    address: str
+
+    def run(
+        self, command: Sequence[str], environ: Mapping[str, str] | None = None, *, output: IO[bytes] | None = None
+    ) -> subprocess.Popen[bytes]:
+        """Start a command on this node, in a session of its own; it ends with the cluster at the latest.
+
+        Args:
+            command: Program and arguments.
+            environ: Variables, besides those of this process and the interface for gloo.
+            output: File for what it prints and reports; this process' own if not given.
+        """
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.name, *command],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "eth0", **(environ or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output else None,
+            start_new_session=True,
+        )
+
+
+@contextmanager
+def cluster(nodes: int, rate_bps: float) -> Iterator[list[Node]]:
+    """Build a cluster, and remove it at the end with all that runs on it: also after an error, Ctrl-C or SIGTERM.
+
+    Args:
+        nodes: How many, 1 to 250.
+        rate_bps: Bits per second of each node's link, out and in; headers count. Measured up to 1 Gbit/s.
+
+    Raises:
+        RunError: names the command that failed.
+    """
+    if not 1 <= nodes <= _MAX_NODES:
+        raise RunError(f"an emulated cluster has 1 to {_MAX_NODES} nodes, not {nodes}")
+    if not rate_bps >= 1e6:
+        raise RunError(f"an emulated link carries at least 1e6 bit/s, not {rate_bps}")
+    prefix = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(3)}-"
+    unhandled = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    with _handling(unhandled, _exit):
+        try:
+            yield _build(prefix, nodes, rate_bps)
+        finally:
+            with _handling([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], signal.SIG_IGN):
+                _remove(_names(prefix))
+
+
+def launch(
+    nodes: Sequence[Node],
+    ranks_per_node: int,
+    command: Sequence[str],
+    *,
+    timeout_s: float,
+    scheduling: Scheduling = "realtime",
+    port: int = 29400,
+) -> list[str]:
+    """Run `torchrun` on every node, wait for all, and return what each printed; none of their processes stays.
+
+    Args:
+        nodes: Of a cluster; the first one is the master.
+        ranks_per_node: Processes that each `torchrun` starts.
+        command: Script, or `-m` and a module, and its arguments.
+        timeout_s: Until all must have ended.
+        scheduling: "realtime" for ranks that sleep and communicate: what else computes on the machine hardly disturbs
+            them. "batch" for ranks that compute, which would keep each other from a core for 100 ms; it takes a quiet
+            machine.
+        port: Of the rendezvous, on the first node.
+
+    Raises:
+        RunError: names the nodes that failed or were late, with the end of what they printed.
+    """
+    environ = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # no name server here: torch would warn of it
+    others = {pid for node in nodes for pid in _pids(node.name)}
+    with ExitStack() as stack:
+        outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in nodes]
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for node, output in zip(nodes, outputs, strict=True):
+                torchrun = _torchrun(node, nodes, ranks_per_node, port)
+                processes.append(node.run([*_policy(scheduling), *torchrun, *command], environ, output=output))
+            codes = _codes(processes, timeout_s)
+        finally:
+            for node in nodes:
+                _kill(node.name, spared=others)
+            for process in processes:
+                process.wait(_KILL_TIMEOUT_S)
+        texts = [_content(output) for output in outputs]
+    _judge(codes, texts, timeout_s)
+    return texts
+
+
+def missing() -> str | None:
+    """Try a cluster of one node; return why this machine cannot play one, or None if it can."""
+    if sys.platform != "linux":
+        return f"network namespaces exist on Linux, not on {sys.platform}"
+    if os.geteuid() != 0:
+        return "network namespaces take root"
+    lacking = [program for program in ("ip", "tc", "chrt") if shutil.which(program) is None]
+    if lacking:
+        return f"no program {', '.join(lacking)} (packages iproute2, util-linux)"
+    try:
+        with cluster(1, rate_bps=1e9) as (node,):
+            _do(f"ip netns exec {node.name} {shlex.join(_policy('realtime'))} true")
+    except RunError as error:
+        return str(error)
+    return None
+
+
+def clean() -> list[str]:
+    """Remove what processes left behind that were killed while they had a cluster; return the names of namespaces."""
+    left = [name for name in _names(_PREFIX) if not _has_owner(name)]
+    _remove(left)
+    return left
+
+
+def _build(prefix: str, n_nodes: int, rate_bps: float) -> list[Node]:
+    switch = f"{prefix}switch"
+    nodes = [Node(index, f"{prefix}node{index}", f"10.77.0.{index + 1}") for index in range(n_nodes)]
+    _do(f"ip netns add {switch}")
+    _do(f"ip -n {switch} link add bridge type bridge")
+    _do(f"ip -n {switch} link set bridge up")
+    for node in nodes:
+        _do(f"ip netns add {node.name}")
+        _connect(node, switch, rate_bps)
+    return nodes
+
+
+def _connect(node: Node, switch: str, rate_bps: float) -> None:
+    port = f"port{node.index}"
+    bucket_nbytes = max(_BUCKET_NBYTES, round(rate_bps / 8 * _BUCKET_S))
+    _do(f"ip -n {switch} link add {port} type veth peer name eth0 netns {node.name}")
+    _do(f"ip -n {switch} link set {port} master bridge")
+    for namespace, interface in ((switch, port), (node.name, "eth0")):
+        _do(f"ip -n {namespace} link set {interface} mtu {_MTU_NBYTES} gso_max_size {_GSO_NBYTES} up")
+        bucket = f"rate {rate_bps:.0f}bit burst {bucket_nbytes} limit {_QUEUE_NBYTES}"
+        _do(f"tc -n {namespace} qdisc add dev {interface} root tbf {bucket}")
+    _do(f"ip -n {node.name} link set lo up")
+    _do(f"ip -n {node.name} address add {node.address}/24 dev eth0")
+    if "cubic" in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split():
+        # By route, as a namespace may not choose what the host does not allow to all users.
+        _do(f"ip -n {node.name} route change 10.77.0.0/24 dev eth0 src {node.address} congctl cubic")
+
+
+def _remove(namespaces: Sequence[str]) -> None:
+    for namespace in namespaces:
+        _kill(namespace)
+    for namespace in namespaces:
+        _do(f"ip netns delete {namespace}")
+
+
+def _kill(namespace: str, *, spared: Collection[int] = ()) -> None:
+    """End every process of a namespace, whatever session it is in."""
+    deadline_s = time.monotonic() + _KILL_TIMEOUT_S
+    while pids := _pids(namespace) - set(spared):
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline_s:
+            raise RunError(f"processes {sorted(pids)} of namespace {namespace} do not end, even when killed")
+        time.sleep(_POLL_S)
+
+
+def _pids(namespace: str) -> set[int]:
+    return set(map(int, _do(f"ip netns pids {namespace}").split()))
+
+
+def _names(prefix: str) -> list[str]:
+    names = (line.split()[0] for line in _do("ip netns list").splitlines() if line)
+    return [name for name in names if name.startswith(prefix)]
+
+
+def _has_owner(namespace: str) -> bool:
+    owner = re.match(rf"{_PREFIX}(\d+)-", namespace)
+    return owner is None or Path(f"/proc/{owner[1]}").exists()
+
+
+def _do(command: str) -> str:
+    try:
+        done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RunError(f"`{command}` failed: {error}") from error
+    if done.returncode != 0:
+        raise RunError(f"`{command}` failed: {done.stderr.strip() or f'exit status {done.returncode}'}")
+    return done.stdout
+
+
+def _torchrun(node: Node, nodes: Sequence[Node], ranks_per_node: int, port: int) -> list[str]:
+    options = {
+        "nnodes": len(nodes),
+        "node-rank": node.index - nodes[0].index,
+        "nproc-per-node": ranks_per_node,
+        "master-addr": nodes[0].address,
+        "master-port": port,
+    }
+    return [sys.executable, "-m", "torch.distributed.run", *(f"--{name}={value}" for name, value in options.items())]
+
+
+def _policy(scheduling: Scheduling) -> list[str]:
+    match scheduling:
+        case "realtime":
+            return ["chrt", "--rr", "1"]
+        case "batch":
+            return ["chrt", "--batch", "0"]
+        case _:
+            assert_never(scheduling)
+
+
+def _codes(processes: Sequence[subprocess.Popen[bytes]], timeout_s: float) -> list[int | None]:
+    """Wait for all and return their exit statuses, None for those that are late or still run long after a failure."""
+    deadline_s = time.monotonic() + timeout_s
+    failed = False
+    while True:
+        codes = [process.poll() for process in processes]
+        if None not in codes or time.monotonic() > deadline_s:
+            return codes
+        if not failed and any(codes):
+            failed = True
+            deadline_s = min(deadline_s, time.monotonic() + _GRACE_S)
+        time.sleep(_POLL_S)
+
+
+def _judge(codes: Sequence[int | None], texts: Sequence[str], timeout_s: float) -> None:
+    failed = [index for index, code in enumerate(codes) if code]
+    late = [index for index, code in enumerate(codes) if code is None]
+    if failed:
+        said = [f"node {index} of {len(codes)} failed with exit status {codes[index]}" for index in failed]
+    elif late:
+        said = [f"node {index} of {len(codes)} was not done after {timeout_s:g} s" for index in late]
+    else:
+        return
+    ends = ["\n".join(_telling(texts[index].splitlines())) for index in failed or late]
+    raise RunError("\n".join(f"{what}; it printed:\n{end}" for what, end in zip(said, ends, strict=True)))
+
+
+def _telling(lines: Sequence[str]) -> Sequence[str]:
+    """Return the lines that say what went wrong: what a rank called an error, else the last ones."""
+    return [line for line in lines if ": error: " in line] or lines[-_TAIL_LINES:]
+
+
+def _content(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode(errors="replace")
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+@contextmanager
+def _handling(
+    signals: Collection[signal.Signals], handler: Callable[[int, FrameType | None], None] | signal.Handlers
+) -> Iterator[None]:
+    """Handle signals so for a while. Only the main thread can set this, and only it is interrupted by signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = [(each, signal.signal(each, handler)) for each in signals]
+    try:
+        yield
+    finally:
+        for each, previous in before:
+            signal.signal(each, previous)
+
+
+if __name__ == "__main__":
+    print("\n".join(clean()) or "nothing was left")

@@ -1,0 +1,125 @@
+"""Is the simulator right about a cluster? One machine plays it: every byte between ranks crosses a real, slow link.
+
+    python experiments/emulated_cluster/run.py            run everything here and print the tables (root; half an hour)
+    python experiments/emulated_cluster/run.py --write    also record the results, and write the tables into the README
+    python experiments/emulated_cluster/run.py --tables   print the tables of the recorded results (anybody; seconds)
+    python experiments/emulated_cluster/run.py --tiny     a few steps of everything, to see that it works
+
+Each node is a network namespace behind a link of limited rate. The links are calibrated once, on the first shape, with
+collectives only. Then every run is predicted from the calibrated links, and performed. The second shape has another
+number of nodes and another rate; there, nothing is calibrated again.
+
+Nothing else should compute on the machine meanwhile.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import network
+import study
+from study import CALIBRATED, HERE, RESULTS, SHAPES, Result, Shape
+
+from simdist.report import insert_tables
+from simdist.scenario import Cluster, dump_cluster, load_cluster
+
+TIMEOUT_S = 1800.0
+
+
+@contextmanager
+def emulated(shape: Shape) -> Iterator[list[network.Node]]:
+    """Give the nodes of a shape."""
+    with network.cluster(shape.nodes, rate_bps=study.rate_bps(shape)) as nodes:
+        yield nodes
+
+
+def calibrate(folder: Path, *, tiny: bool) -> Cluster:
+    """Measure the links of the first shape, with collectives only."""
+    path = folder / "cluster.yaml"
+    budget = ["--budget", "5 s", "--max-size", "4 MB"] if tiny else ["--budget", "60 s", "--max-size", "16 MB"]
+    command = [
+        "-m",
+        "real.calibrate",
+        "-o",
+        str(path),
+        "--links",
+        "line",
+        "--rate",
+        CALIBRATED.rate,
+        "--min-size",
+        "256 kB",
+        *budget,
+    ]
+    with emulated(CALIBRATED) as nodes:
+        print("\n".join(network.launch(nodes, CALIBRATED.ranks_per_node, command, timeout_s=TIMEOUT_S)))
+    return load_cluster(path)
+
+
+def perform(shape: Shape, cluster: Cluster, folder: Path, *, steps: int | None) -> list[Result]:
+    """Predict and perform everything on a shape."""
+    folders = study.write_runs(folder / shape.name, cluster, steps=steps)
+    command = ["-m", "real", *map(str, folders), "--timeout", "60"]
+    with emulated(shape) as nodes:
+        print("\n".join(network.launch(nodes, shape.ranks_per_node, command, timeout_s=TIMEOUT_S)))
+    return study.compare(folders, cluster, steps=steps)
+
+
+def run(*, tiny: bool, write: bool) -> dict[Shape, list[Result]]:
+    """Calibrate, predict, perform and compare."""
+    with tempfile.TemporaryDirectory() as folder:
+        calibrated = calibrate(Path(folder), tiny=tiny)
+        results = {}
+        for shape in SHAPES:
+            cluster = study.cluster_of(shape, calibrated)
+            results[shape] = perform(shape, cluster, Path(folder), steps=8 if tiny else None)
+            print(study.summary(shape, results[shape]), flush=True)
+    if write:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "cluster.yaml").write_text(dump_cluster(calibrated), encoding="utf-8")
+        for shape, rows in results.items():
+            study.save(shape, rows)
+    return results
+
+
+def tables(results: dict[Shape, list[Result]]) -> dict[str, str]:
+    """Return every table of the README by its name there."""
+    found = {"summary": "\n".join(f"* {study.summary(shape, rows)}" for shape, rows in results.items())}
+    for shape, rows in results.items():
+        found[f"makespans {shape.name}"] = "\n".join(study.makespan_table(rows))
+        found[f"kinds {shape.name}"] = "\n".join(study.kinds_table(rows))
+    return found
+
+
+def main() -> int:
+    """Run the experiment."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="record the results, and write the tables into README.md")
+    parser.add_argument("--tables", action="store_true", help="print the tables of the recorded results")
+    parser.add_argument("--tiny", action="store_true", help="a few steps of everything")
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    arguments = parser.parse_args()
+    missing = network.missing()
+    if missing and not arguments.tables:
+        print(f"skipped: {missing}")
+        return 0
+    if arguments.tables:
+        results = {shape: study.recorded(shape) for shape in SHAPES}
+    else:
+        results = run(tiny=arguments.tiny, write=arguments.write)
+    if arguments.write:
+        readme = HERE / "README.md"
+        readme.write_text(insert_tables(readme.read_text(encoding="utf-8"), tables(results)), encoding="utf-8")
+    if arguments.json:
+        print(json.dumps({shape.name: [each.row() for each in rows] for shape, rows in results.items()}))
+    else:
+        for name, table in tables(results).items():
+            print(f"\n{name}\n\n{table}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""What is run on the emulated cluster, and what is made of it: scenarios, predictions, comparisons, tables."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from statistics import median
+
+from pydantic import TypeAdapter
+
+from simdist import rundir
+from simdist.build import build, delays
+from simdist.cost import price
+from simdist.engines import simulate
+from simdist.scenario import Cluster, Scenario, load, load_cluster
+from simdist.units import BytesPerSecond
+from simdist.validate import Validation, validate
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+MODEL_NBYTES = {"0.5 MB": 500_000, "2 MB": 2_000_000, "8 MB": 8_000_000}
+STRAGGLERS = {"none": False, "4 % late by 100 ms": True}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """An emulated cluster.
+
+    Args:
+        nodes: Network namespaces.
+        ranks_per_node: Processes in each.
+        rate: Of the link of each node, per direction, as a scenario has it.
+    """
+
+    nodes: int
+    ranks_per_node: int
+    rate: str
+
+    @property
+    def name(self) -> str:
+        """Name it, for files."""
+        return f"{self.nodes}x{self.ranks_per_node}-{self.rate.replace(' ', '').replace('/', 'p').lower()}"
+
+    @property
+    def title(self) -> str:
+        """Name it, for people."""
+        return f"{self.nodes} nodes x {self.ranks_per_node} ranks, {self.rate}"
+
+
+CALIBRATED = Shape(4, 2, "400 Mbit/s")
+TRANSFERRED = Shape(2, 4, "1 Gbit/s")
+SHAPES = (CALIBRATED, TRANSFERRED)
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run, measured, and what was predicted before."""
+
+    model: str
+    stragglers: str
+    schedule: str
+    steps: int
+    predicted_s: float
+    measured_s: float
+    kinds: dict[str, tuple[float, float, int]]
+    """Operation and group -> predicted median, measured median, count."""
+    injected_difference_s: float
+    blame_overlap: float
+
+    @property
+    def error(self) -> float:
+        """Error of the makespan."""
+        return self.predicted_s / self.measured_s - 1
+
+    def row(self) -> dict[str, object]:
+        """Return it for JSON."""
+        return asdict(self)
+
+
+def rate_bps(shape: Shape) -> float:
+    """Return the rate of a shape's links in bits per second."""
+    return 8 * TypeAdapter(BytesPerSecond).validate_python(shape.rate)
+
+
+def cluster_of(shape: Shape, calibrated: Cluster) -> Cluster:
+    """Return the calibrated links in another shape, with another rate and nothing else changed."""
+    scenario = load(HERE / "scenario.yaml")
+    network = calibrated.network.model_copy(update={"bandwidth_Bps": rate_bps(shape) / 8})
+    return calibrated.model_copy(
+        update={
+            "nodes": shape.nodes,
+            "gpus_per_node": shape.ranks_per_node,
+            "network": network,
+            "device": scenario.cluster.device,  # emulated: it sleeps, whatever this machine could do
+        }
+    )
+
+
+def scenarios(cluster: Cluster, *, steps: int | None = None) -> Iterator[tuple[str, str, Scenario]]:
+    """Yield model, stragglers and scenario of every comparison."""
+    base = load(HERE / "scenario.yaml")
+    for (model, nbytes), (stragglers, late) in product(MODEL_NBYTES.items(), STRAGGLERS.items()):
+        count = nbytes // 4 // len(base.workload.tensors)
+        tensors = tuple(tensor.model_copy(update={"count": count}) for tensor in base.workload.tensors)
+        yield (
+            model,
+            stragglers,
+            base.changed(
+                name=f"{model}, stragglers: {stragglers}",
+                cluster=cluster,
+                workload=base.workload.model_copy(update={"tensors": tensors}),
+                disturbances=base.disturbances if late else (),
+                steps=steps or base.steps,
+            ),
+        )
+
+
+def write_runs(folder: Path, cluster: Cluster, *, steps: int | None = None) -> list[Path]:
+    """Write the run directories of all scenarios; return the folder of each scenario."""
+    folders = []
+    for number, (_, _, scenario) in enumerate(scenarios(cluster, steps=steps)):
+        folders.append(folder / f"{number}")
+        for schedule in scenario.schedules:
+            built = build(scenario, schedule)
+            alone = scenario.model_copy(update={"schedules": (schedule,)})
+            rundir.write(folders[-1] / schedule.name, alone, built.plan, delays(scenario))
+    return folders
+
+
+def compare(folders: Iterable[Path], cluster: Cluster, *, steps: int | None = None) -> list[Result]:
+    """Compare what was measured in every run with a simulation on `cluster`."""
+    results = []
+    for folder, (model, stragglers, scenario) in zip(folders, scenarios(cluster, steps=steps), strict=True):
+        for schedule in scenario.schedules:
+            run = rundir.read(folder / schedule.name)
+            simulated = simulate(run.plan, price(run.plan, cluster, scenario.workload), run.delays)
+            measured = rundir.read_trace(run.path / rundir.REAL, plan=run.plan)
+            results.append(_result(model, stragglers, validate(measured, simulated, run.delays)))
+    return results
+
+
+def _result(model: str, stragglers: str, compared: Validation) -> Result:
+    kinds = {
+        f"{kind.op} {kind.group}".strip(): (kind.simulated_s, kind.measured_s, kind.count) for kind in compared.kinds
+    }
+    difference_s = max((abs(each.difference_s) for each in compared.injections), default=0.0)
+    return Result(
+        model,
+        stragglers,
+        compared.schedule,
+        compared.n_steps,
+        compared.simulated_s,
+        compared.measured_s,
+        kinds,
+        difference_s,
+        compared.overlap,
+    )
+
+
+def save(shape: Shape, results: list[Result]) -> None:
+    """Write the results of a shape to its file."""
+    RESULTS.mkdir(exist_ok=True)
+    text = json.dumps([result.row() for result in results], indent=1) + "\n"
+    (RESULTS / f"{shape.name}.json").write_text(text, encoding="utf-8")
+
+
+def recorded(shape: Shape) -> list[Result]:
+    """Read the results of a shape."""
+    rows = json.loads((RESULTS / f"{shape.name}.json").read_text(encoding="utf-8"))
+    return [Result(**row | {"kinds": {key: tuple(value) for key, value in row["kinds"].items()}}) for row in rows]
+
+
+def recorded_cluster(shape: Shape) -> Cluster:
+    """Return the cluster that predictions for a shape are made with."""
+    return cluster_of(shape, load_cluster(RESULTS / "cluster.yaml"))
+
+
+def summary(shape: Shape, results: list[Result]) -> str:
+    """Say in a line how well the makespans were predicted."""
+    errors = [abs(result.error) for result in results]
+    worst = max(results, key=lambda result: abs(result.error))
+    right, decided = order(results)
+    return (
+        f"{shape.title}: makespan error median {median(errors):.1%}, worst {worst.error:+.1%} ({worst.schedule}, "
+        f"{worst.model}, stragglers: {worst.stragglers}); order right in {right} of {decided} pairs that differ by "
+        f"more than 5 %"
+    )
+
+
+def order(results: list[Result]) -> tuple[int, int]:
+    """Count the pairs of schedules of a scenario whose order is predicted rightly, of those measured 5 % apart."""
+    right = decided = 0
+    for one, other in product(results, results):
+        same = (one.model, one.stragglers) == (other.model, other.stragglers)
+        if same and other.measured_s > 1.05 * one.measured_s:
+            decided += 1
+            right += other.predicted_s > one.predicted_s
+    return right, decided
+
+
+def makespan_table(results: list[Result]) -> Iterator[str]:
+    """Yield predicted and measured step time of every run."""
+    yield "| model | stragglers | schedule | predicted, ms per step | measured | error |"
+    yield "|---|---|---|---|---|---|"
+    for each in results:
+        times = " | ".join(f"{1e3 * seconds / each.steps:.1f}" for seconds in (each.predicted_s, each.measured_s))
+        yield f"| {each.model} | {each.stragglers} | `{each.schedule}` | {times} | {each.error:+.1%} |"
+
+
+def kinds_table(results: list[Result]) -> Iterator[str]:
+    """Yield the error of each kind of operation: the median over the runs that have it, and the worst."""
+    yield "| operation | runs | median of &#124;error&#124; | largest |"
+    yield "|---|---|---|---|"
+    for kind, errors in kind_errors(results).items():
+        yield f"| {kind} | {len(errors)} | {median(map(abs, errors)):.1%} | {max(errors, key=abs):+.1%} |"
+
+
+def kind_errors(results: list[Result]) -> dict[str, list[float]]:
+    """Return the errors of the median of each kind of operation, over the runs that have it."""
+    errors: dict[str, list[float]] = {}
+    for each in results:
+        for kind, (predicted_s, measured_s, _) in each.kinds.items():
+            errors.setdefault(kind, []).append(predicted_s / measured_s - 1)
+    return dict(sorted(errors.items()))
