@@ -18,11 +18,12 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-__all__ = ["Blob", "DamagedError", "Index", "Job", "read_blob", "read_index", "replacing", "write"]
+__all__ = ["Blob", "DamagedError", "Index", "Job", "forget_unfinished", "read_blob", "read_index", "replacing", "write"]
 
 _HEAD = b"simdist checkpoint 1\n"
 _END_NBYTES = 8 + 32
 _PIECE_NBYTES = 2**24
+_UNFINISHED = ".ckpt.part"
 
 
 class DamagedError(Exception):
@@ -112,6 +113,12 @@ def write(
         file.write(index + len(index).to_bytes(8, "little") + hashlib.sha256(index).digest())
 
 
+def forget_unfinished(folder: Path) -> None:
+    """Delete what writers have left that were killed while they wrote."""
+    for part in folder.glob(f".*{_UNFINISHED}"):
+        part.unlink(missing_ok=True)
+
+
 def read_index(path: Path) -> Index:
     """Read what is in a file, and check all of it.
 
@@ -137,7 +144,7 @@ def read_blob(path: Path, blob: Blob) -> Tensor:
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """Open a new file that takes the place of `path` at the end; an interruption leaves the old one or none."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_UNFINISHED}")
     try:
         with part.open("wb") as file:
             yield file

@@ -9,7 +9,7 @@ reach the folder.
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, final
@@ -99,32 +99,31 @@ class Checkpoints:
         mine = list(sections.values())
         rows = parcels.gather_rows(torch.stack([_sha256(parcel) for parcel in mine]), group=self._group)
         sha256 = [[bytes(digest.tolist()).hex() for digest in row] for row in rows]
-        owners: dict[str, tuple[int, int]] = {}  # who is the first to have it, and in which section
-        for rank, row in enumerate(sha256):
-            for at, each in enumerate(row):
-                owners.setdefault(each, (rank, at))
-        if self._rank:
-            for rank, at in owners.values():
-                if rank == self._rank:
-                    parcels.send(mine[at], dst=0, group=self._group)
-            self._learn("")
-            return
-        arriving = (
-            (each, parcels.recv(src=rank, group=self._group) if rank else mine[at])
-            for each, (rank, at) in owners.items()
-        )
-        ranks = [dict(zip(sections, row, strict=True)) for row in sha256]
-        path = self._folder / f"step-{step:010d}.ckpt"
+        owners = _first_owners(sha256)
         problem = ""
+        if self._rank == 0:
+            arriving = (
+                (each, parcels.recv(src=rank, group=self._group) if rank else mine[at])
+                for each, (rank, at) in owners.items()
+            )
+            problem = self._write(step, arriving, [dict(zip(sections, row, strict=True)) for row in sha256])
+        for rank, at in owners.values():
+            if rank == self._rank != 0:
+                parcels.send(mine[at], dst=0, group=self._group)
+        self._learn(problem)
+
+    def _write(self, step: int, arriving: Iterator[tuple[str, Tensor]], ranks: list[dict[str, str]]) -> str:
+        """Write what arrives, and return what went wrong, if anything."""
+        path = self._folder / f"step-{step:010d}.ckpt"
         try:
             archive.write(path, step, self._job, arriving, ranks)
             for old in self._files()[_N_KEPT:]:
                 old.unlink(missing_ok=True)
         except OSError as error:
-            problem = f"{path}: cannot be written: {error.strerror or error}"
-        for _ in arriving:  # the others send it in any case
-            pass
-        self._learn(problem)
+            for _ in arriving:  # the others send it in any case
+                pass
+            return f"{path}: cannot be written: {error.strerror or error}"
+        return ""
 
     def _learn(self, problem: str) -> None:
         """Tell everybody what went wrong on rank 0."""
@@ -136,20 +135,20 @@ class Checkpoints:
         return sorted(self._folder.glob("step-*.ckpt"), reverse=True)
 
     def _resume(self) -> Resumed | None:
-        found = None
+        problem, found = "", None
         if self._rank == 0:
-            problem = ""
             try:
                 found = self._find()
             except (RunError, OSError) as error:
                 problem = str(error)
-            head = {"step": found.index.step, "names": list(found.index.ranks[0])} if found else None
-            self._learn(problem)
-            parcels.broadcast_text(json.dumps(head), group=self._group)
-            return self._distribute(found) if found else None
-        self._learn("")
-        head = json.loads(parcels.broadcast_text("", group=self._group))
-        return head and Resumed(head["step"], {name: parcels.recv(src=0, group=self._group) for name in head["names"]})
+        self._learn(problem)
+        known = {"step": found.index.step, "names": list(found.index.ranks[0])} if found else None
+        known = json.loads(parcels.broadcast_text(json.dumps(known), group=self._group))
+        if known is None:
+            return None
+        if found:
+            return self._distribute(found)
+        return Resumed(known["step"], {name: parcels.recv(src=0, group=self._group) for name in known["names"]})
 
     def _distribute(self, found: _Found) -> Resumed:
         index = found.index
@@ -161,6 +160,7 @@ class Checkpoints:
 
     def _find(self) -> _Found | None:
         """Return the newest complete checkpoint, None if there is no file."""
+        archive.forget_unfinished(self._folder)
         damaged: list[str] = []
         for path in self._files():
             try:
@@ -178,6 +178,15 @@ class Checkpoints:
         if damaged:
             raise RunError(f"no checkpoint is complete: {'; '.join(damaged)}; delete them to begin anew")
         return None
+
+
+def _first_owners(sha256: Sequence[Sequence[str]]) -> dict[str, tuple[int, int]]:
+    """Return who is the first to have each parcel, and at which place of its row: SHA-256 -> (rank, place)."""
+    owners: dict[str, tuple[int, int]] = {}
+    for rank, row in enumerate(sha256):
+        for at, each in enumerate(row):
+            owners.setdefault(each, (rank, at))
+    return owners
 
 
 def _sha256(parcel: Tensor) -> Tensor:

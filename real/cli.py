@@ -9,32 +9,22 @@ import math
 import os
 import signal
 import sys
-import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import click
-import torch
 
 from real import models
-from real.gpu import Spin
+from real.jobs import AUTOCAST, EMULATED, Build, buffers_of, find_build, program_maker
 from real.launch import Connection, connect, place
-from real.memory import Memory
-from real.programs.base import Program
-from real.programs.binding import Binding
-from real.programs.emulated import EmulatedProgram
-from real.programs.module import ModuleProgram
 from real.running import Report, check_world, forget, perform, rescue
-from real.timing import share_cores, sleep_s
+from real.timing import share_cores
 from simdist import rundir
-from simdist.cost import Local, Shared, price
 from simdist.errors import PlanError, RunError, ScenarioError, SimdistError
-from simdist.plan import COLLECTIVES, Op, Plan, reads, writes
 from simdist.rundir import RunDirectory
 from simdist.trace import Trace
 from simdist.units import format_seconds
@@ -42,9 +32,7 @@ from simdist.units import format_seconds
 __all__ = ["main"]
 
 PARTS = "parts"
-EMULATED = "emulated"
 _DAY_S = 86_400.0
-_AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +78,12 @@ def _say(rank: str, message: str, code: int) -> int:
     "--program",
     default=EMULATED,
     show_default=True,
-    help=f"What computes: {EMULATED} sleeps for the scenario's compute times; or a model: {', '.join(models.names())}.",
+    help=(
+        f"What computes: {EMULATED} sleeps for the scenario's compute times; a model: {', '.join(models.names())}; "
+        f"or MODULE:FUNCTION."
+    ),
 )
-@click.option("--precision", type=click.Choice(list(_AUTOCAST)), default="fp32", show_default=True, help="Of a model.")
+@click.option("--precision", type=click.Choice(list(AUTOCAST)), default="fp32", show_default=True, help="Of a model.")
 @click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option(
@@ -123,10 +114,7 @@ def _command(
 def _execute(options: _Options) -> None:
     if math.isnan(options.timeout_s):
         raise ScenarioError("--timeout nan: write seconds")
-    if options.program not in (EMULATED, *models.names()):
-        raise ScenarioError(
-            f"--program {options.program}: there is no such program; there are {EMULATED}, {', '.join(models.names())}"
-        )
+    build = find_build(options.program)
     here = place(os.environ)
     runs = _runs(options)
     for each in runs:
@@ -139,7 +127,7 @@ def _execute(options: _Options) -> None:
         connection.guard.ending_on_sigterm(),
     ):
         for each in runs:
-            _one(connection, each, options)
+            _one(connection, each, build, options)
 
 
 def _runs(options: _Options) -> list[RunDirectory]:
@@ -159,7 +147,7 @@ def _runs(options: _Options) -> list[RunDirectory]:
     return runs
 
 
-def _one(connection: Connection, run: RunDirectory, options: _Options) -> None:
+def _one(connection: Connection, run: RunDirectory, build: Build | None, options: _Options) -> None:
     parts, rank = run.path / PARTS, connection.place.rank
     forget(parts, rank)  # what an earlier start has left must not end up in a trace of this one
     _agree(connection, run, options)
@@ -168,9 +156,9 @@ def _one(connection: Connection, run: RunDirectory, options: _Options) -> None:
             connection,
             run.plan,
             run.delays,
-            buffers=_buffers(run.plan, options),
-            program=_program(connection, run, options),
-            program_name=options.program if options.program == EMULATED else f"{options.program} {options.precision}",
+            buffers=buffers_of(run.plan, build),
+            program=program_maker(connection, run, build, options.precision),
+            program_name=options.program if build is None else f"{options.program} {options.precision}",
             timeout_s=options.timeout_s,
             parts=parts,
         )
@@ -243,61 +231,3 @@ def _summary(run: RunDirectory, trace: Trace, report: Report) -> str:
         f"{run.plan.name}: {run.plan.world_size} ranks, {run.plan.n_steps} steps, {step} a step ({trace.source}); "
         f"tracing took {100 * report.tracing_share:.2g} %; wrote {run.path / rundir.REAL}"
     )
-
-
-def _buffers(plan: Plan, options: _Options) -> set[str]:
-    """Return the buffers that need memory: a program that only sleeps needs those that are sent."""
-    if options.program != EMULATED:
-        return Binding.buffers_of(plan)
-    sent: set[str] = set()
-    for op in (op for body in plan.bodies for op in body if isinstance(op, COLLECTIVES)):
-        sent.update(_touched(op))
-    return sent
-
-
-def _touched(op: Op) -> tuple[str, ...]:
-    return (*reads(op), *writes(op))
-
-
-def _program(
-    connection: Connection, run: RunDirectory, options: _Options
-) -> Callable[[Memory, threading.Event], Program]:
-    rank = connection.place.rank
-
-    def make(memory: Memory, failed: threading.Event) -> Program:
-        if options.program == EMULATED:
-            on_gpu = connection.device.type == "cuda"
-            hold = Spin(connection.device) if on_gpu else partial(sleep_s, interrupted=failed)
-            return EmulatedProgram(_seconds(run, rank), hold, failed)
-        workload = run.scenario.workload
-        job = models.build(
-            options.program, batch_size=workload.batch_size, device=connection.device, dtype=torch.float32, seed=0
-        )
-        program = ModuleProgram(
-            run.plan,
-            job.module,
-            job.loss,
-            job.optimizer,
-            lambda step: job.batch(step, rank),
-            memory,
-            device=connection.device,
-            autocast=_AUTOCAST[options.precision],
-            saved=run.path / "saved" if rank == 0 else None,
-        )
-        program.warm_up(3)
-        return program
-
-    return make
-
-
-def _seconds(run: RunDirectory, rank: int) -> Mapping[Op, float]:
-    """Return what the operations that do not communicate take on a rank, by the scenario's costs."""
-    costs = price(run.plan, run.scenario.cluster, run.scenario.workload)
-    seconds: dict[Op, float] = {}
-    for op, cost in costs.of.items():
-        match cost:
-            case Local():
-                seconds[op] = float(cost.seconds) if isinstance(cost.seconds, float) else float(cost.seconds[rank])
-            case Shared() if not isinstance(op, COLLECTIVES):
-                seconds[op] = float(cost.alone_s) if isinstance(cost.alone_s, float) else float(cost.alone_s[rank])
-    return seconds

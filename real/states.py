@@ -74,7 +74,7 @@ class State:
         Raises:
             RunError: It is not of this model, or not plain data.
         """
-        file = io.BytesIO(packed.numpy().tobytes())
+        file = io.BytesIO(packed.numpy().data)
         try:
             found = torch.load(file, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from simdist.analysis import host_waits, waiting
 from simdist.engines.delays import Delays
 from simdist.errors import TraceError
+from simdist.groups import Group
 from simdist.plan import COLLECTIVES, Channel, Delay, Op, Stream, Wait, occurrences, stream_of
 from simdist.plan.text import op_name
 from simdist.trace import Trace
@@ -37,6 +38,9 @@ Seconds: TypeAlias = NDArray[np.float64]
 @dataclass(frozen=True, slots=True)
 class Kind:
     """What a kind of operation took: seconds from start to end, of `wait` the seconds that the host was blocked.
+
+    A collective lasts until its last member is done. The simulator lets all members end together; in a real ring they
+    end one after the other, and what the early ones gain, they lose waiting for the late ones in the next collective.
 
     Args:
         op: Such as `all_reduce`.
@@ -194,11 +198,16 @@ def _first(trace: Trace, n_steps: int) -> Trace:
 def _kinds(real: Trace, simulated: Trace) -> tuple[Kind, ...]:
     """Compare every kind of operation but delays, which are compared with what was drawn."""
     rows: dict[tuple[str, Stream, str], list[NDArray[np.int64]]] = {}
+    groups: dict[tuple[str, Stream, str], Group] = {}
     for each in occurrences(real.plan):
         if not isinstance(each.op, Delay | Wait):
             rows.setdefault(_kind_of(each.op), []).append(each.rows)
+        if isinstance(each.op, COLLECTIVES):
+            groups[_kind_of(each.op)] = each.op.group
     both = (simulated, real)
-    spans = {key: [_spans(trace, np.concatenate(parts)) for trace in both] for key, parts in rows.items()}
+    spans = {
+        key: [_lengths(trace, np.concatenate(parts), groups.get(key)) for trace in both] for key, parts in rows.items()
+    }
     spans["wait", "host", ""] = [blocked.end_s - blocked.begin_s for blocked in map(host_waits, both)]
     kinds = [_kind(*key, *pair) for key, pair in spans.items()]
     return tuple(sorted((kind for kind in kinds if kind.count), key=lambda kind: -kind.measured_total_s))
@@ -206,6 +215,15 @@ def _kinds(real: Trace, simulated: Trace) -> tuple[Kind, ...]:
 
 def _kind_of(op: Op) -> tuple[str, Stream, str]:
     return op_name(op), stream_of(op), str(op.group) if isinstance(op, COLLECTIVES) else ""
+
+
+def _lengths(trace: Trace, rows: NDArray[np.int64], group: Group | None) -> Seconds:
+    """Return how long operations took on each rank; of a collective, until its last member was done."""
+    if group is None:
+        return _spans(trace, rows)
+    ends_s = trace.end_s[rows].reshape(len(rows), *group.shape(trace.plan.world_size))
+    last_s = np.broadcast_to(ends_s.max(axis=2, keepdims=True), ends_s.shape).reshape(len(rows), -1)
+    return np.asarray(last_s - trace.start_s[rows])
 
 
 def _spans(trace: Trace, rows: NDArray[np.int64]) -> Seconds:

@@ -38,7 +38,7 @@ LAYERS: dict[str, set[str]] = {
 # What executes a plan knows plans and traces. How schedules, scenarios and costs become plans, only those know that
 # talk to the user.
 EXECUTES = {"errors", "groups", "plan", "trace"}
-TALKS_TO_USERS = {"__main__", "calibrate", "calibration", "cli", "training"}
+TALKS_TO_USERS = {"__main__", "calibrate", "calibration", "cli", "jobs", "training"}
 
 
 def module_name(path: Path) -> str:

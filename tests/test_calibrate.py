@@ -16,9 +16,10 @@ torch = pytest.importorskip("torch")
 from processes import run  # noqa: E402
 
 from real import calibrate  # noqa: E402
-from real.calibration.clusters import Form, derive, predicted_s  # noqa: E402
+from real.calibration.clusters import Form, derive  # noqa: E402
 from real.calibration.measure import collective as collective_of  # noqa: E402
 from real.calibration.measure import one_op_plan, tasks  # noqa: E402
+from real.calibration.predict import predicted_s  # noqa: E402
 from real.calibration.tables import OPS, Hop, Measurement, busbw_factor, hops, line, pooled, table  # noqa: E402
 from simdist.cost import price  # noqa: E402
 from simdist.engines import des  # noqa: E402
@@ -72,6 +73,17 @@ def test_cluster_with_tables_gives_back_the_all_reduces_it_is_from(nodes, ranks_
     for task, each in compared:
         if task.op == "all_reduce":
             assert predicted_s(found, task) == pytest.approx(each.median_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(4, 2), (2, 4), (3, 3)])
+def test_lines_tell_the_overhead_of_a_collective_from_the_latency_of_its_hops(nodes, ranks_per_node):
+    known = cluster_of(nodes, ranks_per_node).model_copy(update={"collective_overhead_s": 2e-3})
+    _, measured = as_measured(known)
+    found = derived(measured, known, Form("line", NETWORK.bandwidth_Bps)).cluster
+    assert found.collective_overhead_s == pytest.approx(2e-3, rel=1e-6)
+    assert found.fabric.latency_s == pytest.approx(FABRIC.latency_s, rel=1e-4)
+    assert found.network.latency_s == pytest.approx(NETWORK.latency_s, rel=1e-4)
+    assert found.network.efficiency == pytest.approx(NETWORK.efficiency, rel=1e-6)
 
 
 @pytest.mark.parametrize(("nodes", "ranks_per_node"), [(4, 2), (2, 4), (3, 3)])

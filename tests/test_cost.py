@@ -173,6 +173,14 @@ def test_bytes_on_each_nic_of_16_nodes_with_8_gpus(ops):
     assert fast.simulate(plan, costs, {}).makespan_s == pytest.approx(seconds, rel=5e-4)
 
 
+def test_overhead_of_a_collective_counts_once_and_not_for_a_single_member():
+    for size, expected_s in ((4, 0.25), (1, 0.0)):
+        op = AllReduce("whole", Group(size))
+        _, _, plain = cost_of(op, whole_and_slice(4), nodes(4))
+        _, _, cost = cost_of(op, whole_and_slice(4), nodes(4, collective_overhead_s=0.25))
+        assert cost.alone_s - plain.alone_s == pytest.approx(expected_s)
+
+
 def test_several_nics_multiply_the_capacity_of_a_node_and_oversubscription_divides_that_of_the_switch():
     cluster = nodes(4, gpus_per_node=2, nics_per_node=3, oversubscription=2)
     _, costs, _ = cost_of(AllReduce("whole", Group(8)), whole_and_slice(8), cluster)

@@ -14,9 +14,11 @@ import functools
 import importlib
 import io
 import json
+import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -43,7 +45,7 @@ MARKDOWN = sorted(
 PAGES = [path for path in MARKDOWN if path == ROOT / "README.md" or path.is_relative_to(ROOT / "docs")]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.yaml"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
-PROGRAM = re.compile(r"^(?:\$ |    )?(?:\.venv/bin/)?simdist (.*)$")
+PROGRAM = re.compile(r"^(?:\$ |    )?(?:\.venv/bin/)?(simdist|torchrun) (.*)$")
 
 
 def relative(path: Path) -> str:
@@ -107,7 +109,7 @@ class Block:
 def blocks(text: str) -> Iterator[Block]:
     fenced = [(match.start(2), match.end(2), match[1]) for match in FENCE.finditer(text)]
     found = [(start, end, language) for start, end, language in fenced]
-    for match in re.finditer(r"^    (?:\.venv/bin/)?simdist .*$", text, re.M):
+    for match in re.finditer(r"^    (?:\.venv/bin/)?(?:simdist|torchrun) .*$", text, re.M):
         if not any(start <= match.start() < end for start, end, _ in fenced):
             found.append((match.start(), match.end(), "indented"))
     for start, end, language in sorted(found):
@@ -118,8 +120,14 @@ def run_command(line: str) -> tuple[int, str, str]:
     """Run a line such as `$ simdist compare first.yaml  # a comment`; return exit code, stdout and stderr."""
     match = PROGRAM.match(line)
     assert match, f"no command of simdist: {line!r}"
+    arguments = shlex.split(match[2], comments=True)
+    if match[1] == "torchrun":
+        command = [sys.executable, "-m", "torch.distributed.run", *arguments]
+        environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
+        return ended.returncode, ended.stdout, ""  # torchrun itself is not quiet
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-        code = main(shlex.split(match[1], comments=True))
+        code = main(arguments)
     return code, out.getvalue(), err.getvalue()
 
 

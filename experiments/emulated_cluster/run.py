@@ -17,17 +17,18 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import network
 import study
-from study import CALIBRATED, HERE, RESULTS, SHAPES, Result, Shape
+from study import CALIBRATED, HERE, RESULTS, SHAPES, Extent, Result, Shape
 
 from simdist.report import insert_tables
 from simdist.scenario import Cluster, dump_cluster, load_cluster
 
 TIMEOUT_S = 1800.0
+TINY = Extent(steps=8, models=("0.5 MB",))
 
 
 @contextmanager
@@ -59,23 +60,23 @@ def calibrate(folder: Path, *, tiny: bool) -> Cluster:
     return load_cluster(path)
 
 
-def perform(shape: Shape, cluster: Cluster, folder: Path, *, steps: int | None) -> list[Result]:
+def perform(shape: Shape, cluster: Cluster, folder: Path, extent: Extent) -> list[Result]:
     """Predict and perform everything on a shape."""
-    folders = study.write_runs(folder / shape.name, cluster, steps=steps)
+    folders = study.write_runs(folder / shape.name, cluster, extent)
     command = ["-m", "real", *map(str, folders), "--timeout", "60"]
     with emulated(shape) as nodes:
         print("\n".join(network.launch(nodes, shape.ranks_per_node, command, timeout_s=TIMEOUT_S)))
-    return study.compare(folders, cluster, steps=steps)
+    return study.compare(folders, cluster, extent)
 
 
-def run(*, tiny: bool, write: bool) -> dict[Shape, list[Result]]:
+def run(*, tiny: bool, write: bool, keep: Path | None = None) -> dict[Shape, list[Result]]:
     """Calibrate, predict, perform and compare."""
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() if keep is None else nullcontext(keep) as folder:
         calibrated = calibrate(Path(folder), tiny=tiny)
         results = {}
         for shape in SHAPES:
             cluster = study.cluster_of(shape, calibrated)
-            results[shape] = perform(shape, cluster, Path(folder), steps=8 if tiny else None)
+            results[shape] = perform(shape, cluster, Path(folder), TINY if tiny else Extent())
             print(study.summary(shape, results[shape]), flush=True)
     if write:
         RESULTS.mkdir(exist_ok=True)
@@ -87,7 +88,7 @@ def run(*, tiny: bool, write: bool) -> dict[Shape, list[Result]]:
 
 def tables(results: dict[Shape, list[Result]]) -> dict[str, str]:
     """Return every table of the README by its name there."""
-    found = {"summary": "\n".join(f"* {study.summary(shape, rows)}" for shape, rows in results.items())}
+    found = {"overview": "\n".join(f"* {study.summary(shape, rows)}" for shape, rows in results.items())}
     for shape, rows in results.items():
         found[f"makespans {shape.name}"] = "\n".join(study.makespan_table(rows))
         found[f"kinds {shape.name}"] = "\n".join(study.kinds_table(rows))
@@ -100,6 +101,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="record the results, and write the tables into README.md")
     parser.add_argument("--tables", action="store_true", help="print the tables of the recorded results")
     parser.add_argument("--tiny", action="store_true", help="a few steps of everything")
+    parser.add_argument("--keep", type=Path, help="leave plans and traces in this folder")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     arguments = parser.parse_args()
     missing = network.missing()
@@ -109,7 +111,7 @@ def main() -> int:
     if arguments.tables:
         results = {shape: study.recorded(shape) for shape in SHAPES}
     else:
-        results = run(tiny=arguments.tiny, write=arguments.write)
+        results = run(tiny=arguments.tiny, write=arguments.write, keep=arguments.keep)
     if arguments.write:
         readme = HERE / "README.md"
         readme.write_text(insert_tables(readme.read_text(encoding="utf-8"), tables(results)), encoding="utf-8")

@@ -10,16 +10,20 @@ from statistics import median
 from pydantic import TypeAdapter
 
 from simdist import rundir
+from simdist.analysis import waiting
 from simdist.build import build, delays
 from simdist.cost import price
 from simdist.engines import simulate
+from simdist.engines.delays import Delays
 from simdist.scenario import Cluster, Scenario, load, load_cluster
+from simdist.trace import Trace
 from simdist.units import BytesPerSecond
 from simdist.validate import Validation, validate
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 MODEL_NBYTES = {"0.5 MB": 500_000, "2 MB": 2_000_000, "8 MB": 8_000_000}
+MATTERS_S = 0.05
 STRAGGLERS = {"none": False, "4 % late by 100 ms": True}
 
 
@@ -54,6 +58,14 @@ SHAPES = (CALIBRATED, TRANSFERRED)
 
 
 @dataclass(frozen=True)
+class Extent:
+    """How much to run: all of it, or less for tests."""
+
+    steps: int | None = None
+    models: tuple[str, ...] = tuple(MODEL_NBYTES)
+
+
+@dataclass(frozen=True)
 class Result:
     """One run, measured, and what was predicted before."""
 
@@ -66,7 +78,8 @@ class Result:
     kinds: dict[str, tuple[float, float, int]]
     """Operation and group -> predicted median, measured median, count."""
     injected_difference_s: float
-    blame_overlap: float
+    charged: tuple[int, int]
+    """Injected delays that made others wait in the simulation, and how many of them did so in the measurement."""
 
     @property
     def error(self) -> float:
@@ -97,11 +110,11 @@ def cluster_of(shape: Shape, calibrated: Cluster) -> Cluster:
     )
 
 
-def scenarios(cluster: Cluster, *, steps: int | None = None) -> Iterator[tuple[str, str, Scenario]]:
+def scenarios(cluster: Cluster, extent: Extent) -> Iterator[tuple[str, str, Scenario]]:
     """Yield model, stragglers and scenario of every comparison."""
     base = load(HERE / "scenario.yaml")
-    for (model, nbytes), (stragglers, late) in product(MODEL_NBYTES.items(), STRAGGLERS.items()):
-        count = nbytes // 4 // len(base.workload.tensors)
+    for model, (stragglers, late) in product(extent.models, STRAGGLERS.items()):
+        count = MODEL_NBYTES[model] // 4 // len(base.workload.tensors)
         tensors = tuple(tensor.model_copy(update={"count": count}) for tensor in base.workload.tensors)
         yield (
             model,
@@ -111,15 +124,15 @@ def scenarios(cluster: Cluster, *, steps: int | None = None) -> Iterator[tuple[s
                 cluster=cluster,
                 workload=base.workload.model_copy(update={"tensors": tensors}),
                 disturbances=base.disturbances if late else (),
-                steps=steps or base.steps,
+                steps=extent.steps or base.steps,
             ),
         )
 
 
-def write_runs(folder: Path, cluster: Cluster, *, steps: int | None = None) -> list[Path]:
+def write_runs(folder: Path, cluster: Cluster, extent: Extent) -> list[Path]:
     """Write the run directories of all scenarios; return the folder of each scenario."""
     folders = []
-    for number, (_, _, scenario) in enumerate(scenarios(cluster, steps=steps)):
+    for number, (_, _, scenario) in enumerate(scenarios(cluster, extent)):
         folders.append(folder / f"{number}")
         for schedule in scenario.schedules:
             built = build(scenario, schedule)
@@ -128,19 +141,32 @@ def write_runs(folder: Path, cluster: Cluster, *, steps: int | None = None) -> l
     return folders
 
 
-def compare(folders: Iterable[Path], cluster: Cluster, *, steps: int | None = None) -> list[Result]:
+def compare(folders: Iterable[Path], cluster: Cluster, extent: Extent) -> list[Result]:
     """Compare what was measured in every run with a simulation on `cluster`."""
     results = []
-    for folder, (model, stragglers, scenario) in zip(folders, scenarios(cluster, steps=steps), strict=True):
+    for folder, (model, stragglers, scenario) in zip(folders, scenarios(cluster, extent), strict=True):
         for schedule in scenario.schedules:
             run = rundir.read(folder / schedule.name)
             simulated = simulate(run.plan, price(run.plan, cluster, scenario.workload), run.delays)
             measured = rundir.read_trace(run.path / rundir.REAL, plan=run.plan)
-            results.append(_result(model, stragglers, validate(measured, simulated, run.delays)))
+            compared = validate(measured, simulated, run.delays)
+            results.append(_result(model, stragglers, compared, charged(measured, simulated, run.delays)))
     return results
 
 
-def _result(model: str, stragglers: str, compared: Validation) -> Result:
+def charged(measured: Trace, simulated: Trace, delays: Delays) -> tuple[int, int]:
+    """Count the injected delays for which others waited in the simulation, and those charged so in the measurement.
+
+    That is: the same rank in the same step, with at least half and at most twice the seconds.
+    """
+    if "host" not in delays:
+        return 0, 0
+    predicted_s, measured_s = (waiting(trace).caused_s for trace in (simulated, measured))
+    late = (delays["host"] > 0) & (predicted_s > MATTERS_S)
+    return int(late.sum()), int((late & (measured_s > predicted_s / 2) & (measured_s < 2 * predicted_s)).sum())
+
+
+def _result(model: str, stragglers: str, compared: Validation, charges: tuple[int, int]) -> Result:
     kinds = {
         f"{kind.op} {kind.group}".strip(): (kind.simulated_s, kind.measured_s, kind.count) for kind in compared.kinds
     }
@@ -154,7 +180,7 @@ def _result(model: str, stragglers: str, compared: Validation) -> Result:
         compared.measured_s,
         kinds,
         difference_s,
-        compared.overlap,
+        charges,
     )
 
 
@@ -168,7 +194,11 @@ def save(shape: Shape, results: list[Result]) -> None:
 def recorded(shape: Shape) -> list[Result]:
     """Read the results of a shape."""
     rows = json.loads((RESULTS / f"{shape.name}.json").read_text(encoding="utf-8"))
-    return [Result(**row | {"kinds": {key: tuple(value) for key, value in row["kinds"].items()}}) for row in rows]
+    return [Result(**row | {"kinds": _tuples(row["kinds"]), "charged": tuple(row["charged"])}) for row in rows]
+
+
+def _tuples(kinds: dict[str, list[float]]) -> dict[str, tuple[float, float, int]]:
+    return {kind: (predicted_s, measured_s, int(count)) for kind, (predicted_s, measured_s, count) in kinds.items()}
 
 
 def recorded_cluster(shape: Shape) -> Cluster:
@@ -181,10 +211,12 @@ def summary(shape: Shape, results: list[Result]) -> str:
     errors = [abs(result.error) for result in results]
     worst = max(results, key=lambda result: abs(result.error))
     right, decided = order(results)
+    late, found = (sum(numbers) for numbers in zip(*(result.charged for result in results), strict=True))
     return (
         f"{shape.title}: makespan error median {median(errors):.1%}, worst {worst.error:+.1%} ({worst.schedule}, "
         f"{worst.model}, stragglers: {worst.stragglers}); order right in {right} of {decided} pairs that differ by "
-        f"more than 5 %"
+        f"more than 5 %; {found} of {late} stragglers that others waited for are charged with it, in the same step; "
+        f"injected delays came back within {1e3 * max(result.injected_difference_s for result in results):.1f} ms"
     )
 
 
@@ -217,9 +249,13 @@ def kinds_table(results: list[Result]) -> Iterator[str]:
 
 
 def kind_errors(results: list[Result]) -> dict[str, list[float]]:
-    """Return the errors of the median of each kind of operation, over the runs that have it."""
+    """Return the errors of the median of each kind of operation, over the runs that have it.
+
+    Collectives are there in all, and by group.
+    """
     errors: dict[str, list[float]] = {}
     for each in results:
         for kind, (predicted_s, measured_s, _) in each.kinds.items():
-            errors.setdefault(kind, []).append(predicted_s / measured_s - 1)
+            for name in dict.fromkeys((kind.split()[0], kind)):
+                errors.setdefault(name, []).append(predicted_s / measured_s - 1)
     return dict(sorted(errors.items()))

@@ -5,18 +5,16 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-import numpy as np
-
-from real.calibration.measure import ITEM_NBYTES, Task, collective, one_op_plan
+from real.calibration.lines import Fit, fit
+from real.calibration.measure import ITEM_NBYTES, Task
+from real.calibration.predict import predicted_s
 from real.calibration.tables import Hop, Line, Measurement, Where, hops, is_flat_at_end, line, table
-from simdist.cost import Costs, Shared, Stage, price
 from simdist.groups import Group
-from simdist.scenario import Cluster, Device, Link, Tensor, Workload
+from simdist.scenario import Cluster, Device, Link
 from simdist.units import format_Bps, format_nbytes, format_seconds
 
-__all__ = ["Derived", "Form", "derive", "predicted_s"]
+__all__ = ["Derived", "Form", "derive"]
 
-_WORKLOAD = Workload(tensors=(Tensor(name="none", count=1),), batch_size=1, forward_s=0.0)
 _SHARING_TOLERANCE = 0.25
 
 
@@ -51,7 +49,9 @@ def derive(
     name: str,
     source: str,
 ) -> Derived:
-    """Return the cluster that explains the all_reduces: inside nodes, and between one rank of each node.
+    """Return the cluster that explains the all_reduces.
+
+    Tables are of those inside nodes, and of those between one rank of each node. Lines are fitted to all together.
 
     Raises:
         ScenarioError: Too few sizes were measured, or times do not grow with them.
@@ -69,31 +69,31 @@ def derive(
         network=network,
         device=device,
     )
-    notes = [*fabric_notes, *network_notes, *_sharing_note(measurements, cluster), *missing]
+    notes = [*fabric_notes, *network_notes]
+    if form.links == "line":
+        fitted = fit(cluster, [(_task(cluster, each), each) for each in measurements if each.op == "all_reduce"])
+        cluster = fitted.cluster
+        notes += _fit_notes(fitted, [each for each in measurements if each.op == "all_reduce"])
+    notes += [*_sharing_note(measurements, cluster), *missing]
     return Derived(cluster, tuple(notes))
 
 
-def predicted_s(cluster: Cluster, task: Task) -> float | None:
-    """Return what the cost model says that a collective takes; None for a message, which is no operation of a plan.
-
-    Groups that share a link share it evenly, as in the simulator.
-    """
-    if task.op == "sendrecv":
-        return None
-    op = collective(task.op, task.group)
-    costs = price(one_op_plan(op, task.count, cluster.world_size), cluster, _WORKLOAD)
-    shared = costs.of[op]
-    assert isinstance(shared, Shared)  # as of every collective
-    transfers = shared.transfers[: len(task.taking_part(cluster.world_size))]
-    return sum(_stage_s(stages, costs) for stages in zip(*(each.stages for each in transfers), strict=True))
+def _task(cluster: Cluster, measured: Measurement) -> Task:
+    """Return what was measured, as it was."""
+    stride = cluster.gpus_per_node if measured.where in ("one per node", "all per node") else 1
+    return Task(measured.op, measured.where, Group(measured.n_members, stride), measured.nbytes // ITEM_NBYTES)
 
 
-def _stage_s(stages: Sequence[Stage], costs: Costs) -> float:
-    """Return what equal stages take that all groups go through at the same time."""
-    nbytes = np.zeros(costs.topology.n_resources)
-    for stage in stages:
-        nbytes[stage.resources] += stage.nbytes
-    return max(stage.latency_s for stage in stages) + float((nbytes / costs.capacity_Bps).max())
+def _fit_notes(fitted: Fit, measured: Sequence[Measurement]) -> list[str]:
+    cluster = fitted.cluster
+    notes = [
+        f"{name}: {format_seconds(link.latency_s)} + size / ({format_Bps(link.bandwidth_Bps)} x {link.efficiency:.3g})"
+        for name, link in (("fabric", cluster.fabric), ("network", cluster.network))
+        if link != Link.ideal()
+    ]
+    notes.append(f"overhead of a collective: {format_seconds(cluster.collective_overhead_s)}")
+    misses = zip(measured, fitted.residuals, strict=True)
+    return [*notes, *(f"{each.where}, {format_nbytes(each.nbytes)}: {100 * miss:+.1f} %" for each, miss in misses)]
 
 
 def _link(name: str, points: list[Hop], form: Form) -> tuple[Link, list[str]]:
@@ -102,23 +102,19 @@ def _link(name: str, points: list[Hop], form: Form) -> tuple[Link, list[str]]:
         return Link.ideal(), []
     if form.links == "line":
         fitted = line(points, form.rate_Bps)
-        return fitted.link, _line_notes(name, points, fitted)
+        return fitted.link, _line_notes(name, fitted)
     link = table(points)
     return link, _table_notes(name, points, link)
 
 
-def _line_notes(name: str, points: list[Hop], fitted: Line) -> list[str]:
-    link = fitted.link
-    notes = [
-        f"{name}: {format_seconds(link.latency_s)} + size / ({format_Bps(link.bandwidth_Bps)} x {link.efficiency:.3g})"
+def _line_notes(name: str, fitted: Line) -> list[str]:
+    """Say that a link seems to be faster than it can be."""
+    if fitted.reached <= 1:
+        return []
+    return [
+        f"warning: {name}: the fit reaches {fitted.reached:.3g} of the stated {format_Bps(fitted.link.bandwidth_Bps)}; "
+        f"an efficiency above 1 cannot be, so it is 1: is --rate right, are messages large enough?"
     ]
-    if fitted.reached > 1:
-        notes.append(
-            f"warning: {name}: the fit reaches {fitted.reached:.3g} of the stated {format_Bps(link.bandwidth_Bps)}; an "
-            f"efficiency above 1 cannot be, so it is 1: is --rate right, are messages large enough?"
-        )
-    misses = zip(points, fitted.residuals, strict=True)
-    return [*notes, *(f"{name}: {format_nbytes(hop.nbytes)} a hop: {100 * miss:+.1f} %" for hop, miss in misses)]
 
 
 def _table_notes(name: str, points: list[Hop], link: Link) -> list[str]:
@@ -164,8 +160,7 @@ def _sharing_note(measurements: Sequence[Measurement], cluster: Cluster) -> list
 
 def _all_reduce_s(cluster: Cluster, measured: Measurement) -> float:
     """Return what the cost model says of an all_reduce between nodes."""
-    group = Group(cluster.nodes, stride=cluster.gpus_per_node)
-    seconds = predicted_s(cluster, Task("all_reduce", measured.where, group, measured.nbytes // ITEM_NBYTES))
+    seconds = predicted_s(cluster, _task(cluster, measured))
     assert seconds is not None
     return seconds
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from real.calibration.clusters import predicted_s
 from real.calibration.measure import Task
+from real.calibration.predict import predicted_s
 from real.calibration.tables import Measurement, busbw_factor
 from simdist.errors import RunError, ScenarioError
 from simdist.scenario import Cluster

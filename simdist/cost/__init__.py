@@ -123,6 +123,7 @@ class _Pricing:
             LinkCost.of(cluster.fabric),
             LinkCost.of(cluster.network, n_parallel=cluster.nics_per_node),
             switched=cluster.oversubscription > 1,
+            overhead_s=cluster.collective_overhead_s,
         )
         self.capacity_Bps = self._capacity_Bps()
 

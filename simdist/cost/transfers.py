@@ -16,7 +16,7 @@ With n members, S bytes, and one kind of link (latency alpha, 1/beta bytes per s
 
 Rings pass through the members in rank order, and their latency is that of the longest chain of dependent sends. In
 trees and in halving/doubling the nearest members come first, so that the most
-bytes stay inside a node.
+bytes stay inside a node. A collective of several members also takes the cluster's overhead, once.
 
 Source:
     Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH, IJHPCA 2005; Patarasuk &
@@ -123,6 +123,8 @@ class Topology:
     fabric: LinkCost
     network: LinkCost
     switched: bool
+    overhead_s: float = 0.0
+    """Of a collective, besides its messages."""
 
     @property
     def world_size(self) -> int:
@@ -166,9 +168,9 @@ class Topology:
 
     def transfer(self, messages: Iterator[Messages]) -> Transfer:
         """Return the transfer that sends `messages` one after the other."""
-        return Transfer(tuple(self._stage(each) for each in messages))
+        return Transfer(tuple(self._stage(each, 0.0 if n else self.overhead_s) for n, each in enumerate(messages)))
 
-    def _stage(self, messages: Messages) -> Stage:
+    def _stage(self, messages: Messages, more_s: float) -> Stage:
         src_node, dst_node = messages.src // self.ranks_per_node, messages.dst // self.ranks_per_node
         outside = src_node != dst_node
         inside = ~outside
@@ -183,7 +185,7 @@ class Topology:
         resources, places = np.unique(np.concatenate(used), return_inverse=True)
         totals = np.bincount(places, weights=np.concatenate(nbytes), minlength=len(resources)).astype(np.float64)
         flows = totals > 0
-        return Stage(self._latency_s(messages, outside), resources[flows], totals[flows])
+        return Stage(self._latency_s(messages, outside) + more_s, resources[flows], totals[flows])
 
     def _latency_s(self, messages: Messages, outside: NDArray[np.bool_]) -> float:
         hop_s = np.where(outside, self.network.latency_s, self.fabric.latency_s)

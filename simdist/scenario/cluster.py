@@ -210,6 +210,7 @@ class Cluster(Settings):
         fabric: Link of one GPU to the others of its node.
         network: Link of one NIC to the switch.
         nics_per_node: NICs that the GPUs of a node share evenly.
+        collective_overhead_s: Seconds that a collective takes besides its messages: launch, and waking up its members.
         oversubscription: Sum of the NICs' bandwidth over what the switch carries, 1 or more.
         device: Every GPU.
         slow_devices: GPUs that differ in speed; where several name a rank, their factors multiply.
@@ -224,6 +225,7 @@ class Cluster(Settings):
     network: Link = Field(examples=["ideal"])
     nics_per_node: Count = 1
     oversubscription: Annotated[Factor, Field(ge=1)] = 1.0
+    collective_overhead_s: Seconds = 0.0
     device: Device = Device()
     slow_devices: tuple[DeviceOverride, ...] = ()
     storage: Storage | None = None

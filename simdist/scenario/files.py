@@ -55,6 +55,7 @@ def dump_cluster(cluster: Cluster) -> str:
     network: ideal
     nics_per_node: 1
     oversubscription: 1.0
+    collective_overhead: 0 s
     device:
       name: ''
       memory_bandwidth: unlimited

@@ -9,15 +9,13 @@
 
 As with DistributedDataParallel and Horovod, nothing else changes: learning rate schedulers, gradient clipping, mixed
 precision and hooks of the user work as before. When `backward()` returns, gradients are synchronised as the schedule
-says; when `optimizer.step()` returns, parameters are. `real.hooks` tells how.
+says; when `optimizer.step()` returns, parameters are. `real.training.hooks` tells how.
 
 What is performed is a plan, the same that the simulator takes; nothing here knows what schedules are.
 """
 
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self, final
@@ -28,35 +26,26 @@ from torch import nn
 
 from real.clock import Clocks, common_start_s, compare
 from real.executor import Executor, Lanes
-from real.hooks import Hooks, check_shape
 from real.memory import Memory
-from real.peers import Peers, meet_peers
-from real.programs.binding import Binding, trained_parameters
+from real.programs.binding import Binding
 from real.programs.loop import LoopProgram
 from real.recorder import Recorder, Silent
-from real.resuming import Resuming
 from real.states import State, Stateful, carried_buffers, fingerprint
 from real.traces import gather
+from real.training.hooks import Hooks
+from real.training.peers import Peers, meet_peers
+from real.training.planning import Wanted, check_optimizer, device_of, planned
+from real.training.resuming import Resuming
 from real.worlds import ProcessWorld, groups_of
 from simdist import rundir
-from simdist.check import check
-from simdist.engines.delays import Delays, check_delays
-from simdist.errors import PlanError, RunError, ScenarioError, UnsupportedError
-from simdist.plan import Delay, Plan, load
-from simdist.plan.plan import DType
-from simdist.proof import prove
-from simdist.schedules import Job, Schedule
+from simdist.engines.delays import Delays
+from simdist.errors import RunError, ScenarioError
+from simdist.plan import Plan
+from simdist.schedules import Schedule
 
 __all__ = ["Worker", "wrap"]
 
 _LAST_COLLECTIVE_S = 5.0  # for one that fails because another rank has
-
-_DTYPES: Mapping[torch.dtype, DType] = {
-    torch.float64: "float64",
-    torch.float32: "float32",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-}
 
 
 def wrap(
@@ -102,11 +91,11 @@ def wrap(
     """
     if every < 1:
         raise ScenarioError(f"every={every}; checkpoints are at least 1 step apart")
-    device = _device(module)
-    _check_optimizer(module, optimizer)
+    device = device_of(module)
+    check_optimizer(module, optimizer)
     with ExitStack() as stack:
         peers = stack.enter_context(meet_peers(device, timeout_s))
-        plan, delays = _planned(schedule, delays, _Wanted(module, n_steps, ranks_per_node, peers.world_size))
+        plan, delays = planned(schedule, delays, Wanted(module, n_steps, ranks_per_node, peers.world_size))
         peers.agree("the plan", f"{plan.name} ({plan.digest()[:12]})")
         peers.agree("the model", fingerprint(module, optimizer))
         peers.agree("checkpoint and trace", f"{every if checkpoint else 'no'} {bool(trace)}")
@@ -248,16 +237,6 @@ class _Tracing:
             rundir.save_trace(trace, self._path)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What a plan is wanted for."""
-
-    module: nn.Module
-    n_steps: int | None
-    ranks_per_node: int | None
-    world_size: int
-
-
 def _executor(
     plan: Plan, delays: Delays, memory: Memory, peers: Peers, first_step: int, tracing: _Tracing | None
 ) -> Executor:
@@ -275,94 +254,3 @@ def _executor(
         watch=peers.watch,
         first_step=first_step,
     )
-
-
-def _planned(schedule: Schedule | Plan | Path | str, delays: Delays | None, wanted: _Wanted) -> tuple[Plan, Delays]:
-    """Return the plan and the delays, checked."""
-    if isinstance(schedule, Schedule):
-        plan = _written(schedule, delays or {}, wanted)
-    elif isinstance(schedule, Plan):
-        plan = schedule
-    elif (path := Path(schedule)).is_dir():
-        run = rundir.read(path)
-        plan, delays = run.plan, run.delays if delays is None else delays
-    else:
-        plan = load(path)
-    _check_plan(plan, delays or {}, wanted)
-    return plan, delays or {}
-
-
-def _written(schedule: Schedule, delays: Delays, wanted: _Wanted) -> Plan:
-    """Write the plan of a schedule for a model, and prove it."""
-    if wanted.n_steps is None or wanted.n_steps < 1:
-        raise ScenarioError(f"n_steps={wanted.n_steps}; write how many steps the loop has in all")
-    ranks_per_node = _ranks_per_node(wanted)
-    problems = schedule.problems(wanted.world_size, ranks_per_node)
-    if problems:
-        raise ScenarioError("; ".join(f"{schedule.name}: {name}: {problem}" for name, problem in problems))
-    parameters = trained_parameters(wanted.module)
-    job = Job(
-        world_size=wanted.world_size,
-        ranks_per_node=ranks_per_node,
-        n_steps=wanted.n_steps,
-        tensor_counts=tuple(parameter.numel() for parameter in parameters),
-        dtype=_DTYPES[parameters[0].dtype],
-        run_ahead_steps=None,  # the loop looks at its losses when it likes to
-        delay_channels=frozenset(delays),
-    )
-    plan = schedule.plan(job)
-    check(plan)
-    prove(plan, lambda step: schedule.result(step, job))
-    return plan
-
-
-def _ranks_per_node(wanted: _Wanted) -> int:
-    text = os.environ.get("LOCAL_WORLD_SIZE", "")
-    if wanted.ranks_per_node is None and not text.isdecimal():
-        raise ScenarioError("LOCAL_WORLD_SIZE is not set, as torchrun does: write ranks_per_node=...")
-    ranks_per_node = int(text) if wanted.ranks_per_node is None else wanted.ranks_per_node
-    if ranks_per_node < 1 or wanted.world_size % ranks_per_node:
-        raise ScenarioError(f"ranks_per_node={ranks_per_node} does not divide {wanted.world_size} ranks")
-    return ranks_per_node
-
-
-def _check_plan(plan: Plan, delays: Delays, wanted: _Wanted) -> None:
-    check(plan)
-    check_shape(plan)
-    check_delays(plan, delays)
-    if plan.world_size != wanted.world_size:
-        raise RunError(f"plan {plan.name} is for {plan.world_size} ranks, and there are {wanted.world_size}")
-    if wanted.n_steps not in (None, plan.n_steps):
-        raise PlanError(f"plan {plan.name} has {plan.n_steps} steps; n_steps={wanted.n_steps}: leave it out")
-    delayed = {op.channel for body in plan.bodies for op in body if isinstance(op, Delay)}
-    if unused := sorted(set(delays) - delayed):
-        raise PlanError(f"plan {plan.name} does not delay {', '.join(unused)}: leave these delays out")
-
-
-def _device(module: nn.Module) -> torch.device:
-    """Return where the trained parameters are; refuse what a plan cannot hold."""
-    parameters = trained_parameters(module)
-    if not parameters:
-        raise UnsupportedError(f"{type(module).__name__} has no parameter that is trained")
-    devices = {parameter.device for parameter in parameters}
-    dtypes = {parameter.dtype for parameter in parameters}
-    if len(devices) > 1 or devices.pop().type not in {"cpu", "cuda"}:
-        found = ", ".join(sorted({str(parameter.device) for parameter in parameters}))
-        raise UnsupportedError(f"{type(module).__name__} is on {found}; a wrapped model is on one CPU or CUDA device")
-    if len(dtypes) > 1 or not dtypes <= _DTYPES.keys():
-        found = ", ".join(sorted(map(str, dtypes)))
-        raise UnsupportedError(
-            f"{type(module).__name__} has parameters of {found}; a plan takes one type of: "
-            f"{', '.join(_DTYPES.values())}"
-        )
-    return parameters[0].device
-
-
-def _check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    known = {id(parameter) for parameter in module.parameters()}
-    strange = sum(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"])
-    if strange:
-        raise UnsupportedError(
-            f"{type(optimizer).__name__} updates {strange} tensors that are no parameters of {type(module).__name__}, "
-            f"so they would not be synchronised: make it of model.parameters()"
-        )

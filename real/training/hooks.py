@@ -13,8 +13,9 @@ What a hook finds tells what the loop does. A loop that does not train in this w
 leaves it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import final
 
@@ -23,8 +24,8 @@ from torch import Tensor, nn
 
 from real.executor import Executor
 from real.memory import Memory
-from real.peers import Peers
 from real.programs.binding import Binding, trained_parameters
+from real.training.peers import Peers
 from simdist.errors import RunError, UnsupportedError
 from simdist.plan import Backward, Body, Forward, Instance, Optimize, Plan, Save
 
@@ -58,6 +59,7 @@ class Hooks:
         self.step = 0
         self._plan, self._module, self._optimizer = plan, module, optimizer
         self._at = _At.BEGIN
+        self._awaits_end = False
         self._buckets = [memory.dense(name) for name in gradient_buckets(plan)]
         self._versions: dict[int, int] = {}
         self._handles = [
@@ -120,20 +122,29 @@ class Hooks:
             self._forward = self._reach(Forward)
         self._at = _At.FORWARD
 
-    def _forward_ends(self, _module: nn.Module, _inputs: object, _output: object) -> None:
+    def _forward_ends(self, _module: nn.Module, _inputs: object, output: object) -> None:
         if self._at is not _At.FORWARD:
             return
         with self._explained():
             self._executor.done(self._forward)
             first = self._reach(Backward)
             self._binding.backward(None, self._executor.buckets(first), self._bucket_is_complete)
+        for tensor in _tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(self._output_gradient_arrives)
         self._at = _At.LOSS
+
+    def _output_gradient_arrives(self, _gradient: Tensor) -> None:
+        """Ask for news of the end of the pass that begins here; a pass within it, of a checkpoint, is another one."""
+        self._awaits_end = True
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
 
     def _gradient_arrives(self, parameter: Tensor) -> None:
         if self._at is _At.LOSS:
             self._check_was_zeroed(parameter)
             self._at = _At.BACKWARD
-            torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
+            if not self._awaits_end:  # we know no tensor of the output
+                torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
         elif self._at is _At.UPDATE:
             raise RunError(
                 f"step {self.step}: a second backward pass before optimizer.step(); gradients are synchronised in "
@@ -149,6 +160,7 @@ class Hooks:
 
     def _backward_ends(self) -> None:
         """Complete the buckets of parameters that the loss did not depend on."""
+        self._awaits_end = False
         if self._at is _At.BACKWARD:
             self._binding.finish_backward()
 
@@ -205,6 +217,21 @@ class Hooks:
             raise
         except RuntimeError as error:
             raise self._peers.explain(error, f"step {self.step}") from error
+
+
+def _tensors_in(output: object) -> Iterator[Tensor]:
+    match output:
+        case Tensor():
+            yield output
+        case Mapping():
+            for value in output.values():
+                yield from _tensors_in(value)
+        case list() | tuple():
+            for value in output:
+                yield from _tensors_in(value)
+        case _ if is_dataclass(output):
+            for each in fields(output):
+                yield from _tensors_in(getattr(output, each.name))
 
 
 def _storage(tensor: Tensor) -> int:

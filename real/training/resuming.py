@@ -10,8 +10,8 @@ from real import parcels
 from real.archive import Job
 from real.checkpoint import Checkpoints
 from real.executor import Executor
-from real.peers import Peers
 from real.states import LEARNED, SECTIONS, State, fingerprint
+from real.training.peers import Peers
 from simdist.errors import RunError
 from simdist.plan import Plan
 

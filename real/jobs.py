@@ -1,0 +1,121 @@
+"""What computes in a run, by its name on the command line."""
+
+import importlib
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+
+from real import models
+from real.gpu import Spin
+from real.launch import Connection
+from real.memory import Memory
+from real.models import Job
+from real.programs.base import Program
+from real.programs.binding import Binding
+from real.programs.emulated import EmulatedProgram
+from real.programs.module import ModuleProgram
+from real.running import MakeProgram
+from real.timing import Sleeper
+from simdist.cost import Local, Shared, price
+from simdist.errors import ScenarioError
+from simdist.plan import COLLECTIVES, Op, Plan, reads, writes
+from simdist.rundir import RunDirectory
+
+__all__ = ["AUTOCAST", "EMULATED", "Build", "buffers_of", "find_build", "program_maker"]
+
+EMULATED = "emulated"
+AUTOCAST: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+_N_WARM_UP = 3
+
+Build = Callable[..., Job]
+"""Takes batch_size, device, dtype and seed, as `real.models.build` does after the name."""
+
+
+def find_build(name: str) -> Build | None:
+    """Return what builds the job of that name; None for `emulated`, which has none.
+
+    Args:
+        name: `emulated`; a model of `real.models`; or `MODULE:FUNCTION`, which is imported.
+
+    Raises:
+        ScenarioError: There is no such program.
+    """
+    if name == EMULATED:
+        return None
+    if name in models.names():
+        return partial(models.build, name)
+    module_name, colon, function_name = name.partition(":")
+    if not colon:
+        known = ", ".join((EMULATED, *models.names()))
+        raise ScenarioError(f"--program {name}: there is no such program; there are {known}, or MODULE:FUNCTION")
+    try:
+        found = vars(importlib.import_module(module_name))[function_name]
+    except ImportError as error:
+        raise ScenarioError(f"--program {name}: cannot import {module_name}: {error}") from None
+    except KeyError:
+        raise ScenarioError(f"--program {name}: {module_name} has no {function_name}") from None
+    if not callable(found):
+        raise ScenarioError(
+            f"--program {name}: {function_name} is no function; see real.models.build for what it takes"
+        )
+    build: Build = found
+    return build
+
+
+def buffers_of(plan: Plan, build: Build | None) -> set[str]:
+    """Return the buffers that need memory: all that a model has, but of a program that sleeps those that are sent."""
+    if build is not None:
+        return Binding.buffers_of(plan)
+    sent = [op for body in plan.bodies for op in body if isinstance(op, COLLECTIVES)]
+    return {name for op in sent for name in (*reads(op), *writes(op))}
+
+
+def program_maker(connection: Connection, run: RunDirectory, build: Build | None, precision: str) -> MakeProgram:
+    """Return what makes the program of this rank, once there is memory.
+
+    Args:
+        connection: Says which rank this is, and on which device.
+        run: What will be performed.
+        build: From `find_build`.
+        precision: Of a model, a key of `AUTOCAST`.
+    """
+    rank, device = connection.place.rank, connection.device
+
+    def emulated(memory: Memory, failed: threading.Event) -> Program:
+        hold = Spin(device) if device.type == "cuda" else Sleeper(failed)
+        return EmulatedProgram(_seconds(run, rank), hold, failed)
+
+    def model(memory: Memory, failed: threading.Event) -> Program:
+        assert build is not None
+        job = build(batch_size=run.scenario.workload.batch_size, device=device, dtype=torch.float32, seed=0)
+        program = ModuleProgram(
+            run.plan,
+            job.module,
+            job.loss,
+            job.optimizer,
+            lambda step: job.batch(step, rank),
+            memory,
+            device=device,
+            autocast=AUTOCAST[precision],
+            saved=run.path / "saved" if rank == 0 else None,
+        )
+        program.warm_up(_N_WARM_UP)
+        return program
+
+    return emulated if build is None else model
+
+
+def _seconds(run: RunDirectory, rank: int) -> Mapping[Op, float]:
+    """Return what the operations that do not communicate take on a rank, by the scenario's costs."""
+    costs = price(run.plan, run.scenario.cluster, run.scenario.workload)
+    seconds: dict[Op, float] = {}
+    for op, cost in costs.of.items():
+        match cost:
+            case Local():
+                seconds[op] = float(cost.seconds) if isinstance(cost.seconds, float) else float(cost.seconds[rank])
+            case Shared() if not isinstance(op, COLLECTIVES):
+                seconds[op] = float(cost.alone_s) if isinstance(cost.alone_s, float) else float(cost.alone_s[rank])
+    return seconds

@@ -1,0 +1,5 @@
+"""Wraps a training loop that exists already, so that it follows a schedule."""
+
+from real.training.wrapping import Worker, wrap
+
+__all__ = ["Worker", "wrap"]

@@ -1,0 +1,509 @@
+"""Training loops of a user, wrapped; run by the processes of a pool."""
+
+import os
+import random
+import runpy
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+from trainings import Training, loss
+
+import real
+from real import archive
+from simdist.errors import SimdistError
+from simdist.groups import Group
+from simdist.plan import AllGather, Backward, Buffer, Densify, Forward, Optimize, Plan, Select
+from simdist.schedules import HierarchicalSGD, Job, Schedule, Sync
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A loop of a user.
+
+    Args:
+        schedule: What to follow; or a plan or a run directory, without `n_steps`.
+        training: What to train.
+        n_steps: In all.
+        plain: Count steps without `worker.steps()`.
+        stop_before: End early.
+        decay: Has a learning rate scheduler.
+        checkpoint: Folder.
+        every: Steps.
+        trace: File.
+        noisy: Batches draw random numbers.
+        ranks_per_node: Ranks of one machine.
+        slow_s: How long the first layer's gradient takes, which is the last one.
+    """
+
+    schedule: Schedule | Plan | Path
+    training: Training
+    n_steps: int | None
+    plain: bool = False
+    stop_before: int | None = None
+    decay: bool = False
+    checkpoint: Path | None = None
+    every: int = 5
+    trace: Path | None = None
+    noisy: bool = True
+    slow_s: float = 0.0
+    ranks_per_node: int = 2
+
+
+def train(loop: Loop) -> np.ndarray:
+    """Train; return the parameters that this rank ends with.
+
+    Batches are noisy by three sources of random numbers, which begin with the rank. Ranks begin with different
+    parameters; those of rank 0 should count.
+    """
+    module, optimizer = loop.training.make()
+    rank = dist.get_rank()
+    scale(module, 1 + rank)
+    if loop.slow_s:
+        next(module.parameters()).register_hook(lambda _: time.sleep(loop.slow_s))
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 7, 9], gamma=0.5) if loop.decay else None
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(rank)
+    with real.wrap(
+        module,
+        optimizer,
+        loop.schedule,
+        n_steps=loop.n_steps,
+        checkpoint=loop.checkpoint,
+        every=loop.every,
+        also={"scheduler": scheduler} if scheduler else None,
+        trace=loop.trace,
+        ranks_per_node=loop.ranks_per_node,
+    ) as worker:
+        for step in range(worker.step, worker.n_steps) if loop.plain else worker.steps():
+            if step == loop.stop_before:
+                break
+            inputs, targets = loop.training.batch(step, rank)
+            optimizer.zero_grad()
+            loss(module(inputs + noise(inputs) if loop.noisy else inputs), targets).backward()
+            optimizer.step()
+            if scheduler:
+                scheduler.step()
+    return vector(module)
+
+
+def scale(module: nn.Module, factor: float) -> None:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(factor)
+
+
+def noise(like: Tensor) -> Tensor:
+    return 0.1 * torch.randn_like(like) + 0.1 * random.gauss(0, 1) + 0.1 * np.random.standard_normal()
+
+
+SINGLE = torch.float32
+
+
+def vector(module: nn.Module) -> np.ndarray:
+    return torch.cat([each.detach().flatten() for each in module.parameters() if each.requires_grad]).numpy().copy()
+
+
+def error_of(function: Callable[..., object], *args: object, **options: object) -> str:
+    """Return what a function raises."""
+    try:
+        function(*args, **options)
+    except SimdistError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+# --- loops that do it wrong, on one rank ---
+
+
+def begin(n_steps: int = 5, **options: object) -> tuple[nn.Module, torch.optim.Optimizer, real.Worker]:
+    module, optimizer = Training().make()
+    return module, optimizer, real.wrap(module, optimizer, Sync(), n_steps=n_steps, ranks_per_node=1, **options)
+
+
+def lossy(module: nn.Module, step: int = 0) -> Tensor:
+    inputs, targets = Training().batch(step, 0)
+    return loss(module(inputs), targets)
+
+
+def one_step(module: nn.Module, optimizer: torch.optim.Optimizer, step: int = 0) -> None:
+    optimizer.zero_grad()
+    lossy(module, step).backward()
+    optimizer.step()
+
+
+def two_forwards() -> None:
+    module, _, _ = begin()
+    lossy(module)
+    lossy(module)
+
+
+def update_without_backward() -> None:
+    module, optimizer, _ = begin()
+    lossy(module)
+    optimizer.step()
+
+
+def update_in_eval_mode() -> None:
+    module, optimizer, _ = begin()
+    module.eval()
+    lossy(module).backward()
+    optimizer.step()
+
+
+def two_updates() -> None:
+    module, optimizer, _ = begin()
+    one_step(module, optimizer)
+    optimizer.step()
+
+
+def closure() -> None:
+    module, optimizer, _ = begin()
+
+    def closed() -> Tensor:
+        value = lossy(module)
+        value.backward()
+        return value
+
+    optimizer.step(closed)
+
+
+def too_many_steps() -> None:
+    module, optimizer, _ = begin(n_steps=2)
+    for step in range(3):
+        one_step(module, optimizer, step)
+
+
+def no_zero_grad() -> None:
+    module, optimizer, _ = begin()
+    for step in range(2):
+        lossy(module, step).backward()
+        optimizer.step()
+
+
+def accumulation() -> None:
+    module, optimizer, _ = begin()
+    one_step(module, optimizer)
+    optimizer.zero_grad()
+    for micro in range(2):
+        lossy(module, micro).backward()
+    optimizer.step()
+
+
+def two_backwards() -> None:
+    module, _, _ = begin()
+    value = lossy(module)
+    value.backward(retain_graph=True)
+    value.backward()
+
+
+def idle_loop() -> None:
+    _, _, worker = begin()
+    for _ in worker.steps():
+        pass
+
+
+def half_step() -> None:
+    module, _, worker = begin()
+    for step in worker.steps():
+        lossy(module, step)
+
+
+def moved() -> None:
+    module, optimizer, _ = begin()
+    module.float()
+    one_step(module, optimizer)
+
+
+# --- wrapping the wrong things ---
+
+
+def wrapped(
+    module: nn.Module, parameters: list[nn.Parameter] | None = None, schedule: object = None, **options
+) -> None:
+    optimizer = torch.optim.SGD(list(module.parameters()) if parameters is None else parameters, lr=0.1)
+    options = {"n_steps": 4, "ranks_per_node": 1} | options
+    real.wrap(module, optimizer, Sync() if schedule is None else schedule, **options)
+
+
+def strange_optimizer() -> None:
+    wrapped(nn.Linear(2, 2), parameters=list(nn.Linear(2, 2).parameters()))
+
+
+def two_types() -> None:
+    wrapped(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
+
+
+def nothing_to_train() -> None:
+    wrapped(nn.Linear(2, 2).requires_grad_(False), parameters=[nn.Parameter(torch.zeros(1))])
+
+
+def no_steps() -> None:
+    wrapped(nn.Linear(2, 2), n_steps=None)
+
+
+def large_nodes() -> None:
+    wrapped(nn.Linear(2, 2), ranks_per_node=3)
+
+
+def schedule_for_more() -> None:
+    wrapped(nn.Linear(2, 2), schedule=HierarchicalSGD(levels={2: 2, 4: 4}))
+
+
+def undelayed_channel() -> None:
+    wrapped(nn.Linear(2, 2), delays={"io": np.zeros((4, 1))})
+
+
+def short_delays() -> None:
+    wrapped(nn.Linear(2, 2), delays={"host": np.zeros((3, 1))})
+
+
+def another_model() -> None:
+    wrapped(nn.Linear(2, 2), schedule=Sync().plan(Job(1, 1, 4, (5, 3))), n_steps=None)
+
+
+def plan_for_more() -> None:
+    wrapped(nn.Linear(2, 2), schedule=Sync().plan(Job(2, 1, 4, (4, 2))), n_steps=None)
+
+
+def other_n_steps() -> None:
+    wrapped(nn.Linear(2, 2), schedule=Sync().plan(Job(1, 1, 9, (4, 2))))
+
+
+def missing_plan() -> None:
+    wrapped(nn.Linear(2, 2), schedule="no/such/plan.json", n_steps=None)
+
+
+def every_zero() -> None:
+    wrapped(nn.Linear(2, 2), every=0)
+
+
+def unnamed_nodes() -> None:
+    wrapped(nn.Linear(2, 2), ranks_per_node=None)
+
+
+# --- what else users do ---
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a user does in a loop: clipping of gradients, a gradient scaler, lower precision, evaluation."""
+
+    clip: bool = False
+    overflow: bool = False
+    autocast: bool = False
+    evaluate: bool = False
+    keep_grads: bool = False
+
+
+def with_extras(extras: Extras, by_ddp: bool) -> tuple[np.ndarray, list[float]]:
+    """Train for 6 steps, wrapped or with DistributedDataParallel; return parameters and norms of gradients."""
+    training = Training(dtype=torch.float32)
+    module, optimizer = training.make()
+    rank = dist.get_rank()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2, enabled=extras.overflow)
+    model = DistributedDataParallel(module, bucket_cap_mb=2**-11) if by_ddp else module
+    worker = None if by_ddp else real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=6, ranks_per_node=2)
+    norms = []
+    for step in range(6):
+        inputs, targets = training.batch(step, rank)
+        optimizer.zero_grad(set_to_none=not extras.keep_grads)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=extras.autocast):
+            value = loss(model(inputs), targets)
+        if extras.overflow and step == 2 and rank == 1:
+            value = value * float("inf")
+        scaler.scale(value).backward()
+        scaler.unscale_(optimizer)
+        norms.append(float(torch.cat([each.grad.flatten() for each in module.parameters()]).norm()))
+        if extras.clip:
+            torch.nn.utils.clip_grad_norm_(module.parameters(), 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+        if extras.evaluate:
+            lossy_in_eval_mode(module, training)
+    if worker:
+        worker.close()
+    return vector(module), norms
+
+
+class Recomputing(nn.Module):
+    """Forgets activations and computes them again, and has a layer that it does not use."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
+
+    def forward(self, inputs: Tensor) -> dict[str, tuple[Tensor, ...]]:
+        hidden = self.layers[0](inputs)
+        for layer in self.layers[1:3]:
+            hidden = checkpoint(layer, hidden, use_reentrant=self.reentrant).tanh()
+        return {"outputs": (hidden,)}
+
+
+def with_passes_within_passes(how: str, wrapped: bool) -> np.ndarray:
+    """Train with activation checkpoints, or a penalty on the gradient with regard to the inputs."""
+    torch.manual_seed(0)
+    module = Recomputing(reentrant=how == "reentrant")
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    worker = real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=3, ranks_per_node=1) if wrapped else None
+    for _ in range(3):
+        inputs = torch.rand(2, 6, requires_grad=True)
+        optimizer.zero_grad()
+        value = module(inputs)["outputs"][0].square().mean()
+        if how == "penalty":
+            (slope,) = torch.autograd.grad(value, inputs, create_graph=True)
+            value = value + slope.square().sum()
+        value.backward()
+        optimizer.step()
+    if worker:
+        worker.close()
+    return vector(module)
+
+
+SMALL_BUCKETS = Sync(first_bucket_nbytes=100, bucket_nbytes=300)
+
+
+def lossy_in_eval_mode(module: nn.Module, training: Training) -> None:
+    inputs, _ = training.batch(0, 0)
+    with torch.no_grad():
+        module(inputs)
+    module.eval()
+    module(inputs)
+    module.train()
+
+
+def order_of_hooks() -> list[str]:
+    """Return what hooks of the user see of a step."""
+    module, optimizer = Training().make()
+    seen = []
+    module.register_forward_pre_hook(lambda *_: seen.append("forward"))
+    next(module.parameters()).register_hook(lambda _: seen.append("gradient"))
+    optimizer.register_step_post_hook(lambda *_: seen.append("update"))
+    with real.wrap(module, optimizer, Sync(), n_steps=1, ranks_per_node=1):
+        one_step(module, optimizer)
+    return seen
+
+
+def fails_on_one_rank(how: str) -> None:
+    """Print how a loop ends on each rank if one of them fails in step 3; started as torchrun would."""
+    training = Training()
+    module, optimizer = training.make()
+    try:
+        with real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=6, timeout_s=30.0) as worker:
+            for step in worker.steps():
+                if step == 3 and worker.rank == 1:
+                    fail(how)
+                one_step(module, optimizer, step)
+    except (SimdistError, ValueError) as error:
+        print(f"{type(error).__name__}: {error}")
+    else:
+        print("done")
+
+
+def fail(how: str) -> None:
+    match how:
+        case "raises":
+            raise ValueError("bad batch")
+        case "is killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wraps_another_model() -> None:
+    """Print what a rank hears if rank 1 wraps something else."""
+    rank = int(os.environ["RANK"])
+    module = nn.Linear(2, 3 if rank == 1 else 2)
+    try:
+        real.wrap(module, torch.optim.SGD(module.parameters(), lr=0.1), Sync(), n_steps=1)
+    except SimdistError as error:
+        print(f"{type(error).__name__}: {error}")
+
+
+# --- checkpoints ---
+
+
+def resumed(loop: Loop) -> tuple[np.ndarray, list[str]]:
+    """Train; return parameters and warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", RuntimeWarning)
+        return train(loop), [str(each.message) for each in caught if each.category is RuntimeWarning]
+
+
+def train_with_residual(checkpoint: Path | None, stop_before: int | None) -> np.ndarray:
+    """Train by a plan of top-k compression, wrapped; return the parameters."""
+    plan = top_k_plan(dist.get_world_size(), n_steps=9)
+    module, optimizer = Training().make()
+    with real.wrap(module, optimizer, plan, checkpoint=checkpoint, every=3) as worker:
+        for step in worker.steps():
+            if step == stop_before:
+                break
+            inputs, targets = Training().batch(step, worker.rank)
+            optimizer.zero_grad()
+            loss(module(inputs), targets).backward()
+            optimizer.step()
+    return vector(module)
+
+
+def top_k_plan(world_size: int, n_steps: int) -> Plan:
+    counts = Training().job(world_size, n_steps).tensor_counts
+    n, k, world = sum(counts), 10, Group(world_size)
+    buffers = [
+        Buffer("param", n, "float64", tensors=(0, len(counts)), initialized=True),
+        Buffer("grad", n, "float64", tensors=(0, len(counts))),
+        Buffer("residual", n, "float64", tensors=(0, len(counts)), initialized=True),
+        Buffer("taken", k, "float64", sparse=True),
+        Buffer("gathered", k * world_size, "float64", sparse=True),
+        Buffer("loss", 1),
+    ]
+    body = (
+        Forward(("param",), ("loss",)),
+        Backward(("param", "loss"), "grad"),
+        Select("grad", "taken", "residual", k),
+        AllGather("taken", "gathered", world),
+        Densify("gathered", "grad"),
+        Optimize(("param",), ("grad",)),
+    )
+    return Plan.from_steps("top-k", world_size=world_size, buffers=buffers, steps=[body] * n_steps)
+
+
+class Coded:
+    """Has a state that is no plain data."""
+
+    def state_dict(self) -> dict[str, object]:
+        return {"function": Coded}
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        pass
+
+
+def error_of_loop(loop: Loop) -> str:
+    return error_of(train, loop)
+
+
+def saves_code(folder: Path) -> None:
+    begin(checkpoint=folder, also={"coded": Coded()})
+
+
+def saves_also_in_plain_loop(folder: Path) -> str:
+    return error_of(train, Loop(Sync(), Training(), 6, plain=True, decay=True, checkpoint=folder, ranks_per_node=1))
+
+
+def killed_while_writing(path: Path) -> None:
+    with archive.replacing(path) as file:
+        file.write(b"simdist")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_script(path: Path, *arguments: str) -> None:
+    sys.argv[:] = [str(path), *arguments]
+    runpy.run_path(str(path), run_name="__main__")

@@ -1,0 +1,80 @@
+"""What the page on the emulated cluster says follows from what was recorded, and from the simulator as it is now."""
+
+import sys
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from simdist.build import build, delays
+from simdist.engines import simulate
+from simdist.report import insert_tables
+
+FOLDER = Path(__file__).parent.parent / "experiments" / "emulated_cluster"
+sys.path.insert(0, str(FOLDER))
+
+import network  # noqa: E402
+import run  # noqa: E402
+import study  # noqa: E402
+
+each_shape = pytest.mark.parametrize("shape", study.SHAPES, ids=lambda shape: shape.name)
+
+
+@cache
+def recorded(shape):
+    return study.recorded(shape)
+
+
+@each_shape
+def test_simulator_still_predicts_what_was_recorded(shape):
+    results = iter(recorded(shape))
+    for model, stragglers, scenario in study.scenarios(study.recorded_cluster(shape), study.Extent()):
+        for schedule in scenario.schedules:
+            built = build(scenario, schedule)
+            result = next(results)
+            assert (result.model, result.stragglers, result.schedule) == (model, stragglers, schedule.name)
+            predicted_s = simulate(built.plan, built.costs, delays(scenario)).makespan_s
+            assert result.predicted_s == pytest.approx(predicted_s, rel=1e-9)
+    assert next(results, None) is None
+
+
+@each_shape
+def test_makespans_are_predicted_within_five_per_cent_in_the_median_and_ten_at_worst(shape):
+    errors = [abs(result.error) for result in recorded(shape)]
+    assert len(errors) == 30
+    assert median(errors) <= 0.05
+    assert max(errors) <= 0.10
+
+
+@each_shape
+def test_schedules_come_in_the_measured_order(shape):
+    right, decided = study.order(recorded(shape))
+    assert right == decided > 30
+
+
+@each_shape
+def test_injected_delays_came_back(shape):
+    differences_s = [result.injected_difference_s for result in recorded(shape)]
+    assert max(differences_s) <= 0.002
+
+
+def test_page_shows_what_was_recorded():
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert insert_tables(page, run.tables({shape: recorded(shape) for shape in study.SHAPES})) == page
+
+
+@pytest.mark.skipif(network.missing() is not None, reason=f"no emulated cluster here: {network.missing()}")
+def test_experiment_runs_from_calibration_to_tables(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["run.py", "--tiny"])
+    assert run.main() == 0
+    printed = capsys.readouterr().out
+    assert "makespan error median" in printed
+    assert printed.count("| 0.5 MB |") == 2 * 2 * 5
+
+
+def test_where_no_cluster_can_be_emulated_it_says_why(capsys, monkeypatch):
+    monkeypatch.setattr(network, "missing", lambda: "this needs root")
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    assert run.main() == 0
+    assert capsys.readouterr().out == "skipped: this needs root\n"
