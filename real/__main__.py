@@ -3,6 +3,8 @@
 import os
 import sys
 
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch: a lost connection would print native stacks
+
 from real.cli import main
 
 if __name__ == "__main__":

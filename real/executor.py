@@ -328,7 +328,7 @@ class Executor:
             case Optimize():
                 self._program.optimize(op)
             case Select():
-                self._program.select(op)
+                self._program.select(op, step)
             case Densify():
                 self._program.densify(op)
             case Save():

@@ -99,6 +99,7 @@ def program_maker(connection: Connection, run: RunDirectory, build: Build | None
             lambda step: job.batch(step, rank),
             memory,
             device=device,
+            rank=rank,
             autocast=AUTOCAST[precision],
             saved=run.path / "saved" if rank == 0 else None,
         )

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 
 __all__ = ["Sleeper", "now_s", "precise_sleeps", "share_cores", "sleep_s"]
 
@@ -85,4 +86,5 @@ def share_cores(n_processes: int) -> None:
     if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
         return  # somebody has chosen already
     if 2 * n_processes > (os.cpu_count() or 1):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        with suppress(PermissionError):  # a container may forbid it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -96,7 +96,9 @@ def train(
         module, optimizer = make(rank)
         own_batch = partial(_batch_of, batch, rank)
         modules.append(module)
-        programs.append(ModuleProgram(plan, module, loss, optimizer, own_batch, memory.row(rank), device=_CPU))
+        programs.append(
+            ModuleProgram(plan, module, loss, optimizer, own_batch, memory.row(rank), device=_CPU, rank=rank)
+        )
     losses = torch.full((plan.n_steps, plan.world_size), torch.nan, dtype=torch.float64)
 
     def end(step: int) -> None:
@@ -173,7 +175,7 @@ class _Ranks:
             case Optimize():
                 program.optimize(op)
             case Select():
-                program.select(op)
+                program.select(op, step)
             case Densify():
                 program.densify(op)
             case Save():

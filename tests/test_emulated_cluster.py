@@ -54,6 +54,21 @@ def test_schedules_come_in_the_measured_order(shape):
 
 
 @each_shape
+def test_every_kind_of_operation_is_predicted_within_ten_per_cent_in_the_median(shape):
+    errors = {kind: median(map(abs, found)) for kind, found in study.kind_errors(recorded(shape)).items()}
+    kinds = {"all_reduce", "backward", "copy", "forward", "optimize", "wait"}
+    assert kinds <= errors.keys()
+    assert {kind: errors[kind] for kind in kinds if errors[kind] > 0.10} == {}
+
+
+@each_shape
+def test_stragglers_are_charged_with_the_waiting_that_they_cause(shape):
+    late, found = (sum(numbers) for numbers in zip(*(result.charged for result in recorded(shape)), strict=True))
+    assert late > 100
+    assert found >= 0.95 * late
+
+
+@each_shape
 def test_injected_delays_came_back(shape):
     differences_s = [result.injected_difference_s for result in recorded(shape)]
     assert max(differences_s) <= 0.002
@@ -62,6 +77,11 @@ def test_injected_delays_came_back(shape):
 def test_page_shows_what_was_recorded():
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert insert_tables(page, run.tables({shape: recorded(shape) for shape in study.SHAPES})) == page
+
+
+def test_front_page_shows_what_was_recorded():
+    page = (FOLDER.parent.parent / "README.md").read_text(encoding="utf-8")
+    assert insert_tables(page, run.front_page({shape: recorded(shape) for shape in study.SHAPES})) == page
 
 
 @pytest.mark.skipif(network.missing() is not None, reason=f"no emulated cluster here: {network.missing()}")

@@ -2,7 +2,9 @@
 
     python experiments/emulated_cluster/run.py            run everything here and print the tables (root; half an hour)
     python experiments/emulated_cluster/run.py --write    also record the results, and write the tables into the README
-    python experiments/emulated_cluster/run.py --tables   print the tables of the recorded results (anybody; seconds)
+    python experiments/emulated_cluster/run.py --tables   print the tables of the recorded results (anybody; seconds);
+                                                          with --write, write them into the README again
+    python experiments/emulated_cluster/run.py --keep D   leave plans and traces in D; --compare D compares them again
     python experiments/emulated_cluster/run.py --tiny     a few steps of everything, to see that it works
 
 Each node is a network namespace behind a link of limited rate. The links are calibrated once, on the first shape, with
@@ -72,6 +74,7 @@ def perform(shape: Shape, cluster: Cluster, folder: Path, extent: Extent) -> lis
 def run(*, tiny: bool, write: bool, keep: Path | None = None) -> dict[Shape, list[Result]]:
     """Calibrate, predict, perform and compare."""
     with tempfile.TemporaryDirectory() if keep is None else nullcontext(keep) as folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
         calibrated = calibrate(Path(folder), tiny=tiny)
         results = {}
         for shape in SHAPES:
@@ -79,11 +82,27 @@ def run(*, tiny: bool, write: bool, keep: Path | None = None) -> dict[Shape, lis
             results[shape] = perform(shape, cluster, Path(folder), TINY if tiny else Extent())
             print(study.summary(shape, results[shape]), flush=True)
     if write:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "cluster.yaml").write_text(dump_cluster(calibrated), encoding="utf-8")
-        for shape, rows in results.items():
-            study.save(shape, rows)
+        record(calibrated, results)
     return results
+
+
+def compare_again(folder: Path) -> dict[Shape, list[Result]]:
+    """Compare what an earlier run has left in a folder."""
+    calibrated = load_cluster(folder / "cluster.yaml")
+    results = {}
+    for shape in SHAPES:
+        folders = sorted((folder / shape.name).iterdir(), key=lambda path: int(path.name))
+        results[shape] = study.compare(folders, study.cluster_of(shape, calibrated), Extent())
+    record(calibrated, results)
+    return results
+
+
+def record(calibrated: Cluster, results: dict[Shape, list[Result]]) -> None:
+    """Write what the pages show, and what the tests hold them to."""
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "cluster.yaml").write_text(dump_cluster(calibrated), encoding="utf-8")
+    for shape, rows in results.items():
+        study.save(shape, rows)
 
 
 def tables(results: dict[Shape, list[Result]]) -> dict[str, str]:
@@ -95,6 +114,20 @@ def tables(results: dict[Shape, list[Result]]) -> dict[str, str]:
     return found
 
 
+def front_page(results: dict[Shape, list[Result]]) -> dict[str, str]:
+    """Return the table of the project's README."""
+    rows = study.front_table(results, "2 MB", "4 % late by 100 ms")
+    return {
+        "emulated": "\n".join([*rows, "", *(f"* {study.summary(shape, each)}." for shape, each in results.items())])
+    }
+
+
+def write_pages(results: dict[Shape, list[Result]]) -> None:
+    """Write the tables into the pages that show them."""
+    for page, found in ((HERE / "README.md", tables(results)), (HERE.parents[1] / "README.md", front_page(results))):
+        page.write_text(insert_tables(page.read_text(encoding="utf-8"), found), encoding="utf-8")
+
+
 def main() -> int:
     """Run the experiment."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -102,19 +135,21 @@ def main() -> int:
     parser.add_argument("--tables", action="store_true", help="print the tables of the recorded results")
     parser.add_argument("--tiny", action="store_true", help="a few steps of everything")
     parser.add_argument("--keep", type=Path, help="leave plans and traces in this folder")
+    parser.add_argument("--compare", type=Path, help="compare and record what --keep has left in this folder")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     arguments = parser.parse_args()
     missing = network.missing()
-    if missing and not arguments.tables:
+    if missing and not (arguments.tables or arguments.compare):
         print(f"skipped: {missing}")
         return 0
     if arguments.tables:
         results = {shape: study.recorded(shape) for shape in SHAPES}
+    elif arguments.compare:
+        results = compare_again(arguments.compare)
     else:
         results = run(tiny=arguments.tiny, write=arguments.write, keep=arguments.keep)
     if arguments.write:
-        readme = HERE / "README.md"
-        readme.write_text(insert_tables(readme.read_text(encoding="utf-8"), tables(results)), encoding="utf-8")
+        write_pages(results)
     if arguments.json:
         print(json.dumps({shape.name: [each.row() for each in rows] for shape, rows in results.items()}))
     else:

@@ -51,7 +51,8 @@ def derive(
 ) -> Derived:
     """Return the cluster that explains the all_reduces.
 
-    Tables are of those inside nodes, and of those between one rank of each node. Lines are fitted to all together.
+    Tables are of those inside nodes, and of those between one rank of each node. Lines are fitted to these and those of
+    the world together; groups that share the network at the same time do so unevenly, and tell less.
 
     Raises:
         ScenarioError: Too few sizes were measured, or times do not grow with them.
@@ -71,9 +72,10 @@ def derive(
     )
     notes = [*fabric_notes, *network_notes]
     if form.links == "line":
-        fitted = fit(cluster, [(_task(cluster, each), each) for each in measurements if each.op == "all_reduce"])
+        alone = [each for each in measurements if each.op == "all_reduce" and each.where != "all per node"]
+        fitted = fit(cluster, [(_task(cluster, each), each) for each in alone])
         cluster = fitted.cluster
-        notes += _fit_notes(fitted, [each for each in measurements if each.op == "all_reduce"])
+        notes += _fit_notes(fitted, alone)
     notes += [*_sharing_note(measurements, cluster), *missing]
     return Derived(cluster, tuple(notes))
 

@@ -4,6 +4,7 @@ By the cost model, the time of a ring all_reduce is a sum: the overhead of the c
 times the hops over it in the longest chain of sends, and the seconds per byte of the link that decides times the bytes.
 The factors follow from the cost model itself: each is how much the time grows if one parameter does. So the parameters
 are the solution of linear least squares, none of them below zero, for the relative misses of all measurements together.
+Each counts once, however often it was repeated: what a line misses outweighs what noise does.
 
 One group size alone cannot tell the overhead of a collective from the latency of its hops. Groups of several sizes can:
 those of nodes, of one rank per node, and the world have other numbers of hops, but one overhead each.
@@ -49,7 +50,7 @@ def fit(first: Cluster, measured: Sequence[tuple[Task, Measurement]]) -> Fit:
         measured: All_reduces, with what they took.
     """
     times_s = np.array([each.median_s for _, each in measured])
-    weights = np.sqrt([len(each.seconds) for _, each in measured]) / times_s
+    weights = 1 / times_s
     found = _values(first)
     least = np.array([0.0, 0.0, 0.0, 0.0, 1 / first.network.bandwidth_Bps])
     free = np.array([parameter in _free(first) for parameter in range(len(found))])

@@ -41,7 +41,7 @@ class Program(abc.ABC):
         """Update parameters."""
 
     @abc.abstractmethod
-    def select(self, op: Select) -> None:
+    def select(self, op: Select, step: int) -> None:
         """Move the largest values of a gradient and its residual to a sparse buffer."""
 
     @abc.abstractmethod

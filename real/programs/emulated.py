@@ -54,7 +54,7 @@ class EmulatedProgram(Program):
         """Take the update's seconds."""
         self._compute(op)
 
-    def select(self, op: Select) -> None:
+    def select(self, op: Select, step: int) -> None:
         """Take the selection's seconds."""
         self._compute(op)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import NoReturn, final
 
-from real.kernels import topk
+from real.kernels import compression
 from real.memory import Memory
 from real.programs.base import Program
 from simdist.errors import RunError
@@ -18,10 +18,11 @@ class LoopProgram(Program):
 
     Args:
         memory: The buffers.
+        rank: Whose they are.
     """
 
-    def __init__(self, memory: Memory) -> None:
-        self._memory = memory
+    def __init__(self, memory: Memory, rank: int) -> None:
+        self._memory, self._rank = memory, rank
 
     def load(self, op: Load, step: int) -> None:
         """Do nothing: the loop has its own data."""
@@ -43,19 +44,13 @@ class LoopProgram(Program):
         """Refuse: the loop does it."""
         self._refuse(op)
 
-    def select(self, op: Select) -> None:
+    def select(self, op: Select, step: int) -> None:
         """Select the top k of the gradient plus the residual, and keep the rest."""
-        residual, taken = self._memory.dense(op.residual), self._memory.sparse(op.dst)
-        residual.add_(self._memory.dense(op.src))
-        values, indices = topk.select(residual, op.k, op.method)
-        taken.values.copy_(values)
-        taken.indices.copy_(indices)
-        residual[indices.long()] = 0
+        compression.select(self._memory, op, step=step, rank=self._rank)
 
     def densify(self, op: Densify) -> None:
         """Scatter-add the values."""
-        taken = self._memory.sparse(op.src)
-        topk.densify(taken.values, taken.indices, self._memory.dense(op.dst))
+        compression.densify(self._memory, op)
 
     def save(self, op: Save, step: int) -> None:
         """Refuse: checkpoints are written between steps."""

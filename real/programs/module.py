@@ -8,7 +8,7 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from real.kernels import topk
+from real.kernels import compression
 from real.memory import Memory
 from real.programs.base import Program
 from real.programs.binding import Binding
@@ -32,6 +32,7 @@ class ModuleProgram(Program):
         batch: The input and target of a step.
         memory: The plan's buffers.
         device: Where to compute.
+        rank: Which rank it is.
         autocast: Lower precision for forward and backward pass, such as `torch.bfloat16`.
         saved: Folder for what `Save` writes.
 
@@ -49,6 +50,7 @@ class ModuleProgram(Program):
         memory: Memory,
         *,
         device: torch.device,
+        rank: int = 0,
         autocast: torch.dtype | None = None,
         saved: Path | None = None,
     ) -> None:
@@ -56,7 +58,7 @@ class ModuleProgram(Program):
         self._binding = Binding(plan, module, memory)
         self._module, self._loss_of, self._optimizer = module, loss, optimizer
         self._batch, self._memory, self._device = batch, memory, device
-        self._autocast, self._saved = autocast, saved
+        self._rank, self._autocast, self._saved = rank, autocast, saved
         self._batches: dict[str, Batch] = {}
         self._n_loaded = 0
         self._in_memory = {buffer.name for buffer in plan.buffers if buffer.place == "host" and buffer.initialized}
@@ -115,19 +117,13 @@ class ModuleProgram(Program):
         self._binding.give_gradients(op)
         self._optimizer.step()
 
-    def select(self, op: Select) -> None:
+    def select(self, op: Select, step: int) -> None:
         """Select the top k of the gradient plus the residual, and keep the rest."""
-        residual, taken = self._memory.dense(op.residual), self._memory.sparse(op.dst)
-        residual.add_(self._memory.dense(op.src))
-        values, indices = topk.select(residual, op.k, op.method)
-        taken.values.copy_(values)
-        taken.indices.copy_(indices)
-        residual[indices.long()] = 0
+        compression.select(self._memory, op, step=step, rank=self._rank)
 
     def densify(self, op: Densify) -> None:
         """Scatter-add the values."""
-        taken = self._memory.sparse(op.src)
-        topk.densify(taken.values, taken.indices, self._memory.dense(op.dst))
+        compression.densify(self._memory, op)
 
     def save(self, op: Save, step: int) -> None:
         """Write the buffers to a file of this step."""

@@ -247,7 +247,7 @@ def _executor(
         rank=peers.rank,
         delays=delays,
         world=world,
-        program=LoopProgram(memory),
+        program=LoopProgram(memory, peers.rank),
         memory=memory,
         lanes=Lanes(peers.device, collectives_block=peers.collectives_block, compute_in_caller=True),
         recorder=tracing.recorder if tracing else Silent(),

@@ -20,10 +20,13 @@ def insert_tables(page: str, tables: Mapping[str, str]) -> str:
     <!-- table errors -->
     | new |
     <!-- end -->
+    >>> insert_tables("<!-- table a -->\n<!-- end -->\n<!-- table b -->\n<!-- end -->", {"a": r"\1"}).splitlines()[1]
+    '\\\\1'
     """
     for name, table in tables.items():
-        place = re.compile(rf"(?<=<!-- table {re.escape(name)} -->\n).*?(?=<!-- end -->)", flags=re.DOTALL)
-        page, n_found = place.subn(f"{table}\n".replace("\\", r"\\"), page)
+        place = re.compile(rf"(<!-- table {re.escape(name)} -->\n).*?(<!-- end -->)", flags=re.DOTALL)
+        inside = table.replace("\\", r"\\")
+        page, n_found = place.subn(rf"\g<1>{inside}\n\g<2>", page)
         if n_found != 1:
             raise ValueError(f"the page has {n_found} places for table {name}; it needs one")
     return page
