@@ -14,8 +14,8 @@ DEMO := runs/demo
 demo: $(INSTALLED)  ## simulate the published straggler experiment; run a plan on 4 processes beside its simulation
 	$(BIN)/simdist compare experiments/hsgd_stragglers/64.yaml
 	$(BIN)/python experiments/hsgd_stragglers/run.py
-	rm -rf $(DEMO)
-	$(BIN)/simdist plan experiments/demo/scenario.yaml -o $(DEMO)/plans > $(DEMO).txt
+	rm -rf $(DEMO) && mkdir -p $(DEMO)
+	$(BIN)/simdist plan experiments/demo/scenario.yaml -o $(DEMO)/plans > $(DEMO)/plans.txt
 	$(LAUNCH) -m real.calibrate -o $(DEMO)/cluster.yaml --budget "8 s"
 	$(LAUNCH) -m real $(DEMO)/plans
 	$(BIN)/simdist validate $(DEMO)/plans --cluster $(DEMO)/cluster.yaml
