@@ -16,7 +16,7 @@ demo: $(INSTALLED)  ## simulate the published straggler experiment; run a plan o
 	$(BIN)/python experiments/hsgd_stragglers/run.py
 	rm -rf $(DEMO) && mkdir -p $(DEMO)
 	$(BIN)/simdist plan experiments/demo/scenario.yaml -o $(DEMO)/plans > $(DEMO)/plans.txt
-	$(LAUNCH) -m real.calibrate -o $(DEMO)/cluster.yaml --budget "8 s"
+	$(LAUNCH) -m real.calibrate -o $(DEMO)/cluster.yaml --ops all_reduce --budget "4 s"
 	$(LAUNCH) -m real $(DEMO)/plans
 	$(BIN)/simdist validate $(DEMO)/plans --cluster $(DEMO)/cluster.yaml
 

@@ -19,13 +19,13 @@ from typing import Literal
 import click
 
 from real import models
-from real.jobs import AUTOCAST, EMULATED, Build, buffers_of, find_build, program_maker
+from real.jobs import AUTOCAST, Build, buffers_of, find_build, program_maker
 from real.launch import Connection, connect, place
 from real.running import Report, check_world, forget, perform, rescue
 from real.timing import share_cores
 from simdist import rundir
 from simdist.errors import PlanError, RunError, ScenarioError, SimdistError
-from simdist.rundir import RunDirectory
+from simdist.rundir import EMULATED, RunDirectory
 from simdist.trace import Trace
 from simdist.units import format_seconds
 

@@ -21,11 +21,10 @@ from real.timing import Sleeper
 from simdist.cost import Local, Shared, price
 from simdist.errors import ScenarioError
 from simdist.plan import COLLECTIVES, Op, Plan, reads, writes
-from simdist.rundir import RunDirectory
+from simdist.rundir import EMULATED, RunDirectory
 
-__all__ = ["AUTOCAST", "EMULATED", "Build", "buffers_of", "find_build", "program_maker"]
+__all__ = ["AUTOCAST", "Build", "buffers_of", "find_build", "program_maker"]
 
-EMULATED = "emulated"
 AUTOCAST: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _N_WARM_UP = 3

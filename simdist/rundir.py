@@ -36,6 +36,7 @@ from simdist.scenario.disturbances import read_recorded
 from simdist.trace import Trace, write_npz
 
 __all__ = [
+    "EMULATED",
     "PARTIAL",
     "PLAN",
     "REAL",
@@ -54,6 +55,8 @@ __all__ = [
 PLAN, SCENARIO, DELAYS = "plan.json", "scenario.yaml", "delays.npz"
 SIMULATED, REAL, PARTIAL = "trace.simulated.npz", "trace.real.npz", "trace.partial.npz"
 REPORT = "real.json"
+EMULATED = "emulated"
+"""The program that takes as long as the scenario says; the source of its traces ends with this word."""
 _CHANNELS: tuple[Channel, ...] = get_args(Channel)
 _HOW = "`simdist plan SCENARIO -o RUN` writes one"
 

@@ -646,7 +646,6 @@ def full(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True, timeout=20)
 
 
-@pytest.mark.xfail(reason="the file of a recorder is mapped before it has its blocks, so the rank dies of SIGBUS")
 def test_a_full_disk_is_told(full: Path) -> None:
     path = write(full / "run", LONG.replace("gpus_per_node: 3", "gpus_per_node: 1"))
     (error,) = errors(run(perform, 1, path)).values()

@@ -383,6 +383,26 @@ def test_calibrated_cluster_is_simulated_afresh_and_nothing_is_written(runs, tmp
     assert f"simulated: {file}\n" in call(capsys, "validate", runs / "sync", "--cluster", file).out
 
 
+@pytest.mark.parametrize(("program", "slower"), [("emulated", 1.0), ("mlp fp32", 2.0)])
+def test_emulated_computation_took_what_the_scenario_says_whatever_was_calibrated(
+    runs, tmp_path, capsys, program, slower
+):
+    file = write(tmp_path / "calibrated.yaml", CLUSTER + "device: {speed: 0.5}\n")
+    measure(runs / "sync", source=f"real gloo on cpu, {program}")
+    plain = document(capsys, "validate", runs / "sync")["rows"][0]["kinds"]
+    found = document(capsys, "validate", runs / "sync", "--cluster", file)["rows"][0]["kinds"]
+    forward = [next(kind["simulated_s"] for kind in kinds if kind["op"] == "forward") for kinds in (plain, found)]
+    assert forward[1] == pytest.approx(slower * forward[0])
+
+
+def test_a_collective_lasts_until_its_last_member_is_done():
+    plan = plan_of((AllReduce("grad", Group(2)),), world_size=2)
+    real = dataclasses.replace(trace_of(plan, [(0.0, 1.0, [2.0, 4.0])]), source="real")
+    found = validate(real, trace_of(plan, [(0.0, 1.0, 3.0)]), {})
+    assert found.kinds[0].measured_s == 3.0
+    assert found.kinds[0].simulated_s == 2.0
+
+
 CLUSTERS = {
     "other size": (CLUSTER.replace("nodes: 2", "nodes: 1"), ["c.yaml: has 1 nodes x 4 GPUs", "scenario.yaml has 2 x 4"]),
     "same ranks, other nodes": (CLUSTER.replace("nodes: 2", "nodes: 8").replace("node: 4", "node: 1"), ["8 nodes x 1 GPUs", "2 x 4"]),

@@ -108,7 +108,7 @@ def _validate(
                 f"{path}: is {real.source!r}, and no measurement: `simdist validate` needs one; move it away"
             )
         bar.update(f"simulate {run.plan.name}", number, len(runs))
-        simulated = _simulated(session, run, file, cluster)
+        simulated = _simulated(session, run, file, cluster and _with_device(cluster, run, real))
         try:
             validation = validate_traces(real, simulated, run.delays)
         except TraceError as error:
@@ -140,6 +140,14 @@ def _simulated(session: Session, run: RunDirectory, file: Path | None, cluster: 
             f"`simdist simulate {run.path}` replaces it"
         )
     return trace
+
+
+def _with_device(cluster: Cluster, run: RunDirectory, real: Trace) -> Cluster:
+    """Let an emulated computation take what the scenario says: it did, whatever the calibrated device could do."""
+    if not real.source.endswith(rundir.EMULATED):
+        return cluster
+    ours = run.scenario.cluster
+    return cluster.model_copy(update={"device": ours.device, "slow_devices": ours.slow_devices})
 
 
 def _differ(a: Trace, b: Trace) -> bool:
