@@ -1,6 +1,6 @@
 """What a training loop loses when simdist performs its schedule, against loops written by hand with torch's own tools.
 
-    torchrun --standalone --nproc-per-node 2 benchmarks/overhead.py [--rounds 8] [--steps 10] [--json]
+    torchrun --standalone --nproc-per-node 2 benchmarks/overhead.py [--rounds 12] [--steps 8] [--json]
 
 The same model trains on the same processes in turn, some steps with torch's own and some with `real.wrap`, round after
 round, so that whatever else the machine does meets both. A ratio is steps per second with simdist over those with

@@ -117,7 +117,8 @@ class Checkpoints:
         path = self._folder / f"step-{step:010d}.ckpt"
         try:
             archive.write(path, step, self._job, arriving, ranks)
-            for old in self._files()[_N_KEPT:]:
+            older = [each for each in self._files() if each.name < path.name]
+            for old in older[_N_KEPT - 1 :]:
                 old.unlink(missing_ok=True)
         except OSError as error:
             for _ in arriving:  # the others send it in any case

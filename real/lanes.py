@@ -27,6 +27,7 @@ import torch
 from real.gpu import GpuClock, Mark, NewEvent, await_event, own_stream, timed_event
 from real.recorder import Notes
 from real.timing import now_s, precise_sleeps
+from simdist.errors import RunError
 from simdist.plan import Instance
 
 __all__ = ["CudaLane", "DirectLane", "Lane", "Perform", "ThreadLane"]
@@ -130,6 +131,8 @@ class ThreadLane(Lane):
         with self._changed:
             while self._done < index:
                 self._failed()
+                if not self._thread.is_alive():
+                    raise RunError(f"the {self._thread.name} stream has ended and was still to do operation {index}")
                 self._changed.wait(_LOOK_S)
 
     def end(self, instance: Instance) -> None:

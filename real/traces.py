@@ -78,7 +78,8 @@ def gather(
 def salvage(folder: Path, plan: Plan, source: str) -> Trace | None:
     """Make a trace of what the ranks of a failed run have left; None if that is nothing.
 
-    What is missing is NaN. Clocks are taken to run alike: how they drift would have been known at the end.
+    What is missing is NaN; a collective began when the last member was ready of which this machine knows. Clocks are
+    taken to run alike: how they drift would have been known at the end.
     """
     times_s = np.full((3, plan.n_instances, plan.world_size), np.nan)
     for rank in range(plan.world_size):
@@ -99,7 +100,7 @@ def assemble(plan: Plan, times_s: NDArray[np.float64], source: str) -> Trace:
     ready_s, start_s, end_s = times_s
     for group, rows in _collectives(plan):
         start_s[rows] = _last_ready_s(ready_s[rows], group)
-    start_s = np.maximum(np.fmin(start_s, end_s), ready_s)  # clocks are not perfect, and a root may leave early
+    start_s = np.maximum(np.minimum(start_s, end_s), ready_s)  # clocks are not perfect, and a root may leave early
     end_s = np.maximum(start_s, end_s)
     return Trace(plan, ready_s, start_s, end_s, source)
 
@@ -110,7 +111,7 @@ def _collectives(plan: Plan) -> Sequence[tuple[Group, NDArray[np.int64]]]:
 
 
 def _last_ready_s(ready_s: NDArray[np.float64], group: Group) -> NDArray[np.float64]:
-    """Return when the last member of each rank's group was ready; both `[n, world_size]`."""
+    """Return when the last member of each rank's group was ready, of those that are known; both `[n, world_size]`."""
     members_s = ready_s.reshape(len(ready_s), *group.shape(ready_s.shape[1]))
-    last_s = np.broadcast_to(members_s.max(axis=2, keepdims=True), members_s.shape)
+    last_s = np.broadcast_to(np.fmax.reduce(members_s, axis=2, keepdims=True), members_s.shape)
     return last_s.reshape(ready_s.shape)

@@ -88,7 +88,7 @@ class Pretended(Program):
     def optimize(self, op: Optimize) -> None:
         self._do(op)
 
-    def select(self, op: Select) -> None:
+    def select(self, op: Select, step: int) -> None:
         self._do(op)
 
     def densify(self, op: Densify) -> None:

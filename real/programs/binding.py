@@ -15,7 +15,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from real.memory import DTYPES, Memory
-from simdist.errors import PlanError
+from simdist.errors import PlanError, RunError
 from simdist.plan import COLLECTIVES, Backward, Buffer, Copy, Densify, Op, Optimize, Plan, Select, reads, writes
 
 __all__ = ["Binding", "trained_parameters"]
@@ -81,6 +81,10 @@ class Binding:
     def finish_backward(self) -> None:
         """Complete the buckets of parameters that the loss did not depend on."""
         self._buckets.finish()
+
+    def release(self) -> None:
+        """Let the model be as others are again, but for where its parameters lie."""
+        self._buckets.release()
 
     def fill_bucket(self, bucket: str) -> None:
         """Complete a bucket after a backward pass that was not watched."""
@@ -155,17 +159,25 @@ class _Buckets:
 
     def __init__(self, parts: Mapping[str, Sequence[tuple[nn.Parameter, Tensor]]]) -> None:
         self._parts = parts
-        self._missing: dict[str, int] = {}
+        self._missing: dict[str, set[int]] = {}
         self._left: list[str] = []
         self._complete: Callable[[], object] = _nothing
-        for bucket, members in parts.items():
-            for parameter, place in members:
-                parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket, place))
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket, number))
+            for bucket, members in parts.items()
+            for number, (parameter, _) in enumerate(members)
+        ]
+
+    def release(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._missing, self._left, self._complete = {}, [], _nothing
 
     def expect(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
         """Prepare for a backward pass."""
         self._left = list(reversed(list(buckets)))
-        self._missing = {bucket: len(self._parts[bucket]) for bucket in self._left}
+        self._missing = {bucket: set(range(len(self._parts[bucket]))) for bucket in self._left}
         self._complete = complete
 
     def finish(self) -> None:
@@ -182,13 +194,18 @@ class _Buckets:
                 parameter.grad = place.zero_()
             _bring(parameter, place)
 
-    def _arrived(self, bucket: str, place: Tensor, parameter: Tensor) -> None:
+    def _arrived(self, bucket: str, number: int, parameter: Tensor) -> None:
         """Take the gradient of a parameter, in autograd."""
         if bucket not in self._missing:
             return  # no pass of the plan: the user's own
-        self._missing[bucket] -= 1
+        if number not in self._missing[bucket]:
+            raise RunError(
+                f"parameter {number} of bucket {bucket} gets its gradient twice in one backward pass, so it cannot be "
+                f"known when it is complete; share no parameters between reentrant checkpoints: use_reentrant=False"
+            )
+        self._missing[bucket].remove(number)
         if bucket == self._left[-1]:  # another bucket may still be in use from the last step, until its turn comes
-            _bring(parameter, place)
+            _bring(parameter, self._parts[bucket][number][1])
         self._pass_on()
 
     def _pass_on(self) -> None:

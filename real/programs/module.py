@@ -68,10 +68,11 @@ class ModuleProgram(Program):
         """Compute a few gradients and forget them, so that the first step finds memory and kernels ready."""
         state = [buffer.clone() for buffer in self._module.buffers()]
         inputs, targets = map(self._on_device, self._batch(0))
-        for _ in range(n_steps):
-            self._binding.forget_gradients()
-            with self._precision():
-                self._loss_of(self._module(inputs), targets).backward()
+        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+            for _ in range(n_steps):
+                self._binding.forget_gradients()
+                with self._precision():
+                    self._loss_of(self._module(inputs), targets).backward()
         self._binding.forget_gradients()
         for buffer, before in zip(self._module.buffers(), state, strict=True):
             buffer.copy_(before)

@@ -101,13 +101,15 @@ def wrap(
         peers.agree("checkpoint and trace", f"{every if checkpoint else 'no'} {bool(trace)}")
         memory = Memory(plan, device, Binding.buffers_of(plan))
         hooks = Hooks(plan, module, optimizer, memory)
+        stack.callback(hooks.release)
         binding = Binding(plan, module, memory)
-        state = State(module, optimizer, memory, carried_buffers(plan), device, also or {})
+        stack.callback(binding.release)
+        carried = tuple(name for name in carried_buffers(plan) if name in memory)  # batches and losses are the loop's
+        state = State(module, optimizer, memory, carried, device, also or {})
         resuming = Resuming(plan, state, peers, folder=Path(checkpoint) if checkpoint else None, every=every)
         tracing = _Tracing(plan, peers, Path(trace)) if trace else None
         executor = _executor(plan, delays, memory, peers, resuming.first_step, tracing)
         stack.callback(executor.close)
-        stack.callback(hooks.release)
         worker = Worker(plan, peers, hooks, executor, resuming, tracing, stack.pop_all())
         hooks.drive(executor, binding, peers, first_step=resuming.first_step, after_step=worker._after_step)
     return worker

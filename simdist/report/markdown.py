@@ -20,8 +20,6 @@ def insert_tables(page: str, tables: Mapping[str, str]) -> str:
     <!-- table errors -->
     | new |
     <!-- end -->
-    >>> insert_tables("<!-- table a -->\n<!-- end -->\n<!-- table b -->\n<!-- end -->", {"a": r"\1"}).splitlines()[1]
-    '\\\\1'
     """
     for name, table in tables.items():
         place = re.compile(rf"(<!-- table {re.escape(name)} -->\n).*?(<!-- end -->)", flags=re.DOTALL)
