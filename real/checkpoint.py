@@ -8,6 +8,7 @@ reach the folder.
 
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -139,8 +140,13 @@ class Checkpoints:
         problem, found = "", None
         if self._rank == 0:
             try:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                if not os.access(self._folder, os.W_OK):
+                    raise RunError(f"{self._folder}: this user may not write checkpoints there")
                 found = self._find()
-            except (RunError, OSError) as error:
+            except OSError as error:
+                problem = f"{self._folder}: cannot hold checkpoints: {error.strerror or error}"
+            except RunError as error:
                 problem = str(error)
         self._learn(problem)
         known = {"step": found.index.step, "names": list(found.index.ranks[0])} if found else None

@@ -89,7 +89,12 @@ def program_maker(connection: Connection, run: RunDirectory, build: Build | None
 
     def model(memory: Memory, failed: threading.Event) -> Program:
         assert build is not None
-        job = build(batch_size=run.scenario.workload.batch_size, device=device, dtype=torch.float32, seed=0)
+        try:
+            job = build(batch_size=run.scenario.workload.batch_size, device=device, dtype=torch.float32, seed=0)
+        except TypeError as error:
+            raise ScenarioError(f"--program: {error}; it is called with batch_size, device, dtype and seed") from error
+        if not isinstance(job, Job):
+            raise ScenarioError(f"--program: returned {type(job).__name__}; it should return a real.models.Job")
         program = ModuleProgram(
             run.plan,
             job.module,

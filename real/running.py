@@ -103,7 +103,10 @@ def perform(
     meeting = f"{plan.name}: meeting before the first step"
     with _explaining(guard, meeting):
         world = ProcessWorld(groups_of(plan), timeout_s=timeout_s)
-    parts.mkdir(parents=True, exist_ok=True)
+    try:
+        parts.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"{parts}: cannot be written: {error.strerror or error}; copy the run to where it can") from None
     recorder = Recorder(plan, part_path(parts, place.rank))
     running = Executor(
         plan,

@@ -124,6 +124,22 @@ def test_damaged_checkpoints_alone_are_an_error_on_every_rank(four: Pool, tmp_pa
         assert re.match(r"RunError: no checkpoint is complete: .*step-0000000004.ckpt: .*; delete them", error)
 
 
+def test_a_folder_that_cannot_hold_checkpoints_is_told_before_the_first_step(four: Pool, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    folder = tmp_path / "file" / "checkpoints"
+    for error in four.run(loops.error_of_loop, dataclasses.replace(LOOP, checkpoint=folder)):
+        assert error.startswith(f"RunError: {folder}: cannot hold checkpoints: ")
+
+
+def test_good_checkpoints_are_kept_beside_a_newer_one_that_is_damaged(four: Pool, tmp_path: Path) -> None:
+    kept = dataclasses.replace(LOOP, checkpoint=tmp_path)
+    four.run(loops.train, dataclasses.replace(kept, stop_before=5))
+    damaged = tmp_path / "step-0000000099.ckpt"
+    damaged.write_bytes(b"damaged")
+    four.run(loops.resumed, dataclasses.replace(kept, stop_before=9))
+    assert {path.name for path in tmp_path.iterdir()} == {"step-0000000004.ckpt", "step-0000000008.ckpt", damaged.name}
+
+
 @pytest.mark.parametrize("world_size", [4, 2])
 def test_a_checkpoint_of_another_job_is_refused(pools: dict[int, Pool], world_size: int, tmp_path: Path) -> None:
     pools[4].run(loops.train, dataclasses.replace(LOOP, checkpoint=tmp_path, stop_before=5))
@@ -134,13 +150,6 @@ def test_a_checkpoint_of_another_job_is_refused(pools: dict[int, Pool], world_si
             rf".*; this is plan local-2 \(\w{{12}}\) on {world_size} ranks, model Sequential of 155 elements .*: go on",
             error,
         )
-
-
-def test_a_checkpoint_that_cannot_be_written_is_an_error_on_every_rank(four: Pool, tmp_path: Path) -> None:
-    folder = tmp_path / "file"
-    folder.touch()
-    for error in four.run(loops.error_of_loop, dataclasses.replace(LOOP, checkpoint=folder)):
-        assert error.startswith(f"RunError: {folder / 'step-0000000004.ckpt'}: cannot be written: ")
 
 
 def test_what_is_no_plain_data_is_refused_at_once(pools: dict[int, Pool], tmp_path: Path) -> None:

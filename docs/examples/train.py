@@ -1,5 +1,7 @@
 """Train a small network on made-up data, with hierarchical SGD in the place of DistributedDataParallel.
 
+It takes 4 ranks or more, an even number: they average in pairs, and now and then all together.
+
 torchrun --standalone --nproc-per-node 4 docs/examples/train.py
 torchrun --standalone --nproc-per-node 4 --max-restarts 3 docs/examples/train.py --checkpoint checkpoints
 """

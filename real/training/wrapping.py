@@ -15,7 +15,7 @@ What is performed is a plan, the same that the simulator takes; nothing here kno
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self, final
@@ -208,9 +208,21 @@ class Worker:
         with self._until_closed:
             self._hooks.settle()
             self._executor.drain()
-            self._peers.agree("the step at the end of the loop", str(self.step))
+            with self._leaving_early():
+                self._peers.agree("the step at the end of the loop", str(self.step))
             if self._tracing:
                 self._tracing.finish()
+
+    @contextmanager
+    def _leaving_early(self) -> Iterator[None]:
+        """Say, if the others do not end their loops, that it was this rank that left."""
+        try:
+            yield
+        except RunError as error:
+            if self.step == self.n_steps:
+                raise
+            left = f"this rank left its loop before step {self.step} of {self.n_steps}"
+            raise RunError(f"{left}; all ranks have to leave before the same one: {error}") from None
 
     def _after_step(self) -> None:
         if not self._iterating:
