@@ -139,7 +139,9 @@ def test_a_rank_that_never_starts_is_named_on_every_other_rank() -> None:
     endings = run(meet, 4, 8.0, ranks=[0, 3])  # time enough for both to start on a busy machine
     for ending in endings.values():
         assert ending.code == 1
-        assert "RunError: ranks 1, 2 have not answered the roll call of 4 ranks within 8 s" in ending.output
+        assert (
+            "ranks 1, 2 have not answered the roll call of 4 ranks within 8 s" in ending.output
+        )  # of itself or another
 
 
 def test_ranks_say_so_when_rank_0_never_starts() -> None:
