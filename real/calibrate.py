@@ -7,7 +7,6 @@ codes are those of `simdist`: 0; 1 for a run that failed; 2 for wrong input.
 
 import os
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -21,9 +20,10 @@ from real.calibration.machine import Precision
 from real.calibration.measure import Pace, measure, tasks
 from real.calibration.options import Options, check_options, ops_of, parsed, sizes_of
 from real.calibration.tables import OPS
+from real.endings import run_command
 from real.launch import Connection, Place, connect, place
 from real.timing import share_cores
-from simdist.errors import RunError, SimdistError
+from simdist.errors import RunError
 from simdist.scenario import dump_cluster, dump_workload
 from simdist.units import format_seconds, parse_Bps, parse_nbytes, parse_seconds
 
@@ -32,23 +32,7 @@ __all__ = ["main"]
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line on one rank and return its exit code."""
-    rank = os.environ.get("RANK", "?")
-    try:
-        code = _command.main(args, prog_name="python -m real.calibrate", standalone_mode=False)
-        return code if isinstance(code, int) else 0
-    except click.ClickException as error:
-        return _say(rank, error.format_message(), 2)
-    except click.Abort:
-        return _say(rank, "interrupted", 130)
-    except SimdistError as error:
-        if "--debug" in (args or sys.argv):
-            traceback.print_exc()
-        return _say(rank, str(error), 1 if isinstance(error, RunError) else 2)
-
-
-def _say(rank: str, message: str, code: int) -> int:
-    click.echo(f"real.calibrate: rank {rank}: error: {message}", err=True)
-    return code
+    return run_command(_command, args, program="real.calibrate")
 
 
 @click.command(help="Measure links, devices and a model on all ranks; torchrun starts this once per rank.")

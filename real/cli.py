@@ -9,7 +9,6 @@ import math
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,12 +18,13 @@ from typing import Literal
 import click
 
 from real import models
+from real.endings import run_command
 from real.jobs import AUTOCAST, Build, buffers_of, find_build, program_maker
 from real.launch import Connection, connect, place
 from real.running import Report, check_world, forget, perform, rescue
 from real.timing import share_cores
 from simdist import rundir
-from simdist.errors import PlanError, RunError, ScenarioError, SimdistError
+from simdist.errors import PlanError, RunError, ScenarioError
 from simdist.rundir import EMULATED, RunDirectory
 from simdist.trace import Trace
 from simdist.units import format_seconds
@@ -51,23 +51,7 @@ class _Options:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line on one rank and return its exit code."""
-    rank = os.environ.get("RANK", "?")
-    try:
-        code = _command.main(args, prog_name="python -m real", standalone_mode=False)
-        return code if isinstance(code, int) else 0
-    except click.ClickException as error:
-        return _say(rank, error.format_message(), 2)
-    except click.Abort:
-        return _say(rank, "interrupted", 130)
-    except SimdistError as error:
-        if "--debug" in (args or sys.argv):
-            traceback.print_exc()
-        return _say(rank, str(error), 1 if isinstance(error, RunError) else 2)
-
-
-def _say(rank: str, message: str, code: int) -> int:
-    print(f"real: rank {rank}: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
-    return code
+    return run_command(_command, args, program="real")
 
 
 @click.command(

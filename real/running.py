@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 
 from real.clock import Clocks, common_start_s, compare
@@ -19,6 +18,7 @@ from real.executor import Executor, Lanes
 from real.guard import Guard
 from real.launch import Connection
 from real.memory import Memory
+from real.parcels import gather_rows
 from real.programs.base import Program
 from real.recorder import Recorder
 from real.timing import now_s, precise_sleeps
@@ -174,14 +174,10 @@ def _explaining(guard: Guard, doing: str) -> Iterator[None]:
 def _report(
     connection: Connection, plan: Plan, program: str, trace: Trace | None, clocks: tuple[Clocks, Clocks]
 ) -> Report | None:
-    hosts: list[str] = [""] * connection.place.world_size
-    names = torch.zeros(connection.place.world_size, 64, dtype=torch.uint8)
     mine = torch.zeros(64, dtype=torch.uint8)
     name = socket.gethostname().encode()[:64]
     mine[: len(name)] = torch.frombuffer(bytearray(name), dtype=torch.uint8)
-    dist.all_gather(list(names.unbind()), mine)
-    for rank, row in enumerate(names):
-        hosts[rank] = bytes(row.tolist()).rstrip(b"\0").decode()
+    hosts = [bytes(row.tolist()).rstrip(b"\0").decode() for row in gather_rows(mine)]
     if trace is None:
         return None
     tracing_s = _seconds_of_noting() * plan.n_instances

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 import torch
-import torch.distributed as dist
 
 from real import models
 from real.launch import Connection
+from real.parcels import gather_rows
 from real.timing import now_s
 from simdist.errors import ScenarioError
 from simdist.scenario import Device, Workload, load_workload, presets
@@ -189,15 +189,7 @@ def _copy_s(src: torch.Tensor, dst: torch.Tensor) -> float:
 
 
 def _median_of_ranks(seconds: float) -> float:
-    return float(_gathered([seconds])[:, 0].quantile(0.5))
-
-
-def _gathered(values: list[float]) -> torch.Tensor:
-    """Return the values of all ranks, `[world_size, n]`."""
-    mine = torch.tensor(values, dtype=torch.float64)
-    everybodys = torch.zeros(dist.get_world_size(), len(values), dtype=torch.float64)
-    dist.all_gather(list(everybodys.unbind()), mine)
-    return everybodys
+    return float(gather_rows(torch.tensor([seconds], dtype=torch.float64))[:, 0].quantile(0.5))
 
 
 def _repeat(step: Callable[[], tuple[float, ...]], budget_s: float) -> list[tuple[float, ...]]:
@@ -211,7 +203,7 @@ def _repeat(step: Callable[[], tuple[float, ...]], budget_s: float) -> list[tupl
 
 def _summary(laps_s: list[tuple[float, ...]]) -> StepTimes:
     medians_s = [statistics.median(part) for part in zip(*laps_s, strict=True)]
-    ranks_s = _gathered([*medians_s, float(len(laps_s))])
+    ranks_s = gather_rows(torch.tensor([*medians_s, float(len(laps_s))], dtype=torch.float64))
     forward_s, backward_s, optimize_s, _ = ranks_s.quantile(0.5, dim=0).tolist()
     sums_s = ranks_s[:, :3].sum(dim=1)
     spread = float(sums_s.max() / sums_s.min() - 1)

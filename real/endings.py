@@ -1,0 +1,39 @@
+"""How the command lines that torchrun starts end: one line per rank for an error, and the exit codes of `simdist`."""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from simdist.errors import RunError, SimdistError
+
+__all__ = ["run_command"]
+
+
+def run_command(command: click.Command, args: Sequence[str] | None, *, program: str) -> int:
+    """Run a command on one rank and return its exit code: 0; 1 for a run that failed; 2 for wrong input.
+
+    Args:
+        command: To run.
+        args: Of the command line; those of the process if None.
+        program: Begins the line of an error, such as `real`; it is started as `python -m PROGRAM`.
+    """
+    try:
+        code = command.main(args, prog_name=f"python -m {program}", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.ClickException as error:
+        return _say(program, error.format_message(), 2)
+    except click.Abort:
+        return _say(program, "interrupted", 130)
+    except SimdistError as error:
+        if "--debug" in (args or sys.argv):
+            traceback.print_exc()
+        return _say(program, str(error), 1 if isinstance(error, RunError) else 2)
+
+
+def _say(program: str, message: str, code: int) -> int:
+    rank = os.environ.get("RANK", "?")
+    click.echo(f"{program}: rank {rank}: error: {' '.join(message.split())}", err=True)
+    return code
