@@ -48,6 +48,7 @@ __all__ = ["Node", "Scheduling", "clean", "cluster", "launch", "missing"]
 Scheduling = Literal["realtime", "batch"]
 
 _PREFIX = "simdist-emulated-"
+_MARK = "SIMDIST_LAUNCH"  # variable that tells the processes of one launch from others
 _MAX_NODES = 250  # addresses end in 1 to 250
 _MTU_NBYTES = 9000
 _GSO_NBYTES = 16384
@@ -144,8 +145,10 @@ def launch(
     Raises:
         RunError: names the nodes that failed or were late, with the end of what they printed.
     """
-    environ = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}  # no name server here: torch would warn of it
-    others = {pid for node in nodes for pid in _pids(node.name)}
+    token = secrets.token_hex(8)
+    environ = {_MARK: token, "OMP_NUM_THREADS": "1"}
+    environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # there is no name server here, and torch would warn of it
+    mark = f"{_MARK}={token}"
     with ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in nodes]
         processes: list[subprocess.Popen[bytes]] = []
@@ -156,7 +159,7 @@ def launch(
             codes = _codes(processes, timeout_s)
         finally:
             for node in nodes:
-                _kill(node.name, spared=others)
+                _kill(node.name, mark=mark)
             for process in processes:
                 process.wait(_KILL_TIMEOUT_S)
         texts = [_content(output) for output in outputs]
@@ -223,10 +226,10 @@ def _remove(namespaces: Sequence[str]) -> None:
         _do(f"ip netns delete {namespace}")
 
 
-def _kill(namespace: str, *, spared: Collection[int] = ()) -> None:
-    """End every process of a namespace, whatever session it is in."""
+def _kill(namespace: str, *, mark: str | None = None) -> None:
+    """End every process of a namespace, whatever session it is in; or those only that inherited a mark."""
     deadline_s = time.monotonic() + _KILL_TIMEOUT_S
-    while pids := _pids(namespace) - set(spared):
+    while pids := {pid for pid in _pids(namespace) if mark is None or _is_marked(pid, mark)}:
         for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -237,6 +240,14 @@ def _kill(namespace: str, *, spared: Collection[int] = ()) -> None:
 
 def _pids(namespace: str) -> set[int]:
     return set(map(int, _do(f"ip netns pids {namespace}").split()))
+
+
+def _is_marked(pid: int, mark: str) -> bool:
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
+        return False
+    return mark.encode() in environ.split(b"\0")
 
 
 def _names(prefix: str) -> list[str]:
