@@ -1,5 +1,6 @@
 """Is this plan legal? Every mistake is reported with the step, the operation and the body it stands in."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from itertools import chain
@@ -20,13 +21,18 @@ from simdist.plan import (
     Forward,
     Group,
     Load,
+    Merge,
     Op,
     Optimize,
+    Pack,
     Plan,
     Reduce,
     ReduceScatter,
     Save,
     Select,
+    Tick,
+    TrustRatios,
+    Unpack,
     Wait,
     op_text,
     reads,
@@ -88,6 +94,8 @@ def _buffer_problems(buffer: Buffer) -> Iterator[str]:
         yield f"count {buffer.count}; must be at least 1"
     if buffer.tensors is not None and not 0 <= buffer.tensors[0] < buffer.tensors[1]:
         yield f"tensors {buffer.tensors}; must be a range [first, last) with 0 <= first < last"
+    if not 0 <= buffer.padding < max(buffer.count, 1):
+        yield f"padding {buffer.padding}; must be from 0 to {buffer.count - 1}, less than its count"
 
 
 def _check_body(plan: Plan, number: int, step: int, buffers: dict[str, Buffer], written: set[str]) -> None:
@@ -122,23 +130,38 @@ def _op_problems(op: Op, buffers: dict[str, Buffer], world_size: int) -> Iterato
                 yield f"loads into {op.dst!r} on the device; a load ends in host memory, a copy takes it to the device"
         case Copy():
             yield from _same_size(buffers[op.src], buffers[op.dst])
+        case Pack():
+            yield from _fusion_problems([buffers[name] for name in op.srcs], buffers[op.dst])
+        case Unpack():
+            yield from _fusion_problems([buffers[name] for name in op.dsts], buffers[op.src])
         case Forward():
             if not op.dsts:
                 yield "writes nothing; a forward pass writes at least the loss"
         case Backward():
             if buffers[op.dst].tensors is None:
                 yield f"writes {op.dst!r}, which names no tensors; a gradient bucket holds those of a range of tensors"
+        case TrustRatios():
+            yield from _group_problems(op.group, world_size)
+            yield from _update_problems(op, buffers)
+            yield from _share_problems(op, buffers)
         case Optimize():
-            yield from _optimize_problems(op, buffers)
+            yield from _update_problems(op, buffers)
+            yield from _ratio_problems(op, buffers)
         case AllReduce() | Reduce() | Broadcast() | ReduceScatter() | AllGather():
             yield from _group_problems(op.group, world_size)
             yield from _algorithm_problems(op)
             yield from _collective_problems(op, buffers)
         case Select():
             yield from _select_problems(op, buffers)
+        case Merge():
+            yield from _merge_problems(op, buffers)
         case Densify():
             if not buffers[op.src].sparse or buffers[op.dst].sparse:
                 yield "scatters a sparse buffer into a dense one; declare src sparse and dst not"
+            yield from _divisor_problems(op.divisor)
+        case Tick():
+            if not 0 < op.period_s < math.inf:
+                yield f"ticks every {op.period_s} s; a period is a number of seconds above 0"
         case Delay() | Wait() | Save():
             pass
         case _:
@@ -159,11 +182,18 @@ def _algorithm_problems(op: Collective) -> Iterator[str]:
         yield "halving_doubling is no algorithm of a rooted collective; choose ring or tree"
     if op.algorithm == "tree" and isinstance(op, ReduceScatter | AllGather):
         yield "a tree reduces and broadcasts whole buffers, not slices; choose ring or halving_doubling"
+    if op.algorithm in ("double_tree", "hierarchical", "server") and not isinstance(op, AllReduce):
+        yield f"{op.algorithm} is an algorithm of all_reduce only; choose ring"
+    if isinstance(op, AllReduce) and (op.algorithm == "server") != (op.servers is not None):
+        yield "the algorithm `server` and the field `servers` go together; set both or none"
 
 
 def _collective_problems(op: Collective, buffers: dict[str, Buffer]) -> Iterator[str]:
     match op:
-        case AllReduce() | Reduce():
+        case AllReduce():
+            yield from _dense_problems(buffers[op.buffer])
+            yield from _server_problems(op, buffers[op.buffer])
+        case Reduce():
             yield from _dense_problems(buffers[op.buffer])
         case Broadcast():
             pass
@@ -185,11 +215,40 @@ def _dense_problems(buffer: Buffer) -> Iterator[str]:
         yield f"reduces the sparse buffer {buffer.name!r}, whose indices differ by rank; all-gather it, then densify"
 
 
+def _server_problems(op: AllReduce, buffer: Buffer) -> Iterator[str]:
+    if op.servers is None:
+        return
+    parts, members = op.servers.parts, op.servers.members
+    if not parts or min(parts) < 0 or sum(parts) != buffer.count:
+        yield f"servers hold {parts} elements; {buffer.name!r} has {buffer.count}, and they hold all of it"
+    if members and (len(members) != len(parts) or len(set(members)) < len(members)):
+        yield f"servers are members {members}; write one member for each of the {len(parts)} parts, all different"
+    if members and not all(0 <= member < op.group.size for member in members):
+        yield f"servers are members {members} of a {op.group}; members are numbered 0 to {op.group.size - 1}"
+
+
 def _same_size(src: Buffer, dst: Buffer) -> Iterator[str]:
-    if (src.count, src.dtype, src.sparse) != (dst.count, dst.dtype, dst.sparse):
-        yield f"copies {src.count} x {src.dtype} to {dst.count} x {dst.dtype}; sizes and types must be equal"
+    same_type = src.dtype == dst.dtype or (_is_floating(src) and _is_floating(dst))
+    if (src.count, src.sparse) != (dst.count, dst.sparse) or not same_type:
+        yield (
+            f"copies {src.count} x {src.dtype} to {dst.count} x {dst.dtype}; sizes must be equal, and types equal or "
+            f"both floating-point"
+        )
     if None not in (src.tensors, dst.tensors) and src.tensors != dst.tensors:
         yield f"copies tensors {src.tensors} over tensors {dst.tensors}; they must be the same"
+
+
+def _is_floating(buffer: Buffer) -> bool:
+    return buffer.dtype != "uint8"
+
+
+def _fusion_problems(parts: list[Buffer], fused: Buffer) -> Iterator[str]:
+    n_elements = sum(part.count for part in parts)
+    if not parts or n_elements != fused.count - fused.padding:
+        yield f"{len(parts)} buffers have {n_elements} elements; {fused.name!r} holds {fused.count - fused.padding}"
+    for buffer in (*parts, fused):
+        if buffer.sparse or not _is_floating(buffer):
+            yield f"fuses {buffer.name!r}, which is not dense and floating-point"
 
 
 def _shard_problems(whole: Buffer, shard: Buffer, group: Group) -> Iterator[str]:
@@ -203,17 +262,42 @@ def _shard_problems(whole: Buffer, shard: Buffer, group: Group) -> Iterator[str]
         yield f"{whole.name!r} and {shard.name!r} differ in element type; they must be equal"
 
 
-def _optimize_problems(op: Optimize, buffers: dict[str, Buffer]) -> Iterator[str]:
+def _update_problems(op: Optimize | TrustRatios, buffers: dict[str, Buffer]) -> Iterator[str]:
     params, grads = (_tensors(names, buffers) for names in (op.params, op.grads))
     if None in params or None in grads:
         yield "updates buffers that name no tensors; parameters and gradients hold ranges of tensors"
     elif sorted(_covered(params)) != sorted(_covered(grads)):
         yield "the gradients do not cover exactly the tensors of the parameters"
-    elif sum(buffers[name].count for name in op.params) != sum(buffers[name].count for name in op.grads):
+    elif _n_elements(op.params, buffers) != _n_elements(op.grads, buffers):
         yield "the gradients have other numbers of elements than the parameters of the same tensors"
     for name in (*op.params, *op.grads):
         if buffers[name].sparse:
             yield f"updates with the sparse buffer {name!r}; densify it first"
+
+
+def _n_elements(names: tuple[str, ...], buffers: dict[str, Buffer]) -> int:
+    return sum(buffers[name].count - buffers[name].padding for name in names)
+
+
+def _n_tensors(names: tuple[str, ...], buffers: dict[str, Buffer]) -> int:
+    return len(set(_covered(_tensors(names, buffers))))
+
+
+def _share_problems(op: TrustRatios, buffers: dict[str, Buffer]) -> Iterator[str]:
+    dst, n_tensors = buffers[op.dst], _n_tensors(op.params, buffers)
+    share = math.ceil(n_tensors / op.group.size)
+    if dst.count != share:
+        yield f"{op.dst!r} holds {dst.count} ratios; a share of {n_tensors} tensors over a {op.group} is {share}"
+    if dst.sparse or not _is_floating(dst):
+        yield f"writes ratios to {op.dst!r}, which is not dense and floating-point"
+
+
+def _ratio_problems(op: Optimize, buffers: dict[str, Buffer]) -> Iterator[str]:
+    if op.ratios is None:
+        return
+    ratios, n_tensors = buffers[op.ratios], _n_tensors(op.params, buffers)
+    if ratios.count < n_tensors or ratios.sparse:
+        yield f"{op.ratios!r} holds {ratios.count} ratios; there are {n_tensors} tensors, and each takes one"
 
 
 def _tensors(names: tuple[str, ...], buffers: dict[str, Buffer]) -> list[tuple[int, int] | None]:
@@ -233,3 +317,21 @@ def _select_problems(op: Select, buffers: dict[str, Buffer]) -> Iterator[str]:
         yield f"k = {op.k} of {src.count} elements; must be from 1 to {src.count}"
     if residual.count != src.count:
         yield f"residual {residual.name!r} has {residual.count} elements; {src.name!r} has {src.count}, so must it"
+    if not residual.dtype == src.dtype == dst.dtype:
+        yield f"{src.dtype} with a residual of {residual.dtype} into {dst.dtype}; they must have one type"
+
+
+def _merge_problems(op: Merge, buffers: dict[str, Buffer]) -> Iterator[str]:
+    src, dst, residual = buffers[op.src], buffers[op.dst], buffers[op.residual]
+    if not src.sparse or not dst.sparse or residual.sparse:
+        yield "merges a sparse buffer into a sparse one, the rest goes to a dense one; declare them so"
+    if not 1 <= dst.count <= src.count:
+        yield f"keeps {dst.count} of {src.count} entries; must be from 1 to {src.count}"
+    if not residual.dtype == src.dtype == dst.dtype:
+        yield f"{src.dtype} with a residual of {residual.dtype} into {dst.dtype}; they must have one type"
+    yield from _divisor_problems(op.divisor)
+
+
+def _divisor_problems(divisor: int) -> Iterator[str]:
+    if divisor < 1:
+        yield f"divides by {divisor}; a divisor is at least 1"

@@ -29,13 +29,18 @@ from simdist.plan import (
     Densify,
     Forward,
     Load,
+    Merge,
     Op,
     Optimize,
+    Pack,
     Plan,
     Reduce,
     ReduceScatter,
     Save,
     Select,
+    Tick,
+    TrustRatios,
+    Unpack,
     Wait,
 )
 from simdist.scenario.cluster import Cluster
@@ -53,9 +58,11 @@ __all__ = [
     "Transfer",
     "compute_s",
     "price",
+    "until_tick_s",
 ]
 
 _EVERY_RANK = Group(1)
+_TICK_SLACK = 1e-9  # of a period: a time that should fall on a tick may have been rounded to just after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +158,16 @@ class _Pricing:
                 return Local(self._compute.optimize([self._buffer(name) for name in op.params]))
             case Copy():
                 return Local(self._compute.copy(op, self._buffer(op.src), self._buffer(op.dst)))
+            case Pack():
+                return Local(self._compute.fusion_copy([*map(self._buffer, op.srcs)], self._buffer(op.dst)))
+            case Unpack():
+                return Local(self._compute.fusion_copy([*map(self._buffer, op.dsts)], self._buffer(op.src)))
+            case TrustRatios():
+                return Local(self._compute.trust_ratios(op, [*map(self._buffer, op.params)], self._plan.world_size))
             case Select():
                 return Local(self._compute.select(op, self._buffer(op.src), self._buffer(op.dst)))
+            case Merge():
+                return Local(self._compute.merge(self._buffer(op.src), self._buffer(op.dst)))
             case Densify():
                 return Local(self._compute.densify(op, self._buffer(op.src), self._buffer(op.dst)))
             case AllReduce() | Reduce() | Broadcast():
@@ -165,7 +180,7 @@ class _Pricing:
                 return self._storage(self._buffer(op.dst).nbytes, inward=True)
             case Save():
                 return self._storage(sum(self._buffer(name).nbytes for name in op.srcs), inward=False)
-            case Delay() | Wait():
+            case Delay() | Wait() | Tick():  # what a tick takes depends on when it begins: `until_tick_s`
                 return Local(0.0)
             case _:
                 assert_never(op)
@@ -191,3 +206,12 @@ class _Pricing:
         amounts = np.full(int(limited.sum()), float(nbytes))
         transfers = (Transfer((Stage(storage.latency_s, path[limited], amounts),)) for path in paths)
         return Shared.of(_EVERY_RANK, transfers, self.capacity_Bps)
+
+
+def until_tick_s(now_s: NDArray[np.float64] | float, period_s: float) -> NDArray[np.float64]:
+    """Return the seconds from `now_s` to the next multiple of `period_s`; 0 on a tick.
+
+    >>> until_tick_s(np.array([0.0, 0.012, 0.015]), 0.005).round(9).tolist()
+    [0.0, 0.003, 0.0]
+    """
+    return np.asarray(np.maximum(np.ceil(now_s / period_s - _TICK_SLACK) * period_s - now_s, 0.0))

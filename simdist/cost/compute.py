@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
-from simdist.plan import Buffer, Copy, Densify, Select
+from simdist.plan import Buffer, Copy, Densify, Select, TrustRatios
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.precision import Precision
@@ -19,6 +19,10 @@ _OPTIMIZER_PASSES = 5
 
 _SELECT_PASSES = {"exact": 4, "mstopk": 22, "dgc": 3}
 """Reads of the vector: radix select over 8-bit digits of 32 bits; mean, max and 20 counts; sample, count, gather."""
+
+
+_MERGE_PASSES = 18
+"""Radix sorts by index and by magnitude, 8 bits a pass of 32: each of 4 passes reads and writes; and two scans."""
 
 
 def compute_s(workload: Workload, cluster: Cluster) -> NDArray[np.float64]:
@@ -91,6 +95,27 @@ class ComputeCost:
         if src.place == dst.place == "device":
             return 2 * src.nbytes / self._device.memory_bandwidth_Bps
         return src.nbytes / self._device.host_bandwidth_Bps
+
+    def fusion_copy(self, parts: Sequence[Buffer], fused: Buffer) -> float:
+        """Return the seconds of copying buffers into a fusion buffer, or out of it: read one side, write the other."""
+        nbytes = sum(part.nbytes for part in parts) + (fused.count - fused.padding) * ITEM_NBYTES[fused.dtype]
+        return nbytes / self._device.memory_bandwidth_Bps
+
+    def trust_ratios(self, op: TrustRatios, params: Sequence[Buffer], world_size: int) -> NDArray[np.float64]:
+        """Return the seconds of the norms of each rank's share of parameters and gradients, `[world_size]`."""
+        counts = np.array(self._workload.tensor_counts, dtype=np.float64)
+        tensors = np.array(sorted({tensor for buffer in params for tensor in range(*(buffer.tensors or (0, 0)))}))
+        share = -(-len(tensors) // op.group.size)
+        nbytes = 2 * counts[tensors] * ITEM_NBYTES[params[0].dtype]
+        seconds = np.add.reduceat(np.append(nbytes, 0.0), np.arange(0, len(tensors), share))
+        of_members = np.zeros(op.group.size)
+        of_members[: len(seconds)] = seconds / self._device.memory_bandwidth_Bps
+        n_blocks, size, stride = op.group.shape(world_size)
+        return np.broadcast_to(of_members[:, None], (n_blocks, size, stride)).reshape(-1)
+
+    def merge(self, src: Buffer, dst: Buffer) -> float:
+        """Return the seconds of summing equal indices and keeping the largest: a few passes over short vectors."""
+        return (_MERGE_PASSES * src.nbytes + dst.nbytes) / self._device.memory_bandwidth_Bps
 
     def select(self, op: Select, src: Buffer, dst: Buffer) -> float:
         """Return the seconds of a selection: its reads of the vector, the residual's update and the result's write."""

@@ -228,6 +228,8 @@ def collective_messages(op: Collective, members: NDArray[np.int64], nbytes: int)
             yield from _tree(op, members, nbytes)
         case "halving_doubling":
             yield from _halving_doubling(op, members, nbytes)
+        case "double_tree" | "direct" | "hierarchical" | "server":
+            raise PlanError(f"{op_text(op)}: nobody knows yet what {op.algorithm} costs; use ring")
         case _:
             assert_never(op.algorithm)
 

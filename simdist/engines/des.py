@@ -15,10 +15,10 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from simdist.cost import Costs, Local, Shared, Transfer
+from simdist.cost import Costs, Local, Shared, Transfer, until_tick_s
 from simdist.engines.delays import Delays, check_delays
 from simdist.engines.network import FluidNetwork
-from simdist.plan import STREAMS, Delay, Instance, Op, Plan, walk
+from simdist.plan import STREAMS, Delay, Instance, Op, Plan, Tick, walk
 from simdist.trace import Trace
 
 __all__ = ["simulate"]
@@ -65,6 +65,7 @@ class _Task:
     after: tuple[int, ...]
     seconds: list[float] | None  # per rank: a local operation or an injected delay
     meeting: "_Meeting | None"  # a transfer
+    period_s: float | None  # of a tick
 
 
 class _Meeting:
@@ -161,6 +162,8 @@ class _World:
             if task.seconds is not None:
                 start[index][rank] = env.now
                 seconds = task.seconds[rank]
+                if task.period_s is not None:
+                    seconds = float(until_tick_s(env.now, task.period_s))
                 if seconds:
                     yield env.timeout(seconds)
             else:
@@ -224,4 +227,6 @@ def _tasks(plan: Plan, costs: Costs, delays: Delays) -> list[_Task]:
 def _task(instance: Instance, seconds: list[float] | None, meeting: _Meeting | None, delays: Delays) -> _Task:
     if isinstance(instance.op, Delay):
         seconds = delays[instance.op.channel][instance.step].tolist()
-    return _Task(instance.index, instance.step, STREAMS.index(instance.stream), instance.after, seconds, meeting)
+    period_s = instance.op.period_s if isinstance(instance.op, Tick) else None
+    stream = STREAMS.index(instance.stream)
+    return _Task(instance.index, instance.step, stream, instance.after, seconds, meeting, period_s)

@@ -23,10 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.breakdown import Attribution, Breakdown, Observer
-from simdist.cost import Costs, Local, Shared
+from simdist.cost import Costs, Local, Shared, until_tick_s
 from simdist.engines.contention import Contention
 from simdist.engines.delays import Delays, DelaySource, DrawnDelays, check_delays
-from simdist.plan import COLLECTIVES, Channel, Delay, Op, Plan
+from simdist.plan import COLLECTIVES, Channel, Delay, Op, Plan, Tick
 from simdist.plan.walk import Stretch, Template, stretches
 from simdist.trace import Trace
 
@@ -221,6 +221,8 @@ class _Machine:
                 end = add(ready, seconds, out)
             elif isinstance(template.op, Delay):
                 end = add(ready, feed.delay(template.op.channel, step + template.step), out)
+            elif isinstance(template.op, Tick):
+                end = add(ready, until_tick_s(ready, template.op.period_s), out)
             else:
                 end = ready
                 if out is not None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT", "canonical_bytes", "dumps", "load", "loads", "save"]
 
 FORMAT = "simdist-plan-1"
+_UNWRITTEN: dict[str, object] = {"padding": 0, "servers": None, "ratios": None, "stream": "compute", "divisor": 1}
+"""Fields that plans did not have at first, left out at these values: so the digests of older plans are what they were."""
 _OP_CLASSES: dict[str, type] = {cls.__name__: cls for cls in get_args(ops.Op)}
 
 
@@ -91,9 +93,17 @@ def _document(plan: Plan) -> dict[str, Any]:
         "format": FORMAT,
         "name": plan.name,
         "world_size": plan.world_size,
-        "buffers": [dataclasses.asdict(buffer) for buffer in plan.buffers],
-        "bodies": [[{"op": type(op).__name__, **dataclasses.asdict(op)} for op in body] for body in plan.bodies],
+        "buffers": [_fields_of(buffer) for buffer in plan.buffers],
+        "bodies": [[{"op": type(op).__name__, **_fields_of(op)} for op in body] for body in plan.bodies],
         "order": [dataclasses.asdict(run) for run in plan.order],
+    }
+
+
+def _fields_of(item: Buffer | ops.Op) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in dataclasses.asdict(item).items()
+        if name not in _UNWRITTEN or value != _UNWRITTEN[name]
     }
 
 
@@ -150,6 +160,7 @@ def _unknown(raw: Any) -> Iterator[str]:
                 place = f"bodies[{number}][{position}]."
                 yield from _extra(op, _fields(cls_or_none) | {"op"}, place)
                 yield from _extra(op.get("group"), _fields(Group), f"{place}group.")
+                yield from _extra(op.get("servers"), _fields(ops.Servers), f"{place}servers.")
 
 
 def _extra(item: Any, known: set[str], place: str) -> Iterator[str]:

@@ -28,13 +28,19 @@ __all__ = [
     "Densify",
     "Forward",
     "Load",
+    "Merge",
     "Op",
     "Optimize",
+    "Pack",
     "Reduce",
     "ReduceScatter",
     "Save",
     "Select",
+    "Servers",
     "Stream",
+    "Tick",
+    "TrustRatios",
+    "Unpack",
     "Wait",
     "reads",
     "stream_of",
@@ -44,8 +50,11 @@ __all__ = [
 Stream: TypeAlias = Literal["host", "compute", "comm", "io"]
 Channel: TypeAlias = Literal["host", "compute", "io"]
 Reduction: TypeAlias = Literal["mean", "sum"]
-Algorithm: TypeAlias = Literal["auto", "ring", "tree", "halving_doubling"]
+Algorithm: TypeAlias = Literal[
+    "auto", "ring", "tree", "double_tree", "halving_doubling", "direct", "hierarchical", "server"
+]
 SelectMethod: TypeAlias = Literal["exact", "mstopk", "dgc"]
+KernelStream: TypeAlias = Literal["compute", "comm"]
 
 STREAMS: tuple[Stream, ...] = ("host", "compute", "comm", "io")
 
@@ -59,10 +68,29 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Copy `src` to `dst`: within the device, or between host and device where the buffers' places differ."""
+    """Copy `src` to `dst`: within the device, or between host and device where the buffers' places differ.
+
+    Between floating-point buffers of different types it converts.
+    """
 
     src: str
     dst: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Concatenate `srcs` in the fusion buffer `dst`, converted to its type (comm stream)."""
+
+    srcs: tuple[str, ...]
+    dst: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unpack:
+    """Take the fusion buffer `src` apart into `dsts`, converted to their types (comm stream)."""
+
+    src: str
+    dsts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +110,56 @@ class Backward:
 
 
 @dataclass(frozen=True, slots=True)
-class Optimize:
-    """Update `params` with `grads`."""
+class TrustRatios:
+    """Compute how far LARS may move each tensor: member j does the j-th of `group.size` equal shares of the tensors.
+
+    `dst` holds `dst.count` ratios, one for each tensor of the share; the last shares may have fewer tensors, or none.
+
+    Source:
+        You, Gitman, Ginsburg, Large Batch Training of Convolutional Networks, arXiv 1708.03888, equation 6.
+    """
 
     params: tuple[str, ...]
     grads: tuple[str, ...]
+    dst: str
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class Optimize:
+    """Update `params` with `grads`; with `ratios`, each tensor's learning rate is multiplied by its trust ratio."""
+
+    params: tuple[str, ...]
+    grads: tuple[str, ...]
+    ratios: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """The parameter servers of an all-reduce.
+
+    Args:
+        parts: Elements of the buffer that each server holds, in order.
+        members: Which member of the group each server is. Without members they are machines of their own, one server
+            each, beside the ranks.
+    """
+
+    parts: tuple[int, ...]
+    members: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """Replace `buffer` on every member by the reduction over its group."""
+    """Replace `buffer` on every member by the reduction over its group.
+
+    By the algorithm `server`, every member pushes its part to each of `servers`, and pulls what they have reduced.
+    """
 
     buffer: str
     group: Group
     reduction: Reduction = "mean"
     algorithm: Algorithm = "auto"
+    servers: Servers | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +213,39 @@ class Select:
     residual: str
     k: int
     method: SelectMethod = "exact"
+    stream: KernelStream = "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Sum what `src` holds under equal indices and move the largest of it to the smaller sparse buffer `dst`.
+
+    The rest, divided by `divisor`, is added to `residual`. Ranks that merge the same data drop the same; each of them
+    keeps its share, so that nothing is lost.
+    """
+
+    src: str
+    dst: str
+    residual: str
+    divisor: int = 1
+    stream: KernelStream = "compute"
 
 
 @dataclass(frozen=True, slots=True)
 class Densify:
-    """Scatter-add the sparse buffer `src` into the dense buffer `dst`, which starts from zero."""
+    """Scatter-add the sparse buffer `src`, divided by `divisor`, into the dense `dst`, which starts from zero."""
 
     src: str
     dst: str
+    divisor: int = 1
+    stream: KernelStream = "compute"
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Hold the comm stream until the next tick of a clock that ticks every `period_s`, from the start of the run on."""
+
+    period_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +271,24 @@ class Save:
 
 Collective: TypeAlias = AllReduce | ReduceScatter | AllGather | Reduce | Broadcast
 COLLECTIVES = (AllReduce, ReduceScatter, AllGather, Reduce, Broadcast)
-Op: TypeAlias = Load | Copy | Forward | Backward | Optimize | Collective | Select | Densify | Delay | Wait | Save
+Op: TypeAlias = (
+    Load
+    | Copy
+    | Pack
+    | Unpack
+    | Forward
+    | Backward
+    | TrustRatios
+    | Optimize
+    | Collective
+    | Select
+    | Merge
+    | Densify
+    | Tick
+    | Delay
+    | Wait
+    | Save
+)
 
 
 def stream_of(op: Op) -> Stream:
@@ -191,10 +296,12 @@ def stream_of(op: Op) -> Stream:
     match op:
         case Load() | Save():
             return "io"
-        case Copy() | Forward() | Backward() | Optimize() | Select() | Densify():
+        case Copy() | Forward() | Backward() | TrustRatios() | Optimize():
             return "compute"
-        case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast():
+        case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast() | Pack() | Unpack() | Tick():
             return "comm"
+        case Select() | Merge() | Densify():
+            return op.stream
         case Delay():
             return op.channel
         case Wait():
@@ -206,17 +313,19 @@ def stream_of(op: Op) -> Stream:
 def reads(op: Op) -> tuple[str, ...]:
     """Return the buffers whose contents `op` needs."""
     match op:
-        case Load() | Delay():
+        case Load() | Delay() | Tick():
             return ()
-        case Copy() | ReduceScatter() | AllGather() | Densify():
+        case Copy() | Unpack() | ReduceScatter() | AllGather() | Densify():
             return (op.src,)
-        case Forward() | Backward() | Save():
+        case Forward() | Backward() | Save() | Pack():
             return op.srcs
-        case Optimize():
+        case TrustRatios():
             return op.params + op.grads
+        case Optimize():
+            return op.params + op.grads + ((op.ratios,) if op.ratios else ())
         case AllReduce() | Reduce() | Broadcast() | Wait():
             return (op.buffer,)
-        case Select():
+        case Select() | Merge():
             return (op.src, op.residual)
         case _:
             assert_never(op)
@@ -225,17 +334,17 @@ def reads(op: Op) -> tuple[str, ...]:
 def writes(op: Op) -> tuple[str, ...]:
     """Return the buffers that `op` replaces."""
     match op:
-        case Delay() | Wait() | Save():
+        case Delay() | Wait() | Save() | Tick():
             return ()
-        case Load() | Copy() | Backward() | ReduceScatter() | AllGather() | Densify():
+        case Load() | Copy() | Pack() | Backward() | TrustRatios() | ReduceScatter() | AllGather() | Densify():
             return (op.dst,)
-        case Forward():
+        case Forward() | Unpack():
             return op.dsts
         case Optimize():
             return op.params
         case AllReduce() | Reduce() | Broadcast():
             return (op.buffer,)
-        case Select():
+        case Select() | Merge():
             return (op.dst, op.residual)
         case _:
             assert_never(op)

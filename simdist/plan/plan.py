@@ -49,6 +49,8 @@ class Buffer:
         place: Memory that holds it.
         sparse: It holds `count` values and `count` int32 indices.
         initialized: It has contents before the first step (parameters, residuals, data in memory).
+        padding: How many of the elements, the last ones, belong to no tensor. They fill the buffer up to a multiple of
+            a group.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Buffer:
     place: Literal["device", "host"] = "device"
     sparse: bool = False
     initialized: bool = False
+    padding: int = 0
 
     @property
     def nbytes(self) -> int:

@@ -15,17 +15,23 @@ from simdist.plan.ops import (
     Densify,
     Forward,
     Load,
+    Merge,
     Op,
     Optimize,
+    Pack,
     Reduce,
     ReduceScatter,
     Save,
     Select,
+    Servers,
+    Tick,
+    TrustRatios,
+    Unpack,
     Wait,
     stream_of,
 )
 from simdist.plan.plan import Body, Buffer, Plan, Run
-from simdist.units import format_nbytes
+from simdist.units import format_nbytes, format_seconds
 
 __all__ = ["body_text", "op_name", "op_text", "order_text", "plan_text"]
 
@@ -54,16 +60,26 @@ def _arguments(op: Op) -> str:
     match op:
         case Load():
             return f"-> {op.dst}"
-        case Copy() | Densify():
+        case Copy():
             return f"{op.src} -> {op.dst}"
+        case Pack():
+            return f"{', '.join(op.srcs)} -> {op.dst}"
+        case Unpack():
+            return f"{op.src} -> {', '.join(op.dsts)}"
+        case Merge():
+            return f"{op.src} -> {op.dst}, rest{_divided(op.divisor)} to {op.residual}"
+        case Densify():
+            return f"{op.src}{_divided(op.divisor)} -> {op.dst}"
+        case TrustRatios():
+            return f"{', '.join(op.params)} with {', '.join(op.grads)} -> {op.dst}, shared by {op.group}"
         case Forward():
             return f"{', '.join(op.srcs)} -> {', '.join(op.dsts)}"
         case Backward():
             return f"{', '.join(op.srcs)} -> {op.dst}"
         case Optimize():
-            return f"{', '.join(op.params)} with {', '.join(op.grads)}"
+            return f"{', '.join(op.params)} with {', '.join(op.grads)}{f', {op.ratios}' if op.ratios else ''}"
         case AllReduce():
-            return f"{op.buffer}, {op.reduction} over {op.group}{_by(op.algorithm)}"
+            return f"{op.buffer}, {op.reduction} over {op.group}{_by(op.algorithm)}{_served(op.servers)}"
         case ReduceScatter():
             return f"{op.src} -> {op.dst}, {op.reduction} over {op.group}{_by(op.algorithm)}"
         case AllGather():
@@ -76,6 +92,8 @@ def _arguments(op: Op) -> str:
             return f"{op.src} -> {op.dst}, {op.k} of it by {op.method}, rest to {op.residual}"
         case Delay():
             return op.channel
+        case Tick():
+            return f"every {format_seconds(op.period_s)}"
         case Wait():
             return op.buffer
         case Save():
@@ -86,6 +104,17 @@ def _arguments(op: Op) -> str:
 
 def _by(algorithm: str) -> str:
     return "" if algorithm == "auto" else f", {algorithm}"
+
+
+def _divided(divisor: int) -> str:
+    return "" if divisor == 1 else f" / {divisor}"
+
+
+def _served(servers: Servers | None) -> str:
+    if servers is None:
+        return ""
+    where = f"members {', '.join(map(str, servers.members))}" if servers.members else f"{len(servers.parts)} apart"
+    return f" ({where})"
 
 
 def body_text(body: Body, *, marked: int | None = None) -> str:
@@ -138,4 +167,6 @@ def _buffer_text(buffer: Buffer, width: int) -> str:
         traits.append("in host memory")
     if buffer.initialized:
         traits.append("initialized")
+    if buffer.padding:
+        traits.append(f"{buffer.padding} of them padding")
     return "  ".join(traits)

@@ -11,11 +11,17 @@ once. Element-wise, a buffer is a row of *atoms*: the tensor ranges that buffers
 that reduce-scatters split them into. Each atom carries its place in the model, so that a shard which ends up in the
 wrong place is found, too. Forward passes must read this step's parameters, and each loaded batch once.
 
+Which entries a top-k selection takes depends on values, so no symbols can follow it. The proof lets it take all of
+them: it shows that what is selected is summed over the right ranks, divided by the right number and put in the right
+place, and that nothing is counted twice. What was not selected stays with its rank, by the meaning of `Select` and
+`Merge`. A sparse buffer holds symbols of the dense vector that it stands for, so gathering it is summing them.
+Trust ratios scale an update and change no weights; that they are those of the updated tensors is demanded.
+
 This is the smallest interpreter of the plan, and the living definition of what its operations mean.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -36,13 +42,18 @@ from simdist.plan import (
     Densify,
     Forward,
     Load,
+    Merge,
     Op,
     Optimize,
+    Pack,
     Plan,
     Reduce,
     ReduceScatter,
     Save,
     Select,
+    Tick,
+    TrustRatios,
+    Unpack,
     Wait,
     writes,
 )
@@ -53,6 +64,7 @@ from simdist.proof.symbols import (
     Weights,
     aged,
     at_root,
+    concatenated,
     digest,
     fraction_text,
     gather,
@@ -62,6 +74,7 @@ from simdist.proof.symbols import (
     scatter,
     spread,
     tag_text,
+    total,
 )
 
 __all__ = ["Result", "prove"]
@@ -123,6 +136,7 @@ class _Proof:
         residuals = {op.residual for op in ops if isinstance(op, Select)}
         self._params = [b.name for b in plan.buffers if b.initialized and b.tensors and b.name not in residuals]
         self._grads = {op.dst for op in ops if isinstance(op, Backward)}
+        self._rating: tuple[Value, ...] = ()
         self._loads = any(isinstance(op, Load) for op in ops)
         self._n_slices = math.prod(group.size for group in {op.group for op in ops if isinstance(op, ReduceScatter)})
         bounds = {bound for buffer in plan.buffers if buffer.tensors for bound in buffer.tensors}
@@ -176,7 +190,7 @@ class _Proof:
     def _execute(self, op: Op, state: State) -> None:
         """Execute one operation on the weights."""
         match op:
-            case Delay() | Wait() | Save():
+            case Delay() | Wait() | Save() | Tick():
                 pass
             case Load():
                 self._demand_used(op.dst, state)
@@ -196,12 +210,18 @@ class _Proof:
                 state[op.dst] = state[op.src]
                 self._use_batch(op.src, state)
             case Optimize():
+                if op.ratios:
+                    self._demand_ratios(op, op.ratios, state)
                 for param in op.params:
                     state[param] = self._optimized(param, op.grads, state)
+            case TrustRatios():
+                state[op.dst] = self._rated(op, state)
+            case Pack():
+                state[op.dst] = self._packed([state[name] for name in op.srcs])
+            case Unpack():
+                self._unpack(op, state)
             case AllReduce():
-                state[op.buffer] = self._map(
-                    op, state[op.buffer], lambda view: spread(view.sum(1, keepdims=True), view)
-                )
+                state[op.buffer] = self._map(op, state[op.buffer], total)
             case Reduce():
                 state[op.buffer] = self._map(op, state[op.buffer], lambda view: at_root(view, op.root))
             case Broadcast():
@@ -210,14 +230,66 @@ class _Proof:
             case ReduceScatter():
                 state[op.dst] = self._map(op, state[op.src], scatter)
             case AllGather():
-                state[op.dst] = self._map(op, state[op.src], gather)
-            case Select():
-                state[op.dst] = self._value(op.src, {Tag("selection"): self._own})
-                state[op.residual] = self._value(op.src, {Tag("kept"): self._own})
-            case Densify():
+                move = total if self._buffers[op.src].sparse else gather
+                state[op.dst] = self._map(op, state[op.src], move)
+            case Select() | Merge():
                 state[op.dst] = state[op.src]
+                state[op.residual] = self._value(op.residual, {Tag("kept"): self._own})
+            case Densify():
+                state[op.dst] = self._divided(state[op.src], op.divisor)
             case _:
                 assert_never(op)
+
+    def _divided(self, value: Value, divisor: int) -> Value:
+        for weights in value.weights.values():
+            weights.demand_room(divisor)
+        parts = {tag: reduced(each.numerators, each.denominator * divisor) for tag, each in value.weights.items()}
+        return Value(value.places, parts)
+
+    def _packed(self, values: Sequence[Value]) -> Value:
+        """Concatenate the atoms of buffers."""
+        tags = dict.fromkeys(tag for value in values for tag in value.weights)
+        places = np.concatenate([value.places for value in values], axis=1)
+        return Value(places, {tag: concatenated([self._weights(value, tag) for value in values]) for tag in tags})
+
+    def _weights(self, value: Value, tag: Tag) -> Weights:
+        """Return the weights of a source, zero where there is none of it."""
+        zero = np.zeros((*value.places.shape, len(self._sources)), dtype=np.int64)
+        return value.weights.get(tag, Weights(zero))
+
+    def _unpack(self, op: Unpack, state: State) -> None:
+        """Take the atoms of a fusion buffer apart again."""
+        value, first = state[op.src], 0
+        for name in op.dsts:
+            begin, end = self._atoms(name)
+            last = first + end - begin
+            parts = {
+                tag: Weights(each.numerators[:, first:last], each.denominator) for tag, each in value.weights.items()
+            }
+            state[name] = Value(value.places[:, first:last], parts)
+            first = last
+        if first != value.places.shape[1]:
+            raise _BrokenError(f"{op.src} holds other tensors than the buffers it is taken apart into")
+
+    def _rated(self, op: TrustRatios, state: State) -> Value:
+        """Return one atom a rank: the number of its share. What was rated is remembered."""
+        self._rating = tuple(state[name] for name in (*op.params, *op.grads))
+        n_blocks, size, stride = op.group.shape(self._plan.world_size)
+        for name in op.grads if size > 1 else ():
+            for weights in state[name].weights.values():
+                members = weights.numerators.reshape(n_blocks, size, stride, -1)
+                if (members != members[:, :1]).any():
+                    raise _BrokenError(f"{name} differs within a {op.group}; share the work after the gradients are")
+        share = np.broadcast_to(np.arange(size)[:, None], (n_blocks, size, stride))
+        return Value(share.reshape(-1, 1), {Tag("ratios"): self._own})
+
+    def _demand_ratios(self, op: Optimize, ratios: str, state: State) -> None:
+        now = tuple(state[name] for name in (*op.params, *op.grads))
+        if len(now) != len(self._rating) or any(a is not b for a, b in zip(now, self._rating, strict=True)):
+            raise _BrokenError(f"{ratios} are trust ratios of other parameters or gradients than it updates")
+        shares = state[ratios].places
+        if Tag("ratios") not in state[ratios].weights or (shares != np.arange(shares.shape[1])).any():
+            raise _BrokenError(f"{ratios} do not hold the trust ratios of all tensors, in order")
 
     def _forward(self, op: Forward, state: State) -> None:
         if any(state[name].has("used") for name in op.srcs):
@@ -293,7 +365,7 @@ class _Proof:
     def _move_places(
         self, op: Collective, places: NDArray[np.int64], move: Callable[[NDArray[np.int64]], NDArray[np.int64]]
     ) -> NDArray[np.int64]:
-        if isinstance(op, AllReduce | Reduce | ReduceScatter):
+        if isinstance(op, AllReduce | Reduce | ReduceScatter) or move is total:
             if (places != places[:, :1]).any():
                 raise _BrokenError("reduces slices of different places; the members hold other parts of the model")
             places = scatter(places) // op.group.size if isinstance(op, ReduceScatter) else places

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ __all__ = [
     "Weights",
     "aged",
     "at_root",
+    "concatenated",
     "digest",
     "fraction_text",
     "gather",
@@ -27,6 +28,7 @@ __all__ = [
     "scatter",
     "spread",
     "tag_text",
+    "total",
 ]
 
 
@@ -34,7 +36,7 @@ __all__ = [
 class Tag:
     """Kind of source and its age in steps, capped at 2.
 
-    Kinds: `param`, `gradient`; of a top-k selection `selection` and `kept`; `batch` and `used` of input; `forward`.
+    Kinds: `param`, `gradient`; `kept` by a top-k selection; `batch` and `used` of input; `forward`; trust `ratios`.
     """
 
     kind: str
@@ -95,6 +97,20 @@ def same(found: dict[Tag, Weights], expected: dict[Tag, Weights]) -> bool:
 def spread(reduced: NDArray[np.int64], view: NDArray[np.int64]) -> NDArray[np.int64]:
     """Give every member the same, `[block, member, ...]` from `[block, 1, ...]`."""
     return np.broadcast_to(reduced, view.shape)
+
+
+def total(view: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Give every member the sum over the members."""
+    return spread(view.sum(1, keepdims=True), view)
+
+
+def concatenated(parts: Sequence[Weights]) -> Weights:
+    """Return the atoms of all parts, one after the other."""
+    common = math.lcm(*(part.denominator for part in parts))
+    for part in parts:
+        part.demand_room(common // part.denominator)
+    numerators = [part.numerators * (common // part.denominator) for part in parts]
+    return reduced(np.concatenate(numerators, axis=1), common)
 
 
 def root_mask(view: NDArray[np.int64], root: int) -> NDArray[np.bool_]:
@@ -163,6 +179,6 @@ def fraction_text(weights: Weights, rank: int, atom: int, column: int) -> str:
 
 def tag_text(tag: Tag) -> str:
     """Return a source as people call it."""
-    words = {"param": "parameters", "gradient": "gradient", "selection": "selection", "kept": "residual"}
+    words = {"param": "parameters", "gradient": "gradient", "kept": "residual", "ratios": "trust ratios"}
     ages = {0: "", 1: ", one step old,", 2: ", two or more steps old,"}
     return words.get(tag.kind, tag.kind) + ages[tag.age]

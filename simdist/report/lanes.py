@@ -20,13 +20,18 @@ from simdist.plan import (
     Densify,
     Forward,
     Load,
+    Merge,
     Op,
     Optimize,
+    Pack,
     Reduce,
     ReduceScatter,
     Save,
     Select,
     Stream,
+    Tick,
+    TrustRatios,
+    Unpack,
     Wait,
     occurrences,
     stream_of,
@@ -151,17 +156,17 @@ def _style(op: Op) -> Style:
             return _LOAD
         case Save():
             return _SAVE
-        case Copy():
+        case Copy() | Pack() | Unpack():
             return _COPY
         case Forward():
             return _FORWARD
         case Backward():
             return _BACKWARD
-        case Optimize():
+        case Optimize() | TrustRatios():
             return _OPTIMIZE
-        case Select() | Densify():
+        case Select() | Merge() | Densify():
             return _COMPRESS
-        case Delay():
+        case Delay() | Tick():
             return _DELAY
         case Wait():
             return _HOST_WAIT
