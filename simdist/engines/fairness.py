@@ -61,37 +61,87 @@ def max_min_rates(stages: Sequence[Stage], capacity_Bps: NDArray[np.float64]) ->
     [500000000.0, 500000000.0]
     """
     filling = _Filling(stages, capacity_Bps)
-    while filling.rises():
-        filling.stop_on(filling.full())
+    while filling.rise():
+        pass
     return filling.rates_Bps
 
 
 class _Filling:
-    """Rates on their way up.
+    """Rates on their way up, in one pass over the pairs of a flow and a resource that it uses.
 
-    The pairs of a transfer and a resource that it uses are kept in the order of the transfers (`_by_flow`), and their
-    places in the order of the resources (`_by_resource`); `_first_of_...` tells where the pairs of each begin.
+    Pairs are in the order of the flows; `_by_resource` takes them into that of the resources, which are numbered from 0.
+    The pairs of each begin at `_first_of_flow`, and at `_first_of_resource` in that order.
     """
 
     def __init__(self, stages: Sequence[Stage], capacity_Bps: NDArray[np.float64]) -> None:
-        flow = np.repeat(np.arange(len(stages)), [len(stage.resources) for stage in stages])
+        n_pairs = np.array([len(stage.resources) for stage in stages])
         resource = np.concatenate([stage.resources for stage in stages])
         nbytes = np.concatenate([stage.nbytes for stage in stages])
-        if not (nbytes > 0).all():
-            flow, resource, nbytes = flow[nbytes > 0], resource[nbytes > 0], nbytes[nbytes > 0]
+        self._flow = np.repeat(np.arange(len(stages)), n_pairs)
+        if not nbytes.all():  # what has no bytes is not used
+            used = nbytes > 0
+            resource, nbytes, self._flow = resource[used], nbytes[used], self._flow[used]
+            n_pairs = np.bincount(self._flow, minlength=len(stages))
         most_nbytes = np.zeros(len(stages))
-        np.maximum.at(most_nbytes, flow, nbytes)
-        self._weight = nbytes / most_nbytes[flow]
-        self._flow = flow
-        self._first_of_flow = _firsts(np.bincount(flow, minlength=len(stages)))
-        used, self._resource, n_users = _renumbered(resource, len(capacity_Bps))
-        self._first_of_resource = _firsts(n_users)
-        self._by_resource = np.argsort(self._resource, kind="stable")
-        self._n_rising = n_users
+        np.maximum.at(most_nbytes, self._flow, nbytes)
+        self._weight = nbytes / most_nbytes[self._flow]
+        self._first_of_flow = np.concatenate(([0], np.cumsum(n_pairs)))
+
+        # Small integers are sorted in linear time.
+        self._by_resource = np.argsort(resource.astype(np.min_scalar_type(len(capacity_Bps))), kind="stable")
+        in_by_resource = resource[self._by_resource]
+        is_first = np.concatenate(([True], in_by_resource[1:] != in_by_resource[:-1]))[: len(in_by_resource)]
+        self._resource = np.empty_like(self._by_resource)
+        self._resource[self._by_resource] = np.cumsum(is_first) - 1
+        begins = np.flatnonzero(is_first)
+        self._first_of_resource = np.append(begins, len(in_by_resource))
+
+        self._left_Bps = capacity_Bps[in_by_resource[begins]].astype(np.float64)
         self._load = np.bincount(self._resource, weights=self._weight)
         self._summed_load = self._load.copy()
-        self._left_Bps = capacity_Bps[used].astype(np.float64)
-        self._full_at_Bps = self._left_Bps / self._load
-        self._level_Bps = 0.0
+        self._n_rising = np.diff(self._first_of_resource)
         self._rising = np.ones(len(stages), dtype=bool)
+        self._full_Bps = self._left_Bps / self._load
+        self._level_Bps = 0.0
         self.rates_Bps = np.full(len(stages), np.inf)
+
+    def rise(self) -> bool:
+        """Raise the rates until resources are full, stop those who use them; tell whether any were left to stop."""
+        lowest_Bps = self._full_Bps.min(initial=np.inf)
+        if lowest_Bps == np.inf:
+            return False
+        self._level_Bps = max(self._level_Bps, float(lowest_Bps))
+        full = np.flatnonzero(self._full_Bps <= self._level_Bps * (1 + _SAME))
+        users = self._flow[self._by_resource[_places(self._first_of_resource, full)]]
+        stopping = users[self._rising[users]]
+        self._stop(stopping if len(full) == 1 else np.unique(stopping))
+        return True
+
+    def _stop(self, flows: NDArray[np.int64]) -> None:
+        self._rising[flows] = False
+        self.rates_Bps[flows] = self._level_Bps
+        pairs = _places(self._first_of_flow, flows)
+        resource, weight = self._resource[pairs], self._weight[pairs]
+        np.subtract.at(self._n_rising, resource, 1)
+        np.subtract.at(self._load, resource, weight)
+        np.subtract.at(self._left_Bps, resource, weight * self._level_Bps)
+        is_used = self._n_rising[resource] > 0
+        self._full_Bps[resource[~is_used]] = np.inf
+        used = resource[is_used]
+        self._sum_anew(used[self._load[used] < self._summed_load[used] * _WORN])
+        self._full_Bps[used] = self._left_Bps[used] / self._load[used]
+
+    def _sum_anew(self, worn: NDArray[np.int64]) -> None:
+        for resource in np.unique(worn):
+            pairs = self._by_resource[self._first_of_resource[resource] : self._first_of_resource[resource + 1]]
+            load = self._weight[pairs[self._rising[self._flow[pairs]]]].sum()
+            self._load[resource] = self._summed_load[resource] = load
+
+
+def _places(first: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.int64] | slice:
+    """Return where the pairs of these flows, or resources, are."""
+    if len(numbers) == 1:
+        return slice(first[numbers[0]], first[numbers[0] + 1])
+    begin, length = first[numbers], first[numbers + 1] - first[numbers]
+    shift = begin - (np.cumsum(length) - length)
+    return np.repeat(shift, length) + np.arange(length.sum())

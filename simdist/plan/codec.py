@@ -22,7 +22,7 @@ __all__ = ["FORMAT", "canonical_bytes", "dumps", "load", "loads", "save"]
 
 FORMAT = "simdist-plan-1"
 _UNWRITTEN: dict[str, object] = {"padding": 0, "servers": None, "ratios": None, "stream": "compute", "divisor": 1}
-"""Fields that plans did not have at first, left out at these values: so the digests of older plans are what they were."""
+"""Fields that plans did not have at first, left out at these values: so digests of older plans are what they were."""
 _OP_CLASSES: dict[str, type] = {cls.__name__: cls for cls in get_args(ops.Op)}
 
 
