@@ -160,6 +160,8 @@ def _op_problems(op: Op, buffers: dict[str, Buffer], world_size: int) -> Iterato
                 yield "scatters a sparse buffer into a dense one; declare src sparse and dst not"
             yield from _divisor_problems(op.divisor)
         case Tick():
+            if not op.srcs:
+                yield "waits for a tick after nothing; name the buffers that were written before"
             if not 0 < op.period_s < math.inf:
                 yield f"ticks every {op.period_s} s; a period is a number of seconds above 0"
         case Delay() | Wait() | Save():

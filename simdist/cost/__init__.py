@@ -58,7 +58,7 @@ __all__ = [
     "Transfer",
     "compute_s",
     "price",
-    "until_tick_s",
+    "tick_s",
 ]
 
 _EVERY_RANK = Group(1)
@@ -180,7 +180,7 @@ class _Pricing:
                 return self._storage(self._buffer(op.dst).nbytes, inward=True)
             case Save():
                 return self._storage(sum(self._buffer(name).nbytes for name in op.srcs), inward=False)
-            case Delay() | Wait() | Tick():  # what a tick takes depends on when it begins: `until_tick_s`
+            case Delay() | Wait() | Tick():  # how long a tick holds depends on when its data was ready: `tick_s`
                 return Local(0.0)
             case _:
                 assert_never(op)
@@ -208,10 +208,10 @@ class _Pricing:
         return Shared.of(_EVERY_RANK, transfers, self.capacity_Bps)
 
 
-def until_tick_s(now_s: NDArray[np.float64] | float, period_s: float) -> NDArray[np.float64]:
-    """Return the seconds from `now_s` to the next multiple of `period_s`; 0 on a tick.
+def tick_s(ready_s: NDArray[np.float64] | float, period_s: float) -> NDArray[np.float64]:
+    """Return the first multiple of `period_s` that is not before `ready_s`.
 
-    >>> until_tick_s(np.array([0.0, 0.012, 0.015]), 0.005).round(9).tolist()
-    [0.0, 0.003, 0.0]
+    >>> tick_s(np.array([0.0, 0.012, 0.015]), 0.005).round(9).tolist()
+    [0.0, 0.015, 0.015]
     """
-    return np.asarray(np.maximum(np.ceil(now_s / period_s - _TICK_SLACK) * period_s - now_s, 0.0))
+    return np.asarray(np.maximum(np.ceil(ready_s / period_s - _TICK_SLACK) * period_s, ready_s))

@@ -15,7 +15,7 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from simdist.cost import Costs, Local, Shared, Transfer, until_tick_s
+from simdist.cost import Costs, Local, Shared, Transfer, tick_s
 from simdist.engines.delays import Delays, check_delays
 from simdist.engines.network import FluidNetwork
 from simdist.plan import STREAMS, Delay, Instance, Op, Plan, Tick, walk
@@ -163,7 +163,8 @@ class _World:
                 start[index][rank] = env.now
                 seconds = task.seconds[rank]
                 if task.period_s is not None:
-                    seconds = float(until_tick_s(env.now, task.period_s))
+                    written_s = max((end[other][rank] for other in task.after), default=0.0)
+                    seconds = max(float(tick_s(written_s, task.period_s)) - env.now, 0.0)
                 if seconds:
                     yield env.timeout(seconds)
             else:

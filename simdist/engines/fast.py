@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.breakdown import Attribution, Breakdown, Observer
-from simdist.cost import Costs, Local, Shared, until_tick_s
+from simdist.cost import Costs, Local, Shared, tick_s
 from simdist.engines.contention import Contention
 from simdist.engines.delays import Delays, DelaySource, DrawnDelays, check_delays
 from simdist.plan import COLLECTIVES, Channel, Delay, Op, Plan, Tick
@@ -222,7 +222,8 @@ class _Machine:
             elif isinstance(template.op, Delay):
                 end = add(ready, feed.delay(template.op.channel, step + template.step), out)
             elif isinstance(template.op, Tick):
-                end = add(ready, until_tick_s(ready, template.op.period_s), out)
+                written = reduce(maximum, (rows[other] for other in others), self._zero)
+                end = add(ready, maximum(tick_s(written, template.op.period_s) - ready, 0.0), out)
             else:
                 end = ready
                 if out is not None:

@@ -243,8 +243,12 @@ class Densify:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Hold the comm stream until the next tick of a clock that ticks every `period_s`, from the start of the run on."""
+    """Hold the comm stream until a clock that runs from the start of the run has ticked since `srcs` were written.
 
+    It ticks every `period_s`. A stream that is busy with something else until after that tick is not held.
+    """
+
+    srcs: tuple[str, ...]
     period_s: float
 
 
@@ -313,11 +317,11 @@ def stream_of(op: Op) -> Stream:
 def reads(op: Op) -> tuple[str, ...]:
     """Return the buffers whose contents `op` needs."""
     match op:
-        case Load() | Delay() | Tick():
+        case Load() | Delay():
             return ()
         case Copy() | Unpack() | ReduceScatter() | AllGather() | Densify():
             return (op.src,)
-        case Forward() | Backward() | Save() | Pack():
+        case Forward() | Backward() | Save() | Pack() | Tick():
             return op.srcs
         case TrustRatios():
             return op.params + op.grads

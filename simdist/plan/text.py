@@ -93,7 +93,7 @@ def _arguments(op: Op) -> str:
         case Delay():
             return op.channel
         case Tick():
-            return f"every {format_seconds(op.period_s)}"
+            return f"{', '.join(op.srcs)}, every {format_seconds(op.period_s)}"
         case Wait():
             return op.buffer
         case Save():
