@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from simdist import engines
 from simdist.check import check
-from simdist.cost import Costs, compute_s, price
+from simdist.cost import Costs, compute_s, price, tensor_backward_s
 from simdist.engines import Engine
 from simdist.errors import ScenarioError
 from simdist.plan import Channel, Plan
@@ -52,6 +52,7 @@ def job(scenario: Scenario) -> Job:
         host_waits_for=scenario.host.waits_for,
         run_ahead_steps=scenario.host.run_ahead_steps,
         delay_channels=frozenset(disturbance.on for disturbance in scenario.disturbances),
+        tensor_backward_s=tensor_backward_s(workload, cluster),
     )
 
 

@@ -12,7 +12,7 @@ from typing import TypeAlias, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost.compute import ComputeCost, compute_s
+from simdist.cost.compute import ComputeCost, compute_s, tensor_backward_s
 from simdist.cost.links import LinkCost
 from simdist.cost.sharing import contested_ops
 from simdist.cost.transfers import Shared, Stage, Topology, Transfer, collective_messages
@@ -58,6 +58,7 @@ __all__ = [
     "Transfer",
     "compute_s",
     "price",
+    "tensor_backward_s",
     "tick_s",
 ]
 

@@ -12,7 +12,7 @@ from simdist.scenario.cluster import Cluster
 from simdist.scenario.precision import Precision
 from simdist.scenario.workload import Workload
 
-__all__ = ["ComputeCost", "compute_s"]
+__all__ = ["ComputeCost", "compute_s", "tensor_backward_s"]
 
 _OPTIMIZER_PASSES = 5
 """SGD with momentum reads parameter, gradient and momentum, and writes parameter and momentum."""
@@ -29,6 +29,11 @@ def compute_s(workload: Workload, cluster: Cluster) -> NDArray[np.float64]:
     """Return forward plus backward seconds of one step, shape `[world_size]`."""
     cost = ComputeCost(workload, cluster)
     return (cost.forward_s + cost.backward_s) / cluster.device_speed()
+
+
+def tensor_backward_s(workload: Workload, cluster: Cluster) -> tuple[float, ...]:
+    """Return the backward seconds of every tensor of one step, in forward order, on an undisturbed device."""
+    return ComputeCost(workload, cluster).tensor_backward_s()
 
 
 class ComputeCost:
@@ -75,6 +80,11 @@ class ComputeCost:
     def backward(self, grad: Buffer) -> float | NDArray[np.float64]:
         """Return the seconds of the backward pass of the tensors of `grad`."""
         return self.backward_s * self._share(grad) / self._speed
+
+    def tensor_backward_s(self) -> tuple[float, ...]:
+        """Return the seconds of the backward pass of every tensor, in forward order."""
+        seconds = np.diff(self._share_before) * self.backward_s / self._device.speed
+        return tuple(seconds.tolist())
 
     def _share(self, buffer: Buffer) -> float:
         if buffer.tensors is None:

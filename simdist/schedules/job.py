@@ -44,6 +44,8 @@ class Job:
         run_ahead_steps: How many steps the host runs ahead of its GPU; 0 is `loss.item()` in every step; None never
             waits.
         delay_channels: Channels on which delays are injected.
+        tensor_backward_s: Seconds of the backward pass of every tensor, in forward order, on an undisturbed device; for
+            schedules that depend on when gradients are ready. Empty where nobody knows.
     """
 
     world_size: int
@@ -56,3 +58,4 @@ class Job:
     host_waits_for: Literal["loss", "update"] = "loss"
     run_ahead_steps: int | None = 0
     delay_channels: frozenset[Channel] = frozenset()
+    tensor_backward_s: tuple[float, ...] = ()
