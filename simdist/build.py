@@ -47,6 +47,7 @@ def job(scenario: Scenario) -> Job:
         n_steps=scenario.steps,
         tensor_counts=workload.tensor_counts,
         dtype=workload.dtype,
+        optimizer=workload.optimizer,
         batch_nbytes=max(1, workload.batch_size * workload.sample_nbytes),
         input_path=InputPath(path.source, path.copy_method, path.prefetch),
         host_waits_for=scenario.host.waits_for,

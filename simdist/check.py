@@ -134,6 +134,7 @@ def _op_problems(op: Op, buffers: dict[str, Buffer], world_size: int) -> Iterato
             yield from _fusion_problems([buffers[name] for name in op.srcs], buffers[op.dst])
         case Unpack():
             yield from _fusion_problems([buffers[name] for name in op.dsts], buffers[op.src])
+            yield from (f"writes {name!r} twice; take each part into a buffer of its own" for name in _twice(op.dsts))
         case Forward():
             if not op.dsts:
                 yield "writes nothing; a forward pass writes at least the loss"
@@ -253,6 +254,10 @@ def _fusion_problems(parts: list[Buffer], fused: Buffer) -> Iterator[str]:
             yield f"fuses {buffer.name!r}, which is not dense and floating-point"
 
 
+def _twice(names: tuple[str, ...]) -> list[str]:
+    return [name for name, n_times in Counter(names).items() if n_times > 1]
+
+
 def _shard_problems(whole: Buffer, shard: Buffer, group: Group) -> Iterator[str]:
     if whole.count != shard.count * group.size:
         yield (
@@ -313,6 +318,9 @@ def _covered(ranges: list[tuple[int, int] | None]) -> Iterator[int]:
 
 def _select_problems(op: Select, buffers: dict[str, Buffer]) -> Iterator[str]:
     src, dst, residual = buffers[op.src], buffers[op.dst], buffers[op.residual]
+    for buffer in (src, residual):
+        if buffer.sparse:
+            yield f"selects from the sparse buffer {buffer.name!r}; src and residual are dense"
     if not dst.sparse or dst.count != op.k:
         yield f"selects {op.k} elements into {dst.name!r}; declare it sparse with count {op.k}"
     if not 1 <= op.k <= src.count:

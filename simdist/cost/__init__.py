@@ -5,6 +5,7 @@ transfers of its groups over shared resources (`Shared`). How transfers share a 
 `simdist.engines`; how long an injected delay lasts was drawn with the scenario.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
@@ -12,18 +13,22 @@ from typing import TypeAlias, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.cost.algorithms import Call, collective_transfer, n_machines
 from simdist.cost.compute import ComputeCost, compute_s, tensor_backward_s
 from simdist.cost.links import LinkCost
 from simdist.cost.sharing import contested_ops
-from simdist.cost.transfers import Shared, Stage, Topology, Transfer, collective_messages
+from simdist.cost.topology import Topology
+from simdist.cost.transfers import Shared, Stage, Transfer
 from simdist.errors import PlanError
 from simdist.groups import Group
 from simdist.plan import (
+    COLLECTIVES,
     AllGather,
     AllReduce,
     Backward,
     Broadcast,
     Buffer,
+    Collective,
     Copy,
     Delay,
     Densify,
@@ -131,18 +136,22 @@ class _Pricing:
             LinkCost.of(cluster.fabric),
             LinkCost.of(cluster.network, n_parallel=cluster.nics_per_node),
             switched=cluster.oversubscription > 1,
+            bridged=math.isfinite(cluster.host_bridge_Bps),
             overhead_s=cluster.collective_overhead_s,
+            n_servers=_n_servers(plan),
         )
         self.capacity_Bps = self._capacity_Bps()
 
     def _capacity_Bps(self) -> NDArray[np.float64]:
         topology, storage = self.topology, self._cluster.storage
         capacity_Bps = np.full(topology.n_resources, np.inf)
-        nodes = np.arange(topology.n_nodes)
+        nodes, machines = np.arange(topology.n_nodes), np.arange(topology.n_machines)
         capacity_Bps[: 2 * topology.world_size] = topology.fabric.capacity_Bps
-        capacity_Bps[topology.nic_out(nodes)] = topology.network.capacity_Bps
-        capacity_Bps[topology.nic_in(nodes)] = topology.network.capacity_Bps
-        network_Bps = topology.network.capacity_Bps * topology.n_nodes
+        capacity_Bps[topology.nic_out(machines)] = topology.network.capacity_Bps
+        capacity_Bps[topology.nic_in(machines)] = topology.network.capacity_Bps
+        capacity_Bps[topology.bridge_up(nodes)] = self._cluster.host_bridge_Bps
+        capacity_Bps[topology.bridge_down(nodes)] = self._cluster.host_bridge_Bps
+        network_Bps = topology.network.capacity_Bps * topology.n_machines
         capacity_Bps[topology.switch] = network_Bps / self._cluster.oversubscription
         if storage:
             capacity_Bps[topology.storage_server] = storage.bandwidth_Bps
@@ -189,9 +198,10 @@ class _Pricing:
     def _buffer(self, name: str) -> Buffer:
         return self._buffers[name]
 
-    def _collective(self, op: AllReduce | Reduce | Broadcast | ReduceScatter | AllGather, nbytes: int) -> Shared:
-        groups = (np.array(members) for members in op.group.members(self._plan.world_size))
-        transfers = (self.topology.transfer(collective_messages(op, members, nbytes)) for members in groups)
+    def _collective(self, op: Collective, nbytes: int) -> Shared:
+        groups = enumerate(map(np.array, op.group.members(self._plan.world_size)))
+        calls = (Call(op, members, nbytes, self.topology, number) for number, members in groups)
+        transfers = (collective_transfer(call, self._cluster.library, self.capacity_Bps) for call in calls)
         return Shared.of(op.group, transfers, self.capacity_Bps)
 
     def _storage(self, nbytes: int, *, inward: bool) -> Shared:
@@ -207,6 +217,12 @@ class _Pricing:
         amounts = np.full(int(limited.sum()), float(nbytes))
         transfers = (Transfer((Stage(storage.latency_s, path[limited], amounts),)) for path in paths)
         return Shared.of(_EVERY_RANK, transfers, self.capacity_Bps)
+
+
+def _n_servers(plan: Plan) -> int:
+    """Return how many machines the parameter servers of a plan need: operations use the same ones."""
+    collectives = (op for body in plan.bodies for op in body if isinstance(op, COLLECTIVES))
+    return max((n_machines(op, plan.world_size) for op in collectives), default=0)
 
 
 def tick_s(ready_s: NDArray[np.float64] | float, period_s: float) -> NDArray[np.float64]:

@@ -112,16 +112,24 @@ class ComputeCost:
         return nbytes / self._device.memory_bandwidth_Bps
 
     def trust_ratios(self, op: TrustRatios, params: Sequence[Buffer], world_size: int) -> NDArray[np.float64]:
-        """Return the seconds of the norms of each rank's share of parameters and gradients, `[world_size]`."""
+        """Return the seconds of each rank's share of the tensors, `[world_size]`.
+
+        Every tensor takes an equal part of the workload's seconds: small kernels take as long as they take to launch.
+        Without such seconds, both norms take the memory traffic of parameters and gradients.
+        """
         counts = np.array(self._workload.tensor_counts, dtype=np.float64)
         tensors = np.array(sorted({tensor for buffer in params for tensor in range(*(buffer.tensors or (0, 0)))}))
         share = -(-len(tensors) // op.group.size)
-        nbytes = 2 * counts[tensors] * ITEM_NBYTES[params[0].dtype]
-        seconds = np.add.reduceat(np.append(nbytes, 0.0), np.arange(0, len(tensors), share))
+        given_s = self._workload.trust_ratios_s
+        weights = 2 * counts * ITEM_NBYTES[params[0].dtype] if given_s is None else np.ones(len(counts))
+        weights = np.add.reduceat(weights[tensors], np.arange(0, len(tensors), share))
         of_members = np.zeros(op.group.size)
-        of_members[: len(seconds)] = seconds / self._device.memory_bandwidth_Bps
+        of_members[: len(weights)] = (
+            weights / self._device.memory_bandwidth_Bps if given_s is None else given_s * (weights / len(counts))
+        )
         n_blocks, size, stride = op.group.shape(world_size)
-        return np.broadcast_to(of_members[:, None], (n_blocks, size, stride)).reshape(-1)
+        seconds = np.broadcast_to(of_members[:, None], (n_blocks, size, stride)).reshape(-1)
+        return seconds if given_s is None else seconds / self._speed
 
     def merge(self, src: Buffer, dst: Buffer) -> float:
         """Return the seconds of summing equal indices and keeping the largest: a few passes over short vectors."""

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simdist.scenario.cluster import Link
 
@@ -40,18 +41,18 @@ class LinkCost:
         average_Bps = (largest - smallest) / (last_s - startup_s) if last_s > startup_s else math.inf
         return cls(startup_s, average_Bps * n_parallel, n_parallel, table)
 
-    def flowing(self, nbytes: float) -> float:
-        """Return the bytes that a message puts on the link (0 on an unlimited one)."""
+    def flowing(self, nbytes: float | NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the bytes that messages of `nbytes` put on the link (0 on an unlimited one), of the same shape."""
+        nbytes = np.asarray(nbytes, dtype=np.float64)
         if math.isinf(self.capacity_Bps):
-            return 0.0
+            return np.zeros_like(nbytes)
         if self.table is None:
             return nbytes
-        return (self._message_s(nbytes) - self.latency_s) * self.capacity_Bps / self.n_parallel
+        return np.asarray((self._message_s(nbytes) - self.latency_s) * self.capacity_Bps / self.n_parallel)
 
-    def _message_s(self, nbytes: float) -> float:
+    def _message_s(self, nbytes: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return T(nbytes) of the table."""
-        sizes, seconds = zip(*self.table or (), strict=True)
-        if nbytes <= sizes[-1]:
-            return float(np.interp(nbytes, sizes, seconds))
+        sizes, seconds = np.array(self.table, dtype=np.float64).T
         slope_s_per_byte = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
-        return float(seconds[-1] + (nbytes - sizes[-1]) * slope_s_per_byte)
+        beyond_s = seconds[-1] + (nbytes - sizes[-1]) * slope_s_per_byte
+        return np.asarray(np.where(nbytes <= sizes[-1], np.interp(nbytes, sizes, seconds), beyond_s))

@@ -1,9 +1,10 @@
 """Which operations may ever share a resource, decided before anything runs.
 
-A resource belongs to ranks: a fabric port to one, a NIC to its node's, the switch and the storage server to all. It is
-*exclusive* if only one stream uses it and every transfer over it has all its owners as members: the owners' streams run
-in order, so one transfer ends before the next begins. An operation that uses exclusive resources only takes its time
-alone, whatever happens elsewhere. Both engines rely on this, so that they agree to the last bit on such plans.
+A resource belongs to ranks: a fabric port to one, the NIC and the host bridge of a node to those of the node, the
+switch, the NIC of a parameter server and the storage server to all. It is *exclusive* if only one stream uses it and
+every transfer over it has all its owners as members: the owners' streams run in order, so one transfer ends before the
+next begins. An operation that uses exclusive resources only takes its time alone, whatever happens elsewhere. Both
+engines rely on this, so that they agree to the last bit on such plans.
 """
 
 from collections import defaultdict
@@ -12,7 +13,8 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost.transfers import Shared, Topology
+from simdist.cost.topology import Topology
+from simdist.cost.transfers import Shared
 from simdist.plan import Op, Stream, stream_of
 
 __all__ = ["contested_ops"]
@@ -48,5 +50,7 @@ def _closed(cost: Shared, topology: Topology) -> NDArray[np.bool_]:
     by_node = group_of.reshape(-1, ranks_per_node)
     node_closed = (by_node == by_node[:, :1]).all(axis=1)
     world_closed = np.array([size == world_size])
+    nic_closed = np.concatenate([node_closed, np.repeat(world_closed, topology.n_servers)])
     ports_closed = np.ones(2 * world_size, dtype=bool)
-    return np.concatenate([ports_closed, node_closed, node_closed, world_closed, world_closed, node_closed])
+    closed = [ports_closed, nic_closed, nic_closed, node_closed, node_closed, world_closed, world_closed, node_closed]
+    return np.concatenate(closed)

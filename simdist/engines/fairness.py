@@ -60,88 +60,103 @@ def max_min_rates(stages: Sequence[Stage], capacity_Bps: NDArray[np.float64]) ->
     >>> max_min_rates(stages, np.array([1e9])).tolist()
     [500000000.0, 500000000.0]
     """
-    filling = _Filling(stages, capacity_Bps)
+    if not stages:
+        return np.empty(0)
+    filling = _Filling(_Pairs(stages, len(capacity_Bps)), capacity_Bps)
     while filling.rise():
         pass
     return filling.rates_Bps
 
 
-class _Filling:
-    """Rates on their way up, in one pass over the pairs of a flow and a resource that it uses.
+class _Pairs:
+    """Every pair of a flow and a resource that it uses: a sparse matrix, by rows and by columns.
 
-    Pairs are in the order of the flows; `_by_resource` takes them into that of the resources, which are numbered from 0.
-    The pairs of each begin at `_first_of_flow`, and at `_first_of_resource` in that order.
+    Pairs are in the order of the flows; `by_resource` are their places in the order of the resources, of which those in
+    use are numbered anew. `first_of_flow` and `first_of_resource` tell where the pairs of each begin in its order.
     """
 
-    def __init__(self, stages: Sequence[Stage], capacity_Bps: NDArray[np.float64]) -> None:
-        n_pairs = np.array([len(stage.resources) for stage in stages])
+    def __init__(self, stages: Sequence[Stage], n_resources: int) -> None:
+        self.n_flows = len(stages)
+        flow = np.repeat(np.arange(self.n_flows), [len(stage.resources) for stage in stages])
         resource = np.concatenate([stage.resources for stage in stages])
         nbytes = np.concatenate([stage.nbytes for stage in stages])
-        self._flow = np.repeat(np.arange(len(stages)), n_pairs)
-        if not nbytes.all():  # what has no bytes is not used
+        if not nbytes.all():
             used = nbytes > 0
-            resource, nbytes, self._flow = resource[used], nbytes[used], self._flow[used]
-            n_pairs = np.bincount(self._flow, minlength=len(stages))
-        most_nbytes = np.zeros(len(stages))
-        np.maximum.at(most_nbytes, self._flow, nbytes)
-        self._weight = nbytes / most_nbytes[self._flow]
-        self._first_of_flow = np.concatenate(([0], np.cumsum(n_pairs)))
+            flow, resource, nbytes = flow[used], resource[used], nbytes[used]
+        most_nbytes = np.zeros(self.n_flows)
+        np.maximum.at(most_nbytes, flow, nbytes)
+        self.flow = flow
+        self.weight = nbytes / most_nbytes[flow]
+        self.n_of_flow = np.bincount(flow, minlength=self.n_flows)
+        self.first_of_flow = np.concatenate(([0], np.cumsum(self.n_of_flow)))
+        self._number(resource.astype(np.min_scalar_type(n_resources)))  # small integers are sorted in linear time
 
-        # Small integers are sorted in linear time.
-        self._by_resource = np.argsort(resource.astype(np.min_scalar_type(len(capacity_Bps))), kind="stable")
-        in_by_resource = resource[self._by_resource]
-        is_first = np.concatenate(([True], in_by_resource[1:] != in_by_resource[:-1]))[: len(in_by_resource)]
-        self._resource = np.empty_like(self._by_resource)
-        self._resource[self._by_resource] = np.cumsum(is_first) - 1
-        begins = np.flatnonzero(is_first)
-        self._first_of_resource = np.append(begins, len(in_by_resource))
+    def _number(self, resource: NDArray[np.unsignedinteger]) -> None:
+        self.by_resource = np.argsort(resource, kind="stable")
+        in_order = resource[self.by_resource]
+        is_first = np.ones(len(in_order), dtype=bool)
+        np.not_equal(in_order[1:], in_order[:-1], out=is_first[1:])
+        firsts = np.flatnonzero(is_first)
+        self.used = in_order[firsts]
+        self.resource = np.empty_like(self.by_resource)
+        self.resource[self.by_resource] = np.cumsum(is_first) - 1
+        self.first_of_resource = np.append(firsts, len(in_order))
 
-        self._left_Bps = capacity_Bps[in_by_resource[begins]].astype(np.float64)
-        self._load = np.bincount(self._resource, weights=self._weight)
+
+class _Filling:
+    """Rates on their way up, and how full that makes the resources."""
+
+    def __init__(self, pairs: _Pairs, capacity_Bps: NDArray[np.float64]) -> None:
+        self._pairs = pairs
+        self._left_Bps = capacity_Bps[pairs.used].astype(np.float64)
+        self._load = np.bincount(pairs.resource, weights=pairs.weight)
         self._summed_load = self._load.copy()
-        self._n_rising = np.diff(self._first_of_resource)
-        self._rising = np.ones(len(stages), dtype=bool)
-        self._full_Bps = self._left_Bps / self._load
+        self._n_rising = np.diff(pairs.first_of_resource)
+        self._rising = pairs.n_of_flow > 0
+        self._full_at_Bps = self._left_Bps / self._load
         self._level_Bps = 0.0
-        self.rates_Bps = np.full(len(stages), np.inf)
+        self.rates_Bps = np.full(pairs.n_flows, np.inf)
 
     def rise(self) -> bool:
-        """Raise the rates until resources are full, stop those who use them; tell whether any were left to stop."""
-        lowest_Bps = self._full_Bps.min(initial=np.inf)
+        """Raise the rates until resources are full and stop those who use them; tell whether others rise on."""
+        lowest_Bps = float(self._full_at_Bps.min(initial=np.inf))
         if lowest_Bps == np.inf:
             return False
-        self._level_Bps = max(self._level_Bps, float(lowest_Bps))
-        full = np.flatnonzero(self._full_Bps <= self._level_Bps * (1 + _SAME))
-        users = self._flow[self._by_resource[_places(self._first_of_resource, full)]]
-        stopping = users[self._rising[users]]
-        self._stop(stopping if len(full) == 1 else np.unique(stopping))
+        self._level_Bps = max(self._level_Bps, lowest_Bps)
+        full = np.flatnonzero(self._full_at_Bps <= self._level_Bps * (1 + _SAME))
+        users = self._pairs.flow[self._pairs.by_resource[_places(self._pairs.first_of_resource, full)]]
+        stopped = users[self._rising[users]]
+        self._rising[stopped] = False
+        self.rates_Bps[stopped] = self._level_Bps
+        if not self._rising.any():
+            return False
+        self._leave(stopped if len(full) == 1 else np.unique(stopped))
         return True
 
-    def _stop(self, flows: NDArray[np.int64]) -> None:
-        self._rising[flows] = False
-        self.rates_Bps[flows] = self._level_Bps
-        pairs = _places(self._first_of_flow, flows)
-        resource, weight = self._resource[pairs], self._weight[pairs]
+    def _leave(self, stopped: NDArray[np.int64]) -> None:
+        """Leave to the others what those who stopped do not use."""
+        places = _places(self._pairs.first_of_flow, stopped)
+        resource, weight = self._pairs.resource[places], self._pairs.weight[places]
         np.subtract.at(self._n_rising, resource, 1)
         np.subtract.at(self._load, resource, weight)
         np.subtract.at(self._left_Bps, resource, weight * self._level_Bps)
-        is_used = self._n_rising[resource] > 0
-        self._full_Bps[resource[~is_used]] = np.inf
-        used = resource[is_used]
-        self._sum_anew(used[self._load[used] < self._summed_load[used] * _WORN])
-        self._full_Bps[used] = self._left_Bps[used] / self._load[used]
+        wanted = self._n_rising[resource] > 0
+        self._full_at_Bps[resource[~wanted]] = np.inf
+        wanted_resource = resource[wanted]
+        self._sum_worn_loads(wanted_resource)
+        self._full_at_Bps[wanted_resource] = self._left_Bps[wanted_resource] / self._load[wanted_resource]
 
-    def _sum_anew(self, worn: NDArray[np.int64]) -> None:
-        for resource in np.unique(worn):
-            pairs = self._by_resource[self._first_of_resource[resource] : self._first_of_resource[resource + 1]]
-            load = self._weight[pairs[self._rising[self._flow[pairs]]]].sum()
-            self._load[resource] = self._summed_load[resource] = load
+    def _sum_worn_loads(self, resource: NDArray[np.int64]) -> None:
+        """Replace what is left after many subtractions, the rounding of which would outweigh it, by a sum."""
+        for worn in np.unique(resource[self._load[resource] < self._summed_load[resource] * _WORN]):
+            places = self._pairs.by_resource[_places(self._pairs.first_of_resource, np.array([worn]))]
+            self._load[worn] = self._pairs.weight[places] @ self._rising[self._pairs.flow[places]]
+            self._summed_load[worn] = self._load[worn]
 
 
 def _places(first: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.int64] | slice:
-    """Return where the pairs of these flows, or resources, are."""
+    """Return where the pairs of these flows, or of these resources, are."""
     if len(numbers) == 1:
         return slice(first[numbers[0]], first[numbers[0] + 1])
-    begin, length = first[numbers], first[numbers + 1] - first[numbers]
-    shift = begin - (np.cumsum(length) - length)
-    return np.repeat(shift, length) + np.arange(length.sum())
+    begin, n_pairs = first[numbers], first[numbers + 1] - first[numbers]
+    return np.repeat(begin - (np.cumsum(n_pairs) - n_pairs), n_pairs) + np.arange(n_pairs.sum())

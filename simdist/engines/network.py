@@ -1,17 +1,19 @@
 """Transfers in flight share resources max-min fairly, as a fluid.
 
 A stage of a transfer needs d_r bytes on each of its resources r; b = max over r of d_r. While it flows at rate x, it
-takes x d_r / b of every resource. The rates are max-min fair: raise all together until a resource is full, fix the
-rates of the transfers on it, go on with the rest. n streams on one NIC get an n-th each; pushes converge on a server;
-a transfer that another resource holds back leaves its share to the others.
+takes x d_r / b of every resource. The rates are those of `fairness`: n streams on one NIC get an n-th each; pushes
+converge on a server; a transfer that another resource holds back leaves its share to the others.
 
-Between two changes of the set of transfers in flight all rates are constant, so only changes are events.
+Between two changes of the set of transfers in flight all rates are constant, so only changes are events. A change is
+felt by those who share a resource with who came or went, directly or through others: a *component*. Components do not
+know of each other; an event costs the size of the component that it happens in, however many transfers fly elsewhere.
+A component that somebody leaves may fall apart, so those who stay join anew, like those who arrive.
 
-Source:
-    Bertsekas & Gallager, Data Networks, section 6.5.2 (max-min fair rates by progressive filling).
+Schedules repeat themselves: the same stages meet in every step. The rates of small components are remembered.
 """
 
 from collections.abc import Generator, Sequence
+from functools import lru_cache, partial
 
 import numpy as np
 import simpy
@@ -19,49 +21,36 @@ from numpy.typing import NDArray
 from simpy.events import EventPriority
 
 from simdist.cost import Stage, Transfer
+from simdist.engines.fairness import max_min_rates
 
-__all__ = ["FluidNetwork", "common_start_s", "max_min_rates"]
+__all__ = ["FluidNetwork", "common_start_s"]
 
 _LAST = EventPriority(2)  # SimPy runs events of one moment by priority: 0 urgent, 1 normal
 _TOGETHER = 1e-12  # transfers due within this share of the time to the next end end together
-
-
-def max_min_rates(stages: Sequence[Stage], capacity_Bps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the max-min fair rate of each stage, in bytes per second on its most used resource, shape `[n_stages]`.
-
-    >>> nic = np.array([0])
-    >>> stages = [Stage(0.0, nic, np.array([1e6])), Stage(0.0, nic, np.array([5e6]))]
-    >>> max_min_rates(stages, np.array([1e9])).tolist()
-    [500000000.0, 500000000.0]
-    """
-    used = np.unique(np.concatenate([stage.resources for stage in stages]))
-    weights = np.zeros((len(stages), len(used)))
-    for row, stage in enumerate(stages):
-        weights[row, np.searchsorted(used, stage.resources)] = stage.nbytes / stage.nbytes.max()
-    rates = np.zeros(len(stages))
-    left = capacity_Bps[used].astype(np.float64)
-    rising = np.ones(len(stages), dtype=bool)
-    while rising.any():
-        load = weights[rising].sum(axis=0)
-        level = np.divide(left, load, out=np.full(len(left), np.inf), where=load > 0)
-        full = level <= level.min() * (1 + 1e-12)
-        stopped = rising & (weights[:, full] > 0).any(axis=1)
-        rates[stopped] = level.min()
-        left = np.maximum(left - weights[stopped].sum(axis=0) * level.min(), 0.0)
-        rising &= ~stopped
-    return rates
+_NOBODY = -1
+_REMEMBERED = 4096  # sets of stages
+_SMALL = 64  # stages; larger sets seldom meet again
 
 
 class FluidNetwork:
-    """Transfers in flight inside a SimPy environment."""
+    """Transfers in flight inside a SimPy environment.
+
+    Args:
+        env: The environment.
+        capacity_Bps: Bytes per second of every resource, `[n_resources]`; inf where unlimited.
+    """
 
     def __init__(self, env: simpy.Environment, capacity_Bps: NDArray[np.float64]) -> None:
         self._env = env
         self._capacity_Bps = capacity_Bps
-        self._flying: list[_Flow] = []
-        self._changed_s = 0.0
+        self._components: dict[int, _Component] = {}
+        self._component_on = np.full(len(capacity_Bps), _NOBODY)
+        self._n_components = 0
+        self._joining: list[_Flow] = []
         self._settling: simpy.Event | None = None
-        self._version = 0
+        self._stages: list[Stage] = []
+        self._kind_of: dict[int, int] = {}
+        self._remembered = lru_cache(maxsize=_REMEMBERED)(self._fair_rates_Bps)
 
     def start(self, transfer: Transfer) -> simpy.Event:
         """Start a transfer; the event happens when its last stage has ended."""
@@ -73,21 +62,23 @@ class FluidNetwork:
         for stage in transfer.stages:
             if stage.latency_s:
                 yield self._env.timeout(stage.latency_s)
-            if len(stage.resources):
-                flow = _Flow(stage, self._env.event())
-                self._advance()
-                self._flying.append(flow)
-                self._settle_soon()
-                yield flow.done
+            if stage.nbytes.any():
+                yield self._flow(stage)
         done.succeed()
 
-    def _advance(self) -> None:
-        """Let the bytes flow until now."""
-        elapsed_s = self._env.now - self._changed_s
-        self._changed_s = self._env.now
-        if elapsed_s:
-            for flow in self._flying:
-                flow.left_nbytes -= flow.rate_Bps * elapsed_s
+    def _flow(self, stage: Stage) -> simpy.Event:
+        """Let the bytes of a stage flow; the event happens when all have."""
+        flow = _Flow(self._kind(stage), stage, self._env.event())
+        self._joining.append(flow)
+        self._settle_soon()
+        return flow.done
+
+    def _kind(self, stage: Stage) -> int:
+        """Return the number of a stage; stages are kept, so that no other takes its id."""
+        kind = self._kind_of.setdefault(id(stage), len(self._stages))
+        if kind == len(self._stages):
+            self._stages.append(stage)
+        return kind
 
     def _settle_soon(self) -> None:
         """Set the rates anew when all that happens at this moment has happened."""
@@ -99,39 +90,100 @@ class FluidNetwork:
 
     def _settle(self, _: simpy.Event) -> None:
         self._settling = None
-        self._version += 1
-        if not self._flying:
-            return
-        rates = max_min_rates([flow.stage for flow in self._flying], self._capacity_Bps)
-        left_s = np.array([flow.left_nbytes for flow in self._flying]) / rates
-        for flow, rate_Bps in zip(self._flying, rates, strict=True):
-            flow.rate_Bps = float(rate_Bps)
-        next_s = max(float(left_s.min()), 0.0)
-        ending = [flow for flow, each_s in zip(self._flying, left_s, strict=True) if each_s <= next_s * (1 + _TOGETHER)]
-        self._env.process(self._end(ending, self._version, next_s))
+        joined = {self._join(flow) for flow in self._joining}
+        self._joining.clear()
+        for number in sorted(joined & self._components.keys()):
+            self._set_rates(self._components[number])
 
-    def _end(self, ending: list["_Flow"], version: int, after_s: float) -> Generator[simpy.Event]:
-        """End the transfers that are due next, unless the rates have changed by then."""
-        yield self._env.timeout(after_s)
-        if version == self._version and self._settling is None:
-            self._advance()
-            self._flying = [flow for flow in self._flying if flow not in ending]
-            for flow in ending:
+    def _join(self, flow: "_Flow") -> int:
+        """Take a flow into the component that it shares resources with, and make one of several; return its number."""
+        touched = sorted({*self._component_on[flow.stage.resources].tolist()} - {_NOBODY})
+        components = [self._components[number] for number in touched] or [self._new_component()]
+        for component in components:
+            self._advance(component)
+        largest = max(components, key=lambda component: len(component.flows))
+        for component in components:
+            if component is not largest:
+                del self._components[component.number]
+                self._take(largest, component.flows)
+        self._take(largest, [flow])
+        return largest.number
+
+    def _new_component(self) -> "_Component":
+        component = _Component(self._n_components, self._env.now)
+        self._n_components += 1
+        self._components[component.number] = component
+        return component
+
+    def _take(self, component: "_Component", flows: list["_Flow"]) -> None:
+        component.flows += flows
+        for flow in flows:
+            self._component_on[flow.stage.resources] = component.number
+
+    def _advance(self, component: "_Component") -> None:
+        """Let the bytes of a component flow until now; what was planned for later is void."""
+        elapsed_s = self._env.now - component.settled_s
+        component.settled_s = self._env.now
+        component.next_end = None
+        if elapsed_s:
+            for flow in component.flows:
+                flow.left_nbytes -= flow.rate_Bps * elapsed_s
+
+    def _set_rates(self, component: "_Component") -> None:
+        component.flows.sort(key=lambda flow: flow.kind)  # rounding does not depend on who came first
+        kinds = tuple([flow.kind for flow in component.flows])
+        rates_Bps = self._remembered(kinds) if len(kinds) <= _SMALL else self._fair_rates_Bps(kinds)
+        left_s = np.array([flow.left_nbytes for flow in component.flows]) / rates_Bps
+        next_s = max(float(left_s.min()), 0.0)
+        for flow, rate_Bps in zip(component.flows, rates_Bps.tolist(), strict=True):
+            flow.rate_Bps = rate_Bps
+        component.is_ending = (left_s <= next_s * (1 + _TOGETHER)).tolist()
+        component.next_end = self._env.timeout(next_s)
+        component.next_end.callbacks.append(partial(self._end, component))
+
+    def _fair_rates_Bps(self, kinds: tuple[int, ...]) -> NDArray[np.float64]:
+        return max_min_rates([self._stages[kind] for kind in kinds], self._capacity_Bps)
+
+    def _end(self, component: "_Component", end: simpy.Event) -> None:
+        """End the transfers that are due, unless the rates have changed since; those who stay join anew."""
+        if component.next_end is not end:
+            return
+        self._advance(component)
+        del self._components[component.number]
+        for flow, ends in zip(component.flows, component.is_ending, strict=True):
+            self._component_on[flow.stage.resources] = _NOBODY
+            if ends:
                 flow.done.succeed()
+            else:
+                self._joining.append(flow)
+        if self._joining:
             self._settle_soon()
 
 
 class _Flow:
     """A stage in flight."""
 
-    __slots__ = ("done", "left_nbytes", "nbytes", "rate_Bps", "stage")
+    __slots__ = ("done", "kind", "left_nbytes", "rate_Bps", "stage")
 
-    def __init__(self, stage: Stage, done: simpy.Event) -> None:
+    def __init__(self, kind: int, stage: Stage, done: simpy.Event) -> None:
+        self.kind = kind
         self.stage = stage
         self.done = done
-        self.nbytes = float(stage.nbytes.max())
-        self.left_nbytes = self.nbytes
+        self.left_nbytes = float(stage.nbytes.max())
         self.rate_Bps = 0.0
+
+
+class _Component:
+    """Flows that are joined by shared resources, with rates that hold from `settled_s` until `next_end`."""
+
+    __slots__ = ("flows", "is_ending", "next_end", "number", "settled_s")
+
+    def __init__(self, number: int, settled_s: float) -> None:
+        self.number = number
+        self.settled_s = settled_s
+        self.flows: list[_Flow] = []
+        self.is_ending: list[bool] = []
+        self.next_end: simpy.Event | None = None
 
 
 def common_start_s(transfers: Sequence[Transfer], capacity_Bps: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -21,6 +21,7 @@ This is the smallest interpreter of the plan, and the living definition of what 
 """
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
@@ -82,6 +83,7 @@ __all__ = ["Result", "prove"]
 _FULL_WORLD_SIZE = 256  # up to here the contributions of all ranks are followed; beyond, those of some, spread evenly
 _N_SOURCES = 64  # ranks followed at a time
 _MAX_WEIGHTS = 2**18  # of one atom
+_RATIOS = "ratios of update "  # kind of source, followed by its number in the step
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,11 @@ def prove(plan: Plan, result: Callable[[int], Result]) -> int:
     return len(sources)
 
 
+def _updated(op: Optimize | TrustRatios, state: State) -> tuple[Value, ...]:
+    """Return what the parameters and gradients of an update hold; equal only where they are the same values."""
+    return tuple(state[name] for name in (*op.params, *op.grads))
+
+
 class _Proof:
     """One execution of a plan on the contributions of a few source ranks."""
 
@@ -133,10 +140,10 @@ class _Proof:
         self._own = Weights((np.arange(plan.world_size)[:, None, None] == sources).astype(np.int64))
         self._sources = sources
         ops = dict.fromkeys(op for body in plan.bodies for op in body)
-        residuals = {op.residual for op in ops if isinstance(op, Select)}
+        residuals = {op.residual for op in ops if isinstance(op, Select | Merge)}
         self._params = [b.name for b in plan.buffers if b.initialized and b.tensors and b.name not in residuals]
         self._grads = {op.dst for op in ops if isinstance(op, Backward)}
-        self._rating: tuple[Value, ...] = ()
+        self._rated: list[tuple[Value, ...]] = []  # what this step's trust ratios are of
         self._loads = any(isinstance(op, Load) for op in ops)
         self._n_slices = math.prod(group.size for group in {op.group for op in ops if isinstance(op, ReduceScatter)})
         bounds = {bound for buffer in plan.buffers if buffer.tensors for bound in buffer.tensors}
@@ -163,6 +170,7 @@ class _Proof:
             key = known
 
     def _step(self, state: State, step: int, body: int, declared: Result) -> State:
+        self._rated = []
         for position, op in enumerate(self._plan.bodies[body]):
             try:
                 self._execute(op, state)
@@ -215,7 +223,7 @@ class _Proof:
                 for param in op.params:
                     state[param] = self._optimized(param, op.grads, state)
             case TrustRatios():
-                state[op.dst] = self._rated(op, state)
+                state[op.dst] = self._ratios(op, state)
             case Pack():
                 state[op.dst] = self._packed([state[name] for name in op.srcs])
             case Unpack():
@@ -233,12 +241,19 @@ class _Proof:
                 move = total if self._buffers[op.src].sparse else gather
                 state[op.dst] = self._map(op, state[op.src], move)
             case Select() | Merge():
+                state[op.residual] = self._kept(op, state)
                 state[op.dst] = state[op.src]
-                state[op.residual] = self._value(op.residual, {Tag("kept"): self._own})
             case Densify():
                 state[op.dst] = self._divided(state[op.src], op.divisor)
             case _:
                 assert_never(op)
+
+    def _kept(self, op: Select | Merge, state: State) -> Value:
+        """Return what a residual holds afterwards: the rest of the same places as before."""
+        before, places = state[op.residual], state[op.src].places
+        if before.has("kept") and not np.array_equal(before.places, places):
+            raise _BrokenError(f"{op.residual} holds the rest of other tensors, or slices, than those of {op.src}")
+        return Value(places, {Tag("kept"): self._own.repeated(places.shape[1])})
 
     def _divided(self, value: Value, divisor: int) -> Value:
         for weights in value.weights.values():
@@ -271,9 +286,8 @@ class _Proof:
         if first != value.places.shape[1]:
             raise _BrokenError(f"{op.src} holds other tensors than the buffers it is taken apart into")
 
-    def _rated(self, op: TrustRatios, state: State) -> Value:
-        """Return one atom a rank: the number of its share. What was rated is remembered."""
-        self._rating = tuple(state[name] for name in (*op.params, *op.grads))
+    def _ratios(self, op: TrustRatios, state: State) -> Value:
+        """Return one atom a rank: the number of its share. The source says what was rated."""
         n_blocks, size, stride = op.group.shape(self._plan.world_size)
         for name in op.grads if size > 1 else ():
             for weights in state[name].weights.values():
@@ -281,14 +295,17 @@ class _Proof:
                 if (members != members[:, :1]).any():
                     raise _BrokenError(f"{name} differs within a {op.group}; share the work after the gradients are")
         share = np.broadcast_to(np.arange(size)[:, None], (n_blocks, size, stride))
-        return Value(share.reshape(-1, 1), {Tag("ratios"): self._own})
+        self._rated.append(_updated(op, state))
+        return Value(share.reshape(-1, 1), {Tag(f"{_RATIOS}{len(self._rated) - 1}"): self._own})
 
     def _demand_ratios(self, op: Optimize, ratios: str, state: State) -> None:
-        now = tuple(state[name] for name in (*op.params, *op.grads))
-        if len(now) != len(self._rating) or any(a is not b for a, b in zip(now, self._rating, strict=True)):
+        held = [tag for tag in state[ratios].weights if tag.kind.startswith(_RATIOS)]
+        rated = [self._rated[int(tag.kind.removeprefix(_RATIOS))] for tag in held if tag.age == 0]
+        now = _updated(op, state)
+        if held and not any(len(then) == len(now) and all(map(operator.is_, then, now)) for then in rated):
             raise _BrokenError(f"{ratios} are trust ratios of other parameters or gradients than it updates")
         shares = state[ratios].places
-        if Tag("ratios") not in state[ratios].weights or (shares != np.arange(shares.shape[1])).any():
+        if len(held) != 1 or (shares != np.arange(shares.shape[1])).any():
             raise _BrokenError(f"{ratios} do not hold the trust ratios of all tensors, in order")
 
     def _forward(self, op: Forward, state: State) -> None:

@@ -36,7 +36,8 @@ __all__ = [
 class Tag:
     """Kind of source and its age in steps, capped at 2.
 
-    Kinds: `param`, `gradient`; `kept` by a top-k selection; `batch` and `used` of input; `forward`; trust `ratios`.
+    Kinds: `param`, `gradient`; `kept` by a top-k selection; `batch` and `used` of input; `forward`; trust `ratios of
+    update` number so and so of the step.
     """
 
     kind: str
@@ -179,6 +180,6 @@ def fraction_text(weights: Weights, rank: int, atom: int, column: int) -> str:
 
 def tag_text(tag: Tag) -> str:
     """Return a source as people call it."""
-    words = {"param": "parameters", "gradient": "gradient", "kept": "residual", "ratios": "trust ratios"}
+    words = {"param": "parameters", "gradient": "gradient", "kept": "residual"}
     ages = {0: "", 1: ", one step old,", 2: ", two or more steps old,"}
     return words.get(tag.kind, tag.kind) + ages[tag.age]

@@ -1,7 +1,7 @@
 """The machines: nodes, GPUs, the links inside and between nodes, and storage."""
 
 import math
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,9 @@ from simdist.scenario.precision import Peak
 from simdist.settings import Fault, Settings, refuse
 from simdist.units import BytesPerSecond, Factor, Fraction, Nbytes, Seconds, Whole, format_nbytes
 
-__all__ = ["Cluster", "Device", "DeviceOverride", "Link", "Selection", "Storage", "TablePoint"]
+__all__ = ["Cluster", "Device", "DeviceOverride", "Library", "Link", "Selection", "Storage", "TablePoint"]
 
+Library: TypeAlias = Literal["nccl", "gloo"]
 
 Index = Annotated[Whole, Field(ge=0)]
 Count = Annotated[Whole, Field(ge=1)]
@@ -211,7 +212,10 @@ class Cluster(Settings):
         network: Link of one NIC to the switch.
         nics_per_node: NICs that the GPUs of a node share evenly.
         collective_overhead_s: Seconds that a collective takes besides its messages: launch, and waking up its members.
+        host_bridge_Bps: Bytes per second and direction of the PCIe host bridge that a node's GPUs hang below, for what
+            they send one another and the NIC; unlimited if absent.
         oversubscription: Sum of the NICs' bandwidth over what the switch carries, 1 or more.
+        library: Whose choice of algorithm `auto` is.
         device: Every GPU.
         slow_devices: GPUs that differ in speed; where several name a rank, their factors multiply.
         storage: The file server, if there is one.
@@ -224,11 +228,18 @@ class Cluster(Settings):
     fabric: Link = Field(examples=["ideal"])
     network: Link = Field(examples=["ideal"])
     nics_per_node: Count = 1
+    host_bridge_Bps: BytesPerSecond = math.inf
     oversubscription: Annotated[Factor, Field(ge=1)] = 1.0
+    library: Library = "nccl"
     collective_overhead_s: Seconds = 0.0
     device: Device = Device()
     slow_devices: tuple[DeviceOverride, ...] = ()
     storage: Storage | None = None
+
+    @field_validator("host_bridge_Bps")
+    @classmethod
+    def _positive(cls, value: float) -> float | None:
+        return _positive(value)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -31,7 +31,7 @@ from simdist.scenario.disturbances import (
 )
 from simdist.scenario.problems import path_text
 from simdist.scenario.workload import Workload
-from simdist.schedules import Schedule, kinds
+from simdist.schedules import GradientSchedule, Schedule, kinds
 from simdist.settings import Fault, FromFile, Settings, choose, refuse, shown
 from simdist.units import Whole
 
@@ -131,6 +131,9 @@ def _choose_schedule(value: object, info: ValidationInfo) -> Schedule:
     schedule: Schedule = choose(value, kinds(), info)
     cluster = info.data.get("cluster")
     problems = schedule.problems(cluster.world_size, cluster.gpus_per_node) if cluster else []
+    workload = info.data.get("workload")
+    if workload and isinstance(schedule, GradientSchedule):
+        problems = [*problems, *schedule.optimizer_problems(workload.optimizer)]
     fields = type(schedule).model_fields
     refuse("Schedule", (((fields[field].alias or field,), message) for field, message in problems))
     return schedule
@@ -251,6 +254,10 @@ def _idle_settings(scenario: Scenario) -> Iterator[str]:
     for i, schedule in enumerate(scenario.schedules):
         for sentence in schedule.idle(cluster.world_size, cluster.gpus_per_node, scenario.steps):
             yield f"schedules[{i}] ({schedule.name}) {sentence}"
+        if isinstance(schedule, GradientSchedule) and schedule.compression == "fp16" and workload.dtype != "float32":
+            yield f"schedules[{i}].compression has no effect: gradients are of type {workload.dtype} already"
+    if workload.optimizer == "sgd" and workload.trust_ratios_s is not None:
+        yield "workload.trust_ratios has no effect: with workload.optimizer sgd there are none"
     if cluster.nodes == 1 and cluster.nics_per_node != 1:
         yield "cluster.nics_per_node has no effect: one node sends nothing over its NICs"
     if cluster.nodes == 1 and cluster.oversubscription != 1:

@@ -40,7 +40,10 @@ class Workload(Settings):
         sample_nbytes: Bytes of one input sample, as it travels from storage or memory to the GPU.
         forward_s: Seconds of a step's forward pass at device speed 1; FLOPs / (peak * utilization) if absent.
         backward_s: Seconds of a step's backward pass; twice the forward pass if absent.
-        optimize_s: Seconds of a step's optimizer; from the memory traffic if absent.
+        optimizer: `sgd`, or `lars`: with trust ratios of all tensors, computed before the update.
+        optimize_s: Seconds of a step's optimizer, without trust ratios; from the memory traffic if absent.
+        trust_ratios_s: Seconds of the trust ratios of all tensors, an equal part for each; from the memory traffic if
+            absent.
         utilization: Share of the device's peak FLOP/s that forward and backward reach: one for any precision, or by
             precision. Above 1 (at most 2) where fewer operations are needed than are counted.
 
@@ -57,7 +60,9 @@ class Workload(Settings):
     sample_nbytes: Nbytes = 0
     forward_s: Seconds | None = None
     backward_s: Seconds | None = None
+    optimizer: Literal["sgd", "lars"] = "sgd"
     optimize_s: Seconds | None = None
+    trust_ratios_s: Seconds | None = None
     utilization: Utilization = Utilization()
 
     @property

@@ -6,12 +6,33 @@ import pkgutil
 
 from simdist.schedules.base import Schedule
 from simdist.schedules.every import Every
+from simdist.schedules.gradient import GradientSchedule
+from simdist.schedules.gtopk import GTopK
 from simdist.schedules.hierarchical_sgd import HierarchicalSGD
+from simdist.schedules.hitopk import HiTopK
 from simdist.schedules.job import InputPath, Job
 from simdist.schedules.local_sgd import LocalSGD
+from simdist.schedules.naive_ag import NaiveAllGather
+from simdist.schedules.parameter_server import ParameterServer
 from simdist.schedules.sync import Sync
+from simdist.schedules.torus import Torus
 
-__all__ = ["Every", "HierarchicalSGD", "InputPath", "Job", "LocalSGD", "Schedule", "Sync", "kinds"]
+__all__ = [
+    "Every",
+    "GTopK",
+    "GradientSchedule",
+    "HiTopK",
+    "HierarchicalSGD",
+    "InputPath",
+    "Job",
+    "LocalSGD",
+    "NaiveAllGather",
+    "ParameterServer",
+    "Schedule",
+    "Sync",
+    "Torus",
+    "kinds",
+]
 
 
 def kinds() -> dict[str, type[Schedule]]:

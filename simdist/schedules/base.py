@@ -68,6 +68,8 @@ class Schedule(Settings, abc.ABC):
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return `(field, what is wrong)` for parameters that do not fit the cluster."""
+        if self.algorithm == "server":
+            return [("algorithm", "server: it needs servers, which are `kind: parameter_server`")]
         if self.algorithm == "halving_doubling" and world_size & (world_size - 1):
             return [
                 ("algorithm", f"halving_doubling needs a power of two; the world has {world_size} ranks: choose ring")

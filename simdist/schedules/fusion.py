@@ -29,7 +29,7 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
-from simdist.plan import AllReduce, Backward, Body, Buffer, Op, Pack, Plan, Tick, Unpack
+from simdist.plan import AllReduce, Backward, Body, Buffer, Copy, Op, Pack, Plan, Tick, Unpack
 from simdist.settings import Settings
 from simdist.units import Nbytes, Seconds
 
@@ -79,21 +79,31 @@ class _Fusing:
 
     def rewritten(self, body: Body) -> Iterator[Op]:
         """Yield a body in which gradients are reduced by cycles, each when its last gradient is ready."""
-        gradients = {op.dst for op in body if isinstance(op, Backward)}
-        reduced = [op for op in body if isinstance(op, AllReduce) and op.buffer in gradients]
-        due = {cycle[-1]: cycle for cycle in self._cycles(reduced)}
+        ready_s = self._gradients_ready_s(body)
+        reduced = [op for op in body if isinstance(op, AllReduce) and op.buffer in ready_s]
+        due = {cycle[-1]: cycle for cycle in self._cycles(reduced, ready_s)}
         for op in body:
-            if not isinstance(op, AllReduce) or op.buffer not in gradients:
+            if not isinstance(op, AllReduce) or op.buffer not in ready_s:
                 yield op
             elif op in due:
                 yield from self._cycle(due[op])
 
-    def _cycles(self, reduced: Sequence[AllReduce]) -> list[_Batch]:
+    def _gradients_ready_s(self, body: Body) -> dict[str, float]:
+        """Return when the gradients, and copies of them in another precision, are ready."""
+        ready_s: dict[str, float] = {}
+        for op in body:
+            if isinstance(op, Backward):
+                ready_s[op.dst] = self._ready_s.get(op.dst, 0.0)
+            elif isinstance(op, Copy) and op.src in ready_s:
+                ready_s[op.dst] = ready_s[op.src]
+        return ready_s
+
+    def _cycles(self, reduced: Sequence[AllReduce], ready_s: Mapping[str, float]) -> list[_Batch]:
         """Return what is reduced together in time."""
         cycle_s = self._fusion.cycle_s
         if cycle_s is None:
             return self._batches(reduced)
-        ticks = groupby(reduced, key=lambda op: math.ceil(self._ready_s[op.buffer] / cycle_s))
+        ticks = groupby(reduced, key=lambda op: math.ceil(ready_s[op.buffer] / cycle_s))
         return [tuple(cycle) for _, cycle in ticks]
 
     def _cycle(self, cycle: _Batch) -> Iterator[Op]:

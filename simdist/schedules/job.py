@@ -36,6 +36,7 @@ class Job:
         n_steps: Steps.
         tensor_counts: Elements of every parameter tensor, in forward order.
         dtype: Type of parameters and gradients.
+        optimizer: `lars` scales the learning rate of every tensor by its trust ratio.
         batch_nbytes: Bytes of one rank's batch.
         input_path: How the batch reaches the GPU.
         host_waits_for: Where the host looks at what its GPU has done. `loss`: it waits for the loss of step
@@ -53,6 +54,7 @@ class Job:
     n_steps: int
     tensor_counts: tuple[int, ...]
     dtype: DType = "float32"
+    optimizer: Literal["sgd", "lars"] = "sgd"
     batch_nbytes: int = 1
     input_path: InputPath = field(default_factory=InputPath)
     host_waits_for: Literal["loss", "update"] = "loss"

@@ -1,9 +1,11 @@
 """The pieces that schedules of data-parallel training are made of."""
 
+import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
 from simdist.plan import (
+    AllGather,
     AllReduce,
     Backward,
     Body,
@@ -15,6 +17,7 @@ from simdist.plan import (
     Load,
     Op,
     Optimize,
+    TrustRatios,
     Wait,
 )
 from simdist.plan.ops import Algorithm
@@ -22,16 +25,21 @@ from simdist.plan.plan import ITEM_NBYTES
 from simdist.schedules.job import Job
 
 __all__ = [
+    "ALONE",
     "BUCKET_NBYTES",
     "FIRST_BUCKET_NBYTES",
     "FLAT",
+    "RATIOS",
+    "SLICING",
     "Bucket",
     "average_parameters",
     "backward",
     "begin_step",
     "flat_buffer",
     "gradient_buckets",
+    "gradient_buffers",
     "optimize",
+    "slicing_problems",
     "training_buffers",
 ]
 
@@ -40,6 +48,12 @@ Bucket: TypeAlias = tuple[int, int]  # half-open range of tensors
 FIRST_BUCKET_NBYTES = 1024**2  # DistributedDataParallel's first bucket is small, so that communication begins early
 BUCKET_NBYTES = 25 * 1024**2  # its bucket_cap_mb
 FLAT = "flat"
+ALONE = Group(1)  # every rank for itself
+RATIOS = "ratios"
+_RATIOS_SHARE = "ratios.share"
+
+SLICING: tuple[Algorithm, ...] = ("auto", "ring", "halving_doubling", "direct")
+"""The algorithms that reduce-scatter and all-gather have, too; the others move whole buffers."""
 
 
 def gradient_buckets(job: Job, *, first_nbytes: int, nbytes: int) -> tuple[Bucket, ...]:
@@ -66,22 +80,52 @@ def gradient_buckets(job: Job, *, first_nbytes: int, nbytes: int) -> tuple[Bucke
     return tuple(buckets)
 
 
-def training_buffers(job: Job, buckets: Sequence[Bucket]) -> tuple[Buffer, ...]:
-    """Return the buffers of data-parallel training: parameters, gradient buckets, activations, losses and batches."""
-    everything = (0, len(job.tensor_counts))
-    buffers = [Buffer("param", sum(job.tensor_counts), job.dtype, tensors=everything, initialized=True)]
+def gradient_buffers(job: Job, buckets: Sequence[Bucket], *, multiple: int = 1) -> tuple[Buffer, ...]:
+    """Return one buffer for each gradient bucket, padded to a multiple of `multiple` elements."""
+    buffers = []
     for number, (first, last) in enumerate(buckets):
         count = sum(job.tensor_counts[first:last])
-        buffers.append(Buffer(f"grad.{number}", count, job.dtype, tensors=(first, last)))
+        padding = -count % multiple
+        buffers.append(Buffer(f"grad.{number}", count + padding, job.dtype, tensors=(first, last), padding=padding))
+    return tuple(buffers)
+
+
+def training_buffers(
+    job: Job, buckets: Sequence[Bucket], *, multiple: int = 1, raters: Group = ALONE
+) -> tuple[Buffer, ...]:
+    """Return the buffers of data-parallel training: parameters, gradient buckets, activations, losses and batches.
+
+    Args:
+        job: The job.
+        buckets: Ranges of tensors.
+        multiple: Gradient buckets are padded to a multiple of so many elements.
+        raters: Who shares the trust ratios of LARS, see `optimize`.
+    """
+    everything = (0, len(job.tensor_counts))
+    buffers = [Buffer("param", sum(job.tensor_counts), job.dtype, tensors=everything, initialized=True)]
+    buffers += gradient_buffers(job, buckets, multiple=multiple)
     buffers.append(Buffer("activations", 1, job.dtype))
     buffers += [Buffer(f"loss.{turn}", 1) for turn in range(_n_losses(job))]
-    if job.input_path.source != "device":
-        n_batches = job.input_path.prefetch if job.input_path.source == "storage" else 1
-        ready = job.input_path.source == "memory"
-        for turn in range(n_batches):
-            buffers.append(Buffer(f"batch.{turn}", job.batch_nbytes, "uint8", place="host", initialized=ready))
-        buffers.append(Buffer("input", job.batch_nbytes, "uint8"))
-    return tuple(buffers)
+    if job.optimizer == "lars":
+        buffers += _ratio_buffers(job, raters)
+    return (*buffers, *_input_buffers(job))
+
+
+def _ratio_buffers(job: Job, raters: Group) -> tuple[Buffer, ...]:
+    share = math.ceil(len(job.tensor_counts) / raters.size)
+    whole = Buffer(RATIOS, share * raters.size)
+    return (Buffer(_RATIOS_SHARE, share), whole) if raters.size > 1 else (whole,)
+
+
+def _input_buffers(job: Job) -> tuple[Buffer, ...]:
+    if job.input_path.source == "device":
+        return ()
+    n_batches = job.input_path.prefetch if job.input_path.source == "storage" else 1
+    ready = job.input_path.source == "memory"
+    batches = (
+        Buffer(f"batch.{turn}", job.batch_nbytes, "uint8", place="host", initialized=ready) for turn in range(n_batches)
+    )
+    return (*batches, Buffer("input", job.batch_nbytes, "uint8"))
 
 
 def _n_losses(job: Job) -> int:
@@ -138,11 +182,29 @@ def backward(buckets: Sequence[Bucket], *, all_reduce: Group | None, algorithm: 
     return tuple(ops)
 
 
-def optimize(job: Job, buckets: Sequence[Bucket]) -> Body:
-    """Return the optimiser's step over all gradients, and the host's wait for it, if it waits there."""
-    update = Optimize(("param",), tuple(f"grad.{number}" for number in range(len(buckets))))
+def optimize(job: Job, buckets: Sequence[Bucket], *, raters: Group = ALONE, algorithm: Algorithm = "auto") -> Body:
+    """Return the optimiser's step over all gradients, and the host's wait for it, if it waits there.
+
+    Args:
+        job: Says which optimiser. LARS computes the trust ratios of the tensors first.
+        buckets: Ranges of tensors.
+        raters: Who shares the trust ratios. `ALONE`: every rank computes all of them.
+        algorithm: Of the all-gather of shared ratios, if it is one that gathers; else what the library takes.
+    """
+    grads = tuple(f"grad.{number}" for number in range(len(buckets)))
+    ratios = RATIOS if job.optimizer == "lars" else None
+    rating = _rate(grads, raters, algorithm) if ratios else ()
     waits = job.host_waits_for == "update" and job.run_ahead_steps == 0
-    return (update, Wait("param")) if waits else (update,)
+    return (*rating, Optimize(("param",), grads, ratios), *((Wait("param"),) if waits else ()))
+
+
+def _rate(grads: tuple[str, ...], raters: Group, algorithm: Algorithm) -> Body:
+    if raters.size == 1:
+        return (TrustRatios(("param",), grads, RATIOS, raters),)
+    return (
+        TrustRatios(("param",), grads, _RATIOS_SHARE, raters),
+        AllGather(_RATIOS_SHARE, RATIOS, raters, algorithm=algorithm if algorithm in SLICING else "auto"),
+    )
 
 
 def flat_buffer(job: Job) -> Buffer:
@@ -167,3 +229,10 @@ def average_parameters(group: Group, *, synchronize: bool, algorithm: Algorithm)
     """
     wait: Body = (Wait(FLAT),) if synchronize else ()
     return (Copy("param", FLAT), *wait, AllReduce(FLAT, group, algorithm=algorithm), Copy(FLAT, "param"))
+
+
+def slicing_problems(algorithm: Algorithm) -> list[tuple[str, str]]:
+    """Return `(field, what is wrong)` with the algorithm of a schedule that reduce-scatters or all-gathers."""
+    if algorithm in (*SLICING, "server"):
+        return []
+    return [("algorithm", f"{algorithm} moves whole buffers, not slices: write {', '.join(SLICING)}")]

@@ -1,44 +1,73 @@
 """Synchronous SGD: gradients are averaged over all ranks in every step."""
 
-from typing import Literal, final
+from itertools import accumulate
+from typing import ClassVar, Literal, final
 
-from pydantic import Field
-
-from simdist.plan import Group, Plan
-from simdist.proof import Result
-from simdist.schedules import parts
-from simdist.schedules.base import Schedule
+from simdist.errors import PlanError
+from simdist.plan import AllReduce, Buffer, Group, Plan
+from simdist.schedules.fusion import Fusion, fuse
+from simdist.schedules.gradient import Exchange, GradientSchedule
 from simdist.schedules.job import Job
-from simdist.units import Nbytes
 
 __all__ = ["Sync"]
 
+_ONE_TENSOR_NBYTES = 1  # a bucket is full with its first tensor
+
 
 @final
-class Sync(Schedule):
+class Sync(GradientSchedule):
     """Average bucketed gradients over all ranks in every step; buckets overlap with the rest of the backward pass.
 
     Source:
         Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020.
     """
 
+    examples: ClassVar[tuple[dict[str, object], ...]] = (
+        {},
+        {"bucket_nbytes": None},
+        {"compression": "fp16"},
+        {"fusion": {"cycle": None}},
+        {"fusion": {"buffer": "3 kB", "cycle": None}, "compression": "fp16"},
+    )
+
     kind: Literal["sync"] = "sync"
-    first_bucket_nbytes: Nbytes = Field(default=parts.FIRST_BUCKET_NBYTES, alias="first_bucket_size")
-    bucket_nbytes: Nbytes = Field(default=parts.BUCKET_NBYTES, alias="bucket_size")
+    fusion: Fusion | None = None
+    """Instead of buckets: every tensor is ready by itself, and those that are ready together are fused (Horovod)."""
 
     def default_label(self) -> str:
-        """Return the label."""
-        return "sync"
+        """Return the label, such as `sync` or `sync-fp16`."""
+        return f"sync{'-fusion' if self.fusion else ''}{self.traits}"
+
+    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+        """Return what is wrong on this cluster: sizes of buckets beside fusion, which has none."""
+        sizes = {"first_bucket_nbytes", "bucket_nbytes"} & self.model_fields_set if self.fusion else ()
+        hint = "has no effect beside fusion, which sends every tensor by itself: leave it out"
+        return [*super().problems(world_size, ranks_per_node), *((name, hint) for name in sorted(sizes))]
+
+    def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
+        """All-reduce the bucket."""
+        return Exchange((AllReduce(sent.name, Group(job.world_size), algorithm=self.algorithm),))
 
     def write(self, job: Job) -> Plan:
-        """Write the plan."""
-        world = Group(job.world_size)
-        buckets = parts.gradient_buckets(job, first_nbytes=self.first_bucket_nbytes, nbytes=self.bucket_nbytes)
-        end = (*parts.backward(buckets, all_reduce=world, algorithm=self.algorithm), *parts.optimize(job, buckets))
-        steps = ((*parts.begin_step(job, step), *end) for step in range(job.n_steps))
-        buffers = parts.training_buffers(job, buckets)
-        return Plan.from_steps(self.name, world_size=job.world_size, buffers=buffers, steps=steps)
+        """Write the plan.
 
-    def result(self, step: int, job: Job) -> Result:
-        """Declare that every step averages gradients over the world."""
-        return Result(gradients=Group(job.world_size), parameters=Group(1))
+        Raises:
+            PlanError: See `GradientSchedule`; also, fusion has cycles and nobody knows when gradients are ready.
+        """
+        plan = super().write(job)
+        return fuse(plan, self.fusion, self._ready_s(job)) if self.fusion else plan
+
+    def limits(self) -> tuple[int, int]:
+        """Return the sizes of the first bucket and of the others."""
+        return (_ONE_TENSOR_NBYTES, _ONE_TENSOR_NBYTES) if self.fusion else super().limits()
+
+    def _ready_s(self, job: Job) -> dict[str, float]:
+        """Return when every gradient is complete, from the start of the backward pass on."""
+        if self.fusion and self.fusion.cycle_s is not None and not job.tensor_backward_s:
+            raise PlanError(
+                f"plan {self.name}: fusion.cycle: which gradients are ready in the same {self.fusion.cycle_s:g} s "
+                f"depends on the times of the backward pass, which are not known here: build the plan from a scenario "
+                f"(simdist plan SCENARIO), or write cycle: null"
+            )
+        ends_s = accumulate(reversed(job.tensor_backward_s))
+        return {f"grad.{number}": end_s for number, end_s in enumerate(ends_s)}

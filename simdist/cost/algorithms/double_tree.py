@@ -1,0 +1,96 @@
+"""Two complementary binary trees over the nodes, each for half of the buffer, and a chain inside each node.
+
+Half of the buffer is reduced up a binary tree and broadcast down again, the other half by another tree, in which inner
+nodes and leaves have changed places. So a node is an inner node of one tree at most (but one node of an odd number).
+An inner node receives S/2 from each of two children and S/2 from its parent, a leaf of the other tree S/2 more: at most
+2S bytes pass a NIC in each direction. All pieces flow at once, in the limit of perfect pipelining. With m nodes of n
+members each, S bytes, latencies alpha_f in a node and alpha_n between nodes, and capacities 1/beta_f and 1/beta_n:
+
+    2 (n-1) alpha_f + 2 ceil(log2 m) alpha_n + max(2S beta_n, 2S beta_f)    for m > 3 and n > 2
+
+A ring takes about 2m alpha_n and 2S beta_n (1 - 1/(mn)). With two nodes, each is the other's only child: S bytes pass
+each NIC. Real pipelines have chunks and fall short of the limit, at middle sizes most: NCCL's own model counts 0.9 of
+the bandwidth, and down to half of it between 64 kB and 64 MB.
+
+Source:
+    Sanders, Speck, Traeff, Two-tree Algorithms for Full Bandwidth Broadcast, Reduction and Scan, Parallel Computing
+    2009; Jeaugey, Massively Scale Your Deep Learning Training with NCCL 2.4, NVIDIA developer blog, 2019-02-04; for the
+    latency and the factors also NCCL, src/graph/tuning.cc.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.cost.algorithms.call import Call
+from simdist.cost.topology import Messages, Paths
+from simdist.errors import PlanError
+from simdist.plan import AllReduce, op_text
+
+__all__ = ["double_tree", "parents"]
+
+
+def double_tree(call: Call) -> Iterator[Messages]:
+    """Yield the messages of both trees, which go at the same time.
+
+    Raises:
+        PlanError: The collective is no all_reduce.
+    """
+    if not isinstance(call.op, AllReduce):
+        raise PlanError(f"{op_text(call.op)}: double_tree is an algorithm of all_reduce only; use ring")
+    chains = call.by_node()
+    heads = np.array([chain[0] for chain in chains])
+    below = [np.concatenate([chain[1:] for chain in chains])] * 2  # in both trees
+    above = [np.concatenate([chain[:-1] for chain in chains])] * 2
+    depths = np.zeros(len(chains), dtype=np.int64)
+    for parent in parents(len(chains)):
+        has_parent = parent >= 0
+        below.append(heads[has_parent])
+        above.append(heads[parent[has_parent]])
+        depths = np.maximum(depths, _depths(parent))
+    low, high = np.concatenate(below), np.concatenate(above)
+    hops_in_node = np.array([len(chain) - 1 for chain in chains])
+    yield Messages(
+        np.concatenate([low, high]),
+        np.concatenate([high, low]),
+        call.nbytes / 2,
+        latency=Paths(fabric_hops=2 * hops_in_node, network_hops=2 * depths),
+    )
+
+
+def parents(n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the parent of every node in each tree, -1 of its root.
+
+    The first is the tree over 1 to n-1 in order, below 0: a node whose number ends in z zero bits stands z levels above
+    the leaves. The second is the first one mirrored if n is even, and shifted by one if it is odd: even numbers, which
+    are inner nodes, become odd ones, which are leaves.
+
+    >>> parents(4)
+    (array([-1,  2,  0,  2]), array([ 1,  3,  1, -1]))
+    """
+    first = _in_order(n)
+    label = np.arange(n)[::-1] if n % 2 == 0 else (np.arange(n) + 1) % n
+    second = np.empty_like(first)
+    second[label] = np.where(first >= 0, label[first], -1)
+    return first, second
+
+
+def _in_order(n: int) -> NDArray[np.int64]:
+    node = np.arange(n)
+    lowest_bit = node & -node
+    without = node - lowest_bit
+    parent = without | (2 * lowest_bit)  # the one of the two neighbours a level higher that is not an ancestor of it
+    parent = np.where(parent < n, parent, without)
+    parent[0] = -1
+    return parent
+
+
+def _depths(parent: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many hops every node is away from the root."""
+    depths = np.zeros_like(parent)
+    at = parent
+    while (at >= 0).any():
+        depths += at >= 0
+        at = np.where(at >= 0, parent[at], -1)
+    return depths

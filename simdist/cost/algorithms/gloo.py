@@ -1,0 +1,66 @@
+"""What gloo does, as torch uses it: rings, and trees whose sends are all posted at once.
+
+With n members, S bytes, and one kind of link (latency alpha, 1/beta bytes per second):
+
+    all_reduce       the ring
+    reduce_scatter   an all_reduce, of which every member keeps a slice: 2(n-1) alpha + 2(n-1)/n S beta
+    all_gather       the ring
+    reduce           reduce-scatter by the ring, then the root gathers: n alpha + 2(n-1)/n S beta
+    broadcast        a binomial tree, d = ceil(log2 n) deep: d alpha + d(d+1)/2 S beta for n = 2^d
+
+Who has received a broadcast sends to all its children at once, over one NIC. Copies inside a node are far faster than
+those between nodes, and count with the stage that brought the data to the node. On 4 nodes, a broadcast to one rank of
+each takes 3 S beta, and one to two ranks of each 6 S beta.
+
+Source:
+    gloo, gloo/allreduce.cc, allgather.cc, reduce.cc and broadcast.cc; torch, ProcessGroupGloo.cpp, for reduce_scatter.
+"""
+
+from collections.abc import Iterator
+from typing import assert_never
+
+import numpy as np
+
+from simdist.cost.algorithms.call import Call
+from simdist.cost.algorithms.ring import around
+from simdist.cost.topology import Messages, Paths
+from simdist.plan import AllGather, AllReduce, Broadcast, Reduce, ReduceScatter
+
+__all__ = ["gloo"]
+
+
+def gloo(call: Call) -> Iterator[Messages]:
+    """Yield the messages that gloo sends."""
+    match call.op:
+        case AllReduce() | ReduceScatter():
+            yield around(call, times=2)
+        case AllGather():
+            yield around(call, times=1)
+        case Reduce(root=root):
+            yield around(call, times=1)
+            others = np.delete(call.members, root)
+            yield Messages(others, np.full_like(others, call.members[root]), call.nbytes / call.n)
+        case Broadcast(root=root):
+            yield from _tree(call, root)
+        case _:
+            assert_never(call.op)
+
+
+def _tree(call: Call, root: int) -> Iterator[Messages]:
+    """Yield the stages of a broadcast: member 2^i + j, for j < 2^i, receives from member j."""
+    members = np.roll(call.members, -root)
+    child = np.arange(1, call.n)
+    parent = child - (1 << (np.frexp(child)[1] - 1))  # without its highest bit
+    leaves_node = call.topology.node(members[child]) != call.topology.node(members[parent])
+    slow = leaves_node if leaves_node.any() else ~leaves_node
+    stage, fast_hops = np.zeros(call.n, dtype=np.int64), np.zeros(call.n, dtype=np.int64)
+    for one, above, is_slow in zip(child.tolist(), parent.tolist(), slow.tolist(), strict=True):
+        stage[one] = stage[above] + is_slow
+        fast_hops[one] = 0 if is_slow else fast_hops[above] + 1
+    begins = stage[parent]  # a message belongs to the stage at whose beginning its node has the data
+    for number in range(int(begins.max()) + 1):
+        now = begins == number
+        fabric_hops, network_hops = fast_hops[child[now]], slow[now].astype(np.int64)
+        if not leaves_node.any():
+            fabric_hops, network_hops = network_hops, fabric_hops
+        yield Messages(members[parent[now]], members[child[now]], call.nbytes, latency=Paths(fabric_hops, network_hops))

@@ -1,0 +1,55 @@
+"""Recursive halving and doubling: pairs at distance 1, 2, 4, ... exchange halves of what they hold.
+
+With n members, a power of two, S bytes, and one kind of link (latency alpha, 1/beta bytes per second):
+
+    all_reduce                   2 log2 n alpha + 2(n-1)/n S beta
+    reduce_scatter, all_gather   log2 n alpha + (n-1)/n S beta
+
+The nearest members exchange the largest halves, so that the most bytes stay inside a node.
+
+Source:
+    Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH, IJHPCA 2005.
+"""
+
+from collections.abc import Iterator
+from typing import assert_never
+
+import numpy as np
+
+from simdist.cost.algorithms.call import Call
+from simdist.cost.topology import Messages
+from simdist.errors import PlanError
+from simdist.plan import AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, op_text
+
+__all__ = ["halving_doubling"]
+
+
+def halving_doubling(call: Call) -> Iterator[Messages]:
+    """Yield the messages of halving, of doubling, or of both.
+
+    Raises:
+        PlanError: The collective has a root, or the members are no power of two.
+    """
+    if call.n & (call.n - 1):
+        raise PlanError(f"{op_text(call.op)}: halving_doubling needs a power of two members; use ring")
+    match call.op:
+        case AllReduce():
+            yield from _exchanges(call)
+            yield from reversed(list(_exchanges(call)))
+        case ReduceScatter():
+            yield from _exchanges(call)
+        case AllGather():
+            yield from reversed(list(_exchanges(call)))
+        case Reduce() | Broadcast():
+            raise PlanError(
+                f"{op_text(call.op)}: halving_doubling is no algorithm of a rooted collective; use ring or tree"
+            )
+        case _:
+            assert_never(call.op)
+
+
+def _exchanges(call: Call) -> Iterator[Messages]:
+    """Yield the exchanges of S/2 with the neighbour, of S/4 at distance 2, and so on."""
+    places = np.arange(call.n)
+    for level in range(call.n.bit_length() - 1):
+        yield Messages(call.members, call.members[places ^ (1 << level)], call.nbytes / 2 ** (level + 1))

@@ -1,0 +1,60 @@
+"""Parameter servers: every member pushes its part to each server, and pulls what they have reduced.
+
+Two stages, a push and a pull. With n members that are machines of their own, s servers beside them with S/s bytes each,
+and one kind of link (latency alpha, 1/beta bytes per second):
+
+    2 (alpha + max(n/s, 1) S beta)
+
+In the push, n members converge on the NIC of every server; in the pull, that NIC sends to n members. Members of a node
+share its NIC. A server that is a member sends nothing to itself, and reaches the members of its node by the fabric.
+
+Source:
+    Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014; Sergeev & Del Balso, Horovod,
+    arXiv 1802.05799, section 3, for one server and many.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.cost.algorithms.call import Call
+from simdist.cost.topology import Messages
+from simdist.errors import PlanError
+from simdist.plan import AllReduce, Collective, Servers, op_text
+
+__all__ = ["n_machines", "server"]
+
+
+def n_machines(op: Collective, world_size: int) -> int:
+    """Return how many servers of a collective are machines of their own; each group has its own servers."""
+    if not isinstance(op, AllReduce) or op.servers is None or op.servers.members:
+        return 0
+    return len(op.servers.parts) * (world_size // op.group.size)
+
+
+def server(call: Call) -> Iterator[Messages]:
+    """Yield the push and the pull.
+
+    Raises:
+        PlanError: The collective is no all_reduce, or does not say what its servers hold.
+    """
+    if not isinstance(call.op, AllReduce) or call.op.servers is None:
+        raise PlanError(f"{op_text(call.op)}: server is an algorithm of an all_reduce with `servers`; use ring")
+    servers = call.op.servers
+    at = _places(call, servers)
+    parts_nbytes = np.array(servers.parts) * (call.nbytes / sum(servers.parts))
+    member, part = (each.ravel() for each in np.meshgrid(call.members, np.arange(len(at)), indexing="ij"))
+    moves = (member != at[part]) & (parts_nbytes[part] > 0)
+    member, holder, nbytes = member[moves], at[part[moves]], parts_nbytes[part[moves]]
+    if len(nbytes):
+        yield Messages(member, holder, nbytes)
+        yield Messages(holder, member, nbytes)
+
+
+def _places(call: Call, servers: Servers) -> NDArray[np.int64]:
+    """Return the rank of every server."""
+    if servers.members:
+        return call.members.take(servers.members)
+    first = call.number * len(servers.parts)
+    return call.topology.server(np.arange(first, first + len(servers.parts)))

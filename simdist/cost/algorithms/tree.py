@@ -1,0 +1,58 @@
+"""Binomial trees that are not pipelined: in each round, everybody who has everything sends it to one more.
+
+With n members, S bytes, and one kind of link (latency alpha, 1/beta bytes per second):
+
+    all_reduce          2 ceil(log2 n) (alpha + S beta)
+    broadcast, reduce   ceil(log2 n) (alpha + S beta)
+
+The nearest members meet first on the way to the root, so that the most bytes stay inside a node.
+
+Source:
+    Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH, IJHPCA 2005.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.cost.algorithms.call import Call
+from simdist.cost.topology import Messages
+from simdist.errors import PlanError
+from simdist.plan import AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, op_text
+
+__all__ = ["tree"]
+
+
+def tree(call: Call) -> Iterator[Messages]:
+    """Yield the messages of a binomial tree.
+
+    Raises:
+        PlanError: The collective cuts the buffer into slices.
+    """
+    match call.op:
+        case AllReduce():
+            yield from _binomial(call.members, call.nbytes, towards_root=True)
+            yield from _binomial(call.members, call.nbytes, towards_root=False)
+        case Reduce(root=root):
+            yield from _binomial(np.roll(call.members, -root), call.nbytes, towards_root=True)
+        case Broadcast(root=root):
+            yield from _binomial(np.roll(call.members, -root), call.nbytes, towards_root=False)
+        case ReduceScatter() | AllGather():
+            raise PlanError(
+                f"{op_text(call.op)}: a tree reduces and broadcasts whole buffers; use ring or halving_doubling"
+            )
+        case _:
+            assert_never(call.op)
+
+
+def _binomial(members: NDArray[np.int64], nbytes: int, *, towards_root: bool) -> Iterator[Messages]:
+    n = len(members)
+    distances = [1 << level for level in range(math.ceil(math.log2(n)))]
+    for distance in distances if towards_root else reversed(distances):
+        near = np.arange(0, n - distance, 2 * distance)
+        far = near + distance
+        src, dst = (far, near) if towards_root else (near, far)
+        yield Messages(members[src], members[dst], float(nbytes))

@@ -1,0 +1,207 @@
+"""Where ranks sit, which links join them, and what messages put on these links.
+
+A message inside a node uses the fabric ports of both GPUs. One between nodes uses the NICs of both nodes, and the
+switch if it is oversubscribed. Where the GPUs of a node hang below one PCIe host bridge, all that they send crosses it
+upstream and all that they receive downstream, to and from the NIC too.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.cost.links import LinkCost
+from simdist.cost.transfers import Stage, Transfer
+
+__all__ = ["Messages", "Paths", "Topology"]
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Chains of dependent sends, the slowest of which counts.
+
+    Args:
+        fabric_hops: How many of the sends of each path stay inside a node, `[n_paths]`.
+        network_hops: How many leave it, of the same shape.
+    """
+
+    fabric_hops: NDArray[np.int64]
+    network_hops: NDArray[np.int64]
+
+
+Latency: TypeAlias = Literal["slowest", "ring", "line"] | Paths
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """Messages that go at the same time, `rounds` times over.
+
+    Args:
+        src: Sending ranks.
+        dst: Receiving ranks, of the same shape.
+        nbytes: Bytes of each message: one number, or of the same shape.
+        rounds: How often they follow one another.
+        latency: Which latency counts: that of the slowest message in every round; in a `ring`, where each round hands
+            on what the one before brought, that of the longest chain of sends; on a `line` (a pipeline), that of all
+            hops; or that of the slowest of some paths.
+    """
+
+    src: NDArray[np.int64]
+    dst: NDArray[np.int64]
+    nbytes: float | NDArray[np.float64]
+    rounds: int = 1
+    latency: Latency = "slowest"
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Numbers ranks, machines and resources.
+
+    Machines are the nodes and, after them, parameter servers apart from the ranks; each has a NIC. Such a server sends
+    and receives as if it were the first rank of its machine. Resources are numbered: fabric out of each rank, fabric
+    into each rank, NIC out of each machine, NIC into each machine, host bridge of each node up, host bridge of each
+    node down, switch, storage server, storage client of each node.
+
+    Args:
+        n_nodes: Nodes.
+        ranks_per_node: Ranks of each.
+        fabric: Link of a GPU to the others of its node.
+        network: Link of all NICs of a machine to the switch.
+        switched: Whether the switch limits what the NICs could send.
+        bridged: Whether a host bridge limits what the GPUs of a node could send.
+        overhead_s: Seconds of a collective besides its messages.
+        n_servers: Parameter servers that are machines of their own.
+    """
+
+    n_nodes: int
+    ranks_per_node: int
+    fabric: LinkCost
+    network: LinkCost
+    switched: bool = False
+    bridged: bool = False
+    overhead_s: float = 0.0
+    n_servers: int = 0
+
+    @property
+    def world_size(self) -> int:
+        """Ranks."""
+        return self.n_nodes * self.ranks_per_node
+
+    @property
+    def n_machines(self) -> int:
+        """Nodes and servers."""
+        return self.n_nodes + self.n_servers
+
+    def node(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the machine of a rank, or of a server."""
+        return rank // self.ranks_per_node
+
+    def server(self, number: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the rank by which a server that is a machine of its own sends and receives."""
+        return (self.n_nodes + number) * self.ranks_per_node
+
+    def fabric_out(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resource of a rank's outgoing fabric port."""
+        return rank
+
+    def fabric_in(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resource of a rank's incoming fabric port."""
+        return self.world_size + rank
+
+    def nic_out(self, machine: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resource of a machine's outgoing network cards."""
+        return 2 * self.world_size + machine
+
+    def nic_in(self, machine: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resource of a machine's incoming network cards."""
+        return 2 * self.world_size + self.n_machines + machine
+
+    def bridge_up(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resource of a node's host bridge, from its GPUs."""
+        return 2 * (self.world_size + self.n_machines) + node
+
+    def bridge_down(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resource of a node's host bridge, to its GPUs."""
+        return 2 * (self.world_size + self.n_machines) + self.n_nodes + node
+
+    @property
+    def switch(self) -> int:
+        """The switch between the machines."""
+        return 2 * (self.world_size + self.n_machines + self.n_nodes)
+
+    @property
+    def storage_server(self) -> int:
+        """The storage server."""
+        return self.switch + 1
+
+    def storage_client(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resource of a node's storage client."""
+        return self.storage_server + 1 + node
+
+    @property
+    def n_resources(self) -> int:
+        """How many resources there are."""
+        return self.storage_server + 1 + self.n_nodes
+
+    def transfer(self, messages: Iterable[Messages]) -> Transfer:
+        """Return the transfer that sends `messages` one after the other."""
+        return Transfer(tuple(self._stage(each, 0.0 if n else self.overhead_s) for n, each in enumerate(messages)))
+
+    def _stage(self, messages: Messages, more_s: float) -> Stage:
+        outside = self.node(messages.src) != self.node(messages.dst)
+        used = [*self._on_fabric(messages, ~outside), *self._on_network(messages, outside)]
+        if self.bridged:
+            used += self._on_bridges(messages)
+        resources, places = np.unique(np.concatenate([each for each, _ in used]), return_inverse=True)
+        weights = np.concatenate([nbytes for _, nbytes in used])
+        totals = np.bincount(places, weights=weights, minlength=len(resources)).astype(np.float64)
+        flows = totals > 0
+        return Stage(self._latency_s(messages, outside) + more_s, resources[flows], totals[flows])
+
+    def _on_fabric(self, messages: Messages, inside: NDArray[np.bool_]) -> "list[_Use]":
+        nbytes = _of_each(messages, self.fabric.flowing(messages.nbytes))[inside]
+        return [(self.fabric_out(messages.src[inside]), nbytes), (self.fabric_in(messages.dst[inside]), nbytes)]
+
+    def _on_network(self, messages: Messages, outside: NDArray[np.bool_]) -> "list[_Use]":
+        nbytes = _of_each(messages, self.network.flowing(messages.nbytes))[outside]
+        src, dst = self.node(messages.src[outside]), self.node(messages.dst[outside])
+        nics = [(self.nic_out(src), nbytes), (self.nic_in(dst), nbytes)]
+        return [*nics, (np.full_like(src, self.switch), nbytes)] if self.switched else nics
+
+    def _on_bridges(self, messages: Messages) -> "list[_Use]":
+        nbytes = _of_each(messages, messages.nbytes)
+        from_gpu, to_gpu = messages.src < self.world_size, messages.dst < self.world_size
+        up, down = self.node(messages.src[from_gpu]), self.node(messages.dst[to_gpu])
+        return [(self.bridge_up(up), nbytes[from_gpu]), (self.bridge_down(down), nbytes[to_gpu])]
+
+    def _latency_s(self, messages: Messages, outside: NDArray[np.bool_]) -> float:
+        hop_s = np.where(outside, self.network.latency_s, self.fabric.latency_s)
+        match messages.latency:
+            case "slowest":
+                return float(hop_s.max()) * messages.rounds
+            case "ring":
+                return _longest_chain_s(hop_s, messages.rounds)
+            case "line":
+                return math.fsum(hop_s)
+            case Paths(fabric_hops, network_hops):
+                return float((fabric_hops * self.fabric.latency_s + network_hops * self.network.latency_s).max())
+            case _:
+                assert_never(messages.latency)
+
+
+_Use: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]  # resources, and the bytes on each
+
+
+def _of_each(messages: Messages, nbytes: float | NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the bytes of each message in all rounds."""
+    return np.broadcast_to(np.asarray(nbytes, dtype=np.float64) * messages.rounds, messages.src.shape)
+
+
+def _longest_chain_s(hop_s: NDArray[np.float64], n_sends: int) -> float:
+    """Return the latency of the slowest `n_sends` successive hops of a ring."""
+    times_around, rest = divmod(n_sends, len(hop_s))
+    ahead = np.concatenate(([0.0], np.cumsum(np.concatenate((hop_s, hop_s[:rest])))))
+    return times_around * math.fsum(hop_s) + float((ahead[rest:] - ahead[: len(ahead) - rest]).max())

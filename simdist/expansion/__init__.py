@@ -1,0 +1,15 @@
+"""Collectives message by message: what the closed forms of `simdist.cost` are held to.
+
+`rounds` writes an algorithm as the messages that its members send, chunk by chunk; `play` sends them over a network,
+each as soon as its sender has what it sends and its ports are free. Nothing here knows the closed forms. The messages
+say which chunks they carry, so an algorithm can also be carried out on data, to see that it reduces.
+
+Work and memory of a round are those of a few vectors over the members, so rings of thousands can be looked at, and
+members may begin at different times.
+"""
+
+from simdist.expansion.play import Played, Wire, Wires, play
+from simdist.expansion.round import Round
+from simdist.expansion.rounds import rounds
+
+__all__ = ["Played", "Round", "Wire", "Wires", "play", "rounds"]

@@ -1,0 +1,72 @@
+"""Global top-k: pairs of ranks merge their largest entries, then pairs of pairs, until all hold the same k."""
+
+from dataclasses import replace
+from typing import ClassVar, Literal, final
+
+from simdist.plan import AllGather, Broadcast, Buffer, Densify, Group, Merge, Op, Select
+from simdist.schedules.gradient import Exchange
+from simdist.schedules.job import Job
+from simdist.schedules.sparse import SparseSchedule
+
+__all__ = ["GTopK"]
+
+
+@final
+class GTopK(SparseSchedule):
+    """Keep the k largest of each sum of two while sums are formed in log2 P rounds; a rank sends k entries a round.
+
+    In round j, ranks 2^j apart exchange the k entries that they hold, and keep the k largest of the sum. Both, and all
+    others of their 2^(j+1) ranks, then hold the same and drop the same. Each adds its share of what is dropped, one
+    2^(j+1)-th, to its residual, so that nothing is lost.
+
+    The paper lets one of each pair send, and broadcasts the result down a tree. Here both send, at the same time over
+    links of both directions, and no broadcast is needed: half the rounds. `broadcast: true` adds one, for the paper's
+    times. The authors' code also keeps other residuals: a rank takes back its entries whose index is not in the result,
+    and what a merge dropped under an index that others brought into the result is lost.
+
+    Source:
+        Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth Networks,
+        ICDCS 2019, arXiv 1901.04359; github.com/hclhkbu/gtopkssgd (allreducer.py, which selects from the whole
+        gradient).
+    """
+
+    examples: ClassVar[tuple[dict[str, object], ...]] = (
+        {},
+        {"density": 1.0, "broadcast": True, "warmup_steps": 1},
+        {"density": 0.01, "bucket_nbytes": 1_000_000, "compression": "fp16"},
+    )
+
+    kind: Literal["gtopk"] = "gtopk"
+    broadcast: bool = False
+    """Broadcast the result from rank 0, down a binomial tree if `algorithm` is `auto`."""
+
+    def default_label(self) -> str:
+        """Return the label, such as `gtopk-0.001` or `gtopk-0.001-broadcast`."""
+        return f"gtopk{self.traits}{'-broadcast' if self.broadcast else ''}"
+
+    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+        """Return what does not fit: ranks that are no power of two, or an algorithm that cannot broadcast."""
+        found = super().problems(world_size, ranks_per_node)
+        if world_size & (world_size - 1):
+            found.append(("kind", f"gtopk merges pairs, and needs a power of two; the world has {world_size} ranks"))
+        if self.broadcast and self.algorithm == "halving_doubling":
+            found.append(("algorithm", "halving_doubling does not broadcast: write auto, or broadcast: false"))
+        return found
+
+    def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
+        """Select, then exchange and merge in rounds, then scatter."""
+        top, residual = self.selected(sent, number)
+        pair = replace(top, name=f"pair.{number}", count=2 * top.count)
+        ops: list[Op] = [Select(sent.name, top.name, residual.name, top.count, self.method)]
+        distance = 1
+        while distance < job.world_size:
+            ops += [
+                AllGather(top.name, pair.name, Group(2, stride=distance), algorithm=self.algorithm),
+                Merge(pair.name, top.name, residual.name, divisor=2 * distance, stream="comm"),
+            ]
+            distance *= 2
+        if self.broadcast:
+            algorithm = "tree" if self.algorithm == "auto" else self.algorithm
+            ops.append(Broadcast(top.name, Group(job.world_size), algorithm=algorithm))
+        finish = (Densify(top.name, sent.name, divisor=job.world_size),)
+        return Exchange(tuple(ops), finish, (top, residual, pair))

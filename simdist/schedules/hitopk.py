@@ -1,0 +1,74 @@
+"""Hierarchical top-k communication: dense within a node, the largest entries between nodes."""
+
+from dataclasses import replace
+from typing import ClassVar, Literal, final
+
+from simdist.plan import AllGather, Body, Buffer, Densify, Op, Select
+from simdist.plan.ops import SelectMethod
+from simdist.schedules import two_level
+from simdist.schedules.gradient import Exchange
+from simdist.schedules.job import Job
+from simdist.schedules.sparse import SparseSchedule
+
+__all__ = ["HiTopK"]
+
+
+@final
+class HiTopK(SparseSchedule):
+    """Average within the node, send the largest entries of each GPU's slice between nodes, put slices together.
+
+    With m nodes of n GPUs, d elements and density rho: reduce-scatter in the node (d/n elements a GPU); the k = rho d/n
+    largest of the slice; all-gather of k values and indices over the j-th GPUs of all nodes; sum; all-gather in the
+    node. Into each node come (m - 1) rho d values and indices, not (mn - n) rho d as in a flat sparse all-gather.
+
+    Selection and sum run on the comm stream, between the collectives that they wait for. On the compute stream they
+    would hold up the backward pass until the first collective was done. The model lets them run beside the backward
+    pass at full speed; on a GPU they share its memory's bandwidth.
+
+    Source:
+        Shi et al., Towards Scalable Distributed Training of Deep Learning on Public Cloud Clusters, MLSys 2021,
+        arXiv 2010.10458 (HiTopKComm, with MSTopK).
+    """
+
+    examples: ClassVar[tuple[dict[str, object], ...]] = (
+        {},
+        {"density": 1.0, "method": "exact", "warmup_steps": 3},
+        {"density": 0.01, "bucket_nbytes": 1_000_000, "compression": "fp16"},
+    )
+
+    kind: Literal["hitopk"] = "hitopk"
+    method: SelectMethod = "mstopk"
+
+    def default_label(self) -> str:
+        """Return the label, such as `hitopk-0.001-mstopk`."""
+        return f"hitopk{self.traits}"
+
+    def n_slices(self, job: Job) -> int:
+        """Return the GPUs of a node."""
+        return job.ranks_per_node
+
+    def idle(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+        """Return whether it never sends less than everything, or sends it to nobody."""
+        if ranks_per_node == world_size:
+            return [
+                "selects entries to send between nodes, and there is one node: sync sends as much, and loses nothing"
+            ]
+        return super().idle(world_size, ranks_per_node, n_steps)
+
+    def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
+        """Reduce-scatter, select, gather between nodes, sum, all-gather."""
+        shard = two_level.shard_of(sent, number, job)
+        between, buffers = self._between(shard, number, job)
+        ops = two_level.within_nodes(sent, shard, between, job, algorithm=self.algorithm)
+        return Exchange(ops, buffers=buffers if shard == sent else (shard, *buffers))
+
+    def _between(self, shard: Buffer, number: int, job: Job) -> tuple[Body, tuple[Buffer, ...]]:
+        """Return how the slice is averaged over the nodes, and the buffers for it; one node gathers nothing."""
+        peers = two_level.peers(job)
+        top, residual = self.selected(shard, number)
+        gathered = replace(top, name=f"gathered.{number}", count=top.count * peers.size) if peers.size > 1 else top
+        ops: list[Op] = [Select(shard.name, top.name, residual.name, top.count, self.method, stream="comm")]
+        if peers.size > 1:
+            ops.append(AllGather(top.name, gathered.name, peers, algorithm=self.algorithm))
+        ops.append(Densify(gathered.name, shard.name, divisor=peers.size, stream="comm"))
+        return tuple(ops), (top, residual, gathered) if peers.size > 1 else (top, residual)

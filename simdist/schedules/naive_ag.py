@@ -1,0 +1,48 @@
+"""Sparse all-gather: every rank sends its largest entries to all others."""
+
+from dataclasses import replace
+from typing import ClassVar, Literal, final
+
+from simdist.plan import AllGather, Buffer, Densify, Group, Select
+from simdist.schedules.gradient import Exchange
+from simdist.schedules.job import Job
+from simdist.schedules.sparse import SparseSchedule
+
+__all__ = ["NaiveAllGather"]
+
+
+@final
+class NaiveAllGather(SparseSchedule):
+    """Gather everybody's largest entries and add them up; traffic grows with the number of ranks.
+
+    Each of P ranks receives (P - 1) k values and as many indices.
+
+    The selection takes the compute stream's time right after the bucket's backward pass, as it takes a GPU's. The sums
+    are scattered after the whole backward pass, where they hold up none of it.
+
+    Source:
+        Renggli et al., SparCML, SC 2019; called NaiveAG in Shi et al., MLSys 2021, arXiv 2010.10458.
+    """
+
+    examples: ClassVar[tuple[dict[str, object], ...]] = (
+        {},
+        {"density": 1.0, "warmup_steps": 2},
+        {"density": 0.01, "method": "dgc", "bucket_nbytes": 1_000_000, "compression": "fp16"},
+    )
+
+    kind: Literal["naive_ag"] = "naive_ag"
+
+    def default_label(self) -> str:
+        """Return the label, such as `naive-ag-0.001`."""
+        return f"naive-ag{self.traits}"
+
+    def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
+        """Select, gather, scatter."""
+        top, residual = self.selected(sent, number)
+        gathered = replace(top, name=f"gathered.{number}", count=top.count * job.world_size)
+        ops = (
+            Select(sent.name, top.name, residual.name, top.count, self.method),
+            AllGather(top.name, gathered.name, Group(job.world_size), algorithm=self.algorithm),
+        )
+        finish = (Densify(gathered.name, sent.name, divisor=job.world_size),)
+        return Exchange(ops, finish, (top, residual, gathered))

@@ -1,0 +1,90 @@
+"""Parameter servers: workers push gradients to servers, which add them up, and pull the result."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal, final
+
+from pydantic import Field
+
+from simdist.plan import AllReduce, Buffer, Group, Servers
+from simdist.schedules.gradient import Exchange, GradientSchedule
+from simdist.schedules.job import Job
+from simdist.units import Whole
+
+__all__ = ["ParameterServer"]
+
+
+@final
+class ParameterServer(GradientSchedule):
+    """Average gradients in every step over servers: every rank pushes to each its part, and pulls the averages.
+
+    With few servers, all ranks converge on the network cards of those; with as many as there are nodes and even parts,
+    the traffic is that of a reduce-scatter and an all-gather. Servers reduce gradients and keep no parameters, so every
+    rank still updates its own.
+
+    Source:
+        Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014; Jiang et al., A Unified
+        Architecture for Accelerating Distributed DNN Training in Heterogeneous GPU/CPU Clusters, OSDI 2020 (BytePS:
+        even parts, servers on machines of their own); tf.train.replica_device_setter (whole tensors, round robin) and
+        tf.contrib.training.GreedyLoadBalancingStrategy (`greedy`).
+    """
+
+    examples: ClassVar[tuple[dict[str, object], ...]] = (
+        {"servers": 1},
+        {"servers": 2, "placement": "tensors"},
+        {"servers": 3, "placement": "greedy", "bucket_nbytes": 0},
+        {"servers": 8, "compression": "fp16"},
+    )
+
+    kind: Literal["parameter_server"] = "parameter_server"
+    servers: Whole = Field(ge=1)
+    """How many. Server i is rank i x (world // servers), so they spread over the nodes."""
+    apart: bool = False
+    """Servers are machines of their own, beside the ranks; the simulator knows them, the real backend does not."""
+    placement: Literal["even", "tensors", "greedy"] = "even"
+    """`even`: every bucket is split evenly. `tensors`: tensor t is on server t modulo their number. `greedy`: each
+    tensor, in forward order, is on the server that holds the fewest elements so far."""
+
+    def default_label(self) -> str:
+        """Return the label, such as `ps-4` or `ps-1-apart-tensors`."""
+        apart = "-apart" if self.apart else ""
+        placement = "" if self.placement == "even" else f"-{self.placement}"
+        return f"ps-{self.servers}{apart}{placement}{self.traits}"
+
+    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+        """Return what does not fit: an algorithm, or more servers than ranks."""
+        found = []
+        if self.algorithm not in ("auto", "server"):
+            found.append(("algorithm", f"{self.algorithm}: the servers are the algorithm; leave it out"))
+        if self.servers > world_size and not self.apart:
+            found.append(
+                ("servers", f"{self.servers} on {world_size} ranks: write at most {world_size}, or apart: true")
+            )
+        return found
+
+    def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
+        """Push and pull the bucket."""
+        members = () if self.apart else tuple(range(0, job.world_size, job.world_size // self.servers))[: self.servers]
+        servers = Servers(self._parts(sent, job), members)
+        return Exchange((AllReduce(sent.name, Group(job.world_size), algorithm="server", servers=servers),))
+
+    def _parts(self, sent: Buffer, job: Job) -> tuple[int, ...]:
+        """Return how many elements of a bucket each server holds; which ones they are changes neither time nor sum."""
+        if self.placement == "even" or sent.tensors is None:
+            share, rest = divmod(sent.count, self.servers)
+            return tuple(share + (server < rest) for server in range(self.servers))
+        server_of = self._server_of_tensor(job.tensor_counts)
+        parts = [0] * self.servers
+        for tensor in range(*sent.tensors):
+            parts[server_of[tensor]] += job.tensor_counts[tensor]
+        return tuple(parts)
+
+    def _server_of_tensor(self, counts: Sequence[int]) -> list[int]:
+        if self.placement == "tensors":
+            return [tensor % self.servers for tensor in range(len(counts))]
+        load = [0] * self.servers
+        chosen = []
+        for count in counts:
+            server = load.index(min(load))
+            load[server] += count
+            chosen.append(server)
+        return chosen

@@ -1,0 +1,46 @@
+"""Two-dimensional torus all-reduce: the GPUs of a node share the node's traffic."""
+
+from typing import ClassVar, Literal, final
+
+from simdist.plan import AllReduce, Buffer
+from simdist.schedules import parts, two_level
+from simdist.schedules.gradient import Exchange, GradientSchedule
+from simdist.schedules.job import Job
+
+__all__ = ["Torus"]
+
+
+@final
+class Torus(GradientSchedule):
+    """Average gradients over all ranks in every step; each GPU of a node carries its share of them over the network.
+
+    Reduce-scatter in the node, so that every GPU holds one slice of the node's mean; all-reduce of that slice over the
+    j-th GPUs of all nodes; all-gather in the node. What a node sends is what a flat ring sends through its NIC; but
+    there are 2 (m - 1) steps between m nodes of n GPUs instead of 2 (mn - 1).
+
+    Source:
+        Mikami et al., Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash, arXiv 1811.05233.
+    """
+
+    examples: ClassVar[tuple[dict[str, object], ...]] = ({}, {"bucket_nbytes": None, "compression": "fp16"})
+
+    kind: Literal["torus"] = "torus"
+
+    def default_label(self) -> str:
+        """Return the label, such as `torus` or `torus-fp16`."""
+        return f"torus{self.traits}"
+
+    def n_slices(self, job: Job) -> int:
+        """Return the GPUs of a node."""
+        return job.ranks_per_node
+
+    def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
+        """Return what is wrong with the algorithm."""
+        return [*super().problems(world_size, ranks_per_node), *parts.slicing_problems(self.algorithm)]
+
+    def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
+        """Reduce-scatter, all-reduce and all-gather the bucket."""
+        shard, peers = two_level.shard_of(sent, number, job), two_level.peers(job)
+        between = (AllReduce(shard.name, peers, algorithm=self.algorithm),) if peers.size > 1 else ()
+        ops = two_level.within_nodes(sent, shard, between, job, algorithm=self.algorithm)
+        return Exchange(ops, buffers=(shard,) if shard != sent else ())
