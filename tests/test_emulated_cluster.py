@@ -18,18 +18,27 @@ import network  # noqa: E402
 import run  # noqa: E402
 import study  # noqa: E402
 
+AVERAGING = study.SYNCHRONIZATION
 each_shape = pytest.mark.parametrize("shape", study.SHAPES, ids=lambda shape: shape.name)
 
 
+each_study = pytest.mark.parametrize("chosen", study.STUDIES.values(), ids=lambda chosen: chosen.name)
+
+
 @cache
-def recorded(shape):
-    return study.recorded(shape)
+def recorded(shape, chosen=AVERAGING):
+    return study.recorded(chosen, shape)
 
 
+def recorded_on_all(chosen):
+    return {shape: recorded(shape, chosen) for shape in study.SHAPES}
+
+
+@each_study
 @each_shape
-def test_simulator_still_predicts_what_was_recorded(shape):
-    results = iter(recorded(shape))
-    for model, stragglers, scenario in study.scenarios(study.recorded_cluster(shape), study.Extent()):
+def test_simulator_still_predicts_what_was_recorded(shape, chosen):
+    results = iter(recorded(shape, chosen))
+    for model, stragglers, scenario in study.scenarios(study.recorded_cluster(chosen, shape), chosen):
         for schedule in scenario.schedules:
             built = build(scenario, schedule)
             result = next(results)
@@ -74,23 +83,39 @@ def test_injected_delays_came_back(shape):
     assert max(differences_s) <= 0.002
 
 
-def test_page_shows_what_was_recorded():
+@each_shape
+def test_systems_that_average_gradients_are_predicted_within_eight_per_cent_in_the_median(shape):
+    results = recorded(shape, study.COMMUNICATION)
+    assert {result.schedule for result in results} >= {"ring", "torus", "ps-1"}
+    assert median(abs(result.error) for result in results) <= 0.08
+
+
+@each_shape
+def test_system_that_was_measured_as_the_fastest_was_predicted_to_be(shape):
+    for model in study.COMMUNICATION.models:
+        rows = [result for result in recorded(shape, study.COMMUNICATION) if result.model == model]
+        assert min(rows, key=lambda row: row.predicted_s) is min(rows, key=lambda row: row.measured_s)
+
+
+@each_study
+def test_page_shows_what_was_recorded(chosen):
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
-    assert insert_tables(page, run.tables({shape: recorded(shape) for shape in study.SHAPES})) == page
+    assert insert_tables(page, run.tables(chosen, recorded_on_all(chosen))) == page
 
 
 def test_front_page_shows_what_was_recorded():
     page = (FOLDER.parent.parent / "README.md").read_text(encoding="utf-8")
-    assert insert_tables(page, run.front_page({shape: recorded(shape) for shape in study.SHAPES})) == page
+    assert insert_tables(page, run.front_page(recorded_on_all(AVERAGING))) == page
 
 
 @pytest.mark.skipif(network.missing() is not None, reason=f"no emulated cluster here: {network.missing()}")
-def test_experiment_runs_from_calibration_to_tables(capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["run.py", "--tiny"])
+@pytest.mark.parametrize(("name", "n_runs"), [("synchronization", 2 * 2 * 5), ("communication", 2 * 7)])
+def test_experiment_runs_from_calibration_to_tables(name, n_runs, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["run.py", "--tiny", "--study", name])
     assert run.main() == 0
     printed = capsys.readouterr().out
     assert "makespan error median" in printed
-    assert printed.count("| 0.5 MB |") == 2 * 2 * 5
+    assert printed.count("| 0.5 MB |") == n_runs
 
 
 def test_where_no_cluster_can_be_emulated_it_says_why(capsys, monkeypatch):

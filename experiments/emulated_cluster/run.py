@@ -6,6 +6,8 @@
                                                           with --write, write them into the README again
     python experiments/emulated_cluster/run.py --keep D   leave plans and traces in D; --compare D compares them again
     python experiments/emulated_cluster/run.py --tiny     a few steps of everything, to see that it works
+    ... --study communication                             instead of averages and stragglers: rings, a torus, parameter
+                                                          servers and top-k (5 minutes)
 
 Each node is a network namespace behind a link of limited rate. The links are calibrated once, on the first shape, with
 collectives only. Then every run is predicted from the calibrated links, and performed. The second shape has another
@@ -24,13 +26,12 @@ from pathlib import Path
 
 import network
 import study
-from study import CALIBRATED, HERE, RESULTS, SHAPES, Extent, Result, Shape
+from study import CALIBRATED, HERE, RESULTS, SHAPES, STUDIES, SYNCHRONIZATION, Result, Shape, Study
 
 from simdist.report import insert_tables
 from simdist.scenario import Cluster, dump_cluster, load_cluster
 
 TIMEOUT_S = 1800.0
-TINY = Extent(steps=8, models=("0.5 MB",))
 
 
 @contextmanager
@@ -62,16 +63,16 @@ def calibrate(folder: Path, *, tiny: bool) -> Cluster:
     return load_cluster(path)
 
 
-def perform(shape: Shape, cluster: Cluster, folder: Path, extent: Extent) -> list[Result]:
+def perform(chosen: Study, shape: Shape, cluster: Cluster, folder: Path) -> list[Result]:
     """Predict and perform everything on a shape."""
-    folders = study.write_runs(folder / shape.name, cluster, extent)
+    folders = study.write_runs(folder / shape.name, cluster, chosen)
     command = ["-m", "real", *map(str, folders), "--timeout", "60"]
     with emulated(shape) as nodes:
         print("\n".join(network.launch(nodes, shape.ranks_per_node, command, timeout_s=TIMEOUT_S)))
-    return study.compare(folders, cluster, extent)
+    return study.compare(folders, cluster, chosen)
 
 
-def run(*, tiny: bool, write: bool, keep: Path | None = None) -> dict[Shape, list[Result]]:
+def run(chosen: Study, *, tiny: bool, write: bool, keep: Path | None = None) -> dict[Shape, list[Result]]:
     """Calibrate, predict, perform and compare."""
     with tempfile.TemporaryDirectory() if keep is None else nullcontext(keep) as folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -79,39 +80,40 @@ def run(*, tiny: bool, write: bool, keep: Path | None = None) -> dict[Shape, lis
         results = {}
         for shape in SHAPES:
             cluster = study.cluster_of(shape, calibrated)
-            results[shape] = perform(shape, cluster, Path(folder), TINY if tiny else Extent())
+            results[shape] = perform(chosen.tiny() if tiny else chosen, shape, cluster, Path(folder))
             print(study.summary(shape, results[shape]), flush=True)
     if write:
-        record(calibrated, results)
+        record(chosen, calibrated, results)
     return results
 
 
-def compare_again(folder: Path, *, write: bool) -> dict[Shape, list[Result]]:
+def compare_again(chosen: Study, folder: Path, *, write: bool) -> dict[Shape, list[Result]]:
     """Compare what an earlier run has left in a folder."""
     calibrated = load_cluster(folder / "cluster.yaml")
     results = {}
     for shape in SHAPES:
         folders = sorted((folder / shape.name).iterdir(), key=lambda path: int(path.name))
-        results[shape] = study.compare(folders, study.cluster_of(shape, calibrated), Extent())
+        results[shape] = study.compare(folders, study.cluster_of(shape, calibrated), chosen)
     if write:
-        record(calibrated, results)
+        record(chosen, calibrated, results)
     return results
 
 
-def record(calibrated: Cluster, results: dict[Shape, list[Result]]) -> None:
+def record(chosen: Study, calibrated: Cluster, results: dict[Shape, list[Result]]) -> None:
     """Write what the pages show, and what the tests hold them to."""
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / "cluster.yaml").write_text(dump_cluster(calibrated), encoding="utf-8")
+    study.cluster_path(chosen).write_text(dump_cluster(calibrated), encoding="utf-8")
     for shape, rows in results.items():
-        study.save(shape, rows)
+        study.save(chosen, shape, rows)
 
 
-def tables(results: dict[Shape, list[Result]]) -> dict[str, str]:
-    """Return every table of the README by its name there."""
-    found = {"overview": "\n".join(f"* {study.summary(shape, rows)}" for shape, rows in results.items())}
+def tables(chosen: Study, results: dict[Shape, list[Result]]) -> dict[str, str]:
+    """Return every table of a study in the README by its name there."""
+    overview = "\n".join(f"* {study.summary(shape, rows)}" for shape, rows in results.items())
+    found = {f"{chosen.name} overview": overview}
     for shape, rows in results.items():
-        found[f"makespans {shape.name}"] = "\n".join(study.makespan_table(rows))
-        found[f"kinds {shape.name}"] = "\n".join(study.kinds_table(rows))
+        found[f"{chosen.name} makespans {shape.name}"] = "\n".join(study.makespan_table(rows))
+        found[f"{chosen.name} kinds {shape.name}"] = "\n".join(study.kinds_table(rows))
     return found
 
 
@@ -129,9 +131,12 @@ def front_page(results: dict[Shape, list[Result]]) -> dict[str, str]:
     }
 
 
-def write_pages(results: dict[Shape, list[Result]]) -> None:
+def write_pages(chosen: Study, results: dict[Shape, list[Result]]) -> None:
     """Write the tables into the pages that show them."""
-    for page, found in ((HERE / "README.md", tables(results)), (HERE.parents[1] / "README.md", front_page(results))):
+    pages = {HERE / "README.md": tables(chosen, results)}
+    if chosen is SYNCHRONIZATION:
+        pages[HERE.parents[1] / "README.md"] = front_page(results)
+    for page, found in pages.items():
         page.write_text(insert_tables(page.read_text(encoding="utf-8"), found), encoding="utf-8")
 
 
@@ -144,7 +149,9 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="leave plans and traces in this folder")
     parser.add_argument("--compare", type=Path, help="compare again what --keep has left in this folder")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.add_argument("--study", choices=STUDIES, default=SYNCHRONIZATION.name, help="what to run")
     arguments = parser.parse_args()
+    chosen = STUDIES[arguments.study]
     if arguments.tiny and arguments.write:
         parser.error("--tiny is no result: leave out --write")
     missing = network.missing()
@@ -152,17 +159,17 @@ def main() -> int:
         print(f"skipped: {missing}")
         return 0
     if arguments.tables:
-        results = {shape: study.recorded(shape) for shape in SHAPES}
+        results = {shape: study.recorded(chosen, shape) for shape in SHAPES}
     elif arguments.compare:
-        results = compare_again(arguments.compare, write=arguments.write)
+        results = compare_again(chosen, arguments.compare, write=arguments.write)
     else:
-        results = run(tiny=arguments.tiny, write=arguments.write, keep=arguments.keep)
+        results = run(chosen, tiny=arguments.tiny, write=arguments.write, keep=arguments.keep)
     if arguments.write:
-        write_pages(results)
+        write_pages(chosen, results)
     if arguments.json:
         print(json.dumps({shape.name: [each.row() for each in rows] for shape, rows in results.items()}))
     else:
-        for name, table in tables(results).items():
+        for name, table in tables(chosen, results).items():
             print(f"\n{name}\n\n{table}")
     return 0
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -61,11 +61,35 @@ SHAPES = (CALIBRATED, TRANSFERRED)
 
 
 @dataclass(frozen=True)
-class Extent:
-    """How much to run: all of it, or less for tests."""
+class Study:
+    """What to run.
 
+    Args:
+        name: Of its files and tables.
+        file: Scenario with the schedules that are compared.
+        models: Sizes of the model, of MODEL_NBYTES.
+        stragglers: Which of STRAGGLERS.
+        steps: As many as the scenario says, if None.
+    """
+
+    name: str
+    file: str
+    models: tuple[str, ...]
+    stragglers: tuple[str, ...]
     steps: int | None = None
-    models: tuple[str, ...] = tuple(MODEL_NBYTES)
+
+    def path(self, shape: Shape) -> Path:
+        """Return the file of its results on a shape."""
+        return RESULTS / f"{self.name}-{shape.name}.json"
+
+    def tiny(self) -> "Study":
+        """Return a few steps of it, to see that it works."""
+        return replace(self, models=self.models[:1], steps=8)
+
+
+SYNCHRONIZATION = Study("synchronization", "scenario.yaml", tuple(MODEL_NBYTES), tuple(STRAGGLERS))
+COMMUNICATION = Study("communication", "communication.yaml", ("0.5 MB", "2 MB"), ("none",))
+STUDIES = {study.name: study for study in (SYNCHRONIZATION, COMMUNICATION)}
 
 
 @dataclass(frozen=True)
@@ -121,10 +145,10 @@ def cluster_of(shape: Shape, calibrated: Cluster) -> Cluster:
     )
 
 
-def scenarios(cluster: Cluster, extent: Extent) -> Iterator[tuple[str, str, Scenario]]:
+def scenarios(cluster: Cluster, study: Study) -> Iterator[tuple[str, str, Scenario]]:
     """Yield model, stragglers and scenario of every comparison."""
-    base = load(HERE / "scenario.yaml")
-    for model, (stragglers, late) in product(extent.models, STRAGGLERS.items()):
+    base = load(HERE / study.file)
+    for model, stragglers in product(study.models, study.stragglers):
         count = MODEL_NBYTES[model] // 4 // len(base.workload.tensors)
         tensors = tuple(tensor.model_copy(update={"count": count}) for tensor in base.workload.tensors)
         yield (
@@ -134,16 +158,16 @@ def scenarios(cluster: Cluster, extent: Extent) -> Iterator[tuple[str, str, Scen
                 name=f"{model}, stragglers: {stragglers}",
                 cluster=cluster,
                 workload=base.workload.model_copy(update={"tensors": tensors}),
-                disturbances=base.disturbances if late else (),
-                steps=extent.steps or base.steps,
+                disturbances=base.disturbances if STRAGGLERS[stragglers] else (),
+                steps=study.steps or base.steps,
             ),
         )
 
 
-def write_runs(folder: Path, cluster: Cluster, extent: Extent) -> list[Path]:
+def write_runs(folder: Path, cluster: Cluster, study: Study) -> list[Path]:
     """Write the run directories of all scenarios; return the folder of each scenario."""
     folders = []
-    for number, (_, _, scenario) in enumerate(scenarios(cluster, extent)):
+    for number, (_, _, scenario) in enumerate(scenarios(cluster, study)):
         folders.append(folder / f"{number}")
         for schedule in scenario.schedules:
             built = build(scenario, schedule)
@@ -152,10 +176,10 @@ def write_runs(folder: Path, cluster: Cluster, extent: Extent) -> list[Path]:
     return folders
 
 
-def compare(folders: Iterable[Path], cluster: Cluster, extent: Extent) -> list[Result]:
+def compare(folders: Iterable[Path], cluster: Cluster, study: Study) -> list[Result]:
     """Compare what was measured in every run with a simulation on `cluster`."""
     results = []
-    for folder, (model, stragglers, scenario) in zip(folders, scenarios(cluster, extent), strict=True):
+    for folder, (model, stragglers, scenario) in zip(folders, scenarios(cluster, study), strict=True):
         for schedule in scenario.schedules:
             run = rundir.read(folder / schedule.name)
             simulated = simulate(run.plan, price(run.plan, cluster, scenario.workload), run.delays)
@@ -198,16 +222,16 @@ def _result(model: str, stragglers: str, compared: Validation, charges: tuple[in
     )
 
 
-def save(shape: Shape, results: list[Result]) -> None:
-    """Write the results of a shape to its file."""
+def save(study: Study, shape: Shape, results: list[Result]) -> None:
+    """Write the results of a study on a shape to their file."""
     RESULTS.mkdir(exist_ok=True)
     text = json.dumps([result.row() for result in results], indent=1) + "\n"
-    (RESULTS / f"{shape.name}.json").write_text(text, encoding="utf-8")
+    study.path(shape).write_text(text, encoding="utf-8")
 
 
-def recorded(shape: Shape) -> list[Result]:
-    """Read the results of a shape."""
-    rows = json.loads((RESULTS / f"{shape.name}.json").read_text(encoding="utf-8"))
+def recorded(study: Study, shape: Shape) -> list[Result]:
+    """Read the results of a study on a shape."""
+    rows = json.loads(study.path(shape).read_text(encoding="utf-8"))
     return [Result(**row | {"kinds": _tuples(row["kinds"]), "charged": tuple(row["charged"])}) for row in rows]
 
 
@@ -215,9 +239,14 @@ def _tuples(kinds: dict[str, list[float]]) -> dict[str, tuple[float, float, int]
     return {kind: (predicted_s, measured_s, int(count)) for kind, (predicted_s, measured_s, count) in kinds.items()}
 
 
-def recorded_cluster(shape: Shape) -> Cluster:
-    """Return the cluster that predictions for a shape are made with."""
-    return cluster_of(shape, load_cluster(RESULTS / "cluster.yaml"))
+def cluster_path(study: Study) -> Path:
+    """Return the file of the links that a study's predictions are made with."""
+    return RESULTS / f"{study.name}-cluster.yaml"
+
+
+def recorded_cluster(study: Study, shape: Shape) -> Cluster:
+    """Return the cluster that a study's predictions for a shape are made with."""
+    return cluster_of(shape, load_cluster(cluster_path(study)))
 
 
 def summary(shape: Shape, results: list[Result]) -> str:
@@ -225,13 +254,28 @@ def summary(shape: Shape, results: list[Result]) -> str:
     errors = [abs(result.error) for result in results]
     worst = max(results, key=lambda result: abs(result.error))
     right, decided = order(results)
-    late, found = (sum(numbers) for numbers in zip(*(result.charged for result in results), strict=True))
-    return (
+    found = (
         f"{shape.title}: makespan error median {median(errors):.1%}, worst {worst.error:+.1%} ({worst.schedule}, "
         f"{worst.model}, stragglers: {worst.stragglers}); order right in {right} of {decided} pairs that differ by "
-        f"more than 5 %; {found} of {late} stragglers that alone made others wait are charged with it, in the same "
+        f"more than 5 %"
+    )
+    if not any(STRAGGLERS[result.stragglers] for result in results):
+        return f"{found}; the fastest is predicted right for {_winners(results)}"
+    late, charged = (sum(numbers) for numbers in zip(*(result.charged for result in results), strict=True))
+    return (
+        f"{found}; {charged} of {late} stragglers that alone made others wait are charged with it, in the same "
         f"step; injected delays came back within {1e3 * max(result.injected_difference_s for result in results):.1f} ms"
     )
+
+
+def _winners(results: list[Result]) -> str:
+    """Say for how many of the models the schedule that was measured as the fastest was predicted to be."""
+    models = dict.fromkeys(result.model for result in results)
+    rows = [[result for result in results if result.model == model] for model in models]
+    fastest = [
+        (min(row, key=lambda each: each.measured_s), min(row, key=lambda each: each.predicted_s)) for row in rows
+    ]
+    return f"{sum(measured is predicted for measured, predicted in fastest)} of {len(models)} models"
 
 
 def order(results: list[Result]) -> tuple[int, int]:
