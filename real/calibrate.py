@@ -164,6 +164,7 @@ def _links(connection: Connection, options: Options, nodes: int, measured: str) 
         ranks_per_node=here.local_world_size,
         form=options.form,
         device=device,
+        library=connection.backend,
         name=options.cluster.stem if options.cluster else "measured",
         source=source,
     )

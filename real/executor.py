@@ -28,6 +28,7 @@ from real.lanes import CudaLane, DirectLane, Lane, ThreadLane
 from real.memory import Memory
 from real.programs.base import Program
 from real.recorder import Notes
+from real.ticks import Ended, Ticks
 from real.timing import sleep_s
 from simdist.errors import RunError
 from simdist.plan import (
@@ -44,14 +45,19 @@ from simdist.plan import (
     Forward,
     Instance,
     Load,
+    Merge,
     Op,
     Optimize,
+    Pack,
     Plan,
     Reduce,
     ReduceScatter,
     Save,
     Select,
     Stream,
+    Tick,
+    TrustRatios,
+    Unpack,
     Wait,
     stream_of,
     walk,
@@ -92,7 +98,7 @@ class Watch(Protocol):
     """Knows whether the run has failed, here or on another rank, and tells others how far this one is."""
 
     position: int
-    """The last collective that has begun, as an instance index."""
+    """The last operation of the comm stream that has begun, as an instance index."""
     failed: threading.Event
     """Set when the run has failed; then nobody waits any longer."""
 
@@ -150,9 +156,19 @@ class Executor:
         self._first_index = int(plan.first_instances()[first_step])
         self._pass: _Pass | None = None
         self._recorder = recorder
+        self._ticks = Ticks(plan, watch.failed)
         self._device = lanes.device
         self._lanes = self._make_lanes(lanes)
         self._spin = Spin(lanes.device) if self._on_gpu and any(self._delays_s.get("compute", ())) else None
+
+    @property
+    def has_ticks(self) -> bool:
+        """Whether the plan ticks."""
+        return bool(self._ticks)
+
+    def start_clock(self, start_s: float) -> None:
+        """Let ticks count from a moment of this rank's clock; otherwise they count from when this was made."""
+        self._ticks.start_s = start_s
 
     def run(self) -> None:
         """Perform all steps.
@@ -241,13 +257,16 @@ class Executor:
         clock = GpuClock(torch.cuda.Stream(lanes.device))
 
         def enqueue(stream: torch.cuda.Stream) -> CudaLane:
-            return CudaLane(self._execute, stream, clock=clock, failed=self._check, recorder=self._recorder)
+            return CudaLane(
+                self._execute, stream, clock=clock, failed=self._check, recorder=self._recorder, on_end=self._on_end
+            )
 
-        comm = self._thread("comm") if lanes.collectives_block else enqueue(torch.cuda.Stream(lanes.device))
+        in_thread = lanes.collectives_block or bool(self._ticks)
+        comm = self._thread("comm") if in_thread else enqueue(torch.cuda.Stream(lanes.device))
         return enqueue(torch.cuda.current_stream(lanes.device)), comm
 
     def _direct(self) -> DirectLane:
-        return DirectLane(self._execute, recorder=self._recorder)
+        return DirectLane(self._execute, recorder=self._recorder, on_end=self._on_end)
 
     def _thread(self, stream: Stream) -> ThreadLane:
         return ThreadLane(
@@ -257,7 +276,12 @@ class Executor:
             failed=self._check,
             on_error=self._error.keep,
             recorder=self._recorder,
+            on_end=self._on_end,
         )
+
+    def _on_end(self, instance: Instance, ended: Ended) -> None:
+        if self._ticks:
+            self._ticks.ended(instance, ended)
 
     @property
     def _on_gpu(self) -> bool:
@@ -293,7 +317,7 @@ class Executor:
             else:
                 if instance.stream == "comm":
                     self._watch.position = instance.index
-                self._perform(instance.op, instance.step)
+                self._perform(instance)
                 self._lane(instance).end(instance)
 
     def _begin(self, instance: Instance) -> None:
@@ -315,7 +339,8 @@ class Executor:
     def _complete(self) -> None:
         self.bucket_complete()
 
-    def _perform(self, op: Op, step: int) -> None:
+    def _perform(self, instance: Instance) -> None:
+        op, step = instance.op, instance.step
         match op:
             case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast():
                 self._world.perform(op, self._memory)
@@ -325,12 +350,14 @@ class Executor:
                 self._program.copy(op, step)
             case Forward():
                 self._program.forward(op, step)
+            case TrustRatios():
+                self._program.trust_ratios(op)
             case Optimize():
                 self._program.optimize(op)
-            case Select():
-                self._program.select(op, step)
-            case Densify():
-                self._program.densify(op)
+            case Select() | Merge() | Densify() | Pack() | Unpack():
+                self._program.transform(op, step)
+            case Tick():
+                self._ticks.wait(op, instance.after)
             case Save():
                 self._program.save(op, step)
             case Delay():

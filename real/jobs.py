@@ -16,6 +16,7 @@ from real.programs.base import Program
 from real.programs.binding import Binding
 from real.programs.emulated import EmulatedProgram
 from real.programs.module import ModuleProgram
+from real.programs.rating import takes_ratios
 from real.running import MakeProgram
 from real.timing import Sleeper
 from simdist.cost import Local, Shared, price
@@ -30,7 +31,8 @@ AUTOCAST: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat
 _N_WARM_UP = 3
 
 Build = Callable[..., Job]
-"""Takes batch_size, device, dtype and seed, as `real.models.build` does after the name."""
+"""Takes batch_size, device, dtype and seed, and `lars=True` for a plan with trust ratios, as `real.models.build` does
+after the name."""
 
 
 def find_build(name: str) -> Build | None:
@@ -84,15 +86,17 @@ def program_maker(connection: Connection, run: RunDirectory, build: Build | None
     rank, device = connection.place.rank, connection.device
 
     def emulated(memory: Memory, failed: threading.Event) -> Program:
-        hold = Spin(device) if device.type == "cuda" else Sleeper(failed)
-        return EmulatedProgram(_seconds(run, rank), hold, failed)
+        compute, comm = (Spin(device) if device.type == "cuda" else Sleeper(failed) for _ in range(2))
+        return EmulatedProgram(_seconds(run, rank), compute=compute, comm=comm, interrupted=failed)
 
     def model(memory: Memory, failed: threading.Event) -> Program:
         assert build is not None
+        lars = {"lars": True} if takes_ratios(run.plan) else {}
+        wanted = {"batch_size": run.scenario.workload.batch_size, "device": device, "dtype": torch.float32, "seed": 0}
         try:
-            job = build(batch_size=run.scenario.workload.batch_size, device=device, dtype=torch.float32, seed=0)
+            job = build(**wanted, **lars)
         except TypeError as error:
-            raise ScenarioError(f"--program: {error}; it is called with batch_size, device, dtype and seed") from error
+            raise ScenarioError(f"--program: {error}; it is called with {', '.join((*wanted, *lars))}") from error
         if not isinstance(job, Job):
             raise ScenarioError(f"--program: returned {type(job).__name__}; it should return a real.models.Job")
         program = ModuleProgram(

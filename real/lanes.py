@@ -26,6 +26,7 @@ import torch
 
 from real.gpu import GpuClock, Mark, NewEvent, await_event, own_stream, timed_event
 from real.recorder import Notes
+from real.ticks import Ended
 from real.timing import now_s, precise_sleeps
 from simdist.errors import RunError
 from simdist.plan import Instance
@@ -33,15 +34,25 @@ from simdist.plan import Instance
 __all__ = ["CudaLane", "DirectLane", "Lane", "Perform", "ThreadLane"]
 
 Perform = Callable[[Instance], None]
+OnEnd = Callable[[Instance, Ended], None]
 
 _LOOK_S = 0.25  # how often a blocked thread looks whether the run has failed
 
 
-class Lane(abc.ABC):
-    """One stream of one rank."""
+def _nobody(_instance: Instance, _ended: Ended) -> None:
+    """Tell nobody of an end."""
 
-    def __init__(self, recorder: Notes) -> None:
-        self._recorder = recorder
+
+class Lane(abc.ABC):
+    """One stream of one rank.
+
+    Args:
+        recorder: For the times.
+        on_end: Told of each instance that it has ended, or will have when the GPU gets there, before others are.
+    """
+
+    def __init__(self, recorder: Notes, on_end: OnEnd = _nobody) -> None:
+        self._recorder, self._on_end = recorder, on_end
 
     @abc.abstractmethod
     def submit(self, instance: Instance) -> None:
@@ -71,7 +82,9 @@ class Lane(abc.ABC):
 
     def end(self, instance: Instance) -> None:
         """Note that an instance is done, or will be when the GPU gets there."""
-        self._recorder.end(instance.index, now_s())
+        at_s = now_s()
+        self._recorder.end(instance.index, at_s)
+        self._on_end(instance, lambda: at_s)
 
     def drain(self) -> None:  # noqa: B027  (nothing to wait for, unless a lane says otherwise)
         """Wait until all that was submitted is done and its times are recorded."""
@@ -94,6 +107,7 @@ class ThreadLane(Lane):
         failed: Raises when the run has failed; nobody waits any longer then.
         on_error: Told about an exception of `perform`, after which the thread ends.
         recorder: For the times.
+        on_end: See `Lane`.
     """
 
     def __init__(
@@ -105,8 +119,9 @@ class ThreadLane(Lane):
         failed: Callable[[], None],
         on_error: Callable[[BaseException], None],
         recorder: Notes,
+        on_end: OnEnd = _nobody,
     ) -> None:
-        super().__init__(recorder)
+        super().__init__(recorder, on_end)
         self._perform, self._device, self._failed, self._on_error = perform, device, failed, on_error
         self._queue: queue.SimpleQueue[Instance | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
@@ -170,8 +185,8 @@ class ThreadLane(Lane):
 class DirectLane(Lane):
     """A stream whose operations the submitting thread performs at once."""
 
-    def __init__(self, perform: Perform, *, recorder: Notes) -> None:
-        super().__init__(recorder)
+    def __init__(self, perform: Perform, *, recorder: Notes, on_end: OnEnd = _nobody) -> None:
+        super().__init__(recorder, on_end)
         self._perform = perform
 
     def submit(self, instance: Instance) -> None:
@@ -192,6 +207,7 @@ class CudaLane(Lane):
         clock: Knows when events happened.
         failed: Raises when the run has failed; nobody waits any longer then.
         recorder: For the times, which events bring.
+        on_end: See `Lane`.
         new_event: Makes an event.
     """
 
@@ -203,9 +219,10 @@ class CudaLane(Lane):
         clock: GpuClock,
         failed: Callable[[], None],
         recorder: Notes,
+        on_end: OnEnd = _nobody,
         new_event: NewEvent = timed_event,
     ) -> None:
-        super().__init__(recorder)
+        super().__init__(recorder, on_end)
         self._perform, self._stream, self._clock, self._failed = perform, stream, clock, failed
         self._new_event = new_event
         self._began: dict[int, tuple[Mark, torch.cuda.Event]] = {}
@@ -242,7 +259,10 @@ class CudaLane(Lane):
 
     def end(self, instance: Instance) -> None:
         """Enqueue the event of the end."""
-        self._ended[instance.index] = self._event()
+        event = self._event()
+        mark, _ = self._began[instance.index]
+        self._on_end(instance, lambda: mark.time_s(event))
+        self._ended[instance.index] = event
         self._pending.append(instance.index)
 
     def drain(self) -> None:

@@ -23,7 +23,7 @@ from real.programs.base import Program
 from real.recorder import Recorder
 from real.timing import now_s, precise_sleeps
 from real.traces import Part, gather, part_path, salvage, write_part
-from real.worlds import ProcessWorld, groups_of
+from real.worlds import ProcessWorld, check_servers, groups_of
 from simdist.errors import RunError
 from simdist.plan import Channel, Collective, Plan
 from simdist.plan.text import op_text
@@ -125,6 +125,7 @@ def perform(
         at_start = compare()
         start_s = common_start_s(at_start)
     write_part(parts, Part(place.rank, plan.digest(), start_s))
+    running.start_clock(start_s)
     running.run()
     connection.barrier("the end of the run")
     with _explaining(guard, f"{plan.name}: bringing the times together"):
@@ -208,11 +209,12 @@ def _seconds_of_noting() -> float:
 
 
 def check_world(plan: Plan, world_size: int) -> None:
-    """Refuse a plan for another number of ranks.
+    """Refuse a plan that these processes cannot perform.
 
     Raises:
-        RunError: It is.
+        RunError: It is for another number of ranks, or has servers beside them.
     """
+    check_servers(plan)
     if plan.world_size != world_size:
         raise RunError(
             f"plan {plan.name} is for {plan.world_size} ranks, but {world_size} processes were started: "

@@ -2,7 +2,7 @@
 
 Every buffer is one tensor `[world_size, count]`, and a collective is a reshape: viewed as `[n_blocks, size, stride,
 count]` (see `Group.shape`), it reduces, gathers or spreads along the axis `size`, for all groups at once. There are no
-streams and no time, so the order of the program is the order of events. Waits and delays change no values.
+streams and no time, so the order of the program is the order of events. Waits, ticks and delays change no values.
 
 It is an oracle for the process world, because it shares no code with it but the program, and a way to see how 256
 workers converge on a laptop.
@@ -32,13 +32,18 @@ from simdist.plan import (
     Densify,
     Forward,
     Load,
+    Merge,
     Op,
     Optimize,
+    Pack,
     Plan,
     Reduce,
     ReduceScatter,
     Save,
     Select,
+    Tick,
+    TrustRatios,
+    Unpack,
     Wait,
 )
 from simdist.plan.ops import Reduction
@@ -174,13 +179,13 @@ class _Ranks:
                 program.fill_bucket(op.dst)
             case Optimize():
                 program.optimize(op)
-            case Select():
-                program.select(op, step)
-            case Densify():
-                program.densify(op)
+            case TrustRatios():
+                program.trust_ratios(op)
+            case Select() | Merge() | Densify() | Pack() | Unpack():
+                program.transform(op, step)
             case Save():
                 program.save(op, step)
-            case Delay() | Wait():
+            case Delay() | Wait() | Tick():
                 pass
             case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast():
                 raise TypeError(f"{op} takes all ranks")

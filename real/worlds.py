@@ -3,11 +3,15 @@
 The groups of a plan are made once, before the first step. A mean is a sum of what each member has divided by the size
 of the group beforehand, as DistributedDataParallel and torch's averagers do, because gloo has no mean.
 
-The `algorithm` of an operation is not asked for here: gloo reduces in a ring, NCCL chooses by itself.
+The `algorithm` of an operation is the library's choice: gloo reduces in a ring, NCCL chooses by itself. One algorithm
+no library has: an all-reduce through parameter servers is made of messages here. Its servers are members of the group;
+those beside the ranks exist in simulations only.
+
+A sparse buffer travels in one message: the bytes of its values, then those of its indices.
 """
 
 import datetime
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -22,6 +26,8 @@ except ImportError:  # their names before torch 2.13
     from torch.distributed import reduce_scatter_tensor as reduce_scatter_single
 
 from real.memory import Memory
+from real.servers import sum_by_servers
+from simdist.errors import RunError
 from simdist.groups import Group
 from simdist.plan import (
     COLLECTIVES,
@@ -32,9 +38,10 @@ from simdist.plan import (
     Plan,
     Reduce,
     ReduceScatter,
+    op_text,
 )
 
-__all__ = ["Members", "ProcessWorld", "groups_of"]
+__all__ = ["Members", "ProcessWorld", "check_servers", "groups_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,20 @@ def groups_of(plan: Plan) -> list[Group]:
     """Return the groups that the collectives of a plan use, each once, in the order of the program."""
     ops = (op for body in plan.bodies for op in body if isinstance(op, COLLECTIVES))
     return list(dict.fromkeys(op.group for op in ops))
+
+
+def check_servers(plan: Plan) -> None:
+    """Refuse a plan with servers that are no ranks.
+
+    Raises:
+        RunError: It has some.
+    """
+    for op in (op for body in plan.bodies for op in body):
+        if isinstance(op, AllReduce) and op.servers and not op.servers.members:
+            raise RunError(
+                f"plan {plan.name}: {op_text(op)} goes through servers beside the ranks, which can be simulated only; "
+                f"to run it, let ranks be the servers"
+            )
 
 
 class ProcessWorld:
@@ -92,19 +113,20 @@ class ProcessWorld:
             case AllReduce():
                 buffer = memory.dense(op.buffer)
                 _scale(buffer, op, len(members.ranks))
-                dist.all_reduce(buffer, group=members.process_group)
+                if op.servers:
+                    sum_by_servers(buffer, op.servers, members.ranks, members.process_group)
+                else:
+                    dist.all_reduce(buffer, group=members.process_group)
             case ReduceScatter():
                 source = memory.dense(op.src)
                 scaled = source / len(members.ranks) if op.reduction == "mean" else source.clone()
                 reduce_scatter_single(memory.dense(op.dst), scaled, group=members.process_group)
             case AllGather():
-                for src, dst in zip(memory.tensors(op.src), memory.tensors(op.dst), strict=True):
-                    all_gather_single(dst, src, group=members.process_group)
+                _all_gather(memory.tensors(op.src), memory.tensors(op.dst), members)
             case Reduce():
                 self._reduce(op, memory.dense(op.buffer), members)
             case Broadcast():
-                for tensor in memory.tensors(op.buffer):
-                    dist.broadcast(tensor, src=members.ranks[op.root], group=members.process_group)
+                _broadcast(memory.tensors(op.buffer), members.ranks[op.root], members)
             case _:
                 assert_never(op)
 
@@ -147,3 +169,37 @@ class ProcessWorld:
 def _scale(buffer: Tensor, op: AllReduce | Reduce, size: int) -> None:
     if op.reduction == "mean":
         torch.div(buffer, size, out=buffer)
+
+
+def _broadcast(tensors: Sequence[Tensor], source: int, members: Members) -> None:
+    if len(tensors) == 1:
+        dist.broadcast(tensors[0], src=source, group=members.process_group)
+        return
+    message = _message(tensors)
+    dist.broadcast(message, src=source, group=members.process_group)
+    _take(message.unsqueeze(0), tensors)
+
+
+def _all_gather(srcs: Sequence[Tensor], dsts: Sequence[Tensor], members: Members) -> None:
+    if len(srcs) == 1:
+        all_gather_single(dsts[0], srcs[0], group=members.process_group)
+        return
+    message = _message(srcs)
+    messages = message.new_empty(len(members.ranks) * message.numel())
+    all_gather_single(messages, message, group=members.process_group)
+    _take(messages.unflatten(0, (len(members.ranks), -1)), dsts)
+
+
+def _message(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the bytes of tensors, one after the other, uint8 `[nbytes]`."""
+    return torch.cat([tensor.view(torch.uint8) for tensor in tensors])
+
+
+def _take(messages: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Put messages, uint8 `[n, nbytes]`, back into the tensors, each of which is the concatenation of what they have.
+
+    Bytes are copied as such: the numbers in a message do not lie where a number of their type may.
+    """
+    rows = [tensor.view(torch.uint8).unflatten(0, (len(messages), -1)) for tensor in tensors]
+    for row, part in zip(rows, messages.split([row.shape[1] for row in rows], dim=1), strict=True):
+        row.copy_(part)

@@ -21,18 +21,25 @@ from simdist.plan import (
     Densify,
     Forward,
     Load,
+    Merge,
     Op,
     Optimize,
+    Pack,
     Plan,
     Reduce,
     ReduceScatter,
     Run,
     Save,
     Select,
+    Servers,
+    Tick,
+    TrustRatios,
+    Unpack,
     Wait,
     reads,
     writes,
 )
+from simdist.plan.ops import Algorithm
 from simdist.schedules import InputPath, Job, kinds
 
 N_TENSORS = 4
@@ -42,6 +49,11 @@ OP_KINDS: tuple[type[Op], ...] = get_args(Op)
 CHANNELS = ("host", "compute", "io")
 COUNTS = (1, 3, 250, 4_096, 1_000_000)
 WHOLE_SIZED = ("whole.0", "whole.1")
+SPARSE = ("sparse", "all_sparse", "merged")
+
+ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
+PRICED_ALGORITHMS = ("auto", "ring", "tree", "halving_doubling")
+"""Those whose cost does not hang on settings of the cluster."""
 
 
 def groups(world_size: int) -> st.SearchStrategy[Group]:
@@ -65,8 +77,9 @@ def legal_plans(
     op_kinds: Iterable[type[Op]] = OP_KINDS,
     channels: Sequence[str] = CHANNELS,
     counts: Sequence[int] = COUNTS,
+    algorithms: Sequence[str] = PRICED_ALGORITHMS,
 ) -> Plan:
-    """Draw a plan that `check` accepts and `price` can price.
+    """Draw a plan that `check` accepts and, with the default algorithms, `price` can price.
 
     Args:
         draw: Given by hypothesis.
@@ -79,6 +92,7 @@ def legal_plans(
         op_kinds: Operations to choose from; without `Load` and `Save` no storage is needed.
         channels: Channels of `Delay`.
         counts: Elements of a buffer (of a slice, where it is cut in slices) to choose from.
+        algorithms: Algorithms of collectives to choose from, where a collective has them.
     """
     world_size = draw(st.sampled_from(world_sizes) if world_sizes else st.integers(1, max_world_size))
     buffers = draw(_buffers(world_size, counts))
@@ -89,7 +103,7 @@ def legal_plans(
         ops: list[Op] = []
         for _ in range(draw(st.integers(1, max_ops))):
             kind = draw(st.sampled_from(op_kinds))
-            op = draw(_op(kind, world_size, buffers, sorted(written), channels))
+            op = draw(_op(kind, world_size, buffers, sorted(written), channels, algorithms))
             if op is not None:
                 ops.append(op)
                 written.update(writes(op))
@@ -136,6 +150,13 @@ def _buffers(draw: st.DrawFn, world_size: int, counts: Sequence[int]) -> dict[st
     buffers += [Buffer("residual", whole, initialized=True), Buffer("sparse", k, sparse=True)]
     if world_size > 1:
         buffers.append(Buffer("all_sparse", k * world_size, sparse=True))
+    buffers.append(Buffer("merged", draw(st.sampled_from(sorted({1, k}))), sparse=True))
+    buffers.append(Buffer("half", whole, draw(st.sampled_from(["float16", "float64"]))))
+    padding = draw(st.integers(0, 7))
+    n_fused = sum(buffer.count for buffer in buffers if buffer.name.startswith("grad"))
+    dtype = draw(st.sampled_from(["float32", "float16"]))
+    buffers.append(Buffer("fused", n_fused + padding, dtype, padding=padding))
+    buffers += [Buffer(f"ratios.{n}", n) for n in range(1, N_TENSORS + 1)]
     return {buffer.name: buffer for buffer in buffers}
 
 
@@ -147,16 +168,22 @@ def _op(
     buffers: dict[str, Buffer],
     written: list[str],
     channels: Sequence[str],
+    algorithms: Sequence[str],
 ) -> Op | None:
     """Draw an operation of a kind that reads only what is written; None if there is none."""
     every = list(buffers)
-    group = draw(groups(world_size)) if kind in COLLECTIVES else Group(1)
+    group = draw(groups(world_size)) if kind in (*COLLECTIVES, TrustRatios) else Group(1)
     reduction = draw(st.sampled_from(["mean", "sum"])) if kind in (AllReduce, Reduce, ReduceScatter) else "mean"
-    algorithm = draw(st.sampled_from(_algorithms(kind, group))) if kind in COLLECTIVES else "auto"
+    own = [name for name in _algorithms(kind, group) if name in algorithms]
+    algorithm = draw(st.sampled_from(own)) if kind in COLLECTIVES else "auto"
+    stream = draw(st.sampled_from(["compute", "comm"])) if kind in (Select, Merge, Densify) else "compute"
+    divisor = draw(st.sampled_from(sorted({1, 3, world_size}))) if kind in (Merge, Densify) else 1
     root = draw(st.integers(0, group.size - 1)) if kind in (Reduce, Broadcast) else 0
     dense = [name for name in written if not buffers[name].sparse and buffers[name].place == "device"]
     numbers = [name for name in dense if buffers[name].dtype != "uint8"]
     grads = [name for name in every if name.startswith("grad")]
+    ready_grads = [name for name in grads if name in written]
+    sparse = [name for name in SPARSE if name in written]
     match kind.__name__:
         case "Load":
             return Load(draw(st.sampled_from([name for name in every if buffers[name].place == "host"])))
@@ -170,11 +197,24 @@ def _op(
             srcs = draw(st.lists(st.sampled_from(dense), min_size=1, max_size=3, unique=True))
             return Backward(tuple(srcs), draw(st.sampled_from(grads)))
         case "Optimize":
-            ready = [name for name in grads if name in written]
-            chosen = draw(st.lists(st.sampled_from(ready), min_size=1, unique=True)) if ready else []
-            return Optimize(tuple(name.replace("grad", "param") for name in chosen), tuple(chosen)) if chosen else None
+            if not ready_grads:
+                return None
+            params, chosen = draw(_updates(ready_grads))
+            enough = [name for name in written if _holds_ratios(buffers, name, params)]
+            return Optimize(params, chosen, draw(st.sampled_from([None, *enough])))
+        case "TrustRatios":
+            if not ready_grads:
+                return None
+            params, chosen = draw(_updates(ready_grads))
+            return TrustRatios(params, chosen, f"ratios.{-(-_n_tensors(buffers, params) // group.size)}", group)
+        case "Pack":
+            return Pack(tuple(draw(st.permutations(grads))), "fused") if ready_grads == grads else None
+        case "Unpack":
+            return Unpack("fused", tuple(draw(st.permutations(grads)))) if "fused" in written else None
         case "AllReduce":
-            return AllReduce(draw(st.sampled_from(numbers)), group, reduction, algorithm)
+            buffer = draw(st.sampled_from(numbers))
+            servers = draw(_servers(buffers[buffer].count, group)) if algorithm == "server" else None
+            return AllReduce(buffer, group, reduction, algorithm, servers)
         case "Reduce":
             return Reduce(draw(st.sampled_from(numbers)), group, root, reduction, algorithm)
         case "Broadcast":
@@ -197,10 +237,17 @@ def _op(
         case "Select":
             wholes = [name for name in WHOLE_SIZED if name in written]
             method = draw(st.sampled_from(["exact", "mstopk", "dgc"]))
-            return Select(wholes[0], "sparse", "residual", buffers["sparse"].count, method) if wholes else None
+            k = buffers["sparse"].count
+            return Select(wholes[0], "sparse", "residual", k, method, stream) if wholes else None
+        case "Merge":
+            pairs = [(a, b) for a in sparse for b in SPARSE if a != b and b in every and _shrinks(buffers, a, b)]
+            return Merge(*draw(st.sampled_from(pairs)), "residual", divisor, stream) if pairs else None
         case "Densify":
-            sparse = [name for name in written if buffers[name].sparse]
-            return Densify(draw(st.sampled_from(sparse)), draw(st.sampled_from(WHOLE_SIZED))) if sparse else None
+            dst = draw(st.sampled_from(WHOLE_SIZED))
+            return Densify(draw(st.sampled_from(sparse)), dst, divisor, stream) if sparse else None
+        case "Tick":
+            srcs = draw(st.lists(st.sampled_from(dense), min_size=1, max_size=3, unique=True))
+            return Tick(tuple(srcs), draw(st.sampled_from([1e-3, 5e-3, 0.3])))
         case "Delay":
             return Delay(draw(st.sampled_from(list(channels)))) if channels else None
         case "Wait":
@@ -211,16 +258,49 @@ def _op(
             raise NotImplementedError(f"{kind.__name__}: a new operation needs a case here")
 
 
+@st.composite
+def _updates(draw: st.DrawFn, grads: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Draw parameters, and the gradients to update them with, in any order."""
+    chosen = draw(st.lists(st.sampled_from(grads), min_size=1, unique=True))
+    return tuple(name.replace("grad", "param") for name in chosen), tuple(draw(st.permutations(chosen)))
+
+
+def _n_tensors(buffers: dict[str, Buffer], params: tuple[str, ...]) -> int:
+    ranges = (buffers[name].tensors or (0, 0) for name in params)
+    return sum(last - first for first, last in ranges)
+
+
+def _holds_ratios(buffers: dict[str, Buffer], name: str, params: tuple[str, ...]) -> bool:
+    return name.startswith("ratios") and buffers[name].count >= _n_tensors(buffers, params)
+
+
+def _shrinks(buffers: dict[str, Buffer], src: str, dst: str) -> bool:
+    return buffers[dst].count <= buffers[src].count
+
+
+@st.composite
+def _servers(draw: st.DrawFn, count: int, group: Group) -> Servers:
+    """Draw parameter servers, some of which may hold nothing: members of the group, or machines of their own."""
+    n_servers = draw(st.integers(1, min(4, group.size)))
+    cuts = sorted(draw(st.lists(st.integers(0, count), min_size=n_servers - 1, max_size=n_servers - 1)))
+    parts = tuple(last - first for first, last in pairwise([0, *cuts, count]))
+    members = draw(st.permutations(range(group.size)))[:n_servers]
+    return Servers(parts, tuple(members) if draw(st.booleans()) else ())
+
+
 def _same(src: Buffer, dst: Buffer) -> bool:
     same_tensors = None in (src.tensors, dst.tensors) or src.tensors == dst.tensors
-    return same_tensors and (src.count, src.dtype, src.sparse) == (dst.count, dst.dtype, dst.sparse)
+    same_type = src.dtype == dst.dtype or "uint8" not in (src.dtype, dst.dtype)
+    return same_tensors and same_type and (src.count, src.sparse) == (dst.count, dst.sparse)
 
 
 def _algorithms(kind: type[Op], group: Group) -> list[str]:
     """Return the algorithms that this collective has over this group."""
-    names = ["auto", "ring"]
+    names = ["auto", "ring", "direct"]
     if kind in (AllReduce, Reduce, Broadcast):
         names.append("tree")
+    if kind is AllReduce:
+        names += ["double_tree", "hierarchical", "server"]
     if kind in (AllReduce, ReduceScatter, AllGather) and not group.size & (group.size - 1):
         names.append("halving_doubling")
     return names

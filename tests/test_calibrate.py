@@ -35,7 +35,7 @@ WORKLOAD = Workload(tensors=(Tensor(name="w", count=1),), batch_size=1, forward_
 
 
 def cluster_of(nodes=4, ranks_per_node=2, fabric=FABRIC, network=NETWORK):
-    return Cluster(nodes=nodes, gpus_per_node=ranks_per_node, fabric=fabric, network=network)
+    return Cluster(nodes=nodes, gpus_per_node=ranks_per_node, fabric=fabric, network=network, library="gloo")
 
 
 def as_measured(cluster, *, factor=1.0, ops=OPS):
@@ -55,6 +55,7 @@ def derived(measured, cluster, form=TABLE):
         ranks_per_node=cluster.gpus_per_node,
         form=form,
         device=DEVICE,
+        library=cluster.library,
         name="test",
         source="measured by a test",
     )

@@ -1,10 +1,11 @@
 """Every way in which a plan can be illegal, with its message; and what is legal passes."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
-from plans import legal_plans, schedule_plans
+from plans import ALGORITHMS, legal_plans, schedule_plans
 
 from simdist.check import check
 from simdist.errors import PlanError
@@ -20,14 +21,20 @@ from simdist.plan import (
     Densify,
     Forward,
     Load,
+    Merge,
     Op,
     Optimize,
+    Pack,
     Plan,
     Reduce,
     ReduceScatter,
     Run,
     Save,
     Select,
+    Servers,
+    Tick,
+    TrustRatios,
+    Unpack,
     Wait,
     op_text,
     stream_of,
@@ -48,6 +55,15 @@ BUFFERS = (
     Buffer("input", 4, "uint8"),
     Buffer("top", 3, sparse=True, initialized=True),
     Buffer("residual", 16, initialized=True),
+    Buffer("fused", 16, "float16", initialized=True, padding=4),
+    Buffer("bytes", 12, "uint8", initialized=True),
+    Buffer("few", 2, sparse=True, initialized=True),
+    Buffer("half_few", 2, "float16", sparse=True),
+    Buffer("many", 4, sparse=True),
+    Buffer("ratios", 2),
+    Buffer("one_ratio", 1, initialized=True),
+    Buffer("byte_ratio", 1, "uint8"),
+    Buffer("sparse_ratios", 2, sparse=True, initialized=True),
 )
 NAMES = ", ".join(sorted(buffer.name for buffer in BUFFERS))
 FIRST = Wait("param")
@@ -71,11 +87,11 @@ ILLEGAL: dict[str, tuple[Op, str]] = {
     ),
     "copies to another size": (
         Copy("grad.0", "grad.1"),
-        "copies 8 x float32 to 4 x float32; sizes and types must be equal",
+        "copies 8 x float32 to 4 x float32; sizes must be equal, and types equal or both floating-point",
     ),
     "copies to another type": (
-        Copy("param", "half"),
-        "copies 12 x float32 to 12 x float16; sizes and types must be equal",
+        Copy("slice", "input"),
+        "copies 4 x float32 to 4 x uint8; sizes must be equal, and types equal or both floating-point",
     ),
     "copies other tensors": (
         Copy("grad.1", "momentum.0"),
@@ -206,7 +222,161 @@ ILLEGAL: dict[str, tuple[Op, str]] = {
         Select("param", "top", "residual", 3),
         "residual 'residual' has 16 elements; 'param' has 12, so must it",
     ),
+    "select from a sparse buffer": (
+        Select("top", "top", "top", 3),
+        "selects from the sparse buffer 'top'; src and residual are dense",
+    ),
+    "select into another type": (
+        Select("whole", "half_few", "residual", 2),
+        "float32 with a residual of float32 into float16; they must have one type",
+    ),
+    "merge of a dense buffer": (
+        Merge("whole", "few", "residual"),
+        "merges a sparse buffer into a sparse one, the rest goes to a dense one; declare them so",
+    ),
+    "merge into a dense buffer": (
+        Merge("top", "slice", "residual"),
+        "merges a sparse buffer into a sparse one, the rest goes to a dense one; declare them so",
+    ),
+    "merge whose rest goes to a sparse buffer": (
+        Merge("top", "few", "top"),
+        "merges a sparse buffer into a sparse one, the rest goes to a dense one; declare them so",
+    ),
+    "merge that keeps more than there is": (
+        Merge("top", "many", "residual"),
+        "keeps 4 of 3 entries; must be from 1 to 3",
+    ),
+    "merge into another type": (
+        Merge("top", "half_few", "residual"),
+        "float32 with a residual of float32 into float16; they must have one type",
+    ),
+    "merge divided by nothing": (
+        Merge("top", "few", "residual", divisor=0),
+        "divides by 0; a divisor is at least 1",
+    ),
+    "densify divided by a negative number": (
+        Densify("top", "whole", divisor=-8),
+        "divides by -8; a divisor is at least 1",
+    ),
+    "fusion buffer of another size": (
+        Pack(("grad.0",), "fused"),
+        "1 buffers have 8 elements; 'fused' holds 12",
+    ),
+    "fusion buffer of nothing": (
+        Pack((), "fused"),
+        "0 buffers have 0 elements; 'fused' holds 12",
+    ),
+    "fusion buffer taken apart into another number of elements": (
+        Unpack("fused", ("grad.0", "grad.1", "slice")),
+        "3 buffers have 16 elements; 'fused' holds 12",
+    ),
+    "fusion buffer taken apart into one buffer twice": (
+        Unpack("fused", ("grad.1", "slice", "grad.1")),
+        "writes 'grad.1' twice; take each part into a buffer of its own",
+    ),
+    "fusion of bytes": (
+        Pack(("bytes",), "fused"),
+        "fuses 'bytes', which is not dense and floating-point",
+    ),
+    "fusion of a sparse buffer": (
+        Pack(("sparse_grad",), "fused"),
+        "fuses 'sparse_grad', which is not dense and floating-point",
+    ),
+    "fusion into bytes": (
+        Pack(("grad.0", "grad.1"), "bytes"),
+        "fuses 'bytes', which is not dense and floating-point",
+    ),
+    "trust ratios over a group that does not divide": (
+        TrustRatios(("param",), ("grad.0", "grad.1"), "one_ratio", Group(3)),
+        "group of 3 does not divide 8 ranks; sizes that do at stride 1: 1, 2, 4, 8",
+    ),
+    "trust ratios of what are no parameters": (
+        TrustRatios(("whole",), ("grad.0",), "one_ratio", Group(1)),
+        "updates buffers that name no tensors; parameters and gradients hold ranges of tensors",
+    ),
+    "trust ratios of gradients of other tensors": (
+        TrustRatios(("param",), ("grad.0",), "ratios", Group(1)),
+        "the gradients do not cover exactly the tensors of the parameters",
+    ),
+    "too few trust ratios for a share": (
+        TrustRatios(("param",), ("grad.0", "grad.1"), "one_ratio", Group(1)),
+        "'one_ratio' holds 1 ratios; a share of 2 tensors over a group of 1 is 2",
+    ),
+    "more trust ratios than a share": (
+        TrustRatios(("param",), ("grad.0", "grad.1"), "ratios", Group(4)),
+        "'ratios' holds 2 ratios; a share of 2 tensors over a group of 4 is 1",
+    ),
+    "trust ratios in bytes": (
+        TrustRatios(("param",), ("grad.0", "grad.1"), "byte_ratio", Group(2)),
+        "writes ratios to 'byte_ratio', which is not dense and floating-point",
+    ),
+    "trust ratios in a sparse buffer": (
+        TrustRatios(("param",), ("grad.0", "grad.1"), "sparse_ratios", Group(1)),
+        "writes ratios to 'sparse_ratios', which is not dense and floating-point",
+    ),
+    "optimizer with too few trust ratios": (
+        Optimize(("param",), ("grad.0", "grad.1"), "one_ratio"),
+        "'one_ratio' holds 1 ratios; there are 2 tensors, and each takes one",
+    ),
+    "optimizer with trust ratios that nobody computed": (
+        Optimize(("param",), ("grad.0", "grad.1"), "ratios"),
+        "reads 'ratios', which nothing has written yet; write it first or declare it initialized",
+    ),
+    "clock without a period": (
+        Tick(("grad.0",), 0.0),
+        "ticks every 0.0 s; a period is a number of seconds above 0",
+    ),
+    "clock that never ticks": (
+        Tick(("grad.0",), float("inf")),
+        "ticks every inf s; a period is a number of seconds above 0",
+    ),
+    "clock of no number": (
+        Tick(("grad.0",), float("nan")),
+        "ticks every nan s; a period is a number of seconds above 0",
+    ),
+    "tick for nothing": (
+        Tick((), 0.005),
+        "waits for a tick after nothing; name the buffers that were written before",
+    ),
+    "servers without the algorithm": (
+        AllReduce("grad.0", Group(4), servers=Servers((8,))),
+        "the algorithm `server` and the field `servers` go together; set both or none",
+    ),
+    "algorithm without servers": (
+        AllReduce("grad.0", Group(4), "mean", "server"),
+        "the algorithm `server` and the field `servers` go together; set both or none",
+    ),
+    "servers that hold less than the buffer": (
+        AllReduce("grad.0", Group(4), "mean", "server", Servers((4, 3))),
+        "servers hold (4, 3) elements; 'grad.0' has 8, and they hold all of it",
+    ),
+    "server that holds less than nothing": (
+        AllReduce("grad.0", Group(4), "mean", "server", Servers((9, -1))),
+        "servers hold (9, -1) elements; 'grad.0' has 8, and they hold all of it",
+    ),
+    "no servers at all": (
+        AllReduce("grad.0", Group(4), "mean", "server", Servers(())),
+        "servers hold () elements; 'grad.0' has 8, and they hold all of it",
+    ),
+    "other number of members than servers": (
+        AllReduce("grad.0", Group(4), "mean", "server", Servers((4, 4), (0,))),
+        "servers are members (0,); write one member for each of the 2 parts, all different",
+    ),
+    "one member as two servers": (
+        AllReduce("grad.0", Group(4), "mean", "server", Servers((4, 4), (2, 2))),
+        "servers are members (2, 2); write one member for each of the 2 parts, all different",
+    ),
+    "server outside the group": (
+        AllReduce("grad.0", Group(4), "mean", "server", Servers((4, 4), (0, 4))),
+        "servers are members (0, 4) of a group of 4; members are numbered 0 to 3",
+    ),
 }
+for _algorithm in ("double_tree", "hierarchical", "server"):
+    for _op in (Reduce("param", Group(4)), Broadcast("param", Group(4)), AllGather("slice", "whole", Group(4))):
+        ILLEGAL[f"{type(_op).__name__} by {_algorithm}"] = (
+            replace(_op, algorithm=_algorithm),
+            f"{_algorithm} is an algorithm of all_reduce only; choose ring",
+        )
 for _op in (
     AllReduce("grad.0", Group(12), "mean", "halving_doubling"),
     ReduceScatter("param", "one", Group(12), "mean", "halving_doubling"),
@@ -270,6 +440,14 @@ PLAN_PROBLEMS: list[tuple[dict[str, object], str]] = [
         {"buffers": (*BUFFERS, Buffer("x", 1, tensors=(-1, 2)))},
         "buffer 'x': tensors (-1, 2); must be a range [first, last) with 0 <= first < last",
     ),
+    (
+        {"buffers": (*BUFFERS, Buffer("x", 4, padding=4))},
+        "buffer 'x': padding 4; must be from 0 to 3, less than its count",
+    ),
+    (
+        {"buffers": (*BUFFERS, Buffer("x", 4, padding=-1))},
+        "buffer 'x': padding -1; must be from 0 to 3, less than its count",
+    ),
     ({"order": (Run((0,)), Run((0, 1)))}, "order[1]: body 1 does not exist; bodies are numbered 0 to 0"),
     ({"order": (Run((-1,)),)}, "order[0]: body -1 does not exist; bodies are numbered 0 to 0"),
     (
@@ -303,6 +481,28 @@ def test_buffer_written_by_an_earlier_step_may_be_read() -> None:
         check(legal(bodies=(write, read), order=(Run((1, 0), 3),)))
 
 
+LEGAL: dict[str, Op] = {
+    "copy to fewer bits": Copy("param", "half"),
+    "copy to more bits": Copy("half", "param"),
+    "pack with conversion and padding": Pack(("grad.0", "grad.1"), "fused"),
+    "unpack in another order": Unpack("fused", ("grad.1", "grad.0")),
+    "trust ratios of all tensors on every rank": TrustRatios(("param",), ("grad.0", "grad.1"), "ratios", Group(1)),
+    "trust ratios in shares": TrustRatios(("param",), ("grad.1", "grad.0"), "one_ratio", Group(2, 2)),
+    "more members than tensors": TrustRatios(("param",), ("grad.1", "grad.0"), "one_ratio", Group(8)),
+    "one trust ratio for one tensor": Optimize(("momentum.0",), ("momentum.0",), "one_ratio"),
+    "merge to fewer": Merge("top", "few", "residual", divisor=8, stream="comm"),
+    "merge to as many": Merge("few", "few", "residual"),
+    "servers beside the ranks": AllReduce("grad.0", Group(4), "sum", "server", Servers((3, 5))),
+    "servers on members, in any order": AllReduce("grad.0", Group(4), "mean", "server", Servers((8, 0), (3, 1))),
+    "reduce directly": Reduce("param", Group(4), algorithm="direct"),
+}
+
+
+@pytest.mark.parametrize("what", LEGAL)
+def test_legal_operation_passes(what: str) -> None:
+    check(plan_with(LEGAL[what]))
+
+
 def test_body_that_no_step_runs_is_refused() -> None:
     with pytest.raises(PlanError, match="body 1 stands in no run of the order; take it away, or give it a step"):
         check(legal(bodies=((FIRST,), (Wait("nothing"),))))
@@ -313,6 +513,8 @@ def test_body_that_no_step_runs_is_refused() -> None:
     [
         (AllReduce("bytes", Group(4)), "reduces 'bytes' of bytes (uint8); a reduction takes floating-point numbers"),
         (AllReduce("far", Group(4)), "works on 'far' in host memory; copy it to a buffer on the device first"),
+        (Pack(("far",), "whole"), "works on 'far' in host memory; copy it to a buffer on the device first"),
+        (Tick(("far",), 0.005), "works on 'far' in host memory; copy it to a buffer on the device first"),
         (Forward(("far",), ("whole",)), "works on 'far' in host memory; copy it to a buffer on the device first"),
     ],
 )
@@ -327,7 +529,7 @@ def test_what_no_gpu_can_do_is_refused(op: Op, problem: str) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(legal_plans())
+@given(legal_plans(algorithms=ALGORITHMS))
 def test_random_legal_plans_pass(plan: Plan) -> None:
     check(plan)
 

@@ -208,9 +208,9 @@ def test_stragglers_that_cost_under_10_percent_leave_three_levels_no_speedup_onc
 
 @pytest.mark.parametrize("delay", ["1 ms", "3 ms", "5 ms"])
 def test_stragglers_that_cost_under_10_percent_add_little_to_what_saved_communication_gains(delay):
-    """Two levels average half as often as three: they win 6 % without stragglers, and little more with small ones."""
+    """Two levels average half as often as three: they win 5 % without stragglers, and little more with small ones."""
     alone = small_stragglers(None)["hsgd-4-32,8-64"]
-    assert 1.05 < alone < 1.08
+    assert 1.04 < alone < 1.06
     assert 1.0 < small_stragglers(delay)["hsgd-4-32,8-64"] / alone < 1.035
 
 
@@ -227,7 +227,8 @@ def test_sync_step_is_no_shorter_than_compute_and_no_shorter_than_communication(
 ):
     """step >= max(forward + backward, forward + first bucket ready + all communication)."""
     described = Job(n, 1, 5, tuple(counts))
-    plan = kinds()["sync"](first_bucket_nbytes=bucket_nbytes, bucket_nbytes=bucket_nbytes).plan(described)
+    sync = kinds()["sync"](first_bucket_nbytes=bucket_nbytes, bucket_nbytes=bucket_nbytes, algorithm="ring")
+    plan = sync.plan(described)
     link = Link(latency_s=latency_s, bandwidth_Bps=bandwidth_Bps)
     cluster = Cluster(nodes=n, gpus_per_node=1, fabric=Link.ideal(), network=link)
     tensors = tuple(Tensor(name=str(number), count=count) for number, count in enumerate(counts))

@@ -63,7 +63,7 @@ def resource_nbytes(costs, cost):
 
 TEXTBOOK = [
     ("ring", AllReduce("whole", Group(0), algorithm="ring"), closed_forms.ring_all_reduce_s, range(2, 13)),
-    ("auto", AllReduce("whole", Group(0)), closed_forms.ring_all_reduce_s, range(2, 13)),
+    ("auto", AllGather("slice", "whole", Group(0)), closed_forms.ring_half_s, range(2, 13)),
     ("ring", ReduceScatter("whole", "slice", Group(0)), closed_forms.ring_half_s, range(2, 13)),
     ("ring", AllGather("slice", "whole", Group(0)), closed_forms.ring_half_s, range(2, 13)),
     ("tree", AllReduce("whole", Group(0)), closed_forms.tree_all_reduce_s, range(2, 13)),
@@ -121,7 +121,8 @@ def test_group_of_one_moves_nothing(op):
 def test_ring_through_two_nodes_crosses_each_nic_once():
     """0 -> 1 on the fabric, 1 -> 2 over the network, 2 -> 3, 3 -> 0: 6 rounds of S/4."""
     fabric = Link(latency_s=1e-6, bandwidth_Bps=5e9)
-    _, costs, cost = cost_of(AllReduce("whole", Group(4)), whole_and_slice(4), nodes(2, gpus_per_node=2, fabric=fabric))
+    op = AllReduce("whole", Group(4), algorithm="ring")
+    _, costs, cost = cost_of(op, whole_and_slice(4), nodes(2, gpus_per_node=2, fabric=fabric))
     topology, nbytes, ranks = costs.topology, resource_nbytes(costs, cost), np.arange(4)
     shard = 6 * COUNT * 4 / 4
     assert nbytes[topology.nic_out(np.arange(2))].tolist() == [shard, shard]
@@ -190,7 +191,7 @@ def test_several_nics_multiply_the_capacity_of_a_node_and_oversubscription_divid
 
 def test_oversubscribed_switch_carries_what_all_nodes_send():
     """A ring over 4 nodes sends 4 messages at once; the switch carries 2 of them at line rate."""
-    op = AllReduce("whole", Group(4))
+    op = AllReduce("whole", Group(4), algorithm="ring")
     _, costs, cost = cost_of(op, whole_and_slice(4), nodes(4, oversubscription=2))
     assert resource_nbytes(costs, cost)[costs.topology.switch] == 4 * 6 * COUNT
     assert cost.alone_s == pytest.approx(6 * ALPHA_S + 2 * 6 * COUNT / RATE_BPS, rel=1e-12)

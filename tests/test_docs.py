@@ -329,11 +329,19 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "Bursts": "bursts",
     "Recorded": "recorded",
     "Sync": "sync",
+    "Fusion": "fusion",
+    "Torus": "torus",
+    "ParameterServer": "parameter_server",
+    "NaiveAllGather": "naive_ag",
+    "HiTopK": "hitopk",
+    "GTopK": "gtopk",
     "LocalSGD": "local_sgd",
     "HierarchicalSGD": "hierarchical_sgd",
 }
 COMMON = {"on", "ranks", "nodes", "kind", "label", "algorithm", "run_ahead_steps"}  # have tables of their own
 AVERAGING = {"warmup_steps", "phase", "synchronize"}
+GRADIENT = {"first_bucket_size", "bucket_size", "compression", "parallel_optimizer"}
+SPARSE = {"density", "method", "warmup_steps"}
 
 
 def settings_classes() -> dict[str, type[Settings]]:
@@ -374,7 +382,7 @@ def test_every_key_of_a_section_is_documented_and_no_other(name: str) -> None:
     cls = settings_classes()[name]
     keys = {field.alias or attribute for attribute, field in cls.model_fields.items()}
     documented = keys_of_section(SECTIONS[name])
-    apart = (COMMON if "kind" in keys else set()) | AVERAGING
+    apart = COMMON | AVERAGING | GRADIENT | SPARSE if "kind" in keys else set()
     assert keys - apart <= documented, f"not documented: {keys - apart - documented}"
     assert documented <= keys | {"preset", "file", "tensors_file"}, f"not in the code: {documented - keys}"
 
@@ -383,6 +391,8 @@ def test_keys_that_several_kinds_share_are_documented() -> None:
     assert keys_of_section("disturbances") == {"kind", "on", "ranks", "nodes"}
     assert keys_of_section("schedules") == {"kind", "label", "algorithm", "run_ahead_steps"}
     assert keys_of_section("Schedules that average parameters") == AVERAGING
+    assert keys_of_section("Schedules that average gradients") == GRADIENT
+    assert keys_of_section("Schedules that send the largest entries") == SPARSE
 
 
 def keys_of(document: object, *, without: frozenset[str] = frozenset({"settings"})) -> set[str]:

@@ -23,12 +23,16 @@ from simdist.plan import (
     COLLECTIVES,
     AllGather,
     AllReduce,
+    Backward,
     Buffer,
     Delay,
+    Forward,
     Load,
     Plan,
     ReduceScatter,
     Save,
+    Tick,
+    TrustRatios,
     Wait,
     stream_of,
     walk,
@@ -112,9 +116,9 @@ def runs(draw, **limits):
     return plan, price(plan, draw(clusters(plan.world_size)), draw(workloads())), draw(delays_of(plan))
 
 
-def without_contention():
+def without_contention(op_kinds=WITHOUT_STORAGE):
     """Draw runs in which nothing can share a resource."""
-    return runs(op_kinds=WITHOUT_STORAGE).filter(lambda run: not run[1].contested)
+    return runs(op_kinds=op_kinds).filter(lambda run: not run[1].contested)
 
 
 @settings(max_examples=150, deadline=None)
@@ -227,12 +231,130 @@ def test_members_of_a_group_start_when_the_last_is_ready_and_end_together(run):
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_more_delay_is_never_faster(data):
-    """Every time is a maximum of sums; a link that is shared can reward lateness, so nothing is shared here."""
-    plan, costs, delays = data.draw(without_contention())
+    """Every time is a maximum of sums; a link that is shared can reward lateness, so nothing is shared here.
+
+    Nor does anything tick: a tick is reached by the rest of the way to it, which is rounded.
+    """
+    kinds_of_ops = tuple(kind for kind in WITHOUT_STORAGE if kind is not Tick)
+    plan, costs, delays = data.draw(without_contention(kinds_of_ops))
     more = {channel: array + data.draw(arrays(array.shape)) for channel, array in delays.items()}
     before, after = des.simulate(plan, costs, delays), des.simulate(plan, costs, more)
     for name in ARRAYS:
         assert (getattr(after, name) >= getattr(before, name)).all()
+
+
+@settings(max_examples=80, deadline=None)
+@given(runs(op_kinds=(Tick, *WITHOUT_STORAGE)))
+def test_a_tick_holds_its_stream_for_less_than_a_period_and_until_a_multiple_of_it(run):
+    plan, costs, delays = run
+    trace = des.simulate(plan, costs, delays)
+    for instance in walk(plan):
+        if isinstance(instance.op, Tick):
+            ready_s, end_s = trace.ready_s[instance.index], trace.end_s[instance.index]
+            ticks = end_s / instance.op.period_s
+            on_a_tick = np.isclose(ticks, np.round(ticks), rtol=1e-12, atol=1e-9)
+            assert ((end_s == ready_s) | on_a_tick).all()
+            assert (end_s - ready_s < instance.op.period_s * (1 + 1e-9)).all()
+
+
+TICKING = (
+    Buffer("param", 2, tensors=(0, 2), initialized=True),
+    Buffer("grad.0", 1, tensors=(0, 1)),
+    Buffer("grad.1", 1, tensors=(1, 2)),
+    Buffer("loss", 1),
+)
+FORWARD = Forward(("param",), ("loss",))
+BACKWARD_1, BACKWARD_0 = (Backward(("param", "loss"), f"grad.{n}") for n in (1, 0))
+BOTH_ENGINES = pytest.mark.parametrize("engine", [des, fast], ids=["des", "fast"])
+
+
+def ticking(engine, body, delays=((0.0, 0.0),), *, all_reduce_s=1.0):
+    """Return the trace of steps of 2 s forward and 2 x 4 s backward on two ranks that all-reduce in so many seconds."""
+    plan = Plan.from_steps("ticking", world_size=2, buffers=TICKING, steps=[(Delay("host"), *body)] * len(delays))
+    check(plan)
+    network = Link(latency_s=all_reduce_s / 2, bandwidth_Bps=np.inf)  # a ring of two sends twice
+    tensors = tuple(Tensor(name=str(number), count=1, flops=1.0) for number in range(2))
+    what = Workload(tensors=tensors, batch_size=1, forward_s=2.0, backward_s=8.0, optimize_s=0.0)
+    costs = price(plan, Cluster(nodes=2, gpus_per_node=1, fabric=network, network=network), what)
+    return engine.simulate(plan, costs, {"host": np.array(delays)})
+
+
+def times_of(trace, row):
+    """Return ready, start and end of an operation on each rank."""
+    return [(*map(float, each),) for each in zip(*(getattr(trace, name)[row] for name in ARRAYS), strict=True)]
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize(
+    ("late_s", "ticked_s", "reduced_s"),
+    [
+        (0.0, 8.0, 9.0),  # written at 6 s
+        (1.0, 8.0, 9.0),
+        (2.0, 8.0, 9.0),  # written on the tick: it need not wait for the next
+        (2.5, 12.0, 13.0),
+        (3.0, 12.0, 13.0),
+    ],
+)
+def test_a_gradient_waits_for_the_next_tick_and_its_all_reduce_for_the_last_rank(engine, late_s, ticked_s, reduced_s):
+    """Every 4 s: rank 0 writes its gradient at 6 s, rank 1 so much later."""
+    body = (FORWARD, BACKWARD_1, Tick(("grad.1",), 4.0), AllReduce("grad.1", Group(2)))
+    trace = ticking(engine, body, [(0.0, late_s)])
+    ready_s = 6.0 + late_s
+    assert times_of(trace, 3) == [(6.0, 6.0, 8.0), (ready_s, ready_s, ticked_s)]
+    assert times_of(trace, 4) == [(8.0, ticked_s, reduced_s), (ticked_s, ticked_s, reduced_s)]
+
+
+@BOTH_ENGINES
+@pytest.mark.parametrize(
+    ("all_reduce_s", "second_tick"),
+    [
+        (1.0, (10.0, 10.0, 12.0)),  # the stream is free at 9 s; the second gradient is written at 10 s
+        (3.0, (11.0, 11.0, 12.0)),
+        (4.0, (12.0, 12.0, 12.0)),
+        (6.0, (14.0, 14.0, 14.0)),  # the clock ticked at 12 s, while the stream was busy
+    ],
+)
+def test_a_tick_that_passed_while_the_stream_was_busy_holds_nothing(engine, all_reduce_s, second_tick):
+    """Every 4 s: gradients are written at 6 s and at 10 s; the first all-reduce starts at 8 s."""
+    ticks = (Tick(("grad.1",), 4.0), Tick(("grad.0",), 4.0))
+    reduces = (AllReduce("grad.1", Group(2)), AllReduce("grad.0", Group(2)))
+    body = (FORWARD, BACKWARD_1, ticks[0], reduces[0], BACKWARD_0, ticks[1], reduces[1])
+    trace = ticking(engine, body, all_reduce_s=all_reduce_s)
+    assert times_of(trace, 3) == [(6.0, 6.0, 8.0)] * 2
+    assert times_of(trace, 4) == [(8.0, 8.0, 8.0 + all_reduce_s)] * 2
+    assert times_of(trace, 6) == [second_tick] * 2
+    assert times_of(trace, 7) == [(second_tick[2], second_tick[2], second_tick[2] + all_reduce_s)] * 2
+
+
+@BOTH_ENGINES
+def test_a_tick_for_several_buffers_counts_from_the_last_of_them(engine):
+    body = (FORWARD, BACKWARD_1, BACKWARD_0, Tick(("grad.1", "grad.0"), 4.0), AllReduce("grad.0", Group(2)))
+    assert times_of(ticking(engine, body), 4) == [(10.0, 10.0, 12.0)] * 2
+
+
+@BOTH_ENGINES
+def test_the_clock_runs_from_the_start_of_the_run_and_not_of_the_step(engine):
+    """Every 7 s: steps of 2 + 4 s start at 0 s, 8 s (after the all-reduce of 7-8 s) and 15 s."""
+    body = (FORWARD, BACKWARD_1, Tick(("grad.1",), 7.0), AllReduce("grad.1", Group(2)), Wait("grad.1"))
+    trace = ticking(engine, body, [(0.0, 0.0)] * 3)
+    assert [times_of(trace, 3 + 6 * step)[0] for step in range(3)] == [
+        (6.0, 6.0, 7.0),
+        (14.0, 14.0, 14.0),
+        (21.0, 21.0, 21.0),
+    ]
+
+
+@BOTH_ENGINES
+def test_a_clock_of_milliseconds_does_not_tick_early_or_late_by_rounding(engine):
+    """0.1 s are not a multiple of 1/10 in binary: what is written on a tick stays there, after 1,000 of them."""
+    plan = Plan.from_steps(
+        "ticking", world_size=1, buffers=TICKING, steps=[(FORWARD, Tick(("loss",), 0.1), Wait("loss"))] * 1000
+    )
+    tensors = tuple(Tensor(name=str(number), count=1) for number in range(2))
+    what = Workload(tensors=tensors, batch_size=1, forward_s=0.1, backward_s=0.1)
+    ideal = Link.ideal()
+    trace = engine.simulate(plan, price(plan, Cluster(nodes=1, gpus_per_node=1, fabric=ideal, network=ideal), what), {})
+    assert trace.end_s[1::3, 0] == pytest.approx(0.1 * np.arange(1, 1001), rel=1e-12)
 
 
 def assert_permuted(plan, costs, delays, order):
@@ -259,8 +381,9 @@ def meeting_everybody(plan):
 @settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_relabelling_ranks_permutes_the_trace(data):
-    """Everybody meets everybody, so any two ranks may swap places."""
-    kinds_of_ops = tuple(kind for kind in WITHOUT_STORAGE if kind not in (ReduceScatter, AllGather))
+    """Everybody meets everybody and does the same, so any two ranks may swap places."""
+    different = (ReduceScatter, AllGather, TrustRatios)  # their members have slices, or shares, of their own
+    kinds_of_ops = tuple(kind for kind in WITHOUT_STORAGE if kind not in different)
     plan = meeting_everybody(data.draw(plans.legal_plans(op_kinds=kinds_of_ops)))
     check(plan)
     costs = price(plan, data.draw(clusters(plan.world_size, uniform=True)), data.draw(workloads()))

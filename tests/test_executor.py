@@ -15,7 +15,10 @@ from traces import plan_of
 from real.executor import Executor, Lanes
 from real.memory import Memory
 from real.programs.base import Program
+from real.programs.emulated import EmulatedProgram
 from real.recorder import Recorder
+from real.timing import now_s, sleep_s
+from real.transforms import Transform
 from simdist.errors import RunError
 from simdist.groups import Group
 from simdist.plan import (
@@ -28,11 +31,16 @@ from simdist.plan import (
     Densify,
     Forward,
     Load,
+    Merge,
     Op,
     Optimize,
+    Pack,
     Plan,
     Save,
     Select,
+    Tick,
+    TrustRatios,
+    Unpack,
     Wait,
     walk,
 )
@@ -88,10 +96,10 @@ class Pretended(Program):
     def optimize(self, op: Optimize) -> None:
         self._do(op)
 
-    def select(self, op: Select, step: int) -> None:
+    def transform(self, op: Transform, step: int) -> None:
         self._do(op)
 
-    def densify(self, op: Densify) -> None:
+    def trust_ratios(self, op: TrustRatios) -> None:
         self._do(op)
 
     def save(self, op: Save, step: int) -> None:
@@ -101,9 +109,17 @@ class Pretended(Program):
         self._do(op)
 
 
-def execute(plan: Plan, program: Pretended, lanes: Lanes = IN_THREAD, delay_s: float = 0.0, first_step: int = 0):
+def execute(
+    plan: Plan,
+    program: Pretended,
+    lanes: Lanes = IN_THREAD,
+    delay_s: float = 0.0,
+    first_step: int = 0,
+    start_s: float | None = None,
+    watch: Nobody | None = None,
+):
     delays = {channel: np.full((plan.n_steps, plan.world_size), delay_s) for channel in ("host", "compute", "io")}
-    recorder, watch = Recorder(plan), Nobody()
+    recorder, watch = Recorder(plan), watch or Nobody()
     executor = Executor(
         plan,
         rank=0,
@@ -116,6 +132,8 @@ def execute(plan: Plan, program: Pretended, lanes: Lanes = IN_THREAD, delay_s: f
         watch=watch,
         first_step=first_step,
     )
+    if start_s is not None:
+        executor.start_clock(start_s)
     executor.run()
     return recorder.times_s, watch
 
@@ -143,6 +161,97 @@ def test_execution_may_begin_at_any_step(plan: Plan, data: st.DataObject) -> Non
     first = plan.first_instances()[first_step]
     assert np.isnan(end_s[:first]).all()
     assert not np.isnan(end_s[first:]).any()
+
+
+def ticking(*, n_ticks: int = 1, period_s: float = 0.2) -> Plan:
+    step = (STEP[0], STEP[3], *[Tick(("grad.0",), period_s)] * n_ticks, AllReduce("grad.0", Group(2)))
+    return plan_of(step, world_size=2)
+
+
+@both_modes
+def test_what_comes_after_a_tick_begins_at_a_multiple_of_its_period(lanes: Lanes) -> None:
+    start_s = now_s() - 0.05
+    (ready_s, _, end_s), _ = execute(ticking(), Pretended(), lanes, start_s=start_s)
+    assert ready_s[2] - start_s < 0.2
+    assert ready_s[3] - start_s >= 0.2
+    assert ready_s[3] >= end_s[2]
+
+
+def test_ticks_count_from_when_data_was_written() -> None:
+    """The comm stream looks at it only after the next tick, and goes on at once."""
+    may_go, written_s = threading.Event(), []
+
+    class Late(Pretended):
+        def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
+            for _ in buckets:
+                complete()
+            written_s.append(now_s())
+            may_go.set()
+
+        def perform(self, op: Collective, memory: Memory) -> None:
+            if op.buffer == "grad.1":
+                assert may_go.wait(10)
+                sleep_s(start_s + 0.5 - now_s())  # a tick falls at 0.4
+
+    step = (*STEP[:1], Backward(("param",), "grad.1"), AllReduce("grad.1", Group(2)), STEP[3], STEP[4])
+    step = (*step[:-1], Tick(("grad.0",), 0.4), step[-1])
+    start_s = now_s()
+    (ready_s, _, end_s), _ = execute(plan_of(step, world_size=2), Late(), start_s=start_s)
+    assert written_s[0] - start_s < 0.4
+    assert ready_s[4] - start_s >= 0.5
+    assert end_s[4] - start_s < 0.8
+
+
+def test_a_tick_ends_early_when_the_run_has_failed() -> None:
+    class Failing(Pretended):
+        def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
+            super().backward(buckets, complete)
+            watch.failed.set()
+
+    watch = Nobody()
+    begin_s = time.monotonic()
+    with pytest.raises(RunError, match="rank 7 failed: it rained"):
+        execute(ticking(period_s=60.0), Failing(), watch=watch)
+    assert time.monotonic() - begin_s < 20
+
+
+@pytest.mark.parametrize("stream", ["compute", "comm"])
+def test_kernels_run_in_the_stream_that_the_plan_says(stream: str) -> None:
+    ops = (
+        Select("grad.0", "top", "residual", 1, stream=stream),
+        Merge("top", "top.1", "residual", stream=stream),
+        Densify("top.1", "grad.0", stream=stream),
+    )
+    program = Pretended()
+    execute(plan_of((STEP[0], STEP[3], *ops), world_size=2), program)
+    assert {program.threads[op] for op in ops} == {stream}
+
+
+def test_fusion_runs_in_the_comm_stream() -> None:
+    ops = (Pack(("grad.0",), "fused"), AllReduce("fused", Group(2)), Unpack("fused", ("grad.0",)))
+    program = Pretended()
+    execute(plan_of((STEP[0], STEP[3], *ops), world_size=2), program)
+    assert {program.threads[op] for op in ops} == {"comm"}
+
+
+def test_an_emulated_program_holds_up_the_stream_of_an_operation() -> None:
+    held: list[tuple[str, float]] = []
+    ops = (
+        Select("grad", "top", "residual", 1),
+        Merge("top", "top.1", "residual", stream="comm"),
+        Densify("top.1", "grad", stream="comm"),
+        Pack(("grad",), "fused"),
+        Unpack("fused", ("grad",)),
+    )
+    program = EmulatedProgram(
+        {op: float(number) for number, op in enumerate(ops)},
+        compute=lambda seconds: held.append(("compute", seconds)),
+        comm=lambda seconds: held.append(("comm", seconds)),
+        interrupted=threading.Event(),
+    )
+    for op in ops:
+        program.transform(op, 0)
+    assert held == [("compute", 0.0), *[("comm", float(number)) for number in (1, 2, 3, 4)]]
 
 
 STEP = (

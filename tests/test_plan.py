@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import OP_KINDS, legal_plans, schedule_plans
+from plans import ALGORITHMS, OP_KINDS, legal_plans, schedule_plans
 
 from simdist.errors import PlanError
 from simdist.groups import Group
@@ -24,14 +24,20 @@ from simdist.plan import (
     Densify,
     Forward,
     Load,
+    Merge,
     Op,
     Optimize,
+    Pack,
     Plan,
     Reduce,
     ReduceScatter,
     Run,
     Save,
     Select,
+    Servers,
+    Tick,
+    TrustRatios,
+    Unpack,
     Wait,
     dumps,
     load,
@@ -89,7 +95,42 @@ OPS: list[tuple[Op, str, str, tuple[str, ...], tuple[str, ...]]] = [
         ("g", "r"),
         ("s", "r"),
     ),
+    (
+        Select("g", "s", "r", 3, stream="comm"),
+        "select(g -> s, 3 of it by exact, rest to r)",
+        "comm",
+        ("g", "r"),
+        ("s", "r"),
+    ),
     (Densify("s", "g"), "densify(s -> g)", "compute", ("s",), ("g",)),
+    (Densify("s", "g", 8, "comm"), "densify(s / 8 -> g)", "comm", ("s",), ("g",)),
+    (Merge("a", "s", "r"), "merge(a -> s, rest to r)", "compute", ("a", "r"), ("s", "r")),
+    (Merge("a", "s", "r", 8, "comm"), "merge(a -> s, rest / 8 to r)", "comm", ("a", "r"), ("s", "r")),
+    (Pack(("g", "h"), "f"), "pack(g, h -> f)", "comm", ("g", "h"), ("f",)),
+    (Unpack("f", ("g", "h")), "unpack(f -> g, h)", "comm", ("f",), ("g", "h")),
+    (Tick(("g", "h"), 0.005), "tick(g, h, every 5 ms)", "comm", ("g", "h"), ()),
+    (
+        TrustRatios(("p", "q"), ("g",), "t", Group(4)),
+        "trust_ratios(p, q with g -> t, shared by group of 4)",
+        "compute",
+        ("p", "q", "g"),
+        ("t",),
+    ),
+    (Optimize(("p",), ("g",), "t"), "optimize(p with g, t)", "compute", ("p", "g", "t"), ("p",)),
+    (
+        AllReduce("g", Group(4), "mean", "server", Servers((3, 4))),
+        "all_reduce(g, mean over group of 4, server (2 apart))",
+        "comm",
+        ("g",),
+        ("g",),
+    ),
+    (
+        AllReduce("g", Group(4), "sum", "server", Servers((3, 4), (0, 2))),
+        "all_reduce(g, sum over group of 4, server (members 0, 2))",
+        "comm",
+        ("g",),
+        ("g",),
+    ),
     (Delay("host"), "delay(host)", "host", (), ()),
     (Delay("compute"), "delay(compute)", "compute", (), ()),
     (Delay("io"), "delay(io)", "io", (), ()),
@@ -110,7 +151,7 @@ def test_operation_states_its_text_stream_and_buffers(
 
 
 @settings(max_examples=100, deadline=None)
-@given(legal_plans())
+@given(legal_plans(algorithms=ALGORITHMS))
 def test_every_operation_runs_on_a_known_stream(plan: Plan) -> None:
     assert {stream_of(op) for body in plan.bodies for op in body} <= set(STREAMS)
 
@@ -172,7 +213,7 @@ def test_a_period_folds_to_few_runs_however_long_the_plan(pattern: list[int], ti
 
 
 @settings(max_examples=50, deadline=None)
-@given(legal_plans())
+@given(legal_plans(algorithms=ALGORITHMS))
 def test_first_instances_counts_the_operations_before_each_step(plan: Plan) -> None:
     lengths = [len(plan.bodies[body]) for body in plan.body_of_steps()]
     assert plan.first_instances().tolist() == [sum(lengths[:step]) for step in range(plan.n_steps + 1)]
@@ -212,6 +253,55 @@ def test_digest_is_stable_across_versions_and_machines() -> None:
     assert TINY.digest() == "3d57bf21bce3cde939c2d95226486d7be68830948401ceb6ea91067a277e32e5"
 
 
+# A plan of which many parts have fields now that plans did not have at first, and its digest as it was then.
+OF_OLD = Plan.from_steps(
+    "of old",
+    world_size=2,
+    buffers=(*BUFFERS, Buffer("residual", 10, initialized=True), Buffer("top", 2, sparse=True)),
+    steps=[(*STEP[:2], Select("grad", "top", "residual", 2), Densify("top", "grad"), *STEP[2:])],
+)
+DIGEST_OF_OLD = "aca3f2c2ab1218cd3fbe26a0fbff81b1569c2cdcf67149dd6405186c3f3de5c7"
+
+
+def test_later_fields_at_their_defaults_are_not_written_and_leave_older_digests_as_they_were() -> None:
+    assert OF_OLD.digest() == DIGEST_OF_OLD
+    for field in ("padding", "servers", "ratios", "stream", "divisor"):
+        assert f'"{field}"' not in dumps(OF_OLD)
+
+
+LATER_FIELDS: list[tuple[Buffer | Op, str]] = [
+    (Buffer("x", 10, padding=3), '"padding": 3'),
+    (Densify("top", "grad", divisor=2), '"divisor": 2'),
+    (Densify("top", "grad", stream="comm"), '"stream": "comm"'),
+    (Select("grad", "top", "residual", 2, stream="comm"), '"stream": "comm"'),
+    (Merge("top", "top", "residual", divisor=2), '"divisor": 2'),
+    (Optimize(("param",), ("grad",), "residual"), '"ratios": "residual"'),
+    (
+        AllReduce("grad", Group(2), "mean", "server", Servers((4, 6), (1, 0))),
+        '"servers": {"parts": [4, 6], "members": [1, 0]}',
+    ),
+    (
+        AllReduce("grad", Group(2), "mean", "server", Servers((10,))),
+        '"servers": {"parts": [10], "members": []}',
+    ),
+]
+
+
+@pytest.mark.parametrize(("item", "text"), LATER_FIELDS)
+def test_every_later_field_is_written_read_and_part_of_the_digest(item: Buffer | Op, text: str) -> None:
+    if isinstance(item, Buffer):
+        plain = dataclasses.replace(item, padding=0)
+        plan, other = (dataclasses.replace(TINY, buffers=(*BUFFERS, each)) for each in (item, plain))
+    else:
+        defaults = {"divisor": 1, "stream": "compute", "ratios": None, "servers": None}
+        fields = {field.name for field in dataclasses.fields(item)} & defaults.keys()
+        plain_op = dataclasses.replace(item, **{name: defaults[name] for name in fields})  # type: ignore[arg-type]
+        plan, other = (dataclasses.replace(TINY, bodies=((each,),)) for each in (item, plain_op))
+    assert text in dumps(plan)
+    assert loads(dumps(plan)) == plan
+    assert plan.digest() != other.digest()
+
+
 CHANGED = [
     dataclasses.replace(TINY, world_size=4),
     dataclasses.replace(TINY, order=(Run((0,), 4),)),
@@ -236,7 +326,7 @@ def test_digest_depends_on_everything_else() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(legal_plans())
+@given(legal_plans(algorithms=ALGORITHMS))
 def test_random_plan_survives_a_round_trip_through_json(plan: Plan) -> None:
     again = loads(dumps(plan))
     assert again == plan
@@ -313,6 +403,29 @@ def test_damaged_document_is_refused_with_the_place(path: str, value: object, me
     assert f"plan.json: {message}" in str(error.value)
 
 
+SERVED = dataclasses.replace(
+    TINY, bodies=((AllReduce("grad", Group(2), "mean", "server", Servers((4, 6))), Tick(("grad",), 0.005)),)
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"members"', '"ranks"', "bodies[0][0].servers.ranks: unknown field; known: members, parts"),
+        ("[4, 6]", "[4, 6.5]", "bodies[0][0].servers.parts[1]: Input should be a valid integer; found 6.5"),
+        ('{"parts": [4, 6], "members": []}', "2", "bodies[0][0].servers"),
+        ('"server"', '"servers"', "bodies[0][0].algorithm: Input should be 'auto', 'ring'"),
+        ("0.005", '"5 ms"', "bodies[0][1].period_s: Input should be a valid number; found '5 ms'"),
+        ('"period_s"', '"period"', "bodies[0][1].period: unknown field; known: op, period_s, srcs"),
+    ],
+)
+def test_damaged_servers_and_ticks_are_refused_with_the_place(old: str, new: str, message: str) -> None:
+    assert old in dumps(SERVED)
+    with pytest.raises(PlanError) as error:
+        loads(dumps(SERVED).replace(old, new), name="plan.json")
+    assert f"plan.json: {message}" in str(error.value)
+
+
 def test_every_damage_is_reported_at_once() -> None:
     text = dumps(TINY).replace('"world_size": 2', '"world_size": "two", "speed": 1').replace('"mean"', '"max"')
     with pytest.raises(PlanError) as error:
@@ -345,7 +458,12 @@ def test_text_shows_buffers_bodies_and_order() -> None:
     plan = Plan.from_steps(
         "tiny",
         world_size=2,
-        buffers=(*BUFFERS, Buffer("batch", 2_000_000, "uint8", place="host"), Buffer("top", 5, sparse=True)),
+        buffers=(
+            *BUFFERS,
+            Buffer("batch", 2_000_000, "uint8", place="host"),
+            Buffer("top", 5, sparse=True),
+            Buffer("fused", 12, padding=2),
+        ),
         steps=[STEP, STEP, (Delay("host"), *STEP)],
     )
     assert (
@@ -359,6 +477,7 @@ buffers
     grad             10 x float32       40 B  tensors 0:1
     batch     2,000,000 x uint8       2 MB  in host memory
     top               5 x float32 + index       40 B
+    fused            12 x float32       48 B  2 of them padding
 body 0, 2 steps
     compute  forward(param -> loss)
     compute  backward(loss, param -> grad)
@@ -396,7 +515,7 @@ def test_order_reads_as_runs(order: tuple[Run, ...], text: str) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(legal_plans())
+@given(legal_plans(algorithms=ALGORITHMS))
 def test_any_plan_prints_with_a_line_for_every_buffer_and_operation(plan: Plan) -> None:
     lines = plan_text(plan).splitlines()
     assert len(lines) == 4 + len(plan.buffers) + len(plan.bodies) + sum(max(1, len(body)) for body in plan.bodies)

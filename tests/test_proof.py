@@ -26,14 +26,19 @@ from simdist.plan import (
     Densify,
     Forward,
     Load,
+    Merge,
     Op,
     Optimize,
+    Pack,
     Plan,
     Reduce,
     ReduceScatter,
     Run,
     Save,
     Select,
+    Tick,
+    TrustRatios,
+    Unpack,
     Wait,
     op_text,
 )
@@ -562,7 +567,7 @@ def mutations(body: Body, declared: Result) -> Iterator[tuple[str, Body]]:
     """Yield every mutation of a step that changes what it computes."""
     for at, op in enumerate(body):
         before, after = body[:at], body[at + 1 :]
-        if not isinstance(op, Wait | Delay | Save):
+        if not isinstance(op, Wait | Delay | Save | Tick | Broadcast):  # gtopk broadcasts what all hold already
             yield f"drop {op_text(op)}", (*before, *after)
         match op:
             case AllReduce():
@@ -593,6 +598,20 @@ def mutations(body: Body, declared: Result) -> Iterator[tuple[str, Body]]:
                 yield "no input", (*before, Forward(op.srcs[:1], op.dsts), *after)
             case Copy() if op.dst == "param":
                 yield "copy the wrong way", (*before, Copy(op.dst, op.src), *after)
+            case AllGather():
+                for group in OTHER_GROUPS:
+                    if group != op.group:
+                        yield f"{op_text(op)} over {group}", (*before, dataclasses.replace(op, group=group), *after)
+            case Densify():
+                yield f"wrong divisor of {op_text(op)}", (*before, Densify(op.src, op.dst, op.divisor + 1), *after)
+            case Select():
+                others = {each.residual for each in body if isinstance(each, Select)} - {op.residual}
+                for other in others:
+                    yield f"{op_text(op)} on {other}", (*before, dataclasses.replace(op, residual=other), *after)
+            case TrustRatios():
+                for group in OTHER_GROUPS:
+                    if group.size != op.group.size:
+                        yield f"{op_text(op)} by {group}", (*before, dataclasses.replace(op, group=group), *after)
             case _:
                 pass
 
@@ -638,10 +657,310 @@ def test_every_mutation_of_a_schedule_is_refused_with_its_step_and_operation(sch
     assert n_mutants > 50
 
 
-# ---------------------------------------------------------------- compression
+# ---------------------------------------------------------------- top-k
+
+K = 6
+TOP_BUFFERS = (
+    *BUFFERS,
+    Buffer("half", 64, "float16"),
+    Buffer("residual", 64, initialized=True),
+    Buffer("top", K, sparse=True),
+    *(Buffer(f"tops.{n}", K * n, sparse=True) for n in (2, 4, 8)),
+    Buffer("shard_residual", 16, initialized=True),
+)
+SELECT = Select("grad", "top", "residual", K)
+SHARD_SELECT = Select("slice.4", "top", "shard_residual", K, stream="comm")
+SCATTER, GATHER = ReduceScatter("grad", "slice.4", Group(4)), AllGather("slice.4", "grad", Group(4))
+
+SPARSE_FORMS: dict[str, Body] = {
+    "gather everything": (SELECT, AllGather("top", "tops.8", WORLD), Densify("tops.8", "grad", 8)),
+    "mean of own selections": (SELECT, Densify("top", "grad"), AllReduce("grad", WORLD)),
+    "shards of nodes, gathered across": (
+        SCATTER,
+        SHARD_SELECT,
+        AllGather("top", "tops.2", Group(2, 4)),
+        Densify("tops.2", "slice.4", 2, "comm"),
+        GATHER,
+    ),
+    "merged pair by pair": (
+        SELECT,
+        *(
+            op
+            for n in (1, 2, 4)
+            for op in (AllGather("top", "tops.2", Group(2, n)), Merge("tops.2", "top", "residual", 2 * n, "comm"))
+        ),
+        Densify("top", "grad", 8),
+    ),
+    "in half precision": (Copy("grad", "half"), AllReduce("half", WORLD), Copy("half", "grad")),
+}
 
 
-def test_selection_does_not_pass_for_the_whole_gradient() -> None:
-    buffers = (*BUFFERS, Buffer("top", 6, sparse=True), Buffer("residual", 64, tensors=(0, 1), initialized=True))
-    step = synchronized(Select("grad", "top", "residual", 6), Densify("top", "grad"), AllReduce("grad", WORLD))
-    assert "of the gradient of rank 0; the schedule declares 1/8" in refusal(plan_of(step, buffers=buffers), SYNC)
+@pytest.mark.parametrize("form", SPARSE_FORMS)
+def test_compressed_forms_of_an_all_reduce_prove(form: str) -> None:
+    assert verify(plan_of(*[synchronized(*SPARSE_FORMS[form])] * 3, buffers=TOP_BUFFERS), SYNC) == 8
+
+
+SPARSE_MISTAKES: dict[str, tuple[Body, str]] = {
+    "own selection only": (
+        (SELECT, Densify("top", "grad")),
+        "densify(top -> grad) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank 0; the schedule "
+        "declares 1/8",
+    ),
+    "sum instead of mean": (
+        (SELECT, AllGather("top", "tops.8", WORLD), Densify("tops.8", "grad")),
+        "densify(tops.8 -> grad) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank 0; the "
+        "schedule declares 1/8",
+    ),
+    "wrong divisor": (
+        (SELECT, AllGather("top", "tops.8", WORLD), Densify("tops.8", "grad", 4)),
+        "densify(tops.8 / 4 -> grad) at step 0: afterwards grad of rank 0 holds 1/4 of the gradient of rank 0; the "
+        "schedule declares 1/8",
+    ),
+    "divided twice": (
+        (SELECT, Densify("top", "grad", 8), AllReduce("grad", WORLD)),
+        "all_reduce(grad, mean over group of 8) at step 0: afterwards grad of rank 0 holds 1/64 of the gradient of "
+        "rank 0; the schedule declares 1/8",
+    ),
+    "gathered within nodes only": (
+        (SELECT, AllGather("top", "tops.4", Group(4)), Densify("tops.4", "grad", 8)),
+        "densify(tops.4 / 8 -> grad) at step 0: afterwards grad of rank 0 holds nothing of the gradient of rank 4; the "
+        "schedule declares 1/8",
+    ),
+    "gathered and summed again": (
+        (SELECT, AllGather("top", "tops.8", WORLD), Densify("tops.8", "grad", 8), AllReduce("grad", WORLD, "sum")),
+        "all_reduce(grad, sum over group of 8) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank "
+        "0; the schedule declares 1/8",
+    ),
+    "selections of other shards gathered": (
+        (SCATTER, SHARD_SELECT, AllGather("top", "tops.2", Group(2)), Densify("tops.2", "slice.4", 2), GATHER),
+        "all_gather(top -> tops.2, group of 2) at step 0: reduces slices of different places; the members hold other "
+        "parts of the model",
+    ),
+    "shards gathered over another group": (
+        (
+            SCATTER,
+            SHARD_SELECT,
+            AllGather("top", "tops.2", Group(2, 4)),
+            Densify("tops.2", "slice.4", 2),
+            AllGather("slice.4", "grad", Group(4, 2)),
+        ),
+        "grad holds other tensors, or slices in another order, than it declares",
+    ),
+    "shards not gathered across": (
+        (SCATTER, SHARD_SELECT, Densify("top", "slice.4"), GATHER),
+        "all_gather(slice.4 -> grad, group of 4) at step 0: afterwards grad of rank 0 holds 1/4 of the gradient of "
+        "rank 0; the schedule declares 1/8",
+    ),
+    "merged with the same rank twice": (
+        (
+            SELECT,
+            AllGather("top", "tops.2", Group(2)),
+            Merge("tops.2", "top", "residual", 2),
+            AllGather("top", "tops.2", Group(2)),
+            Merge("tops.2", "top", "residual", 4),
+            AllGather("top", "tops.2", Group(2, 4)),
+            Merge("tops.2", "top", "residual", 8),
+            Densify("top", "grad", 8),
+        ),
+        "densify(top / 8 -> grad) at step 0: afterwards grad of rank 0 holds 1/4 of the gradient of rank 0; the "
+        "schedule declares 1/8",
+    ),
+    "not scattered back": (
+        (SELECT, AllGather("top", "tops.8", WORLD)),
+        "backward(param, loss -> grad) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank 0; the "
+        "schedule declares 1/8",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", SPARSE_MISTAKES)
+def test_mistake_with_selections_is_refused_with_its_step_and_operation(mistake: str) -> None:
+    collectives, message = SPARSE_MISTAKES[mistake]
+    assert message in refusal(plan_of(*[synchronized(*collectives)] * 2, buffers=TOP_BUFFERS), SYNC)
+
+
+def test_selections_of_the_step_before_are_stale() -> None:
+    good = synchronized(*SPARSE_FORMS["gather everything"])
+    stale = tuple(op for op in good if op != SELECT)
+    text = refusal(plan_of(good, stale, buffers=TOP_BUFFERS), SYNC)
+    assert "at step 1: afterwards grad of rank 0 holds nothing of the gradient of rank 0" in text
+
+
+def test_residual_is_no_parameter_though_it_holds_tensors() -> None:
+    """Nothing demands that it be read by a forward pass, or updated."""
+    merge_only = (Select("grad", "top", "flat", K), Merge("top", "top", "residual"), Densify("top", "grad"))
+    buffers = tuple(
+        dataclasses.replace(buffer, initialized=True) if buffer.name == "flat" else buffer for buffer in TOP_BUFFERS
+    )
+    verify(plan_of(synchronized(*merge_only), buffers=buffers), Result(Group(1), Group(1)))
+
+
+# ---------------------------------------------------------------- buckets: fusion, residuals, trust ratios
+
+TWO_BUCKETS = (
+    *(Buffer(f"param.{n}", 8, tensors=(n, n + 1), initialized=True) for n in range(2)),
+    *(Buffer(f"grad.{n}", 8, tensors=(n, n + 1)) for n in range(2)),
+    Buffer("loss", 1),
+    Buffer("fused", 20, "float16", padding=4),
+    *(Buffer(f"residual.{n}", 8, initialized=True) for n in range(2)),
+    *(Buffer(f"top.{n}", 2, sparse=True) for n in range(2)),
+    Buffer("all_top", 16, sparse=True),
+    Buffer("ratio", 1),
+    Buffer("other_ratio", 1),
+    Buffer("ratios", 2),
+    Buffer("shuffled", 2),
+    Buffer("loaded_ratios", 2, initialized=True),
+)
+PARAMS, GRADS = ("param.0", "param.1"), ("grad.1", "grad.0")
+PASSES = (
+    Forward(PARAMS, ("loss",)),
+    Backward((*PARAMS, "loss"), "grad.1"),
+    Backward((*PARAMS, "loss"), "grad.0"),
+)
+UPDATE = Optimize(PARAMS, GRADS)
+FUSED = (Pack(GRADS, "fused"), AllReduce("fused", WORLD), Unpack("fused", GRADS))
+REDUCED = (AllReduce("grad.1", WORLD), AllReduce("grad.0", WORLD))
+
+
+def two_buckets(*steps: Body) -> Plan:
+    return plan_of(*steps, buffers=TWO_BUCKETS)
+
+
+def test_fused_gradients_prove() -> None:
+    step = (*PASSES, Tick(GRADS, 0.005), *FUSED, UPDATE)
+    verify(two_buckets(step, step), SYNC)
+
+
+FUSION_MISTAKES: dict[str, tuple[Body, str]] = {
+    "taken apart in another order": (
+        (*PASSES, *FUSED[:2], Unpack("fused", GRADS[::-1]), UPDATE),
+        "holds other tensors, or slices in another order, than it declares",
+    ),
+    "not taken apart": (
+        (*PASSES, *FUSED[:2], UPDATE),
+        "backward(param.0, param.1, loss -> grad.0) at step 0: afterwards grad.0 of rank 0 holds 1/1 of the gradient "
+        "of rank 0; the schedule declares 1/8",
+    ),
+    "taken apart before the all_reduce": (
+        (*PASSES, FUSED[0], FUSED[2], FUSED[1], UPDATE),
+        "afterwards grad.0 of rank 0 holds 1/1 of the gradient of rank 0; the schedule declares 1/8",
+    ),
+    "packed before the last backward pass": (
+        (*PASSES[:2], FUSED[0], PASSES[2], *FUSED[1:], UPDATE),
+        "reads 'grad.0', which nothing has written yet",
+    ),
+    "one bucket twice": (
+        (*PASSES, Pack(("grad.1", "grad.1"), "fused"), *FUSED[1:], UPDATE),
+        "holds other tensors, or slices in another order, than it declares",
+    ),
+    "one bucket reduced by itself as well, by a sum": (
+        (*PASSES, *FUSED, AllReduce("grad.0", WORLD, "sum"), UPDATE),
+        "all_reduce(grad.0, sum over group of 8) at step 0: afterwards grad.0 of rank 0 holds 1/1 of the gradient",
+    ),
+    "taken apart into too few": (
+        (*PASSES, *FUSED[:2], Unpack("fused", ("both",)), UPDATE),
+        "holds other tensors than the buffers it is taken apart into",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", FUSION_MISTAKES)
+def test_mistake_of_fusion_is_refused(mistake: str) -> None:
+    step, message = FUSION_MISTAKES[mistake]
+    buffers = (*TWO_BUCKETS, Buffer("both", 16, tensors=(0, 1)))
+    assert message in refusal(plan_of(step, step, buffers=buffers), SYNC)
+
+
+def test_gradients_packed_before_they_are_computed_are_stale() -> None:
+    good = (*PASSES, *FUSED, UPDATE)
+    stale = (*PASSES[:2], FUSED[0], PASSES[2], *FUSED[1:], UPDATE)
+    text = refusal(two_buckets(good, stale), SYNC)
+    assert "unpack(fused -> grad.1, grad.0) at step 1: afterwards grad.0 of rank 0 holds nothing of the" in text
+
+
+def compressed(residuals: tuple[str, str]) -> Body:
+    """Return a step whose buckets are compressed one after the other, with these residuals."""
+    exchanges = (
+        (
+            Select(f"grad.{n}", f"top.{n}", residual, 2),
+            AllGather(f"top.{n}", "all_top", WORLD),
+            Densify("all_top", f"grad.{n}", 8),
+        )
+        for n, residual in enumerate(residuals)
+    )
+    return (*PASSES, *(op for exchange in exchanges for op in exchange), UPDATE)
+
+
+def test_every_bucket_has_a_residual_of_its_own() -> None:
+    step = compressed(("residual.0", "residual.1"))
+    verify(two_buckets(step, step), SYNC)
+    shared, swapped = compressed(("residual.0", "residual.0")), compressed(("residual.1", "residual.0"))
+    for steps, at in (((shared,), 0), ((step, swapped), 1)):
+        text = refusal(two_buckets(*steps), SYNC)
+        assert f"at step {at}: residual." in text
+        assert "holds the rest of other tensors, or slices, than those of grad." in text
+
+
+# LARS: the four GPUs of a node share the work of the trust ratios; with two tensors, two of them have none.
+RATIOS = TrustRatios(PARAMS, GRADS, "ratios", Group(1))
+SHARES = (TrustRatios(PARAMS, GRADS, "ratio", Group(2)), AllGather("ratio", "ratios", Group(2)))
+RATED_UPDATE = Optimize(PARAMS, GRADS, "ratios")
+
+
+@pytest.mark.parametrize("rating", [(RATIOS,), SHARES], ids=["every rank all", "in shares"])
+def test_trust_ratios_change_no_weights_and_prove(rating: Body) -> None:
+    step = (*PASSES, *REDUCED, *rating, RATED_UPDATE)
+    verify(two_buckets(step, step), SYNC)
+
+
+def test_buckets_may_be_rated_and_updated_one_by_one() -> None:
+    pairs = [(("param.1",), ("grad.1",), "ratio"), (("param.0",), ("grad.0",), "other_ratio")]
+    rate = tuple(TrustRatios(params, grads, ratio, Group(1)) for params, grads, ratio in pairs)
+    update = tuple(Optimize(*pair) for pair in pairs)
+    step = (*PASSES, *REDUCED, *rate, *update)
+    verify(two_buckets(step, step), SYNC)
+    swapped = (*PASSES, *REDUCED, *rate, Optimize(("param.1",), ("grad.1",), "other_ratio"), update[1])
+    assert "other_ratio are trust ratios of other parameters or gradients than it updates" in refusal(
+        two_buckets(swapped), SYNC
+    )
+
+
+OTHER = "ratios are trust ratios of other parameters or gradients than it updates"
+ORDER = "ratios do not hold the trust ratios of all tensors, in order"
+RATIO_MISTAKES: dict[str, tuple[Body, str]] = {
+    "of gradients that were not reduced yet": ((*PASSES, RATIOS, *REDUCED, RATED_UPDATE), OTHER),
+    "of parameters that were updated since": ((*PASSES, *REDUCED, RATIOS, UPDATE, RATED_UPDATE), OTHER),
+    "of gradients of other ranks": (
+        (*PASSES, *SHARES, *REDUCED, RATED_UPDATE),
+        "grad.1 differs within a group of 2; share the work after the gradients are",
+    ),
+    "shares in another order": (
+        (*PASSES, *REDUCED, SHARES[0], AllGather("ratio", "ratios", Group(2, 2)), RATED_UPDATE),
+        ORDER,
+    ),
+    "a share only": (
+        (
+            *PASSES,
+            *REDUCED,
+            TrustRatios(("param.0",), ("grad.0",), "ratio", Group(4)),
+            Optimize(("param.0",), ("grad.0",), "ratio"),
+            Optimize(("param.1",), ("grad.1",)),
+        ),
+        "ratio do not hold the trust ratios of all tensors, in order",
+    ),
+    "nothing of the kind": ((*PASSES, *REDUCED, Optimize(PARAMS, GRADS, "loaded_ratios")), f"loaded_{ORDER}"),
+}
+
+
+@pytest.mark.parametrize("mistake", RATIO_MISTAKES)
+def test_wrong_trust_ratios_are_refused(mistake: str) -> None:
+    step, message = RATIO_MISTAKES[mistake]
+    text = refusal(two_buckets(step), SYNC)
+    assert message in text
+    assert "at step 0: " in text
+
+
+def test_trust_ratios_of_the_step_before_are_stale() -> None:
+    good = (*PASSES, *REDUCED, RATIOS, RATED_UPDATE)
+    text = refusal(two_buckets(good, (*PASSES, *REDUCED, RATED_UPDATE)), SYNC)
+    assert f"at step 1: {OTHER}" in text

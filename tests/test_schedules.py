@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -20,22 +21,26 @@ from simdist.errors import PlanError
 from simdist.groups import Group
 from simdist.plan import (
     COLLECTIVES,
+    AllGather,
     AllReduce,
     Backward,
+    Broadcast,
     Copy,
     Delay,
     Forward,
     Load,
     Optimize,
     Plan,
+    TrustRatios,
     Wait,
     dumps,
     loads,
     plan_text,
     walk,
 )
+from simdist.plan.ops import Algorithm
 from simdist.proof import prove
-from simdist.schedules import Every, InputPath, Job, Schedule, kinds
+from simdist.schedules import Every, GradientSchedule, InputPath, Job, Schedule, kinds
 from simdist.schedules.parts import gradient_buckets
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -143,6 +148,64 @@ def test_schedule_runs_on_one_node_and_on_nodes_of_one_gpu(schedule: Schedule) -
         prove(schedule.plan(job), lambda step, job=job: schedule.result(step, job))
 
 
+@pytest.mark.parametrize("ranks_per_node", [1, 3, 6])
+@every_schedule
+def test_buckets_that_do_not_divide_by_the_gpus_of_a_node_are_padded(schedule: Schedule, ranks_per_node: int) -> None:
+    job = dataclasses.replace(
+        JOB, world_size=6, ranks_per_node=ranks_per_node, tensor_counts=(7, 300_001, 11), n_steps=6
+    )
+    if schedule.problems(6, ranks_per_node):
+        pytest.skip("it needs a power of two, or groups that divide 8 ranks")
+    plan = schedule.plan(job)
+    check(plan)
+    prove(plan, lambda step: schedule.result(step, job))
+    assert plan.buffer("param").count == 300_019
+    assert sum(buffer.padding for buffer in plan.buffers) < 6 * len(plan.buffers)
+
+
+@every_schedule
+def test_lars_computes_trust_ratios_once_in_every_step(schedule: Schedule) -> None:
+    job = dataclasses.replace(JOB, optimizer="lars")
+    plan = schedule.plan(job)
+    check(plan)
+    prove(plan, lambda step: schedule.result(step, job))
+    for step in steps_of(plan):
+        ratios = [op for op in step if isinstance(op, TrustRatios)]
+        assert [(op.dst, op.group) for op in ratios] == [("ratios", Group(1))]
+        assert [op.ratios for op in step if isinstance(op, Optimize)] == ["ratios"]
+
+
+@pytest.mark.parametrize(
+    "schedule", [each for each in SCHEDULES if isinstance(each, GradientSchedule)], ids=schedule_id
+)
+def test_parallel_optimizer_gathers_the_ratios_of_equal_shares(schedule: GradientSchedule) -> None:
+    job = dataclasses.replace(JOB, optimizer="lars", tensor_counts=(5,) * 17)
+    shared = schedule.model_copy(update={"parallel_optimizer": True})
+    plan = shared.plan(job)
+    check(plan)
+    prove(plan, lambda step: shared.result(step, job))
+    assert (plan.buffer("ratios.share").count, plan.buffer("ratios").count) == (3, 24)  # 17 tensors, 8 ranks
+    for step in steps_of(plan):
+        at = next(place for place, op in enumerate(step) if isinstance(op, TrustRatios))
+        assert step[at].group == Group(8)
+        assert step[at + 1] == AllGather("ratios.share", "ratios", Group(8))
+        assert isinstance(step[at + 2], Optimize)
+    with pytest.raises(PlanError, match="it shares the trust ratios of LARS; the optimizer is sgd"):
+        shared.plan(JOB)
+
+
+@every_schedule
+def test_no_collective_can_be_left_out(schedule: Schedule) -> None:
+    """A broadcast of what all ranks hold already can: it stands for the time of a published algorithm."""
+    plan = schedule.plan(JOB)
+    for number, body in enumerate(plan.bodies):
+        needed = [at for at, op in enumerate(body) if isinstance(op, COLLECTIVES) and not isinstance(op, Broadcast)]
+        for at in needed:
+            bodies = (*plan.bodies[:number], (*body[:at], *body[at + 1 :]), *plan.bodies[number + 1 :])
+            with pytest.raises(PlanError):
+                check_and_prove(dataclasses.replace(plan, bodies=bodies), schedule)
+
+
 @every_schedule
 def test_delays_stand_in_the_plan_only_where_they_are_injected(schedule: Schedule) -> None:
     for channels in ((), ("host",), ("compute",), ("host", "compute")):
@@ -169,10 +232,24 @@ def test_every_step_trains_once(schedule: Schedule) -> None:
 
 @every_schedule
 def test_algorithm_is_that_of_every_collective(schedule: Schedule) -> None:
-    chosen = schedule.model_copy(update={"algorithm": "ring"})
-    algorithms = {op.algorithm for step in steps_of(chosen.plan(JOB)) for op in step if isinstance(op, COLLECTIVES)}
-    assert algorithms == {"ring"}
-    check(chosen.plan(JOB))
+    for algorithm in ("ring", "halving_doubling", "direct", "tree", "double_tree", "hierarchical"):
+        chosen = schedule.model_copy(update={"algorithm": algorithm})
+        if chosen.problems(8, 4):
+            continue
+        plan = chosen.plan(JOB)
+        assert {op.algorithm for step in steps_of(plan) for op in step if isinstance(op, COLLECTIVES)} == {algorithm}
+        check(plan)
+
+
+@every_schedule
+def test_algorithm_that_does_not_fit_is_refused_beforehand(schedule: Schedule) -> None:
+    for algorithm in get_args(Algorithm):
+        chosen = schedule.model_copy(update={"algorithm": algorithm})
+        problems = [field for field, _ in chosen.problems(8, 4)]
+        if not problems:
+            check(chosen.plan(JOB))
+        assert set(problems) <= {"algorithm"}
+        assert not (problems and algorithm in ("auto", "ring") and schedule.kind != "parameter_server")
 
 
 @every_schedule
@@ -204,6 +281,11 @@ def test_unknown_parameter_is_refused_with_the_nearest_known_one(kind: str) -> N
     cls = kinds()[kind]
     with pytest.raises(ValidationError, match="unknown key 'labell': did you mean 'label'"):
         cls(**cls.examples[0], labell="x")
+
+
+def check_and_prove(plan: Plan, schedule: Schedule) -> None:
+    check(plan)
+    prove(plan, lambda step: schedule.result(step, JOB))
 
 
 def steps_of(plan: Plan) -> list[tuple[object, ...]]:
@@ -303,7 +385,18 @@ STORED = Job(
     run_ahead_steps=1,
     delay_channels=frozenset({"io", "compute"}),
 )
+RATED = dataclasses.replace(STORED, input_path=InputPath(), optimizer="lars")
 GOLDEN_PLANS: dict[str, tuple[str, dict[str, object], Job]] = {
+    "gtopk": ("gtopk", {"density": 0.01, "broadcast": True}, RATED),
+    "hitopk": ("hitopk", {"density": 0.01, "bucket_nbytes": 1_000_000, "warmup_steps": 2}, DRAWING),
+    "naive_ag": ("naive_ag", {"density": 0.01, "method": "dgc"}, DRAWING),
+    "parameter_server": ("parameter_server", {"servers": 2, "placement": "tensors"}, DRAWING),
+    "sync_fp16_parallel_optimizer": ("sync", {"compression": "fp16", "parallel_optimizer": True}, RATED),
+    "torus": (
+        "torus",
+        {},
+        dataclasses.replace(DRAWING, ranks_per_node=4, tensor_counts=(9_407, 300_000, 300_001, 1_000)),
+    ),
     "hierarchical_sgd": ("hierarchical_sgd", {"levels": {2: 4, 4: 8, 8: 16}}, DRAWING),
     "sync": ("sync", {}, DRAWING),
     "local_sgd_warmup": ("local_sgd", {"period": 4, "warmup_steps": 3}, dataclasses.replace(DRAWING, n_steps=15)),
@@ -453,6 +546,12 @@ WRONG: list[tuple[str, dict[str, object], str]] = [
     ),
     ("hierarchical_sgd", {"levels": {4: 4, 2: 8}}, "period 2 after 4; periods grow"),
     ("sync", {"bucket_size": -1}, "-1"),
+    ("sync", {"compression": "fp8"}, "'fp8': write 'none' or 'fp16'"),
+    ("hitopk", {"density": 0}, "0: write more than 0"),
+    ("hitopk", {"density": 1.5}, "1.5"),
+    ("naive_ag", {"method": "random"}, "'random': write 'exact', 'mstopk' or 'dgc'"),
+    ("parameter_server", {}, "required key 'servers' is missing"),
+    ("parameter_server", {"servers": 0}, "0: write at least 1"),
 ]
 
 

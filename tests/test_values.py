@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
-from plans import legal_plans
+from plans import ALGORITHMS, legal_plans
 from pool import Pool
 from torch import nn
 from trainings import (
@@ -24,8 +25,9 @@ from trainings import (
 )
 
 from real import virtual
-from real.memory import DTYPES, Memory
+from real.memory import Memory
 from real.programs.binding import Binding
+from real.programs.module import ModuleProgram
 from simdist.check import check
 from simdist.errors import PlanError, RunError
 from simdist.plan import (
@@ -41,11 +43,15 @@ from simdist.plan import (
     Densify,
     Forward,
     Group,
+    Op,
     Optimize,
+    Pack,
     Plan,
     Reduce,
     ReduceScatter,
     Select,
+    Servers,
+    Unpack,
     Wait,
     op_text,
 )
@@ -108,7 +114,10 @@ def by_numpy(op: Collective, values: Values, world_size: int) -> dict[str, list[
 
 
 def drawn(plan: Plan, seed: int = 0) -> dict[str, tuple[np.ndarray, ...]]:
-    """Draw the contents of all buffers, different on every rank; indices are within the smallest dense buffer."""
+    """Draw the contents of all buffers, different on every rank; indices are within the smallest dense buffer.
+
+    numpy has no bfloat16: those are drawn as float32.
+    """
     random = np.random.default_rng(seed)
     reach = min((buffer.count for buffer in plan.buffers if not buffer.sparse), default=100)
     values = {}
@@ -117,17 +126,20 @@ def drawn(plan: Plan, seed: int = 0) -> dict[str, tuple[np.ndarray, ...]]:
         numbers = (
             random.integers(0, 256, shape).astype(np.uint8) if buffer.dtype == "uint8" else random.normal(size=shape)
         )
-        dtype = np.uint8 if buffer.dtype == "uint8" else torch.zeros(0, dtype=DTYPES[buffer.dtype]).numpy().dtype
+        dtype = "float32" if buffer.dtype == "bfloat16" else buffer.dtype
         indices = (random.integers(0, reach, shape).astype(np.int32),) if buffer.sparse else ()
         values[buffer.name] = (numbers.astype(dtype), *indices)
     return values
 
 
 def collectives(group: Group) -> list[Collective]:
-    last = group.size - 1
+    last, count = group.size - 1, 3 * group.size
+    uneven = Servers((2, 0, count - 2), members=(last, 1, 0)) if last > 1 else Servers((count,), members=(last,))
     return [
         AllReduce("whole", group),
         AllReduce("whole", group, "sum"),
+        AllReduce("whole", group, algorithm="server", servers=uneven),
+        AllReduce("whole", group, "sum", "server", Servers((3,) * group.size, tuple(range(group.size)))),
         Reduce("whole", group),
         Reduce("whole", group, root=last, reduction="sum"),
         Broadcast("whole", group),
@@ -190,14 +202,29 @@ def test_collective_leaves_what_numpy_says_in_both_worlds(
 
 @settings(max_examples=40, deadline=None)
 @given(
-    plan=legal_plans(world_sizes=(4,), max_times=2, max_runs=1, op_kinds=(*COLLECTIVES, Copy, Wait), counts=(1, 3, 250))
+    plan=legal_plans(
+        world_sizes=(4,),
+        max_times=2,
+        max_runs=1,
+        op_kinds=(*COLLECTIVES, Copy, Pack, Unpack, Wait),
+        counts=(1, 3, 250),
+        algorithms=ALGORITHMS,
+    )
 )
 def test_worlds_agree_on_any_plan_that_moves_data(pools: dict[int, Pool], plan: Plan) -> None:
-    wide = [dataclasses.replace(each, dtype="float64") if each.dtype == "float32" else each for each in plan.buffers]
-    plan = dataclasses.replace(plan, buffers=tuple(wide))
+    wide = [each if each.dtype == "uint8" else dataclasses.replace(each, dtype="float64") for each in plan.buffers]
+    bodies = tuple(tuple(map(by_members, body)) for body in plan.bodies)
+    plan = legal(dataclasses.replace(plan, buffers=tuple(wide), bodies=bodies))
     values = drawn(plan)
     theirs = pools[4].run(buffers_by_plan, plan, values)
     assert_equal_values(plan, theirs, buffers_in_virtual_world(plan, values), 1e-9)
+
+
+def by_members(op: Op) -> Op:
+    """Let the servers of an all-reduce be the first members of the group, as many as there are servers."""
+    if not isinstance(op, AllReduce) or op.servers is None:
+        return op
+    return dataclasses.replace(op, servers=Servers(op.servers.parts, tuple(range(len(op.servers.parts)))))
 
 
 @pytest.mark.parametrize("method", ["exact", "mstopk", "dgc"])
@@ -243,10 +270,28 @@ def test_what_is_selected_leaves_the_residual() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_worlds_agree_on_short_numbers(pools: dict[int, Pool], dtype: str) -> None:
-    steps = [(AllReduce("a", Group(4)), ReduceScatter("a", "b", Group(2)), AllGather("b", "a", Group(2)))]
-    buffers = (Buffer("a", 6, dtype, initialized=True), Buffer("b", 3, dtype), Buffer("wide", 6, initialized=True))
+    servers = Servers((1, 5), members=(3, 0))
+    steps = [
+        (
+            AllReduce("a", Group(4)),
+            ReduceScatter("a", "b", Group(2)),
+            AllGather("b", "a", Group(2)),
+            AllReduce("a", Group(4), algorithm="server", servers=servers),
+            Copy("a", "wide"),
+            AllGather("top", "all", Group(4)),  # an odd number of bytes of values, before indices
+            Broadcast("all", Group(4), root=2),
+        )
+    ]
+    buffers = (
+        Buffer("a", 6, dtype, initialized=True),
+        Buffer("b", 3, dtype),
+        Buffer("wide", 6, "float64"),
+        Buffer("top", 3, dtype, sparse=True, initialized=True),
+        Buffer("all", 12, dtype, sparse=True),
+    )
     plan = legal(Plan.from_steps("short", world_size=4, buffers=buffers, steps=steps))
-    values = {"a": (np.random.default_rng(0).integers(-8, 9, (4, 6)).astype(np.float32),)}
+    values = {name: drawn(plan)[name] for name in ("a", "top")}
+    values["a"] = (np.random.default_rng(0).integers(-8, 9, (4, 6)).astype(np.float32),)
     ours = buffers_in_virtual_world(plan, values)
     assert_equal_values(plan, pools[4].run(buffers_by_plan, plan, values), ours, 0.0)
 
@@ -619,6 +664,24 @@ def test_parameters_keep_their_memory_format_in_a_plans_buffer() -> None:
         assert torch.equal(parameter, values)
         assert parameter.stride() == strides
         assert parameter.untyped_storage().data_ptr() == memory.dense("param").untyped_storage().data_ptr()
+
+
+def test_padding_belongs_to_no_parameter_and_stays_zero() -> None:
+    parameter, gradient = (Buffer(name, N + 3, "float64", tensors=(0, 4), padding=3) for name in ("param", "grad"))
+    plan = by_hand((FORWARD, BACKWARD, AllReduce("grad", WORLD), UPDATE))
+    buffers = (dataclasses.replace(parameter, initialized=True), gradient, *plan.buffers[2:])
+    padded = legal(dataclasses.replace(plan, buffers=buffers))
+    memory = Memory(padded, CPU, Binding.buffers_of(padded), n_ranks=4)
+    programs = []
+    for rank in range(4):
+        module, optimizer = EVEN.make()
+        batch = partial(EVEN.batch, rank=rank)
+        programs.append(ModuleProgram(padded, module, loss, optimizer, batch, memory.row(rank), device=CPU, rank=rank))
+    virtual.perform(padded, programs, memory)
+    expected, _ = in_virtual_world(plan, EVEN)
+    np.testing.assert_array_equal(memory.dense("param")[:, :N].detach().numpy(), expected)
+    assert not memory.dense("param")[:, N:].any()
+    assert not memory.dense("grad")[:, N:].any()
 
 
 def test_only_buffers_of_the_model_take_memory() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
-from plans import legal_plans, schedule_plans, spelled_out
+from plans import ALGORITHMS, legal_plans, schedule_plans, spelled_out
 
 from simdist.groups import Group
 from simdist.plan import (
@@ -20,8 +20,11 @@ from simdist.plan import (
     Instance,
     Load,
     Optimize,
+    Pack,
     Plan,
     Run,
+    Tick,
+    Unpack,
     Wait,
     reads,
     stream_of,
@@ -95,6 +98,13 @@ def test_stream_delay_holds_up_its_own_stream_only() -> None:
 def test_dependency_that_another_one_implies_is_left_out() -> None:
     # the optimiser needs the gradient (0, through 1) and the all-reduce (1)
     assert after_of([(Backward(("p",), "g"), mean("g"), Optimize(("p",), ("g",)))])[2] == (1,)
+
+
+def test_fused_buckets_wait_for_a_tick_that_waits_for_the_last_of_them() -> None:
+    backward = (Backward(("p",), "g"), Backward(("p",), "h"))
+    fused = (Tick(("g", "h"), 1.0), Pack(("g", "h"), "f"), mean("f"), Unpack("f", ("g", "h")))
+    step = (*backward, *fused, Optimize(("p",), ("g", "h")))
+    assert after_of([step, step]) == [(), (), (1,), (), (), (), (5,), (), (), (8,), (), (), (), (12,)]
 
 
 def test_prefetch_depth_is_the_number_of_batch_buffers() -> None:
@@ -188,7 +198,7 @@ def assert_equals_the_naive_derivation(plan: Plan) -> None:
 
 
 @settings(max_examples=150, deadline=None)
-@given(legal_plans(max_bodies=4, max_times=3))
+@given(legal_plans(algorithms=ALGORITHMS, max_bodies=4, max_times=3))
 def test_dependencies_of_random_plans_are_those_of_a_naive_derivation_and_none_is_redundant(plan: Plan) -> None:
     assert_equals_the_naive_derivation(plan)
 
@@ -207,7 +217,7 @@ def assert_replay_changes_nothing(plan: Plan) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(legal_plans(max_bodies=3, max_runs=5, max_times=25))
+@given(legal_plans(algorithms=ALGORITHMS, max_bodies=3, max_runs=5, max_times=25))
 def test_replayed_stretches_of_random_plans_equal_a_walk_step_by_step(plan: Plan) -> None:
     assert_replay_changes_nothing(plan)
 
@@ -263,7 +273,7 @@ def assert_live_is_complete(plan: Plan) -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(legal_plans(max_bodies=3, max_times=6))
+@given(legal_plans(algorithms=ALGORITHMS, max_bodies=3, max_times=6))
 def test_live_never_drops_what_a_later_operation_of_a_random_plan_refers_to(plan: Plan) -> None:
     assert_live_is_complete(plan)
 
@@ -275,7 +285,7 @@ def test_live_never_drops_what_a_later_operation_of_a_schedule_refers_to(plan: P
 
 
 @settings(max_examples=60, deadline=None)
-@given(legal_plans(max_bodies=3, max_times=6))
+@given(legal_plans(algorithms=ALGORITHMS, max_bodies=3, max_times=6))
 def test_previous_is_the_predecessor_on_the_same_stream(plan: Plan) -> None:
     tails: dict[str, int] = {}
     for stretch in stretches(plan):

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from real import virtual
 from real.executor import Executor, Lanes
 from real.memory import Memory
+from real.optimizers import Lars
 from real.programs.binding import Binding, trained_parameters
 from real.programs.module import ModuleProgram
 from real.recorder import Recorder
@@ -128,6 +129,8 @@ class Training:
                 return module, torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-3)
             case "adam":
                 return module, torch.optim.Adam(parameters, lr=0.01)
+            case "lars":
+                return module, Lars(parameters, lr=0.1, momentum=0.9, weight_decay=1e-3, eta=0.5)
         raise AssertionError(self.optimizer)
 
     def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
@@ -143,7 +146,9 @@ class Training:
     def job(self, world_size: int, n_steps: int, *, ranks_per_node: int = 2, path: InputPath | None = None) -> Job:
         counts = tuple(parameter.numel() for parameter in trained_parameters(self.make()[0]))
         name = str(self.dtype).removeprefix("torch.")
-        return Job(world_size, ranks_per_node, n_steps, counts, dtype=name, input_path=path or InputPath())
+        kind = "lars" if self.optimizer == "lars" else "sgd"
+        path = path or InputPath()
+        return Job(world_size, ranks_per_node, n_steps, counts, dtype=name, input_path=path, optimizer=kind)
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -175,7 +180,7 @@ def by_plan(plan: Plan, training: Training, in_caller: bool = False) -> tuple[np
         return value
 
     batch = partial(_batch, training, rank)
-    program = ModuleProgram(plan, module, noted, optimizer, batch, memory, device=CPU)
+    program = ModuleProgram(plan, module, noted, optimizer, batch, memory, device=CPU, rank=rank)
     torch.manual_seed(rank)
     _execute(plan, program, memory, ProcessWorld(groups_of(plan), timeout_s=30.0), in_caller)
     return _vector(module), np.array(losses)
@@ -255,7 +260,7 @@ def buffers_by_plan(plan: Plan, values: Mapping[str, tuple[np.ndarray, ...]]) ->
     memory = Memory(plan, CPU, {buffer.name for buffer in plan.buffers})
     _fill(memory, {name: tuple(array[rank] for array in arrays) for name, arrays in values.items()})
     torch.manual_seed(rank)
-    _execute(plan, _idle(plan, memory), memory, _world_of_all_groups(), False)
+    _execute(plan, _idle(plan, memory, rank), memory, _world_of_all_groups(), False)
     return _read(memory, plan)
 
 
@@ -263,7 +268,7 @@ def buffers_in_virtual_world(plan: Plan, values: Mapping[str, tuple[np.ndarray, 
     """Perform a plan without a model on all ranks at once, from the given values; return what is left."""
     memory = Memory(plan, CPU, {buffer.name for buffer in plan.buffers}, n_ranks=plan.world_size)
     _fill(memory, values)
-    virtual.perform(plan, [_idle(plan, memory.row(rank)) for rank in range(plan.world_size)], memory)
+    virtual.perform(plan, [_idle(plan, memory.row(rank), rank) for rank in range(plan.world_size)], memory)
     return _read(memory, plan)
 
 
@@ -275,10 +280,10 @@ def _world_of_all_groups() -> ProcessWorld:
     return ProcessWorld([group for group in groups if group.divides(numbers[-1])], timeout_s=30.0)
 
 
-def _idle(plan: Plan, memory: Memory) -> ModuleProgram:
+def _idle(plan: Plan, memory: Memory, rank: int) -> ModuleProgram:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.0)
     batch = partial(_batch, Training(), 0)
-    return ModuleProgram(plan, nn.Identity(), loss, optimizer, batch, memory, device=CPU)
+    return ModuleProgram(plan, nn.Identity(), loss, optimizer, batch, memory, device=CPU, rank=rank)
 
 
 def _fill(memory: Memory, values: Values) -> None:

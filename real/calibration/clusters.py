@@ -10,7 +10,7 @@ from real.calibration.measure import ITEM_NBYTES, Task
 from real.calibration.predict import predicted_s
 from real.calibration.tables import Hop, Line, Measurement, Where, hops, is_flat_at_end, line, table
 from simdist.groups import Group
-from simdist.scenario import Cluster, Device, Link
+from simdist.scenario import Cluster, Device, Library, Link
 from simdist.units import format_Bps, format_nbytes, format_seconds
 
 __all__ = ["Derived", "Form", "derive"]
@@ -46,6 +46,7 @@ def derive(
     ranks_per_node: int,
     form: Form,
     device: Device,
+    library: Library,
     name: str,
     source: str,
 ) -> Derived:
@@ -68,6 +69,7 @@ def derive(
         gpus_per_node=ranks_per_node,
         fabric=fabric,
         network=network,
+        library=library,
         device=device,
     )
     notes = [*fabric_notes, *network_notes]

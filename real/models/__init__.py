@@ -18,6 +18,7 @@ from real.models.mlp import mlp
 from real.models.resnet import resnet
 from real.models.synthetic import Source, texts, vectors, windows
 from real.models.vgg import vgg
+from real.optimizers import Lars
 from simdist.errors import RunError
 
 __all__ = ["Job", "build", "create", "names"]
@@ -60,8 +61,10 @@ def create(name: str) -> nn.Module:
     return _model(name).create()
 
 
-def build(name: str, *, batch_size: int, device: torch.device, dtype: torch.dtype, seed: int) -> Job:
-    """Return a model with loss, optimizer (SGD with momentum) and data.
+def build(
+    name: str, *, batch_size: int, device: torch.device, dtype: torch.dtype, seed: int, lars: bool = False
+) -> Job:
+    """Return a model with loss, optimizer (SGD with momentum, or LARS) and data.
 
     Everything is drawn on the CPU, without touching torch's default generator: the same seed gives the same parameters
     and the same batches on every rank and every kind of device.
@@ -72,6 +75,7 @@ def build(name: str, *, batch_size: int, device: torch.device, dtype: torch.dtyp
         device: Of the module.
         dtype: Of parameters and floating-point inputs.
         seed: Of parameters and data.
+        lars: Update with trust ratios.
 
     Raises:
         RunError: There is no such model, or the batch is empty.
@@ -89,7 +93,7 @@ def build(name: str, *, batch_size: int, device: torch.device, dtype: torch.dtyp
             generator=torch.Generator().manual_seed(seed),
             pin=device.type == "cuda",
         )
-    optimizer = torch.optim.SGD(module.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM)
+    optimizer = _lars(module) if lars else torch.optim.SGD(module.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM)
     return Job(module=module, loss=_cross_entropy, optimizer=optimizer, batch=batch)
 
 
@@ -123,6 +127,11 @@ def _model(name: str) -> _Model:
         near = get_close_matches(name, _MODELS, n=1, cutoff=0.0)
         raise RunError(f"no model {name!r}; did you mean {near[0]!r}? There are: {', '.join(names())}")
     return _MODELS[name]
+
+
+def _lars(module: nn.Module) -> Lars:
+    """Return LARS that moves matrices by 1 % of their norm, and vectors at the learning rate of SGD."""
+    return Lars(module.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM, eta=1.0)
 
 
 def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:

@@ -3,7 +3,8 @@
 import abc
 from collections.abc import Callable, Iterable
 
-from simdist.plan import Copy, Densify, Forward, Load, Optimize, Save, Select
+from real.transforms import Transform
+from simdist.plan import Copy, Forward, Load, Optimize, Save, TrustRatios
 
 __all__ = ["Program"]
 
@@ -37,16 +38,16 @@ class Program(abc.ABC):
         """
 
     @abc.abstractmethod
+    def trust_ratios(self, op: TrustRatios) -> None:
+        """Compute this rank's share of the trust ratios."""
+
+    @abc.abstractmethod
     def optimize(self, op: Optimize) -> None:
         """Update parameters."""
 
     @abc.abstractmethod
-    def select(self, op: Select, step: int) -> None:
-        """Move the largest values of a gradient and its residual to a sparse buffer."""
-
-    @abc.abstractmethod
-    def densify(self, op: Densify) -> None:
-        """Add a sparse buffer into a dense one that starts from zero."""
+    def transform(self, op: Transform, step: int) -> None:
+        """Select, merge, densify, pack or unpack; called in whichever stream the plan says."""
 
     @abc.abstractmethod
     def save(self, op: Save, step: int) -> None:

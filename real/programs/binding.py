@@ -16,7 +16,23 @@ from torch import Tensor, nn
 
 from real.memory import DTYPES, Memory
 from simdist.errors import PlanError, RunError
-from simdist.plan import COLLECTIVES, Backward, Buffer, Copy, Densify, Op, Optimize, Plan, Select, reads, writes
+from simdist.plan import (
+    COLLECTIVES,
+    Backward,
+    Buffer,
+    Copy,
+    Densify,
+    Merge,
+    Op,
+    Optimize,
+    Pack,
+    Plan,
+    Select,
+    TrustRatios,
+    Unpack,
+    reads,
+    writes,
+)
 
 __all__ = ["Binding", "trained_parameters"]
 
@@ -49,7 +65,8 @@ class Binding:
         for name in params:
             self._lay(plan.buffer(name))
         self._buckets = _Buckets({name: self._places(plan.buffer(name)) for name in grads})
-        updates = dict.fromkeys(name for op in ops if isinstance(op, Optimize) for name in op.grads)
+        self._laid = {name: self._of(plan.buffer(name)) for name in params}
+        updates = dict.fromkeys(name for op in ops if isinstance(op, Optimize | TrustRatios) for name in op.grads)
         self._gradients = {name: self._places(plan.buffer(name)) for name in updates}
 
     @staticmethod
@@ -97,6 +114,12 @@ class Binding:
             for parameter, place in self._gradients[name]:
                 parameter.grad = place
 
+    def parameters_and_gradients(self, op: Optimize | TrustRatios) -> tuple[list[nn.Parameter], list[Tensor]]:
+        """Return the parameters that an operation names, in that order, and the place of the gradient of each."""
+        places = {parameter: place for name in op.grads for parameter, place in self._gradients[name]}
+        parameters = [parameter for name in op.params for parameter in self._laid[name]]
+        return parameters, [places[parameter] for parameter in parameters]
+
     def forget_gradients(self) -> None:
         """Let the next backward pass begin with no gradients."""
         for parameter in self._parameters:
@@ -120,9 +143,10 @@ class Binding:
                         f"{parameter.dtype}; set workload.dtype, or convert the model"
                     )
             count = sum(parameter.numel() for parameter in self._of(buffer))
-            if count != buffer.count:
+            planned = buffer.count - buffer.padding
+            if count != planned:
                 raise PlanError(
-                    f"plan {plan.name}: buffer {buffer.name} has {buffer.count} elements; this model's tensors "
+                    f"plan {plan.name}: buffer {buffer.name} has {planned} elements; this model's tensors "
                     f"{buffer.tensors[0]}:{buffer.tensors[1]} have {count}: build the plan with this model's workload"
                     if buffer.tensors
                     else f"plan {plan.name}: buffer {buffer.name} holds no tensors"
@@ -144,8 +168,8 @@ class Binding:
         return list(zip(self._of(buffer), self._views(buffer), strict=True))
 
     def _views(self, buffer: Buffer) -> list[Tensor]:
-        """Return the parts of a buffer that belong to each of its tensors, of the tensors' shape."""
-        flat = self._memory.dense(buffer.name)
+        """Return the parts of a buffer that belong to each of its tensors, of the tensors' shape; padding is left."""
+        flat = self._memory.dense(buffer.name)[: buffer.count - buffer.padding]
         parts = flat.split([parameter.numel() for parameter in self._of(buffer)])
         return [_shaped(part, parameter) for part, parameter in zip(parts, self._of(buffer), strict=True)]
 
@@ -223,7 +247,8 @@ def _kept_by(op: Op) -> tuple[str, ...]:
     """Return the buffers of an operation whose contents are in the memory of the plan, and not with the model."""
     if isinstance(op, Backward):
         return (op.dst,)
-    return (*reads(op), *writes(op)) if isinstance(op, (*COLLECTIVES, Optimize, Select, Densify)) else ()
+    works_on_them = isinstance(op, (*COLLECTIVES, Optimize, TrustRatios, Select, Merge, Densify, Pack, Unpack))
+    return (*reads(op), *writes(op)) if works_on_them else ()
 
 
 def _bring(parameter: Tensor, place: Tensor) -> None:

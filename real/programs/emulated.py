@@ -10,10 +10,14 @@ from typing import final
 
 from real.programs.base import Program
 from real.timing import sleep_s
+from real.transforms import Transform
 from simdist.errors import RunError
-from simdist.plan import Backward, Copy, Densify, Forward, Load, Op, Optimize, Save, Select
+from simdist.plan import Backward, Copy, Forward, Load, Op, Optimize, Save, TrustRatios, stream_of
 
-__all__ = ["EmulatedProgram"]
+__all__ = ["EmulatedProgram", "Hold"]
+
+Hold = Callable[[float], None]
+"""Holds up a stream for some seconds: a sleep of its thread, or on a GPU a kernel that spins on the current stream."""
 
 
 @final
@@ -22,14 +26,14 @@ class EmulatedProgram(Program):
 
     Args:
         seconds: How long each operation takes on this rank.
-        hold: Holds up the stream of computation for some seconds: a sleep, or on a GPU a kernel that spins.
+        compute: Holds up the compute stream.
+        comm: Holds up the comm stream, which another thread may do at the same time.
         interrupted: Ends the sleep of a load or save early; set when the run has failed.
     """
 
-    def __init__(
-        self, seconds: Mapping[Op, float], hold: Callable[[float], None], interrupted: threading.Event
-    ) -> None:
-        self._seconds, self._hold, self._interrupted = seconds, hold, interrupted
+    def __init__(self, seconds: Mapping[Op, float], *, compute: Hold, comm: Hold, interrupted: threading.Event) -> None:
+        self._seconds, self._interrupted = seconds, interrupted
+        self._hold, self._hold_comm = compute, comm
         self._backward_s: dict[str, float] = {op.dst: s for op, s in seconds.items() if isinstance(op, Backward)}
 
     def load(self, op: Load, step: int) -> None:
@@ -50,17 +54,18 @@ class EmulatedProgram(Program):
             self._hold(self._backward_s[bucket])
             complete()
 
+    def trust_ratios(self, op: TrustRatios) -> None:
+        """Take the seconds of this rank's share."""
+        self._compute(op)
+
     def optimize(self, op: Optimize) -> None:
         """Take the update's seconds."""
         self._compute(op)
 
-    def select(self, op: Select, step: int) -> None:
-        """Take the selection's seconds."""
-        self._compute(op)
-
-    def densify(self, op: Densify) -> None:
-        """Take the scatter-add's seconds."""
-        self._compute(op)
+    def transform(self, op: Transform, step: int) -> None:
+        """Take the seconds of the operation in its stream."""
+        hold = self._hold_comm if stream_of(op) == "comm" else self._hold
+        hold(self._seconds_of(op))
 
     def save(self, op: Save, step: int) -> None:
         """Sleep for the seconds that the save takes undisturbed."""

@@ -3,26 +3,29 @@
 from collections.abc import Callable, Iterable
 from typing import NoReturn, final
 
-from real.kernels import compression
+from real import transforms
 from real.memory import Memory
 from real.programs.base import Program
+from real.programs.rating import Rating
+from real.transforms import Transform
 from simdist.errors import RunError
-from simdist.plan import Copy, Densify, Forward, Load, Optimize, Save, Select
+from simdist.plan import Copy, Forward, Load, Optimize, Save, TrustRatios
 
 __all__ = ["LoopProgram"]
 
 
 @final
 class LoopProgram(Program):
-    """Copies and compresses buffers of the model.
+    """Copies, fuses and compresses buffers of the model.
 
     Args:
         memory: The buffers.
+        rating: Of the model's optimizer.
         rank: Whose they are.
     """
 
-    def __init__(self, memory: Memory, rank: int) -> None:
-        self._memory, self._rank = memory, rank
+    def __init__(self, memory: Memory, rating: Rating, rank: int) -> None:
+        self._memory, self._rating, self._rank = memory, rating, rank
 
     def load(self, op: Load, step: int) -> None:
         """Do nothing: the loop has its own data."""
@@ -30,7 +33,7 @@ class LoopProgram(Program):
     def copy(self, op: Copy, step: int) -> None:
         """Copy a buffer of parameters or gradients; the loop brings its batches to the device itself."""
         if op.src in self._memory and op.dst in self._memory:
-            self._memory.dense(op.dst).copy_(self._memory.dense(op.src), non_blocking=True)
+            transforms.copy(self._memory, op)
 
     def forward(self, op: Forward, step: int) -> None:
         """Refuse: the loop does it."""
@@ -40,17 +43,17 @@ class LoopProgram(Program):
         """Refuse: the loop does it."""
         self._refuse(f"Backward of {', '.join(buckets)}")
 
+    def transform(self, op: Transform, step: int) -> None:
+        """Select, merge, densify, pack or unpack."""
+        transforms.transform(self._memory, op, step=step, rank=self._rank)
+
+    def trust_ratios(self, op: TrustRatios) -> None:
+        """Compute this rank's share of the trust ratios."""
+        self._rating.rate(op)
+
     def optimize(self, op: Optimize) -> None:
         """Refuse: the loop does it."""
         self._refuse(op)
-
-    def select(self, op: Select, step: int) -> None:
-        """Select the top k of the gradient plus the residual, and keep the rest."""
-        compression.select(self._memory, op, step=step, rank=self._rank)
-
-    def densify(self, op: Densify) -> None:
-        """Scatter-add the values."""
-        compression.densify(self._memory, op)
 
     def save(self, op: Save, step: int) -> None:
         """Refuse: checkpoints are written between steps."""

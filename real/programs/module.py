@@ -8,12 +8,14 @@ from typing import TypeAlias, final
 import torch
 from torch import Tensor, nn
 
-from real.kernels import compression
+from real import transforms
 from real.memory import Memory
 from real.programs.base import Program
 from real.programs.binding import Binding
+from real.programs.rating import Rating
+from real.transforms import Transform
 from simdist.errors import PlanError
-from simdist.plan import Copy, Densify, Forward, Load, Optimize, Plan, Save, Select
+from simdist.plan import Copy, Forward, Load, Optimize, Plan, Save, TrustRatios
 
 __all__ = ["Batch", "ModuleProgram"]
 
@@ -37,7 +39,7 @@ class ModuleProgram(Program):
         saved: Folder for what `Save` writes.
 
     Raises:
-        PlanError: The plan is for another model, or updates parts of it in turn.
+        PlanError: The plan is for another model or optimizer, or updates parts of it in turn.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class ModuleProgram(Program):
     ) -> None:
         _check_updates(plan)
         self._binding = Binding(plan, module, memory)
+        self._rating = Rating(plan, self._binding, optimizer, memory, rank)
         self._module, self._loss_of, self._optimizer = module, loss, optimizer
         self._batch, self._memory, self._device = batch, memory, device
         self._rank, self._autocast, self._saved = rank, autocast, saved
@@ -85,8 +88,7 @@ class ModuleProgram(Program):
     def copy(self, op: Copy, step: int) -> None:
         """Copy a batch to the device, or a buffer of parameters or gradients."""
         if op.dst in self._memory:
-            for src, dst in zip(self._memory.tensors(op.src), self._memory.tensors(op.dst), strict=True):
-                dst.copy_(src, non_blocking=True)
+            transforms.copy(self._memory, op)
             return
         inputs, targets = self._batch(step) if op.src in self._in_memory else self._batches[op.src]
         self._batches[op.dst] = self._on_device(inputs), self._on_device(targets)
@@ -113,18 +115,19 @@ class ModuleProgram(Program):
         """Bring the gradients of a bucket there."""
         self._binding.fill_bucket(bucket)
 
+    def transform(self, op: Transform, step: int) -> None:
+        """Select, merge, densify, pack or unpack."""
+        transforms.transform(self._memory, op, step=step, rank=self._rank)
+
+    def trust_ratios(self, op: TrustRatios) -> None:
+        """Compute this rank's share of the trust ratios."""
+        self._rating.rate(op)
+
     def optimize(self, op: Optimize) -> None:
-        """Let the optimizer step, with the gradients that the operation names."""
+        """Let the optimizer step, with the gradients and the trust ratios that the operation names."""
         self._binding.give_gradients(op)
+        self._rating.give(op)
         self._optimizer.step()
-
-    def select(self, op: Select, step: int) -> None:
-        """Select the top k of the gradient plus the residual, and keep the rest."""
-        compression.select(self._memory, op, step=step, rank=self._rank)
-
-    def densify(self, op: Densify) -> None:
-        """Scatter-add the values."""
-        compression.densify(self._memory, op)
 
     def save(self, op: Save, step: int) -> None:
         """Write the buffers to a file of this step."""

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from real.executor import Executor
 from real.memory import Memory
 from real.programs.binding import Binding, trained_parameters
+from real.programs.rating import Rating
 from real.training.peers import Peers
 from simdist.errors import RunError, UnsupportedError
 from simdist.plan import Backward, Body, Forward, Instance, Optimize, Plan, Save
@@ -68,18 +69,26 @@ class Hooks:
         ]
 
     def drive(
-        self, executor: Executor, binding: Binding, peers: Peers, *, first_step: int, after_step: Callable[[], None]
+        self,
+        executor: Executor,
+        binding: Binding,
+        rating: Rating,
+        peers: Peers,
+        *,
+        first_step: int,
+        after_step: Callable[[], None],
     ) -> None:
         """Drive an executor from now on.
 
         Args:
             executor: Of the plan, at `first_step`.
             binding: Of the module.
+            rating: Of the optimizer.
             peers: Explain errors.
             first_step: Where both begin.
             after_step: Called at the end of each step.
         """
-        self._executor, self._binding, self._peers = executor, binding, peers
+        self._executor, self._binding, self._rating, self._peers = executor, binding, rating, peers
         self.step = first_step
         self._after_step = after_step
         first = trained_parameters(self._module)[0]
@@ -170,6 +179,14 @@ class Hooks:
                 f"step {self.step}: optimizer.step() {self._at.value}; call the model that was wrapped, in training "
                 f"mode, then loss.backward(), then optimizer.step() without a closure"
             )
+        update = self._update.op
+        assert isinstance(update, Optimize)
+        if self._rating.are_stale(update):
+            raise RunError(
+                f"step {self.step}: gradients have changed since backward() returned, and their trust ratios are of "
+                f"before; with Lars, neither clip gradients nor scale the loss"
+            )
+        self._rating.give(update)
 
     def _update_ends(self, _optimizer: object, _args: object, _kwargs: object) -> None:
         self._end_step()

@@ -8,8 +8,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from real.optimizers import Lars
 from real.programs.binding import trained_parameters
 from real.training.hooks import check_shape
+from real.worlds import check_servers
 from simdist import rundir
 from simdist.check import check
 from simdist.engines.delays import Delays, check_delays
@@ -35,12 +37,14 @@ class Wanted:
 
     Args:
         module: Whose parameters.
+        optimizer: Of these parameters.
         n_steps: Of a schedule; of a plan, to compare.
         ranks_per_node: Of a schedule; None takes what torchrun says.
         world_size: Ranks that there are.
     """
 
     module: nn.Module
+    optimizer: torch.optim.Optimizer
     n_steps: int | None
     ranks_per_node: int | None
     world_size: int
@@ -98,6 +102,7 @@ def _written(schedule: Schedule, delays: Delays, wanted: Wanted) -> Plan:
         n_steps=wanted.n_steps,
         tensor_counts=tuple(parameter.numel() for parameter in parameters),
         dtype=_DTYPES[parameters[0].dtype],
+        optimizer="lars" if isinstance(wanted.optimizer, Lars) else "sgd",
         run_ahead_steps=None,  # the loop looks at its losses when it likes to
         delay_channels=frozenset(delays),
     )
@@ -120,6 +125,7 @@ def _ranks_per_node(wanted: Wanted) -> int:
 def _check_plan(plan: Plan, delays: Delays, wanted: Wanted) -> None:
     check(plan)
     check_shape(plan)
+    check_servers(plan)
     check_delays(plan, delays)
     if plan.world_size != wanted.world_size:
         raise RunError(f"plan {plan.name} is for {plan.world_size} ranks, and there are {wanted.world_size}")

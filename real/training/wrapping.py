@@ -29,6 +29,7 @@ from real.executor import Executor, Lanes
 from real.memory import Memory
 from real.programs.binding import Binding
 from real.programs.loop import LoopProgram
+from real.programs.rating import Rating
 from real.recorder import Recorder, Silent
 from real.states import State, Stateful, carried_buffers, fingerprint
 from real.traces import gather
@@ -95,7 +96,7 @@ def wrap(
     check_optimizer(module, optimizer)
     with ExitStack() as stack:
         peers = stack.enter_context(meet_peers(device, timeout_s))
-        plan, delays = planned(schedule, delays, Wanted(module, n_steps, ranks_per_node, peers.world_size))
+        plan, delays = planned(schedule, delays, Wanted(module, optimizer, n_steps, ranks_per_node, peers.world_size))
         peers.agree("the plan", f"{plan.name} ({plan.digest()[:12]})")
         peers.agree("the model", fingerprint(module, optimizer))
         peers.agree("checkpoint and trace", f"{every if checkpoint else 'no'} {bool(trace)}")
@@ -104,14 +105,17 @@ def wrap(
         stack.callback(hooks.release)
         binding = Binding(plan, module, memory)
         stack.callback(binding.release)
+        rating = Rating(plan, binding, optimizer, memory, peers.rank)
+        stack.callback(rating.release)
         carried = tuple(name for name in carried_buffers(plan) if name in memory)  # batches and losses are the loop's
         state = State(module, optimizer, memory, carried, device, also or {})
         resuming = Resuming(plan, state, peers, folder=Path(checkpoint) if checkpoint else None, every=every)
         tracing = _Tracing(plan, peers, Path(trace)) if trace else None
-        executor = _executor(plan, delays, memory, peers, resuming.first_step, tracing)
+        program = LoopProgram(memory, rating, peers.rank)
+        executor = _executor(plan, delays, memory, peers, program, resuming.first_step, tracing)
         stack.callback(executor.close)
         worker = Worker(plan, peers, hooks, executor, resuming, tracing, stack.pop_all())
-        hooks.drive(executor, binding, peers, first_step=resuming.first_step, after_step=worker._after_step)
+        hooks.drive(executor, binding, rating, peers, first_step=resuming.first_step, after_step=worker._after_step)
     return worker
 
 
@@ -238,7 +242,7 @@ class _Tracing:
         self._plan, self._peers, self._path = plan, peers, path
         self.recorder = Recorder(plan)
         self._at_start = compare()
-        self._start_s = common_start_s(self._at_start)
+        self.start_s = common_start_s(self._at_start)
 
     def finish(self) -> None:
         """Write the trace; all ranks take part."""
@@ -246,25 +250,36 @@ class _Tracing:
         times_s[:, np.isnan(times_s[2])] = np.nan  # what has begun and not ended did not run
         clocks: tuple[Clocks, Clocks] = self._at_start, compare()
         source = f"training loop, {self._peers.backend} on {self._peers.device.type}"
-        trace = gather(self.recorder, self._plan, start_s=self._start_s, clocks=clocks, source=source)
+        trace = gather(self.recorder, self._plan, start_s=self.start_s, clocks=clocks, source=source)
         if trace:
             rundir.save_trace(trace, self._path)
 
 
 def _executor(
-    plan: Plan, delays: Delays, memory: Memory, peers: Peers, first_step: int, tracing: _Tracing | None
+    plan: Plan,
+    delays: Delays,
+    memory: Memory,
+    peers: Peers,
+    program: LoopProgram,
+    first_step: int,
+    tracing: _Tracing | None,
 ) -> Executor:
     world = ProcessWorld(groups_of(plan), timeout_s=peers.timeout_s)
     world.warm_up(peers.device)
-    return Executor(
+    executor = Executor(
         plan,
         rank=peers.rank,
         delays=delays,
         world=world,
-        program=LoopProgram(memory, peers.rank),
+        program=program,
         memory=memory,
         lanes=Lanes(peers.device, collectives_block=peers.collectives_block, compute_in_caller=True),
         recorder=tracing.recorder if tracing else Silent(),
         watch=peers.watch,
         first_step=first_step,
     )
+    if tracing:
+        executor.start_clock(tracing.start_s)
+    elif executor.has_ticks:  # they fall at the same time on all ranks
+        executor.start_clock(common_start_s(compare()))
+    return executor

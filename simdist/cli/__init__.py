@@ -243,6 +243,22 @@ def _validate(session: Session, run: str, cluster: Path | None, schedule: str | 
     validating.validate(session, run, cluster=cluster, label=schedule, plot=plot)
 
 
+@cli.command("comms")
+@click.argument("run", metavar="RUN")
+@_schedule
+@_options
+@click.pass_obj
+def _comms(session: Session, run: str, schedule: str | None) -> None:
+    """Show what collectives achieved.
+
+    RUN holds a simulated trace, a measured one, or both. The columns are those of nccl-tests; what members waited for
+    the last one is shown apart.
+    """
+    from simdist.cli import comms
+
+    comms.comms(session, run, label=schedule)
+
+
 @cli.command("trace")
 @click.argument("run", metavar="RUN|TRACE.npz", type=_path)
 @click.option(

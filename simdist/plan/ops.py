@@ -245,7 +245,8 @@ class Densify:
 class Tick:
     """Hold the comm stream until a clock that runs from the start of the run has ticked since `srcs` were written.
 
-    It ticks every `period_s`. A stream that is busy with something else until after that tick is not held.
+    It ticks every `period_s`. A stream that is busy with something else until after that tick is not held, nor is it
+    for what it has written itself or had already waited for.
     """
 
     srcs: tuple[str, ...]

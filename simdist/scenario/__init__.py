@@ -1,6 +1,6 @@
 """What the user writes: machines, a training job, disturbances and the schedules to compare."""
 
-from simdist.scenario.cluster import Cluster, Device, DeviceOverride, Link, Storage, TablePoint
+from simdist.scenario.cluster import Cluster, Device, DeviceOverride, Library, Link, Storage, TablePoint
 from simdist.scenario.disturbances import (
     Bursts,
     Disturbance,
@@ -29,6 +29,7 @@ __all__ = [
     "Host",
     "Input",
     "Jitter",
+    "Library",
     "Link",
     "Persistent",
     "Recorded",

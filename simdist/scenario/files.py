@@ -54,7 +54,9 @@ def dump_cluster(cluster: Cluster) -> str:
     fabric: ideal
     network: ideal
     nics_per_node: 1
+    host_bridge: unlimited
     oversubscription: 1.0
+    library: nccl
     collective_overhead: 0 s
     device:
       name: ''

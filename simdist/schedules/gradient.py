@@ -48,8 +48,8 @@ class GradientSchedule(Schedule, abc.ABC):
     parallel_optimizer: bool = False
     """Every rank computes the trust ratios of its share of the tensors; an all-gather hands them round.
 
-    With L tensors, P ranks and t seconds for the ratios of all tensors, it pays where t (1 - 1/P) exceeds the seconds
-    of an all-gather of L numbers. Those are latency, (P - 1) alpha by a ring; so it pays where many tensors take long.
+    With L tensors, P ranks and t seconds for the ratios of all tensors, it saves t (1 - ceil(L/P) / L), and costs an
+    all-gather of P ceil(L/P) numbers, which is latency: (P - 1) alpha by a ring. It pays where it saves more.
 
     Source:
         Shi et al., Towards Scalable Distributed Training of Deep Learning on Public Cloud Clusters, MLSys 2021,

@@ -31,7 +31,7 @@ class ParameterServer(GradientSchedule):
     examples: ClassVar[tuple[dict[str, object], ...]] = (
         {"servers": 1},
         {"servers": 2, "placement": "tensors"},
-        {"servers": 3, "placement": "greedy", "bucket_nbytes": 0},
+        {"servers": 3, "placement": "greedy", "first_bucket_nbytes": 0, "bucket_nbytes": 0},
         {"servers": 8, "compression": "fp16"},
     )
 

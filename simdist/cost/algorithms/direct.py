@@ -10,8 +10,8 @@ Nothing is handed on, so that of k members of a node each sends to all n-k membe
 k(n-k)/n S, where a ring sends (n-1)/n S.
 
 Source:
-    Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH, IJHPCA 2005, sections 4.1
-    and 4.2: pairwise exchange, here without rounds.
+    Thakur, Rabenseifner, Gropp, Optimization of Collective Communication Operations in MPICH, IJHPCA 2005: pairwise
+    exchange, here without rounds.
 """
 
 from collections.abc import Iterator

@@ -10,7 +10,7 @@ members each, S bytes, latencies alpha_f in a node and alpha_n between nodes, an
 
 A ring takes about 2m alpha_n and 2S beta_n (1 - 1/(mn)). With two nodes, each is the other's only child: S bytes pass
 each NIC. Real pipelines have chunks and fall short of the limit, at middle sizes most: NCCL's own model counts 0.9 of
-the bandwidth, and down to half of it between 64 kB and 64 MB.
+the bandwidth, and half of that from 128 kB to 8 MB.
 
 Source:
     Sanders, Speck, Traeff, Two-tree Algorithms for Full Bandwidth Broadcast, Reduction and Scan, Parallel Computing

@@ -9,8 +9,8 @@ The j-th members of all nodes form a ring that reduces the j-th slice; the n rin
 the 2-D torus, and what Horovod calls hierarchical all-reduce.
 
 Source:
-    Mikami et al., Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash, arXiv 1811.05233, section 3.2;
-    Jia et al., Highly Scalable Deep Learning Training System with Mixed-Precision, arXiv 1807.11205, section 3.2.
+    Mikami et al., Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash, arXiv 1811.05233; Horovod,
+    nccl_operations.cc, NCCLHierarchicalAllreduce.
 """
 
 from collections.abc import Iterator

@@ -10,7 +10,7 @@ share its NIC. A server that is a member sends nothing to itself, and reaches th
 
 Source:
     Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014; Sergeev & Del Balso, Horovod,
-    arXiv 1802.05799, section 3, for one server and many.
+    arXiv 1802.05799, for one server and many.
 """
 
 from collections.abc import Iterator

@@ -1,0 +1,215 @@
+"""Global top-k over 1 Gbit/s Ethernet: published throughput, simulated.
+
+    python experiments/gtopk_1gbe/run.py              print published beside simulated
+    python experiments/gtopk_1gbe/run.py --all        print every table of the README
+    python experiments/gtopk_1gbe/run.py --write      write them into the README
+
+Published: Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth
+Networks, ICDCS 2019, arXiv 1901.04359; the numbers are those that its plots are made of,
+scripts/icdcs2019/communication.py in github.com/hclhkbu/gtopkssgd.
+"""
+
+import argparse
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from simdist.compare import compare
+from simdist.report import insert_tables
+from simdist.scenario import Scenario, load
+
+HERE = Path(__file__).parent
+WORKERS = (4, 8, 16, 32)
+SCHEDULES = ("dense", "topk", "gtopk")
+
+
+@dataclass(frozen=True)
+class Published:
+    """What was measured of a model, in samples per second and GPU.
+
+    Args:
+        n_parameters: Of the model.
+        batch_size: Samples per GPU and step.
+        alone: Of one worker.
+        together: Schedule -> of 4, 8, 16 and 32 workers.
+    """
+
+    n_parameters: int
+    batch_size: int
+    alone: float
+    together: dict[str, tuple[float, ...]]
+
+    def beyond_computing_s(self, schedule: str, n_workers: int) -> float:
+        """Return the seconds of a step beyond those of one worker by itself."""
+        return self.batch_size / self.together[schedule][WORKERS.index(n_workers)] - self.batch_size / self.alone
+
+
+PUBLISHED = {
+    "VGG-16": Published(
+        n_parameters=14_728_266,
+        batch_size=128,
+        alone=1317.333,
+        together={
+            "dense": (104.2, 92.56, 39.48, 12.6),
+            "topk": (110.576, 109.9, 97.865, 63.002),
+            "gtopk": (131.06, 130.551, 126.434, 123.2),
+        },
+    ),
+    "ResNet-50": Published(
+        n_parameters=25_557_032,
+        batch_size=256,
+        alone=52.873,
+        together={
+            "dense": (39.002, 36.989, 23.176, 10.721),
+            "topk": (37.729, 35.703, 34.495, 30.583),
+            "gtopk": (39.795, 39.713, 39.06, 39.119),
+        },
+    ),
+}
+"""The models that are compared."""
+ALEXNET = Published(
+    n_parameters=61_100_840,
+    batch_size=64,
+    alone=173.469,
+    together={
+        "dense": (14.01, 12.118, 4.936, 1.234),
+        "topk": (14.238, 13.865, 13.352, 9.236),
+        "gtopk": (16.536, 16.446, 16.359, 15.777),
+    },
+)
+"""A third model of the same source. It is not compared: what its program does on the host is taken from its rows."""
+
+DENSITY = 1e-3
+LATENCY_S, S_PER_BYTE = 0.436e-3, 9e-9  # scripts/icdcs2019/communication.py, as in cluster.yaml
+TOPK_S = (
+    2.18896957e-10  # torch.topk of x elements on a P102-100 takes so much times x log2 x (HKBU-HPML/OMGS-SGD, utils.py)
+)
+
+
+def selection_s(n_parameters: int) -> float:
+    """Return the measured time of an exact top-k on the GPU of the published runs."""
+    return TOPK_S * n_parameters * math.log2(n_parameters)
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the program does on its one CPU core, while nothing else goes on.
+
+    Args:
+        dense_s: Seconds per parameter of the dense program: the gradient is copied from the GPU and back.
+        sparse_s: Seconds per parameter of both sparse programs.
+        merge_s: Seconds per selected entry of one merge of two selections.
+    """
+
+    dense_s: float
+    sparse_s: float
+    merge_s: float
+
+    @classmethod
+    def of(cls, rows: Published) -> "Host":
+        """Read it off the published rows of a model: the time that neither GPU nor network takes."""
+        d, k = rows.n_parameters, round(DENSITY * rows.n_parameters)
+        ring_s = 2 * 3 * LATENCY_S + 2 * 3 / 4 * 4 * d * S_PER_BYTE
+        round_s = (rows.beyond_computing_s("gtopk", 32) - rows.beyond_computing_s("gtopk", 4)) / 3
+        rest_s = rows.beyond_computing_s("gtopk", 4) - selection_s(d) - 2 * round_s
+        return cls(
+            dense_s=(rows.beyond_computing_s("dense", 4) - ring_s) / d,
+            sparse_s=rest_s / d,
+            merge_s=(round_s - 2 * (LATENCY_S + 8 * k * S_PER_BYTE)) / k,
+        )
+
+    def seconds(self, schedule: str, n_parameters: int, n_workers: int) -> float:
+        """Return what it adds to a step."""
+        match schedule:
+            case "dense":
+                return self.dense_s * n_parameters
+            case "topk":
+                return self.sparse_s * n_parameters
+            case _:
+                n_merges = math.log2(n_workers)
+                return self.sparse_s * n_parameters + n_merges * self.merge_s * round(DENSITY * n_parameters)
+
+
+SCENARIOS = {"VGG-16": load(HERE / "vgg16.yaml"), "ResNet-50": load(HERE / "resnet50.yaml")}
+
+
+def step_s(scenario: Scenario, n_workers: int) -> dict[str, float]:
+    """Return schedule -> seconds per step of computing, selection and network."""
+    cluster = scenario.cluster.model_copy(update={"nodes": n_workers})
+    select_s = selection_s(sum(scenario.workload.tensor_counts))
+    rows = compare(scenario.changed(cluster=cluster), baseline="dense", n_seeds=1)
+    return {row.schedule: row.step_s + (0.0 if row.schedule == "dense" else select_s) for row in rows}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the table, in samples per second and GPU."""
+
+    model: str
+    schedule: str
+    n_workers: int
+    published: float
+    simulated: float
+    with_host: float
+
+
+def lines() -> Iterator[Line]:
+    """Yield what was published, what is simulated, and that with the host's work added."""
+    host = Host.of(ALEXNET)
+    for model, published in PUBLISHED.items():
+        simulated_s = {n: step_s(SCENARIOS[model], n) for n in WORKERS}
+        for schedule in SCHEDULES:
+            for n, rate in zip(WORKERS, published.together[schedule], strict=True):
+                seconds = simulated_s[n][schedule]
+                with_host_s = seconds + host.seconds(schedule, published.n_parameters, n)
+                samples = published.batch_size
+                yield Line(model, schedule, n, rate, samples / seconds, samples / with_host_s)
+
+
+def published_table() -> Iterator[str]:
+    """Yield published and simulated throughput, and the errors."""
+    yield "| model | schedule | GPUs | published | simulated | error | with the host's work | error |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for line in lines():
+        yield (
+            f"| {line.model} | {line.schedule} | {line.n_workers} | {line.published:.1f} | {line.simulated:.1f} "
+            f"| {line.simulated / line.published - 1:+.0%} | {line.with_host:.1f} "
+            f"| {line.with_host / line.published - 1:+.0%} |"
+        )
+
+
+def per_parameter_table() -> Iterator[str]:
+    """Yield the published time beyond computing, over the number of parameters."""
+    yield "| schedule | model | " + " | ".join(f"{n} GPUs" for n in WORKERS) + " |"
+    yield "|---|---|" + "---|" * len(WORKERS)
+    for schedule in SCHEDULES:
+        for model, published in (*PUBLISHED.items(), ("AlexNet", ALEXNET)):
+            times_ns = (1e9 * published.beyond_computing_s(schedule, n) / published.n_parameters for n in WORKERS)
+            yield f"| {schedule} | {model} | " + " | ".join(f"{time_ns:.0f}" for time_ns in times_ns) + " |"
+
+
+def tables() -> dict[str, str]:
+    """Return every table of the README by its name there."""
+    return {"published": "\n".join(published_table()), "per parameter": "\n".join(per_parameter_table())}
+
+
+def main() -> None:
+    """Run the experiment."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="print every table")
+    parser.add_argument("--write", action="store_true", help="write the tables into README.md")
+    arguments = parser.parse_args()
+    if arguments.write:
+        readme = HERE / "README.md"
+        readme.write_text(insert_tables(readme.read_text(encoding="utf-8"), tables()), encoding="utf-8")
+    elif arguments.all:
+        for name, table in tables().items():
+            print(f"\n{name}\n\n{table}")
+    else:
+        print("Samples per second and GPU\n")
+        print("\n".join(published_table()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""All-reduce of NCCL by size: what nccl-tests measured on four kinds of machines beside simulated times.
+
+    python experiments/nccl_tables/run.py           print the tables
+    python experiments/nccl_tables/run.py --write   write them into the README
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+from simdist.cost import Shared, price
+from simdist.plan import AllReduce, Buffer, Group, Plan
+from simdist.report import insert_tables
+from simdist.scenario import Cluster, Link, Tensor, Workload, load_cluster
+from simdist.units import format_nbytes
+
+HERE = Path(__file__).parent
+PUBLISHED = json.loads((HERE / "published.json").read_text(encoding="utf-8"))
+ITEM_NBYTES = 4  # nccl-tests reduce float
+IDLE = Workload(tensors=(Tensor(name="none", count=1),), batch_size=1, forward_s=0.0)
+
+
+@cache
+def machines(name: str) -> Cluster:
+    """Return the machines of a table."""
+    return load_cluster(HERE / f"{name}.yaml")
+
+
+def all_reduce_s(cluster: Cluster, nbytes: int) -> float:
+    """Return the seconds of an all-reduce over all GPUs, by the algorithm that the library takes."""
+    op = AllReduce("sum", Group(cluster.world_size))
+    buffers = (Buffer("sum", nbytes // ITEM_NBYTES, initialized=True),)
+    plan = Plan.from_steps("all-reduce", world_size=cluster.world_size, buffers=buffers, steps=[(op,)])
+    cost = price(plan, cluster, IDLE).of[op]
+    assert isinstance(cost, Shared)
+    return float(cost.alone_s)
+
+
+def table_rows(name: str) -> Iterator[tuple[int, float, float]]:
+    """Yield bytes, published and simulated seconds of a table by size."""
+    for nbytes, published_us in PUBLISHED[name]["rows_bytes_us"]:
+        yield nbytes, 1e-6 * published_us, all_reduce_s(machines(name), nbytes)
+
+
+def latency_rows() -> Iterator[tuple[int, float, float]]:
+    """Yield GPUs, published and simulated seconds of an all-reduce of 8 B over EFA."""
+    cluster = machines("v100-efa")
+    for n_gpus, published_us in PUBLISHED["v100-efa"]["gpus_us"].items():
+        nodes = int(n_gpus) // cluster.gpus_per_node
+        yield int(n_gpus), 1e-6 * published_us, all_reduce_s(cluster.model_copy(update={"nodes": nodes}), 8)
+
+
+def busbw_Bps(cluster: Cluster, nbytes: int, seconds: float) -> float:
+    """Return the bandwidth that nccl-tests call bus bandwidth: 2 (n - 1) / n of the bytes over the time."""
+    n = cluster.world_size
+    return 2 * (n - 1) / n * nbytes / seconds
+
+
+def size_table(name: str) -> Iterator[str]:
+    """Yield the time of every size, and the bus bandwidth that it means."""
+    yield "| bytes | published, us | simulated | error | published busbw, GB/s | simulated |"
+    yield "|---|---|---|---|---|---|"
+    for nbytes, published_s, ours_s in table_rows(name):
+        bandwidths = (1e-9 * busbw_Bps(machines(name), nbytes, seconds) for seconds in (published_s, ours_s))
+        yield (
+            f"| {nbytes} | {1e6 * published_s:.1f} | {1e6 * ours_s:.1f} | {ours_s / published_s - 1:+.0%} "
+            f"| {' | '.join(f'{each:.2f}' for each in bandwidths)} |"
+        )
+
+
+def latency_table() -> Iterator[str]:
+    """Yield the time of 8 B over EFA by number of GPUs."""
+    yield "| GPUs | published, us | simulated | error |"
+    yield "|---|---|---|---|"
+    for n_gpus, published_s, ours_s in latency_rows():
+        yield f"| {n_gpus} | {1e6 * published_s:.1f} | {1e6 * ours_s:.1f} | {ours_s / published_s - 1:+.1%} |"
+
+
+def tcp_table() -> Iterator[str]:
+    """Yield the bus bandwidth over TCP on 100 Gbit/s."""
+    low, high = PUBLISHED["v100-tcp"]["busbw_GBps"]
+    cluster = machines("v100-tcp")
+    yield "| bytes | published busbw, GB/s | simulated |"
+    yield "|---|---|---|"
+    for exponent in range(23, 28):
+        ours = 1e-9 * busbw_Bps(cluster, 2**exponent, all_reduce_s(cluster, 2**exponent))
+        yield f"| {2**exponent} | {low} to {high} | {ours:.2f} |"
+
+
+def errors(name: str, low: int, high: int) -> list[float]:
+    """Return the errors of a table's sizes from `low` to below `high`."""
+    return [ours_s / published_s - 1 for nbytes, published_s, ours_s in table_rows(name) if low <= nbytes < high]
+
+
+RANGES = {"below 64 KiB": (0, 2**16), "64 KiB to 32 MiB": (2**16, 2**25), "32 MiB and more": (2**25, 2**62)}
+SIZED = ("a100-nvlink", "a100-efa")
+
+
+def summary_table() -> Iterator[str]:
+    """Yield median and largest error of each range of sizes."""
+    yield f"| machines | {' | '.join(f'{title}: median | largest' for title in RANGES)} |"
+    yield "|---|" + "---|---|" * len(RANGES)
+    for name in SIZED:
+        cells = (errors(name, *sizes) for sizes in RANGES.values())
+        yield f"| {name} | " + " | ".join(f"{median(each):+.0%} | {max(each, key=abs):+.0%}" for each in cells) + " |"
+
+
+def with_link(cluster: Cluster, link: str, update: Callable[[Link], dict[str, float]]) -> Cluster:
+    """Give the cluster another link, `fabric` or `network`."""
+    old: Link = {"fabric": cluster.fabric, "network": cluster.network}[link]
+    return cluster.model_copy(update={link: old.model_copy(update=update(old))})
+
+
+KNOBS: dict[str, Callable[[Cluster], Cluster]] = {
+    "NVLink latency": lambda cluster: with_link(cluster, "fabric", lambda old: {"latency_s": 1.1 * old.latency_s}),
+    "NVLink efficiency": lambda cluster: with_link(cluster, "fabric", lambda old: {"efficiency": 1.1 * old.efficiency}),
+    "network latency": lambda cluster: with_link(cluster, "network", lambda old: {"latency_s": 1.1 * old.latency_s}),
+    "network efficiency": lambda cluster: with_link(
+        cluster, "network", lambda old: {"efficiency": old.efficiency / 1.1}
+    ),
+    "overhead of a collective": lambda cluster: cluster.model_copy(
+        update={"collective_overhead_s": 1.1 * cluster.collective_overhead_s}
+    ),
+}
+"""What of the a100-efa machines is changed by a tenth."""
+
+
+def knobs_table() -> Iterator[str]:
+    """Yield by how much the time of three sizes changes when a value changes by a tenth."""
+    sizes, cluster = (8, 2**20, 2**30), machines("a100-efa")
+    yield f"| changed by a tenth | {' | '.join(format_nbytes(nbytes) for nbytes in sizes)} |"
+    yield "|---|" + "---|" * len(sizes)
+    for name, change in KNOBS.items():
+        changes = (all_reduce_s(change(cluster), nbytes) / all_reduce_s(cluster, nbytes) - 1 for nbytes in sizes)
+        yield f"| {name} | {' | '.join(f'{each:+.1%}' for each in changes)} |"
+
+
+def tables() -> dict[str, str]:
+    """Return every table of the README by its name there."""
+    sized = {name: "\n".join(size_table(name)) for name in SIZED}
+    others = {"summary": summary_table, "latency": latency_table, "tcp": tcp_table, "knobs": knobs_table}
+    return {**sized, **{name: "\n".join(table()) for name, table in others.items()}}
+
+
+def main() -> None:
+    """Run the experiment."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write the tables into README.md")
+    if parser.parse_args().write:
+        readme = HERE / "README.md"
+        readme.write_text(insert_tables(readme.read_text(encoding="utf-8"), tables()), encoding="utf-8")
+    else:
+        for name, table in tables().items():
+            print(f"\n{name}\n\n{table}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Operations that turn buffers of a plan into others, on one rank: copies, fusion, compression with error feedback.
+
+They need nothing but the buffers, so every program performs them alike.
+
+**Ranks agree.** What several ranks compute from the same data must come out the same, or their parameters would drift
+apart. `merge` therefore sums equal indices in the order in which they stand, on any device.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias, assert_never
+
+import torch
+from torch import Tensor
+
+from real.kernels import topk
+from real.memory import Memory
+from simdist.groups import MAX_WORLD_SIZE
+from simdist.plan import Copy, Densify, Merge, Pack, Select, Unpack
+
+__all__ = ["Transform", "copy", "transform"]
+
+Transform: TypeAlias = Select | Merge | Densify | Pack | Unpack
+
+
+def transform(memory: Memory, op: Transform, *, step: int, rank: int) -> None:
+    """Perform an operation on the buffers of a rank.
+
+    Args:
+        memory: Has the buffers of the operation.
+        op: The operation.
+        step: With the rank, the seed of selections that sample, so that a resumed run goes on as an undisturbed one.
+        rank: Whose buffers they are.
+    """
+    match op:
+        case Select():
+            _select(memory, op, torch.Generator().manual_seed(step * MAX_WORLD_SIZE + rank))
+        case Merge():
+            _merge(memory, op)
+        case Densify():
+            taken = memory.sparse(op.src)
+            values = taken.values / op.divisor if op.divisor > 1 else taken.values
+            topk.densify(values, taken.indices, memory.dense(op.dst))
+        case Pack():
+            _pack(map(memory.dense, op.srcs), memory.dense(op.dst))
+        case Unpack():
+            _unpack(memory.dense(op.src), list(map(memory.dense, op.dsts)))
+        case _:
+            assert_never(op)
+
+
+def copy(memory: Memory, op: Copy) -> None:
+    """Copy a buffer, converted to the type of the other; from pinned memory without holding up the host."""
+    for src, dst in zip(memory.tensors(op.src), memory.tensors(op.dst), strict=True):
+        dst.copy_(src, non_blocking=True)
+
+
+def _select(memory: Memory, op: Select, generator: torch.Generator) -> None:
+    """Take the largest magnitudes of the gradient plus the residual; what is not taken stays in the residual.
+
+    Source:
+        Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, NeurIPS 2018, algorithm 1.
+    """
+    residual, taken = memory.dense(op.residual), memory.sparse(op.dst)
+    residual.add_(memory.dense(op.src))
+    values, indices = topk.select(residual, op.k, op.method, generator=generator)
+    taken.values.copy_(values)
+    taken.indices.copy_(indices)
+    residual.index_fill_(0, indices.long(), 0)
+
+
+def _merge(memory: Memory, op: Merge) -> None:
+    """Keep the largest sums of what has equal indices; add the other sums, divided, to the residual.
+
+    Where fewer indices differ than there is room for, the rest of the room holds zeros, which add nothing.
+
+    Source:
+        Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth Networks,
+        ICDCS 2019, arXiv 1901.04359.
+    """
+    given, kept, residual = memory.sparse(op.src), memory.sparse(op.dst), memory.dense(op.residual)
+    sums, indices = _summed(given.values, given.indices)
+    values, places = topk.select(sums, kept.values.numel(), "exact")
+    places = places.long()
+    kept.values.copy_(values)
+    kept.indices.copy_(indices[places])
+    dropped = sums.index_fill(0, places, 0)
+    residual.index_add_(0, indices, dropped / op.divisor)
+
+
+def _summed(values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums of values with equal indices, and these indices; both as long as before, with zeros at the end.
+
+    How many indices differ only the GPU knows, and the host does not wait to learn it.
+    """
+    ascending, order = torch.sort(indices.long(), stable=True)
+    begins = torch.ones_like(ascending, dtype=torch.bool)
+    begins[1:] = ascending[1:] != ascending[:-1]
+    number = begins.cumsum(0) - 1
+    lengths = torch.zeros_like(ascending).index_add_(0, number, torch.ones_like(ascending))
+    sums = torch.segment_reduce(values[order], "sum", lengths=lengths, unsafe=True, initial=0)
+    return sums, torch.zeros_like(ascending).index_copy_(0, number, ascending)
+
+
+def _pack(parts: Iterable[Tensor], fused: Tensor) -> None:
+    """Fill a fusion buffer; what is left of it is padding, and zero."""
+    end = 0
+    for part in parts:
+        fused[end : (end := end + part.numel())].copy_(part)
+    fused[end:].zero_()
+
+
+def _unpack(fused: Tensor, parts: Sequence[Tensor]) -> None:
+    sizes = [part.numel() for part in parts]
+    for part, source in zip(parts, fused[: sum(sizes)].split(sizes), strict=True):
+        part.copy_(source)
