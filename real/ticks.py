@@ -47,8 +47,8 @@ class Ticks:
         for name in self._watched.intersection(writes(instance.op)):
             self._written[name] = instance.index, ended
 
-    def wait(self, op: Tick, after: Collection[int]) -> None:
-        """Sleep until the first tick that is not before the data was written; it is there now.
+    def due_s(self, op: Tick, after: Collection[int]) -> float:
+        """Return the first tick that is not before the data was written, which is there now; by this rank's clock.
 
         Args:
             op: The tick.
@@ -56,7 +56,11 @@ class Ticks:
         """
         writers = [self._written[name] for name in op.srcs if name in self._written]
         written_s = max((ended() for index, ended in writers if index in after), default=self.start_s)
-        sleep_s(self.start_s + next_tick_s(written_s - self.start_s, op.period_s) - now_s(), self._interrupted)
+        return self.start_s + next_tick_s(written_s - self.start_s, op.period_s)
+
+    def wait(self, op: Tick, after: Collection[int]) -> None:
+        """Sleep until then."""
+        sleep_s(self.due_s(op, after) - now_s(), self._interrupted)
 
 
 def next_tick_s(ready_s: float, period_s: float) -> float:

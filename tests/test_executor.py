@@ -17,7 +17,7 @@ from real.memory import Memory
 from real.programs.base import Program
 from real.programs.emulated import EmulatedProgram
 from real.recorder import Recorder
-from real.timing import now_s, sleep_s
+from real.timing import now_s
 from real.transforms import Transform
 from simdist.errors import RunError
 from simdist.groups import Group
@@ -175,31 +175,6 @@ def test_what_comes_after_a_tick_begins_at_a_multiple_of_its_period(lanes: Lanes
     assert ready_s[2] - start_s < 0.2
     assert ready_s[3] - start_s >= 0.2
     assert ready_s[3] >= end_s[2]
-
-
-def test_ticks_count_from_when_data_was_written() -> None:
-    """The comm stream looks at it only after the next tick, and goes on at once."""
-    may_go, written_s = threading.Event(), []
-
-    class Late(Pretended):
-        def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
-            for _ in buckets:
-                complete()
-            written_s.append(now_s())
-            may_go.set()
-
-        def perform(self, op: Collective, memory: Memory) -> None:
-            if op.buffer == "grad.1":
-                assert may_go.wait(10)
-                sleep_s(start_s + 0.5 - now_s())  # a tick falls at 0.4
-
-    step = (*STEP[:1], Backward(("param",), "grad.1"), AllReduce("grad.1", Group(2)), STEP[3], STEP[4])
-    step = (*step[:-1], Tick(("grad.0",), 0.4), step[-1])
-    start_s = now_s()
-    (ready_s, _, end_s), _ = execute(plan_of(step, world_size=2), Late(), start_s=start_s)
-    assert written_s[0] - start_s < 0.4
-    assert ready_s[4] - start_s >= 0.5
-    assert end_s[4] - start_s < 0.8
 
 
 def test_a_tick_ends_early_when_the_run_has_failed() -> None:

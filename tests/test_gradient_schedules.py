@@ -121,6 +121,7 @@ def test_torus_leaves_out_what_has_one_member(ranks_per_node: int, types: list[t
         ({"servers": 3}, [(100_003, 100_003, 100_002), (101_334, 101_333, 101_333)]),
         # tensors 0 and 2 on server 0, 1 and 3 on server 1
         ({"servers": 2, "placement": "tensors"}, [(300_000, 8), (4_000, 300_000)]),
+        ({"servers": 3, "placement": "tensors"}, [(8, 0, 300_000), (4_000, 300_000, 0)]),
         # 0 on server 0; then 1, 2, 3 on servers 1, 0, 1, the least loaded each time
         ({"servers": 2, "placement": "greedy"}, [(300_000, 8), (4_000, 300_000)]),
         ({"servers": 4, "placement": "greedy"}, [(0, 0, 300_000, 8), (4_000, 300_000, 0, 0)]),

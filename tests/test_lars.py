@@ -131,7 +131,7 @@ def test_a_plan_of_one_rank_updates_as_the_optimizer_alone() -> None:
         loss(module(inputs), targets).backward()
         optimizer.step()
     expected = torch.cat([each.detach().flatten() for each in module.parameters()])
-    torch.testing.assert_close(torch.from_numpy(ours[0]), expected, rtol=0, atol=1e-8)  # ratios are single precision
+    torch.testing.assert_close(torch.from_numpy(ours[0]), expected, rtol=0, atol=1e-7)  # ratios are single precision
 
 
 @pytest.mark.parametrize("world_size", [4, 8])

@@ -1,7 +1,7 @@
 """ResNet-50 on 1 to 128 V100 of AWS p3.16xlarge: published images per second beside simulated ones.
 
-    python experiments/aws_p3_scaling/run.py           print the tables
-    python experiments/aws_p3_scaling/run.py --write   write them into the README
+python experiments/aws_p3_scaling/run.py           print the tables
+python experiments/aws_p3_scaling/run.py --write   write them into the README
 """
 
 import argparse

@@ -88,7 +88,7 @@ class Study:
 
 
 SYNCHRONIZATION = Study("synchronization", "scenario.yaml", tuple(MODEL_NBYTES), tuple(STRAGGLERS))
-COMMUNICATION = Study("communication", "communication.yaml", ("0.5 MB", "2 MB"), ("none",))
+COMMUNICATION = Study("communication", "communication.yaml", ("2 MB", "8 MB"), ("none",))
 STUDIES = {study.name: study for study in (SYNCHRONIZATION, COMMUNICATION)}
 
 

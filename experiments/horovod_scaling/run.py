@@ -1,7 +1,7 @@
 """Horovod on 16 and 128 GPUs with 25 Gbit/s: published images per second beside simulated ones.
 
-    python experiments/horovod_scaling/run.py           print the tables
-    python experiments/horovod_scaling/run.py --write   write them into the README
+python experiments/horovod_scaling/run.py           print the tables
+python experiments/horovod_scaling/run.py --write   write them into the README
 """
 
 import argparse
@@ -14,14 +14,16 @@ from simdist.build import Built, job
 from simdist.compare import measure
 from simdist.cost import price
 from simdist.report import insert_tables
-from simdist.scenario import Scenario, Workload, load, load_cluster, load_workload, presets
+from simdist.scenario import Link, Scenario, Workload, load, load_cluster, load_workload, presets
 from simdist.schedules.sync import Sync
 
 HERE = Path(__file__).parent
 PUBLISHED = json.loads((HERE / "published.json").read_text(encoding="utf-8"))
 PRESETS = {"InceptionV3": "inception-v3", "ResNet-101": "resnet101", "VGG-16": "vgg16"}
 NCCL = {"TCP Horovod NCCL": "tcp", "RDMA Horovod NCCL": "rdma"}
-"""Published row -> whose network carried it."""
+"""Published row -> the network that carried it."""
+SERVERS_TF = ("Distributed TF", "Distributed TF vars CPU")
+MPI = ("TCP Horovod MPI CPU", "RDMA Horovod MPI CPU")
 
 
 @dataclass(frozen=True)
@@ -37,26 +39,35 @@ class Row:
         return self.simulated / self.published - 1
 
 
-def workload(model: str, batch_size: int) -> Workload:
-    """Return a model whose GPU computes at the published rate of one GPU: an input, not a result.
+def workload(model: str, batch_size: int, images_per_s: float) -> Workload:
+    """Return a model whose GPU computes at a published rate: an input, not a result.
 
     The benchmark trains Inception V3 without its auxiliary classifier (tensorflow/benchmarks, inception_model.py).
     """
     whole = load_workload(presets.path("workloads", PRESETS[model]))
     tensors = tuple(tensor for tensor in whole.tensors if not tensor.name.startswith("auxiliary."))
-    step_s = batch_size / PUBLISHED["one_gpu"][model]
+    step_s = batch_size / images_per_s
     times = {"forward_s": step_s / 3, "backward_s": step_s * 2 / 3, "optimize_s": 0.0}
     return whole.model_copy(update={"tensors": tensors, "batch_size": batch_size, **times})
 
 
+def training(model: str, scenario: Scenario, one_gpu: dict[str, float]) -> Scenario:
+    """Return the scenario with `model`, whose GPU alone computes `one_gpu[model]` images per second."""
+    return scenario.changed(workload=workload(model, scenario.workload.batch_size, one_gpu[model]))
+
+
 def horovod(model: str, network: str, *, servers: int = 4) -> Scenario:
     """Return Horovod training `model` on some servers, over `tcp` or `rdma`."""
-    scenario = load(HERE / "horovod.yaml")
     cluster = load_cluster(HERE / f"cluster-{network}.yaml").model_copy(update={"nodes": servers})
-    return scenario.changed(cluster=cluster, workload=workload(model, scenario.workload.batch_size))
+    return training(model, load(HERE / "horovod.yaml").changed(cluster=cluster), PUBLISHED["one_gpu"])
 
 
-def images_per_s(scenario: Scenario) -> float:
+def parameter_servers(model: str) -> Scenario:
+    """Return Distributed TensorFlow training `model` on 4 servers with 4 GPUs each."""
+    return training(model, load(HERE / "parameter-server.yaml"), PUBLISHED["one_gpu"])
+
+
+def images_per_s(scenario: Scenario, *, gpus_per_rank: int = 1) -> float:
     """Simulate the images per second of all GPUs.
 
     Plans are not proved here, as `simdist.build.build` would do: with 314 tensors on 128 GPUs that takes half a minute.
@@ -65,7 +76,8 @@ def images_per_s(scenario: Scenario) -> float:
     plan = schedule.plan(job(scenario))
     costs = price(plan, scenario.cluster, scenario.workload)
     measured = measure(scenario, Built(schedule, plan, costs, n_proved_ranks=0), n_seeds=1)
-    return scenario.cluster.world_size * scenario.workload.batch_size / float(measured.step_s[0])
+    n_gpus = scenario.cluster.world_size * gpus_per_rank
+    return n_gpus * scenario.workload.batch_size / float(measured.step_s[0])
 
 
 def nccl_rows() -> dict[tuple[str, str], Row]:
@@ -84,6 +96,26 @@ def large_rows() -> dict[str, Row]:
         ideal = 128 * PUBLISHED["one_gpu"][model]
         rows[model] = Row(efficiency, images_per_s(horovod(model, "rdma", servers=32)) / ideal)
     return rows
+
+
+def other_rows() -> dict[str, Row]:
+    """Return the rows of the cluster with 40 GbE: model -> images per second of 64 GPUs."""
+    published = PUBLISHED["gpus_64_40g"]
+    scenario = load(HERE / "horovod.yaml").changed(cluster=load_cluster(HERE / "cluster-tcp-40g.yaml"))
+    return {
+        model: Row(rate, images_per_s(training(model, scenario, published["one_gpu"])))
+        for model, rate in published["TCP Horovod NCCL"].items()
+    }
+
+
+def server_rows() -> dict[tuple[str, str], Row]:
+    """Return the rows of Distributed TensorFlow; the simulator knows no difference between the two."""
+    simulated = {model: images_per_s(parameter_servers(model), gpus_per_rank=4) for model in PRESETS}
+    return {
+        (system, model): Row(PUBLISHED["gpus_16"][system][model], simulated[model])
+        for system in SERVERS_TF
+        for model in PRESETS
+    }
 
 
 def nccl_table(rows: dict[tuple[str, str], Row]) -> Iterator[str]:
@@ -105,6 +137,25 @@ def large_table(rows: dict[str, Row]) -> Iterator[str]:
     yield "|---|---|---|---|"
     for model, row in rows.items():
         yield f"| {model} | {row.published:.0%} | {row.simulated:.1%} | {row.error:+.1%} |"
+
+
+def other_table(rows: dict[str, Row]) -> Iterator[str]:
+    """Yield images per second of the cluster with 40 GbE."""
+    yield "| model | published, images/s | simulated | error |"
+    yield "|---|---|---|---|"
+    for model, row in rows.items():
+        yield f"| {model} | {row.published:.1f} | {row.simulated:.1f} | {row.error:+.1%} |"
+
+
+def server_table(rows: dict[tuple[str, str], Row]) -> Iterator[str]:
+    """Yield images per second of Distributed TensorFlow, and of Horovod on CPUs, which is not simulated."""
+    yield "| published row | model | published, images/s | simulated | error |"
+    yield "|---|---|---|---|---|"
+    for (system, model), row in rows.items():
+        yield f"| {system} | {model} | {row.published:.1f} | {row.simulated:.1f} | {row.error:+.0%} |"
+    for system in MPI:
+        for model, rate in PUBLISHED["gpus_16"][system].items():
+            yield f"| {system} | {model} | {rate:.1f} | not simulated | |"
 
 
 def with_network(scenario: Scenario, **update: float) -> Scenario:
@@ -148,12 +199,48 @@ def knobs_table() -> Iterator[str]:
         yield f"| {name} | {' | '.join(f'{error:+.1%}' for error in errors)} |"
 
 
+def with_rate(scenario: Scenario, bandwidth_Bps: float) -> Scenario:
+    """Give servers and workers a rate that does not depend on the size of a message."""
+    network = Link(latency_s=0.0, bandwidth_Bps=bandwidth_Bps)
+    return scenario.changed(cluster=scenario.cluster.model_copy(update={"network": network}))
+
+
+def with_servers(scenario: Scenario, **update: object) -> Scenario:
+    """Change the parameter servers."""
+    (schedule,) = scenario.schedules
+    return scenario.changed(schedules=(schedule.model_copy(update=update),))
+
+
+SERVER_KNOBS: dict[str, Callable[[Scenario], Scenario]] = {
+    "as it is": lambda scenario: scenario,
+    "0.55 GB/s for messages of any size": lambda scenario: with_rate(scenario, 0.55e9),
+    "a worker reaches the server of its machine for nothing": lambda scenario: with_servers(scenario, apart=False),
+    "buckets of 25 MiB, which overlap": lambda scenario: with_servers(scenario, bucket_nbytes=25 * 1024**2),
+    "every variable cut evenly over the servers": lambda scenario: with_servers(scenario, placement="even"),
+}
+
+
+def server_knobs_table() -> Iterator[str]:
+    """Yield the images per second of Distributed TensorFlow with other servers."""
+    yield f"| changed | {' | '.join(PRESETS)} |"
+    yield "|---|" + "---|" * len(PRESETS)
+    for name, change in SERVER_KNOBS.items():
+        rates = (images_per_s(change(parameter_servers(model)), gpus_per_rank=4) for model in PRESETS)
+        yield f"| {name} | {' | '.join(f'{rate:.0f}' for rate in rates)} |"
+    for system in SERVERS_TF:
+        rates = (PUBLISHED["gpus_16"][system][model] for model in PRESETS)
+        yield f"| published: {system} | {' | '.join(f'{rate:.0f}' for rate in rates)} |"
+
+
 def tables() -> dict[str, str]:
     """Return every table of the README by its name there."""
     return {
         "nccl": "\n".join(nccl_table(nccl_rows())),
         "large": "\n".join(large_table(large_rows())),
+        "other": "\n".join(other_table(other_rows())),
+        "servers": "\n".join(server_table(server_rows())),
         "knobs": "\n".join(knobs_table()),
+        "server-knobs": "\n".join(server_knobs_table()),
     }
 
 

@@ -1,7 +1,7 @@
 """All-reduce of NCCL by size: what nccl-tests measured on four kinds of machines beside simulated times.
 
-    python experiments/nccl_tables/run.py           print the tables
-    python experiments/nccl_tables/run.py --write   write them into the README
+python experiments/nccl_tables/run.py           print the tables
+python experiments/nccl_tables/run.py --write   write them into the README
 """
 
 import argparse

@@ -14,6 +14,7 @@ from simdist.comms import CollectiveRow, collective_rows, waiting_share
 from simdist.errors import ScenarioError
 from simdist.progress import ProgressBar
 from simdist.rundir import RunDirectory
+from simdist.units import format_seconds
 
 __all__ = ["comms"]
 
@@ -49,12 +50,15 @@ def comms(session: Session, name: str, *, label: str | None) -> None:
 def _with_traces(session: Session, name: str, runs: Sequence[RunDirectory]) -> list[RunDirectory]:
     """Return the runs that hold a trace; tell of the others."""
     empty = [run for run in runs if not any((run.path / file).exists() for file in _TRACES.values())]
-    how = f"`simdist simulate {name}` writes one"
     if len(empty) == len(runs):
-        raise ScenarioError(f"{name}: holds no trace yet; {how}")
+        raise ScenarioError(f"{name}: holds no trace yet; {_how(empty[0])}")
     for run in empty:
-        session.say(f"warning: {run.path}: holds no trace yet; left out; {how}")
+        session.say(f"warning: {run.path}: holds no trace yet; left out; {_how(run)}")
     return [run for run in runs if run not in empty]
+
+
+def _how(run: RunDirectory) -> str:
+    return f"`simdist simulate {run.path}` writes one"
 
 
 def _collectives(run: RunDirectory) -> list[_Collectives]:
@@ -89,21 +93,25 @@ def _row_document(row: CollectiveRow) -> dict[str, object]:
 
 
 _HEADER = (
-    *("operation", "group", "algorithm", "size (B)", "count", "type", "", "calls"),
-    *("time (us)", "algbw (GB/s)", "busbw (GB/s)", "wait, median (us)", "mean (us)", "share"),
+    *("operation", "group", "algorithm", "size (B)", "count", "type", "trace", "calls"),
+    *("time (us)", "algbw (GB/s)", "busbw (GB/s)", "wait, median", "mean", "share"),
 )
 
 
 def _text(run: RunDirectory, traces: Sequence[_Collectives]) -> str:
     plan = run.plan
-    sources = "; ".join(f"{each.which}: {each.source}" for each in traces)
+    sources = "; ".join(_source(each) for each in traces)
     about = f"{plan.name}: {plan.world_size:,} ranks, {plan.n_steps:,} steps; {sources}"
     if not any(each.rows for each in traces):
         return f"{about}\nno collectives were done"
     rows = [cells for _, cells in sorted(_cells(traces), key=lambda item: item[0])]
     title = "time: median over calls, from when the last member is ready; wait: of members for the last one"
-    table = table_text(title, _HEADER, rows, words=("operation", "group", "algorithm", "type", ""))
+    table = table_text(title, _HEADER, rows, words=("operation", "group", "algorithm", "type", "trace"))
     return "\n".join([about, table, *map(_waiting_text, traces)])
+
+
+def _source(each: _Collectives) -> str:
+    return each.source if each.source.startswith(each.which) else f"{each.which}: {each.source}"
 
 
 def _cells(traces: Sequence[_Collectives]) -> list[tuple[tuple[int, int], list[str]]]:
@@ -130,8 +138,8 @@ def _row_cells(row: CollectiveRow, which: str) -> list[str]:
         _number(row.time_s, 1e-6, ".1f"),
         _number(row.algbw_Bps, 1e9, ".2f"),
         _number(row.busbw_Bps, 1e9, ".2f"),
-        _number(row.wait_median_s, 1e-6, ".1f"),
-        _number(row.wait_mean_s, 1e-6, ".1f"),
+        format_seconds(row.wait_median_s),
+        format_seconds(row.wait_mean_s),
         _percent(row.wait_share),
     ]
 
