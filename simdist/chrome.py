@@ -4,6 +4,10 @@
     threads   steps, host, compute, comm, io
     spans     operations; a collective is a span from `ready` to `end`, and inside it `wait for others` and `transfer`
 
+    process   the tensors of a rank, if asked for
+    threads   a gradient bucket, or parameters that are averaged
+    spans     its journey through a step (see `simdist.phases`), and inside it one phase after the other
+
 The spans of a thread must nest: Perfetto drops one that overlaps another in part, be it by a nanosecond. Four rules
 see to that.
 
@@ -21,7 +25,7 @@ A `wait` of the host is a span from the end of the host operation before it. A d
 and is left out; any other operation of no length stays, with duration 0.
 
 A span takes about 200 bytes, and a collective up to three spans: 64 ranks x 1000 steps make some 150 MB, and viewers
-get slow before that. So choose steps and ranks.
+get slow before that. So choose steps and ranks. A journey takes up to eight spans more, so tensors are on request.
 
 Source:
     Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
@@ -30,7 +34,7 @@ Source:
 import gzip
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +44,7 @@ from numpy.typing import NDArray
 from simdist.analysis import host_waits, step_end_s
 from simdist.errors import RunError, TraceError
 from simdist.groups import Group
+from simdist.phases import Journey, journeys
 from simdist.plan import (
     COLLECTIVES,
     STREAMS,
@@ -65,7 +70,12 @@ _NEVER = -(2**62)
 
 
 def write_chrome(
-    trace: Trace, path: Path, *, steps: Sequence[int] | None = None, ranks: Sequence[int] | None = None
+    trace: Trace,
+    path: Path,
+    *,
+    steps: Sequence[int] | None = None,
+    ranks: Sequence[int] | None = None,
+    tensors: bool = False,
 ) -> None:
     """Write a trace for Perfetto; a path that ends in `.gz` is compressed, and Perfetto opens that too.
 
@@ -74,12 +84,13 @@ def write_chrome(
         path: Such as `trace.json` or `trace.json.gz`. Equal traces give equal bytes.
         steps: Only these, such as `range(100, 110)`.
         ranks: Only these.
+        tensors: With the journeys of what is communicated.
 
     Raises:
         TraceError: The trace has no such step or rank.
         RunError: The file cannot be written.
     """
-    text = chrome_trace(trace, steps=steps, ranks=ranks)
+    text = chrome_trace(trace, steps=steps, ranks=ranks, tensors=tensors)
     try:
         with path.open("wb") as file:
             if path.suffix == ".gz":
@@ -94,7 +105,7 @@ def write_chrome(
 
 
 def chrome_trace(
-    trace: Trace, *, steps: Sequence[int] | None = None, ranks: Sequence[int] | None = None
+    trace: Trace, *, steps: Sequence[int] | None = None, ranks: Sequence[int] | None = None, tensors: bool = False
 ) -> Iterator[str]:
     """Return the JSON text of a trace, event by event.
 
@@ -102,6 +113,7 @@ def chrome_trace(
         trace: What to write.
         steps: Only these; all if None.
         ranks: Only these; all if None.
+        tensors: With the journeys of what is communicated.
 
     Returns:
         Pieces of text, one line each, that joined are one JSON object; nothing is held in memory but the trace.
@@ -111,7 +123,7 @@ def chrome_trace(
     """
     chosen_steps = _chosen("step", steps, trace.plan.n_steps)
     chosen_ranks = _chosen("rank", ranks, trace.plan.world_size)
-    return _lines(trace, chosen_steps, chosen_ranks)
+    return _lines(trace, chosen_steps, chosen_ranks, tensors=tensors)
 
 
 def _chosen(what: str, wanted: Sequence[int] | None, count: int) -> list[int]:
@@ -124,25 +136,31 @@ def _chosen(what: str, wanted: Sequence[int] | None, count: int) -> list[int]:
     return sorted(set(wanted))
 
 
-def _lines(trace: Trace, steps: list[int], ranks: list[int]) -> Iterator[str]:
+def _lines(trace: Trace, steps: list[int], ranks: list[int], *, tensors: bool) -> Iterator[str]:
     about = {"plan": trace.plan.name, "digest": trace.plan.digest(), "source": trace.source}
     yield f'{{"displayTimeUnit":"ms","otherData":{_json(about)},"traceEvents":[\n'
     used = {stream_of(op) for body in trace.plan.bodies for op in body}
     yield ",\n".join(_metadata(ranks, [thread for thread in _THREADS if thread in ("steps", *used)]))
     for event in _events(trace, steps, ranks):
         yield f",\n{event}"
+    for event in _tensor_events(trace, steps, ranks) if tensors else ():
+        yield f",\n{event}"
     yield "\n]}\n"
 
 
 def _metadata(ranks: list[int], threads: list[str]) -> Iterator[str]:
-    """Name processes and threads, and put them in order."""
+    """Name processes and threads, and put them in order: a rank, its tensors, the next rank."""
     for rank in ranks:
-        yield _json({"ph": "M", "name": "process_name", "pid": rank, "args": {"name": f"rank {rank}"}})
-        yield _json({"ph": "M", "name": "process_sort_index", "pid": rank, "args": {"sort_index": rank}})
-        for number, name in enumerate(threads):
-            where = {"pid": rank, "tid": _tid(rank, name)}
-            yield _json({"ph": "M", "name": "thread_name", **where, "args": {"name": name}})
-            yield _json({"ph": "M", "name": "thread_sort_index", **where, "args": {"sort_index": number}})
+        yield from _process(rank, f"rank {rank}", 2 * rank, {name: _tid(rank, name) for name in threads})
+
+
+def _process(pid: int, name: str, sort_index: int, threads: Mapping[str, int]) -> Iterator[str]:
+    yield _json({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
+    yield _json({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": sort_index}})
+    for number, (thread, tid) in enumerate(threads.items()):
+        where = {"pid": pid, "tid": tid}
+        yield _json({"ph": "M", "name": "thread_name", **where, "args": {"name": thread}})
+        yield _json({"ph": "M", "name": "thread_sort_index", **where, "args": {"sort_index": number}})
 
 
 def _tid(rank: int, thread: str) -> int:
@@ -242,8 +260,79 @@ class _Pen:
         return begin_ns, min(max(start_ns, begin_ns), end_ns), end_ns
 
     def _span(self, thread: str, head: str, begin_ns: int, end_ns: int, args: str) -> str:
-        times = f'"ts":{_us(begin_ns)},"dur":{_us(end_ns - begin_ns)}'
-        return f'{{"ph":"X",{head},{self._where[thread]},{times},"args":{{{args}}}}}'
+        return _span(head, self._where[thread], begin_ns, end_ns, args)
+
+
+def _span(head: str, where: str, begin_ns: int, end_ns: int, args: str) -> str:
+    times = f'"ts":{_us(begin_ns)},"dur":{_us(end_ns - begin_ns)}'
+    return f'{{"ph":"X",{head},{where},{times},"args":{{{args}}}}}'
+
+
+def _tensor_events(trace: Trace, steps: list[int], ranks: list[int]) -> Iterator[str]:
+    """Write the journeys of what is communicated, in a process for every rank."""
+    plan, of_bodies = trace.plan, [journeys(body) for body in trace.plan.bodies]
+    tracks = list(dict.fromkeys(journey.buffer for each in of_bodies for journey in each))
+    first, bodies = plan.first_instances().tolist(), list(plan.body_of_steps())
+    pens = [_TensorPen(plan, rank, tracks) for rank in ranks]
+    for pen in pens if tracks else ():
+        yield from pen.metadata()
+    for step in steps:
+        for journey in of_bodies[bodies[step]]:
+            moments = zip(*(_ns(each) for each in _moments_s(trace, first[step], journey, ranks)), strict=True)
+            for pen, moments_ns in zip(pens, moments, strict=True):
+                yield from pen.journey(journey, step, moments_ns)
+
+
+def _moments_s(trace: Trace, first: int, journey: Journey, ranks: list[int]) -> Iterator[NDArray[np.float64]]:
+    """Yield when a journey begins and when each phase of it is over, `[n_ranks]`."""
+    moments_s = {"ready": trace.ready_s, "start": trace.start_s, "end": trace.end_s}
+    yield trace.end_s[first + journey.written, ranks]
+    for phase in journey.phases:
+        rows = [first + position for position in phase.positions]
+        yield moments_s[phase.until][rows][:, ranks].max(axis=0)
+
+
+class _TensorPen:
+    """Writes the journeys of one rank so that those of a buffer follow one another, and so do the phases of each."""
+
+    def __init__(self, plan: Plan, rank: int, tracks: Sequence[str]) -> None:
+        self._rank = rank
+        self._pid = plan.world_size + rank
+        first = 10 * (plan.world_size + 1) + rank * len(tracks)  # above all other threads and processes
+        self._tids = {name: first + number for number, name in enumerate(tracks)}
+        self._nbytes = {name: plan.buffer(name).nbytes for name in tracks}
+        self._free_ns = dict.fromkeys(tracks, 0)
+
+    def metadata(self) -> Iterator[str]:
+        """Name the process and its threads."""
+        return _process(self._pid, f"rank {self._rank}: tensors", 2 * self._rank + 1, self._tids)
+
+    def journey(self, journey: Journey, step: int, moments_ns: Sequence[int]) -> Iterator[str]:
+        """Write a journey and its phases; of one that was cut short, those that came to an end."""
+        name = journey.buffer
+        phases = _spans_of(journey, (max(moments_ns[0], self._free_ns[name]), *moments_ns[1:]))
+        if moments_ns[0] == _NEVER or not phases:
+            return
+        self._free_ns[name] = phases[-1][2]
+        where = f'"pid":{self._pid},"tid":{self._tids[name]}'
+        args = f'"step":{step},"bytes":{self._nbytes[name]}'
+        yield _span(f'"name":{_json(name)},"cat":"tensor"', where, phases[0][1], phases[-1][2], args)
+        for phase, begin_ns, end_ns in phases:
+            yield _span(f'"name":{_json(phase)},"cat":"phase"', where, begin_ns, end_ns, f'"step":{step}')
+
+
+def _spans_of(journey: Journey, moments_ns: Sequence[int]) -> list[tuple[str, int, int]]:
+    """Return name, begin and end of the phases that have a length; equal ones that touch are one."""
+    spans: list[tuple[str, int, int]] = []
+    now_ns = moments_ns[0]
+    for phase, moment_ns in zip(journey.phases, moments_ns[1:], strict=True):
+        if moment_ns == _NEVER:
+            break
+        if moment_ns > now_ns:
+            begin_ns = spans.pop()[1] if spans and spans[-1][0] == phase.name else now_ns
+            spans.append((phase.name, begin_ns, moment_ns))
+            now_ns = moment_ns
+    return spans
 
 
 def _last_ready(ready_s: NDArray[np.float64], group: Group) -> NDArray[np.int64]:

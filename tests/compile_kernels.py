@@ -1,31 +1,35 @@
-"""Compile every kernel of `real.kernels.triton_mstopk` for a GPU, which need not be there; print the sizes."""
+"""Compile every Triton kernel of `real.kernels` for a GPU, which need not be there; print the sizes."""
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from real.kernels import triton_mstopk as kernels
+from real.kernels import triton_candidates, triton_dgc, triton_mstopk
 
 TARGET = GPUTarget("cuda", 90, 32)
 TYPES = {
-    **dict.fromkeys(("maxima", "span_maxima", "scale"), "*fp32"),
+    **dict.fromkeys(("maxima", "span_maxima", "scale", "threshold"), "*fp32"),
     **dict.fromkeys(("span_sums", "drawn"), "*fp64"),
     **dict.fromkeys(("count", "n_tiles", "n_spans", "n_groups", "k", "span_size"), "i32"),
     "values": "*bf16",
 }  # whatever else there is points to int32
-WHOLE = {"LARGEST": 2.0**126, "GROUP": 64, "ROWS": 64}
+LARGEST = {"LARGEST": 2.0**126}
+WHOLE = {"GROUP": 64, "ROWS": 64} | LARGEST
+TILES = {"COLUMNS": 64, "ROWS": 64} | LARGEST
 CELLS = {"CELLS": 256, "SHIFT": 19}
 STEPS = {"STEPS": 2**20}
 SPANS = {"MAX_SPANS": 1024}
 DIGITS = {"CELLS": 128, "BITS": 7, "N_DIGITS": 3, "CHUNK": 1024}
 CONSTANTS = {
-    kernels._summarize: WHOLE,
-    kernels._scale: {"DENSEST": 2.0**127} | STEPS | SPANS,
-    kernels._count_maxima: {"CHUNK": 4096} | CELLS,
-    kernels._collect: WHOLE | CELLS | STEPS,
-    kernels._count_levels: {"DIGIT": 2} | DIGITS,
-    kernels._count_taken: DIGITS,
-    kernels._write: DIGITS | SPANS,
+    triton_mstopk._summarize: WHOLE,
+    triton_mstopk._scale: {"DENSEST": 2.0**127} | STEPS | SPANS,
+    triton_mstopk._count_maxima: {"CHUNK": 4096} | CELLS,
+    triton_mstopk._collect: WHOLE | CELLS | STEPS,
+    triton_dgc._collect: TILES,
+    triton_dgc._collect_all_if_few: TILES | SPANS,
+    triton_candidates._count_keys: {"DIGIT": 2} | DIGITS,
+    triton_candidates._count_taken: DIGITS,
+    triton_candidates._write: DIGITS | SPANS,
 }
 
 for kernel, constants in CONSTANTS.items():
@@ -33,4 +37,4 @@ for kernel, constants in CONSTANTS.items():
     signature = {name: "constexpr" if name in constants else TYPES.get(name, "*i32") for name in names}
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()})
     compiled = triton.compile(source, target=TARGET, options={"enable_fp_fusion": False})
-    print(f"{kernel.__name__}: {len(compiled.asm['cubin'])}")
+    print(f"{kernel.__module__}.{kernel.__name__}: {len(compiled.asm['cubin'])}")

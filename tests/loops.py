@@ -1,5 +1,6 @@
 """Training loops of a user, wrapped; run by the processes of a pool."""
 
+import copy
 import os
 import random
 import runpy
@@ -484,6 +485,32 @@ class Coded:
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         pass
+
+
+def clips_with_lars() -> str:
+    """Clip gradients whose trust ratios are known already; return the error."""
+    module, optimizer = Training(optimizer="lars").make()
+    with real.wrap(module, optimizer, Sync(), n_steps=2, ranks_per_node=2) as worker:
+        lossy(module, worker.rank).backward()
+        nn.utils.clip_grad_norm_(module.parameters(), 1e-3)
+        message = error_of(optimizer.step)
+        worker.close()
+    return message
+
+
+def lars_after_wrap() -> bool:
+    """Tell whether the optimizer computes its own trust ratios when a loop is over."""
+    module, optimizer = Training(optimizer="lars").make()
+    with real.wrap(module, optimizer, Sync(), n_steps=1, ranks_per_node=1):
+        one_step(module, optimizer)
+    twin, other = Training(optimizer="lars").make()
+    twin.load_state_dict(module.state_dict())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for each, its in ((module, optimizer), (twin, other)):
+        its.zero_grad()
+        lossy(each, 1).backward()
+        its.step()
+    return np.allclose(vector(module), vector(twin), rtol=0, atol=1e-14)
 
 
 def error_of_loop(loop: Loop) -> str:

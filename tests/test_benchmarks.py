@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 ENGINES = Path(__file__).resolve().parents[1] / "benchmarks" / "engines.py"
+NETWORK = ENGINES.with_name("network.py")
 
 
-def run(*options):
-    done = subprocess.run([sys.executable, ENGINES, *options], capture_output=True, text=True, check=True)
+def run(*options, benchmark=ENGINES):
+    done = subprocess.run([sys.executable, benchmark, *options], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     return done.stdout
 
@@ -35,6 +36,21 @@ def test_engine_benchmark_tells_machines_what_it_measured():
 def test_engine_benchmark_prints_tables_for_people():
     text = run("--quick")
     for title in ("engines, 32 ranks x 8 steps", "whole comparison", "by ranks", "by steps", "targets"):
+        assert title in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_network_benchmark_tells_machines_what_it_measured():
+    found = json.loads(run("--quick", "--json", benchmark=NETWORK))
+    assert [row["shared"] for row in found["engine"]] == [False, True, True]
+    assert all(row["levels"] > 1 and row["ms"] > 0 for row in found["rates"])
+    assert [row["links"] for row in found["islands"]] == found["sizes"]["islands"]
+    assert len(found["targets"]) == 3
+
+
+def test_network_benchmark_prints_tables_for_people():
+    text = run("--quick", benchmark=NETWORK)
+    for title in ("fair rates", "share nothing", "reference engine, 2 nodes x 2 GPUs x 3 steps", "targets"):
         assert title in text
     assert max(map(len, text.splitlines())) <= 120
 

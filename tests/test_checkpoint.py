@@ -17,7 +17,7 @@ from processes import ROOT, run
 from test_training import SCHEDULES, assert_equal
 from trainings import Training
 
-from simdist.schedules import LocalSGD, Sync
+from simdist.schedules import GTopK, HiTopK, LocalSGD, Sync
 
 torch = pytest.importorskip("torch")
 from real import archive  # noqa: E402
@@ -85,6 +85,17 @@ def test_files_that_a_killed_writer_has_left_are_deleted(pools: dict[int, Pool],
     loop = Loop(Sync(), Training(), 6, ranks_per_node=1, checkpoint=tmp_path, every=4, stop_before=5)
     pools[1].run(loops.train, loop)
     assert names(tmp_path) == ["step-0000000004.ckpt"]
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "lars"])
+@pytest.mark.parametrize("schedule", [HiTopK, GTopK])
+def test_compression_goes_on_to_the_last_bit(four: Pool, schedule, optimizer: str, tmp_path: Path) -> None:
+    """The residuals of padded slices and of merges, and the velocities of LARS, belong to the state."""
+    compressed = schedule(density=0.2, method="dgc", first_bucket_nbytes=100, bucket_nbytes=300)
+    loop = Loop(compressed, Training(optimizer=optimizer), 12)
+    expected = four.run(loops.train, loop)
+    four.run(loops.train, dataclasses.replace(loop, checkpoint=tmp_path, stop_before=7))
+    assert_equal(four.run(loops.train, dataclasses.replace(loop, checkpoint=tmp_path)), expected)
 
 
 def test_residuals_belong_to_the_state(pools: dict[int, Pool], tmp_path: Path) -> None:

@@ -181,6 +181,37 @@ def test_hierarchical_all_reduce_of_16_nodes_puts_on_a_nic_what_the_2d_torus_doe
         assert seconds(op, cluster, count) == pytest.approx(expected_s, rel=5e-5)
 
 
+@pytest.mark.parametrize("steps", ["2-d torus", "hierarchical top-k"])
+def test_schemes_of_three_collectives_put_on_a_nic_what_the_middle_one_does(steps):
+    """16 nodes x 8 GPUs: dense, 2(m-1)/m S as the hierarchical all_reduce; top-k of a thousandth, (m-1) rho d (4 + 4)."""
+    d, m, n = 25_557_032 // 128 * 128, 16, 8
+    k = d // n // 1000
+    inside, across = Group(n), Group(m, stride=n)
+    buffers = (
+        Buffer("whole", d, initialized=True),
+        Buffer("slice", d // n, initialized=True),
+        Buffer("few", k, sparse=True, initialized=True),
+        Buffer("all_few", k * m, sparse=True),
+    )
+    middle, nbytes = {
+        "2-d torus": (AllReduce("slice", across, algorithm="ring"), 2 * (m - 1) / m * 4 * d),
+        "hierarchical top-k": (AllGather("few", "all_few", across), (m - 1) * n * k * (4 + 4)),
+    }[steps]
+    ops = (ReduceScatter("whole", "slice", inside), middle, AllGather("slice", "whole", inside))
+    plan = Plan.from_steps("three", world_size=m * n, buffers=buffers, steps=[ops])
+    costs = price(plan, cluster_of(m, n, fabric=FABRIC), WORKLOAD)
+    used = np.zeros(costs.topology.n_resources)
+    for op in ops:
+        for transfer in costs.of[op].transfers:
+            for stage in transfer.stages:
+                used[stage.resources] += stage.nbytes
+    for nic in (costs.topology.nic_out, costs.topology.nic_in):
+        assert used[nic(np.arange(m))] == pytest.approx([nbytes] * m, rel=1e-12)
+    if steps == "2-d torus":
+        out, _ = on_nics(whole("hierarchical", Group(m * n)), cluster_of(m, n), d)
+        assert out == pytest.approx([nbytes] * m, rel=1e-12)
+
+
 def test_hierarchical_all_reduce_of_unequal_nodes_is_refused():
     message = "hierarchical needs equally many members on each node; the group of rank 0 has from 1 to 2; use ring"
     with pytest.raises(PlanError, match=message):

@@ -200,7 +200,7 @@ def test_hitopk_on_one_node_gathers_no_entries_and_says_that_it_is_pointless() -
         AllGather,
     ]
     assert HiTopK().idle(8, 8, 10) == [
-        "selects entries to send between nodes, and there is one node: sync sends as much, and loses nothing"
+        "selects entries to send between nodes, and there is one node: sync sends as little"
     ]
     assert HiTopK().idle(8, 4, 10) == []
 

@@ -266,6 +266,37 @@ def test_table_of_a_link_stands_alone():
     assert "x.yaml:5: cluster.network.efficiency: 'efficiency' has no meaning beside a table" in message
 
 
+@pytest.mark.parametrize(("transport", "efficiency"), [("tcp", 0.6), ("rdma", 0.92)])
+def test_transport_chooses_one_of_the_stated_efficiencies(transport, efficiency):
+    line = "latency: 25 us, bandwidth: 32 Gbit/s"
+    link = f"{{{line}, transport: {transport}, efficiency: {{tcp: 60%, rdma: 0.92}}}}"
+    assert loads(edited((NETWORK, link))).cluster.network.efficiency == efficiency
+    assert loads(edited((NETWORK, f"{{{line}, efficiency: 60%}}"))).cluster.network.efficiency == 0.6
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "message"),
+    [
+        ("efficiency: {tcp: 60%, rdma: 92%}", "transport", "required key 'transport' is missing: it chooses one"),
+        ("transport: tcp", "transport", "'transport' without efficiencies to choose from: write e.g. efficiency: {tcp"),
+        ("transport: tcp, efficiency: 60%", "transport", "'transport' without efficiencies to choose from"),
+        ("transport: rdma, efficiency: {tcp: 60%}", "transport", "'rdma' has no efficiency here: known: tcp"),
+        ("transport: [tcp], efficiency: {tcp: 60%}", "transport", "['tcp'] has no efficiency here"),
+        (
+            "transport: tcp, efficiency: {tpc: 1, tcp: 1}",
+            "efficiency.tpc",
+            "unknown transport 'tpc': did you mean 'tcp'",
+        ),
+        ("transport: tcp, efficiency: {tcp: 60%, rdma: 92}", "efficiency.rdma", "92 is outside 0 to 1"),
+        ("transport: tcp, efficiency: {tcp: 60%, rdma: 0}", "efficiency.rdma", "0: write more than 0"),
+        ("transport: tcp, efficiency: {tcp: 0}", "efficiency", "0.0: write more than 0"),
+    ],
+)
+def test_efficiency_by_transport_that_chooses_nothing_is_refused(settings, path, message):
+    found = message_of(edited((NETWORK, f"{{latency: 25 us, bandwidth: 32 Gbit/s, {settings}}}"))).splitlines()
+    assert any(row.startswith(f"x.yaml:5: cluster.network.{path}: ") and message in row for row in found), found
+
+
 def test_file_that_is_not_utf8_is_refused(tmp_path):
     (tmp_path / "x.yaml").write_bytes(b"name: a\nsource: \xff\n")
     with pytest.raises(ScenarioError, match=r"x\.yaml:2: byte 0xff is not UTF-8: save the file as UTF-8"):

@@ -1,4 +1,4 @@
-"""MSTopK's kernels for GPUs select what the plain algorithm does. Without a GPU, Triton's interpreter runs them.
+"""The kernels for GPUs select what the plain algorithms do. Without a GPU, Triton's interpreter runs them.
 
 The interpreter is slow, so vectors are short, and they are cut into small tiles for every kernel to have several.
 """
@@ -23,8 +23,10 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from real.kernels.topk import mstopk, select  # noqa: E402
-from real.kernels.triton_mstopk import Layout  # noqa: E402
+from real.kernels.triton_candidates import Layout  # noqa: E402
+from real.kernels.triton_dgc import dgc as dgc_kernels  # noqa: E402
 from real.kernels.triton_mstopk import mstopk as kernels  # noqa: E402
+from simdist.plan.ops import SelectMethod  # noqa: E402
 
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -130,13 +132,50 @@ def test_any_vector_gives_exactly_k(values: list[float], data: st.DataObject, dt
     assert max(taken) < len(values)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "rank", [100, 101, 300, 1000]
+)  # of the threshold: as many as k reach it, or a few more, or all
+def test_dgc_takes_the_largest_of_those_that_reach_the_threshold(rank: int, dtype: torch.dtype) -> None:
+    values = torch.randn(1000, generator=seeded()).to(DEVICE, dtype)
+    assert_largest(values, 100, reached_by=rank)
+
+
+@pytest.mark.parametrize("rank", [1, 99])
+def test_dgc_takes_from_all_if_too_few_reach_the_threshold(rank: int) -> None:
+    assert_largest(torch.randn(1000, generator=seeded()).to(DEVICE), 100, reached_by=rank)
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+def test_dgc_takes_what_is_not_finite_first(bad: float) -> None:
+    values = torch.randn(1000, generator=seeded()).to(DEVICE)
+    values[[0, 999]] = bad
+    assert {0, 999} <= set(assert_largest(values, 10, reached_by=20))
+
+
+def test_dgc_takes_some_of_many_equals() -> None:
+    assert_largest(torch.ones(700, device=DEVICE), 100, reached_by=300)
+
+
+def assert_largest(values: Tensor, k: int, *, reached_by: int) -> list[int]:
+    """Assert that dgc's kernels take the k largest, given what that many reach as threshold."""
+    magnitudes = values.float().abs().nan_to_num(nan=math.inf)
+    threshold = magnitudes.sort(descending=True).values[reached_by - 1]
+    drawn = torch.tensor(0.7, dtype=torch.float64, device=values.device)
+    taken = dgc_kernels(values, k, threshold.clamp(max=2.0**126), drawn, layout=TINY)
+    assert (taken.dtype, taken.unique().numel()) == (torch.int32, k)
+    largest = magnitudes.sort(descending=True).values[:k]
+    assert torch.equal(magnitudes[taken.long()].sort(descending=True).values, largest)
+    return [int(each) for each in taken.tolist()]
+
+
 def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
     script = Path(__file__).with_name("compile_kernels.py")
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=300)
     assert done.returncode == 0, done.stderr
     compiled = dict(line.split(": ") for line in done.stdout.splitlines())
-    assert len(compiled) == 7
+    assert len(compiled) == 9
     assert all(int(n) > 0 for n in compiled.values())
 
 
@@ -152,12 +191,13 @@ def test_gpu_selects_what_plain_bisection_does(density: float, count: int, dtype
 @pytest.mark.gpu
 @gpu
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_host_of_the_gpu_never_waits(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("method", ["mstopk", "dgc"])
+def test_host_of_the_gpu_never_waits(method: SelectMethod, dtype: torch.dtype) -> None:
     values = whole_numbers(100_000, dtype=dtype)
-    select(values, 100, "mstopk", generator=seeded())  # compiles
+    select(values, 100, method, generator=seeded())  # compiles
     torch.cuda.set_sync_debug_mode("error")
     try:
-        _, indices = select(values, 100, "mstopk", generator=seeded())
+        _, indices = select(values, 100, method, generator=seeded())
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert indices.unique().numel() == 100
@@ -165,9 +205,10 @@ def test_host_of_the_gpu_never_waits(dtype: torch.dtype) -> None:
 
 @pytest.mark.gpu
 @gpu
-def test_same_draw_gives_the_same_selection_in_the_same_order() -> None:
+@pytest.mark.parametrize("method", ["mstopk", "dgc"])
+def test_same_draw_gives_the_same_selection_in_the_same_order(method: SelectMethod) -> None:
     values = torch.randn(2**22, device=DEVICE)
-    first, again = (select(values, 4000, "mstopk", generator=seeded())[1] for _ in range(2))
+    first, again = (select(values, 4000, method, generator=seeded())[1] for _ in range(2))
     assert torch.equal(first, again)
 
 

@@ -14,8 +14,19 @@ from trainings import Training, by_plan
 
 from simdist.cli import main
 from simdist.errors import UnsupportedError
-from simdist.plan import AllReduce, Backward, Delay, Optimize, Plan, Run, occurrences, save
-from simdist.schedules import HierarchicalSGD, LocalSGD, Schedule, Sync
+from simdist.plan import AllReduce, Backward, Delay, Optimize, Plan, Run, Select, Tick, occurrences, save
+from simdist.schedules import (
+    GTopK,
+    HierarchicalSGD,
+    HiTopK,
+    LocalSGD,
+    NaiveAllGather,
+    ParameterServer,
+    Schedule,
+    Sync,
+    Torus,
+)
+from simdist.schedules.fusion import Fusion, fuse
 from simdist.trace import Trace
 
 real_hooks = pytest.importorskip("real.training.hooks")
@@ -25,6 +36,15 @@ SCHEDULES: list[Schedule] = [
     Sync(first_bucket_nbytes=100, bucket_nbytes=300),
     LocalSGD(period=3, warmup_steps=2),
     HierarchicalSGD(levels={2: 2, 4: "world"}),
+]
+SMALL = {"first_bucket_nbytes": 100, "bucket_nbytes": 300}
+GRADIENT_SCHEDULES: list[Schedule] = [
+    Sync(**SMALL, compression="fp16", parallel_optimizer=False),
+    Torus(**SMALL),
+    ParameterServer(servers=3, placement="greedy", **SMALL),
+    NaiveAllGather(density=0.1, **SMALL),
+    HiTopK(density=0.2, warmup_steps=2, **SMALL),
+    GTopK(density=0.2, **SMALL),
 ]
 each_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=[each.name for each in SCHEDULES])
 
@@ -56,6 +76,49 @@ def test_a_wrapped_loop_ends_with_the_parameters_of_its_plan_to_the_last_bit(
     planned = four.run(by_plan, schedule.plan(training.job(4, N_STEPS)), training)
     for parameters, (expected, _) in zip(looped, planned, strict=True):
         np.testing.assert_array_equal(parameters, expected)
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "lars"])
+@pytest.mark.parametrize("schedule", GRADIENT_SCHEDULES, ids=[each.name for each in GRADIENT_SCHEDULES])
+def test_a_wrapped_loop_compresses_as_its_plan_to_the_last_bit(four: Pool, schedule: Schedule, optimizer: str) -> None:
+    training = Training(optimizer=optimizer)
+    looped = four.run(loops.train, Loop(schedule, training, N_STEPS, noisy=False))
+    planned = four.run(by_plan, schedule.plan(training.job(4, N_STEPS)), training)
+    assert_equal(looped, [parameters for parameters, _ in planned])
+
+
+def test_a_wrapped_loop_fuses_gradients_and_ticks(four: Pool, tmp_path: Path) -> None:
+    plan = Sync(first_bucket_nbytes=0, bucket_nbytes=0).plan(Training().job(4, N_STEPS))
+    gradients = [op.dst for op in plan.bodies[0] if isinstance(op, Backward)]
+    fused = fuse(plan, Fusion(buffer_nbytes=600, cycle_s=0.02), dict.fromkeys(gradients, 0.01))
+    loop = Loop(fused, Training(), None, noisy=False, trace=tmp_path / "trace.npz")
+    looped = four.run(loops.train, loop)
+    assert_equal(looped, [parameters for parameters, _ in four.run(by_plan, fused, Training())])
+    assert_equal(looped, four.run(loops.train, dataclasses.replace(loop, trace=None)))
+    trace = Trace.load(tmp_path / "trace.npz")
+    (tick,) = (each.rows for each in occurrences(fused) if isinstance(each.op, Tick))
+    written = next(each.rows for each in occurrences(fused) if each.op == Backward(*backward_of(fused)))
+    assert (np.floor(trace.end_s[tick] / 0.02) > np.floor(trace.end_s[written] / 0.02)).all()
+
+
+def backward_of(plan: Plan) -> tuple[tuple[str, ...], str]:
+    """Return sources and destination of the backward pass that the tick of a plan comes after."""
+    (tick,) = {op for body in plan.bodies for op in body if isinstance(op, Tick)}
+    return next((op.srcs, op.dst) for op in plan.bodies[0] if isinstance(op, Backward) and op.dst == tick.srcs[0])
+
+
+def test_gradients_that_were_changed_after_their_trust_ratios_are_refused(four: Pool) -> None:
+    for error in four.run(loops.clips_with_lars):
+        assert error.startswith("RunError: step 0: gradients have changed since backward() returned")
+
+
+def test_an_optimizer_is_left_as_it_was(one: Pool) -> None:
+    assert one.run(loops.lars_after_wrap) == [True]
+
+
+def test_servers_beside_the_ranks_are_refused_before_the_first_step(four: Pool) -> None:
+    for error in four.run(loops.error_of_loop, Loop(ParameterServer(servers=2, apart=True), Training(), N_STEPS)):
+        assert "goes through servers beside the ranks, which can be simulated only; to run it, let ranks be" in error
 
 
 def test_a_plain_loop_computes_the_same(four: Pool) -> None:
@@ -112,6 +175,18 @@ def test_the_trace_shows_all_reduces_under_way_in_the_backward_pass(four: Pool, 
     overlaps = trace.ready_s[first] < trace.end_s[rows[Backward]]  # the first bucket's, and the last Backward
     assert overlaps.any(axis=0).all()
     assert (trace.end_s[rows[AllReduce]] <= trace.ready_s[rows[Optimize]]).all()
+
+
+def test_the_trace_shows_a_selection_under_way_in_the_backward_pass(four: Pool, tmp_path: Path) -> None:
+    path = tmp_path / "trace.npz"
+    schedule = HiTopK(density=0.2, **SMALL)
+    four.run(loops.train, Loop(schedule, Training(), N_STEPS, trace=path, slow_s=0.02))
+    trace = Trace.load(path)
+    rows = [each.rows for each in occurrences(trace.plan) if isinstance(each.op, Select)]
+    last_backward = [each.rows for each in occurrences(trace.plan) if isinstance(each.op, Backward)][-1]
+    overlaps = trace.ready_s[rows[0]] < trace.end_s[last_backward]
+    assert len(rows) > 1
+    assert overlaps.any(axis=0).all()
 
 
 def test_a_run_directory_brings_its_delays(four: Pool, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from statistics import median
 
 from simdist.cost import Shared, price
 from simdist.plan import AllReduce, Buffer, Group, Plan
+from simdist.plan.ops import Algorithm
 from simdist.report import insert_tables
 from simdist.scenario import Cluster, Link, Tensor, Workload, load_cluster
 from simdist.units import format_nbytes
@@ -29,9 +30,9 @@ def machines(name: str) -> Cluster:
     return load_cluster(HERE / f"{name}.yaml")
 
 
-def all_reduce_s(cluster: Cluster, nbytes: int) -> float:
-    """Return the seconds of an all-reduce over all GPUs, by the algorithm that the library takes."""
-    op = AllReduce("sum", Group(cluster.world_size))
+def all_reduce_s(cluster: Cluster, nbytes: int, algorithm: Algorithm = "auto") -> float:
+    """Return the seconds of an all-reduce over all GPUs; `auto` is what the simulator thinks that NCCL would take."""
+    op = AllReduce("sum", Group(cluster.world_size), algorithm=algorithm)
     buffers = (Buffer("sum", nbytes // ITEM_NBYTES, initialized=True),)
     plan = Plan.from_steps("all-reduce", world_size=cluster.world_size, buffers=buffers, steps=[(op,)])
     cost = price(plan, cluster, IDLE).of[op]
@@ -39,18 +40,19 @@ def all_reduce_s(cluster: Cluster, nbytes: int) -> float:
     return float(cost.alone_s)
 
 
-def table_rows(name: str) -> Iterator[tuple[int, float, float]]:
+def table_rows(name: str, algorithm: Algorithm) -> Iterator[tuple[int, float, float]]:
     """Yield bytes, published and simulated seconds of a table by size."""
     for nbytes, published_us in PUBLISHED[name]["rows_bytes_us"]:
-        yield nbytes, 1e-6 * published_us, all_reduce_s(machines(name), nbytes)
+        yield nbytes, 1e-6 * published_us, all_reduce_s(machines(name), nbytes, algorithm)
 
 
 def latency_rows() -> Iterator[tuple[int, float, float]]:
-    """Yield GPUs, published and simulated seconds of an all-reduce of 8 B over EFA."""
+    """Yield GPUs, published and simulated seconds of an all-reduce of 8 B over EFA by a ring."""
     cluster = machines("v100-efa")
     for n_gpus, published_us in PUBLISHED["v100-efa"]["gpus_us"].items():
         nodes = int(n_gpus) // cluster.gpus_per_node
-        yield int(n_gpus), 1e-6 * published_us, all_reduce_s(cluster.model_copy(update={"nodes": nodes}), 8)
+        larger = cluster.model_copy(update={"nodes": nodes})
+        yield int(n_gpus), 1e-6 * published_us, all_reduce_s(larger, 8, "ring")
 
 
 def busbw_Bps(cluster: Cluster, nbytes: int, seconds: float) -> float:
@@ -59,16 +61,20 @@ def busbw_Bps(cluster: Cluster, nbytes: int, seconds: float) -> float:
     return 2 * (n - 1) / n * nbytes / seconds
 
 
+TAKEN: dict[str, tuple[Algorithm, ...]] = {"a100-nvlink": ("ring",), "a100-efa": ("ring", "double_tree")}
+"""Algorithms that a table is compared with: inside a machine NCCL has no trees."""
+
+
 def size_table(name: str) -> Iterator[str]:
-    """Yield the time of every size, and the bus bandwidth that it means."""
-    yield "| bytes | published, us | simulated | error | published busbw, GB/s | simulated |"
-    yield "|---|---|---|---|---|---|"
-    for nbytes, published_s, ours_s in table_rows(name):
-        bandwidths = (1e-9 * busbw_Bps(machines(name), nbytes, seconds) for seconds in (published_s, ours_s))
-        yield (
-            f"| {nbytes} | {1e6 * published_s:.1f} | {1e6 * ours_s:.1f} | {ours_s / published_s - 1:+.0%} "
-            f"| {' | '.join(f'{each:.2f}' for each in bandwidths)} |"
-        )
+    """Yield the time of every size by each algorithm, and the published bus bandwidth."""
+    algorithms = TAKEN[name]
+    yield f"| bytes | published, us | busbw, GB/s | {' | '.join(f'{each}, us | error' for each in algorithms)} |"
+    yield "|---|---|---|" + "---|---|" * len(algorithms)
+    for rows in zip(*(table_rows(name, algorithm) for algorithm in algorithms), strict=True):
+        nbytes, published_s, _ = rows[0]
+        cells = " | ".join(f"{1e6 * ours_s:.1f} | {ours_s / published_s - 1:+.0%}" for _, _, ours_s in rows)
+        bandwidth = 1e-9 * busbw_Bps(machines(name), nbytes, published_s)
+        yield f"| {nbytes} | {1e6 * published_s:.1f} | {bandwidth:.2f} | {cells} |"
 
 
 def latency_table() -> Iterator[str]:
@@ -90,22 +96,25 @@ def tcp_table() -> Iterator[str]:
         yield f"| {2**exponent} | {low} to {high} | {ours:.2f} |"
 
 
-def errors(name: str, low: int, high: int) -> list[float]:
-    """Return the errors of a table's sizes from `low` to below `high`."""
-    return [ours_s / published_s - 1 for nbytes, published_s, ours_s in table_rows(name) if low <= nbytes < high]
-
-
 RANGES = {"below 64 KiB": (0, 2**16), "64 KiB to 32 MiB": (2**16, 2**25), "32 MiB and more": (2**25, 2**62)}
-SIZED = ("a100-nvlink", "a100-efa")
+"""Title -> smallest size, and the size that is too large."""
+
+
+def errors(name: str, algorithm: Algorithm, sizes: tuple[int, int]) -> list[float]:
+    """Return the errors of a table's sizes from the first to below the second."""
+    rows = table_rows(name, algorithm)
+    return [ours_s / published_s - 1 for nbytes, published_s, ours_s in rows if sizes[0] <= nbytes < sizes[1]]
 
 
 def summary_table() -> Iterator[str]:
     """Yield median and largest error of each range of sizes."""
-    yield f"| machines | {' | '.join(f'{title}: median | largest' for title in RANGES)} |"
-    yield "|---|" + "---|---|" * len(RANGES)
-    for name in SIZED:
-        cells = (errors(name, *sizes) for sizes in RANGES.values())
-        yield f"| {name} | " + " | ".join(f"{median(each):+.0%} | {max(each, key=abs):+.0%}" for each in cells) + " |"
+    yield f"| machines | algorithm | {' | '.join(f'{title}: median | largest' for title in RANGES)} |"
+    yield "|---|---|" + "---|---|" * len(RANGES)
+    for name, algorithms in TAKEN.items():
+        for algorithm in algorithms:
+            found = (errors(name, algorithm, sizes) for sizes in RANGES.values())
+            cells = " | ".join(f"{median(each):+.0%} | {max(each, key=abs):+.0%}" for each in found)
+            yield f"| {name} | {algorithm} | {cells} |"
 
 
 def with_link(cluster: Cluster, link: str, update: Callable[[Link], dict[str, float]]) -> Cluster:
@@ -130,17 +139,19 @@ KNOBS: dict[str, Callable[[Cluster], Cluster]] = {
 
 def knobs_table() -> Iterator[str]:
     """Yield by how much the time of three sizes changes when a value changes by a tenth."""
-    sizes, cluster = (8, 2**20, 2**30), machines("a100-efa")
-    yield f"| changed by a tenth | {' | '.join(format_nbytes(nbytes) for nbytes in sizes)} |"
-    yield "|---|" + "---|" * len(sizes)
+    cases: tuple[tuple[int, Algorithm], ...] = ((8, "ring"), (2**20, "ring"), (2**30, "double_tree"))
+    cluster = machines("a100-efa")
+    titles = (f"{format_nbytes(nbytes)}, {algorithm}" for nbytes, algorithm in cases)
+    yield f"| changed by a tenth | {' | '.join(titles)} |"
+    yield "|---|" + "---|" * len(cases)
     for name, change in KNOBS.items():
-        changes = (all_reduce_s(change(cluster), nbytes) / all_reduce_s(cluster, nbytes) - 1 for nbytes in sizes)
+        changes = (all_reduce_s(change(cluster), *case) / all_reduce_s(cluster, *case) - 1 for case in cases)
         yield f"| {name} | {' | '.join(f'{each:+.1%}' for each in changes)} |"
 
 
 def tables() -> dict[str, str]:
     """Return every table of the README by its name there."""
-    sized = {name: "\n".join(size_table(name)) for name in SIZED}
+    sized = {name: "\n".join(size_table(name)) for name in TAKEN}
     others = {"summary": summary_table, "latency": latency_table, "tcp": tcp_table, "knobs": knobs_table}
     return {**sized, **{name: "\n".join(table()) for name, table in others.items()}}
 

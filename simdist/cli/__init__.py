@@ -267,10 +267,17 @@ def _comms(session: Session, run: str, schedule: str | None) -> None:
 @click.option("--trace", "which", type=click.Choice(_TRACES), help="Which trace, if a RUN holds both.")
 @click.option("--steps", metavar="A:B", callback=_slice, help="Only steps A to B - 1.")
 @click.option("--ranks", metavar="LIST", callback=_numbers, help="Only these ranks, e.g. 0,3,8-11.")
+@click.option("--tensors", is_flag=True, help="Add what each gradient goes through, as Horovod's timeline does.")
 @_options
 @click.pass_obj
 def _trace(
-    session: Session, run: Path, chrome: Path, which: Any, steps: range | None, ranks: tuple[int, ...] | None
+    session: Session,
+    run: Path,
+    chrome: Path,
+    which: Any,
+    steps: range | None,
+    ranks: tuple[int, ...] | None,
+    tensors: bool,
 ) -> None:
     """Convert a trace for viewers of timelines.
 
@@ -278,4 +285,4 @@ def _trace(
     """
     from simdist.cli import tracing
 
-    tracing.trace(session, run, which=which, chrome=chrome, steps=steps, ranks=ranks)
+    tracing.trace(session, run, which=which, chrome=chrome, steps=steps, ranks=ranks, tensors=tensors)

@@ -9,13 +9,12 @@ from simdist.breakdown import STATES
 from simdist.build import build
 from simdist.cli import finished, inputs
 from simdist.cli.session import Session
-from simdist.cli.tables import factor_with_interval, seconds_with_interval, table_text
+from simdist.cli.tables import factor_with_interval, seconds_in_state, seconds_with_interval, table_text
 from simdist.compare import Measured, Row, find_baseline, measure, row
 from simdist.engines import Engine
 from simdist.progress import ProgressBar
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
-from simdist.units import format_seconds
 
 __all__ = ["compare"]
 
@@ -113,7 +112,7 @@ def _cells(row: Row) -> list[str]:
         row.schedule,
         seconds_with_interval(row.step_s, row.step_s_ci95),
         factor_with_interval(row.speedup, row.speedup_ci95),
-        *(format_seconds(time_s) for time_s in (row.compute_s, row.comm_s, row.wait_s, row.io_s, row.host_s)),
+        *(seconds_in_state(time_s) for time_s in (row.compute_s, row.comm_s, row.wait_s, row.io_s, row.host_s)),
         row.engine,
     ]
 

@@ -13,8 +13,10 @@ from rich.text import Text
 
 from simdist.units import format_seconds
 
-__all__ = ["factor_with_interval", "seconds_with_interval", "table_text"]
+__all__ = ["factor_with_interval", "seconds_in_state", "seconds_with_interval", "table_text"]
 
+_ROUNDING_S = 1e-12  # shorter than anything that is simulated
+_ROUNDING = 1e-9
 _WIDTH = 200  # of what is no terminal
 _MIN_WORDS = 20  # columns for a column of words that folds
 
@@ -48,10 +50,20 @@ def table_text(title: str, header: Sequence[str], rows: Sequence[Sequence[str]],
 def seconds_with_interval(center_s: float, interval_s: tuple[float, float] | None) -> str:
     """Print a time and, if there is one, its interval.
 
-    >>> seconds_with_interval(0.0835, (0.082, 0.085))
-    '83.5 ms ± 1.5 ms'
+    >>> seconds_with_interval(0.0835, (0.082, 0.085)), seconds_with_interval(0.0835, (0.0835, 0.0835))
+    ('83.5 ms ± 1.5 ms', '83.5 ms')
     """
-    return format_seconds(center_s) + (f" ± {format_seconds(_half(interval_s), 2)}" if interval_s else "")
+    half_s = _half(interval_s) if interval_s else 0.0
+    return format_seconds(center_s) + (f" ± {format_seconds(half_s, 2)}" if half_s > _ROUNDING_S else "")
+
+
+def seconds_in_state(seconds: float) -> str:
+    """Print a time, without what is left of 0 when floating-point numbers are summed.
+
+    >>> seconds_in_state(1.8e-17), seconds_in_state(2e-3)
+    ('0 s', '2 ms')
+    """
+    return format_seconds(seconds if seconds > _ROUNDING_S else 0.0)
 
 
 def factor_with_interval(center: float, interval: tuple[float, float] | None) -> str:
@@ -61,6 +73,7 @@ def factor_with_interval(center: float, interval: tuple[float, float] | None) ->
     ('1.36 ± 0.02', '1.117 ± 0.004')
     """
     half = _half(interval) if interval else 0.0
+    half = half if half > _ROUNDING * center else 0.0
     digits = 3 if 0 < half < 0.01 else 2
     return f"{center:.{digits}f}" + (f" ± {half:.{digits}f}" if half else "")
 

@@ -28,6 +28,7 @@ def trace(
     chrome: Path,
     steps: range | None,
     ranks: Sequence[int] | None,
+    tensors: bool,
 ) -> None:
     """Convert a trace to the JSON that Perfetto and chrome://tracing read.
 
@@ -38,6 +39,7 @@ def trace(
         chrome: What to write.
         steps: Which steps; a stop of `sys.maxsize` is the end of the trace.
         ranks: Which ranks.
+        tensors: With what gradients go through.
     """
     from simdist.chrome import write_chrome
 
@@ -48,7 +50,7 @@ def trace(
         if steps is not None and steps.stop == sys.maxsize:
             steps = range(steps.start, max(n_steps, steps.start + 1))
         bar.update("write it for viewers", 0, None)
-        write_chrome(loaded, chrome, steps=steps, ranks=ranks)
+        write_chrome(loaded, chrome, steps=steps, ranks=ranks, tensors=tensors)
     session.wrote(chrome)
     document = {
         "trace": str(path),

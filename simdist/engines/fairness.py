@@ -26,7 +26,9 @@ who rise. If w of the load stops at level t <= left / load, then (left - t w) / 
 fall. So one pass suffices, and rounding is not allowed to make a level fall.
 
 A round costs one look at the level of every resource, and work for the resources of those who stop in it. Everybody
-stops once: with n transfers, m resources and k pairs of both, all is done in O(k + m min(n, m)).
+stops once, and at least one resource is full in a round: with n transfers, m resources and k pairs of both, all is done
+in O(k + m min(n, m)). Subtracting leaves rounding behind; a load of which little is left is therefore summed anew, at
+most once for each factor of a thousand by which its weights differ, or its users become fewer.
 
 Source:
     Bertsekas & Gallager, Data Networks, 2nd ed., section 6.5.2: the definition, bottlenecks and progressive filling,
@@ -141,17 +143,19 @@ class _Filling:
         np.subtract.at(self._load, resource, weight)
         np.subtract.at(self._left_Bps, resource, weight * self._level_Bps)
         wanted = self._n_rising[resource] > 0
-        self._full_at_Bps[resource[~wanted]] = np.inf
-        wanted_resource = resource[wanted]
-        self._sum_worn_loads(wanted_resource)
-        self._full_at_Bps[wanted_resource] = self._left_Bps[wanted_resource] / self._load[wanted_resource]
+        is_worn = wanted & (self._load[resource] < self._summed_load[resource] * _WORN)
+        if is_worn.any():
+            self._sum_anew(np.unique(resource[is_worn]))
+        full_at_Bps = np.full(len(resource), np.inf)
+        np.divide(self._left_Bps[resource], self._load[resource], out=full_at_Bps, where=wanted)
+        self._full_at_Bps[resource] = full_at_Bps
 
-    def _sum_worn_loads(self, resource: NDArray[np.int64]) -> None:
-        """Replace what is left after many subtractions, the rounding of which would outweigh it, by a sum."""
-        for worn in np.unique(resource[self._load[resource] < self._summed_load[resource] * _WORN]):
-            places = self._pairs.by_resource[_places(self._pairs.first_of_resource, np.array([worn]))]
-            self._load[worn] = self._pairs.weight[places] @ self._rising[self._pairs.flow[places]]
-            self._summed_load[worn] = self._load[worn]
+    def _sum_anew(self, worn: NDArray[np.int64]) -> None:
+        """Replace what is left of loads after many subtractions, the rounding of which would outweigh it."""
+        for resource in worn:
+            places = self._pairs.by_resource[_places(self._pairs.first_of_resource, np.array([resource]))]
+            self._load[resource] = self._pairs.weight[places] @ self._rising[self._pairs.flow[places]]
+            self._summed_load[resource] = self._load[resource]
 
 
 def _places(first: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.int64] | slice:

@@ -130,7 +130,7 @@ class FluidNetwork:
                 flow.left_nbytes -= flow.rate_Bps * elapsed_s
 
     def _set_rates(self, component: "_Component") -> None:
-        component.flows.sort(key=lambda flow: flow.kind)  # rounding does not depend on who came first
+        component.flows.sort(key=lambda flow: flow.kind)  # one set to remember, whoever came first
         kinds = tuple([flow.kind for flow in component.flows])
         rates_Bps = self._remembered(kinds) if len(kinds) <= _SMALL else self._fair_rates_Bps(kinds)
         left_s = np.array([flow.left_nbytes for flow in component.flows]) / rates_Bps

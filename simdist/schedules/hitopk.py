@@ -50,9 +50,7 @@ class HiTopK(SparseSchedule):
     def idle(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
         """Return whether it never sends less than everything, or sends it to nobody."""
         if ranks_per_node == world_size:
-            return [
-                "selects entries to send between nodes, and there is one node: sync sends as much, and loses nothing"
-            ]
+            return ["selects entries to send between nodes, and there is one node: sync sends as little"]
         return super().idle(world_size, ranks_per_node, n_steps)
 
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:

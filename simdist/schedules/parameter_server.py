@@ -17,9 +17,9 @@ __all__ = ["ParameterServer"]
 class ParameterServer(GradientSchedule):
     """Average gradients in every step over servers: every rank pushes to each its part, and pulls the averages.
 
-    With few servers, all ranks converge on the network cards of those; with as many as there are nodes and even parts,
-    the traffic is that of a reduce-scatter and an all-gather. Servers reduce gradients and keep no parameters, so every
-    rank still updates its own.
+    With few servers, all ranks converge on the network cards of those. With one on every rank and even parts, it is a
+    direct reduce-scatter and all-gather. Ranks do not add up within their node first, so every GPU's gradients pass the
+    node's network cards. Servers keep no parameters: every rank updates its own.
 
     Source:
         Li et al., Scaling Distributed Machine Learning with the Parameter Server, OSDI 2014; Jiang et al., A Unified

@@ -15,8 +15,8 @@ class Torus(GradientSchedule):
     """Average gradients over all ranks in every step; each GPU of a node carries its share of them over the network.
 
     Reduce-scatter in the node, so that every GPU holds one slice of the node's mean; all-reduce of that slice over the
-    j-th GPUs of all nodes; all-gather in the node. What a node sends is what a flat ring sends through its NIC; but
-    there are 2 (m - 1) steps between m nodes of n GPUs instead of 2 (mn - 1).
+    j-th GPUs of all nodes; all-gather in the node. A node sends about what a flat ring sends through its NIC; but there
+    are 2 (m - 1) steps between m nodes of n GPUs instead of 2 (mn - 1).
 
     Source:
         Mikami et al., Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash, arXiv 1811.05233.

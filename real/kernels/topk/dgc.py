@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from real.kernels.topk.groups import reaching, summarize
-from real.kernels.topk.parts import finite_magnitudes, sampled_threshold, take, uniform
+from real.kernels.topk.parts import can_use_triton, finite_magnitudes, sampled_threshold, take, uniform
 
 __all__ = ["dgc"]
 
@@ -27,10 +27,15 @@ def dgc(values: Tensor, k: int, generator: torch.Generator | None = None) -> Ten
     """
     if _MAX_CANDIDATES * k >= values.numel():
         return torch.topk(finite_magnitudes(values), k, sorted=False).indices
-    threshold = sampled_threshold(values, 2 * k, uniform(generator, values.device))
+    drawn = uniform(generator, values.device)
+    threshold = sampled_threshold(values, 2 * k, drawn)
     if values.device.type == "cpu":
         return _among_all_that_reach(threshold.item(), values, k)
-    return _among_some_that_reach(threshold, finite_magnitudes(values), k, uniform(generator, values.device))
+    if can_use_triton(values):
+        from real.kernels import triton_dgc  # takes a second, and a GPU to be of use
+
+        return triton_dgc.dgc(values, k, threshold, drawn)
+    return _among_some_that_reach(threshold, finite_magnitudes(values), k, drawn)
 
 
 def _among_all_that_reach(threshold: float, values: Tensor, k: int) -> Tensor:

@@ -22,19 +22,16 @@ level of t, are read again. All digits are then counted on what reaches it. `rea
 `real.kernels.triton_mstopk` do that; `bisect` reads the vector N times, as published. All three select the same.
 """
 
-import importlib.util
-
 import torch
 from torch import Tensor
 
 from real.kernels.topk import mstopk_cpu
 from real.kernels.topk.heights import Scale, heights
-from real.kernels.topk.parts import finite_magnitudes, take, uniform
+from real.kernels.topk.parts import can_use_triton, finite_magnitudes, take, uniform
 
 __all__ = ["bisect", "mstopk"]
 
 _N_BISECTIONS = 20  # recall of at least 0.9999 at densities of 0.001 and 0.01
-_TRITON_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 
 def mstopk(
@@ -57,7 +54,7 @@ def mstopk(
     drawn = uniform(generator, values.device)
     if values.device.type == "cpu":
         return mstopk_cpu.mstopk(values, k, drawn.item(), n_bisections=n_bisections)
-    if values.device.type == "cuda" and values.dtype in _TRITON_DTYPES and importlib.util.find_spec("triton"):
+    if can_use_triton(values):
         from real.kernels import triton_mstopk  # takes a second, and a GPU to be of use
 
         return triton_mstopk.mstopk(values, k, drawn, n_bisections=n_bisections)

@@ -1,12 +1,20 @@
 """What the methods share: magnitudes that compare, random numbers, and taking exactly n without waiting for a GPU."""
 
+import importlib.util
+
 import torch
 from torch import Tensor
 
-__all__ = ["finite_magnitudes", "largest_magnitude", "sampled_threshold", "take", "uniform", "wide"]
+__all__ = ["can_use_triton", "finite_magnitudes", "largest_magnitude", "sampled_threshold", "take", "uniform", "wide"]
 
 _SAMPLED_SHARE = 0.01  # Lin et al., section 3.1: 0.1 % to 1 %
 _MIN_SELECTED_SAMPLES = 32  # so the number that reaches the threshold is off by about 1 / sqrt(32)
+
+
+def can_use_triton(values: Tensor) -> bool:
+    """Tell whether there are kernels for the device and dtype, and whether what compiles them is installed."""
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    return values.is_cuda and values.dtype in dtypes and importlib.util.find_spec("triton") is not None
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -1,0 +1,228 @@
+"""What does sharing cost: how fast are fair rates found, and the reference engine where transfers share links?
+
+    python benchmarks/network.py            tables; exit code 1 if a target is missed
+    python benchmarks/network.py --quick    tiny sizes, to see that it works; seconds
+    python benchmarks/network.py --json     the numbers for machines
+
+`pairs` and `rows` are all-reduces among equal GPUs of 2 neighbouring nodes, or of all nodes: every node's GPUs share
+its NIC, and random delays of the host keep them out of step. In `world` nothing is shared. A rank-op is one operation
+executed by one rank. The best of several runs; absolute numbers belong to the machine.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import simpy
+
+from simdist.cost import Costs, Stage, Transfer, price
+from simdist.engines import des
+from simdist.engines.fairness import max_min_rates
+from simdist.engines.network import FluidNetwork
+from simdist.groups import Group
+from simdist.plan import AllReduce, Buffer, Delay, Plan, Wait
+from simdist.scenario.cluster import Cluster, Link
+from simdist.scenario.workload import Tensor, Workload
+
+TARGETS = {"rates ms": 50.0, "event growth": 2.0, "des rank-ops/s, not shared": 100e3}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much to run."""
+
+    transfers: int = 1000
+    links: int = 1000
+    many_links: int = 300
+    islands: tuple[int, ...] = (10, 100, 1000)
+    flows_of_island: int = 20
+    nodes: int = 16
+    gpus_per_node: int = 8
+    steps: int = 100
+    repetitions: int = 5
+
+
+QUICK = Sizes(30, 30, 10, (2, 4, 8), 3, 2, 2, 3, 1)
+
+
+def best_s(run: Callable[[], object], repetitions: int) -> float:
+    """Return the seconds of the fastest of several runs."""
+    seconds = []
+    for _ in range(repetitions):
+        began_s = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - began_s)
+    return min(seconds)
+
+
+def drawn(n_transfers: int, n_links: int, n_used: tuple[int, int]) -> list[Stage]:
+    """Return stages over random links, between so many and so many of them, with random bytes on each."""
+    rng = np.random.default_rng(0)
+    used = (
+        np.sort(rng.choice(n_links, rng.integers(*n_used, endpoint=True), replace=False)) for _ in range(n_transfers)
+    )
+    return [Stage(0.0, links, rng.uniform(1e5, 1e6, len(links))) for links in used]
+
+
+def staircase(n_transfers: int, n_links: int, n_shared: int) -> tuple[list[Stage], np.ndarray]:
+    """Return the worst case: everybody shares many links, and a link of his own stops him in a round of his own."""
+    shared = np.arange(n_links, n_links + n_shared)
+    own = (np.append(number % n_links, shared) for number in range(n_transfers))
+    capacity_Bps = np.concatenate([np.linspace(1e6, 1e9, n_links), np.full(n_shared, 1e9 * n_transfers)])
+    return [Stage(0.0, links, np.ones(len(links))) for links in own], capacity_Bps
+
+
+def rates(sizes: Sizes) -> list[dict[str, object]]:
+    """Find the rates of many concurrent transfers, sparse and dense."""
+    capacity_Bps = np.random.default_rng(1).uniform(1e8, 1e9, sizes.links)
+    cases = {
+        "2 to 4 links each": (drawn(sizes.transfers, sizes.links, (2, 4)), capacity_Bps),
+        f"{sizes.many_links} links each": (drawn(sizes.transfers, sizes.links, (sizes.many_links,) * 2), capacity_Bps),
+        f"{sizes.many_links} links each, staircase": staircase(sizes.transfers, sizes.links, sizes.many_links - 1),
+    }
+    return [
+        {
+            "case": name,
+            "transfers": len(stages),
+            "links": len(capacities_Bps),
+            "levels": len(np.unique(max_min_rates(stages, capacities_Bps))),
+            "ms": 1e3 * best_s(lambda: max_min_rates(stages, capacities_Bps), sizes.repetitions),  # noqa: B023
+        }
+        for name, (stages, capacities_Bps) in cases.items()
+    ]
+
+
+def islands(sizes: Sizes) -> list[dict[str, object]]:
+    """Let more and more links, each shared by the same few transfers, be busy at the same time."""
+    rows = []
+    for n_islands in sizes.islands:
+        n_flows = n_islands * sizes.flows_of_island
+        seconds = best_s(lambda: fly(n_islands, sizes.flows_of_island), sizes.repetitions)  # noqa: B023
+        rows.append({"links": n_islands, "transfers": n_flows, "us_per_transfer": 1e6 * seconds / n_flows})
+    return rows
+
+
+def fly(n_islands: int, n_flows: int) -> None:
+    """Run transfers of random sizes from random starts, some on every link."""
+    rng = np.random.default_rng(0)
+    env = simpy.Environment()
+    network = FluidNetwork(env, np.ones(n_islands))
+
+    def start(link: int, start_s: float, nbytes: float) -> Callable[[object], None]:
+        transfer = Transfer((Stage(start_s, np.array([link]), np.array([nbytes])),))
+        return lambda _: network.start(transfer)
+
+    for link in range(n_islands):
+        for start_s, nbytes in rng.uniform(0.5, 1.0, (n_flows, 2)):
+            env.timeout(0.0).callbacks.append(start(link, start_s, nbytes))
+    env.run()
+
+
+def averaging(sizes: Sizes, group: Group) -> tuple[Plan, Costs, dict[str, np.ndarray]]:
+    """Return a plan that averages 32 MB over groups in every step, after a random delay of every rank."""
+    n = sizes.nodes * sizes.gpus_per_node
+    buffers = (Buffer("flat", 8_000_000, initialized=True),)
+    body = (Delay("host"), AllReduce("flat", group), Wait("flat"))
+    plan = Plan.from_steps("averaging", world_size=n, buffers=buffers, steps=[body] * sizes.steps)
+    fabric, network = Link(latency_s=5e-6, bandwidth_Bps=1e11), Link(latency_s=1e-5, bandwidth_Bps=1.25e10)
+    cluster = Cluster(nodes=sizes.nodes, gpus_per_node=sizes.gpus_per_node, fabric=fabric, network=network)
+    workload = Workload(tensors=(Tensor(name="w", count=1),), batch_size=1, forward_s=0.1, backward_s=0.2)
+    delays_s = np.random.default_rng(0).exponential(1e-3, (sizes.steps, n))
+    return plan, price(plan, cluster, workload), {"host": delays_s}
+
+
+def engine(sizes: Sizes) -> list[dict[str, object]]:
+    """Run the reference engine where nothing, a NIC of two nodes, or all NICs are shared."""
+    n, stride = sizes.nodes * sizes.gpus_per_node, sizes.gpus_per_node
+    groups = {"world": Group(n), "pairs": Group(2, stride=stride), "rows": Group(sizes.nodes, stride=stride)}
+    rows: list[dict[str, object]] = []
+    for name, group in groups.items():
+        plan, costs, delays = averaging(sizes, group)
+        n_rank_ops = plan.n_instances * plan.world_size
+        seconds = best_s(lambda: des.simulate(plan, costs, delays), sizes.repetitions)  # noqa: B023
+        n_transfers = sizes.steps * n // group.size
+        rows.append(
+            {
+                "groups": name,
+                "shared": bool(costs.contested),
+                "rank_ops": n_rank_ops,
+                "transfers": n_transfers,
+                "rank_ops_per_s": n_rank_ops / seconds,
+                "us_per_transfer": 1e6 * seconds / n_transfers,
+            }
+        )
+    return rows
+
+
+def table(title: str, rows: list[dict[str, object]]) -> str:
+    """Return rows as aligned text."""
+    cells = [[shown(value) for value in row.values()] for row in rows]
+    head = list(rows[0])
+    widths = [max(len(line[column]) for line in [head, *cells]) for column in range(len(head))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in [head, *cells]]
+    return "\n".join([title, *lines, ""])
+
+
+def shown(value: object) -> str:
+    """Return a number in a few digits."""
+    if isinstance(value, float):
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+    return str(value)
+
+
+def verdicts(found: dict[str, list[dict[str, object]]]) -> list[dict[str, object]]:
+    """Compare with the targets, which are stated for the full sizes."""
+    per_transfer = [row["us_per_transfer"] for row in found["islands"]]
+    reached = {
+        "rates ms": max(row["ms"] for row in found["rates"]),  # type: ignore[type-var]
+        "event growth": per_transfer[-1] / per_transfer[0],  # type: ignore[operator]
+        "des rank-ops/s, not shared": min(row["rank_ops_per_s"] for row in found["engine"] if not row["shared"]),  # type: ignore[type-var]
+    }
+    at_most = {"rates ms", "event growth"}
+    return [
+        {
+            "what": what,
+            "target": f"{'<' if what in at_most else '>='} {shown(target)}",
+            "reached": reached[what],
+            "holds": bool(reached[what] < target if what in at_most else reached[what] >= target),  # type: ignore[operator]
+        }
+        for what, target in TARGETS.items()
+    ]
+
+
+def main() -> int:
+    """Run everything and print it; return 1 if a target of the full sizes is missed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes")
+    options = parser.parse_args()
+    sizes = QUICK if options.quick else Sizes()
+    found = {"rates": rates(sizes), "islands": islands(sizes), "engine": engine(sizes)}
+    targets = verdicts(found)
+    missed = not options.quick and not all(target["holds"] for target in targets)
+    if options.json:
+        about = {"python": platform.python_version(), "numpy": np.__version__, "sizes": asdict(sizes)}
+        print(json.dumps({**about, **found, "targets": targets}, indent=1))
+        return int(missed)
+    print(table("fair rates of concurrent transfers", found["rates"]))
+    print(table("transfers on more and more links that share nothing", found["islands"]))
+    print(
+        table(
+            f"reference engine, {sizes.nodes} nodes x {sizes.gpus_per_node} GPUs x {sizes.steps} steps", found["engine"]
+        )
+    )
+    print(table("targets (for the full sizes)", targets))
+    return int(missed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

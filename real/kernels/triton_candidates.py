@@ -1,0 +1,246 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, misc"
+"""Candidates for the largest k, on a GPU: entries of a vector that were worth a second look, and the choice among them.
+
+A vector is cut into *spans*, one per program, and a span into tiles. A program writes its candidates to where its span
+begins, in order, which needs neither a place that an atomic operation reserves nor memory whose size the host would have
+to know. What candidates are compared by is a *key*, an integer that is not negative. Three kernels choose:
+
+1. `_count_keys` counts the candidates by a digit of b bits of their keys: 2^b thresholds at once. Once per digit.
+2. `_count_taken` counts in each span what lies above the k-th largest key, and on it.
+3. `_write` adds up the counts of the spans before its own, so it knows which of its candidates go where.
+
+Every kernel finds the digits of the k-th largest key afresh from the counts of the kernels before: some hundred numbers
+in the cache, where a kernel for that alone would cost a launch. No program waits for another, and they add up nothing
+but integers together, so the result does not depend on which one comes first.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from real.kernels.optional_triton import tl, triton
+
+__all__ = [
+    "NARROW",
+    "WIDE",
+    "Candidates",
+    "Cut",
+    "Layout",
+    "add_histogram",
+    "append",
+    "ceil_div",
+    "kth_cell",
+    "magnitude",
+    "take_largest",
+]
+
+WIDE, NARROW = ({"num_warps": n, "enable_fp_fusion": False} for n in (8, 4))
+"""How kernels are launched that read whole tiles, or candidates. Without fusion, all kernels round alike."""
+
+_CHUNK = 1024  # candidates that a program looks at at once
+_MAX_DIGIT_BITS, _MIN_DIGIT_BITS = 8, 5  # more would take a histogram long; 32 cells are the fewest that it can count
+_SIZES = ("k", "span_size", "n_spans")  # no kernel of its own for a size that 16 divides, or for 1
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How large pieces are to be."""
+
+    tile: int = 4096
+    """Entries that a program reads at once, a power of two of at least 256."""
+    max_spans: int = 1024
+    """Programs, a power of two: enough to fill a GPU, few enough for each to add up numbers of all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A vector in pieces."""
+
+    count: int
+    tile: int
+    max_spans: int
+    n_tiles: int
+    """In each span; the last ones of the last span may be partly or wholly beyond the end of the vector."""
+    n_spans: int
+
+    @classmethod
+    def of(cls, count: int, layout: Layout) -> "Cut":
+        """Return spans of as many tiles as it takes to keep to the layout."""
+        n_tiles = ceil_div(count, layout.tile)
+        per_span = ceil_div(n_tiles, layout.max_spans)
+        return cls(count, layout.tile, layout.max_spans, per_span, ceil_div(n_tiles, per_span))
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Room for as many candidates as there are entries: 8 bytes for each entry, of which few are ever touched."""
+
+    keys: Tensor
+    """int32 `[count]`; those of a span begin where the span does."""
+    positions: Tensor
+    """int32 `[count]`, likewise."""
+    n_in_span: Tensor
+    """int32 `[n_spans]`."""
+
+    @classmethod
+    def room(cls, cut: Cut, device: torch.device) -> "Candidates":
+        """Return room that a kernel is to fill."""
+        return cls(*(torch.empty(n, dtype=torch.int32, device=device) for n in (cut.count, cut.count, cut.n_spans)))
+
+
+def ceil_div(dividend: int, divisor: int) -> int:
+    """Return the quotient of positive integers, rounded up."""
+    return -(-dividend // divisor)
+
+
+def take_largest(candidates: Candidates, cut: Cut, k: int, drawn: Tensor, *, n_key_bits: int) -> Tensor:
+    """Return the positions of the k candidates with the largest keys, int32 `[k]`.
+
+    Those above the k-th largest key come first; then a contiguous stretch of those on it. Both are in ascending order.
+
+    Args:
+        candidates: At least k.
+        cut: Of the vector that they are from.
+        k: How many.
+        drawn: Where the stretch begins: from 0, at the first that it can, to 1, at the last; float64 `[]`.
+        n_key_bits: All keys are below 2 to that power.
+    """
+    device = drawn.device
+    n_digits = ceil_div(n_key_bits, _MAX_DIGIT_BITS)
+    bits = max(_MIN_DIGIT_BITS, ceil_div(n_key_bits, n_digits))
+    counts = torch.zeros(n_digits << bits, dtype=torch.int32, device=device)
+    n_above, n_within = (torch.empty(cut.n_spans, dtype=torch.int32, device=device) for _ in range(2))
+    taken = torch.empty(k, dtype=torch.int32, device=device)
+    digits = {"CELLS": 1 << bits, "BITS": bits, "N_DIGITS": n_digits, "CHUNK": _CHUNK} | NARROW
+    keys, positions, n_in_span = candidates.keys, candidates.positions, candidates.n_in_span
+    grid, span_size = (cut.n_spans,), cut.n_tiles * cut.tile
+    with torch.cuda.device_of(drawn):
+        for digit in range(n_digits):
+            _count_keys[grid](keys, n_in_span, counts, k, span_size, DIGIT=digit, **digits)
+        _count_taken[grid](keys, n_in_span, counts, n_above, n_within, k, span_size, **digits)
+        _write[grid](
+            *(keys, positions, n_in_span, counts, n_above, n_within, drawn, taken, k, span_size, cut.n_spans),
+            **(digits | {"MAX_SPANS": cut.max_spans}),
+        )
+    return taken
+
+
+@triton.jit
+def magnitude(values, LARGEST: tl.constexpr):
+    """Return |values| as float32; `LARGEST` for NaN, which no comparison holds for, and all above it."""
+    magnitudes = tl.abs(values.to(tl.float32))
+    return tl.where(magnitudes <= LARGEST, magnitudes, LARGEST)
+
+
+@triton.jit
+def append(keys, positions, end, found, where, is_candidate):
+    """Write the candidates of a tile `[rows, columns]`, row by row, from the end of those before; return the new end."""
+    ones = is_candidate.to(tl.int32)
+    n_in_row = tl.sum(ones, axis=1)
+    n_before_row = tl.cumsum(n_in_row, axis=0) - n_in_row
+    slot = end + n_before_row[:, None] + tl.cumsum(ones, axis=1) - 1
+    tl.store(keys + slot, found, mask=is_candidate)
+    tl.store(positions + slot, where.to(tl.int32), mask=is_candidate)
+    return end + tl.sum(n_in_row, axis=0)
+
+
+@triton.jit
+def add_histogram(counts, cells, is_valid, CELLS: tl.constexpr):
+    """Return the counts plus how many valid entries are in each cell."""
+    n_invalid = tl.sum((~is_valid).to(tl.int32), axis=0)
+    each = tl.histogram(tl.where(is_valid, cells, 0), CELLS)
+    return counts + each - tl.where(tl.arange(0, CELLS) == 0, n_invalid, 0)
+
+
+@triton.jit
+def kth_cell(counts, k, CELLS: tl.constexpr):
+    """Return the cell of the k-th largest entry, and how many lie above it; the lowest if there are fewer than k."""
+    cells = tl.arange(0, CELLS)
+    each = tl.load(counts + cells)
+    at_least = tl.sum(each, axis=0) - tl.cumsum(each, axis=0) + each
+    cell = tl.max(tl.where(at_least >= k, cells, 0), axis=0)
+    return cell, tl.sum(tl.where(cells > cell, each, 0), axis=0)
+
+
+@triton.jit
+def _leading_digits(counts, k, CELLS: tl.constexpr, BITS: tl.constexpr, N_KNOWN: tl.constexpr):
+    """Return the first digits of the k-th largest key, as a number, and its rank among those that share them."""
+    leading = k * 0
+    rank = k
+    for digit in tl.static_range(N_KNOWN):
+        cell, n_above = kth_cell(counts + digit * CELLS, rank, CELLS)
+        leading = (leading << BITS) + cell
+        rank -= n_above
+    return leading, rank
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _count_keys(
+    keys, n_in_span, counts, k, span_size,
+    DIGIT: tl.constexpr, CELLS: tl.constexpr, BITS: tl.constexpr, N_DIGITS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Count the candidates by digit number `DIGIT`, among those that share the k-th largest's digits before it."""
+    leading, _ = _leading_digits(counts, k, CELLS, BITS, DIGIT)
+    span = tl.program_id(0)
+    n = tl.load(n_in_span + span)
+    first = keys + span.to(tl.int64) * span_size
+    found = tl.zeros([CELLS], tl.int32)
+    for begin in range(0, n, CHUNK):
+        entries = begin + tl.arange(0, CHUNK)
+        digits = tl.load(first + entries, mask=entries < n, other=0) >> (BITS * (N_DIGITS - 1 - DIGIT))
+        is_valid = (entries < n) & (digits >> BITS == leading)
+        found = add_histogram(found, digits & (CELLS - 1), is_valid, CELLS)
+    tl.atomic_add(counts + DIGIT * CELLS + tl.arange(0, CELLS), found, mask=found > 0, sem="relaxed")
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _count_taken(
+    keys, n_in_span, counts, n_above, n_within, k, span_size,
+    CELLS: tl.constexpr, BITS: tl.constexpr, N_DIGITS: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    kth, _ = _leading_digits(counts, k, CELLS, BITS, N_DIGITS)
+    span = tl.program_id(0)
+    n = tl.load(n_in_span + span)
+    first = keys + span.to(tl.int64) * span_size
+    above = tl.zeros([CHUNK], tl.int32)
+    within = tl.zeros([CHUNK], tl.int32)
+    for begin in range(0, n, CHUNK):
+        entries = begin + tl.arange(0, CHUNK)
+        found = tl.load(first + entries, mask=entries < n, other=-1)
+        above += (found > kth).to(tl.int32)
+        within += (found == kth).to(tl.int32)
+    tl.store(n_above + span, tl.sum(above, axis=0))
+    tl.store(n_within + span, tl.sum(within, axis=0))
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _write(
+    keys, positions, n_in_span, counts, n_above, n_within, drawn, taken, k, span_size, n_spans,
+    CELLS: tl.constexpr, BITS: tl.constexpr, N_DIGITS: tl.constexpr, CHUNK: tl.constexpr, MAX_SPANS: tl.constexpr,
+):  # fmt: skip
+    """Write all above the k-th largest key from the front, in order; then the stretch on that key, in order."""
+    kth, n_missing = _leading_digits(counts, k, CELLS, BITS, N_DIGITS)
+    span = tl.program_id(0)
+    spans = tl.arange(0, MAX_SPANS)
+    above = tl.load(n_above + spans, mask=spans < n_spans, other=0)
+    within = tl.load(n_within + spans, mask=spans < n_spans, other=0)
+    n_begins = tl.sum(within, axis=0) - n_missing + 1
+    stretch = (tl.load(drawn) * n_begins.to(tl.float64)).to(tl.int32)
+    slot_above = tl.sum(tl.where(spans < span, above, 0), axis=0)
+    rank_within = tl.sum(tl.where(spans < span, within, 0), axis=0) - stretch
+    n = tl.load(n_in_span + span)
+    first = span.to(tl.int64) * span_size
+    for begin in range(0, n, CHUNK):
+        entries = begin + tl.arange(0, CHUNK)
+        found = tl.load(keys + first + entries, mask=entries < n, other=-1)
+        where = tl.load(positions + first + entries, mask=entries < n, other=0)
+        is_above = (found > kth).to(tl.int32)
+        is_within = (found == kth).to(tl.int32)
+        slot = slot_above + tl.cumsum(is_above, axis=0) - 1
+        rank = rank_within + tl.cumsum(is_within, axis=0) - 1
+        tl.store(taken + slot, where, mask=found > kth)
+        is_taken = (found == kth) & (rank >= 0) & (rank < n_missing)
+        tl.store(taken + (k - n_missing) + rank, where, mask=is_taken)
+        slot_above += tl.sum(is_above, axis=0)
+        rank_within += tl.sum(is_within, axis=0)

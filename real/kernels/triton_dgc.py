@@ -1,0 +1,87 @@
+# mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, misc"
+"""DGC's selection on a GPU: one read of the vector, given a threshold, and no wait of the host.
+
+`_collect` takes all that reach the threshold as candidates, with the bits of their magnitudes as keys.
+`_collect_all_if_few` does nothing, unless there are fewer than k: then every entry becomes a candidate. To choose the
+k largest of them is left to `real.kernels.triton_candidates`.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from real.kernels.optional_triton import tl, triton
+from real.kernels.topk.parts import largest_magnitude
+from real.kernels.triton_candidates import WIDE, Candidates, Cut, Layout, append, magnitude, take_largest
+
+__all__ = ["dgc"]
+
+_COLUMNS = 64  # of a tile, so that its candidates are counted by rows, and rows by few numbers
+_KEY_BITS = 31  # of a float32 without its sign
+_SIZES = ("k", "n_tiles", "n_spans")  # no kernel of its own for a size that 16 divides, or for 1
+
+
+def dgc(values: Tensor, k: int, threshold: Tensor, drawn: Tensor, *, layout: Layout = Layout()) -> Tensor:
+    """Return the positions of the largest k magnitudes; int32, on the device of `values`.
+
+    Args:
+        values: float32, float16 or bfloat16 `[count]`; on a GPU, or anywhere under `TRITON_INTERPRET=1`.
+        k: More than 0 and less than `count`.
+        threshold: float32 `[]`: a few more than k magnitudes should reach it.
+        drawn: Which of equal magnitudes are taken if not all are, from 0 to 1; float64 `[]`.
+        layout: How to cut the vector.
+    """
+    values = values.contiguous()
+    cut = Cut.of(values.numel(), layout)
+    few = Candidates.room(cut, values.device)
+    enough = replace(few, n_in_span=torch.empty_like(few.n_in_span))
+    tiles = {"LARGEST": largest_magnitude(values.dtype), "COLUMNS": _COLUMNS, "ROWS": cut.tile // _COLUMNS} | WIDE
+    with torch.cuda.device_of(values):
+        _collect[(cut.n_spans,)](
+            values, threshold, few.keys, few.positions, few.n_in_span, cut.count, cut.n_tiles, **tiles
+        )
+        _collect_all_if_few[(cut.n_spans,)](
+            *(values, few.n_in_span, few.keys, few.positions, enough.n_in_span, k, cut.count, cut.n_tiles, cut.n_spans),
+            **(tiles | {"MAX_SPANS": cut.max_spans}),
+        )
+    return take_largest(enough, cut, k, drawn, n_key_bits=_KEY_BITS)
+
+
+@triton.jit
+def _collect_from(
+    values, threshold, keys, positions, count, n_tiles,
+    LARGEST: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Write what reaches the threshold in this program's span; return how many."""
+    begin = tl.program_id(0).to(tl.int64) * n_tiles * ROWS * COLUMNS
+    where = begin + tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    end = begin
+    for _ in range(n_tiles):
+        magnitudes = magnitude(tl.load(values + where, mask=where < count, other=0.0), LARGEST)
+        is_candidate = (where < count) & (magnitudes >= threshold)
+        end = append(keys, positions, end, magnitudes.to(tl.int32, bitcast=True), where, is_candidate)
+        where += ROWS * COLUMNS
+    return (end - begin).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _collect(
+    values, threshold, keys, positions, n_in_span, count, n_tiles,
+    LARGEST: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    n = _collect_from(values, tl.load(threshold), keys, positions, count, n_tiles, LARGEST, COLUMNS, ROWS)
+    tl.store(n_in_span + tl.program_id(0), n)
+
+
+@triton.jit(do_not_specialize=_SIZES)
+def _collect_all_if_few(
+    values, n_before, keys, positions, n_in_span, k, count, n_tiles, n_spans,
+    LARGEST: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr, MAX_SPANS: tl.constexpr,
+):  # fmt: skip
+    span = tl.program_id(0)
+    spans = tl.arange(0, MAX_SPANS)
+    n = tl.load(n_before + span)
+    if tl.sum(tl.load(n_before + spans, mask=spans < n_spans, other=0), axis=0) < k:
+        n = _collect_from(values, 0.0, keys, positions, count, n_tiles, LARGEST, COLUMNS, ROWS)
+    tl.store(n_in_span + span, n)

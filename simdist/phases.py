@@ -1,0 +1,151 @@
+"""What a gradient goes through from the backward pass to the optimizer, as phases that follow one another.
+
+A *journey* begins when a backward pass has written a gradient bucket (or an optimizer parameters, or LARS its trust
+ratios) and follows the data through copies, selections, fusion buffers and collectives until the optimizer or the next
+pass reads it. Only what is communicated makes a journey. A plan states no phases; they follow from who reads what:
+
+    phase here               in Horovod's timeline          until
+    wait for other tensors   WAIT_FOR_OTHER_TENSOR_DATA     the rest of its fusion buffer is written on this rank
+    queue                    QUEUE                          the stream takes up the next operation on it
+    wait for the tick        the time to the next CYCLE     the clock ticks (Horovod's cycle time)
+    pack                     MEMCPY_IN_FUSION_BUFFER        it is copied into the fusion buffer
+    wait for other ranks     NEGOTIATE_ALLREDUCE            the last member of the group is ready for the collective
+    all_reduce, ...          ALLREDUCE, NCCL_ALLREDUCE, ... the collective is done
+    unpack                   MEMCPY_OUT_FUSION_BUFFER       it is copied out of the fusion buffer
+    copy, select, ...                                       that operation on it is done
+
+Horovod negotiates on the CPU, before it packs; here, as in CUDA, ranks meet in the collective itself, so the wait for
+other ranks comes after the packing. Horovod's WAIT_FOR_DATA has no phase: a journey begins when the data is there.
+
+Source:
+    Horovod, "Analyze Performance", https://horovod.readthedocs.io/en/stable/timeline_include.html, and the names of
+    activities in horovod/common/common.h.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from simdist.plan import (
+    COLLECTIVES,
+    Backward,
+    Body,
+    Forward,
+    Merge,
+    Op,
+    Optimize,
+    Pack,
+    Select,
+    Tick,
+    TrustRatios,
+    Unpack,
+    reads,
+    stream_of,
+    writes,
+)
+from simdist.plan.text import op_name
+
+__all__ = ["Journey", "Phase", "journeys"]
+
+Moment: TypeAlias = Literal["ready", "start", "end"]
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A part of a journey, from the end of the phase before it.
+
+    Args:
+        name: What the data does, or what it waits for.
+        until: Which moment of operations ends it.
+        positions: Their places in the body; the latest of the moments counts.
+    """
+
+    name: str
+    until: Moment
+    positions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Journey:
+    """What happens to the contents of a buffer in one step.
+
+    Args:
+        buffer: Where the data was written first, such as `grad.3`.
+        written: Place in the body of the operation that wrote it.
+        phases: In order. A moment may lie before the end of the phase before; then the phase has no length.
+    """
+
+    buffer: str
+    written: int
+    phases: tuple[Phase, ...]
+
+
+def journeys(body: Body) -> tuple[Journey, ...]:
+    """Return the journeys of a step, in the order in which they begin."""
+    begun = ((position, name) for position, op in enumerate(body) for name in _begins(op))
+    followed = (Journey(name, position, tuple(_phases(body, position, name))) for position, name in begun)
+    return tuple(each for each in followed if any(_communicates(body, phase) for phase in each.phases))
+
+
+def _begins(op: Op) -> tuple[str, ...]:
+    return writes(op) if isinstance(op, Backward | Optimize | TrustRatios) else ()
+
+
+def _communicates(body: Body, phase: Phase) -> bool:
+    return any(isinstance(body[position], COLLECTIVES) for position in phase.positions)
+
+
+def _phases(body: Body, written: int, name: str) -> Iterator[Phase]:
+    """Follow the data: `held` are the buffers that hold it, or something made of it."""
+    held, last = {name}, written
+    for position, op in enumerate(body[written + 1 :], start=written + 1):
+        works_on_it = bool(held & {*reads(op)})
+        if works_on_it and isinstance(op, Forward | Backward | Optimize | TrustRatios):
+            return
+        if works_on_it and writes(op):
+            yield from _waits(body, position, last, held)
+            yield Phase(op_name(op), "end", (position,))
+            held |= _taken(op, held)
+            last = position
+        else:
+            held -= {*writes(op)}  # other data takes its place
+
+
+def _waits(body: Body, position: int, last: int, held: set[str]) -> Iterator[Phase]:
+    """Yield what data waits for between the operations at `last` and at `position`."""
+    op = body[position]
+    if isinstance(op, Pack):
+        others = [_writer(body, position, name) for name in op.srcs if name not in held]
+        in_this_step = tuple(writer for writer in others if writer is not None)
+        if in_this_step:
+            yield Phase("wait for other tensors", "end", in_this_step)
+    tick = _tick(body, last, position)
+    if tick is not None:
+        yield Phase("queue", "ready", (tick,))
+        yield Phase("wait for the tick", "end", (tick,))
+    yield Phase("queue", "ready", (position,))
+    if isinstance(op, COLLECTIVES):
+        yield Phase("wait for other ranks", "start", (position,))
+
+
+def _writer(body: Body, position: int, name: str) -> int | None:
+    """Return the last operation before `position` that writes a buffer; None if no operation of this step does."""
+    return next((at for at in reversed(range(position)) if name in writes(body[at])), None)
+
+
+def _tick(body: Body, last: int, position: int) -> int | None:
+    """Return the last tick between two operations that holds the stream of the second; None if there is none."""
+    if stream_of(body[position]) != "comm":
+        return None
+    return next((at for at in range(position - 1, last, -1) if isinstance(body[at], Tick)), None)
+
+
+def _taken(op: Op, held: set[str]) -> set[str]:
+    """Return the buffers that hold the data after `op`: of those that a fusion buffer is taken apart into, its own."""
+    match op:
+        case Unpack():
+            return held & {*op.dsts}
+        case Select() | Merge():
+            return {op.dst}
+        case _:
+            return {*writes(op)}
