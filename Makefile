@@ -30,6 +30,9 @@ lint: $(INSTALLED)
 
 benchmark: $(INSTALLED)  ## speed of both engines, and of training loops with simdist; takes two minutes
 	$(BIN)/python benchmarks/engines.py
+	$(BIN)/python benchmarks/network.py
+	$(BIN)/python benchmarks/expansion.py
+	$(BIN)/python benchmarks/topk.py
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 benchmarks/overhead.py
 
 clean:

@@ -6,7 +6,7 @@
 
 `pairs` and `rows` are all-reduces among equal GPUs of 2 neighbouring nodes, or of all nodes: every node's GPUs share
 its NIC, and random delays of the host keep them out of step. In `world` nothing is shared. A rank-op is one operation
-executed by one rank. The best of several runs; absolute numbers belong to the machine.
+executed by one rank. Seconds are those of the processor, the best of several runs; they belong to the machine.
 """
 
 import argparse
@@ -55,12 +55,12 @@ QUICK = Sizes(30, 30, 10, (2, 4, 8), 3, 2, 2, 3, 1)
 
 
 def best_s(run: Callable[[], object], repetitions: int) -> float:
-    """Return the seconds of the fastest of several runs."""
+    """Return the processor seconds of the fastest of several runs: others on the machine hardly change them."""
     seconds = []
     for _ in range(repetitions):
-        began_s = time.perf_counter()
+        began_s = time.process_time()
         run()
-        seconds.append(time.perf_counter() - began_s)
+        seconds.append(time.process_time() - began_s)
     return min(seconds)
 
 

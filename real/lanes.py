@@ -31,7 +31,7 @@ from real.timing import now_s, precise_sleeps
 from simdist.errors import RunError
 from simdist.plan import Instance
 
-__all__ = ["CudaLane", "DirectLane", "Lane", "Perform", "ThreadLane"]
+__all__ = ["CudaLane", "DirectLane", "Lane", "OnEnd", "Perform", "ThreadLane"]
 
 Perform = Callable[[Instance], None]
 OnEnd = Callable[[Instance, Ended], None]

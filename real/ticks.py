@@ -16,7 +16,7 @@ from typing import final
 from real.timing import now_s, sleep_s
 from simdist.plan import Instance, Plan, Tick, writes
 
-__all__ = ["Ended", "Ticks"]
+__all__ = ["Ended", "Ticks", "next_tick_s"]
 
 Ended = Callable[[], float]
 """Tells when an operation has ended, by this rank's clock; to be asked when it has."""

@@ -3,7 +3,8 @@
 They need nothing but the buffers, so every program performs them alike.
 
 **Ranks agree.** What several ranks compute from the same data must come out the same, or their parameters would drift
-apart. `merge` therefore sums equal indices in the order in which they stand, on any device.
+apart. Values of equal indices are therefore summed in an order that does not change: on a GPU, where plain scattering
+would add them as they come, they are sorted first.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,9 +38,7 @@ def transform(memory: Memory, op: Transform, *, step: int, rank: int) -> None:
         case Merge():
             _merge(memory, op)
         case Densify():
-            taken = memory.sparse(op.src)
-            values = taken.values / op.divisor if op.divisor > 1 else taken.values
-            topk.densify(values, taken.indices, memory.dense(op.dst))
+            _densify(memory, op)
         case Pack():
             _pack(map(memory.dense, op.srcs), memory.dense(op.dst))
         case Unpack():
@@ -84,7 +83,15 @@ def _merge(memory: Memory, op: Merge) -> None:
     kept.values.copy_(values)
     kept.indices.copy_(indices[places])
     dropped = sums.index_fill(0, places, 0)
-    residual.index_add_(0, indices, dropped / op.divisor)
+    residual.index_add_(0, indices, dropped)
+
+
+def _densify(memory: Memory, op: Densify) -> None:
+    taken = memory.sparse(op.src)
+    values, indices = taken.values, taken.indices
+    if values.is_cuda:
+        values, indices = _summed(values, indices)
+    topk.densify(values / op.divisor if op.divisor > 1 else values, indices, memory.dense(op.dst))
 
 
 def _summed(values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,11 +99,11 @@ def _summed(values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
 
     How many indices differ only the GPU knows, and the host does not wait to learn it.
     """
-    ascending, order = torch.sort(indices.long(), stable=True)
+    ascending, order = torch.sort(indices, stable=True)
     begins = torch.ones_like(ascending, dtype=torch.bool)
     begins[1:] = ascending[1:] != ascending[:-1]
     number = begins.cumsum(0) - 1
-    lengths = torch.zeros_like(ascending).index_add_(0, number, torch.ones_like(ascending))
+    lengths = torch.zeros_like(number).index_add_(0, number, torch.ones_like(number))
     sums = torch.segment_reduce(values[order], "sum", lengths=lengths, unsafe=True, initial=0)
     return sums, torch.zeros_like(ascending).index_copy_(0, number, ascending)
 

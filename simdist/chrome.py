@@ -21,8 +21,8 @@ see to that.
 * Steps overlap on the streams when the host runs ahead, so they have a thread of their own: a step of a rank reaches
   from the end of the one before to its own (see `simdist.analysis.step_end_s`).
 
-A `wait` of the host is a span from the end of the host operation before it. A delay or wait of no length did not happen
-and is left out; any other operation of no length stays, with duration 0.
+A `wait` of the host is a span from the end of the host operation before it. A delay, tick or wait of no length did not
+happen and is left out; any other operation of no length stays, with duration 0.
 
 A span takes about 200 bytes, and a collective up to three spans: 64 ranks x 1000 steps make some 150 MB, and viewers
 get slow before that. So choose steps and ranks. A journey takes up to eight spans more, so tensors are on request.
@@ -54,6 +54,9 @@ from simdist.plan import (
     Op,
     Optimize,
     Plan,
+    Tick,
+    TrustRatios,
+    Unpack,
     Wait,
     op_text,
     reads,
@@ -182,7 +185,7 @@ class _Label:
 def _label(plan: Plan, op: Op) -> _Label:
     stream = stream_of(op)
     about: dict[str, str | int] = {"op": op_text(op)}
-    if not isinstance(op, Delay | Wait | Forward | Backward | Optimize):
+    if not isinstance(op, Delay | Tick | Wait | Forward | Backward | TrustRatios | Optimize):
         about["bytes"] = max(_nbytes(plan, reads(op)), _nbytes(plan, writes(op)))
     if isinstance(op, COLLECTIVES):
         about["group"] = str(op.group)
@@ -191,13 +194,19 @@ def _label(plan: Plan, op: Op) -> _Label:
         head=f'"name":{_json(_name(op))},"cat":"{stream}"',
         args=f",{_json(about)[1:-1]}",
         is_collective=isinstance(op, COLLECTIVES),
-        is_pause=isinstance(op, Delay | Wait),
+        is_pause=isinstance(op, Delay | Tick | Wait),
     )
 
 
 def _name(op: Op) -> str:
     """Return the operation and, if there is just one, the buffer that it is about."""
-    buffers = (op.buffer,) if isinstance(op, Wait) else writes(op)
+    match op:
+        case Wait():
+            buffers: tuple[str, ...] = (op.buffer,)
+        case Unpack():
+            buffers = (op.src,)
+        case _:
+            buffers = writes(op)
     return f"{op_name(op)} {buffers[0]}" if len(buffers) == 1 else op_name(op)
 
 

@@ -6,7 +6,8 @@ pass reads it. Only what is communicated makes a journey. A plan states no phase
 
     phase here               in Horovod's timeline          until
     wait for other tensors   WAIT_FOR_OTHER_TENSOR_DATA     the rest of its fusion buffer is written on this rank
-    queue                    QUEUE                          the stream takes up the next operation on it
+    queue                    QUEUE                          the comm stream takes up the next operation on it
+    wait for compute                                        the compute stream does, mostly after backward passes
     wait for the tick        the time to the next CYCLE     the clock ticks (Horovod's cycle time)
     pack                     MEMCPY_IN_FUSION_BUFFER        it is copied into the fusion buffer
     wait for other ranks     NEGOTIATE_ALLREDUCE            the last member of the group is ready for the collective
@@ -123,7 +124,7 @@ def _waits(body: Body, position: int, last: int, held: set[str]) -> Iterator[Pha
     if tick is not None:
         yield Phase("queue", "ready", (tick,))
         yield Phase("wait for the tick", "end", (tick,))
-    yield Phase("queue", "ready", (position,))
+    yield Phase("queue" if stream_of(op) == "comm" else "wait for compute", "ready", (position,))
     if isinstance(op, COLLECTIVES):
         yield Phase("wait for other ranks", "start", (position,))
 

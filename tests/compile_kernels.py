@@ -36,5 +36,5 @@ for kernel, constants in CONSTANTS.items():
     names = kernel.arg_names
     signature = {name: "constexpr" if name in constants else TYPES.get(name, "*i32") for name in names}
     source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()})
-    compiled = triton.compile(source, target=TARGET, options={"enable_fp_fusion": False})
+    compiled = triton.compile(source, target=TARGET, options={"enable_fp_fusion": False, "num_warps": 8})
     print(f"{kernel.__module__}.{kernel.__name__}: {len(compiled.asm['cubin'])}")

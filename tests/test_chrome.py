@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commandline import call
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import legal_plans
@@ -308,6 +309,23 @@ def test_a_fused_gradient_goes_through_the_phases_of_horovods_timeline(rank, buf
     assert journey(parse(fused(), tensors=True), rank, buffer) == JOURNEYS[rank, buffer]
 
 
+def test_the_comm_thread_shows_ticks_that_held_it_and_fusion_copies_by_their_buffer():
+    document = parse(fused())
+    assert lane(document, 0, "comm") == [
+        ("tick", 6000, 1500),
+        ("pack fused", 7500, 500),
+        ("all_reduce fused", 8000, 4500),
+        ("wait for others", 8000, 2500),
+        ("transfer", 10500, 2000),
+        ("unpack fused", 12500, 500),
+        ("all_reduce grad.0", 13000, 1000),
+        ("transfer", 13000, 1000),
+    ]
+    tick, pack = (span for span in spans(document) if span["name"] in ("tick", "pack fused") and span["pid"] == 0)
+    assert tick["args"] == {"step": 0, "op": "tick(grad.1, every 2.5 ms)"}
+    assert pack["args"] == {"step": 0, "op": "pack(grad.2, grad.1 -> fused)", "bytes": 8000}
+
+
 def test_journeys_of_later_steps_follow_on_the_same_thread():
     found = journey(parse(fused(3), tensors=True), 0, "grad.0")
     assert found == [
@@ -369,6 +387,15 @@ def test_a_file_is_the_same_text_and_may_be_compressed(tmp_path: Path):
     assert gzip.decompress((tmp_path / "trace.json.gz").read_bytes()).decode() == text
     assert (tmp_path / "trace.json.gz").read_bytes() == (tmp_path / "again.json.gz").read_bytes()
     assert (tmp_path / "trace.json.gz").read_bytes()[4:8] == bytes(4), "a time of writing"
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_the_command_adds_tensors_on_request(tensors, tmp_path, capsys):
+    fused().save(tmp_path / "trace.npz")
+    asked = ["--tensors"] if tensors else []
+    answer = call(capsys, "trace", tmp_path / "trace.npz", "--chrome", tmp_path / "chrome.json", *asked)
+    assert answer.code == 0, answer.err
+    assert (tmp_path / "chrome.json").read_text() == "".join(chrome_trace(fused(), tensors=tensors))
 
 
 def test_a_wrong_choice_leaves_no_file_behind(tmp_path: Path):

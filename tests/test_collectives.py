@@ -183,7 +183,7 @@ def test_hierarchical_all_reduce_of_16_nodes_puts_on_a_nic_what_the_2d_torus_doe
 
 @pytest.mark.parametrize("steps", ["2-d torus", "hierarchical top-k"])
 def test_schemes_of_three_collectives_put_on_a_nic_what_the_middle_one_does(steps):
-    """16 nodes x 8 GPUs: dense, 2(m-1)/m S as the hierarchical all_reduce; top-k of a thousandth, (m-1) rho d (4 + 4)."""
+    """16 nodes x 8 GPUs: dense, 2(m-1)/m S; top-k of a thousandth, (m-1) rho d (4 + 4)."""
     d, m, n = 25_557_032 // 128 * 128, 16, 8
     k = d // n // 1000
     inside, across = Group(n), Group(m, stride=n)
@@ -350,6 +350,13 @@ def test_nccl_takes_the_faster_of_ring_and_double_tree(m, n, count, chosen):
     by_name = {name: seconds(whole(name, Group(m * n)), cluster, count) for name in ("ring", "double_tree")}
     assert found_s == by_name[chosen]
     assert found_s == min(by_name.values()) or m == 1
+
+
+def test_nccl_takes_the_ring_inside_a_node_even_where_fewer_and_larger_messages_would_be_faster():
+    flat = Link(table=((0, 1e-6), (1_000, 1e-4), (1_000_000_000, 1.01e-4)))
+    cluster = cluster_of(1, 8, fabric=flat)
+    auto_s, ring_s, chain_s = (seconds(whole(name, Group(8)), cluster) for name in ("auto", "ring", "double_tree"))
+    assert chain_s < ring_s == auto_s
 
 
 @pytest.mark.parametrize("kind", ["reduce_scatter", "all_gather", "reduce", "broadcast"])

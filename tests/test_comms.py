@@ -218,6 +218,17 @@ def test_runs_without_a_trace_are_left_out_with_a_warning_and_refused_if_there_i
     assert answer.err.strip() == f"error: {alone}: holds no trace yet; {how.format(alone)}"
 
 
+def test_the_run_of_fused_gradients_shows_the_fusion_buffers(tmp_path, capsys):
+    """Of 3 tensors, two fit into a buffer of 100 kB."""
+    small = "    - {name: bias, count: 1000}\n"
+    text = SMALL.replace(small, small + "    - {name: more, count: 9000}\n")
+    text = text[: text.index("schedules:")] + "schedules: [{kind: sync, fusion: {buffer: 100 kB, cycle: null}}]\n"
+    call(capsys, "simulate", write(tmp_path / "fused.yaml", text), "-o", tmp_path / "run")
+    (row,) = document(call(capsys, "comms", tmp_path / "run", "--json"))["rows"]
+    sizes = [(line["count"], line["calls"]) for line in row["traces"][0]["collectives"]]
+    assert sizes == [(10_000, 12), (100_000, 12)]
+
+
 def test_a_run_in_which_nobody_communicated_says_so(runs, capsys):
     """One that ended before its first all-reduce."""
     path = runs / "sync" / rundir.SIMULATED

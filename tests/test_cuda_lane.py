@@ -7,7 +7,7 @@ import pytest
 from traces import plan_of
 
 from real.gpu import GpuClock, await_event
-from real.lanes import CudaLane
+from real.lanes import CudaLane, OnEnd
 from real.recorder import Recorder
 from simdist.errors import RunError
 from simdist.plan import Forward, Instance, walk
@@ -68,6 +68,10 @@ def healthy() -> None:
     pass
 
 
+def nobody(instance: Instance, ended: Callable[[], float]) -> None:
+    pass
+
+
 class Rig:
     """Two lanes on one GPU. `lane.submit` enqueues as many seconds of work as `seconds` says for the instance."""
 
@@ -80,14 +84,20 @@ class Rig:
         self.seconds: dict[int, float] = {}
         self.compute, self.comm = (self.lane(Stream(), failed) for _ in range(2))
 
-    def lane(self, stream: Stream, failed: Callable[[], None]) -> CudaLane:
+    def lane(self, stream: Stream, failed: Callable[[], None], on_end: OnEnd = nobody) -> CudaLane:
         def perform(instance: Instance) -> None:
             lane.begin(instance)
             stream.work(self.gpu, self.seconds.get(instance.index, 0.0))
             lane.end(instance)
 
         lane = CudaLane(
-            perform, stream, clock=self.clock, failed=failed, recorder=self.recorder, new_event=self.gpu.event
+            perform,
+            stream,
+            clock=self.clock,
+            failed=failed,
+            recorder=self.recorder,
+            on_end=on_end,
+            new_event=self.gpu.event,
         )
         return lane
 
@@ -111,6 +121,17 @@ def test_times_are_those_of_the_gpu_and_not_of_the_host() -> None:
     assert ready_s == close_to([0, 0.002])
     assert start_s.tolist() == ready_s.tolist()
     assert end_s == close_to([0.002, 0.005])
+
+
+def test_whoever_asks_learns_when_an_instance_ended_although_its_event_is_gone() -> None:
+    rig = Rig(2)
+    ended: dict[int, Callable[[], float]] = {}
+    lane = rig.lane(Stream(), healthy, lambda instance, when: ended.update({instance.index: when}))
+    rig.submit(lane, 0, 0.002)
+    rig.submit(lane, 1, 0.003)
+    assert np.isnan(rig.recorder.times_s[2]).all(), "the GPU has not got there yet"
+    lane.drain()
+    assert [ended[0](), ended[1]()] == rig.recorder.times_s[2].tolist()
 
 
 def test_times_are_recorded_as_the_gpu_goes_on() -> None:

@@ -32,9 +32,9 @@ REDUCE_FUSED = AllReduce("fused", WORLD)
 
 
 def names(body: Body, buffer: str) -> list[str]:
-    """Return the phases of the one journey of a buffer, without the queues."""
+    """Return the phases of the one journey of a buffer, without the time until a stream takes it up."""
     (found,) = (each for each in journeys(body) if each.buffer == buffer)
-    return [phase.name for phase in found.phases if phase.name != "queue"]
+    return [phase.name for phase in found.phases if phase.name not in ("queue", "wait for compute")]
 
 
 def test_every_phase_ends_with_an_operation():
@@ -174,6 +174,16 @@ def test_the_second_buffer_of_a_cycle_waits_for_the_same_tick_and_then_for_the_f
 def test_a_kernel_of_the_compute_stream_waits_for_no_tick():
     body = (*BACKWARD, Tick(("grad.0",), 1e-3), Copy("grad.0", "half"), AllReduce("half", WORLD), OPTIMIZE)
     assert names(body, "grad.0") == ["copy", *REDUCE]
+
+
+def test_data_queues_for_the_comm_stream_and_waits_for_the_compute_stream() -> None:
+    body = (*BACKWARD, Copy("grad.0", "half"), AllReduce("half", WORLD), Copy("half", "grad.0"), OPTIMIZE)
+    (found,) = journeys(body)
+    assert [(phase.name, phase.positions) for phase in found.phases if phase.until == "ready"] == [
+        ("wait for compute", (3,)),
+        ("queue", (4,)),
+        ("wait for compute", (5,)),
+    ]
 
 
 def test_what_is_not_communicated_makes_no_journey() -> None:

@@ -98,14 +98,16 @@ def large_rows() -> dict[str, Row]:
     return rows
 
 
+def other_cluster(model: str) -> Scenario:
+    """Return Horovod training `model` on the cluster with 40 GbE."""
+    scenario = load(HERE / "horovod.yaml").changed(cluster=load_cluster(HERE / "cluster-tcp-40g.yaml"))
+    return training(model, scenario, PUBLISHED["gpus_64_40g"]["one_gpu"])
+
+
 def other_rows() -> dict[str, Row]:
     """Return the rows of the cluster with 40 GbE: model -> images per second of 64 GPUs."""
-    published = PUBLISHED["gpus_64_40g"]
-    scenario = load(HERE / "horovod.yaml").changed(cluster=load_cluster(HERE / "cluster-tcp-40g.yaml"))
-    return {
-        model: Row(rate, images_per_s(training(model, scenario, published["one_gpu"])))
-        for model, rate in published["TCP Horovod NCCL"].items()
-    }
+    rates = PUBLISHED["gpus_64_40g"]["TCP Horovod NCCL"]
+    return {model: Row(rates[model], images_per_s(other_cluster(model))) for model in PRESETS}
 
 
 def server_rows() -> dict[tuple[str, str], Row]:
@@ -162,6 +164,36 @@ def with_network(scenario: Scenario, **update: float) -> Scenario:
     """Give the cluster another network."""
     network = scenario.cluster.network.model_copy(update=update)
     return scenario.changed(cluster=scenario.cluster.model_copy(update={"network": network}))
+
+
+TCP_SOURCES_Bps = {
+    "1.70 GB/s: Azure, 25 Gbit/s (nccl-tests#83), base of 25 GbE": 1.70e9,
+    "2.06 GB/s: Google, 32 Gbit/s, one ring (nccl#209), base of 40 GbE": 2.06e9,
+    "2.13 GB/s: AWS, 100 Gbit/s (nccl#235)": 2.125e9,
+}
+"""What NCCL was measured to move over TCP -> bytes per second of a network card."""
+
+
+def tcp_rows(rate_Bps: float) -> Iterator[Row]:
+    """Yield the rows over TCP of both clusters, all models, if a card moves `rate_Bps`."""
+    for model in PRESETS:
+        yield Row(PUBLISHED["gpus_16"]["TCP Horovod NCCL"][model], _at_rate(horovod(model, "tcp"), rate_Bps))
+    for model in PRESETS:
+        yield Row(PUBLISHED["gpus_64_40g"]["TCP Horovod NCCL"][model], _at_rate(other_cluster(model), rate_Bps))
+
+
+def _at_rate(scenario: Scenario, rate_Bps: float) -> float:
+    share = rate_Bps / scenario.cluster.network.bandwidth_Bps
+    return images_per_s(with_network(scenario, efficiency=share))
+
+
+def tcp_table() -> Iterator[str]:
+    """Yield the errors over TCP by who measured what TCP moves."""
+    clusters = ("16 GPUs", "64 GPUs")
+    yield f"| NCCL over TCP | {' | '.join(f'{cluster}, {model}' for cluster in clusters for model in PRESETS)} |"
+    yield "|---|" + "---|" * len(clusters) * len(PRESETS)
+    for name, rate_Bps in TCP_SOURCES_Bps.items():
+        yield f"| {name} | {' | '.join(f'{row.error:+.1%}' for row in tcp_rows(rate_Bps))} |"
 
 
 def with_fusion(scenario: Scenario, **update: float) -> Scenario:
@@ -239,6 +271,7 @@ def tables() -> dict[str, str]:
         "large": "\n".join(large_table(large_rows())),
         "other": "\n".join(other_table(other_rows())),
         "servers": "\n".join(server_table(server_rows())),
+        "tcp": "\n".join(tcp_table()),
         "knobs": "\n".join(knobs_table()),
         "server-knobs": "\n".join(server_knobs_table()),
     }

@@ -2,8 +2,8 @@
 """Candidates for the largest k, on a GPU: entries of a vector that were worth a second look, and the choice among them.
 
 A vector is cut into *spans*, one per program, and a span into tiles. A program writes its candidates to where its span
-begins, in order, which needs neither a place that an atomic operation reserves nor memory whose size the host would have
-to know. What candidates are compared by is a *key*, an integer that is not negative. Three kernels choose:
+begins, in order, which needs neither a place that an atomic operation reserves nor memory whose size the host would
+have to know. What candidates are compared by is a *key*, an integer that is not negative. Three kernels choose:
 
 1. `_count_keys` counts the candidates by a digit of b bits of their keys: 2^b thresholds at once. Once per digit.
 2. `_count_taken` counts in each span what lies above the k-th largest key, and on it.
@@ -22,6 +22,7 @@ from torch import Tensor
 from real.kernels.optional_triton import tl, triton
 
 __all__ = [
+    "DEFAULT",
     "NARROW",
     "WIDE",
     "Candidates",
@@ -51,6 +52,10 @@ class Layout:
     """Entries that a program reads at once, a power of two of at least 256."""
     max_spans: int = 1024
     """Programs, a power of two: enough to fill a GPU, few enough for each to add up numbers of all others."""
+
+
+DEFAULT = Layout()
+"""On an NVIDIA GPU, a tile fills a few kB of registers, and eight programs a multiprocessor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,7 @@ def magnitude(values, LARGEST: tl.constexpr):
 
 @triton.jit
 def append(keys, positions, end, found, where, is_candidate):
-    """Write the candidates of a tile `[rows, columns]`, row by row, from the end of those before; return the new end."""
+    """Write the candidates of a tile `[rows, columns]`, row by row, from the last one's end on; return the new end."""
     ones = is_candidate.to(tl.int32)
     n_in_row = tl.sum(ones, axis=1)
     n_before_row = tl.cumsum(n_in_row, axis=0) - n_in_row
@@ -147,10 +152,11 @@ def append(keys, positions, end, found, where, is_candidate):
 
 @triton.jit
 def add_histogram(counts, cells, is_valid, CELLS: tl.constexpr):
-    """Return the counts plus how many valid entries are in each cell."""
-    n_invalid = tl.sum((~is_valid).to(tl.int32), axis=0)
-    each = tl.histogram(tl.where(is_valid, cells, 0), CELLS)
-    return counts + each - tl.where(tl.arange(0, CELLS) == 0, n_invalid, 0)
+    """Return the counts plus how many entries are in each cell.
+
+    Those that are not valid count as in cell 0, whose count is of no use: it holds the k-th largest if no other does.
+    """
+    return counts + tl.histogram(tl.where(is_valid, cells, 0), CELLS)
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from real.kernels.optional_triton import tl, triton
 from real.kernels.topk.parts import largest_magnitude
-from real.kernels.triton_candidates import WIDE, Candidates, Cut, Layout, append, magnitude, take_largest
+from real.kernels.triton_candidates import DEFAULT, WIDE, Candidates, Cut, Layout, append, magnitude, take_largest
 
 __all__ = ["dgc"]
 
@@ -22,7 +22,7 @@ _KEY_BITS = 31  # of a float32 without its sign
 _SIZES = ("k", "n_tiles", "n_spans")  # no kernel of its own for a size that 16 divides, or for 1
 
 
-def dgc(values: Tensor, k: int, threshold: Tensor, drawn: Tensor, *, layout: Layout = Layout()) -> Tensor:
+def dgc(values: Tensor, k: int, threshold: Tensor, drawn: Tensor, *, layout: Layout = DEFAULT) -> Tensor:
     """Return the positions of the largest k magnitudes; int32, on the device of `values`.
 
     Args:
@@ -55,13 +55,13 @@ def _collect_from(
 ):  # fmt: skip
     """Write what reaches the threshold in this program's span; return how many."""
     begin = tl.program_id(0).to(tl.int64) * n_tiles * ROWS * COLUMNS
-    where = begin + tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    within = tl.arange(0, ROWS)[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     end = begin
-    for _ in range(n_tiles):
+    for tile in range(n_tiles):
+        where = begin + tile * ROWS * COLUMNS + within
         magnitudes = magnitude(tl.load(values + where, mask=where < count, other=0.0), LARGEST)
         is_candidate = (where < count) & (magnitudes >= threshold)
         end = append(keys, positions, end, magnitudes.to(tl.int32, bitcast=True), where, is_candidate)
-        where += ROWS * COLUMNS
     return (end - begin).to(tl.int32)
 
 

@@ -6,8 +6,8 @@ The algorithm is that of `real.kernels.topk.mstopk`. Four kernels find candidate
 1. `_summarize` reads the vector: maximum of each group, sum and maximum of each span.
 2. `_scale` makes of these the mean, the maximum and the distances of thresholds.
 3. `_count_maxima` counts the groups by their maxima, in cells of 1/16 octave below the maximum of all.
-4. `_collect` reads the groups that reach the level on which the cell of the k-th largest maximum begins. What reaches it
-   is a candidate; its key is its level.
+4. `_collect` reads the groups that reach the level on which the cell of the k-th largest maximum begins. What
+   reaches it is a candidate; its key is its level.
 
 `real.kernels.triton_candidates` chooses among these. So b bisections are one read of the candidates.
 """
@@ -18,6 +18,7 @@ from torch import Tensor
 from real.kernels.optional_triton import tl, triton
 from real.kernels.topk.parts import largest_magnitude
 from real.kernels.triton_candidates import (
+    DEFAULT,
     NARROW,
     WIDE,
     Candidates,
@@ -39,7 +40,7 @@ _DENSEST = torch.finfo(torch.float32).max  # thresholds per unit, as in `real.ke
 _SIZES = ("k", "n_tiles", "n_spans", "n_groups")  # no kernel of its own for a size that 16 divides, or for 1
 
 
-def mstopk(values: Tensor, k: int, drawn: Tensor, *, n_bisections: int, layout: Layout = Layout()) -> Tensor:
+def mstopk(values: Tensor, k: int, drawn: Tensor, *, n_bisections: int, layout: Layout = DEFAULT) -> Tensor:
     """Return k positions, the same as `real.kernels.topk.mstopk.bisect`; int32, on the device of `values`.
 
     Args:

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal, final
 
 from simdist.errors import PlanError
 from simdist.plan import AllReduce, Buffer, Group, Plan
+from simdist.schedules import parts
 from simdist.schedules.fusion import Fusion, fuse
 from simdist.schedules.gradient import Exchange, GradientSchedule
 from simdist.schedules.job import Job
@@ -40,9 +41,13 @@ class Sync(GradientSchedule):
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return what is wrong on this cluster: sizes of buckets beside fusion, which has none."""
-        sizes = {"first_bucket_nbytes", "bucket_nbytes"} & self.model_fields_set if self.fusion else ()
+        sizes = {  # a run directory states the defaults as well
+            "bucket_nbytes": self.bucket_nbytes != parts.BUCKET_NBYTES,
+            "first_bucket_nbytes": self.first_bucket_nbytes != parts.FIRST_BUCKET_NBYTES,
+        }
         hint = "has no effect beside fusion, which sends every tensor by itself: leave it out"
-        return [*super().problems(world_size, ranks_per_node), *((name, hint) for name in sorted(sizes))]
+        wrong = [(name, hint) for name, is_chosen in sizes.items() if self.fusion and is_chosen]
+        return [*super().problems(world_size, ranks_per_node), *wrong]
 
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
         """All-reduce the bucket."""

@@ -45,9 +45,9 @@ def server(call: Call) -> Iterator[Messages]:
     at = _places(call, servers)
     parts_nbytes = np.array(servers.parts) * (call.nbytes / sum(servers.parts))
     member, part = (each.ravel() for each in np.meshgrid(call.members, np.arange(len(at)), indexing="ij"))
-    moves = (member != at[part]) & (parts_nbytes[part] > 0)
+    moves = member != at[part]
     member, holder, nbytes = member[moves], at[part[moves]], parts_nbytes[part[moves]]
-    if len(nbytes):
+    if moves.any():
         yield Messages(member, holder, nbytes)
         yield Messages(holder, member, nbytes)
 
