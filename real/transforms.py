@@ -83,7 +83,7 @@ def _merge(memory: Memory, op: Merge) -> None:
     kept.values.copy_(values)
     kept.indices.copy_(indices[places])
     dropped = sums.index_fill(0, places, 0)
-    residual.index_add_(0, indices, dropped)
+    residual.index_add_(0, indices, dropped / op.divisor)
 
 
 def _densify(memory: Memory, op: Densify) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 ENGINES = Path(__file__).resolve().parents[1] / "benchmarks" / "engines.py"
 NETWORK = ENGINES.with_name("network.py")
+EXPANSION = ENGINES.with_name("expansion.py")
 
 
 def run(*options, benchmark=ENGINES):
@@ -53,6 +54,13 @@ def test_network_benchmark_prints_tables_for_people():
     for title in ("fair rates", "share nothing", "reference engine, 2 nodes x 2 GPUs x 3 steps", "targets"):
         assert title in text
     assert max(map(len, text.splitlines())) <= 120
+
+
+def test_expansion_benchmark_counts_its_messages():
+    found = json.loads(run("--members", "32", "--json", benchmark=EXPANSION))
+    assert found["messages"] == 2 * 31 * 32
+    assert found["seconds"] > 0
+    assert "messages 1,984" in run("--members", "32", benchmark=EXPANSION)
 
 
 def test_peak_memory_is_that_of_the_process_that_was_asked():
