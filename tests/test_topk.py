@@ -1,6 +1,10 @@
 """Top-k selection: exactly k different entries, nearly the largest ones, whatever the vector looks like."""
 
+import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -12,6 +16,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from real.kernels.topk import densify, groups, mstopk, mstopk_cpu, select  # noqa: E402
+from real.kernels.topk.heights import Scale, heights  # noqa: E402
 from simdist.errors import RunError  # noqa: E402
 from simdist.plan.ops import SelectMethod as Method  # noqa: E402
 
@@ -157,6 +162,18 @@ def test_what_the_kth_largest_is_rounded_down_to_is_reached_by_few_more(dtype: t
     assert kth / (1 + 2**-4) < rounded <= kth
 
 
+def test_all_that_reach_the_level_of_a_magnitude_reach_its_foot() -> None:
+    magnitudes = normal(200_000).abs().sort().values
+    scale = Scale.of(magnitudes.double().mean(), magnitudes[-1], 10)
+    levels = heights(magnitudes, scale)
+    for level in levels.unique():
+        lowest, *_, highest = magnitudes[levels == level].tolist() * 2
+        assert mstopk_cpu.foot(highest, scale) <= lowest
+        assert (
+            mstopk_cpu.foot(highest, scale) == pytest.approx(mstopk_cpu.foot(lowest, scale), abs=1e-9) or level < -1000
+        )
+
+
 def test_stretch_begins_at_every_place_where_it_can() -> None:
     values = torch.tensor([5.0, 1.0, 1.0, 1.0, 1.0, 0.0])
     begins = {tuple(sorted(select(values, 3, "mstopk", generator=seeded(seed))[1].tolist())) for seed in range(60)}
@@ -174,6 +191,13 @@ def test_mstopk_finds_more_than_reach_the_mean(density: float) -> None:
 def test_dgc_misses_few(density: float) -> None:
     recalls = [recall(normal(200_000, seed=seed), int(density * 200_000), "dgc") for seed in range(5)]
     assert min(recalls) >= 0.99
+
+
+@pytest.mark.parametrize("phase", range(6))  # dgc samples every sixth of these
+def test_dgc_is_not_deceived_by_a_vector_that_its_sample_is_not_typical_of(phase: int) -> None:
+    values = normal(10_000) / 100
+    values[phase::6] += 10
+    assert recall(values, 100, "dgc") == 1
 
 
 def test_exact_misses_none() -> None:
@@ -312,6 +336,18 @@ def test_selected_and_rest_make_the_whole(method: Method) -> None:
     densify(chosen, indices, sent)
     rest[indices.long()] = 0
     assert torch.equal(sent + rest, values)
+
+
+def test_benchmark_says_what_it_measured() -> None:
+    script = Path(__file__).parents[1] / "benchmarks" / "topk.py"
+    command = [sys.executable, script, "--quick", "--json", "--device", "cpu"]
+    found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert [row["method"] for row in found["rows"]] == list(METHODS)
+    for row in found["rows"]:
+        assert row["size"] == 2 ** found["sizes"]["log2_sizes"][0]
+        assert min(row["ms"], row["times_faster_than_topk"], row["reads"]) > 0
+        assert row["recall"] >= 0.9
+    assert found["targets"] == []  # which are for large sizes
 
 
 @pytest.mark.gpu

@@ -64,7 +64,7 @@ class EmulatedProgram(Program):
 
     def transform(self, op: Transform, step: int) -> None:
         """Take the seconds of the operation in its stream."""
-        hold = self._hold
+        hold = self._hold_comm if stream_of(op) == "comm" else self._hold
         hold(self._seconds_of(op))
 
     def save(self, op: Save, step: int) -> None:

@@ -7,7 +7,7 @@ from real.kernels.topk.groups import Groups, kth_cell, reached_by, reaching, sum
 from real.kernels.topk.heights import Scale, heights
 from real.kernels.topk.parts import sampled_threshold
 
-__all__ = ["mstopk"]
+__all__ = ["foot", "mstopk"]
 
 
 def mstopk(values: Tensor, k: int, drawn: float, *, n_bisections: int) -> Tensor:
@@ -34,17 +34,21 @@ def mstopk(values: Tensor, k: int, drawn: float, *, n_bisections: int) -> Tensor
 def _candidates(groups: Groups, k: int, scale: Scale, drawn: float) -> tuple[Tensor, Tensor]:
     """Return positions and magnitudes of at least k, and rarely many more: all on the level of the least, or above."""
     if 2 * k <= groups.maxima.numel():
-        return reaching(groups, _foot(reached_by(groups.maxima, k), scale))
+        return reaching(groups, foot(reached_by(groups.maxima, k), scale))
     aim = min(groups.values.numel(), k + k // 4)
     threshold = sampled_threshold(groups.values, aim, torch.tensor(drawn, dtype=torch.float64))
-    positions, magnitudes = reaching(groups, _foot(threshold.item(), scale))
+    positions, magnitudes = reaching(groups, foot(threshold.item(), scale))
     return (positions, magnitudes) if positions.numel() >= k else reaching(groups, 0.0)
 
 
-def _foot(magnitude: float, scale: Scale) -> float:
-    """Return a number, at most that magnitude, that all reach which stand on its level.
+def foot(magnitude: float, scale: Scale) -> float:
+    """Return a number, at most that magnitude, that all reach which stand on its level or above.
 
-    The height of a float32 is rounded twice, by 2^-24 of it each time.
+    It is a little below the threshold of the level, for heights are rounded: twice, by 2^-24 of them each time.
+
+    Args:
+        magnitude: From 0 to the maximum.
+        scale: That of the levels.
     """
     height = heights(torch.tensor(magnitude, dtype=scale.mean.dtype), scale).item()
     offset = height / (scale.up if height >= 0 else scale.down).item()
