@@ -309,6 +309,34 @@ def test_a_fused_gradient_goes_through_the_phases_of_horovods_timeline(rank, buf
     assert journey(parse(fused(), tensors=True), rank, buffer) == JOURNEYS[rank, buffer]
 
 
+def test_a_tick_that_holds_nothing_leaves_one_queue():
+    """The comm stream is busy until 5 s, while the clock ticks; then comes the first all-reduce of the cycle."""
+    body = (
+        AllReduce("other", Group(1)),
+        Backward(("param",), "grad.1"),
+        Backward(("param",), "grad.0"),
+        Tick(("grad.0",), 3.0),
+        AllReduce("grad.1", Group(1)),
+        AllReduce("grad.0", Group(1)),
+    )
+    times = [(0, 0, 5), (0, 0, 1), (1, 1, 2), (5, 5, 5), (5, 5, 6), (6, 6, 7)]
+    document = parse(trace_of(plan_of(body, world_size=1), [tuple(map(float, each)) for each in times]), tensors=True)
+    assert journey(document, 0, "grad.0") == [("grad.0", 2e6, 5e6), ("queue", 2e6, 4e6), ("all_reduce", 6e6, 1e6)]
+
+
+def test_a_gradient_waits_for_the_last_of_the_others_in_its_buffer():
+    grads = ("grad.2", "grad.1", "grad.0")
+    body = (*(Backward(("param",), grad) for grad in grads), Pack(grads, "fused"), AllReduce("fused", Group(1)))
+    times = [(0, 0, 1), (1, 1, 2), (2, 2, 4), (4, 4, 5), (5, 5, 6)]
+    document = parse(trace_of(plan_of(body, world_size=1), [tuple(map(float, each)) for each in times]), tensors=True)
+    waits = [journey(document, 0, grad)[1] for grad in grads]
+    assert waits == [
+        ("wait for other tensors", 1e6, 3e6),
+        ("wait for other tensors", 2e6, 2e6),
+        ("pack", 4e6, 1e6),
+    ]
+
+
 def test_the_comm_thread_shows_ticks_that_held_it_and_fusion_copies_by_their_buffer():
     document = parse(fused())
     assert lane(document, 0, "comm") == [

@@ -49,6 +49,12 @@ def test_a_call_takes_from_when_its_last_member_is_ready_until_its_last_member_i
     assert row.wait_share == 6 / 14
 
 
+def test_a_member_that_leaves_early_does_not_make_a_call_longer():
+    """As measured, a member of a reduce may have sent all it has before the root is ready, at 5 s."""
+    row = only_row(trace_with(Reduce("whole", Group(4)), ([5.0, 0.0, 0.0, 4.0], [5, 1, 1, 5], [6, 1, 1, 5.5])))
+    assert (row.time_s, row.wait_total_s) == (1.0, 3.0)
+
+
 def test_every_group_makes_calls_of_its_own():
     """Ranks 0 and 2 meet at 2 s and take 1 s; ranks 1 and 3 meet at 5 s and take 3 s."""
     row = only_row(trace_with(AllReduce("whole", Group(2, 2)), ([0.0, 5.0, 2.0, 1.0], [2, 5, 2, 5], [3, 8, 3, 8])))
@@ -112,6 +118,9 @@ def test_calls_that_a_member_did_not_finish_do_not_count():
     unfinished = ([4.0, 9.0, 4.0, 5.0], [NAN, NAN, 5.0, 5.0], [NAN, NAN, 8.0, 8.0])
     row = only_row(trace_with(AllReduce("whole", Group(2)), (0.0, 0.0, 1.0), unfinished))
     assert (row.calls, row.time_s, row.wait_total_s, row.transfer_total_s) == (3, 1.0, 1.0, 2 * (1.0 + 1.0 + 3.0))
+    apart = ([4.0, 9.0, 6.0, 5.0], [6.0, NAN, 6.0, NAN], [7.0, NAN, 8.0, NAN])
+    row = only_row(trace_with(AllReduce("whole", Group(2, 2)), apart))
+    assert (row.calls, row.time_s, row.wait_total_s) == (1, 2.0, 2.0)
     nothing = trace_with(AllReduce("whole", Group(2)), (NAN, NAN, NAN))
     assert collective_rows(nothing) == ()
     assert math.isnan(waiting_share(()))

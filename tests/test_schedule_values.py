@@ -14,9 +14,11 @@ from torch.nn import functional  # noqa: E402
 from real import virtual  # noqa: E402
 from real.memory import Memory  # noqa: E402
 from real.programs.module import ModuleProgram  # noqa: E402
+from real.running import check_world  # noqa: E402
 from simdist.check import check  # noqa: E402
+from simdist.errors import RunError  # noqa: E402
 from simdist.plan import Backward, Forward, Optimize, Plan, TrustRatios  # noqa: E402
-from simdist.schedules import GradientSchedule, Schedule, Sync, kinds  # noqa: E402
+from simdist.schedules import GradientSchedule, ParameterServer, Schedule, Sync, kinds  # noqa: E402
 from simdist.schedules.fusion import Fusion, fuse  # noqa: E402
 from simdist.schedules.sparse import SparseSchedule  # noqa: E402
 
@@ -82,6 +84,16 @@ def test_worlds_agree_on_several_buckets_and_shared_trust_ratios(eight: Pool, cl
     plan = plan_of(cls(**cls.examples[0] | SMALL | density | {"parallel_optimizer": True}), training)
     theirs = np.stack([parameters for parameters, _ in eight.run(by_plan, plan, training)])
     assert_moved_alike(theirs, in_virtual_world(plan, training)[0], training, 1e-6)  # ratios are single precision
+
+
+def test_servers_beside_the_ranks_are_for_simulation_only() -> None:
+    training = Training()
+    apart, among = (plan_of(ParameterServer(servers=2, apart=each), training) for each in (True, False))
+    check_world(among, WORLD_SIZE)
+    with pytest.raises(RunError, match=r"plan ps-2-apart: .* goes through servers beside the ranks, which can be"):
+        check_world(apart, WORLD_SIZE)
+    ours, theirs = (in_virtual_world(plan, training)[0] for plan in (apart, among))
+    np.testing.assert_array_equal(ours, theirs)
 
 
 # --- nothing but the way differs ---

@@ -47,6 +47,11 @@ def test_what_else_took_time_does_not_count() -> None:
     assert due_s(plan_of(step, world_size=2), (100.01, 100.02, 107.0)) == 100.25
 
 
+def test_what_the_comm_stream_has_waited_for_before_needs_no_tick() -> None:
+    step = (*BACKWARD, AllReduce("grad.1", Group(2)), TICK)
+    assert due_s(plan_of(step, world_size=2), (100.01, 100.02, 100.3)) == START_S
+
+
 def test_the_newest_data_counts() -> None:
     step = (*BACKWARD, TICK)
     assert due_s(plan_of(step, step, world_size=2), (100.01, 100.02, 100.25, 101.1, 101.2)) == 101.25

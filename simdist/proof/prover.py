@@ -22,6 +22,7 @@ This is the smallest interpreter of the plan, and the living definition of what 
 
 import math
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
@@ -64,6 +65,7 @@ from simdist.proof.symbols import (
     Value,
     Weights,
     aged,
+    assembled,
     at_root,
     concatenated,
     digest,
@@ -344,16 +346,18 @@ class _Proof:
     def _optimized(self, param: str, grads: tuple[str, ...], state: State) -> Value:
         """Return parameters to whose weights those of the gradients of the same tensors are added."""
         first, last = self._atoms(param)
-        weights = dict(state[param].weights)
+        pieces: defaultdict[Tag, list[tuple[slice, Weights]]] = defaultdict(list)
         for grad in grads:
             grad_first, grad_last = self._atoms(grad)
             self._demand_places(grad, state[grad])
             low, high = max(first, grad_first), min(last, grad_last)
             for tag, each in state[grad].weights.items() if low < high else ():
-                part = np.zeros((self._plan.world_size, last - first, len(self._sources)), dtype=np.int64)
-                part[:, low - first : high - first] = each.numerators[:, low - grad_first : high - grad_first]
-                addition = Weights(part, each.denominator)
-                weights[tag] = weights[tag] + addition if tag in weights else addition
+                piece = Weights(each.numerators[:, low - grad_first : high - grad_first], each.denominator)
+                pieces[tag].append((slice(low - first, high - first), piece))
+        weights = dict(state[param].weights)
+        for tag, parts in pieces.items():
+            addition = assembled(parts, last - first)
+            weights[tag] = weights[tag] + addition if tag in weights else addition
         return Value(state[param].places, weights)
 
     def _demand_places(self, name: str, value: Value) -> None:

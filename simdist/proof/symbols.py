@@ -17,6 +17,7 @@ __all__ = [
     "Value",
     "Weights",
     "aged",
+    "assembled",
     "at_root",
     "concatenated",
     "digest",
@@ -105,13 +106,22 @@ def total(view: NDArray[np.int64]) -> NDArray[np.int64]:
     return spread(view.sum(1, keepdims=True), view)
 
 
+def assembled(parts: Sequence[tuple[slice, Weights]], n_atoms: int) -> Weights:
+    """Return the weights of `n_atoms` atoms from those of some of them; the others have none."""
+    common = math.lcm(*(part.denominator for _, part in parts))
+    n_ranks, _, n_sources = parts[0][1].numerators.shape
+    numerators = np.zeros((n_ranks, n_atoms, n_sources), dtype=np.int64)
+    for atoms, part in parts:
+        part.demand_room(common // part.denominator)
+        numerators[:, atoms] = part.numerators * (common // part.denominator)
+    return reduced(numerators, common)
+
+
 def concatenated(parts: Sequence[Weights]) -> Weights:
     """Return the atoms of all parts, one after the other."""
-    common = math.lcm(*(part.denominator for part in parts))
-    for part in parts:
-        part.demand_room(common // part.denominator)
-    numerators = [part.numerators * (common // part.denominator) for part in parts]
-    return reduced(np.concatenate(numerators, axis=1), common)
+    ends = np.cumsum([part.numerators.shape[1] for part in parts]).tolist()
+    places = [slice(end - part.numerators.shape[1], end) for end, part in zip(ends, parts, strict=True)]
+    return assembled(list(zip(places, parts, strict=True)), ends[-1])
 
 
 def root_mask(view: NDArray[np.int64], root: int) -> NDArray[np.bool_]:

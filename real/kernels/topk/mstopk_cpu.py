@@ -23,9 +23,9 @@ def mstopk(values: Tensor, k: int, drawn: float, *, n_bisections: int) -> Tensor
     mean = torch.tensor(groups.total / values.numel(), dtype=torch.float64)
     scale = Scale.of(mean, groups.maxima.max(), n_bisections)
     positions, magnitudes = _candidates(groups, k, scale, drawn)
-    levels = heights(magnitudes, scale).int().add_(2**n_bisections)
-    kth = _kth_largest(levels, k, n_bisections + 1)
-    certain, possible = positions[levels > kth], positions[levels == kth]
+    keys = heights(magnitudes, scale).int().add_(2**n_bisections)
+    kth = _kth_largest(keys, k, n_bisections + 1)
+    certain, possible = positions[keys > kth], positions[keys == kth]
     n_missing = k - certain.numel()
     first = int(drawn * (possible.numel() - n_missing + 1))
     return torch.cat([certain, possible[first : first + n_missing]])
@@ -55,9 +55,9 @@ def foot(magnitude: float, scale: Scale) -> float:
     return min(magnitude, scale.mean.item() + offset - abs(offset) * 2**-20)
 
 
-def _kth_largest(levels: Tensor, k: int, n_digits: int) -> int:
+def _kth_largest(keys: Tensor, k: int, n_digits: int) -> int:
     """Return the k-th largest of the integers below 2^n_digits: its upper binary digits, then its lower ones."""
     n_lower = n_digits // 2
-    upper, n_above = kth_cell(levels >> n_lower, k)
-    lower, _ = kth_cell(levels[levels >> n_lower == upper] & (2**n_lower - 1), k - n_above)
+    upper, n_above = kth_cell(keys >> n_lower, k)
+    lower, _ = kth_cell(keys[keys >> n_lower == upper] & (2**n_lower - 1), k - n_above)
     return (upper << n_lower) + lower
