@@ -155,11 +155,8 @@ class Topology:
         used = [*self._on_fabric(messages, ~outside), *self._on_network(messages, outside)]
         if self.bridged:
             used += self._on_bridges(messages)
-        resources, places = np.unique(np.concatenate([each for each, _ in used]), return_inverse=True)
-        weights = np.concatenate([nbytes for _, nbytes in used])
-        totals = np.bincount(places, weights=weights, minlength=len(resources)).astype(np.float64)
-        flows = totals > 0
-        return Stage(self._latency_s(messages, outside) + more_s, resources[flows], totals[flows])
+        resources, nbytes = _summed(*map(np.concatenate, zip(*used, strict=True)), self.n_resources)
+        return Stage(self._latency_s(messages, outside) + more_s, resources, nbytes)
 
     def _on_fabric(self, messages: Messages, inside: NDArray[np.bool_]) -> "list[_Use]":
         nbytes = _of_each(messages, self.fabric.flowing(messages.nbytes))[inside]
@@ -198,6 +195,17 @@ _Use: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]  # resources, an
 def _of_each(messages: Messages, nbytes: float | NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the bytes of each message in all rounds."""
     return np.broadcast_to(np.asarray(nbytes, dtype=np.float64) * messages.rounds, messages.src.shape)
+
+
+def _summed(resources: NDArray[np.int64], nbytes: NDArray[np.float64], n_resources: int) -> _Use:
+    """Return each resource once, with the sum of its bytes; those without bytes are left out."""
+    if len(resources) < n_resources:  # a small group of a large world
+        numbers, places = np.unique(resources, return_inverse=True)
+    else:
+        numbers, places = np.arange(n_resources), resources
+    totals = np.bincount(places, weights=nbytes, minlength=len(numbers)).astype(np.float64)
+    flows = totals > 0
+    return numbers[flows], totals[flows]
 
 
 def _longest_chain_s(hop_s: NDArray[np.float64], n_sends: int) -> float:

@@ -145,6 +145,7 @@ class _Proof:
         residuals = {op.residual for op in ops if isinstance(op, Select | Merge)}
         self._params = [b.name for b in plan.buffers if b.initialized and b.tensors and b.name not in residuals]
         self._grads = {op.dst for op in ops if isinstance(op, Backward)}
+        self._asked: tuple[Value | None, bool] = None, False
         self._rated: list[tuple[Value, ...]] = []  # what this step's trust ratios are of
         self._loads = any(isinstance(op, Load) for op in ops)
         self._n_slices = math.prod(group.size for group in {op.group for op in ops if isinstance(op, ReduceScatter)})
@@ -328,7 +329,9 @@ class _Proof:
 
     def _is_current(self, value: Value) -> bool:
         """Tell whether a buffer holds its rank's own parameters as they were when the step began."""
-        return same(value.weights, {Tag("param"): self._own})
+        if value is not self._asked[0]:  # every operation of a backward pass asks again
+            self._asked = value, same(value.weights, {Tag("param"): self._own})
+        return self._asked[1]
 
     def _demand_own(self, kind: str, name: str, srcs: tuple[str, ...], state: State) -> None:
         found = (state[src].weights for src in srcs if state[src].has(kind))
