@@ -29,10 +29,19 @@ def demo() -> str:
 
 def first() -> str:
     """Return the table of the first scenario."""
+    return _compared("docs/examples/first.yaml")
+
+
+def gradients() -> str:
+    """Return the table of the ways to average gradients."""
+    return _compared("cloud-gradients")
+
+
+def _compared(scenario: str) -> str:
     from simdist.cli import main
 
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
-        main(["compare", "docs/examples/first.yaml"])
+        main(["compare", scenario])
     return out.getvalue()
 
 
@@ -48,7 +57,7 @@ def _printed(script: str) -> str:
     return out.getvalue()
 
 
-OUTPUTS: dict[str, Callable[[], str]] = {"demo": demo, "first": first}
+OUTPUTS: dict[str, Callable[[], str]] = {"demo": demo, "first": first, "gradients": gradients}
 
 
 def speed_table() -> str:
