@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+KERNELS := $(VENV)/installed-triton
 
 .PHONY: demo test lint benchmark clean
 
@@ -23,7 +24,7 @@ demo: $(INSTALLED)  ## simulate the published straggler experiment; run a plan o
 test: lint  ## everything that .ci/run checks
 	$(BIN)/python -m pytest -n auto
 
-lint: $(INSTALLED)
+lint: $(INSTALLED) $(KERNELS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -43,4 +44,9 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# Large, and only for tests of kernels: not for the demo.
+$(KERNELS): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[triton]'
 	touch $@

@@ -165,6 +165,7 @@ def main() -> int:
     """Run everything and print it; return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--threads", default=1, type=int, help="of the CPU; torch.topk of a vector uses one at most")
     parser.add_argument("--dtype", default="float32", choices=DTYPES)
     parser.add_argument("--sizes", nargs="+", type=int, metavar="LOG2", help="exponents of 2")
     parser.add_argument("--densities", nargs="+", type=float, metavar="SHARE")
@@ -176,11 +177,12 @@ def main() -> int:
         tuple(options.sizes or default.log2_sizes), tuple(options.densities or default.densities), default.repetitions
     )
     device = torch.device(options.device)
+    torch.set_num_threads(options.threads)
     found = list(rows(sizes, device, DTYPES[options.dtype]))
     verdicts = [target.verdict(found) for target in TARGETS if target.device == device.type]
     targets = [verdict for verdict in verdicts if verdict is not None]
     missed = not all(target["holds"] for target in targets)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, threads: {options.threads}"
     if options.json:
         about = {
             "python": platform.python_version(),

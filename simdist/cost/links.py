@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.scenario.cluster import Link
+from simdist.scenario.link import Link
 
 __all__ = ["LinkCost"]
 

@@ -155,7 +155,8 @@ class Topology:
         used = [*self._on_fabric(messages, ~outside), *self._on_network(messages, outside)]
         if self.bridged:
             used += self._on_bridges(messages)
-        resources, nbytes = _summed(*map(np.concatenate, zip(*used, strict=True)), self.n_resources)
+        resources = np.concatenate([each for each, _ in used])
+        resources, nbytes = _summed(resources, np.concatenate([each for _, each in used]), self.n_resources)
         return Stage(self._latency_s(messages, outside) + more_s, resources, nbytes)
 
     def _on_fabric(self, messages: Messages, inside: NDArray[np.bool_]) -> "list[_Use]":

@@ -1,6 +1,6 @@
 """What the user writes: machines, a training job, disturbances and the schedules to compare."""
 
-from simdist.scenario.cluster import Cluster, Device, DeviceOverride, Library, Link, Storage, TablePoint
+from simdist.scenario.cluster import Cluster, Device, DeviceOverride, Library, Storage
 from simdist.scenario.disturbances import (
     Bursts,
     Disturbance,
@@ -12,6 +12,7 @@ from simdist.scenario.disturbances import (
     Transient,
 )
 from simdist.scenario.files import dump_cluster, dump_workload, load_cluster, load_workload
+from simdist.scenario.link import Link, TablePoint
 from simdist.scenario.loading import dump, load, loads
 from simdist.scenario.sampling import DelaySampler, draw, sampler
 from simdist.scenario.scenario import Host, Input, Scenario
