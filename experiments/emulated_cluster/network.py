@@ -319,8 +319,10 @@ def _judge(codes: Sequence[int | None], texts: Sequence[str], timeout_s: float) 
 
 
 def _telling(lines: Sequence[str]) -> Sequence[str]:
-    """Return the lines that say what went wrong: what a rank called an error, else the last ones."""
-    return [line for line in lines if ": error: " in line] or lines[-_TAIL_LINES:]
+    """Return the lines that say what went wrong: what a rank called an error or raised, else the last ones."""
+    told = [line for line in lines if ": error: " in line]
+    raised = [line for line in lines if re.match(r"\[rank\d+\]: [\w.]+(Error|Exception)\b", line)]
+    return told or raised or lines[-_TAIL_LINES:]
 
 
 def _content(file: IO[bytes]) -> str:
