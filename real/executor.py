@@ -302,6 +302,8 @@ class Executor:
     def _submit(self, instance: Instance) -> None:
         self._submitted = instance.index
         self._check()
+        if isinstance(instance.op, Tick):
+            self._ticks.submitted(instance)
         self._lane(instance).submit(instance)
 
     def _check(self) -> None:
@@ -357,7 +359,7 @@ class Executor:
             case Select() | Merge() | Densify() | Pack() | Unpack():
                 self._program.transform(op, step)
             case Tick():
-                self._ticks.wait(op, instance.after)
+                self._ticks.wait(instance)
             case Save():
                 self._program.save(op, step)
             case Delay():

@@ -5,17 +5,18 @@ allocated before its size has been compared with the memory that there is, becau
 """
 
 import copy
+import math
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from simdist.errors import RunError
-from simdist.plan import Buffer, Plan
+from simdist.plan import AllGather, Buffer, Copy, Merge, Plan, Select
 
-__all__ = ["DTYPES", "Memory", "SparseTensor"]
+__all__ = ["DTYPES", "Memory", "SparseTensor", "distinct_counts"]
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float64": torch.float64,
@@ -33,10 +34,12 @@ class SparseTensor:
     Args:
         values: Shape `[k]`.
         indices: int32 `[k]`.
+        n_distinct: Of so many at a time, from the beginning, no two that are not 0 have the same index.
     """
 
     values: Tensor
     indices: Tensor
+    n_distinct: int = 1
 
 
 class Memory:
@@ -47,22 +50,32 @@ class Memory:
         device: Where buffers placed on the device live; the others are in host memory.
         names: Which buffers are wanted; the others stay without a tensor.
         n_ranks: Stack the buffers of so many ranks: all shapes begin with `n_ranks`, and `row` is one of them.
+        scratch_nbytes: What collectives will need on the device beside the buffers.
 
     Raises:
         RunError: They do not fit.
     """
 
-    def __init__(self, plan: Plan, device: torch.device, names: Collection[str], *, n_ranks: int | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        device: torch.device,
+        names: Collection[str],
+        *,
+        n_ranks: int | None = None,
+        scratch_nbytes: int = 0,
+    ) -> None:
         wanted = [buffer for buffer in plan.buffers if buffer.name in names]
         self._device, self._n_ranks = device, n_ranks
         self._buffers = {buffer.name: buffer for buffer in wanted}
-        self._check_fits(plan)
+        self._check_fits(plan, scratch_nbytes)
+        units = distinct_counts(plan)
         self._dense: dict[str, Tensor] = {}
         self._sparse: dict[str, SparseTensor] = {}
         for buffer in wanted:
             values = self._zeros(buffer, DTYPES[buffer.dtype])
             if buffer.sparse:
-                self._sparse[buffer.name] = SparseTensor(values, self._zeros(buffer, torch.int32))
+                self._sparse[buffer.name] = SparseTensor(values, self._zeros(buffer, torch.int32), units[buffer.name])
             else:
                 self._dense[buffer.name] = values
 
@@ -88,7 +101,8 @@ class Memory:
         row._n_ranks = None
         row._dense = {name: tensor[rank] for name, tensor in self._dense.items()}
         row._sparse = {
-            name: SparseTensor(tensor.values[rank], tensor.indices[rank]) for name, tensor in self._sparse.items()
+            name: replace(tensor, values=tensor.values[rank], indices=tensor.indices[rank])
+            for name, tensor in self._sparse.items()
         }
         return row
 
@@ -98,17 +112,41 @@ class Memory:
         shape = (buffer.count,) if self._n_ranks is None else (self._n_ranks, buffer.count)
         return torch.zeros(shape, dtype=dtype, device="cpu" if on_host else self._device, pin_memory=pinned)
 
-    def _check_fits(self, plan: Plan) -> None:
+    def _check_fits(self, plan: Plan, scratch_nbytes: int) -> None:
         on_gpu = self._device.type == "cuda"
         for place, free_nbytes in (("device", _free_nbytes(self._device)), ("host", _free_nbytes(torch.device("cpu")))):
             nbytes = sum(buffer.nbytes for buffer in self._buffers.values() if buffer.place == place)
-            nbytes *= self._n_ranks or 1
+            nbytes = nbytes * (self._n_ranks or 1) + (scratch_nbytes if place == "device" else 0)
             if nbytes > free_nbytes:
                 where = f"{self._device}" if on_gpu and place == "device" else "the host"
                 raise RunError(
                     f"plan {plan.name} needs {nbytes / 1e9:.3g} GB for its buffers; {where} has "
                     f"{free_nbytes / 1e9:.3g} GB free: run a smaller model, or fewer ranks on this machine"
                 )
+
+
+def distinct_counts(plan: Plan) -> Mapping[str, int]:
+    """Return, for each sparse buffer, in slices of what length indices differ: one rank's selection, or part of it.
+
+    A selection takes no entry twice, nor does a merge (which may fill up its buffer with zeros). Collectives and copies
+    keep slices as they are. Of what a buffer holds at the beginning nothing is known.
+    """
+    lengths = {buffer.name: 1 if buffer.initialized else 0 for buffer in plan.buffers if buffer.sparse}
+    counts = {buffer.name: buffer.count for buffer in plan.buffers}
+    ops = dict.fromkeys(op for body in plan.bodies for op in body)
+    before: Mapping[str, int] = {}
+    while lengths != before:  # the slices of a buffer may come from one that is written further down
+        before = dict(lengths)
+        for op in ops:
+            match op:
+                case Select() | Merge():
+                    lengths[op.dst] = math.gcd(lengths[op.dst], counts[op.dst])
+                case AllGather() | Copy():
+                    if op.dst in lengths:
+                        lengths[op.dst] = math.gcd(lengths[op.dst], lengths[op.src])
+                case _:
+                    pass
+    return lengths
 
 
 def _free_nbytes(device: torch.device) -> int:

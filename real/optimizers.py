@@ -81,15 +81,10 @@ class Lars(torch.optim.Optimizer):
         Raises:
             RunError: A parameter is not this optimizer's.
         """
-        groups = {parameter: group for group in self.param_groups for parameter in group["params"]}
-        if any(parameter not in groups for parameter in parameters):
+        group_of = {parameter: number for number, group in enumerate(self.param_groups) for parameter in group["params"]}
+        if any(parameter not in group_of for parameter in parameters):
             raise RunError("Lars: a trust ratio is wanted of a parameter that this optimizer does not update")
-        weight_norms, gradient_norms = _norms(parameters), _norms(gradients)
-        return [
-            torch.ones_like(weight_norm) if parameter.dim() < 2 else _ratio(weight_norm, norm, groups[parameter])
-            for parameter, weight_norm, norm in zip(parameters, weight_norms, gradient_norms, strict=True)
-        ]
-
+        ratios = [parameter.new_ones(()) if parameter.dim() < 2 else None for parameter in parameters]
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update all parameters that have a gradient.

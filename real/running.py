@@ -23,7 +23,7 @@ from real.programs.base import Program
 from real.recorder import Recorder
 from real.timing import now_s, precise_sleeps
 from real.traces import Part, gather, part_path, salvage, write_part
-from real.worlds import ProcessWorld, check_servers, groups_of
+from real.worlds import ProcessWorld, check_servers, groups_of, scratch_nbytes
 from simdist.errors import RunError
 from simdist.plan import Channel, Collective, Plan
 from simdist.plan.text import op_text
@@ -98,7 +98,7 @@ def perform(
         RunError: Something failed, here or elsewhere; the times of what was done stay in `parts`.
     """
     place, guard = connection.place, connection.guard
-    memory = Memory(plan, connection.device, buffers)
+    memory = Memory(plan, connection.device, buffers, scratch_nbytes=scratch_nbytes(plan))
     made = program(memory, guard.failed)
     meeting = f"{plan.name}: meeting before the first step"
     with _explaining(guard, meeting):
@@ -121,7 +121,7 @@ def perform(
     )
     precise_sleeps()
     with _explaining(guard, meeting):
-        world.warm_up(connection.device)
+        world.warm_up(plan, connection.device)
         at_start = compare()
         start_s = common_start_s(at_start)
     write_part(parts, Part(place.rank, plan.digest(), start_s))

@@ -6,25 +6,32 @@ is how Horovod works. To hold up the CUDA stream instead, the host would have to
 tick; and the host itself must not sleep, because it has the rest of the backward pass to enqueue.
 
 Whoever waits for such a comm stream waits on the host, as `synchronize()` does in Horovod.
+
+Which tick it is, the engines' rule says: the first that is not before the latest end of what the tick comes after on
+other streams, `Instance.after`. That is the data, unless the comm stream had waited for it already, and what the host
+did before it asked for the tick.
 """
 
-import math
 import threading
-from collections.abc import Callable, Collection
-from typing import final
+from collections.abc import Callable
+from typing import TypeAlias, final
 
 from real.timing import now_s, sleep_s
+from simdist.cost import tick_s
 from simdist.plan import Instance, Plan, Tick, writes
 
-__all__ = ["Ended", "Ticks", "next_tick_s"]
+__all__ = ["Ended", "Ticks"]
 
 Ended = Callable[[], float]
 """Tells when an operation has ended, by this rank's clock; to be asked when it has."""
 
+_End: TypeAlias = tuple[int, Ended]
+"""An instance's index, and when it ended."""
+
 
 @final
 class Ticks:
-    """The clock of one rank, and when what it looks at was written.
+    """The clock of one rank, and when what its ticks come after ended.
 
     Args:
         plan: Whose ticks.
@@ -35,7 +42,9 @@ class Ticks:
         self._interrupted = interrupted
         ops = (op for body in plan.bodies for op in body)
         self._watched = {name for op in ops if isinstance(op, Tick) for name in op.srcs}
-        self._written: dict[str, tuple[int, Ended]] = {}  # buffer -> its last writer's index and end
+        self._written: dict[str, _End] = {}  # buffer -> its last writer
+        self._by_host: _End | None = None  # what the host did last
+        self._before: dict[int, _End] = {}  # tick that was submitted -> what the host had done last
         self.start_s = now_s()
         """A tick; the others are whole periods later. By this rank's clock."""
 
@@ -44,29 +53,23 @@ class Ticks:
 
     def ended(self, instance: Instance, ended: Ended) -> None:
         """Take note of the end of an operation, before anybody else learns of it."""
+        if instance.stream == "host":
+            self._by_host = instance.index, ended
         for name in self._watched.intersection(writes(instance.op)):
             self._written[name] = instance.index, ended
 
-    def due_s(self, op: Tick, after: Collection[int]) -> float:
-        """Return the first tick that is not before the data was written, which is there now; by this rank's clock.
+    def submitted(self, instance: Instance) -> None:
+        """Take note of how far the host was when it asked for a tick: it goes on before the tick's turn comes."""
+        if self._by_host is not None:
+            self._before[instance.index] = self._by_host
 
-        Args:
-            op: The tick.
-            after: The instances of other streams that it comes after.
-        """
-        writers = [self._written[name] for name in op.srcs if name in self._written]
-        written_s = max((ended() for index, ended in writers if index in after), default=self.start_s)
-        return self.start_s + next_tick_s(written_s - self.start_s, op.period_s)
+    def due_s(self, instance: Instance) -> float:
+        """Return when a tick that was submitted falls, by this rank's clock; what it comes after has ended."""
+        assert isinstance(instance.op, Tick)
+        noted = [self._before.pop(instance.index, None), *map(self._written.get, instance.op.srcs)]
+        ends_s = [each[1]() for each in noted if each is not None and each[0] in instance.after]
+        return self.start_s + float(tick_s(max([self.start_s, *ends_s]) - self.start_s, instance.op.period_s))
 
-    def wait(self, op: Tick, after: Collection[int]) -> None:
+    def wait(self, instance: Instance) -> None:
         """Sleep until then."""
-        sleep_s(self.due_s(op, after) - now_s(), self._interrupted)
-
-
-def next_tick_s(ready_s: float, period_s: float) -> float:
-    """Return the first multiple of a period that is not before a time.
-
-    >>> next_tick_s(0.012, 0.005), next_tick_s(0.015, 0.005)
-    (0.015, 0.015)
-    """
-    return math.ceil(round(ready_s / period_s, 6)) * period_s
+        sleep_s(self.due_s(instance) - now_s(), self._interrupted)

@@ -3,8 +3,9 @@
 They need nothing but the buffers, so every program performs them alike.
 
 **Ranks agree.** What several ranks compute from the same data must come out the same, or their parameters would drift
-apart. Values of equal indices are therefore summed in an order that does not change: on a GPU, where plain scattering
-would add them as they come, they are sorted first.
+apart. Values of equal indices are therefore summed in an order that does not change, although a GPU adds what it
+scatters in any order. A merge sorts them first. What was gathered is scattered slice by slice: within what one rank has
+selected, no index comes twice, so nothing is left to be ordered.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,9 +17,9 @@ from torch import Tensor
 from real.kernels import topk
 from real.memory import Memory
 from simdist.groups import MAX_WORLD_SIZE
-from simdist.plan import Copy, Densify, Merge, Pack, Select, Unpack
+from simdist.plan import Copy, Densify, Merge, Pack, Plan, Select, Unpack, writes
 
-__all__ = ["Transform", "copy", "transform"]
+__all__ = ["Transform", "copy", "transform", "warm_up"]
 
 Transform: TypeAlias = Select | Merge | Densify | Pack | Unpack
 
@@ -45,6 +46,21 @@ def transform(memory: Memory, op: Transform, *, step: int, rank: int) -> None:
             _unpack(memory.dense(op.src), list(map(memory.dense, op.dsts)))
         case _:
             assert_never(op)
+
+
+def warm_up(plan: Plan, memory: Memory) -> None:
+    """Perform every such operation of a plan once, and leave the buffers as they were: kernels are compiled or loaded.
+
+    Args:
+        plan: What will be performed.
+        memory: Of this rank, where indices are within their vectors.
+    """
+    for op in dict.fromkeys(op for body in plan.bodies for op in body if isinstance(op, Transform)):
+        tensors = [tensor for name in writes(op) for tensor in memory.tensors(name)]
+        before = [tensor.clone() for tensor in tensors]
+        transform(memory, op, step=0, rank=0)
+        for tensor, contents in zip(tensors, before, strict=True):
+            tensor.copy_(contents)
 
 
 def copy(memory: Memory, op: Copy) -> None:
@@ -87,11 +103,19 @@ def _merge(memory: Memory, op: Merge) -> None:
 
 
 def _densify(memory: Memory, op: Densify) -> None:
-    taken = memory.sparse(op.src)
-    values, indices = taken.values, taken.indices
-    if values.is_cuda:
-        values, indices = _summed(values, indices)
-    topk.densify(values / op.divisor if op.divisor > 1 else values, indices, memory.dense(op.dst))
+    taken, out = memory.sparse(op.src), memory.dense(op.dst)
+    values = taken.values / op.divisor if op.divisor > 1 else taken.values
+    if taken.n_distinct > 1:
+        _add_slices(values, taken.indices, out.zero_(), taken.n_distinct)
+    elif values.is_cuda:
+        topk.densify(*_summed(values, taken.indices), out)
+    else:  # which adds one after the other
+        topk.densify(values, taken.indices, out)
+
+
+def _add_slices(values: Tensor, indices: Tensor, out: Tensor, n_distinct: int) -> None:
+    for some, where in zip(values.split(n_distinct), indices.split(n_distinct), strict=True):
+        out.index_add_(0, where, some)
 
 
 def _summed(values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:

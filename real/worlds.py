@@ -8,11 +8,14 @@ no library has: an all-reduce through parameter servers is made of messages here
 those beside the ranks exist in simulations only.
 
 A sparse buffer travels in one message: the bytes of its values, then those of its indices.
+
+gloo has no reduce-scatter of its own: torch makes one of an all-reduce of a copy. Here the same happens in memory that
+is kept, see `real.scratch`.
 """
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 import torch
@@ -26,7 +29,8 @@ except ImportError:  # their names before torch 2.13
     from torch.distributed import reduce_scatter_tensor as reduce_scatter_single
 
 from real.memory import Memory
-from real.servers import sum_by_servers
+from real.scratch import Purpose, Scratch
+from real.servers import moves_gpu_tensors, piece_count, sum_by_servers
 from simdist.errors import RunError
 from simdist.groups import Group
 from simdist.plan import (
@@ -34,6 +38,7 @@ from simdist.plan import (
     AllGather,
     AllReduce,
     Broadcast,
+    Buffer,
     Collective,
     Plan,
     Reduce,
@@ -41,7 +46,7 @@ from simdist.plan import (
     op_text,
 )
 
-__all__ = ["Members", "ProcessWorld", "check_servers", "groups_of"]
+__all__ = ["Members", "ProcessWorld", "check_servers", "groups_of", "scratch_nbytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,38 @@ def check_servers(plan: Plan) -> None:
             )
 
 
+def scratch_nbytes(plan: Plan) -> int:
+    """Return the bytes that a rank's collectives need beside the buffers, where these are."""
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    needs: dict[Purpose, int] = {}
+    for op in dict.fromkeys(op for body in plan.bodies for op in body if isinstance(op, COLLECTIVES)):
+        for purpose, nbytes in _needs(op, buffers) if op.group.size > 1 else ():
+            needs[purpose] = max(needs.get(purpose, 0), nbytes)
+    return sum(needs.values())
+
+
+def _needs(op: Collective, buffers: Mapping[str, Buffer]) -> Iterator[tuple[Purpose, int]]:
+    match op:
+        case AllReduce():
+            if op.servers:
+                itemsize = buffers[op.buffer].nbytes // buffers[op.buffer].count
+                count = min(piece_count(op.group.size, itemsize), max(op.servers.parts))
+                yield "arriving", op.group.size * count * itemsize
+        case ReduceScatter():
+            yield "reduced", buffers[op.src].nbytes
+        case Reduce():
+            yield "reduced", buffers[op.buffer].nbytes
+        case AllGather():
+            if buffers[op.src].sparse:
+                yield "message", buffers[op.src].nbytes
+                yield "messages", buffers[op.dst].nbytes
+        case Broadcast():
+            if buffers[op.buffer].sparse:
+                yield "message", buffers[op.buffer].nbytes
+        case _:
+            assert_never(op)
+
+
 class ProcessWorld:
     """The ranks are processes.
 
@@ -90,16 +127,24 @@ class ProcessWorld:
     def __init__(self, groups: Iterable[Group], *, timeout_s: float) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._members: Mapping[Group, Members] = {group: self._join(group, timeout_s) for group in groups}
+        self._scratch = Scratch()
 
     def members(self, group: Group) -> Members:
         """Return the members of this rank's group."""
         return self._members[group]
 
-    def warm_up(self, device: torch.device) -> None:
-        """Reduce one element in every group, because a backend may connect only when a group is first used."""
-        for members in self._members.values():
+    def warm_up(self, plan: Plan, device: torch.device) -> None:
+        """Reduce one element in every group of a plan, and on every server, because backends connect at first use."""
+        for group in groups_of(plan):
+            members = self._members[group]
             if len(members.ranks) > 1:
                 dist.all_reduce(torch.zeros(1, device=device), group=members.process_group)
+        for op in _served(plan):
+            assert op.servers is not None
+            members = self._members[op.group]
+            ones = replace(op.servers, parts=(1,) * len(op.servers.parts))
+            zeros = torch.zeros(len(ones.parts), device=device)
+            sum_by_servers(zeros, ones, members.ranks, members.process_group, self._scratch)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
@@ -112,30 +157,62 @@ class ProcessWorld:
         match op:
             case AllReduce():
                 buffer = memory.dense(op.buffer)
-                _scale(buffer, op, len(members.ranks))
+                _scaled(buffer, op, buffer)
                 if op.servers:
-                    sum_by_servers(buffer, op.servers, members.ranks, members.process_group)
+                    sum_by_servers(buffer, op.servers, members.ranks, members.process_group, self._scratch)
                 else:
                     dist.all_reduce(buffer, group=members.process_group)
             case ReduceScatter():
-                source = memory.dense(op.src)
-                scaled = source / len(members.ranks) if op.reduction == "mean" else source.clone()
-                reduce_scatter_single(memory.dense(op.dst), scaled, group=members.process_group)
+                self._reduce_scatter(op, memory.dense(op.src), memory.dense(op.dst), members)
             case AllGather():
-                _all_gather(memory.tensors(op.src), memory.tensors(op.dst), members)
+                self._all_gather(memory.tensors(op.src), memory.tensors(op.dst), members)
             case Reduce():
                 self._reduce(op, memory.dense(op.buffer), members)
             case Broadcast():
-                _broadcast(memory.tensors(op.buffer), members.ranks[op.root], members)
+                self._broadcast(memory.tensors(op.buffer), members.ranks[op.root], members)
             case _:
                 assert_never(op)
+
+    def _reduce_scatter(self, op: ReduceScatter, src: Tensor, dst: Tensor, members: Members) -> None:
+        """Reduce a copy of the source, which stays as it is."""
+        taken = _scaled(src, op, self._like(src))
+        if taken.is_cuda and moves_gpu_tensors(members.process_group):
+            reduce_scatter_single(dst, taken, group=members.process_group)
+            return
+        dist.all_reduce(taken, group=members.process_group)
+        dst.copy_(taken.view(len(members.ranks), -1)[members.ranks.index(self.rank)])
 
     def _reduce(self, op: Reduce, buffer: Tensor, members: Members) -> None:
         """Reduce to the root; torch uses the buffers of the others as scratch, a plan leaves them as they were."""
         root = members.ranks[op.root]
-        taken = buffer if self.rank == root else buffer.clone()
-        _scale(taken, op, len(members.ranks))
+        taken = _scaled(buffer, op, buffer if self.rank == root else self._like(buffer))
         dist.reduce(taken, dst=root, group=members.process_group)
+
+    def _broadcast(self, tensors: Sequence[Tensor], source: int, members: Members) -> None:
+        if len(tensors) == 1:
+            dist.broadcast(tensors[0], src=source, group=members.process_group)
+            return
+        message = self._message(tensors)
+        dist.broadcast(message, src=source, group=members.process_group)
+        _take(message.unsqueeze(0), tensors)
+
+    def _all_gather(self, srcs: Sequence[Tensor], dsts: Sequence[Tensor], members: Members) -> None:
+        if len(srcs) == 1:
+            all_gather_single(dsts[0], srcs[0], group=members.process_group)
+            return
+        n, message = len(members.ranks), self._message(srcs)
+        messages = self._scratch.take("messages", n * message.numel(), message.dtype, message.device)
+        all_gather_single(messages, message, group=members.process_group)
+        _take(messages.view(n, -1), dsts)
+
+    def _message(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the bytes of tensors, one after the other, uint8 `[nbytes]`."""
+        parts = [tensor.view(torch.uint8) for tensor in tensors]
+        message = self._scratch.take("message", sum(map(torch.numel, parts)), torch.uint8, tensors[0].device)
+        return torch.cat(parts, out=message)
+
+    def _like(self, tensor: Tensor) -> Tensor:
+        return self._scratch.take("reduced", tensor.numel(), tensor.dtype, tensor.device)
 
     def _alone(self, op: Collective, memory: Memory) -> None:
         """Perform a collective of one member: what there is to move, is here."""
@@ -166,33 +243,17 @@ class ProcessWorld:
         return mine
 
 
-def _scale(buffer: Tensor, op: AllReduce | Reduce, size: int) -> None:
+def _served(plan: Plan) -> list[AllReduce]:
+    """Return the all-reduces through servers, one for each group and its servers."""
+    ops = (op for body in plan.bodies for op in body if isinstance(op, AllReduce) and op.servers)
+    return list({(op.group, op.servers.members): op for op in ops if op.servers}.values())
+
+
+def _scaled(buffer: Tensor, op: AllReduce | Reduce | ReduceScatter, out: Tensor) -> Tensor:
+    """Return what this member adds to the reduction: in `out`, which may be the buffer itself."""
     if op.reduction == "mean":
-        torch.div(buffer, size, out=buffer)
-
-
-def _broadcast(tensors: Sequence[Tensor], source: int, members: Members) -> None:
-    if len(tensors) == 1:
-        dist.broadcast(tensors[0], src=source, group=members.process_group)
-        return
-    message = _message(tensors)
-    dist.broadcast(message, src=source, group=members.process_group)
-    _take(message.unsqueeze(0), tensors)
-
-
-def _all_gather(srcs: Sequence[Tensor], dsts: Sequence[Tensor], members: Members) -> None:
-    if len(srcs) == 1:
-        all_gather_single(dsts[0], srcs[0], group=members.process_group)
-        return
-    message = _message(srcs)
-    messages = message.new_empty(len(members.ranks) * message.numel())
-    all_gather_single(messages, message, group=members.process_group)
-    _take(messages.unflatten(0, (len(members.ranks), -1)), dsts)
-
-
-def _message(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the bytes of tensors, one after the other, uint8 `[nbytes]`."""
-    return torch.cat([tensor.view(torch.uint8) for tensor in tensors])
+        return torch.div(buffer, op.group.size, out=out)
+    return out if out is buffer else out.copy_(buffer)
 
 
 def _take(messages: Tensor, tensors: Sequence[Tensor]) -> None:

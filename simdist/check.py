@@ -39,9 +39,13 @@ from simdist.plan import (
     stream_of,
     writes,
 )
+from simdist.plan.plan import ITEM_NBYTES
 from simdist.plan.text import body_text
+from simdist.plan.vectors import misfits
 
 __all__ = ["check", "fail_at"]
+
+_MAX_SELECTED_FROM = 2**31 - 1  # elements; indices are int32
 
 
 def check(plan: Plan) -> None:
@@ -59,6 +63,9 @@ def check(plan: Plan) -> None:
         if number not in seen:
             seen.add(number)
             _check_body(plan, number, step, buffers, written)
+    for misfit in misfits(plan):
+        step = next(step for step, number in enumerate(plan.body_of_steps()) if number == misfit.body)
+        fail_at(plan, step=step, body=misfit.body, position=misfit.position, problem=misfit.problem)
 
 
 def fail_at(plan: Plan, *, step: int, body: int, position: int, problem: str) -> NoReturn:
@@ -159,6 +166,9 @@ def _op_problems(op: Op, buffers: dict[str, Buffer], world_size: int) -> Iterato
         case Densify():
             if not buffers[op.src].sparse or buffers[op.dst].sparse:
                 yield "scatters a sparse buffer into a dense one; declare src sparse and dst not"
+            elif buffers[op.src].dtype != buffers[op.dst].dtype:
+                types = f"{buffers[op.src].dtype} into {buffers[op.dst].dtype}"
+                yield f"scatters {types}; copy the entries to a sparse buffer of that type first"
             yield from _divisor_problems(op.divisor)
         case Tick():
             if not op.srcs:
@@ -325,10 +335,11 @@ def _select_problems(op: Select, buffers: dict[str, Buffer]) -> Iterator[str]:
         yield f"selects {op.k} elements into {dst.name!r}; declare it sparse with count {op.k}"
     if not 1 <= op.k <= src.count:
         yield f"k = {op.k} of {src.count} elements; must be from 1 to {src.count}"
+    if src.count > _MAX_SELECTED_FROM:
+        yield f"selects from {src.count} elements; indices are int32: select from buckets of {_MAX_SELECTED_FROM} or fewer"
     if residual.count != src.count:
         yield f"residual {residual.name!r} has {residual.count} elements; {src.name!r} has {src.count}, so must it"
-    if not residual.dtype == src.dtype == dst.dtype:
-        yield f"{src.dtype} with a residual of {residual.dtype} into {dst.dtype}; they must have one type"
+    yield from _residual_problems(src, dst, residual)
 
 
 def _merge_problems(op: Merge, buffers: dict[str, Buffer]) -> Iterator[str]:
@@ -337,9 +348,19 @@ def _merge_problems(op: Merge, buffers: dict[str, Buffer]) -> Iterator[str]:
         yield "merges a sparse buffer into a sparse one, the rest goes to a dense one; declare them so"
     if not 1 <= dst.count <= src.count:
         yield f"keeps {dst.count} of {src.count} entries; must be from 1 to {src.count}"
-    if not residual.dtype == src.dtype == dst.dtype:
-        yield f"{src.dtype} with a residual of {residual.dtype} into {dst.dtype}; they must have one type"
+    yield from _residual_problems(src, dst, residual)
     yield from _divisor_problems(op.divisor)
+
+
+def _residual_problems(src: Buffer, dst: Buffer, residual: Buffer) -> Iterator[str]:
+    """A residual gathers what is small beside what it holds already; it must not round more than those it is of."""
+    for buffer in (src, dst):
+        is_narrower = ITEM_NBYTES[buffer.dtype] < ITEM_NBYTES[residual.dtype]
+        if not (_is_floating(buffer) and (is_narrower or buffer.dtype == residual.dtype)):
+            yield (
+                f"a residual of {residual.dtype} for {buffer.name!r} of {buffer.dtype}; both are floating-point, of the "
+                f"same type, or the residual has more bits"
+            )
 
 
 def _divisor_problems(divisor: int) -> Iterator[str]:

@@ -23,7 +23,9 @@ Source:
     activities in horovod/common/common.h.
 """
 
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -83,8 +85,9 @@ class Journey:
 
 def journeys(body: Body) -> tuple[Journey, ...]:
     """Return the journeys of a step, in the order in which they begin."""
+    uses = _uses(body)
     begun = ((position, name) for position, op in enumerate(body) for name in _begins(op))
-    followed = (Journey(name, position, tuple(_phases(body, position, name))) for position, name in begun)
+    followed = (Journey(name, position, tuple(_phases(uses, position, name))) for position, name in begun)
     return tuple(each for each in followed if any(_communicates(body, phase) for phase in each.phases))
 
 
@@ -96,49 +99,94 @@ def _communicates(body: Body, phase: Phase) -> bool:
     return any(isinstance(body[position], COLLECTIVES) for position in phase.positions)
 
 
-def _phases(body: Body, written: int, name: str) -> Iterator[Phase]:
+@dataclass(frozen=True, slots=True)
+class _Uses:
+    """A body, and where in it a buffer is used: so a journey looks only at the operations that concern it.
+
+    Args:
+        body: The operations of a step.
+        reading: Positions of the operations that read a buffer, in order.
+        writing: Positions of those that write it, likewise.
+        ticks: Positions of all ticks, likewise.
+    """
+
+    body: Body
+    reading: Mapping[str, Sequence[int]]
+    writing: Mapping[str, Sequence[int]]
+    ticks: Sequence[int]
+
+    def next(self, held: Collection[str], after: int) -> int | None:
+        """Return the next operation that reads or writes one of some buffers; None if there is none."""
+        places = (uses[name] for uses in (self.reading, self.writing) for name in held if name in uses)
+        following = (_first_after(positions, after) for positions in places)
+        return min((position for position in following if position is not None), default=None)
+
+    def writer(self, name: str, before: int) -> int | None:
+        """Return the last operation before a position that writes a buffer; None if no operation of this step does."""
+        return _last_before(self.writing.get(name, ()), before)
+
+    def tick(self, after: int, before: int) -> int | None:
+        """Return the last tick between two operations that holds the stream of the second; None if there is none."""
+        if stream_of(self.body[before]) != "comm":
+            return None
+        tick = _last_before(self.ticks, before)
+        return tick if tick is not None and tick > after else None
+
+
+def _uses(body: Body) -> _Uses:
+    reading: defaultdict[str, list[int]] = defaultdict(list)
+    writing: defaultdict[str, list[int]] = defaultdict(list)
+    for position, op in enumerate(body):
+        for name in reads(op):
+            reading[name].append(position)
+        for name in writes(op):
+            writing[name].append(position)
+    return _Uses(body, reading, writing, [position for position, op in enumerate(body) if isinstance(op, Tick)])
+
+
+def _first_after(positions: Sequence[int], after: int) -> int | None:
+    place = bisect_right(positions, after)
+    return positions[place] if place < len(positions) else None
+
+
+def _last_before(positions: Sequence[int], before: int) -> int | None:
+    place = bisect_left(positions, before)
+    return positions[place - 1] if place else None
+
+
+def _phases(uses: _Uses, written: int, name: str) -> Iterator[Phase]:
     """Follow the data: `held` are the buffers that hold it, or something made of it."""
-    held, last = {name}, written
-    for position, op in enumerate(body[written + 1 :], start=written + 1):
-        works_on_it = bool(held & {*reads(op)})
+    held, last, position = {name}, written, uses.next({name}, written)
+    while position is not None:
+        op = uses.body[position]
+        works_on_it = not held.isdisjoint(reads(op))
         if works_on_it and isinstance(op, Forward | Backward | Optimize | TrustRatios):
             return
         if works_on_it and writes(op):
-            yield from _waits(body, position, last, held)
+            yield from _waits(uses, position, last, held)
             yield Phase(op_name(op), "end", (position,))
             held |= _taken(op, held)
             last = position
         else:
             held -= {*writes(op)}  # other data takes its place
+        position = uses.next(held, position)
 
 
-def _waits(body: Body, position: int, last: int, held: set[str]) -> Iterator[Phase]:
+def _waits(uses: _Uses, position: int, last: int, held: set[str]) -> Iterator[Phase]:
     """Yield what data waits for between the operations at `last` and at `position`."""
-    op = body[position]
+    op = uses.body[position]
     if isinstance(op, Pack):
-        others = [_writer(body, position, name) for name in op.srcs if name not in held]
+        others = [uses.writer(name, position) for name in op.srcs if name not in held]
         in_this_step = tuple(writer for writer in others if writer is not None)
         if in_this_step:
             yield Phase("wait for other tensors", "end", in_this_step)
-    tick = _tick(body, last, position)
+    tick = uses.tick(last, position)
     if tick is not None:
         yield Phase("queue", "ready", (tick,))
         yield Phase("wait for the tick", "end", (tick,))
     yield Phase("queue" if stream_of(op) == "comm" else "wait for compute", "ready", (position,))
     if isinstance(op, COLLECTIVES):
         yield Phase("wait for other ranks", "start", (position,))
-
-
-def _writer(body: Body, position: int, name: str) -> int | None:
-    """Return the last operation before `position` that writes a buffer; None if no operation of this step does."""
-    return next((at for at in reversed(range(position)) if name in writes(body[at])), None)
-
-
-def _tick(body: Body, last: int, position: int) -> int | None:
-    """Return the last tick between two operations that holds the stream of the second; None if there is none."""
-    if stream_of(body[position]) != "comm":
-        return None
-    return next((at for at in range(position - 1, last, -1) if isinstance(body[at], Tick)), None)
 
 
 def _taken(op: Op, held: set[str]) -> set[str]:

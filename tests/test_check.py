@@ -59,6 +59,12 @@ BUFFERS = (
     Buffer("bytes", 12, "uint8", initialized=True),
     Buffer("few", 2, sparse=True, initialized=True),
     Buffer("half_few", 2, "float16", sparse=True),
+    Buffer("half_residual", 16, "float16", initialized=True),
+    Buffer("brain_residual", 16, "bfloat16", initialized=True),
+    Buffer("bytes", 16, "uint8", initialized=True),
+    Buffer("few_bytes", 2, "uint8", sparse=True),
+    Buffer("large", 2**31 - 1, initialized=True),
+    Buffer("huge", 2**31, initialized=True),
     Buffer("many", 4, sparse=True),
     Buffer("ratios", 2),
     Buffer("one_ratio", 1, initialized=True),
@@ -226,9 +232,33 @@ ILLEGAL: dict[str, tuple[Op, str]] = {
         Select("top", "top", "top", 3),
         "selects from the sparse buffer 'top'; src and residual are dense",
     ),
-    "select into another type": (
-        Select("whole", "half_few", "residual", 2),
-        "float32 with a residual of float32 into float16; they must have one type",
+    "select with a residual of fewer bits": (
+        Select("whole", "few", "half_residual", 2),
+        "a residual of float16 for 'whole' of float32; both are floating-point, of the same type, or the residual has "
+        "more bits",
+    ),
+    "select with a residual of other bits": (
+        Select("half_residual", "half_few", "brain_residual", 2),
+        "a residual of bfloat16 for 'half_residual' of float16; both are floating-point, of the same type, or the "
+        "residual has more bits",
+    ),
+    "select into more bits than the residual has": (
+        Select("half_residual", "few", "half_residual", 2),
+        "a residual of float16 for 'few' of float32; both are floating-point, of the same type, or the residual has "
+        "more bits",
+    ),
+    "select from bytes": (
+        Select("bytes", "few_bytes", "bytes", 2),
+        "a residual of uint8 for 'bytes' of uint8; both are floating-point, of the same type, or the residual has "
+        "more bits",
+    ),
+    "select from more than indices reach": (
+        Select("huge", "few", "huge", 2),
+        "selects from 2147483648 elements; indices are int32: select from buckets of 2147483647 or fewer",
+    ),
+    "densify into another type": (
+        Densify("few", "half_residual"),
+        "scatters float32 into float16; copy the entries to a sparse buffer of that type first",
     ),
     "merge of a dense buffer": (
         Merge("whole", "few", "residual"),
@@ -246,9 +276,10 @@ ILLEGAL: dict[str, tuple[Op, str]] = {
         Merge("top", "many", "residual"),
         "keeps 4 of 3 entries; must be from 1 to 3",
     ),
-    "merge into another type": (
-        Merge("top", "half_few", "residual"),
-        "float32 with a residual of float32 into float16; they must have one type",
+    "merge with a residual of fewer bits": (
+        Merge("top", "few", "half_residual"),
+        "a residual of float16 for 'top' of float32; both are floating-point, of the same type, or the residual has "
+        "more bits",
     ),
     "merge divided by nothing": (
         Merge("top", "few", "residual", divisor=0),
@@ -492,6 +523,10 @@ LEGAL: dict[str, Op] = {
     "one trust ratio for one tensor": Optimize(("momentum.0",), ("momentum.0",), "one_ratio"),
     "merge to fewer": Merge("top", "few", "residual", divisor=8, stream="comm"),
     "merge to as many": Merge("few", "few", "residual"),
+    "select from half precision with a residual of more bits": Select("half_residual", "half_few", "residual", 2),
+    "select into half precision": Select("whole", "half_few", "residual", 2),
+    "merge into half precision": Merge("top", "half_few", "residual"),
+    "select from as many as indices reach": Select("large", "few", "large", 2),
     "servers beside the ranks": AllReduce("grad.0", Group(4), "sum", "server", Servers((3, 5))),
     "servers on members, in any order": AllReduce("grad.0", Group(4), "mean", "server", Servers((8, 0), (3, 1))),
     "reduce directly": Reduce("param", Group(4), algorithm="direct"),
@@ -501,6 +536,58 @@ LEGAL: dict[str, Op] = {
 @pytest.mark.parametrize("what", LEGAL)
 def test_legal_operation_passes(what: str) -> None:
     check(plan_with(LEGAL[what]))
+
+
+VECTOR_BUFFERS = (
+    *(Buffer(f"vector.{n}", n, initialized=True) for n in (16, 24)),
+    Buffer("shard", 16, initialized=True),
+    Buffer("given", 2, sparse=True, initialized=True),
+    Buffer("top", 2, sparse=True),
+    Buffer("other_top", 2, sparse=True),
+    Buffer("tops", 4, sparse=True),
+)
+SELECT_16 = Select("vector.16", "top", "shard", 2)
+PAIRS = AllGather("top", "tops", Group(2))
+
+
+@pytest.mark.parametrize(
+    ("ops", "name"),
+    [
+        pytest.param((SELECT_16, Densify("top", "vector.24")), "top", id="scattered"),
+        pytest.param((SELECT_16, PAIRS, Densify("tops", "vector.24")), "tops", id="gathered"),
+        pytest.param(
+            (SELECT_16, Copy("top", "other_top"), Densify("other_top", "vector.24")), "other_top", id="copied"
+        ),
+        pytest.param((SELECT_16, PAIRS, Merge("tops", "top", "vector.24")), "tops", id="rest"),
+        pytest.param(
+            (SELECT_16, Merge("top", "other_top", "shard"), Densify("other_top", "vector.24")), "other_top", id="merged"
+        ),
+        pytest.param(
+            (Densify("given", "vector.16"), Copy("given", "top"), Densify("top", "vector.24")), "top", id="given"
+        ),
+        pytest.param(
+            (Copy("given", "top"), Densify("top", "vector.16"), Densify("given", "vector.24")),
+            "given",
+            id="known later",
+        ),
+    ],
+)
+def test_entries_of_one_vector_go_into_no_vector_of_another_length(ops: tuple[Op, ...], name: str) -> None:
+    problem = (
+        f"{op_text(ops[-1])} at step 0: takes {name!r} for entries of a vector of 24 elements; elsewhere they "
+        f"are of one of 16: give the entries of each length a buffer of their own"
+    )
+    with pytest.raises(PlanError, match=re.escape(problem)):
+        check(Plan("hand", 2, VECTOR_BUFFERS, (ops,), (Run((0,)),)))
+    check(Plan("hand", 2, VECTOR_BUFFERS, (ops[:-1],), (Run((0,)),)))
+
+
+def test_entries_of_an_earlier_step_go_into_no_vector_of_another_length() -> None:
+    bodies = ((SELECT_16,), (Wait("top"), Densify("top", "vector.24")))
+    with pytest.raises(
+        PlanError, match=r"densify\(top -> vector.24\) at step 3: takes 'top' for entries of a vector of"
+    ):
+        check(Plan("hand", 2, VECTOR_BUFFERS, bodies, (Run((0,), 3), Run((1,)))))
 
 
 def test_body_that_no_step_runs_is_refused() -> None:

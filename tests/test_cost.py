@@ -1,5 +1,7 @@
 """What operations cost: textbook formulas to 1e-12, and bytes on every resource of a cluster with two levels."""
 
+from pathlib import Path
+
 import closed_forms
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from simdist.plan import (
     Densify,
     Forward,
     Load,
+    Merge,
     Optimize,
     Plan,
     Reduce,
@@ -333,9 +336,45 @@ def test_selection_reads_the_vector_as_often_as_its_method_says():
         method: seconds_of(Select("dense", "sparse", "residual", 10, method), buffers, **device)
         for method in ("exact", "mstopk", "dgc")
     }
-    assert times["exact"] == pytest.approx(((7 + 2) * 4000 + 80) / 1e6)
-    assert times["mstopk"] == times["dgc"] == pytest.approx(((1.5 + 2) * 4000 + 80) / 1e6)
+    assert times["exact"] == pytest.approx(((7 + 3) * 4000 + 80) / 1e6)
+    assert times["mstopk"] == times["dgc"] == pytest.approx(((1.5 + 3) * 4000 + 80) / 1e6)
     assert seconds_of(Densify("sparse", "dense"), buffers, **device) == pytest.approx((4000 + 80 + 80) / 1e6)
+
+
+def test_page_of_the_cost_model_states_the_passes_that_are_priced():
+    page = (Path(__file__).parents[1] / "docs" / "background" / "cost-model.md").read_text(encoding="utf-8")
+    (row,) = (line for line in page.splitlines() if line.startswith("| select"))
+    vectors = Buffer("dense", 10**6, initialized=True), Buffer("residual", 10**6, initialized=True)
+    few = Buffer("few", 10, sparse=True, initialized=True)
+    for method, title in (("exact", "exact"), ("mstopk", "MSTopK"), ("dgc", "DGC")):
+        op = Select("dense", "few", "residual", 10, method)
+        passes = seconds_of(op, (*vectors, few), workload=WORKLOAD, memory_bandwidth_Bps=4e6)
+        assert f"{title} {round(passes, 3) - 3:g}" in row
+    many = Buffer("many", 1000, sparse=True, initialized=True)
+    merging = seconds_of(
+        Merge("many", "few", "residual"), (*vectors, many, few), workload=WORKLOAD, memory_bandwidth_Bps=8e3
+    )
+    assert f"{merging:.0f} passes over the pairs" in page
+
+
+def test_conversion_reads_one_size_and_writes_the_other():
+    buffers = (Buffer("single", 1000, initialized=True), Buffer("half", 1000, "float16", initialized=True))
+    device = {"workload": WORKLOAD, "memory_bandwidth_Bps": 1e6}
+    for op in (Copy("single", "half"), Copy("half", "single")):
+        assert seconds_of(op, buffers, **device) == pytest.approx((4000 + 2000) / 1e6)
+
+
+def test_sparse_halves_are_selected_from_and_scattered_into_wider_vectors():
+    buffers = (
+        Buffer("grad", 1000, "float16", initialized=True),
+        Buffer("residual", 1000, initialized=True),
+        Buffer("few", 10, "float16", sparse=True, initialized=True),
+        Buffer("sum", 1000),
+    )
+    device = {"workload": WORKLOAD, "memory_bandwidth_Bps": 1e6}
+    selecting_s = seconds_of(Select("grad", "few", "residual", 10, "dgc"), buffers, **device)
+    assert selecting_s == pytest.approx((2000 + (1.5 + 2) * 4000 + 60) / 1e6)
+    assert seconds_of(Densify("few", "sum"), buffers, **device) == pytest.approx((4000 + 60 + 80) / 1e6)
 
 
 def test_waits_and_delays_cost_nothing_by_themselves():

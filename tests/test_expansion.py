@@ -56,7 +56,7 @@ def price_of(op: Collective) -> tuple[float, dict[int, float]]:
     whole, shard = Buffer("grad", NBYTES // 4, initialized=True), Buffer("shard", NBYTES // 4 // n, initialized=True)
     plan = Plan.from_steps("one", world_size=n, buffers=(whole, shard), steps=[(op,)])
     link = Link(latency_s=LATENCY_S, bandwidth_Bps=BANDWIDTH_BPS)
-    cluster = Cluster(nodes=n, gpus_per_node=1, fabric=Link.ideal(), network=link)
+    cluster = Cluster(nodes=n, gpus_per_node=1, fabric=Link.ideal(), network=link, library="gloo")  # ideal pipelines
     workload = Workload.model_validate({"tensors": [{"name": "w", "count": 1}], "batch_size": 1, "forward_s": 0.0})
     cost = price(plan, cluster, workload).of[op]
     nbytes: dict[int, float] = {}
@@ -224,6 +224,14 @@ def test_late_member_holds_up_a_ring_by_what_it_is_late() -> None:
     assert played(op, start_s=late).end_s.max() == pytest.approx(0.25 + on_time_s, rel=1e-9)
 
 
+def test_late_receiver_gets_what_its_sender_has_had_for_long() -> None:
+    """Both messages of the second round leave node 0, so messages go one by one; member 3 sends nothing itself."""
+    op = Broadcast("grad", Group(4), 0, algorithm="tree")
+    network = Wires(np.array([0, 1, 0, 1]), NO_WIRE, Wire(LATENCY_S, BANDWIDTH_BPS))
+    sent = play(rounds(op), network, nbytes=NBYTES, start_s=np.array([0.0, 0.0, 0.0, 1.0]))
+    assert sent.end_s[3] == pytest.approx(1.0 + NBYTES / BANDWIDTH_BPS, rel=1e-9)
+
+
 @settings(max_examples=30, deadline=None)
 @given(n=st.integers(2, 12), data=st.data())
 def test_starting_later_is_never_faster_and_never_costs_more_than_the_delay(n: int, data: st.DataObject) -> None:
@@ -231,6 +239,11 @@ def test_starting_later_is_never_faster_and_never_costs_more_than_the_delay(n: i
     start_s = np.array(data.draw(st.lists(st.floats(0, 0.1), min_size=n, max_size=n)))
     on_time_s, end_s = played(op).end_s.max(), played(op, start_s=start_s).end_s.max()
     assert on_time_s - 1e-12 <= end_s <= on_time_s + start_s.max() + 1e-12
+
+
+def test_exchange_of_everybody_with_everybody_can_be_played_for_many_members() -> None:
+    op = AllReduce("grad", Group(64), algorithm="direct")
+    assert played(op).end_s.max() == pytest.approx(price_of(op)[0], rel=1e-9)
 
 
 def test_large_ring_fits_into_little_memory() -> None:

@@ -54,6 +54,13 @@ def test_gradients_that_are_ready_in_one_cycle_are_fused() -> None:
     ]
 
 
+def test_gradient_that_is_ready_at_a_tick_has_not_missed_it_by_rounding() -> None:
+    ready_s = {"grad.0": 0.1, "grad.1": 0.1 + 0.2}
+    assert ready_s["grad.1"] > 0.3
+    fused = fuse(unfused([10, 20]), Fusion(buffer_nbytes=1000, cycle_s=0.3), ready_s)
+    assert lines(fused)[2:4] == ["tick(grad.1, every 300 ms)", "pack(grad.0, grad.1 -> fused.0)"]
+
+
 def test_cycle_with_more_than_a_buffer_holds_is_reduced_in_several() -> None:
     ready_s = dict.fromkeys([f"grad.{number}" for number in range(4)], 1 * MS)
     fused = fuse(unfused([10, 20, 300, 5]), Fusion(buffer_nbytes=200, cycle_s=5 * MS), ready_s)

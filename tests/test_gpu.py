@@ -192,7 +192,7 @@ def train(schedule: Schedule, backend: str, path: InputPath, folder: str) -> Non
             device=device,
         )
         world = ProcessWorld(groups_of(plan), timeout_s=60.0)
-        world.warm_up(device)
+        world.warm_up(plan, device)
         recorder = Recorder(plan)
         Executor(
             plan,

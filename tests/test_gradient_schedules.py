@@ -147,13 +147,23 @@ def test_greedy_placement_evens_out_what_round_robin_does_not() -> None:
     [
         ({"servers": 1}, (0,)),
         ({"servers": 2}, (0, 4)),
-        ({"servers": 3}, (0, 2, 4)),
+        ({"servers": 3}, (0, 2, 5)),
+        ({"servers": 5}, (0, 1, 3, 4, 6)),
         ({"servers": 8}, tuple(range(8))),
         ({"servers": 2, "apart": True}, ()),
     ],
 )
 def test_servers_are_spread_over_the_ranks(settings: dict[str, object], members: tuple[int, ...]) -> None:
     assert {op.servers.members for op in ops_of(ParameterServer(**settings).plan(JOB), AllReduce)} == {members}
+
+
+@pytest.mark.parametrize("servers", range(1, 129))
+def test_nodes_have_equally_many_servers_or_one_more(servers: int) -> None:
+    cluster = dataclasses.replace(JOB, world_size=128, ranks_per_node=8)
+    members = ops_of(ParameterServer(servers=servers).plan(cluster), AllReduce)[0].servers.members
+    of_node = np.bincount(np.array(members) // 8, minlength=16)
+    assert of_node.sum() == len(set(members)) == servers
+    assert np.ptp(of_node) <= 1
 
 
 def test_servers_that_do_not_fit_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from simdist import phases
 from simdist.groups import Group
 from simdist.phases import Journey, Phase, journeys
 from simdist.plan import (
@@ -13,6 +14,7 @@ from simdist.plan import (
     Densify,
     Forward,
     Merge,
+    Op,
     Optimize,
     Pack,
     ReduceScatter,
@@ -21,6 +23,7 @@ from simdist.plan import (
     TrustRatios,
     Unpack,
     Wait,
+    reads,
 )
 
 WORLD = Group(8)
@@ -189,3 +192,20 @@ def test_data_queues_for_the_comm_stream_and_waits_for_the_compute_stream() -> N
 def test_what_is_not_communicated_makes_no_journey() -> None:
     assert journeys((FORWARD, *BACKWARD, Wait("loss"), Copy("grad.0", "half"), OPTIMIZE)) == ()
     assert [each.buffer for each in journeys((FORWARD, *BACKWARD, AllReduce("grad.1", WORLD), OPTIMIZE))] == ["grad.1"]
+
+
+def test_journeys_look_only_at_operations_on_their_own_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many gradients, each is written, reduced and used: 1 + 2 looks each, however many others there are."""
+    n_grads, looks = 100, 0
+
+    def counted(op: Op) -> tuple[str, ...]:
+        nonlocal looks
+        looks += 1
+        return reads(op)
+
+    monkeypatch.setattr(phases, "reads", counted)
+    grads = tuple(f"grad.{n}" for n in range(n_grads))
+    backward = (op for grad in grads for op in (Backward(("param",), grad), AllReduce(grad, WORLD)))
+    body = (*backward, Optimize(("param",), grads))
+    assert len(journeys(body)) == n_grads
+    assert looks == len(body) + 2 * n_grads

@@ -604,6 +604,10 @@ def mutations(body: Body, declared: Result) -> Iterator[tuple[str, Body]]:
                         yield f"{op_text(op)} over {group}", (*before, dataclasses.replace(op, group=group), *after)
             case Densify():
                 yield f"wrong divisor of {op_text(op)}", (*before, Densify(op.src, op.dst, op.divisor + 1), *after)
+            case Merge():
+                for divisor in {1, op.divisor // 2, op.divisor + 1, 2 * op.divisor} - {op.divisor}:
+                    wrong = dataclasses.replace(op, divisor=divisor)
+                    yield f"wrong divisor {divisor} of {op_text(op)}", (*before, wrong, *after)
             case Select():
                 others = {each.residual for each in body if isinstance(each, Select)} - {op.residual}
                 for other in others:
@@ -672,6 +676,15 @@ SELECT = Select("grad", "top", "residual", K)
 SHARD_SELECT = Select("slice.4", "top", "shard_residual", K, stream="comm")
 SCATTER, GATHER = ReduceScatter("grad", "slice.4", Group(4)), AllGather("slice.4", "grad", Group(4))
 
+MERGED: Body = (
+    SELECT,
+    *(
+        op
+        for n in (1, 2, 4)
+        for op in (AllGather("top", "tops.2", Group(2, n)), Merge("tops.2", "top", "residual", 2 * n, "comm"))
+    ),
+    Densify("top", "grad", 8),
+)
 SPARSE_FORMS: dict[str, Body] = {
     "gather everything": (SELECT, AllGather("top", "tops.8", WORLD), Densify("tops.8", "grad", 8)),
     "mean of own selections": (SELECT, Densify("top", "grad"), AllReduce("grad", WORLD)),
@@ -682,14 +695,14 @@ SPARSE_FORMS: dict[str, Body] = {
         Densify("tops.2", "slice.4", 2, "comm"),
         GATHER,
     ),
-    "merged pair by pair": (
-        SELECT,
-        *(
-            op
-            for n in (1, 2, 4)
-            for op in (AllGather("top", "tops.2", Group(2, n)), Merge("tops.2", "top", "residual", 2 * n, "comm"))
-        ),
-        Densify("top", "grad", 8),
+    "merged pair by pair": MERGED,
+    "shards of nodes, merged across": (
+        SCATTER,
+        SHARD_SELECT,
+        AllGather("top", "tops.2", Group(2, 4)),
+        Merge("tops.2", "top", "shard_residual", 2, "comm"),
+        Densify("top", "slice.4", 2, "comm"),
+        GATHER,
     ),
     "in half precision": (Copy("grad", "half"), AllReduce("half", WORLD), Copy("half", "grad")),
 }
@@ -751,15 +764,25 @@ SPARSE_MISTAKES: dict[str, tuple[Body, str]] = {
         "all_gather(slice.4 -> grad, group of 4) at step 0: afterwards grad of rank 0 holds 1/4 of the gradient of "
         "rank 0; the schedule declares 1/8",
     ),
+    "merged, and each rank keeps all that all drop": (
+        tuple(dataclasses.replace(op, divisor=1) if isinstance(op, Merge) else op for op in MERGED),
+        "merge(tops.2 -> top, rest to residual) at step 0: 2 ranks hold the gradient of rank 0 and drop the same of "
+        "it, each keeping all; the divisor must be their number",
+    ),
+    "merged, and the ranks keep too little of what they drop": (
+        tuple(dataclasses.replace(op, divisor=8) if isinstance(op, Merge) else op for op in MERGED),
+        "merge(tops.2 -> top, rest / 8 to residual) at step 0: 2 ranks hold the gradient of rank 0 and drop the same "
+        "of it, each keeping 1/8; the divisor must be their number",
+    ),
     "merged with the same rank twice": (
         (
             SELECT,
             AllGather("top", "tops.2", Group(2)),
             Merge("tops.2", "top", "residual", 2),
             AllGather("top", "tops.2", Group(2)),
-            Merge("tops.2", "top", "residual", 4),
+            Merge("tops.2", "top", "residual", 2),
             AllGather("top", "tops.2", Group(2, 4)),
-            Merge("tops.2", "top", "residual", 8),
+            Merge("tops.2", "top", "residual", 4),
             Densify("top", "grad", 8),
         ),
         "densify(top / 8 -> grad) at step 0: afterwards grad of rank 0 holds 1/4 of the gradient of rank 0; the "

@@ -130,7 +130,7 @@ KNOBS: dict[str, Callable[[Scenario], Scenario]] = {
     "gradients in single precision": lambda scenario: scenario.changed(
         workload=scenario.workload.model_copy(update={"dtype": "float32"})
     ),
-    "double trees of ideal pipelines": lambda scenario: with_schedule(scenario, algorithm="double_tree"),
+    "double trees of NCCL": lambda scenario: with_schedule(scenario, algorithm="double_tree"),
     "gradients in buckets of 25 MiB, as they get ready": lambda scenario: with_schedule(
         scenario, bucket_nbytes=DDP_BUCKETS_NBYTES
     ),

@@ -1,9 +1,9 @@
 """Is the network the bottleneck? The answers of another simulator, simulated.
 
-    python experiments/netai_whatif/run.py              print published beside simulated, for 15 clusters
+    python experiments/netai_whatif/run.py              print their rules beside simulated, for 15 clusters
     python experiments/netai_whatif/run.py --write      write them into the README
 
-Published: Zhang et al., Is Network the Bottleneck of Distributed Training?, NetAI 2020; the scripts
+Rules: Zhang et al., Is Network the Bottleneck of Distributed Training?, NetAI 2020; the scripts
 and the measured times of the backward pass are in github.com/netx-repo/training-bottleneck, folder `simulation`.
 """
 
@@ -27,7 +27,7 @@ PUBLISHED = {  # sim_with_compression_resnet50.py, compression 1
     32: (0.9975, 0.9971, 0.9423, 0.5545, 0.0773),
     64: (0.9946, 0.9943, 0.9103, 0.5397, 0.0760),
 }
-"""Workers -> scaling factors by line rate, in the order of `GBIT_S`."""
+"""Workers -> scaling factors by line rate, in the order of `GBIT_S`, as computed from the rules of the scripts."""
 BUFFER_NBYTES = 64 * 1024**2  # sim_with_compression_comm.py, BackwardProc: a message is sent when so much is gathered,
 TIMEOUT_S = 5e-3  # or when the backward pass has taken so long since the message before
 
@@ -90,8 +90,8 @@ def measure_all() -> dict[str, Factors]:
 
 
 def published_table(measured: dict[str, Factors]) -> Iterator[str]:
-    """Yield published and simulated scaling factors and their difference, for each cluster."""
-    yield f"| workers | Gbit/s | published |{''.join(f' {label} | error |' for label in measured)}"
+    """Yield scaling factors by their rules and simulated ones, and the differences, for each cluster."""
+    yield f"| workers | Gbit/s | their rules |{''.join(f' {label} | error |' for label in measured)}"
     yield "|---|---|---|" + "---|---|" * len(measured)
     for n_workers, row in PUBLISHED.items():
         for link, (gbit_s, published) in enumerate(zip(GBIT_S, row, strict=True)):

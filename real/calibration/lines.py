@@ -55,7 +55,7 @@ def fit(first: Cluster, measured: Sequence[tuple[Task, Measurement]]) -> Fit:
     least = np.array([0.0, 0.0, 0.0, 0.0, 1 / first.network.bandwidth_Bps])
     free = np.array([parameter in _free(first) for parameter in range(len(found))])
     for _ in range(_N_ROUNDS):
-        factors = _factors(first, found, [task for task, _ in measured])
+        factors = _factors(first, found, free, [task for task, _ in measured])
         rest_s = times_s - factors @ np.where(free, least, found)
         found = np.where(free, least, found)
         found[free] += _non_negative(factors[:, free] * weights[:, None], rest_s * weights)
@@ -88,10 +88,18 @@ def _with(cluster: Cluster, values: NDArray[np.float64]) -> Cluster:
     return cluster.model_copy(update={**links, "collective_overhead_s": overhead_s})
 
 
-def _factors(cluster: Cluster, values: NDArray[np.float64], tasks: Sequence[Task]) -> NDArray[np.float64]:
-    """Return how much the time of each task grows with each parameter, around `values`, `[n_tasks, n_parameters]`."""
+def _factors(
+    cluster: Cluster, values: NDArray[np.float64], free: NDArray[np.bool_], tasks: Sequence[Task]
+) -> NDArray[np.float64]:
+    """Return how much the time of each task grows with each parameter, around `values`, `[n_tasks, n_parameters]`.
+
+    Those that are not free, of links that are not there, are 0.
+    """
     columns = []
     for parameter, value in enumerate(values):
+        if not free[parameter]:
+            columns.append([0.0] * len(tasks))
+            continue
         step = _STEP * (value or float(values[values > 0].min(initial=1e-6)))
         more = values.copy()
         more[parameter] += step

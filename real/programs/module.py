@@ -57,6 +57,7 @@ class ModuleProgram(Program):
         saved: Path | None = None,
     ) -> None:
         _check_updates(plan)
+        self._plan = plan
         self._binding = Binding(plan, module, memory)
         self._rating = Rating(plan, self._binding, optimizer, memory, rank)
         self._module, self._loss_of, self._optimizer = module, loss, optimizer
@@ -68,7 +69,7 @@ class ModuleProgram(Program):
         self.loss: Tensor | None = None
 
     def warm_up(self, n_steps: int) -> None:
-        """Compute a few gradients and forget them, so that the first step finds memory and kernels ready."""
+        """Compute a few gradients, compress them once and forget it all, so that the first step finds kernels ready."""
         state = [buffer.clone() for buffer in self._module.buffers()]
         inputs, targets = map(self._on_device, self._batch(0))
         with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
@@ -79,6 +80,7 @@ class ModuleProgram(Program):
         self._binding.forget_gradients()
         for buffer, before in zip(self._module.buffers(), state, strict=True):
             buffer.copy_(before)
+        transforms.warm_up(self._plan, self._memory)
 
     def load(self, op: Load, step: int) -> None:
         """Make the next batch of the data, on the host."""

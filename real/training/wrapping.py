@@ -37,7 +37,8 @@ from real.training.hooks import Hooks
 from real.training.peers import Peers, meet_peers
 from real.training.planning import Wanted, check_optimizer, device_of, planned
 from real.training.resuming import Resuming
-from real.worlds import ProcessWorld, groups_of
+from real import transforms
+from real.worlds import ProcessWorld, groups_of, scratch_nbytes
 from simdist import rundir
 from simdist.engines.delays import Delays
 from simdist.errors import RunError, ScenarioError
@@ -100,7 +101,7 @@ def wrap(
         peers.agree("the plan", f"{plan.name} ({plan.digest()[:12]})")
         peers.agree("the model", fingerprint(module, optimizer))
         peers.agree("checkpoint and trace", f"{every if checkpoint else 'no'} {bool(trace)}")
-        memory = Memory(plan, device, Binding.buffers_of(plan))
+        memory = Memory(plan, device, Binding.buffers_of(plan), scratch_nbytes=scratch_nbytes(plan))
         hooks = Hooks(plan, module, optimizer, memory)
         stack.callback(hooks.release)
         binding = Binding(plan, module, memory)
@@ -265,7 +266,8 @@ def _executor(
     tracing: _Tracing | None,
 ) -> Executor:
     world = ProcessWorld(groups_of(plan), timeout_s=peers.timeout_s)
-    world.warm_up(peers.device)
+    world.warm_up(plan, peers.device)
+    transforms.warm_up(plan, memory)
     executor = Executor(
         plan,
         rank=peers.rank,

@@ -48,6 +48,7 @@ from simdist.plan import (
     Unpack,
     Wait,
 )
+from simdist.plan.ticks import tick_s
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.workload import Workload
 
@@ -68,7 +69,6 @@ __all__ = [
 ]
 
 _EVERY_RANK = Group(1)
-_TICK_SLACK = 1e-9  # of a period: a time that should fall on a tick may have been rounded to just after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,8 @@ class _Pricing:
             case TrustRatios():
                 return Local(self._compute.trust_ratios(op, [*map(self._buffer, op.params)], self._plan.world_size))
             case Select():
-                return Local(self._compute.select(op, self._buffer(op.src), self._buffer(op.dst)))
+                src, residual, dst = map(self._buffer, (op.src, op.residual, op.dst))
+                return Local(self._compute.select(op, src, residual, dst))
             case Merge():
                 return Local(self._compute.merge(self._buffer(op.src), self._buffer(op.dst)))
             case Densify():
@@ -223,12 +224,3 @@ def _n_servers(plan: Plan) -> int:
     """Return how many machines the parameter servers of a plan need: operations use the same ones."""
     collectives = (op for body in plan.bodies for op in body if isinstance(op, COLLECTIVES))
     return max((n_machines(op, plan.world_size) for op in collectives), default=0)
-
-
-def tick_s(ready_s: NDArray[np.float64] | float, period_s: float) -> NDArray[np.float64]:
-    """Return the first multiple of `period_s` that is not before `ready_s`.
-
-    >>> tick_s(np.array([0.0, 0.012, 0.015]), 0.005).round(9).tolist()
-    [0.0, 0.015, 0.015]
-    """
-    return np.asarray(np.maximum(np.ceil(ready_s / period_s - _TICK_SLACK) * period_s, ready_s))

@@ -26,6 +26,9 @@ it takes 22 with 20 bisections: mean, maximum, and a count for each (Shi et al.,
 dgc: the vector read once; the rest is a sample of 1 % at scattered places, and candidates.
 """
 
+_RESIDUAL_PASSES = 2
+"""Error feedback adds the gradient to the residual, which is read and written; the selection reads the sum again."""
+
 _MERGE_PASSES = 18
 """Radix sorts by index and by magnitude, 8 bits a pass of 32: each of 4 passes reads and writes; and two scans."""
 
@@ -108,7 +111,7 @@ class ComputeCost:
     def copy(self, op: Copy, src: Buffer, dst: Buffer) -> float:
         """Return the seconds of a copy: read and write on the device, or once over the host's bus."""
         if src.place == dst.place == "device":
-            return 2 * src.nbytes / self._device.memory_bandwidth_Bps
+            return (src.nbytes + dst.nbytes) / self._device.memory_bandwidth_Bps
         return src.nbytes / self._device.host_bandwidth_Bps
 
     def fusion_copy(self, parts: Sequence[Buffer], fused: Buffer) -> float:
@@ -140,14 +143,17 @@ class ComputeCost:
         """Return the seconds of summing equal indices and keeping the largest: a few passes over short vectors."""
         return (_MERGE_PASSES * src.nbytes + dst.nbytes) / self._device.memory_bandwidth_Bps
 
-    def select(self, op: Select, src: Buffer, dst: Buffer) -> float:
-        """Return the seconds of a selection: its reads of the vector, the residual's update and the result's write."""
-        item_nbytes = ITEM_NBYTES[src.dtype] * src.count
-        return ((_SELECT_PASSES[op.method] + 2) * item_nbytes + dst.nbytes) / self._device.memory_bandwidth_Bps
+    def select(self, op: Select, src: Buffer, residual: Buffer, dst: Buffer) -> float:
+        """Return the seconds of a selection: the gradient read, passes over the residual, and the result written."""
+        passes = _RESIDUAL_PASSES + _SELECT_PASSES[op.method]
+        return (src.nbytes + passes * residual.nbytes + dst.nbytes) / self._device.memory_bandwidth_Bps
 
     def densify(self, op: Densify, src: Buffer, dst: Buffer) -> float:
-        """Return the seconds of a scatter-add: clear the vector, read the pairs, read and write their places."""
-        touched_nbytes = 2 * src.count * ITEM_NBYTES[src.dtype]
+        """Return the seconds of a scatter-add: clear the vector, read the pairs, read and write their places.
+
+        Slices of several ranks are added one after the other: each pair is read once, each of its places touched once.
+        """
+        touched_nbytes = 2 * src.count * ITEM_NBYTES[dst.dtype]
         return (dst.nbytes + src.nbytes + touched_nbytes) / self._device.memory_bandwidth_Bps
 
 

@@ -16,7 +16,20 @@ from numpy.typing import NDArray
 from simdist.cost.links import LinkCost
 from simdist.cost.transfers import Stage, Transfer
 
-__all__ = ["Messages", "Paths", "Topology"]
+__all__ = ["ChunkTimes", "Messages", "Paths", "Topology"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTimes:
+    """Seconds that each send of a chain waits for a whole chunk, besides the latency of its link.
+
+    Args:
+        fabric_s: Of a send inside a node.
+        network_s: Of one between nodes.
+    """
+
+    fabric_s: float
+    network_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +39,12 @@ class Paths:
     Args:
         fabric_hops: How many of the sends of each path stay inside a node, `[n_paths]`.
         network_hops: How many leave it, of the same shape.
+        chunks: What each send waits for.
     """
 
     fabric_hops: NDArray[np.int64]
     network_hops: NDArray[np.int64]
+    chunks: ChunkTimes = ChunkTimes(0.0, 0.0)
 
 
 Latency: TypeAlias = Literal["slowest", "ring", "line"] | Paths
@@ -184,8 +199,9 @@ class Topology:
                 return _longest_chain_s(hop_s, messages.rounds)
             case "line":
                 return math.fsum(hop_s)
-            case Paths(fabric_hops, network_hops):
-                return float((fabric_hops * self.fabric.latency_s + network_hops * self.network.latency_s).max())
+            case Paths(fabric_hops, network_hops, chunks):
+                fabric_s, network_s = self.fabric.latency_s + chunks.fabric_s, self.network.latency_s + chunks.network_s
+                return float((fabric_hops * fabric_s + network_hops * network_s).max())
             case _:
                 assert_never(messages.latency)
 

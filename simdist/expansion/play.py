@@ -157,19 +157,28 @@ class _Network:
     def send_by_readiness(self, messages: Sequence[Round], flights: Sequence[_Flight]) -> None:
         """Send message by message: whenever something happens, all that are ready and find both their ports free."""
         singles = _singles(messages, flights, self._start_s)
-        needed = _Needed(messages)
-        queue = sorted(message for message in range(len(singles)) if not needed.n_missing[message])
-        happens = [(ready_s, -1) for ready_s in sorted({singles[message].ready_s for message in queue})]
+        needed, waiting = _Needed(messages), _Waiting(singles)
+        ready = [message for message in range(len(singles)) if not needed.n_missing[message]]
+        waiting.add(ready)
+        happens = [(singles[message].ready_s, False, message) for message in ready]  # when, arrived?, what
+        heapq.heapify(happens)
         while happens:
-            now_s, message = heapq.heappop(happens)
-            if message >= 0:
-                followers = needed.arrived(message)
-                queue = sorted([*queue, *followers])
-            for each in [message for message in queue if self._can_leave(singles[message], now_s)]:
+            now_s, has_arrived, message = heapq.heappop(happens)
+            if has_arrived:
+                candidates = {*needed.arrived(message)}
+                waiting.add(candidates)
+                for each in candidates:
+                    if singles[each].ready_s > now_s:
+                        heapq.heappush(happens, (singles[each].ready_s, False, each))
+            else:
+                candidates = waiting.beside(message)
+                while happens and happens[0][:2] == (now_s, False):  # ports that become free together
+                    candidates |= waiting.beside(heapq.heappop(happens)[2])
+            for each in sorted(candidates):
                 if self._can_leave(singles[each], now_s):  # still, after those before it
-                    queue.remove(each)
-                    heapq.heappush(happens, (self._leave(singles[each], now_s), each))
-                    heapq.heappush(happens, (now_s + singles[each].busy_s, -1))
+                    waiting.remove(each)
+                    heapq.heappush(happens, (now_s + singles[each].busy_s, False, each))
+                    heapq.heappush(happens, (self._leave(singles[each], now_s), True, each))
 
     def _can_leave(self, each: "_Single", now_s: float) -> bool:
         free_s = max(self._out_free_s[each.out_port], self._in_free_s[each.in_port], each.ready_s)
@@ -204,6 +213,29 @@ def _singles(messages: Sequence[Round], flights: Sequence[_Flight], start_s: Tim
         columns = (each.src, each.dst, flight.out_port, flight.in_port, flight.busy_s, flight.latency_s, begin_s)
         singles += [_Single(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
     return singles
+
+
+class _Waiting:
+    """Messages whose senders have what they send, by the ports for which they wait."""
+
+    def __init__(self, singles: Sequence[_Single]) -> None:
+        self._singles = singles
+        self._out: defaultdict[int, set[int]] = defaultdict(set)
+        self._in: defaultdict[int, set[int]] = defaultdict(set)
+
+    def add(self, messages: Iterable[int]) -> None:
+        for message in messages:
+            self._out[self._singles[message].out_port].add(message)
+            self._in[self._singles[message].in_port].add(message)
+
+    def remove(self, message: int) -> None:
+        self._out[self._singles[message].out_port].remove(message)
+        self._in[self._singles[message].in_port].remove(message)
+
+    def beside(self, message: int) -> set[int]:
+        """Return those that wait for a port of a message, such as itself."""
+        each = self._singles[message]
+        return self._out[each.out_port] | self._in[each.in_port]
 
 
 class _Needed:

@@ -13,8 +13,10 @@ wrong place is found, too. Forward passes must read this step's parameters, and 
 
 Which entries a top-k selection takes depends on values, so no symbols can follow it. The proof lets it take all of
 them: it shows that what is selected is summed over the right ranks, divided by the right number and put in the right
-place, and that nothing is counted twice. What was not selected stays with its rank, by the meaning of `Select` and
-`Merge`. A sparse buffer holds symbols of the dense vector that it stands for, so gathering it is summing them.
+place. What was not selected stays with its rank, by the meaning of `Select`. What a merge drops it drops on all ranks
+that hold it, so each may keep only its share: what divisors make of it must add up to what one of them holds. Thus
+nothing is lost or counted twice. A sparse buffer holds symbols of the dense vector that it stands for, so gathering it
+is summing them.
 Trust ratios scale an update and change no weights; that they are those of the updated tensors is demanded.
 
 This is the smallest interpreter of the plan, and the living definition of what its operations mean.
@@ -133,6 +135,10 @@ def _updated(op: Optimize | TrustRatios, state: State) -> tuple[Value, ...]:
     return tuple(state[name] for name in (*op.params, *op.grads))
 
 
+def _share_text(divisor: int) -> str:
+    return f"keeping 1/{divisor}" if divisor > 1 else "keeping all"
+
+
 class _Proof:
     """One execution of a plan on the contributions of a few source ranks."""
 
@@ -244,6 +250,8 @@ class _Proof:
                 move = total if self._buffers[op.src].sparse else gather
                 state[op.dst] = self._map(op, state[op.src], move)
             case Select() | Merge():
+                if isinstance(op, Merge):
+                    self._demand_shares(op, state[op.src])
                 state[op.residual] = self._kept(op, state)
                 state[op.dst] = state[op.src]
             case Densify():
@@ -257,6 +265,26 @@ class _Proof:
         if before.has("kept") and not np.array_equal(before.places, places):
             raise _BrokenError(f"{op.residual} holds the rest of other tensors, or slices, than those of {op.src}")
         return Value(places, {Tag("kept"): self._own.repeated(places.shape[1])})
+
+    def _demand_shares(self, op: Merge, value: Value) -> None:
+        """Demand of a merge that all ranks which hold a source's data hold equally much, and be `divisor` ranks."""
+        places, of_atom = np.unique(value.places, return_inverse=True)
+        of_atom = of_atom.reshape(value.places.shape)
+        for tag, weights in value.weights.items():
+            weights.demand_room(max(op.divisor, self._plan.world_size))
+            held = weights.numerators
+            totals = np.zeros((len(places), held.shape[2]), dtype=np.int64)
+            np.add.at(totals, of_atom, held)
+            wrong = (held != 0) & (totals[of_atom] != op.divisor * held)
+            if wrong.any():
+                rank, atom, column = np.argwhere(wrong)[0]
+                same_place = (value.places == value.places[rank, atom])[:, :, None]
+                n_holders = int((same_place & (held != 0))[:, :, column].sum())
+                raise _BrokenError(
+                    f"{n_holders} ranks hold the {tag_text(tag)} of rank {self._sources[column]} and drop the same of "
+                    f"it, each {_share_text(op.divisor)}; the divisor must be their number, and they must hold equally "
+                    f"much, or what is dropped is lost or counted twice"
+                )
 
     def _divided(self, value: Value, divisor: int) -> Value:
         for weights in value.weights.values():

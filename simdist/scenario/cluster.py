@@ -15,7 +15,7 @@ from simdist.units import BytesPerSecond, Factor, Seconds, Whole
 
 __all__ = ["Cluster", "Device", "DeviceOverride", "Library", "Link", "Selection", "Storage"]
 
-Library: TypeAlias = Literal["nccl", "gloo"]
+Library: TypeAlias = Literal["nccl", "nccl_simple", "gloo"]
 
 Index = Annotated[Whole, Field(ge=0)]
 Count = Annotated[Whole, Field(ge=1)]
@@ -127,7 +127,7 @@ class Cluster(Settings):
         host_bridge_Bps: Bytes per second and direction of the PCIe host bridge that a node's GPUs hang below, for what
             they send one another and the NIC; unlimited if absent.
         oversubscription: Sum of the NICs' bandwidth over what the switch carries, 1 or more.
-        library: Whose choice of algorithm `auto` is.
+        library: Whose choice of algorithm `auto` is; `nccl_simple` is NCCL where it has its protocol Simple only.
         device: Every GPU.
         slow_devices: GPUs that differ in speed; where several name a rank, their factors multiply.
         storage: The file server, if there is one.

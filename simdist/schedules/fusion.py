@@ -21,7 +21,6 @@ Source:
     and 1 ms since (commit 3ffe479e).
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -30,6 +29,7 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 
 from simdist.plan import AllReduce, Backward, Body, Buffer, Copy, Op, Pack, Plan, Tick, Unpack
+from simdist.plan.ticks import next_tick
 from simdist.settings import Settings
 from simdist.units import Nbytes, Seconds
 
@@ -103,7 +103,7 @@ class _Fusing:
         cycle_s = self._fusion.cycle_s
         if cycle_s is None:
             return self._batches(reduced)
-        ticks = groupby(reduced, key=lambda op: math.ceil(ready_s[op.buffer] / cycle_s))
+        ticks = groupby(reduced, key=lambda op: float(next_tick(ready_s[op.buffer], cycle_s)))
         return [tuple(cycle) for _, cycle in ticks]
 
     def _cycle(self, cycle: _Batch) -> Iterator[Op]:

@@ -37,7 +37,7 @@ class ParameterServer(GradientSchedule):
 
     kind: Literal["parameter_server"] = "parameter_server"
     servers: Whole = Field(ge=1)
-    """How many. Server i is rank i x (world // servers), so they spread over the nodes."""
+    """How many. Server i is rank i x world // servers, rounded down, so they spread over the nodes."""
     apart: bool = False
     """Servers are machines of their own, beside the ranks; the simulator knows them, the real backend does not."""
     placement: Literal["even", "tensors", "greedy"] = "even"
@@ -61,9 +61,17 @@ class ParameterServer(GradientSchedule):
             )
         return found
 
+    def idle(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+        """Return also whether there is only one server to place tensors on."""
+        found = super().idle(world_size, ranks_per_node, n_steps)
+        if self.servers == 1 and self.placement != "even":
+            found.append(f"has one server, which holds everything: placement {self.placement} has no effect")
+        return found
+
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
         """Push and pull the bucket."""
-        members = () if self.apart else tuple(range(0, job.world_size, job.world_size // self.servers))[: self.servers]
+        ranks = (server * job.world_size // self.servers for server in range(self.servers))
+        members = () if self.apart else tuple(ranks)
         servers = Servers(self._parts(sent, job), members)
         return Exchange((AllReduce(sent.name, Group(job.world_size), algorithm="server", servers=servers),))
 

@@ -2,9 +2,8 @@
 
 NCCL estimates latency + size / bandwidth for each of its algorithms when a communicator is made, and takes the fastest
 for the size at hand. So does `auto` here for an all_reduce over several nodes, between ring and double tree, by their
-costs on this cluster when nobody else uses it. Inside a node, and for the other collectives, it is the ring. NCCL's
-estimates differ in their constants: those of its own hop latencies and protocols, 0.9 of the bandwidth for the tree and
-less at middle sizes. So it changes from tree to ring at smaller sizes; there both take about the same time here.
+costs on this cluster when nobody else uses it. Inside a node, and for the other collectives, it is the ring. The double
+tree costs what it costs in NCCL, by choice or by name; on a cluster with another library it is a perfect pipeline.
 
 gloo has one algorithm for each collective.
 
@@ -12,7 +11,6 @@ Source:
     NCCL, src/graph/tuning.cc, ncclTopoTuneModel and ncclTopoGetAlgoTime.
 """
 
-from collections.abc import Iterator
 from typing import assert_never
 
 import numpy as np
@@ -24,10 +22,10 @@ from simdist.cost.algorithms.double_tree import double_tree
 from simdist.cost.algorithms.gloo import gloo
 from simdist.cost.algorithms.halving_doubling import halving_doubling
 from simdist.cost.algorithms.hierarchical import hierarchical
+from simdist.cost.algorithms.nccl import NcclLibrary, nccl_tree
 from simdist.cost.algorithms.ring import ring
 from simdist.cost.algorithms.server import server
 from simdist.cost.algorithms.tree import tree
-from simdist.cost.topology import Messages
 from simdist.cost.transfers import Transfer
 from simdist.plan import AllReduce
 from simdist.scenario.cluster import Library
@@ -40,7 +38,7 @@ def collective_transfer(call: Call, library: Library, capacity_Bps: NDArray[np.f
 
     Args:
         call: The collective of one group.
-        library: What `auto` means.
+        library: What `auto` means, and whose double tree it is.
         capacity_Bps: Of every resource of the topology.
 
     Raises:
@@ -48,40 +46,42 @@ def collective_transfer(call: Call, library: Library, capacity_Bps: NDArray[np.f
     """
     if call.n == 1 and call.op.algorithm != "server":
         return Transfer(())
-    candidates = [call.topology.transfer(messages) for messages in _candidates(call, library)]
-    return min(candidates, key=lambda candidate: candidate.alone_s(capacity_Bps))
-
-
-def _candidates(call: Call, library: Library) -> tuple[Iterator[Messages], ...]:
-    """Return what there is to choose from; of equally fast ones it is the first."""
+    move = call.topology.transfer
     match call.op.algorithm:
         case "auto":
-            return _candidates_of(library, call)
+            return _chosen_by(library, call, capacity_Bps)
         case "ring":
-            return (ring(call),)
+            return move(ring(call))
         case "tree":
-            return (tree(call),)
+            return move(tree(call))
         case "double_tree":
-            return (double_tree(call),)
+            return move(double_tree(call)) if library == "gloo" else nccl_tree(call, library, capacity_Bps)
         case "halving_doubling":
-            return (halving_doubling(call),)
+            return move(halving_doubling(call))
         case "direct":
-            return (direct(call),)
+            return move(direct(call))
         case "hierarchical":
-            return (hierarchical(call),)
+            return move(hierarchical(call))
         case "server":
-            return (server(call),)
+            return move(server(call))
         case _:
             assert_never(call.op.algorithm)
 
 
-def _candidates_of(library: Library, call: Call) -> tuple[Iterator[Messages], ...]:
+def _chosen_by(library: Library, call: Call, capacity_Bps: NDArray[np.float64]) -> Transfer:
     match library:
-        case "nccl" if isinstance(call.op, AllReduce) and call.n_nodes > 1:
-            return ring(call), double_tree(call)
-        case "nccl":
-            return (ring(call),)
+        case "nccl" | "nccl_simple":
+            return _chosen_by_nccl(library, call, capacity_Bps)
         case "gloo":
-            return (gloo(call),)
+            return call.topology.transfer(gloo(call))
         case _:
             assert_never(library)
+
+
+def _chosen_by_nccl(library: NcclLibrary, call: Call, capacity_Bps: NDArray[np.float64]) -> Transfer:
+    """Return the faster of ring and double tree; of equally fast ones the ring."""
+    by_ring = call.topology.transfer(ring(call))
+    if call.n_nodes == 1 or not isinstance(call.op, AllReduce):
+        return by_ring
+    by_tree = nccl_tree(call, library, capacity_Bps)
+    return by_tree if by_tree.alone_s(capacity_Bps) < by_ring.alone_s(capacity_Bps) else by_ring

@@ -9,13 +9,13 @@ members each, S bytes, latencies alpha_f in a node and alpha_n between nodes, an
     2 (n-1) alpha_f + 2 ceil(log2 m) alpha_n + max(2S beta_n, 2S beta_f)    for m > 3 and n > 2
 
 A ring takes about 2m alpha_n and 2S beta_n (1 - 1/(mn)). With two nodes, each is the other's only child: S bytes pass
-each NIC. Real pipelines have chunks and fall short of the limit, at middle sizes most: NCCL's own model counts 0.9 of
-the bandwidth, and half of that from 128 kB to 8 MB.
+each NIC. Real pipelines have chunks and fall short of the limit; `simdist.cost.algorithms.nccl` says by how much those
+of NCCL do.
 
 Source:
     Sanders, Speck, Traeff, Two-tree Algorithms for Full Bandwidth Broadcast, Reduction and Scan, Parallel Computing
     2009; Jeaugey, Massively Scale Your Deep Learning Training with NCCL 2.4, NVIDIA developer blog, 2019-02-04; for the
-    latency and the factors also NCCL, src/graph/tuning.cc.
+    latency also NCCL, src/graph/tuning.cc.
 """
 
 from collections.abc import Iterator
@@ -24,15 +24,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost.algorithms.call import Call
-from simdist.cost.topology import Messages, Paths
+from simdist.cost.topology import ChunkTimes, Messages, Paths
 from simdist.errors import PlanError
 from simdist.plan import AllReduce, op_text
 
 __all__ = ["double_tree", "parents"]
 
+_NO_CHUNKS = ChunkTimes(0.0, 0.0)
 
-def double_tree(call: Call) -> Iterator[Messages]:
+
+def double_tree(call: Call, chunks: ChunkTimes = _NO_CHUNKS) -> Iterator[Messages]:
     """Yield the messages of both trees, which go at the same time.
+
+    Args:
+        call: The all-reduce of one group.
+        chunks: What each send waits for; nothing in a perfect pipeline.
 
     Raises:
         PlanError: The collective is no all_reduce.
@@ -55,7 +61,7 @@ def double_tree(call: Call) -> Iterator[Messages]:
         np.concatenate([low, high]),
         np.concatenate([high, low]),
         call.nbytes / 2,
-        latency=Paths(fabric_hops=2 * hops_in_node, network_hops=2 * depths),
+        latency=Paths(2 * hops_in_node, 2 * depths, chunks),
     )
 
 
