@@ -81,10 +81,22 @@ class Lars(torch.optim.Optimizer):
         Raises:
             RunError: A parameter is not this optimizer's.
         """
-        group_of = {parameter: number for number, group in enumerate(self.param_groups) for parameter in group["params"]}
+        group_of = {
+            parameter: number for number, group in enumerate(self.param_groups) for parameter in group["params"]
+        }
         if any(parameter not in group_of for parameter in parameters):
             raise RunError("Lars: a trust ratio is wanted of a parameter that this optimizer does not update")
-        ratios = [parameter.new_ones(()) if parameter.dim() < 2 else None for parameter in parameters]
+        places: dict[int, list[int]] = {}  # of what has a ratio, by parameter group
+        for place, parameter in enumerate(parameters):
+            if parameter.dim() >= 2:
+                places.setdefault(group_of[parameter], []).append(place)
+        ratios = [parameters[0].new_ones(())] * len(parameters) if parameters else []
+        for number, some in places.items():
+            own = [parameters[place] for place in some], [gradients[place] for place in some]
+            for place, ratio in zip(some, _ratios(*own, self.param_groups[number]).unbind(), strict=True):
+                ratios[place] = ratio
+        return ratios
+
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update all parameters that have a gradient.
@@ -111,7 +123,7 @@ class Lars(torch.optim.Optimizer):
         ratios = self.ratios(parameters, gradients) if self._given is None else self._given_to(parameters)
         velocities = [self._velocity(parameter) for parameter in parameters]
         moves = torch._foreach_add(gradients, parameters, alpha=group["weight_decay"])
-        torch._foreach_mul_(moves, [group["lr"] * ratio for ratio in ratios])
+        torch._foreach_mul_(moves, torch._foreach_mul(ratios, group["lr"]))
         torch._foreach_mul_(velocities, group["momentum"])
         torch._foreach_add_(velocities, moves)
         torch._foreach_sub_(parameters, velocities)
@@ -130,10 +142,8 @@ class Lars(torch.optim.Optimizer):
         return velocity
 
 
-def _norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    return torch._foreach_norm(list(tensors)) if tensors else ()
-
-
-def _ratio(weight_norm: Tensor, gradient_norm: Tensor, group: Mapping[str, Any]) -> Tensor:
-    ratio = group["eta"] * weight_norm / (gradient_norm + group["weight_decay"] * weight_norm + group["eps"])
-    return torch.where((weight_norm > 0) & (gradient_norm > 0), ratio, 1.0)
+def _ratios(parameters: Sequence[Tensor], gradients: Sequence[Tensor], group: Mapping[str, Any]) -> Tensor:
+    """Return the trust ratios of tensors of one parameter group, `[n_tensors]`: one expression, not one for each."""
+    weights, slopes = (torch.stack(list(torch._foreach_norm(list(each)))) for each in (parameters, gradients))
+    ratios = group["eta"] * weights / (slopes + group["weight_decay"] * weights + group["eps"])
+    return torch.where((weights > 0) & (slopes > 0), ratios, 1.0)

@@ -23,6 +23,11 @@ class Scratch:
     def __init__(self) -> None:
         self._kept: dict[tuple[Purpose, torch.device], Tensor] = {}
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept."""
+        return sum(map(torch.numel, self._kept.values()))
+
     def take(self, purpose: Purpose, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return a tensor of any contents, `[count]`; it is lent until the next collective."""
         nbytes = count * dtype.itemsize

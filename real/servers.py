@@ -22,9 +22,11 @@ from torch import Tensor
 from real.scratch import Scratch
 from simdist.plan import Servers
 
-__all__ = ["moves_gpu_tensors", "piece_count", "sum_by_servers"]
+__all__ = ["ARRIVING_NBYTES", "moves_gpu_tensors", "piece_count", "sum_by_servers"]
 
-_ARRIVING_NBYTES = 2**26  # what a server keeps for the pieces of all members
+ARRIVING_NBYTES = 2**26
+"""What a server keeps for the pieces of all members."""
+
 _LEAST_PIECE_NBYTES = 2**16  # smaller messages take as long; where members are very many, a server keeps more
 
 _Messages: TypeAlias = Sequence[tuple[int, Tensor]]
@@ -36,14 +38,15 @@ def moves_gpu_tensors(process_group: dist.ProcessGroup | None) -> bool:
     return "nccl" in dist.get_backend(process_group)
 
 
-def piece_count(n_members: int, itemsize: int) -> int:
+def piece_count(n_members: int, itemsize: int, *, arriving_nbytes: int = ARRIVING_NBYTES) -> int:
     """Return how many elements a piece has.
 
     Args:
         n_members: That push to a server.
         itemsize: Bytes of an element.
+        arriving_nbytes: What a server keeps.
     """
-    return max(_ARRIVING_NBYTES // n_members, _LEAST_PIECE_NBYTES) // itemsize
+    return max(arriving_nbytes // n_members, _LEAST_PIECE_NBYTES) // itemsize
 
 
 def sum_by_servers(
@@ -52,6 +55,8 @@ def sum_by_servers(
     ranks: Sequence[int],
     process_group: dist.ProcessGroup | None,
     scratch: Scratch,
+    *,
+    arriving_nbytes: int = ARRIVING_NBYTES,
 ) -> None:
     """Replace a buffer on every member by the sum over all of them.
 
@@ -61,6 +66,7 @@ def sum_by_servers(
         ranks: The members, in order.
         process_group: The same for torch.
         scratch: For pieces that arrive, and for the buffer in host memory if it has to go there.
+        arriving_nbytes: What a server keeps.
     """
     on_host = buffer.is_cuda and not moves_gpu_tensors(process_group)
     whole = buffer
@@ -68,7 +74,7 @@ def sum_by_servers(
         whole = scratch.take("on host", buffer.numel(), buffer.dtype, torch.device("cpu")).copy_(buffer)
     me = ranks.index(dist.get_rank())
     exchange = _Exchange(ranks, me, servers.members, whole.split(list(servers.parts)), process_group)
-    exchange.push(scratch)
+    exchange.push(scratch, piece_count(len(ranks), buffer.element_size(), arriving_nbytes=arriving_nbytes))
     exchange.pull()
     if on_host:
         buffer.copy_(whole)
@@ -92,9 +98,8 @@ class _Exchange:
     parts: Sequence[Tensor]
     process_group: dist.ProcessGroup | None
 
-    def push(self, scratch: Scratch) -> None:
-        """Send every server its part; a server adds up its own."""
-        count = piece_count(len(self.ranks), self.parts[0].element_size())
+    def push(self, scratch: Scratch, count: int) -> None:
+        """Send every server its part, in pieces of so many elements; a server adds up its own."""
         for begin in range(0, max(part.numel() for part in self.parts), count):
             pieces = [part[begin : begin + count] for part in self.parts]
             arriving = self._arriving(pieces, scratch)

@@ -72,6 +72,8 @@ def copy(memory: Memory, op: Copy) -> None:
 def _select(memory: Memory, op: Select, generator: torch.Generator) -> None:
     """Take the largest magnitudes of the gradient plus the residual; what is not taken stays in the residual.
 
+    So does what the values lose where they are converted to a type of fewer bits.
+
     Source:
         Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, NeurIPS 2018, algorithm 1.
     """
@@ -80,11 +82,13 @@ def _select(memory: Memory, op: Select, generator: torch.Generator) -> None:
     values, indices = topk.select(residual, op.k, op.method, generator=generator)
     taken.values.copy_(values)
     taken.indices.copy_(indices)
-    residual.index_fill_(0, indices.long(), 0)
+    residual.index_copy_(0, indices.long(), _lost(values, taken.values))
 
 
 def _merge(memory: Memory, op: Merge) -> None:
     """Keep the largest sums of what has equal indices; add the other sums, divided, to the residual.
+
+    Sums are of the residual's type. What the kept ones lose where they are converted to fewer bits is dropped, too.
 
     Where fewer indices differ than there is room for, the rest of the room holds zeros, which add nothing.
 
@@ -93,13 +97,18 @@ def _merge(memory: Memory, op: Merge) -> None:
         ICDCS 2019, arXiv 1901.04359.
     """
     given, kept, residual = memory.sparse(op.src), memory.sparse(op.dst), memory.dense(op.residual)
-    sums, indices = _summed(given.values, given.indices)
+    sums, indices = _summed(given.values.to(residual.dtype), given.indices)
     values, places = topk.select(sums, kept.values.numel(), "exact")
     places = places.long()
     kept.values.copy_(values)
     kept.indices.copy_(indices[places])
-    dropped = sums.index_fill(0, places, 0)
+    dropped = sums.index_copy(0, places, _lost(values, kept.values))
     residual.index_add_(0, indices, dropped / op.divisor)
+
+
+def _lost(values: Tensor, converted: Tensor) -> Tensor:
+    """Return what values have lost by conversion; nothing if there was none, even if they are infinite."""
+    return torch.zeros_like(values) if converted.dtype == values.dtype else values - converted
 
 
 def _densify(memory: Memory, op: Densify) -> None:

@@ -84,12 +84,16 @@ def check_servers(plan: Plan) -> None:
 
 def scratch_nbytes(plan: Plan) -> int:
     """Return the bytes that a rank's collectives need beside the buffers, where these are."""
+    return sum(_most_needed(plan).values())
+
+
+def _most_needed(plan: Plan) -> Mapping[Purpose, int]:
     buffers = {buffer.name: buffer for buffer in plan.buffers}
-    needs: dict[Purpose, int] = {}
+    needed: dict[Purpose, int] = {}
     for op in dict.fromkeys(op for body in plan.bodies for op in body if isinstance(op, COLLECTIVES)):
         for purpose, nbytes in _needs(op, buffers) if op.group.size > 1 else ():
-            needs[purpose] = max(needs.get(purpose, 0), nbytes)
-    return sum(needs.values())
+            needed[purpose] = max(needed.get(purpose, 0), nbytes)
+    return needed
 
 
 def _needs(op: Collective, buffers: Mapping[str, Buffer]) -> Iterator[tuple[Purpose, int]]:
@@ -127,26 +131,36 @@ class ProcessWorld:
     def __init__(self, groups: Iterable[Group], *, timeout_s: float) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         self._members: Mapping[Group, Members] = {group: self._join(group, timeout_s) for group in groups}
-        self._scratch = Scratch()
+        self.scratch = Scratch()
 
     def members(self, group: Group) -> Members:
         """Return the members of this rank's group."""
         return self._members[group]
 
     def warm_up(self, plan: Plan, device: torch.device) -> None:
-        """Reduce one element in every group of a plan, and on every server, because backends connect at first use."""
+        """Do what takes longer the first time, for all collectives of a plan.
+
+        A backend may connect only when a group is first used, so one element is reduced in each, and on every server;
+        and the kernel gives host memory when it is first written.
+        """
         for group in groups_of(plan):
             members = self._members[group]
             if len(members.ranks) > 1:
                 dist.all_reduce(torch.zeros(1, device=device), group=members.process_group)
+        serves = False
         for op in _served(plan):
             assert op.servers is not None
             members = self._members[op.group]
             ones = replace(op.servers, parts=(1,) * len(op.servers.parts))
             zeros = torch.zeros(len(ones.parts), device=device)
-            sum_by_servers(zeros, ones, members.ranks, members.process_group, self._scratch)
+            sum_by_servers(zeros, ones, members.ranks, members.process_group, self.scratch)
+            serves = serves or self.rank in (members.ranks[member] for member in ones.members)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+            return
+        for purpose, nbytes in _most_needed(plan).items():
+            if serves or purpose != "arriving":
+                self.scratch.take(purpose, nbytes, torch.uint8, device).zero_()
 
     def perform(self, op: Collective, memory: Memory) -> None:
         """Perform a collective on the buffers of this rank; returns when its result is there, or enqueued on a GPU."""
@@ -159,7 +173,7 @@ class ProcessWorld:
                 buffer = memory.dense(op.buffer)
                 _scaled(buffer, op, buffer)
                 if op.servers:
-                    sum_by_servers(buffer, op.servers, members.ranks, members.process_group, self._scratch)
+                    sum_by_servers(buffer, op.servers, members.ranks, members.process_group, self.scratch)
                 else:
                     dist.all_reduce(buffer, group=members.process_group)
             case ReduceScatter():
@@ -201,18 +215,18 @@ class ProcessWorld:
             all_gather_single(dsts[0], srcs[0], group=members.process_group)
             return
         n, message = len(members.ranks), self._message(srcs)
-        messages = self._scratch.take("messages", n * message.numel(), message.dtype, message.device)
+        messages = self.scratch.take("messages", n * message.numel(), message.dtype, message.device)
         all_gather_single(messages, message, group=members.process_group)
         _take(messages.view(n, -1), dsts)
 
     def _message(self, tensors: Sequence[Tensor]) -> Tensor:
         """Return the bytes of tensors, one after the other, uint8 `[nbytes]`."""
         parts = [tensor.view(torch.uint8) for tensor in tensors]
-        message = self._scratch.take("message", sum(map(torch.numel, parts)), torch.uint8, tensors[0].device)
+        message = self.scratch.take("message", sum(map(torch.numel, parts)), torch.uint8, tensors[0].device)
         return torch.cat(parts, out=message)
 
     def _like(self, tensor: Tensor) -> Tensor:
-        return self._scratch.take("reduced", tensor.numel(), tensor.dtype, tensor.device)
+        return self.scratch.take("reduced", tensor.numel(), tensor.dtype, tensor.device)
 
     def _alone(self, op: Collective, memory: Memory) -> None:
         """Perform a collective of one member: what there is to move, is here."""

@@ -336,7 +336,8 @@ def _select_problems(op: Select, buffers: dict[str, Buffer]) -> Iterator[str]:
     if not 1 <= op.k <= src.count:
         yield f"k = {op.k} of {src.count} elements; must be from 1 to {src.count}"
     if src.count > _MAX_SELECTED_FROM:
-        yield f"selects from {src.count} elements; indices are int32: select from buckets of {_MAX_SELECTED_FROM} or fewer"
+        reach = f"int32 indices reach {_MAX_SELECTED_FROM}"
+        yield f"selects from {src.count} elements; {reach}: select from smaller buckets"
     if residual.count != src.count:
         yield f"residual {residual.name!r} has {residual.count} elements; {src.name!r} has {src.count}, so must it"
     yield from _residual_problems(src, dst, residual)
@@ -358,8 +359,8 @@ def _residual_problems(src: Buffer, dst: Buffer, residual: Buffer) -> Iterator[s
         is_narrower = ITEM_NBYTES[buffer.dtype] < ITEM_NBYTES[residual.dtype]
         if not (_is_floating(buffer) and (is_narrower or buffer.dtype == residual.dtype)):
             yield (
-                f"a residual of {residual.dtype} for {buffer.name!r} of {buffer.dtype}; both are floating-point, of the "
-                f"same type, or the residual has more bits"
+                f"a residual of {residual.dtype} for {buffer.name!r} of {buffer.dtype}; both are floating-point, of "
+                f"the same type, or the residual has more bits"
             )
 
 

@@ -147,10 +147,11 @@ def _buffers(draw: st.DrawFn, world_size: int, counts: Sequence[int]) -> dict[st
     buffers += [Buffer(name, whole, initialized=draw(st.booleans())) for name in WHOLE_SIZED]
     buffers += [Buffer(f"slice.{n}", whole // n) for n in range(1, world_size + 1) if world_size % n == 0]
     k = draw(st.sampled_from(sorted({1, max(1, whole // 10), whole})))
-    buffers += [Buffer("residual", whole, initialized=True), Buffer("sparse", k, sparse=True)]
+    sent = draw(st.sampled_from(["float32", "float16"]))
+    buffers += [Buffer("residual", whole, initialized=True), Buffer("sparse", k, sent, sparse=True)]
     if world_size > 1:
-        buffers.append(Buffer("all_sparse", k * world_size, sparse=True))
-    buffers.append(Buffer("merged", draw(st.sampled_from(sorted({1, k}))), sparse=True))
+        buffers.append(Buffer("all_sparse", k * world_size, sent, sparse=True))
+    buffers.append(Buffer("merged", draw(st.sampled_from(sorted({1, k}))), sent, sparse=True))
     buffers.append(Buffer("half", whole, draw(st.sampled_from(["float16", "float64"]))))
     padding = draw(st.integers(0, 7))
     n_fused = sum(buffer.count for buffer in buffers if buffer.name.startswith("grad"))
@@ -243,8 +244,9 @@ def _op(
             pairs = [(a, b) for a in sparse for b in SPARSE if a != b and b in every and _shrinks(buffers, a, b)]
             return Merge(*draw(st.sampled_from(pairs)), "residual", divisor, stream) if pairs else None
         case "Densify":
-            dst = draw(st.sampled_from(WHOLE_SIZED))
-            return Densify(draw(st.sampled_from(sparse)), dst, divisor, stream) if sparse else None
+            dense_names = (*WHOLE_SIZED, "half")
+            pairs = [(a, b) for a in sparse for b in dense_names if buffers[a].dtype == buffers[b].dtype]
+            return Densify(*draw(st.sampled_from(pairs)), divisor, stream) if pairs else None
         case "Tick":
             srcs = draw(st.lists(st.sampled_from(dense), min_size=1, max_size=3, unique=True))
             return Tick(tuple(srcs), draw(st.sampled_from([1e-3, 5e-3, 0.3])))

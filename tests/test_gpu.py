@@ -21,7 +21,7 @@ from test_executor import STEP, Nobody, Pretended
 from traces import plan_of
 from trainings import CPU, Training, in_virtual_world, loss
 
-from real import models
+from real import models, transforms
 from real.executor import Executor, Lanes
 from real.launch import connect
 from real.memory import Memory
@@ -33,9 +33,11 @@ from real.timing import now_s
 from real.worlds import ProcessWorld, groups_of
 from simdist import rundir
 from simdist.errors import RunError
-from simdist.plan import Delay, Forward, Load, Plan, Wait, walk
-from simdist.schedules import InputPath, Schedule
+from simdist.plan import AllGather, Backward, Buffer, Delay, Densify, Forward, Group, Load, Plan, Select, Wait, walk
+from simdist.schedules import GradientSchedule, InputPath, Schedule, kinds
+from simdist.schedules.fusion import Fusion, fuse
 from simdist.schedules.hierarchical_sgd import HierarchicalSGD
+from simdist.schedules.sparse import SparseSchedule
 from simdist.schedules.sync import Sync
 
 pytestmark = [
@@ -173,12 +175,10 @@ def test_a_host_that_waits_for_a_stuck_gpu_stops_when_another_rank_fails() -> No
     torch.cuda.synchronize()
 
 
-def train(schedule: Schedule, backend: str, path: InputPath, folder: str) -> None:
+def train(plan: Plan, training: Training, backend: str, folder: str) -> None:
     """Train on this rank, on the GPU, and leave the parameters in a file."""
-    training = Training(dtype=torch.float32)
     with connect(backend=backend, device="cuda", timeout_s=60.0) as connection:
         rank, device = connection.place.rank, connection.device
-        plan = schedule.plan(training.job(connection.place.world_size, 12, path=path))
         module, optimizer = training.make(rank)
         module.to(device)
         memory = Memory(plan, device, Binding.buffers_of(plan))
@@ -190,7 +190,9 @@ def train(schedule: Schedule, backend: str, path: InputPath, folder: str) -> Non
             lambda step: tuple(each.pin_memory() for each in training.batch(step, rank)),
             memory,
             device=device,
+            rank=rank,
         )
+        transforms.warm_up(plan, memory)
         world = ProcessWorld(groups_of(plan), timeout_s=60.0)
         world.warm_up(plan, device)
         recorder = Recorder(plan)
@@ -224,12 +226,101 @@ def train(schedule: Schedule, backend: str, path: InputPath, folder: str) -> Non
 def test_training_gives_the_values_of_the_cpu(
     backend: str, world_size: int, schedule: Schedule, path: InputPath, tmp_path: Path
 ) -> None:
-    endings = run(train, world_size, schedule, backend, path, str(tmp_path), timeout_s=180.0)
-    assert all(ending.code == 0 for ending in endings.values()), endings
     training = Training(dtype=torch.float32)
-    expected, _ = in_virtual_world(schedule.plan(training.job(world_size, 12, path=path)), training)
-    for rank in range(world_size):
-        np.testing.assert_allclose(np.load(tmp_path / f"{rank}.npy"), expected[rank], rtol=1e-5, atol=1e-5)
+    plan = schedule.plan(training.job(world_size, 12, path=path))
+    found = trained(plan, training, backend, tmp_path)
+    np.testing.assert_allclose(found, in_virtual_world(plan, training)[0], rtol=1e-5, atol=1e-5)
+
+
+def trained(plan: Plan, training: Training, backend: str, folder: Path) -> np.ndarray:
+    """Return the parameters that all ranks end with, `[world_size, n]`."""
+    endings = run(train, plan.world_size, plan, training, backend, str(folder), timeout_s=180.0)
+    assert all(ending.code == 0 for ending in endings.values()), endings
+    return np.stack([np.load(folder / f"{rank}.npy") for rank in range(plan.world_size)])
+
+
+def gradient_plan(cls: type[GradientSchedule], training: Training, **more: object) -> Plan:
+    """Return the plan of four ranks on two nodes, in several buckets; of the sparse, a tenth is sent."""
+    sparse = {"density": 0.1} if issubclass(cls, SparseSchedule) else {}
+    settings = {"first_bucket_nbytes": 100, "bucket_nbytes": 400, "warmup_steps": 0, **sparse, **more}
+    own = {name: value for name, value in settings.items() if name in cls.model_fields}
+    return cls(**{**cls.examples[0], **own}).plan(training.job(4, 12, ranks_per_node=2))
+
+
+GRADIENT = [cls for cls in kinds().values() if issubclass(cls, GradientSchedule)]
+SPARSE = [cls for cls in GRADIENT if issubclass(cls, SparseSchedule)]
+each_gradient = pytest.mark.parametrize("cls", GRADIENT, ids=[cls.__name__ for cls in GRADIENT])
+each_sparse = pytest.mark.parametrize("cls", SPARSE, ids=[cls.__name__ for cls in SPARSE])
+
+
+@each_gradient
+def test_every_way_of_gradients_gives_the_values_of_the_cpu(cls: type[GradientSchedule], tmp_path: Path) -> None:
+    """In double precision, so that both select the same."""
+    training = Training()
+    plan = gradient_plan(cls, training, method="exact")
+    expected, _ = in_virtual_world(plan, training)
+    np.testing.assert_allclose(trained(plan, training, "gloo", tmp_path), expected, rtol=1e-9, atol=1e-9)
+
+
+@each_gradient
+def test_shared_trust_ratios_give_the_values_of_the_cpu(cls: type[GradientSchedule], tmp_path: Path) -> None:
+    training = Training(optimizer="lars")
+    plan = gradient_plan(cls, training, method="exact", parallel_optimizer=True)
+    expected, _ = in_virtual_world(plan, training)
+    found = trained(plan, training, "gloo", tmp_path)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)  # ratios are single precision
+    assert (found == found[0]).all()
+
+
+@pytest.mark.parametrize("cycle_s", [None, 2e-3], ids=["without cycles", "with cycles"])
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+def test_fused_gradients_give_the_values_of_the_cpu(compression: str, cycle_s: float | None, tmp_path: Path) -> None:
+    training = Training(dtype=torch.float32)
+    plan = Sync(first_bucket_nbytes=0, bucket_nbytes=0, compression=compression).plan(training.job(4, 12))
+    gradients = [op.dst for op in plan.bodies[0] if isinstance(op, Backward)]
+    ready_s = {name: 1e-3 * number for number, name in enumerate(gradients)}
+    fused = fuse(plan, Fusion(buffer_nbytes=700, cycle_s=cycle_s), ready_s)
+    expected, _ = in_virtual_world(fused, training)
+    tolerance = 1e-5 if compression == "none" else 1e-2  # half precision rounds with every addition
+    np.testing.assert_allclose(trained(fused, training, "gloo", tmp_path), expected, rtol=tolerance, atol=tolerance)
+
+
+@each_sparse
+@pytest.mark.parametrize("method", ["exact", "mstopk", "dgc"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_ranks_that_compress_have_the_same_parameters_to_the_last_bit(
+    cls: type[SparseSchedule], method: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    training = Training(dtype=dtype)
+    found = trained(gradient_plan(cls, training, method=method), training, "gloo", tmp_path)
+    assert np.isfinite(found).all()
+    assert (found == found[0]).all()
+
+
+def test_gathered_selections_are_added_up_in_the_order_of_the_cpu() -> None:
+    """To the last bit: the selections of 7 ranks, which overlap, in single precision."""
+    n_ranks, k, count = 7, 300, 1000
+    steps = [(Select("grad", "top", "rest", k), AllGather("top", "all", Group(n_ranks)), Densify("all", "sum", 7))]
+    buffers = (
+        Buffer("grad", count, initialized=True),
+        Buffer("rest", count, initialized=True),
+        Buffer("top", k, sparse=True),
+        Buffer("all", n_ranks * k, sparse=True),
+        Buffer("sum", count),
+    )
+    plan = Plan.from_steps("one", world_size=n_ranks, buffers=buffers, steps=steps)
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(n_ranks * k, generator=generator)
+    indices = torch.cat([torch.randperm(count, generator=generator)[:k] for _ in range(n_ranks)])
+    sums = []
+    for device in (CPU, GPU, GPU):
+        memory = Memory(plan, device, {"all", "sum"})
+        memory.sparse("all").values.copy_(values)
+        memory.sparse("all").indices.copy_(indices)
+        transforms.transform(memory, steps[0][-1], step=0, rank=0)
+        sums.append(memory.dense("sum").cpu())
+    assert torch.equal(sums[0], sums[1])
+    assert torch.equal(sums[1], sums[2])
 
 
 SCENARIO = """

@@ -70,7 +70,7 @@ def test_sparse_schedules_select_from_the_whole_gradient_unless_told_otherwise(s
     assert len(ops_of(schedule.model_copy(update={"bucket_nbytes": 1_201_000}).plan(JOB), Select)) == 2
 
 
-@pytest.mark.parametrize("schedule", [*SPARSE, *DENSE], ids=label)
+@pytest.mark.parametrize("schedule", [HiTopK(density=0.01), *DENSE], ids=label)
 def test_half_precision_is_copied_after_each_backward_pass_and_back_after_all_of_them(
     schedule: GradientSchedule,
 ) -> None:
@@ -80,8 +80,44 @@ def test_half_precision_is_copied_after_each_backward_pass_and_back_after_all_of
     assert [body[at + 1] for at in passes] == [Copy("grad.0", "half.0"), Copy("grad.1", "half.1")]
     backs = [body.index(Copy(f"half.{number}", f"grad.{number}")) for number in (0, 1)]
     assert passes[-1] < min(backs)
-    touched = {name for op in body if isinstance(op, COLLECTIVES) for name in names(op)}
-    assert {plan.buffer(name).dtype for name in touched} == {"float16"}
+    assert types_of_what_is_sent(plan) == {"float16"}
+
+
+@pytest.mark.parametrize("schedule", [NaiveAllGather(density=0.01), GTopK(density=0.01)], ids=label)
+def test_entries_are_converted_when_they_are_selected_and_before_they_are_scattered(
+    schedule: GradientSchedule,
+) -> None:
+    plan = schedule.model_copy(update={"compression": "fp16"}).plan(JOB)
+    (select,), (copy,), (densify,) = (ops_of(plan, type_) for type_ in (Select, Copy, Densify))
+    last = ops_of(plan, AllGather, Merge)[-1]
+    assert (select.src, copy.src, copy.dst, densify.src) == ("grad.0", last.dst, "wide.0", "wide.0")
+    assert [plan.buffer(name).dtype for name in (select.dst, last.dst, "wide.0")] == ["float16", "float16", "float32"]
+    assert types_of_what_is_sent(plan) == {"float16"}
+    assert "half.0" not in {buffer.name for buffer in plan.buffers}
+
+
+@pytest.mark.parametrize("schedule", [NaiveAllGather(density=0.01), GTopK(density=0.01)], ids=label)
+def test_whole_gradients_of_a_warm_up_are_copied_to_half_precision(schedule: GradientSchedule) -> None:
+    plan = schedule.model_copy(update={"compression": "fp16", "warmup_steps": 1}).plan(JOB)
+    assert [op for op in plan.bodies[0] if isinstance(op, Copy | AllReduce)] == [
+        Copy("grad.0", "half.0"),
+        AllReduce("half.0", Group(8)),
+        Copy("half.0", "grad.0"),
+    ]
+    check(plan)
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+@pytest.mark.parametrize("schedule", SPARSE, ids=label)
+def test_residuals_are_of_the_gradients_own_type(schedule: GradientSchedule, compression: str) -> None:
+    plan = schedule.model_copy(update={"compression": compression}).plan(JOB)
+    residuals = {op.residual for op in ops_of(plan, Select, Merge)}
+    assert [plan.buffer(name).dtype for name in residuals] == ["float32"]
+
+
+def types_of_what_is_sent(plan: Plan) -> set[str]:
+    touched = {name for op in ops_of(plan, *COLLECTIVES) for name in names(op)}
+    return {plan.buffer(name).dtype for name in touched}
 
 
 def names(op: Op) -> tuple[str, ...]:
@@ -213,6 +249,74 @@ def test_hitopk_on_one_node_gathers_no_entries_and_says_that_it_is_pointless() -
         "selects entries to send between nodes, and there is one node: sync sends as little"
     ]
     assert HiTopK().idle(8, 4, 10) == []
+
+
+NO_SAVING = "sends no less than whole gradients at density {}: each value takes an index along; it saves below a "
+
+
+@pytest.mark.parametrize(
+    ("schedule", "limit"),
+    [
+        (NaiveAllGather(density=0.124), None),
+        (NaiveAllGather(density=0.125), "0.125"),  # 7 k (4 + 4) B against 2 x 7/8 d 4 B
+        (NaiveAllGather(density=0.0833, compression="fp16"), None),
+        (NaiveAllGather(density=0.0834, compression="fp16"), "0.0833"),  # 7 k (2 + 4) B against 2 x 7/8 d 2 B
+        (HiTopK(density=0.49), None),
+        (HiTopK(density=0.5), "0.5"),  # k (4 + 4) B against 2 x 1/2 d/n 4 B
+        (GTopK(density=0.29), None),
+        (GTopK(density=0.2917), "0.292"),  # 3 k (4 + 4) B against 2 x 7/8 d 4 B
+        (GTopK(density=0.22, broadcast=True), "0.219"),
+        (GTopK(density=1.0), "0.292"),
+    ],
+)
+def test_density_at_which_entries_outweigh_the_gradient_is_named(schedule: GradientSchedule, limit: str | None) -> None:
+    """8 ranks on 2 nodes."""
+    problem = [f"{NO_SAVING.format(f'{schedule.density:g}')}density of {limit}"] if limit else []
+    assert schedule.idle(8, 4, 10) == problem
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shape", "sentence"),
+    [
+        (Torus(), (8, 8), "has one node, and nothing to share between nodes: sync does the same in one all-reduce"),
+        (Torus(), (8, 1), "has one GPU a node, and nothing to share within nodes: it is sync"),
+        (
+            ParameterServer(servers=1, placement="greedy"),
+            (8, 4),
+            "has one server, which holds everything: placement greedy has no effect",
+        ),
+        (
+            Sync(parallel_optimizer=True),
+            (1, 1),
+            "has one rank, which computes all trust ratios: parallel_optimizer has no effect",
+        ),
+        (
+            GTopK(first_bucket_nbytes=1000),
+            (8, 4),
+            "has one bucket: first_bucket_size has no effect beside bucket_size null",
+        ),
+    ],
+)
+def test_what_has_no_effect_on_this_cluster_is_named(
+    schedule: GradientSchedule, shape: tuple[int, int], sentence: str
+) -> None:
+    assert schedule.idle(*shape, 10) == [sentence]
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        Torus(),
+        ParameterServer(servers=1),
+        ParameterServer(servers=2, placement="greedy"),
+        Sync(parallel_optimizer=True),
+        Sync(first_bucket_nbytes=1000),
+        *SPARSE,
+    ],
+    ids=label,
+)
+def test_what_has_an_effect_is_not_named(schedule: GradientSchedule) -> None:
+    assert schedule.idle(8, 4, 10) == []
 
 
 def test_hitopk_on_nodes_of_one_gpu_is_the_flat_all_gather() -> None:
@@ -395,7 +499,10 @@ def test_what_overlaps_with_nothing_takes_its_bytes_over_the_line_rate(schedule:
 
 @pytest.mark.parametrize("kind", ["torus", "hitopk", "naive_ag", "sync"])
 def test_buckets_overlap_with_the_backward_pass(kind: str) -> None:
-    whole, buckets = (step_s(resnet50(f"{{kind: {kind}, bucket_size: {size}}}", nodes=2)) for size in ("null", "4 MB"))
+    whole, buckets = (
+        step_s(resnet50(f"{{kind: {kind}, algorithm: ring, compression: fp16, bucket_size: {size}}}", nodes=2))
+        for size in ("null", "4 MB")
+    )
     assert buckets - 0.060 < (whole - 0.060) / 4
 
 

@@ -6,11 +6,13 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 import pytest
+from test_executor import Pretended, execute
 from traces import plan_of
 
 pytest.importorskip("torch")
 from real.ticks import Ticks
-from simdist.cost import Costs, Local, price
+from real.timing import now_s
+from simdist.cost import Costs, Local, price, tick_s
 from simdist.engines import fast
 from simdist.groups import Group
 from simdist.plan import AllReduce, Backward, Delay, Instance, Plan, Tick, Wait, walk
@@ -114,6 +116,16 @@ def test_ticks_fall_as_in_the_simulation(steps: list[tuple]) -> None:
     for rank in range(2):
         for instance, at_s in all_due_s(plan, trace.end_s[:, rank], start_s=0.0):
             assert trace.end_s[instance.index, rank] == max(trace.ready_s[instance.index, rank], at_s)
+
+
+def test_a_run_waits_for_the_tick_after_what_the_host_has_waited_for() -> None:
+    """As in the simulation: of a gradient that the comm stream knows already, and a host that is late."""
+    step = (BACKWARD[1], AllReduce("grad.1", Group(1)), Delay("host"), Tick(("grad.1",), 0.1))
+    plan = plan_of(step, world_size=1)
+    start_s = now_s() - 0.07  # the host is late for the tick after this
+    (_, _, end_s), _ = execute(plan, Pretended(), delay_s=0.04, start_s=start_s)
+    due_s = start_s + float(tick_s(end_s[2] - start_s, 0.1))
+    assert end_s[3] >= due_s
 
 
 def test_who_never_ticks_is_known() -> None:

@@ -7,10 +7,22 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
-from real.memory import Memory  # noqa: E402
-from real.transforms import Transform, copy, transform  # noqa: E402
+from real.memory import Memory, distinct_counts  # noqa: E402
+from real.transforms import Transform, copy, transform, warm_up  # noqa: E402
 from simdist.check import check  # noqa: E402
-from simdist.plan import Buffer, Copy, Densify, Merge, Pack, Plan, Select, Unpack  # noqa: E402
+from simdist.plan import (  # noqa: E402
+    AllGather,
+    Broadcast,
+    Buffer,
+    Copy,
+    Densify,
+    Group,
+    Merge,
+    Pack,
+    Plan,
+    Select,
+    Unpack,
+)
 
 CPU = torch.device("cpu")
 
@@ -108,6 +120,63 @@ def test_what_is_merged_adds_to_what_is_selected_next() -> None:
     assert memory.dense("residual").tolist() == [1.0, 0.0, 0.0, -1.0]
 
 
+def test_what_a_selected_value_loses_in_half_precision_stays_in_the_residual() -> None:
+    op = Select("grad", "top", "residual", 1)
+    buffers = (
+        Buffer("grad", 3, initialized=True),
+        Buffer("top", 1, "float16", sparse=True),
+        Buffer("residual", 3, initialized=True),
+    )
+    memory = memory_of(op, *buffers)
+    fill(memory, "residual", [0.25, 0.0, 0.5])
+    fill(memory, "grad", [2**-13, 1 + 2**-12, 0.0])  # half precision has steps of 2^-12 at 0.25 and 2^-10 at 1
+    transform(memory, op, step=0, rank=0)
+    assert dense_of(memory, "top", 3).tolist() == [0.0, 1.0, 0.0]
+    assert memory.dense("residual").tolist() == [0.25 + 2**-13, 2**-12, 0.5]
+
+
+def test_a_half_precision_gradient_is_added_to_a_residual_of_more_bits() -> None:
+    op = Select("grad", "top", "residual", 1)
+    buffers = (
+        Buffer("grad", 2, "float16", initialized=True),
+        Buffer("top", 1, "float16", sparse=True),
+        Buffer("residual", 2, initialized=True),
+    )
+    memory = memory_of(op, *buffers)
+    fill(memory, "residual", [0.25, 4.0])
+    fill(memory, "grad", [2**-13, 0.0])
+    transform(memory, op, step=0, rank=0)
+    assert memory.dense("residual").tolist() == [0.25 + 2**-13, 0.0]
+
+
+def test_an_infinite_value_is_sent_and_leaves_nothing() -> None:
+    op = Select("grad", "top", "residual", 1)
+    buffers = (
+        Buffer("grad", 2, initialized=True),
+        Buffer("top", 1, sparse=True),
+        Buffer("residual", 2, initialized=True),
+    )
+    memory = memory_of(op, *buffers)
+    fill(memory, "grad", [1.0, torch.inf])
+    transform(memory, op, step=0, rank=0)
+    assert dense_of(memory, "top", 2).tolist() == [0.0, torch.inf]
+    assert memory.dense("residual").tolist() == [1.0, 0.0]
+
+
+def test_a_merge_of_half_precision_drops_what_the_kept_sums_lose_and_shares_that_in_more_bits() -> None:
+    op = Merge("given", "kept", "residual", divisor=8)
+    buffers = (
+        Buffer("given", 4, "float16", sparse=True, initialized=True),
+        Buffer("kept", 1, "float16", sparse=True),
+        Buffer("residual", 3, initialized=True),
+    )
+    memory = memory_of(op, *buffers)
+    fill(memory, "given", [1.0, 2**-12, 2**-24, 2**-24], [0, 0, 2, 2])  # an eighth of 2^-23 is no half
+    transform(memory, op, step=0, rank=0)
+    assert dense_of(memory, "kept", 3).tolist() == [1.0, 0.0, 0.0]
+    assert memory.dense("residual").tolist() == [2**-15, 0.0, 2**-26]
+
+
 def test_scattered_values_are_summed_and_divided() -> None:
     op = Densify("top", "grad", divisor=4)
     memory = memory_of(op, Buffer("top", 3, sparse=True, initialized=True), Buffer("grad", 4, initialized=True))
@@ -115,6 +184,74 @@ def test_scattered_values_are_summed_and_divided() -> None:
     fill(memory, "top", [4.0, -2.0, 6.0], [2, 0, 2])
     transform(memory, op, step=0, rank=0)
     assert memory.dense("grad").tolist() == [-0.5, 0.0, 2.5, 0.0]
+
+
+def test_ranks_selections_are_told_apart_wherever_they_went() -> None:
+    """They are gathered, copied and sent on; what else may be in a buffer makes slices shorter."""
+    ops = (
+        Select("grad", "top", "residual", 6),
+        AllGather("top", "gathered", Group(2)),
+        Copy("gathered", "copied"),
+        AllGather("copied", "all", Group(2, stride=2)),
+        Broadcast("all", Group(4)),
+        Merge("gathered", "merged", "residual"),
+        Copy("merged", "copied"),
+        AllGather("begun", "with", Group(2)),
+    )
+    sizes = {"top": 6, "gathered": 12, "copied": 12, "all": 24, "merged": 12, "begun": 3, "with": 6}
+    buffers = [Buffer(name, count, sparse=True, initialized=name == "begun") for name, count in sizes.items()]
+    dense = (Buffer("grad", 40, initialized=True), Buffer("residual", 40, initialized=True))
+    plan = Plan.from_steps("one", world_size=4, buffers=(*buffers, *dense), steps=[ops])
+    assert distinct_counts(plan) == {
+        "top": 6, "gathered": 6, "copied": 6, "all": 6, "merged": 12, "begun": 1, "with": 1
+    }  # fmt: skip
+    assert Memory(plan, CPU, {"all"}, n_ranks=4).row(1).sparse("all").n_distinct == 6
+
+
+def test_gathered_selections_are_added_one_after_the_other() -> None:
+    """In single precision the order shows: 1e8 + 1 - 1e8 is 0, and 1e8 - 1e8 + 1 is 1."""
+    ops = (Select("grad", "top", "residual", 2), AllGather("top", "all", Group(3)), Densify("all", "sum"))
+    buffers = (
+        Buffer("grad", 4, initialized=True),
+        Buffer("residual", 4, initialized=True),
+        Buffer("top", 2, sparse=True),
+        Buffer("all", 6, sparse=True),
+        Buffer("sum", 4),
+    )
+    plan = Plan.from_steps("one", world_size=3, buffers=buffers, steps=[ops])
+    check(plan)
+    memory = Memory(plan, CPU, {each.name for each in buffers})
+    assert memory.sparse("all").n_distinct == 2
+    fill(memory, "all", [1e8, 1e8, 1.0, -1e8, 1.0, -1e8], [0, 3, 0, 3, 3, 0])
+    transform(memory, ops[-1], step=0, rank=0)
+    assert memory.dense("sum").tolist() == [0.0, 0.0, 0.0, 1.0]
+
+
+def test_warming_up_leaves_no_trace() -> None:
+    ops = (
+        Select("grad", "top", "residual", 2),
+        Merge("top", "kept", "residual"),
+        Densify("kept", "grad"),
+        Pack(("grad",), "fused"),
+        Unpack("fused", ("grad",)),
+    )
+    buffers = (
+        Buffer("grad", 4, initialized=True),
+        Buffer("residual", 4, initialized=True),
+        Buffer("top", 2, sparse=True),
+        Buffer("kept", 1, sparse=True),
+        Buffer("fused", 5, padding=1),
+    )
+    plan = Plan.from_steps("one", world_size=1, buffers=buffers, steps=[ops])
+    memory = Memory(plan, CPU, {each.name for each in buffers})
+    tensors = [tensor for each in buffers for tensor in memory.tensors(each.name)]
+    for number, tensor in enumerate(tensors):
+        tensor.fill_(number % 4)
+    before = [(tensor.clone(), tensor._version) for tensor in tensors]
+    warm_up(plan, memory)
+    for tensor, (contents, version) in zip(tensors, before, strict=True):
+        assert torch.equal(tensor, contents)
+        assert tensor._version > version, "it was not written"
 
 
 def test_a_fusion_buffer_is_packed_in_order_and_its_padding_is_zero() -> None:

@@ -22,12 +22,15 @@ from trainings import (
     by_torch,
     in_virtual_world,
     loss,
+    scratch_by_plan,
+    summed_by_servers,
 )
 
 from real import virtual
 from real.memory import Memory
 from real.programs.binding import Binding
 from real.programs.module import ModuleProgram
+from real.worlds import scratch_nbytes
 from simdist.check import check
 from simdist.errors import PlanError, RunError
 from simdist.plan import (
@@ -198,6 +201,53 @@ def test_collective_leaves_what_numpy_says_in_both_worlds(
         for array, found in zip(arrays, ours[name], strict=True):
             np.testing.assert_allclose(found, array, rtol=1e-14, atol=1e-14, err_msg=name)
     assert_equal_values(plan, pools[world_size].run(buffers_by_plan, plan, values), ours)
+
+
+def test_servers_add_up_in_the_order_of_the_members_whatever_the_pieces(pools: dict[int, Pool]) -> None:
+    """In four pieces of 64 KiB, the last one shorter, from part of the servers none."""
+    values = np.random.default_rng(0).normal(size=(4, 45_001)).astype(np.float32)
+    servers = Servers((16_384, 28_617, 0), members=(3, 1, 0))
+    expected = values[0] + values[1] + values[2] + values[3]
+    for rank, (found, nbytes) in enumerate(pools[4].run(summed_by_servers, values, servers, 2**18)):
+        np.testing.assert_array_equal(found, expected)
+        assert nbytes == (2**18 if rank in (1, 3) else 0)
+    servers = Servers((45_001,), members=(2,))
+    for rank, (found, nbytes) in enumerate(pools[4].run(summed_by_servers, values, servers, 2**26)):
+        np.testing.assert_array_equal(found, expected)
+        assert nbytes == (4 * 4 * 45_001 if rank == 2 else 0)
+
+
+@pytest.mark.parametrize(
+    ("op", "nbytes"),
+    [
+        (AllReduce("whole", Group(4)), 0),
+        (Reduce("whole", Group(4)), 8 * 12),
+        (ReduceScatter("whole", "slice", Group(4)), 8 * 12),
+        (ReduceScatter("whole", "slice", Group(4), "sum"), 8 * 12),
+        (AllGather("slice", "whole", Group(4)), 0),
+        (AllGather("sparse", "all sparse", Group(4)), 12 * (2 + 8)),
+        (Broadcast("sparse", Group(4)), 12 * 2),
+        (AllReduce("whole", Group(4), algorithm="server", servers=Servers((5, 7), (0, 2))), 4 * 8 * 7),
+    ],
+    ids=lambda value: op_text(value) if isinstance(value, COLLECTIVES) else "",
+)
+def test_collectives_keep_the_memory_that_is_counted_for_them(
+    pools: dict[int, Pool], op: Collective, nbytes: int
+) -> None:
+    plan = plan_of_one(op, 4)
+    twice = dataclasses.replace(plan, order=(dataclasses.replace(plan.order[0], times=2),))
+    assert scratch_nbytes(twice) == nbytes
+    kept = pools[4].run(scratch_by_plan, twice, drawn(twice))
+    assert all(performing <= warm for warm, performing in kept), "the first step would wait for memory"
+    assert [max(column) for column in zip(*kept, strict=True)] == [nbytes, nbytes]
+
+
+def test_memory_for_collectives_is_counted_once_for_each_purpose() -> None:
+    ops = (Reduce("whole", Group(4)), ReduceScatter("whole", "slice", Group(4)), Broadcast("sparse", Group(4)))
+    alone = dataclasses.replace(plan_of_one(ops[0], 4), bodies=(ops,))
+    assert scratch_nbytes(alone) == 8 * 12 + 12 * 2
+    with pytest.raises(RunError, match=r"plan one needs 1e\+06 GB for its buffers"):
+        Memory(alone, CPU, (), scratch_nbytes=10**15)
 
 
 @settings(max_examples=40, deadline=None)

@@ -24,10 +24,12 @@ from real.optimizers import Lars
 from real.programs.binding import Binding, trained_parameters
 from real.programs.module import ModuleProgram
 from real.recorder import Recorder
+from real.scratch import Scratch
+from real.servers import sum_by_servers
 from real.worlds import ProcessWorld, groups_of
 from simdist.errors import RunError
 from simdist.groups import Group
-from simdist.plan import Plan
+from simdist.plan import Plan, Servers
 from simdist.schedules import InputPath, Job
 
 CPU = torch.device("cpu")
@@ -262,6 +264,24 @@ def buffers_by_plan(plan: Plan, values: Mapping[str, tuple[np.ndarray, ...]]) ->
     torch.manual_seed(rank)
     _execute(plan, _idle(plan, memory, rank), memory, _world_of_all_groups(), False)
     return _read(memory, plan)
+
+
+def scratch_by_plan(plan: Plan, values: Mapping[str, tuple[np.ndarray, ...]]) -> tuple[int, int]:
+    """Return the bytes that this rank keeps beside the buffers when it warms up, and when it performs a plan."""
+    rank, memory = dist.get_rank(), Memory(plan, CPU, {buffer.name for buffer in plan.buffers})
+    _fill(memory, {name: tuple(array[rank] for array in arrays) for name, arrays in values.items()})
+    warm, cold = (ProcessWorld(groups_of(plan), timeout_s=30.0) for _ in range(2))
+    warm.warm_up(plan, CPU)
+    _execute(plan, _idle(plan, memory, rank), memory, cold, False)
+    return warm.scratch.nbytes, cold.scratch.nbytes
+
+
+def summed_by_servers(values: np.ndarray, servers: Servers, arriving_nbytes: int) -> tuple[np.ndarray, int]:
+    """Return the sum of `[world_size, count]` by servers that keep so many bytes, and the bytes that are kept."""
+    buffer, scratch = torch.from_numpy(values[dist.get_rank()]).clone(), Scratch()
+    ranks = range(dist.get_world_size())
+    sum_by_servers(buffer, servers, ranks, dist.group.WORLD, scratch, arriving_nbytes=arriving_nbytes)
+    return buffer.numpy(), scratch.nbytes
 
 
 def buffers_in_virtual_world(plan: Plan, values: Mapping[str, tuple[np.ndarray, ...]]) -> Values:

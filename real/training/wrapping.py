@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from real import transforms
 from real.clock import Clocks, common_start_s, compare
 from real.executor import Executor, Lanes
 from real.memory import Memory
@@ -37,7 +38,6 @@ from real.training.hooks import Hooks
 from real.training.peers import Peers, meet_peers
 from real.training.planning import Wanted, check_optimizer, device_of, planned
 from real.training.resuming import Resuming
-from real import transforms
 from real.worlds import ProcessWorld, groups_of, scratch_nbytes
 from simdist import rundir
 from simdist.engines.delays import Delays
@@ -266,8 +266,8 @@ def _executor(
     tracing: _Tracing | None,
 ) -> Executor:
     world = ProcessWorld(groups_of(plan), timeout_s=peers.timeout_s)
-    world.warm_up(plan, peers.device)
     transforms.warm_up(plan, memory)
+    world.warm_up(plan, peers.device)
     executor = Executor(
         plan,
         rank=peers.rank,

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from simdist.errors import PlanError
 from simdist.plan import AllReduce, Backward, Body, Buffer, Copy, Group, Op, Plan
-from simdist.plan.plan import ITEM_NBYTES
+from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.proof import Result
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
@@ -44,7 +44,8 @@ class GradientSchedule(Schedule, abc.ABC):
     bucket_nbytes: Nbytes | None = Field(default=parts.BUCKET_NBYTES, alias="bucket_size")
     """None: the whole gradient is one bucket, which overlaps with nothing."""
     compression: Literal["none", "fp16"] = "none"
-    """`fp16`: gradients are copied to half precision after their backward pass, and back before the update."""
+    """`fp16`: what is sent is in half precision; gradients are converted after their backward pass and back before the
+    update."""
     parallel_optimizer: bool = False
     """Every rank computes the trust ratios of its share of the tensors; an all-gather hands them round.
 
@@ -59,6 +60,24 @@ class GradientSchedule(Schedule, abc.ABC):
     @abc.abstractmethod
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
         """Say how bucket `number`, which `sent` holds after its backward pass, is averaged in place over the world."""
+
+    def sent(self, grad: Buffer, job: Job) -> Buffer:
+        """Return the buffer that is exchanged: the bucket, or its copy in half precision."""
+        return self._in_wire_type(grad, job)
+
+    def wire_dtype(self, job: Job) -> DType:
+        """Return the type of the numbers that are sent."""
+        compresses = self.compression == "fp16" and ITEM_NBYTES[job.dtype] > ITEM_NBYTES["float16"]
+        return "float16" if compresses else job.dtype
+
+    def idle(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+        """Return which settings have no effect: the size of a first bucket that is all, or ratios shared by one."""
+        found = super().idle(world_size, ranks_per_node, n_steps)
+        if self.bucket_nbytes is None and self.first_bucket_nbytes != parts.FIRST_BUCKET_NBYTES:
+            found.append("has one bucket: first_bucket_size has no effect beside bucket_size null")
+        if self.parallel_optimizer and world_size == 1:
+            found.append("has one rank, which computes all trust ratios: parallel_optimizer has no effect")
+        return found
 
     def warms_up(self, step: int) -> bool:
         """Tell whether the gradients of `step` are all-reduced instead; by default none are."""
@@ -82,14 +101,17 @@ class GradientSchedule(Schedule, abc.ABC):
             raise PlanError(f"plan {self.name}: {field}: {problem}")
         first_nbytes, nbytes = self.limits()
         buckets = parts.gradient_buckets(job, first_nbytes=first_nbytes, nbytes=nbytes)
-        sent = [self._sent(grad, job) for grad in parts.gradient_buffers(job, buckets, multiple=self.n_slices(job))]
+        grads = parts.gradient_buffers(job, buckets, multiple=self.n_slices(job))
+        sent = [self.sent(grad, job) for grad in grads]
         exchanges = [self.exchange(buffer, number, job) for number, buffer in enumerate(sent)]
         end = self._end(job, buckets, sent, exchanges)
-        warm_end = self._end(job, buckets, sent, [self._all_reduce(buffer, job) for buffer in sent])
+        warm = [self._in_wire_type(grad, job) for grad in grads]
+        warm_end = self._end(job, buckets, warm, [self._all_reduce(buffer, job) for buffer in warm])
         steps = (
             (*parts.begin_step(job, step), *(warm_end if self.warms_up(step) else end)) for step in range(job.n_steps)
         )
-        buffers = self._buffers(job, buckets, sent, exchanges)
+        halves = dict.fromkeys((*sent, *(warm if self.warms_up(0) else ())))
+        buffers = self._buffers(job, buckets, tuple(halves), exchanges)
         return Plan.from_steps(self.name, world_size=job.world_size, buffers=buffers, steps=steps)
 
     def optimizer_problems(self, optimizer: str) -> list[tuple[str, str]]:
@@ -113,11 +135,10 @@ class GradientSchedule(Schedule, abc.ABC):
     def _raters(self, job: Job) -> Group:
         return Group(job.world_size if self.parallel_optimizer else 1)
 
-    def _sent(self, grad: Buffer, job: Job) -> Buffer:
-        """Return the buffer that is communicated: the bucket, or its copy in half precision."""
-        if self.compression == "none" or ITEM_NBYTES[job.dtype] <= ITEM_NBYTES["float16"]:
-            return grad
-        return replace(grad, name=grad.name.replace("grad", "half"), dtype="float16")
+    def _in_wire_type(self, grad: Buffer, job: Job) -> Buffer:
+        """Return the bucket, or the buffer for its copy in the type of what is sent."""
+        dtype = self.wire_dtype(job)
+        return grad if dtype == grad.dtype else replace(grad, name=grad.name.replace("grad", "half"), dtype=dtype)
 
     def _all_reduce(self, sent: Buffer, job: Job) -> Exchange:
         return Exchange((AllReduce(sent.name, Group(job.world_size), algorithm=self.algorithm),))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import ClassVar, Literal, final
 
-from simdist.plan import AllGather, Broadcast, Buffer, Densify, Group, Merge, Op, Select
+from simdist.plan import AllGather, Broadcast, Buffer, Group, Merge, Op, Select
 from simdist.schedules.gradient import Exchange
 from simdist.schedules.job import Job
 from simdist.schedules.sparse import SparseSchedule
@@ -53,9 +53,18 @@ class GTopK(SparseSchedule):
             found.append(("algorithm", "halving_doubling does not broadcast: write auto, or broadcast: false"))
         return found
 
+    def sent(self, grad: Buffer, job: Job) -> Buffer:
+        """Return the bucket: entries are converted when they are selected."""
+        return grad
+
+    def received(self, world_size: int, ranks_per_node: int) -> tuple[float, float]:
+        """Return log2 P rounds, and one more for the broadcast; and the 2 (P - 1) / P of a ring's all-reduce."""
+        n_rounds = (world_size - 1).bit_length()
+        return n_rounds + (self.broadcast and world_size > 1), 2 * (world_size - 1) / world_size
+
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
         """Select, then exchange and merge in rounds, then scatter."""
-        top, residual = self.selected(sent, number)
+        top, residual = self.selected(sent, number, job)
         pair = replace(top, name=f"pair.{number}", count=2 * top.count)
         ops: list[Op] = [Select(sent.name, top.name, residual.name, top.count, self.method)]
         distance = 1
@@ -68,5 +77,5 @@ class GTopK(SparseSchedule):
         if self.broadcast:
             algorithm = "tree" if self.algorithm == "auto" else self.algorithm
             ops.append(Broadcast(top.name, Group(job.world_size), algorithm=algorithm))
-        finish = (Densify(top.name, sent.name, divisor=job.world_size),)
-        return Exchange(tuple(ops), finish, (top, residual, pair))
+        finish, wide = self.scattered(top, sent, number, job)
+        return Exchange(tuple(ops), finish, (top, residual, pair, *wide))

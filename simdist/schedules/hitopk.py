@@ -47,11 +47,17 @@ class HiTopK(SparseSchedule):
         """Return the GPUs of a node."""
         return job.ranks_per_node
 
+    def received(self, world_size: int, ranks_per_node: int) -> tuple[float, float]:
+        """Return those of a slice between m nodes: m - 1, and the 2 (m - 1) / m of a ring's all-reduce."""
+        nodes = world_size // ranks_per_node
+        return nodes - 1, 2 * (nodes - 1) / nodes
+
     def idle(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
-        """Return whether it never sends less than everything, or sends it to nobody."""
+        """Return also whether there is nobody to send entries to."""
+        found = super().idle(world_size, ranks_per_node, n_steps)
         if ranks_per_node == world_size:
-            return ["selects entries to send between nodes, and there is one node: sync sends as little"]
-        return super().idle(world_size, ranks_per_node, n_steps)
+            found.append("selects entries to send between nodes, and there is one node: sync sends as little")
+        return found
 
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
         """Reduce-scatter, select, gather between nodes, sum, all-gather."""
@@ -63,7 +69,7 @@ class HiTopK(SparseSchedule):
     def _between(self, shard: Buffer, number: int, job: Job) -> tuple[Body, tuple[Buffer, ...]]:
         """Return how the slice is averaged over the nodes, and the buffers for it; one node gathers nothing."""
         peers = two_level.peers(job)
-        top, residual = self.selected(shard, number)
+        top, residual = self.selected(shard, number, job)
         gathered = replace(top, name=f"gathered.{number}", count=top.count * peers.size) if peers.size > 1 else top
         ops: list[Op] = [Select(shard.name, top.name, residual.name, top.count, self.method, stream="comm")]
         if peers.size > 1:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import ClassVar, Literal, final
 
-from simdist.plan import AllGather, Buffer, Densify, Group, Select
+from simdist.plan import AllGather, Buffer, Group, Select
 from simdist.schedules.gradient import Exchange
 from simdist.schedules.job import Job
 from simdist.schedules.sparse import SparseSchedule
@@ -36,13 +36,21 @@ class NaiveAllGather(SparseSchedule):
         """Return the label, such as `naive-ag-0.001`."""
         return f"naive-ag{self.traits}"
 
+    def sent(self, grad: Buffer, job: Job) -> Buffer:
+        """Return the bucket: entries are converted when they are selected."""
+        return grad
+
+    def received(self, world_size: int, ranks_per_node: int) -> tuple[float, float]:
+        """Return P - 1, and the 2 (P - 1) / P of a ring's all-reduce."""
+        return world_size - 1, 2 * (world_size - 1) / world_size
+
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
         """Select, gather, scatter."""
-        top, residual = self.selected(sent, number)
+        top, residual = self.selected(sent, number, job)
         gathered = replace(top, name=f"gathered.{number}", count=top.count * job.world_size)
         ops = (
             Select(sent.name, top.name, residual.name, top.count, self.method),
             AllGather(top.name, gathered.name, Group(job.world_size), algorithm=self.algorithm),
         )
-        finish = (Densify(gathered.name, sent.name, divisor=job.world_size),)
-        return Exchange(ops, finish, (top, residual, gathered))
+        finish, wide = self.scattered(gathered, sent, number, job)
+        return Exchange(ops, finish, (top, residual, gathered, *wide))

@@ -1,13 +1,17 @@
 """What schedules share that send only the largest entries of a gradient and keep the rest for later steps."""
 
 import abc
+import math
+from dataclasses import replace
 
 from pydantic import Field
 
-from simdist.plan import Buffer
+from simdist.plan import Body, Buffer, Copy, Densify
 from simdist.plan.ops import SelectMethod
+from simdist.plan.plan import INDEX_NBYTES, ITEM_NBYTES
 from simdist.schedules import parts
 from simdist.schedules.gradient import GradientSchedule
+from simdist.schedules.job import Job
 from simdist.units import Fraction, Nbytes, Whole
 
 __all__ = ["SparseSchedule"]
@@ -15,6 +19,10 @@ __all__ = ["SparseSchedule"]
 
 class SparseSchedule(GradientSchedule, abc.ABC):
     """Send the k largest magnitudes of a gradient plus the residual of earlier steps; keep the rest as residual.
+
+    A residual sums small numbers up until they are large, so it is of the gradients' own type whatever is sent: half
+    precision would swallow what is less than a two-thousandth of the sum. What a selected value loses when it is
+    converted stays in the residual, too.
 
     Source:
         Aji & Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017; Stich et al., Sparsified SGD
@@ -34,11 +42,17 @@ class SparseSchedule(GradientSchedule, abc.ABC):
         """Return how many of `count` entries are sent."""
         return max(1, round(self.density * count))
 
-    def selected(self, src: Buffer, number: int) -> tuple[Buffer, Buffer]:
-        """Return the sparse buffer and the residual of a selection from `src`."""
-        k = self.k_of(src.count)
-        residual = Buffer(f"residual.{number}", src.count, src.dtype, initialized=True)
-        return Buffer(f"top.{number}", k, src.dtype, sparse=True), residual
+    def selected(self, src: Buffer, number: int, job: Job) -> tuple[Buffer, Buffer]:
+        """Return the sparse buffer, in the type that is sent, and the residual of a selection from `src`."""
+        residual = Buffer(f"residual.{number}", src.count, job.dtype, initialized=True)
+        return Buffer(f"top.{number}", self.k_of(src.count), self.wire_dtype(job), sparse=True), residual
+
+    def scattered(self, src: Buffer, dst: Buffer, number: int, job: Job) -> tuple[Body, tuple[Buffer, ...]]:
+        """Return how a gradient becomes the mean of everybody's entries `src`, in its own type, and buffers for it."""
+        if src.dtype == dst.dtype:
+            return (Densify(src.name, dst.name, divisor=job.world_size),), ()
+        wide = replace(src, name=f"wide.{number}", dtype=dst.dtype)
+        return (Copy(src.name, wide.name), Densify(wide.name, dst.name, divisor=job.world_size)), (wide,)
 
     def warms_up(self, step: int) -> bool:
         """Tell whether `step` is one of the warm-up."""
@@ -48,11 +62,24 @@ class SparseSchedule(GradientSchedule, abc.ABC):
         """Return what is wrong with the algorithm."""
         return [*super().problems(world_size, ranks_per_node), *parts.slicing_problems(self.algorithm)]
 
+    @abc.abstractmethod
+    def received(self, world_size: int, ranks_per_node: int) -> tuple[float, float]:
+        """Return how many times k entries a rank receives, and how many times all of the gradient without selecting."""
+
     def idle(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
-        """Return whether it never sends less than everything."""
+        """Return also whether it never sends less than whole gradients are."""
+        found = super().idle(world_size, ranks_per_node, n_steps)
         if self.warmup_steps >= n_steps:
-            return [f"warms up in all of the {n_steps} steps: it is synchronous SGD"]
-        return []
+            return [*found, f"warms up in all of the {n_steps} steps: it is synchronous SGD"]
+        value_nbytes = ITEM_NBYTES["float16" if self.compression == "fp16" else "float32"]
+        sparse, dense = self.received(world_size, ranks_per_node)
+        limit = dense * value_nbytes / (sparse * (value_nbytes + INDEX_NBYTES)) if sparse else math.inf
+        if self.density >= limit:
+            found.append(
+                f"sends no less than whole gradients at density {self.density:g}: each value takes an index along; it "
+                f"saves below a density of {limit:.3g}"
+            )
+        return found
 
     @property
     def traits(self) -> str:

@@ -38,6 +38,15 @@ class Torus(GradientSchedule):
         """Return what is wrong with the algorithm."""
         return [*super().problems(world_size, ranks_per_node), *parts.slicing_problems(self.algorithm)]
 
+    def idle(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+        """Return also whether the torus has one dimension only."""
+        found = super().idle(world_size, ranks_per_node, n_steps)
+        if ranks_per_node == world_size:
+            found.append("has one node, and nothing to share between nodes: sync does the same in one all-reduce")
+        elif ranks_per_node == 1:
+            found.append("has one GPU a node, and nothing to share within nodes: it is sync")
+        return found
+
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
         """Reduce-scatter, all-reduce and all-gather the bucket."""
         shard, peers = two_level.shard_of(sent, number, job), two_level.peers(job)
