@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import TypeAlias, final
 
 from real.timing import now_s, sleep_s
-from simdist.cost import tick_s
 from simdist.plan import Instance, Plan, Tick, writes
+from simdist.plan.ticks import tick_s
 
 __all__ = ["Ended", "Ticks"]
 

@@ -10,7 +10,7 @@ from simdist.breakdown import STATES, Breakdown, breakdown
 from simdist.build import build, delay_sampler, delays, job
 from simdist.cli import inputs
 from simdist.cli.session import Session
-from simdist.cli.tables import table_text
+from simdist.cli.tables import seconds_in_state, table_text
 from simdist.cost import Costs, price
 from simdist.engines import Engine, fast
 from simdist.engines import simulate as simulate_plan
@@ -20,7 +20,6 @@ from simdist.plan import Plan
 from simdist.progress import ProgressBar
 from simdist.scenario import Scenario
 from simdist.trace import Trace
-from simdist.units import format_seconds
 
 __all__ = ["simulate"]
 
@@ -171,7 +170,7 @@ def _row(run: _Run, done: _Simulated) -> dict[str, object]:
 
 def _cells(row: dict[str, object]) -> list[str]:
     times = [row[f"{state}_s"] for state in ("step", *STATES)]
-    return [str(row["schedule"]), *(format_seconds(float(str(time_s))) for time_s in times), str(row["engine"])]
+    return [str(row["schedule"]), *(seconds_in_state(float(str(time_s))) for time_s in times), str(row["engine"])]
 
 
 def _draw(session: Session, traces: list[tuple[str, Trace]], plot: Path) -> None:
