@@ -9,27 +9,17 @@ import sys
 import textwrap
 import time
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from scripts import ROOT, load_script
 
 from simdist.errors import RunError
 
-FOLDER = Path(__file__).parent.parent / "experiments" / "emulated_cluster"
+FOLDER = ROOT / "experiments" / "emulated_cluster"
 TIMEOUT_S = 60.0
 
 
-def load_network() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("emulated_cluster_network", FOLDER / "network.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-network = load_network()
+network = load_script(FOLDER / "network.py")
 REASON = network.missing()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=REASON or "")
 

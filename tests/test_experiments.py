@@ -1,28 +1,15 @@
 """The experiments hold what their pages say."""
 
-import importlib.util
 import re
 import sys
 from functools import cache
-from pathlib import Path
-from types import ModuleType
 
 import pytest
+from scripts import ROOT, load_script
 
 from simdist.report import insert_tables
 
-ROOT = Path(__file__).parent.parent
 HSGD = ROOT / "experiments" / "hsgd_stragglers"
-
-
-def load_script(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 run = load_script(HSGD / "run.py")

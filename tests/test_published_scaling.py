@@ -1,35 +1,23 @@
 """What was published of scaling and of collectives: the experiments hold what their pages say of it."""
 
-import importlib.util
 import sys
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import ROOT, load_script
 
 from simdist.build import build
 from simdist.report import insert_tables
 from simdist.scenario import load, load_cluster
 
-EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+EXPERIMENTS = ROOT / "experiments"
 
 
-def load_script(experiment: str) -> ModuleType:
-    path = EXPERIMENTS / experiment / "run.py"
-    spec = importlib.util.spec_from_file_location(f"{experiment}_run", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-horovod = load_script("horovod_scaling")
-aws = load_script("aws_p3_scaling")
-dawnbench = load_script("dawnbench_resnet50")
-nccl = load_script("nccl_tables")
+horovod = load_script(EXPERIMENTS / "horovod_scaling" / "run.py")
+aws = load_script(EXPERIMENTS / "aws_p3_scaling" / "run.py")
+dawnbench = load_script(EXPERIMENTS / "dawnbench_resnet50" / "run.py")
+nccl = load_script(EXPERIMENTS / "nccl_tables" / "run.py")
 
 EACH = pytest.mark.parametrize("run", [horovod, aws, dawnbench, nccl], ids=lambda run: run.HERE.name)
 MODELS = pytest.mark.parametrize("model", horovod.PRESETS)

@@ -1,39 +1,25 @@
 """Top-k against its rivals, and another simulator's answers: the experiments hold what their pages say."""
 
 import csv
-import importlib.util
 import math
-import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
-from types import ModuleType
 
 import pytest
+from scripts import ROOT, load_script
 
 from simdist.build import build
 from simdist.plan import Plan, Select
 from simdist.report import insert_tables
 from simdist.scenario import load
 
-EXPERIMENTS = Path(__file__).parent.parent / "experiments"
+EXPERIMENTS = ROOT / "experiments"
 
 
-def load_script(experiment: str) -> ModuleType:
-    path = EXPERIMENTS / experiment / "run.py"
-    spec = importlib.util.spec_from_file_location(f"{experiment}_run", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-netai = load_script("netai_whatif")
-hitopk = load_script("hitopk_communication")
-gtopk = load_script("gtopk_1gbe")
+netai = load_script(EXPERIMENTS / "netai_whatif" / "run.py")
+hitopk = load_script(EXPERIMENTS / "hitopk_communication" / "run.py")
+gtopk = load_script(EXPERIMENTS / "gtopk_1gbe" / "run.py")
 
 # --- the other simulator's rules, in a few lines of their own ----------------------------------------------------
 

@@ -28,7 +28,7 @@ import network
 import study
 from study import CALIBRATED, HERE, RESULTS, SHAPES, STUDIES, SYNCHRONIZATION, Result, Shape, Study
 
-from simdist.report import insert_tables
+from simdist.report import print_tables, write_tables
 from simdist.scenario import Cluster, dump_cluster, load_cluster
 
 TIMEOUT_S = 1800.0
@@ -137,7 +137,7 @@ def write_pages(chosen: Study, results: dict[Shape, list[Result]]) -> None:
     if chosen is SYNCHRONIZATION:
         pages[HERE.parents[1] / "README.md"] = front_page(results)
     for page, found in pages.items():
-        page.write_text(insert_tables(page.read_text(encoding="utf-8"), found), encoding="utf-8")
+        write_tables(page, found)
 
 
 def main() -> int:
@@ -169,8 +169,7 @@ def main() -> int:
     if arguments.json:
         print(json.dumps({shape.name: [each.row() for each in rows] for shape, rows in results.items()}))
     else:
-        for name, table in tables(chosen, results).items():
-            print(f"\n{name}\n\n{table}")
+        print_tables(tables(chosen, results))
     return 0
 
 

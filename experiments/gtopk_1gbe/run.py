@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simdist.compare import compare
-from simdist.report import insert_tables
+from simdist.report import print_tables, write_tables
 from simdist.scenario import Scenario, load
 
 HERE = Path(__file__).parent
@@ -201,11 +201,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write the tables into README.md")
     arguments = parser.parse_args()
     if arguments.write:
-        readme = HERE / "README.md"
-        readme.write_text(insert_tables(readme.read_text(encoding="utf-8"), tables()), encoding="utf-8")
+        write_tables(HERE / "README.md", tables())
     elif arguments.all:
-        for name, table in tables().items():
-            print(f"\n{name}\n\n{table}")
+        print_tables(tables())
     else:
         print("Samples per second and GPU\n")
         print("\n".join(published_table()))

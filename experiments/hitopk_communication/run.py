@@ -17,7 +17,7 @@ import numpy as np
 from simdist.build import build
 from simdist.compare import Row, compare, measure
 from simdist.cost import Shared
-from simdist.report import insert_tables
+from simdist.report import print_tables, write_tables
 from simdist.scenario import Link, Scenario, load
 from simdist.schedules import Schedule
 
@@ -232,12 +232,10 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write tables and figure into README.md")
     arguments = parser.parse_args()
     if arguments.write:
-        readme = HERE / "README.md"
-        readme.write_text(insert_tables(readme.read_text(encoding="utf-8"), tables()), encoding="utf-8")
+        write_tables(HERE / "README.md", tables())
         figure(HERE / "density.png")
     elif arguments.all:
-        for name, table in tables().items():
-            print(f"\n{name}\n\n{table}")
+        print_tables(tables())
     else:
         print("Step times on 16 x 8 V100 and 25 Gbit/s\n")
         print("\n".join(answer_table()))

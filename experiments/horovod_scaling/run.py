@@ -4,7 +4,6 @@ python experiments/horovod_scaling/run.py           print the tables
 python experiments/horovod_scaling/run.py --write   write them into the README
 """
 
-import argparse
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from simdist.build import Built, job
 from simdist.compare import measure
 from simdist.cost import price
-from simdist.report import insert_tables
+from simdist.report import page_command
 from simdist.scenario import Link, Scenario, Workload, load, load_cluster, load_workload, presets
 from simdist.schedules.sync import Sync
 
@@ -279,14 +278,7 @@ def tables() -> dict[str, str]:
 
 def main() -> None:
     """Run the experiment."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the tables into README.md")
-    if parser.parse_args().write:
-        readme = HERE / "README.md"
-        readme.write_text(insert_tables(readme.read_text(encoding="utf-8"), tables()), encoding="utf-8")
-    else:
-        for name, table in tables().items():
-            print(f"\n{name}\n\n{table}")
+    page_command(__doc__ or "", HERE / "README.md", tables)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simdist.compare import Row, compare
-from simdist.report import insert_tables
+from simdist.report import print_tables, write_tables
 from simdist.scenario import Scenario, load
 
 HERE = Path(__file__).parent
@@ -204,12 +204,10 @@ def main() -> None:
     arguments = parser.parse_args()
     study = Study(arguments.seeds, arguments.steps)
     if arguments.write:
-        readme = HERE / "README.md"
-        readme.write_text(insert_tables(readme.read_text(encoding="utf-8"), tables(study)), encoding="utf-8")
+        write_tables(HERE / "README.md", tables(study))
         figure(study, HERE / "speedups-256.png")
     elif arguments.all:
-        for name, table in tables(study).items():
-            print(f"\n{name}\n\n{table}")
+        print_tables(tables(study))
     else:
         rows = {n_gpus: _effect(study, n_gpus, "base") for n_gpus in PUBLISHED}
         print("Speed-up of hierarchical SGD over synchronous SGD (lowest and highest of its configurations)\n")

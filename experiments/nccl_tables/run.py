@@ -4,7 +4,6 @@ python experiments/nccl_tables/run.py           print the tables
 python experiments/nccl_tables/run.py --write   write them into the README
 """
 
-import argparse
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -14,7 +13,7 @@ from statistics import median
 from simdist.cost import Shared, price
 from simdist.plan import AllReduce, Buffer, Group, Plan
 from simdist.plan.ops import Algorithm
-from simdist.report import insert_tables
+from simdist.report import page_command
 from simdist.scenario import Cluster, Link, Tensor, Workload, load_cluster
 from simdist.units import format_nbytes
 
@@ -161,14 +160,7 @@ def tables() -> dict[str, str]:
 
 def main() -> None:
     """Run the experiment."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the tables into README.md")
-    if parser.parse_args().write:
-        readme = HERE / "README.md"
-        readme.write_text(insert_tables(readme.read_text(encoding="utf-8"), tables()), encoding="utf-8")
-    else:
-        for name, table in tables().items():
-            print(f"\n{name}\n\n{table}")
+    page_command(__doc__ or "", HERE / "README.md", tables)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from simdist import compare
 from simdist.build import build
 from simdist.cost import price
-from simdist.report import insert_tables
+from simdist.report import write_tables
 from simdist.scenario import Scenario, Tensor, Workload, load
 from simdist.schedules import Schedule
 
@@ -112,8 +112,7 @@ def main() -> None:
     arguments = parser.parse_args()
     shown = tables(measure_all())
     if arguments.write:
-        readme = HERE / "README.md"
-        readme.write_text(insert_tables(readme.read_text(encoding="utf-8"), shown), encoding="utf-8")
+        write_tables(HERE / "README.md", shown)
     else:
         print("Scaling factors of ResNet-50 on V100s\n")
         print(shown["published"])

@@ -1,12 +1,22 @@
-"""Pictures: the speed-up table as bars, and what every stream did as a timeline.
+"""Pictures: the speed-up table as bars, and what every stream did as a timeline; and tables in pages.
 
-Functions return a `matplotlib.figure.Figure` that no global state knows about; nothing is shown. In a notebook the
-figure is the value of a cell; otherwise `save` writes it. Importing this package does not import matplotlib.
+Functions of pictures return a `matplotlib.figure.Figure` that no global state knows about; nothing is shown. In a
+notebook the figure is the value of a cell; otherwise `save` writes it. Importing this package does not import
+matplotlib.
 """
 
-from simdist.report.markdown import insert_tables
+from simdist.report.markdown import insert_tables, page_command, print_tables, write_tables
 from simdist.report.saving import save
 from simdist.report.speedup import speedup_figure
 from simdist.report.timeline import comparison_figure, timeline_figure
 
-__all__ = ["comparison_figure", "insert_tables", "save", "speedup_figure", "timeline_figure"]
+__all__ = [
+    "comparison_figure",
+    "insert_tables",
+    "page_command",
+    "print_tables",
+    "save",
+    "speedup_figure",
+    "timeline_figure",
+    "write_tables",
+]

@@ -1,9 +1,12 @@
 """Tables inside pages."""
 
+import argparse
 import re
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
-__all__ = ["insert_tables"]
+__all__ = ["insert_tables", "page_command", "print_tables", "write_tables"]
 
 
 def insert_tables(page: str, tables: Mapping[str, str]) -> str:
@@ -28,3 +31,30 @@ def insert_tables(page: str, tables: Mapping[str, str]) -> str:
         if n_found != 1:
             raise ValueError(f"the page has {n_found} places for table {name}; it needs one")
     return page
+
+
+def write_tables(page: Path, tables: Mapping[str, str]) -> None:
+    """Write tables into a file, see `insert_tables`."""
+    page.write_text(insert_tables(page.read_text(encoding="utf-8"), tables), encoding="utf-8")
+
+
+def print_tables(tables: Mapping[str, str]) -> None:
+    """Print tables under their names."""
+    for name, table in tables.items():
+        sys.stdout.write(f"\n{name}\n\n{table}\n")
+
+
+def page_command(description: str, page: Path, tables: Callable[[], Mapping[str, str]]) -> None:
+    """Be the command of an experiment whose result are the tables of a page: print them, or with `--write` write them.
+
+    Args:
+        description: What `--help` says.
+        page: The file.
+        tables: Computes name -> table.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help=f"write the tables into {page.name}")
+    if parser.parse_args().write:
+        write_tables(page, tables())
+    else:
+        print_tables(tables())
