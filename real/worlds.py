@@ -78,7 +78,7 @@ def check_servers(plan: Plan) -> None:
         if isinstance(op, AllReduce) and op.servers and not op.servers.members:
             raise RunError(
                 f"plan {plan.name}: {op_text(op)} goes through servers beside the ranks, which can be simulated only; "
-                f"to run it, let ranks be the servers"
+                f"let ranks be the servers (apart: false), or leave this run out"
             )
 
 

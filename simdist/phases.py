@@ -174,13 +174,12 @@ def _phases(uses: _Uses, written: int, name: str) -> Iterator[Phase]:
 
 def _waits(uses: _Uses, position: int, last: int, held: set[str]) -> Iterator[Phase]:
     """Yield what data waits for between the operations at `last` and at `position`."""
-    op = uses.body[position]
-    if isinstance(op, Pack):
-        others = [uses.writer(name, position) for name in op.srcs if name not in held]
-        in_this_step = tuple(writer for writer in others if writer is not None)
-        if in_this_step:
-            yield Phase("wait for other tensors", "end", in_this_step)
-    tick = uses.tick(last, position)
+    op, tick = uses.body[position], uses.tick(last, position)
+    together = [each for each in (op, uses.body[tick] if tick is not None else None) if isinstance(each, Pack | Tick)]
+    others = (uses.writer(name, position) for each in together for name in each.srcs if name not in held)
+    in_this_step = tuple(sorted({writer for writer in others if writer is not None}))
+    if in_this_step:
+        yield Phase("wait for other tensors", "end", in_this_step)
     if tick is not None:
         yield Phase("queue", "ready", (tick,))
         yield Phase("wait for the tick", "end", (tick,))

@@ -31,6 +31,7 @@ __all__ = ["Trace", "write_npz"]
 
 _FORMAT = "simdist-trace-1"
 _ARRAYS = ("ready_s", "start_s", "end_s")
+_WRITERS = "`simdist simulate -o RUN` writes one, `torchrun ... -m real RUN` a measured one"
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,9 @@ class Trace:
         except (
             Exception
         ) as error:  # of a dozen kinds: numpy, zipfile and tokenize each have their own for damaged files
-            raise TraceError(
-                f"{path}: cannot be read as a trace ({error}); `simdist simulate -o RUN` writes one"
-            ) from None
+            raise TraceError(f"{path}: cannot be read as a trace ({error}); {_WRITERS}") from None
         if not isinstance(header, dict) or header.get("format") != _FORMAT:
-            raise TraceError(f"{path}: not a {_FORMAT} file; `simdist simulate -o RUN` writes one")
+            raise TraceError(f"{path}: not a {_FORMAT} file; {_WRITERS}")
         try:
             plan = loads(str(header.get("plan")), name="plan")
             return cls(plan, ready_s, start_s, end_s, source=str(header.get("source")))

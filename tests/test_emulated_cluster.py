@@ -83,11 +83,11 @@ def test_injected_delays_came_back(shape):
     assert max(differences_s) <= 0.002
 
 
-@each_shape
-def test_systems_that_average_gradients_are_predicted_within_eight_per_cent_in_the_median(shape):
+@pytest.mark.parametrize(("shape", "most"), [(study.CALIBRATED, 0.08), (study.TRANSFERRED, 0.12)])
+def test_systems_that_average_gradients_are_predicted_within_a_few_per_cent_in_the_median(shape, most):
     results = recorded(shape, study.COMMUNICATION)
-    assert {result.schedule for result in results} >= {"ring", "torus", "ps-1"}
-    assert median(abs(result.error) for result in results) <= 0.08
+    assert {result.schedule for result in results} >= {"ring", "torus", "ps-1", "ps-4"}
+    assert median(abs(result.error) for result in results) <= most
 
 
 @each_shape
@@ -106,6 +106,7 @@ def test_page_shows_what_was_recorded(chosen):
 def test_front_page_shows_what_was_recorded():
     page = (FOLDER.parent.parent / "README.md").read_text(encoding="utf-8")
     assert insert_tables(page, run.front_page(recorded_on_all(AVERAGING))) == page
+    assert insert_tables(page, run.front_lines(recorded_on_all(study.COMMUNICATION))) == page
 
 
 @pytest.mark.skipif(network.missing() is not None, reason=f"no emulated cluster here: {network.missing()}")

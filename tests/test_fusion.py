@@ -44,7 +44,7 @@ def test_gradients_that_are_ready_in_one_cycle_are_fused() -> None:
         "backward(param, loss -> grad.0)",
         "backward(param, loss -> grad.1)",
         "backward(param, loss -> grad.2)",
-        "tick(grad.2, every 5 ms)",
+        "tick(grad.0, grad.1, grad.2, every 5 ms)",
         "pack(grad.0, grad.1, grad.2 -> fused.0)",
         "all_reduce(fused.0, ...)",
         "unpack(fused.0 -> grad.0, grad.1, grad.2)",
@@ -58,14 +58,14 @@ def test_gradient_that_is_ready_at_a_tick_has_not_missed_it_by_rounding() -> Non
     ready_s = {"grad.0": 0.1, "grad.1": 0.1 + 0.2}
     assert ready_s["grad.1"] > 0.3
     fused = fuse(unfused([10, 20]), Fusion(buffer_nbytes=1000, cycle_s=0.3), ready_s)
-    assert lines(fused)[2:4] == ["tick(grad.1, every 300 ms)", "pack(grad.0, grad.1 -> fused.0)"]
+    assert lines(fused)[2:4] == ["tick(grad.0, grad.1, every 300 ms)", "pack(grad.0, grad.1 -> fused.0)"]
 
 
 def test_cycle_with_more_than_a_buffer_holds_is_reduced_in_several() -> None:
     ready_s = dict.fromkeys([f"grad.{number}" for number in range(4)], 1 * MS)
     fused = fuse(unfused([10, 20, 300, 5]), Fusion(buffer_nbytes=200, cycle_s=5 * MS), ready_s)
     assert lines(fused)[4:] == [
-        "tick(grad.3, every 5 ms)",
+        "tick(grad.0, grad.1, grad.2, grad.3, every 5 ms)",
         "pack(grad.0, grad.1 -> fused.0)",
         "all_reduce(fused.0, ...)",
         "unpack(fused.0 -> grad.0, grad.1)",

@@ -131,11 +131,15 @@ def front_page(results: dict[Shape, list[Result]]) -> dict[str, str]:
     }
 
 
+def front_lines(results: dict[Shape, list[Result]]) -> dict[str, str]:
+    """Return what the project's README says of the second study."""
+    return {"emulated communication": "\n".join(f"* {study.summary(shape, rows)}." for shape, rows in results.items())}
+
+
 def write_pages(chosen: Study, results: dict[Shape, list[Result]]) -> None:
     """Write the tables into the pages that show them."""
-    pages = {HERE / "README.md": tables(chosen, results)}
-    if chosen is SYNCHRONIZATION:
-        pages[HERE.parents[1] / "README.md"] = front_page(results)
+    front = front_page(results) if chosen is SYNCHRONIZATION else front_lines(results)
+    pages = {HERE / "README.md": tables(chosen, results), HERE.parents[1] / "README.md": front}
     for page, found in pages.items():
         write_tables(page, found)
 

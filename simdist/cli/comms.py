@@ -58,6 +58,8 @@ def _with_traces(session: Session, name: str, runs: Sequence[RunDirectory]) -> l
 
 
 def _how(run: RunDirectory) -> str:
+    if (run.path / rundir.PARTIAL).exists():
+        return f"only {rundir.PARTIAL}, of a run that ended early: run it again, or `simdist simulate {run.path}`"
     return f"`simdist simulate {run.path}` writes one"
 
 

@@ -164,11 +164,11 @@ def _check_size(run: RunDirectory, file: Path | None, cluster: Cluster) -> None:
 
 
 def _baseline(runs: Sequence[RunDirectory]) -> str:
-    """Return the label of synchronous SGD, or of the first run."""
-    schedules = [run.scenario.schedules[0] for run in runs]
-    return next(
-        (run.plan.name for run, each in zip(runs, schedules, strict=True) if each.kind == "sync"), runs[0].plan.name
-    )
+    """Return the label of the run that is called `sync`; else of the first that is synchronous SGD, or of the first."""
+    names = [run.plan.name for run in runs]
+    if "sync" in names:
+        return "sync"
+    return next((run.plan.name for run in runs if run.scenario.schedules[0].kind == "sync"), names[0])
 
 
 def _document(each: _Validated) -> dict[str, object]:

@@ -108,7 +108,7 @@ class _Fusing:
 
     def _cycle(self, cycle: _Batch) -> Iterator[Op]:
         if self._fusion.cycle_s is not None:
-            yield Tick((cycle[-1].buffer,), self._fusion.cycle_s)
+            yield Tick(tuple(op.buffer for op in cycle), self._fusion.cycle_s)
         for batch in self._batches(cycle):
             yield from self._reduction(batch)
 

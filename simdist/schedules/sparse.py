@@ -70,7 +70,7 @@ class SparseSchedule(GradientSchedule, abc.ABC):
         """Return also whether it never sends less than whole gradients are."""
         found = super().idle(world_size, ranks_per_node, n_steps)
         if self.warmup_steps >= n_steps:
-            return [*found, f"warms up in all of the {n_steps} steps: it is synchronous SGD"]
+            return [*found, f"warms up in all of the {n_steps} steps: it is synchronous SGD, in the same buckets"]
         value_nbytes = ITEM_NBYTES["float16" if self.compression == "fp16" else "float32"]
         sparse, dense = self.received(world_size, ranks_per_node)
         limit = dense * value_nbytes / (sparse * (value_nbytes + INDEX_NBYTES)) if sparse else math.inf
