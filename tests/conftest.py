@@ -1,5 +1,6 @@
 """Settings of all tests."""
 
+import importlib.util
 import os
 
 from hypothesis import HealthCheck, settings
@@ -11,3 +12,9 @@ settings.register_profile(
     derandomize="CI" in os.environ,
 )
 settings.load_profile("simdist")
+
+if importlib.util.find_spec("torch") is not None:
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported, whoever does so first

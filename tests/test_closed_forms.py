@@ -208,9 +208,9 @@ def test_stragglers_that_cost_under_10_percent_leave_three_levels_no_speedup_onc
 
 @pytest.mark.parametrize("delay", ["1 ms", "3 ms", "5 ms"])
 def test_stragglers_that_cost_under_10_percent_add_little_to_what_saved_communication_gains(delay):
-    """Two levels average half as often as three: they win 5 % without stragglers, and little more with small ones."""
+    """Two levels average half as often as three: they win 6 % without stragglers, and little more with small ones."""
     alone = small_stragglers(None)["hsgd-4-32,8-64"]
-    assert 1.04 < alone < 1.06
+    assert 1.05 < alone < 1.08
     assert 1.0 < small_stragglers(delay)["hsgd-4-32,8-64"] / alone < 1.035
 
 

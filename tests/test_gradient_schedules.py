@@ -352,7 +352,7 @@ def test_warm_up_all_reduces_whole_gradients(schedule: GradientSchedule) -> None
     assert [type(op) for op in plan.bodies[0] if isinstance(op, COLLECTIVES)] == [AllReduce]
     assert list(plan.body_of_steps()) == [0, 0, 1]
     assert plan.bodies[1] == schedule.plan(JOB).bodies[0]
-    assert warmed.idle(8, 4, 2) == ["warms up in all of the 2 steps: it is synchronous SGD"]
+    assert warmed.idle(8, 4, 2) == ["warms up in all of the 2 steps: it is synchronous SGD, in the same buckets"]
     assert warmed.idle(8, 4, 3) == []
 
 
@@ -574,7 +574,7 @@ def test_parallel_optimizer_without_trust_ratios_is_refused_with_its_line() -> N
         (
             "{kind: gtopk, warmup_steps: 2}",
             "",
-            "schedules[0] (gtopk-0.001) warms up in all of the 2 steps: it is synchronous SGD",
+            "schedules[0] (gtopk-0.001) warms up in all of the 2 steps: it is synchronous SGD, in the same buckets",
         ),
     ],
 )

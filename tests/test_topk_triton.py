@@ -14,8 +14,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported, which reads it then
 pytest.importorskip("triton")
 
 from hypothesis import given, settings  # noqa: E402

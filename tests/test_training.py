@@ -118,7 +118,7 @@ def test_an_optimizer_is_left_as_it_was(one: Pool) -> None:
 
 def test_servers_beside_the_ranks_are_refused_before_the_first_step(four: Pool) -> None:
     for error in four.run(loops.error_of_loop, Loop(ParameterServer(servers=2, apart=True), Training(), N_STEPS)):
-        assert "goes through servers beside the ranks, which can be simulated only; to run it, let ranks be" in error
+        assert "goes through servers beside the ranks, which can be simulated only; let ranks be the servers" in error
 
 
 def test_a_plain_loop_computes_the_same(four: Pool) -> None:
