@@ -1,12 +1,5 @@
 """Compile every Triton kernel of `real.kernels` for a GPU, which need not be there; print the sizes."""
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-
-from real.kernels import triton_candidates, triton_dgc, triton_mstopk
-
-TARGET = GPUTarget("cuda", 90, 32)
 TYPES = {
     **dict.fromkeys(("maxima", "span_maxima", "scale", "threshold"), "*fp32"),
     **dict.fromkeys(("span_sums", "drawn"), "*fp64"),
@@ -20,21 +13,37 @@ CELLS = {"CELLS": 256, "SHIFT": 19}
 STEPS = {"STEPS": 2**20}
 SPANS = {"MAX_SPANS": 1024}
 DIGITS = {"CELLS": 128, "BITS": 7, "N_DIGITS": 3, "CHUNK": 1024}
-CONSTANTS = {
-    triton_mstopk._summarize: WHOLE,
-    triton_mstopk._scale: {"DENSEST": 2.0**127} | STEPS | SPANS,
-    triton_mstopk._count_maxima: {"CHUNK": 4096} | CELLS,
-    triton_mstopk._collect: WHOLE | CELLS | STEPS,
-    triton_dgc._collect: TILES,
-    triton_dgc._collect_all_if_few: TILES | SPANS,
-    triton_candidates._count_keys: {"DIGIT": 2} | DIGITS,
-    triton_candidates._count_taken: DIGITS,
-    triton_candidates._write: DIGITS | SPANS,
-}
 
-for kernel, constants in CONSTANTS.items():
-    names = kernel.arg_names
-    signature = {name: "constexpr" if name in constants else TYPES.get(name, "*i32") for name in names}
-    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()})
-    compiled = triton.compile(source, target=TARGET, options={"enable_fp_fusion": False, "num_warps": 8})
-    print(f"{kernel.__module__}.{kernel.__name__}: {len(compiled.asm['cubin'])}")
+
+def main() -> None:
+    """Compile and print."""
+    # Here, because every file of this folder is imported to look for tests, and who imports triton first decides.
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from real.kernels import triton_candidates, triton_dgc, triton_mstopk
+
+    target = GPUTarget("cuda", 90, 32)
+    constants_of = {
+        triton_mstopk._summarize: WHOLE,
+        triton_mstopk._scale: {"DENSEST": 2.0**127} | STEPS | SPANS,
+        triton_mstopk._count_maxima: {"CHUNK": 4096} | CELLS,
+        triton_mstopk._collect: WHOLE | CELLS | STEPS,
+        triton_dgc._collect: TILES,
+        triton_dgc._collect_all_if_few: TILES | SPANS,
+        triton_candidates._count_keys: {"DIGIT": 2} | DIGITS,
+        triton_candidates._count_taken: DIGITS,
+        triton_candidates._write: DIGITS | SPANS,
+    }
+
+    for kernel, constants in constants_of.items():
+        names = kernel.arg_names
+        signature = {name: "constexpr" if name in constants else TYPES.get(name, "*i32") for name in names}
+        source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in constants.items()})
+        compiled = triton.compile(source, target=target, options={"enable_fp_fusion": False, "num_warps": 8})
+        print(f"{kernel.__module__}.{kernel.__name__}: {len(compiled.asm['cubin'])}")
+
+
+if __name__ == "__main__":
+    main()
