@@ -23,6 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.tables import shown, table
 from simdist import build, scenario
 from simdist.compare import compare
 from simdist.engines import DrawnDelays, des, fast
@@ -184,24 +185,6 @@ def with_ratios(rows: list[dict[str, float]]) -> list[dict[str, float | None]]:
         ratios = {f"{name}_ratio": row[name] / before[name] if before else None for name in ("measure_s", "peak_MiB")}
         found.append({**row, **ratios})
     return found
-
-
-def table(title: str, rows: list[dict[str, object]]) -> str:
-    """Return rows as aligned text."""
-    cells = [[shown(value) for value in row.values()] for row in rows]
-    head = list(rows[0])
-    widths = [max(len(line[column]) for line in [head, *cells]) for column in range(len(head))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in [head, *cells]]
-    return "\n".join([title, *lines, ""])
-
-
-def shown(value: object) -> str:
-    """Return a number in a few digits."""
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value / 1e6:.1f} M" if value >= 1e6 else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-    return str(value)
 
 
 def verdicts(found: dict[str, object], sizes: Sizes) -> list[dict[str, object]]:

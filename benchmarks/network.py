@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import simpy
 
+from benchmarks.tables import shown, table
 from simdist.cost import Costs, Stage, Transfer, price
 from simdist.engines import des
 from simdist.engines.fairness import max_min_rates
@@ -161,22 +162,6 @@ def engine(sizes: Sizes) -> list[dict[str, object]]:
             }
         )
     return rows
-
-
-def table(title: str, rows: list[dict[str, object]]) -> str:
-    """Return rows as aligned text."""
-    cells = [[shown(value) for value in row.values()] for row in rows]
-    head = list(rows[0])
-    widths = [max(len(line[column]) for line in [head, *cells]) for column in range(len(head))]
-    lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in [head, *cells]]
-    return "\n".join([title, *lines, ""])
-
-
-def shown(value: object) -> str:
-    """Return a number in a few digits."""
-    if isinstance(value, float):
-        return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
-    return str(value)
 
 
 def verdicts(found: dict[str, list[dict[str, object]]]) -> list[dict[str, object]]:

@@ -99,6 +99,16 @@ def test_cluster_with_lines_gives_back_everything(nodes, ranks_per_node):
         assert predicted_s(found, task) == pytest.approx(each.median_s, rel=1e-9), str(task)
 
 
+@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(1, 8), (8, 1)])
+def test_lines_of_one_kind_of_link_leave_the_other_ideal(nodes, ranks_per_node):
+    known = cluster_of(nodes, ranks_per_node)
+    todo, measured = as_measured(known)
+    found = derived(measured, known, Form("line", NETWORK.bandwidth_Bps)).cluster
+    assert (found.fabric == Link.ideal(), found.network == Link.ideal()) == (ranks_per_node == 1, nodes == 1)
+    for task, each in zip(todo, measured, strict=True):
+        assert predicted_s(found, task) == pytest.approx(each.median_s, rel=1e-9), str(task)
+
+
 def test_hops_are_those_of_the_textbook_ring():
     n, nbytes = 4, 64_000
     seconds = closed_forms.ring_all_reduce_s(n, nbytes, 3e-5, 1e9)

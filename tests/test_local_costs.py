@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from simdist.cost import Local, price, tick_s
+from simdist.cost import Local, price
 from simdist.groups import Group
 from simdist.plan import Buffer, Merge, Op, Pack, Plan, Tick, TrustRatios, Unpack
+from simdist.plan.ticks import tick_s
 from simdist.scenario.cluster import Cluster, Device, Link
 from simdist.scenario.workload import Tensor, Workload
 

@@ -12,10 +12,11 @@ from traces import plan_of
 pytest.importorskip("torch")
 from real.ticks import Ticks
 from real.timing import now_s
-from simdist.cost import Costs, Local, price, tick_s
+from simdist.cost import Costs, Local, price
 from simdist.engines import fast
 from simdist.groups import Group
 from simdist.plan import AllReduce, Backward, Delay, Instance, Plan, Tick, Wait, walk
+from simdist.plan.ticks import tick_s
 from simdist.scenario.cluster import Cluster, Link
 from simdist.scenario.workload import Tensor, Workload
 

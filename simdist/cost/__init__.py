@@ -48,7 +48,6 @@ from simdist.plan import (
     Unpack,
     Wait,
 )
-from simdist.plan.ticks import tick_s
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.workload import Workload
 
@@ -65,7 +64,6 @@ __all__ = [
     "compute_s",
     "price",
     "tensor_backward_s",
-    "tick_s",
 ]
 
 _EVERY_RANK = Group(1)
@@ -191,7 +189,9 @@ class _Pricing:
                 return self._storage(self._buffer(op.dst).nbytes, inward=True)
             case Save():
                 return self._storage(sum(self._buffer(name).nbytes for name in op.srcs), inward=False)
-            case Delay() | Wait() | Tick():  # how long a tick holds depends on when its data was ready: `tick_s`
+            case (
+                Delay() | Wait() | Tick()
+            ):  # ticks: see `simdist.plan.ticks`
                 return Local(0.0)
             case _:
                 assert_never(op)

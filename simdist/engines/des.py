@@ -15,10 +15,11 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from simdist.cost import Costs, Local, Shared, Transfer, tick_s
+from simdist.cost import Costs, Local, Shared, Transfer
 from simdist.engines.delays import Delays, check_delays
 from simdist.engines.network import FluidNetwork
 from simdist.plan import STREAMS, Delay, Instance, Op, Plan, Tick, walk
+from simdist.plan.ticks import tick_s
 from simdist.trace import Trace
 
 __all__ = ["simulate"]

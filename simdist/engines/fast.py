@@ -23,10 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.breakdown import Attribution, Breakdown, Observer
-from simdist.cost import Costs, Local, Shared, tick_s
+from simdist.cost import Costs, Local, Shared
 from simdist.engines.contention import Contention
 from simdist.engines.delays import Delays, DelaySource, DrawnDelays, check_delays
 from simdist.plan import COLLECTIVES, Channel, Delay, Op, Plan, Tick
+from simdist.plan.ticks import tick_s
 from simdist.plan.walk import Stretch, Template, stretches
 from simdist.trace import Trace
 
