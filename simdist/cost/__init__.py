@@ -189,9 +189,7 @@ class _Pricing:
                 return self._storage(self._buffer(op.dst).nbytes, inward=True)
             case Save():
                 return self._storage(sum(self._buffer(name).nbytes for name in op.srcs), inward=False)
-            case (
-                Delay() | Wait() | Tick()
-            ):  # ticks: see `simdist.plan.ticks`
+            case Delay() | Wait() | Tick():  # ticks: see `simdist.plan.ticks`
                 return Local(0.0)
             case _:
                 assert_never(op)
