@@ -77,11 +77,11 @@ def is_running(pid: int) -> bool:
 
 
 def wait_for(word: str, printed: list[Path]) -> list[list[str]]:
-    """Return the lines with this first word, one of each file, split."""
+    """Return the lines with this first word, one of each file, split; a line still being written is none."""
     deadline_s = time.monotonic() + TIMEOUT_S
     while time.monotonic() < deadline_s:
-        lines = [line.split() for path in printed for line in path.read_text().splitlines()]
-        found = [line for line in lines if line[0] == word]
+        lines = [line for path in printed for line in path.read_text().splitlines(keepends=True)]
+        found = [line.split() for line in lines if line.endswith("\n") and line.split()[0] == word]
         if len(found) == len(printed):
             return found
         time.sleep(0.01)
