@@ -54,6 +54,7 @@ from simdist.plan import (
     ReduceScatter,
     Save,
     Select,
+    StageIn,
     Stream,
     Tick,
     TrustRatios,
@@ -152,8 +153,9 @@ class Executor:
         self._submitted = -1
         self._body_of_step = np.fromiter(plan.body_of_steps(), dtype=np.int64, count=plan.n_steps)
         self._stream_of_instance = _streams(plan, self._body_of_step)
-        self._order = (instance for instance in walk(plan) if instance.step >= first_step)
         self._first_index = int(plan.first_instances()[first_step])
+        self._loads = _Loads(plan, self._body_of_step, first_step)
+        self._order = (each for each in walk(plan) if each.step >= first_step or each.index in self._loads.early)
         self._pass: _Pass | None = None
         self._recorder = recorder
         self._ticks = Ticks(plan, watch.failed)
@@ -325,7 +327,7 @@ class Executor:
     def _begin(self, instance: Instance) -> None:
         lane = self._lane(instance)
         for index in instance.after:
-            if index >= self._first_index:
+            if index >= self._first_index or index in self._loads.early:
                 other = self._lanes[STREAMS[self._stream_of_instance[index]]]
                 other.order(index, lane.cuda_stream)
         lane.begin(instance)
@@ -347,7 +349,9 @@ class Executor:
             case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast():
                 self._world.perform(op, self._memory)
             case Load():
-                self._program.load(op, step)
+                self._program.load(op, self._loads.number(instance))
+            case StageIn():
+                self._program.stage_in(op)
             case Copy():
                 self._program.copy(op, step)
             case Forward():
@@ -390,6 +394,28 @@ class _FirstError:
     def raise_if_any(self) -> None:
         if self._error is not None:
             raise self._error
+
+
+class _Loads:
+    """Numbers the loads of a plan, and finds those before a first step that load a batch of it or of a later one."""
+
+    def __init__(self, plan: Plan, body_of_step: NDArray[np.int64], first_step: int) -> None:
+        self._places = [[at for at, op in enumerate(body) if isinstance(op, Load)] for body in plan.bodies]
+        per_step = np.array([len(places) for places in self._places], dtype=np.int64)[body_of_step]
+        self._before_step = np.concatenate(([0], np.cumsum(per_step)))
+        self._body_of_step = body_of_step
+        firsts = plan.first_instances()
+        numbered = (
+            (int(self._before_step[step]) + nth, int(firsts[step]) + at)
+            for step in range(first_step)
+            for nth, at in enumerate(self._places[body_of_step[step]])
+        )
+        self.early = frozenset(index for number, index in numbered if number >= first_step)
+
+    def number(self, instance: Instance) -> int:
+        """Return the number of a load, and so of the batch that it loads."""
+        places = self._places[self._body_of_step[instance.step]]
+        return int(self._before_step[instance.step]) + places.index(instance.position)
 
 
 def _streams(plan: Plan, body_of_step: NDArray[np.int64]) -> bytes:

@@ -41,6 +41,7 @@ from simdist.plan import (
     ReduceScatter,
     Save,
     Select,
+    StageIn,
     Tick,
     TrustRatios,
     Unpack,
@@ -155,6 +156,7 @@ class _Ranks:
         seeds = (torch.Generator().manual_seed(seed + rank) for rank in range(len(programs)))
         self._random_states = [generator.get_state() for generator in seeds]
         self._has_gradients = False
+        self._n_loaded = 0
 
     def compute(self, op: Op, step: int) -> None:
         """Perform what is no collective, rank after rank."""
@@ -162,13 +164,14 @@ class _Ranks:
             torch.set_rng_state(self._random_states[rank])
             self._compute(op, step, program)
             self._random_states[rank] = torch.get_rng_state()
+        self._n_loaded += isinstance(op, Load)
         if isinstance(op, Forward | Backward):
             self._has_gradients = isinstance(op, Backward)
 
     def _compute(self, op: Op, step: int, program: ModuleProgram) -> None:
         match op:
             case Load():
-                program.load(op, step)
+                program.load(op, self._n_loaded)
             case Copy():
                 program.copy(op, step)
             case Forward():
@@ -185,7 +188,7 @@ class _Ranks:
                 program.transform(op, step)
             case Save():
                 program.save(op, step)
-            case Delay() | Wait() | Tick():
+            case StageIn() | Delay() | Wait() | Tick():
                 pass
             case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast():
                 raise TypeError(f"{op} takes all ranks")

@@ -11,14 +11,14 @@ from simdist.check import check
 from simdist.cost import Costs, compute_s, price, tensor_backward_s
 from simdist.engines import Engine
 from simdist.errors import ScenarioError
-from simdist.plan import Channel, Plan
+from simdist.plan import Channel, Dataset, Plan
 from simdist.proof import prove
 from simdist.scenario.sampling import DelaySampler, sampler
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import InputPath, Job, Schedule
 from simdist.trace import Trace
 
-__all__ = ["Built", "build", "delay_sampler", "delays", "job", "simulate"]
+__all__ = ["Built", "build", "dataset", "delay_sampler", "delays", "job", "simulate"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Built:
 def job(scenario: Scenario) -> Job:
     """Return what schedules need to know of a scenario."""
     cluster, workload, path = scenario.cluster, scenario.workload, scenario.input
+    policy = scenario.data.policy if scenario.data else "naive"
     return Job(
         world_size=cluster.world_size,
         ranks_per_node=cluster.gpus_per_node,
@@ -49,11 +50,33 @@ def job(scenario: Scenario) -> Job:
         dtype=workload.dtype,
         optimizer=workload.optimizer,
         batch_nbytes=max(1, workload.batch_size * workload.sample_nbytes),
-        input_path=InputPath(path.source, path.copy_method, path.prefetch),
+        input_path=InputPath(path.source, path.copy_method, path.prefetch, dataset(scenario), policy),
         host_waits_for=scenario.host.waits_for,
         run_ahead_steps=scenario.host.run_ahead_steps,
         delay_channels=frozenset(disturbance.on for disturbance in scenario.disturbances),
         tensor_backward_s=tensor_backward_s(workload, cluster),
+    )
+
+
+def dataset(scenario: Scenario) -> Dataset | None:
+    """Return the data set that is read from storage, if there is one."""
+    cluster, workload, data = scenario.cluster, scenario.workload, scenario.data
+    if data is None or scenario.input.source != "storage":
+        return None
+    return Dataset(
+        n_samples=data.n_samples,
+        batch_size=workload.batch_size,
+        ranks_per_node=cluster.gpus_per_node,
+        sample_nbytes=workload.sample_nbytes,
+        file_nbytes=data.sizes_nbytes(),
+        shuffle=data.shuffle,
+        seed=data.seed,
+        disk_nbytes=cluster.disk.capacity_nbytes if cluster.disk else None,
+        memory_nbytes=cluster.memory.capacity_nbytes if cluster.memory else None,
+        eviction=data.eviction,
+        warm=data.start == "warm",
+        readers=scenario.input.readers,
+        decoders=scenario.input.decode_workers,
     )
 
 

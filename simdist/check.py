@@ -30,6 +30,7 @@ from simdist.plan import (
     ReduceScatter,
     Save,
     Select,
+    StageIn,
     Tick,
     TrustRatios,
     Unpack,
@@ -135,6 +136,8 @@ def _op_problems(op: Op, buffers: dict[str, Buffer], world_size: int) -> Iterato
         case Load():
             if buffers[op.dst].place != "host":
                 yield f"loads into {op.dst!r} on the device; a load ends in host memory, a copy takes it to the device"
+        case StageIn():
+            yield from _group_problems(op.group, world_size)
         case Copy():
             yield from _same_size(buffers[op.src], buffers[op.dst])
         case Pack():

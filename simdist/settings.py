@@ -28,7 +28,7 @@ __all__ = ["Fault", "FromFile", "Settings", "choose", "key_of", "nearest", "refu
 Fault: TypeAlias = tuple[tuple[str | int, ...], str]
 """What is wrong: the keys and indices that lead to the value, and the message."""
 
-_ENDINGS = {"_s": "", "_Bps": "", "_flops": "", "_nbytes": "_size"}
+_ENDINGS = {"_per_s": "", "_s": "", "_Bps": "", "_flops": "", "_nbytes": "_size"}
 _BOUNDS = {
     "greater_than_equal": "at least {ge}",
     "greater_than": "more than {gt}",

@@ -4,7 +4,7 @@ import abc
 from collections.abc import Callable, Iterable
 
 from real.transforms import Transform
-from simdist.plan import Copy, Forward, Load, Optimize, Save, TrustRatios
+from simdist.plan import Copy, Forward, Load, Optimize, Save, StageIn, TrustRatios
 
 __all__ = ["Program"]
 
@@ -16,8 +16,12 @@ class Program(abc.ABC):
     """
 
     @abc.abstractmethod
-    def load(self, op: Load, step: int) -> None:
-        """Read the next batch into the host buffer `op.dst`."""
+    def load(self, op: Load, number: int) -> None:
+        """Read batch `number` into the host buffer `op.dst`."""
+
+    @abc.abstractmethod
+    def stage_in(self, op: StageIn) -> None:
+        """Bring the files of this rank's node from storage to its disk; return when all ranks of the node have."""
 
     @abc.abstractmethod
     def copy(self, op: Copy, step: int) -> None:

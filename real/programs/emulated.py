@@ -12,7 +12,7 @@ from real.programs.base import Program
 from real.timing import sleep_s
 from real.transforms import Transform
 from simdist.errors import RunError
-from simdist.plan import Backward, Copy, Forward, Load, Op, Optimize, Save, TrustRatios, stream_of
+from simdist.plan import Backward, Copy, Forward, Load, Op, Optimize, Save, StageIn, TrustRatios, stream_of
 
 __all__ = ["EmulatedProgram", "Hold"]
 
@@ -36,8 +36,12 @@ class EmulatedProgram(Program):
         self._hold, self._hold_comm = compute, comm
         self._backward_s: dict[str, float] = {op.dst: s for op, s in seconds.items() if isinstance(op, Backward)}
 
-    def load(self, op: Load, step: int) -> None:
+    def load(self, op: Load, number: int) -> None:
         """Sleep for the seconds that the load takes undisturbed."""
+        sleep_s(self._seconds_of(op), self._interrupted)
+
+    def stage_in(self, op: StageIn) -> None:
+        """Sleep for the seconds that staging takes undisturbed."""
         sleep_s(self._seconds_of(op), self._interrupted)
 
     def copy(self, op: Copy, step: int) -> None:

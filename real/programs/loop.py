@@ -9,7 +9,7 @@ from real.programs.base import Program
 from real.programs.rating import Rating
 from real.transforms import Transform
 from simdist.errors import RunError
-from simdist.plan import Copy, Forward, Load, Optimize, Save, TrustRatios
+from simdist.plan import Copy, Forward, Load, Optimize, Save, StageIn, TrustRatios
 
 __all__ = ["LoopProgram"]
 
@@ -27,7 +27,10 @@ class LoopProgram(Program):
     def __init__(self, memory: Memory, rating: Rating, rank: int) -> None:
         self._memory, self._rating, self._rank = memory, rating, rank
 
-    def load(self, op: Load, step: int) -> None:
+    def load(self, op: Load, number: int) -> None:
+        """Do nothing: the loop has its own data."""
+
+    def stage_in(self, op: StageIn) -> None:
         """Do nothing: the loop has its own data."""
 
     def copy(self, op: Copy, step: int) -> None:

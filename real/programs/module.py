@@ -15,7 +15,7 @@ from real.programs.binding import Binding
 from real.programs.rating import Rating
 from real.transforms import Transform
 from simdist.errors import PlanError
-from simdist.plan import Copy, Forward, Load, Optimize, Plan, Save, TrustRatios
+from simdist.plan import Copy, Forward, Load, Optimize, Plan, Save, StageIn, TrustRatios
 
 __all__ = ["Batch", "ModuleProgram"]
 
@@ -64,7 +64,6 @@ class ModuleProgram(Program):
         self._batch, self._memory, self._device = batch, memory, device
         self._rank, self._autocast, self._saved = rank, autocast, saved
         self._batches: dict[str, Batch] = {}
-        self._n_loaded = 0
         self._in_memory = {buffer.name for buffer in plan.buffers if buffer.place == "host" and buffer.initialized}
         self.loss: Tensor | None = None
 
@@ -82,10 +81,12 @@ class ModuleProgram(Program):
             buffer.copy_(before)
         transforms.warm_up(self._plan, self._memory)
 
-    def load(self, op: Load, step: int) -> None:
-        """Make the next batch of the data, on the host."""
-        self._batches[op.dst] = self._batch(self._n_loaded)
-        self._n_loaded += 1
+    def load(self, op: Load, number: int) -> None:
+        """Make batch `number` of the data, on the host."""
+        self._batches[op.dst] = self._batch(number)
+
+    def stage_in(self, op: StageIn) -> None:
+        """Do nothing: the data is at hand."""
 
     def copy(self, op: Copy, step: int) -> None:
         """Copy a batch to the device, or a buffer of parameters or gradients."""

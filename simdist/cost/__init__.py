@@ -6,7 +6,7 @@ transfers of its groups over shared resources (`Shared`). How transfers share a 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from simdist.cost.algorithms import Call, collective_transfer, n_machines
 from simdist.cost.compute import ComputeCost, compute_s, tensor_backward_s
 from simdist.cost.links import LinkCost
+from simdist.cost.loads import LoadCosts
 from simdist.cost.sharing import contested_ops
 from simdist.cost.topology import Topology
 from simdist.cost.transfers import Shared, Stage, Transfer
@@ -43,6 +44,7 @@ from simdist.plan import (
     ReduceScatter,
     Save,
     Select,
+    StageIn,
     Tick,
     TrustRatios,
     Unpack,
@@ -61,6 +63,7 @@ __all__ = [
     "Stage",
     "Topology",
     "Transfer",
+    "Varying",
     "compute_s",
     "price",
     "tensor_backward_s",
@@ -76,7 +79,20 @@ class Local:
     seconds: float | NDArray[np.float64]
 
 
-OpCost: TypeAlias = Local | Shared
+@dataclass(frozen=True, slots=True)
+class Varying:
+    """Transfers of every rank by itself that differ from one occurrence of the operation to the next.
+
+    Args:
+        group: Every rank by itself.
+        transfers: Number of the load -> one transfer for each rank.
+    """
+
+    group: Group
+    transfers: Callable[[int], tuple[Transfer, ...]]
+
+
+OpCost: TypeAlias = Local | Shared | Varying
 
 
 @dataclass(frozen=True)
@@ -118,7 +134,7 @@ def price(plan: Plan, cluster: Cluster, workload: Workload) -> Costs:
     pricing = _Pricing(plan, cluster, workload)
     ops = dict.fromkeys(op for body in plan.bodies for op in body)
     of = {op: pricing.cost(op) for op in ops}
-    shared = {op: cost for op, cost in of.items() if isinstance(cost, Shared)}
+    shared = {op: cost for op, cost in of.items() if isinstance(cost, Shared)} | pricing.loads_together(of)
     return Costs(pricing.topology, pricing.capacity_Bps, of, contested_ops(shared, pricing.topology))
 
 
@@ -139,6 +155,14 @@ class _Pricing:
             n_servers=_n_servers(plan),
         )
         self.capacity_Bps = self._capacity_Bps()
+        self._loads = LoadCosts(plan, cluster, workload, self.topology, self.capacity_Bps) if plan.dataset else None
+
+    def loads_together(self, costs: Mapping[Op, OpCost]) -> dict[Op, Shared]:
+        """Return what the operations that vary use in all their occurrences together."""
+        varying = [op for op, cost in costs.items() if isinstance(cost, Varying)]
+        if self._loads is None or not varying:
+            return {}
+        return dict.fromkeys(varying, Shared.of(_EVERY_RANK, self._loads.used(), self.capacity_Bps))
 
     def _capacity_Bps(self) -> NDArray[np.float64]:
         topology, storage = self.topology, self._cluster.storage
@@ -154,6 +178,16 @@ class _Pricing:
         if storage:
             capacity_Bps[topology.storage_server] = storage.bandwidth_Bps
             capacity_Bps[topology.storage_client(nodes)] = storage.client_bandwidth_Bps
+            capacity_Bps[topology.storage_operations] = storage.operations_per_s
+        if disk := self._cluster.disk:
+            capacity_Bps[topology.disk_read(nodes)] = disk.read_Bps
+            capacity_Bps[topology.disk_write(nodes)] = disk.write_Bps
+        if memory := self._cluster.memory:
+            capacity_Bps[topology.memory(nodes)] = memory.bandwidth_Bps
+        if self._cluster.cores_per_node:
+            capacity_Bps[topology.cores(nodes)] = self._cluster.cores_per_node
+        ranks = np.arange(topology.world_size)
+        capacity_Bps[topology.readers(ranks)] = capacity_Bps[topology.decoders(ranks)] = 1.0
         return capacity_Bps
 
     def cost(self, op: Op) -> OpCost:
@@ -186,7 +220,12 @@ class _Pricing:
             case AllGather():
                 return self._collective(op, self._buffer(op.dst).nbytes)
             case Load():
+                if self._loads and op.read:
+                    return Varying(_EVERY_RANK, self._loads.transfers)
                 return self._storage(self._buffer(op.dst).nbytes, inward=True)
+            case StageIn():
+                assert self._loads is not None
+                return Shared.of(op.group, self._loads.staging(op), self.capacity_Bps)
             case Save():
                 return self._storage(sum(self._buffer(name).nbytes for name in op.srcs), inward=False)
             case Delay() | Wait() | Tick():  # ticks: see `simdist.plan.ticks`

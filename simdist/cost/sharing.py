@@ -1,7 +1,8 @@
 """Which operations may ever share a resource, decided before anything runs.
 
-A resource belongs to ranks: a fabric port to one, the NIC and the host bridge of a node to those of the node, the
-switch, the NIC of a parameter server and the storage server to all. It is *exclusive* if only one stream uses it and
+A resource belongs to ranks: a fabric port and the threads that read to one; the NIC, the host bridge, the disk, the
+memory and the cores of a node to those of the node; the switch, the NIC of a parameter server and the storage server to
+all. It is *exclusive* if only one stream uses it and
 every transfer over it has all its owners as members: the owners' streams run in order, so one transfer ends before the
 next begins. An operation that uses exclusive resources only takes its time alone, whatever happens elsewhere. Both
 engines rely on this, so that they agree to the last bit on such plans.
@@ -52,5 +53,5 @@ def _closed(cost: Shared, topology: Topology) -> NDArray[np.bool_]:
     world_closed = np.array([size == world_size])
     nic_closed = np.concatenate([node_closed, np.repeat(world_closed, topology.n_servers)])
     ports_closed = np.ones(2 * world_size, dtype=bool)
-    closed = [ports_closed, nic_closed, nic_closed, node_closed, node_closed, world_closed, world_closed, node_closed]
-    return np.concatenate(closed)
+    links = [ports_closed, nic_closed, nic_closed, node_closed, node_closed, world_closed, world_closed, node_closed]
+    return np.concatenate([*links, world_closed, *[node_closed] * 4, ports_closed])

@@ -78,7 +78,9 @@ class Topology:
     Machines are the nodes and, after them, parameter servers apart from the ranks; each has a NIC. Such a server sends
     and receives as if it were the first rank of its machine. Resources are numbered: fabric out of each rank, fabric
     into each rank, NIC out of each machine, NIC into each machine, host bridge of each node up, host bridge of each
-    node down, switch, storage server, storage client of each node.
+    node down, switch, storage server, storage client of each node; then, for data sets, the server's operations, each
+    node's disk for reading, for writing, its memory, its cores, and the threads of each rank that read and that decode.
+    What is no link counts operations, or seconds of work, where links count bytes.
 
     Args:
         n_nodes: Nodes.
@@ -157,9 +159,38 @@ class Topology:
         return self.storage_server + 1 + node
 
     @property
+    def storage_operations(self) -> int:
+        """What the storage server does, in operations."""
+        return self.storage_server + 1 + self.n_nodes
+
+    def disk_read(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resource of reading from a node's disk."""
+        return self.storage_operations + 1 + node
+
+    def disk_write(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resource of writing to a node's disk."""
+        return self.storage_operations + 1 + self.n_nodes + node
+
+    def memory(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resource of copying samples out of a node's memory."""
+        return self.storage_operations + 1 + 2 * self.n_nodes + node
+
+    def cores(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resource of a node's CPU cores, in seconds of work."""
+        return self.storage_operations + 1 + 3 * self.n_nodes + node
+
+    def readers(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resource of a rank's reading threads, in seconds of all of them together."""
+        return self.storage_operations + 1 + 4 * self.n_nodes + rank
+
+    def decoders(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the resource of a rank's decoding threads, in seconds of all of them together."""
+        return self.storage_operations + 1 + 4 * self.n_nodes + self.world_size + rank
+
+    @property
     def n_resources(self) -> int:
         """How many resources there are."""
-        return self.storage_server + 1 + self.n_nodes
+        return self.storage_operations + 1 + 4 * self.n_nodes + 2 * self.world_size
 
     def transfer(self, messages: Iterable[Messages]) -> Transfer:
         """Return the transfer that sends `messages` one after the other."""

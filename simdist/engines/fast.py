@@ -23,10 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.breakdown import Attribution, Breakdown, Observer
-from simdist.cost import Costs, Local, Shared
+from simdist.cost import Costs, Local, Shared, Varying
 from simdist.engines.contention import Contention
 from simdist.engines.delays import Delays, DelaySource, DrawnDelays, check_delays
-from simdist.plan import COLLECTIVES, Channel, Delay, Op, Plan, Tick
+from simdist.errors import UnsupportedError
+from simdist.plan import COLLECTIVES, Channel, Delay, Op, Plan, Tick, op_text
 from simdist.plan.ticks import tick_s
 from simdist.plan.walk import Stretch, Template, stretches
 from simdist.trace import Trace
@@ -51,7 +52,7 @@ def simulate(plan: Plan, costs: Costs, delays: Delays, *, progress: Progress | N
 
     Raises:
         PlanError: The delays do not fit the plan.
-        UnsupportedError: Transfers share a resource and start at different times.
+        UnsupportedError: Transfers share a resource and start at different times, or loads differ from one another.
     """
     check_delays(plan, delays)
     times_s = np.empty((3, plan.n_instances, plan.world_size))  # one block: large enough to get huge pages from Linux
@@ -144,6 +145,7 @@ class _Machine:
     def __init__(
         self, plan: Plan, costs: Costs, n_seeds: int, *, observer: Observer | None = None, table: Times | None = None
     ) -> None:
+        _refuse_varying(costs)
         self._plan = plan
         self._n_seeds = n_seeds
         self._observer = observer
@@ -253,6 +255,15 @@ class _Machine:
         start = np.empty_like(ready)
         start.reshape(meeting.shape)[...] = starts
         return start, end
+
+
+def _refuse_varying(costs: Costs) -> None:
+    for op, cost in costs.of.items():
+        if isinstance(cost, Varying):
+            raise UnsupportedError(
+                f"{op_text(op)}: every batch takes its own time; the fast engine is exact only for operations that "
+                f"repeat themselves: use --engine des (or auto)"
+            )
 
 
 def _of_groups(times_s: Times) -> Times:

@@ -2,6 +2,7 @@
 
 from simdist.groups import Group
 from simdist.plan.codec import dumps, load, loads, save
+from simdist.plan.dataset import LEVELS, Dataset, Level
 from simdist.plan.occurrences import Occurrences, occurrences
 from simdist.plan.ops import (
     COLLECTIVES,
@@ -26,6 +27,7 @@ from simdist.plan.ops import (
     Save,
     Select,
     Servers,
+    StageIn,
     Stream,
     Tick,
     TrustRatios,
@@ -41,6 +43,7 @@ from simdist.plan.walk import Instance, walk
 
 __all__ = [
     "COLLECTIVES",
+    "LEVELS",
     "STREAMS",
     "AllGather",
     "AllReduce",
@@ -51,11 +54,13 @@ __all__ = [
     "Channel",
     "Collective",
     "Copy",
+    "Dataset",
     "Delay",
     "Densify",
     "Forward",
     "Group",
     "Instance",
+    "Level",
     "Load",
     "Merge",
     "Occurrences",
@@ -69,6 +74,7 @@ __all__ = [
     "Save",
     "Select",
     "Servers",
+    "StageIn",
     "Stream",
     "Tick",
     "TrustRatios",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 from simdist.errors import PlanError
 from simdist.groups import Group
 from simdist.plan import ops
+from simdist.plan.dataset import Dataset
 from simdist.plan.plan import Buffer, Plan, Run
 
 if TYPE_CHECKING:
@@ -21,7 +22,15 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT", "canonical_bytes", "dumps", "load", "loads", "save"]
 
 FORMAT = "simdist-plan-1"
-_UNWRITTEN: dict[str, object] = {"padding": 0, "servers": None, "ratios": None, "stream": "compute", "divisor": 1}
+_UNWRITTEN: dict[str, object] = {
+    "padding": 0,
+    "servers": None,
+    "ratios": None,
+    "stream": "compute",
+    "divisor": 1,
+    "read": (),
+    "keep": (),
+}
 """Fields that plans did not have at first, left out at these values: so digests of older plans are what they were."""
 _OP_CLASSES: dict[str, type] = {cls.__name__: cls for cls in get_args(ops.Op)}
 
@@ -60,7 +69,7 @@ def loads(text: str, *, name: str = "<text>") -> Plan:
         problems += [_problem_text(problem["loc"], problem["msg"], problem["input"]) for problem in error.errors()]
     if problems:
         raise PlanError("\n".join(f"{name}: {problem}" for problem in problems))
-    return Plan(decoded.name, decoded.world_size, decoded.buffers, decoded.bodies, decoded.order)
+    return Plan(decoded.name, decoded.world_size, decoded.buffers, decoded.bodies, decoded.order, decoded.dataset)
 
 
 def save(plan: Plan, path: Path | str) -> None:
@@ -96,6 +105,7 @@ def _document(plan: Plan) -> dict[str, Any]:
         "buffers": [_fields_of(buffer) for buffer in plan.buffers],
         "bodies": [[{"op": type(op).__name__, **_fields_of(op)} for op in body] for body in plan.bodies],
         "order": [dataclasses.asdict(run) for run in plan.order],
+        **({"dataset": dataclasses.asdict(plan.dataset)} if plan.dataset else {}),
     }
 
 
@@ -132,6 +142,7 @@ def _adapter() -> "TypeAdapter[Any]":
         buffers: tuple[Buffer, ...]
         bodies: tuple[tuple[tagged, ...], ...]
         order: tuple[Run, ...]
+        dataset: Dataset | None = None
 
     return TypeAdapter(Document)
 
@@ -149,7 +160,8 @@ def _unknown(raw: Any) -> Iterator[str]:
     """Name every field that the format does not have."""
     if not isinstance(raw, dict):
         return
-    yield from _extra(raw, {"format", "name", "world_size", "buffers", "bodies", "order"}, "")
+    yield from _extra(raw, {"format", "name", "world_size", "buffers", "bodies", "order", "dataset"}, "")
+    yield from _extra(raw.get("dataset"), _fields(Dataset), "dataset.")
     for kind, cls in (("buffers", Buffer), ("order", Run)):
         for number, item in enumerate(_items(raw.get(kind))):
             yield from _extra(item, _fields(cls), f"{kind}[{number}].")

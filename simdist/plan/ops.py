@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, assert_never
 
 from simdist.groups import Group
+from simdist.plan.dataset import Level
 
 __all__ = [
     "COLLECTIVES",
@@ -37,6 +38,7 @@ __all__ = [
     "Save",
     "Select",
     "Servers",
+    "StageIn",
     "Stream",
     "Tick",
     "TrustRatios",
@@ -61,9 +63,29 @@ STREAMS: tuple[Stream, ...] = ("host", "compute", "comm", "io")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Read the next batch from storage into the host buffer `dst` (io stream)."""
+    """Read the next batch into the host buffer `dst` (io stream).
+
+    Args:
+        dst: Buffer in host memory.
+        read: Levels of storage where samples of the plan's data set are looked for, the preferred one first. Without
+            any, the batch is one request to the storage server.
+        keep: Levels (`disk`, `memory`) where the node keeps what it had to read from a slower one.
+    """
 
     dst: str
+    read: tuple[Level, ...] = ()
+    keep: tuple[Level, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StageIn:
+    """Bring the files that a node will read from storage to its disk (io stream); it ends for the whole group at once.
+
+    Args:
+        group: The ranks of a node.
+    """
+
+    group: Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +300,7 @@ Collective: TypeAlias = AllReduce | ReduceScatter | AllGather | Reduce | Broadca
 COLLECTIVES = (AllReduce, ReduceScatter, AllGather, Reduce, Broadcast)
 Op: TypeAlias = (
     Load
+    | StageIn
     | Copy
     | Pack
     | Unpack
@@ -299,7 +322,7 @@ Op: TypeAlias = (
 def stream_of(op: Op) -> Stream:
     """Return the stream that executes `op`."""
     match op:
-        case Load() | Save():
+        case Load() | StageIn() | Save():
             return "io"
         case Copy() | Forward() | Backward() | TrustRatios() | Optimize():
             return "compute"
@@ -318,7 +341,7 @@ def stream_of(op: Op) -> Stream:
 def reads(op: Op) -> tuple[str, ...]:
     """Return the buffers whose contents `op` needs."""
     match op:
-        case Load() | Delay():
+        case Load() | StageIn() | Delay():
             return ()
         case Copy() | Unpack() | ReduceScatter() | AllGather() | Densify():
             return (op.src,)
@@ -339,7 +362,7 @@ def reads(op: Op) -> tuple[str, ...]:
 def writes(op: Op) -> tuple[str, ...]:
     """Return the buffers that `op` replaces."""
     match op:
-        case Delay() | Wait() | Save() | Tick():
+        case StageIn() | Delay() | Wait() | Save() | Tick():
             return ()
         case Load() | Copy() | Pack() | Backward() | TrustRatios() | ReduceScatter() | AllGather() | Densify():
             return (op.dst,)

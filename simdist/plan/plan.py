@@ -26,7 +26,8 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from simdist.plan.ops import Op
+from simdist.plan.dataset import Dataset
+from simdist.plan.ops import Load, Op
 
 __all__ = ["Body", "Buffer", "DType", "Plan", "Run"]
 
@@ -85,8 +86,8 @@ class Run:
 class Plan:
     """Everything that `world_size` ranks do in `n_steps` steps.
 
-    `name` labels the plan for people. It is not part of the digest: plans with the same buffers, bodies and order are
-    the same.
+    `name` labels the plan for people. It is not part of the digest: plans with the same buffers, bodies, order and
+    data set are the same.
     """
 
     name: str
@@ -94,13 +95,23 @@ class Plan:
     buffers: tuple[Buffer, ...]
     bodies: tuple[Body, ...]
     order: tuple[Run, ...]
+    dataset: Dataset | None = None
 
     @classmethod
-    def from_steps(cls, name: str, *, world_size: int, buffers: Sequence[Buffer], steps: Iterable[Body]) -> "Plan":
+    def from_steps(
+        cls,
+        name: str,
+        *,
+        world_size: int,
+        buffers: Sequence[Buffer],
+        steps: Iterable[Body],
+        dataset: Dataset | None = None,
+    ) -> "Plan":
         """Build a plan from the program of every step, in order; equal steps become one body."""
         numbers: dict[Body, int] = {}
         sequence = [numbers.setdefault(body, len(numbers)) for body in steps]
-        return cls(name, world_size, tuple(buffers), tuple(numbers), _fold(np.asarray(sequence, dtype=np.int64)))
+        order = _fold(np.asarray(sequence, dtype=np.int64))
+        return cls(name, world_size, tuple(buffers), tuple(numbers), order, dataset)
 
     @property
     def n_steps(self) -> int:
@@ -124,6 +135,12 @@ class Plan:
         bodies = np.fromiter(self.body_of_steps(), dtype=np.int64, count=self.n_steps)
         return np.concatenate(([0], np.cumsum(lengths[bodies])))
 
+    def loads(self) -> Iterator[Load]:
+        """Yield the loads of all steps in program order: number k of them loads batch k."""
+        of_body = [[op for op in body if isinstance(op, Load)] for body in self.bodies]
+        for body in self.body_of_steps():
+            yield from of_body[body]
+
     def buffer(self, name: str) -> Buffer:
         """Return the buffer of that name; KeyError if there is none (`simdist.check` reports it better)."""
         for buffer in self.buffers:
@@ -132,7 +149,7 @@ class Plan:
         raise KeyError(name)
 
     def digest(self) -> str:
-        """Return the SHA-256 of buffers, bodies and order, in hexadecimal; the name for people does not count."""
+        """Return the SHA-256, in hexadecimal, of buffers, bodies, order and data set; the name does not count."""
         from simdist.plan.codec import canonical_bytes
 
         return hashlib.sha256(canonical_bytes(self)).hexdigest()

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import assert_never
 
+from simdist.plan.dataset import Dataset
 from simdist.plan.ops import (
     AllGather,
     AllReduce,
@@ -24,6 +25,7 @@ from simdist.plan.ops import (
     Save,
     Select,
     Servers,
+    StageIn,
     Tick,
     TrustRatios,
     Unpack,
@@ -59,7 +61,9 @@ def op_text(op: Op) -> str:
 def _arguments(op: Op) -> str:
     match op:
         case Load():
-            return f"-> {op.dst}"
+            return f"{_levels(op)}-> {op.dst}"
+        case StageIn():
+            return f"storage -> disk, {op.group}"
         case Copy():
             return f"{op.src} -> {op.dst}"
         case Pack():
@@ -100,6 +104,12 @@ def _arguments(op: Op) -> str:
             return ", ".join(op.srcs)
         case _:
             assert_never(op)
+
+
+def _levels(op: Load) -> str:
+    """Return where a load reads and what it keeps, such as `disk, else storage (kept on disk) `."""
+    kept = f" (kept on {' and '.join(op.keep)})" if op.keep else ""
+    return f"{', else '.join(op.read)}{kept} " if op.read else ""
 
 
 def _by(algorithm: str) -> str:
@@ -149,11 +159,24 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield "buffers"
     width = max((len(buffer.name) for buffer in plan.buffers), default=0)
     yield from (f"    {_buffer_text(buffer, width)}" for buffer in plan.buffers)
+    if plan.dataset:
+        yield "data"
+        yield f"    {_dataset_text(plan.dataset, plan.world_size)}"
     n_steps = Counter(plan.body_of_steps())
     for number, body in enumerate(plan.bodies):
         yield f"body {number}, {n_steps[number]} step{'s' if n_steps[number] != 1 else ''}"
         yield body_text(body)
     yield f"order {order_text(plan.order)}"
+
+
+def _dataset_text(dataset: Dataset, world_size: int) -> str:
+    sizes = dataset.file_nbytes
+    total = sum(sizes) if len(sizes) > 1 else sizes[0] * dataset.n_samples
+    order = {"global": "shuffled", "node": "shuffled within nodes", "none": "in order"}[dataset.shuffle]
+    return (
+        f"{dataset.n_samples:,} samples, {format_nbytes(total)} of files, {format_nbytes(dataset.sample_nbytes)} each "
+        f"decoded; {dataset.steps_per_epoch(world_size)} steps an epoch, {order}"
+    )
 
 
 def _buffer_text(buffer: Buffer, width: int) -> str:

@@ -55,6 +55,7 @@ from simdist.plan import (
     ReduceScatter,
     Save,
     Select,
+    StageIn,
     Tick,
     TrustRatios,
     Unpack,
@@ -207,7 +208,7 @@ class _Proof:
     def _execute(self, op: Op, state: State) -> None:
         """Execute one operation on the weights."""
         match op:
-            case Delay() | Wait() | Save() | Tick():
+            case StageIn() | Delay() | Wait() | Save() | Tick():
                 pass
             case Load():
                 self._demand_used(op.dst, state)

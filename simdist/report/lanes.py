@@ -28,6 +28,7 @@ from simdist.plan import (
     ReduceScatter,
     Save,
     Select,
+    StageIn,
     Stream,
     Tick,
     TrustRatios,
@@ -152,7 +153,7 @@ def _spans(trace: Trace, ranks: list[int]) -> Iterator[_Spans]:
 
 def _style(op: Op) -> Style:
     match op:
-        case Load():
+        case Load() | StageIn():
             return _LOAD
         case Save():
             return _SAVE

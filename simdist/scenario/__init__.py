@@ -1,6 +1,7 @@
 """What the user writes: machines, a training job, disturbances and the schedules to compare."""
 
-from simdist.scenario.cluster import Cluster, Device, DeviceOverride, Library, Storage
+from simdist.scenario.cluster import Cluster, Device, DeviceOverride, Disk, HostMemory, Library, Storage
+from simdist.scenario.data import Data, Lognormal
 from simdist.scenario.disturbances import (
     Bursts,
     Disturbance,
@@ -21,17 +22,21 @@ from simdist.scenario.workload import Tensor, Workload
 __all__ = [
     "Bursts",
     "Cluster",
+    "Data",
     "DelaySampler",
     "Device",
     "DeviceOverride",
+    "Disk",
     "Disturbance",
     "Exponential",
     "HeavyTail",
     "Host",
+    "HostMemory",
     "Input",
     "Jitter",
     "Library",
     "Link",
+    "Lognormal",
     "Persistent",
     "Recorded",
     "Scenario",

@@ -11,14 +11,25 @@ from simdist.groups import MAX_WORLD_SIZE
 from simdist.scenario.link import Link, above_0
 from simdist.scenario.precision import Peak
 from simdist.settings import Fault, Settings, refuse
-from simdist.units import BytesPerSecond, Factor, Seconds, Whole
+from simdist.units import BytesPerSecond, Factor, Nbytes, Seconds, Whole
 
-__all__ = ["Cluster", "Device", "DeviceOverride", "Library", "Link", "Selection", "Storage"]
+__all__ = [
+    "Cluster",
+    "Device",
+    "DeviceOverride",
+    "Disk",
+    "HostMemory",
+    "Library",
+    "Link",
+    "Selection",
+    "Storage",
+]
 
 Library: TypeAlias = Literal["nccl", "nccl_simple", "gloo"]
 
 Index = Annotated[Whole, Field(ge=0)]
 Count = Annotated[Whole, Field(ge=1)]
+PerSecond = Annotated[Factor, Field(gt=0)]
 
 
 class Device(Settings):
@@ -92,21 +103,74 @@ class DeviceOverride(Selection):
 
 
 class Storage(Settings):
-    """A file server that all nodes read from.
+    """A file server that all nodes read from, such as NFS.
+
+    Reading a file takes `open_s`, and then `latency_s` for each request of up to `request_nbytes`; of the server's
+    operations it takes one more than it has requests.
 
     Args:
         latency_s: Seconds per request.
         bandwidth_Bps: Bytes per second of the server, shared by all nodes.
         client_bandwidth_Bps: Bytes per second that one node can take; unlimited if absent.
+        open_s: Seconds per file besides its requests: to find, open and close it.
+        operations_per_s: Operations per second of the server, shared by all nodes; unlimited if absent.
+        request_nbytes: Bytes of a file that one request brings (`rsize` of a mount).
         source: Where the numbers are from.
     """
 
     latency_s: Seconds
     bandwidth_Bps: BytesPerSecond
     client_bandwidth_Bps: BytesPerSecond = math.inf
+    open_s: Seconds = 0.0
+    operations_per_s: PerSecond = math.inf
+    request_nbytes: Annotated[Nbytes, Field(ge=1)] = 1024**2  # the largest `rsize` that Linux negotiates
     source: str = ""
 
     @field_validator("bandwidth_Bps", "client_bandwidth_Bps")
+    @classmethod
+    def _positive(cls, value: float) -> float | None:
+        return above_0(value)
+
+
+class Disk(Settings):
+    """The local disk of a node, where it keeps files.
+
+    Args:
+        read_Bps: Bytes per second read, shared by the ranks of the node.
+        write_Bps: Bytes per second written.
+        latency_s: Seconds per file.
+        capacity_nbytes: What it keeps at most; unlimited if absent.
+        source: Where the numbers are from.
+    """
+
+    read_Bps: BytesPerSecond
+    write_Bps: BytesPerSecond
+    latency_s: Seconds = 0.0
+    capacity_nbytes: Nbytes | None = Field(default=None, alias="capacity")
+    source: str = ""
+
+    @field_validator("read_Bps", "write_Bps")
+    @classmethod
+    def _positive(cls, value: float) -> float | None:
+        return above_0(value)
+
+
+class HostMemory(Settings):
+    """The memory of a node, where it keeps decoded samples.
+
+    Args:
+        bandwidth_Bps: Bytes per second at which samples are copied out, shared by the ranks of the node.
+        capacity_nbytes: What it keeps at most; unlimited if absent.
+        latency_s: Seconds per sample that another node asks for, besides the network's.
+        source: Where the numbers are from.
+    """
+
+    bandwidth_Bps: BytesPerSecond
+    capacity_nbytes: Nbytes | None = Field(default=None, alias="capacity")
+    latency_s: Seconds = 0.0
+    source: str = ""
+
+    @field_validator("bandwidth_Bps")
     @classmethod
     def _positive(cls, value: float) -> float | None:
         return above_0(value)
@@ -131,6 +195,9 @@ class Cluster(Settings):
         device: Every GPU.
         slow_devices: GPUs that differ in speed; where several name a rank, their factors multiply.
         storage: The file server, if there is one.
+        disk: The local disk of every node, if it is used.
+        memory: The memory of every node, if samples are kept there.
+        cores_per_node: CPU cores that decode samples, shared by the ranks of a node; unlimited if absent.
     """
 
     name: str = ""
@@ -147,6 +214,9 @@ class Cluster(Settings):
     device: Device = Device()
     slow_devices: tuple[DeviceOverride, ...] = ()
     storage: Storage | None = None
+    disk: Disk | None = None
+    memory: HostMemory | None = None
+    cores_per_node: Count | None = None
 
     @field_validator("host_bridge_Bps")
     @classmethod

@@ -19,6 +19,7 @@ from pydantic import (
 from simdist.errors import ScenarioError
 from simdist.scenario import presets
 from simdist.scenario.cluster import Cluster
+from simdist.scenario.data import Data
 from simdist.scenario.disturbances import (
     Bursts,
     Disturbance,
@@ -32,6 +33,7 @@ from simdist.scenario.disturbances import (
 from simdist.scenario.problems import path_text
 from simdist.scenario.workload import Workload
 from simdist.schedules import GradientSchedule, Schedule, kinds
+from simdist.schedules.data import Policy, uses_disk, uses_memory
 from simdist.settings import Fault, FromFile, Settings, choose, refuse, shown
 from simdist.units import Whole
 
@@ -84,11 +86,15 @@ class Input(Settings):
             cluster's storage, then copied.
         copy_method: `pinned` memory: the host goes on during the copy; `pageable`: it waits. The key is `copy`.
         prefetch: Batches that are read ahead from storage.
+        readers: Files of a data set that a rank reads at the same time.
+        decode_workers: Samples that a rank decodes at the same time.
     """
 
     source: Literal["device", "memory", "storage"] = "device"
     copy_method: Literal["pinned", "pageable"] = Field(default="pinned", alias="copy")
     prefetch: Annotated[Whole, Field(ge=1)] = 2
+    readers: Annotated[Whole, Field(ge=1)] = 8
+    decode_workers: Annotated[Whole, Field(ge=1)] = 1
 
 
 def _expand_cluster(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Cluster:
@@ -134,9 +140,44 @@ def _choose_schedule(value: object, info: ValidationInfo) -> Schedule:
     workload = info.data.get("workload")
     if workload and isinstance(schedule, GradientSchedule):
         problems = [*problems, *schedule.optimizer_problems(workload.optimizer)]
+    if cluster and "data" in info.data:
+        problems = [*problems, *_data_problems(schedule, info.data["data"], cluster)]
     fields = type(schedule).model_fields
     refuse("Schedule", (((fields[field].alias or field,), message) for field, message in problems))
     return schedule
+
+
+def _data_problems(schedule: Schedule, data: Data | None, cluster: Cluster) -> Iterator[tuple[str, str]]:
+    """Yield what a schedule asks of the input that the scenario does not have."""
+    for field in ("data", "readers", "decode_workers"):
+        if data is None and field in schedule.model_fields_set and schedule.model_dump()[field] is not None:
+            yield field, "there is no data set to read: write data: {samples: ..., file_size: ...} in the scenario"
+    policy = schedule.data or (data.policy if data else None)
+    if policy and (fault := _policy_fault(policy, cluster)):
+        yield "data", fault
+
+
+def _policy_fault(policy: Policy, cluster: Cluster) -> str | None:
+    if uses_disk(policy) and cluster.disk is None:
+        return f"{policy} keeps files on local disks: write cluster.disk, e.g. {{read: 2 GB/s, write: 1 GB/s}}"
+    if uses_memory(policy) and cluster.memory is None:
+        return f"{policy} keeps samples in memory: write cluster.memory, e.g. {{bandwidth: 10 GB/s, capacity: 200 GB}}"
+    return None
+
+
+def _count_epochs(value: object, info: ValidationInfo) -> object:
+    """Read `3 epochs` as so many steps of the data set."""
+    words = value.split() if isinstance(value, str) else []
+    if len(words) != 2 or not words[0].isdecimal() or words[1] not in ("epoch", "epochs"):
+        return value
+    if info.data.get("data") is None:
+        raise ValueError(f"{shown(value)}: how many samples are there? Write data: {{samples: ..., file_size: ...}}")
+    return int(words[0]) * _steps_per_epoch(info)
+
+
+def _steps_per_epoch(info: ValidationInfo) -> int:
+    data, cluster, workload = (info.data.get(name) for name in ("data", "cluster", "workload"))
+    return data.n_samples // (workload.batch_size * cluster.world_size) if data and cluster and workload else 1
 
 
 class Scenario(Settings):
@@ -146,7 +187,8 @@ class Scenario(Settings):
         name: For people; the name of the file if absent.
         cluster: In a file also the name of a preset, or `preset: NAME` or `file: NAME` with keys that override it.
         workload: Likewise.
-        steps: Training steps, 1 or more.
+        data: What is read from storage, sample by sample; absent: a batch is one request.
+        steps: Training steps, 1 or more; with a data set also `3 epochs`.
         seed: Of all random numbers.
         host: How far the CPU runs ahead.
         input: How a batch reaches the GPU.
@@ -157,7 +199,8 @@ class Scenario(Settings):
     name: str = "scenario"
     cluster: Annotated[Cluster, WrapValidator(_expand_cluster)]
     workload: Annotated[Workload, WrapValidator(_expand_workload)]
-    steps: Annotated[Whole, Field(ge=1, le=MAX_STEPS, examples=[1000])]
+    data: Data | None = None
+    steps: Annotated[Whole, BeforeValidator(_count_epochs), Field(ge=1, le=MAX_STEPS, examples=[1000])]
     seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
     host: Host = Host()
     input: Input = Input()
@@ -209,6 +252,15 @@ class Scenario(Settings):
             refuse("Workload", [(("precision",), fault)])
         return workload
 
+    @field_validator("data")
+    @classmethod
+    def _check_data(cls, data: Data | None, info: ValidationInfo) -> Data | None:
+        cluster, workload = info.data.get("cluster"), info.data.get("workload")
+        if data and cluster and workload and cluster.world_size * workload.batch_size > data.n_samples:
+            needed = f"a step of {cluster.world_size} ranks reads {cluster.world_size * workload.batch_size}"
+            refuse("Data", [(("samples",), f"{data.n_samples}: {needed}, and an epoch has one step or more")])
+        return data
+
     @field_validator("input")
     @classmethod
     def _check_input(cls, value: Input, info: ValidationInfo) -> Input:
@@ -246,6 +298,9 @@ def _idle_settings(scenario: Scenario) -> Iterator[str]:
         yield "input.copy has no effect: with input.source device nothing is copied"
     if source != "storage" and scenario.input.prefetch != 2:
         yield f"input.prefetch has no effect: with input.source {source} nothing is read ahead"
+    if source != "storage" and scenario.data:
+        yield f"data has no effect: with input.source {source} nothing is read"
+    yield from _idle_data_settings(scenario)
     if source != "storage" and "storage" in cluster.model_fields_set and cluster.storage:
         yield f"cluster.storage has no effect: with input.source {source} nothing reads from it"
     ahead = scenario.host.run_ahead_steps
@@ -273,6 +328,23 @@ def _idle_settings(scenario: Scenario) -> Iterator[str]:
             yield f"disturbances[{i}] has no effect: it never delays"
     if scenario.seed and all(isinstance(disturbance, Persistent | Recorded) for disturbance in scenario.disturbances):
         yield "seed has no effect: nothing is random"
+
+
+def _idle_data_settings(scenario: Scenario) -> Iterator[str]:
+    cluster, data = scenario.cluster, scenario.data
+    if data is None:
+        counts = {"readers": scenario.input.readers != 8, "decode_workers": scenario.input.decode_workers != 1}
+        yield from (
+            f"input.{name} has no effect: without data a batch is one request" for name in counts if counts[name]
+        )
+        return
+    policies = {schedule.data or data.policy for schedule in scenario.schedules}
+    if "disk" in cluster.model_fields_set and cluster.disk and not any(map(uses_disk, policies)):
+        yield f"cluster.disk has no effect: the policies {', '.join(sorted(policies))} keep no files"
+    if "memory" in cluster.model_fields_set and cluster.memory and not any(map(uses_memory, policies)):
+        yield f"cluster.memory has no effect: the policies {', '.join(sorted(policies))} keep no samples"
+    if data.start == "warm" and not any(map(uses_disk, policies)):
+        yield f"data.start has no effect: the policies {', '.join(sorted(policies))} keep no files"
 
 
 def _never_delays(disturbance: Disturbance) -> bool:

@@ -37,13 +37,15 @@ class Workload(Settings):
         dtype: Of parameters and gradients, as they are stored and sent.
         precision: Of the arithmetic of forward and backward pass. Mixed precision is fp16 with dtype float32.
         batch_size: Samples per GPU and step.
-        sample_nbytes: Bytes of one input sample, as it travels from storage or memory to the GPU.
+        sample_nbytes: Bytes of one input sample, decoded, as it travels from host memory to the GPU; without a data
+            set also as it travels from storage.
         forward_s: Seconds of a step's forward pass at device speed 1; FLOPs / (peak * utilization) if absent.
         backward_s: Seconds of a step's backward pass; twice the forward pass if absent.
         optimizer: `sgd`, or `lars`: with trust ratios of all tensors, computed before the update.
         optimize_s: Seconds of a step's optimizer, without trust ratios; from the memory traffic if absent.
         trust_ratios_s: Seconds of the trust ratios of all tensors, an equal part for each; from the memory traffic if
             absent.
+        decode_s: CPU seconds to decode one sample.
         utilization: Share of the device's peak FLOP/s that forward and backward reach: one for any precision, or by
             precision. Above 1 (at most 2) where fewer operations are needed than are counted.
 
@@ -63,6 +65,7 @@ class Workload(Settings):
     optimizer: Literal["sgd", "lars"] = "sgd"
     optimize_s: Seconds | None = None
     trust_ratios_s: Seconds | None = None
+    decode_s: Seconds = 0.0
     utilization: Utilization = Utilization()
 
     @property

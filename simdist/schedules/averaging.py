@@ -59,7 +59,9 @@ class AveragingSchedule(Schedule, abc.ABC):
         buckets = parts.gradient_buckets(job, first_nbytes=limits[0], nbytes=limits[1])
         buffers = (*parts.training_buffers(job, buckets), parts.flat_buffer(job))
         steps = (self._step(job, step, buckets) for step in range(job.n_steps))
-        return Plan.from_steps(self.name, world_size=job.world_size, buffers=buffers, steps=steps)
+        return Plan.from_steps(
+            self.name, world_size=job.world_size, buffers=buffers, steps=steps, dataset=job.input_path.dataset
+        )
 
     def _step(self, job: Job, step: int, buckets: tuple[parts.Bucket, ...]) -> Body:
         group = self.average(step, job)

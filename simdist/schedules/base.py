@@ -9,7 +9,8 @@ from pydantic import Field, field_validator
 from simdist.plan import Plan
 from simdist.plan.ops import Algorithm
 from simdist.proof import Result
-from simdist.schedules.job import Job
+from simdist.schedules.data import Policy
+from simdist.schedules.job import InputPath, Job
 from simdist.settings import Settings
 from simdist.units import Whole
 
@@ -37,6 +38,15 @@ class Schedule(Settings, abc.ABC):
     run_ahead_steps: Whole | None = Field(default=None, ge=0)
     """Under this schedule the host waits for the loss of so many steps ago; absent: as the scenario's `host` says."""
 
+    data: Policy | None = None
+    """What is read from which level of storage; absent: as the scenario's `data.policy` says."""
+    prefetch: Whole | None = Field(default=None, ge=1)
+    """Batches that are read ahead; absent: as the scenario's `input` says, like the next two."""
+    readers: Whole | None = Field(default=None, ge=1)
+    """Files that a rank reads at the same time."""
+    decode_workers: Whole | None = Field(default=None, ge=1)
+    """Samples that a rank decodes at the same time."""
+
     @abc.abstractmethod
     def default_label(self) -> str:
         """Return a label that tells the parameters."""
@@ -53,7 +63,16 @@ class Schedule(Settings, abc.ABC):
         """Return the plan of this schedule for a job."""
         if self.run_ahead_steps is not None:
             job = replace(job, host_waits_for="loss", run_ahead_steps=self.run_ahead_steps)
-        return self.write(job)
+        return self.write(replace(job, input_path=self._input_path(job.input_path)))
+
+    def _input_path(self, path: InputPath) -> InputPath:
+        dataset = path.dataset and replace(
+            path.dataset,
+            readers=self.readers or path.dataset.readers,
+            decoders=self.decode_workers or path.dataset.decoders,
+        )
+        prefetch, policy = self.prefetch or path.prefetch, self.data or path.policy
+        return replace(path, prefetch=prefetch, dataset=dataset, policy=policy)
 
     @field_validator("label")
     @classmethod
@@ -83,4 +102,10 @@ class Schedule(Settings, abc.ABC):
     @property
     def name(self) -> str:
         """The label in force."""
-        return self.label or self.default_label()
+        return self.label or self.default_label() + self._input_traits
+
+    @property
+    def _input_traits(self) -> str:
+        counts = {"prefetch": self.prefetch, "readers": self.readers, "workers": self.decode_workers}
+        chosen = [self.data, *(f"{name}{count}" for name, count in counts.items() if count)]
+        return "".join(f"+{each}" for each in chosen if each)

@@ -112,7 +112,9 @@ class GradientSchedule(Schedule, abc.ABC):
         )
         halves = dict.fromkeys((*sent, *(warm if self.warms_up(0) else ())))
         buffers = self._buffers(job, buckets, tuple(halves), exchanges)
-        return Plan.from_steps(self.name, world_size=job.world_size, buffers=buffers, steps=steps)
+        return Plan.from_steps(
+            self.name, world_size=job.world_size, buffers=buffers, steps=steps, dataset=job.input_path.dataset
+        )
 
     def optimizer_problems(self, optimizer: str) -> list[tuple[str, str]]:
         """Return `(field, what is wrong)` for parameters that do not fit the job's optimizer."""

@@ -3,8 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from simdist.plan import Channel
+from simdist.plan import Channel, Dataset
 from simdist.plan.plan import DType
+from simdist.schedules.data import Policy
 
 __all__ = ["InputPath", "Job"]
 
@@ -19,11 +20,16 @@ class InputPath:
         copy: `pinned`: the copy is enqueued and the host goes on; `pageable`: the host waits for the copy, and so for
             all earlier work of the compute stream.
         prefetch: Batch buffers in rotation.
+        dataset: What is loaded from storage, and how many files are read and decoded at once; None for batches of one
+            request each.
+        policy: Which levels the loads of a data set read.
     """
 
     source: Literal["device", "memory", "storage"] = "device"
     copy: Literal["pinned", "pageable"] = "pinned"
     prefetch: int = 2
+    dataset: Dataset | None = None
+    policy: Policy = "naive"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,13 @@ from simdist.plan import (
     Load,
     Op,
     Optimize,
+    StageIn,
     TrustRatios,
     Wait,
 )
 from simdist.plan.ops import Algorithm
 from simdist.plan.plan import ITEM_NBYTES
+from simdist.schedules.data import levels
 from simdist.schedules.job import Job
 
 __all__ = [
@@ -160,11 +162,21 @@ def _input(job: Job, step: int) -> Body:
         case "storage":
             depth = job.input_path.prefetch
             upcoming = range(depth) if step == 0 else range(step + depth - 1, step + depth)
-            loads: list[Op] = [Load(f"batch.{batch % depth}") for batch in upcoming if batch < job.n_steps]
+            loads: list[Op] = [_load(job, batch) for batch in upcoming if batch < job.n_steps]
             if loads and "io" in job.delay_channels:
                 loads.insert(len(loads) - 1, Delay("io"))
+            if step == 0 and job.input_path.dataset and job.input_path.policy == "staged":
+                loads.insert(0, StageIn(Group(job.ranks_per_node)))
             batch = f"batch.{step % depth}"
             return (*loads, Wait(batch), *_copy_input(job, batch))
+
+
+def _load(job: Job, batch: int) -> Load:
+    path = job.input_path
+    buffer = f"batch.{batch % path.prefetch}"
+    if path.dataset is None:
+        return Load(buffer)
+    return Load(buffer, *levels(path.policy, epoch=batch // path.dataset.steps_per_epoch(job.world_size)))
 
 
 def _copy_input(job: Job, batch: str) -> Body:

@@ -1,0 +1,260 @@
+"""What reading samples costs: per load and rank, bytes, operations and work on what the readers share.
+
+A rank reads a batch with `readers` threads that fetch files one after the other, and `decoders` threads that decode
+what has come. Reading and decoding overlap, so the slowest decides:
+
+    first + max(bytes / share of every resource, reading - first, decoding - last) + last
+
+`first` is the latency of a first file and `last` the decoding of a last sample. Reading by `r` threads takes
+ceil(n / r) times the mean file, alone:
+
+    from storage   open + requests * latency + bytes / rate        (+ bytes / write rate, if it is kept on disk)
+    from disk      latency + bytes / rate
+    from a peer    2 * network latency + latency + bytes / rate
+
+and decoding `n` samples by `w` threads ceil(n / w) * `decode_s`. Files from storage pass the server, its operations,
+the client of the node, its NIC and the switch, where gradients travel too; samples of peers pass both nodes' NICs. The
+ranks of a node share its disk, memory and cores. Who shares what with whom, and for how long, is for the engines.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.caching import BatchReads, look_up, staged_samples
+from simdist.cost.topology import Topology
+from simdist.cost.transfers import Stage, Transfer
+from simdist.errors import PlanError
+from simdist.plan import LEVELS, Plan, StageIn
+from simdist.scenario.cluster import Cluster, Disk, HostMemory, Storage
+from simdist.scenario.workload import Workload
+
+__all__ = ["LoadCosts"]
+
+MEMORY, PEER, DISK, STORAGE = range(len(LEVELS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """What reading files from storage takes, of each file.
+
+    Args:
+        nbytes: Bytes, `[n_samples]`.
+        operations: Operations of the server.
+        seconds: Of a reader, alone.
+    """
+
+    nbytes: NDArray[np.float64]
+    operations: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+
+
+class LoadCosts:
+    """Prices the loads of a plan with a data set.
+
+    Args:
+        plan: A legal plan.
+        cluster: With storage, and with the disk and memory that the loads use.
+        workload: Says what decoding takes.
+        topology: Of the cluster.
+        capacity_Bps: Of every resource.
+
+    Raises:
+        PlanError: The cluster lacks a level that the plan reads.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        workload: Workload,
+        topology: Topology,
+        capacity_Bps: NDArray[np.float64],
+    ) -> None:
+        assert plan.dataset is not None
+        self._plan, self._dataset, self._topology, self._capacity_Bps = plan, plan.dataset, topology, capacity_Bps
+        self._decode_s = workload.decode_s
+        self._storage, self._disk, self._memory = _levels_of(plan, cluster)
+        nic_Bps = topology.network.capacity_Bps
+        self._storage_Bps = min(nic_Bps, self._storage.bandwidth_Bps, self._storage.client_bandwidth_Bps)
+        self._peer_s = 2 * topology.network.latency_s + self._memory.latency_s + self._dataset.sample_nbytes / nic_Bps
+        self._node = np.arange(topology.world_size) // topology.ranks_per_node
+
+    @cached_property
+    def _files(self) -> _Files:
+        storage = self._storage
+        nbytes = np.broadcast_to(np.array(self._dataset.file_nbytes, dtype=np.float64), self._dataset.n_samples)
+        requests = np.ceil(nbytes / storage.request_nbytes)
+        seconds = storage.open_s + requests * storage.latency_s + nbytes / self._storage_Bps
+        return _Files(nbytes, requests + 1, seconds)
+
+    @cached_property
+    def _batches(self) -> tuple["_Amounts", ...]:
+        return tuple(self._amounts(reads) for reads in look_up(self._plan))
+
+    def transfers(self, number: int) -> tuple[Transfer, ...]:
+        """Return how every rank reads batch `number`."""
+        return tuple(self._transfers(self._batches[number]))
+
+    def used(self) -> tuple[Transfer, ...]:
+        """Return, for every rank, one transfer over all resources that any of its loads uses."""
+        shared = np.max([amounts.shared for amounts in self._batches], axis=0)
+        peers = np.max([amounts.peers for amounts in self._batches], axis=0)
+        return tuple(self._transfers(_Amounts(np.zeros(len(shared)), np.zeros(len(shared)), shared, peers)))
+
+    def staging(self, op: StageIn) -> Iterator[Transfer]:
+        """Yield how the ranks of each node bring its files to its disk; nothing, if they are there already."""
+        topology, storage = self._topology, self._storage
+        for node in range(topology.n_nodes):
+            samples = staged_samples(self._dataset, node, topology.n_nodes)
+            if self._dataset.warm or not len(samples):
+                yield Transfer(())
+                continue
+            nodes, ranks = np.array([node]), np.flatnonzero(self._node == node)
+            nbytes = self._files.nbytes[samples].sum()
+            first_s = storage.open_s + storage.latency_s
+            file_s = (self._files.seconds[samples] + self._files.nbytes[samples] / self._disk.write_Bps).mean()
+            rounds = math.ceil(len(samples) / (op.group.size * self._dataset.readers))
+            resources = [
+                *self._from_storage(nodes),
+                topology.disk_write(nodes),
+                topology.readers(ranks),
+            ]
+            amounts = np.concatenate(
+                [
+                    [nbytes, self._files.operations[samples].sum(), nbytes, nbytes, nbytes, nbytes],
+                    np.full(len(ranks), max(rounds * file_s - first_s, 0.0)),
+                ]
+            )
+            yield Transfer((self._stage(first_s, np.concatenate(resources), amounts),))
+
+    def _from_storage(self, nodes: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        """Return the resources between the server and nodes: server, operations, client, NIC, switch."""
+        topology = self._topology
+        one = np.full_like(nodes, topology.storage_server)
+        switch = np.full_like(nodes, topology.switch)
+        return [
+            one,
+            topology.storage_operations + 0 * one,
+            topology.storage_client(nodes),
+            topology.nic_in(nodes),
+            switch,
+        ]
+
+    def _amounts(self, reads: BatchReads) -> "_Amounts":
+        """Sum up what the ranks do for a load."""
+        files, dataset, disk = self._files, self._dataset, self._disk
+        is_storage, is_disk, is_peer = (reads.level == level for level in (STORAGE, DISK, PEER))
+        nbytes = files.nbytes[reads.samples]
+        storage_nbytes, disk_nbytes, kept_nbytes = (
+            (nbytes * chosen).sum(axis=1) for chosen in (is_storage, is_disk, reads.keeps_disk)
+        )
+        operations = (files.operations[reads.samples] * is_storage).sum(axis=1)
+        disk_s = disk.latency_s + nbytes / disk.read_Bps
+        kept_s = reads.keeps_disk * nbytes / disk.write_Bps
+        seconds = is_storage * files.seconds[reads.samples] + kept_s + is_disk * disk_s + is_peer * self._peer_s
+        n_read = (reads.level != MEMORY).sum(axis=1)
+        n_decoded = (reads.level >= DISK).sum(axis=1)
+        reading_s = seconds.sum(axis=1) * _rounds(n_read, dataset.readers) / np.maximum(n_read, 1)
+        first_s = np.select(
+            [is_storage.any(axis=1), is_disk.any(axis=1), is_peer.any(axis=1)],
+            [self._storage.open_s + self._storage.latency_s, disk.latency_s, self._peer_s],
+        )
+        decoding_s = _rounds(n_decoded, dataset.decoders) * self._decode_s
+        last_s = np.where(n_decoded > 0, self._decode_s, 0.0)
+        peer_nbytes = self._peer_nbytes(reads, is_peer)
+        own_nbytes = (reads.level == MEMORY).sum(axis=1) * float(dataset.sample_nbytes)
+        n_last = np.minimum(n_decoded, dataset.decoders)
+        columns = [
+            storage_nbytes,
+            operations,
+            storage_nbytes,
+            storage_nbytes + peer_nbytes.sum(axis=1),
+            storage_nbytes + peer_nbytes.sum(axis=1),
+            disk_nbytes,
+            kept_nbytes,
+            own_nbytes,
+            (n_decoded - n_last) * self._decode_s,
+            np.maximum(reading_s - first_s, 0.0),
+            np.maximum(decoding_s - last_s, 0.0),
+        ]
+        return _Amounts(first_s, last_s, np.stack(columns, axis=1), peer_nbytes)
+
+    def _peer_nbytes(self, reads: BatchReads, is_peer: NDArray[np.bool_]) -> NDArray[np.float64]:
+        """Return the bytes that each rank reads from each node's memory, `[world_size, n_nodes]`."""
+        n_nodes = self._topology.n_nodes
+        counts = np.zeros((len(reads.samples), n_nodes))
+        ranks = np.broadcast_to(np.arange(len(reads.samples))[:, None], is_peer.shape)
+        np.add.at(counts, (ranks[is_peer], reads.owner[is_peer]), 1)
+        return counts * self._dataset.sample_nbytes
+
+    @cached_property
+    def _resources(self) -> NDArray[np.int64]:
+        """The resources of the columns of every rank's amounts, `[world_size, n_columns]`."""
+        topology, nodes = self._topology, self._node
+        ranks = np.arange(topology.world_size)
+        columns = [
+            *self._from_storage(nodes),
+            topology.disk_read(nodes),
+            topology.disk_write(nodes),
+            topology.memory(nodes),
+            topology.cores(nodes),
+            topology.readers(ranks),
+            topology.decoders(ranks),
+        ]
+        return np.stack(columns, axis=1)
+
+    def _transfers(self, amounts: "_Amounts") -> Iterator[Transfer]:
+        owners = self._topology.nic_out(np.arange(self._topology.n_nodes))
+        for rank, row in enumerate(amounts.shared):
+            resources = np.concatenate([self._resources[rank], owners])
+            stage = self._stage(float(amounts.first_s[rank]), resources, np.concatenate([row, amounts.peers[rank]]))
+            last_s = float(amounts.last_s[rank])
+            yield Transfer((stage, _pause(last_s)) if last_s else (stage,))
+
+    def _stage(self, latency_s: float, resources: NDArray[np.int64], amounts: NDArray[np.float64]) -> Stage:
+        counts = (amounts > 0) & np.isfinite(self._capacity_Bps[resources])
+        return Stage(latency_s, resources[counts], amounts[counts])
+
+
+@dataclass(frozen=True, slots=True)
+class _Amounts:
+    """What the ranks do for one load.
+
+    Args:
+        first_s: Latency of a first file, `[world_size]`.
+        last_s: Decoding of a last sample.
+        shared: Bytes, operations or seconds on the resources of `LoadCosts._resources`, `[world_size, n_columns]`.
+        peers: Bytes from the memory of each node, `[world_size, n_nodes]`.
+    """
+
+    first_s: NDArray[np.float64]
+    last_s: NDArray[np.float64]
+    shared: NDArray[np.float64]
+    peers: NDArray[np.float64]
+
+
+def _rounds(n: NDArray[np.int64], n_threads: int) -> NDArray[np.int64]:
+    return -(-n // n_threads)
+
+
+def _pause(seconds: float) -> Stage:
+    return Stage(seconds, np.empty(0, dtype=np.int64), np.empty(0))
+
+
+def _levels_of(plan: Plan, cluster: Cluster) -> tuple[Storage, Disk, HostMemory]:
+    """Return the levels of a cluster, or refuse one that a plan needs and the cluster lacks."""
+    ops = [op for body in plan.bodies for op in body]
+    used = {level for op in plan.loads() for level in (*op.read, *op.keep)}
+    if any(isinstance(op, StageIn) for op in ops):
+        used.add("disk")
+    for level, found in {"storage": cluster.storage, "disk": cluster.disk, "memory": cluster.memory}.items():
+        if level in used and found is None:
+            raise PlanError(f"plan {plan.name} uses {level}; cluster {cluster.name} has none: set cluster.{level}")
+    nothing = Storage(latency_s=0.0, bandwidth_Bps=math.inf)
+    unused_disk, unused_memory = Disk(read_Bps=math.inf, write_Bps=math.inf), HostMemory(bandwidth_Bps=math.inf)
+    return cluster.storage or nothing, cluster.disk or unused_disk, cluster.memory or unused_memory
