@@ -163,11 +163,13 @@ def _measure_fast(scenario: Scenario, built: Built, seeds: list[int], progress: 
 
 
 def _measure_des(scenario: Scenario, built: Built, seeds: list[int], progress: Progress | None) -> Iterator[Breakdown]:
-    for number, seed in enumerate(seeds):
+    different = seeds if scenario.is_random else seeds[:1]
+    for number, seed in enumerate(different):
         drawn = delay_sampler(scenario, [seed]).take(scenario.steps)
-        report = _reporter(progress, built, n_seeds=len(seeds), before=number, each=1)
+        report = _reporter(progress, built, n_seeds=len(different), before=number, each=1)
         delays = {channel: array[:, :, 0] for channel, array in drawn.items()}
-        yield breakdown(des.simulate(built.plan, built.costs, delays, progress=report))
+        measured = breakdown(des.simulate(built.plan, built.costs, delays, progress=report))
+        yield from [measured] * (len(seeds) // len(different))
 
 
 def _reporter(

@@ -5,11 +5,14 @@ what has come. Reading and decoding overlap, so the slowest decides:
 
     first + max(bytes / share of every resource, reading - first, decoding - last) + last
 
-`first` is the latency of a first file and `last` the decoding of a last sample. Reading by `r` threads takes
+`first` is the latency of a first file and `last` the decoding of a last sample. Reading `n` files by `r` threads takes
 ceil(n / r) times the mean file, alone:
 
     from storage   open + requests * latency + bytes / rate        (+ bytes / write rate, if it is kept on disk)
     from disk      latency + bytes / rate
+
+Samples of peers come in requests of up to ceil(n / r), each to one node, which take a thread
+
     from a peer    2 * network latency + latency + bytes / rate
 
 and decoding `n` samples by `w` threads ceil(n / w) * `decode_s`. Files from storage pass the server, its operations,
@@ -81,7 +84,8 @@ class LoadCosts:
         self._storage, self._disk, self._memory = _levels_of(plan, cluster)
         nic_Bps = topology.network.capacity_Bps
         self._storage_Bps = min(nic_Bps, self._storage.bandwidth_Bps, self._storage.client_bandwidth_Bps)
-        self._peer_s = 2 * topology.network.latency_s + self._memory.latency_s + self._dataset.sample_nbytes / nic_Bps
+        self._peer_request_s = 2 * topology.network.latency_s + self._memory.latency_s
+        self._peer_s = self._dataset.sample_nbytes / nic_Bps
         self._node = np.arange(topology.world_size) // topology.ranks_per_node
 
     @cached_property
@@ -156,17 +160,18 @@ class LoadCosts:
         operations = (files.operations[reads.samples] * is_storage).sum(axis=1)
         disk_s = disk.latency_s + nbytes / disk.read_Bps
         kept_s = reads.keeps_disk * nbytes / disk.write_Bps
-        seconds = is_storage * files.seconds[reads.samples] + kept_s + is_disk * disk_s + is_peer * self._peer_s
-        n_read = (reads.level != MEMORY).sum(axis=1)
-        n_decoded = (reads.level >= DISK).sum(axis=1)
-        reading_s = seconds.sum(axis=1) * _rounds(n_read, dataset.readers) / np.maximum(n_read, 1)
+        seconds = is_storage * files.seconds[reads.samples] + kept_s + is_disk * disk_s
+        n_decoded = (reads.level >= DISK).sum(axis=1)  # each of them is a file
+        files_s = seconds.sum(axis=1) * _rounds(n_decoded, dataset.readers) / np.maximum(n_decoded, 1)
+        peer_counts = self._peer_counts(reads, is_peer)
+        reading_s = files_s + self._peers_s(peer_counts)
         first_s = np.select(
             [is_storage.any(axis=1), is_disk.any(axis=1), is_peer.any(axis=1)],
-            [self._storage.open_s + self._storage.latency_s, disk.latency_s, self._peer_s],
+            [self._storage.open_s + self._storage.latency_s, disk.latency_s, self._peer_request_s],
         )
         decoding_s = _rounds(n_decoded, dataset.decoders) * self._decode_s
         last_s = np.where(n_decoded > 0, self._decode_s, 0.0)
-        peer_nbytes = self._peer_nbytes(reads, is_peer)
+        peer_nbytes = peer_counts.astype(np.float64) * dataset.sample_nbytes
         own_nbytes = (reads.level == MEMORY).sum(axis=1) * float(dataset.sample_nbytes)
         n_last = np.minimum(n_decoded, dataset.decoders)
         columns = [
@@ -184,13 +189,21 @@ class LoadCosts:
         ]
         return _Amounts(first_s, last_s, np.stack(columns, axis=1), peer_nbytes)
 
-    def _peer_nbytes(self, reads: BatchReads, is_peer: NDArray[np.bool_]) -> NDArray[np.float64]:
-        """Return the bytes that each rank reads from each node's memory, `[world_size, n_nodes]`."""
+    def _peers_s(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return how long each rank's readers take for samples of peers, of which there are `[world_size, n_nodes]`."""
+        n_samples = counts.sum(axis=1)
+        size = np.maximum(_rounds(n_samples, self._dataset.readers), 1)
+        n_requests = (-(-counts // size[:, None])).sum(axis=1)
+        n_threads = np.clip(n_requests, 1, self._dataset.readers)
+        return np.asarray((n_requests * self._peer_request_s + n_samples * self._peer_s) / n_threads)
+
+    def _peer_counts(self, reads: BatchReads, is_peer: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return how many samples each rank reads from each node's memory, `[world_size, n_nodes]`."""
         n_nodes = self._topology.n_nodes
-        counts = np.zeros((len(reads.samples), n_nodes))
+        counts = np.zeros((len(reads.samples), n_nodes), dtype=np.int64)
         ranks = np.broadcast_to(np.arange(len(reads.samples))[:, None], is_peer.shape)
         np.add.at(counts, (ranks[is_peer], reads.owner[is_peer]), 1)
-        return counts * self._dataset.sample_nbytes
+        return counts
 
     @cached_property
     def _resources(self) -> NDArray[np.int64]:

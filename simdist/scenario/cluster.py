@@ -161,7 +161,7 @@ class HostMemory(Settings):
     Args:
         bandwidth_Bps: Bytes per second at which samples are copied out, shared by the ranks of the node.
         capacity_nbytes: What it keeps at most; unlimited if absent.
-        latency_s: Seconds per sample that another node asks for, besides the network's.
+        latency_s: Seconds per request of another node, besides the network's.
         source: Where the numbers are from.
     """
 

@@ -233,6 +233,11 @@ class Scenario(Settings):
             raise ScenarioError("\n".join(problems)) from None
 
     @property
+    def is_random(self) -> bool:
+        """Whether seeds make a difference to what is disturbed."""
+        return not all(isinstance(disturbance, Persistent | Recorded) for disturbance in self.disturbances)
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """Settings that have no effect in this scenario, a sentence each."""
         return tuple(_idle_settings(self))
@@ -326,7 +331,7 @@ def _idle_settings(scenario: Scenario) -> Iterator[str]:
             yield f"disturbances[{i}] has no effect: it is on io, and with input.source {source} nothing is loaded"
         if _never_delays(disturbance):
             yield f"disturbances[{i}] has no effect: it never delays"
-    if scenario.seed and all(isinstance(disturbance, Persistent | Recorded) for disturbance in scenario.disturbances):
+    if scenario.seed and not scenario.is_random:
         yield "seed has no effect: nothing is random"
 
 
