@@ -22,13 +22,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import simpy
 
 from benchmarks.tables import shown, table
 from simdist.cost import Costs, Stage, Transfer, price
 from simdist.engines import des
 from simdist.engines.fairness import max_min_rates
 from simdist.engines.network import FluidNetwork
+from simdist.engines.timeline import Timeline
 from simdist.groups import Group
 from simdist.plan import AllReduce, Buffer, Delay, Plan, Wait
 from simdist.scenario.cluster import Cluster, Link
@@ -115,7 +115,7 @@ def islands(sizes: Sizes) -> list[dict[str, object]]:
 def fly(n_islands: int, n_flows: int) -> None:
     """Run transfers of random sizes from random starts, some on every link."""
     rng = np.random.default_rng(0)
-    env = simpy.Environment()
+    env = Timeline()
     network = FluidNetwork(env, np.ones(n_islands))
 
     def start(link: int, start_s: float, nbytes: float) -> Callable[[object], None]:

@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-import simpy
 from fluid import exact_end_s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simdist.cost import Stage, Transfer
 from simdist.engines.network import FluidNetwork, common_start_s
+from simdist.engines.timeline import Timeline
 
 N_RESOURCES = 5
 
@@ -51,7 +51,7 @@ class Metered(FluidNetwork):
         self.solved = []
 
     def _advance(self, component):
-        elapsed_s = self._env.now - component.settled_s
+        elapsed_s = self._timeline.now - component.settled_s
         for flow in component.flows:
             share = flow.stage.nbytes / flow.stage.nbytes.max()
             self.flowed_nbytes[flow.stage.resources] += flow.rate_Bps * elapsed_s * share
@@ -59,17 +59,19 @@ class Metered(FluidNetwork):
 
     def _set_rates(self, component):
         super()._set_rates(component)
-        self.solved.append((self._env.now, sorted({int(r) for flow in component.flows for r in flow.stage.resources})))
+        self.solved.append(
+            (self._timeline.now, sorted({int(r) for flow in component.flows for r in flow.stage.resources}))
+        )
 
     def _settle(self, event):
         super()._settle(event)
         flying = [flow for component in self._components.values() for flow in component.flows]
-        self.settled.append((self._env.now, [(flow.stage, flow.rate_Bps) for flow in flying]))
+        self.settled.append((self._timeline.now, [(flow.stage, flow.rate_Bps) for flow in flying]))
 
 
 def run(starts, capacity_Bps):
     """Start transfers at given times; return when each is done, and the network."""
-    env = simpy.Environment()
+    env = Timeline()
     fluid = Metered(env, capacity_Bps)
     end_s = np.full(len(starts), np.nan)
 

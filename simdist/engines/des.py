@@ -1,24 +1,30 @@
-"""The reference engine: SimPy processes for every host and stream of every rank.
+"""The reference engine: SimPy processes for the host and every stream of every rank.
 
-A host walks the plan and hands operations to its streams; it stops at a `Delay` of the host and at a `Wait`. A stream
-takes them in order: it waits for the instances they come after, then computes for its seconds, or meets the other
-members of its group; the last to arrive starts the transfer. Transfers whose resources nobody else can use take their
-time alone; others go through the fluid network. There are O(1) events per rank and operation.
+A stream takes its operations in order. It waits until it is known when the instances end that they come after, then
+computes for its seconds, or meets the other members of its group; the last to arrive starts the transfer. The host is
+one more stream: what it enqueues comes after its last `Wait` or `Delay`.
+
+When an operation ends is known when it starts, unless its transfer shares resources. A stream therefore need not sleep
+until then: it goes on with a time of its own, ahead of the environment's, and only transfers through the fluid network
+happen when the environment gets there. Nobody can be late for them: what is known early is known before its time.
+There are O(1) events per rank and operation.
 """
 
-from collections import Counter, deque
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import count
 from typing import TypeAlias
 
 import numpy as np
-import simpy
 from numpy.typing import NDArray
 
-from simdist.cost import Costs, Local, Shared, Transfer
+from simdist.cost import Costs, Local, Shared, Transfer, Varying
 from simdist.engines.delays import Delays, check_delays
 from simdist.engines.network import FluidNetwork
-from simdist.plan import STREAMS, Delay, Instance, Op, Plan, Tick, walk
+from simdist.engines.timeline import Timeline
+from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Tick, walk
 from simdist.plan.ticks import tick_s
 from simdist.trace import Trace
 
@@ -26,7 +32,9 @@ __all__ = ["simulate"]
 
 _HOST = STREAMS.index("host")
 _NAN = float("nan")
-Events: TypeAlias = Generator[simpy.Event]
+_LOADS_AT_HAND = 64  # ranks may be so many loads apart before transfers are made again
+_Key: TypeAlias = tuple[int, int]  # an instance, and a rank or a group
+_Stream: TypeAlias = Iterator[_Key]
 
 
 def simulate(
@@ -66,32 +74,40 @@ class _Task:
     after: tuple[int, ...]
     seconds: list[float] | None  # per rank: a local operation or an injected delay
     meeting: "_Meeting | None"  # a transfer
+    batch: int | None  # number of a load
     period_s: float | None  # of a tick
 
 
 class _Meeting:
     """A collective: who belongs together, and what the last to arrive starts."""
 
-    __slots__ = ("group_of", "members", "seconds", "transfers")
+    __slots__ = ("_transfers", "group_of", "members", "seconds")
 
-    def __init__(self, cost: Shared, world_size: int, seconds: float | NDArray[np.float64] | None) -> None:
+    def __init__(self, cost: Shared | Varying, world_size: int, seconds: float | NDArray[np.float64] | None) -> None:
         self.members = cost.group.members(world_size)
         self.group_of = [0] * world_size
         for number, ranks in enumerate(self.members):
             for rank in ranks:
                 self.group_of[rank] = number
-        self.transfers: tuple[Transfer, ...] = cost.transfers
+        self._transfers = lru_cache(_LOADS_AT_HAND)(cost.transfers) if isinstance(cost, Varying) else cost.transfers
         self.seconds = None if seconds is None else np.broadcast_to(seconds, len(self.members)).tolist()
 
+    def transfer(self, task: _Task, group: int) -> Transfer:
+        """Return what a group moves; loads differ from one another."""
+        if isinstance(self._transfers, tuple):
+            return self._transfers[group]
+        assert task.batch is not None
+        return self._transfers(task.batch)[group]
 
-class _Stream:
-    """A stream of one rank: the tasks that were handed to it and not begun."""
 
-    __slots__ = ("queue", "wake")
+class _Arrivals:
+    """Members of a group that wait for the others: how many, and when the latest came."""
+
+    __slots__ = ("latest_s", "n")
 
     def __init__(self) -> None:
-        self.queue: deque[_Task] = deque()
-        self.wake: simpy.Event | None = None
+        self.n = 0
+        self.latest_s = 0.0
 
 
 class _World:
@@ -104,114 +120,121 @@ class _World:
         delays: Delays,
         progress: Callable[[int], None] | None,
     ) -> None:
-        self._env = simpy.Environment()
+        self._timeline = Timeline()
         self._world_size = plan.world_size
-        self._network = FluidNetwork(self._env, costs.capacity_Bps)
+        self._network = FluidNetwork(self._timeline, costs.capacity_Bps)
         self._progress = progress
         self._tasks = _tasks(plan, costs, delays)
-        self._streams = [[_Stream() for _ in STREAMS] for _ in range(plan.world_size)]
         self.rows: tuple[list[list[float]], ...] = tuple(
             [[_NAN] * plan.world_size for _ in range(plan.n_instances)] for _ in range(3)
         )
-        self._reporting: _Stream | None = None
-        self._waiting: dict[tuple[int, int], simpy.Event] = {}
-        self._meetings: dict[tuple[int, int], tuple[int, simpy.Event]] = {}
+        self._waiting: dict[_Key, list[_Stream]] = {}
+        self._ready: deque[_Stream] = deque()
+        self._is_going_on = False
+        self._arrivals: dict[_Key, _Arrivals] = {}
 
     def run(self) -> None:
-        used = sorted({task.stream for task in self._tasks if task.stream != _HOST})
-        n_tasks_of = Counter(task.stream for task in self._tasks)
+        of_stream = [[task for task in self._tasks if task.stream == stream] for stream in range(len(STREAMS))]
+        reporting = next((tasks for tasks in of_stream if tasks and tasks is not of_stream[_HOST]), None)
         for rank in range(self._world_size):
-            self._env.process(self._host(rank))
-            for stream in used:
-                if rank == 0 and stream == min(used):  # the compute stream, if there is one
-                    self._reporting = self._streams[rank][stream]
-                self._env.process(self._stream(rank, self._streams[rank][stream], n_tasks_of[stream]))
-        self._env.run()
+            for tasks in of_stream:
+                if tasks:  # rank 0 tells of its compute stream, if there is one
+                    report = self._progress if rank == 0 and tasks is reporting else None
+                    self._ready.append(self._stream(rank, tasks, report))
+        self._go_on()
+        self._timeline.run()
 
-    def _host(self, rank: int) -> Events:
-        env, streams, (ready, start, end) = self._env, self._streams[rank], self.rows
-        for task in self._tasks:
-            if task.stream != _HOST:
-                stream = streams[task.stream]
-                stream.queue.append(task)
-                if stream.wake is not None:
-                    stream.wake.succeed()
-                    stream.wake = None
+    def _go_on(self) -> None:
+        """Let streams go on until each waits for something that is not known yet."""
+        if self._is_going_on:  # a transfer without bytes or latency ends while a stream begins it
+            return
+        self._is_going_on = True
+        ready, waiting = self._ready, self._waiting
+        while ready:
+            stream = ready.popleft()
+            key = next(stream, None)
+            if key is None:
                 continue
-            for index in task.after:
-                if end[index][rank] != end[index][rank]:
-                    yield self._done(index, rank)
-            ready[task.index][rank] = start[task.index][rank] = env.now
-            seconds = task.seconds[rank] if task.seconds else 0.0
-            if seconds:
-                yield env.timeout(seconds)
-            end[task.index][rank] = env.now
+            if key in waiting:
+                waiting[key].append(stream)
+            else:
+                waiting[key] = [stream]
+        self._is_going_on = False
 
-    def _stream(self, rank: int, stream: _Stream, n_tasks: int) -> Events:
-        env, queue, waiting, (ready, start, end) = self._env, stream.queue, self._waiting, self.rows
-        report = self._progress if stream is self._reporting else None
-        for _ in range(n_tasks):
-            if not queue:
-                stream.wake = env.event()
-                yield stream.wake
-            task = queue.popleft()
+    def _stream(self, rank: int, tasks: list[_Task], report: Callable[[int], None] | None) -> _Stream:
+        """Take tasks in order. `now_s` is when the stream is free; yield the ends that must be known to go on."""
+        waiting, (ready, start, end) = self._waiting, self.rows
+        now_s = 0.0
+        for task in tasks:
             index = task.index
             for other in task.after:
-                if end[other][rank] != end[other][rank]:
-                    yield self._done(other, rank)
-            ready[index][rank] = env.now
-            if task.seconds is not None:
-                start[index][rank] = env.now
-                seconds = task.seconds[rank]
-                if task.period_s is not None:
-                    written_s = max((end[other][rank] for other in task.after), default=0.0)
-                    seconds = max(float(tick_s(written_s, task.period_s)) - env.now, 0.0)
-                if seconds:
-                    yield env.timeout(seconds)
+                end_s = end[other][rank]
+                if end_s != end_s:
+                    yield other, rank
+                    end_s = end[other][rank]
+                if end_s > now_s:
+                    now_s = end_s
+            ready[index][rank] = now_s
+            if task.meeting is None:
+                start[index][rank] = now_s
+                now_s += self._seconds(task, rank, now_s)
+                end[index][rank] = now_s
+                if waiting:
+                    self._tell(index, rank)
             else:
-                yield self._meet(task, rank)
-            end[index][rank] = env.now
-            if waiting:
-                event = waiting.pop((index, rank), None)
-                if event is not None:
-                    event.succeed()
+                self._meet(task, task.meeting, rank, now_s)
+                if end[index][rank] != end[index][rank]:
+                    yield index, rank
+                now_s = end[index][rank]
             if report:
                 report(task.step)
 
-    def _done(self, index: int, rank: int) -> simpy.Event:
-        """Return the event of an instance's end on a rank."""
-        key = (index, rank)
-        event = self._waiting.get(key)
-        if event is None:
-            event = self._waiting[key] = self._env.event()
-        return event
+    def _seconds(self, task: _Task, rank: int, now_s: float) -> float:
+        """Return what a local operation takes that starts now."""
+        if task.period_s is not None:
+            written_s = max((self.rows[2][other][rank] for other in task.after), default=0.0)
+            return max(float(tick_s(written_s, task.period_s)) - now_s, 0.0)
+        return task.seconds[rank] if task.seconds else 0.0
 
-    def _meet(self, task: _Task, rank: int) -> simpy.Event:
-        """Arrive at a collective; return the event of its end."""
-        meeting = task.meeting
-        assert meeting is not None
+    def _tell(self, index: int, rank: int) -> None:
+        """Let those go on who wait for the end of an instance."""
+        streams = self._waiting.pop((index, rank), None)
+        if streams:
+            self._ready.extend(streams)
+
+    def _meet(self, task: _Task, meeting: _Meeting, rank: int, now_s: float) -> None:
+        """Arrive at a collective; the last one begins it."""
         group = meeting.group_of[rank]
-        key = (task.index, group)
-        arrived, over = self._meetings.get(key, (0, None))
-        if over is None:
-            over = self._env.event()
-        arrived += 1
-        if arrived < len(meeting.members[group]):
-            self._meetings[key] = (arrived, over)
-            return over
-        self._meetings.pop(key, None)
-        return self._begin(task, meeting, group, over)
+        n_members = len(meeting.members[group])
+        if n_members == 1:
+            self._begin(task, meeting, group, now_s)
+            return
+        arrivals = self._arrivals.setdefault((task.index, group), _Arrivals())
+        arrivals.n += 1
+        arrivals.latest_s = max(arrivals.latest_s, now_s)
+        if arrivals.n == n_members:
+            del self._arrivals[task.index, group]
+            self._begin(task, meeting, group, arrivals.latest_s)
 
-    def _begin(self, task: _Task, meeting: _Meeting, group: int, over: simpy.Event) -> simpy.Event:
-        now, row = self._env.now, self.rows[1][task.index]
-        for rank in meeting.members[group]:
-            row[rank] = now
-        if meeting.seconds is None:
-            ended = self._network.start(meeting.transfers[group])
+    def _begin(self, task: _Task, meeting: _Meeting, group: int, start_s: float) -> None:
+        members, row = meeting.members[group], self.rows[1][task.index]
+        for rank in members:
+            row[rank] = start_s
+        if meeting.seconds is not None:
+            self._end(task, members, start_s + meeting.seconds[group])
         else:
-            ended = self._env.timeout(meeting.seconds[group])
-        ended.callbacks.append(over.trigger)
-        return over
+            self._network.fly(meeting.transfer(task, group), partial(self._end_now, task, members), start_s=start_s)
+
+    def _end(self, task: _Task, members: Sequence[int], end_s: float) -> None:
+        """End a collective; from now on its end is known."""
+        row = self.rows[2][task.index]
+        for rank in members:
+            row[rank] = end_s
+            self._tell(task.index, rank)
+
+    def _end_now(self, task: _Task, members: Sequence[int]) -> None:
+        self._end(task, members, self._timeline.now)
+        self._go_on()
 
 
 def _tasks(plan: Plan, costs: Costs, delays: Delays) -> list[_Task]:
@@ -223,12 +246,20 @@ def _tasks(plan: Plan, costs: Costs, delays: Delays) -> list[_Task]:
             case Shared():
                 seconds = None if op in costs.contested else cost.alone_s
                 known[op] = None, _Meeting(cost, plan.world_size, seconds)
-    return [_task(instance, *known[instance.op], delays) for instance in walk(plan)]
+            case Varying():
+                known[op] = None, _Meeting(cost, plan.world_size, None)
+    numbers = count()  # of loads
+    return [
+        _task(instance, *known[instance.op], next(numbers) if isinstance(instance.op, Load) else None, delays)
+        for instance in walk(plan)
+    ]
 
 
-def _task(instance: Instance, seconds: list[float] | None, meeting: _Meeting | None, delays: Delays) -> _Task:
+def _task(
+    instance: Instance, seconds: list[float] | None, meeting: _Meeting | None, batch: int | None, delays: Delays
+) -> _Task:
     if isinstance(instance.op, Delay):
         seconds = delays[instance.op.channel][instance.step].tolist()
     period_s = instance.op.period_s if isinstance(instance.op, Tick) else None
     stream = STREAMS.index(instance.stream)
-    return _Task(instance.index, instance.step, stream, instance.after, seconds, meeting, period_s)
+    return _Task(instance.index, instance.step, stream, instance.after, seconds, meeting, batch, period_s)
