@@ -20,11 +20,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TypeVar
 
-from processes import LOADED
+from processes import LOADED, TIMEOUT_S
 
 T = TypeVar("T")
-
-TIMEOUT_S = 60.0
 
 
 class Pool:

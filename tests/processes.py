@@ -23,7 +23,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from real.beats import is_alive
+
 ROOT = Path(__file__).parents[1]
+TIMEOUT_S = 180.0  # for what hangs; a machine under load starts processes in tens of seconds
 LOADED = ["torch", "torch.distributed", "numpy", "pytest", "processes", "simdist.errors", "simdist.plan", "real.launch"]
 
 
@@ -57,9 +60,11 @@ class Ranks:
     def until(self, text: str, ranks: Sequence[int] | None = None) -> None:
         """Wait until each of these ranks (all by default) has printed a text."""
         for rank in self.names if ranks is None else ranks:
+            code = self.code(rank)  # before its output: who has ended prints no more
             while text not in self.output(rank):
+                assert code is None, f"rank {rank} ended without printing {text!r}{self._outputs()}"
                 self._pause(f"rank {rank} has not printed {text!r}")
-                assert self.code(rank) is None, f"rank {rank} ended without printing {text!r}{self._outputs()}"
+                code = self.code(rank)
 
     def code(self, rank: int) -> int | None:
         child = self.children[self.names.index(rank)]
@@ -94,12 +99,12 @@ def start(
     ranks: Sequence[int] | None = None,
     port: int | None = None,
     environ: Mapping[str, str] | None = None,
-    timeout_s: float = 60.0,
+    timeout_s: float = TIMEOUT_S,
 ) -> Iterator[Ranks]:
     """Start a function or a command in one process per rank; `ranks` leaves some out, `environ` adds or overrides."""
     names = list(range(world_size)) if ranks is None else list(ranks)
-    port = free_port() if port is None else port
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, reserved_port() as free:
+        port = free if port is None else port
         children = []
         started = Ranks(children, Path(folder), names, time.monotonic() + timeout_s, port)
         try:
@@ -137,11 +142,24 @@ def places(rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
-def free_port() -> int:
-    """Return a port that no program listens to right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """Give a port that nobody else is given meanwhile, for connections neither; a store may listen to it, on Linux."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as stores do
+        holder.bind(("", 0))
+        port = holder.getsockname()[1]
+        if sys.platform != "linux":
+            holder.close()
+        yield port
+
+
+def await_end(pids: Sequence[int]) -> None:
+    """Wait until processes have ended that are not our children."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while left := [pid for pid in pids if is_alive(pid)]:
+        assert time.monotonic() < deadline_s, f"processes {left} are left"
+        time.sleep(0.05)
 
 
 def _start_command(command: Sequence[str], environment: Mapping[str, str], output: Path) -> subprocess.Popen:

@@ -255,7 +255,7 @@ def test_torchrun_restarts_the_example_and_it_ends_as_if_undisturbed(tmp_path: P
 def torchrun(*command: object) -> str:
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "3"]
     done = subprocess.run(
-        [*start, "--nproc-per-node", "4", *map(str, command)], capture_output=True, text=True, timeout=120, cwd=ROOT
+        [*start, "--nproc-per-node", "4", *map(str, command)], capture_output=True, text=True, timeout=300, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

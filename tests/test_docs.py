@@ -124,7 +124,7 @@ def run_command(line: str) -> tuple[int, str, str]:
     if match[1] == "torchrun":
         command = [sys.executable, "-m", "torch.distributed.run", *arguments]
         environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=240, check=False)
+        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600, check=False)
         return ended.returncode, ended.stdout, ""  # torchrun itself is not quiet
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = main(arguments)
@@ -236,8 +236,9 @@ def play_yaml(text: str, where: str) -> None:
 @contextlib.contextmanager
 def copied(folder: Path) -> Iterator[Player]:
     """Go to a copy of what commands in pages use; take back what the page adds to `simdist.schedules`."""
-    shutil.copytree(ROOT / "docs", folder / "docs")
-    shutil.copytree(ROOT / "experiments", folder / "experiments")
+    compiled = shutil.ignore_patterns("__pycache__")  # other tests may import from there right now
+    shutil.copytree(ROOT / "docs", folder / "docs", ignore=compiled)
+    shutil.copytree(ROOT / "experiments", folder / "experiments", ignore=compiled)
     schedules = folder / "new_schedules"
     schedules.mkdir()
     simdist.schedules.__path__.append(str(schedules))
@@ -315,6 +316,10 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "Device": "cluster.device",
     "DeviceOverride": "cluster.slow_devices",
     "Storage": "cluster.storage",
+    "Disk": "cluster.disk",
+    "HostMemory": "cluster.memory",
+    "Data": "data",
+    "Lognormal": "data.file_size",
     "Workload": "workload",
     "Tensor": "workload.tensors",
     "Peak": "Precision",
@@ -338,7 +343,8 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "LocalSGD": "local_sgd",
     "HierarchicalSGD": "hierarchical_sgd",
 }
-COMMON = {"on", "ranks", "nodes", "kind", "label", "algorithm", "run_ahead_steps"}  # have tables of their own
+INPUT = {"data", "prefetch", "readers", "decode_workers"}
+COMMON = {"on", "ranks", "nodes", "kind", "label", "algorithm", "run_ahead_steps", *INPUT}  # have tables of their own
 AVERAGING = {"warmup_steps", "phase", "synchronize"}
 GRADIENT = {"first_bucket_size", "bucket_size", "compression", "parallel_optimizer"}
 SPARSE = {"density", "method", "warmup_steps"}
@@ -389,7 +395,7 @@ def test_every_key_of_a_section_is_documented_and_no_other(name: str) -> None:
 
 def test_keys_that_several_kinds_share_are_documented() -> None:
     assert keys_of_section("disturbances") == {"kind", "on", "ranks", "nodes"}
-    assert keys_of_section("schedules") == {"kind", "label", "algorithm", "run_ahead_steps"}
+    assert keys_of_section("schedules") == {"kind", "label", "algorithm", "run_ahead_steps", *INPUT}
     assert keys_of_section("Schedules that average parameters") == AVERAGING
     assert keys_of_section("Schedules that average gradients") == GRADIENT
     assert keys_of_section("Schedules that send the largest entries") == SPARSE
@@ -413,6 +419,8 @@ COMMANDS = [
     "compare docs/examples/first.yaml --seeds 2",
     "simulate docs/examples/first.yaml -o runs/first",
     "comms runs/first/sync",
+    "data docs/examples/stalls.yaml --knobs",
+    "compare docs/examples/stalls.yaml --seeds 2",
     "trace runs/first/sync --chrome sync.json --steps 0:2",
 ]
 
@@ -428,7 +436,7 @@ def test_every_key_of_json_results_is_documented(tmp_path: Path) -> None:
 
 def test_every_option_is_documented() -> None:
     text = (ROOT / "docs" / "reference" / "commands.md").read_text(encoding="utf-8")
-    for command in ("presets", "plan", "simulate", "compare", "validate", "comms", "trace"):
+    for command in ("presets", "plan", "simulate", "compare", "validate", "comms", "data", "trace"):
         _, out, _ = run_command(f"simdist {command} --help")
         section = text.partition(f"\n## `simdist {command}")[2].partition("\n## ")[0]
         for option in set(re.findall(r"--[a-z]+", out)) - {"--json", "--debug", "--help"}:

@@ -122,8 +122,7 @@ def builder():
         process.kill()
         process.wait(TIMEOUT_S)
         process.stdout.close()
-        if namespaces_of(process.pid):
-            network.clean()
+        network.clean(process.pid)
 
 
 @pytest.mark.parametrize("pairs", [[(1, 0), (2, 0)], [(0, 1), (0, 2)]], ids=["into one node", "out of one node"])
@@ -208,10 +207,14 @@ def test_signals_are_handled_as_before_afterwards():
 
 
 @pytest.mark.parametrize(
-    ("nodes", "rate_bps", "message"), [(0, 1e8, "not 0"), (251, 1e8, "not 251"), (2, 50, "not 50")]
+    ("nodes", "rate_bps", "servers_bps", "message"),
+    [(0, 1e8, [], "not 0"), (251, 1e8, [], "not 251"), (249, 1e8, [1e8] * 2, "not 251"), (2, 1e8, [50], "not 50")],
 )
-def test_cluster_that_cannot_be_is_refused(nodes, rate_bps, message):
-    with pytest.raises(RunError, match=message), network.cluster(nodes, rate_bps=rate_bps):
+def test_cluster_that_cannot_be_is_refused(nodes, rate_bps, servers_bps, message):
+    with (
+        pytest.raises(RunError, match=message),
+        network.cluster(nodes, rate_bps=rate_bps, servers_bps=servers_bps),
+    ):
         raise AssertionError
 
 
