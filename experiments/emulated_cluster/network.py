@@ -3,6 +3,8 @@ r"""One machine plays a cluster: each node is a network namespace behind a link 
     with cluster(4, rate_bps=400e6) as nodes:
         launch(nodes, 2, ["-m", "real", "RUN"], timeout_s=300)
 
+    with cluster(4, rate_bps=400e6, servers_bps=[1e9]) as (*nodes, server):     one more machine, with a link of its own
+
     node 0: lo, eth0 ==== port0 \
     node 1: lo, eth0 ==== port1  bridge      ==== is a veth pair; a token bucket (tbf) at each end limits one direction
     node 2: lo, eth0 ==== port2 /
@@ -59,6 +61,7 @@ _COMMAND_TIMEOUT_S = 30.0
 _KILL_TIMEOUT_S = 10.0
 _GRACE_S = 10.0  # between the failure of a node and the end of the others, which may know more
 _POLL_S = 0.05
+_LOOKS = 5
 _TAIL_LINES = 20
 
 
@@ -97,25 +100,27 @@ class Node:
 
 
 @contextmanager
-def cluster(nodes: int, rate_bps: float) -> Iterator[list[Node]]:
+def cluster(nodes: int, rate_bps: float, *, servers_bps: Sequence[float] = ()) -> Iterator[list[Node]]:
     """Build a cluster, and remove it at the end with all that runs on it: also after an error, Ctrl-C or SIGTERM.
 
     Args:
-        nodes: How many, 1 to 250.
+        nodes: How many, 1 to 250 with the servers.
         rate_bps: Bits per second of each node's link, out and in; headers count. Measured up to 1 Gbit/s.
+        servers_bps: The same of machines that come after the nodes, such as file servers.
 
     Raises:
         RunError: names the command that failed.
     """
-    if not 1 <= nodes <= _MAX_NODES:
-        raise RunError(f"an emulated cluster has 1 to {_MAX_NODES} nodes, not {nodes}")
-    if not rate_bps >= 1e6:
-        raise RunError(f"an emulated link carries at least 1e6 bit/s, not {rate_bps}")
+    if not 1 <= nodes <= _MAX_NODES - len(servers_bps):
+        raise RunError(f"an emulated cluster has 1 to {_MAX_NODES} nodes and servers, not {nodes + len(servers_bps)}")
+    rates_bps = [*[rate_bps] * nodes, *servers_bps]
+    if slow := [each for each in rates_bps if not each >= 1e6]:
+        raise RunError(f"an emulated link carries at least 1e6 bit/s, not {slow[0]}")
     prefix = f"{_PREFIX}{os.getpid()}-{secrets.token_hex(3)}-"
     unhandled = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
     with _handling(unhandled, _exit):
         try:
-            yield _build(prefix, nodes, rate_bps)
+            yield _build(prefix, rates_bps)
         finally:
             with _handling([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], signal.SIG_IGN):
                 _remove(_names(prefix))
@@ -184,20 +189,25 @@ def missing() -> str | None:
     return None
 
 
-def clean() -> list[str]:
-    """Remove what processes left behind that were killed while they had a cluster; return the names of namespaces."""
-    left = [name for name in _names(_PREFIX) if not _has_owner(name)]
+def clean(owner: int | None = None) -> list[str]:
+    """Remove what processes left behind that were killed while they had a cluster; return the names of namespaces.
+
+    Args:
+        owner: Process whose clusters are removed; of all that have ended, if not given.
+    """
+    prefix = _PREFIX if owner is None else f"{_PREFIX}{owner}-"
+    left = [name for name in _names(prefix) if not _has_owner(name)]
     _remove(left)
     return left
 
 
-def _build(prefix: str, n_nodes: int, rate_bps: float) -> list[Node]:
+def _build(prefix: str, rates_bps: Sequence[float]) -> list[Node]:
     switch = f"{prefix}switch"
-    nodes = [Node(index, f"{prefix}node{index}", f"10.77.0.{index + 1}") for index in range(n_nodes)]
+    nodes = [Node(index, f"{prefix}node{index}", f"10.77.0.{index + 1}") for index in range(len(rates_bps))]
     _do(f"ip netns add {switch}")
     _do(f"ip -n {switch} link add bridge type bridge")
     _do(f"ip -n {switch} link set bridge up")
-    for node in nodes:
+    for node, rate_bps in zip(nodes, rates_bps, strict=True):
         _do(f"ip netns add {node.name}")
         _connect(node, switch, rate_bps)
     return nodes
@@ -221,9 +231,21 @@ def _connect(node: Node, switch: str, rate_bps: float) -> None:
 
 def _remove(namespaces: Sequence[str]) -> None:
     for namespace in namespaces:
-        _kill(namespace)
+        with _unless_gone(namespace):
+            _kill(namespace)
     for namespace in namespaces:
-        _do(f"ip netns delete {namespace}")
+        with _unless_gone(namespace):
+            _do(f"ip netns delete {namespace}")
+
+
+@contextmanager
+def _unless_gone(namespace: str) -> Iterator[None]:
+    """Let others remove a namespace at the same time: `clean` may run in several processes."""
+    try:
+        yield
+    except RunError:
+        if namespace in _names(namespace):
+            raise
 
 
 def _kill(namespace: str, *, mark: str | None = None) -> None:
@@ -243,11 +265,15 @@ def _pids(namespace: str) -> set[int]:
 
 
 def _is_marked(pid: int, mark: str) -> bool:
-    try:
-        environ = Path(f"/proc/{pid}/environ").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):  # it has ended
-        return False
-    return mark.encode() in environ.split(b"\0")
+    for _ in range(_LOOKS):
+        try:
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            return False
+        if environ:
+            return mark.encode() in environ.split(b"\0")
+        time.sleep(0.001)  # it becomes another program right now, or has ended and is not collected
+    return False
 
 
 def _names(prefix: str) -> list[str]:
