@@ -1,0 +1,172 @@
+"""What a rank has to read, load by load: its part of what the plan decided, who brings what, what leaves when."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from real.data.board import Board, Want
+from real.data.rounds import Read
+from real.data.samples import SampleStore
+from real.data.sources import Files
+from simdist.caching import BatchReads
+from simdist.errors import RunError
+
+__all__ = ["Agenda", "Leaving", "Place"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Says which rank this is.
+
+    Args:
+        rank: Of the world.
+        ranks_per_node: Ranks of a node are consecutive.
+    """
+
+    rank: int
+    ranks_per_node: int
+
+    @property
+    def node(self) -> int:
+        """Its node."""
+        return self.rank // self.ranks_per_node
+
+    @property
+    def local(self) -> int:
+        """Which rank of its node it is."""
+        return self.rank % self.ranks_per_node
+
+
+class Agenda:
+    """Goes through the loads of a plan as one rank sees them.
+
+    Args:
+        reads: Of all loads, in order.
+        n_samples: Of the data set.
+        place: Which rank this is.
+    """
+
+    def __init__(self, reads: Iterable[BatchReads], n_samples: int, place: Place) -> None:
+        self._reads, self._place = iter(reads), place
+        self._brought_to_memory, self._brought_to_disk = np.full((2, n_samples), -1, dtype=np.int64)
+        self._current: BatchReads | None = None
+        self.leaving = Leaving(place)
+
+    def advance(self, number: int) -> BatchReads:
+        """Return how a load reads; what the loads before it bring has been brought.
+
+        Raises:
+            RunError: The plan has no such load, or it lies behind.
+        """
+        first = 0 if self._current is None else self._current.number + 1
+        if number < first:
+            raise RunError(f"load {number} of rank {self._place.rank}: the next one is {first}")
+        if self._current is not None:
+            self._note(self._current)
+        for batch in self._reads:
+            self._current = batch
+            if batch.number == number:
+                return batch
+            self._note(batch)
+        raise RunError(f"load {number} of rank {self._place.rank}: the plan has no such load")
+
+    def rows(self, batch: BatchReads, out: Tensor, sample_nbytes: int) -> list[Read]:
+        """Return how each sample of this rank is to be read.
+
+        Args:
+            batch: The load.
+            out: uint8 `[batch, *shape]`, contiguous, in host memory.
+            sample_nbytes: Of a sample.
+
+        Raises:
+            RunError: `out` is something else.
+        """
+        rank, world_size = self._place.rank, len(batch.samples)
+        columns = batch.samples, batch.level, batch.owner, batch.keeps_memory, batch.keeps_disk
+        values = [column[rank].tolist() for column in columns]
+        if not out.is_contiguous() or out.nbytes != len(values[0]) * sample_nbytes or out.element_size() != 1:
+            raise RunError(
+                f"load {batch.number} of rank {rank}: a batch of {out.dtype} {list(out.shape)}; must be contiguous "
+                f"uint8, {len(values[0])} samples of {sample_nbytes} bytes"
+            )
+        outs = out.numpy().reshape(len(values[0]), -1)
+        return [
+            Read(
+                *(sample, planned, owner, keeps_memory, keeps_disk),
+                in_memory=self._want(sample, int(self._brought_to_memory[sample]), world_size),
+                on_disk=self._want(sample, int(self._brought_to_disk[sample]), world_size),
+                out=row,
+            )
+            for sample, planned, owner, keeps_memory, keeps_disk, row in zip(*values, outs, strict=True)
+        ]
+
+    def _want(self, sample: int, access: int, world_size: int) -> Want:
+        if access < 0:
+            return Want(sample)
+        number, rank = divmod(access, world_size)
+        return Want(sample, rank % self._place.ranks_per_node, number)
+
+    def _note(self, batch: BatchReads) -> None:
+        """Remember who brings what with a load, and what leaves."""
+        rank = np.arange(len(batch.samples))[:, None]
+        accesses = np.broadcast_to(batch.number * len(rank) + rank, batch.samples.shape)
+        self._brought_to_memory[batch.samples[batch.keeps_memory]] = accesses[batch.keeps_memory]
+        here = batch.keeps_disk & (rank // self._place.ranks_per_node == self._place.node)
+        self._brought_to_disk[batch.samples[here]] = accesses[here]
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    number: int
+    memory: list[int]
+    disk: list[int]
+
+
+class Leaving:
+    """Carries out what leaves a node's caches, once no rank needs it any more.
+
+    Args:
+        place: Which rank this is.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._loads: deque[_Left] = deque()
+
+    def __bool__(self) -> bool:
+        """Return whether anything is still to leave memory."""
+        return any(left.memory for left in self._loads)
+
+    def note(self, batch: BatchReads) -> None:
+        """Remember what leaves this node with a load; not what it reads and keeps after that, which is back already."""
+        memory = self._gone(batch, batch.evicted_memory, batch.keeps_memory)
+        disk = self._gone(batch, batch.evicted_disk, batch.keeps_disk)
+        if memory or disk:
+            self._loads.append(_Left(batch.number, memory, disk))
+
+    def _gone(self, batch: BatchReads, evicted: tuple[tuple[int, int], ...], keeps: NDArray[np.bool_]) -> list[int]:
+        mine = slice(self._place.node * self._place.ranks_per_node, (self._place.node + 1) * self._place.ranks_per_node)
+        kept = set(batch.samples[mine][keeps[mine]].tolist()) if evicted else set()
+        return [sample for node, sample in evicted if node == self._place.node and sample not in kept]
+
+    def carry_out(self, n_read: int, store: SampleStore, files: Files | None, board: Board) -> None:
+        """Drop what leaves with loads that so many have read; not what a later load has brought back.
+
+        Args:
+            n_read: Loads that all have read who may need it.
+            store: The node's memory.
+            files: On the node's disk.
+            board: Of the node.
+        """
+        while self._loads and self._loads[0].number < n_read:
+            left = self._loads.popleft()
+            for sample in left.memory:
+                store.evict(sample, number=left.number)
+            if files is None or left.number % self._place.ranks_per_node != self._place.local:
+                continue  # one rank drops the files of a load
+            for sample in left.disk:
+                board.leave_disk(sample, left.number, files.evict)

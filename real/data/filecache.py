@@ -1,0 +1,339 @@
+"""A node's cache of raw files on its own disk, shared by the processes and threads of the node.
+
+    FOLDER/1f/0000031-9ad00f2b      sample 31, whose file has this CRC-32; 256 sub-folders by the sample's last byte
+    FOLDER/parts/*                  being written; locked by their writers, so those of a killed writer can be told
+    FOLDER/locks/*                  one lock for every 4096th sample: who fetches; and who uses the cache at all
+    FOLDER/used                     how many bytes are kept (real.data.ledger)
+
+* **Never a wrong byte.** A file appears under its name when it is whole, by a rename; its name holds the checksum of
+  the index, so a file of another data set is not found; what is read is compared with size and checksum, and a
+  damaged file is removed and fetched again. So no `fsync` is needed: what a crash of the machine spoils, is noticed.
+* **One fetch per node.** Whoever fetches holds the lock of the sample; the others wait and find the file.
+* **Bounded.** Bytes are reserved before they are written. What does not fit, or hits a full disk, is handed on and not
+  kept. Which files leave decides the caller (`evict`), or, without a plan, age (`eviction="lru"`).
+
+fsspec's own caches (`filecache`, `simplecache`) are not used: they have no checksum, no limit, and no lock that lets
+one process of a node fetch for all.
+"""
+
+import errno
+import fcntl
+import os
+import secrets
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self, final
+
+from real.data.index import Entry, Index
+from real.data.ledger import Ledger, locked
+from simdist.errors import RunError, ScenarioError
+
+__all__ = ["FileCache", "FileCacheCounts"]
+
+N_LOCKS = 4096
+FREED_AT_ONCE = 0.05  # share of the capacity that is freed beyond need when the oldest leave: looking through is dear
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+
+
+@dataclass(frozen=True, slots=True)
+class FileCacheCounts:
+    """Counts what this process did: files found, kept, damaged (and removed), evicted, and handed on but not kept."""
+
+    found: int = 0
+    kept: int = 0
+    damaged: int = 0
+    evicted: int = 0
+    not_kept: int = 0
+
+
+@final
+class FileCache:
+    """Keeps raw files of a data set in a folder; use it in a `with` statement, or close it.
+
+    Args:
+        folder: On the node's disk; made if it is not there. Only caches write there. Several data sets may share it.
+        index: Of the data set.
+        capacity_nbytes: Of all files in the folder, the same for all processes; None: what the disk holds.
+        eviction: `none`: a full cache keeps what it has; `lru`: the files leave that were not used for longest.
+        now_ns: Clock for their use, the same for all processes, in nanoseconds.
+
+    Raises:
+        RunError: The folder cannot be used.
+        ScenarioError: The capacity is negative.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        index: Index,
+        *,
+        capacity_nbytes: int | None,
+        eviction: Literal["none", "lru"] = "none",
+        now_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        if capacity_nbytes is not None and capacity_nbytes < 0:
+            raise ScenarioError(f"capacity_nbytes is {capacity_nbytes}: write 0 or more")
+        self.counts = FileCacheCounts()
+        self._folder = folder
+        self._index = index
+        self._eviction = eviction
+        self._now_ns = now_ns
+        self._capacity_nbytes = capacity_nbytes
+        self._ledger = Ledger(folder / "used", capacity_nbytes)
+        self._counting = threading.Lock()
+        self._warned = False
+        self._users: int | None = None
+        try:
+            self._users = self._join()
+        except OSError as error:
+            self.close()
+            raise RunError(f"{error.filename or folder}: no cache can be here: {error.strerror}") from error
+
+    def __enter__(self) -> Self:
+        """Return the cache."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def __reduce__(self) -> tuple[Callable[[Path, Index], "FileCache"], tuple[Path, Index]]:
+        """Open the same folder again, in another process."""
+        opened = partial(FileCache, capacity_nbytes=self._capacity_nbytes, eviction=self._eviction, now_ns=self._now_ns)
+        return opened, (self._folder, self._index)
+
+    def close(self) -> None:
+        """Stop using the cache; its files stay."""
+        if self._users is not None:
+            os.close(self._users)
+            self._users = None
+
+    def used_nbytes(self) -> int:
+        """Return the bytes that all processes keep in the folder."""
+        return self._ledger.used_nbytes()
+
+    def __contains__(self, sample: int) -> bool:
+        """Tell whether a file of the sample's size is here; whether it is unchanged, `get` finds out."""
+        entry = self._index[sample]
+        try:
+            return self._path(sample, entry).stat().st_size == entry.nbytes
+        except FileNotFoundError:
+            return False
+
+    def get(self, sample: int) -> bytes | None:
+        """Return the file of a sample if it is here, whole and unchanged; a damaged one is removed.
+
+        Raises:
+            RunError: It is here, and cannot be opened: too many open files, or it belongs to somebody else.
+        """
+        entry = self._index[sample]
+        path = self._path(sample, entry)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            if error.errno != errno.EIO:  # that is a disk which cannot read it any more
+                raise RunError(f"{path}: cannot be read: {error.strerror}") from error
+            content = b""
+        if not entry.matches(content):
+            self._remove(path)
+            self._count(damaged=1)
+            return None
+        if self._eviction == "lru":
+            self._touch(path)
+        self._count(found=1)
+        return content
+
+    def fetch(self, sample: int, read: Callable[[], bytes], *, keep: bool) -> bytes:
+        """Return the file of a sample: from here, or by `read`; of all that ask at once, one reads and keeps it.
+
+        Args:
+            sample: Its number.
+            read: Reads it elsewhere; what it raises, is passed on, and the next one that waits tries for itself.
+            keep: Keep what was read. Otherwise nobody waits for anybody.
+
+        Raises:
+            RunError: What was read is not the file of the index.
+        """
+        if not keep:
+            content = self.get(sample)
+            return self._checked(sample, read()) if content is None else content
+        with ExitStack() as held:
+            with suppress(OSError):  # no room even for a lock: everybody reads for itself
+                held.enter_context(locked(self._folder / "locks" / f"{sample % N_LOCKS:03x}"))
+            content = self.get(sample)
+            if content is None:
+                content = self._checked(sample, read())
+                self._keep(sample, content)
+            return content
+
+    def evict(self, sample: int) -> bool:
+        """Remove the file of a sample; return whether it was here."""
+        gone = self._remove(self._path(sample, self._index[sample]))
+        self._count(evicted=int(gone))
+        return gone
+
+    def _checked(self, sample: int, content: bytes) -> bytes:
+        entry = self._index[sample]
+        if not entry.matches(content):
+            raise RunError(
+                f"sample {sample} ({entry.name}): {len(content)} bytes were read that are not the file of the index "
+                f"({entry.nbytes} bytes, CRC-32 {entry.crc32}); make a new index with `python -m real.data.indexing`"
+            )
+        return content
+
+    def _keep(self, sample: int, content: bytes) -> None:
+        make_room = self._evict_oldest if self._eviction == "lru" else None
+        try:
+            if not self._ledger.reserve(len(content), make_room=make_room):
+                self._not_kept(f"its {self._capacity_nbytes} bytes are full")
+                return
+            self._publish(self._path(sample, self._index[sample]), content)
+        except OSError as error:
+            self._not_kept("the disk is full" if error.errno in _FULL else str(error))
+            return
+        self._count(kept=1)
+
+    def _publish(self, path: Path, content: bytes) -> None:
+        """Write a file and let it appear; what was reserved for it is given back if that fails."""
+        try:
+            with self._part() as (part, descriptor):
+                _write_all(descriptor, content)
+                path.parent.mkdir(exist_ok=True)
+                if self._eviction == "lru":
+                    self._touch(part)
+                os.replace(part, path)
+        except BaseException:
+            self._ledger.give_back(len(content))
+            raise
+
+    @contextmanager
+    def _part(self) -> Iterator[tuple[Path, int]]:
+        """Give a new file and its descriptor, locked while it is written, and gone afterwards."""
+        part = self._folder / "parts" / secrets.token_hex(8)
+        with locked(self._folder / "locks" / "parts"):  # whoever clears away looks only at files that are locked
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            yield part, descriptor
+        finally:
+            part.unlink(missing_ok=True)
+            os.close(descriptor)
+
+    def _not_kept(self, why: str) -> None:
+        with self._counting:
+            self.counts = replace(self.counts, not_kept=self.counts.not_kept + 1)
+            warned, self._warned = self._warned, True
+        if not warned:
+            warnings.warn(
+                f"{self._folder}: {why}; files are read from elsewhere and not kept from now on", RuntimeWarning, 3
+            )
+
+    def _remove(self, path: Path) -> bool:
+        try:
+            nbytes = path.stat().st_size
+            path.unlink()
+        except OSError:  # it is gone, or the disk takes no more changes: then it is found again, and compared again
+            return False
+        self._ledger.give_back(nbytes)
+        return True
+
+    def _touch(self, path: Path) -> None:
+        now_ns = self._now_ns()
+        with suppress(OSError):  # evicted meanwhile, or a disk that takes no more changes
+            os.utime(path, ns=(now_ns, now_ns))
+
+    def _evict_oldest(self, missing_nbytes: int) -> int:
+        """Remove the files that were not used for longest, and a few more if they are small; return the bytes freed."""
+        most_nbytes = missing_nbytes + int(FREED_AT_ONCE * (self._capacity_nbytes or 0))
+        freed_nbytes = n_evicted = 0
+        for _, nbytes, path in sorted((each.st_mtime_ns, each.st_size, path) for path, each in self._files()):
+            if freed_nbytes >= missing_nbytes and freed_nbytes + nbytes > most_nbytes:
+                break
+            try:
+                path.unlink()
+            except FileNotFoundError:  # somebody else did, and gives its bytes back
+                continue
+            freed_nbytes += nbytes
+            n_evicted += 1
+        self._count(evicted=n_evicted)
+        return freed_nbytes
+
+    def _join(self) -> int:
+        """Make the folder, clear away what killed processes left, and count if nobody else uses it; return the lock."""
+        for each in (self._folder / "locks", self._folder / "parts"):
+            each.mkdir(parents=True, exist_ok=True)
+        users = os.open(self._folder / "locks" / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            alone = _try_lock(users)
+            self._clear_parts()
+            if alone:
+                self._ledger.recount(lambda: sum(each.st_size for _, each in self._files()))
+            fcntl.flock(users, fcntl.LOCK_SH)
+        except BaseException:
+            os.close(users)
+            raise
+        return users
+
+    def _clear_parts(self) -> None:
+        """Remove the unfinished files of writers that are gone: nobody holds their locks."""
+        with locked(self._folder / "locks" / "parts"):
+            for part in (self._folder / "parts").iterdir():
+                try:
+                    descriptor = os.open(part, os.O_RDWR | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    continue
+                if _try_lock(descriptor):
+                    part.unlink(missing_ok=True)
+                os.close(descriptor)
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        """Yield the files that are kept, of whatever data set."""
+        for shard in range(256):
+            try:
+                files = list(os.scandir(self._folder / f"{shard:02x}"))
+            except FileNotFoundError:
+                continue
+            for each in files:
+                try:
+                    yield Path(each.path), each.stat()
+                except FileNotFoundError:  # evicted meanwhile
+                    continue
+
+    def _path(self, sample: int, entry: Entry) -> Path:
+        return self._folder / f"{sample % 256:02x}" / f"{sample:07d}-{entry.crc32:08x}"
+
+    def _count(self, *, found: int = 0, kept: int = 0, damaged: int = 0, evicted: int = 0) -> None:
+        with self._counting:
+            before = self.counts
+            self.counts = replace(
+                before,
+                found=before.found + found,
+                kept=before.kept + kept,
+                damaged=before.damaged + damaged,
+                evicted=before.evicted + evicted,
+            )
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(descriptor, left) :]

@@ -1,0 +1,231 @@
+"""The reader of a rank: fills the batches of a plan's loads, each sample from where the plan says.
+
+Samples in the own node's memory are copied at once. The others go to threads: *readers* fetch files and samples of
+other nodes, *decoders* turn files into samples, so that the first is decoded while others are still read.
+
+The plan has decided where each sample is; whatever is not there all the same (a peer has died, a file is damaged, a
+process was killed before it wrote) comes from the next place: memory, peer, disk, storage. Storage has everything, so
+a batch is complete and right, or the load fails with one error.
+
+**Waiting for others.** A sample may be planned from memory, or from disk, which another rank of the node is only about
+to bring there. Then the reader waits until that rank has passed its load, or at most `wait_s`.
+
+**Leaving.** What leaves a cache with load k may still be needed by ranks that are not there yet. It leaves when all
+ranks of the node have read load k, and `grace` more loads, for the ranks of other nodes. What a later load has brought
+back by then stays. All ranks carry this out in memory; on disk, one.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from real.data.agenda import Agenda, Place
+from real.data.board import Board, Want, wait_for
+from real.data.peers import Peers
+from real.data.rounds import Counts, Read, Round
+from real.data.samples import SampleStore
+from real.data.sources import DISK, MEMORY, PEER, STORAGE, Sources
+from simdist.caching import BatchReads
+from simdist.errors import RunError
+
+__all__ = ["Limits", "Loader"]
+
+_ROOM_S = 0.005  # between two looks whether others have made room
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds what a loader does at once, and how long.
+
+    Args:
+        readers: Files, or requests to peers, at a time.
+        decoders: Samples decoded at a time.
+        wait_s: For a sample that another rank is to bring, and for room in memory.
+        timeout_s: Of a load.
+        grace: Loads that ranks of other nodes may be behind those of this one.
+    """
+
+    readers: int = 8
+    decoders: int = 1
+    wait_s: float = 30.0
+    timeout_s: float = 600.0
+    grace: int = 0
+
+
+class Loader:
+    """Fills batches, one load at a time, in order.
+
+    Args:
+        reads: Of all loads of the plan, in order.
+        sources: Of files.
+        place: Which rank this is.
+        store: The node's memory.
+        board: Of the node.
+        peers: The memory of other nodes, if there are any.
+        limits: Threads and times.
+        failed: Set when the run has failed; ends every wait.
+    """
+
+    def __init__(
+        self,
+        reads: Iterable[BatchReads],
+        sources: Sources,
+        *,
+        place: Place,
+        store: SampleStore,
+        board: Board,
+        failed: threading.Event,
+        peers: Peers | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._agenda = Agenda(reads, len(sources.index.names), place)
+        self._sources, self._place = sources, place
+        self._store, self._board, self._peers, self._failed = store, board, peers, failed
+        self._limits = limits or Limits()
+        self._number = -1
+        self._closed = False
+        self._readers = ThreadPoolExecutor(self._limits.readers, thread_name_prefix="read")
+        self._decoders = ThreadPoolExecutor(self._limits.decoders, thread_name_prefix="decode")
+
+    def load(self, number: int, out: Tensor, labels: Tensor) -> Counts:
+        """Fill a batch.
+
+        Args:
+            number: Of the load, greater than that of the last one.
+            out: uint8 `[batch, *shape]`, contiguous, in host memory.
+            labels: int64 `[batch]`.
+
+        Returns:
+            What came from where.
+
+        Raises:
+            RunError: A sample cannot be had; names it. Or the run has failed elsewhere, or time is over.
+        """
+        batch = self._agenda.advance(number)
+        self._number, mine = number, self._place.local
+        self._board.n_read[mine] = self._board.n_kept[mine] = number
+        reads = self._agenda.rows(batch, out, self._sources.sample_nbytes)
+        labels.copy_(torch.from_numpy(self._sources.index.labels[batch.samples[self._place.rank]]))
+        under_way = Round(f"load {number} of rank {self._place.rank}", reads, self._sources.index.names)
+        self._start(reads, under_way)
+        under_way.wait(timeout_s=self._limits.timeout_s, stop=self._failed)
+        self._board.n_read[mine] = number + 1
+        self._agenda.leaving.note(batch)
+        self._keep_the_rest(under_way.not_kept)
+        self._board.n_kept[mine] = number + 1
+        return under_way.counts()
+
+    def close(self) -> None:
+        """End all threads, once what they are reading is there."""
+        self._closed = True
+        if self._peers is not None:
+            self._peers.close()
+        self._readers.shutdown(cancel_futures=True)
+        self._decoders.shutdown(cancel_futures=True)
+
+    def __enter__(self) -> "Loader":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self, reads: Sequence[Read], under_way: Round) -> None:
+        """Give the slow reads to the threads, then copy from memory."""
+        for some in _by_owner([read for read in reads if read.planned == PEER], self._limits.readers):
+            self._submit(self._readers, under_way, some[0], partial(self._from_peer, some, under_way))
+        for read in reads:
+            if read.planned in (DISK, STORAGE):
+                self._read_file(read, under_way)
+        local = [read for read in reads if read.planned == MEMORY]
+        there = self._store.get_many([read.sample for read in local], [read.out for read in local])
+        for read, is_there in zip(local, there, strict=True):
+            if is_there:
+                under_way.done(read, MEMORY, read.out.nbytes)
+            else:
+                self._submit(self._readers, under_way, read, partial(self._from_memory, read, under_way))
+
+    def _submit(self, pool: ThreadPoolExecutor, under_way: Round, read: Read, function: Callable[[], None]) -> None:
+        """Let a thread do something for a sample; an error is the load's."""
+
+        def run() -> None:
+            if under_way.is_over or self._closed:
+                return
+            try:
+                function()
+            except Exception as error:
+                under_way.fail(read, error)
+
+        try:
+            pool.submit(run)
+        except RuntimeError:
+            under_way.fail(read, RunError("the loader was closed"))
+
+    def _from_memory(self, read: Read, under_way: Round) -> None:
+        """Wait for who brings a sample; if nobody does, bring it."""
+        if self._awaited(read.in_memory, self._store.__contains__) and self._store.get(read.sample, read.out):
+            under_way.done(read, MEMORY, read.out.nbytes)
+        else:
+            self._from_files(read, under_way, keep=True)
+
+    def _from_peer(self, reads: Sequence[Read], under_way: Round) -> None:
+        """Ask a node for several samples; what it has not is read like anything else."""
+        there = [False] * len(reads)
+        if self._peers is not None:
+            wants, outs = [read.in_memory for read in reads], [read.out for read in reads]
+            there = self._peers.get_many(reads[0].owner, wants, outs, wait_s=self._limits.wait_s)
+        for read, is_there in zip(reads, there, strict=True):
+            if is_there:
+                under_way.done(read, PEER, read.out.nbytes)
+            else:
+                self._read_file(read, under_way)
+
+    def _read_file(self, read: Read, under_way: Round) -> None:
+        keep = read.keeps_memory
+        self._submit(self._readers, under_way, read, partial(self._from_files, read, under_way, keep=keep))
+
+    def _from_files(self, read: Read, under_way: Round, *, keep: bool) -> None:
+        """Read a file; a decoder goes on with it. What should be on disk and is not is put there again."""
+        keeps_file = read.keeps_disk or read.planned == DISK
+        if read.planned == DISK:
+            self._awaited(read.on_disk, lambda _: False)
+        if keeps_file:
+            self._board.keep_on_disk(read.sample, self._number)
+        data, came_from = self._sources.read(read.sample, planned=read.planned, keep=keeps_file)
+
+        def decode() -> None:
+            self._sources.decode_into(read.sample, data, read.out)
+            kept = not keep or self._store.put(read.sample, read.out, number=self._number)
+            under_way.done(read, came_from, len(data), kept=kept)
+
+        self._submit(self._decoders, under_way, read, decode)
+
+    def _awaited(self, want: Want, is_there: Callable[[int], bool]) -> bool:
+        return wait_for(want, is_there, self._board, wait_s=self._limits.wait_s, stop=self._failed)
+
+    def _keep_the_rest(self, reads: list[Read]) -> None:
+        """Carry out what may leave; wait for that if memory had no room for some samples, and keep them."""
+        leaving, deadline_s = self._agenda.leaving, time.monotonic() + self._limits.wait_s
+        while True:
+            n_read = self._board.slowest() - self._limits.grace
+            leaving.carry_out(n_read, self._store, self._sources.files, self._board)
+            reads[:] = [read for read in reads if not self._store.put(read.sample, read.out, number=self._number)]
+            if not reads or not leaving or time.monotonic() > deadline_s or self._failed.wait(_ROOM_S):
+                return
+
+
+def _by_owner(reads: Sequence[Read], n_requests: int) -> Iterator[list[Read]]:
+    """Cut reads into about so many requests, each to one node."""
+    size = max(1, -(-len(reads) // n_requests))
+    for _, group in groupby(sorted(reads, key=lambda read: read.owner), key=lambda read: read.owner):
+        of_owner = list(group)
+        yield from (of_owner[first : first + size] for first in range(0, len(of_owner), size))

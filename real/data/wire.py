@@ -1,0 +1,93 @@
+"""What two nodes say to each other about samples in memory: messages of fixed form over TCP.
+
+A client begins with a `HELLO`, and so does the server: both must mean the same data set. Then, as often as it likes, it
+sends a head and so many wants. The server answers with one byte per want, 1 if it has the sample; then the samples that
+it has, from where they lie; then one byte for each of these, 1 if it was still the same sample when the last of it had
+been sent. Numbers are little-endian.
+"""
+
+import socket
+import struct
+import time
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from real.data.board import Want
+
+__all__ = ["HEAD", "HELLO", "packed", "receive", "send", "unpacked", "want_nbytes"]
+
+HELLO = struct.Struct("<8sqq")
+"""`simdist1`, n_samples, sample_nbytes."""
+HEAD = struct.Struct("<qd")
+"""How many wants follow, and the seconds that the server may wait for samples that are about to come."""
+
+_WANT = np.dtype([("sample", "<i8"), ("local_rank", "<i8"), ("number", "<i8")])
+_BUFFERS_AT_ONCE = 512  # sendmsg(2) takes IOV_MAX, 1024 on Linux
+
+
+def packed(wants: Sequence[Want]) -> bytes:
+    """Write wants."""
+    return np.array([(want.sample, want.local_rank, want.number) for want in wants], _WANT).tobytes()
+
+
+def unpacked(data: bytes | bytearray) -> list[Want]:
+    """Read what `packed` wrote."""
+    return [Want(*fields) for fields in np.frombuffer(data, _WANT).tolist()]
+
+
+def want_nbytes(n_wants: int) -> int:
+    """Return how many bytes so many wants are."""
+    return n_wants * _WANT.itemsize
+
+
+def send(connection: socket.socket, buffers: Sequence[memoryview | bytes], *, deadline_s: float) -> None:
+    """Send buffers one after the other, from where they lie.
+
+    Args:
+        connection: To whom.
+        buffers: What.
+        deadline_s: Of `time.monotonic`.
+
+    Raises:
+        OSError: The connection is broken, or time is over.
+    """
+    left = [memoryview(buffer) for buffer in buffers if len(buffer)]
+    while left:
+        connection.settimeout(_left_s(deadline_s))
+        n_sent = connection.sendmsg(left[:_BUFFERS_AT_ONCE])
+        n_done = 0
+        while n_done < len(left) and n_sent >= len(left[n_done]):
+            n_sent -= len(left[n_done])
+            n_done += 1
+        del left[:n_done]
+        if n_sent:
+            left[0] = left[0][n_sent:]
+
+
+def receive(connection: socket.socket, into: bytearray | NDArray[np.uint8], *, deadline_s: float | None) -> None:
+    """Fill a buffer.
+
+    Args:
+        connection: From whom.
+        into: As many bytes as are to come.
+        deadline_s: Of `time.monotonic`; None waits for ever.
+
+    Raises:
+        OSError: The connection is broken or at its end, or time is over.
+    """
+    left = memoryview(into) if isinstance(into, bytearray) else into.data
+    while left:
+        connection.settimeout(None if deadline_s is None else _left_s(deadline_s))
+        n_received = connection.recv_into(left)
+        if not n_received:
+            raise ConnectionResetError("closed by the other side")
+        left = left[n_received:]
+
+
+def _left_s(deadline_s: float) -> float:
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("timed out")
+    return left_s

@@ -1,0 +1,645 @@
+"""Every sample once and right, from where the plan says, or from the next place; whatever fails."""
+
+import errno
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from processes import ROOT
+from torch.utils.data import DataLoader
+
+from real.data.agenda import Agenda, Leaving, Place
+from real.data.dataset import CachedDataset
+from real.data.decoding import decode_image, decode_raw
+from real.data.filecache import FileCache
+from real.data.index import Entry, make_index
+from real.data.loader import Limits, Loader
+from real.data.memory import Geometry, MemoryStore
+from real.data.peers import Peers, PeerServer
+from real.data.sources import DISK, STORAGE, Sources
+from real.data.storages import Storage
+from simdist.caching import BatchReads, look_up
+from simdist.errors import RunError
+from simdist.plan import Buffer, Dataset, Load, Plan
+
+SHAPE = (1, 4, 25)
+NBYTES = 100
+N_SAMPLES, BATCH, EPOCHS = 52, 3, 3
+POLICIES = {
+    "naive": ("storage",),
+    "files": ("disk", "storage"),
+    "memory": ("memory", "peer", "storage"),
+    "datacache": ("memory", "peer", "disk", "storage"),
+}
+KEEP = {"naive": (), "files": ("disk",), "memory": ("memory",), "datacache": ("disk", "memory")}
+
+
+def content(sample):
+    return np.random.default_rng(sample).integers(0, 256, NBYTES, dtype=np.uint8).tobytes()
+
+
+INDEX = make_index(
+    Entry(f"c{sample % 3}/{sample}.raw", sample % 3, NBYTES, zlib.crc32(content(sample))) for sample in range(N_SAMPLES)
+)
+BY_NAME = {name: content(sample) for sample, name in enumerate(INDEX.names)}
+
+
+class Shelf(Storage):
+    """Holds all files in memory; a test may let it fail."""
+
+    def __init__(self, files=BY_NAME):
+        super().__init__("shelf:")
+        self.files = dict(files)
+        self.reads = []
+        self.before = lambda name: None
+
+    def read(self, name):
+        self.before(name)
+        self.reads.append(name)
+        return self.files[name]
+
+    def close(self):
+        pass
+
+
+@dataclass
+class Cluster:
+    """Nodes of two ranks, in threads: a store, a disk and a server per node."""
+
+    folder: object
+    plan: Plan
+    n_slots: int = N_SAMPLES
+    storage: Shelf = field(default_factory=Shelf)
+    limits: Limits = field(default_factory=lambda: Limits(readers=3, decoders=2, wait_s=60, timeout_s=120))
+    decode: object = staticmethod(decode_raw)
+    with_peers: bool = True
+
+    def __post_init__(self):
+        self.stack, self.failed = ExitStack(), threading.Event()
+        geometry = Geometry(N_SAMPLES, self.n_slots, NBYTES, self.per_node)
+        self.loaders, self.caches, self.stores, servers, self.peers = [], [], [], [], []
+        for node in range(self.plan.world_size // self.per_node):
+            folder = self.folder / f"memory{node}"
+            folder.mkdir()
+            self.stores += [MemoryStore("s", geometry, folder=folder) for _ in range(self.per_node)]
+            self.caches.append(FileCache(self.folder / f"disk{node}", INDEX, capacity_nbytes=None))
+            servers.append(PeerServer(self.stores[-1], host="127.0.0.1", timeout_s=60))
+        self.servers = servers
+        addresses = [server.address for server in servers]
+        for rank, store in enumerate(self.stores):
+            place = Place(rank, self.per_node)
+            files = self.caches[place.node]
+            self.peers.append(Peers(geometry, address_of=addresses.__getitem__, timeout_s=60))
+            self.loaders.append(
+                Loader(
+                    look_up(self.plan),
+                    Sources(INDEX, self.storage, self.decode, SHAPE, files),
+                    place=place,
+                    store=store,
+                    board=store.board,
+                    failed=self.failed,
+                    peers=self.peers[-1] if self.with_peers else None,
+                    limits=self.limits,
+                )
+            )
+
+    @property
+    def per_node(self):
+        return self.plan.dataset.ranks_per_node
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for each in (*self.loaders, *self.peers, *self.servers, *self.stores, *self.caches):
+            each.close()
+
+    def load(self, rank, number):
+        """Return what a load brought: samples by their content, labels, counts."""
+        out, labels = torch.zeros(BATCH, *SHAPE, dtype=torch.uint8), torch.zeros(BATCH, dtype=torch.int64)
+        counts = self.loaders[rank].load(number, out, labels)
+        return [bytes(row.numpy().tobytes()) for row in out], labels.tolist(), counts
+
+    def run(self, first=0, until=None):
+        """Let all ranks run freely; check every batch, and return how many samples came from where."""
+        reads = list(look_up(self.plan))[first:until]
+        n_samples = np.zeros((len(reads), self.plan.world_size, 4), np.int64)
+
+        def work(rank):
+            n_elsewhere = 0
+            for at, batch in enumerate(reads):
+                rows, labels, counts = self.load(rank, batch.number)
+                wanted = batch.samples[rank].tolist()
+                assert rows == [content(sample) for sample in wanted]
+                assert labels == [sample % 3 for sample in wanted]
+                assert counts.nbytes.tolist() == (counts.n_samples * NBYTES).tolist()
+                n_samples[at, rank] = counts.n_samples
+                n_elsewhere += counts.n_elsewhere
+            return n_elsewhere
+
+        with ThreadPoolExecutor(self.plan.world_size) as pool:
+            self.n_elsewhere = sum(pool.map(work, range(self.plan.world_size)))
+        assert (n_samples.sum(axis=2) == BATCH).all()
+        return n_samples
+
+
+def planned(plan):
+    return np.array([[np.bincount(row, minlength=4) for row in batch.level] for batch in look_up(plan)])
+
+
+def plan_of(policy="datacache", *, nodes=2, per_node=2, epochs=EPOCHS, **options):
+    dataset = Dataset(N_SAMPLES, BATCH, per_node, NBYTES, (NBYTES,), **options)
+    n_steps = epochs * dataset.steps_per_epoch(nodes * per_node)
+    body = (Load("in", read=POLICIES[policy], keep=KEEP[policy]),)
+    buffers = [Buffer("in", BATCH * NBYTES, dtype="uint8", place="host")]
+    return Plan.from_steps(
+        policy, world_size=nodes * per_node, buffers=buffers, steps=[body] * n_steps, dataset=dataset
+    )
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(tmp_path):
+    before = set(threading.enumerate())
+    yield
+    assert {thread for thread in threading.enumerate() if thread.is_alive()} <= before
+    assert list(tmp_path.glob("memory*/*")) == []
+
+
+@pytest.mark.parametrize("shuffle", ["global", "node", "none"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_ranks_that_run_freely_read_what_the_plan_says(tmp_path, policy, shuffle):
+    plan = plan_of(policy, shuffle=shuffle)
+    with Cluster(tmp_path, plan) as cluster:
+        assert (cluster.run() == planned(plan)).all()
+        assert cluster.n_elsewhere == 0
+
+
+def test_second_epoch_asks_storage_for_what_was_left_out_before_only(tmp_path):
+    plan = plan_of("datacache")
+    with Cluster(tmp_path, plan) as cluster:
+        cluster.run()
+        assert max(cluster.storage.reads.count(name) for name in INDEX.names) <= 2  # once per node
+
+
+@pytest.mark.parametrize("policy", ["files", "memory", "datacache"])
+def test_caches_that_evict_follow_the_plan(tmp_path, policy):
+    plan = plan_of(policy, eviction="lru", memory_nbytes=10 * NBYTES, disk_nbytes=15 * NBYTES, shuffle="node")
+    assert any(batch.evicted_memory or batch.evicted_disk for batch in look_up(plan))
+    with Cluster(tmp_path, plan, n_slots=40) as cluster:
+        assert (cluster.run() == planned(plan)).all()
+        for rank, loader in enumerate(cluster.loaders):  # all have passed all loads
+            loader._agenda.leaving.carry_out(
+                10**6, cluster.stores[rank], cluster.caches[rank // 2], cluster.stores[rank].board
+            )
+        assert all(len(store) <= 10 for store in cluster.stores)
+        assert all(cache.used_nbytes() <= 15 * NBYTES for cache in cluster.caches)
+
+
+def test_memory_without_room_to_spare_only_costs_time(tmp_path):
+    """A fast rank finds it full of what the slow one still needs, waits a moment, and does not keep its samples."""
+    plan = plan_of("memory", nodes=1, eviction="lru", memory_nbytes=10 * NBYTES)
+    with Cluster(tmp_path, plan, n_slots=10, limits=Limits(readers=3, wait_s=0.02)) as cluster:
+        n_samples = cluster.run()
+        assert len(cluster.stores[0]) <= 10
+    assert n_samples[:, :, 0].sum() > 0
+
+
+def test_rank_keeps_its_samples_when_the_other_has_made_room(tmp_path):
+    plan = plan_of("memory", nodes=1, eviction="lru", memory_nbytes=6 * NBYTES)
+    with (
+        Cluster(tmp_path, plan, n_slots=6, limits=Limits(readers=3, wait_s=60)) as cluster,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        for rank in (0, 1):
+            cluster.load(rank, 0)
+        early = pool.submit(cluster.load, 0, 1)
+        cluster.load(1, 1)
+        assert early.result(timeout=60)[2].n_not_kept == 0
+        assert all(sample in cluster.stores[0] for sample in list(look_up(plan))[1].samples.reshape(-1).tolist())
+
+
+def test_sample_stays_until_the_slow_rank_has_passed(tmp_path):
+    plan = plan_of("memory", nodes=1, eviction="lru", memory_nbytes=12 * NBYTES)
+    first = next(batch for batch in look_up(plan) if batch.evicted_memory)
+    leaving = [sample for _, sample in first.evicted_memory]
+    with Cluster(tmp_path, plan, n_slots=40) as cluster:
+        store = cluster.stores[0]
+        for number in range(first.number):
+            for rank in (0, 1):
+                cluster.load(rank, number)
+        cluster.load(0, first.number)
+        assert all(sample in store for sample in leaving)
+        cluster.load(1, first.number)
+        assert not any(sample in store for sample in leaving)
+
+
+def test_grace_keeps_samples_for_slow_ranks_of_other_nodes(tmp_path):
+    plan = plan_of("memory", nodes=1, per_node=1, eviction="lru", memory_nbytes=12 * NBYTES)
+    first = next(batch for batch in look_up(plan) if batch.evicted_memory)
+    _, sample = first.evicted_memory[0]
+    with Cluster(tmp_path, plan, limits=Limits(grace=2)) as cluster:
+        for number in range(first.number + 2):
+            cluster.load(0, number)
+        assert sample in cluster.stores[0]
+        cluster.load(0, first.number + 2)
+        assert sample not in cluster.stores[0]
+
+
+def reads_of(number, samples, *, places, keeps_memory=False, keeps_disk=False, evicted=((), ())):
+    array = np.array(samples)
+    where = np.broadcast_to(np.array(places, dtype=np.uint8), array.shape)
+    flags = [np.full(array.shape, flag) for flag in (keeps_memory, keeps_disk)]
+    return BatchReads(number, 0, array, where, np.full(array.shape, -1), *flags, *evicted)
+
+
+def test_sample_that_a_fast_rank_brought_back_does_not_leave(tmp_path):
+    store = MemoryStore("memory", Geometry(9, 4, NBYTES), folder=tmp_path)
+    leaving = Leaving(Place(0, 1))
+    data = np.zeros(NBYTES, np.uint8)
+    for sample, number in ((1, 0), (2, 6)):
+        store.put(sample, data, number=number)
+    leaving.note(reads_of(5, [[1, 2]], places=STORAGE, evicted=(((0, 1), (0, 2), (3, 4)), ())))
+    leaving.carry_out(5, store, None, store.board)
+    assert 1 in store
+    leaving.carry_out(6, store, None, store.board)
+    assert (1 in store, 2 in store) == (False, True)
+    store.close()
+
+
+def test_sample_that_left_and_came_back_within_a_load_does_not_leave(tmp_path):
+    store = MemoryStore("memory", Geometry(9, 4, NBYTES), folder=tmp_path)
+    leaving, dropped = Leaving(Place(0, 1)), []
+
+    class Disk:
+        def evict(self, sample):
+            dropped.append(sample)
+
+    for sample in (1, 2):
+        store.put(sample, np.zeros(NBYTES, np.uint8), number=5)
+    evicted = ((0, 1), (0, 2))
+    leaving.note(reads_of(5, [[1, 3]], places=STORAGE, keeps_memory=True, keeps_disk=True, evicted=(evicted, evicted)))
+    leaving.carry_out(6, store, Disk(), store.board)
+    assert (1 in store, 2 in store, dropped) == (True, False, [2])
+    store.close()
+
+
+def test_file_that_a_fast_rank_brought_back_does_not_leave(tmp_path):
+    store = MemoryStore("memory", Geometry(9, 0, NBYTES, 2), folder=tmp_path)
+    board, evicted = store.board, []
+    board.kept_on_disk[[1, 2]] = 6, 7  # in load 5, and in load 6
+
+    class Disk:
+        def evict(self, sample):
+            evicted.append(sample)
+
+    for local in (0, 1):
+        leaving = Leaving(Place(local, 2))
+        leaving.note(reads_of(5, [[1, 2]], places=STORAGE, evicted=((), ((0, 1), (0, 2)))))
+        leaving.carry_out(6, store, Disk(), board)
+    assert evicted == [1]  # once: one rank of the node does it
+    store.close()
+
+
+def test_rank_waits_for_a_sample_that_another_one_is_about_to_bring(tmp_path):
+    plan = plan_of("memory", nodes=1)
+    per_epoch = plan.dataset.steps_per_epoch(2)
+    reads = list(look_up(plan))
+    last = reads[per_epoch - 1]
+    with Cluster(tmp_path, plan, limits=Limits(readers=3, wait_s=60)) as cluster:
+        for number in range(per_epoch - 1):
+            for rank in (0, 1):
+                cluster.load(rank, number)
+        cluster.load(0, last.number)
+        shared = set(last.samples[1].tolist())
+        number = next(n for n in range(per_epoch, 2 * per_epoch) if shared & set(reads[n].samples[0].tolist()))
+        with ThreadPoolExecutor(1) as pool:
+            early = [pool.submit(cluster.load, 0, each) for each in range(per_epoch, number + 1)]
+            cluster.load(1, last.number)
+            assert all(each.result(timeout=60)[2].n_elsewhere == 0 for each in early)
+
+
+def test_rank_that_waits_in_vain_reads_for_itself(tmp_path):
+    plan = plan_of("memory", nodes=1)
+    per_epoch = plan.dataset.steps_per_epoch(2)
+    with Cluster(tmp_path, plan, limits=Limits(readers=3, wait_s=0.01)) as cluster:
+        results = [cluster.load(0, number) for number in range(2 * per_epoch)]  # rank 1 does nothing
+    reads = list(look_up(plan))
+    for (rows, _, _), batch in zip(results, reads, strict=False):
+        assert rows == [content(sample) for sample in batch.samples[0].tolist()]
+    assert sum(counts.n_elsewhere for _, _, counts in results) > 0
+    assert sum(counts.n_samples[STORAGE] for _, _, counts in results[per_epoch:]) > 0
+
+
+def test_samples_come_from_disk_or_storage_when_a_peer_dies(tmp_path):
+    plan = plan_of("memory")
+    per_epoch = plan.dataset.steps_per_epoch(4)
+    with Cluster(tmp_path, plan) as cluster:
+        cluster.run(until=per_epoch)
+        for server in cluster.servers:
+            server.close()
+        n_samples = cluster.run(first=per_epoch)
+        expected = planned(plan)[per_epoch:]
+        assert n_samples[:, :, 1].sum() == 0
+        assert n_samples[:, :, 0].tolist() == expected[:, :, 0].tolist()
+        assert cluster.n_elsewhere == expected[:, :, 1].sum() > 0
+        assert n_samples[:, :, STORAGE].sum() == expected[:, :, [1, STORAGE]].sum()
+        assert all(peers.complaints for peers in cluster.peers)
+
+
+def test_without_peers_every_node_reads_for_itself(tmp_path):
+    plan = plan_of("datacache")
+    with Cluster(tmp_path, plan, with_peers=False) as cluster:
+        assert cluster.run()[:, :, 1].sum() == 0
+
+
+def test_sample_that_is_missing_in_memory_is_brought_back(tmp_path):
+    plan = plan_of("memory", nodes=1)
+    per_epoch = plan.dataset.steps_per_epoch(2)
+    with Cluster(tmp_path, plan) as cluster:
+        cluster.run(until=per_epoch)
+        lost = next(s for s in list(look_up(plan))[per_epoch].samples[1].tolist() if s in cluster.stores[0])
+        assert cluster.stores[0].evict(lost)
+        _, _, counts = cluster.load(1, per_epoch)
+        assert counts.n_elsewhere == 1
+        assert lost in cluster.stores[0]
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "removed"])
+def test_damaged_files_are_read_again_and_put_back(tmp_path, damage):
+    plan = plan_of("files", nodes=1)
+    per_epoch = plan.dataset.steps_per_epoch(2)
+    with Cluster(tmp_path, plan) as cluster:
+        cluster.run(until=per_epoch)
+        files = sorted(path for path in (tmp_path / "disk0").glob("[0-9a-f][0-9a-f]/*"))[:5]
+        assert len(files) == 5
+        for path in files:
+            match damage:
+                case "cut":
+                    path.write_bytes(path.read_bytes()[:-7])
+                case "changed":
+                    path.write_bytes(b"x" * NBYTES)
+                case "removed":
+                    path.unlink()
+        cluster.storage.reads.clear()
+        cluster.run(first=per_epoch)
+        n_new = planned(plan)[per_epoch:, :, STORAGE].sum()
+        assert cluster.n_elsewhere == len(cluster.storage.reads) - n_new
+        assert 0 < cluster.n_elsewhere <= 5
+
+
+def test_disk_that_is_full_only_costs_time(tmp_path, monkeypatch):
+    plan = plan_of("files", nodes=1)
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("real.data.filecache._write_all", refuse)
+    cluster = Cluster(tmp_path, plan)
+    with cluster, pytest.warns(RuntimeWarning, match="disk is full"):
+        n_samples = cluster.run()
+    assert n_samples[:, :, STORAGE].sum() == n_samples.sum()
+
+
+def test_store_that_is_too_small_only_costs_time(tmp_path):
+    plan = plan_of("datacache", nodes=1)
+    with Cluster(tmp_path, plan, n_slots=5) as cluster:
+        n_samples = cluster.run()
+    per_epoch = plan.dataset.steps_per_epoch(2)
+    assert n_samples[per_epoch:, :, 0].sum() <= 2 * 5
+    assert n_samples[per_epoch:, :, DISK].sum() > 0
+
+
+def test_storage_that_fails_is_one_error_that_names_the_sample(tmp_path):
+    def fail(name):
+        raise RunError(f"shelf: {name}: cannot be read; tried for 60 s")
+
+    with Cluster(tmp_path, plan_of("naive")) as cluster:
+        cluster.storage.before = fail
+        with pytest.raises(RunError, match=r"^load 0 of rank 3: sample (\d+) \((c\d/\1\.raw)\): shelf: \2: cannot"):
+            cluster.load(3, 0)
+
+
+def test_changed_file_on_storage_is_one_error_that_names_the_sample(tmp_path):
+    with Cluster(tmp_path, plan_of("datacache", shuffle="none")) as cluster:
+        cluster.storage.files[INDEX.names[4]] = b"y" * NBYTES
+        with pytest.raises(RunError, match=r"load 0 of rank 0: sample 4 \(c1/4\.raw\): .*has changed on the storage"):
+            cluster.load(0, 0)
+
+
+def test_storage_that_gives_half_a_file_once_is_asked_again(tmp_path):
+    with Cluster(tmp_path, plan_of("datacache", shuffle="none")) as cluster:
+        whole, name = cluster.storage.files[INDEX.names[4]], INDEX.names[4]
+        cluster.storage.files[name] = whole[:50]
+
+        def mend(read):
+            if cluster.storage.reads.count(name):
+                cluster.storage.files[name] = whole
+
+        cluster.storage.before = mend
+        rows, _, _ = cluster.load(0, 0)
+        assert whole in rows
+
+
+def test_decoder_that_fails_is_one_error_that_names_the_sample(tmp_path):
+    def decode(data, out, name):
+        raise ZeroDivisionError("in a decoder")
+
+    cluster = Cluster(tmp_path, plan_of("naive"), decode=decode)
+    with (
+        cluster,
+        pytest.raises(RunError, match=r"load 0 of rank 1: sample \d+ .*: decoding it failed: ZeroDivisionError: in a"),
+    ):
+        cluster.load(1, 0)
+
+
+def test_late_storage_is_one_error_that_counts_and_names(tmp_path):
+    go = threading.Event()
+    with Cluster(tmp_path, plan_of("naive"), limits=Limits(readers=2, timeout_s=0.1)) as cluster:
+        cluster.storage.before = lambda _: go.wait(60)
+        with pytest.raises(
+            RunError, match=r"rank 0: 3 samples have not come in 0\.1 s, among .*, planned from storage"
+        ):
+            cluster.load(0, 0)
+        go.set()
+
+
+def test_run_that_has_failed_elsewhere_ends_a_load(tmp_path):
+    go = threading.Event()
+    with Cluster(tmp_path, plan_of("naive")) as cluster:
+        cluster.storage.before = lambda _: (cluster.failed.set(), go.wait(60))
+        with pytest.raises(RunError, match="load 0 of rank 0: the run has failed"):
+            cluster.load(0, 0)
+        go.set()
+
+
+def test_loads_go_forward_only_and_end_with_the_plan(tmp_path):
+    plan = plan_of("naive", epochs=1)
+    with Cluster(tmp_path, plan) as cluster:
+        cluster.load(0, 2)
+        with pytest.raises(RunError, match="load 2 of rank 0: the next one is 3"):
+            cluster.load(0, 2)
+        with pytest.raises(RunError, match="load 99 of rank 0: the plan has no such load"):
+            cluster.load(0, 99)
+
+
+def test_ranks_that_begin_in_the_middle_fill_their_caches_again(tmp_path):
+    plan = plan_of("memory", nodes=1)
+    per_epoch = plan.dataset.steps_per_epoch(2)
+    with Cluster(tmp_path, plan) as cluster:
+        cluster.run(first=per_epoch)
+        assert cluster.n_elsewhere > 0
+        assert sum(sample in cluster.stores[0] for sample in range(N_SAMPLES)) >= per_epoch * 2 * BATCH
+
+
+def test_rank_that_begins_in_the_middle_lets_nobody_wait_for_what_was_before(tmp_path):
+    seen = []
+
+    def decode(data, out, name):
+        seen.append((cluster.stores[0].board.n_read.tolist(), cluster.stores[0].board.n_kept.tolist()))
+        decode_raw(data, out, name)
+
+    with Cluster(tmp_path, plan_of("naive", nodes=1), decode=decode) as cluster:
+        cluster.load(1, 5)
+    assert seen == [([0, 5], [0, 5])] * BATCH
+
+
+@pytest.mark.parametrize(
+    "out", [torch.zeros(BATCH, 99, dtype=torch.uint8), torch.zeros(BATCH, 100), torch.zeros(100, BATCH).byte().T]
+)
+def test_batch_of_another_form_is_refused(tmp_path, out):
+    agenda = Agenda(look_up(plan_of("naive")), N_SAMPLES, Place(0, 2))
+    with pytest.raises(RunError, match="must be contiguous uint8, 3 samples of 100 bytes"):
+        agenda.rows(agenda.advance(0), out, NBYTES)
+
+
+def test_loader_that_was_closed_says_so(tmp_path):
+    with Cluster(tmp_path, plan_of("naive")) as cluster:
+        cluster.loaders[0].close()
+        with pytest.raises(RunError, match="the loader was closed"):
+            cluster.load(0, 0)
+
+
+def picture(kind="JPEG", size=(640, 480), mode="RGB"):
+    ramp = np.linspace(0, 255, size[0])[None, :] * np.ones((size[1], 1))
+    image = Image.fromarray(ramp.astype(np.uint8)).convert(mode)
+    file = io.BytesIO()
+    image.save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize(("size", "mode"), [((640, 480), "RGB"), ((480, 640), "L"), ((100, 90), "RGB")])
+def test_images_of_any_size_become_samples_whose_centre_is_theirs(kind, size, mode):
+    out = np.zeros((3, 64, 96), np.uint8)
+    decode_image(picture(kind, size, mode), out, "a")
+    left, middle, right = (float(out[:, :, column].mean()) for column in (0, 47, 95))
+    assert middle == pytest.approx(127, abs=4)
+    assert left + right == pytest.approx(254, abs=4)
+    visible = min(size[0], size[1] * 96 / 64) / size[0]  # the share of the ramp that is not cut off
+    assert right - left == pytest.approx(255 * visible, rel=0.05)
+    assert np.ptp(out, axis=1).max() <= 6  # the ramp goes to the right
+
+
+def test_grey_samples_have_one_channel():
+    out = np.zeros((1, 32, 32), np.uint8)
+    decode_image(picture(), out, "a")
+    assert out.mean() == pytest.approx(127, abs=3)
+
+
+def test_large_jpegs_are_decoded_small(monkeypatch):
+    sizes, resize = [], Image.Image.resize
+    monkeypatch.setattr(Image.Image, "resize", lambda self, *args: sizes.append(self.size) or resize(self, *args))
+    decode_image(picture(size=(1600, 1200)), np.zeros((3, 224, 224), np.uint8), "a")
+    assert sizes == [(400, 300)]  # a quarter: an eighth would be too small
+
+
+@pytest.mark.parametrize("data", [b"", b"no image", picture()[:2000], picture("PNG")[:300]])
+def test_damaged_image_is_named(data):
+    with pytest.raises(RunError, match=rf"dog/7\.jpg: {len(data)} bytes that are no whole image"):
+        decode_image(data, np.zeros((3, 32, 32), np.uint8), "dog/7.jpg")
+
+
+def test_samples_of_images_have_the_channels_of_images():
+    with pytest.raises(RunError, match=r"a\.jpg: images become samples of 1 or 3 channels, not of 4"):
+        decode_image(picture(), np.zeros((4, 32, 32), np.uint8), "a.jpg")
+
+
+def test_raw_sample_of_another_size_is_named():
+    with pytest.raises(RunError, match=r"a\.raw: 99 bytes, a raw sample of shape \[1, 4, 25\] has 100"):
+        decode_raw(b"x" * 99, np.zeros(SHAPE, np.uint8), "a.raw")
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_dataset_serves_a_data_loader_and_reads_storage_once(tmp_path, n_workers):
+    store = MemoryStore("memory", Geometry(N_SAMPLES, 20, NBYTES), folder=tmp_path)
+    with FileCache(tmp_path / "disk", INDEX, capacity_nbytes=None) as files:
+        sources = Sources(INDEX, Shelf(), decode_raw, SHAPE, files)
+        dataset = CachedDataset(sources, store)
+        for _ in range(2):
+            loader = DataLoader(
+                dataset,
+                batch_size=8,
+                shuffle=True,
+                num_workers=n_workers,
+                multiprocessing_context="fork" if n_workers else None,
+            )
+            seen = [
+                (row.numpy().tobytes(), int(label))
+                for rows, labels in loader
+                for row, label in zip(rows, labels, strict=True)
+            ]
+            assert sorted(seen) == sorted((content(sample), sample % 3) for sample in range(N_SAMPLES))
+        assert len(store) == 20
+        empty = CachedDataset(replace(sources, storage=Shelf({})), store)
+        assert len(empty) == N_SAMPLES
+        assert all(empty[sample][0].numpy().tobytes() == content(sample) for sample in range(N_SAMPLES))
+    store.close()
+
+
+def test_dataset_without_caches_is_storage(tmp_path):
+    storage = Shelf()
+    dataset = CachedDataset(Sources(INDEX, storage, decode_raw, SHAPE))
+    assert [label for _, label in dataset.__getitems__([3, 4, 3])] == [0, 1, 0]
+    assert len(storage.reads) == 3
+
+
+def test_dataset_goes_to_workers_that_are_spawned(tmp_path):
+    from real.data.storages import open_storage
+
+    for name, data in BY_NAME.items():
+        (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "set" / name).write_bytes(data)
+    store = MemoryStore("memory", Geometry(N_SAMPLES, 20, NBYTES), folder=tmp_path)
+    files = FileCache(tmp_path / "disk", INDEX, capacity_nbytes=None)
+    sources = Sources(INDEX, open_storage(str(tmp_path / "set")), decode_raw, SHAPE, files)
+    copy = pickle.loads(pickle.dumps(CachedDataset(sources, store)))
+    assert copy[5][0].numpy().tobytes() == content(5)
+    assert 5 in store
+    assert os.listdir(tmp_path / "disk")
+    copy.store.close()
+    copy.sources.files.close()
+    files.close()
+    store.close()
+
+
+def test_benchmark_tells_machines_what_it_measured():
+    command = [sys.executable, ROOT / "benchmarks" / "loader.py", "--quick", "--json"]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert found["memory"]["get over memcpy"] > 0
+    assert found["loader"]["loader over DataLoader"] > 0
+    assert [target["reached"] for target in found["targets"]] == [
+        found["memory"]["get over memcpy"],
+        found["loader"]["loader over DataLoader"],
+    ]

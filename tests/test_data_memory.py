@@ -1,0 +1,636 @@
+"""Samples in memory: whole or not at all, whoever writes, dies or asks from elsewhere; and nothing is left behind."""
+
+import errno
+import os
+import pickle
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from processes import reserved_port, run, start
+
+from real.data import board as boards
+from real.data import memory, segment
+from real.data.board import Board, Want, wait_for
+from real.data.memory import Geometry, MemoryStore
+from real.data.peers import Peers, PeerServer
+from real.data.redis_store import RedisStore
+from real.data.segment import SHARED_MEMORY, remove_stale
+from real.data.wire import HEAD, HELLO, packed, receive, send, unpacked
+from simdist.errors import RunError
+
+NBYTES = 1000
+SMALL = Geometry(n_samples=20, n_slots=4, sample_nbytes=NBYTES, ranks_per_node=2)
+NEVER = threading.Event()
+
+
+def pattern(sample, nbytes=NBYTES):
+    """Return a sample whose every part tells which it is."""
+    return np.random.default_rng(sample).integers(0, 256, nbytes, dtype=np.uint8)
+
+
+def fetched(store, sample):
+    out = np.zeros(NBYTES, np.uint8)
+    return out if store.get(sample, out) else None
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = MemoryStore("a", SMALL, folder=tmp_path)
+    yield opened
+    opened.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_sample_comes_back_as_it_was_put(store):
+    assert store.put(7, pattern(7))
+    assert (fetched(store, 7) == pattern(7)).all()
+    assert fetched(store, 8) is None
+    assert 7 in store
+    assert 8 not in store
+    assert len(store) == 1
+
+
+def test_tensors_of_any_shape_are_samples_too(store):
+    store.put(3, torch.from_numpy(pattern(3)).view(10, 100))
+    out = torch.zeros(2, 500, dtype=torch.uint8)
+    assert store.get_many([5, 3], [torch.empty(NBYTES, dtype=torch.uint8), out]) == [False, True]
+    assert (out.numpy().reshape(-1) == pattern(3)).all()
+
+
+@pytest.mark.parametrize(
+    "wrong", [np.zeros(NBYTES - 1, np.uint8), np.zeros(NBYTES, np.int8), np.zeros((2, NBYTES), np.uint8)[:, ::2]]
+)
+def test_what_is_no_sample_is_refused_by_both(store, wrong):
+    for act in (store.put, store.get):
+        with pytest.raises(RunError, match=r"sample 2: .* must be contiguous uint8 of 1000 bytes"):
+            act(2, wrong)
+    assert len(store) == 0
+
+
+def test_full_store_refuses_and_keeps_what_it_has(store):
+    assert [store.put(sample, pattern(sample)) for sample in range(6)] == [True] * 4 + [False] * 2
+    assert all((fetched(store, sample) == pattern(sample)).all() for sample in range(4))
+    assert store.put(2, pattern(2))  # is there already
+    assert store.evict(1)
+    assert not store.evict(1)
+    assert store.put(5, pattern(5))
+    assert [sample in store for sample in range(6)] == [True, False, True, True, False, True]
+
+
+def test_store_without_room_for_samples_is_a_board_only(tmp_path):
+    store = MemoryStore("a", Geometry(20, 0, NBYTES), folder=tmp_path)
+    assert not store.put(0, pattern(0))
+    assert store.board.slowest() == 0
+    store.close()
+
+
+def test_sample_that_a_later_load_kept_again_does_not_leave(store):
+    store.put(1, pattern(1), number=3)
+    store.put(1, pattern(1), number=8)
+    assert not store.evict(1, number=7)
+    assert 1 in store
+    assert store.evict(1, number=8)
+    store.put(1, pattern(1), number=2)  # what was before it left is forgotten
+    assert store.evict(1, number=2)
+
+
+def test_reader_whose_sample_leaves_while_it_copies_does_not_get_it(store, monkeypatch):
+    copy = np.copyto
+    store.put(1, pattern(1))
+
+    def copy_late(out, data):
+        monkeypatch.setattr(np, "copyto", copy)
+        store.evict(1)
+        for sample in range(2, 6):
+            assert store.put(sample, pattern(sample))
+        copy(out, data)
+
+    monkeypatch.setattr(np, "copyto", copy_late)
+    assert fetched(store, 1) is None
+
+
+def test_of_two_writers_of_a_sample_one_wins_and_the_other_leaves_no_trace(store, monkeypatch):
+    copy = np.copyto
+
+    def copy_late(out, data):
+        monkeypatch.setattr(np, "copyto", copy)
+        assert store.put(1, pattern(1), number=5)
+        copy(out, data)
+
+    monkeypatch.setattr(np, "copyto", copy_late)
+    assert store.put(1, pattern(1), number=4)
+    assert len(store) == 1
+    assert not store.evict(1, number=4)
+    assert all(store.put(sample, pattern(sample)) for sample in (2, 3, 4))
+
+
+def test_threads_that_write_read_and_evict_see_whole_samples_only(tmp_path):
+    store = MemoryStore("a", Geometry(50, 8, NBYTES), folder=tmp_path)
+
+    def work(seed):
+        draw = np.random.default_rng(seed)
+        seen = 0
+        for sample in draw.integers(0, 50, 300).tolist():
+            store.put(sample, pattern(sample))
+            if (found := fetched(store, sample)) is not None:
+                assert (found == pattern(sample)).all()
+                seen += 1
+            store.evict(int(draw.integers(0, 50)))
+        return seen
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(work, range(4))) > 100
+    for sample in range(50):
+        store.evict(sample)
+    assert all(store.put(sample, pattern(sample)) for sample in range(8))  # no slot was lost
+    store.close()
+
+
+def put_own_half(folder):
+    """Put some samples, then those of the other rank must come."""
+    rank = int(os.environ["RANK"])
+    store = MemoryStore("shared", Geometry(40, 40, NBYTES, 2), folder=folder)
+    for sample in range(rank, 40, 2):
+        assert store.put(sample, pattern(sample))
+    store.board.n_kept[rank] = 1
+    for sample in range(40):
+        assert wait_for(Want(sample, sample % 2, 0), store.__contains__, store.board, wait_s=30, stop=NEVER)
+        assert (fetched(store, sample) == pattern(sample)).all()
+    store.board.n_read[rank] = 1
+    while store.board.slowest() < 1:
+        time.sleep(0.01)
+    store.close()
+
+
+def test_two_processes_share_a_store(tmp_path):
+    endings = run(put_own_half, 2, tmp_path)
+    assert [ending.code for ending in endings.values()] == [0, 0], endings
+    assert list(tmp_path.iterdir()) == []
+
+
+def die_while_writing(folder):
+    store = MemoryStore("shared", SMALL, folder=folder)
+    store.put(0, pattern(0))
+
+    def half(out, data):
+        out[: NBYTES // 2] = data[: NBYTES // 2]
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    memory.np.copyto = half
+    store.put(1, pattern(1))
+
+
+def test_writer_that_is_killed_leaves_no_sample_and_its_slot_is_used_again(tmp_path):
+    store = MemoryStore("shared", SMALL, folder=tmp_path)
+    assert run(die_while_writing, 1, tmp_path)[0].code == -signal.SIGKILL
+    assert (fetched(store, 0) == pattern(0)).all()
+    assert fetched(store, 1) is None
+    assert all(store.put(sample, pattern(sample)) for sample in (1, 2, 3))
+    assert not store.put(4, pattern(4))
+    assert all((fetched(store, sample) == pattern(sample)).all() for sample in range(4))
+    store.close()
+
+
+def die_with_the_lock(folder):
+    store = MemoryStore("shared", SMALL, folder=folder)
+    with store._segment.locked():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_process_that_is_killed_inside_the_lock_lets_others_in(tmp_path):
+    store = MemoryStore("shared", SMALL, folder=tmp_path)
+    assert run(die_with_the_lock, 1, tmp_path)[0].code == -signal.SIGKILL
+    assert store.put(1, pattern(1))
+    store.close()
+
+
+def fork_inside_the_lock(folder):
+    """Hold the lock while a forked child asks for it: it comes in when the parent has left."""
+    store = MemoryStore("forked", SMALL, folder=folder)
+    begun, entered = os.pipe(), os.pipe()
+    with store._segment.locked():
+        if not os.fork():
+            os.write(begun[1], b"x")
+            with store._segment.locked():
+                os.write(entered[1], b"child entered")
+            os._exit(0)
+        os.read(begun[0], 1)
+        time.sleep(0.1)  # for a child that need not wait
+        os.write(entered[1], b"parent left, ")
+    os.wait()
+    print(os.read(entered[0], 99).decode())
+    store.close()
+
+
+def test_forked_child_and_parent_exclude_each_other(tmp_path):
+    ending = run(fork_inside_the_lock, 1, tmp_path)[0]
+    assert ending.output.strip() == "parent left, child entered"
+
+
+def open_and_wait(folder):
+    MemoryStore("killed", SMALL, folder=folder).put(1, pattern(1))
+    print("open")
+    time.sleep(60)
+
+
+def test_segment_of_a_killed_process_is_removed_when_something_new_begins(tmp_path):
+    with start(open_and_wait, 1, tmp_path) as ranks:
+        ranks.until("open")
+        assert remove_stale(tmp_path) == []  # it lives
+        assert [path.name for path in tmp_path.iterdir()] == ["simdist-killed"]
+        ranks.signal(0, signal.SIGKILL)
+        ranks.wait()
+    other = MemoryStore("other", SMALL, folder=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["simdist-other"]
+    other.close()
+
+
+def test_stale_segment_of_the_same_name_is_begun_anew(tmp_path):
+    (tmp_path / "simdist-a").write_bytes(b"left by a crash")
+    store = MemoryStore("a", SMALL, folder=tmp_path)
+    assert len(store) == 0
+    store.close()
+
+
+def test_file_that_vanishes_before_it_is_locked_is_opened_anew(tmp_path, monkeypatch):
+    lock, n_calls = segment.fcntl.flock, []
+
+    def vanish(fd, how):
+        if not n_calls:
+            (tmp_path / "simdist-a").unlink()
+        n_calls.append(how)
+        lock(fd, how)
+
+    monkeypatch.setattr(segment.fcntl, "flock", vanish)
+    store = MemoryStore("a", SMALL, folder=tmp_path)
+    assert (tmp_path / "simdist-a").exists()
+    store.close()
+
+
+def test_segment_that_replaced_a_stale_one_is_not_removed_in_its_place(tmp_path, monkeypatch):
+    path, lock = tmp_path / "simdist-a", segment.fcntl.flock
+    path.touch()
+    opened = []
+
+    def replaced(fd, how):
+        monkeypatch.setattr(segment.fcntl, "flock", lock)
+        path.unlink()
+        opened.append(MemoryStore("a", SMALL, folder=tmp_path))
+        lock(fd, how)
+
+    monkeypatch.setattr(segment.fcntl, "flock", replaced)
+    assert remove_stale(tmp_path) == []
+    assert path.exists()
+    opened[0].close()
+
+
+def test_store_without_a_name_goes_on_and_leaves_nothing(tmp_path):
+    one, two = (MemoryStore("a", SMALL, folder=tmp_path) for _ in range(2))
+    one.unlink()
+    two.unlink()
+    assert list(tmp_path.iterdir()) == []
+    one.put(1, pattern(1))
+    assert (fetched(two, 1) == pattern(1)).all()
+    later = MemoryStore("a", SMALL, folder=tmp_path)
+    one.close()
+    two.close()
+    assert (tmp_path / "simdist-a").exists()  # which is that of somebody else by now
+    later.close()
+
+
+def test_shared_memory_is_empty_after_a_store_was_used():
+    name = f"test-{os.getpid()}"
+    store = MemoryStore(name, SMALL)
+    path = SHARED_MEMORY / f"simdist-{name}"
+    assert path.stat().st_blocks * 512 >= 4 * NBYTES  # memory was taken, not promised
+    store.close()
+    assert not path.exists()
+
+
+def test_store_that_does_not_fit_says_what_it_needs_and_what_there_is(tmp_path):
+    huge = Geometry(20, 10**6, 10**12)
+    with pytest.raises(RunError, match=r"simdist-a: needs 1,000,000,\d{3},\d{3},\d{3},\d{3} bytes .* has [\d,]+ left"):
+        MemoryStore("a", huge, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_memory_that_is_gone_when_it_is_taken_leaves_no_file(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(segment.os, "posix_fallocate", refuse)
+    with pytest.raises(RunError, match="No space left"):
+        MemoryStore("a", SMALL, folder=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stores_of_one_name_must_be_alike(store, tmp_path):
+    with pytest.raises(RunError, match=r"others share it as 4 slots of 1000 .* this process as 5 slots of 1000"):
+        MemoryStore("a", Geometry(20, 5, NBYTES, 2), folder=tmp_path)
+
+
+def test_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(RunError, match=r"nowhere/simdist-a: .* No such file"):
+        MemoryStore("a", SMALL, folder=tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("sizes", [(0, 1, 1), (1, -1, 1), (1, 1, 0), (1, 1, 1, 0)])
+def test_geometry_must_make_sense(sizes):
+    with pytest.raises(RunError, match="must be at least"):
+        Geometry(*sizes)
+
+
+def test_pickled_store_is_the_same_store(store):
+    store.put(1, pattern(1))
+    other = pickle.loads(pickle.dumps(store))
+    assert (fetched(other, 1) == pattern(1)).all()
+    other.close()
+
+
+def board_of(n_ranks, n_samples=4):
+    return Board(*(np.zeros(n, np.int64) for n in (n_ranks, n_ranks, n_samples)), nullcontext)
+
+
+def test_wait_ends_when_who_should_bring_the_sample_has_passed():
+    board = board_of(2)
+    board.n_kept[1] = 4
+    assert not wait_for(Want(0, 1, 3), lambda _: False, board, wait_s=60, stop=NEVER)
+    looks = iter([False, False, True])
+    assert wait_for(Want(0, 1, 4), lambda _: next(looks), board, wait_s=60, stop=NEVER)
+
+
+def test_wait_finds_a_sample_that_came_while_its_rank_passed():
+    board, looks = board_of(1), iter([False, True])
+    board.n_kept[0] = 5
+    assert wait_for(Want(0, 0, 4), lambda _: next(looks), board, wait_s=60, stop=NEVER)
+
+
+def test_wait_ends_when_time_is_over_or_the_run_is(monkeypatch):
+    monkeypatch.setattr(boards, "_LOOK_AGAIN_S", 1e-4)
+    assert not wait_for(Want(0, 0, 4), lambda _: False, board_of(1), wait_s=0.001, stop=NEVER)
+    over = threading.Event()
+    over.set()
+    assert not wait_for(Want(0, 0, 4), lambda _: False, board_of(1), wait_s=60, stop=over)
+
+
+@pytest.fixture
+def peer(store):
+    """Serve a store, and ask it."""
+    before = set(threading.enumerate())
+    with (
+        PeerServer(store, host="127.0.0.1", timeout_s=60) as server,
+        Peers(SMALL, address_of=lambda _: server.address, timeout_s=60) as peers,
+    ):
+        yield server, peers
+    assert set(threading.enumerate()) <= before
+
+
+def asked(peers, *wants, wait_s=0.0, node=1):
+    outs = [np.zeros(NBYTES, np.uint8) for _ in wants]
+    there = peers.get_many(node, [Want(want) if isinstance(want, int) else want for want in wants], outs, wait_s=wait_s)
+    return [out if found else None for out, found in zip(outs, there, strict=True)]
+
+
+def test_peer_gives_what_it_has(store, peer):
+    _, peers = peer
+    for sample in (3, 5):
+        store.put(sample, pattern(sample))
+    for _ in range(2):  # over one connection
+        three, four, five, outside = asked(peers, 3, 4, 5, 999)
+        assert (three == pattern(3)).all()
+        assert (five == pattern(5)).all()
+        assert four is None
+        assert outside is None
+    assert peers.complaints == {}
+
+
+def test_threads_ask_a_peer_at_once(store, peer):
+    _, peers = peer
+    for sample in range(4):
+        store.put(sample, pattern(sample))
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda i: asked(peers, i % 4)[0], range(40)))
+    assert all((each == pattern(i % 4)).all() for i, each in enumerate(found))
+
+
+def test_peer_waits_for_a_sample_that_is_about_to_come(store, peer):
+    _, peers = peer
+    later = threading.Timer(0.05, lambda: store.put(2, pattern(2)))
+    later.start()
+    [found] = asked(peers, Want(2, local_rank=1, number=0), wait_s=30)
+    later.join()
+    assert (found == pattern(2)).all()
+
+
+def test_peer_does_not_wait_for_a_sample_whose_load_is_over(store, peer):
+    _, peers = peer
+    store.board.n_kept[1] = 1
+    assert asked(peers, Want(2, local_rank=1, number=0), wait_s=1e6) == [None]
+
+
+def test_sample_that_leaves_while_it_is_sent_is_not_there(store, peer, monkeypatch):
+    _, peers = peer
+    store.put(2, pattern(2))
+
+    def send_late(connection, buffers, *, deadline_s):
+        if len(buffers) == 2:  # flags and a sample
+            store.evict(2)
+        send(connection, buffers, deadline_s=deadline_s)
+
+    monkeypatch.setattr("real.data.peers.send", send_late)
+    assert asked(peers, 2) == [None]
+
+
+def test_peer_that_has_ended_has_nothing_and_is_named(store, peer):
+    server, peers = peer
+    store.put(2, pattern(2))
+    assert asked(peers, 2)[0] is not None
+    server.close()
+    assert asked(peers, 2) == [None]
+    assert peers.complaints[1].startswith(f"node 1 ({server.address}): ")
+    assert asked(peers, 2) == [None]  # is left alone for a while
+
+
+def test_peer_that_comes_back_at_another_address_is_found(store):
+    store.put(2, pattern(2))
+    servers = [PeerServer(store, host="127.0.0.1")]
+    with Peers(SMALL, address_of=lambda _: servers[-1].address, retry_s=0) as peers:
+        assert asked(peers, 2)[0] is not None
+        servers[0].close()
+        assert asked(peers, 2) == [None]
+        servers.append(PeerServer(store, host="127.0.0.1"))
+        assert asked(peers, 2)[0] is not None
+    servers[1].close()
+
+
+def test_nobody_at_an_address_is_a_complaint():
+    with reserved_port() as port, Peers(SMALL, address_of=lambda _: f"127.0.0.1:{port}") as peers:
+        assert asked(peers, 2, 3, node=7) == [None, None]
+        assert "node 7" in peers.complaints[7]
+        assert "refused" in peers.complaints[7]
+
+
+@pytest.fixture
+def stranger():
+    """Accept connections, and say what the test tells it to."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    accepted = []
+
+    def begin(words):
+        def accept():
+            connection, _ = listener.accept()
+            accepted.append(connection)
+            connection.sendall(words)
+
+        thread = threading.Thread(target=accept)
+        thread.start()
+        return thread, f"127.0.0.1:{listener.getsockname()[1]}"
+
+    yield begin
+    for connection in accepted:
+        connection.close()
+    listener.close()
+
+
+def greeting(n_samples=20, nbytes=NBYTES, magic=b"simdist1"):
+    return HELLO.pack(magic, n_samples, nbytes)
+
+
+@pytest.mark.parametrize("words", [b"", greeting(), greeting() + b"\1" + b"x" * 10], ids=["mute", "idle", "half"])
+def test_peer_that_hangs_is_given_up(stranger, words):
+    thread, address = stranger(words)
+    with Peers(SMALL, address_of=lambda _: address, timeout_s=0.2) as peers:
+        assert asked(peers, 2) == [None]
+        assert peers.complaints[1] == f"node 1 ({address}): no answer in 0.2 s"
+    thread.join()
+
+
+def test_peer_that_is_something_else_is_a_complaint(stranger):
+    thread, address = stranger(greeting(magic=b"HTTP/1.1"))
+    with Peers(SMALL, address_of=lambda _: address) as peers:
+        assert asked(peers, 2) == [None]
+        assert "does not serve samples" in peers.complaints[1]
+    thread.join()
+
+
+def test_peer_of_another_data_set_is_an_error(stranger):
+    thread, address = stranger(greeting(n_samples=21))
+    with (
+        Peers(SMALL, address_of=lambda _: address) as peers,
+        pytest.raises(RunError, match=rf"node 1 \({address}\) serves 21 samples of 1000 bytes, this rank reads 20"),
+    ):
+        asked(peers, 2)
+    thread.join()
+
+
+def test_closing_ends_a_wait_for_a_peer(stranger):
+    thread, address = stranger(greeting())
+    peers = Peers(SMALL, address_of=lambda _: address, timeout_s=60)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(asked, peers, 2)
+        thread.join()
+        while not peers._open:
+            time.sleep(0.005)
+        peers.close()
+        assert waiting.result(timeout=30) == [None]
+
+
+def test_server_outlives_clients_that_talk_nonsense(store, peer):
+    server, peers = peer
+    host, port = server.address.split(":")
+    for words in (b"GET / HTTP/1.1\r\n\r\n" * 4, greeting() + HEAD.pack(-5, 0.0), greeting() + HEAD.pack(3, 0.0)):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(words)
+    store.put(2, pattern(2))
+    assert asked(peers, 2)[0] is not None
+
+
+def test_wants_survive_the_wire():
+    wants = [Want(5, 1, 10**12), Want(6)]
+    assert unpacked(packed(wants)) == wants
+
+
+def test_many_buffers_are_sent_whole_although_the_kernel_takes_parts():
+    ours, theirs = socket.socketpair()
+    data = [pattern(i, 997) for i in range(1500)]
+    with ours, theirs, ThreadPoolExecutor(1) as pool:
+        deadline_s = time.monotonic() + 30
+        sending = pool.submit(send, ours, [each.data for each in data], deadline_s=deadline_s)
+        got = bytearray(997 * 1500)
+        receive(theirs, got, deadline_s=deadline_s)
+        sending.result()
+    assert bytes(got) == b"".join(each.tobytes() for each in data)
+
+
+def test_address_that_is_not_of_this_machine_is_named(store):
+    with pytest.raises(RunError, match=r"serving samples at 203\.0\.113\.1"):
+        PeerServer(store, host="203.0.113.1")
+
+
+@pytest.fixture
+def redis_server(tmp_path):
+    pytest.importorskip("redis", reason="redis-py is not installed")
+    if shutil.which("redis-server") is None:
+        pytest.skip("no redis-server on this machine")
+    socket_path = tmp_path / "redis"
+    options = ["--port", 0, "--unixsocket", socket_path, "--save", "", "--dir", tmp_path, "--maxmemory", "9mb"]
+    with subprocess.Popen(["redis-server", *map(str, options)], stdout=subprocess.DEVNULL) as server:
+        deadline_s = time.monotonic() + 60
+        while not socket_path.exists() and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        yield f"unix://{socket_path}", server
+        server.terminate()
+
+
+def test_redis_does_what_shared_memory_does(redis_server):
+    redis_url, _ = redis_server
+    store = RedisStore(redis_url, prefix="a", sample_nbytes=NBYTES)
+    for sample in range(40):
+        assert store.put(sample, pattern(sample))
+    outs = np.zeros((41, NBYTES), np.uint8)
+    assert store.get_many(range(41), outs) == [True] * 40 + [False]
+    assert all((out == pattern(sample)).all() for sample, out in enumerate(outs[:40]))
+    assert store.evict(3)
+    assert not store.evict(3)
+    assert 3 not in store
+    assert 4 in store
+    other = RedisStore(redis_url, prefix="b", sample_nbytes=NBYTES)
+    assert fetched(other, 4) is None
+    smaller = RedisStore(redis_url, prefix="a", sample_nbytes=10)
+    with pytest.raises(RunError, match="a:4 has 1000 bytes, samples of this run 10"):
+        smaller.get(4, np.zeros(10, np.uint8))
+    large = RedisStore(redis_url, prefix="c", sample_nbytes=10**6)
+    kept = [large.put(sample, np.zeros(10**6, np.uint8)) for sample in range(12)]
+    assert kept[0]
+    assert not kept[-1]
+    assert large.complaint == ""
+    for each in (store, other, smaller, large):
+        each.close()
+
+
+def test_redis_that_ends_has_nothing_any_more(redis_server):
+    url, server = redis_server
+    store = RedisStore(url, prefix="a", sample_nbytes=NBYTES)
+    store.put(1, pattern(1))
+    assert 1 in store
+    server.terminate()
+    server.wait()
+    assert fetched(store, 1) is None
+    assert [store.put(1, pattern(1)), store.evict(1), 1 in store] == [False] * 3
+    assert store.complaint.startswith(f"Redis at {url}: ")
+    store.close()
+
+
+def test_redis_that_is_not_there_is_named():
+    pytest.importorskip("redis", reason="redis-py is not installed")
+    with reserved_port() as port, pytest.raises(RunError, match=rf"Redis at .*:{port}: .*; is the server running"):
+        RedisStore(f"redis://127.0.0.1:{port}", prefix="a", sample_nbytes=1)
