@@ -1,0 +1,98 @@
+"""TensorFlow's benchmarks on K80 GPUs that read ImageNet from EFS: images per second, published and simulated.
+
+python experiments/efs_k80/run.py           print the tables
+python experiments/efs_k80/run.py --write   write them into the README
+"""
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from simdist.analysis import step_end_s
+from simdist.build import simulate
+from simdist.report import page_command
+from simdist.scenario import Scenario, load
+
+HERE = Path(__file__).parent
+PUBLISHED = json.loads((HERE / "published.json").read_text(encoding="utf-8"))
+MODELS: dict[str, int] = PUBLISHED["batch"]
+GPUS: list[int] = PUBLISHED["gpus"]
+N_WARMUP_STEPS = 10
+RECORD_NBYTES = 114_660  # mlcommons/storage, configs/dlio/workload/resnet50_a100.yaml: record_length_bytes 114660.07
+DECODE_SOURCE = ("Google Compute Engine", "AlexNet", 8)
+"""The one row that is an input: what decoding costs is taken from it."""
+
+
+def scenario(machine: str, model: str, n_gpus: int, *, bandwidth_Bps: float | None = None) -> Scenario:
+    """Return a model on some GPUs, which compute a step as long as they did with synthetic data.
+
+    Args:
+        machine: Its disk and its rates of synthetic data.
+        model: Name.
+        n_gpus: GPUs of the machine that train.
+        bandwidth_Bps: Of the disk; as published if None.
+    """
+    base, published = load(HERE / "scenario.yaml"), PUBLISHED["machines"][machine]
+    cluster = base.cluster
+    assert cluster.storage
+    assert cluster.cores_per_node
+    batch, images_per_s = MODELS[model], published["synthetic"][model][GPUS.index(n_gpus)]
+    disk = cluster.storage.model_copy(update={"bandwidth_Bps": bandwidth_Bps or published["bandwidth_Bps"]})
+    workload = base.workload.model_copy(update={"batch_size": batch, "forward_s": n_gpus * batch / images_per_s})
+    workers = base.input.model_copy(update={"decode_workers": cluster.cores_per_node // n_gpus})
+    cluster = cluster.model_copy(update={"gpus_per_node": n_gpus, "storage": disk})
+    data = {"samples": base.steps * n_gpus * batch, "file_nbytes": RECORD_NBYTES}  # as many as are read
+    return base.changed(cluster=cluster, workload=workload, input=workers, data=data)
+
+
+def images_per_s(scenario: Scenario) -> float:
+    """Simulate the images per second of all GPUs in the steps after warm-up."""
+    end_s = step_end_s(simulate(scenario, engine="des")).max(axis=1)
+    n_images = (scenario.steps - N_WARMUP_STEPS) * scenario.cluster.world_size * scenario.workload.batch_size
+    return float(n_images / (end_s[-1] - end_s[N_WARMUP_STEPS - 1]))
+
+
+def table(machine: str) -> Iterator[str]:
+    """Yield what was published of a machine and what is simulated, for every model and number of GPUs."""
+    yield (
+        "| model | GPUs | synthetic | real, published | simulated | error | with a disk without limit "
+        "| published, MB/s |"
+    )
+    yield "|---|---|---|---|---|---|---|---|"
+    for model in MODELS:
+        for n_gpus in GPUS:
+            yield row(machine, model, n_gpus)
+
+
+def row(machine: str, model: str, n_gpus: int) -> str:
+    """Return the line of a model on some GPUs."""
+    place, published = GPUS.index(n_gpus), PUBLISHED["machines"][machine]
+    real = published["real"][model][place]
+    ours = images_per_s(scenario(machine, model, n_gpus))
+    unlimited = images_per_s(scenario(machine, model, n_gpus, bandwidth_Bps=math.inf))
+    error, needed = (_percent(ours / real - 1), f"{real * RECORD_NBYTES / 1e6:.1f}") if real else ("-", "-")
+    if (machine, model, n_gpus) == DECODE_SOURCE:
+        error = "an input"
+    return (
+        f"| {model} | {n_gpus} | {published['synthetic'][model][place]} | {real or 'excluded'} | {ours:.1f} "
+        f"| {error} | {unlimited:.1f} | {needed} |"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{round(share, 3) + 0.0:+.1%}"  # not -0.0 %
+
+
+def tables() -> dict[str, str]:
+    """Return every table of the README by its name there."""
+    return {"ec2": "\n".join(table("Amazon EC2")), "gce": "\n".join(table("Google Compute Engine"))}
+
+
+def main() -> None:
+    """Run the experiment."""
+    page_command(__doc__ or "", HERE / "README.md", tables)
+
+
+if __name__ == "__main__":
+    main()
