@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import NoReturn, assert_never
 
+from simdist.check_dataset import dataset_problems, load_problems, stage_in_problems
 from simdist.errors import PlanError
 from simdist.groups import MAX_WORLD_SIZE
 from simdist.plan import (
@@ -16,6 +17,7 @@ from simdist.plan import (
     Buffer,
     Collective,
     Copy,
+    Dataset,
     Delay,
     Densify,
     Forward,
@@ -84,6 +86,8 @@ def _plan_problems(plan: Plan) -> Iterator[str]:
             yield f"buffer {name!r} is declared {n_times} times; names are unique"
     for buffer in plan.buffers:
         yield from (f"buffer {buffer.name!r}: {problem}" for problem in _buffer_problems(buffer))
+    if plan.dataset:
+        yield from (f"data set: {problem}" for problem in dataset_problems(plan.dataset, plan.world_size))
     for place, run in enumerate(plan.order):
         for number in run.bodies:
             if not 0 <= number < len(plan.bodies):
@@ -117,7 +121,11 @@ def _check_body(plan: Plan, number: int, step: int, buffers: dict[str, Buffer], 
             if name not in written:
                 problem = f"reads {name!r}, which nothing has written yet; write it first or declare it initialized"
                 fail_at(plan, step=step, body=number, position=position, problem=problem)
-        for problem in chain(_place_problems(op, buffers), _op_problems(op, buffers, plan.world_size)):
+        for problem in chain(
+            _place_problems(op, buffers),
+            _data_problems(op, buffers, plan.dataset),
+            _op_problems(op, buffers, plan.world_size),
+        ):
             fail_at(plan, step=step, body=number, position=position, problem=problem)
         written.update(writes(op))
 
@@ -129,6 +137,13 @@ def _place_problems(op: Op, buffers: dict[str, Buffer]) -> Iterator[str]:
     for name in dict.fromkeys((*reads(op), *writes(op))):
         if buffers[name].place != "device":
             yield f"works on {name!r} in host memory; copy it to a buffer on the device first"
+
+
+def _data_problems(op: Op, buffers: dict[str, Buffer], dataset: Dataset | None) -> Iterator[str]:
+    if isinstance(op, Load):
+        yield from load_problems(op, buffers[op.dst], dataset)
+    if isinstance(op, StageIn):
+        yield from stage_in_problems(op, dataset)
 
 
 def _op_problems(op: Op, buffers: dict[str, Buffer], world_size: int) -> Iterator[str]:

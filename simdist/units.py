@@ -32,6 +32,7 @@ __all__ = [
     "FlopsPerSecond",
     "Fraction",
     "Nbytes",
+    "PerSecond",
     "Seconds",
     "Settings",
     "Whole",
@@ -43,6 +44,7 @@ __all__ = [
     "parse_flops",
     "parse_fraction",
     "parse_nbytes",
+    "parse_per_s",
     "parse_seconds",
     "parse_whole",
 ]
@@ -151,6 +153,18 @@ def parse_factor(value: object) -> float:
     if not 0 < factor < math.inf:
         raise ValueError(f"{shown(value)} is no factor: write a finite number above 0, e.g. 1.5")
     return factor
+
+
+def parse_per_s(value: object) -> float:
+    """Return how many per second, above 0, or infinity of "unlimited"; ValueError tells the right form."""
+    if value == "unlimited":
+        return math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{shown(value)} is not a number per second: write e.g. 10000, or unlimited")
+    rate = _plain(value)
+    if not rate > 0:
+        raise ValueError(f"{shown(value)} per second: write a number above 0, e.g. 10000, or unlimited")
+    return rate
 
 
 def parse_whole(value: object) -> int:
@@ -325,4 +339,10 @@ FlopsPerSecond: TypeAlias = Annotated[
 ]
 Fraction: TypeAlias = Annotated[float, BeforeValidator(parse_fraction), Field(examples=["2%"])]
 Factor: TypeAlias = Annotated[float, BeforeValidator(parse_factor), Field(examples=[1.5])]
+PerSecond: TypeAlias = Annotated[
+    float,
+    BeforeValidator(parse_per_s),
+    PlainSerializer(lambda rate: "unlimited" if rate == math.inf else rate, when_used="json-unless-none"),
+    Field(examples=[10000]),
+]
 Whole: TypeAlias = Annotated[int, BeforeValidator(parse_whole), Field(examples=[8])]

@@ -32,6 +32,7 @@ from simdist.plan import (
     Save,
     Select,
     Servers,
+    StageIn,
     Tick,
     TrustRatios,
     Unpack,
@@ -45,7 +46,8 @@ from simdist.schedules import InputPath, Job, kinds
 N_TENSORS = 4
 """Tensors of the model that the plans train: a workload that prices them has as many."""
 
-OP_KINDS: tuple[type[Op], ...] = get_args(Op)
+OP_KINDS: tuple[type[Op], ...] = tuple(kind for kind in get_args(Op) if kind is not StageIn)
+"""All but what only a plan with a data set has."""
 CHANNELS = ("host", "compute", "io")
 COUNTS = (1, 3, 250, 4_096, 1_000_000)
 WHOLE_SIZED = ("whole.0", "whole.1")

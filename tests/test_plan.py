@@ -3,11 +3,12 @@
 import dataclasses
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plans import ALGORITHMS, OP_KINDS, legal_plans, schedule_plans
+from plans import ALGORITHMS, legal_plans, schedule_plans
 
 from simdist.errors import PlanError
 from simdist.groups import Group
@@ -35,6 +36,7 @@ from simdist.plan import (
     Save,
     Select,
     Servers,
+    StageIn,
     Tick,
     TrustRatios,
     Unpack,
@@ -66,6 +68,15 @@ TINY = Plan.from_steps("tiny", world_size=2, buffers=BUFFERS, steps=[STEP] * 3)
 
 OPS: list[tuple[Op, str, str, tuple[str, ...], tuple[str, ...]]] = [
     (Load("b"), "load(-> b)", "io", (), ("b",)),
+    (Load("b", ("storage",)), "load(storage -> b)", "io", (), ("b",)),
+    (
+        Load("b", ("memory", "peer", "disk", "storage"), ("disk", "memory")),
+        "load(memory, else peer, else disk, else storage (kept on disk and memory) -> b)",
+        "io",
+        (),
+        ("b",),
+    ),
+    (StageIn(Group(4)), "stage_in(storage -> disk, group of 4)", "io", (), ()),
     (Copy("a", "b"), "copy(a -> b)", "compute", ("a",), ("b",)),
     (Forward(("p", "x"), ("act", "loss")), "forward(p, x -> act, loss)", "compute", ("p", "x"), ("act", "loss")),
     (Backward(("p", "act"), "g"), "backward(p, act -> g)", "compute", ("p", "act"), ("g",)),
@@ -140,7 +151,7 @@ OPS: list[tuple[Op, str, str, tuple[str, ...], tuple[str, ...]]] = [
 
 
 def test_the_table_of_operations_below_covers_every_operation() -> None:
-    assert {type(op) for op, *_ in OPS} == set(OP_KINDS)
+    assert {type(op) for op, *_ in OPS} == set(get_args(Op))
 
 
 @pytest.mark.parametrize(("op", "text", "stream", "read", "written"), OPS)
@@ -381,7 +392,7 @@ def damaged(path: str, value: object) -> str:
         ("world_size", 2.0, "world_size: Input should be a valid integer; found 2.0"),
         ("world_size", True, "world_size: Input should be a valid integer; found True"),
         ("name", None, "name: Input should be a valid string; found None"),
-        ("extra", 1, "extra: unknown field; known: bodies, buffers, format, name, order, world_size"),
+        ("extra", 1, "extra: unknown field; known: bodies, buffers, dataset, format, name, order, world_size"),
         ("buffers/0/count", ..., "buffers[0].count: Field required"),
         ("buffers/0/colour", "red", "buffers[0].colour: unknown field; known: count, dtype,"),
         ("buffers/0/dtype", "int4", "buffers[0].dtype: Input should be 'float64', 'float32'"),

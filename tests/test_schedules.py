@@ -26,11 +26,13 @@ from simdist.plan import (
     Backward,
     Broadcast,
     Copy,
+    Dataset,
     Delay,
     Forward,
     Load,
     Optimize,
     Plan,
+    StageIn,
     TrustRatios,
     Wait,
     dumps,
@@ -41,16 +43,29 @@ from simdist.plan import (
 from simdist.plan.ops import Algorithm
 from simdist.proof import prove
 from simdist.schedules import Every, GradientSchedule, InputPath, Job, Schedule, kinds
+from simdist.schedules.data import POLICIES, Policy, levels
 from simdist.schedules.parts import gradient_buckets
 
 GOLDEN = Path(__file__).parent / "golden"
 SCHEDULES = [cls(**example) for cls in kinds().values() for example in cls.examples]
+FILES = Dataset(n_samples=330, batch_size=4, ranks_per_node=4, sample_nbytes=16, file_nbytes=(5,))  # 10 steps an epoch
 PATHS = [
     InputPath("device"),
     InputPath("memory", "pinned"),
     InputPath("memory", "pageable"),
     *(InputPath("storage", copy, prefetch) for copy in ("pinned", "pageable") for prefetch in (1, 2, 3)),
 ]
+DATA_PATHS = [InputPath("storage", "pinned", 2, FILES, policy) for policy in POLICIES]
+FIRST_DIGESTS = {
+    "gtopk": "361be8b27158ea0f",
+    "hierarchical_sgd": "4df6431d21bb4237",
+    "hitopk": "520581b1d49d42d3",
+    "local_sgd": "269439ba2cac2c53",
+    "naive_ag": "3a40536b7a2d15e1",
+    "parameter_server": "083ba3abc023d749",
+    "sync": "5fe0faeaa0a7618e",
+    "torus": "e6d30c3b620d2780",
+}
 JOB = Job(
     world_size=8,
     ranks_per_node=4,
@@ -66,11 +81,12 @@ def schedule_id(schedule: Schedule) -> str:
 
 
 def path_id(path: InputPath) -> str:
-    return f"{path.source}-{path.copy}-{path.prefetch}"
+    return f"{path.source}-{path.copy}-{path.prefetch}" + (f"-{path.policy}" if path.dataset else "")
 
 
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=schedule_id)
 every_path = pytest.mark.parametrize("path", PATHS, ids=path_id)
+every_data_path = pytest.mark.parametrize("path", DATA_PATHS, ids=path_id)
 every_run_ahead = pytest.mark.parametrize("run_ahead_steps", [0, 1, 3, None])
 
 
@@ -90,6 +106,17 @@ def test_plan_is_legal_and_computes_what_the_schedule_declares(
     assert prove(plan, lambda step: schedule.result(step, job)) == job.world_size
 
 
+@every_data_path
+@every_schedule
+def test_plan_that_reads_a_data_set_is_legal_and_computes_the_same(schedule: Schedule, path: InputPath) -> None:
+    job = dataclasses.replace(JOB, input_path=path)
+    plan = schedule.plan(job)
+    check(plan)
+    assert prove(plan, lambda step: schedule.result(step, job)) == job.world_size
+    assert len(list(plan.loads())) == job.n_steps
+    assert loads(dumps(plan)).digest() == plan.digest()
+
+
 @every_path
 @every_schedule
 def test_plan_survives_json_and_prints(schedule: Schedule, path: InputPath) -> None:
@@ -107,6 +134,49 @@ def test_digest_does_not_depend_on_the_label(schedule: Schedule) -> None:
     renamed = schedule.model_copy(update={"label": "mine"})
     assert renamed.plan(JOB).name == "mine"
     assert renamed.plan(JOB).digest() == schedule.plan(JOB).digest()
+
+
+def test_digests_of_plans_without_a_data_set_are_what_they_were_before_there_were_any() -> None:
+    digests = {
+        kind: cls(**cls.examples[0]).plan(dataclasses.replace(JOB, input_path=InputPath("storage"))).digest()[:16]
+        for kind, cls in kinds().items()
+    }
+    assert digests.items() >= FIRST_DIGESTS.items()
+
+
+def test_digest_tells_data_sets_and_what_is_read_of_them() -> None:
+    paths = [InputPath("storage")]
+    paths += [InputPath("storage", dataset=FILES, policy=policy) for policy in POLICIES]
+    changes = {"seed": 1, "warm": True, "eviction": "lru", "disk_nbytes": 9, "readers": 3, "file_nbytes": (6,)}
+    for name, value in changes.items():
+        paths.append(InputPath("storage", dataset=dataclasses.replace(FILES, **{name: value})))
+    plans = [kinds()["sync"]().plan(dataclasses.replace(JOB, input_path=path)) for path in paths]
+    assert len({plan.digest() for plan in plans}) == len(paths)
+
+
+def test_settings_of_a_schedule_replace_those_of_the_scenario() -> None:
+    job = dataclasses.replace(JOB, input_path=InputPath("storage", dataset=FILES, policy="files"))
+    plain = kinds()["sync"]().plan(job)
+    settings = {"data": "datacache", "prefetch": 3, "readers": 2, "decode_workers": 5}
+    schedule = kinds()["sync"](**settings)
+    assert schedule.name == "sync+datacache+prefetch3+readers2+workers5"
+    plan = schedule.plan(job)
+    assert (plain.dataset, plan.dataset) == (FILES, dataclasses.replace(FILES, readers=2, decoders=5))
+    assert [sum(buffer.name.startswith("batch.") for buffer in each.buffers) for each in (plain, plan)] == [2, 3]
+    assert [next(each.loads()).keep for each in (plain, plan)] == [("disk",), ("disk", "memory")]
+
+
+@pytest.mark.parametrize("prefetch", [1, 2, 3])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_load_of_batch_k_reads_as_the_policy_says_for_its_epoch(policy: Policy, prefetch: int) -> None:
+    """Batches that are read ahead belong to a later epoch than the step that they are read in."""
+    path = InputPath("storage", prefetch=prefetch, dataset=FILES, policy=policy)
+    plan = kinds()["sync"]().plan(dataclasses.replace(JOB, input_path=path))
+    loads = list(plan.loads())
+    assert [load.dst for load in loads] == [f"batch.{number % prefetch}" for number in range(25)]
+    assert [(load.read, load.keep) for load in loads] == [levels(policy, number // 10) for number in range(25)]
+    staged = [op for number in plan.body_of_steps() for op in plan.bodies[number] if isinstance(op, StageIn)]
+    assert staged == ([StageIn(Group(4))] if policy == "staged" else [])
 
 
 def test_plans_are_the_same_in_another_process() -> None:
@@ -385,6 +455,12 @@ STORED = Job(
     run_ahead_steps=1,
     delay_channels=frozenset({"io", "compute"}),
 )
+CACHED = dataclasses.replace(
+    STORED,
+    input_path=InputPath(
+        "storage", "pinned", 2, Dataset(600, 32, 2, 602_112, (110_000,), disk_nbytes=10**9), "datacache"
+    ),
+)
 RATED = dataclasses.replace(STORED, input_path=InputPath(), optimizer="lars")
 GOLDEN_PLANS: dict[str, tuple[str, dict[str, object], Job]] = {
     "gtopk": ("gtopk", {"density": 0.01, "broadcast": True}, RATED),
@@ -401,6 +477,8 @@ GOLDEN_PLANS: dict[str, tuple[str, dict[str, object], Job]] = {
     "sync": ("sync", {}, DRAWING),
     "local_sgd_warmup": ("local_sgd", {"period": 4, "warmup_steps": 3}, dataclasses.replace(DRAWING, n_steps=15)),
     "sync_from_storage": ("sync", {}, STORED),
+    "sync_datacache": ("sync", {}, CACHED),
+    "sync_staged": ("sync", {"data": "staged", "prefetch": 1}, CACHED),
 }
 
 

@@ -14,6 +14,7 @@ from simdist.settings import FromFile, Settings, key_of
 from simdist.units import (
     BytesPerSecond,
     Nbytes,
+    PerSecond,
     Seconds,
     format_Bps,
     format_nbytes,
@@ -23,6 +24,7 @@ from simdist.units import (
     parse_flops,
     parse_fraction,
     parse_nbytes,
+    parse_per_s,
     parse_seconds,
     parse_whole,
 )
@@ -32,6 +34,10 @@ class Transfer(Settings):
     latency_s: Seconds
     bandwidth_Bps: BytesPerSecond
     sample_nbytes: Nbytes = 0
+
+
+class Server(Settings):
+    operations_per_s: PerSecond = math.inf
 
 
 @pytest.mark.parametrize(
@@ -57,6 +63,9 @@ class Transfer(Settings):
         (parse_fraction, "29 %", 0.29),
         (parse_factor, 2, 2.0),
         (parse_whole, 1e3, 1000),
+        (parse_per_s, 10_000, 10_000.0),
+        (parse_per_s, 2.5, 2.5),
+        (parse_per_s, "unlimited", math.inf),
     ],
 )
 def test_text_becomes_the_nearest_si_number(parse, text, value):
@@ -94,6 +103,9 @@ def test_text_becomes_the_nearest_si_number(parse, text, value):
         (parse_factor, 0, "0 is no factor: write a finite number above 0, e.g. 1.5"),
         (parse_factor, math.inf, "inf is no factor: write a finite number above 0, e.g. 1.5"),
         (parse_factor, "2", "'2' is not a number: write a factor above 0, e.g. 1.5"),
+        (parse_per_s, 0, "0 per second: write a number above 0, e.g. 10000, or unlimited"),
+        (parse_per_s, math.nan, "nan is not a number: write a finite one"),
+        (parse_per_s, "10 k", "'10 k' is not a number per second: write e.g. 10000, or unlimited"),
         (parse_whole, True, "true is not a whole number: write e.g. 8"),
         (parse_whole, "8", "'8' is not a whole number: write e.g. 8"),
         (parse_whole, 1.5, "1.5 is not a whole number: write e.g. 8"),
@@ -121,17 +133,27 @@ def test_settings_are_frozen():
         Transfer(latency_s=0, bandwidth_Bps=1).latency_s = 1  # type: ignore[misc]
 
 
-def test_key_in_a_file_is_the_name_without_its_unit():
-    assert [
-        key_of(name) for name in ("latency_s", "bandwidth_Bps", "sample_nbytes", "peak_flops", "flops", "steps")
-    ] == [
-        "latency",
-        "bandwidth",
-        "sample_size",
-        "peak",
-        "flops",
-        "steps",
-    ]
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("latency_s", "latency"),
+        ("bandwidth_Bps", "bandwidth"),
+        ("sample_nbytes", "sample_size"),
+        ("peak_flops", "peak"),
+        ("operations_per_s", "operations"),
+        ("flops", "flops"),
+        ("steps", "steps"),
+    ],
+)
+def test_key_in_a_file_is_the_name_without_its_unit(name, key):
+    assert key_of(name) == key
+
+
+@pytest.mark.parametrize(("written", "rate"), [(10_000, 1e4), (2.5, 2.5), ("unlimited", math.inf)])
+def test_numbers_per_second_need_no_unit_and_may_be_unlimited(written, rate):
+    server = Server.model_validate({"operations": written}, context=FromFile(Path()))
+    assert server == Server(operations_per_s=rate)
+    assert Server.model_validate(server.model_dump(mode="json"), context=FromFile(Path())) == server
 
 
 @given(
@@ -151,7 +173,16 @@ def test_printed_settings_are_short():
 
 @given(st.text() | st.integers() | st.floats() | st.none() | st.booleans())
 def test_any_value_is_read_or_refused_with_a_value_error(value):
-    for parse in (parse_seconds, parse_nbytes, parse_Bps, parse_flops, parse_fraction, parse_factor, parse_whole):
+    for parse in (
+        parse_seconds,
+        parse_nbytes,
+        parse_Bps,
+        parse_flops,
+        parse_fraction,
+        parse_factor,
+        parse_per_s,
+        parse_whole,
+    ):
         with contextlib.suppress(ValueError):
             assert parse(value) >= 0 or parse is parse_whole
 

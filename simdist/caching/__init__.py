@@ -5,7 +5,8 @@ too (`simdist.caching.lookup`): nobody need ask a cache. A real reader that find
 back to the next level; what it then did is in its own counts.
 """
 
-from simdist.caching.lookup import BatchReads, look_up, staged_samples
+from simdist.caching.batch import BatchReads
+from simdist.caching.lookup import look_up, staged_samples
 from simdist.caching.order import epoch_order, node_part
 
 __all__ = ["BatchReads", "epoch_order", "look_up", "node_part", "staged_samples"]

@@ -17,7 +17,8 @@ Samples of peers come in requests of up to ceil(n / r), each to one node, which 
 
 and decoding `n` samples by `w` threads ceil(n / w) * `decode_s`. Files from storage pass the server, its operations,
 the client of the node, its NIC and the switch, where gradients travel too; samples of peers pass both nodes' NICs. The
-ranks of a node share its disk, memory and cores. Who shares what with whom, and for how long, is for the engines.
+ranks of a node share its disk, memory and cores; on the cores all decoding counts but the last samples', of as many
+as its share of the cores decodes at once. Who shares what with whom, and for how long, is for the engines.
 """
 
 import math
@@ -79,7 +80,7 @@ class LoadCosts:
         capacity_Bps: NDArray[np.float64],
     ) -> None:
         assert plan.dataset is not None
-        self._plan, self._dataset, self._topology, self._capacity_Bps = plan, plan.dataset, topology, capacity_Bps
+        self._plan, self._dataset, self._topology = plan, plan.dataset, topology
         self._decode_s = workload.decode_s
         self._storage, self._disk, self._memory = _levels_of(plan, cluster)
         nic_Bps = topology.network.capacity_Bps
@@ -87,6 +88,9 @@ class LoadCosts:
         self._peer_request_s = 2 * topology.network.latency_s + self._memory.latency_s
         self._peer_s = self._dataset.sample_nbytes / nic_Bps
         self._node = np.arange(topology.world_size) // topology.ranks_per_node
+        self._cores_per_rank = (cluster.cores_per_node or math.inf) / topology.ranks_per_node
+        self._limits = np.isfinite(capacity_Bps)
+        self._limits[topology.switch] &= topology.switched
 
     @cached_property
     def _files(self) -> _Files:
@@ -134,7 +138,9 @@ class LoadCosts:
                     np.full(len(ranks), max(rounds * file_s - first_s, 0.0)),
                 ]
             )
-            yield Transfer((self._stage(first_s, np.concatenate(resources), amounts),))
+            used = np.concatenate(resources)
+            limits = (amounts > 0) & self._limits[used]
+            yield Transfer((Stage(first_s, used[limits], amounts[limits]),))
 
     def _from_storage(self, nodes: NDArray[np.int64]) -> list[NDArray[np.int64]]:
         """Return the resources between the server and nodes: server, operations, client, NIC, switch."""
@@ -173,7 +179,7 @@ class LoadCosts:
         last_s = np.where(n_decoded > 0, self._decode_s, 0.0)
         peer_nbytes = peer_counts.astype(np.float64) * dataset.sample_nbytes
         own_nbytes = (reads.level == MEMORY).sum(axis=1) * float(dataset.sample_nbytes)
-        n_last = np.minimum(n_decoded, dataset.decoders)
+        n_last = np.minimum(n_decoded, min(dataset.decoders, self._cores_per_rank))
         columns = [
             storage_nbytes,
             operations,
@@ -199,17 +205,16 @@ class LoadCosts:
 
     def _peer_counts(self, reads: BatchReads, is_peer: NDArray[np.bool_]) -> NDArray[np.int64]:
         """Return how many samples each rank reads from each node's memory, `[world_size, n_nodes]`."""
-        n_nodes = self._topology.n_nodes
-        counts = np.zeros((len(reads.samples), n_nodes), dtype=np.int64)
-        ranks = np.broadcast_to(np.arange(len(reads.samples))[:, None], is_peer.shape)
-        np.add.at(counts, (ranks[is_peer], reads.owner[is_peer]), 1)
-        return counts
+        n_ranks, n_nodes = len(reads.samples), self._topology.n_nodes
+        pairs = np.nonzero(is_peer)[0] * n_nodes + reads.owner[is_peer]
+        return np.bincount(pairs, minlength=n_ranks * n_nodes).reshape(n_ranks, n_nodes)
 
     @cached_property
     def _resources(self) -> NDArray[np.int64]:
-        """The resources of the columns of every rank's amounts, `[world_size, n_columns]`."""
+        """The resources of the columns of every rank's amounts, and the NICs out of all nodes, a row for each rank."""
         topology, nodes = self._topology, self._node
         ranks = np.arange(topology.world_size)
+        owners = np.broadcast_to(topology.nic_out(np.arange(topology.n_nodes)), (len(ranks), topology.n_nodes))
         columns = [
             *self._from_storage(nodes),
             topology.disk_read(nodes),
@@ -219,19 +224,17 @@ class LoadCosts:
             topology.readers(ranks),
             topology.decoders(ranks),
         ]
-        return np.stack(columns, axis=1)
+        return np.concatenate([np.stack(columns, axis=1), owners], axis=1)
 
     def _transfers(self, amounts: "_Amounts") -> Iterator[Transfer]:
-        owners = self._topology.nic_out(np.arange(self._topology.n_nodes))
-        for rank, row in enumerate(amounts.shared):
-            resources = np.concatenate([self._resources[rank], owners])
-            stage = self._stage(float(amounts.first_s[rank]), resources, np.concatenate([row, amounts.peers[rank]]))
-            last_s = float(amounts.last_s[rank])
+        on_each = np.concatenate([amounts.shared, amounts.peers], axis=1)
+        used = (on_each > 0) & self._limits[self._resources]
+        resources, on_each = self._resources[used], on_each[used]
+        ends = np.cumsum(used.sum(axis=1)).tolist()
+        latencies = zip(amounts.first_s.tolist(), amounts.last_s.tolist(), strict=True)
+        for (first_s, last_s), begin, end in zip(latencies, [0, *ends], ends, strict=False):
+            stage = Stage(first_s, resources[begin:end], on_each[begin:end])
             yield Transfer((stage, _pause(last_s)) if last_s else (stage,))
-
-    def _stage(self, latency_s: float, resources: NDArray[np.int64], amounts: NDArray[np.float64]) -> Stage:
-        counts = (amounts > 0) & np.isfinite(self._capacity_Bps[resources])
-        return Stage(latency_s, resources[counts], amounts[counts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +244,8 @@ class _Amounts:
     Args:
         first_s: Latency of a first file, `[world_size]`.
         last_s: Decoding of a last sample.
-        shared: Bytes, operations or seconds on the resources of `LoadCosts._resources`, `[world_size, n_columns]`.
+        shared: Bytes, operations or seconds on the resources of `LoadCosts._resources` that come before the NICs,
+            `[world_size, n_columns]`.
         peers: Bytes from the memory of each node, `[world_size, n_nodes]`.
     """
 

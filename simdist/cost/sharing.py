@@ -2,10 +2,9 @@
 
 A resource belongs to ranks: a fabric port and the threads that read to one; the NIC, the host bridge, the disk, the
 memory and the cores of a node to those of the node; the switch, the NIC of a parameter server and the storage server to
-all. It is *exclusive* if only one stream uses it and
-every transfer over it has all its owners as members: the owners' streams run in order, so one transfer ends before the
-next begins. An operation that uses exclusive resources only takes its time alone, whatever happens elsewhere. Both
-engines rely on this, so that they agree to the last bit on such plans.
+all. It is *exclusive* if only one stream uses it and every transfer over it has all its owners as members: the owners'
+streams run in order, so one transfer ends before the next begins. An operation that uses exclusive resources only takes
+its time alone, whatever happens elsewhere. Both engines rely on this, so that they agree to the last bit on such plans.
 """
 
 from collections import defaultdict
@@ -20,38 +19,35 @@ from simdist.plan import Op, Stream, stream_of
 
 __all__ = ["contested_ops"]
 
+_SEVERAL = -1
+
 
 def contested_ops(shared: Mapping[Op, Shared], topology: Topology) -> frozenset[Op]:
     """Return the operations that use a resource that is not exclusive."""
     n_resources = topology.n_resources
-    used = {op: _used(cost, n_resources) for op, cost in shared.items()}
+    used = {op: np.zeros(n_resources, dtype=bool) for op in shared}
     by_stream: defaultdict[Stream, NDArray[np.bool_]] = defaultdict(lambda: np.zeros(n_resources, dtype=bool))
     contested = np.zeros(n_resources, dtype=bool)
     for op, cost in shared.items():
+        owner = _owner(cost, topology)
+        for group, transfer in enumerate(cost.transfers):
+            for stage in transfer.stages:
+                used[op][stage.resources] = True
+                contested[stage.resources[owner[stage.resources] != group]] = True
         by_stream[stream_of(op)] |= used[op]
-        contested |= used[op] & ~_closed(cost, topology)
     contested |= sum(by_stream.values(), start=np.zeros(n_resources, dtype=np.int64)) > 1
     return frozenset(op for op in shared if (used[op] & contested).any())
 
 
-def _used(cost: Shared, n_resources: int) -> NDArray[np.bool_]:
-    used = np.zeros(n_resources, dtype=bool)
-    for transfer in cost.transfers:
-        for stage in transfer.stages:
-            used[stage.resources] = True
-    return used
-
-
-def _closed(cost: Shared, topology: Topology) -> NDArray[np.bool_]:
-    """Tell for every resource whether its owners are all in one group."""
+def _owner(cost: Shared, topology: Topology) -> NDArray[np.int64]:
+    """Return the group that all owners of a resource are in, for every resource."""
     world_size, ranks_per_node = topology.world_size, topology.ranks_per_node
-    group_of = np.empty(world_size, dtype=np.int64)
     n_blocks, size, stride = cost.group.shape(world_size)
-    group_of.reshape(n_blocks, size, stride)[:] = np.arange(n_blocks * stride).reshape(n_blocks, 1, stride)
-    by_node = group_of.reshape(-1, ranks_per_node)
-    node_closed = (by_node == by_node[:, :1]).all(axis=1)
-    world_closed = np.array([size == world_size])
-    nic_closed = np.concatenate([node_closed, np.repeat(world_closed, topology.n_servers)])
-    ports_closed = np.ones(2 * world_size, dtype=bool)
-    links = [ports_closed, nic_closed, nic_closed, node_closed, node_closed, world_closed, world_closed, node_closed]
-    return np.concatenate([*links, world_closed, *[node_closed] * 4, ports_closed])
+    of_rank = np.empty(world_size, dtype=np.int64)
+    of_rank.reshape(n_blocks, size, stride)[:] = np.arange(n_blocks * stride).reshape(n_blocks, 1, stride)
+    by_node = of_rank.reshape(-1, ranks_per_node)
+    of_node = np.where((by_node == by_node[:, :1]).all(axis=1), by_node[:, 0], _SEVERAL)
+    of_world = np.array([0 if size == world_size else _SEVERAL])
+    of_machine = np.concatenate([of_node, np.repeat(of_world, topology.n_servers)])
+    links = [of_rank, of_rank, of_machine, of_machine, of_node, of_node, of_world, of_world, of_node]
+    return np.concatenate([*links, of_world, *[of_node] * 4, of_rank, of_rank])

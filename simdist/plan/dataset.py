@@ -19,6 +19,9 @@ Source:
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
 __all__ = ["LEVELS", "Dataset", "Eviction", "Level", "Shuffle"]
 
 Level: TypeAlias = Literal["memory", "peer", "disk", "storage"]
@@ -71,3 +74,7 @@ class Dataset:
         3
         """
         return self.n_samples // (self.batch_size * world_size)
+
+    def files_nbytes(self) -> NDArray[np.int64]:
+        """Return the bytes of the file of every sample, `[n_samples]`."""
+        return np.broadcast_to(np.array(self.file_nbytes, dtype=np.int64), self.n_samples)

@@ -11,7 +11,7 @@ from simdist.groups import MAX_WORLD_SIZE
 from simdist.scenario.link import Link, above_0
 from simdist.scenario.precision import Peak
 from simdist.settings import Fault, Settings, refuse
-from simdist.units import BytesPerSecond, Factor, Nbytes, Seconds, Whole
+from simdist.units import BytesPerSecond, Factor, Nbytes, PerSecond, Seconds, Whole
 
 __all__ = [
     "Cluster",
@@ -29,7 +29,6 @@ Library: TypeAlias = Literal["nccl", "nccl_simple", "gloo"]
 
 Index = Annotated[Whole, Field(ge=0)]
 Count = Annotated[Whole, Field(ge=1)]
-PerSecond = Annotated[Factor, Field(gt=0)]
 
 
 class Device(Settings):

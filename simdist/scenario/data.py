@@ -6,13 +6,13 @@ from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
+from pydantic import Field, PlainSerializer, PlainValidator, ValidationInfo, model_validator
 
 from simdist.plan.dataset import Eviction, Shuffle
 from simdist.scenario import portable
 from simdist.schedules.data import Policy
 from simdist.settings import FromFile, Settings, refuse, shown
-from simdist.units import Factor, Nbytes, Whole
+from simdist.units import Factor, Nbytes, Whole, parse_nbytes, parse_whole
 
 __all__ = ["Data", "Lognormal", "read_sizes"]
 
@@ -29,7 +29,7 @@ class Lognormal(Settings):
     """
 
     median_nbytes: Nbytes = Field(alias="median")
-    sigma: Annotated[Factor, Field(ge=0, le=10)]
+    sigma: Annotated[Factor, Field(le=10)]
 
     def drawn(self, n: int, seed: int) -> NDArray[np.int64]:
         """Return `n` sizes in bytes, at least 1."""
@@ -37,16 +37,6 @@ class Lognormal(Settings):
         quantile = (keys.astype(np.float64) + 0.5) * 2.0**-_KEYS_PER_SIZE_BITS
         sizes = self.median_nbytes * portable.exp(self.sigma * portable.normal_quantile(quantile))
         return np.maximum(np.rint(sizes), 1).astype(np.int64)
-
-
-def _read_index(value: object, info: ValidationInfo) -> object:
-    """Replace `{index: FILE}` by the sizes that it lists."""
-    if not isinstance(value, dict) or set(value) != {"index"}:
-        return value
-    folder = info.context.folder if isinstance(info.context, FromFile) else Path()
-    if not isinstance(value["index"], str):
-        raise ValueError(f"index: {shown(value['index'])} is no file: write e.g. index.csv")
-    return read_sizes(folder / value["index"])
 
 
 def read_sizes(path: Path) -> tuple[int, ...]:
@@ -64,6 +54,8 @@ def read_sizes(path: Path) -> tuple[int, ...]:
             sizes = tuple(_size(path, rows.line_num, row) for row in rows)
     except OSError as error:
         raise ValueError(f"cannot read {shown(str(path))}: {error.strerror or error}") from None
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no table: {error}; write one as a real data set has: index.csv") from None
     if not sizes:
         raise ValueError(f"{path} lists no file")
     return sizes
@@ -75,10 +67,42 @@ def _size(path: Path, line: int, row: list[str]) -> int:
     return int(row[2])
 
 
-def _shape(value: object) -> str:
-    if isinstance(value, dict | Lognormal):
-        return "drawn"
-    return "list" if isinstance(value, list | tuple) else "size"
+def _read_file_nbytes(value: object, info: ValidationInfo) -> int | tuple[int, ...] | Lognormal:
+    """Read one size, the sizes of all files, how they are drawn, or the index that lists them."""
+    match value:
+        case Lognormal():
+            return value
+        case dict() if "index" in value:
+            if set(value) != {"index"} or not isinstance(value["index"], str):
+                raise ValueError(f"{shown(value)} is no file: write e.g. {{index: index.csv}}")
+            folder = info.context.folder if isinstance(info.context, FromFile) else Path()
+            return read_sizes(folder / value["index"])
+        case dict():
+            return Lognormal.model_validate(value, context=info.context)
+        case list() | tuple():
+            if not value:
+                raise ValueError("[]: write the size of one file or more")
+            return tuple(_one_file_nbytes(each, info) for each in value)
+        case _:
+            return _one_file_nbytes(value, info)
+
+
+def _one_file_nbytes(value: object, info: ValidationInfo) -> int:
+    is_plain = info.context is None and isinstance(value, int | float)
+    nbytes = parse_whole(value) if is_plain else parse_nbytes(value)
+    if nbytes < 1:
+        raise ValueError(f"{shown(value)}: a file has 1 B or more")
+    return nbytes
+
+
+def _written_file_nbytes(value: int | tuple[int, ...] | Lognormal) -> object:
+    match value:
+        case Lognormal():
+            return value.model_dump(mode="json")
+        case tuple():
+            return [f"{nbytes} B" for nbytes in value]
+        case _:
+            return f"{value} B"
 
 
 class Data(Settings):
@@ -97,11 +121,9 @@ class Data(Settings):
 
     samples: Annotated[Whole, Field(ge=1)] | None = None
     file_nbytes: Annotated[
-        Annotated[Nbytes, Tag("size")]
-        | Annotated[Lognormal, Tag("drawn")]
-        | Annotated[tuple[Nbytes, ...], Tag("list")],
-        Discriminator(_shape),
-        BeforeValidator(_read_index),
+        int | tuple[int, ...] | Lognormal,
+        PlainValidator(_read_file_nbytes),
+        PlainSerializer(_written_file_nbytes, when_used="json"),
         Field(examples=["110 kB"]),
     ]
     policy: Policy = "naive"

@@ -30,6 +30,7 @@ from simdist.scenario.disturbances import (
     Recorded,
     Transient,
 )
+from simdist.scenario.idle_data import idle_data_settings
 from simdist.scenario.problems import path_text
 from simdist.scenario.workload import Workload
 from simdist.schedules import GradientSchedule, Schedule, kinds
@@ -170,12 +171,15 @@ def _count_epochs(value: object, info: ValidationInfo) -> object:
     words = value.split() if isinstance(value, str) else []
     if len(words) != 2 or not words[0].isdecimal() or words[1] not in ("epoch", "epochs"):
         return value
-    if info.data.get("data") is None:
+    if info.data.get("data", value) is None:
         raise ValueError(f"{shown(value)}: how many samples are there? Write data: {{samples: ..., file_size: ...}}")
+    if not int(words[0]):
+        raise ValueError(f"{shown(value)}: write 1 epoch or more")
     return int(words[0]) * _steps_per_epoch(info)
 
 
 def _steps_per_epoch(info: ValidationInfo) -> int:
+    """Return the steps of an epoch, or 1 if one of the settings that tell is wrong: it has an error of its own."""
     data, cluster, workload = (info.data.get(name) for name in ("data", "cluster", "workload"))
     return data.n_samples // (workload.batch_size * cluster.world_size) if data and cluster and workload else 1
 
@@ -303,9 +307,7 @@ def _idle_settings(scenario: Scenario) -> Iterator[str]:
         yield "input.copy has no effect: with input.source device nothing is copied"
     if source != "storage" and scenario.input.prefetch != 2:
         yield f"input.prefetch has no effect: with input.source {source} nothing is read ahead"
-    if source != "storage" and scenario.data:
-        yield f"data has no effect: with input.source {source} nothing is read"
-    yield from _idle_data_settings(scenario)
+    yield from idle_data_settings(scenario)
     if source != "storage" and "storage" in cluster.model_fields_set and cluster.storage:
         yield f"cluster.storage has no effect: with input.source {source} nothing reads from it"
     ahead = scenario.host.run_ahead_steps
@@ -333,23 +335,6 @@ def _idle_settings(scenario: Scenario) -> Iterator[str]:
             yield f"disturbances[{i}] has no effect: it never delays"
     if scenario.seed and not scenario.is_random:
         yield "seed has no effect: nothing is random"
-
-
-def _idle_data_settings(scenario: Scenario) -> Iterator[str]:
-    cluster, data = scenario.cluster, scenario.data
-    if data is None:
-        counts = {"readers": scenario.input.readers != 8, "decode_workers": scenario.input.decode_workers != 1}
-        yield from (
-            f"input.{name} has no effect: without data a batch is one request" for name in counts if counts[name]
-        )
-        return
-    policies = {schedule.data or data.policy for schedule in scenario.schedules}
-    if "disk" in cluster.model_fields_set and cluster.disk and not any(map(uses_disk, policies)):
-        yield f"cluster.disk has no effect: the policies {', '.join(sorted(policies))} keep no files"
-    if "memory" in cluster.model_fields_set and cluster.memory and not any(map(uses_memory, policies)):
-        yield f"cluster.memory has no effect: the policies {', '.join(sorted(policies))} keep no samples"
-    if data.start == "warm" and not any(map(uses_disk, policies)):
-        yield f"data.start has no effect: the policies {', '.join(sorted(policies))} keep no files"
 
 
 def _never_delays(disturbance: Disturbance) -> bool:
