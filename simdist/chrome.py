@@ -36,6 +36,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -47,10 +48,12 @@ from simdist.groups import Group
 from simdist.phases import Journey, journeys
 from simdist.plan import (
     COLLECTIVES,
+    LEVELS,
     STREAMS,
     Backward,
     Delay,
     Forward,
+    Load,
     Op,
     Optimize,
     Plan,
@@ -64,6 +67,7 @@ from simdist.plan import (
     writes,
 )
 from simdist.plan.text import op_name
+from simdist.reads import Reads, expected
 from simdist.trace import Trace
 
 __all__ = ["chrome_trace", "write_chrome"]
@@ -79,6 +83,7 @@ def write_chrome(
     steps: Sequence[int] | None = None,
     ranks: Sequence[int] | None = None,
     tensors: bool = False,
+    reads: Reads | None = None,
 ) -> None:
     """Write a trace for Perfetto; a path that ends in `.gz` is compressed, and Perfetto opens that too.
 
@@ -88,12 +93,13 @@ def write_chrome(
         steps: Only these, such as `range(100, 110)`.
         ranks: Only these.
         tensors: With the journeys of what is communicated.
+        reads: Which level samples came from; what the plan expects if None.
 
     Raises:
-        TraceError: The trace has no such step or rank.
+        TraceError: The trace has no such step or rank, or the reads are of another plan.
         RunError: The file cannot be written.
     """
-    text = chrome_trace(trace, steps=steps, ranks=ranks, tensors=tensors)
+    text = chrome_trace(trace, steps=steps, ranks=ranks, tensors=tensors, reads=reads)
     try:
         with path.open("wb") as file:
             if path.suffix == ".gz":
@@ -108,7 +114,12 @@ def write_chrome(
 
 
 def chrome_trace(
-    trace: Trace, *, steps: Sequence[int] | None = None, ranks: Sequence[int] | None = None, tensors: bool = False
+    trace: Trace,
+    *,
+    steps: Sequence[int] | None = None,
+    ranks: Sequence[int] | None = None,
+    tensors: bool = False,
+    reads: Reads | None = None,
 ) -> Iterator[str]:
     """Return the JSON text of a trace, event by event.
 
@@ -117,16 +128,21 @@ def chrome_trace(
         steps: Only these; all if None.
         ranks: Only these; all if None.
         tensors: With the journeys of what is communicated.
+        reads: Which level samples came from; what the plan expects if None.
 
     Returns:
         Pieces of text, one line each, that joined are one JSON object; nothing is held in memory but the trace.
 
     Raises:
-        TraceError: The trace has no such step or rank.
+        TraceError: The trace has no such step or rank, or the reads are of another plan.
     """
     chosen_steps = _chosen("step", steps, trace.plan.n_steps)
     chosen_ranks = _chosen("rank", ranks, trace.plan.world_size)
-    return _lines(trace, chosen_steps, chosen_ranks, tensors=tensors)
+    if trace.plan.dataset and reads is None:
+        reads = expected(trace.plan)
+    if reads:
+        reads.check(trace.plan)
+    return _lines(trace, chosen_steps, chosen_ranks, _Hits(trace.plan, reads), tensors=tensors)
 
 
 def _chosen(what: str, wanted: Sequence[int] | None, count: int) -> list[int]:
@@ -139,12 +155,30 @@ def _chosen(what: str, wanted: Sequence[int] | None, count: int) -> list[int]:
     return sorted(set(wanted))
 
 
-def _lines(trace: Trace, steps: list[int], ranks: list[int], *, tensors: bool) -> Iterator[str]:
+class _Hits:
+    """What loads read, as pieces of JSON."""
+
+    def __init__(self, plan: Plan, reads: Reads | None) -> None:
+        self._reads = reads
+        numbers = count()
+        instances = (op for body in plan.body_of_steps() for op in plan.bodies[body])
+        self._number = {row: next(numbers) for row, op in enumerate(instances) if isinstance(op, Load)} if reads else {}
+
+    def of(self, row: int, rank: int) -> str:
+        """Return the samples that an instance read from each level, if it is a load and they are known."""
+        number = self._number.get(row)
+        if number is None or self._reads is None:
+            return ""
+        n_samples = self._reads.n_samples[number, rank].tolist()
+        return f',"samples":{_json({level: n for level, n in zip(LEVELS, n_samples, strict=True) if n})}'
+
+
+def _lines(trace: Trace, steps: list[int], ranks: list[int], hits: _Hits, *, tensors: bool) -> Iterator[str]:
     about = {"plan": trace.plan.name, "digest": trace.plan.digest(), "source": trace.source}
     yield f'{{"displayTimeUnit":"ms","otherData":{_json(about)},"traceEvents":[\n'
     used = {stream_of(op) for body in trace.plan.bodies for op in body}
     yield ",\n".join(_metadata(ranks, [thread for thread in _THREADS if thread in ("steps", *used)]))
-    for event in _events(trace, steps, ranks):
+    for event in _events(trace, steps, ranks, hits):
         yield f",\n{event}"
     for event in _tensor_events(trace, steps, ranks) if tensors else ():
         yield f",\n{event}"
@@ -214,7 +248,7 @@ def _nbytes(plan: Plan, buffers: tuple[str, ...]) -> int:
     return sum(plan.buffer(name).nbytes for name in buffers)
 
 
-def _events(trace: Trace, steps: list[int], ranks: list[int]) -> Iterator[str]:
+def _events(trace: Trace, steps: list[int], ranks: list[int], hits: _Hits) -> Iterator[str]:
     plan = trace.plan
     first, bodies = plan.first_instances().tolist(), list(plan.body_of_steps())
     labels = [[(op, _label(plan, op)) for op in body] for body in plan.bodies]
@@ -230,7 +264,7 @@ def _events(trace: Trace, steps: list[int], ranks: list[int]) -> Iterator[str]:
             last = _last_ready(trace.ready_s[row], op.group)[ranks].tolist() if isinstance(op, COLLECTIVES) else ranks
             for pen, begin_ns, start_ns, end_ns, culprit in zip(pens, *times, last, strict=True):
                 if end_ns != _NEVER:
-                    yield from pen.operation(label, step, (begin_ns, start_ns, end_ns), culprit)
+                    yield from pen.operation(label, step, (begin_ns, start_ns, end_ns), culprit, hits.of(row, pen.rank))
         for pen, begin_ns, end_ns in zip(pens, _ns(ends_s[step, ranks]), _ns(ends_s[step + 1, ranks]), strict=True):
             yield from pen.step(step, begin_ns, end_ns)
 
@@ -239,15 +273,18 @@ class _Pen:
     """Writes the spans of one rank so that those of a thread follow one another."""
 
     def __init__(self, rank: int) -> None:
+        self.rank = rank
         self._where = {thread: f'"pid":{rank},"tid":{_tid(rank, thread)}' for thread in _THREADS}
         self._free_ns = dict.fromkeys(_THREADS, 0)
 
-    def operation(self, label: _Label, step: int, times: tuple[int, int, int], culprit: int) -> Iterator[str]:
-        """Write an operation; for a collective, also what it consists of."""
+    def operation(
+        self, label: _Label, step: int, times: tuple[int, int, int], culprit: int, hits: str
+    ) -> Iterator[str]:
+        """Write an operation; for a collective, also what it consists of, and for a load, what it read."""
         begin_ns, start_ns, end_ns = self._after_the_last(label.thread, times)
         if label.is_pause and begin_ns == end_ns:
             return
-        args = f'"step":{step}{label.args}'
+        args = f'"step":{step}{label.args}{hits}'
         yield self._span(label.thread, label.head, begin_ns, end_ns, args)
         if label.is_collective:
             if begin_ns < start_ns:

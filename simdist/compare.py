@@ -5,7 +5,7 @@ differences are not noise. Intervals are 95 % confidence intervals over seeds, f
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,19 +14,49 @@ from numpy.typing import NDArray
 from simdist.breakdown import STATES, Breakdown, breakdown
 from simdist.build import Built, build, delay_sampler
 from simdist.engines import Engine, des, fast
+from simdist.epochs import Epochs, epochs
 from simdist.errors import ScenarioError, UnsupportedError
+from simdist.reads import Reads, expected
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Measured", "Row", "compare", "find_baseline", "frame", "measure", "measure_each", "row"]
+__all__ = [
+    "EpochMeans",
+    "Measured",
+    "Row",
+    "compare",
+    "find_baseline",
+    "frame",
+    "measure",
+    "measure_each",
+    "row",
+]
 
 Progress = Callable[[str, int, int], None]
 """Called with a schedule's label, rank-steps done and rank-steps in all."""
 
+_OF_EPOCHS = ("epochs", "staging_s")
 _BATCH_VALUES = 16_384  # ranks x seeds whose vectors stay in a core's cache
+
+
+@dataclass(frozen=True, slots=True)
+class EpochMeans:
+    """An epoch of a schedule with a data set, averaged over seeds.
+
+    Args:
+        epoch: From 0.
+        seconds: From the end of the epoch before, or of staging, to its own.
+        stall_s: Seconds of stalls for want of a batch, in each step of the rank that stalled longest.
+        hits: Share of the samples that came from each level of storage, the same with every seed.
+    """
+
+    epoch: int
+    seconds: float
+    stall_s: float
+    hits: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -38,12 +68,16 @@ class Measured:
         engine: `fast` or `des`.
         step_s: Seconds per step of each seed, `[n_seeds]`.
         states_s: Seconds per step in each state, averaged over ranks, by seed: state -> `[n_seeds]`.
+        epochs: Of a scenario with a data set.
+        staging_s: Seconds before the first epoch in which files are staged in, averaged over seeds.
     """
 
     label: str
     engine: str
     step_s: NDArray[np.float64]
     states_s: dict[str, NDArray[np.float64]]
+    epochs: tuple[EpochMeans, ...] = ()
+    staging_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +85,7 @@ class Row:
     """A line of the speed-up table; times in seconds per step, averaged over ranks and seeds.
 
     `compute_s + comm_s + wait_s + io_s + host_s = step_s`; see `simdist.breakdown` for their meaning. The intervals
-    are None with a single seed.
+    are None with a single seed. Only with a data set there are epochs, and `staging_s` before the first.
     """
 
     schedule: str
@@ -66,6 +100,13 @@ class Row:
     host_s: float
     engine: str
     seeds: int
+    epochs: tuple[EpochMeans, ...] = ()
+    staging_s: float = 0.0
+
+    def document(self) -> dict[str, object]:
+        """Return the line as JSON has it: a key per attribute; of epochs and staging only with a data set."""
+        document = asdict(self)
+        return document if self.epochs else {key: document[key] for key in document if key not in _OF_EPOCHS}
 
 
 def compare(
@@ -97,10 +138,10 @@ def compare(
 
 
 def frame(rows: Sequence[Row]) -> "pd.DataFrame":
-    """Return a speed-up table as a pandas frame, a column per attribute of `Row`."""
+    """Return a speed-up table as a pandas frame, a column per attribute of `Row`, those of epochs excepted."""
     import pandas as pd
 
-    return pd.DataFrame([asdict(each) for each in rows])
+    return pd.DataFrame([asdict(each) for each in rows]).drop(columns=list(_OF_EPOCHS))
 
 
 def find_baseline(scenario: Scenario, baseline: str) -> Schedule:
@@ -150,7 +191,13 @@ def measure(
         except UnsupportedError:
             if engine == "fast":
                 raise
-    return _collect(built, "des", list(_measure_des(scenario, built, seeds, progress)))
+    measured = list(_measure_des(scenario, built, seeds, progress))
+    found = [each for _, each in measured if each is not None]
+    return replace(
+        _collect(built, "des", [states for states, _ in measured]),
+        epochs=_means(found),
+        staging_s=float(np.mean([each.staging_s for each in found])) if found else 0.0,
+    )
 
 
 def _measure_fast(scenario: Scenario, built: Built, seeds: list[int], progress: Progress | None) -> Iterator[Breakdown]:
@@ -162,14 +209,31 @@ def _measure_fast(scenario: Scenario, built: Built, seeds: list[int], progress: 
         yield fast.measure(built.plan, built.costs, delay_sampler(scenario, some), n_seeds=len(some), progress=report)
 
 
-def _measure_des(scenario: Scenario, built: Built, seeds: list[int], progress: Progress | None) -> Iterator[Breakdown]:
+def _measure_des(
+    scenario: Scenario, built: Built, seeds: list[int], progress: Progress | None
+) -> Iterator[tuple[Breakdown, Epochs | None]]:
+    reads: Reads | None = expected(built.plan) if built.plan.dataset else None
     different = seeds if scenario.is_random else seeds[:1]
     for number, seed in enumerate(different):
         drawn = delay_sampler(scenario, [seed]).take(scenario.steps)
         report = _reporter(progress, built, n_seeds=len(different), before=number, each=1)
         delays = {channel: array[:, :, 0] for channel, array in drawn.items()}
-        measured = breakdown(des.simulate(built.plan, built.costs, delays, progress=report))
+        trace = des.simulate(built.plan, built.costs, delays, progress=report)
+        measured = breakdown(trace), epochs(trace, reads) if reads else None
         yield from [measured] * (len(seeds) // len(different))
+
+
+def _means(of_seeds: Sequence[Epochs]) -> tuple[EpochMeans, ...]:
+    """Average epochs over seeds; what comes from where is the same with all."""
+    return tuple(
+        EpochMeans(
+            same[0].number,
+            seconds=float(np.mean([each.seconds for each in same])),
+            stall_s=float(np.mean([each.stall_s for each in same])),
+            hits=same[0].hits,
+        )
+        for same in zip(*(each.epochs for each in of_seeds), strict=True)
+    )
 
 
 def _reporter(
@@ -220,6 +284,8 @@ def row(measured: Measured, baseline: Measured) -> Row:
         host_s=means["host"],
         engine=measured.engine,
         seeds=len(measured.step_s),
+        epochs=measured.epochs,
+        staging_s=measured.staging_s,
     )
 
 

@@ -7,6 +7,7 @@
     trace.simulated.npz     what would happen; `trace.*.npz` are all of this plan
     trace.real.npz          what happened on real machines
     real.json               on what, with which clocks
+    real-reads.npz          which level of storage its samples came from, if the plan has a data set
     trace.partial.npz       the same of a run that ended early; NaN where it did not come to
 
 The bytes of every file follow from its contents: equal scenarios give equal directories. `plan.json` is written last,
@@ -31,6 +32,7 @@ from simdist.check import check
 from simdist.engines.delays import Delays
 from simdist.errors import PlanError, RunError, ScenarioError, TraceError
 from simdist.plan import Channel, Delay, Plan, dumps, load
+from simdist.reads import Reads
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import read_recorded
 from simdist.trace import Trace, write_npz
@@ -40,6 +42,7 @@ __all__ = [
     "PARTIAL",
     "PLAN",
     "REAL",
+    "REAL_READS",
     "REPORT",
     "SIMULATED",
     "RunDirectory",
@@ -47,14 +50,16 @@ __all__ = [
     "find",
     "read",
     "read_delays",
+    "read_reads",
     "read_trace",
+    "save_reads",
     "save_trace",
     "write",
 ]
 
 PLAN, SCENARIO, DELAYS = "plan.json", "scenario.yaml", "delays.npz"
 SIMULATED, REAL, PARTIAL = "trace.simulated.npz", "trace.real.npz", "trace.partial.npz"
-REPORT = "real.json"
+REPORT, REAL_READS = "real.json", "real-reads.npz"
 EMULATED = "emulated"
 """The program that takes as long as the scenario says; the source of its traces ends with this word."""
 _CHANNELS: tuple[Channel, ...] = get_args(Channel)
@@ -113,7 +118,7 @@ def write(path: Path, scenario: Scenario, plan: Plan, delays: Delays, *, force: 
             raise PlanError(f"{different}; choose another directory with -o, or replace what is there with --force")
         path.mkdir(parents=True, exist_ok=True)
         if different:
-            for old in (path / PLAN, path / REPORT, *path.glob("trace.*.npz")):
+            for old in (path / PLAN, path / REPORT, path / REAL_READS, *path.glob("trace.*.npz")):
                 old.unlink(missing_ok=True)
         for name, content in files.items():
             with _replacing(path / name) as part:
@@ -128,7 +133,7 @@ def read(path: Path) -> RunDirectory:
     Raises:
         ScenarioError: A file is missing, or scenario.yaml is wrong.
         PlanError: The plan or the delays are wrong or do not fit.
-        TraceError: A trace is damaged, or of another plan.
+        TraceError: A trace, or what a run has read, is damaged, or of another plan.
     """
     missing = [name for name in (PLAN, SCENARIO, DELAYS) if not (path / name).exists()]
     if missing:
@@ -141,6 +146,11 @@ def read(path: Path) -> RunDirectory:
     for file in sorted(path.glob("trace.*.npz")):
         try:
             read_trace(file, plan=plan)
+        except TraceError as error:
+            raise TraceError(f"{error}, or delete it") from None
+    if (path / REAL_READS).exists():
+        try:
+            read_reads(path / REAL_READS, plan=plan)
         except TraceError as error:
             raise TraceError(f"{error}, or delete it") from None
     return RunDirectory(path, scenario, plan, delays)
@@ -201,6 +211,33 @@ def save_trace(trace: Trace, path: Path) -> None:
     try:
         with _replacing(path) as part:
             trace.save(part)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def read_reads(path: Path, *, plan: Plan) -> Reads:
+    """Read what a run of `plan` has read from which level of storage.
+
+    Raises:
+        TraceError: The file is damaged, or of another plan.
+    """
+    reads = Reads.load(path)
+    try:
+        reads.check(plan)
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}: move the file away") from None
+    return reads
+
+
+def save_reads(reads: Reads, path: Path) -> None:
+    """Write what a run has read; an interruption leaves the old file or none.
+
+    Raises:
+        RunError: It cannot be written.
+    """
+    try:
+        with _replacing(path) as part:
+            reads.save(part)
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
 

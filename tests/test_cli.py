@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import time
-from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -70,7 +69,7 @@ sys.exit(" ".join(name for name in {heavy.split()} if name in sys.modules))
 def test_help_tells_of_every_command(capsys):
     answer = call(capsys, "--help")
     assert answer.code == 0
-    for command in ("presets", "plan", "simulate", "compare", "validate", "trace"):
+    for command in ("presets", "plan", "simulate", "compare", "validate", "comms", "data", "trace"):
         assert f"\n  {command} " in answer.out
         assert call(capsys, command, "--help").code == 0
     assert "..." not in answer.out.partition("Commands:")[2]  # no short help is cut
@@ -364,7 +363,7 @@ def test_compare_prints_what_the_library_computes(small, capsys):
     found = document(capsys, "compare", small, "--seeds", "5")
     assert found.keys() == {"scenario", "baseline", "rows"}
     assert (found["scenario"], found["baseline"]) == ("small", "sync")
-    expected = [asdict(row) for row in compare(scenario.load(small), n_seeds=5)]
+    expected = [row.document() for row in compare(scenario.load(small), n_seeds=5)]
     assert found["rows"] == json.loads(json.dumps(expected))
     assert set(found["rows"][0]) == {
         *("schedule", "step_s", "step_s_ci95", "speedup", "speedup_ci95", *STATES, "engine", "seeds"),

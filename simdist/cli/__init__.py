@@ -259,6 +259,23 @@ def _comms(session: Session, run: str, schedule: str | None) -> None:
     comms.comms(session, run, label=schedule)
 
 
+@cli.command("data")
+@click.argument("scenario", metavar="SCENARIO|RUN")
+@click.option("--knobs", is_flag=True, help="Also change one thing at a time, and show which stalls that removes.")
+@_schedule
+@_options
+@click.pass_obj
+def _data(session: Session, scenario: str, knobs: bool, schedule: str | None) -> None:
+    """Show what loading data costs, by epoch.
+
+    The time of each epoch, for how long ranks stall for want of a batch, and from which level of storage samples come;
+    of a RUN that was measured, simulated and real side by side.
+    """
+    from simdist.cli import data
+
+    data.data(session, scenario, label=schedule, with_knobs=knobs)
+
+
 @cli.command("trace")
 @click.argument("run", metavar="RUN|TRACE.npz", type=_path)
 @click.option(

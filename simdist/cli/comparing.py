@@ -2,16 +2,18 @@
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from simdist.breakdown import STATES
 from simdist.build import build
 from simdist.cli import finished, inputs
+from simdist.cli.data_text import percent, shown_epochs
 from simdist.cli.session import Session
 from simdist.cli.tables import factor_with_interval, seconds_in_state, seconds_with_interval, table_text
 from simdist.compare import Measured, Row, find_baseline, measure, row
 from simdist.engines import Engine
+from simdist.plan import LEVELS
 from simdist.progress import ProgressBar
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
@@ -95,9 +97,12 @@ def compare(
     with ProgressBar(sys.stderr) as bar:
         rows = _Comparison(session, name, scenario, reference, n_seeds, engine, kept, anew).rows(bar)
     title = _title(scenario, reference.name, n_seeds)
-    document = {"scenario": scenario.name, "baseline": reference.name, "rows": [asdict(each) for each in rows]}
+    document = {"scenario": scenario.name, "baseline": reference.name, "rows": [each.document() for each in rows]}
     header = ("schedule", "step time", "speed-up", *STATES, "engine")
-    session.result(document, table_text(title, header, [_cells(each) for each in rows], words=("schedule", "engine")))
+    tables = [table_text(title, header, [_cells(each) for each in rows], words=("schedule", "engine"))]
+    if any(each.epochs for each in rows):
+        tables.append(_epochs_text(rows))
+    session.result(document, "\n\n".join(tables))
     if plot:
         _draw(session, title, rows, plot)
 
@@ -115,6 +120,26 @@ def _cells(row: Row) -> list[str]:
         *(seconds_in_state(time_s) for time_s in (row.compute_s, row.comm_s, row.wait_s, row.io_s, row.host_s)),
         row.engine,
     ]
+
+
+def _epochs_text(rows: list[Row]) -> str:
+    """Return the table of epochs: of each schedule the first ones and the last."""
+    header = ("schedule", "epoch", "time", "stalled", *LEVELS)
+    cells = [line for row in rows for line in _epoch_cells(row)]
+    title = "epochs: time, share of it stalled for want of a batch, samples by level"
+    return table_text(title, header, cells, words=("schedule", "epoch"))
+
+
+def _epoch_cells(row: Row) -> Iterator[list[str]]:
+    if row.staging_s:
+        yield [row.schedule, "staging", seconds_in_state(row.staging_s), *[""] * (1 + len(LEVELS))]
+    for each in shown_epochs(row.epochs):
+        if each is None:
+            yield [row.schedule, "...", *[""] * (2 + len(LEVELS))]
+        else:
+            stalled = percent(each.stall_s / each.seconds if each.seconds else 0.0)
+            hits = (percent(each.hits[level]) for level in LEVELS)
+            yield [row.schedule, str(each.epoch), seconds_in_state(each.seconds), stalled, *hits]
 
 
 def _draw(session: Session, title: str, rows: list[Row], plot: Path) -> None:

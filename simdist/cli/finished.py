@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, final
 
@@ -18,8 +17,9 @@ import numpy as np
 from simdist import __version__, rundir
 from simdist.breakdown import STATES
 from simdist.build import Built
-from simdist.compare import Measured, Row
+from simdist.compare import EpochMeans, Measured, Row
 from simdist.errors import RunError
+from simdist.plan import LEVELS
 from simdist.scenario import Scenario
 
 __all__ = ["Finished", "key"]
@@ -68,7 +68,9 @@ class Finished:
         if record is None:
             return None
         samples = {name: np.array(values, dtype=np.float64) for name, values in record["samples"].items()}
-        return Measured(record["schedule"], record["engine"], samples.pop("step"), samples)
+        epochs = tuple(EpochMeans(**epoch) for epoch in record.get("epochs", ()))
+        staging_s = record.get("staging_s", 0.0)
+        return Measured(record["schedule"], record["engine"], samples.pop("step"), samples, epochs, staging_s)
 
     def append(self, key: str, scenario: Scenario, baseline: str, row: Row, measured: Measured) -> None:
         """Save a measured schedule.
@@ -81,7 +83,7 @@ class Finished:
             "key": key,
             "scenario": scenario.name,
             "baseline": baseline,
-            **asdict(row),
+            **row.document(),
             "samples": {name: values.tolist() for name, values in samples.items()},
         }
         try:
@@ -108,9 +110,26 @@ def _record(line: bytes) -> dict[str, Any] | None:
             "samples": dict(samples),
         }:
             sound = samples.keys() == _SAMPLES and all(_is_sound(values, n_seeds) for values in samples.values())
-            return record if sound and all(samples["step"]) else None
+            return record if sound and all(samples["step"]) and _has_sound_epochs(record) else None
         case _:
             return None
+
+
+def _has_sound_epochs(record: dict[str, Any]) -> bool:
+    """Tell whether a record has no epochs, or all that belongs to them."""
+    match record:
+        case {"epochs": [*epochs], "staging_s": float()}:
+            return all(map(_is_epoch, epochs))
+        case _:
+            return not {"epochs", "staging_s"} & record.keys()
+
+
+def _is_epoch(value: object) -> bool:
+    match value:
+        case {"epoch": int(), "seconds": float(), "stall_s": float(), "hits": dict(hits), **rest} if not rest:
+            return tuple(hits) == LEVELS and all(isinstance(share, float) for share in hits.values())
+        case _:
+            return False
 
 
 def _is_sound(values: object, n_seeds: int) -> bool:

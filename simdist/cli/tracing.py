@@ -46,11 +46,14 @@ def trace(
     with ProgressBar(sys.stderr) as bar:
         bar.update("read the trace", 0, None)
         path, loaded = _load(run, which)
+        counts = path.parent / rundir.REAL_READS
+        is_counted = path.name == rundir.REAL and counts.exists() and loaded.plan.dataset is not None
+        reads = rundir.read_reads(counts, plan=loaded.plan) if is_counted else None
         n_steps = loaded.plan.n_steps
         if steps is not None and steps.stop == sys.maxsize:
             steps = range(steps.start, max(n_steps, steps.start + 1))
         bar.update("write it for viewers", 0, None)
-        write_chrome(loaded, chrome, steps=steps, ranks=ranks, tensors=tensors)
+        write_chrome(loaded, chrome, steps=steps, ranks=ranks, tensors=tensors, reads=reads)
     session.wrote(chrome)
     document = {
         "trace": str(path),

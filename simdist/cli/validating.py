@@ -7,6 +7,8 @@ from pathlib import Path
 
 from simdist import rundir
 from simdist.cli import inputs
+from simdist.cli.data import Loading, compared, reads_text
+from simdist.cli.data_text import errors_text
 from simdist.cli.session import Session
 from simdist.cli.validation_text import summary_text, validation_text
 from simdist.cost import price
@@ -31,6 +33,7 @@ class _Validated:
     real: Trace
     simulated: Trace
     validation: Validation
+    loading: Loading | None
 
 
 def validate(session: Session, name: str, *, cluster: Path | None, label: str | None, plot: Path | None) -> None:
@@ -115,7 +118,8 @@ def _validate(
             raise TraceError(f"{path}: {error}") from None
         if validation.n_steps < run.plan.n_steps:
             session.say(f"warning: {path}: only {validation.n_steps} of {run.plan.n_steps} steps were finished")
-        yield _Validated(run, real, simulated, validation)
+        loading = compared(run, simulated, real) if run.plan.dataset else None
+        yield _Validated(run, real, simulated, validation, loading)
 
 
 def _simulated(session: Session, run: RunDirectory, file: Path | None, cluster: Cluster | None) -> Trace:
@@ -173,7 +177,7 @@ def _baseline(runs: Sequence[RunDirectory]) -> str:
 
 def _document(each: _Validated) -> dict[str, object]:
     found = each.validation
-    return {
+    document = {
         "schedule": found.schedule,
         "run": str(each.run.path),
         "digest": each.run.plan.digest(),
@@ -191,12 +195,23 @@ def _document(each: _Validated) -> dict[str, object]:
         "overlap": found.overlap,
         "verdict": found.verdict,
     }
+    return document | (_loading_document(each.loading) if each.loading else {})
+
+
+def _loading_document(loading: Loading) -> dict[str, object]:
+    return {
+        "epochs": [asdict(error) for error in loading.errors],
+        "hits_identical": loading.hits_identical,
+        "hits_differences": loading.differences,
+    }
 
 
 def _text(each: _Validated, cluster: Path | None) -> str:
     machines = str(cluster) if cluster else f"the cluster of {each.run.path / rundir.SCENARIO}"
     plan = each.run.plan
-    return validation_text(each.validation, world_size=plan.world_size, n_planned_steps=plan.n_steps, machines=machines)
+    counts = {"world_size": plan.world_size, "n_planned_steps": plan.n_steps}
+    text = validation_text(each.validation, **counts, machines=machines)
+    return "\n".join([text, errors_text(each.loading.errors), reads_text(each.loading)]) if each.loading else text
 
 
 def _summary_document(summary: Summary) -> dict[str, object]:
