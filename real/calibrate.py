@@ -16,11 +16,15 @@ import click
 from real import models
 from real.calibration import machine, output
 from real.calibration.clusters import Form, derive
+from real.calibration.data import DataRates, Setup, measure_data, with_data
 from real.calibration.machine import Precision
 from real.calibration.measure import Pace, measure, tasks
-from real.calibration.options import Options, check_options, ops_of, parsed, sizes_of
+from real.calibration.options import Data, Options, check_options, ops_of, parsed, sizes_of
 from real.calibration.tables import OPS
+from real.data.storages import open_storage, read_storage_index
 from real.endings import run_command
+from real.feeding.folders import default_folder
+from real.feeding.matching import choose_decode, sample_shape
 from real.launch import Connection, Place, connect, place
 from real.timing import share_cores
 from simdist.errors import RunError
@@ -53,6 +57,12 @@ def main(args: Sequence[str] | None = None) -> int:
     "--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True, help="Of the model."
 )
 @click.option("--workload", type=click.Path(path_type=Path), help="Workload file to write.")
+@click.option("--data", default=None, metavar="URL", help="A data set: measure storage, disk, memory and decoding.")
+@click.option("--cache", type=click.Path(path_type=Path), help="Folder on the local disk to measure; else temporary.")
+@click.option(
+    "--readers", type=click.IntRange(min=1), default=8, show_default=True, help="Threads of a rank that read."
+)
+@click.option("--sample-size", default="150528 B", show_default=True, help="Of a decoded sample: 3 x 224 x 224 bytes.")
 @click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", show_default=True)
 @click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
 @click.option(
@@ -74,6 +84,10 @@ def _command(
     batch_size: int | None,
     precision: Precision,
     workload: Path | None,
+    data: str | None,
+    cache: Path | None,
+    readers: int,
+    sample_size: str,
     backend: Literal["auto", "gloo", "nccl"],
     device: Literal["auto", "cpu", "cuda"],
     timeout: float,
@@ -98,6 +112,7 @@ def _command(
         device,
         timeout,
         force,
+        Data(data, cache, readers, parsed("--sample-size", parse_nbytes, sample_size)) if data else None,
     )
     _execute(options, place(os.environ))
     return 0
@@ -120,8 +135,9 @@ def _execute(options: Options, here: Place) -> None:
                 output.check_free(path, force=options.force)
         connection.barrier("the files can be written")
         measured = machine.source(connection, nodes)
+        rates = _data(connection, options.data, options.timeout_s) if options.data else None
         if options.links:
-            _links(connection, options, nodes, measured)
+            _links(connection, options, nodes, measured, rates)
         if options.model and options.workload:
             batch_size = options.batch_size or usual_batch_size
             _model(connection, options.model, options.workload, batch_size, options, measured)
@@ -139,7 +155,20 @@ def _nodes(connection: Connection) -> int:
     return here.world_size // here.local_world_size
 
 
-def _links(connection: Connection, options: Options, nodes: int, measured: str) -> None:
+def _data(connection: Connection, data: Data, timeout_s: float) -> DataRates:
+    """Measure what samples are read from."""
+    storage = open_storage(data.url, timeout_s=timeout_s)
+    try:
+        index = read_storage_index(storage)
+        shape = sample_shape(data.sample_nbytes)
+        decode = choose_decode(index, shape, data.url)
+        cache = data.cache or default_folder()
+        return measure_data(connection, Setup(index, storage, decode, shape, cache, data.n_readers))
+    finally:
+        storage.close()
+
+
+def _links(connection: Connection, options: Options, nodes: int, measured: str, rates: DataRates | None) -> None:
     here = connection.place
     todo = tasks(nodes, here.local_world_size, options.sizes, options.ops)
     if here.rank == 0:
@@ -152,7 +181,12 @@ def _links(connection: Connection, options: Options, nodes: int, measured: str) 
     source = f"{measured}; gaps of {format_seconds(options.pace.gap_s)}"
     if options.raw:
         raw = output.raw_results(
-            measurements, source=source, nodes=nodes, ranks_per_node=here.local_world_size, gap_s=options.pace.gap_s
+            measurements,
+            source=source,
+            nodes=nodes,
+            ranks_per_node=here.local_world_size,
+            gap_s=options.pace.gap_s,
+            rates=rates,
         )
         _write(options.raw, raw, options.force)
     if "all_reduce" not in options.ops:
@@ -169,8 +203,11 @@ def _links(connection: Connection, options: Options, nodes: int, measured: str) 
         source=source,
     )
     click.echo("\n".join([output.text(todo, measurements, derived.cluster), *derived.notes]))
+    if rates:
+        click.echo(output.data_text(rates))
     if options.cluster:
-        _write(options.cluster, dump_cluster(derived.cluster), options.force)
+        cluster = with_data(derived.cluster, rates, source=measured) if rates else derived.cluster
+        _write(options.cluster, dump_cluster(cluster), options.force)
 
 
 def _model(connection: Connection, model: str, path: Path, batch_size: int, options: Options, measured: str) -> None:

@@ -9,9 +9,9 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -19,19 +19,23 @@ import click
 
 from real import models
 from real.endings import run_command
+from real.feeding.inputs import DataOptions, Input, open_input
+from real.feeding.tallies import Tally, forget_tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
 from real.jobs import AUTOCAST, Build, buffers_of, find_build, program_maker
 from real.launch import Connection, connect, place
-from real.running import Report, check_world, forget, perform, rescue
+from real.running import Report, check_world, explaining, forget, perform, rescue
 from real.timing import share_cores
 from simdist import rundir
 from simdist.errors import PlanError, RunError, ScenarioError
+from simdist.plan import LEVELS
+from simdist.reads import Reads
 from simdist.rundir import EMULATED, RunDirectory
 from simdist.trace import Trace
 from simdist.units import format_seconds
 
 __all__ = ["main"]
 
-PARTS = "parts"
+PARTS, PARTIAL_READS = "parts", "partial-reads.npz"
 _DAY_S = 86_400.0
 
 
@@ -47,6 +51,8 @@ class _Options:
     timeout_s: float
     label: str | None
     force: bool
+    data: str | None
+    cache: Path | None
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -79,6 +85,18 @@ def main(args: Sequence[str] | None = None) -> int:
 )
 @click.option("--schedule", default=None, help="Only the run of this schedule.")
 @click.option("--force", is_flag=True, help="Replace a trace that is there.")
+@click.option(
+    "--data",
+    default=None,
+    metavar="URL",
+    help="Read this data set, the plan's: a folder with index.csv, nfs://HOST/PATH, or another URL of fsspec.",
+)
+@click.option(
+    "--cache",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Folder on each node's disk for files of the data set.  [default: a temporary one of this user]",
+)
 @click.option("--debug", is_flag=True, help="Show where an error comes from.")
 def _command(
     runs: tuple[Path, ...],
@@ -89,9 +107,11 @@ def _command(
     timeout: float,
     schedule: str | None,
     force: bool,
+    data: str | None,
+    cache: Path | None,
     debug: bool,
 ) -> int:
-    _execute(_Options(runs, program, precision, backend, device, timeout, schedule, force))
+    _execute(_Options(runs, program, precision, backend, device, timeout, schedule, force, data, cache))
     return 0
 
 
@@ -136,37 +156,79 @@ def _runs(options: _Options) -> list[RunDirectory]:
     for each in runs:
         if (each.path / rundir.REAL).exists() and not options.force:
             raise ScenarioError(f"{each.path / rundir.REAL}: is there already; replace it with --force")
+        if options.data and each.plan.dataset is None:
+            raise ScenarioError(
+                f"{each.path}: its plan reads no data set; give its scenario `data`, or leave --data out"
+            )
+    if options.cache and not options.data:
+        raise ScenarioError(f"--cache {options.cache}: there is nothing to keep without --data")
     return runs
 
 
 def _one(connection: Connection, run: RunDirectory, build: Build | None, options: _Options) -> None:
     parts, rank = run.path / PARTS, connection.place.rank
+    forget_tally(parts, rank)
     forget(parts, rank)  # what an earlier start has left must not end up in a trace of this one
     _agree(connection, run, options)
-    try:
-        done = perform(
-            connection,
-            run.plan,
-            run.delays,
-            buffers=buffers_of(run.plan, build),
-            program=program_maker(connection, run, build, options.precision),
-            program_name=options.program if build is None else f"{options.program} {options.precision}",
-            timeout_s=options.timeout_s,
-            parts=parts,
-        )
-        if done:
-            _save(run, *done)
-        connection.barrier("the trace is written")
-    except (PlanError, ScenarioError):
-        raise
-    except Exception as error:
-        raise _failure(connection, run, error) from error
-    except KeyboardInterrupt:
-        _keep(run)
-        raise
+    with ExitStack() as stack:  # left after the others know of a failure, so that no thread waits any longer
+        try:
+            source = _open_input(stack, connection, run, options)
+            done = perform(
+                connection,
+                run.plan,
+                run.delays,
+                buffers=buffers_of(run.plan, build, with_data=source is not None),
+                program=program_maker(connection, run, build, options.precision, source),
+                program_name=options.program if build is None else f"{options.program} {options.precision}",
+                timeout_s=options.timeout_s,
+                parts=parts,
+            )
+            counted = _count(connection, run, source)
+            if done:
+                done = _save(run, *done, counted)
+            connection.barrier("the trace is written")
+        except (PlanError, ScenarioError):
+            forget_tally(parts, rank)
+            forget(parts, rank)
+            raise
+        except Exception as error:
+            raise _failure(connection, run, error) from error
+        except KeyboardInterrupt:
+            connection.guard.fail(KeyboardInterrupt.__name__)
+            _keep(run)
+            raise
+    forget_tally(parts, rank)
     forget(parts, rank)
     if done:
         print(_summary(run, *done), flush=True)
+
+
+def _open_input(stack: ExitStack, connection: Connection, run: RunDirectory, options: _Options) -> Input | None:
+    """Open the data set, if there is one to read; all ranks take part."""
+    if options.data is None or run.plan.dataset is None:
+        return None
+    rank = connection.place.rank
+    wanted = DataOptions(options.data, options.cache, cold=not run.plan.dataset.warm, timeout_s=options.timeout_s)
+    tally = Tally(sum(1 for _ in run.plan.loads()), tally_path(run.path / PARTS, rank))
+    failed = connection.guard.failed
+    return stack.enter_context(open_input(run.plan, wanted, rank=rank, others=connection, failed=failed, tally=tally))
+
+
+def _count(connection: Connection, run: RunDirectory, source: Input | None) -> "_Counted | None":
+    """Bring together what the ranks have read; all take part, rank 0 gets it."""
+    if source is None:
+        return None
+    with explaining(connection.guard, f"{run.plan.name}: bringing together what was read"):
+        rows = gather_tallies(source.tally)
+    return None if rows is None else _Counted(reads_of(rows, run.plan), totals(rows))
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """What all ranks have read, and the sums."""
+
+    reads: Reads
+    totals: Mapping[str, int]
 
 
 def _agree(connection: Connection, run: RunDirectory, options: _Options) -> None:
@@ -174,13 +236,21 @@ def _agree(connection: Connection, run: RunDirectory, options: _Options) -> None
     connection.agree("plan", run.plan.digest())
     for name, content in rundir.contents(run.scenario, run.plan, run.delays).items():
         connection.agree(name, hashlib.sha256(content).hexdigest())
-    connection.agree("program", f"{options.program} {options.precision}")
+    data = " with data" if options.data else ""
+    connection.agree("program", f"{options.program} {options.precision}{data}")
 
 
-def _save(run: RunDirectory, trace: Trace, report: Report) -> None:
-    (run.path / rundir.REPORT).write_text(report.dumps(), encoding="utf-8")
+def _save(run: RunDirectory, trace: Trace, report: Report, counted: _Counted | None) -> tuple[Trace, Report]:
+    """Write what a run leaves; return the trace and the whole report."""
+    whole = replace(report, reads=counted.totals) if counted else report
+    (run.path / rundir.REAL_READS).unlink(missing_ok=True)
+    (run.path / rundir.REPORT).write_text(whole.dumps(), encoding="utf-8")
     rundir.save_trace(trace, run.path / rundir.REAL)
-    (run.path / rundir.PARTIAL).unlink(missing_ok=True)
+    if counted:
+        rundir.save_reads(counted.reads, run.path / rundir.REAL_READS)
+    for partial in (rundir.PARTIAL, PARTIAL_READS):
+        (run.path / partial).unlink(missing_ok=True)
+    return trace, whole
 
 
 def _failure(connection: Connection, run: RunDirectory, error: Exception) -> RunError:
@@ -200,6 +270,8 @@ def _keep(run: RunDirectory) -> str:
             if partial is None:
                 return ""
             rundir.save_trace(partial, path)
+            if (rows := salvage_tallies(run.path / PARTS, run.plan)) is not None:
+                rundir.save_reads(reads_of(rows, run.plan), run.path / PARTIAL_READS)
     except (RunError, OSError) as error:
         return f"; what was done is lost ({error})"
     return f"; what was done is in {path}"
@@ -221,5 +293,14 @@ def _summary(run: RunDirectory, trace: Trace, report: Report) -> str:
     step = format_seconds(trace.makespan_s / run.plan.n_steps)
     return (
         f"{run.plan.name}: {run.plan.world_size} ranks, {run.plan.n_steps} steps, {step} a step ({trace.source}); "
-        f"tracing took {100 * report.tracing_share:.2g} %; wrote {run.path / rundir.REAL}"
+        f"tracing took {100 * report.tracing_share:.2g} %{_read(report)}; wrote {run.path / rundir.REAL}"
     )
+
+
+def _read(report: Report) -> str:
+    if report.reads is None:
+        return ""
+    by_level = {name: report.reads[f"samples_from_{name}"] for name in LEVELS}
+    read = ", ".join(f"{count:,} from {name}" for name, count in by_level.items() if count)
+    elsewhere = report.reads["samples_not_as_planned"]
+    return f"; read {read or 'nothing'}" + (f" ({elsewhere:,} elsewhere than planned)" if elsewhere else "")

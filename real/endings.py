@@ -34,6 +34,6 @@ def run_command(command: click.Command, args: Sequence[str] | None, *, program: 
 
 
 def _say(program: str, message: str, code: int) -> int:
-    rank = os.environ.get("RANK", "?")
-    click.echo(f"{program}: rank {rank}: error: {' '.join(message.split())}", err=True)
+    rank = f" rank {os.environ['RANK']}:" if "RANK" in os.environ else ""
+    click.echo(f"{program}:{rank} error: {' '.join(message.split())}", err=True)
     return code

@@ -3,11 +3,14 @@
 import importlib
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 
 from real import models
+from real.feeding.batches import Batches, batch_buffers
+from real.feeding.inputs import Input
 from real.gpu import Spin
 from real.launch import Connection
 from real.memory import Memory
@@ -19,9 +22,10 @@ from real.programs.module import ModuleProgram
 from real.programs.rating import takes_ratios
 from real.running import MakeProgram
 from real.timing import Sleeper
-from simdist.cost import Local, Shared, price
+from simdist.cost import Local, Shared, Varying, price
 from simdist.errors import ScenarioError
-from simdist.plan import COLLECTIVES, Op, Plan, reads, writes
+from simdist.groups import Group
+from simdist.plan import COLLECTIVES, Load, Op, Plan, reads, writes
 from simdist.rundir import EMULATED, RunDirectory
 
 __all__ = ["AUTOCAST", "Build", "buffers_of", "find_build", "program_maker"]
@@ -66,15 +70,21 @@ def find_build(name: str) -> Build | None:
     return build
 
 
-def buffers_of(plan: Plan, build: Build | None) -> set[str]:
-    """Return the buffers that need memory: all that a model has, but of a program that sleeps those that are sent."""
+def buffers_of(plan: Plan, build: Build | None, *, with_data: bool) -> set[str]:
+    """Return the buffers that need memory.
+
+    These are all that a model has, but of a program that sleeps those that are sent; and those that data is loaded to.
+    """
+    loaded = batch_buffers(plan) if with_data else set()
     if build is not None:
-        return Binding.buffers_of(plan)
+        return loaded | Binding.buffers_of(plan)
     sent = [op for body in plan.bodies for op in body if isinstance(op, COLLECTIVES)]
-    return {name for op in sent for name in (*reads(op), *writes(op))}
+    return loaded | {name for op in sent for name in (*reads(op), *writes(op))}
 
 
-def program_maker(connection: Connection, run: RunDirectory, build: Build | None, precision: str) -> MakeProgram:
+def program_maker(
+    connection: Connection, run: RunDirectory, build: Build | None, precision: str, source: Input | None
+) -> MakeProgram:
     """Return what makes the program of this rank, once there is memory.
 
     Args:
@@ -82,12 +92,21 @@ def program_maker(connection: Connection, run: RunDirectory, build: Build | None
         run: What will be performed.
         build: From `find_build`.
         precision: Of a model, a key of `AUTOCAST`.
+        source: Of samples; without one, a program that sleeps does so for loads as well, and a model has its own data.
     """
     rank, device = connection.place.rank, connection.device
 
     def emulated(memory: Memory, failed: threading.Event) -> Program:
         compute, comm = (Spin(device) if device.type == "cuda" else Sleeper(failed) for _ in range(2))
-        return EmulatedProgram(_seconds(run, rank), compute=compute, comm=comm, interrupted=failed)
+        prices = _Prices.of(run, rank)
+        return EmulatedProgram(
+            prices.seconds,
+            compute=compute,
+            comm=comm,
+            interrupted=failed,
+            load_s=prices.load_s,
+            feed=source and Batches(run.plan, source, memory),
+        )
 
     def model(memory: Memory, failed: threading.Event) -> Program:
         assert build is not None
@@ -99,6 +118,8 @@ def program_maker(connection: Connection, run: RunDirectory, build: Build | None
             raise ScenarioError(f"--program: {error}; it is called with {', '.join((*wanted, *lars))}") from error
         if not isinstance(job, Job):
             raise ScenarioError(f"--program: returned {type(job).__name__}; it should return a real.models.Job")
+        if source is not None:
+            _check_inputs(job.batch(0, rank)[0], source)
         program = ModuleProgram(
             run.plan,
             job.module,
@@ -110,6 +131,7 @@ def program_maker(connection: Connection, run: RunDirectory, build: Build | None
             rank=rank,
             autocast=AUTOCAST[precision],
             saved=run.path / "saved" if rank == 0 else None,
+            feed=source and Batches(run.plan, source, memory),
         )
         program.warm_up(_N_WARM_UP)
         return program
@@ -117,14 +139,49 @@ def program_maker(connection: Connection, run: RunDirectory, build: Build | None
     return emulated if build is None else model
 
 
-def _seconds(run: RunDirectory, rank: int) -> Mapping[Op, float]:
-    """Return what the operations that do not communicate take on a rank, by the scenario's costs."""
-    costs = price(run.plan, run.scenario.cluster, run.scenario.workload)
-    seconds: dict[Op, float] = {}
-    for op, cost in costs.of.items():
-        match cost:
-            case Local():
-                seconds[op] = float(cost.seconds) if isinstance(cost.seconds, float) else float(cost.seconds[rank])
-            case Shared() if not isinstance(op, COLLECTIVES):
-                seconds[op] = float(cost.alone_s) if isinstance(cost.alone_s, float) else float(cost.alone_s[rank])
-    return seconds
+def _check_inputs(inputs: torch.Tensor, source: Input) -> None:
+    """Refuse a model that takes other samples than the data set has."""
+    sample = torch.Size(source.shape)
+    if not inputs.is_floating_point() or inputs[0].numel() != sample.numel():
+        raise ScenarioError(
+            f"--program: the model takes samples of {inputs.dtype} {list(inputs.shape[1:])}, those of the data set are "
+            f"images {list(sample)}; set workload.sample_size to {inputs[0].numel()} B, or choose another model"
+        )
+
+
+@dataclass(frozen=True)
+class _Prices:
+    """What the operations that do not communicate take on a rank, by the scenario's costs.
+
+    Args:
+        seconds: Of each operation that always takes as long.
+        load_s: (load, number) -> seconds of the other ones.
+    """
+
+    seconds: Mapping[Op, float]
+    load_s: Callable[[Load, int], float]
+
+    @staticmethod
+    def of(run: RunDirectory, rank: int) -> "_Prices":
+        """Price a run."""
+        costs = price(run.plan, run.scenario.cluster, run.scenario.workload)
+        seconds: dict[Op, float] = {}
+        for op, cost in costs.of.items():
+            match cost:
+                case Local():
+                    seconds[op] = float(cost.seconds) if isinstance(cost.seconds, float) else float(cost.seconds[rank])
+                case Shared() if not isinstance(op, COLLECTIVES):
+                    alone_s = cost.alone_s
+                    seconds[op] = float(alone_s if isinstance(alone_s, float) else alone_s[_number(cost.group, rank)])
+
+        def load_s(op: Load, number: int) -> float:
+            cost = costs.of[op]
+            assert isinstance(cost, Varying)
+            return cost.transfers(number)[rank].alone_s(costs.capacity_Bps)
+
+        return _Prices(seconds, load_s)
+
+
+def _number(group: Group, rank: int) -> int:
+    """Return the number of the group that a rank belongs to."""
+    return rank // (group.size * group.stride) * group.stride + rank % group.stride

@@ -50,6 +50,14 @@ class Connection:
     store: Store
     timeout_s: float
 
+    def exchange(self, what: str, value: str) -> list[str]:
+        """Return the values of all ranks, by rank; every rank must call this in the same order.
+
+        Raises:
+            RunError: names the ranks that have not come.
+        """
+        return _exchange(self.store, self.guard, self.place, what, value, self.timeout_s)
+
     def agree(self, what: str, value: str) -> None:
         """Compare a value over all ranks; every rank must call this in the same order.
 
@@ -179,6 +187,10 @@ def _is_loopback(address: str) -> bool:
 
 
 def _agree(store: Store, guard: Guard, here: Place, what: str, value: str, timeout_s: float) -> None:
+    _compare(what, value, _exchange(store, guard, here, what, value, timeout_s))
+
+
+def _exchange(store: Store, guard: Guard, here: Place, what: str, value: str, timeout_s: float) -> list[str]:
     """Exchange values through the store; the n-th call of one rank meets the n-th of the others."""
     missing = list(range(here.world_size))
 
@@ -204,15 +216,14 @@ def _agree(store: Store, guard: Guard, here: Place, what: str, value: str, timeo
         if isinstance(error, RunError):
             raise
         raise guard.explain(error, what) from error
-    _compare(what, value, answers)
-
-
-def _compare(what: str, value: str, answers: list[tuple[str, str]]) -> None:
     if strays := [rank for rank, (other, _) in enumerate(answers) if other != what]:
         raise RunError(
             f"{what}: {ranks_have(strays)} come to {answers[strays[0]][0]!r} instead: ranks run different code"
         )
-    values = [answer for _, answer in answers]
+    return [answer for _, answer in answers]
+
+
+def _compare(what: str, value: str, values: list[str]) -> None:
     if len(set(values)) == 1:
         return
     common = max(values, key=values.count)

@@ -29,7 +29,7 @@ from simdist.plan import Channel, Collective, Plan
 from simdist.plan.text import op_text
 from simdist.trace import Trace
 
-__all__ = ["MakeProgram", "Report", "check_world", "forget", "perform", "rescue"]
+__all__ = ["MakeProgram", "Report", "check_world", "explaining", "forget", "perform", "rescue"]
 
 MakeProgram = Callable[[Memory, threading.Event], Program]
 
@@ -52,6 +52,8 @@ class Report:
         clock_uncertainty_s: Give or take; 0 for ranks on the machine of rank 0.
         tracing_s: Seconds that a rank spent on noting times.
         tracing_share: The same as a share of the makespan.
+        reads: Of a run with data: samples and bytes from each level of storage, of all ranks, and how many samples came
+            from another one than planned, or were not kept.
     """
 
     digest: str
@@ -65,6 +67,7 @@ class Report:
     clock_uncertainty_s: tuple[tuple[float, ...], tuple[float, ...]]
     tracing_s: float
     tracing_share: float
+    reads: Mapping[str, int] | None = None
 
     def dumps(self) -> str:
         """Return it as JSON."""
@@ -101,7 +104,7 @@ def perform(
     memory = Memory(plan, connection.device, buffers, scratch_nbytes=scratch_nbytes(plan))
     made = program(memory, guard.failed)
     meeting = f"{plan.name}: meeting before the first step"
-    with _explaining(guard, meeting):
+    with explaining(guard, meeting):
         world = ProcessWorld(groups_of(plan), timeout_s=timeout_s)
     try:
         parts.mkdir(parents=True, exist_ok=True)
@@ -120,7 +123,7 @@ def perform(
         watch=guard,
     )
     precise_sleeps()
-    with _explaining(guard, meeting):
+    with explaining(guard, meeting):
         world.warm_up(plan, connection.device)
         at_start = compare()
         start_s = common_start_s(at_start)
@@ -128,7 +131,7 @@ def perform(
     running.start_clock(start_s)
     running.run()
     connection.barrier("the end of the run")
-    with _explaining(guard, f"{plan.name}: bringing the times together"):
+    with explaining(guard, f"{plan.name}: bringing the times together"):
         at_end = compare()
         source = f"real {connection.backend} on {connection.device.type}, {program_name}"
         trace = gather(recorder, plan, start_s=start_s, clocks=(at_start, at_end), source=source)
@@ -157,12 +160,12 @@ class _ExplainedWorld:
         self._world, self._guard, self._name = world, guard, name
 
     def perform(self, op: Collective, memory: Memory) -> None:
-        with _explaining(self._guard, f"{self._name}: {op_text(op)}"):
+        with explaining(self._guard, f"{self._name}: {op_text(op)}"):
             self._world.perform(op, memory)
 
 
 @contextmanager
-def _explaining(guard: Guard, doing: str) -> Iterator[None]:
+def explaining(guard: Guard, doing: str) -> Iterator[None]:
     """Find out who is to blame where torch says that talking to others has failed."""
     try:
         yield

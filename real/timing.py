@@ -10,7 +10,7 @@ import threading
 import time
 from contextlib import suppress
 
-__all__ = ["Sleeper", "now_s", "precise_sleeps", "share_cores", "sleep_s"]
+__all__ = ["Sleeper", "give_way", "now_s", "precise_sleeps", "share_cores", "sleep_s"]
 
 _PR_SET_TIMERSLACK = 29
 _SLACK_NS = 1
@@ -88,3 +88,16 @@ def share_cores(n_processes: int) -> None:
     if 2 * n_processes > (os.cpu_count() or 1):
         with suppress(PermissionError):  # a container may forbid it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def give_way() -> None:
+    """Put the calling thread behind those that began it, where priorities are real-time; elsewhere do nothing.
+
+    A thread that wakes up does not interrupt another one of its priority, so where a machine plays several, who decodes
+    for 10 ms holds up whoever should compute or communicate meanwhile. On machines of their own, they had a core each.
+    """
+    if sys.platform != "linux" or os.sched_getscheduler(0) not in (os.SCHED_RR, os.SCHED_FIFO):
+        return
+    priority = os.sched_getparam(0).sched_priority
+    if priority > 1:
+        os.sched_setscheduler(0, os.sched_getscheduler(0), os.sched_param(priority - 1))

@@ -17,10 +17,12 @@ from processes import run  # noqa: E402
 
 from real import calibrate  # noqa: E402
 from real.calibration.clusters import Form, derive  # noqa: E402
+from real.calibration.data import DataRates, with_data  # noqa: E402
 from real.calibration.measure import collective as collective_of  # noqa: E402
 from real.calibration.measure import one_op_plan, tasks  # noqa: E402
 from real.calibration.predict import predicted_s  # noqa: E402
 from real.calibration.tables import OPS, Hop, Measurement, busbw_factor, hops, line, pooled, table  # noqa: E402
+from real.data.generate import SampleSet, generate  # noqa: E402
 from simdist.cost import price  # noqa: E402
 from simdist.engines import des  # noqa: E402
 from simdist.errors import RunError, ScenarioError  # noqa: E402
@@ -300,6 +302,8 @@ def environment(monkeypatch, world_size, local_world_size):
         (["-o", "c.yaml", "--ops", "broadcast"], "--ops leaves out all_reduce, from which the links of -o follow"),
         (["--links", "line"], '--links line states the rate of the network: give it, e.g. --rate "25 Gbit/s"'),
         (["--rate", "1 Gbit/s"], "--rate has no meaning for a table"),
+        (["--data", "/mnt/set"], "--data measures what a cluster file states: give -o CLUSTER with it"),
+        (["-o", "c.yaml", "--data", "/mnt/set", "--sample-size", "0 B"], "--sample-size is 0 B"),
         (["--model", "mlp"], "--model and --workload go together"),
         (["--model", "alexnet", "--workload", "w.yaml"], "--model alexnet: there is no such model; there are"),
     ],
@@ -347,7 +351,11 @@ def scenario_of(folder: Path, *, cluster: str = "ideal", workload: str = "mlp"):
 
 def test_two_nodes_of_two_ranks_are_measured_and_a_scenario_takes_the_cluster(tmp_path: Path) -> None:
     cluster, raw = tmp_path / "cluster.yaml", tmp_path / "raw.json"
-    endings = run(command, 4, 2, "-o", str(cluster), "--json", str(raw), *QUICK, timeout_s=120.0)
+    samples = SampleSet(n_samples=16, nbytes=4000, sigma=0.0, format="raw")
+    generate(tmp_path / "set", samples)
+    data = ("--data", str(tmp_path / "set"), "--cache", str(tmp_path / "cache"), "--readers", "2")
+    size = ("--sample-size", f"{3 * samples.side**2} B")
+    endings = run(command, 4, 2, "-o", str(cluster), "--json", str(raw), *data, *size, *QUICK, timeout_s=120.0)
     for ending in endings.values():
         assert "exit code 0" in ending.output, ending.output
     assert "all per node (2)" in endings[0].output
@@ -362,7 +370,10 @@ def test_two_nodes_of_two_ranks_are_measured_and_a_scenario_takes_the_cluster(tm
     ]  # the nearest to 1 kB that 4 ranks cut is 992 B
     assert 0 < found.device.memory_bandwidth_Bps < math.inf
     assert scenario_of(tmp_path, cluster="{file: cluster.yaml}").cluster == found
-    check_raw(json.loads(raw.read_text(encoding="utf-8")), found)
+    results = json.loads(raw.read_text(encoding="utf-8"))
+    check_raw(results, found)
+    check_data(results["data"], found)
+    assert not list((tmp_path / "cache").iterdir())
 
 
 def test_a_model_is_measured_on_one_rank_and_a_scenario_takes_the_workload(tmp_path: Path) -> None:
@@ -386,6 +397,53 @@ def check_raw(results, found: Cluster) -> None:
     hop_s = [statistics.median(rows["all_reduce", "one per node", 2 * p.nbytes]) / 2 for p in found.network.table]
     weighted = pooled([Hop(point.nbytes, s, 3.0) for point, s in zip(found.network.table, hop_s, strict=True)])
     assert [p.time_s for p in found.network.table] == pytest.approx([hop.time_s for hop in weighted], rel=1e-9)
+
+
+def check_data(levels, found: Cluster) -> None:
+    """The cluster states what was measured of storage, disk and memory."""
+    assert found.storage.bandwidth_Bps == levels["storage_Bps"]
+    assert found.storage.client_bandwidth_Bps in (levels["client_Bps"], math.inf)
+    assert (found.storage.open_s, found.storage.latency_s) == (levels["open_s"], 0)
+    assert (found.disk.read_Bps, found.disk.write_Bps) == (levels["disk_read_Bps"], levels["disk_write_Bps"])
+    assert found.memory.bandwidth_Bps == levels["memory_Bps"]
+    both_s = found.memory.latency_s + 2 * found.network.latency_s if found.network.table is None else None
+    assert both_s is None or both_s == pytest.approx(levels["request_s"])
+    assert all(0 < levels[key] < math.inf for key in ("storage_Bps", "client_Bps", "memory_Bps", "decode_s"))
+
+
+def test_a_cluster_takes_the_levels_that_were_measured_on_it():
+    rates = DataRates(
+        storage_Bps=4e8,
+        client_Bps=1e8,
+        open_s=2e-3,
+        disk_read_Bps=2e9,
+        disk_write_Bps=1e9,
+        disk_s=1e-4,
+        memory_Bps=1e10,
+        request_s=3e-4,
+        decode_s=5e-3,
+    )
+    found = with_data(cluster_of(), rates, source="a test")
+    assert (found.storage.bandwidth_Bps, found.storage.client_bandwidth_Bps, found.storage.open_s) == (4e8, 1e8, 2e-3)
+    assert (found.disk.read_Bps, found.disk.write_Bps, found.disk.latency_s) == (2e9, 1e9, 1e-4)
+    assert found.memory.bandwidth_Bps == 1e10
+    assert found.memory.latency_s == pytest.approx(3e-4 - 2 * NETWORK.latency_s)
+    assert with_data(cluster_of(nodes=1), rates, source="a test").storage.client_bandwidth_Bps == math.inf
+
+
+def test_a_node_that_reads_as_fast_alone_as_all_together_has_no_limit_of_its_own():
+    rates = DataRates(
+        storage_Bps=4e8,
+        client_Bps=3.9e8,
+        open_s=0.0,
+        disk_read_Bps=2e9,
+        disk_write_Bps=1e9,
+        disk_s=0.0,
+        memory_Bps=1e10,
+        request_s=0.0,
+        decode_s=5e-3,
+    )
+    assert with_data(cluster_of(), rates, source="a test").storage.client_bandwidth_Bps == math.inf
 
 
 def test_a_file_that_is_there_is_not_replaced_and_all_ranks_end(tmp_path: Path) -> None:

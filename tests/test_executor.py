@@ -38,12 +38,15 @@ from simdist.plan import (
     Plan,
     Save,
     Select,
+    StageIn,
     Tick,
     TrustRatios,
     Unpack,
     Wait,
     walk,
 )
+from simdist.plan.ticks import tick_s
+from simdist.schedules import InputPath, Job, Sync
 
 CPU = torch.device("cpu")
 IN_THREAD = Lanes(CPU, collectives_block=True)
@@ -79,7 +82,10 @@ class Pretended(Program):
         self.note(op)
         self.act(op)
 
-    def load(self, op: Load, step: int) -> None:
+    def load(self, op: Load, number: int) -> None:
+        self._do(op)
+
+    def stage_in(self, op: StageIn) -> None:
         self._do(op)
 
     def copy(self, op: Copy, step: int) -> None:
@@ -163,6 +169,35 @@ def test_execution_may_begin_at_any_step(plan: Plan, data: st.DataObject) -> Non
     assert not np.isnan(end_s[first:]).any()
 
 
+class Loading(Pretended):
+    """Knows which batch is in which buffer, and which one each step has copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[str, int] = {}
+        self.loaded: list[int] = []
+        self.copied: dict[int, int] = {}
+
+    def load(self, op: Load, number: int) -> None:
+        self.loaded.append(number)
+        self.held[op.dst] = number
+
+    def copy(self, op: Copy, step: int) -> None:
+        self.copied[step] = self.held[op.src]
+
+
+@both_modes
+@pytest.mark.parametrize("prefetch", [1, 2, 3, 4])
+@pytest.mark.parametrize("first_step", [0, 1, 2, 5, 6])
+def test_every_step_finds_its_own_batch_wherever_execution_begins(prefetch: int, first_step: int, lanes: Lanes) -> None:
+    path = InputPath(source="storage", prefetch=prefetch)
+    plan = Sync().plan(Job(1, 1, 7, (4,), input_path=path, delay_channels=frozenset({"io"})))
+    program = Loading()
+    execute(plan, program, lanes, first_step=first_step)
+    assert program.loaded == list(range(first_step, 7))
+    assert program.copied == {step: step for step in range(first_step, 7)}
+
+
 def ticking(*, n_ticks: int = 1, period_s: float = 0.2) -> Plan:
     step = (STEP[0], STEP[3], *[Tick(("grad.0",), period_s)] * n_ticks, AllReduce("grad.0", Group(2)))
     return plan_of(step, world_size=2)
@@ -172,8 +207,7 @@ def ticking(*, n_ticks: int = 1, period_s: float = 0.2) -> Plan:
 def test_what_comes_after_a_tick_begins_at_a_multiple_of_its_period(lanes: Lanes) -> None:
     start_s = now_s() - 0.05
     (ready_s, _, end_s), _ = execute(ticking(), Pretended(), lanes, start_s=start_s)
-    assert ready_s[2] - start_s < 0.2
-    assert ready_s[3] - start_s >= 0.2
+    assert ready_s[3] - start_s >= tick_s(end_s[1] - start_s, 0.2) >= 0.2
     assert ready_s[3] >= end_s[2]
 
 
@@ -187,7 +221,7 @@ def test_a_tick_ends_early_when_the_run_has_failed() -> None:
     begin_s = time.monotonic()
     with pytest.raises(RunError, match="rank 7 failed: it rained"):
         execute(ticking(period_s=60.0), Failing(), watch=watch)
-    assert time.monotonic() - begin_s < 20
+    assert time.monotonic() - begin_s < 40
 
 
 @pytest.mark.parametrize("stream", ["compute", "comm"])
@@ -250,14 +284,14 @@ def test_a_bucket_is_reduced_while_the_backward_pass_goes_on(lanes: Lanes) -> No
         def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
             assert len(list(buckets)) == 2
             complete()
-            assert began.wait(10), "the all-reduce of the first bucket did not begin during the backward pass"
+            assert began.wait(60), "the all-reduce of the first bucket did not begin during the backward pass"
             may_end.set()
             complete()
 
         def perform(self, op: Collective, memory: Memory) -> None:
             if isinstance(op, AllReduce) and op.buffer == "grad.0":
                 began.set()
-                assert may_end.wait(10)
+                assert may_end.wait(60)
 
     execute(plan_of(STEP, world_size=2), Overlapping(), lanes)
     assert may_end.is_set()
@@ -285,10 +319,10 @@ def test_the_host_runs_ahead_of_its_computation() -> None:
 
     def act(op: Op) -> None:
         if isinstance(op, Forward) and not slept.is_set():
-            assert slept.wait(10), "the host waits for its device although the plan does not say so"
+            assert slept.wait(60), "the host waits for its device although the plan does not say so"
 
     class Sleeping(Pretended):
-        def load(self, op: Load, step: int) -> None:
+        def load(self, op: Load, number: int) -> None:
             slept.set()
 
     step = (STEP[0], Load("batch"))
@@ -313,7 +347,7 @@ def test_who_waits_for_a_stuck_collective_stops_when_another_rank_fails(lanes: L
     class Stuck(Pretended):
         def perform(self, op: Collective, memory: Memory) -> None:
             watch.failed.set()
-            never.wait(30)
+            never.wait(60)
 
     plan, program, watch = plan_of(STEP, world_size=2), Stuck(), Nobody()
     executor = Executor(
@@ -331,7 +365,7 @@ def test_who_waits_for_a_stuck_collective_stops_when_another_rank_fails(lanes: L
     with pytest.raises(RunError, match="rank 7 failed: it rained"):
         executor.run()
     never.set()
-    assert time.monotonic() - begin_s < 20
+    assert time.monotonic() - begin_s < 40
 
 
 def test_the_watch_is_told_how_far_the_collectives_are() -> None:

@@ -37,11 +37,16 @@ def gradients() -> str:
     return _compared("cloud-gradients")
 
 
-def _compared(scenario: str) -> str:
+def data() -> str:
+    """Return the table of the ways to read data."""
+    return _compared("cloud-data", "--baseline", "naive")
+
+
+def _compared(scenario: str, *options: str) -> str:
     from simdist.cli import main
 
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
-        main(["compare", scenario])
+        main(["compare", scenario, *options])
     return out.getvalue()
 
 
@@ -57,7 +62,7 @@ def _printed(script: str) -> str:
     return out.getvalue()
 
 
-OUTPUTS: dict[str, Callable[[], str]] = {"demo": demo, "first": first, "gradients": gradients}
+OUTPUTS: dict[str, Callable[[], str]] = {"demo": demo, "first": first, "gradients": gradients, "data": data}
 
 
 def speed_table() -> str:

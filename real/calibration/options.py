@@ -12,9 +12,26 @@ from real.calibration.tables import OPS, OpName
 from real.launch import Place
 from simdist.errors import ScenarioError
 
-__all__ = ["Options", "check_options", "ops_of", "parsed", "sizes_of"]
+__all__ = ["Data", "Options", "check_options", "ops_of", "parsed", "sizes_of"]
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Asks for the levels that a data set is read from.
+
+    Args:
+        url: Of the data set.
+        cache: Folder on the disk to measure; None: where temporary files are.
+        n_readers: Threads of every rank.
+        sample_nbytes: Bytes of a decoded sample.
+    """
+
+    url: str
+    cache: Path | None
+    n_readers: int
+    sample_nbytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +52,7 @@ class Options:
     device: Literal["auto", "cpu", "cuda"]
     timeout_s: float
     force: bool
+    data: Data | None = None
 
     @property
     def files(self) -> list[Path]:
@@ -103,5 +121,9 @@ def check_options(options: Options, here: Place) -> None:
         raise ScenarioError("--ops leaves out all_reduce, from which the links of -o follow")
     if options.form.rate_Bps is not None and options.form.links == "table":
         raise ScenarioError("--rate has no meaning for a table of measured points; give --links line with it")
+    if options.data and options.data.sample_nbytes < 1:
+        raise ScenarioError('--sample-size is 0 B: write the bytes of a decoded sample, e.g. "150528 B"')
+    if options.data and not options.cluster:
+        raise ScenarioError("--data measures what a cluster file states: give -o CLUSTER with it")
     if network and options.form.links == "line" and not options.form.rate_Bps:
         raise ScenarioError('--links line states the rate of the network: give it, e.g. --rate "25 Gbit/s"')

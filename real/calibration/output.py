@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from real.calibration.data import DataRates
 from real.calibration.measure import Task
 from real.calibration.predict import predicted_s
 from real.calibration.tables import Measurement, busbw_factor
 from simdist.errors import RunError, ScenarioError
 from simdist.scenario import Cluster
+from simdist.units import format_Bps, format_seconds
 
-__all__ = ["check_free", "raw_results", "text", "write"]
+__all__ = ["check_free", "data_text", "raw_results", "text", "write"]
 
 _COLUMNS = ("op", "group", "size", "count", "time", "p10", "p90", "algbw", "busbw", "model")
 _UNITS = ("", "", "(B)", "(elements)", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "(us)")
@@ -34,13 +36,35 @@ def text(todo: Sequence[Task], measurements: Sequence[Measurement], cluster: Clu
     return "\n".join(lines)
 
 
+def data_text(rates: DataRates) -> str:
+    """Return what was measured of the levels of storage, a line each."""
+    peers = "" if rates.request_s is None else f"; a request of another node {format_seconds(rates.request_s)}"
+    of_each = [rates.storage_Bps, rates.client_Bps, rates.disk_read_Bps, rates.disk_write_Bps, rates.memory_Bps]
+    storage, client, read, write, memory = map(format_Bps, of_each)
+    return "\n".join(
+        [
+            f"storage: {storage} by all ranks, {client} by one node; {format_seconds(rates.open_s)} a file besides",
+            f"disk: {read} read, {write} written by one node; {format_seconds(rates.disk_s)} a file besides",
+            f"memory: {memory} by one node{peers}",
+            f"decoding: {format_seconds(rates.decode_s)} a sample; a workload states it as `decode`",
+        ]
+    )
+
+
 def raw_results(
-    measurements: Sequence[Measurement], *, source: str, nodes: int, ranks_per_node: int, gap_s: float
+    measurements: Sequence[Measurement],
+    *,
+    source: str,
+    nodes: int,
+    ranks_per_node: int,
+    gap_s: float,
+    rates: DataRates | None = None,
 ) -> str:
     """Return the seconds of every repetition as JSON."""
     rows = [asdict(each) | {"median_s": each.median_s} for each in measurements]
     head = {"source": source, "nodes": nodes, "ranks_per_node": ranks_per_node, "gap_s": gap_s}
-    return json.dumps(head | {"measurements": rows}, indent=1) + "\n"
+    of_data = {"data": asdict(rates)} if rates else {}
+    return json.dumps(head | of_data | {"measurements": rows}, indent=1) + "\n"
 
 
 def check_free(path: Path, *, force: bool) -> None:

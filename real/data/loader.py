@@ -33,6 +33,7 @@ from real.data.peers import Peers
 from real.data.rounds import Counts, Read, Round
 from real.data.samples import SampleStore
 from real.data.sources import DISK, MEMORY, PEER, STORAGE, Sources
+from real.timing import give_way
 from simdist.caching import BatchReads
 from simdist.errors import RunError
 
@@ -92,8 +93,8 @@ class Loader:
         self._limits = limits or Limits()
         self._number = -1
         self._closed = False
-        self._readers = ThreadPoolExecutor(self._limits.readers, thread_name_prefix="read")
-        self._decoders = ThreadPoolExecutor(self._limits.decoders, thread_name_prefix="decode")
+        self._readers = ThreadPoolExecutor(self._limits.readers, "read", initializer=give_way)
+        self._decoders = ThreadPoolExecutor(self._limits.decoders, "decode", initializer=give_way)
 
     def load(self, number: int, out: Tensor, labels: Tensor) -> Counts:
         """Fill a batch.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import final
 
 from real.programs.base import Program
+from real.programs.feeding import Feed
 from real.timing import sleep_s
 from real.transforms import Transform
 from simdist.errors import RunError
@@ -29,19 +30,38 @@ class EmulatedProgram(Program):
         compute: Holds up the compute stream.
         comm: Holds up the comm stream, which another thread may do at the same time.
         interrupted: Ends the sleep of a load or save early; set when the run has failed.
+        load_s: (load, number) -> seconds, of loads that are not in `seconds` because each takes its own time.
+        feed: Reads data instead of sleeping.
     """
 
-    def __init__(self, seconds: Mapping[Op, float], *, compute: Hold, comm: Hold, interrupted: threading.Event) -> None:
+    def __init__(
+        self,
+        seconds: Mapping[Op, float],
+        *,
+        compute: Hold,
+        comm: Hold,
+        interrupted: threading.Event,
+        load_s: Callable[[Load, int], float] | None = None,
+        feed: Feed | None = None,
+    ) -> None:
+        self._load_s, self._feed = load_s, feed
         self._seconds, self._interrupted = seconds, interrupted
         self._hold, self._hold_comm = compute, comm
         self._backward_s: dict[str, float] = {op.dst: s for op, s in seconds.items() if isinstance(op, Backward)}
 
     def load(self, op: Load, number: int) -> None:
-        """Sleep for the seconds that the load takes undisturbed."""
-        sleep_s(self._seconds_of(op), self._interrupted)
+        """Read the batch, or sleep for the seconds that the load takes undisturbed."""
+        if self._feed is not None:
+            self._feed.load(op, number)
+            return
+        seconds = self._load_s(op, number) if self._load_s and op not in self._seconds else self._seconds_of(op)
+        sleep_s(seconds, self._interrupted)
 
     def stage_in(self, op: StageIn) -> None:
-        """Sleep for the seconds that staging takes undisturbed."""
+        """Bring the files, or sleep for the seconds that this takes undisturbed."""
+        if self._feed is not None:
+            self._feed.stage_in(op)
+            return
         sleep_s(self._seconds_of(op), self._interrupted)
 
     def copy(self, op: Copy, step: int) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TypeAlias, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +12,13 @@ from real import transforms
 from real.memory import Memory
 from real.programs.base import Program
 from real.programs.binding import Binding
+from real.programs.feeding import Batch, Feed, normalised
 from real.programs.rating import Rating
 from real.transforms import Transform
 from simdist.errors import PlanError
 from simdist.plan import Copy, Forward, Load, Optimize, Plan, Save, StageIn, TrustRatios
 
 __all__ = ["Batch", "ModuleProgram"]
-
-Batch: TypeAlias = tuple[Tensor, Tensor]
 
 
 @final
@@ -37,6 +36,7 @@ class ModuleProgram(Program):
         rank: Which rank it is.
         autocast: Lower precision for forward and backward pass, such as `torch.bfloat16`.
         saved: Folder for what `Save` writes.
+        feed: Reads batches of images, in place of `batch`, which then only warms up and says what the module takes.
 
     Raises:
         PlanError: The plan is for another model or optimizer, or updates parts of it in turn.
@@ -55,6 +55,7 @@ class ModuleProgram(Program):
         rank: int = 0,
         autocast: torch.dtype | None = None,
         saved: Path | None = None,
+        feed: Feed | None = None,
     ) -> None:
         _check_updates(plan)
         self._plan = plan
@@ -63,6 +64,7 @@ class ModuleProgram(Program):
         self._module, self._loss_of, self._optimizer = module, loss, optimizer
         self._batch, self._memory, self._device = batch, memory, device
         self._rank, self._autocast, self._saved = rank, autocast, saved
+        self._feed = feed
         self._batches: dict[str, Batch] = {}
         self._in_memory = {buffer.name for buffer in plan.buffers if buffer.place == "host" and buffer.initialized}
         self.loss: Tensor | None = None
@@ -82,16 +84,24 @@ class ModuleProgram(Program):
         transforms.warm_up(self._plan, self._memory)
 
     def load(self, op: Load, number: int) -> None:
-        """Make batch `number` of the data, on the host."""
-        self._batches[op.dst] = self._batch(number)
+        """Read or make batch `number` of the data, on the host."""
+        if self._feed is not None:
+            self._feed.load(op, number)
+        else:
+            self._batches[op.dst] = self._batch(number)
 
     def stage_in(self, op: StageIn) -> None:
-        """Do nothing: the data is at hand."""
+        """Bring the files of a data set to the node's disk; data that is made is at hand."""
+        if self._feed is not None:
+            self._feed.stage_in(op)
 
     def copy(self, op: Copy, step: int) -> None:
         """Copy a batch to the device, or a buffer of parameters or gradients."""
         if op.dst in self._memory:
             transforms.copy(self._memory, op)
+            return
+        if self._feed is not None:
+            self._batches[op.dst] = self._from_feed(self._feed, op.src)
             return
         inputs, targets = self._batch(step) if op.src in self._in_memory else self._batches[op.src]
         self._batches[op.dst] = self._on_device(inputs), self._on_device(targets)
@@ -138,6 +148,13 @@ class ModuleProgram(Program):
             self._saved.mkdir(parents=True, exist_ok=True)
             tensors = {name: self._memory.tensors(name) for name in op.srcs if name in self._memory}
             torch.save(tensors, self._saved / f"step-{step:06d}.pt")
+
+    def _from_feed(self, feed: Feed, name: str) -> Batch:
+        """Copy a batch to the device, as the module takes it; the next one may come into its buffer then."""
+        images, labels = feed.batch(name)
+        like, _ = self._batch(0)
+        inputs = normalised(images, like.shape[1:], self._device, like.dtype)
+        return inputs, labels.to(self._device, non_blocking=True, copy=True)
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, non_blocking=True)

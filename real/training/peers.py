@@ -21,6 +21,7 @@ from simdist.errors import RunError
 
 __all__ = ["Peers", "meet_peers"]
 
+_LONGEST_VALUE = 4096  # bytes
 _PATIENCE_S = 1800.0  # a checkpoint may be large, and the disk slow
 
 
@@ -76,6 +77,22 @@ class Peers:
         strays = [rank for rank, each in enumerate(rows) if not torch.equal(each, rows[0])]
         if strays:
             raise RunError(f"{what} must be the same on every rank: {ranks_have(strays)} another than rank 0")
+
+    def exchange(self, what: str, value: str) -> list[str]:
+        """Return the values of all ranks, by rank.
+
+        Raises:
+            RunError: Names the ranks that did not come.
+        """
+        if self.connection:
+            return self.connection.exchange(what, value)
+        mine = torch.zeros(_LONGEST_VALUE, dtype=torch.uint8)
+        data = value.encode()
+        if len(data) > len(mine):
+            raise RunError(f"{what}: {len(data)} bytes; at most {len(mine)} can be exchanged")
+        mine[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
+        rows = parcels.gather_rows(mine)
+        return [bytes(row.tolist()).rstrip(b"\0").decode() for row in rows]
 
     def explain(self, error: BaseException, doing: str) -> RunError:
         """Turn what a collective raised into an error that names who is to blame, as far as that is known."""

@@ -27,6 +27,7 @@ from torch import nn
 from real import transforms
 from real.clock import Clocks, common_start_s, compare
 from real.executor import Executor, Lanes
+from real.feeding.inputs import OpenStorage
 from real.memory import Memory
 from real.programs.binding import Binding
 from real.programs.loop import LoopProgram
@@ -34,6 +35,7 @@ from real.programs.rating import Rating
 from real.recorder import Recorder, Silent
 from real.states import State, Stateful, carried_buffers, fingerprint
 from real.traces import gather
+from real.training.feeding import Batches, open_batches
 from real.training.hooks import Hooks
 from real.training.peers import Peers, meet_peers
 from real.training.planning import Wanted, check_optimizer, device_of, planned
@@ -167,6 +169,46 @@ class Worker:
     def step(self) -> int:
         """The step under way, or else the next one; at the beginning, the first one to do."""
         return self._hooks.step
+
+    def feed(
+        self,
+        url: str,
+        *,
+        cache: Path | str | None = None,
+        timeout_s: float = 60.0,
+        open_storage: OpenStorage | None = None,
+    ) -> Batches:
+        """Read the plan's data set for this rank, from the next step on; all ranks call this.
+
+            batches = worker.feed("nfs://server/imagenet", cache="/nvme/cache")
+            for step, (images, labels) in zip(worker.steps(), batches):
+                ...
+
+        Args:
+            url: Of the folder with `index.csv`; it must be the data set of the plan.
+            cache: Folder on this node's disk for files; it is kept, so that a restart finds them. By default a
+                temporary one of this user.
+            timeout_s: How long a file is tried, and other ranks are waited for.
+            open_storage: Opens the storage in place of what the URL says.
+
+        Returns:
+            An iterator over batches, uint8 `[batch_size, *sample shape]` and int64 labels, on the device of the model.
+
+        Raises:
+            ScenarioError: The plan has no data set, or this is another one.
+            RunError: It cannot be reached; or a rank is missing.
+        """
+        folder = None if cache is None else Path(cache)
+        opened = open_batches(
+            self._plan,
+            self._peers,
+            first_step=self.step,
+            url=url,
+            cache=folder,
+            timeout_s=timeout_s,
+            open_storage=open_storage,
+        )
+        return self._until_closed.enter_context(opened)
 
     def steps(self) -> Iterator[int]:
         """Yield every step that is left to do; checkpoints are written where the loop asks for the next one.

@@ -1,0 +1,279 @@
+"""Measure the levels that samples are read from: storage server, disk, memory, other nodes; and what decoding takes.
+
+Everything is done by the code that a run uses, so a scenario gets what a reader of this project sees: with checksums,
+locks and Python. A level is read three times. First by one thread of one rank, file by file: the seconds of each file.
+Then by `n_readers` threads of every rank of one node, and of all nodes: the bytes per second of all together. What a
+file takes beyond its bytes at that rate, in the median, is `open` (of storage, its latency included) or `latency` (of
+the disk). A node that reads as fast alone as all together has shown no limit of its own.
+
+Files were written or read shortly before, so the page caches of server and nodes hold them; a server that must fetch
+from its disks is slower. A request to another node is measured by asking for a sample that is not there: its bytes are
+the network's business.
+"""
+
+import json
+import secrets
+import statistics
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from real.data.board import Want
+from real.data.decoding import Decode
+from real.data.filecache import FileCache
+from real.data.index import Index
+from real.data.memory import Geometry, MemoryStore
+from real.data.peers import Peers, PeerServer
+from real.data.storages import Storage as Files
+from real.data.storages import read_sample
+from real.feeding.inputs import own_address
+from real.launch import Connection
+from real.timing import now_s
+from simdist.scenario import Cluster, Disk, HostMemory, Storage
+
+__all__ = ["DataRates", "Setup", "measure_data", "with_data"]
+
+_N_ALONE = 32  # files of one thread
+_N_EACH = 64  # files of every rank, at least
+_LIMITED = 0.9  # of the rate of all: a node that gets less alone is limited by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What to read, and how.
+
+    Args:
+        index: Of the data set.
+        storage: That holds its files.
+        decode: File to sample.
+        shape: Of a sample.
+        cache: Folder on the disk to measure; emptied of what is written there.
+        n_readers: Threads of every rank.
+    """
+
+    index: Index
+    storage: Files
+    decode: Decode
+    shape: tuple[int, ...]
+    cache: Path
+    n_readers: int
+
+
+@dataclass(frozen=True, slots=True)
+class DataRates:
+    """What was measured.
+
+    Args:
+        storage_Bps: Bytes per second of all ranks together.
+        client_Bps: Of the ranks of one node.
+        open_s: Seconds of a file besides its bytes.
+        disk_read_Bps: Of the ranks of a node together.
+        disk_write_Bps: Likewise.
+        disk_s: Seconds of a file besides its bytes.
+        memory_Bps: Of the ranks of a node together.
+        request_s: Seconds of a request to another node besides its bytes; None on one node.
+        decode_s: CPU seconds of a sample.
+    """
+
+    storage_Bps: float
+    client_Bps: float
+    open_s: float
+    disk_read_Bps: float
+    disk_write_Bps: float
+    disk_s: float
+    memory_Bps: float
+    request_s: float | None
+    decode_s: float
+
+
+def measure_data(connection: Connection, setup: Setup) -> DataRates:
+    """Measure all levels; every rank takes part and returns the same.
+
+    Raises:
+        RunError: A file cannot be read, or a rank does not come.
+    """
+    probe = _Probe(connection, setup)
+    read = partial(read_sample, setup.storage)
+    entries = setup.index
+    file_s, client_Bps, storage_Bps = probe.compare("storage", lambda sample: len(read(entries[sample])))
+    nbytes = setup.index.nbytes[probe.first].astype(np.float64)
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="calibrate-", dir=_made(setup.cache)))
+        cache = stack.enter_context(FileCache(Path(folder), setup.index, capacity_nbytes=None))
+        contents = {sample: read(entries[sample]) for sample in probe.mine}
+        _, write_Bps, _ = probe.compare("disk, written", lambda sample: _write(cache, sample, contents[sample]))
+        disk_s, read_Bps, _ = probe.compare("disk, read", lambda sample: len(cache.get(sample) or b""))
+        decode_s = probe.alone(lambda sample: _decoded(setup, entries[sample].name, contents[sample]))
+    memory_Bps, request_s = _memory(probe, setup)
+    return DataRates(
+        storage_Bps=storage_Bps,
+        client_Bps=client_Bps,
+        open_s=_beyond_s(file_s, nbytes / max(client_Bps, storage_Bps)),
+        disk_read_Bps=read_Bps,
+        disk_write_Bps=write_Bps,
+        disk_s=_beyond_s(disk_s, nbytes / read_Bps),
+        memory_Bps=memory_Bps,
+        request_s=request_s,
+        decode_s=float(decode_s.mean()),
+    )
+
+
+def _beyond_s(seconds: NDArray[np.float64], transfer_s: NDArray[np.float64]) -> float:
+    """Return what files take besides their bytes."""
+    return max(float(np.median(seconds - transfer_s)), 0.0)
+
+
+def with_data(cluster: Cluster, rates: DataRates, *, source: str) -> Cluster:
+    """Return a cluster with the levels that were measured on it."""
+    is_limited = cluster.nodes > 1 and rates.client_Bps < _LIMITED * rates.storage_Bps
+    latency_s = max((rates.request_s or 0.0) - 2 * cluster.network.latency_s, 0.0)
+    return cluster.model_copy(
+        update={
+            "storage": Storage(
+                latency_s=0.0,  # in `open_s`
+                open_s=rates.open_s,
+                bandwidth_Bps=rates.storage_Bps,
+                client_bandwidth_Bps=rates.client_Bps if is_limited else np.inf,
+                source=source,
+            ),
+            "disk": Disk(
+                latency_s=rates.disk_s, read_Bps=rates.disk_read_Bps, write_Bps=rates.disk_write_Bps, source=source
+            ),
+            "memory": HostMemory(bandwidth_Bps=rates.memory_Bps, latency_s=latency_s, source=source),
+        }
+    )
+
+
+class _Probe:
+    """Reads the same files again and again: alone, by the ranks of the first node, and by all."""
+
+    def __init__(self, connection: Connection, setup: Setup) -> None:
+        here = connection.place
+        self.connection, self._n_readers = connection, setup.n_readers
+        n_each = min(max(_N_EACH, 4 * setup.n_readers), len(setup.index) // here.world_size or 1)
+        self.mine = [(here.rank * n_each + number) % len(setup.index) for number in range(n_each)]
+        """Samples of this rank."""
+        self.first = np.arange(min(_N_ALONE, n_each))
+        """Samples that one thread reads alone."""
+
+    @property
+    def node(self) -> int:
+        """The number of this rank's node."""
+        return self.connection.place.rank // self.connection.place.local_world_size
+
+    def compare(self, name: str, read: Callable[[int], int]) -> tuple[NDArray[np.float64], float, float]:
+        """Return the seconds of each of `first`, and the bytes per second of the first node and of all.
+
+        Args:
+            name: For errors.
+            read: Reads a sample's file and returns its bytes.
+        """
+        file_s = self.alone(read)
+        of_node = self._together(name, read, takes_part=self.node == 0)
+        return file_s, of_node, self._together(name, read, takes_part=True)
+
+    def alone(self, act: Callable[[int], int]) -> NDArray[np.float64]:
+        """Return how long one rank takes to act on each of `first`, the quicker of two times."""
+        seconds: list[float] = []
+        self.connection.barrier("one rank reads alone")
+        if self.connection.place.rank == 0:
+            mine = self.mine[: len(self.first)]
+            seconds = [
+                min(pair) for pair in zip(*([_seconds(act, each) for each in mine] for _ in range(2)), strict=True)
+            ]
+        return np.array(json.loads(self.connection.exchange("seconds of files", json.dumps(seconds))[0]))
+
+    def _together(self, name: str, read: Callable[[int], int], *, takes_part: bool) -> float:
+        """Return the bytes per second of all ranks that take part, with all their threads."""
+        self.connection.barrier(f"all read from {name}")
+        begin_s, nbytes = now_s(), 0
+        if takes_part:
+            with ThreadPoolExecutor(self._n_readers) as threads:
+                nbytes = sum(threads.map(read, self.mine))
+        return self.rate_Bps(name, nbytes, now_s() - begin_s)
+
+    def rate_Bps(self, name: str, nbytes: int, seconds: float) -> float:
+        """Return the bytes of all ranks over the seconds of the slowest."""
+        parts = [
+            json.loads(part) for part in self.connection.exchange(f"rate of {name}", json.dumps([nbytes, seconds]))
+        ]
+        took = [part[1] for part in parts if part[0]]
+        return float(sum(part[0] for part in parts) / max(took))
+
+
+def _memory(probe: _Probe, setup: Setup) -> tuple[float, float | None]:
+    """Return the bytes per second of a node's memory, and the seconds of a request besides its bytes."""
+    connection, here = probe.connection, probe.connection.place
+    nbytes, n_slots = int(np.prod(setup.shape)), len(probe.mine)
+    run = connection.exchange("name of a store", secrets.token_hex(4))[probe.node * here.local_world_size]
+    geometry = Geometry(len(setup.index), n_slots * here.local_world_size, nbytes, here.local_world_size)
+    store = MemoryStore(f"simdist-calibrate-{run}", geometry)
+    try:
+        connection.barrier("the stores are open")
+        store.unlink()
+        sample_of = np.zeros(nbytes, dtype=np.uint8)
+        for sample in probe.mine:
+            store.put(sample, sample_of)
+        connection.barrier("the stores are full")
+        out = np.ones((n_slots, nbytes), dtype=np.uint8)  # written once, so that its pages are there
+        begin_s = now_s()
+        store.get_many(probe.mine, list(out))
+        seconds = now_s() - begin_s
+        node_Bps = probe.rate_Bps("memory", n_slots * nbytes if probe.node == 0 else 0, seconds)
+        return node_Bps, _request_s(probe, store, geometry)
+    finally:
+        store.close()
+
+
+def _request_s(probe: _Probe, store: MemoryStore, geometry: Geometry) -> float | None:
+    """Return the seconds of a request to another node: for a sample that it does not have."""
+    connection, here = probe.connection, probe.connection.place
+    if here.world_size == here.local_world_size:
+        return None
+    with ExitStack() as stack:
+        server = stack.enter_context(PeerServer(store, host=own_address()))
+        addresses = connection.exchange("address of samples", server.address)
+        seconds = 0.0
+        if here.rank == 0:
+            other = addresses[here.local_world_size]  # first rank of the second node
+            peers = stack.enter_context(Peers(geometry, address_of=lambda _: other))
+            seconds = statistics.median(_ask_s(peers, probe.mine[0], geometry) for _ in range(_N_ALONE))
+        answers = connection.exchange("seconds of a request", repr(seconds))
+        return float(answers[0])
+
+
+def _ask_s(peers: Peers, sample: int, geometry: Geometry) -> float:
+    out = np.empty(geometry.sample_nbytes, dtype=np.uint8)
+    begin_s = now_s()
+    peers.get_many(1, [Want(sample)], [out])
+    return now_s() - begin_s
+
+
+def _seconds(act: Callable[[int], int], sample: int) -> float:
+    begin_s = now_s()
+    act(sample)
+    return now_s() - begin_s
+
+
+def _write(cache: FileCache, sample: int, content: bytes) -> int:
+    """Write a file anew."""
+    cache.evict(sample)
+    return len(cache.fetch(sample, lambda: content, keep=True))
+
+
+def _decoded(setup: Setup, name: str, content: bytes) -> int:
+    out: NDArray[np.uint8] = np.empty(setup.shape, dtype=np.uint8)
+    setup.decode(content, out, name)
+    return out.nbytes
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,172 @@
+"""The batches of a user's own training loop, read from the plan's data set ahead of time."""
+
+import queue
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self, final
+
+import torch
+from torch import Tensor
+
+from real.feeding.inputs import DataOptions, Input, OpenStorage, open_input
+from real.feeding.sizes import n_ahead
+from real.feeding.tallies import Tally, totals
+from real.training.peers import Peers
+from simdist.errors import RunError, ScenarioError
+from simdist.plan import Plan, StageIn
+
+__all__ = ["Batches", "open_batches"]
+
+_LOOK_S = 0.1  # between two looks whether the run has failed
+
+
+def open_batches(
+    plan: Plan,
+    peers: Peers,
+    *,
+    first_step: int,
+    url: str,
+    cache: Path | None,
+    timeout_s: float,
+    open_storage: OpenStorage | None,
+) -> "Batches":
+    """Open the data set of a plan for a training loop; all ranks take part.
+
+    Args:
+        plan: What the loop follows.
+        peers: The ranks.
+        first_step: Where the loop begins.
+        url: Of the data set.
+        cache: Folder on the node's disk, which is kept.
+        timeout_s: For a file, and for other ranks.
+        open_storage: In place of what the URL says.
+
+    Raises:
+        ScenarioError: The plan has no data set, or this is another one, or not every step has a batch.
+        RunError: It cannot be reached.
+    """
+    if plan.dataset is None:
+        raise ScenarioError(f"plan {plan.name} has no data set: give the scenario of the run directory `data`")
+    n_loads = sum(1 for _ in plan.loads())
+    if n_loads != plan.n_steps:
+        raise ScenarioError(
+            f"plan {plan.name} loads {n_loads} batches in {plan.n_steps} steps; a loop takes one a step"
+        )
+    stop, tally = threading.Event(), Tally(n_loads)
+    options = DataOptions(url, cache, cold=False, timeout_s=timeout_s)
+    with ExitStack() as stack:
+        source = stack.enter_context(
+            open_input(
+                plan, options, rank=peers.rank, others=peers, failed=stop, tally=tally, open_storage=open_storage
+            )
+        )
+        return Batches(plan, source, peers, first_step=first_step, stop=stop, opened=stack.pop_all())
+
+
+@final
+class Batches:
+    """Yields the batch of every step that is left, of this rank; made by `Worker.feed`.
+
+    A batch is uint8 `[batch_size, *sample shape]` and int64 labels, on the device of the model. On a CPU both are lent
+    until the next one is asked for.
+    """
+
+    def __init__(
+        self, plan: Plan, source: Input, peers: Peers, *, first_step: int, stop: threading.Event, opened: ExitStack
+    ) -> None:
+        self._source, self._peers, self._watch = source, peers, peers.watch
+        self._stop, self._opened = stop, opened
+        self._numbers = iter(range(first_step, plan.n_steps))
+        self._stages = any(isinstance(op, StageIn) for body in plan.bodies for op in body)
+        self._empty: queue.SimpleQueue[tuple[Tensor, Tensor]] = queue.SimpleQueue()
+        self._full: queue.SimpleQueue[tuple[Tensor, Tensor] | Exception | None] = queue.SimpleQueue()
+        for _ in range(n_ahead(plan) + 1):  # one is with the loop
+            self._empty.put(_buffers(source, pinned=peers.device.type == "cuda"))
+        self._lent: tuple[Tensor, Tensor] | None = None
+        self._thread = threading.Thread(target=self._read, name="feed", daemon=True)
+        self._thread.start()
+
+    @property
+    def reads(self) -> Mapping[str, int]:
+        """How many samples and bytes this rank has read from each level of storage."""
+        return totals(self._source.tally.rows[None])
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        """Return the next batch.
+
+        Raises:
+            RunError: A sample cannot be had; names it. Or the run has failed elsewhere.
+        """
+        self._give_back()
+        match self._next():
+            case None:
+                self._full.put(None)
+                raise StopIteration
+            case Exception() as error:
+                self._full.put(error)
+                raise error
+            case inputs, labels:
+                self._lent = inputs, labels
+                device = self._peers.device
+                return inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._stop.set()
+        self._thread.join()
+        self._opened.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.close()
+
+    def _next(self) -> tuple[Tensor, Tensor] | Exception | None:
+        while True:
+            try:
+                return self._full.get(timeout=_LOOK_S)
+            except queue.Empty:
+                self._watch.check()
+                if self._stop.is_set():
+                    raise RunError("the data set was closed") from None
+
+    def _give_back(self) -> None:
+        """Let the next batch come where the last one was, once a GPU has it."""
+        if self._lent is not None:
+            if self._peers.device.type == "cuda":
+                torch.cuda.current_stream(self._peers.device).synchronize()
+            self._empty.put(self._lent)
+            self._lent = None
+
+    def _read(self) -> None:
+        try:
+            if self._stages:
+                self._source.stage_in()
+            for number in self._numbers:
+                buffers = self._free_buffers()
+                if buffers is None:
+                    return
+                self._source.fill(number, *buffers)
+                self._full.put(buffers)
+            self._full.put(None)
+        except Exception as error:  # raised where the loop asks for a batch
+            self._full.put(error)
+
+    def _free_buffers(self) -> tuple[Tensor, Tensor] | None:
+        while not self._stop.is_set():
+            try:
+                return self._empty.get(timeout=_LOOK_S)
+            except queue.Empty:
+                continue
+        return None
+
+
+def _buffers(source: Input, *, pinned: bool) -> tuple[Tensor, Tensor]:
+    inputs = torch.empty((source.batch_size, *source.shape), dtype=torch.uint8, pin_memory=pinned)
+    return inputs, torch.empty(source.batch_size, dtype=torch.int64, pin_memory=pinned)
