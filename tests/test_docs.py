@@ -45,7 +45,7 @@ MARKDOWN = sorted(
 PAGES = [path for path in MARKDOWN if path == ROOT / "README.md" or path.is_relative_to(ROOT / "docs")]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.yaml"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
-PROGRAM = re.compile(r"^(?:\$ |    )?(?:\.venv/bin/)?(simdist|torchrun) (.*)$")
+PROGRAM = re.compile(r"^(?:\$ |    )?(?:\.venv/bin/)?(simdist|torchrun|python -m real[\w.]*) (.*)$")
 
 
 def relative(path: Path) -> str:
@@ -109,7 +109,7 @@ class Block:
 def blocks(text: str) -> Iterator[Block]:
     fenced = [(match.start(2), match.end(2), match[1]) for match in FENCE.finditer(text)]
     found = [(start, end, language) for start, end, language in fenced]
-    for match in re.finditer(r"^    (?:\.venv/bin/)?(?:simdist|torchrun) .*$", text, re.M):
+    for match in re.finditer(r"^    (?:\.venv/bin/)?(?:simdist|torchrun|python -m real[\w.]*) .*$", text, re.M):
         if not any(start <= match.start() < end for start, end, _ in fenced):
             found.append((match.start(), match.end(), "indented"))
     for start, end, language in sorted(found):
@@ -121,11 +121,12 @@ def run_command(line: str) -> tuple[int, str, str]:
     match = PROGRAM.match(line)
     assert match, f"no command of simdist: {line!r}"
     arguments = shlex.split(match[2], comments=True)
-    if match[1] == "torchrun":
-        command = [sys.executable, "-m", "torch.distributed.run", *arguments]
+    if match[1] != "simdist":
+        module = "torch.distributed.run" if match[1] == "torchrun" else match[1].split()[-1]
+        command = [sys.executable, "-m", module, *arguments]
         environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600, check=False)
-        return ended.returncode, ended.stdout, ""  # torchrun itself is not quiet
+        return ended.returncode, ended.stdout, ended.stderr if ended.returncode else ""  # torchrun is not quiet
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = main(arguments)
     return code, out.getvalue(), err.getvalue()
