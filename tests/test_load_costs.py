@@ -35,6 +35,7 @@ SSD = Disk(latency_s=0.25, read_Bps=32.0, write_Bps=1024.0)
 RAM = HostMemory(bandwidth_Bps=256.0, latency_s=0.125)
 EIGHT = Dataset(n_samples=8, batch_size=8, ranks_per_node=1, sample_nbytes=32, file_nbytes=(16,), readers=8, decoders=8)
 LATENCY_S = 0.25 + 0.5  # of a first file
+FILE_S = 0.25 + 2 * 0.5 + 16 / 64  # of a file, whole
 
 
 def nodes(n=1, *, gpus=1, network=IDEAL, storage=NFS, **settings):
@@ -83,9 +84,9 @@ def test_server_that_counts_operations_takes_one_for_each_request_and_one_for_ea
 
 
 @pytest.mark.parametrize(("decoders", "rounds"), [(1, 8), (2, 4), (3, 3), (8, 1)])
-def test_slow_decoding_begins_after_the_first_latency_and_goes_on_to_the_end(decoders: int, rounds: int) -> None:
+def test_slow_decoding_begins_with_the_first_file_and_goes_on_to_the_end(decoders: int, rounds: int) -> None:
     found = load_s(nodes(), dataclasses.replace(EIGHT, decoders=decoders), decode_s=4.0)
-    assert found == LATENCY_S + max(8 * 16 / 64, (rounds - 1) * 4.0) + 4.0
+    assert found == max(LATENCY_S + 8 * 16 / 64 + 4.0, FILE_S + rounds * 4.0)
 
 
 def test_fast_decoding_adds_the_last_sample_only() -> None:
@@ -116,7 +117,7 @@ def test_files_that_are_kept_are_written_too() -> None:
 def test_own_memory_hands_out_decoded_samples_at_its_bandwidth() -> None:
     dataset = dataclasses.replace(EIGHT, readers=1, decoders=1)
     found = load_s(nodes(), dataset, policy="memory", n_steps=3, decode_s=4.0)[:, 0]
-    assert found.tolist() == [LATENCY_S + 8 * 4.0, 8 * 32 / 256, 8 * 32 / 256]
+    assert found.tolist() == [FILE_S + 8 * 4.0, 8 * 32 / 256, 8 * 32 / 256]
 
 
 def peers_only(n_samples: int, **settings: int) -> tuple[Plan, int]:
@@ -155,7 +156,7 @@ def test_bytes_that_go_out_to_peers_are_those_that_come_in() -> None:
         n_of = np.bincount(reads.level.ravel(), minlength=len(LEVELS))
         assert total[costs.topology.nic_out(node)].sum() == 32 * n_of[PEER]
         assert total[costs.topology.nic_in(node)].sum() == 32 * n_of[PEER] + 16 * n_of[STORAGE]
-        assert total[costs.topology.memory(node)].sum() == 32 * n_of[MEMORY]
+        assert total[costs.topology.memory(node)].sum() == 32 * (n_of[MEMORY] + 2 * n_of[PEER])
         owners = np.bincount(reads.owner[reads.level == PEER], minlength=4)
         assert total[costs.topology.nic_out(node)].tolist() == (32 * owners).tolist()
         assert total[costs.topology.storage_server] == 16 * n_of[STORAGE]
@@ -166,7 +167,7 @@ def test_bytes_that_go_out_to_peers_are_those_that_come_in() -> None:
 
 @given(data_plans())
 def test_transfer_of_a_rank_alone_is_the_formula_of_the_module(plan: Plan) -> None:
-    """first + max(bytes / share of every resource, reading - first, decoding - last) + last, sample by sample."""
+    """max(latency + bytes / share of every resource + last, reading + last, file + decoding), sample by sample."""
     dataset = plan.dataset
     cluster = nodes(
         plan.world_size // dataset.ranks_per_node,
@@ -210,6 +211,7 @@ def alone_s(dataset, reads, rank, cluster, decode_s):
             owner = int(reads.owner[rank, place])
             out[owner] = out.get(owner, 0) + 1
             on["in"] += dataset.sample_nbytes
+            on["memory"] += dataset.sample_nbytes
         else:
             on["memory"] += dataset.sample_nbytes
         n_files += level in (STORAGE, DISK)
@@ -224,7 +226,9 @@ def alone_s(dataset, reads, rank, cluster, decode_s):
         reading_s += peers_s / min(n_requests, dataset.readers)
     last_s = decode_s if n_files else 0.0
     decoding_s = math.ceil(n_files / dataset.decoders) * decode_s
-    n_last = min(n_files, dataset.decoders, cluster.cores_per_node / cluster.gpus_per_node)
+    begins_s = max(files_s / n_files - first_s, 0.0) if n_files else 0.0  # with the first whole file
+    n_at_once = min(dataset.decoders, cluster.cores_per_node / cluster.gpus_per_node)
+    n_last = min(n_files, n_at_once)
     flows = [
         on["server"] / storage.bandwidth_Bps,
         on["operations"] / storage.operations_per_s,
@@ -233,9 +237,10 @@ def alone_s(dataset, reads, rank, cluster, decode_s):
         on["written"] / disk.write_Bps,
         on["memory"] / memory.bandwidth_Bps,
         *(n * dataset.sample_nbytes / network.bandwidth_Bps for n in out.values()),
-        (n_files - n_last) * decode_s / cluster.cores_per_node,
+        *(n * dataset.sample_nbytes / memory.bandwidth_Bps for n in out.values()),
+        ((n_files - n_last) * decode_s + n_at_once * begins_s) / cluster.cores_per_node,
     ]
-    return first_s + max(*flows, reading_s - first_s, decoding_s - last_s) + last_s
+    return first_s + max(*flows, reading_s - first_s, begins_s + decoding_s - last_s) + last_s
 
 
 # ---------------------------------------------------------------- ranks that share
@@ -278,7 +283,7 @@ def test_ranks_of_a_node_share_its_disk_and_its_memory() -> None:
 def test_decoding_takes_the_cores_of_the_node(cores: int, gpus: int, decoders: int, seconds: float) -> None:
     dataset = dataclasses.replace(EIGHT, decoders=decoders)
     found = load_s(nodes(gpus=gpus, cores_per_node=cores), dataset, decode_s=4.0)
-    np.testing.assert_allclose(found, LATENCY_S + seconds, rtol=1e-12)
+    np.testing.assert_allclose(found, FILE_S + seconds, rtol=1e-12)
 
 
 def test_reader_that_needs_less_leaves_its_share_to_the_others() -> None:

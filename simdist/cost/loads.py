@@ -3,10 +3,10 @@
 A rank reads a batch with `readers` threads that fetch files one after the other, and `decoders` threads that decode
 what has come. Reading and decoding overlap, so the slowest decides:
 
-    first + max(bytes / share of every resource, reading - first, decoding - last) + last
+    max(latency + bytes / share of every resource + last, reading + last, file + decoding)
 
-`first` is the latency of a first file and `last` the decoding of a last sample. Reading `n` files by `r` threads takes
-ceil(n / r) times the mean file, alone:
+`latency` is that of a first file, `file` the mean file as it is read alone, and `last` the decoding of a last sample.
+Reading `n` files by `r` threads takes ceil(n / r) times the mean file:
 
     from storage   open + requests * latency + bytes / rate        (+ bytes / write rate, if it is kept on disk)
     from disk      latency + bytes / rate
@@ -16,9 +16,13 @@ Samples of peers come in requests of up to ceil(n / r), each to one node, which 
     from a peer    2 * network latency + latency + bytes / rate
 
 and decoding `n` samples by `w` threads ceil(n / w) * `decode_s`. Files from storage pass the server, its operations,
-the client of the node, its NIC and the switch, where gradients travel too; samples of peers pass both nodes' NICs. The
-ranks of a node share its disk, memory and cores; on the cores all decoding counts but the last samples', of as many
-as its share of the cores decodes at once. Who shares what with whom, and for how long, is for the engines.
+the client of the node, its NIC and the switch, where gradients travel too; samples of peers pass both nodes' NICs, and
+are copied out of one memory and into the other. The ranks of a node share its disk, memory and cores; on the cores all
+decoding counts but the last samples', of as many as its share of the cores decodes at once. Who shares what with whom,
+and for how long, is for the engines.
+
+That is a bound from below: the threads of a rank are taken to find the bytes they share with others without ever
+standing still together.
 """
 
 import math
@@ -110,9 +114,15 @@ class LoadCosts:
 
     def used(self) -> tuple[Transfer, ...]:
         """Return, for every rank, one transfer over all resources that any of its loads uses."""
-        shared = np.max([amounts.shared for amounts in self._batches], axis=0)
-        peers = np.max([amounts.peers for amounts in self._batches], axis=0)
-        return tuple(self._transfers(_Amounts(np.zeros(len(shared)), np.zeros(len(shared)), shared, peers)))
+        n_ranks, n_nodes = self._topology.world_size, self._topology.n_nodes
+        shared = np.zeros((n_ranks, self._resources.shape[1]))
+        counts = np.zeros(n_ranks * n_nodes, dtype=np.int64)
+        for amounts in self._batches:
+            np.maximum(shared, amounts.shared, out=shared)
+            counts[amounts.peers.pairs] = 1
+        pairs = np.flatnonzero(counts)
+        peers = _Peers(pairs, np.ones(len(pairs), dtype=np.int64))
+        return tuple(self._transfers(_Amounts(np.zeros(n_ranks), np.zeros(n_ranks), shared, peers)))
 
     def staging(self, op: StageIn) -> Iterator[Transfer]:
         """Yield how the ranks of each node bring its files to its disk; nothing, if they are there already."""
@@ -168,53 +178,54 @@ class LoadCosts:
         kept_s = reads.keeps_disk * nbytes / disk.write_Bps
         seconds = is_storage * files.seconds[reads.samples] + kept_s + is_disk * disk_s
         n_decoded = (reads.level >= DISK).sum(axis=1)  # each of them is a file
-        files_s = seconds.sum(axis=1) * _rounds(n_decoded, dataset.readers) / np.maximum(n_decoded, 1)
-        peer_counts = self._peer_counts(reads, is_peer)
-        reading_s = files_s + self._peers_s(peer_counts)
+        file_s = seconds.sum(axis=1) / np.maximum(n_decoded, 1)
+        peers = self._peers(reads, is_peer)
+        reading_s = file_s * _rounds(n_decoded, dataset.readers) + self._peers_s(peers)
         first_s = np.select(
             [is_storage.any(axis=1), is_disk.any(axis=1), is_peer.any(axis=1)],
             [self._storage.open_s + self._storage.latency_s, disk.latency_s, self._peer_request_s],
         )
         decoding_s = _rounds(n_decoded, dataset.decoders) * self._decode_s
+        begins_s = np.where(n_decoded > 0, np.maximum(file_s - first_s, 0.0), 0.0)  # decoding, with the first file
         last_s = np.where(n_decoded > 0, self._decode_s, 0.0)
-        peer_nbytes = peer_counts.astype(np.float64) * dataset.sample_nbytes
+        peer_nbytes = is_peer.sum(axis=1) * float(dataset.sample_nbytes)
         own_nbytes = (reads.level == MEMORY).sum(axis=1) * float(dataset.sample_nbytes)
-        n_last = np.minimum(n_decoded, min(dataset.decoders, self._cores_per_rank))
+        n_at_once = min(dataset.decoders, self._cores_per_rank)
+        n_last = np.minimum(n_decoded, n_at_once)
         columns = [
             storage_nbytes,
             operations,
             storage_nbytes,
-            storage_nbytes + peer_nbytes.sum(axis=1),
-            storage_nbytes + peer_nbytes.sum(axis=1),
+            storage_nbytes + peer_nbytes,
+            storage_nbytes + peer_nbytes,
             disk_nbytes,
             kept_nbytes,
-            own_nbytes,
-            (n_decoded - n_last) * self._decode_s,
+            own_nbytes + peer_nbytes,
+            (n_decoded - n_last) * self._decode_s + n_at_once * begins_s,
             np.maximum(reading_s - first_s, 0.0),
-            np.maximum(decoding_s - last_s, 0.0),
+            begins_s + np.maximum(decoding_s - last_s, 0.0),
         ]
-        return _Amounts(first_s, last_s, np.stack(columns, axis=1), peer_nbytes)
+        return _Amounts(first_s, last_s, np.stack(columns, axis=1), peers)
 
-    def _peers_s(self, counts: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return how long each rank's readers take for samples of peers, of which there are `[world_size, n_nodes]`."""
-        n_samples = counts.sum(axis=1)
+    def _peers_s(self, peers: "_Peers") -> NDArray[np.float64]:
+        """Return how long each rank's readers take for samples of peers."""
+        n_ranks, ranks = self._topology.world_size, peers.pairs // self._topology.n_nodes
+        n_samples = np.bincount(ranks, weights=peers.counts, minlength=n_ranks).astype(np.int64)
         size = np.maximum(_rounds(n_samples, self._dataset.readers), 1)
-        n_requests = (-(-counts // size[:, None])).sum(axis=1)
+        n_requests = np.bincount(ranks, weights=-(-peers.counts // size[ranks]), minlength=n_ranks)
         n_threads = np.clip(n_requests, 1, self._dataset.readers)
         return np.asarray((n_requests * self._peer_request_s + n_samples * self._peer_s) / n_threads)
 
-    def _peer_counts(self, reads: BatchReads, is_peer: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return how many samples each rank reads from each node's memory, `[world_size, n_nodes]`."""
-        n_ranks, n_nodes = len(reads.samples), self._topology.n_nodes
-        pairs = np.nonzero(is_peer)[0] * n_nodes + reads.owner[is_peer]
-        return np.bincount(pairs, minlength=n_ranks * n_nodes).reshape(n_ranks, n_nodes)
+    def _peers(self, reads: BatchReads, is_peer: NDArray[np.bool_]) -> "_Peers":
+        """Count the samples that each rank reads from each node's memory."""
+        pairs = np.nonzero(is_peer)[0] * self._topology.n_nodes + reads.owner[is_peer]
+        return _Peers(*np.unique(pairs, return_counts=True))
 
     @cached_property
     def _resources(self) -> NDArray[np.int64]:
-        """The resources of the columns of every rank's amounts, and the NICs out of all nodes, a row for each rank."""
+        """The resources of the columns of every rank's amounts, a row for each rank."""
         topology, nodes = self._topology, self._node
         ranks = np.arange(topology.world_size)
-        owners = np.broadcast_to(topology.nic_out(np.arange(topology.n_nodes)), (len(ranks), topology.n_nodes))
         columns = [
             *self._from_storage(nodes),
             topology.disk_read(nodes),
@@ -224,17 +235,41 @@ class LoadCosts:
             topology.readers(ranks),
             topology.decoders(ranks),
         ]
-        return np.concatenate([np.stack(columns, axis=1), owners], axis=1)
+        return np.stack(columns, axis=1)
 
     def _transfers(self, amounts: "_Amounts") -> Iterator[Transfer]:
-        on_each = np.concatenate([amounts.shared, amounts.peers], axis=1)
-        used = (on_each > 0) & self._limits[self._resources]
-        resources, on_each = self._resources[used], on_each[used]
-        ends = np.cumsum(used.sum(axis=1)).tolist()
+        ranks, resources, on_each = self._used(amounts)
+        ends = np.cumsum(np.bincount(ranks, minlength=len(amounts.shared))).tolist()
         latencies = zip(amounts.first_s.tolist(), amounts.last_s.tolist(), strict=True)
         for (first_s, last_s), begin, end in zip(latencies, [0, *ends], ends, strict=False):
             stage = Stage(first_s, resources[begin:end], on_each[begin:end])
             yield Transfer((stage, _pause(last_s)) if last_s else (stage,))
+
+    def _used(self, amounts: "_Amounts") -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        """Return rank by rank what limits it: ranks, resources, and what is on each."""
+        topology = self._topology
+        ranks, columns = np.nonzero((amounts.shared > 0) & self._limits[self._resources])
+        peers, owners = np.divmod(amounts.peers.pairs, topology.n_nodes)
+        nbytes = amounts.peers.counts.astype(np.float64) * self._dataset.sample_nbytes
+        resources = [self._resources[ranks, columns], topology.nic_out(owners), topology.memory(owners)]
+        of_all, used = np.concatenate([ranks, peers, peers]), np.concatenate(resources)
+        on_each = np.concatenate([amounts.shared[ranks, columns], nbytes, nbytes])
+        order = np.argsort(of_all, kind="stable")
+        order = order[self._limits[used[order]]]
+        return of_all[order], used[order], on_each[order]
+
+
+@dataclass(frozen=True, slots=True)
+class _Peers:
+    """How many samples ranks read from other nodes' memories.
+
+    Args:
+        pairs: Which do: rank * n_nodes + node, ascending.
+        counts: Samples of each.
+    """
+
+    pairs: NDArray[np.int64]
+    counts: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,15 +279,14 @@ class _Amounts:
     Args:
         first_s: Latency of a first file, `[world_size]`.
         last_s: Decoding of a last sample.
-        shared: Bytes, operations or seconds on the resources of `LoadCosts._resources` that come before the NICs,
-            `[world_size, n_columns]`.
-        peers: Bytes from the memory of each node, `[world_size, n_nodes]`.
+        shared: Bytes, operations or seconds on the resources of `LoadCosts._resources`, `[world_size, n_columns]`.
+        peers: Samples from the memories of other nodes.
     """
 
     first_s: NDArray[np.float64]
     last_s: NDArray[np.float64]
     shared: NDArray[np.float64]
-    peers: NDArray[np.float64]
+    peers: _Peers
 
 
 def _rounds(n: NDArray[np.int64], n_threads: int) -> NDArray[np.int64]:

@@ -158,7 +158,8 @@ class HostMemory(Settings):
     """The memory of a node, where it keeps decoded samples.
 
     Args:
-        bandwidth_Bps: Bytes per second at which samples are copied out, shared by the ranks of the node.
+        bandwidth_Bps: Bytes per second at which samples are copied, shared by the ranks of the node: out of its memory
+            for them and for other nodes, and into their batches from other nodes.
         capacity_nbytes: What it keeps at most; unlimited if absent.
         latency_s: Seconds per request of another node, besides the network's.
         source: Where the numbers are from.
