@@ -24,6 +24,7 @@ from real.calibration.predict import predicted_s  # noqa: E402
 from real.calibration.tables import OPS, Hop, Measurement, busbw_factor, hops, line, pooled, table  # noqa: E402
 from real.data.generate import SampleSet, generate  # noqa: E402
 from simdist.cost import price  # noqa: E402
+from simdist.cost.links import LinkCost  # noqa: E402
 from simdist.engines import des  # noqa: E402
 from simdist.errors import RunError, ScenarioError  # noqa: E402
 from simdist.scenario import Cluster, Device, Link, Tensor, Workload, load, load_cluster, load_workload, presets  # noqa: E402
@@ -406,8 +407,8 @@ def check_data(levels, found: Cluster) -> None:
     assert (found.storage.open_s, found.storage.latency_s) == (levels["open_s"], 0)
     assert (found.disk.read_Bps, found.disk.write_Bps) == (levels["disk_read_Bps"], levels["disk_write_Bps"])
     assert found.memory.bandwidth_Bps == levels["memory_Bps"]
-    both_s = found.memory.latency_s + 2 * found.network.latency_s if found.network.table is None else None
-    assert both_s is None or both_s == pytest.approx(levels["request_s"])
+    network_s = 2 * LinkCost.of(found.network).latency_s
+    assert found.memory.latency_s == pytest.approx(max(levels["request_s"] - network_s, 0.0))
     assert all(0 < levels[key] < math.inf for key in ("storage_Bps", "client_Bps", "memory_Bps", "decode_s"))
 
 

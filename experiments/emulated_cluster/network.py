@@ -45,7 +45,7 @@ from typing import IO, Literal, assert_never
 
 from simdist.errors import RunError
 
-__all__ = ["Node", "Scheduling", "clean", "cluster", "launch", "missing"]
+__all__ = ["Node", "Scheduling", "clean", "cluster", "launch", "missing", "realtime"]
 
 Scheduling = Literal["realtime", "batch"]
 
@@ -143,8 +143,8 @@ def launch(
         command: Script, or `-m` and a module, and its arguments.
         timeout_s: Until all must have ended.
         scheduling: "realtime" for ranks that sleep and communicate: what else computes on the machine hardly disturbs
-            them. "batch" for ranks that compute, which would keep each other from a core for 100 ms; it takes a quiet
-            machine.
+            them, nor do their own threads that read and decode. "batch" for ranks that compute, which would keep each
+            other from a core for 100 ms; it takes a quiet machine.
         port: Of the rendezvous, on the first node.
 
     Raises:
@@ -170,6 +170,11 @@ def launch(
         texts = [_content(output) for output in outputs]
     _judge(codes, texts, timeout_s)
     return texts
+
+
+def realtime(command: Sequence[str]) -> list[str]:
+    """Return a command that runs another one as ranks do that sleep and communicate."""
+    return [*_policy("realtime"), *command]
 
 
 def missing() -> str | None:
@@ -310,7 +315,7 @@ def _torchrun(node: Node, nodes: Sequence[Node], ranks_per_node: int, port: int)
 def _policy(scheduling: Scheduling) -> list[str]:
     match scheduling:
         case "realtime":
-            return ["chrt", "--rr", "1"]
+            return ["chrt", "--rr", "2"]  # `real.timing.give_way` takes 1
         case "batch":
             return ["chrt", "--batch", "0"]
         case _:

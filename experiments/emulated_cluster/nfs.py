@@ -11,7 +11,8 @@ rpcbind, and in a network namespace every port is free. What makes it fit here:
 
 * Nothing of it stays. Its settings and its state are in a file system in memory that only its process sees, its log
   has no name, and the process ends with its machine: see `network.clean` for owners that were killed.
-* Files come from this machine's memory once they were read, so the link is what limits it.
+* Files come from this machine's memory once they were read, so the link is what limits it. It does not wait for ranks
+  that decode, as it would not on a machine of its own.
 * By default it believes for 60 s what it knows of a file. Here it looks every time: a file that was changed in the
   folder is read as it is.
 * It is read-only, and has no grace period: it answers 0.1 s after its start, as it has no locks to wait for.
@@ -87,7 +88,8 @@ class Server:
         if self._process is not None:
             return
         settings = _SETTINGS.format(port=_PORT, folder=self.folder, export=_EXPORT)
-        self._process = self.machine.run(["sh", "-c", _START, "nfs", settings], output=self._log)
+        command = network.realtime(["sh", "-c", _START, "nfs", settings])
+        self._process = self.machine.run(command, output=self._log)
         deadline_s = time.monotonic() + _TIMEOUT_S
         while (exports := self._exports()) is None:
             if self._process.poll() is not None:

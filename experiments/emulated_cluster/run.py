@@ -8,6 +8,8 @@
     python experiments/emulated_cluster/run.py --tiny     a few steps of everything, to see that it works
     ... --study communication                             instead of averages and stragglers: rings, a torus, parameter
                                                           servers and top-k (5 minutes)
+    ... --study storage                                   real files from a real NFS server, read, decoded and kept as
+                                                          each policy says (10 minutes)
 
 Each node is a network namespace behind a link of limited rate. The links are calibrated once, on the first shape, with
 collectives only. Then every run is predicted from the calibrated links, and performed. The second shape has another
@@ -25,6 +27,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import network
+import nfs
 import study
 from study import CALIBRATED, HERE, RESULTS, SHAPES, STUDIES, SYNCHRONIZATION, Result, Shape, Study
 
@@ -32,6 +35,7 @@ from simdist.report import print_tables, write_tables
 from simdist.scenario import Cluster, dump_cluster, load_cluster
 
 TIMEOUT_S = 1800.0
+STORAGE = "storage"
 
 
 @contextmanager
@@ -144,6 +148,31 @@ def write_pages(chosen: Study, results: dict[Shape, list[Result]]) -> None:
         write_tables(page, found)
 
 
+def study_storage(arguments: argparse.Namespace) -> int:
+    """Run the study of storage, or print its tables."""
+    import storage_run  # it takes torch and Pillow; tables of the other studies take neither
+    import storage_tables
+
+    if arguments.json:
+        raise SystemExit("--study storage has no --json: see the files in results/")
+    if arguments.tables:
+        found = storage_run.recorded_tables()
+    elif arguments.compare:
+        found = storage_run.compare_again(arguments.compare, write=arguments.write)
+    elif missing := nfs.missing():
+        print(f"skipped: {missing}")
+        return 0
+    elif arguments.tiny:
+        with tempfile.TemporaryDirectory() as folder:
+            found = {"storage": "\n".join(storage_tables.epoch_table(storage_run.run_tiny(Path(folder))))}
+    else:
+        found = storage_run.run(write=arguments.write, keep=arguments.keep)
+    if arguments.write:
+        storage_run.write_page(found)
+    print_tables(found)
+    return 0
+
+
 def main() -> int:
     """Run the experiment."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -153,11 +182,13 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="leave plans and traces in this folder")
     parser.add_argument("--compare", type=Path, help="compare again what --keep has left in this folder")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
-    parser.add_argument("--study", choices=STUDIES, default=SYNCHRONIZATION.name, help="what to run")
+    parser.add_argument("--study", choices=[*STUDIES, STORAGE], default=SYNCHRONIZATION.name, help="what to run")
     arguments = parser.parse_args()
-    chosen = STUDIES[arguments.study]
     if arguments.tiny and arguments.write:
         parser.error("--tiny is no result: leave out --write")
+    if arguments.study == STORAGE:
+        return study_storage(arguments)
+    chosen = STUDIES[arguments.study]
     missing = network.missing()
     if missing and not (arguments.tables or arguments.compare):
         print(f"skipped: {missing}")

@@ -22,13 +22,14 @@ def summary(shape: Shape, results: Sequence[Result]) -> str:
 
 
 def epoch_table(results: Sequence[Result]) -> Iterator[str]:
-    """Yield every epoch, predicted and measured."""
+    """Yield every epoch of every policy, predicted and measured."""
+    knobs = {case.name for case in KNOB_CASES}
     yield (
         f"| run | epoch | predicted, s | measured | error | of it stalls: predicted | measured | samples from "
         f"{' / '.join(LEVELS)}: predicted | measured |"
     )
     yield "|---|---|---|---|---|---|---|---|---|"
-    for each in results:
+    for each in (each for each in results if each.case not in knobs):
         if any(each.staging_s):
             predicted_s, measured_s = each.staging_s
             error = predicted_s / measured_s - 1

@@ -36,6 +36,7 @@ from real.data.storages import read_sample
 from real.feeding.inputs import own_address
 from real.launch import Connection
 from real.timing import now_s
+from simdist.cost.links import LinkCost
 from simdist.scenario import Cluster, Disk, HostMemory, Storage
 
 __all__ = ["DataRates", "Setup", "measure_data", "with_data"]
@@ -133,7 +134,7 @@ def _beyond_s(seconds: NDArray[np.float64], transfer_s: NDArray[np.float64]) -> 
 def with_data(cluster: Cluster, rates: DataRates, *, source: str) -> Cluster:
     """Return a cluster with the levels that were measured on it."""
     is_limited = cluster.nodes > 1 and rates.client_Bps < _LIMITED * rates.storage_Bps
-    latency_s = max((rates.request_s or 0.0) - 2 * cluster.network.latency_s, 0.0)
+    latency_s = max((rates.request_s or 0.0) - 2 * LinkCost.of(cluster.network).latency_s, 0.0)
     return cluster.model_copy(
         update={
             "storage": Storage(
