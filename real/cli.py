@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,7 @@ import click
 
 from real import models
 from real.endings import run_command
+from real.feeding.folders import default_folder
 from real.feeding.inputs import DataOptions, Input, open_input
 from real.feeding.tallies import Tally, forget_tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
 from real.jobs import AUTOCAST, Build, buffers_of, find_build, program_maker
@@ -28,14 +30,14 @@ from real.timing import share_cores
 from simdist import rundir
 from simdist.errors import PlanError, RunError, ScenarioError
 from simdist.plan import LEVELS
-from simdist.reads import Reads
+from simdist.reads import Reads, expected
 from simdist.rundir import EMULATED, RunDirectory
 from simdist.trace import Trace
 from simdist.units import format_seconds
 
 __all__ = ["main"]
 
-PARTS, PARTIAL_READS = "parts", "partial-reads.npz"
+PARTS = "parts"
 _DAY_S = 86_400.0
 
 
@@ -200,7 +202,7 @@ def _one(connection: Connection, run: RunDirectory, build: Build | None, options
     forget_tally(parts, rank)
     forget(parts, rank)
     if done:
-        print(_summary(run, *done), flush=True)
+        print(f"{_summary(run, *done)}{_hint(run, options, counted)}", flush=True)
 
 
 def _open_input(stack: ExitStack, connection: Connection, run: RunDirectory, options: _Options) -> Input | None:
@@ -211,7 +213,14 @@ def _open_input(stack: ExitStack, connection: Connection, run: RunDirectory, opt
     wanted = DataOptions(options.data, options.cache, cold=not run.plan.dataset.warm, timeout_s=options.timeout_s)
     tally = Tally(sum(1 for _ in run.plan.loads()), tally_path(run.path / PARTS, rank))
     failed = connection.guard.failed
-    return stack.enter_context(open_input(run.plan, wanted, rank=rank, others=connection, failed=failed, tally=tally))
+    tell = partial(_tell, rank) if connection.place.local_rank == 0 else None  # one of each node: networks differ
+    return stack.enter_context(
+        open_input(run.plan, wanted, rank=rank, others=connection, failed=failed, tally=tally, tell=tell)
+    )
+
+
+def _tell(rank: int, line: str) -> None:
+    print(f"real: rank {rank}: {line}", file=sys.stderr, flush=True)
 
 
 def _count(connection: Connection, run: RunDirectory, source: Input | None) -> "_Counted | None":
@@ -243,13 +252,12 @@ def _agree(connection: Connection, run: RunDirectory, options: _Options) -> None
 def _save(run: RunDirectory, trace: Trace, report: Report, counted: _Counted | None) -> tuple[Trace, Report]:
     """Write what a run leaves; return the trace and the whole report."""
     whole = replace(report, reads=counted.totals) if counted else report
-    (run.path / rundir.REAL_READS).unlink(missing_ok=True)
     (run.path / rundir.REPORT).write_text(whole.dumps(), encoding="utf-8")
     rundir.save_trace(trace, run.path / rundir.REAL)
     if counted:
         rundir.save_reads(counted.reads, run.path / rundir.REAL_READS)
-    for partial in (rundir.PARTIAL, PARTIAL_READS):
-        (run.path / partial).unlink(missing_ok=True)
+    for name in (rundir.PARTIAL, rundir.PARTIAL_READS):
+        (run.path / name).unlink(missing_ok=True)
     return trace, whole
 
 
@@ -266,12 +274,12 @@ def _keep(run: RunDirectory) -> str:
     path = run.path / rundir.PARTIAL
     try:
         with _undisturbed():
-            partial = rescue(run.path / PARTS, run.plan)
-            if partial is None:
+            trace = rescue(run.path / PARTS, run.plan)
+            if trace is None:
                 return ""
-            rundir.save_trace(partial, path)
+            rundir.save_trace(trace, path)
             if (rows := salvage_tallies(run.path / PARTS, run.plan)) is not None:
-                rundir.save_reads(reads_of(rows, run.plan), run.path / PARTIAL_READS)
+                rundir.save_reads(reads_of(rows, run.plan), run.path / rundir.PARTIAL_READS)
     except (RunError, OSError) as error:
         return f"; what was done is lost ({error})"
     return f"; what was done is in {path}"
@@ -304,3 +312,16 @@ def _read(report: Report) -> str:
     read = ", ".join(f"{count:,} from {name}" for name, count in by_level.items() if count)
     elsewhere = report.reads["samples_not_as_planned"]
     return f"; read {read or 'nothing'}" + (f" ({elsewhere:,} elsewhere than planned)" if elsewhere else "")
+
+
+def _hint(run: RunDirectory, options: _Options, counted: _Counted | None) -> str:
+    """Say why a warm run has read more from storage than its plan says, and what to do; nothing if it has not."""
+    dataset = run.plan.dataset
+    if counted is None or dataset is None or not dataset.warm or not counted.totals["samples_not_as_planned"]:
+        return ""
+    at = LEVELS.index("disk")
+    found, planned = (int(reads.n_samples[:, :, at].sum()) for reads in (counted.reads, expected(run.plan)))
+    if found >= planned:
+        return ""
+    folder = options.cache or default_folder()
+    return f"; the cache in {folder} was empty or not whole; this run has filled it: run again with --force"

@@ -11,6 +11,7 @@ import torch
 from real import models
 from real.feeding.batches import Batches, batch_buffers
 from real.feeding.inputs import Input
+from real.feeding.matching import check_labels
 from real.gpu import Spin
 from real.launch import Connection
 from real.memory import Memory
@@ -120,6 +121,8 @@ def program_maker(
             raise ScenarioError(f"--program: returned {type(job).__name__}; it should return a real.models.Job")
         if source is not None:
             _check_inputs(job.batch(0, rank)[0], source)
+            if job.n_classes is not None:
+                check_labels(source.index, job.n_classes, source.url)
         program = ModuleProgram(
             run.plan,
             job.module,

@@ -5,7 +5,7 @@ from typing import get_args
 
 from simdist.groups import Group
 from simdist.plan import LEVELS, Buffer, Dataset, Load, StageIn
-from simdist.plan.dataset import Eviction, Shuffle
+from simdist.plan.dataset import MAX_FILE_NBYTES, MAX_NBYTES, MAX_SAMPLES, Eviction, Shuffle
 
 __all__ = ["dataset_problems", "load_problems", "stage_in_problems"]
 
@@ -27,6 +27,8 @@ def dataset_problems(dataset: Dataset, world_size: int) -> Iterator[str]:
     if not 0 < world_size * dataset.batch_size <= dataset.n_samples:
         needed = f"a step of {world_size} ranks reads {world_size * dataset.batch_size}"
         yield f"n_samples {dataset.n_samples}; {needed}, and an epoch has one step or more"
+    if dataset.n_samples > MAX_SAMPLES:
+        yield f"n_samples {dataset.n_samples}; must be at most {MAX_SAMPLES}"
     yield from _size_problems(dataset)
     yield from _word_problems(dataset)
     if dataset.seed < 0:
@@ -39,6 +41,10 @@ def _size_problems(dataset: Dataset) -> Iterator[str]:
         yield f"file_nbytes has {len(sizes)} numbers; write one for all files, or {dataset.n_samples}"
     elif min(sizes) < 1:
         yield f"file_nbytes[{sizes.index(min(sizes))}] is {min(sizes)}; a file has at least 1 byte"
+    elif max(sizes) > MAX_FILE_NBYTES:
+        yield f"file_nbytes[{sizes.index(max(sizes))}] is {max(sizes)}; a file has at most 2^40 bytes"
+    elif (nbytes := sum(sizes) * (dataset.n_samples // len(sizes))) > MAX_NBYTES:
+        yield f"all files have {nbytes} bytes; must be at most 2^62"
     for name, capacity in (("disk_nbytes", dataset.disk_nbytes), ("memory_nbytes", dataset.memory_nbytes)):
         if capacity is not None and capacity < 0:
             yield f"{name} {capacity}; must be at least 0, or null for no limit"

@@ -14,7 +14,7 @@ be many times less: a server that serves 15 of 16 ranks in time holds up all of 
 
 An epoch begins when the last rank has ended the one before, and the first of all when files are staged in on all nodes.
 Everything here reads a trace and counts of reads; whether a simulator or a cluster wrote them makes no difference. Of a
-trace that ended early, the steps count that all ranks finished.
+trace that ended early, the steps count that all ranks finished; there is no epoch if there is no such step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -89,7 +89,7 @@ class Epochs:
         source: Who wrote the trace.
         staging_s: Seconds until files were staged in on all nodes, before the first epoch; 0 if none are.
         step_stall_s: Seconds that each rank stood still for want of a batch, `[n_steps, world_size]`.
-        epochs: In order.
+        epochs: In order; none if no step was finished.
     """
 
     schedule: str
@@ -219,7 +219,7 @@ def _bounds(feeds: Sequence[_Feed], steps_per_epoch: int, n_steps: int) -> list[
     for feed in feeds:
         if feed.batch // steps_per_epoch == len(firsts):
             firsts.append(feed.step if firsts else 0)
-    return list(zip(firsts, [*firsts[1:], n_steps], strict=True))
+    return list(zip(firsts, [*firsts[1:], n_steps], strict=True)) if firsts else []
 
 
 def _epoch(number: int, seconds: float, stall_s: NDArray[np.float64], reads: Reads, batches: Sequence[int]) -> Epoch:

@@ -19,7 +19,7 @@ from simdist.scenario.cluster import Storage
 from simdist.schedules import Schedule
 from simdist.schedules.data import POLICIES, uses_disk, uses_memory
 
-__all__ = ["Effect", "Effects", "Knob", "effects", "knobs"]
+__all__ = ["Effect", "Effects", "Knob", "effects", "knobs", "what_to_write"]
 
 Progress = Callable[[str, int, int], None]
 """Called with what is simulated, how much of it is done, and how much there is."""
@@ -85,11 +85,15 @@ def knobs(scenario: Scenario, schedule: Schedule) -> tuple[Knob, ...]:
         ScenarioError: The scenario has no data set.
     """
     if dataset(scenario) is None:
-        raise ScenarioError(
-            f"{scenario.name}: reads no data set: write data: {{samples: ..., file_size: ...}} and "
-            f"input: {{source: storage}}"
-        )
+        raise ScenarioError(f"{scenario.name}: reads no data set: {what_to_write(scenario)}")
     return (*_of_cluster(scenario, schedule), *_of_schedule(scenario, schedule), *_policies(scenario, schedule))
+
+
+def what_to_write(scenario: Scenario) -> str:
+    """Tell what a scenario lacks to read a data set."""
+    lacks = [] if scenario.data else ["data: {samples: ..., file_size: ...}"]
+    lacks += [] if scenario.input.source == "storage" else ["input: {source: storage}"]
+    return f"write {' and '.join(lacks)}"
 
 
 def _of_cluster(scenario: Scenario, schedule: Schedule) -> Iterator[Knob]:

@@ -25,6 +25,7 @@ _FORMAT = "simdist-reads-1"
 _ARRAYS = ("n_samples", "nbytes")
 _WRITERS = "a real run with a data set writes one, `torchrun ... -m real RUN`"
 _FROM_MEMORY = ("memory", "peer")
+_COUNTED_NBYTES = 2**63  # int64
 
 
 @dataclass(frozen=True)
@@ -105,12 +106,16 @@ def expected(plan: Plan) -> Reads:
     """Return what the loads of a plan read, if nothing fails.
 
     Raises:
-        TraceError: The plan has no data set.
+        TraceError: The plan has no data set, or may read more bytes than can be counted.
     """
     dataset = plan.dataset
     if dataset is None:
         raise TraceError(f"plan {plan.name} has no data set, so nobody counts its samples")
     shape = (sum(1 for _ in plan.loads()), plan.world_size, len(LEVELS))
+    n_reads = shape[0] * plan.world_size * dataset.batch_size
+    if (most_nbytes := n_reads * max(*dataset.file_nbytes, dataset.sample_nbytes)) >= _COUNTED_NBYTES:
+        counted = f"{format_nbytes(_COUNTED_NBYTES)} (2^63 B) can be counted"
+        raise TraceError(f"plan {plan.name} reads up to {format_nbytes(most_nbytes)}; {counted}")
     n_samples, nbytes = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
     file_nbytes = np.broadcast_to(np.array(dataset.file_nbytes, dtype=np.int64), dataset.n_samples)
     for batch in look_up(plan):

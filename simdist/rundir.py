@@ -8,7 +8,8 @@
     trace.real.npz          what happened on real machines
     real.json               on what, with which clocks
     real-reads.npz          which level of storage its samples came from, if the plan has a data set
-    trace.partial.npz       the same of a run that ended early; NaN where it did not come to
+    trace.partial.npz       what happened in a run that ended early; NaN where it did not come to
+    partial-reads.npz       what that run had read; 0 where it did not come to
 
 The bytes of every file follow from its contents: equal scenarios give equal directories. `plan.json` is written last,
 so a directory that has one is complete. Nothing that differs is overwritten unless asked for. Reading checks that the
@@ -40,6 +41,7 @@ from simdist.trace import Trace, write_npz
 __all__ = [
     "EMULATED",
     "PARTIAL",
+    "PARTIAL_READS",
     "PLAN",
     "REAL",
     "REAL_READS",
@@ -59,9 +61,10 @@ __all__ = [
 
 PLAN, SCENARIO, DELAYS = "plan.json", "scenario.yaml", "delays.npz"
 SIMULATED, REAL, PARTIAL = "trace.simulated.npz", "trace.real.npz", "trace.partial.npz"
-REPORT, REAL_READS = "real.json", "real-reads.npz"
+REPORT, REAL_READS, PARTIAL_READS = "real.json", "real-reads.npz", "partial-reads.npz"
 EMULATED = "emulated"
 """The program that takes as long as the scenario says; the source of its traces ends with this word."""
+_READS_OF = {REAL: REAL_READS, PARTIAL: PARTIAL_READS}
 _CHANNELS: tuple[Channel, ...] = get_args(Channel)
 _HOW = "`simdist plan SCENARIO -o RUN` writes one"
 
@@ -118,7 +121,8 @@ def write(path: Path, scenario: Scenario, plan: Plan, delays: Delays, *, force: 
             raise PlanError(f"{different}; choose another directory with -o, or replace what is there with --force")
         path.mkdir(parents=True, exist_ok=True)
         if different:
-            for old in (path / PLAN, path / REPORT, path / REAL_READS, *path.glob("trace.*.npz")):
+            of_runs = (path / name for name in (REPORT, REAL_READS, PARTIAL_READS))
+            for old in (path / PLAN, *of_runs, *path.glob("trace.*.npz")):
                 old.unlink(missing_ok=True)
         for name, content in files.items():
             with _replacing(path / name) as part:
@@ -205,10 +209,14 @@ def read_trace(path: Path, *, plan: Plan | None = None) -> Trace:
 def save_trace(trace: Trace, path: Path) -> None:
     """Write a trace; an interruption leaves the old file or none.
 
+    What an earlier run has read goes first: beside the new trace it would be taken for the reads of this one.
+
     Raises:
         RunError: It cannot be written.
     """
     try:
+        if path.name in _READS_OF:
+            path.with_name(_READS_OF[path.name]).unlink(missing_ok=True)
         with _replacing(path) as part:
             trace.save(part)
     except OSError as error:

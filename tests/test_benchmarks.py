@@ -10,6 +10,7 @@ import pytest
 
 ENGINES = Path(__file__).resolve().parents[1] / "benchmarks" / "engines.py"
 NETWORK = ENGINES.with_name("network.py")
+READERS = ENGINES.with_name("readers.py")
 EXPANSION = ENGINES.with_name("expansion.py")
 
 
@@ -52,6 +53,22 @@ def test_network_benchmark_tells_machines_what_it_measured():
 def test_network_benchmark_prints_tables_for_people():
     text = run("--quick", benchmark=NETWORK)
     for title in ("fair rates", "share nothing", "reference engine, 2 nodes x 2 GPUs x 3 steps", "targets"):
+        assert title in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_readers_benchmark_tells_machines_what_it_measured():
+    found = json.loads(run("--quick", "--json", benchmark=READERS))
+    rows = found["readers"]
+    assert [row["case"] for row in rows] == ["server", "compute", "alone"] * len(found["sizes"]["shapes"])
+    assert all(row["instances"] > 0 and row["seconds"] > 0 for row in rows)
+    assert [row["over_alone"] for row in rows if row["case"] == "alone"] == [1.0] * len(found["sizes"]["shapes"])
+    assert found["targets"][0]["reached"] == max(row["seconds"] for row in rows)
+
+
+def test_readers_benchmark_prints_tables_for_people():
+    text = run("--quick", benchmark=READERS)
+    for title in ("reference engine, one server for all, 8 steps", "targets"):
         assert title in text
     assert max(map(len, text.splitlines())) <= 120
 

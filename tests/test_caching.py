@@ -2,13 +2,15 @@
 
 import dataclasses
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
 from data_sets import data_plans, data_sets, loads_plan
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from simdist.caching import BatchReads, epoch_order, look_up, node_part, staged_samples
+from simdist.caching import BatchReads, epoch_order, look_up, node_part, on_disk_at_first, staged_samples
 from simdist.caching.keeping import that_fit
 from simdist.plan import LEVELS, Dataset, Plan, StageIn
 
@@ -75,6 +77,36 @@ def test_epochs_and_seeds_differ_and_repeat(shuffle: str) -> None:
 def test_unshuffled_epochs_are_equal() -> None:
     dataset = dataclasses.replace(SMALL, shuffle="none")
     assert (epoch_order(dataset, 5, 4) == epoch_order(dataset, 0, 4)).all()
+
+
+@given(data_sets(), st.integers(1, 4))
+def test_first_steps_of_an_epoch_are_those_of_the_whole(drawn: tuple[Dataset, int], n_steps: int) -> None:
+    dataset, world_size = drawn
+    order = epoch_order(dataset, 2, world_size)
+    assert (epoch_order(dataset, 2, world_size, n_steps=min(n_steps, len(order))) == order[:n_steps]).all()
+
+
+@pytest.mark.parametrize("n_samples", [2**20 - 1, 2**20 + 1, 3_000_000])
+@pytest.mark.parametrize("n_steps", [1, 500, None])
+def test_order_is_that_of_random_keys_however_many_are_held_at_once(n_samples: int, n_steps: int | None) -> None:
+    dataset = Dataset(n_samples, 1000, 1, 1, (1,), seed=4)
+    keys = np.random.PCG64([4, 1, 0]).random_raw(n_samples)
+    order = epoch_order(dataset, 1, 2, n_steps=n_steps).swapaxes(1, 2).ravel()
+    assert (order == np.argsort(keys, kind="stable")[: len(order)]).all()
+
+
+@pytest.mark.parametrize("eviction", ["none", "lru"])
+@pytest.mark.parametrize("shuffle", ["global", "node", "none"])
+def test_memory_goes_with_what_is_read_and_kept_not_with_the_samples_there_are(eviction: str, shuffle: str) -> None:
+    dataset = Dataset(2**24, 8, 1, 1, (1,), eviction=eviction, shuffle=shuffle)
+    plan = loads_plan(dataset, 4, n_steps=3, policy="naive")
+    tracemalloc.start()
+    try:
+        assert hits_by_epoch(plan) == [[0, 0, 0, 3 * 4 * 8]]
+        _, most_nbytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_nbytes < 2**26  # 4 B for each sample that there is
 
 
 # ---------------------------------------------------------------- policies
@@ -165,6 +197,54 @@ def test_least_recently_used_leaves_for_what_comes() -> None:
     mixed = dataclasses.replace(dataset, file_nbytes=(2, 2, 4))
     gone = [reads.evicted_disk for reads in look_up(loads_plan(mixed, 1, n_steps=4, policy="files"))]
     assert gone == [(), (), ((0, 0), (0, 1)), ((0, 2),)]
+
+
+def test_what_comes_and_goes_within_a_load_is_neither_kept_nor_evicted() -> None:
+    """Batches of four samples and room for one: the last of each batch stays, for that of the batch before."""
+    dataset = Dataset(8, 4, 1, 1, (1,), shuffle="none", disk_nbytes=1, memory_nbytes=1, eviction="lru")
+    batches = list(look_up(loads_plan(dataset, 1, n_steps=3, policy="datacache")))
+    for keeps in ([reads.keeps_memory.tolist() for reads in batches], [reads.keeps_disk.tolist() for reads in batches]):
+        assert keeps == [[[False, False, False, True]]] * 3
+    for gone in ([reads.evicted_memory for reads in batches], [reads.evicted_disk for reads in batches]):
+        assert gone == [(), ((0, 3),), ((0, 7),)]
+
+
+def test_what_goes_and_comes_within_a_load_stays() -> None:
+    """Room for two of three files, all of which every batch reads in one order: each ends with the last two."""
+    dataset = Dataset(3, 3, 1, 1, (1,), shuffle="none", disk_nbytes=2, eviction="lru")
+    first, second = look_up(loads_plan(dataset, 1, n_steps=2, policy="files"))
+    assert (first.keeps_disk.tolist(), first.evicted_disk) == ([[False, True, True]], ())
+    assert second.level.tolist() == [[STORAGE] * 3]  # each has just gone when it is asked for
+    assert (second.keeps_disk.tolist(), second.evicted_disk) == ([[False] * 3], ())
+
+
+@given(data_plans())
+def test_caches_are_within_their_capacity_after_every_load(plan: Plan) -> None:
+    dataset = plan.dataset
+    disks = {
+        (node, s)
+        for node in range(plan.world_size // dataset.ranks_per_node)
+        for s in on_disk_at_first(plan, node).tolist()
+    }
+    memories: set[tuple[int, int]] = set()
+    sizes = dataset.files_nbytes().tolist()
+    for reads in look_up(plan):
+        nodes = np.broadcast_to(np.arange(plan.world_size)[:, None] // dataset.ranks_per_node, reads.samples.shape)
+        for held, keeps, evicted in (
+            (memories, reads.keeps_memory, reads.evicted_memory),
+            (disks, reads.keeps_disk, reads.evicted_disk),
+        ):
+            kept = set(zip(nodes[keeps].tolist(), reads.samples[keeps].tolist(), strict=True))
+            assert kept.isdisjoint(held)
+            assert held.issuperset(evicted)
+            assert kept.isdisjoint(evicted)
+            held |= kept
+            held -= {*evicted}
+        for node in set(nodes.ravel().tolist()):
+            on_disk = sum(sizes[sample] for holder, sample in disks if holder == node)
+            in_memory = sum(dataset.sample_nbytes for holder, _ in memories if holder == node)
+            assert on_disk <= (math.inf if dataset.disk_nbytes is None else dataset.disk_nbytes)
+            assert in_memory <= (math.inf if dataset.memory_nbytes is None else dataset.memory_nbytes)
 
 
 def test_sample_of_a_peer_that_is_read_stays_there() -> None:
@@ -316,6 +396,12 @@ def one_run(plan: Plan, sizes: tuple[int, ...], disks: list[Shelf], memories: li
                 left_disk += [(node, other) for other in gone]
             owner = holders[0] if holders and {"memory", "peer"} & set(op.read) else -1
             rows.append((sample, LEVELS.index(level), owner, in_memory, on_disk))
+        nodes = [rank // dataset.ranks_per_node for rank, _ in np.ndindex(samples.shape)]
+        for column, left in ((3, left_memory), (4, left_disk)):
+            for at, row in enumerate(rows):
+                if row[column] and (nodes[at], row[0]) in left:  # came and went, or went and came
+                    left.remove((nodes[at], row[0]))
+                    rows[at] = (*row[:column], False, *row[column + 1 :])
         found.append((number, epoch, rows, left_memory, left_disk))
     return found
 

@@ -17,12 +17,17 @@ from processes import run  # noqa: E402
 
 from real import calibrate  # noqa: E402
 from real.calibration.clusters import Form, derive  # noqa: E402
-from real.calibration.data import DataRates, with_data  # noqa: E402
+from real.calibration.data import DataRates, Setup, measure_data, with_data  # noqa: E402
 from real.calibration.measure import collective as collective_of  # noqa: E402
 from real.calibration.measure import one_op_plan, tasks  # noqa: E402
 from real.calibration.predict import predicted_s  # noqa: E402
+from real.calibration.readings import drop_cached, fresh_readings, kernel_caches  # noqa: E402
 from real.calibration.tables import OPS, Hop, Measurement, busbw_factor, hops, line, pooled, table  # noqa: E402
+from real.data.decoding import decode_raw  # noqa: E402
 from real.data.generate import SampleSet, generate  # noqa: E402
+from real.data.index import read_index  # noqa: E402
+from real.data.storages import FilesystemStorage, open_storage  # noqa: E402
+from real.launch import Place  # noqa: E402
 from simdist.cost import price  # noqa: E402
 from simdist.cost.links import LinkCost  # noqa: E402
 from simdist.engines import des  # noqa: E402
@@ -407,6 +412,8 @@ def check_data(levels, found: Cluster) -> None:
     assert (found.storage.open_s, found.storage.latency_s) == (levels["open_s"], 0)
     assert (found.disk.read_Bps, found.disk.write_Bps) == (levels["disk_read_Bps"], levels["disk_write_Bps"])
     assert found.memory.bandwidth_Bps == levels["memory_Bps"]
+    assert "pages of the files were dropped from the nodes' caches before; of 28 reads 12 were" in found.storage.source
+    assert "shortly after they were written, from the page cache" in found.disk.source
     network_s = 2 * LinkCost.of(found.network).latency_s
     assert found.memory.latency_s == pytest.approx(max(levels["request_s"] - network_s, 0.0))
     assert all(0 < levels[key] < math.inf for key in ("storage_Bps", "client_Bps", "memory_Bps", "decode_s"))
@@ -423,11 +430,13 @@ def test_a_cluster_takes_the_levels_that_were_measured_on_it():
         memory_Bps=1e10,
         request_s=3e-4,
         decode_s=5e-3,
+        storage_caches="cached by nobody",
     )
     found = with_data(cluster_of(), rates, source="a test")
     assert (found.storage.bandwidth_Bps, found.storage.client_bandwidth_Bps, found.storage.open_s) == (4e8, 1e8, 2e-3)
     assert (found.disk.read_Bps, found.disk.write_Bps, found.disk.latency_s) == (2e9, 1e9, 1e-4)
     assert found.memory.bandwidth_Bps == 1e10
+    assert (found.storage.source, found.memory.source) == ("a test; cached by nobody", "a test")
     assert found.memory.latency_s == pytest.approx(3e-4 - 2 * NETWORK.latency_s)
     assert with_data(cluster_of(nodes=1), rates, source="a test").storage.client_bandwidth_Bps == math.inf
 
@@ -443,8 +452,90 @@ def test_a_node_that_reads_as_fast_alone_as_all_together_has_no_limit_of_its_own
         memory_Bps=1e10,
         request_s=0.0,
         decode_s=5e-3,
+        storage_caches="",
     )
     assert with_data(cluster_of(), rates, source="a test").storage.client_bandwidth_Bps == math.inf
+
+
+def place_of(rank: int, world_size: int = 4, local_world_size: int = 2) -> Place:
+    return Place(rank, world_size, rank % local_world_size, local_world_size)
+
+
+def test_no_file_of_the_storage_is_read_twice_while_there_are_others():
+    readings = [fresh_readings(place_of(rank), n_each=40, n_samples=32 + 80 + 160) for rank in range(4)]
+    read = [sample for each in readings for part in (each.alone, each.of_node, each.of_all) for sample in part]
+    assert sorted(read) == list(range(32 + 80 + 160))
+    assert {(len(each.alone), len(each.of_node), len(each.of_all)) for each in readings} == {
+        (32, 40, 40),
+        (0, 40, 40),
+        (0, 0, 40),
+    }
+    assert {each.said for each in readings} == {"every file was read once"}
+
+
+def test_ranks_share_no_file_in_a_reading_of_a_small_data_set_and_it_is_said():
+    readings = [fresh_readings(place_of(rank), n_each=4, n_samples=16) for rank in range(4)]
+    assert sorted(sample for each in readings for sample in each.of_all) == list(range(16))
+    assert readings[0].said == "of 28 reads 12 were of files read before, for the data set has no more"
+
+
+def is_cached(path: Path) -> bool:
+    """Tell whether the beginning of a file can be read without waiting for a disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """A folder with a data set, on a file system with a page cache."""
+    generate(tmp_path / "set", SampleSet(n_samples=8, nbytes=8000, sigma=0.0, format="raw"))
+    index = read_index(tmp_path / "set" / "index.csv")
+    drop_cached(open_storage(str(tmp_path / "set")), index, range(8))
+    try:
+        if is_cached(tmp_path / "set" / index.names[0]):
+            pytest.skip("the folder of temporary files lies in memory")
+    except OSError as error:
+        pytest.skip(f"cannot tell here what is cached: {error}")
+    return tmp_path / "set"
+
+
+class Alone:
+    """The connection of a rank without others."""
+
+    place = place_of(0, 1, 1)
+
+    def barrier(self, what: str) -> None:
+        pass
+
+    def exchange(self, what: str, value: str) -> list[str]:
+        return [value]
+
+
+def test_the_storage_is_never_measured_by_the_page_cache_of_a_node(stored: Path, monkeypatch: pytest.MonkeyPatch):
+    """Eight files are read by one thread, by a node, and by all: 24 times."""
+    read_once, cached = FilesystemStorage.read_once, []
+
+    def watched(self: FilesystemStorage, name: str, *, left_s: float) -> bytes:
+        cached.append(is_cached(stored / name))
+        return read_once(self, name, left_s=left_s)
+
+    monkeypatch.setattr(FilesystemStorage, "read_once", watched)
+    index, storage = read_index(stored / "index.csv"), open_storage(str(stored))
+    setup = Setup(index, storage, decode_raw, (int(index.nbytes[0]),), stored.parent / "cache", 2)
+    rates = measure_data(Alone(), setup)
+    assert cached[:24] == [False] * 24
+    assert "of 24 reads 16 were of files read before" in rates.storage_caches
+
+
+def test_what_is_known_of_the_page_cache_is_said(tmp_path: Path):
+    folder, object_store = open_storage(str(tmp_path)), open_storage("memory://set")
+    assert kernel_caches(folder, dropped=False) == "the nodes' page caches may have held the files"
+    assert kernel_caches(object_store, dropped=False) == "read without a page cache of the nodes"
 
 
 def test_a_file_that_is_there_is_not_replaced_and_all_ranks_end(tmp_path: Path) -> None:

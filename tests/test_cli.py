@@ -141,7 +141,7 @@ def test_too_little_memory_is_a_failed_run(small, capsys, monkeypatch):
     monkeypatch.setattr(comparing, "measure", fail)
     answer = call(capsys, "compare", small)
     assert (answer.code, answer.out) == (1, "")
-    assert answer.err == "error: not enough memory: Unable to allocate 1 PiB; simulate fewer steps or ranks\n"
+    assert answer.err == "error: not enough memory: Unable to allocate 1 PiB; simulate fewer steps, ranks or samples\n"
 
 
 def test_mistake_of_the_program_keeps_its_traceback(small, monkeypatch):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from fluid import exact_end_s
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simdist.cost import Stage, Transfer
@@ -34,6 +34,30 @@ def readers(draw, sizes, n_max=9):
         pairs = [(resource, draw(st.sampled_from(sizes))) for resource in sorted(used | own)]
         starts.append((draw(st.sampled_from([0.0, 0.0, 0.25, 1.0])), stage(*pairs)))
     return sorted(starts, key=lambda each: each[0])
+
+
+def loads(seed, n_max=40):
+    """
+    Draw starts of loads, and capacities. Half of them miss: they use the server's bytes and operations, client, NIC,
+    disk, memory and cores of their node, and their own readers; those that hit use disk, memory, cores and readers.
+    Some do without a few of these. Sizes and amounts are lognormal. Most resources carry about what all who use them
+    want together, so that who is held back by what changes often.
+    """
+    rng = np.random.default_rng(seed)
+    n_nodes, n, missing = rng.integers(2, 5), rng.integers(2, n_max), rng.choice([0.0, 0.05, 0.3])
+    server, nodes, own = np.split(np.arange(2 + 6 * n_nodes + n), [2, 2 + 6 * n_nodes])
+    wanted_Bps = np.zeros(len(server) + len(nodes) + n)
+    starts = []
+    for number in range(n):
+        client, nic, written, read, memory, cores = nodes.reshape(-1, 6)[rng.integers(n_nodes)]
+        shared = [read, memory, cores] if rng.random() < 0.5 else [*server, client, nic, written, memory, cores]
+        used = [each for each in shared if rng.random() >= missing] + [own[number]]
+        nbytes = rng.lognormal(0.0, 1.0) * rng.lognormal(0.0, 0.2, len(used))
+        wanted_Bps[used] += nbytes / nbytes.max()
+        starts.append((rng.choice([0.0, rng.uniform()]), stage(*zip(used, nbytes, strict=True))))
+    room = rng.lognormal(0.0, 0.2, len(wanted_Bps)) * rng.choice([1.0, 1.0, 5.0], len(wanted_Bps))
+    room[own] *= 10
+    return sorted(starts, key=lambda each: each[0]), np.where(wanted_Bps, wanted_Bps, 1.0) * room
 
 
 def capacities(of):
@@ -90,6 +114,15 @@ def fair(capacity_Bps):
 @given(readers([1, 3, 1e3, 1e6]), capacities([1.0, 2.0, 1e3, 1e9]))
 def test_rates_are_always_those_of_fairness(patience, starts, capacity_Bps):
     crowd_ends_s(starts, capacity_Bps, fair(capacity_Bps), patience=patience)
+
+
+@settings(max_examples=200, deadline=None)
+@example(169)  # members move between levels that rise at the same time
+@example(183)
+@given(st.integers(0, 2**32))
+def test_rates_are_those_of_fairness_among_loads_over_many_hubs(seed):
+    starts, capacity_Bps = loads(seed)
+    crowd_ends_s(starts, capacity_Bps, fair(capacity_Bps))
 
 
 @settings(max_examples=100, deadline=None)
@@ -178,6 +211,53 @@ def test_hub_inside_the_server_holds_back_its_own_readers_only():
     """
     starts = [(0.0, stage((0, 2), (1, 2))), (0.0, stage((0, 4), (1, 4))), (0.0, stage((0, 14)))]
     assert crowd_ends_s(starts, np.array([9.0, 2.0])).tolist() == [2.0, 3.0, 2.0]
+
+
+def test_hub_learns_that_a_level_rose_before_its_members_moved_away_and_back():
+    """
+    Link 0 carries 12 B/s for A, B and X, link 1 20 B/s for A and D, link 2 13 B/s for B, X and E: A, B and X flow at 4,
+    D at 16, E at 5. X ends at 1 s. A and B rise to 6, which is more than the 5 of E, so B joins E; they rise to 6.5,
+    so B goes back. A has been at 6 all the while, and leaves 14 to D; E gets 7.
+    """
+    starts = [
+        (0.0, stage((0, 10), (1, 10))),
+        (0.0, stage((0, 10), (2, 10))),
+        (0.0, stage((0, 4), (2, 4))),
+        (0.0, stage((1, 30))),
+        (0.0, stage((2, 12))),
+    ]
+    rates_Bps = []
+    look = lambda crowd: rates_Bps.append([rate_Bps for _, rate_Bps in crowd.rates_Bps()])  # noqa: E731
+    assert crowd_ends_s(starts, np.array([12.0, 20.0, 13.0]), look).tolist() == [2.0, 2.0, 1.0, 2.0, 2.0]
+    assert rates_Bps == [[4, 4, 4, 16, 5], [6, 6, 14, 7]]
+
+
+def test_loads_of_three_nodes_that_read_from_server_and_disks_flow_at_rates_found_anew():
+    """
+    12 loads over the server (bytes, operations), and client, NIC, disk, cores and readers of 3 nodes; 8 over disk,
+    cores and readers. One of the server's has little left; when it ends, others move to another level and back.
+    """
+    missed = (
+        (0, (772557, 1272153)),
+        (1, (574736, 557700, 424495, 460300, 360515, 809406)),
+        (2, (417233, 432187, 437035, 358178)),
+    )
+    on_disk = ((0, (263257, 191903, 102640, 147264)), (1, (131635,)), (2, (175316, 253696, 72896)))
+    capacity_Bps = np.array([5e8, 1e5, *[1e9, 1e10, 2e8, 3e8, 3.0] * 3, *[1.0] * 20])
+    own, stages = iter(range(17, 37)), []
+    for node, sizes in missed:
+        client, nic, written, _, cores = range(2 + 5 * node, 7 + 5 * node)
+        for n in sizes:
+            by_node = ((client, n), (nic, n), (written, n), (cores, 0.001625))
+            pairs = ((0, n), (1, 4.0), *by_node, (next(own), 0.002 + n * 7e-9))
+            left = 1e-3 if n == 358178 else 1.0
+            stages.append(stage(*((resource, nbytes * left) for resource, nbytes in pairs)))
+    for node, sizes in on_disk:
+        read, cores = 5 + 5 * node, 6 + 5 * node
+        stages += [stage((read, n), (cores, 0.001625), (next(own), 1e-4 + n / 3e8)) for n in sizes]
+    starts = [(0.0, each) for each in stages]
+    crowd_ends_s(starts, capacity_Bps, fair(capacity_Bps))
+    np.testing.assert_allclose(ends_s(starts, capacity_Bps), ends_s(starts, capacity_Bps, few=1000), rtol=1e-12)
 
 
 def test_readers_that_have_nothing_in_common_any_more_part():

@@ -12,8 +12,10 @@ from commandline import Answer, call, edited, write
 from simdist import build, rundir, scenario
 from simdist.cli.data_text import shown_epochs
 from simdist.compare import compare
+from simdist.cost import Costs
 from simdist.epochs import epochs
-from simdist.plan import LEVELS
+from simdist.limits import limits
+from simdist.plan import LEVELS, Plan
 from simdist.reads import Reads, expected
 from simdist.trace import Trace
 
@@ -105,25 +107,26 @@ def test_table_for_people_says_where_compute_hides_the_loading(small, capsys):
     answer = call(capsys, "data", small, "--schedule", "sync+files")
     lines = answer.out.splitlines()
     assert lines[0] == "sync+files: 4 ranks, 12 steps, 4 an epoch; simulated by des"
-    rows = {line.split()[0]: line.split() for line in lines if re.match(r" \d ", line)}
+    above = lines[: lines.index("limits: what an epoch would take if all but one were free")]
+    rows = {line.split()[0]: line.split() for line in above if re.match(r" \d ", line)}
     assert rows["0"][-6:] == ["-", "-", "-", "64", "(64", "MB)"]
     assert list(rows) == ["0", "1", "2"]
-    assert lines[-1] == "compute does not hide the loading: stalls are 1 % or more of every epoch"
+    assert "compute does not hide the loading: stalls are 1 % or more of every epoch" in lines
 
 
 def test_epochs_that_compute_hides_are_named(tmp_path, capsys):
     one_node = edited(("nodes: 2", "nodes: 1"), ("gpus_per_node: 2", "gpus_per_node: 4"), text=DATA)
     answer = call(capsys, "data", write(tmp_path / "s.yaml", one_node), "--schedule", "sync+files")
-    assert answer.out.splitlines()[-1] == "compute hides the loading in epochs 1-2, but not in epoch 0"
+    assert "compute hides the loading in epochs 1-2, but not in epoch 0" in answer.out.splitlines()
     slow = write(tmp_path / "s.yaml", edited(("forward: 10 ms", "forward: 10 s"), text=DATA))
     answer = call(capsys, "data", slow, "--schedule", "sync")
-    assert answer.out.splitlines()[-1] == "compute hides the loading: stalls are less than 1 % of every epoch"
+    assert "compute hides the loading: stalls are less than 1 % of every epoch" in answer.out.splitlines()
 
 
 def test_staging_is_told_of(small, capsys):
     """Both nodes take all 64 files of 1 MB, at 100 MB/s together, after a latency of 1 ms."""
     answer = call(capsys, "data", small, "--schedule", "sync+staged")
-    assert answer.out.splitlines()[-2] == "staging in: 1.28 s before the first epoch"
+    assert "staging in: 1.28 s before the first epoch" in answer.out.splitlines()
 
 
 def test_run_that_was_measured_stands_beside_its_simulation(runs, capsys):
@@ -139,9 +142,52 @@ def test_run_that_was_measured_stands_beside_its_simulation(runs, capsys):
         assert theirs["stall_s"] == pytest.approx(2 * ours["stall_s"])
 
 
+def limits_lines(answer: Answer) -> list[str]:
+    return answer.out.partition("\n\nlimits: what an epoch would take if all but one were free\n\n")[2].splitlines()
+
+
+def test_limits_stand_below_the_epochs_and_say_what_storage_would_have_to_deliver(small, capsys):
+    """4 ranks read 16 files of 1 MB in a step of 30 ms; the server sends 100 MB/s."""
+    header, _, first, *_, last = limits_lines(call(capsys, "data", small, "--schedule", "sync"))
+    assert re.split("  +", header.strip())[:4] == ["epoch", "simulated", "at least", "for"]
+    assert re.split("  +", first.strip())[2:5] == ["640 ms", "server", "120 ms"]
+    assert last == (
+        "storage would have to deliver 533 MB/s for computing to hide it in epoch 0; its bandwidth is 100 MB/s"
+    )
+
+
+def test_storage_that_is_fast_enough_has_to_deliver_less_than_it_does(tmp_path, capsys):
+    path = write(tmp_path / "s.yaml", edited(("bandwidth: 100 MB/s", "bandwidth: 1 GB/s"), text=DATA))
+    last = limits_lines(call(capsys, "data", path, "--schedule", "sync"))[-1]
+    assert last == "storage has to deliver 533 MB/s for computing to hide it in epoch 0; its bandwidth is 1 GB/s"
+
+
+def test_staging_has_a_line_of_limits(small, capsys):
+    lines = limits_lines(call(capsys, "data", small, "--schedule", "sync+staged"))
+    assert re.split("  +", lines[2].strip())[:4] == ["staging", "1.28 s", "1.28 s", "server"]
+
+
+def test_limits_in_json_are_those_of_every_epoch(small, runs, capsys):
+    found = document(call(capsys, "data", small, "--json"))
+    for row in found["rows"]:
+        known = limits(*plan_and_costs(small, row["schedule"]))
+        assert [each["epoch"] for each in row["limits"]] == [each.epoch for each in known]
+        assert [each["least_s_by_limit"] for each in row["limits"]] == [each.seconds for each in known]
+        assert [each["least_s"] for each in row["limits"]] == [each.least_s for each in known]
+        assert [each["needed_Bps"] for each in row["limits"]] == [each.needed_Bps for each in known]
+    of_run = document(call(capsys, "data", runs / "sync", "--json"))["rows"][0]
+    assert of_run["limits"] == found["rows"][0]["limits"]
+
+
+def plan_and_costs(path: Path, label: str) -> tuple[Plan, Costs]:
+    read = scenario.load(path)
+    built = build.build(read, next(each for each in read.schedules if each.name == label))
+    return built.plan, built.costs
+
+
 def test_measured_table_ends_with_the_errors_and_the_levels(runs, capsys):
     answer = call(capsys, "data", runs / "sync+files")
-    lines = answer.out.splitlines()
+    lines = answer.out.partition("\n\nlimits")[0].splitlines()
     assert lines[0].endswith("4 an epoch; simulated by des; measured: real gloo on cpu")
     assert lines[-2:] == [
         "error of an epoch: median 50.0 %, worst -50.0 %",
@@ -173,7 +219,7 @@ def test_counts_as_the_plan_says_are_identical(runs, capsys):
     (row,) = document(call(capsys, "data", runs / "sync+files", "--json"))["rows"]
     assert (row["hits_identical"], row["hits_differences"]) == (True, [])
     answer = call(capsys, "data", runs / "sync+files")
-    assert answer.out.splitlines()[-1] == "samples by level: as the plan says, in every load on every rank"
+    assert "samples by level: as the plan says, in every load on every rank" in answer.out.splitlines()
 
 
 def test_counts_that_differ_are_told_by_level(runs, capsys):
@@ -185,7 +231,7 @@ def test_counts_that_differ_are_told_by_level(runs, capsys):
     assert measured["disk"] == simulated["disk"] - 1
     assert measured["storage"] == simulated["storage"] + 1
     answer = call(capsys, "data", runs / "sync+files")
-    lines = answer.out.splitlines()[-2:]
+    lines = [line for line in answer.out.splitlines() if line.startswith("samples by level")]
     assert [line.partition(" samples instead")[0].rpartition(" ")[0] for line in lines] == [
         "samples by level: not as the plan says: disk:",
         "samples by level: not as the plan says: storage:",
@@ -268,6 +314,18 @@ def test_scenario_without_a_data_set_is_refused(tmp_path, capsys):
     )
 
 
+def test_data_set_that_nothing_reads_asks_for_the_input_only(tmp_path, capsys):
+    text = edited(
+        ("input: {source: storage}\n", ""), (DATA[DATA.index("  - {kind: sync, data: files}") :], ""), text=DATA
+    )
+    path = write(tmp_path / "s.yaml", text)
+    answer = call(capsys, "data", path)
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.splitlines()[-1] == (
+        f"error: {path}: reads no data set, so it has no epochs: write input: {{source: storage}}"
+    )
+
+
 def test_runs_without_a_data_set_are_left_out_and_refused_if_there_is_no_other(tmp_path, runs, capsys):
     call(capsys, "plan", write(tmp_path / "s.yaml", WITHOUT), "-o", runs / "bare")
     answer = call(capsys, "data", runs, "--json")
@@ -321,6 +379,20 @@ def test_rows_of_a_comparison_have_epochs(small, capsys):
         assert [each["stall_s"] for each in row["epochs"]] == [each.stall_s for each in known.epochs]
         assert [each["hits"] for each in row["epochs"]] == [each.hits for each in known.epochs]
         assert all(each.keys() == {"epoch", "seconds", "stall_s", "hits"} for each in row["epochs"])
+
+
+def test_each_epoch_has_its_speed_up_over_that_of_the_baseline(small, capsys):
+    rows = document(call(capsys, "compare", small, "--seeds", "1", "--json"))["rows"]
+    base = next(row for row in rows if row["schedule"] == "sync+files")
+    answer = call(capsys, "compare", small, "--seeds", "1", "--baseline", "sync+files")
+    table = answer.out.partition("epochs: ")[2].splitlines()
+    assert re.split("  +", table[2].strip())[:4] == ["schedule", "epoch", "time", "speed-up"]
+    shown = {tuple(cells[:2]): cells[3] for cells in (re.split("  +", line.strip()) for line in table[4:]) if cells[3:]}
+    assert len(shown) == 4 * 3
+    for row in rows:
+        for each, reference in zip(row["epochs"], base["epochs"], strict=True):
+            speedup = f"{reference['seconds'] / each['seconds']:.2f}"
+            assert shown[row["schedule"], str(each["epoch"])] == speedup
 
 
 def test_epochs_are_averaged_over_seeds(tmp_path):

@@ -2,18 +2,20 @@
 
 import ctypes
 import errno
+import fcntl
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import fsspec
@@ -21,7 +23,7 @@ import numpy as np
 import pytest
 from data_files import content_of, entry, index_of
 
-from real.data import filecache, libnfs
+from real.data import filecache, libnfs, nfs
 from real.data.decoding import decode_image, decode_raw
 from real.data.filecache import FileCache
 from real.data.generate import SampleSet, contents, generate
@@ -31,7 +33,7 @@ from real.data.index import Entry, Index, make_index, parse_index, read_index, w
 from real.data.indexing import index_folder
 from real.data.indexing import main as index_command
 from real.data.nfs import NfsFileSystem, nfs_from_url
-from real.data.nfs4 import Operation
+from real.data.nfs4 import Operation, Piece
 from real.data.storages import RetryingStorage, open_storage, read_sample, read_storage_index
 from simdist.errors import RunError, ScenarioError
 
@@ -56,19 +58,23 @@ def test_index_that_was_written_is_read_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name,label\n", "set: line 1: 'name,label': the header is name,label,nbytes,crc32"),
-        ("", "set: line 1: '': the header"),
-        ("name,label,nbytes,crc32\na,0,1,2\na,0,1\n", r"set: line 3: 3 columns \('a,0,1'\)"),
-        ("name,label,nbytes,crc32\na,x,1,2\n", "set: line 2: label 'x': write a whole number"),
-        ("name,label,nbytes,crc32\na,0,0,2\n", "set: line 2: nbytes '0': write a whole number from 1"),
-        ("name,label,nbytes,crc32\na,0,1.5,2\n", "set: line 2: nbytes '1.5'"),
-        ("name,label,nbytes,crc32\na,0,1,4294967296\n", "set: line 2: crc32 '4294967296': .* to 4294967295"),
-        ("name,label,nbytes,crc32\n../a,0,1,2\n", r"set: line 2: name '../a' leaves the folder"),
-        ("name,label,nbytes,crc32\n/etc/passwd,0,1,2\n", "set: line 2: name '/etc/passwd' leaves the folder"),
-        ("name,label,nbytes,crc32\na//b,0,1,2\n", "set: line 2: name 'a//b' is no path of a file"),
-        ("name,label,nbytes,crc32\n,0,1,2\n", "set: line 2: name '' is no path of a file"),
-        ("name,label,nbytes,crc32\na,0,1,23", "set: line 2: ends without a line break: the file is truncated"),
-        ('name,label,nbytes,crc32\n"a,0,1,2\n', "set: line 2: unexpected end of data"),
+        ("name,label\n", "set:1: 'name,label': the header is name,label,nbytes,crc32"),
+        ("", "set:1: '': the header"),
+        ("name,label,nbytes,crc32\na,0,1,2\na,0,1\n", r"set:3: 3 columns \('a,0,1'\)"),
+        ("name,label,nbytes,crc32\na,x,1,2\n", "set:2: label 'x': write a whole number"),
+        ("name,label,nbytes,crc32\na,0,0,2\n", "set:2: nbytes '0': write a whole number from 1"),
+        ("name,label,nbytes,crc32\na,0,1.5,2\n", "set:2: nbytes '1.5'"),
+        ("name,label,nbytes,crc32\na,0,1,4294967296\n", "set:2: crc32 '4294967296': .* to 4294967295"),
+        ("name,label,nbytes,crc32\n../a,0,1,2\n", r"set:2: name '../a' leaves the folder"),
+        ("name,label,nbytes,crc32\n/etc/passwd,0,1,2\n", "set:2: name '/etc/passwd' leaves the folder"),
+        ("name,label,nbytes,crc32\na//b,0,1,2\n", "set:2: name 'a//b' is no path of a file"),
+        ("name,label,nbytes,crc32\n,0,1,2\n", "set:2: name '' is no path of a file"),
+        ("name,label,nbytes,crc32\na,0,1,23", "set:2: ends without a line break: the file is truncated"),
+        (
+            "name,label,nbytes,crc32\na,0,1,2\nb,0,1,2\na,1,1,3\n",
+            "set:4: name 'a' is in line 2 too; write each file once",
+        ),
+        ('name,label,nbytes,crc32\n"a,0,1,2\n', "set:2: unexpected end of data"),
     ],
 )
 def test_wrong_line_of_an_index_is_named(text: str, message: str) -> None:
@@ -513,6 +519,88 @@ def test_file_on_nfs_takes_one_round_trip(running: Server) -> None:
     filesystem.close()
 
 
+class Clock:
+    """A clock that moves when a request is sent, and by nothing else; it takes the place of the module `time`."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock by which requests to an NFS server are given up."""
+    clock = Clock()
+    monkeypatch.setattr(libnfs, "time", clock)
+    monkeypatch.setattr(nfs, "time", clock)
+    return clock
+
+
+class SlowLibrary:
+    """libnfs, on a network where each answer takes a while."""
+
+    def __init__(self, library: object, clock: Clock, answer_s: float) -> None:
+        self._library, self._clock, self._answer_s = library, clock, answer_s
+
+    def __getattr__(self, name: str) -> object:
+        if name == "rpc_nfs4_compound_async":
+            self._clock.now_s += self._answer_s
+        return getattr(self._library, name)
+
+
+@needs_server
+def test_file_whose_parts_come_in_time_may_take_longer_than_a_request(running: Server, clock: Clock) -> None:
+    with opened(running) as storage:
+        filesystem = storage._filesystem
+        filesystem._library = SlowLibrary(filesystem._library, clock, 0.9 * nfs.REQUEST_S)
+        assert storage.read("deep/large") == content_of(0, 2_500_000)
+        assert clock.now_s > 100 + 2 * nfs.REQUEST_S
+        assert storage.n_retries == 0
+
+
+class NoLibrary:
+    """In place of libnfs: all goes well, nothing happens."""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *_: int(name == "rpc_init_context")
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> list[bytes]:
+    """The parts that a server has given of a file with 30; each takes nine tenths of the longest time for a request."""
+    given: list[bytes] = []
+
+    def wait(connection: libnfs.Connection, deadline_s: float) -> None:
+        if connection.broken:  # it connects
+            return
+        clock.now_s += 0.9 * nfs.REQUEST_S
+        if clock.now_s > deadline_s:
+            raise TimeoutError(errno.ETIMEDOUT, "host:1 does not answer")
+        given.append(b"part")
+        connection._reply = Piece(given[-1], len(given) == 30)
+
+    monkeypatch.setattr(nfs, "load_library", NoLibrary)
+    monkeypatch.setattr(libnfs.Connection, "_wait", wait)
+    return given
+
+
+def test_server_that_goes_on_answering_is_waited_for(parts: list[bytes], clock: Clock) -> None:
+    with closing(open_storage("nfs://host/set", timeout_s=30 * nfs.REQUEST_S)) as storage:
+        assert storage.read("large") == b"part" * 30
+        assert clock.now_s == pytest.approx(100 + 27 * nfs.REQUEST_S)
+        assert storage.n_retries == 0
+
+
+def test_whole_file_has_a_limit_and_who_gives_up_says_how_far_it_came(parts: list[bytes]) -> None:
+    filesystem = NfsFileSystem("host")
+    with pytest.raises(TimeoutError, match=r"host:1 does not answer in time any more, after 12 bytes"):
+        filesystem.cat_file("/set/large", timeout_s=2.8 * nfs.REQUEST_S)
+    assert len(parts) == 3
+    filesystem.close()
+
+
 @needs_server
 def test_file_that_changed_on_nfs_is_an_error(running: Server) -> None:
     with opened(running) as storage:
@@ -662,12 +750,42 @@ def test_failed_fetch_is_passed_on_and_the_next_one_tries_for_itself(tmp_path: P
         assert cache.fetch(0, lambda: content_of(0), keep=True) == content_of(0)
 
 
+def n_waiting(folder: Path) -> int:
+    """Return how many threads and processes wait for the locks in a folder, as the kernel tells it."""
+    inodes = {str(path.stat().st_ino) for path in (folder / "locks").iterdir()}
+    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return sum("->" in line and any(word.split(":")[-1] in inodes for word in line if ":" in word) for line in lines)
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """Wait for what must come; in vain, if what is tested does not work."""
+    give_up_s = time.monotonic() + TIMEOUT_S
+    while not is_true():
+        assert time.monotonic() < give_up_s, "what was waited for has not come"
+        time.sleep(0.005)
+
+
+def missing_locks() -> str | None:
+    with tempfile.TemporaryFile() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            told = str(os.fstat(file.fileno()).st_ino) in Path("/proc/locks").read_text()
+        except OSError:
+            told = False
+    return None if told else "/proc/locks does not tell who waits for a file here"
+
+
+NO_LOCKS = missing_locks()
+needs_locks = pytest.mark.skipif(NO_LOCKS is not None, reason=NO_LOCKS or "")
+
+
+@needs_locks
 def test_threads_that_want_one_file_fetch_it_once(tmp_path: Path) -> None:
     reads = []
 
     def read() -> bytes:
         reads.append(1)
-        time.sleep(0.05)  # the others come meanwhile
+        wait_until(lambda: n_waiting(tmp_path) == 7 or len(reads) > 1)
         return content_of(0)
 
     with FileCache(tmp_path, index_of(1), capacity_nbytes=None) as cache, ThreadPoolExecutor(8) as threads:
@@ -830,6 +948,7 @@ def test_killed_writer_leaves_no_file_no_lock_and_no_bytes(tmp_path: Path) -> No
         assert cache.get(1) == content_of(1)
 
 
+@needs_locks
 def test_killed_fetcher_does_not_hold_up_the_one_that_waits(tmp_path: Path) -> None:
     with child(HALF_READ, tmp_path) as process, ThreadPoolExecutor(1) as threads:
         assert line_of(process) == "half"
@@ -841,7 +960,8 @@ def test_killed_fetcher_does_not_hold_up_the_one_that_waits(tmp_path: Path) -> N
                 return content_of(1)
 
             waiting = threads.submit(cache.fetch, 1, read, keep=True)
-            assert not began.wait(0.1)
+            wait_until(lambda: n_waiting(tmp_path) == 1 or began.is_set())
+            assert not began.is_set()
             process.kill()
             assert waiting.result(TIMEOUT_S) == content_of(1)
 

@@ -24,6 +24,7 @@ from real.data.agenda import Agenda, Leaving, Place
 from real.data.dataset import CachedDataset
 from real.data.decoding import decode_image, decode_raw
 from real.data.filecache import FileCache
+from real.data.hello import Meeting
 from real.data.index import Entry, make_index
 from real.data.loader import Limits, Loader
 from real.data.memory import Geometry, MemoryStore
@@ -89,19 +90,20 @@ class Cluster:
     def __post_init__(self):
         self.stack, self.failed = ExitStack(), threading.Event()
         geometry = Geometry(N_SAMPLES, self.n_slots, NBYTES, self.per_node)
+        meeting = Meeting(b"token of a test!", bytes(32), geometry)
         self.loaders, self.caches, self.stores, servers, self.peers = [], [], [], [], []
         for node in range(self.plan.world_size // self.per_node):
             folder = self.folder / f"memory{node}"
             folder.mkdir()
             self.stores += [MemoryStore("s", geometry, folder=folder) for _ in range(self.per_node)]
             self.caches.append(FileCache(self.folder / f"disk{node}", INDEX, capacity_nbytes=None))
-            servers.append(PeerServer(self.stores[-1], host="127.0.0.1", timeout_s=60))
+            servers.append(PeerServer(self.stores[-1], host="127.0.0.1", meeting=meeting, timeout_s=60))
         self.servers = servers
         addresses = [server.address for server in servers]
         for rank, store in enumerate(self.stores):
             place = Place(rank, self.per_node)
             files = self.caches[place.node]
-            self.peers.append(Peers(geometry, address_of=addresses.__getitem__, timeout_s=60))
+            self.peers.append(Peers(meeting, address_of=addresses.__getitem__, timeout_s=60))
             self.loaders.append(
                 Loader(
                     look_up(self.plan),
@@ -193,18 +195,62 @@ def test_second_epoch_asks_storage_for_what_was_left_out_before_only(tmp_path):
         assert max(cluster.storage.reads.count(name) for name in INDEX.names) <= 2  # once per node
 
 
+@pytest.mark.parametrize("n_kept", [1, 5, 15])  # a batch of a node is of 6
 @pytest.mark.parametrize("policy", ["files", "memory", "datacache"])
-def test_caches_that_evict_follow_the_plan(tmp_path, policy):
-    plan = plan_of(policy, eviction="lru", memory_nbytes=10 * NBYTES, disk_nbytes=15 * NBYTES, shuffle="node")
+def test_caches_that_evict_follow_the_plan_and_hold_what_it_says_when_all_have_closed(tmp_path, policy, n_kept):
+    capacity = {"memory_nbytes": n_kept * NBYTES, "disk_nbytes": n_kept * NBYTES}
+    plan = plan_of(policy, eviction="lru", shuffle="node", **capacity)
     assert any(batch.evicted_memory or batch.evicted_disk for batch in look_up(plan))
-    with Cluster(tmp_path, plan, n_slots=40) as cluster:
+    limits = Limits(readers=3, decoders=2, wait_s=60, timeout_s=120, grace=3)
+    with Cluster(tmp_path, plan, n_slots=N_SAMPLES, limits=limits) as cluster:
         assert (cluster.run() == planned(plan)).all()
-        for rank, loader in enumerate(cluster.loaders):  # all have passed all loads
-            loader._agenda.leaving.carry_out(
-                10**6, cluster.stores[rank], cluster.caches[rank // 2], cluster.stores[rank].board
-            )
-        assert all(len(store) <= 10 for store in cluster.stores)
-        assert all(cache.used_nbytes() <= 15 * NBYTES for cache in cluster.caches)
+        for loader in cluster.loaders:
+            loader.close()
+        in_memory, on_disk = held_after(plan)
+        for node, (store, cache) in enumerate(zip(cluster.stores[::2], cluster.caches, strict=True)):
+            assert {sample for sample in range(N_SAMPLES) if sample in store} == in_memory[node]
+            assert {sample for sample in range(N_SAMPLES) if sample in cache} == on_disk[node]
+
+
+def held_after(plan):
+    """Return what memories and disks hold when all loads are over, by the plan: sets of samples, by node."""
+    nodes = range(plan.world_size // plan.dataset.ranks_per_node)
+    memory, disk = ([set() for _ in nodes] for _ in range(2))
+    for batch in look_up(plan):
+        for held, keeps, evicted in (
+            (memory, batch.keeps_memory, batch.evicted_memory),
+            (disk, batch.keeps_disk, batch.evicted_disk),
+        ):
+            for rank, place in np.argwhere(keeps).tolist():
+                held[rank // plan.dataset.ranks_per_node].add(int(batch.samples[rank, place]))
+            for node, sample in evicted:
+                held[node].remove(sample)
+    return memory, disk
+
+
+def test_loader_that_is_closed_before_the_others_have_read_all_leaves_what_they_need(tmp_path):
+    plan = plan_of("files", nodes=1, epochs=1, eviction="lru", disk_nbytes=6 * NBYTES)
+    with Cluster(tmp_path, plan) as cluster:
+        for number in range(plan.n_steps):
+            cluster.load(0, number)
+        before = cluster.caches[0].used_nbytes()
+        cluster.loaders[0].close()
+        assert cluster.caches[0].used_nbytes() == before > 6 * NBYTES
+        for number in range(plan.n_steps):
+            cluster.load(1, number)
+        cluster.loaders[1].close()
+        assert cluster.caches[0].used_nbytes() == 6 * NBYTES
+
+
+def test_rank_does_not_wait_for_room_that_it_alone_can_make(tmp_path, monkeypatch):
+    """What leaves with its own last loads leaves when it goes on."""
+    plan = plan_of("memory", nodes=1, per_node=1, eviction="lru", memory_nbytes=NBYTES)
+    with Cluster(tmp_path, plan, n_slots=1, limits=Limits(grace=3, wait_s=600)) as cluster:
+        waits = []
+        monkeypatch.setattr(cluster.failed, "wait", lambda timeout_s: not waits.append(timeout_s))
+        results = [cluster.load(0, number) for number in range(plan.n_steps)]
+        assert sum(counts.n_not_kept for _, _, counts in results) > 0
+        assert waits == []
 
 
 def test_memory_without_room_to_spare_only_costs_time(tmp_path):
@@ -278,23 +324,6 @@ def test_sample_that_a_fast_rank_brought_back_does_not_leave(tmp_path):
     store.close()
 
 
-def test_sample_that_left_and_came_back_within_a_load_does_not_leave(tmp_path):
-    store = MemoryStore("memory", Geometry(9, 4, NBYTES), folder=tmp_path)
-    leaving, dropped = Leaving(Place(0, 1)), []
-
-    class Disk:
-        def evict(self, sample):
-            dropped.append(sample)
-
-    for sample in (1, 2):
-        store.put(sample, np.zeros(NBYTES, np.uint8), number=5)
-    evicted = ((0, 1), (0, 2))
-    leaving.note(reads_of(5, [[1, 3]], places=STORAGE, keeps_memory=True, keeps_disk=True, evicted=(evicted, evicted)))
-    leaving.carry_out(6, store, Disk(), store.board)
-    assert (1 in store, 2 in store, dropped) == (True, False, [2])
-    store.close()
-
-
 def test_file_that_a_fast_rank_brought_back_does_not_leave(tmp_path):
     store = MemoryStore("memory", Geometry(9, 0, NBYTES, 2), folder=tmp_path)
     board, evicted = store.board, []
@@ -308,7 +337,12 @@ def test_file_that_a_fast_rank_brought_back_does_not_leave(tmp_path):
         leaving = Leaving(Place(local, 2))
         leaving.note(reads_of(5, [[1, 2]], places=STORAGE, evicted=((), ((0, 1), (0, 2)))))
         leaving.carry_out(6, store, Disk(), board)
-    assert evicted == [1]  # once: one rank of the node does it
+    assert evicted == [1]  # once, by whoever comes first
+    board.keep_on_disk(1, 7)
+    leaving = Leaving(Place(0, 2))
+    leaving.note(reads_of(9, [[3, 4]], places=STORAGE, evicted=((), ((0, 1),))))
+    leaving.carry_out(10, store, Disk(), board)
+    assert evicted == [1, 1]  # once more, since it had come back
     store.close()
 
 

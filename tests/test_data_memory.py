@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import resource
 import shutil
 import signal
 import socket
@@ -10,7 +11,10 @@ import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -20,8 +24,10 @@ from processes import reserved_port, run, start
 from real.data import board as boards
 from real.data import memory, segment
 from real.data.board import Board, Want, wait_for
+from real.data.hello import Meeting, greet, welcome
 from real.data.memory import Geometry, MemoryStore
-from real.data.peers import Peers, PeerServer
+from real.data.open_files import connections_per_peer, most_connections, raise_limit
+from real.data.peers import MOST_WAIT_S, Peers, PeerServer
 from real.data.redis_store import RedisStore
 from real.data.segment import SHARED_MEMORY, remove_stale
 from real.data.wire import HEAD, HELLO, packed, receive, send, unpacked
@@ -29,6 +35,7 @@ from simdist.errors import RunError
 
 NBYTES = 1000
 SMALL = Geometry(n_samples=20, n_slots=4, sample_nbytes=NBYTES, ranks_per_node=2)
+MEETING = Meeting(b"sixteen or more!", bytes(range(32)), SMALL)
 NEVER = threading.Event()
 
 
@@ -200,6 +207,72 @@ def test_writer_that_is_killed_leaves_no_sample_and_its_slot_is_used_again(tmp_p
     store.close()
 
 
+def test_writer_whose_slot_was_taken_as_that_of_a_dead_one_enters_nothing(store, monkeypatch):
+    """As if another process took this one for dead while it copies, and gave the slot to sample 5."""
+    copy = np.copyto
+
+    def copy_late(out, data):
+        monkeypatch.setattr(np, "copyto", copy)
+        monkeypatch.setattr(memory._Writer, "lives", lambda self: False)
+        with store._segment.locked():
+            assert store._reclaim()
+        store._tables.next_slot[0] = 0
+        assert store.put(5, pattern(5))
+        copy(np.zeros(NBYTES, np.uint8), data)
+
+    monkeypatch.setattr(np, "copyto", copy_late)
+    assert not store.put(1, pattern(1))
+    assert 1 not in store
+    assert (fetched(store, 5) == pattern(5)).all()
+    assert all(store.put(sample, pattern(sample)) for sample in (2, 3, 4))
+    assert len(store) == 4
+
+
+def test_processes_that_do_not_see_each_other_cannot_share_a_store(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(memory.os, "readlink", lambda path: "pid:[4026531999]")
+    with pytest.raises(RunError, match=r"others share it as .* this process as .* processes of pid:\[4026531999\]"):
+        MemoryStore("a", SMALL, folder=tmp_path)
+
+
+def test_reader_looks_at_a_slot_again_after_a_fence(store, monkeypatch):
+    """Where processors change the order of reads, only the fences hold it: a sample that leaves at any is not there."""
+    n_fences = []
+    monkeypatch.setattr(memory, "_fence", lambda: n_fences.append(1))
+    store.put(1, pattern(1))
+    n_fences.clear()
+    assert fetched(store, 1) is not None
+    assert len(n_fences) == 3
+    for last in range(3):
+        left = iter(range(3))
+
+        def leave(left=left, last=last):
+            if next(left) == last:
+                monkeypatch.setattr(memory, "_fence", lambda: None)
+                store.evict(1)
+                store.put(2, pattern(2))
+                store.evict(2)
+
+        store.put(1, pattern(1))
+        monkeypatch.setattr(memory, "_fence", leave)
+        assert fetched(store, 1) is None
+
+
+def test_fence_is_one_where_reads_may_pass_each_other(monkeypatch):
+    taken = []
+
+    class Lock:
+        def __enter__(self):
+            taken.append("take")
+
+        def __exit__(self, *_):
+            taken.append("drop")
+
+    monkeypatch.setattr(memory, "_KEEPS_ORDER", False)
+    monkeypatch.setattr(memory.threading, "Lock", Lock)
+    memory._fence()
+    assert taken == ["take", "drop"] * 2
+
+
 def die_with_the_lock(folder):
     store = MemoryStore("shared", SMALL, folder=folder)
     with store._segment.locked():
@@ -219,12 +292,17 @@ def fork_inside_the_lock(folder):
     begun, entered = os.pipe(), os.pipe()
     with store._segment.locked():
         if not os.fork():
+            with patch.object(segment.fcntl, "F_OFD_SETLKW", segment.fcntl.F_OFD_SETLK):  # that does not wait
+                try:
+                    with store._segment.locked():
+                        os.write(entered[1], b"child found it open, ")
+                except BlockingIOError:
+                    os.write(entered[1], b"child was kept out, ")
             os.write(begun[1], b"x")
             with store._segment.locked():
                 os.write(entered[1], b"child entered")
             os._exit(0)
         os.read(begun[0], 1)
-        time.sleep(0.1)  # for a child that need not wait
         os.write(entered[1], b"parent left, ")
     os.wait()
     print(os.read(entered[0], 99).decode())
@@ -233,7 +311,7 @@ def fork_inside_the_lock(folder):
 
 def test_forked_child_and_parent_exclude_each_other(tmp_path):
     ending = run(fork_inside_the_lock, 1, tmp_path)[0]
-    assert ending.output.strip() == "parent left, child entered"
+    assert ending.output.strip() == "child was kept out, parent left, child entered"
 
 
 def open_and_wait(folder):
@@ -387,8 +465,8 @@ def peer(store):
     """Serve a store, and ask it."""
     before = set(threading.enumerate())
     with (
-        PeerServer(store, host="127.0.0.1", timeout_s=60) as server,
-        Peers(SMALL, address_of=lambda _: server.address, timeout_s=60) as peers,
+        PeerServer(store, host="127.0.0.1", meeting=MEETING, timeout_s=60) as server,
+        Peers(MEETING, address_of=lambda _: server.address, timeout_s=60) as peers,
     ):
         yield server, peers
     assert set(threading.enumerate()) <= before
@@ -462,18 +540,18 @@ def test_peer_that_has_ended_has_nothing_and_is_named(store, peer):
 
 def test_peer_that_comes_back_at_another_address_is_found(store):
     store.put(2, pattern(2))
-    servers = [PeerServer(store, host="127.0.0.1")]
-    with Peers(SMALL, address_of=lambda _: servers[-1].address, retry_s=0) as peers:
+    servers = [PeerServer(store, host="127.0.0.1", meeting=MEETING)]
+    with Peers(MEETING, address_of=lambda _: servers[-1].address, retry_s=0) as peers:
         assert asked(peers, 2)[0] is not None
         servers[0].close()
         assert asked(peers, 2) == [None]
-        servers.append(PeerServer(store, host="127.0.0.1"))
+        servers.append(PeerServer(store, host="127.0.0.1", meeting=MEETING))
         assert asked(peers, 2)[0] is not None
     servers[1].close()
 
 
 def test_nobody_at_an_address_is_a_complaint():
-    with reserved_port() as port, Peers(SMALL, address_of=lambda _: f"127.0.0.1:{port}") as peers:
+    with reserved_port() as port, Peers(MEETING, address_of=lambda _: f"127.0.0.1:{port}") as peers:
         assert asked(peers, 2, 3, node=7) == [None, None]
         assert "node 7" in peers.complaints[7]
         assert "refused" in peers.complaints[7]
@@ -501,14 +579,25 @@ def stranger():
     listener.close()
 
 
-def greeting(n_samples=20, nbytes=NBYTES, magic=b"simdist1"):
-    return HELLO.pack(magic, n_samples, nbytes)
+def greeting(side="server", magic=b"simdist2", **changes):
+    """Return what a rank of the run says first, or one that differs in something."""
+    meeting = replace(MEETING, **changes)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ThreadPoolExecutor(1) as pool:
+        act = partial(greet, who="test") if side == "client" else welcome
+        done = pool.submit(act, ours, meeting, deadline_s=time.monotonic() + 30)
+        if side == "server":
+            theirs.sendall(greeting("client", **changes))
+        words = theirs.recv(HELLO.size, socket.MSG_WAITALL)
+        theirs.close()
+        done.exception()
+    return magic + words[len(magic) :]
 
 
 @pytest.mark.parametrize("words", [b"", greeting(), greeting() + b"\1" + b"x" * 10], ids=["mute", "idle", "half"])
 def test_peer_that_hangs_is_given_up(stranger, words):
     thread, address = stranger(words)
-    with Peers(SMALL, address_of=lambda _: address, timeout_s=0.2) as peers:
+    with Peers(MEETING, address_of=lambda _: address, timeout_s=0.2) as peers:
         assert asked(peers, 2) == [None]
         assert peers.complaints[1] == f"node 1 ({address}): no answer in 0.2 s"
     thread.join()
@@ -516,17 +605,130 @@ def test_peer_that_hangs_is_given_up(stranger, words):
 
 def test_peer_that_is_something_else_is_a_complaint(stranger):
     thread, address = stranger(greeting(magic=b"HTTP/1.1"))
-    with Peers(SMALL, address_of=lambda _: address) as peers:
+    with Peers(MEETING, address_of=lambda _: address) as peers:
         assert asked(peers, 2) == [None]
         assert "does not serve samples" in peers.complaints[1]
     thread.join()
 
 
-def test_peer_of_another_data_set_is_an_error(stranger):
-    thread, address = stranger(greeting(n_samples=21))
+@pytest.mark.parametrize("token", [b"of another run, by chance on this port", b"sixteen or more?"])
+def test_peer_of_another_run_is_a_complaint(store, token):
+    """Equal data sets, and a sample that is not ours: without a proof nothing is taken."""
+    store.put(2, pattern(3))
     with (
-        Peers(SMALL, address_of=lambda _: address) as peers,
+        PeerServer(store, host="127.0.0.1", meeting=replace(MEETING, token=token)) as server,
+        Peers(MEETING, address_of=lambda _: server.address) as peers,
+    ):
+        assert asked(peers, 2) == [None]
+        assert 1 in peers.complaints
+
+
+def test_stranger_whose_proof_is_wrong_is_a_complaint(stranger):
+    thread, address = stranger(greeting(token=b"of another run, by chance on this port"))
+    with Peers(MEETING, address_of=lambda _: address) as peers:
+        assert asked(peers, 2) == [None]
+        assert peers.complaints[1] == f"node 1 ({address}): is not of this run"
+    thread.join()
+
+
+def test_client_that_repeats_what_a_server_says_is_no_server(stranger):
+    thread, address = stranger(greeting("client"))
+    with Peers(MEETING, address_of=lambda _: address) as peers:
+        assert asked(peers, 2) == [None]
+        assert peers.complaints[1].endswith("is not of this run")
+    thread.join()
+
+
+def test_server_says_nothing_to_who_is_not_of_the_run(store, peer):
+    server, _ = peer
+    host, port = server.address.split(":")
+    for words in (bytes(HELLO.size), greeting("client", token=b"of another run, by chance"), greeting("server")):
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
+            connection.sendall(words + HEAD.pack(1, 0.0) + packed([Want(2)]))
+            assert received_until_the_end(connection) == b""
+
+
+@pytest.mark.parametrize("wait_s", [float("nan"), float("inf"), -1.0, 2 * MOST_WAIT_S])
+def test_server_refuses_to_wait_for_what_is_no_time(store, peer, wait_s):
+    server, _ = peer
+    host, port = server.address.split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as connection:
+        connection.sendall(greeting("client") + HEAD.pack(1, wait_s) + packed([Want(2, local_rank=1, number=0)]))
+        assert len(received_until_the_end(connection)) == HELLO.size
+
+
+def received_until_the_end(connection):
+    received = b""
+    with suppress(ConnectionResetError):
+        while part := connection.recv(1 << 16):
+            received += part
+    return received
+
+
+def test_tokens_that_can_be_guessed_are_refused():
+    with pytest.raises(RunError, match="a token of 15 bytes; give 16 or more"):
+        replace(MEETING, token=b"fifteen at most")
+    assert "sixteen" not in repr(MEETING)
+
+
+def test_threads_share_few_connections(store):
+    """Sixteen ask at once; the server never has more connections than a client may open."""
+    store.put(2, pattern(2))
+    together = threading.Barrier(16)
+    with (
+        PeerServer(store, host="127.0.0.1", meeting=MEETING, timeout_s=60) as server,
+        Peers(MEETING, address_of=lambda _: server.address, timeout_s=60, n_connections=3) as peers,
+        ThreadPoolExecutor(16) as pool,
+    ):
+
+        def ask(_):
+            together.wait(timeout=60)
+            return asked(peers, 2)[0] is not None
+
+        assert all(pool.map(ask, range(16)))
+        assert 1 <= len(peers._connections) <= 3
+        assert len(server._connections) <= 3
+
+
+def test_server_sends_away_whom_it_has_no_room_for(store):
+    store.put(2, pattern(2))
+    with (
+        PeerServer(store, host="127.0.0.1", meeting=MEETING, timeout_s=60, most_connections=2) as server,
+        ExitStack() as stack,
+    ):
+        three = [
+            stack.enter_context(Peers(MEETING, address_of=lambda _: server.address, timeout_s=60)) for _ in range(3)
+        ]
+        assert [asked(peers, 2)[0] is not None for peers in three] == [True, True, False]
+
+
+def raise_and_count():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 256))
+    shares = [connections_per_peer(16, n_clients=8), connections_per_peer(1, n_clients=8)]
+    print(raise_limit(), resource.getrlimit(resource.RLIMIT_NOFILE), shares, most_connections(), end=" ")
+    print([connections_per_peer(16, n_clients=n) for n in (8, 32, 1000)])
+
+
+def test_connections_are_within_what_a_process_may_have_open():
+    """64 open files, a quarter for 8 clients: 2 each. 256: 8 each, of which 4 do; 2; and never less than 1."""
+    assert run(raise_and_count, 1)[0].output.split("\n")[0] == "256 (256, 256) [2, 1] 64 [4, 2, 1]"
+
+
+def test_peer_of_another_data_set_is_an_error(stranger):
+    thread, address = stranger(greeting(geometry=Geometry(21, 4, NBYTES, 2)))
+    with (
+        Peers(MEETING, address_of=lambda _: address) as peers,
         pytest.raises(RunError, match=rf"node 1 \({address}\) serves 21 samples of 1000 bytes, this rank reads 20"),
+    ):
+        asked(peers, 2)
+    thread.join()
+
+
+def test_peer_of_a_data_set_with_as_many_samples_of_this_size_is_an_error(stranger):
+    thread, address = stranger(greeting(data_set=bytes(32)))
+    with (
+        Peers(MEETING, address_of=lambda _: address) as peers,
+        pytest.raises(RunError, match="this rank reads 20 of 1000 of another data set; start all ranks with"),
     ):
         asked(peers, 2)
     thread.join()
@@ -534,11 +736,11 @@ def test_peer_of_another_data_set_is_an_error(stranger):
 
 def test_closing_ends_a_wait_for_a_peer(stranger):
     thread, address = stranger(greeting())
-    peers = Peers(SMALL, address_of=lambda _: address, timeout_s=60)
+    peers = Peers(MEETING, address_of=lambda _: address, timeout_s=60)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(asked, peers, 2)
         thread.join()
-        while not peers._open:
+        while not len(peers._connections):
             time.sleep(0.005)
         peers.close()
         assert waiting.result(timeout=30) == [None]
@@ -547,7 +749,11 @@ def test_closing_ends_a_wait_for_a_peer(stranger):
 def test_server_outlives_clients_that_talk_nonsense(store, peer):
     server, peers = peer
     host, port = server.address.split(":")
-    for words in (b"GET / HTTP/1.1\r\n\r\n" * 4, greeting() + HEAD.pack(-5, 0.0), greeting() + HEAD.pack(3, 0.0)):
+    for words in (
+        b"GET / HTTP/1.1\r\n\r\n" * 4,
+        greeting("client") + HEAD.pack(-5, 0.0),
+        greeting("client") + HEAD.pack(3, 0.0),
+    ):
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(words)
     store.put(2, pattern(2))
@@ -573,7 +779,7 @@ def test_many_buffers_are_sent_whole_although_the_kernel_takes_parts():
 
 def test_address_that_is_not_of_this_machine_is_named(store):
     with pytest.raises(RunError, match=r"serving samples at 203\.0\.113\.1"):
-        PeerServer(store, host="203.0.113.1")
+        PeerServer(store, host="203.0.113.1", meeting=MEETING)
 
 
 @pytest.fixture

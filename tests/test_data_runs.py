@@ -173,7 +173,9 @@ def test_a_full_disk_and_an_outage_of_the_storage_change_nothing_that_is_seen(tm
 def test_a_second_run_is_warm_and_repairs_files_that_were_damaged_meanwhile(tmp_path: Path, url: Path) -> None:
     paths = [write(tmp_path / f"run-{number}", **WARM) for number in range(4)]
     cache = tmp_path / "cache"
-    ended_well(run(perform, 4, *arguments(paths[:2], url, cache)))
+    endings = run(perform, 4, *arguments(paths[:2], url, cache))
+    ended_well(endings)
+    assert endings[0].output.count(f"the cache in {cache} was empty or not whole; this run has filled it") == 1
     assert wrong(paths[0])  # there was nothing yet
     assert wrong(paths[1]) == ()
     damaged, cut, gone, *_ = sorted(cache.glob("set-*/node-0/??/*"))

@@ -110,10 +110,17 @@ def test_index_tells_how_many_samples_there_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["a.jpg,0,10"], "{path}:2: 'a.jpg,0,10': write name,label,nbytes,crc32, nbytes 1 or more"),
-        (["a.jpg,0,10,5", "b.jpg,0,-1,5"], "{path}:3: 'b.jpg,0,-1,5': write name,label,nbytes,crc32, nbytes 1 or more"),
-        (["a.jpg,0,0,5"], "{path}:2: 'a.jpg,0,0,5': write name,label,nbytes,crc32, nbytes 1 or more"),
-        (["a.jpg,0,1e3,5"], "{path}:2: 'a.jpg,0,1e3,5': write name,label,nbytes,crc32, nbytes 1 or more"),
+        (["a.jpg,0,10"], "{path}:2: 3 columns ('a.jpg,0,10'); there are 4"),
+        (["a.jpg,0,10,5", "b.jpg,0,-1,5"], "{path}:3: nbytes '-1': write a whole number from 1 to 1099511627776"),
+        (["a.jpg,0,0,5"], "{path}:2: nbytes '0': write a whole number from 1 to 1099511627776"),
+        (["a.jpg,0,1099511627777,5"], "{path}:2: nbytes '1099511627777': write a whole number from 1 to 1099511627776"),
+        (["a.jpg,0,1e3,5"], "{path}:2: nbytes '1e3': write a whole number from 1 to 1099511627776"),
+        (
+            ["a.jpg,0,10,5", "b.jpg,0,1,5", "a.jpg,0,9,5"],
+            "{path}:4: name 'a.jpg' is in line 2 too; write each file once",
+        ),
+        (["../a.jpg,0,10,5"], "{path}:2: name '../a.jpg' leaves the folder; write a path inside it: class/1.jpg"),
+        (["a.jpg,0,10,4294967296"], "{path}:2: crc32 '4294967296': write a whole number from 0 to 4294967295"),
         ([], "{path} lists no file"),
     ],
 )
@@ -127,7 +134,7 @@ def test_file_that_is_no_index_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "sizes.csv"
     path.write_text("file,size\na,1\n", encoding="utf-8")
     found = message_of(edited(("110 kB", f"{{index: {path}}}")))
-    assert found == f"x.yaml:10: data.file_size: {path} begins with 'file,size': write name,label,nbytes,crc32"
+    assert found == f"x.yaml:10: data.file_size: {path}:1: 'file,size': the header is name,label,nbytes,crc32"
     found = message_of(edited(("110 kB", f"{{index: {tmp_path / 'none.csv'}}}")))
     assert found.startswith("x.yaml:10: data.file_size: cannot read '")
     assert found.endswith("': No such file or directory")
@@ -163,6 +170,11 @@ def test_index_that_is_no_text_is_refused(tmp_path: Path, content: bytes) -> Non
         ("110 kB}", "{median: 1 kB, sigma: 0}}", "x.yaml:10: data.file_size.sigma: 0 is no factor: write a finite number above 0"),
         ("110 kB}", "{median: 1 kB, sigma: 11}}", "x.yaml:10: data.file_size.sigma: 11: write at most 10"),
         ("110 kB}", "0 B}", "x.yaml:10: data.file_size: '0 B': a file has 1 B or more"),
+        ("110 kB}", "1.2 TB}", "x.yaml:10: data.file_size: '1.2 TB': a file has 1.1 TB (2^40 B) or less"),
+        ("110 kB}", "[1 kB, 1 PB]}", "x.yaml:10: data.file_size: '1 PB': a file has 1.1 TB (2^40 B) or less"),
+        ("110 kB}", "{median: 1 kB, sigma: 10}}", "x.yaml:10: data.file_size: {median: 1 kB, sigma: 10} draws files of up to 4.77 TB; a file has 1.1 TB (2^40 B) or less: write a smaller median or sigma"),
+        ("samples: 330, file_size: 110 kB", "samples: 2e9, file_size: 1 TB", "x.yaml:10: data.file_size: 2,000,000,000 files have 2000000 PB; all of a data set have 4612 PB (2^62 B) or less"),
+        ("samples: 330", "samples: 3e9", "x.yaml:10: data.samples: 3000000000.0: write at most 2147483648"),
         ("110 kB}", "[]}", "x.yaml:10: data.file_size: []: write the size of one file or more"),
         ("110 kB}", "[1 kB, 2]}", "x.yaml:10: data.file_size: 2: a size needs a unit: write e.g. 45 MB"),
         ("110 kB}", "[1 kB, 2 kB]}", "x.yaml:10: data.samples: 330, but file_size lists 2: leave samples out"),
@@ -173,7 +185,7 @@ def test_index_that_is_no_text_is_refused(tmp_path: Path, content: bytes) -> Non
         (", file_size: 110 kB", "", "x.yaml:10: data.file_size: required key 'file_size' is missing: write e.g. file_size: 110 kB"),
         ("3 epochs", "0 epochs", "x.yaml:11: steps: '0 epochs': write 1 epoch or more"),
         ("3 epochs", "3 epoch s", "x.yaml:11: steps: '3 epoch s' is not a whole number: write e.g. 8"),
-        ("3 epochs", "2.5 epochs", "x.yaml:11: steps: '2.5 epochs' is not a whole number: write e.g. 8"),
+        ("3 epochs", "2.5 epochs", "x.yaml:11: steps: '2.5 epochs' is not a whole number of epochs: write e.g. 2 epochs"),
         ("  disk: {read: 2 GB/s, write: 1 GB/s}\n", "", "x.yaml:14: schedules[1].data: datacache keeps files on local disks: write cluster.disk, e.g. {read: 2 GB/s, write: 1 GB/s}"),
         ("  memory: {bandwidth: 8 GB/s}\n", "", "x.yaml:14: schedules[1].data: datacache keeps samples in memory: write cluster.memory, e.g. {bandwidth: 10 GB/s, capacity: 200 GB}"),
         ("  storage: {latency: 1 ms, bandwidth: 1 GB/s}\n", "", "x.yaml:11: input.source: 'storage': the cluster has none, write cluster.storage or another source"),
@@ -194,6 +206,13 @@ def test_schedule_that_reads_a_data_set_that_is_not_there_is_refused(key: str) -
     text = edited(("data: {samples: 330, file_size: 110 kB}\n", ""), ("3 epochs", "3"), ("data: datacache", key))
     hint = "there is no data set to read: write data: {samples: ..., file_size: ...} in the scenario"
     assert message_of(text) == f"x.yaml:14: schedules[1].{key.split(':')[0]}: {hint}"
+
+
+def test_sizes_that_are_drawn_are_refused_only_if_one_of_them_is_too_large() -> None:
+    """The largest of these 330 is e^(3 * 2.2) times the median; e^(3 * 8.3) times could be drawn."""
+    wide = loads(edited(("110 kB", "{median: 1 GB, sigma: 3}")))
+    assert 2**39 < max(dataset(wide).file_nbytes) < 2**40
+    assert "draws files of up to 8.01 TB; " in message_of(edited(("110 kB", "{median: 10 GB, sigma: 3}")))
 
 
 def test_epochs_of_no_data_set_are_refused() -> None:
@@ -230,8 +249,20 @@ def test_schedules_that_differ_in_their_input_have_labels_that_tell() -> None:
         ([("data: datacache", "data: memory")], ["cluster.disk has no effect: the policies memory, naive keep no files"]),
         ([("{kind: sync}", "{kind: sync, data: files}"), ("110 kB", "110 kB, policy: staged")], ["data.policy has no effect: every schedule has its own"]),
         ([("data: datacache", "data: memory"), ("110 kB", "110 kB, start: warm"), ("  disk: {read: 2 GB/s, write: 1 GB/s}\n", "")], ["data.start has no effect: the policies memory, naive keep no files"]),
+        ([("{kind: sync}\n", ""), ("  - {kind: sync, data: datacache}", "{kind: sync}")], [
+            "cluster.disk has no effect: the policy naive keeps no files",
+            "cluster.memory has no effect: the policy naive keeps no samples",
+        ]),
+        ([("write: 1 GB/s", "write: 1 GB/s, capacity: 0"), ("8 GB/s", "8 GB/s, capacity: 0 B")], [
+            "cluster.disk has no effect: its capacity of 0 B holds no file",
+            "cluster.memory has no effect: its capacity of 0 B holds no sample",
+        ]),
+        ([("write: 1 GB/s", "write: 1 GB/s, capacity: 110 kB"), ("8 GB/s", "8 GB/s, capacity: 149 kB")], ["cluster.memory has no effect: its capacity of 149 kB holds no sample"]),
         ([("110 kB", "110 kB, eviction: lru")], ["data.eviction has no effect: nothing that is kept has a capacity"]),
         ([("110 kB", "110 kB, eviction: lru"), ("8 GB/s", "8 GB/s, capacity: 1 GB")], []),
+        ([("110 kB", "110 kB, eviction: lru"), ("write: 1 GB/s", "write: 1 GB/s, capacity: 1 GB"), ("data: datacache", "data: staged"), ("  memory: {bandwidth: 8 GB/s}\n", "")], [
+            "data.eviction has no effect: what is staged in stays, and nothing else that is kept has a capacity",
+        ]),
         ([("110 kB", "110 kB, shuffle: none, seed: 3")], ["data.seed has no effect: nothing of the data set is random"]),
         ([("110 kB", "{median: 1 kB, sigma: 1}, shuffle: none, seed: 3")], []),
         ([("  nodes: 2", "  nodes: 2\n  cores_per_node: 8")], ["cluster.cores_per_node has no effect: workload.decode is 0"]),

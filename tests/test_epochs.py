@@ -8,6 +8,7 @@ import pytest
 from traces import plan_of, trace_of
 
 from simdist import build
+from simdist.cli.data_text import both_text, epochs_text
 from simdist.epochs import epoch_errors, epochs
 from simdist.errors import ScenarioError, TraceError
 from simdist.knobs import effects, knobs
@@ -134,6 +135,21 @@ def test_of_a_run_that_ended_early_the_steps_count_that_all_ranks_finished(by_ha
     end_s[8, 1] = np.nan  # the forward pass of step 2
     first, *others = epochs(dataclasses.replace(by_hand, end_s=end_s)).epochs
     assert (first.seconds, others) == (8, [])
+
+
+def test_run_of_which_no_step_was_finished_has_no_epochs(by_hand):
+    end_s = by_hand.end_s.copy()
+    end_s[2, 1] = np.nan  # the forward pass of step 0
+    found = epochs(dataclasses.replace(by_hand, end_s=end_s))
+    assert (found.epochs, found.seconds, found.waiting_s, len(found.frame())) == ((), 0, 0, 0)
+    assert found.step_stall_s.shape == (0, 2)
+    assert epochs(by_hand, n_steps=0).epochs == ()
+    assert epochs_text(found).endswith("no epoch: no step was finished by all ranks")
+    assert both_text(epochs(by_hand, n_steps=0), found, ()).endswith("error of an epoch: none was finished")
+
+
+def test_steps_that_read_no_batch_are_of_no_epoch():
+    assert epochs(traced((LOAD, STEP[2]), times=[(0, 0, 1), (1, 1, 2)])).epochs == ()
 
 
 def test_plan_without_a_data_set_has_no_epochs():

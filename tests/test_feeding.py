@@ -1,9 +1,16 @@
 """What feeds a rank with samples, piece by piece: folders, checks, waits, counts and prices."""
 
 import fcntl
+import getpass
 import os
+import stat
+import subprocess
+import sys
+import tempfile
 import threading
 import types
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +22,12 @@ from data_files import index_of  # noqa: E402
 from data_runs import Looking, Still  # noqa: E402
 
 from real import jobs  # noqa: E402
+from real.data.agenda import Place  # noqa: E402
 from real.data.decoding import decode_image, decode_raw  # noqa: E402
+from real.data.index import Index, make_index  # noqa: E402
 from real.data.rounds import Counts  # noqa: E402
 from real.feeding.folders import cold_folder, default_folder, folder_of_set, warm_folder  # noqa: E402
+from real.feeding.inputs import _meet  # noqa: E402
 from real.feeding.matching import check_index, choose_decode, sample_shape  # noqa: E402
 from real.feeding.nodes import Together, most_kept  # noqa: E402
 from real.feeding.tallies import Tally, forget_tally, reads_of, salvage_tallies, tally_path, totals  # noqa: E402
@@ -119,6 +129,55 @@ def test_cold_folders_of_killed_runs_are_removed_and_warm_ones_stay(tmp_path: Pa
     os.close(holder)
 
 
+HOLD = """
+import sys, time
+from pathlib import Path
+from real.feeding.folders import cold_folder
+with cold_folder(Path(sys.argv[1]), "dead", int(sys.argv[2])) as folder:
+    (folder / "file").touch()
+    print("held", flush=True)
+    time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize("is_cold", [True, False])
+def test_what_several_killed_ranks_have_left_goes_with_the_next_run_of_any_data_set(
+    tmp_path: Path, is_cold: bool
+) -> None:
+    theirs, mine = tmp_path / "set-00000001", tmp_path / "set-00000002"
+    with ExitStack() as stack:
+        ranks = []
+        for node in (0, 1):
+            command = [sys.executable, "-c", HOLD, str(theirs), str(node)]
+            rank = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            stack.callback(rank.kill)
+            ranks.append(rank)
+        assert [rank.stdout.readline() for rank in ranks] == ["held\n"] * 2
+        warm_folder(mine, 0)
+        assert len(list(theirs.iterdir())) == 2  # they live
+        for rank in ranks:
+            rank.kill()
+        for rank in ranks:
+            rank.wait()
+    assert len(list(theirs.iterdir())) == 2
+    with cold_folder(mine, "abc", 0) if is_cold else nullcontext(warm_folder(mine, 0)):
+        assert not theirs.exists()
+
+
+def test_nothing_but_folders_of_cold_runs_is_removed(tmp_path: Path) -> None:
+    precious = [
+        tmp_path / name / "file"
+        for name in ("set-theory/cold-war-node-1", "set-00000001/cold-war", "set-00000001/node-0", "cold-1-node-0")
+    ]
+    for path in precious:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (tmp_path / "set-00000001" / "cold-link-node-0").symlink_to(tmp_path)
+    with cold_folder(tmp_path / "set-00000002", "abc", 0):
+        pass
+    assert all(path.exists() for path in precious)
+
+
 def test_a_cold_folder_that_is_being_removed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until it is locked, somebody else may find it without users."""
     path, flock = tmp_path / "cold-abc-node-0", fcntl.flock
@@ -146,7 +205,91 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 def test_every_data_set_has_a_folder_of_its_own() -> None:
     assert folder_of_set(Path("/cache"), index_of(4)) != folder_of_set(Path("/cache"), index_of(5))
-    assert default_folder().name.startswith("simdist-")
+
+
+@pytest.fixture
+def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder that is taken if nobody chooses one; not made yet."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"simdist-{getpass.getuser()}"
+
+
+def test_the_usual_folder_is_the_users_own_and_private(usual: Path) -> None:
+    mask = os.umask(0)
+    try:
+        assert default_folder() == usual
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE(usual.lstat().st_mode) == 0o700
+    with cold_folder(folder_of_set(default_folder(), index_of(4)), "abc", 0):
+        pass
+    assert list(usual.iterdir()) == []  # and nobody can take its name meanwhile
+    assert default_folder() == usual
+
+
+def link(path: Path) -> None:
+    path.with_name("elsewhere").mkdir()
+    path.symlink_to("elsewhere")
+
+
+def shared(path: Path) -> None:
+    path.mkdir()
+    path.chmod(0o777)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "message"),
+    [(link, "is a link"), (shared, "has mode 777"), (Path.touch, "no cache can be here: File exists")],
+)
+def test_a_usual_folder_that_others_could_write_to_is_refused(
+    usual: Path, prepare: Callable[[Path], object], message: str
+) -> None:
+    prepare(usual)
+    with pytest.raises(RunError, match=rf"{usual.name}: {message}.*; remove it, or choose a folder with --cache"):
+        default_folder()
+
+
+def test_a_usual_folder_of_somebody_else_is_refused(usual: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual.mkdir()
+    monkeypatch.setattr(os, "geteuid", lambda: usual.stat().st_uid + 1)
+    with pytest.raises(RunError, match=r"belongs to user \d+, not to \d+, so others could choose the files"):
+        default_folder()
+
+
+# --- ranks that meet ---
+
+
+class Told:
+    """Another rank, which has told what it has."""
+
+    def __init__(self) -> None:
+        self.values: list[str] = []
+
+    def exchange(self, what: str, value: str) -> list[str]:
+        self.values.append(value)
+        return self.values
+
+
+def swapped(index: Index) -> Index:
+    return make_index(index[sample] for sample in (1, 0, *range(2, len(index))))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        swapped,
+        lambda index: replace(index, labels=index.labels[::-1].copy()),
+        lambda index: replace(index, names=tuple(f"other/{name}" for name in index.names)),
+        lambda index: replace(index, nbytes=index.nbytes + 1),
+    ],
+)
+def test_ranks_with_different_indexes_of_the_same_files_are_refused(change: Callable[[Index], Index]) -> None:
+    index, others = index_of(4), Told()
+    index = replace(index, labels=np.arange(4))
+    run = _meet(others, Place(0, 1), index)
+    assert _meet(others, Place(1, 1), replace(index)) == run
+    with pytest.raises(RunError, match=r"rank 2 .*read another index than rank 0: give all ranks the same data set"):
+        _meet(others, Place(2, 1), change(index))
 
 
 # --- a node ---

@@ -6,6 +6,7 @@ server three operations; alone, a reader takes open + 2 latency + 16 B / 64 B/s 
 
 import dataclasses
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -70,6 +71,17 @@ def test_few_readers_take_as_long_as_their_files_one_after_the_other(readers: in
     """Bytes alone would take 0.75 + 8 * 16 / 64 = 2.75 s."""
     found = load_s(nodes(), dataclasses.replace(EIGHT, readers=readers))
     assert found == math.ceil(8 / readers) * (0.25 + 2 * 0.5 + 16 / 64)
+
+
+def test_files_of_one_size_are_priced_once_however_many_there_are() -> None:
+    plan = loads_plan(dataclasses.replace(EIGHT, n_samples=2**22, shuffle="none"), 1, n_steps=1)
+    tracemalloc.start()
+    try:
+        des.simulate(plan, price(plan, nodes(), workload()), {})
+        _, most_nbytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_nbytes < 2**22
 
 
 def test_many_readers_are_bound_by_bandwidth_after_the_first_latency() -> None:

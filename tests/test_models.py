@@ -57,6 +57,14 @@ def test_parameters_are_the_tensors_of_the_preset_in_their_order(name: str) -> N
     ]
 
 
+@pytest.mark.parametrize("name", models.names())
+def test_models_state_how_many_outputs_they_have(name: str) -> None:
+    with torch.device("meta"):
+        module = models.create(name)
+        inputs, _ = models._MODELS[name].source(2, torch.float32, torch.Generator("cpu"))
+        assert module(inputs.to("meta")).shape[-1] == models._MODELS[name].n_classes
+
+
 def test_presets_are_what_the_tool_counts() -> None:
     tool = [sys.executable, str(ROOT / "tools" / "count_tensors.py"), "--check"]
     answer = subprocess.run(tool, capture_output=True, text=True, timeout=120, check=False)

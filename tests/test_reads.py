@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commandline import edited, write
+from traces import trace_of
 
 from simdist import build, rundir, scenario
 from simdist.errors import RunError, TraceError
@@ -71,6 +72,13 @@ def test_every_load_of_every_rank_reads_a_batch():
 def test_files_of_one_size_need_one_number():
     one = dataclasses.replace(IN_ORDER, file_nbytes=(7,))
     assert (expected(plan_of(STORED, dataset=one)).nbytes[0, :, STORAGE] == 14).all()
+
+
+def test_more_bytes_than_can_be_counted_are_refused():
+    large = dataclasses.replace(IN_ORDER, file_nbytes=(2**59,))
+    assert expected(plan_of(STORED, dataset=large)).nbytes.sum() == 4 * 2**59
+    with pytest.raises(TraceError, match=r"plan by hand reads up to 11529 PB; 9223 PB \(2\^63 B\) can be counted"):
+        expected(plan_of(*[STORED] * 5, dataset=large))
 
 
 def test_plan_without_a_data_set_is_refused():
@@ -239,6 +247,26 @@ def test_replacing_a_run_deletes_what_it_has_read(run):
     plan = build.build(other, other.schedules[0]).plan
     rundir.write(run.path, other, plan, build.delays(other), force=True)
     assert not (run.path / rundir.REAL_READS).exists()
+
+
+def test_replacing_a_run_deletes_what_one_that_ended_early_has_read(run):
+    rundir.save_reads(expected(run.plan), run.path / rundir.PARTIAL_READS)
+    other = run.scenario.model_copy(update={"steps": 5})
+    plan = build.build(other, other.schedules[0]).plan
+    rundir.write(run.path, other, plan, build.delays(other), force=True)
+    assert not (run.path / rundir.PARTIAL_READS).exists()
+
+
+@pytest.mark.parametrize(
+    ("trace", "reads", "other"),
+    [(rundir.REAL, rundir.REAL_READS, rundir.PARTIAL_READS), (rundir.PARTIAL, rundir.PARTIAL_READS, rundir.REAL_READS)],
+)
+def test_a_new_trace_does_not_stand_beside_what_an_earlier_run_has_read(run, trace, reads, other):
+    for name in (reads, other):
+        rundir.save_reads(expected(run.plan), run.path / name)
+    rundir.save_trace(trace_of(plan_of(STORED), [(0.0, 0.0, 0.0)] * 2), run.path / trace)
+    assert not (run.path / reads).exists()
+    assert (run.path / other).exists()
 
 
 def test_reads_that_cannot_be_written_fail_the_run(run):

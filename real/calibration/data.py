@@ -6,16 +6,19 @@ Then by `n_readers` threads of every rank of one node, and of all nodes: the byt
 file takes beyond its bytes at that rate, in the median, is `open` (of storage, its latency included) or `latency` (of
 the disk). A node that reads as fast alone as all together has shown no limit of its own.
 
-Files were written or read shortly before, so the page caches of server and nodes hold them; a server that must fetch
-from its disks is slower. A request to another node is measured by asking for a sample that is not there: its bytes are
-the network's business.
+Of the storage, every reading takes other files, as far as the data set has them, and what the nodes' kernels hold of
+these is dropped before: else a mount would be as fast as memory from the second reading on. What the server itself has
+cached, nobody here can tell; one that must fetch from its disks may be slower. Files on the disk were written shortly
+before, so they come from the page cache. The cluster's `source` says so.
+
+A request to another node is measured by asking for a sample that is not there: its bytes are the network's business.
 """
 
 import json
 import secrets
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,9 +28,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from real.calibration.readings import N_ALONE, Readings, drop_cached, fresh_readings, kernel_caches, same_readings
 from real.data.board import Want
 from real.data.decoding import Decode
 from real.data.filecache import FileCache
+from real.data.hello import Meeting
 from real.data.index import Index
 from real.data.memory import Geometry, MemoryStore
 from real.data.peers import Peers, PeerServer
@@ -41,7 +46,6 @@ from simdist.scenario import Cluster, Disk, HostMemory, Storage
 
 __all__ = ["DataRates", "Setup", "measure_data", "with_data"]
 
-_N_ALONE = 32  # files of one thread
 _N_EACH = 64  # files of every rank, at least
 _LIMITED = 0.9  # of the rate of all: a node that gets less alone is limited by itself
 
@@ -81,6 +85,7 @@ class DataRates:
         memory_Bps: Of the ranks of a node together.
         request_s: Seconds of a request to another node besides its bytes; None on one node.
         decode_s: CPU seconds of a sample.
+        storage_caches: What is known of caches that the storage's files came from, in words.
     """
 
     storage_Bps: float
@@ -92,6 +97,7 @@ class DataRates:
     memory_Bps: float
     request_s: float | None
     decode_s: float
+    storage_caches: str
 
 
 def measure_data(connection: Connection, setup: Setup) -> DataRates:
@@ -103,15 +109,19 @@ def measure_data(connection: Connection, setup: Setup) -> DataRates:
     probe = _Probe(connection, setup)
     read = partial(read_sample, setup.storage)
     entries = setup.index
-    file_s, client_Bps, storage_Bps = probe.compare("storage", lambda sample: len(read(entries[sample])))
+    fresh = fresh_readings(connection.place, len(probe.mine), len(entries))
+    drop = partial(drop_cached, setup.storage, setup.index)
+    dropped = drop(fresh.of_all)
+    file_s, client_Bps, storage_Bps = probe.compare("storage", lambda sample: len(read(entries[sample])), fresh, drop)
     nbytes = setup.index.nbytes[probe.first].astype(np.float64)
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="calibrate-", dir=_made(setup.cache)))
         cache = stack.enter_context(FileCache(Path(folder), setup.index, capacity_nbytes=None))
         contents = {sample: read(entries[sample]) for sample in probe.mine}
-        _, write_Bps, _ = probe.compare("disk, written", lambda sample: _write(cache, sample, contents[sample]))
-        disk_s, read_Bps, _ = probe.compare("disk, read", lambda sample: len(cache.get(sample) or b""))
-        decode_s = probe.alone(lambda sample: _decoded(setup, entries[sample].name, contents[sample]))
+        again = same_readings(probe.mine)
+        _, write_Bps, _ = probe.compare("disk, written", lambda sample: _write(cache, sample, contents[sample]), again)
+        disk_s, read_Bps, _ = probe.compare("disk, read", lambda sample: len(cache.get(sample) or b""), again)
+        decode_s = probe.alone(lambda sample: _decoded(setup, entries[sample].name, contents[sample]), again)
     memory_Bps, request_s = _memory(probe, setup)
     return DataRates(
         storage_Bps=storage_Bps,
@@ -123,6 +133,7 @@ def measure_data(connection: Connection, setup: Setup) -> DataRates:
         memory_Bps=memory_Bps,
         request_s=request_s,
         decode_s=float(decode_s.mean()),
+        storage_caches=f"{kernel_caches(setup.storage, dropped)}; {fresh.said}; the server's caches are not known",
     )
 
 
@@ -142,10 +153,13 @@ def with_data(cluster: Cluster, rates: DataRates, *, source: str) -> Cluster:
                 open_s=rates.open_s,
                 bandwidth_Bps=rates.storage_Bps,
                 client_bandwidth_Bps=rates.client_Bps if is_limited else np.inf,
-                source=source,
+                source=f"{source}; {rates.storage_caches}",
             ),
             "disk": Disk(
-                latency_s=rates.disk_s, read_Bps=rates.disk_read_Bps, write_Bps=rates.disk_write_Bps, source=source
+                latency_s=rates.disk_s,
+                read_Bps=rates.disk_read_Bps,
+                write_Bps=rates.disk_write_Bps,
+                source=f"{source}; files were read shortly after they were written, from the page cache",
             ),
             "memory": HostMemory(bandwidth_Bps=rates.memory_Bps, latency_s=latency_s, source=source),
         }
@@ -153,7 +167,7 @@ def with_data(cluster: Cluster, rates: DataRates, *, source: str) -> Cluster:
 
 
 class _Probe:
-    """Reads the same files again and again: alone, by the ranks of the first node, and by all."""
+    """Reads files: alone, by the ranks of the first node, and by all."""
 
     def __init__(self, connection: Connection, setup: Setup) -> None:
         here = connection.place
@@ -161,7 +175,7 @@ class _Probe:
         n_each = min(max(_N_EACH, 4 * setup.n_readers), len(setup.index) // here.world_size or 1)
         self.mine = [(here.rank * n_each + number) % len(setup.index) for number in range(n_each)]
         """Samples of this rank."""
-        self.first = np.arange(min(_N_ALONE, n_each))
+        self.first = np.arange(min(N_ALONE, n_each))
         """Samples that one thread reads alone."""
 
     @property
@@ -169,35 +183,45 @@ class _Probe:
         """The number of this rank's node."""
         return self.connection.place.rank // self.connection.place.local_world_size
 
-    def compare(self, name: str, read: Callable[[int], int]) -> tuple[NDArray[np.float64], float, float]:
+    def compare(
+        self,
+        name: str,
+        read: Callable[[int], int],
+        readings: Readings,
+        prepare: Callable[[Sequence[int]], object] = lambda _: None,
+    ) -> tuple[NDArray[np.float64], float, float]:
         """Return the seconds of each of `first`, and the bytes per second of the first node and of all.
 
         Args:
             name: For errors.
             read: Reads a sample's file and returns its bytes.
+            readings: Of which samples.
+            prepare: Is called with the samples of this rank before each reading.
         """
-        file_s = self.alone(read)
-        of_node = self._together(name, read, takes_part=self.node == 0)
-        return file_s, of_node, self._together(name, read, takes_part=True)
+        prepare(readings.alone)
+        file_s = self.alone(read, readings)
+        rates_Bps = []
+        for samples in (readings.of_node if self.node == 0 else (), readings.of_all):
+            prepare(samples)
+            rates_Bps.append(self._together(name, read, samples))
+        return file_s, rates_Bps[0], rates_Bps[1]
 
-    def alone(self, act: Callable[[int], int]) -> NDArray[np.float64]:
-        """Return how long one rank takes to act on each of `first`, the quicker of two times."""
+    def alone(self, act: Callable[[int], int], readings: Readings) -> NDArray[np.float64]:
+        """Return how long one rank takes to act on each of `first`, the quickest of so many times."""
         seconds: list[float] = []
         self.connection.barrier("one rank reads alone")
         if self.connection.place.rank == 0:
-            mine = self.mine[: len(self.first)]
-            seconds = [
-                min(pair) for pair in zip(*([_seconds(act, each) for each in mine] for _ in range(2)), strict=True)
-            ]
+            times = [[_seconds(act, each) for each in readings.alone] for _ in range(readings.n_alone)]
+            seconds = [min(each) for each in zip(*times, strict=True)]
         return np.array(json.loads(self.connection.exchange("seconds of files", json.dumps(seconds))[0]))
 
-    def _together(self, name: str, read: Callable[[int], int], *, takes_part: bool) -> float:
-        """Return the bytes per second of all ranks that take part, with all their threads."""
+    def _together(self, name: str, read: Callable[[int], int], samples: Sequence[int]) -> float:
+        """Return the bytes per second of all ranks that have samples to read, with all their threads."""
         self.connection.barrier(f"all read from {name}")
         begin_s, nbytes = now_s(), 0
-        if takes_part:
+        if samples:
             with ThreadPoolExecutor(self._n_readers) as threads:
-                nbytes = sum(threads.map(read, self.mine))
+                nbytes = sum(threads.map(read, samples))
         return self.rate_Bps(name, nbytes, now_s() - begin_s)
 
     def rate_Bps(self, name: str, nbytes: int, seconds: float) -> float:
@@ -239,13 +263,15 @@ def _request_s(probe: _Probe, store: MemoryStore, geometry: Geometry) -> float |
     if here.world_size == here.local_world_size:
         return None
     with ExitStack() as stack:
-        server = stack.enter_context(PeerServer(store, host=own_address()))
+        token = bytes.fromhex(connection.exchange("token of samples", secrets.token_bytes(32).hex())[0])
+        meeting = Meeting(token, bytes(32), geometry)
+        server = stack.enter_context(PeerServer(store, host=own_address(), meeting=meeting))
         addresses = connection.exchange("address of samples", server.address)
         seconds = 0.0
         if here.rank == 0:
             other = addresses[here.local_world_size]  # first rank of the second node
-            peers = stack.enter_context(Peers(geometry, address_of=lambda _: other))
-            seconds = statistics.median(_ask_s(peers, probe.mine[0], geometry) for _ in range(_N_ALONE))
+            peers = stack.enter_context(Peers(meeting, address_of=lambda _: other))
+            seconds = statistics.median(_ask_s(peers, probe.mine[0], geometry) for _ in range(N_ALONE))
         answers = connection.exchange("seconds of a request", repr(seconds))
         return float(answers[0])
 

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from real.data.board import Board, Want
@@ -74,6 +73,10 @@ class Agenda:
             self._note(batch)
         raise RunError(f"load {number} of rank {self._place.rank}: the plan has no such load")
 
+    def is_over(self) -> bool:
+        """Return whether the plan has no more loads; if it has, nothing can be read any more."""
+        return next(self._reads, None) is None
+
     def rows(self, batch: BatchReads, out: Tensor, sample_nbytes: int) -> list[Read]:
         """Return how each sample of this rank is to be read.
 
@@ -137,21 +140,18 @@ class Leaving:
         self._place = place
         self._loads: deque[_Left] = deque()
 
-    def __bool__(self) -> bool:
-        """Return whether anything is still to leave memory."""
-        return any(left.memory for left in self._loads)
+    def makes_room(self, n_read: int) -> bool:
+        """Return whether anything leaves memory with the first so many loads."""
+        return any(left.memory for left in self._loads if left.number < n_read)
 
     def note(self, batch: BatchReads) -> None:
-        """Remember what leaves this node with a load; not what it reads and keeps after that, which is back already."""
-        memory = self._gone(batch, batch.evicted_memory, batch.keeps_memory)
-        disk = self._gone(batch, batch.evicted_disk, batch.keeps_disk)
+        """Remember what leaves this node with a load."""
+        memory, disk = (
+            [sample for node, sample in evicted if node == self._place.node]
+            for evicted in (batch.evicted_memory, batch.evicted_disk)
+        )
         if memory or disk:
             self._loads.append(_Left(batch.number, memory, disk))
-
-    def _gone(self, batch: BatchReads, evicted: tuple[tuple[int, int], ...], keeps: NDArray[np.bool_]) -> list[int]:
-        mine = slice(self._place.node * self._place.ranks_per_node, (self._place.node + 1) * self._place.ranks_per_node)
-        kept = set(batch.samples[mine][keeps[mine]].tolist()) if evicted else set()
-        return [sample for node, sample in evicted if node == self._place.node and sample not in kept]
 
     def carry_out(self, n_read: int, store: SampleStore, files: Files | None, board: Board) -> None:
         """Drop what leaves with loads that so many have read; not what a later load has brought back.
@@ -166,7 +166,6 @@ class Leaving:
             left = self._loads.popleft()
             for sample in left.memory:
                 store.evict(sample, number=left.number)
-            if files is None or left.number % self._place.ranks_per_node != self._place.local:
-                continue  # one rank drops the files of a load
-            for sample in left.disk:
-                board.leave_disk(sample, left.number, files.evict)
+            if files is not None:
+                for sample in left.disk:
+                    board.leave_disk(sample, left.number, files.evict)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 __all__ = ["Board", "Want", "wait_for"]
 
 _LOOK_AGAIN_S = 0.002
+_HAS_LEFT = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class Board:
     Args:
         n_read: int64 `[ranks_per_node]`, loads that each rank has read.
         n_kept: int64 `[ranks_per_node]`, loads that each rank has also kept.
-        kept_on_disk: int64 `[n_samples]`, 1 + the last load that keeps a sample on the node's disk; 0 if none does.
+        kept_on_disk: int64 `[n_samples]`, 1 + the last load that keeps a sample on the node's disk; 0 if none has yet;
+            -1 if it has left since.
         locked: Excludes the other ranks.
     """
 
@@ -60,10 +62,13 @@ class Board:
             self.kept_on_disk[sample] = max(int(self.kept_on_disk[sample]), number + 1)
 
     def leave_disk(self, sample: int, number: int, drop: Callable[[int], object]) -> None:
-        """Drop a file, unless a load after `number` keeps it again."""
+        """Drop a file, unless a load after `number` keeps it again, or another rank has dropped it."""
+        if self.kept_on_disk[sample] == _HAS_LEFT:
+            return
         with self.locked():
-            if self.kept_on_disk[sample] <= number + 1:
+            if _HAS_LEFT < self.kept_on_disk[sample] <= number + 1:
                 drop(sample)
+                self.kept_on_disk[sample] = _HAS_LEFT
 
     def has_kept(self, local_rank: int, number: int) -> bool:
         """Return whether a rank has kept what it had to in a load."""

@@ -23,7 +23,7 @@ import secrets
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -181,6 +181,13 @@ class FileCache:
         """Remove the file of a sample; return whether it was here."""
         gone = self._remove(self._path(sample, self._index[sample]))
         self._count(evicted=int(gone))
+        return gone
+
+    def keep_only(self, samples: Iterable[int]) -> int:
+        """Remove all other files, of whatever data set, before anybody keeps more; return how many there were."""
+        wanted = {self._path(sample, self._index[sample]) for sample in samples}
+        gone = sum(self._remove(path) for path, _ in self._files() if path not in wanted)
+        self._count(evicted=gone)
         return gone
 
     def _checked(self, sample: int, content: bytes) -> bytes:

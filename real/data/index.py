@@ -1,17 +1,12 @@
-"""The index of a data set: what every sample's file is called, its label, its size and its checksum.
+"""The index of a data set in columns, for what reads it; and files of it. `simdist.plan.index` says what its lines are.
 
-`index.csv` lies in the folder of the files: the header `name,label,nbytes,crc32`, then one line per sample; sample 0
-is the first line after the header. Names are paths relative to the folder, with `/`. The checksum is zlib's CRC-32,
-in decimal: enough to notice a changed, truncated or mixed-up file, and fast enough for every read.
 `python -m real.data.indexing FOLDER` makes the index of a folder of images.
 """
 
 import csv
-import io
 import os
 import secrets
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
+from simdist.plan.index import COLUMNS, INDEX, Entry, parse_entries, refuse_name
 
 __all__ = [
+    "INDEX",
     "Entry",
     "Index",
     "make_index",
@@ -31,24 +28,6 @@ __all__ = [
     "write_entries",
     "write_index",
 ]
-
-INDEX = "index.csv"
-COLUMNS = ("name", "label", "nbytes", "crc32")
-_INT64 = (-(2**63), 2**63 - 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Holds one sample's line: its file's name, its label, and size and CRC-32 of the file."""
-
-    name: str
-    label: int
-    nbytes: int
-    crc32: int
-
-    def matches(self, content: bytes) -> bool:
-        """Return whether this is the content of the file."""
-        return len(content) == self.nbytes and zlib.crc32(content) == self.crc32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,24 +81,6 @@ def make_index(entries: Iterable[Entry]) -> Index:
     )
 
 
-def refuse_name(name: str, where: str) -> None:
-    """Raise ScenarioError if a name is no path of a file inside the folder.
-
-    >>> refuse_name("n01440764/1.JPEG", "index.csv")
-    >>> refuse_name("../secret", "index.csv")
-    Traceback (most recent call last):
-    simdist.errors.ScenarioError: index.csv: name '../secret' leaves the folder; write a path inside it: class/1.jpg
-    """
-    parts = name.split("/")
-    wrong = ""
-    if name.startswith("/") or ".." in parts:
-        wrong = "leaves the folder"
-    elif not name or "" in parts or "." in parts or not name.isprintable():
-        wrong = "is no path of a file"
-    if wrong:
-        raise ScenarioError(f"{where}: name {name!r} {wrong}; write a path inside it: class/1.jpg")
-
-
 def read_index(path: Path) -> Index:
     """Read an index from a file.
 
@@ -145,21 +106,7 @@ def parse_index(content: bytes, *, where: str) -> Index:
     Raises:
         ScenarioError: A line of it is wrong; names file, line, column and value.
     """
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        raise ScenarioError(f"{where}: byte {error.start} is not UTF-8") from error
-    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        header = next(lines, [])
-        if tuple(header) != COLUMNS:
-            raise ScenarioError(f"{where}: line 1: {','.join(header)!r}: the header is {','.join(COLUMNS)}")
-        index = make_index(_parse_line(line, f"{where}: line {lines.line_num}") for line in lines)
-    except csv.Error as error:
-        raise ScenarioError(f"{where}: line {lines.line_num}: {error}") from error
-    if not text.endswith("\n"):
-        raise ScenarioError(f"{where}: line {lines.line_num}: ends without a line break: the file is truncated")
-    return index
+    return make_index(parse_entries(content, where=where))
 
 
 def write_index(index: Index, path: Path) -> None:
@@ -180,26 +127,6 @@ def write_entries(entries: Iterable[Entry], path: Path) -> int:
         file.flush()
         os.fsync(file.fileno())
     return n_samples
-
-
-def _parse_line(line: Sequence[str], where: str) -> Entry:
-    if len(line) != len(COLUMNS):
-        raise ScenarioError(f"{where}: {len(line)} columns ({','.join(line)!r}); there are {len(COLUMNS)}")
-    name, label, nbytes, crc32 = line
-    refuse_name(name, where)
-    return Entry(
-        name,
-        _whole(label, "label", where, *_INT64),
-        _whole(nbytes, "nbytes", where, 1, _INT64[1]),
-        _whole(crc32, "crc32", where, 0, 2**32 - 1),
-    )
-
-
-def _whole(text: str, column: str, where: str, least: int, most: int) -> int:
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdecimal() and len(digits) < 20 and least <= int(text) <= most):
-        raise ScenarioError(f"{where}: {column} {text!r}: write a whole number from {least} to {most}")
-    return int(text)
 
 
 @contextmanager

@@ -25,9 +25,8 @@ def locked(path: Path) -> Iterator[int]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor
     finally:
-        fcntl.flock(
-            descriptor, fcntl.LOCK_UN
-        )  # a forked child may hold a copy of the descriptor: closing is not enough
+        # A forked child may hold a copy of the descriptor: closing is not enough.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 

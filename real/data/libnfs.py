@@ -8,7 +8,8 @@ interface (mount, open, read, close) and a raw one, which this module uses, for 
 * **No state on the server.** After a restart there is no client id, lease or open file to recover: the next connection
   goes on.
 * **No wait without end.** The simple interface polls until the answer comes, and leaves a pointer into its stack
-  behind where it gives up. Here the loop is ours: after the deadline the connection is dropped.
+  behind where it gives up. Here the loop is ours: after the deadline the connection is dropped. Every request has a
+  deadline of its own, so a large file may take as long as it takes: a server that goes on answering is there.
 
 A connection is for one thread at a time. Calls into the library release the interpreter's lock.
 
@@ -18,7 +19,9 @@ Source: RFC 7530 (NFSv4.0); libnfs 4.0.0, `nfsc/libnfs-raw.h`.
 import ctypes
 import errno
 import math
+import os
 import select
+import socket
 import time
 from ctypes import POINTER, c_char_p, c_int, c_void_p
 from typing import final
@@ -87,6 +90,7 @@ class Connection:
         library: From `load_library`.
         host: Name or address of the server.
         port: TCP port of NFS there.
+        request_s: Longest time for one request.
         deadline_s: Of `time.monotonic`, for being connected.
 
     Raises:
@@ -94,13 +98,15 @@ class Connection:
         TimeoutError: It does not answer in time.
     """
 
-    def __init__(self, library: ctypes.CDLL, host: str, *, port: int, deadline_s: float) -> None:
+    def __init__(self, library: ctypes.CDLL, host: str, *, port: int, request_s: float, deadline_s: float) -> None:
         self.broken = True
         self._library = library
         self._server = f"{host}:{port}"
+        self._request_s = request_s
         self._rpc: int | None = library.rpc_init_context()
         self._finished = False
         self._failure: OSError | None = None
+        self._hung_up: int | None = None  # errno of the socket, 0 if the server has closed it
         self._reply: Reply | None = None
         self._on_connected = _Callback(self._connected)  # kept: the library calls them as long as the context lives
         self._on_answer = _Callback(self._answered)
@@ -121,17 +127,17 @@ class Connection:
 
         Args:
             path: From the server's root, such as `/export/set/1.jpg`. Symbolic links are not followed.
-            deadline_s: Of `time.monotonic`.
+            deadline_s: Of `time.monotonic`, for the whole file.
 
         Raises:
             FileNotFoundError, PermissionError, IsADirectoryError, OSError: What the server answers.
             ConnectionError: The connection is lost.
-            TimeoutError: The server does not answer in time.
+            TimeoutError: The server does not answer a request in time, or the whole file takes too long.
         """
         pieces: list[bytes] = []
         offset = 0
         while True:
-            match self._ask(path, read_at(offset), deadline_s):
+            match self._piece(path, offset, deadline_s):
                 case Piece(content, eof):
                     pieces.append(content)
                     offset += len(content)
@@ -168,14 +174,24 @@ class Connection:
             rpc, self._rpc = self._rpc, None
             self._library.rpc_destroy_context(rpc)  # calls back for a request under way
 
+    def _piece(self, path: str, offset: int, deadline_s: float) -> Reply:
+        """Ask for the part of a file that begins at `offset`; who waits in vain says how far the file had come."""
+        try:
+            return self._ask(path, read_at(offset), deadline_s)
+        except TimeoutError as error:
+            if not offset:
+                raise
+            said = f"{error.strerror} in time any more, after {offset:,} bytes"
+            raise TimeoutError(error.errno, said, path) from error
+
     def _ask(self, path: str, last: Operation, deadline_s: float) -> Reply:
         """Look up `path` and do one operation there, in one round trip."""
         asked = request(path, last)
-        self._finished, self._failure, self._reply = False, None, None
+        self._finished, self._failure, self._reply, self._hung_up = False, None, None, None
         if self._library.rpc_nfs4_compound_async(self._rpc, self._on_answer, ctypes.byref(asked.compound), None):
             raise self._broken_off("cannot send")
         try:
-            self._wait(deadline_s)
+            self._wait(min(deadline_s, time.monotonic() + self._request_s))
         except OSError as error:
             error.filename = path
             raise
@@ -192,8 +208,11 @@ class Connection:
                 self.broken = True
                 raise TimeoutError(errno.ETIMEDOUT, f"{self._server} does not answer")
             poll = select.poll()  # anew: while it connects, the library may try another socket
-            poll.register(library.rpc_get_fd(rpc), library.rpc_which_events(rpc))
+            descriptor = library.rpc_get_fd(rpc)
+            poll.register(descriptor, library.rpc_which_events(rpc))
             ready = poll.poll(min(POLL_MS, math.ceil(left_s * 1e3)))
+            if ready and ready[0][1] & (select.POLLERR | select.POLLHUP):
+                self._hung_up = _pending_error(descriptor)  # the library does not pass on what it is
             if library.rpc_service(rpc, ready[0][1] if ready else 0) < 0 and not self._finished:
                 raise self._broken_off("the connection is lost")
         if self._failure is not None:
@@ -217,13 +236,25 @@ class Connection:
 
     def _broken_off(self, what: str) -> ConnectionError:
         self.broken = True
+        return ConnectionError(errno.ECONNABORTED, f"{self._server}: {self._told(what)}")
+
+    def _told(self, what: str) -> str:
+        """Say what has happened, once: `what` often is the library's own text."""
+        if self._hung_up is not None:
+            return os.strerror(self._hung_up).lower() if self._hung_up else "the server has closed the connection"
         said = self._library.rpc_get_error(self._rpc) if self._rpc is not None else None
-        told = f"{what}: {said.decode(errors='replace')}" if said else what
-        return ConnectionError(errno.ECONNABORTED, f"{self._server}: {told}")
+        text = said.decode(errors="replace") if said else ""
+        return what if text in what else f"{what}: {text}"
 
     def _misunderstood(self, reply: Reply | None) -> OSError:
         self.broken = True
         return OSError(errno.EIO, f"{self._server} answers another question: {type(reply).__name__}")
+
+
+def _pending_error(descriptor: int) -> int:
+    """Take the error of a socket: an errno, or 0."""
+    with socket.socket(fileno=os.dup(descriptor)) as twin:
+        return twin.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
 
 
 def _reason(data: int | None) -> str:

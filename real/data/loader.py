@@ -12,7 +12,8 @@ to bring there. Then the reader waits until that rank has passed its load, or at
 
 **Leaving.** What leaves a cache with load k may still be needed by ranks that are not there yet. It leaves when all
 ranks of the node have read load k, and `grace` more loads, for the ranks of other nodes. What a later load has brought
-back by then stays. All ranks carry this out in memory; on disk, one.
+back by then stays. All ranks carry this out; whoever comes first does it. Who closes its loader when all ranks of the
+node have read all loads carries out everything: then the node's caches hold what the plan says.
 """
 
 import threading
@@ -125,12 +126,23 @@ class Loader:
         return under_way.counts()
 
     def close(self) -> None:
-        """End all threads, once what they are reading is there."""
+        """End all threads, once what they are reading is there; the last rank of a node that has read all tidies up."""
+        if not self._closed:
+            self._leave_all()
         self._closed = True
         if self._peers is not None:
             self._peers.close()
         self._readers.shutdown(cancel_futures=True)
         self._decoders.shutdown(cancel_futures=True)
+
+    def _leave_all(self) -> None:
+        """Carry out what is still to leave if nobody of the node reads any more.
+
+        Ranks of other nodes may still ask for it. They read it from elsewhere then, as this node is about to go.
+        """
+        n_read = self._number + 1
+        if self._board.slowest() >= n_read > 0 and self._agenda.is_over():
+            self._agenda.leaving.carry_out(n_read, self._store, self._sources.files, self._board)
 
     def __enter__(self) -> "Loader":
         return self
@@ -214,13 +226,18 @@ class Loader:
         return wait_for(want, is_there, self._board, wait_s=self._limits.wait_s, stop=self._failed)
 
     def _keep_the_rest(self, reads: list[Read]) -> None:
-        """Carry out what may leave; wait for that if memory had no room for some samples, and keep them."""
+        """Carry out what may leave; if memory had no room for some samples, keep them as others let more leave.
+
+        What leaves with the last `grace` loads that this rank has read leaves only when it goes on: no need to wait.
+        """
         leaving, deadline_s = self._agenda.leaving, time.monotonic() + self._limits.wait_s
+        n_mine = self._number + 1 - self._limits.grace
         while True:
             n_read = self._board.slowest() - self._limits.grace
             leaving.carry_out(n_read, self._store, self._sources.files, self._board)
             reads[:] = [read for read in reads if not self._store.put(read.sample, read.out, number=self._number)]
-            if not reads or not leaving or time.monotonic() > deadline_s or self._failed.wait(_ROOM_S):
+            over = time.monotonic() > deadline_s
+            if not reads or over or not leaving.makes_room(n_mine) or self._failed.wait(_ROOM_S):
                 return
 
 

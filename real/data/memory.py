@@ -7,13 +7,20 @@ live here is decided elsewhere; a store only refuses what it has no room for.
 sample into the table. A writer that is killed while it copies leaves a slot that no sample points to. When a store is
 full it looks for such slots: each bears the writer's process id and the time when that process began.
 
+Ids must mean the same to all then: processes that do not see each other's (containers that share memory only) cannot
+open one store. And a writer enters its sample only if the slot is still its own.
+
 **Reading** takes no lock. A slot has a number that grows whenever its sample leaves. A reader that finds the same
 number after its copy as before has read one sample, whole; else the sample has left while it read, and is not there.
+This needs reads of memory in the order of the program. x86-64 keeps it; for others, as ARM, there is a fence between
+the looks at the tables and the copy.
 
 A table of zeros is an empty store: fields that may have no value hold it plus one.
 """
 
 import os
+import platform
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +40,10 @@ _EMPTY, _WRITING, _READY = 0, 1, 2
 _ALIGNMENT = 64  # bytes of a cache line
 _PAGE_NBYTES = 4096
 _SEARCHED_FIRST = 4096  # slots
+_KEEPS_ORDER = platform.machine() in {
+    "x86_64",
+    "AMD64",
+}  # Intel SDM volume 3A, 9.2.2: "Reads are not reordered with other reads."
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +137,8 @@ class MemoryStore:
         self.name, self.geometry, self._folder = name, geometry, folder
         stride = _rounded(geometry.sample_nbytes, _ALIGNMENT)
         begin = _rounded(sum(_rounded(nbytes, _ALIGNMENT) for nbytes in _table_nbytes(geometry)), _PAGE_NBYTES)
-        self._segment = Segment(name, begin + geometry.n_slots * stride, layout=str(geometry), folder=folder)
+        layout = f"{geometry}; processes of {_pid_namespace()}"
+        self._segment = Segment(name, begin + geometry.n_slots * stride, layout=layout, folder=folder)
         self._tables = _tables(self._segment, geometry)
         slots = self._segment.array(begin, geometry.n_slots * stride).reshape(geometry.n_slots, stride)
         self._slots: NDArray[np.uint8] = slots[:, : geometry.sample_nbytes]
@@ -142,12 +154,12 @@ class MemoryStore:
         source = flat(data, self.geometry.sample_nbytes, sample)
         with self._segment.locked():
             slot = None if self._note_kept(sample, number) else self._take_slot(sample)
+            generation = 0 if slot is None else int(self._tables.generation[slot])
         if slot is None:
             return sample in self
         np.copyto(self._slots[slot], source)
         with self._segment.locked():
-            self._publish(sample, slot, number)
-        return True
+            return self._publish(sample, slot, generation, number)
 
     def get(self, sample: int, out: Pixels) -> bool:
         """Copy a sample to `out`; return False if it is not there, and then `out` holds anything."""
@@ -169,9 +181,16 @@ class MemoryStore:
         if slot < 0:
             return None
         generation = int(tables.generation[slot])
+        _fence()
         if tables.state[slot] != _READY or tables.sample_in[slot] != sample:
             return None
-        return Loan(self._slots[slot], lambda: int(tables.generation[slot]) == generation)
+        _fence()
+
+        def is_intact() -> bool:
+            _fence()
+            return int(tables.generation[slot]) == generation
+
+        return Loan(self._slots[slot], is_intact)
 
     def evict(self, sample: int, *, number: int | None = None) -> bool:
         """Drop a sample, unless a load after `number` has kept it again; return whether it was dropped."""
@@ -236,15 +255,20 @@ class MemoryStore:
                 return first + found
         return None
 
-    def _publish(self, sample: int, slot: int, number: int) -> None:
-        """Enter a sample; if another writer was faster, leave its."""
+    def _publish(self, sample: int, slot: int, generation: int, number: int) -> bool:
+        """Enter a sample; if another writer was faster, leave its. Return whether the sample is there."""
         tables = self._tables
+        is_mine = tables.state[slot] == _WRITING and tables.generation[slot] == generation
         if self._note_kept(sample, number):
-            self._empty(slot)
-            return
+            if is_mine:
+                self._empty(slot)
+            return True
+        if not is_mine:  # it was taken from this process, as from a dead one
+            return False
         tables.kept_at[sample] = number + 1
         tables.slot_of[sample] = slot + 1
         tables.state[slot] = _READY
+        return True
 
     def _reclaim(self) -> bool:
         """Empty the slots of writers that have died while they wrote; return whether there were any."""
@@ -290,6 +314,27 @@ def _began(pid: int) -> int:
     except OSError:
         return 0
     return 0 if fields[0] in {"Z", "X"} else int(fields[19])
+
+
+def _pid_namespace() -> str:
+    """Return what is equal for processes that see each other's ids. Source: pid_namespaces(7)."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return "this machine"
+
+
+def _fence() -> None:
+    """Let all reads of memory before this be done before those after it.
+
+    What comes before a lock is dropped stays before it, and what comes after it is taken again stays after that; a lock
+    of its own makes nobody wait, and a forked child finds none that is held.
+    """
+    if not _KEEPS_ORDER:
+        lock = threading.Lock()
+        for _ in range(2):
+            with lock:
+                pass
 
 
 def _tables(segment: Segment, geometry: Geometry) -> _Tables:

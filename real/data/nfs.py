@@ -1,6 +1,7 @@
 """A read-only fsspec file system over NFS, for processes that may not mount: `nfs://HOST/EXPORT/path?version=4`."""
 
 import io
+import math
 import os
 import threading
 import time
@@ -18,7 +19,8 @@ from simdist.errors import ScenarioError
 __all__ = ["NfsFileSystem", "nfs_from_url"]
 
 PORT = 2049  # RFC 7530, section 3.1
-REQUEST_S = 10.0  # for one request, if the caller has no deadline
+REQUEST_S = 10.0  # for one request, of which a large file takes many
+CONNECT_S = 5.0  # to be connected; TCP asks again after 1 and after 3 s
 
 _Answer = TypeVar("_Answer")
 
@@ -73,7 +75,7 @@ class NfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
             path: From the server's root.
             start: As in a slice.
             end: As in a slice.
-            timeout_s: For all of it; `request_s` if None.
+            timeout_s: For all of it, besides the limit of each request; None: no such limit.
 
         Raises:
             OSError: Of the kind that says what the server answers; `ConnectionError` or `TimeoutError` in an outage.
@@ -108,7 +110,7 @@ class NfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
         return io.BytesIO(self.cat_file(path))
 
     def _perform(self, request: Callable[[Connection, float], _Answer], timeout_s: float | None) -> _Answer:
-        deadline_s = time.monotonic() + (self.request_s if timeout_s is None else timeout_s)
+        deadline_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
         connection = self._take(deadline_s)
         try:
             return request(connection, deadline_s)
@@ -124,7 +126,8 @@ class NfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
                 self._pid, self._idle = os.getpid(), []
             if self._idle:
                 return self._idle.pop()
-        return Connection(self._library, self.host, port=self.port, deadline_s=deadline_s)
+        deadline_s = min(deadline_s, time.monotonic() + CONNECT_S)
+        return Connection(self._library, self.host, port=self.port, request_s=self.request_s, deadline_s=deadline_s)
 
     def _put(self, connection: Connection) -> None:
         if connection.broken:

@@ -1,7 +1,8 @@
 """Samples from the memory of other nodes: one process of each node serves its store, every rank asks.
 
 A peer that is dead, slow or without the sample is no error: the answer is `not there`, the caller reads the sample from
-somewhere else, and `Peers.complaints` says what happened. A peer of another data set is an error.
+somewhere else, and `Peers.complaints` says what happened. So it is if a stranger answers. A rank of this run that
+serves another data set is an error.
 """
 
 import contextlib
@@ -11,15 +12,23 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 
+import numpy as np
+from numpy.typing import NDArray
+
 from real.data.board import Want, wait_for
-from real.data.memory import Geometry, Loan, MemoryStore
+from real.data.connections import Connections, shut
+from real.data.hello import Meeting, greet, welcome
+from real.data.memory import Loan, MemoryStore
+from real.data.open_files import MOST_CONNECTIONS
 from real.data.samples import Pixels, flat
-from real.data.wire import HEAD, HELLO, packed, receive, send, unpacked, want_nbytes
+from real.data.wire import HEAD, packed, receive, send, unpacked, want_nbytes
 from simdist.errors import RunError
 
-__all__ = ["PeerServer", "Peers"]
+__all__ = ["MOST_WAIT_S", "PeerServer", "Peers"]
 
-_MAGIC = b"simdist1"
+MOST_WAIT_S = 3600.0
+"""No server waits longer for samples that are about to come, whatever a client asks."""
+
 _MOST_WANTS = 1 << 16
 
 
@@ -29,14 +38,19 @@ class PeerServer:
     Args:
         store: Of this node.
         host: Address of this node that others reach.
+        meeting: What clients must know.
         timeout_s: Of a request and its answer, once it has begun.
+        most_connections: Who comes when there are so many is sent away.
 
     Raises:
         RunError: The address cannot be listened on.
     """
 
-    def __init__(self, store: MemoryStore, *, host: str, timeout_s: float = 10.0) -> None:
-        self._store, self._timeout_s = store, timeout_s
+    def __init__(
+        self, store: MemoryStore, *, host: str, meeting: Meeting, timeout_s: float = 10.0, most_connections: int = 1024
+    ) -> None:
+        self._store, self._meeting, self._timeout_s = store, meeting, timeout_s
+        self._most_connections = most_connections
         self._stop, self._lock = threading.Event(), threading.Lock()
         self._connections: dict[threading.Thread, socket.socket] = {}
         try:
@@ -58,7 +72,7 @@ class PeerServer:
         with self._lock:
             connections = dict(self._connections)
         for connection in connections.values():
-            _shut(connection)
+            shut(connection)
         for thread in connections:
             thread.join()
 
@@ -80,13 +94,18 @@ class PeerServer:
                 continue
             thread = threading.Thread(target=self._serve, args=(connection,), name="peer-connection", daemon=True)
             with self._lock:
-                self._connections[thread] = connection
-            thread.start()
+                has_room = len(self._connections) < self._most_connections
+                if has_room:
+                    self._connections[thread] = connection
+            if has_room:
+                thread.start()
+            else:
+                connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _exchange_hellos(connection, self._store.geometry, deadline_s=time.monotonic() + self._timeout_s)
+            welcome(connection, self._meeting, deadline_s=time.monotonic() + self._timeout_s)
             while not self._stop.is_set():
                 self._answer(connection)
         with self._lock:
@@ -98,6 +117,8 @@ class PeerServer:
         n_wants, wait_s = HEAD.unpack(head)
         if not 0 <= n_wants <= _MOST_WANTS:
             raise ConnectionAbortedError(f"a request for {n_wants} samples")
+        if not 0 <= wait_s <= MOST_WAIT_S:  # what is no number, is not
+            raise ConnectionAbortedError(f"a request to wait {wait_s} s")
         body = bytearray(want_nbytes(n_wants))
         receive(connection, body, deadline_s=time.monotonic() + self._timeout_s)
         loans = self._find(unpacked(body), wait_s)
@@ -119,23 +140,28 @@ class PeerServer:
 
 
 class Peers:
-    """Asks other nodes for samples; threads of a rank ask at once, each over connections of its own.
+    """Asks other nodes for samples; threads of a rank ask at once, and share a few connections to each node.
 
     Args:
-        geometry: Of the stores: equal data sets, and samples of one size.
+        meeting: What the servers must know.
         address_of: Node -> `host:port` of its server; called again for each new connection.
         timeout_s: Of a request and its answer.
         retry_s: How long a peer that has failed is left alone.
+        n_connections: To each node at most.
     """
 
     def __init__(
-        self, geometry: Geometry, *, address_of: Callable[[int], str], timeout_s: float = 10.0, retry_s: float = 5.0
+        self,
+        meeting: Meeting,
+        *,
+        address_of: Callable[[int], str],
+        timeout_s: float = 10.0,
+        retry_s: float = 5.0,
+        n_connections: int = MOST_CONNECTIONS,
     ) -> None:
-        self._geometry, self._address_of = geometry, address_of
+        self._meeting, self._address_of = meeting, address_of
         self._timeout_s, self._retry_s = timeout_s, retry_s
-        self._mine = threading.local()
-        self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
+        self._connections = Connections(self._connect, n_per_node=n_connections)
         self._not_before_s: dict[int, float] = {}
         self._complaints: dict[int, str] = {}
         self._closed = False
@@ -152,7 +178,7 @@ class Peers:
             node: Which.
             wants: Samples.
             outs: Where each goes; holds anything if it was not there.
-            wait_s: How long the node may wait for samples that are about to come.
+            wait_s: How long the node may wait for samples that are about to come; `MOST_WAIT_S` at most.
 
         Returns:
             Which were there.
@@ -160,33 +186,23 @@ class Peers:
         Raises:
             RunError: The peer serves another data set.
         """
-        targets = [flat(out, self._geometry.sample_nbytes, want.sample) for want, out in zip(wants, outs, strict=True)]
-        if self._closed or time.monotonic() < self._not_before_s.get(node, 0.0):
+        nbytes = self._meeting.geometry.sample_nbytes
+        targets = [flat(out, nbytes, want.sample) for want, out in zip(wants, outs, strict=True)]
+        wait_s = min(wait_s, MOST_WAIT_S)
+        patience_s = self._timeout_s + wait_s
+        if self._closed or self._is_left_alone(node):
             return [False] * len(wants)
-        deadline_s = time.monotonic() + self._timeout_s + wait_s
         try:
-            connection = self._connection(node, deadline_s)
-            send(connection, [HEAD.pack(len(wants), wait_s) + packed(wants)], deadline_s=deadline_s)
-            found = bytearray(len(wants))
-            receive(connection, found, deadline_s=deadline_s)
-            for _, target in filter(lambda pair: pair[0], zip(found, targets, strict=True)):
-                receive(connection, target, deadline_s=deadline_s)
-            intact = bytearray(sum(found))
-            receive(connection, intact, deadline_s=deadline_s)
+            with self._connections.borrowed(node, deadline_s=time.monotonic() + patience_s) as connection:
+                return _ask(connection, wants, targets, wait_s, deadline_s=time.monotonic() + patience_s)
         except OSError as error:
             self._give_up(node, error)
             return [False] * len(wants)
-        verdicts = iter(intact)
-        return [bool(each and next(verdicts)) for each in found]
 
     def close(self) -> None:
         """Close all connections; whoever waits for an answer gets none."""
-        with self._lock:
-            self._closed = True
-            for connection in self._open:
-                _shut(connection)
-                connection.close()
-            self._open.clear()
+        self._closed = True
+        self._connections.close()
 
     def __enter__(self) -> "Peers":
         return self
@@ -196,69 +212,47 @@ class Peers:
     ) -> None:
         self.close()
 
-    def _connections(self) -> dict[int, socket.socket]:
-        """Return this thread's connections, by node."""
+    def _connect(self, node: int, deadline_s: float) -> socket.socket:
+        if self._is_left_alone(node):  # another thread has found out while this one waited
+            raise ConnectionAbortedError("has failed")
+        host, _, port = self._address_of(node).rpartition(":")
+        connection = socket.create_connection((host, int(port)), timeout=max(0.001, deadline_s - time.monotonic()))
         try:
-            found: dict[int, socket.socket] = self._mine.connections
-        except AttributeError:
-            found = self._mine.connections = {}
-        return found
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            greet(connection, self._meeting, who=f"node {node} ({self._address_of(node)})", deadline_s=deadline_s)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
-    def _connection(self, node: int, deadline_s: float) -> socket.socket:
-        mine = self._connections()
-        if node not in mine:
-            host, _, port = self._address_of(node).rpartition(":")
-            connection = socket.create_connection((host, int(port)), timeout=max(0.001, deadline_s - time.monotonic()))
-            try:
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                self._agree(connection, node, deadline_s)
-                self._remember(connection)
-            except BaseException:
-                connection.close()
-                raise
-            mine[node] = connection
-        return mine[node]
-
-    def _remember(self, connection: socket.socket) -> None:
-        """Let `close` find a connection of whichever thread."""
-        with self._lock:
-            if self._closed:
-                raise ConnectionAbortedError("closed")
-            self._open.add(connection)
-
-    def _agree(self, connection: socket.socket, node: int, deadline_s: float) -> None:
-        theirs = _exchange_hellos(connection, self._geometry, deadline_s=deadline_s)
-        ours = (self._geometry.n_samples, self._geometry.sample_nbytes)
-        if theirs != ours:
-            raise RunError(
-                f"node {node} ({self._address_of(node)}) serves {theirs[0]} samples of {theirs[1]} bytes, this rank "
-                f"reads {ours[0]} of {ours[1]}; start all ranks with the same data set"
-            )
+    def _is_left_alone(self, node: int) -> bool:
+        return time.monotonic() < self._not_before_s.get(node, 0.0)
 
     def _give_up(self, node: int, error: OSError) -> None:
-        """Drop this thread's connection to a peer, and leave the peer alone for a while."""
-        connection = self._connections().pop(node, None)
-        if connection is not None:
-            connection.close()
-            with self._lock:
-                self._open.discard(connection)
+        """Leave a peer alone for a while; the first of its threads that fails says why."""
+        if self._is_left_alone(node):
+            return
         self._not_before_s[node] = time.monotonic() + self._retry_s
+        self._connections.drop_idle(node)
         reason = f"no answer in {self._timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
         self._complaints[node] = f"node {node} ({self._address_of(node)}): {reason}"
 
 
-def _exchange_hellos(connection: socket.socket, geometry: Geometry, *, deadline_s: float) -> tuple[int, int]:
-    """Say which data set this side means, and return what the other says: samples, and bytes of each."""
-    send(connection, [HELLO.pack(_MAGIC, geometry.n_samples, geometry.sample_nbytes)], deadline_s=deadline_s)
-    answer = bytearray(HELLO.size)
-    receive(connection, answer, deadline_s=deadline_s)
-    magic, n_samples, sample_nbytes = HELLO.unpack(answer)
-    if magic != _MAGIC:
-        raise ConnectionAbortedError(f"does not serve samples: began with {magic!r}")
-    return n_samples, sample_nbytes
-
-
-def _shut(connection: socket.socket) -> None:
-    """Wake whoever waits on a connection."""
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
+def _ask(
+    connection: socket.socket,
+    wants: Sequence[Want],
+    targets: Sequence[NDArray[np.uint8]],
+    wait_s: float,
+    *,
+    deadline_s: float,
+) -> list[bool]:
+    """Send a request, and receive what comes for it."""
+    send(connection, [HEAD.pack(len(wants), wait_s) + packed(wants)], deadline_s=deadline_s)
+    found = bytearray(len(wants))
+    receive(connection, found, deadline_s=deadline_s)
+    for _, target in filter(lambda pair: pair[0], zip(found, targets, strict=True)):
+        receive(connection, target, deadline_s=deadline_s)
+    intact = bytearray(sum(found))
+    receive(connection, intact, deadline_s=deadline_s)
+    verdicts = iter(intact)
+    return [bool(each and next(verdicts)) for each in found]

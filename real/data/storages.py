@@ -2,7 +2,8 @@
 
 What a URL means is fsspec's business (`/mnt/set`, `s3://bucket/set`, `memory://set`); `nfs://` is read by libnfs, see
 `real.data.nfs`. What is added here is how an outage is borne: a read that fails is tried again, less and less often,
-until `timeout_s` are over; then one error says what happened, where, and for how long it was tried.
+until `timeout_s` are over; then one error says what happened, where, and for how long it was tried. Who waits is told
+why, see `real.data.outages`.
 
 A read through the kernel (a folder, a mount) that does not return cannot be given up from here: how long a mount waits
 for its server, its options say (`hard`, or `soft,timeo=...`).
@@ -14,13 +15,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import final
 
 import fsspec
 from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 from real.data.index import INDEX, Entry, Index, parse_index, refuse_name
-from real.data.nfs import REQUEST_S, NfsFileSystem, nfs_from_url
+from real.data.nfs import NfsFileSystem, nfs_from_url
+from real.data.outages import Outage
 from simdist.errors import RunError, ScenarioError
 
 __all__ = ["FilesystemStorage", "RetryingStorage", "Storage", "open_storage", "read_sample", "read_storage_index"]
@@ -73,6 +77,7 @@ class RetryingStorage(Storage):
         stop: Ends the trying when set.
         now: Clock, in seconds.
         sleep: Waits for so many seconds; by default, also no longer than until `stop` is set.
+        tell: Takes a line about an outage that lasts, and one about its end; by default nobody is told.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class RetryingStorage(Storage):
         stop: threading.Event | None = None,
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] | None = None,
+        tell: Callable[[str], object] | None = None,
     ) -> None:
         super().__init__(url)
         self._timeout_s = timeout_s
@@ -91,6 +97,7 @@ class RetryingStorage(Storage):
         self._sleep = sleep or self._stop.wait
         self._lock = threading.Lock()
         self._n_retries = 0
+        self._outage = Outage(url, timeout_s=timeout_s, tell=tell or _keep_quiet)
 
     @property
     def n_retries(self) -> int:
@@ -109,18 +116,23 @@ class RetryingStorage(Storage):
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                return self.read_once(name, left_s=start_s + self._timeout_s - self._now())
+                content = self.read_once(name, left_s=start_s + self._timeout_s - self._now())
             except Exception as error:
-                tried_s = self._now() - start_s
+                now_s = self._now()
+                tried_s = now_s - start_s
                 if _is_final(error):
                     raise RunError(f"{self.url}: {name}: {_said(error)}") from error
                 if self._stop.is_set():
-                    raise RunError(f"{self.url}: {name}: the run has failed; last: {_said(error)}") from error
+                    raise RunError(f"{self.url}: {name}: the run has failed; last: {_reason(error)}") from error
                 if tried_s + pause_s >= self._timeout_s:
                     raise RunError(
                         f"{self.url}: {name}: cannot be read; tried for {tried_s:.3g} s of {self._timeout_s:g} s, "
-                        f"last: {_said(error)}"
+                        f"last: {_reason(error)}"
                     ) from error
+                self._outage.note_failure(_reason(error), start_s=start_s, now_s=now_s)
+            else:
+                self._outage.note_success(now_s=self._now())
+                return content
             with self._lock:
                 self._n_retries += 1
             self._sleep(pause_s)
@@ -137,6 +149,7 @@ class FilesystemStorage(RetryingStorage):
         root: The folder's path there.
         timeout_s: How long a read is tried.
         stop: Ends the trying when set.
+        tell: Takes a line about an outage that lasts, and one about its end.
     """
 
     def __init__(
@@ -147,8 +160,9 @@ class FilesystemStorage(RetryingStorage):
         *,
         timeout_s: float,
         stop: threading.Event | None = None,
+        tell: Callable[[str], object] | None = None,
     ) -> None:
-        super().__init__(url, timeout_s=timeout_s, stop=stop)
+        super().__init__(url, timeout_s=timeout_s, stop=stop, tell=tell)
         self._filesystem = filesystem
         self._root = root.rstrip("/")
 
@@ -156,8 +170,17 @@ class FilesystemStorage(RetryingStorage):
         """Read a file in as few round trips as the file system needs."""
         path = f"{self._root}/{name}"
         if isinstance(self._filesystem, NfsFileSystem):
-            return self._filesystem.cat_file(path, timeout_s=min(left_s, REQUEST_S))
+            return self._filesystem.cat_file(path, timeout_s=left_s)
         return bytes(self._filesystem.cat_file(path))
+
+    @property
+    def local_folder(self) -> Path | None:
+        """The folder whose files the kernel reads, of this machine or a mount; None if a library reads them."""
+        return Path(self._root) if isinstance(self._filesystem, LocalFileSystem) else None
+
+    def is_folder(self) -> bool:
+        """Return whether there is a folder at the URL."""
+        return bool(self._filesystem.isdir(self._root))
 
     def __reduce__(self) -> tuple[Callable[[str], Storage], tuple[str]]:
         """Open the same URL again, in another process."""
@@ -169,13 +192,20 @@ class FilesystemStorage(RetryingStorage):
             self._filesystem.close()
 
 
-def open_storage(url: str, *, timeout_s: float = 60.0, stop: threading.Event | None = None) -> RetryingStorage:
+def open_storage(
+    url: str,
+    *,
+    timeout_s: float = 60.0,
+    stop: threading.Event | None = None,
+    tell: Callable[[str], object] | None = None,
+) -> RetryingStorage:
     """Open the storage at a URL; nothing is read yet.
 
     Args:
         url: A folder (`/mnt/set`), `nfs://HOST/EXPORT/path?version=4&nfsport=PORT`, or what else fsspec knows.
         timeout_s: How long a read is tried before it fails.
         stop: Ends the trying when set, because nobody waits for the result any more.
+        tell: Takes a line about an outage that lasts, and one about its end.
 
     Raises:
         ScenarioError: There is no such kind of URL.
@@ -187,7 +217,7 @@ def open_storage(url: str, *, timeout_s: float = 60.0, stop: threading.Event | N
         filesystem, root = nfs_from_url(url)
     else:
         filesystem, root = _from_url(url)
-    return FilesystemStorage(url, filesystem, root, timeout_s=timeout_s, stop=stop)
+    return FilesystemStorage(url, filesystem, root, timeout_s=timeout_s, stop=stop, tell=tell)
 
 
 def read_storage_index(storage: Storage) -> Index:
@@ -195,9 +225,15 @@ def read_storage_index(storage: Storage) -> Index:
 
     Raises:
         RunError: It cannot be read.
-        ScenarioError: A line of it is wrong.
+        ScenarioError: There is none, or a line of it is wrong.
     """
-    return parse_index(storage.read(INDEX), where=f"{storage.url}: {INDEX}")
+    try:
+        content = storage.read(INDEX)
+    except RunError as error:
+        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            raise ScenarioError(_without_index(storage)) from error
+        raise
+    return parse_index(content, where=f"{storage.url}: {INDEX}")
 
 
 def read_sample(storage: Storage, entry: Entry) -> bytes:
@@ -216,6 +252,12 @@ def read_sample(storage: Storage, entry: Entry) -> bytes:
             f"put the file back, or make a new index with `python -m real.data.indexing`"
         )
     return content
+
+
+def _without_index(storage: Storage) -> str:
+    if isinstance(storage, FilesystemStorage) and not storage.is_folder():
+        return f"{storage.url}: there is no such folder"
+    return f"{storage.url}: has no {INDEX}; `python -m real.data.indexing FOLDER` makes one"
 
 
 def _from_url(url: str) -> tuple[AbstractFileSystem, str]:
@@ -237,6 +279,16 @@ def _is_final(error: Exception) -> bool:
 
 
 def _said(error: Exception) -> str:
-    """Say what an exception says; a bare FileNotFoundError names only the path."""
+    """Say what an exception says, and of which kind it is; a bare FileNotFoundError names only the path."""
     strerror = error.strerror if isinstance(error, OSError) else None
     return f"{type(error).__name__}: {strerror or error or 'no reason given'}"
+
+
+def _reason(error: Exception) -> str:
+    """Say why a storage cannot be reached: of a library's exception the kind, too, because its text may say nothing."""
+    strerror = error.strerror if isinstance(error, OSError) else None
+    return strerror or _said(error)
+
+
+def _keep_quiet(_line: str) -> None:
+    pass

@@ -1,7 +1,7 @@
 """What two nodes say to each other about samples in memory: messages of fixed form over TCP.
 
-A client begins with a `HELLO`, and so does the server: both must mean the same data set. Then, as often as it likes, it
-sends a head and so many wants. The server answers with one byte per want, 1 if it has the sample; then the samples that
+A client begins with a `HELLO`, which the server answers with its own (`real.data.hello`). Then, as often as it likes,
+it sends a head and so many wants. The server answers with one byte per want, 1 if it has the sample; then the samples that
 it has, from where they lie; then one byte for each of these, 1 if it was still the same sample when the last of it had
 been sent. Numbers are little-endian.
 """
@@ -18,8 +18,8 @@ from real.data.board import Want
 
 __all__ = ["HEAD", "HELLO", "packed", "receive", "send", "unpacked", "want_nbytes"]
 
-HELLO = struct.Struct("<8sqq")
-"""`simdist1`, n_samples, sample_nbytes."""
+HELLO = struct.Struct("<8sqq32s32s")
+"""`simdist2`, n_samples, sample_nbytes, SHA-256 of the data set, and the proof of who says so."""
 HEAD = struct.Struct("<qd")
 """How many wants follow, and the seconds that the server may wait for samples that are about to come."""
 

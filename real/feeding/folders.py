@@ -6,13 +6,18 @@
 A cold run begins with an empty folder of its own, so nothing that lies about can make it warm, and it takes nothing
 from a warm run. Whoever uses such a folder holds a shared lock (flock) on it, which the kernel drops when the process
 ends, however it ends. Who leaves and gets the lock for itself was the last and removes the folder; and everybody who
-comes or leaves removes those whose users were killed.
+comes or leaves removes those whose users were killed, of whatever data set.
+
+What is read here is trained on, and a checksum keeps out accidents, nobody's intent. So the folder that nobody has
+chosen, under a name that everybody can guess, is used only if no other user can write to it.
 """
 
 import fcntl
 import getpass
 import os
+import re
 import shutil
+import stat
 import tempfile
 import zlib
 from collections.abc import Iterator
@@ -24,10 +29,28 @@ from simdist.errors import RunError
 
 __all__ = ["cold_folder", "default_folder", "folder_of_set", "warm_folder"]
 
+# Only what is called like this is ever removed: a folder that somebody gave may hold anything.
+_SET = re.compile(r"set-[0-9a-f]{8}")
+_COLD = re.compile(r"cold-.+-node-\d+")
+_ANOTHER = "remove it, or choose a folder with --cache"
+
 
 def default_folder() -> Path:
-    """Return this user's folder in the folder of temporary files."""
-    return Path(tempfile.gettempdir(), f"simdist-{getpass.getuser()}")
+    """Return this user's folder in the folder of temporary files; it is made if it is not there, and stays.
+
+    Raises:
+        RunError: It cannot be made, or other users could put files there.
+    """
+    path = Path(tempfile.gettempdir(), f"simdist-{getpass.getuser()}")
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise RunError(f"{path}: no cache can be here: {error.strerror or error}; {_ANOTHER}") from error
+    wrong = _open_to_others(found)
+    if wrong:
+        raise RunError(f"{path}: {wrong}, so others could choose the files that are read here; {_ANOTHER}")
+    return path
 
 
 def folder_of_set(folder: Path, index: Index) -> Path:
@@ -36,7 +59,8 @@ def folder_of_set(folder: Path, index: Index) -> Path:
 
 
 def warm_folder(folder: Path, node: int) -> Path:
-    """Return the folder that a node keeps from run to run."""
+    """Return the folder that a node keeps from run to run, and clear away what killed cold runs have left."""
+    _sweep(folder)
     return folder / f"node-{node}"
 
 
@@ -63,10 +87,8 @@ def cold_folder(folder: Path, run: str, node: int) -> Iterator[Path]:
     finally:
         os.close(held)
         _sweep(folder)
-        for empty in (folder, folder.parent):
-            if empty in (folder, default_folder()):  # a folder that somebody gave stays
-                with suppress(OSError):
-                    empty.rmdir()
+        with suppress(OSError):  # it is not empty
+            folder.rmdir()
 
 
 def _hold(path: Path) -> int:
@@ -81,17 +103,40 @@ def _hold(path: Path) -> int:
             os.close(descriptor)
 
 
+def _open_to_others(found: os.stat_result) -> str:
+    """Say why others could write to a folder; nothing if they cannot."""
+    if stat.S_ISLNK(found.st_mode):
+        return "is a link"
+    if not stat.S_ISDIR(found.st_mode):
+        return "is no folder"
+    if found.st_uid != os.geteuid():
+        return f"belongs to user {found.st_uid}, not to {os.geteuid()}"
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"has mode {stat.S_IMODE(found.st_mode):o}"
+    return ""
+
+
 def _sweep(folder: Path) -> None:
-    """Remove the folders of cold runs that nobody holds any more."""
-    for path in folder.glob("cold-*"):
-        try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:  # somebody else has removed it, or it is somebody else's
-            continue
-        with suppress(BlockingIOError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path, ignore_errors=True)
-        os.close(descriptor)
+    """Remove the folders of cold runs that nobody holds any more: of this data set, and of those beside it."""
+    sets = [each for each in folder.parent.glob("set-*") if _SET.fullmatch(each.name) and each != folder]
+    for each in (folder, *sets):
+        colds = [path for path in each.glob("cold-*") if _COLD.fullmatch(path.name)]
+        for path in colds:
+            _remove_if_unused(path)
+        if colds and each != folder:
+            with suppress(OSError):  # it is not empty
+                each.rmdir()
+
+
+def _remove_if_unused(path: Path) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:  # somebody else has removed it, or it is somebody else's
+        return
+    with suppress(BlockingIOError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+    os.close(descriptor)
 
 
 def _is_there(path: Path, descriptor: int) -> bool:

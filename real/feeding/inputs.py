@@ -1,5 +1,6 @@
 """One rank's reader of a plan's data set, opened together with those of the other ranks."""
 
+import hashlib
 import json
 import os
 import secrets
@@ -12,28 +13,39 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, final
 
-import numpy as np
 from torch import Tensor
 
 from real.beats import machine, ranks_have
 from real.data.agenda import Place
 from real.data.filecache import FileCache
+from real.data.hello import Meeting
 from real.data.index import Index
 from real.data.loader import Loader
 from real.data.memory import MemoryStore
+from real.data.open_files import most_connections, raise_limit
 from real.data.peers import Peers, PeerServer
 from real.data.sources import Sources
 from real.data.storages import Storage, open_storage, read_storage_index
 from real.feeding.folders import cold_folder, default_folder, folder_of_set, warm_folder
 from real.feeding.matching import check_index, choose_decode, sample_shape
 from real.feeding.nodes import Together
-from real.feeding.sizes import LOADS_PER_WAIT, geometry, limits, uses_disk, uses_peers
+from real.feeding.sizes import (
+    LOADS_PER_WAIT,
+    disk_ceiling_nbytes,
+    geometry,
+    limits,
+    n_connections,
+    uses_disk,
+    uses_peers,
+)
 from real.feeding.tallies import Tally
-from simdist.caching import look_up, staged_samples
+from simdist.caching import look_up, on_disk_at_first, staged_samples
 from simdist.errors import RunError, ScenarioError
 from simdist.plan import Plan
 
 __all__ = ["DataOptions", "Input", "OpenStorage", "Others", "open_input", "own_address"]
+
+_TOKEN_NBYTES = 32
 
 OpenStorage = Callable[[str], Storage]
 
@@ -73,6 +85,7 @@ def open_input(
     failed: threading.Event,
     tally: Tally,
     open_storage: OpenStorage | None = None,
+    tell: Callable[[str], object] | None = None,
 ) -> Iterator["Input"]:
     """Open the reader of a rank; all ranks do this together.
 
@@ -84,6 +97,7 @@ def open_input(
         failed: Set when the run has failed; ends every wait.
         tally: Takes the counts.
         open_storage: In place of what the URL says.
+        tell: Takes a line about an outage of the storage, and one about its end.
 
     Raises:
         ScenarioError: The data set is not the one of the plan.
@@ -94,15 +108,17 @@ def open_input(
         raise ScenarioError(f"plan {plan.name} has no data set to read: give its scenario `data`, or leave the URL out")
     place = Place(rank, dataset.ranks_per_node)
     with ExitStack() as stack:
-        storage = stack.enter_context(closing(_opened(options, open_storage, failed)))
+        storage = stack.enter_context(closing(_opened(options, open_storage, failed, tell)))
         index = read_storage_index(storage)
         check_index(index, dataset, options.url)
         shape = sample_shape(dataset.sample_nbytes)
         decode = choose_decode(index, shape, options.url)
-        run = _meet(others, place, index)
+        raise_limit()
+        run, token = _meet(others, place, index)
         files = stack.enter_context(_file_cache(plan, options, index, run, place)) if uses_disk(plan) else None
         sources = Sources(index, storage, decode, shape, files)
-        node = _Node.open(stack, plan, run, place, others)
+        meeting = Meeting(token, _data_set(index, shape), geometry(plan, place))
+        node = _Node.open(stack, plan, run, place, others, meeting)
         loader = Loader(
             look_up(plan),
             sources,
@@ -137,6 +153,7 @@ class Input:
     ) -> None:
         assert plan.dataset is not None
         self.shape, self.batch_size = sources.shape, plan.dataset.batch_size
+        self.index, self.url = sources.index, options.url
         self.tally = tally
         self._plan, self._dataset, self._options, self._place = plan, plan.dataset, options, place
         self._sources, self._loader, self._together, self._failed = sources, loader, together, failed
@@ -202,10 +219,9 @@ class _Node:
     peers: Peers | None
 
     @staticmethod
-    def open(stack: ExitStack, plan: Plan, run: str, place: Place, others: Others) -> "_Node":
+    def open(stack: ExitStack, plan: Plan, run: str, place: Place, others: Others, meeting: Meeting) -> "_Node":
         """Open it; when all have, names are removed, so that nothing is left whoever is killed."""
-        slots = geometry(plan, place)
-        store = MemoryStore(f"{run}-node-{place.node}", slots)
+        store = MemoryStore(f"{run}-node-{place.node}", meeting.geometry)
         stack.callback(store.close)
         together = Together(
             f"{run}-together-{place.node}",
@@ -215,26 +231,36 @@ class _Node:
         stack.callback(together.close)
         address = ""
         if place.local == 0 and uses_peers(plan):
-            address = stack.enter_context(PeerServer(store, host=own_address())).address
+            server = PeerServer(store, host=own_address(), meeting=meeting, most_connections=most_connections())
+            address = stack.enter_context(server).address
         addresses = others.exchange("where samples are served", address)
         store.unlink()
         together.unlink()
         if not uses_peers(plan):
             return _Node(store, together, None)
-        peers = Peers(slots, address_of=lambda node: addresses[node * place.ranks_per_node])
+        peers = Peers(
+            meeting,
+            address_of=lambda node: addresses[node * place.ranks_per_node],
+            n_connections=n_connections(plan),
+        )
         return _Node(store, together, stack.enter_context(peers))
 
 
-def _opened(options: DataOptions, given: OpenStorage | None, failed: threading.Event) -> Storage:
+def _opened(
+    options: DataOptions, given: OpenStorage | None, failed: threading.Event, tell: Callable[[str], object] | None
+) -> Storage:
     if given is not None:
         return given(options.url)
-    return open_storage(options.url, timeout_s=options.timeout_s, stop=failed)
+    return open_storage(options.url, timeout_s=options.timeout_s, stop=failed, tell=tell)
 
 
-def _meet(others: Others, place: Place, index: Index) -> str:
-    """Return a name for this run that no other has; see that ranks read one data set, and nodes are on one machine."""
-    checksum = int(np.bitwise_xor.reduce(index.crc32 * (np.arange(len(index), dtype=np.uint32) | 1)))
-    mine = {"machine": machine(), "host": socket.gethostname(), "set": f"{checksum:08x}", "run": secrets.token_hex(4)}
+def _meet(others: Others, place: Place, index: Index) -> tuple[str, bytes]:
+    """Return a name for this run that no other has, and a token that only its ranks know.
+
+    See that ranks read one data set, and nodes are on one machine.
+    """
+    mine = {"machine": machine(), "host": socket.gethostname(), "set": _digest(index), "run": secrets.token_hex(4)}
+    mine["token"] = secrets.token_bytes(_TOKEN_NBYTES).hex()
     ranks = [json.loads(text) for text in others.exchange("the data set", json.dumps(mine))]
     strays = [rank for rank, each in enumerate(ranks) if each["set"] != ranks[0]["set"]]
     if strays:
@@ -246,21 +272,40 @@ def _meet(others: Others, place: Place, index: Index) -> str:
             f"rank {apart[0]} is on {ranks[apart[0]]['host']}, rank {place.rank} on {mine['host']}, and in the plan "
             f"they share node {place.node}: start {place.ranks_per_node} ranks on each machine"
         )
-    return str(ranks[0]["run"])
+    return str(ranks[0]["run"]), bytes.fromhex(ranks[0]["token"])
+
+
+def _data_set(index: Index, shape: tuple[int, ...]) -> bytes:
+    """Return the SHA-256 of what says which pixels a sample is."""
+    return hashlib.sha256(f"{_digest(index)} {shape}".encode()).digest()
+
+
+def _digest(index: Index) -> str:
+    """Return the SHA-256 of an index: of names and labels, too, so that no rank trains on others."""
+    columns = [index.labels.tobytes(), index.nbytes.tobytes(), index.crc32.tobytes()]
+    return hashlib.sha256(b"\0".join([*(name.encode() for name in index.names), *columns])).hexdigest()
 
 
 @contextmanager
 def _file_cache(plan: Plan, options: DataOptions, index: Index, run: str, place: Place) -> Iterator[FileCache]:
-    """Open the cache of this node. With eviction the plan says what leaves; it does so a little later than planned."""
+    """Open the cache of this node. With eviction the plan says what leaves; it does so a little later than planned.
+
+    A warm run finds what the plan says, or less: what others have left goes. A run that goes on after a crash (not cold,
+    while its plan begins so) finds anything, and what was not used for longest goes when there is too much.
+    """
     assert plan.dataset is not None
     folder = folder_of_set(options.cache or default_folder(), index)
-    capacity_nbytes = plan.dataset.disk_nbytes if plan.dataset.eviction == "none" else None
+    ceiling_nbytes = disk_ceiling_nbytes(plan)
     with ExitStack() as stack:
         if options.cold:
             mine = stack.enter_context(cold_folder(folder, run, place.node))
         else:
             mine = warm_folder(folder, place.node)
-        yield stack.enter_context(FileCache(mine, index, capacity_nbytes=capacity_nbytes))
+        files = FileCache(mine, index, capacity_nbytes=ceiling_nbytes, eviction=plan.dataset.eviction)
+        stack.enter_context(files)
+        if plan.dataset.warm and ceiling_nbytes is not None and place.local == 0:
+            files.keep_only(on_disk_at_first(plan, place.node).tolist())
+        yield files
 
 
 def own_address() -> str:

@@ -1,4 +1,4 @@
-"""Compares the data set at a URL with that of a plan, and finds out what its samples look like."""
+"""Compares the data set at a URL with that of a plan and with a model, and finds out what its samples look like."""
 
 import math
 
@@ -9,7 +9,7 @@ from real.data.index import Index
 from simdist.errors import ScenarioError
 from simdist.plan import Dataset
 
-__all__ = ["check_index", "choose_decode", "sample_shape"]
+__all__ = ["check_index", "check_labels", "choose_decode", "sample_shape"]
 
 _RAW = ".raw"
 
@@ -34,6 +34,27 @@ def check_index(index: Index, dataset: Dataset, url: str) -> None:
             f"{url}: {len(different):,} of {len(index):,} files have other sizes than in the plan; the first is sample "
             f"{first} ({index.names[first]}): {index.nbytes[first]:,} bytes, planned are {planned[first]:,}; give the "
             f"data set of this run, or {advice}"
+        )
+
+
+def check_labels(index: Index, n_classes: int, url: str) -> None:
+    """Refuse a data set with labels that a model has no output for.
+
+    Args:
+        index: Of the data set.
+        n_classes: Outputs of the model; labels are 0 to n_classes - 1.
+        url: Of the data set, for the message.
+
+    Raises:
+        ScenarioError: A label is another one.
+    """
+    least, most = int(index.labels.min()), int(index.labels.max())
+    if least < 0:
+        raise ScenarioError(f"{url}: label {least} is below 0; number the classes from 0: make a new index")
+    if most >= n_classes:
+        raise ScenarioError(
+            f"{url}: labels go up to {most}, the model has {n_classes} outputs: generate the data set with --classes "
+            f"{n_classes}, or choose another model"
         )
 
 

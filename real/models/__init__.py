@@ -35,12 +35,14 @@ class Job:
         loss: (output of the module, targets) -> mean over the batch.
         optimizer: Of all parameters of `module`.
         batch: (step, rank) -> inputs and targets, views of host memory, pinned if the device is a GPU.
+        n_classes: Targets are 0 to n_classes - 1; None if any will do, which nobody can check then.
     """
 
     module: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor]
     optimizer: torch.optim.Optimizer
     batch: Callable[[int, int], tuple[Tensor, Tensor]]
+    n_classes: int | None = None
 
 
 def names() -> list[str]:
@@ -94,31 +96,38 @@ def build(
             pin=device.type == "cuda",
         )
     optimizer = _lars(module) if lars else torch.optim.SGD(module.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM)
-    return Job(module=module, loss=_cross_entropy, optimizer=optimizer, batch=batch)
+    return Job(module=module, loss=_cross_entropy, optimizer=optimizer, batch=batch, n_classes=model.n_classes)
 
 
 @dataclass(frozen=True, slots=True)
 class _Model:
     create: Callable[[], nn.Module]
     source: Source
+    n_classes: int
 
 
-_IMAGES = vectors(3, 224, 224, n_classes=1000)
+def _classifier(create: Callable[[], nn.Module], *shape: int, n_classes: int) -> _Model:
+    return _Model(create, vectors(*shape, n_classes=n_classes), n_classes)
+
+
+def _of_images(create: Callable[[], nn.Module]) -> _Model:
+    return _classifier(create, 3, 224, 224, n_classes=1000)
+
+
+def _of_texts(create: Callable[..., nn.Module], *, n_tokens: int, length: int) -> _Model:
+    return _Model(partial(create, n_tokens=n_tokens, length=length), texts(length, n_tokens=n_tokens), n_tokens)
+
 
 _MODELS: Mapping[str, _Model] = {
-    "mlp": _Model(partial(mlp, 784, 256, 256, 10), vectors(784, n_classes=10)),
-    "resnet18": _Model(partial(resnet, 2, 2, 2, 2, bottleneck=False), _IMAGES),
-    "resnet50": _Model(partial(resnet, 3, 4, 6, 3, bottleneck=True), _IMAGES),
-    "resnet101": _Model(partial(resnet, 3, 4, 23, 3, bottleneck=True), _IMAGES),
-    "resnet152": _Model(partial(resnet, 3, 8, 36, 3, bottleneck=True), _IMAGES),
-    "vgg16": _Model(partial(vgg, 2, 2, 3, 3, 3), _IMAGES),
-    "vgg19": _Model(partial(vgg, 2, 2, 4, 4, 4), _IMAGES),
-    "gpt-nano": _Model(
-        partial(Gpt, n_tokens=256, length=128, width=48, n_layers=3, n_heads=3), texts(128, n_tokens=256)
-    ),
-    "gpt2": _Model(
-        partial(Gpt, n_tokens=50257, length=1024, width=768, n_layers=12, n_heads=12), texts(1024, n_tokens=50257)
-    ),
+    "mlp": _classifier(partial(mlp, 784, 256, 256, 10), 784, n_classes=10),
+    "resnet18": _of_images(partial(resnet, 2, 2, 2, 2, bottleneck=False)),
+    "resnet50": _of_images(partial(resnet, 3, 4, 6, 3, bottleneck=True)),
+    "resnet101": _of_images(partial(resnet, 3, 4, 23, 3, bottleneck=True)),
+    "resnet152": _of_images(partial(resnet, 3, 8, 36, 3, bottleneck=True)),
+    "vgg16": _of_images(partial(vgg, 2, 2, 3, 3, 3)),
+    "vgg19": _of_images(partial(vgg, 2, 2, 4, 4, 4)),
+    "gpt-nano": _of_texts(partial(Gpt, width=48, n_layers=3, n_heads=3), n_tokens=256, length=128),
+    "gpt2": _of_texts(partial(Gpt, width=768, n_layers=12, n_heads=12), n_tokens=50257, length=1024),
 }
 
 

@@ -6,7 +6,7 @@ back to the next level; what it then did is in its own counts.
 """
 
 from simdist.caching.batch import BatchReads
-from simdist.caching.lookup import look_up, staged_samples
+from simdist.caching.lookup import look_up, on_disk_at_first, staged_samples
 from simdist.caching.order import epoch_order, node_part
 
-__all__ = ["BatchReads", "epoch_order", "look_up", "node_part", "staged_samples"]
+__all__ = ["BatchReads", "epoch_order", "look_up", "node_part", "on_disk_at_first", "staged_samples"]

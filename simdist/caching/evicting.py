@@ -12,7 +12,8 @@ from simdist.plan import LEVELS, Dataset, Load
 
 __all__ = ["EvictingCaches"]
 
-Evicted: TypeAlias = list[tuple[int, int]]
+_Held: TypeAlias = tuple[int, int]
+Evicted: TypeAlias = list[_Held]
 
 
 class EvictingCaches:
@@ -26,19 +27,22 @@ class EvictingCaches:
     def __init__(self, dataset: Dataset, world_size: int) -> None:
         self._dataset = dataset
         self._n_nodes = world_size // dataset.ranks_per_node
-        self._file_nbytes: list[int] = dataset.files_nbytes().tolist()
         self._disks = [_Lru(dataset.disk_nbytes) for _ in range(self._n_nodes)]
         self.clear_memory()
 
     def clear_memory(self) -> None:
         """Forget what the memories hold, as between two runs."""
-        self._owner = [NOWHERE] * self._dataset.n_samples
+        self._owner: dict[int, int] = {}
         self._memories = [_Lru(self._dataset.memory_nbytes) for _ in range(self._n_nodes)]
+
+    def on_disk(self, node: int) -> NDArray[np.int64]:
+        """Return the samples whose files a node's disk holds."""
+        return np.array(sorted(self._disks[node].held), dtype=np.int64)
 
     def put_on_disk(self, node: int, samples: NDArray[np.int64]) -> None:
         """Put files on a disk that has room for them."""
         for sample in samples.tolist():
-            self._disks[node].keep(sample, self._file_nbytes[sample])
+            self._disks[node].keep(sample, self._file_nbytes(sample))
 
     def read(self, op: Load, epoch: int, number: int, samples: NDArray[np.int64]) -> Iterator[BatchReads]:
         """Look up the samples `[n_loads, world_size, batch_size]` of loads that follow one another in an epoch."""
@@ -54,7 +58,7 @@ class EvictingCaches:
         for rank, batch in enumerate(samples.tolist()):
             node = rank // self._dataset.ranks_per_node
             for sample in batch:
-                owner = self._owner[sample]
+                owner = self._owner.get(sample, NOWHERE)
                 level = self._use(order, node, sample, owner)
                 in_memory = to_memory and level >= DISK and owner == NOWHERE
                 in_memory = in_memory and self._keep_in_memory(node, sample, evicted_memory)
@@ -63,8 +67,29 @@ class EvictingCaches:
         columns = np.array(rows, dtype=np.int64).reshape(*samples.shape, 4)
         level, owner, keeps_memory, keeps_disk = np.moveaxis(columns, -1, 0)
         kept = keeps_memory.astype(bool), keeps_disk.astype(bool)
-        evicted = tuple(evicted_memory), tuple(evicted_disk)
+        evicted = self._settle(samples, kept[0], evicted_memory), self._settle(samples, kept[1], evicted_disk)
         return BatchReads(number, epoch, samples, level.astype(np.uint8), owner, *kept, *evicted)
+
+    def _settle(self, samples: NDArray[np.int64], keeps: NDArray[np.bool_], evicted: Evicted) -> tuple[_Held, ...]:
+        """Take out of `keeps` and of what was evicted what cancels: a sample that came and went, or went and came."""
+        if not evicted:
+            return ()
+        ranks, places = np.nonzero(keeps)
+        nodes = ranks // self._dataset.ranks_per_node
+        kept = dict(
+            zip(
+                zip(nodes.tolist(), samples[ranks, places].tolist(), strict=True),
+                zip(ranks, places, strict=True),
+                strict=True,
+            )
+        )
+        left = []
+        for each in evicted:
+            if (place := kept.pop(each, None)) is None:
+                left.append(each)  # of one that went, came and went, this is the second time
+            else:
+                keeps[place] = False
+        return tuple(left)
 
     def _use(self, order: list[int], node: int, sample: int, owner: int) -> int:
         """Return the level where a sample is found, whose last use is now."""
@@ -82,7 +107,7 @@ class EvictingCaches:
         if gone is None:
             return False
         for oldest in gone:
-            self._owner[oldest] = NOWHERE
+            del self._owner[oldest]
             evicted.append((node, oldest))
         self._owner[sample] = node
         return True
@@ -90,11 +115,15 @@ class EvictingCaches:
     def _keep_on_disk(self, node: int, sample: int, evicted: Evicted) -> bool:
         if sample in self._disks[node].held:
             return False
-        gone = self._disks[node].keep(sample, self._file_nbytes[sample])
+        gone = self._disks[node].keep(sample, self._file_nbytes(sample))
         if gone is None:
             return False
         evicted.extend((node, oldest) for oldest in gone)
         return True
+
+    def _file_nbytes(self, sample: int) -> int:
+        sizes = self._dataset.file_nbytes
+        return sizes[sample] if len(sizes) > 1 else sizes[0]
 
 
 class _Lru:

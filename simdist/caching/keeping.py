@@ -1,14 +1,18 @@
 """Caches that keep what they have: all loads of an epoch that are alike are looked up at once."""
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simdist.caching.batch import DISK, NOWHERE, STORAGE, BatchReads
-from simdist.plan import LEVELS, Dataset, Load
+from simdist.plan import LEVELS, Dataset, Level, Load
 
 __all__ = ["KeepingCaches", "that_fit"]
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 
 class KeepingCaches:
@@ -17,20 +21,25 @@ class KeepingCaches:
     Args:
         dataset: What is read.
         world_size: Ranks.
+        keep: Levels that are to keep anything; of the others nothing is noted for each sample.
     """
 
-    def __init__(self, dataset: Dataset, world_size: int) -> None:
+    def __init__(self, dataset: Dataset, world_size: int, keep: AbstractSet[Level]) -> None:
         n_nodes = world_size // dataset.ranks_per_node
-        self._dataset = dataset
+        self._dataset, self._keep = dataset, keep
         self._file_nbytes = dataset.files_nbytes()
-        self._on_disk = np.zeros((n_nodes, dataset.n_samples), dtype=bool)
+        self._on_disk = _noted(np.False_, (n_nodes, dataset.n_samples), for_each="disk" in keep)
         self._disk_room_nbytes = _room_nbytes(dataset.disk_nbytes, n_nodes)
         self.clear_memory()
 
     def clear_memory(self) -> None:
         """Forget what the memories hold, as between two runs."""
-        self._owner = np.full(self._dataset.n_samples, NOWHERE, dtype=np.int64)
+        self._owner = _noted(np.int64(NOWHERE), (self._dataset.n_samples,), for_each="memory" in self._keep)
         self._memory_room_nbytes = _room_nbytes(self._dataset.memory_nbytes, len(self._on_disk))
+
+    def on_disk(self, node: int) -> NDArray[np.int64]:
+        """Return the samples whose files a node's disk holds."""
+        return np.flatnonzero(self._on_disk[node])
 
     def put_on_disk(self, node: int, samples: NDArray[np.int64]) -> None:
         """Put files on a disk that has room for them."""
@@ -59,6 +68,11 @@ class KeepingCaches:
             self._on_disk[node[keeps_disk], samples[keeps_disk]] = True
         for at, row in enumerate(zip(samples, level, owner, keeps_memory, keeps_disk, strict=True)):
             yield BatchReads(number + at, epoch, *row)
+
+
+def _noted(value: ScalarT, shape: tuple[int, ...], *, for_each: bool) -> NDArray[ScalarT]:
+    """Return an array of equal values that takes memory only if they are to change."""
+    return np.full(shape, value) if for_each else np.broadcast_to(value, shape)
 
 
 def _room_nbytes(capacity_nbytes: int | None, n_nodes: int) -> NDArray[np.float64]:

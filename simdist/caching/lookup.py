@@ -26,9 +26,9 @@ from simdist.caching.batch import BatchReads
 from simdist.caching.evicting import EvictingCaches
 from simdist.caching.keeping import KeepingCaches, that_fit
 from simdist.caching.order import epoch_order, node_part
-from simdist.plan import Dataset, Plan, StageIn
+from simdist.plan import Dataset, Level, Load, Plan, StageIn
 
-__all__ = ["look_up", "staged_samples"]
+__all__ = ["look_up", "on_disk_at_first", "staged_samples"]
 
 Caches: TypeAlias = KeepingCaches | EvictingCaches
 
@@ -41,8 +41,20 @@ def look_up(plan: Plan) -> Iterator[BatchReads]:
     """
     dataset = plan.dataset
     assert dataset is not None
-    caches = (EvictingCaches if dataset.eviction == "lru" else KeepingCaches)(dataset, plan.world_size)
-    if any(isinstance(op, StageIn) for body in plan.bodies for op in body):
+    yield from _look_up(plan, dataset, _caches_at_first(plan, dataset))
+
+
+def on_disk_at_first(plan: Plan, node: int) -> NDArray[np.int64]:
+    """Return the samples whose files a node's disk holds when the first load begins, in order."""
+    dataset = plan.dataset
+    assert dataset is not None
+    return _caches_at_first(plan, dataset).on_disk(node)
+
+
+def _caches_at_first(plan: Plan, dataset: Dataset) -> Caches:
+    """Return the caches as the first load finds them: with what was staged in, and what an earlier run has left."""
+    caches = _caches(plan, dataset)
+    if _stages_in(plan):
         n_nodes = plan.world_size // dataset.ranks_per_node
         for node in range(n_nodes):
             caches.put_on_disk(node, staged_samples(dataset, node, n_nodes))
@@ -50,7 +62,20 @@ def look_up(plan: Plan) -> Iterator[BatchReads]:
         for _ in _look_up(plan, dataset, caches):
             pass
         caches.clear_memory()
-    yield from _look_up(plan, dataset, caches)
+    return caches
+
+
+def _caches(plan: Plan, dataset: Dataset) -> Caches:
+    if dataset.eviction == "lru":
+        return EvictingCaches(dataset, plan.world_size)
+    keep: set[Level] = {level for body in plan.bodies for op in body if isinstance(op, Load) for level in op.keep}
+    if _stages_in(plan):
+        keep.add("disk")
+    return KeepingCaches(dataset, plan.world_size, keep)
+
+
+def _stages_in(plan: Plan) -> bool:
+    return any(isinstance(op, StageIn) for body in plan.bodies for op in body)
 
 
 def staged_samples(dataset: Dataset, node: int, n_nodes: int) -> NDArray[np.int64]:
@@ -63,8 +88,10 @@ def staged_samples(dataset: Dataset, node: int, n_nodes: int) -> NDArray[np.int6
 
 def _look_up(plan: Plan, dataset: Dataset, caches: Caches) -> Iterator[BatchReads]:
     per_epoch = dataset.steps_per_epoch(plan.world_size)
+    n_loads = sum(1 for _ in plan.loads())
     for epoch, numbered in groupby(enumerate(plan.loads()), key=lambda each: each[0] // per_epoch):
-        order = epoch_order(dataset, epoch, plan.world_size)
+        n_steps = min(per_epoch, n_loads - epoch * per_epoch)
+        order = epoch_order(dataset, epoch, plan.world_size, n_steps=n_steps)
         for _, alike in groupby(numbered, key=lambda each: (each[1].read, each[1].keep)):
             numbers, ops = zip(*alike, strict=True)
             first = numbers[0] - epoch * per_epoch

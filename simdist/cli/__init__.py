@@ -55,7 +55,7 @@ def main(args: Sequence[str] | None = None) -> int:
     except SimdistError as error:
         return _failed(session, error, 1 if isinstance(error, RunError) else 2)
     except MemoryError as error:
-        return _failed(session, RunError(f"not enough memory: {error}; simulate fewer steps or ranks"), 1)
+        return _failed(session, RunError(f"not enough memory: {error}; simulate fewer steps, ranks or samples"), 1)
     except OSError as error:  # of files, all are told apart where they are used; so it is stdout or stderr
         return _failed(session, RunError(f"cannot print: {error.strerror or error}"), 1)
     return code if isinstance(code, int) else 0

@@ -11,7 +11,7 @@ from simdist.cli import finished, inputs
 from simdist.cli.data_text import percent, shown_epochs
 from simdist.cli.session import Session
 from simdist.cli.tables import factor_with_interval, seconds_in_state, seconds_with_interval, table_text
-from simdist.compare import Measured, Row, find_baseline, measure, row
+from simdist.compare import EpochMeans, Measured, Row, find_baseline, measure, row
 from simdist.engines import Engine
 from simdist.plan import LEVELS
 from simdist.progress import ProgressBar
@@ -101,7 +101,7 @@ def compare(
     header = ("schedule", "step time", "speed-up", *STATES, "engine")
     tables = [table_text(title, header, [_cells(each) for each in rows], words=("schedule", "engine"))]
     if any(each.epochs for each in rows):
-        tables.append(_epochs_text(rows))
+        tables.append(_epochs_text(rows, reference.name))
     session.result(document, "\n\n".join(tables))
     if plot:
         _draw(session, title, rows, plot)
@@ -122,24 +122,26 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _epochs_text(rows: list[Row]) -> str:
+def _epochs_text(rows: list[Row], baseline: str) -> str:
     """Return the table of epochs: of each schedule the first ones and the last."""
-    header = ("schedule", "epoch", "time", "stalled", *LEVELS)
-    cells = [line for row in rows for line in _epoch_cells(row)]
+    header = ("schedule", "epoch", "time", "speed-up", "stalled", *LEVELS)
+    (base,) = (row.epochs for row in rows if row.schedule == baseline)
+    cells = [line for row in rows for line in _epoch_cells(row, base)]
     title = "epochs: time, share of it stalled for want of a batch, samples by level"
     return table_text(title, header, cells, words=("schedule", "epoch"))
 
 
-def _epoch_cells(row: Row) -> Iterator[list[str]]:
+def _epoch_cells(row: Row, base: tuple[EpochMeans, ...]) -> Iterator[list[str]]:
     if row.staging_s:
-        yield [row.schedule, "staging", seconds_in_state(row.staging_s), *[""] * (1 + len(LEVELS))]
+        yield [row.schedule, "staging", seconds_in_state(row.staging_s), *[""] * (2 + len(LEVELS))]
     for each in shown_epochs(row.epochs):
         if each is None:
-            yield [row.schedule, "...", *[""] * (2 + len(LEVELS))]
+            yield [row.schedule, "...", *[""] * (3 + len(LEVELS))]
         else:
+            speedup = factor_with_interval(base[each.epoch].seconds / each.seconds, None) if each.seconds else "-"
             stalled = percent(each.stall_s / each.seconds if each.seconds else 0.0)
             hits = (percent(each.hits[level]) for level in LEVELS)
-            yield [row.schedule, str(each.epoch), seconds_in_state(each.seconds), stalled, *hits]
+            yield [row.schedule, str(each.epoch), seconds_in_state(each.seconds), speedup, stalled, *hits]
 
 
 def _draw(session: Session, title: str, rows: list[Row], plot: Path) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 from simdist import rundir
 from simdist.build import build, delays
 from simdist.cli import inputs
-from simdist.cli.data_text import both_text, epochs_text, knobs_text
+from simdist.cli.data_text import both_text, epochs_text, knobs_text, limits_text
 from simdist.cli.session import Session
-from simdist.cost import price
+from simdist.cost import Costs, price
 from simdist.engines import Delays, simulate
 from simdist.epochs import Epoch, EpochError, Epochs, epoch_errors, epochs
 from simdist.errors import ScenarioError
-from simdist.knobs import Effects, effects
+from simdist.knobs import Effects, effects, what_to_write
+from simdist.limits import Limits, limits
 from simdist.plan import LEVELS, Plan
 from simdist.progress import ProgressBar
 from simdist.reads import Reads, differences, expected
@@ -56,6 +57,7 @@ class _Source:
     scenario: Scenario
     schedule: Schedule
     plan: Plan
+    costs: Costs
     delays: Delays
     simulate: Callable[[Callable[[int], None]], Trace]
     run: RunDirectory | None
@@ -79,8 +81,9 @@ def data(session: Session, name: str, *, label: str | None, with_knobs: bool) ->
             loading = _loading(session, source, bar)
             with inputs.naming(f"{name}: {source.schedule.name}"):
                 turned = _effects(source, bar) if with_knobs else None
-            rows.append(_document(source, loading, turned))
-            texts.append(_text(source, loading, turned))
+            least = limits(source.plan, source.costs)
+            rows.append(_document(source, loading, least, turned))
+            texts.append(_text(source, loading, least, turned))
     session.result({"scenario": name, "rows": rows}, "\n\n\n".join(texts))
 
 
@@ -92,15 +95,12 @@ def _from_scenario(session: Session, name: str, label: str | None) -> Iterator[_
         with inputs.naming(name):
             built = build(scenario, schedule)
         if built.plan.dataset is None:
-            raise ScenarioError(
-                f"{name}: reads no data set, so it has no epochs: write data: {{samples: ..., file_size: ...}} and "
-                f"input: {{source: storage}}"
-            )
+            raise ScenarioError(f"{name}: reads no data set, so it has no epochs: {what_to_write(scenario)}")
 
         def simulated(progress: Callable[[int], None]) -> Trace:
             return simulate(built.plan, built.costs, drawn, progress=progress)  # noqa: B023 called before the next one
 
-        yield _Source(scenario, schedule, built.plan, drawn, simulated, None)
+        yield _Source(scenario, schedule, built.plan, built.costs, drawn, simulated, None)
 
 
 def _from_directory(session: Session, name: str, label: str | None) -> Iterator[_Source]:
@@ -114,10 +114,13 @@ def _from_directory(session: Session, name: str, label: str | None) -> Iterator[
         if run.plan.dataset is None:
             session.say(f"warning: {run.path}: reads no data set; left out")
     for run in reading:
-        yield _Source(run.scenario, run.scenario.schedules[0], run.plan, run.delays, _of_run(run), run)
+        with inputs.naming(str(run.path)):
+            costs = price(run.plan, run.scenario.cluster, run.scenario.workload)
+        schedule = run.scenario.schedules[0]
+        yield _Source(run.scenario, schedule, run.plan, costs, run.delays, _of_run(run, costs), run)
 
 
-def _of_run(run: RunDirectory) -> Callable[[Callable[[int], None]], Trace]:
+def _of_run(run: RunDirectory, costs: Costs) -> Callable[[Callable[[int], None]], Trace]:
     """Return what reads the simulated trace of a run, or makes it if there is none."""
 
     def simulated(progress: Callable[[int], None]) -> Trace:
@@ -125,7 +128,6 @@ def _of_run(run: RunDirectory) -> Callable[[Callable[[int], None]], Trace]:
         if path.exists():
             return rundir.read_trace(path, plan=run.plan)
         with inputs.naming(str(run.path)):
-            costs = price(run.plan, run.scenario.cluster, run.scenario.workload)
             return simulate(run.plan, costs, run.delays, progress=progress)
 
     return simulated
@@ -169,7 +171,7 @@ def _effects(source: _Source, bar: ProgressBar) -> Effects:
     return effects(source.scenario, source.schedule, source.delays, progress=bar.update)
 
 
-def _text(source: _Source, loading: Loading, turned: Effects | None) -> str:
+def _text(source: _Source, loading: Loading, least: tuple[Limits, ...], turned: Effects | None) -> str:
     plan, simulated, measured = source.plan, loading.simulated, loading.measured
     dataset = plan.dataset
     assert dataset is not None
@@ -178,7 +180,8 @@ def _text(source: _Source, loading: Loading, turned: Effects | None) -> str:
     about = f"{plan.name}: {plan.world_size:,} ranks, {plan.n_steps:,} steps, {per_epoch:,} an epoch; {sources}"
     tables = both_text(simulated, measured, loading.errors) if measured else epochs_text(simulated)
     counts = [reads_text(loading)] if measured else []
-    return "\n".join([about, tables, *counts, *(["", knobs_text(turned)] if turned else [])])
+    below = [limits_text(least, simulated, source.scenario.cluster.storage), *([knobs_text(turned)] if turned else [])]
+    return "\n".join([about, tables, *counts, *(f"\n{text}" for text in below)])
 
 
 def reads_text(loading: Loading) -> str:
@@ -192,7 +195,9 @@ def reads_text(loading: Loading) -> str:
             return "\n".join(f"samples by level: not as the plan says: {line}" for line in lines)
 
 
-def _document(source: _Source, loading: Loading, turned: Effects | None) -> dict[str, object]:
+def _document(
+    source: _Source, loading: Loading, least: tuple[Limits, ...], turned: Effects | None
+) -> dict[str, object]:
     traces = {"simulated": loading.simulated, "measured": loading.measured}
     return {
         "schedule": source.schedule.name,
@@ -202,6 +207,7 @@ def _document(source: _Source, loading: Loading, turned: Effects | None) -> dict
         "errors": [asdict(error) for error in loading.errors],
         "hits_identical": loading.hits_identical,
         "hits_differences": loading.differences,
+        "limits": [_limits_document(each) for each in least],
         "knobs": _knobs_document(turned) if turned else None,
     }
 
@@ -227,6 +233,17 @@ def _epoch_document(epoch: Epoch) -> dict[str, object]:
         "hits": epoch.hits,
         "samples": dict(zip(LEVELS, epoch.n_samples, strict=True)),
         "nbytes": dict(zip(LEVELS, epoch.nbytes, strict=True)),
+    }
+
+
+def _limits_document(each: Limits) -> dict[str, object]:
+    return {
+        "epoch": each.epoch,
+        "least_s": each.least_s,
+        "limit": each.name,
+        "least_s_by_limit": each.seconds,
+        "storage_nbytes": each.storage_nbytes,
+        "needed_Bps": each.needed_Bps,
     }
 
 

@@ -7,10 +7,12 @@ from typing import TypeVar
 from simdist.cli.tables import seconds_in_state, table_text
 from simdist.epochs import HIDDEN_SHARE, Epoch, EpochError, Epochs
 from simdist.knobs import Effect, Effects
+from simdist.limits import LIMITS, Limits
 from simdist.plan import LEVELS
-from simdist.units import format_nbytes
+from simdist.scenario.cluster import Storage
+from simdist.units import format_Bps, format_nbytes
 
-__all__ = ["both_text", "epochs_text", "errors_text", "knobs_text", "percent", "shown_epochs"]
+__all__ = ["both_text", "epochs_text", "errors_text", "knobs_text", "limits_text", "percent", "shown_epochs"]
 
 EpochT = TypeVar("EpochT")
 
@@ -72,7 +74,9 @@ def _sentences(found: Epochs) -> Iterator[str]:
         yield f"staging in: {seconds_in_state(found.staging_s)} before the first epoch"
     hidden = [each.number for each in found.epochs if each.is_hidden]
     seen = [each.number for each in found.epochs if not each.is_hidden]
-    if not seen:
+    if not found.epochs:
+        yield "no epoch: no step was finished by all ranks"
+    elif not seen:
         yield f"compute hides the loading: stalls are less than {100 * HIDDEN_SHARE:g} % of every epoch"
     elif not hidden:
         yield f"compute does not hide the loading: stalls are {100 * HIDDEN_SHARE:g} % or more of every epoch"
@@ -124,6 +128,41 @@ def errors_text(errors: Sequence[EpochError]) -> str:
         return "error of an epoch: none was finished"
     middle = (abs(found[(len(found) - 1) // 2]) + abs(found[len(found) // 2])) / 2
     return f"error of an epoch: median {percent(middle)}, worst {percent(found[-1], signed=True)}"
+
+
+def limits_text(least: Sequence[Limits], simulated: Epochs, storage: Storage | None) -> str:
+    """Return what epochs take at least, by what limits them, beside what they take; and what storage would have to do.
+
+    Args:
+        least: Of staging and epochs.
+        simulated: The epochs.
+        storage: What the epochs read from.
+    """
+    names = [name for name in LIMITS if any(each.seconds[name] for each in least)]
+    header = ("epoch", "simulated", "at least", "for", *names)
+    seconds: dict[int | None, float] = {each.number: each.seconds for each in simulated.epochs}
+    seconds[None] = simulated.staging_s
+    shown = shown_epochs([each for each in least if each.epoch in seconds])
+    rows = [_gap(header) if each is None else _limit_cells(each, seconds[each.epoch], names) for each in shown]
+    title = "limits: what an epoch would take if all but one were free"
+    table = table_text(title, header, rows, words=("epoch", "for"))
+    return "\n".join([table, *_needs(least, storage)])
+
+
+def _limit_cells(each: Limits, seconds: float, names: Sequence[str]) -> list[str]:
+    epoch = "staging" if each.epoch is None else str(each.epoch)
+    by_limit = (seconds_in_state(each.seconds[name]) if each.seconds[name] else "-" for name in names)
+    return [epoch, seconds_in_state(seconds), seconds_in_state(each.least_s), each.name, *by_limit]
+
+
+def _needs(least: Sequence[Limits], storage: Storage | None) -> Iterator[str]:
+    """Yield what storage has to deliver in the epoch that asks most of it."""
+    needs = [(Bps, each.epoch) for each in least if each.epoch is not None and (Bps := each.needed_Bps)]
+    if needs and storage:
+        needed_Bps, epoch = max(needs, key=lambda each: float(f"{each[0]:.2e}"))  # the first of those that print alike
+        would = "has" if needed_Bps <= storage.bandwidth_Bps else "would have"
+        sentence = f"storage {would} to deliver {format_Bps(needed_Bps)} for computing to hide it in epoch {epoch}"
+        yield f"{sentence}; its bandwidth is {format_Bps(storage.bandwidth_Bps)}"
 
 
 def knobs_text(found: Effects) -> str:

@@ -99,10 +99,10 @@ class LoadCosts:
     @cached_property
     def _files(self) -> _Files:
         storage = self._storage
-        nbytes = np.broadcast_to(np.array(self._dataset.file_nbytes, dtype=np.float64), self._dataset.n_samples)
+        nbytes = np.array(self._dataset.file_nbytes, dtype=np.float64)  # one for all, or each
         requests = np.ceil(nbytes / storage.request_nbytes)
         seconds = storage.open_s + requests * storage.latency_s + nbytes / self._storage_Bps
-        return _Files(nbytes, requests + 1, seconds)
+        return _Files(*(np.broadcast_to(each, self._dataset.n_samples) for each in (nbytes, requests + 1, seconds)))
 
     @cached_property
     def _batches(self) -> tuple["_Amounts", ...]:

@@ -10,6 +10,7 @@ happen when the environment gets there. Nobody can be late for them: what is kno
 There are O(1) events per rank and operation.
 """
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ _HOST = STREAMS.index("host")
 _NAN = float("nan")
 _LOADS_AT_HAND = 64  # ranks may be so many loads apart before transfers are made again
 _Key: TypeAlias = tuple[int, int]  # an instance, and a rank or a group
+_Row: TypeAlias = "array[float]"  # of an instance, per rank
 _Stream: TypeAlias = Iterator[_Key]
 
 
@@ -125,9 +127,9 @@ class _World:
         self._network = FluidNetwork(self._timeline, costs.capacity_Bps)
         self._progress = progress
         self._tasks = _tasks(plan, costs, delays)
-        self.rows: tuple[list[list[float]], ...] = tuple(
-            [[_NAN] * plan.world_size for _ in range(plan.n_instances)] for _ in range(3)
-        )
+        self.rows: tuple[list[_Row], ...] = tuple(
+            [array("d", [_NAN]) * plan.world_size for _ in range(plan.n_instances)] for _ in range(3)
+        )  # arrays, into which the garbage collector need not look
         self._waiting: dict[_Key, list[_Stream]] = {}
         self._ready: deque[_Stream] = deque()
         self._is_going_on = False

@@ -1,6 +1,6 @@
 """The data set on the file server, in which order it is read, and what the nodes keep of it."""
 
-import csv
+import math
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -8,16 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, PlainSerializer, PlainValidator, ValidationInfo, model_validator
 
-from simdist.plan.dataset import Eviction, Shuffle
+from simdist.errors import ScenarioError
+from simdist.plan.dataset import MAX_FILE_NBYTES, MAX_NBYTES, MAX_SAMPLES, Eviction, Shuffle
+from simdist.plan.index import parse_entries
 from simdist.scenario import portable
 from simdist.schedules.data import Policy
 from simdist.settings import FromFile, Settings, refuse, shown
-from simdist.units import Factor, Nbytes, Whole, parse_nbytes, parse_whole
+from simdist.units import Factor, Nbytes, Whole, format_nbytes, parse_nbytes, parse_whole
 
 __all__ = ["Data", "Lognormal", "read_sizes"]
 
-_INDEX_COLUMNS = ["name", "label", "nbytes", "crc32"]
 _KEYS_PER_SIZE_BITS = 53
+_MOST_SIGMAS = 8.3  # no quantile of so many bits is farther from the median
+_MOST_OF_A_FILE = f"a file has {format_nbytes(MAX_FILE_NBYTES)} (2^40 B) or less"
 
 
 class Lognormal(Settings):
@@ -28,43 +31,52 @@ class Lognormal(Settings):
         sigma: Standard deviation of the natural logarithm.
     """
 
-    median_nbytes: Nbytes = Field(alias="median")
+    median_nbytes: Annotated[Nbytes, Field(le=MAX_FILE_NBYTES)] = Field(alias="median")
     sigma: Annotated[Factor, Field(le=10)]
 
     def drawn(self, n: int, seed: int) -> NDArray[np.int64]:
         """Return `n` sizes in bytes, at least 1."""
+        return self._drawn(n, seed).astype(np.int64)
+
+    def fault(self, n: int, seed: int) -> str | None:
+        """Return what is wrong if a file of `n` that are drawn is too large, or all together are."""
+        if self.median_nbytes * math.exp(_MOST_SIGMAS * self.sigma) <= min(MAX_FILE_NBYTES, MAX_NBYTES / n):
+            return None  # no draw can be too large
+        sizes = self._drawn(n, seed)
+        if (largest := float(sizes.max())) > MAX_FILE_NBYTES:
+            drawn = f"{{median: {format_nbytes(self.median_nbytes)}, sigma: {self.sigma:g}}} draws files of up to"
+            return f"{drawn} {format_nbytes(largest)}; {_MOST_OF_A_FILE}: write a smaller median or sigma"
+        return _fault_of_all(n, float(sizes.sum()))
+
+    def _drawn(self, n: int, seed: int) -> NDArray[np.float64]:
         keys = np.random.PCG64([seed, n]).random_raw(n) >> np.uint64(64 - _KEYS_PER_SIZE_BITS)
         quantile = (keys.astype(np.float64) + 0.5) * 2.0**-_KEYS_PER_SIZE_BITS
         sizes = self.median_nbytes * portable.exp(self.sigma * portable.normal_quantile(quantile))
-        return np.maximum(np.rint(sizes), 1).astype(np.int64)
+        return np.maximum(np.rint(sizes), 1)
+
+
+def _fault_of_all(n: int, nbytes: float) -> str | None:
+    if nbytes <= MAX_NBYTES:
+        return None
+    return (
+        f"{n:,} files have {format_nbytes(nbytes)}; all of a data set have {format_nbytes(MAX_NBYTES)} (2^62 B) or less"
+    )
 
 
 def read_sizes(path: Path) -> tuple[int, ...]:
     """Read the sizes of the files of a data set from its `index.csv`, in bytes.
 
     Raises:
-        ValueError: It cannot be read, or is no index; with the line.
+        ScenarioError: It cannot be read, or is no index; with the line.
     """
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            rows = csv.reader(file)
-            header = next(rows, [])
-            if header != _INDEX_COLUMNS:
-                raise ValueError(f"{path} begins with {shown(','.join(header))}: write {','.join(_INDEX_COLUMNS)}")
-            sizes = tuple(_size(path, rows.line_num, row) for row in rows)
+        content = path.read_bytes()
     except OSError as error:
-        raise ValueError(f"cannot read {shown(str(path))}: {error.strerror or error}") from None
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no table: {error}; write one as a real data set has: index.csv") from None
+        raise ScenarioError(f"cannot read {shown(str(path))}: {error.strerror or error}") from None
+    sizes = tuple(entry.nbytes for entry in parse_entries(content, where=str(path)))
     if not sizes:
-        raise ValueError(f"{path} lists no file")
+        raise ScenarioError(f"{path} lists no file")
     return sizes
-
-
-def _size(path: Path, line: int, row: list[str]) -> int:
-    if len(row) != len(_INDEX_COLUMNS) or not row[2].isdecimal() or int(row[2]) < 1:
-        raise ValueError(f"{path}:{line}: {shown(','.join(row))}: write {','.join(_INDEX_COLUMNS)}, nbytes 1 or more")
-    return int(row[2])
 
 
 def _read_file_nbytes(value: object, info: ValidationInfo) -> int | tuple[int, ...] | Lognormal:
@@ -92,6 +104,8 @@ def _one_file_nbytes(value: object, info: ValidationInfo) -> int:
     nbytes = parse_whole(value) if is_plain else parse_nbytes(value)
     if nbytes < 1:
         raise ValueError(f"{shown(value)}: a file has 1 B or more")
+    if nbytes > MAX_FILE_NBYTES:
+        raise ValueError(f"{shown(value)}: {_MOST_OF_A_FILE}")
     return nbytes
 
 
@@ -119,7 +133,7 @@ class Data(Settings):
         seed: Of the order and of drawn sizes.
     """
 
-    samples: Annotated[Whole, Field(ge=1)] | None = None
+    samples: Annotated[Whole, Field(ge=1, le=MAX_SAMPLES)] | None = None
     file_nbytes: Annotated[
         int | tuple[int, ...] | Lognormal,
         PlainValidator(_read_file_nbytes),
@@ -139,12 +153,34 @@ class Data(Settings):
             refuse("Data", [(("samples",), "how many samples are there? Write e.g. samples: 1281167")])
         if listed is not None and self.samples not in (None, listed):
             refuse("Data", [(("samples",), f"{self.samples}, but file_size lists {listed}: leave samples out")])
+        if fault := self._size_fault():
+            refuse("Data", [(("file_size",), fault)])
         return self
+
+    def _size_fault(self) -> str | None:
+        match self.file_nbytes:
+            case Lognormal():
+                return self.file_nbytes.fault(self.n_samples, self.seed)
+            case tuple():
+                return _fault_of_all(self.n_samples, sum(self.file_nbytes))
+            case _:
+                return _fault_of_all(self.n_samples, self.n_samples * self.file_nbytes)
 
     @property
     def n_samples(self) -> int:
         """How many samples there are."""
         return len(self.file_nbytes) if isinstance(self.file_nbytes, tuple) else self.samples or 0
+
+    @property
+    def least_nbytes(self) -> int:
+        """The size of the smallest file, or 1 if sizes are drawn."""
+        match self.file_nbytes:
+            case Lognormal():
+                return 1
+            case tuple():
+                return min(self.file_nbytes)
+            case _:
+                return self.file_nbytes
 
     def sizes_nbytes(self) -> tuple[int, ...]:
         """Return the bytes of every file, or one number for all."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import Data, Lognormal
 from simdist.schedules.data import Policy, uses_disk, uses_memory
+from simdist.units import format_nbytes
 
 if TYPE_CHECKING:
     from simdist.scenario.scenario import Scenario
@@ -51,7 +52,7 @@ def _of_data_sets(scenario: "Scenario") -> Iterator[str]:
 def _idle_beside_data(scenario: "Scenario", data: Data) -> Iterator[str]:
     cluster = scenario.cluster
     policies: set[Policy] = {schedule.data or data.policy for schedule in scenario.schedules}
-    keep = f"the policies {', '.join(sorted(policies))} keep no"
+    keep = f"{_who_keeps(policies)} no"
     use_disk, use_memory = any(map(uses_disk, policies)), any(map(uses_memory, policies))
     if "policy" in data.model_fields_set and all(schedule.data for schedule in scenario.schedules):
         yield "data.policy has no effect: every schedule has its own"
@@ -59,14 +60,30 @@ def _idle_beside_data(scenario: "Scenario", data: Data) -> Iterator[str]:
         yield f"cluster.disk has no effect: {keep} files"
     if "memory" in cluster.model_fields_set and cluster.memory and not use_memory:
         yield f"cluster.memory has no effect: {keep} samples"
+    if cluster.disk and use_disk:
+        yield from _too_small("disk", cluster.disk.capacity_nbytes, "file", data.least_nbytes)
+    if cluster.memory and use_memory:
+        yield from _too_small("memory", cluster.memory.capacity_nbytes, "sample", scenario.workload.sample_nbytes)
     if data.start == "warm" and not use_disk:
         yield f"data.start has no effect: {keep} files"
     if data.eviction != "none" and not _may_fill(cluster, policies):
-        yield "data.eviction has no effect: nothing that is kept has a capacity"
+        staged = "staged" in policies and cluster.disk is not None and cluster.disk.capacity_nbytes is not None
+        which = "what is staged in stays, and nothing else" if staged else "nothing"
+        yield f"data.eviction has no effect: {which} that is kept has a capacity"
     if data.seed and data.shuffle == "none" and not isinstance(data.file_nbytes, Lognormal):
         yield "data.seed has no effect: nothing of the data set is random"
     if "cores_per_node" in cluster.model_fields_set and not scenario.workload.decode_s:
         yield "cluster.cores_per_node has no effect: workload.decode is 0"
+
+
+def _who_keeps(policies: set[Policy]) -> str:
+    names = ", ".join(sorted(policies))
+    return f"the policy {names} keeps" if len(policies) == 1 else f"the policies {names} keep"
+
+
+def _too_small(level: str, capacity_nbytes: int | None, what: str, least_nbytes: int) -> Iterator[str]:
+    if capacity_nbytes is not None and capacity_nbytes < least_nbytes:
+        yield f"cluster.{level} has no effect: its capacity of {format_nbytes(capacity_nbytes)} holds no {what}"
 
 
 def _may_fill(cluster: Cluster, policies: set[Policy]) -> bool:

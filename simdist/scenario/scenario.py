@@ -169,8 +169,10 @@ def _policy_fault(policy: Policy, cluster: Cluster) -> str | None:
 def _count_epochs(value: object, info: ValidationInfo) -> object:
     """Read `3 epochs` as so many steps of the data set."""
     words = value.split() if isinstance(value, str) else []
-    if len(words) != 2 or not words[0].isdecimal() or words[1] not in ("epoch", "epochs"):
+    if len(words) != 2 or words[1] not in ("epoch", "epochs"):
         return value
+    if not words[0].isdecimal():
+        raise ValueError(f"{shown(value)} is not a whole number of epochs: write e.g. 2 epochs")
     if info.data.get("data", value) is None:
         raise ValueError(f"{shown(value)}: how many samples are there? Write data: {{samples: ..., file_size: ...}}")
     if not int(words[0]):

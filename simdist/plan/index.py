@@ -1,0 +1,106 @@
+"""The index of a data set: what every sample's file is called, its label, its size and its checksum.
+
+`index.csv` lies in the folder of the files: the header `name,label,nbytes,crc32`, then one line per sample; sample 0
+is the first line after the header. Names are paths relative to the folder, with `/`, each once. The checksum is zlib's
+CRC-32, in decimal: enough to notice a changed, truncated or mixed-up file, and fast enough for every read.
+"""
+
+import csv
+import io
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from simdist.errors import ScenarioError
+from simdist.plan.dataset import MAX_FILE_NBYTES
+
+__all__ = ["COLUMNS", "INDEX", "Entry", "parse_entries", "refuse_name"]
+
+INDEX = "index.csv"
+COLUMNS = ("name", "label", "nbytes", "crc32")
+_INT64 = (-(2**63), 2**63 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Holds one sample's line: its file's name, its label, and size and CRC-32 of the file."""
+
+    name: str
+    label: int
+    nbytes: int
+    crc32: int
+
+    def matches(self, content: bytes) -> bool:
+        """Return whether this is the content of the file."""
+        return len(content) == self.nbytes and zlib.crc32(content) == self.crc32
+
+
+def refuse_name(name: str, where: str) -> None:
+    """Raise ScenarioError if a name is no path of a file inside the folder.
+
+    >>> refuse_name("n01440764/1.JPEG", "index.csv")
+    >>> refuse_name("../secret", "index.csv")
+    Traceback (most recent call last):
+    simdist.errors.ScenarioError: index.csv: name '../secret' leaves the folder; write a path inside it: class/1.jpg
+    """
+    parts = name.split("/")
+    wrong = ""
+    if name.startswith("/") or ".." in parts:
+        wrong = "leaves the folder"
+    elif not name or "" in parts or "." in parts or not name.isprintable():
+        wrong = "is no path of a file"
+    if wrong:
+        raise ScenarioError(f"{where}: name {name!r} {wrong}; write a path inside it: class/1.jpg")
+
+
+def parse_entries(content: bytes, *, where: str) -> Iterator[Entry]:
+    """Yield the samples of an index in order.
+
+    Args:
+        content: Of the file, UTF-8.
+        where: The file's name, for messages.
+
+    Raises:
+        ScenarioError: A line of it is wrong, or names a file again; names file, line, column and value.
+    """
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise ScenarioError(f"{where}: byte {error.start} is not UTF-8") from error
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    line_of: dict[str, int] = {}
+    try:
+        header = next(lines, [])
+        if tuple(header) != COLUMNS:
+            raise ScenarioError(f"{where}:1: {','.join(header)[:80]!r}: the header is {','.join(COLUMNS)}")
+        for line in lines:
+            entry = _parse_line(line, f"{where}:{lines.line_num}")
+            if (first := line_of.setdefault(entry.name, lines.line_num)) != lines.line_num:
+                raise ScenarioError(
+                    f"{where}:{lines.line_num}: name {entry.name!r} is in line {first} too; write each file once"
+                )
+            yield entry
+    except csv.Error as error:
+        raise ScenarioError(f"{where}:{lines.line_num}: {error}") from error
+    if not text.endswith("\n"):
+        raise ScenarioError(f"{where}:{lines.line_num}: ends without a line break: the file is truncated")
+
+
+def _parse_line(line: Sequence[str], where: str) -> Entry:
+    if len(line) != len(COLUMNS):
+        raise ScenarioError(f"{where}: {len(line)} columns ({','.join(line)[:80]!r}); there are {len(COLUMNS)}")
+    name, label, nbytes, crc32 = line
+    refuse_name(name, where)
+    return Entry(
+        name,
+        _whole(label, "label", where, *_INT64),
+        _whole(nbytes, "nbytes", where, 1, MAX_FILE_NBYTES),
+        _whole(crc32, "crc32", where, 0, 2**32 - 1),
+    )
+
+
+def _whole(text: str, column: str, where: str, least: int, most: int) -> int:
+    digits = text.removeprefix("-")
+    if not (digits.isascii() and digits.isdecimal() and len(digits) < 20 and least <= int(text) <= most):
+        raise ScenarioError(f"{where}: {column} {text!r}: write a whole number from {least} to {most}")
+    return int(text)
