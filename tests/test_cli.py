@@ -532,7 +532,7 @@ sys.exit(main(sys.argv[1:]))
 def test_interruption_keeps_what_is_finished(tmp_path):
     many = "".join(f"  - {{kind: local_sgd, period: {period}}}\n" for period in range(5, 45))
     path, kept = write(tmp_path / "s.yaml", SMALL + many), tmp_path / "out" / "rows.jsonl"
-    args = ("compare", path, "--engine", "des", "--seeds", "60", "-o", tmp_path / "out", "--json")
+    args = ("compare", path, "--engine", "des", "--seeds", "400", "-o", tmp_path / "out", "--json")
     command, environment = process(*args, code=INTERRUPTIBLE)
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -24,7 +24,7 @@ from real.data.generate import SampleSet, generate  # noqa: E402
 from real.data.segment import SHARED_MEMORY  # noqa: E402
 from simdist import rundir  # noqa: E402
 from simdist.build import build, delays  # noqa: E402
-from simdist.caching import epoch_order  # noqa: E402
+from simdist.caching import epoch_order, on_disk_at_first  # noqa: E402
 from simdist.plan import LEVELS, Plan  # noqa: E402
 from simdist.reads import Reads, differences, expected  # noqa: E402
 from simdist.scenario import loads  # noqa: E402
@@ -46,6 +46,7 @@ input: {{source: storage, prefetch: 2, readers: 3}}
 schedules: [{{kind: sync, data: {policy}}}]
 """
 SIXTEEN = f", capacity: {16 * SAMPLE_NBYTES} B"
+ONE = f", capacity: {SAMPLE_NBYTES} B"
 RUNS: Mapping[str, Mapping[str, str]] = {
     "naive": {"policy": "naive"},
     "files": {"policy": "files"},
@@ -54,6 +55,8 @@ RUNS: Mapping[str, Mapping[str, str]] = {
     "staged": {"policy": "staged"},
     "small caches": {"policy": "datacache", "disk": SIXTEEN, "memory": SIXTEEN},
     "small lru disk": {"policy": "files", "disk": SIXTEEN, "data": ", eviction: lru"},
+    "tiny lru disk": {"policy": "files", "disk": ONE, "data": ", eviction: lru"},
+    "tiny lru memory": {"policy": "memory", "memory": ONE, "data": ", eviction: lru"},
     "small lru memory": {"policy": "memory", "memory": SIXTEEN, "data": ", eviction: lru"},
     "small staged": {"policy": "staged", "disk": SIXTEEN, "data": ", shuffle: node"},
     "node": {"policy": "datacache", "data": ", shuffle: node"},
@@ -189,6 +192,23 @@ def test_a_second_run_is_warm_and_repairs_files_that_were_damaged_meanwhile(tmp_
     again = rundir.read_reads(paths[2] / rundir.REAL_READS, plan=rundir.read(paths[2]).plan)
     assert again.n_samples[:, :, LEVELS.index("storage")].sum() == 3
     assert wrong(paths[3]) == ()
+
+
+@pytest.mark.parametrize("n_kept", [1, 16])
+def test_warm_evicting_disks_hold_what_the_plan_says_whatever_was_there_before(
+    tmp_path: Path, url: Path, n_kept
+) -> None:
+    """First a run without a limit fills them; then come two with one, of which the second finds what the first left."""
+    small = {"disk": f", capacity: {n_kept * SAMPLE_NBYTES} B", "data": ", start: warm, eviction: lru"}
+    everything = write(tmp_path / "everything", **WARM)
+    limited = [write(tmp_path / f"limited-{number}", policy="files", **small) for number in range(2)]
+    cache, plan = tmp_path / "cache", rundir.read(limited[0]).plan
+    ended_well(run(perform, 4, *arguments([everything, *limited], url, cache)))
+    assert wrong(limited[1]) == ()
+    for node in range(2):
+        kept = sorted(int(file.name.split("-")[0]) for file in cache.glob(f"set-*/node-{node}/??/*"))
+        assert kept == on_disk_at_first(plan, node).tolist()
+        assert len(kept) == n_kept
 
 
 def test_a_file_that_has_changed_on_the_storage_ends_the_run_with_its_name(tmp_path: Path, url: Path) -> None:

@@ -40,10 +40,7 @@ _EMPTY, _WRITING, _READY = 0, 1, 2
 _ALIGNMENT = 64  # bytes of a cache line
 _PAGE_NBYTES = 4096
 _SEARCHED_FIRST = 4096  # slots
-_KEEPS_ORDER = platform.machine() in {
-    "x86_64",
-    "AMD64",
-}  # Intel SDM volume 3A, 9.2.2: "Reads are not reordered with other reads."
+_KEEPS_ORDER = platform.machine() in {"x86_64", "AMD64"}  # "Reads are not reordered with other reads", Intel SDM 3A
 
 
 @dataclass(frozen=True, slots=True)

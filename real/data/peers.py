@@ -47,7 +47,13 @@ class PeerServer:
     """
 
     def __init__(
-        self, store: MemoryStore, *, host: str, meeting: Meeting, timeout_s: float = 10.0, most_connections: int = 1024
+        self,
+        store: MemoryStore,
+        *,
+        host: str,
+        meeting: Meeting,
+        timeout_s: float = 10.0,
+        most_connections: int = 1024,
     ) -> None:
         self._store, self._meeting, self._timeout_s = store, meeting, timeout_s
         self._most_connections = most_connections

@@ -1,9 +1,9 @@
 """What two nodes say to each other about samples in memory: messages of fixed form over TCP.
 
 A client begins with a `HELLO`, which the server answers with its own (`real.data.hello`). Then, as often as it likes,
-it sends a head and so many wants. The server answers with one byte per want, 1 if it has the sample; then the samples that
-it has, from where they lie; then one byte for each of these, 1 if it was still the same sample when the last of it had
-been sent. Numbers are little-endian.
+it sends a head and so many wants. The server answers with one byte per want, 1 if it has the sample; then the samples
+that it has, from where they lie; then one byte for each of these, 1 if it was still the same sample when the last of it
+had been sent. Numbers are little-endian.
 """
 
 import socket

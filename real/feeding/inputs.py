@@ -290,8 +290,8 @@ def _digest(index: Index) -> str:
 def _file_cache(plan: Plan, options: DataOptions, index: Index, run: str, place: Place) -> Iterator[FileCache]:
     """Open the cache of this node. With eviction the plan says what leaves; it does so a little later than planned.
 
-    A warm run finds what the plan says, or less: what others have left goes. A run that goes on after a crash (not cold,
-    while its plan begins so) finds anything, and what was not used for longest goes when there is too much.
+    A warm run finds what the plan says, or less: what others have left goes. A run that goes on after a crash (not
+    cold, while its plan begins so) finds anything, and what was not used for longest goes when there is too much.
     """
     assert plan.dataset is not None
     folder = folder_of_set(options.cache or default_folder(), index)

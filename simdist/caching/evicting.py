@@ -76,13 +76,8 @@ class EvictingCaches:
             return ()
         ranks, places = np.nonzero(keeps)
         nodes = ranks // self._dataset.ranks_per_node
-        kept = dict(
-            zip(
-                zip(nodes.tolist(), samples[ranks, places].tolist(), strict=True),
-                zip(ranks, places, strict=True),
-                strict=True,
-            )
-        )
+        at = list(zip(ranks.tolist(), places.tolist(), strict=True))
+        kept = dict(zip(zip(nodes.tolist(), samples[ranks, places].tolist(), strict=True), at, strict=True))
         left = []
         for each in evicted:
             if (place := kept.pop(each, None)) is None:

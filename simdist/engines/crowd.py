@@ -102,29 +102,30 @@ class Crowd:
 
     def settle(self, now_s: float) -> float:
         """Let all flow at max-min fair rates from now on; return when the next of them ends."""
-        self._is_worn |= self._n_changes > _REFRESH + 4 * len(self._standing.members)
-        touched = {self._standing.own: None}
-        patience = self._patience * (len(self._standing.members) + 1)
-        while self._standing.changed or self._standing.is_tight or self._is_worn:
+        standing = self._standing
+        self._is_worn |= self._n_changes > _REFRESH + 4 * len(standing.members)
+        touched = {standing.own: None}
+        patience = self._patience * (len(standing.members) + 1)
+        while standing.changed or standing.is_tight or self._is_worn:
             patience -= 1
             if self._is_worn:
                 self._refresh(now_s)
             elif patience < 0:
                 self._ask_fairness(now_s)
-                touched.update(dict.fromkeys(self._standing.levels))
-            elif self._standing.changed:
+                touched.update(dict.fromkeys(standing.levels))
+            elif standing.changed:
                 level = self._pop_lowest()
                 if level.users[level.hub]:
                     touched[level] = None
                     patience -= self._fill(level, now_s)
                 else:
-                    self._standing.close(level)
+                    standing.close(level)
                     touched.pop(level, None)
             else:
                 self._audit(now_s)
         for level in touched:
             level.find_next_end()
-        return max(min([level.next_end_s for level in self._standing.levels]), now_s)
+        return max(min([level.next_end_s for level in standing.levels]), now_s)
 
     def _pop_lowest(self) -> Level:
         """Take out the lowest of the levels that have changed."""
@@ -147,16 +148,16 @@ class Crowd:
 
     def _set_rate(self, level: Level, now_s: float) -> None:
         """Share among the members of a level what the others leave of its hub."""
-        hub, load = level.hub, level.load[level.hub]
+        standing, hub, load = self._standing, level.hub, level.load[level.hub]
         taken_Bps = 0.0
-        for each in self._standing.levels:
+        for each in standing.levels:
             if each is not level:
                 taken_Bps += each.load[hub] * each.rate_Bps
-        rate_Bps = (self._standing.capacity_Bps[hub] - taken_Bps) / load
+        rate_Bps = (standing.capacity_Bps[hub] - taken_Bps) / load
         level.set_rate(rate_Bps, now_s)
         level.most_load = max(level.most_load, load)
         self._is_worn |= load < level.most_load * _WORN
-        self._standing.is_tight |= rate_Bps > level.bound_Bps
+        standing.is_tight |= rate_Bps > level.bound_Bps
 
     def _move_by_pace(self, level: Level, now_s: float) -> int:
         """Move members that are slower alone to their own pace, and those who are faster alone to the level."""

@@ -113,9 +113,10 @@ class Standing:
         if level is not self.own:
             heappush(level.paces, (member.pace_Bps, ticket, member))
         else:
-            for other in self.levels:
-                if other is not level and any(hub == other.hub for hub, _ in member.uses):
-                    heappush(other.outsiders, (-member.pace_Bps, ticket, member))
+            for hub, _ in member.uses:
+                there = self.level_at[hub]
+                if there is not None:
+                    heappush(there.outsiders, (-member.pace_Bps, ticket, member))
         self._count(member, 1)
 
     def _take(self, member: Member, now_s: float) -> float:
