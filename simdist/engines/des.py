@@ -10,9 +10,11 @@ happen when the environment gets there. Nobody can be late for them: what is kno
 There are O(1) events per rank and operation.
 """
 
+import gc
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import count
@@ -33,6 +35,7 @@ __all__ = ["simulate"]
 
 _HOST = STREAMS.index("host")
 _NAN = float("nan")
+_COLLECT_AFTER = 500_000  # objects; Python's default is 700
 _LOADS_AT_HAND = 64  # ranks may be so many loads apart before transfers are made again
 _Key: TypeAlias = tuple[int, int]  # an instance, and a rank or a group
 _Row: TypeAlias = "array[float]"  # of an instance, per rank
@@ -58,12 +61,24 @@ def simulate(
         PlanError: The delays do not fit the plan.
     """
     check_delays(plan, delays)
-    world = _World(plan, costs, delays, progress)
-    world.run()
+    with _rare_collections():
+        world = _World(plan, costs, delays, progress)
+        world.run()
     if progress:
         progress(plan.n_steps)
     ready_s, start_s, end_s = (np.array(rows, dtype=np.float64).reshape(-1, plan.world_size) for rows in world.rows)
     return Trace(plan, ready_s, start_s, end_s, source="simulated by des")
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Let the garbage collector look less often: a simulation makes millions of objects, and hardly any cycles."""
+    before = gc.get_threshold()
+    gc.set_threshold(_COLLECT_AFTER, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 @dataclass(frozen=True, slots=True)
