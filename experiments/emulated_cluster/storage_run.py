@@ -95,8 +95,9 @@ def tables(results: dict[Shape, list[Result]], outage: Outage) -> dict[str, str]
 
 
 def write_page(found: dict[str, str]) -> None:
-    """Write the tables into the README."""
+    """Write the tables into the README, and the overview into that of the project."""
     write_tables(HERE / "README.md", found)
+    write_tables(HERE.parent.parent / "README.md", {name: found[name] for name in ("storage overview",)})
 
 
 @contextmanager
