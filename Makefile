@@ -29,11 +29,13 @@ lint: $(INSTALLED) $(KERNELS)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-benchmark: $(INSTALLED)  ## speed of both engines, and of training loops with simdist; takes two minutes
+benchmark: $(INSTALLED)  ## speed of both engines, and of training loops with simdist; takes four minutes
 	$(BIN)/python benchmarks/engines.py
 	$(BIN)/python benchmarks/network.py
 	$(BIN)/python benchmarks/expansion.py
 	$(BIN)/python benchmarks/topk.py
+	$(BIN)/python benchmarks/readers.py
+	$(BIN)/python benchmarks/loader.py
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 benchmarks/overhead.py
 
 clean:

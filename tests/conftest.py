@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -12,6 +13,10 @@ settings.register_profile(
     derandomize="CI" in os.environ,
 )
 settings.load_profile("simdist")
+
+# A shell without job control starts what runs in its background with SIGINT ignored, and processes inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if importlib.util.find_spec("torch") is not None:
     import torch
