@@ -33,7 +33,7 @@ LOCAL = "{kind: local_sgd, period: %d}"
 HSGD = "{kind: hierarchical_sgd, intra_node_gradients: false, levels: {%s}}"
 WITH_GRADIENTS = "{kind: hierarchical_sgd, label: hsgd and gradients in nodes, levels: {%s}}"
 TARGETS = {
-    "fast over des": 100.0,
+    "fast over des": 30.0,  # above 100 before `des` became three times as fast
     "des rank-ops/s": 100e3,
     "batch rank-ops/s": 100e6,
     "compare s": 10.0,
