@@ -14,12 +14,10 @@ from numpy.typing import NDArray
 from real.data.decoding import Decode
 from real.data.index import Index
 from real.data.storages import Storage, read_sample
+from simdist.caching.batch import DISK, MEMORY, PEER, STORAGE
 from simdist.errors import RunError
-from simdist.plan import LEVELS
 
 __all__ = ["DISK", "MEMORY", "PEER", "STORAGE", "Files", "Sources"]
-
-MEMORY, PEER, DISK, STORAGE = range(len(LEVELS))
 
 
 class Files(Protocol):

@@ -34,16 +34,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.caching import BatchReads, look_up, staged_samples
+from simdist.caching.batch import DISK, MEMORY, PEER, STORAGE
 from simdist.cost.topology import Topology
 from simdist.cost.transfers import Stage, Transfer
 from simdist.errors import PlanError
-from simdist.plan import LEVELS, Plan, StageIn
+from simdist.plan import Plan, StageIn
 from simdist.scenario.cluster import Cluster, Disk, HostMemory, Storage
 from simdist.scenario.workload import Workload
 
 __all__ = ["LoadCosts"]
-
-MEMORY, PEER, DISK, STORAGE = range(len(LEVELS))
 
 
 @dataclass(frozen=True, slots=True)
