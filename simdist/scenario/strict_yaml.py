@@ -29,7 +29,7 @@ try:
 except ImportError:  # PyYAML without libyaml
     from yaml import SafeLoader as _Loader  # type: ignore[assignment]
 
-__all__ = ["Document", "Place", "Problem", "dump", "parse"]
+__all__ = ["Document", "Place", "Problem", "dump", "dump_line", "parse"]
 
 Path: TypeAlias = tuple[str | int, ...]
 
@@ -99,6 +99,18 @@ def parse(text: str) -> Document:
 def dump(value: object) -> str:
     """Write YAML that `parse` reads back as the same value, and other loaders too."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
+
+
+def dump_line(value: object) -> str:
+    """Write a mapping or list on one line.
+
+    >>> dump_line({"levels": {2: 4, 4: "world"}})
+    '{levels: {2: 4, 4: world}}'
+    """
+    text: str = yaml.dump(
+        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=2**31, default_flow_style=True
+    )
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 class _StopError(Exception):

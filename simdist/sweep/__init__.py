@@ -1,0 +1,27 @@
+"""Thousands of scenarios: what is varied, how they are computed on many processes, and the table that comes of it.
+
+sweep = load("sweep.yaml")         # what is varied: points, and a row per point and schedule
+run(sweep, Path("runs/sweep"))     # compute the rows that are missing there
+frame(Path("runs/sweep"))          # a pandas table
+"""
+
+from simdist.sweep.definition import Axis, Case, Choice, Point, RowKey, Sweep
+from simdist.sweep.driver import Outcome, run
+from simdist.sweep.reading import load, loads
+from simdist.sweep.workers import InProcess, LocalPool, Workers
+
+__all__ = [
+    "Axis",
+    "Case",
+    "Choice",
+    "InProcess",
+    "LocalPool",
+    "Outcome",
+    "Point",
+    "RowKey",
+    "Sweep",
+    "Workers",
+    "load",
+    "loads",
+    "run",
+]

@@ -1,0 +1,195 @@
+"""A sweep: one scenario, and what is varied in it.
+
+    scenario: first.yaml                      # a file beside this one, a preset, or the scenario itself
+    vary:
+      cluster.nodes: [2, 4, 8, 16]
+      disturbances[0].probability: [1%, 2%, 5%]
+    cases:                                    # fields that change together
+      - {name: 25G, cluster.network.bandwidth: 25 Gbit/s, cluster.network.latency: 30 us}
+      - {name: 100G, cluster.network.bandwidth: 100 Gbit/s, cluster.network.latency: 5 us}
+    seeds: 20
+    baseline: sync
+
+A point is the scenario as if its file had been edited at these places. Every point is measured for every schedule: a
+row. A row is named by a hash of all that its numbers follow from, so that it is found again whatever sweep it is in.
+"""
+
+import hashlib
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, final
+
+from simdist import __version__
+from simdist.engines import Engine
+from simdist.scenario import Scenario
+from simdist.sweep.keys import Files, canonical
+from simdist.sweep.paths import Field, replaced
+from simdist.sweep.sampling import Distribution, Sampling, unit_cube
+
+__all__ = ["Axis", "Case", "Choice", "Point", "RowKey", "Sweep"]
+
+_KEY_DIGITS = 32
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A value of a field.
+
+    Args:
+        written: As a scenario file has it.
+        number: As tables have it: in SI units.
+    """
+
+    written: Any
+    number: object
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A field that is varied: over listed values, or a distribution whose bounds are in SI units."""
+
+    field: Field
+    choices: tuple[Choice, ...] = ()
+    distribution: Distribution | None = None
+    bounds: tuple[float, ...] = ()
+
+    def at(self, u: float) -> Choice:
+        """Return the value at a share `u` of the distribution, 0 < u < 1; listed values are equally likely."""
+        if self.distribution is None:
+            return self.choices[min(int(u * len(self.choices)), len(self.choices) - 1)]
+        number = self.distribution.quantile(u, self.bounds)
+        written = self.field.text(number)
+        return Choice(written, self.field.number(written))
+
+
+@dataclass(frozen=True)
+class Case:
+    """Values of fields that change together."""
+
+    name: str
+    choices: tuple[tuple[Field, Choice], ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A scenario of a sweep.
+
+    Args:
+        number: From 0, in the order of the sweep.
+        case: Name of the case; empty if the sweep has none.
+        choices: What the fields are set to, in the order of `Sweep.fields`; None where a case leaves one as it is.
+    """
+
+    number: int
+    case: str
+    choices: tuple[Choice | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RowKey:
+    """A row: one schedule of one point.
+
+    Args:
+        position: Of the schedule among those of the point, from 0.
+        key: Hash of all that the numbers of the row follow from.
+    """
+
+    position: int
+    key: str
+
+
+@final
+@dataclass(frozen=True)
+class Sweep:
+    """What is computed; `load` reads one.
+
+    Args:
+        name: For people.
+        tree: The scenario as a file has it.
+        scenario: The same, read.
+        folder: Files in the scenario are relative to it.
+        axes: What is varied, the last one fastest.
+        cases: What changes together.
+        sampling: Which points are taken.
+        baseline: Label or kind of the schedule that speed-ups are over.
+        n_seeds: Seeds of delays that each row is measured with, counted up from the scenario's.
+        engine: `auto` takes the fast engine wherever it is exact.
+        time_limit_s: Seconds after which a row is given up.
+    """
+
+    name: str
+    tree: Mapping[str, Any]
+    scenario: Scenario
+    folder: Path
+    axes: tuple[Axis, ...]
+    cases: tuple[Case, ...]
+    sampling: Sampling
+    baseline: str
+    n_seeds: int
+    engine: Engine
+    time_limit_s: float
+
+    @cached_property
+    def fields(self) -> tuple[Field, ...]:
+        """The fields that differ between points: those of cases, then those that are varied."""
+        of_cases = [field for case in self.cases for field, _ in case.choices]
+        return tuple({field.path: field for field in (*of_cases, *(axis.field for axis in self.axes))}.values())
+
+    @property
+    def n_points(self) -> int:
+        """How many points there are."""
+        n_cases = max(1, len(self.cases))
+        if self.sampling.kind == "grid":
+            return n_cases * math.prod(len(axis.choices) for axis in self.axes)
+        return n_cases * (self.sampling.points or 0)
+
+    def points(self) -> Iterator[Point]:
+        """Yield all points, case by case."""
+        numbers = itertools.count()
+        for case in self.cases or (Case("", ()),):
+            set_by_case = {field.path: choice for field, choice in case.choices}
+            for choices in self._combinations():
+                at = set_by_case | {axis.field.path: choice for axis, choice in zip(self.axes, choices, strict=True)}
+                yield Point(next(numbers), case.name, tuple(at.get(field.path) for field in self.fields))
+
+    def tree_of(self, point: Point) -> dict[str, Any]:
+        """Return the scenario of a point, as a file has it.
+
+        Raises:
+            ValueError: A path leads nowhere in it.
+        """
+        tree: Any = self.tree
+        for field, choice in zip(self.fields, point.choices, strict=True):
+            if choice is not None:
+                tree = replaced(tree, field.path, choice.written)
+        return dict(tree)
+
+    def keys(self, tree: Mapping[str, Any]) -> list[RowKey]:
+        """Return the rows of a point, one for each of its schedules."""
+        schedules = tree.get("schedules")
+        each = list(schedules) if isinstance(schedules, list) and schedules else [schedules]
+        shared = {name: item for name, item in tree.items() if name not in ("schedules", "name")}
+        how = f"{__version__} {self.engine} {self.n_seeds}"
+        before = hashlib.sha256(f"{how} {self._files.digest(shared)} {canonical(shared)}".encode())
+        return [RowKey(position, _key(before, schedule)) for position, schedule in enumerate(each)]
+
+    def _combinations(self) -> Iterator[tuple[Choice, ...]]:
+        if self.sampling.kind == "grid":
+            yield from itertools.product(*(axis.choices for axis in self.axes))
+            return
+        for point in unit_cube(self.sampling, len(self.axes)):
+            yield tuple(axis.at(float(u)) for axis, u in zip(self.axes, point, strict=True))
+
+    @cached_property
+    def _files(self) -> Files:
+        return Files(self.folder)
+
+
+def _key(before: "hashlib._Hash", schedule: object) -> str:
+    digest = before.copy()
+    digest.update(canonical(schedule).encode())
+    return digest.hexdigest()[:_KEY_DIGITS]

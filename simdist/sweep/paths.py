@@ -1,0 +1,208 @@
+"""Fields of a scenario by their paths, as its error messages write them: `cluster.network.bandwidth`.
+
+A path leads through the scenario file as the user wrote it, so that to set a field is to edit the file. Where the file
+has only the name of a preset, setting a field below it overrides that field of the preset.
+
+>>> settings = {"cluster": "aws-p3", "disturbances": [{"kind": "transient", "probability": "1%"}]}
+>>> replaced(settings, parse_path("cluster.nodes"), 4)["cluster"]
+{'preset': 'aws-p3', 'nodes': 4}
+>>> replaced(settings, parse_path("disturbances[0].probability"), "5%")["disturbances"]
+[{'kind': 'transient', 'probability': '5%'}]
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeAlias, TypeGuard, Union, get_args, get_origin
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
+
+from simdist.scenario import Scenario, strict_yaml
+from simdist.scenario.problems import path_text
+from simdist.settings import FromFile, Settings, nearest, shown
+
+__all__ = ["Field", "Path", "find_field", "parse_path", "replaced"]
+
+Path: TypeAlias = tuple[str | int, ...]
+
+_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+|\[\d+\])*", re.ASCII)
+_PARTS = re.compile(r"\w+", re.ASCII)
+_PRESETS = ("cluster", "workload")  # that may be just a name
+_NEED_OTHERS = ("steps",)  # `3 epochs` is so many steps of the data set
+_ANYWHERE = FromFile(folder=FilePath())
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a scenario that is varied.
+
+    Args:
+        path: Keys and indices that lead to it.
+        column: Its name in tables: the path, ending in the name with its unit, such as `cluster.network.bandwidth_Bps`.
+        is_number: Whether its values are numbers, so that distributions of them make sense.
+        type: Reads and writes values of it; None where it is no single value, but say a mapping, or depends on others.
+    """
+
+    path: Path
+    column: str
+    is_number: bool = False
+    type: TypeAdapter[Any] | None = None
+
+    def number(self, value: object) -> object:
+        """Return a value as tables have it: in SI units, or as text if it is no single value.
+
+        Raises:
+            ValueError: It is wrong, whatever the rest of the scenario is.
+        """
+        if isinstance(value, dict | list) or value is None:
+            return _flat_text(value)
+        if self.type is None:
+            return value
+        try:
+            return self.type.validate_python(value, context=_ANYWHERE)
+        except ValidationError as error:
+            raise ValueError("; ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())) from None
+
+    def text(self, number: float) -> object:
+        """Return a number in SI units as it is written in a scenario file."""
+        if self.type is None:
+            return number
+        value = self.type.validate_python(number)
+        return self.type.dump_python(value, mode="json")
+
+
+def parse_path(text: str) -> Path:
+    """Read a path.
+
+    Raises:
+        ValueError: It is none.
+
+    >>> parse_path("schedules[1].levels.2")
+    ('schedules', 1, 'levels', 2)
+    """
+    if not _PATH.fullmatch(text):
+        raise ValueError(f"{shown(text)} is no path: write e.g. cluster.nodes or disturbances[0].probability")
+    return tuple(int(part) if part.isdigit() else part for part in _PARTS.findall(text))
+
+
+def replaced(tree: object, path: Path, value: object) -> Any:
+    """Return a scenario, as a file has it, with another value at a path; what the path does not touch is shared.
+
+    Raises:
+        ValueError: The path leads nowhere.
+    """
+    return _replaced(tree, path, value, ())
+
+
+def _replaced(tree: object, path: Path, value: object, above: Path) -> object:
+    if not path:
+        return value
+    key, below = path[0], path[1:]
+    if isinstance(tree, str) and above and len(above) == 1 and above[0] in _PRESETS:
+        tree = {"preset": tree}
+    match tree:
+        case list() if isinstance(key, int):
+            if key >= len(tree):
+                raise ValueError(f"{path_text(above)} has {len(tree)} items, numbered from 0: there is no [{key}]")
+            return [_replaced(item, below, value, (*above, key)) if n == key else item for n, item in enumerate(tree)]
+        case dict():
+            return {**tree, key: _replaced(tree.get(key), below, value, (*above, key))}
+        case None:
+            return {key: _replaced(None, below, value, (*above, key))}
+        case _:
+            raise ValueError(f"{path_text(above) or 'the scenario'} is {shown(tree)}: there is nothing below it")
+
+
+def find_field(scenario: Scenario, path: Path) -> Field:
+    """Find a field by its path.
+
+    Args:
+        scenario: One that has it, or could have it.
+        path: Keys and indices, as in a scenario file.
+
+    Raises:
+        ValueError: There is no such field; the message names the nearest.
+    """
+    here: object = scenario
+    for depth, key in enumerate(path[:-1]):
+        here = _below(here, key, path[:depth])
+    last, above = path[-1], path[:-1]
+    if not _is_settings(here):
+        _below(here, last, above)
+        return Field(path, path_text(path))
+    model = here if isinstance(here, type) else type(here)
+    name = _attribute(model, last, above)
+    field = model.model_fields[name]
+    kinds = _single_types(field.annotation)
+    if kinds is None:
+        return Field(path, path_text(path))
+    adapter = None if name in _NEED_OTHERS else _adapter(field)
+    return Field(path, path_text((*above, name)), kinds <= {int, float}, adapter)
+
+
+def _adapter(field: FieldInfo) -> TypeAdapter[Any]:
+    """Return what reads the values of a field by itself: its checks, but not its name in files."""
+    annotated: Any = Annotated[field.annotation, *field.metadata, ""]
+    return TypeAdapter(annotated)
+
+
+def _below(here: object, key: str | int, above: Path) -> object:
+    """Return what is at a key; a class of settings where one could be, but is not."""
+    match here:
+        case BaseModel() | type() if _is_settings(here):
+            model = here if isinstance(here, type) else type(here)
+            name = _attribute(model, key, above)
+            held = dict(here)[name] if isinstance(here, BaseModel) else None
+            return _settings_class(model.model_fields[name].annotation) if held is None else held
+        case tuple() if isinstance(key, int):
+            if key >= len(here):
+                n = len(here)
+                raise ValueError(f"{path_text(above)} has {n} items, numbered from 0: there is no [{key}]")
+            return here[key]
+        case Mapping():
+            return here.get(key)
+        case _:
+            raise ValueError(
+                f"there is nothing below {path_text(above)} that has a name of its own: vary it as a whole"
+            )
+
+
+def _is_settings(here: object) -> TypeGuard[BaseModel | type[BaseModel]]:
+    return isinstance(here, BaseModel) or (isinstance(here, type) and issubclass(here, BaseModel))
+
+
+def _attribute(model: type[BaseModel], key: str | int, above: Path) -> str:
+    """Return the attribute that a key in a file means."""
+    keys = {field.alias or name: name for name, field in model.model_fields.items()}
+    if key not in keys:
+        where = f"in {path_text(above)}" if above else "in a scenario"
+        raise ValueError(f"there is no key {shown(key)} {where}: {nearest(key, keys)}")
+    return keys[str(key)]
+
+
+def _settings_class(annotation: object) -> type[Settings] | None:
+    """Return the only class of settings in an annotation such as `Storage | None`."""
+    classes = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type)]
+    found = [each for each in classes if issubclass(each, Settings)]
+    return found[0] if len(found) == 1 else None
+
+
+def _single_types(annotation: object) -> set[type] | None:
+    """Return the types of a single value that an annotation allows besides None, or None if it allows others."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _single_types(args[0])
+    if origin is Literal:
+        return {type(each) for each in args}
+    if origin in (Union, UnionType):
+        parts = [_single_types(each) for each in args if each is not type(None)]
+        return None if None in parts else set().union(*(part for part in parts if part))
+    return {annotation} if isinstance(annotation, type) and annotation in (int, float, str, bool) else None
+
+
+def _flat_text(value: object) -> str:
+    """Write a value on one line, as a scenario file could have it."""
+    return value if isinstance(value, str) else strict_yaml.dump_line(value)

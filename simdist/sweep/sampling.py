@@ -1,0 +1,189 @@
+"""Points of a space of parameters: distributions, and where in the unit cube to look.
+
+A distribution is given by its quantile function, so that it serves random numbers as well as a Sobol sequence. Numbers
+are rounded to six digits: a table of them can be read, and a value typed from it gives the same scenario.
+
+A longer sample begins with the shorter one: more points never make those that are computed already worthless.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Annotated, Literal, Self, TypeAlias, final
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from simdist.scenario.portable import exp, log, normal_quantile
+from simdist.settings import Settings, refuse
+from simdist.units import Factor, Whole
+
+__all__ = ["Distribution", "Integers", "LogUniform", "Lognormal", "Sampling", "Uniform", "unit_cube"]
+
+_BATCH = 1024  # points that are made at once
+_N_DIGITS = 6
+
+
+class Distribution(Settings, ABC):
+    """How the values of a field are distributed."""
+
+    @abstractmethod
+    def bounds(self) -> tuple[object, ...]:
+        """Return the values that it is given by, as they stand in the file; all are of the field's kind."""
+
+    @abstractmethod
+    def quantile(self, u: float, bounds: tuple[float, ...]) -> float:
+        """Return the value below which a share `u`, 0 < u < 1, of all values is; `bounds` in SI units."""
+
+    def problem(self, bounds: tuple[float, ...]) -> str | None:
+        """Say what is wrong with the values that it is given by, if anything."""
+        low, high = bounds[0], bounds[-1]
+        return None if low < high else f"{low:g} is not below {high:g}: write the lower bound first"
+
+
+@final
+class Uniform(Distribution):
+    """Every value between two bounds is as likely as any other."""
+
+    uniform: tuple[object, object]
+
+    def bounds(self) -> tuple[object, ...]:
+        """Return the bounds."""
+        return self.uniform
+
+    def quantile(self, u: float, bounds: tuple[float, ...]) -> float:
+        """Return low + u (high - low)."""
+        return _rounded(bounds[0] + u * (bounds[1] - bounds[0]))
+
+
+@final
+class LogUniform(Distribution):
+    """Every factor between two bounds is as likely as any other: as many values in 1 to 10 as in 10 to 100."""
+
+    log_uniform: tuple[object, object]
+
+    def bounds(self) -> tuple[object, ...]:
+        """Return the bounds."""
+        return self.log_uniform
+
+    def quantile(self, u: float, bounds: tuple[float, ...]) -> float:
+        """Return low (high / low)^u."""
+        return _rounded(bounds[0] * _exp(u * _log(bounds[1] / bounds[0])))
+
+    def problem(self, bounds: tuple[float, ...]) -> str | None:
+        """Say if the lower bound is 0, too."""
+        return "0 has no logarithm: write a lower bound above 0" if bounds[0] <= 0 else super().problem(bounds)
+
+
+@final
+class Integers(Distribution):
+    """Every whole number from the first to the last, both included, is as likely as any other."""
+
+    integers: tuple[Whole, Whole]
+
+    def bounds(self) -> tuple[object, ...]:
+        """Return the bounds."""
+        return self.integers
+
+    def quantile(self, u: float, bounds: tuple[float, ...]) -> float:
+        """Return low + floor(u n), n whole numbers from low to high."""
+        low, high = (int(each) for each in bounds)
+        return low + min(int(u * (high - low + 1)), high - low)
+
+
+@final
+class Lognormal(Distribution):
+    """Uncertainty by a factor: median * exp(sigma z), z standard normal; sigma = 0.1 is about 10 %."""
+
+    median: object
+    sigma: Annotated[Factor, Field(le=10)]
+
+    def bounds(self) -> tuple[object, ...]:
+        """Return the median."""
+        return (self.median,)
+
+    def quantile(self, u: float, bounds: tuple[float, ...]) -> float:
+        """Return median * exp(sigma z(u))."""
+        z = float(normal_quantile(np.array([u]))[0])
+        return _rounded(bounds[0] * _exp(self.sigma * z))
+
+    def problem(self, bounds: tuple[float, ...]) -> str | None:
+        """Say if the median is 0."""
+        return None if bounds[0] > 0 else "a median of 0 leaves nothing to vary: write one above 0"
+
+
+class Sampling(Settings):
+    """Which points of the space are taken.
+
+    Args:
+        kind: `grid`: all combinations of listed values. `random`: independent points. `sobol`: points that fill the
+            space evenly (a Sobol sequence, shifted by random numbers of the seed); best with a power of two.
+        points: How many, for `random` and `sobol`.
+        seed: Of the random numbers that choose points; those of the simulated delays are the scenario's.
+
+    Source:
+        Sobol (1967), directions of Joe and Kuo (2008), as in scipy; the shift modulo 1 is that of Cranley and Patterson
+        (1976).
+    """
+
+    kind: Literal["grid", "random", "sobol"] = "grid"
+    points: Annotated[Whole, Field(ge=1, le=10_000_000)] | None = None
+    seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.kind == "grid" and self.points is not None:
+            refuse("Sampling", [(("points",), "a grid has as many as its lists say: remove it, or write kind: random")])
+        if self.kind != "grid" and self.points is None:
+            refuse("Sampling", [(("points",), f"how many {self.kind} points? Write e.g. points: 256")])
+        return self
+
+
+Unit: TypeAlias = NDArray[np.float64]
+
+
+def unit_cube(sampling: Sampling, n_dimensions: int) -> Iterator[Unit]:
+    """Yield the points of a random or Sobol sample, each `[n_dimensions]` with values in (0, 1).
+
+    >>> [point.round(3).tolist() for point in unit_cube(Sampling(kind="random", points=2), 2)]
+    [[0.151, 0.66], [0.549, 0.143]]
+    """
+    n_points = sampling.points or 0
+    random = np.random.Philox(key=sampling.seed)
+    batches = _sobol(random, n_dimensions) if sampling.kind == "sobol" else _independent(random, n_dimensions)
+    for first in range(0, n_points, _BATCH):
+        yield from next(batches)[: n_points - first]
+
+
+def _independent(random: np.random.Philox, n_dimensions: int) -> Iterator[Unit]:
+    while True:
+        yield _uniform(random, _BATCH * n_dimensions).reshape(_BATCH, n_dimensions)
+
+
+def _sobol(random: np.random.Philox, n_dimensions: int) -> Iterator[Unit]:
+    from scipy.stats import qmc  # takes half a second
+
+    shift = _uniform(random, n_dimensions)
+    engine = qmc.Sobol(n_dimensions, scramble=False)
+    while True:
+        points = (np.asarray(engine.random(_BATCH), dtype=np.float64) + shift) % 1.0
+        yield np.clip(points, 2.0**-54, 1 - 2.0**-53)
+
+
+def _uniform(random: np.random.Philox, n: int) -> Unit:
+    """Draw the centres of 2^53 equal parts of (0, 1)."""
+    words = random.random_raw(n)
+    return np.asarray((words >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54)
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{_N_DIGITS}g}")
+
+
+def _exp(x: float) -> float:
+    return float(exp(np.array([x]))[0])
+
+
+def _log(x: float) -> float:
+    return float(log(np.array([x]))[0]) if 0 < x < math.inf else math.nan

@@ -1,0 +1,192 @@
+"""What a worker does: it measures rows. It needs nothing but this package and its arguments, wherever it runs.
+
+A row that cannot be measured becomes a record of its error; others are not touched. The same row gives the same bytes
+on every machine, so it does not say when or where it was computed.
+"""
+
+import json
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pydantic import ValidationError
+
+from simdist import __version__
+from simdist.build import build
+from simdist.compare import Measured, measure
+from simdist.engines import Engine
+from simdist.errors import RunError, ScenarioError, SimdistError
+from simdist.scenario import Scenario
+from simdist.scenario.problems import path_text
+from simdist.settings import FromFile
+from simdist.sweep.definition import RowKey
+
+__all__ = ["Batch", "Finished", "Task", "evaluate", "failure", "late", "record"]
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A point, and which rows of it are missing.
+
+    Args:
+        point: Its number, for messages.
+        tree: The scenario as a file has it.
+        rows: What to measure.
+    """
+
+    point: int
+    tree: Mapping[str, Any]
+    rows: tuple[RowKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Tasks that travel to a worker together.
+
+    Args:
+        version: Of simdist; a worker of another one refuses.
+        folder: Files in scenarios are relative to it.
+        tasks: What to do.
+        n_seeds: Seeds of delays, counted up from the scenario's.
+        engine: `auto` takes the fast engine wherever it is exact.
+        time_limit_s: Seconds after which a row is given up.
+    """
+
+    version: str
+    folder: Path
+    tasks: tuple[Task, ...]
+    n_seeds: int
+    engine: Engine
+    time_limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a batch became.
+
+    Args:
+        records: Of all its rows.
+        seconds: How long it took.
+    """
+
+    records: tuple[tuple[str, bytes], ...]
+    seconds: float
+
+
+def evaluate(batch: Batch) -> Finished:
+    """Measure all rows of a batch; a row that fails becomes a record of its error.
+
+    Raises:
+        RunError: This is another version of simdist than the one that asks.
+    """
+    if batch.version != __version__:
+        raise RunError(f"a worker has simdist {__version__}, this is {batch.version}: install the same everywhere")
+    began_s = time.perf_counter()
+    records = [item for task in batch.tasks for item in _records(task, batch)]
+    return Finished(tuple(records), time.perf_counter() - began_s)
+
+
+def _records(task: Task, batch: Batch) -> Iterator[tuple[str, bytes]]:
+    scenario = _read(task.tree, batch.folder)
+    for row in task.rows:
+        try:
+            with _alarm(batch.time_limit_s):
+                found = _measure(task, row, scenario, batch)
+        except SimdistError as error:
+            found = failure(type(error).__name__, str(error))
+        except MemoryError as error:
+            found = failure("RunError", f"not enough memory: {error}; vary fewer steps, ranks or samples")
+        except Exception as error:  # a defect of one row must not take thousands of others with it
+            found = failure(type(error).__name__, str(error) or "no message")
+        yield row.key, json.dumps({"key": row.key, **found}, allow_nan=False).encode()
+
+
+def _measure(task: Task, row: RowKey, scenario: Scenario | None, batch: Batch) -> dict[str, object]:
+    one, position = (scenario, row.position) if scenario else (_alone(task.tree, row, batch.folder), 0)
+    built = build(one, one.schedules[position])
+    return record(measure(one, built, n_seeds=batch.n_seeds, engine=batch.engine))
+
+
+def record(measured: Measured) -> dict[str, object]:
+    """Return what is kept of a measured row: seconds per step with every seed, and the means of its parts.
+
+    Raises:
+        ScenarioError: A step takes no time, or for ever.
+    """
+    step_s = measured.step_s.tolist()
+    if not all(0 < each < math.inf for each in step_s):
+        raise ScenarioError(f"{measured.label}: a step takes {step_s[0]:g} s, so nothing can be compared with it")
+    found: dict[str, object] = {
+        "schedule": measured.label,
+        "engine": measured.engine,
+        "step_s": step_s,
+        **{f"{state}_s": float(seconds.mean()) for state, seconds in measured.states_s.items()},
+    }
+    if measured.epochs:
+        found["staging_s"] = measured.staging_s
+        found["epochs_s"] = [each.seconds for each in measured.epochs]
+    return found
+
+
+def failure(kind: str, message: str) -> dict[str, object]:
+    """Return what is kept of a row that failed."""
+    return {"failed": kind, "error": message}
+
+
+def _read(tree: Mapping[str, Any], folder: Path) -> Scenario | None:
+    """Return the scenario of a point, or None if it is wrong as a whole: then each schedule is tried alone."""
+    try:
+        return Scenario.model_validate({"name": "point", **tree}, context=FromFile(folder))
+    except ValidationError:
+        return None
+
+
+def _alone(tree: Mapping[str, Any], row: RowKey, folder: Path) -> Scenario:
+    """Return the scenario of a point with one schedule.
+
+    Raises:
+        ScenarioError: It is wrong; a line for every problem.
+    """
+    schedules = tree.get("schedules")
+    one = schedules[row.position : row.position + 1] if isinstance(schedules, list) else schedules
+    try:
+        return Scenario.model_validate({"name": "point", **tree, "schedules": one}, context=FromFile(folder))
+    except ValidationError as error:
+        lines = []
+        for each in error.errors(include_url=False, include_context=False, include_input=False):
+            loc = each["loc"]
+            if loc[:2] == ("schedules", 0):
+                loc = ("schedules", row.position, *loc[2:])
+            lines.append(f"{path_text(loc)}: {each['msg']}")
+        raise ScenarioError("\n".join(lines)) from None
+
+
+def late(limit_s: float) -> RunError:
+    """Return the error of a row that takes too long."""
+    return RunError(f"not done after {limit_s:g} s: vary fewer steps, ranks or seeds, or write a longer time_limit")
+
+
+@contextmanager
+def _alarm(limit_s: float) -> Iterator[None]:
+    """Interrupt what takes longer, where the system can: in the main thread of a process on Unix."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise late(limit_s)
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
