@@ -4,9 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+TOOLS := $(VENV)/installed-dev
 KERNELS := $(VENV)/installed-triton
 
-.PHONY: demo test lint benchmark clean
+.PHONY: demo test lint docs notebooks benchmark clean
 
 # Four local processes. torchrun would set OMP_NUM_THREADS itself, with a warning.
 LAUNCH := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4
@@ -24,18 +25,26 @@ demo: $(INSTALLED)  ## simulate the published straggler experiment; run a plan o
 test: lint  ## everything that .ci/run checks
 	$(BIN)/python -m pytest -n auto
 
-lint: $(INSTALLED) $(KERNELS)
+lint: $(TOOLS) $(KERNELS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-benchmark: $(INSTALLED)  ## speed of both engines, and of training loops with simdist; takes four minutes
+docs: $(TOOLS)  ## the documentation as a site, build/docs/index.html
+	$(BIN)/sphinx-build -W --keep-going -b html docs build/docs
+
+notebooks: $(TOOLS)  ## execute the sources of all notebooks and write them with their figures
+	$(BIN)/python tools/notebooks.py
+
+benchmark: $(TOOLS)  ## speed of engines, sweeps and reports, and of training loops with simdist; takes eight minutes
 	$(BIN)/python benchmarks/engines.py
 	$(BIN)/python benchmarks/network.py
 	$(BIN)/python benchmarks/expansion.py
 	$(BIN)/python benchmarks/topk.py
 	$(BIN)/python benchmarks/readers.py
 	$(BIN)/python benchmarks/loader.py
+	$(BIN)/python benchmarks/sweep.py
+	$(BIN)/python benchmarks/report.py
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 benchmarks/overhead.py
 
 clean:
@@ -45,10 +54,15 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "simdist needs Python 3.11 or newer; set PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[real]'
+	touch $@
+
+# What only developers need, so that the demo is there sooner.
+$(TOOLS): $(INSTALLED)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# Large, and only for tests of kernels: not for the demo.
-$(KERNELS): $(INSTALLED)
+# Large, and only for tests of kernels.
+$(KERNELS): $(TOOLS)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[triton]'
 	touch $@
