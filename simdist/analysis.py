@@ -12,14 +12,16 @@ collective. Ties mostly mean this: a node comes late as a whole because one of i
 """
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simdist.breakdown import breakdown
+from simdist.engines.delays import Delays
 from simdist.groups import Group
-from simdist.plan import COLLECTIVES, Wait, occurrences, stream_of
+from simdist.plan import COLLECTIVES, Channel, Delay, Plan, Wait, occurrences, stream_of
 from simdist.plan.text import op_name
 from simdist.trace import Trace
 
@@ -29,7 +31,10 @@ if TYPE_CHECKING:
 __all__ = [
     "HostWaits",
     "Waiting",
+    "first_steps",
     "host_waits",
+    "injected_s",
+    "only_steps",
     "op_table",
     "rank_table",
     "step_end_s",
@@ -58,6 +63,43 @@ def step_end_s(trace: Trace) -> Seconds:
 def step_s(trace: Trace) -> Seconds:
     """Return how long each step took, from the moment when the last rank ended the step before, float64 `[n_steps]`."""
     return np.diff(step_end_s(trace).max(axis=1), prepend=0.0)
+
+
+def only_steps(trace: Trace, steps: range) -> Trace:
+    """Return a trace of the same plan in which only consecutive `steps` did run."""
+    first = trace.plan.first_instances()
+    rows = np.arange(trace.plan.n_instances)
+    did_run = ((rows >= first[steps.start]) & (rows < first[steps.stop]))[:, None]
+    ready_s, start_s, end_s = (
+        np.where(did_run, array, np.nan) for array in (trace.ready_s, trace.start_s, trace.end_s)
+    )
+    return Trace(trace.plan, ready_s, start_s, end_s, trace.source)
+
+
+def first_steps(trace: Trace, n_steps: int) -> Trace:
+    """Return the trace of a shorter plan, which ends after `n_steps`."""
+    plan = trace.plan
+    steps = [plan.bodies[body] for body in islice(plan.body_of_steps(), n_steps)]
+    shorter = Plan.from_steps(
+        plan.name, world_size=plan.world_size, buffers=plan.buffers, steps=steps, dataset=plan.dataset
+    )
+    stop = shorter.n_instances
+    return Trace(shorter, trace.ready_s[:stop], trace.start_s[:stop], trace.end_s[:stop], trace.source)
+
+
+def injected_s(plan: Plan, delays: Delays) -> dict[Channel, Seconds]:
+    """Return the drawn delays that a plan performs, by channel; 0 where it performs none.
+
+    Args:
+        plan: What performs them, at most one of a channel per step.
+        delays: Channel -> float64 `[n_steps, world_size]`, seconds.
+    """
+    found: dict[Channel, Seconds] = {}
+    for each in occurrences(plan):
+        if isinstance(each.op, Delay):
+            drawn_s = delays[each.op.channel]
+            found.setdefault(each.op.channel, np.zeros_like(drawn_s))[each.steps] = drawn_s[each.steps]
+    return found
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ differences are not noise. Intervals are 95 % confidence intervals over seeds, f
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,6 +30,7 @@ __all__ = [
     "Row",
     "compare",
     "find_baseline",
+    "find_label",
     "frame",
     "measure",
     "measure_each",
@@ -150,14 +152,24 @@ def find_baseline(scenario: Scenario, baseline: str) -> Schedule:
     Raises:
         ScenarioError: There is none.
     """
-    for schedule in scenario.schedules:
-        if schedule.name == baseline:
-            return schedule
-    for schedule in scenario.schedules:
-        if schedule.kind == baseline:
-            return schedule
-    labels = ", ".join(schedule.name for schedule in scenario.schedules)
-    raise ScenarioError(f"{scenario.name}: no schedule is called {baseline!r} to compare with; there are: {labels}")
+    found = find_label([(schedule.name, schedule.kind) for schedule in scenario.schedules], baseline)
+    if found is None:
+        labels = ", ".join(schedule.name for schedule in scenario.schedules)
+        raise ScenarioError(f"{scenario.name}: no schedule is called {baseline!r} to compare with; there are: {labels}")
+    return scenario.schedules[found]
+
+
+def find_label(schedules: Sequence[tuple[str, str]], wanted: str) -> int | None:
+    """Return which of the schedules, given as label and kind, is meant: that label or, failing that, the first kind.
+
+    >>> find_label([("local-4", "local_sgd"), ("sync", "sync")], "local_sgd")
+    0
+    """
+    labels, kinds = [label for label, _ in schedules], [kind for _, kind in schedules]
+    for names in (labels, kinds):
+        if wanted in names:
+            return names.index(wanted)
+    return None
 
 
 def measure_each(
@@ -271,12 +283,15 @@ def row(measured: Measured, baseline: Measured) -> Row:
                 f"{each.label}: a step takes no time, so there is no speed-up; give e.g. forward: 20 ms"
             )
     means = {state: float(seconds.mean()) for state, seconds in measured.states_s.items()}
+    step_s, baseline_s = float(measured.step_s.mean()), float(baseline.step_s.mean())
+    speedup = baseline_s / step_s
     return Row(
         schedule=measured.label,
-        step_s=float(measured.step_s.mean()),
-        step_s_ci95=_interval(float(measured.step_s.mean()), measured.step_s),
-        speedup=float(baseline.step_s.mean() / measured.step_s.mean()),
-        speedup_ci95=_speedup_ci95(measured.step_s, baseline.step_s),
+        step_s=step_s,
+        step_s_ci95=_interval(step_s, measured.step_s),
+        speedup=speedup,
+        # of a ratio r of means of paired samples, by the delta method: residuals b - r s, over the mean s
+        speedup_ci95=_interval(speedup, (baseline.step_s - speedup * measured.step_s) / step_s),
         compute_s=means["compute"],
         comm_s=means["comm"],
         wait_s=means["wait"],
@@ -289,17 +304,17 @@ def row(measured: Measured, baseline: Measured) -> Row:
     )
 
 
-def _speedup_ci95(step_s: NDArray[np.float64], baseline_s: NDArray[np.float64]) -> tuple[float, float] | None:
-    """Interval of a ratio r of means of paired samples, by the delta method: residuals b - r s, over the mean s."""
-    speedup = float(baseline_s.mean() / step_s.mean())
-    return _interval(speedup, (baseline_s - speedup * step_s) / step_s.mean())
-
-
 def _interval(center: float, samples: NDArray[np.float64]) -> tuple[float, float] | None:
-    from scipy.special import stdtrit
-
     n = len(samples)
     if n < 2:
         return None
-    half = float(stdtrit(n - 1, 0.975) * samples.std(ddof=1) / np.sqrt(n))
+    half = float(_quantile(n - 1) * samples.std(ddof=1) / np.sqrt(n))
     return center - half, center + half
+
+
+@cache
+def _quantile(n_free: int) -> float:
+    """Return the 97.5 % quantile of Student's t distribution with so many degrees of freedom."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(n_free, 0.975))

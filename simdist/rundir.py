@@ -50,10 +50,12 @@ __all__ = [
     "RunDirectory",
     "contents",
     "find",
+    "inside",
     "read",
     "read_delays",
     "read_reads",
     "read_trace",
+    "replacing",
     "save_reads",
     "save_trace",
     "write",
@@ -87,17 +89,20 @@ class RunDirectory:
 
 
 def find(path: Path) -> list[Path]:
-    """Return the run directories at `path`: itself, or those inside it, one for each schedule.
+    """Return the run directories at `path`: itself, or those inside it at any depth.
 
     Raises:
         ScenarioError: There is none.
     """
-    if (path / PLAN).exists():
-        return [path]
-    inside = sorted(file.parent for file in path.glob(f"*/{PLAN}"))
-    if not inside:
+    found = inside(path)
+    if not found:
         raise ScenarioError(f"{path}: is no run directory: it has no {PLAN}, nor has a directory in it; {_HOW}")
-    return inside
+    return found
+
+
+def inside(path: Path) -> list[Path]:
+    """Return the run directories at `path`, as `find` does; none if there are none."""
+    return [path] if (path / PLAN).exists() else sorted(file.parent for file in path.rglob(PLAN))
 
 
 def write(path: Path, scenario: Scenario, plan: Plan, delays: Delays, *, force: bool = False) -> None:
@@ -125,7 +130,7 @@ def write(path: Path, scenario: Scenario, plan: Plan, delays: Delays, *, force: 
             for old in (path / PLAN, *of_runs, *path.glob("trace.*.npz")):
                 old.unlink(missing_ok=True)
         for name, content in files.items():
-            with _replacing(path / name) as part:
+            with replacing(path / name) as part:
                 part.write_bytes(content)
     except OSError as error:
         raise RunError(f"{error.filename or path}: cannot be written: {error.strerror or error}") from None
@@ -217,7 +222,7 @@ def save_trace(trace: Trace, path: Path) -> None:
     try:
         if path.name in _READS_OF:
             path.with_name(_READS_OF[path.name]).unlink(missing_ok=True)
-        with _replacing(path) as part:
+        with replacing(path) as part:
             trace.save(part)
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
@@ -244,7 +249,7 @@ def save_reads(reads: Reads, path: Path) -> None:
         RunError: It cannot be written.
     """
     try:
-        with _replacing(path) as part:
+        with replacing(path) as part:
             reads.save(part)
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
@@ -298,7 +303,7 @@ def _differences(path: Path, plan: Plan, files: Mapping[str, bytes]) -> str | No
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path) -> Iterator[Path]:
     """Give the file to write, which then replaces `path`; an interruption leaves the old one or none.
 
     It has a name of its own, because several processes may write one directory at the same time.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.analysis import host_waits, waiting
+from simdist.analysis import host_waits, only_steps, waiting
 from simdist.engines.delays import Delays
 from simdist.errors import TraceError
 from simdist.groups import Group
@@ -159,7 +159,7 @@ def validate(real: Trace, simulated: Trace, delays: Delays) -> Validation:
     n_steps = finished_steps(real)
     if n_steps == 0:
         raise TraceError(f"trace of {real.plan.name} ({real.source}): no step was finished by all ranks: run it again")
-    real, simulated = _first(real, n_steps), _first(simulated, n_steps)
+    real, simulated = (only_steps(trace, range(n_steps)) for trace in (real, simulated))
     blamed, measured = (waiting(trace).caused_s for trace in (simulated, real))
     return Validation(
         schedule=simulated.plan.name,
@@ -182,17 +182,6 @@ def finished_steps(trace: Trace) -> int:
         if stream_of(each.op) != "io":
             finished[each.steps] &= np.isfinite(trace.end_s[each.rows]).all(axis=1)
     return int(np.logical_and.accumulate(finished).sum())
-
-
-def _first(trace: Trace, n_steps: int) -> Trace:
-    """Return a trace in which later steps did not run."""
-    if n_steps == trace.plan.n_steps:
-        return trace
-    did_run = (np.arange(trace.plan.n_instances) < trace.plan.first_instances()[n_steps])[:, None]
-    ready_s, start_s, end_s = (
-        np.where(did_run, array, np.nan) for array in (trace.ready_s, trace.start_s, trace.end_s)
-    )
-    return Trace(trace.plan, ready_s, start_s, end_s, trace.source)
 
 
 def _kinds(real: Trace, simulated: Trace) -> tuple[Kind, ...]:

@@ -43,7 +43,7 @@ schedules:
   - {kind: sync, data: staged}
 """
 LABELS = ["sync", "sync+files", "sync+datacache", "sync+staged"]
-PAGE = Path(__file__).parents[1] / "docs" / "reference" / "commands.md"
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "data-dictionary.md"
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@
 A page is played from top to bottom in a copy of the working directory: a `console` block runs its `$` lines and must
 show their output, of which a line `...` stands for any lines; a `python` block runs (a `>>>` one as a doctest), or, if
 it defines a schedule, becomes a file of `simdist.schedules`; a `yaml` block that begins with `# NAME.yaml` is written
-there, another one is put over the first scenario, and both must load without warnings.
+there, another one is put over the first scenario, and both must load without warnings; so must one that has `scenario`,
+a sweep of a scenario in docs/examples.
 """
 
 import contextlib
@@ -28,6 +29,7 @@ from pathlib import Path
 import pytest
 
 import simdist.schedules
+from simdist import sweep
 from simdist.build import build, delays
 from simdist.cli import main
 from simdist.engines import des, fast
@@ -217,6 +219,10 @@ class Player:
                 exec(compile(block.text, where, "exec"), self._names)
 
 
+def is_sweep(text: str) -> bool:
+    return "scenario" in tree_of(text)
+
+
 def tree_of(text: str) -> dict[object, object]:
     root = strict_yaml.parse(text).root
     assert isinstance(root, dict)
@@ -227,6 +233,11 @@ def play_yaml(text: str, where: str) -> None:
     name = re.match(r"# (\S+\.yaml)\n", text)
     if name:
         Path(name[1]).write_text(text, encoding="utf-8")
+    if is_sweep(text):
+        found = sweep.load(name[1]) if name else sweep.loads(text, name=where, folder=Path("docs/examples"))
+        assert not found.warnings, f"{where}: {found.warnings}"
+        return
+    if name:
         scenario = load(name[1])
     else:
         first = Path("docs/examples/first.yaml").read_text(encoding="utf-8")
@@ -303,7 +314,8 @@ def test_validity_shows_the_table_of_the_experiment() -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=relative)
 def test_examples_load_without_warnings(path: Path) -> None:
-    assert load(path).warnings == ()
+    example = sweep.load(path) if is_sweep(path.read_text(encoding="utf-8")) else load(path)
+    assert example.warnings == ()
 
 
 # ---------------------------------------------------------------- reference
@@ -359,6 +371,7 @@ def settings_classes() -> dict[str, type[Settings]]:
     while todo:
         cls = todo.pop()
         below = [each for each in cls.__subclasses__() if each.__module__.startswith("simdist.")]
+        below = [each for each in below if not each.__module__.startswith("simdist.sweep.")]  # have a page of their own
         todo += below
         file = Path(str(sys.modules[cls.__module__].__file__)) if cls.__module__ in sys.modules else Path()
         if not below and file.is_relative_to(ROOT / "simdist") and "[" not in cls.__name__:
@@ -427,7 +440,7 @@ COMMANDS = [
 
 
 def test_every_key_of_json_results_is_documented(tmp_path: Path) -> None:
-    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs/reference/commands.md").read_text(encoding="utf-8")))
+    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs/reference/data-dictionary.md").read_text(encoding="utf-8")))
     with copied(tmp_path):
         for command in COMMANDS:
             code, out, err = run_command(f"simdist {command} --json")

@@ -146,6 +146,10 @@ def test_path_that_cannot_be_made_is_a_failed_run(tmp_path):
 def test_runs_are_found_in_a_directory_and_in_those_inside(run, tmp_path):
     assert rundir.find(run) == [run]
     assert rundir.find(tmp_path) == [run]
+    deep = tmp_path / "sweep" / "runs" / "0" / "sync"
+    rundir.write(deep, *one())
+    assert rundir.find(tmp_path) == [run, deep]
+    assert rundir.find(tmp_path / "sweep") == [deep]
     with pytest.raises(ScenarioError, match=r"is no run directory: it has no plan\.json.*simdist plan SCENARIO -o RUN"):
         rundir.find(tmp_path / "nothing")
 

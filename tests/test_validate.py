@@ -504,7 +504,7 @@ def test_every_key_of_the_json_result_is_documented(runs, capsys):
             case _:
                 return set()
 
-    page = Path(__file__).parents[1] / "docs" / "reference" / "commands.md"
+    page = Path(__file__).parents[1] / "docs" / "reference" / "data-dictionary.md"
     section = page.read_text(encoding="utf-8").partition("\n## `simdist validate`")[2].partition("\n## ")[0]
     found = keys_of(document(capsys, "validate", runs))
     assert found - set(re.findall(r"`(\w+)`", section)) == set()

@@ -225,6 +225,72 @@ def _compare(
     )
 
 
+@cli.command("sweep")
+@click.argument("sweep", metavar="SWEEP")
+@click.option("-o", "--output", type=_path, metavar="DIR", required=True, help="Append rows there; go on where it was.")
+@click.option(
+    "--workers", type=click.IntRange(0, 10_000), metavar="N", help="Processes, or jobs; 0: this process. [a core each]"
+)
+@click.option(
+    "--scheduler", metavar="WHERE", help="Of a Dask cluster: tcp://HOST:PORT, a file, or slurm, pbs, lsf, sge, ..."
+)
+@click.option("--retry", is_flag=True, help="Compute rows that failed again.")
+@click.option("--plans", is_flag=True, help="Also write a run directory for every row, DIR/runs/POINT/LABEL.")
+@_options
+@click.pass_obj
+def _sweep(
+    session: Session, sweep: str, output: Path, workers: int | None, scheduler: str | None, retry: bool, plans: bool
+) -> int:
+    """Simulate all points that a SWEEP file describes.
+
+    Each is computed for all schedules and seeds, by a process per core or on a Dask cluster, and appended to DIR. Run
+    it again after an interruption, or with more values: what is there is not computed again. A row that fails is
+    recorded, and the others go on; the exit code is then 1.
+    """
+    from simdist.cli import sweeping
+
+    return sweeping.sweep(
+        session, sweep, output=output, n_workers=workers, scheduler=scheduler, retry=retry, with_plans=plans
+    )
+
+
+@cli.command("results")
+@click.argument("folders", metavar="DIR...", type=_path, nargs=-1, required=True)
+@click.option("--csv", type=_path, metavar="FILE", help="Write the table to a CSV file; - is stdout.")
+@click.option("--parquet", type=_path, metavar="FILE", help="Write the table to a Parquet file.")
+@click.option("--where", "conditions", multiple=True, metavar="COLUMN=VALUE", help="Only these rows; may be repeated.")
+@click.option("--sort", metavar="COLUMN", help="Order the rows; with -COLUMN the largest come first.")
+@click.option("--fastest", "only_fastest", is_flag=True, help="Only the fastest schedule of each point, and its lead.")
+@click.option("--failed", "only_failed", is_flag=True, help="Only rows that failed, and why.")
+@click.option("--all", "shows_all", is_flag=True, help="Show all rows, however many there are.")
+@click.option(
+    "--baseline", metavar="LABEL", help="Schedule to compare with.  [default: as in the sweep; of runs, sync]"
+)
+@_options
+@click.pass_obj
+def _results(
+    session: Session,
+    folders: tuple[Path, ...],
+    csv: Path | None,
+    parquet: Path | None,
+    conditions: tuple[str, ...],
+    sort: str | None,
+    only_fastest: bool,
+    only_failed: bool,
+    shows_all: bool,
+    baseline: str | None,
+) -> None:
+    """Show the results of sweeps and of runs as one table.
+
+    A DIR is what `simdist sweep -o` wrote, or holds run directories at any depth, simulated, measured or both. A row is
+    a schedule of a point. What is varied has columns of its own, as it was written on the screen, in SI units in files.
+    """
+    from simdist.cli import results
+
+    wanted = results.Wanted(csv, parquet, conditions, sort, only_fastest, only_failed, shows_all, baseline)
+    results.results(session, folders, wanted)
+
+
 @cli.command("validate")
 @click.argument("run", metavar="RUN")
 @click.option("--cluster", type=_path, metavar="FILE", help="Simulate these machines, as calibrated, instead.")
@@ -241,6 +307,24 @@ def _validate(session: Session, run: str, cluster: Path | None, schedule: str | 
     from simdist.cli import validating
 
     validating.validate(session, run, cluster=cluster, label=schedule, plot=plot)
+
+
+@cli.command("report")
+@click.argument("run", metavar="RUN|DIR")
+@click.option("-o", "--output", type=_path, metavar="FILE", required=True, help="The .html file to write.")
+@click.option("--baseline", metavar="LABEL", help="Schedule to compare with; sync if it is there, else the first.")
+@click.option("--steps", metavar="A:B", callback=_slice, help="Only steps A to B - 1 in the timeline.")
+@_options
+@click.pass_obj
+def _report(session: Session, run: str, output: Path, baseline: str | None, steps: range | None) -> None:
+    """Write one HTML page about runs.
+
+    Of a RUN, or of all runs in a DIR: speed-ups, where the time of a step goes, a timeline, who waited for whom, and
+    simulation against measurement where there are both. The page holds all it shows and requests nothing.
+    """
+    from simdist.cli import reporting
+
+    reporting.report(session, run, output=output, baseline=baseline, steps=steps)
 
 
 @cli.command("comms")

@@ -44,30 +44,30 @@ from simdist.trace import Trace
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["LEGEND", "View", "draw_lanes"]
+__all__ = ["HOST_BLOCKED", "LEGEND", "WAITING_FOR_OTHERS", "View", "draw_lanes", "style_of"]
 
 Seconds: TypeAlias = NDArray[np.float64]
 
-_HOST_WAIT = Style("host blocked", palette.PALE_GREY)
+HOST_BLOCKED = Style("host blocked", palette.PALE_GREY)
 _DELAY = Style("injected delay", palette.VERMILLION, palette.BLACK, "xxxxx")
 _FORWARD = Style("forward", palette.SKY)
 _BACKWARD = Style("backward", palette.BLUE)
 _OPTIMIZE = Style("optimize", palette.PURPLE, palette.DARK_PURPLE, "\\\\\\\\\\")
 _COPY = Style("copy", palette.YELLOW, palette.DARK_YELLOW, ".....")
 _COMPRESS = Style("select, densify", palette.YELLOW, palette.DARK_YELLOW, "+++++")
-_WAIT_FOR_OTHERS = Style("waiting for others", palette.PALE_GREEN, palette.GREEN, "/////")
+WAITING_FOR_OTHERS = Style("waiting for others", palette.PALE_GREEN, palette.GREEN, "/////")
 _TRANSFER = Style("transfer", palette.GREEN, palette.DARK_GREEN)
 _LOAD = Style("load", palette.ORANGE)
 _SAVE = Style("save", palette.ORANGE, palette.BLACK, "|||||")
 LEGEND = (
     _DELAY,
-    _HOST_WAIT,
+    HOST_BLOCKED,
     _FORWARD,
     _BACKWARD,
     _OPTIMIZE,
     _COPY,
     _COMPRESS,
-    _WAIT_FOR_OTHERS,
+    WAITING_FOR_OTHERS,
     _TRANSFER,
     _LOAD,
     _SAVE,
@@ -144,14 +144,15 @@ def _spans(trace: Trace, ranks: list[int]) -> Iterator[_Spans]:
             array[each.rows[:, None], ranks] for array in (trace.ready_s, trace.start_s, trace.end_s)
         )
         if isinstance(each.op, COLLECTIVES):
-            yield _Spans(_WAIT_FOR_OTHERS, "comm", ready_s, start_s)
+            yield _Spans(WAITING_FOR_OTHERS, "comm", ready_s, start_s)
         if not isinstance(each.op, Wait):
-            yield _Spans(_style(each.op), stream_of(each.op), start_s, end_s)
+            yield _Spans(style_of(each.op), stream_of(each.op), start_s, end_s)
     blocked = host_waits(trace)
-    yield _Spans(_HOST_WAIT, "host", blocked.begin_s[:, ranks], blocked.end_s[:, ranks])
+    yield _Spans(HOST_BLOCKED, "host", blocked.begin_s[:, ranks], blocked.end_s[:, ranks])
 
 
-def _style(op: Op) -> Style:
+def style_of(op: Op) -> Style:
+    """Return how an operation is drawn from its start to its end."""
     match op:
         case Load() | StageIn():
             return _LOAD
@@ -170,7 +171,7 @@ def _style(op: Op) -> Style:
         case Delay() | Tick():
             return _DELAY
         case Wait():
-            return _HOST_WAIT
+            return HOST_BLOCKED
         case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast():
             return _TRANSFER
         case _:

@@ -1,5 +1,6 @@
 """The clusters, workloads and scenarios that ship with simdist, as files in the folder `presets`."""
 
+import functools
 from importlib import resources
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
@@ -50,7 +51,12 @@ def read(kind: Kind, name: str) -> dict[str, object]:
     Raises:
         ScenarioError: There is none of that name, or its file is damaged.
     """
-    file = path(kind, name)
+    return dict(_parsed(path(kind, name)))
+
+
+@functools.cache
+def _parsed(file: Path) -> dict[str, object]:
+    """Read a file that ships, and so stays as it is; sweeps need the same ones thousands of times."""
     document = strict_yaml.parse(file.read_text(encoding="utf-8"))
     if document.problems or not isinstance(document.root, dict):
         raise scenario_error(str(file), document.problems)

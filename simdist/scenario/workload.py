@@ -1,6 +1,7 @@
 """The training job on one GPU: the model's tensors, the batch, and how long its compute takes."""
 
 import csv
+import functools
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -135,12 +136,17 @@ def _read_tensors(path: Path) -> tuple[Tensor, ...]:
         raise ValueError(f"{path} begins with {shown(','.join(header))}: write {','.join(_COLUMNS)}")
     records = [dict(zip(_COLUMNS, [row[0], *map(_number, row[1:])], strict=False)) for row in rows]
     try:
-        return TypeAdapter(tuple[Tensor, ...]).validate_python(records)
+        return _reader().validate_python(records)
     except ValidationError as error:
         details = error.errors()[0]
         row, *keys = details["loc"]
         where = f"{path}:{numbered[int(row) + 1][0]}"
         raise ValueError(f"{where}: {'.'.join(map(str, keys))}: {details['msg']}") from None
+
+
+@functools.cache
+def _reader() -> TypeAdapter[tuple[Tensor, ...]]:
+    return TypeAdapter(tuple[Tensor, ...])
 
 
 def _number(text: str) -> float | str:

@@ -1,7 +1,9 @@
 """Schedules, one file each. To add one, add a file: `kinds` finds every final `Schedule` in this package."""
 
+import functools
 import importlib
 import inspect
+import os
 import pkgutil
 
 from simdist.schedules.base import Schedule
@@ -41,6 +43,12 @@ def kinds() -> dict[str, type[Schedule]]:
     >>> kinds()["sync"].__name__
     'Sync'
     """
+    return dict(_kinds(tuple((folder, _changed_ns(folder)) for folder in __path__)))
+
+
+@functools.lru_cache(maxsize=4)
+def _kinds(folders: tuple[tuple[str, int], ...]) -> dict[str, type[Schedule]]:
+    """Look at every module of the package; `folders` and when they changed tell whether there are others by now."""
     found: dict[str, type[Schedule]] = {}
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         for value in vars(importlib.import_module(module.name)).values():
@@ -49,3 +57,10 @@ def kinds() -> dict[str, type[Schedule]]:
                 if found.setdefault(kind, value) is not value:
                     raise TypeError(f"{value.__module__} and {found[kind].__module__} both define schedule {kind!r}")
     return dict(sorted(found.items()))
+
+
+def _changed_ns(folder: str) -> int:
+    try:
+        return os.stat(folder).st_mtime_ns
+    except OSError:  # of a package in an archive, which does not change
+        return 0

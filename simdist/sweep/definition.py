@@ -26,7 +26,10 @@ from typing import Any, final
 from simdist import __version__
 from simdist.engines import Engine
 from simdist.scenario import Scenario
-from simdist.sweep.keys import Files, canonical
+from simdist.scenario.problems import path_text
+from simdist.settings import shown
+from simdist.sweep.keys import Content, canonical, code_digest
+from simdist.sweep.labels import Labels
 from simdist.sweep.paths import Field, replaced
 from simdist.sweep.sampling import Distribution, Sampling, unit_cube
 
@@ -63,7 +66,21 @@ class Axis:
             return self.choices[min(int(u * len(self.choices)), len(self.choices) - 1)]
         number = self.distribution.quantile(u, self.bounds)
         written = self.field.text(number)
-        return Choice(written, self.field.number(written))
+        try:
+            return Choice(written, self.field.number(written))
+        except ValueError:  # more than the field allows, as 130 % is; its rows fail and say so
+            return Choice(written, number)
+
+    def repeated(self) -> list[Choice]:
+        """Return the listed values that are in the list before."""
+        seen: set[str] = set()
+        found = []
+        for choice in self.choices:
+            text = canonical(choice.number)
+            if text in seen:
+                found.append(choice)
+            seen.add(text)
+        return found
 
 
 @dataclass(frozen=True)
@@ -96,10 +113,14 @@ class RowKey:
     Args:
         position: Of the schedule among those of the point, from 0.
         key: Hash of all that the numbers of the row follow from.
+        label: Of the schedule; its kind if the schedule is wrong.
+        kind: Of the schedule.
     """
 
     position: int
     key: str
+    label: str
+    kind: str
 
 
 @final
@@ -147,6 +168,18 @@ class Sweep:
             return n_cases * math.prod(len(axis.choices) for axis in self.axes)
         return n_cases * (self.sampling.points or 0)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is allowed but probably a mistake, a sentence each."""
+        if self.sampling.kind != "grid":
+            return ()  # twice in a list is twice as likely
+        twice = "is in the list twice: its points are computed once, and stand in the table twice"
+        return tuple(
+            f"vary.{path_text(axis.field.path)}: {shown(choice.written)} {twice}"
+            for axis in self.axes
+            for choice in axis.repeated()
+        )
+
     def points(self) -> Iterator[Point]:
         """Yield all points, case by case."""
         numbers = itertools.count()
@@ -160,12 +193,12 @@ class Sweep:
         """Return the scenario of a point, as a file has it.
 
         Raises:
-            ValueError: A path leads nowhere in it.
+            ValueError: A path leads nowhere in it, because another value took away what it leads through.
         """
         tree: Any = self.tree
-        for field, choice in zip(self.fields, point.choices, strict=True):
-            if choice is not None:
-                tree = replaced(tree, field.path, choice.written)
+        for n in self._outer_first:
+            if choice := point.choices[n]:
+                tree = replaced(tree, self.fields[n].path, choice.written)
         return dict(tree)
 
     def keys(self, tree: Mapping[str, Any]) -> list[RowKey]:
@@ -173,9 +206,12 @@ class Sweep:
         schedules = tree.get("schedules")
         each = list(schedules) if isinstance(schedules, list) and schedules else [schedules]
         shared = {name: item for name, item in tree.items() if name not in ("schedules", "name")}
-        how = f"{__version__} {self.engine} {self.n_seeds}"
-        before = hashlib.sha256(f"{how} {self._files.digest(shared)} {canonical(shared)}".encode())
-        return [RowKey(position, _key(before, schedule)) for position, schedule in enumerate(each)]
+        before = self._how.copy()
+        before.update(self._content.text(shared).encode())
+        return [
+            RowKey(position, _key(before, self._content.text(schedule)), *self._labels.of(schedule))
+            for position, schedule in enumerate(each)
+        ]
 
     def _combinations(self) -> Iterator[tuple[Choice, ...]]:
         if self.sampling.kind == "grid":
@@ -185,11 +221,25 @@ class Sweep:
             yield tuple(axis.at(float(u)) for axis, u in zip(self.axes, point, strict=True))
 
     @cached_property
-    def _files(self) -> Files:
-        return Files(self.folder)
+    def _outer_first(self) -> list[int]:
+        """Places of `fields` in the order in which they are set: a mapping before what is in it."""
+        return sorted(range(len(self.fields)), key=lambda n: len(self.fields[n].path))
+
+    @cached_property
+    def _how(self) -> "hashlib._Hash":
+        how = f"{__version__} {code_digest()} {self.engine} {self.n_seeds} "
+        return hashlib.sha256(how.encode())
+
+    @cached_property
+    def _content(self) -> Content:
+        return Content(self.tree, self.folder)
+
+    @cached_property
+    def _labels(self) -> Labels:
+        return Labels()
 
 
-def _key(before: "hashlib._Hash", schedule: object) -> str:
+def _key(before: "hashlib._Hash", schedule: str) -> str:
     digest = before.copy()
-    digest.update(canonical(schedule).encode())
+    digest.update(schedule.encode())
     return digest.hexdigest()[:_KEY_DIGITS]

@@ -1,37 +1,64 @@
 """Computes the rows of a sweep that are missing, and survives whatever happens to the workers.
 
 Rows go out in batches that take about `_BATCH_S`: long enough that sending them costs nothing, short enough that little
-is lost and all workers end together. Two batches per worker are under way, so that none waits for this process.
+is lost and all workers end together. Points become scenarios only then: a million of them would not fit into memory.
 
-A row that raises is recorded by the worker (see `simdist.sweep.tasks`). A row that kills its worker, or never answers,
-takes a whole batch with it, and in a local pool all batches that are under way. Their rows then go out once more, one
-at a time, so that it is certain which one did it; that one is recorded as failed.
+A row that raises, or takes too long, is recorded by the worker (see `simdist.sweep.tasks`). A row that kills its
+worker, or hangs where nothing interrupts it, takes its batch with it, perhaps others, too. When all others are back,
+the rows of batches that were lost go out once more, each with nothing else under way, so that it is certain which one
+did it; that one is recorded as failed.
 """
 
-import json
+import itertools
+import math
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
 from simdist import __version__
-from simdist.errors import RunError, SimdistError
-from simdist.sweep.definition import RowKey, Sweep
+from simdist.errors import RunError, ScenarioError, SimdistError
+from simdist.sweep.definition import Point, RowKey, Sweep
 from simdist.sweep.store import Store
-from simdist.sweep.tasks import Batch, Finished, Task, evaluate, failure, late
+from simdist.sweep.tasks import Batch, Finished, Record, Task, evaluate, failure, late, written
 from simdist.sweep.workers import LocalPool, Workers, n_cores
 
-__all__ = ["Outcome", "Progress", "run"]
-
-Progress = Callable[[int, int, int], None]
-"""Called with rows that are there, rows in all, and how many of those that are there failed."""
+__all__ = ["Outcome", "Progress", "State", "run"]
 
 _BATCH_S = 0.5
 _MAX_BATCH = 2_000  # points
-_GRACE_S = 60.0  # for starting processes, sending and receiving, beyond the limit of each row
+_MAX_LATE = 4  # rows of a batch that may each take as long as a row may
+_GRACE_S = 60.0  # for sending and receiving, beyond the limit of each row
+_START_S = 300.0  # for a process that starts; some file systems are slow when many do
+_TICK_S = 5.0
+_REPORT_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How far a sweep is.
+
+    Args:
+        what: `points` are listed first, then `rows` are computed; those that are equal count once.
+        n_done: How many are there.
+        n_all: How many there will be.
+        n_new: Rows that were computed now.
+        n_failed: Rows of those that are there that failed.
+    """
+
+    what: Literal["points", "rows"]
+    n_done: int
+    n_all: int
+    n_new: int = 0
+    n_failed: int = 0
+
+
+Progress = Callable[[State], None]
+"""Called now and then, at least every few seconds while workers are waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +85,7 @@ def run(
     workers: Workers | None = None,
     retry: bool = False,
     progress: Progress | None = None,
+    grace_s: float = _GRACE_S,
 ) -> Outcome:
     """Compute the rows of a sweep that are not in its folder yet.
 
@@ -67,154 +95,195 @@ def run(
         workers: Where to compute; a process for each core if None. The caller closes those that it gives.
         retry: Compute rows again that failed.
         progress: See `Progress`.
+        grace_s: Seconds beyond the time limit of a row after which its worker is taken to hang.
 
     Raises:
+        ScenarioError: A point of the sweep is no scenario.
         RunError: The folder cannot be written or is in use, or all workers are lost. What is done stays.
     """
-    mine = None if workers else LocalPool(n_cores())
-    try:
-        with Store(folder) as store:
-            return _Driver(sweep, store, workers or mine or LocalPool(1), progress).run(retry=retry)
-    finally:
-        if mine:
-            mine.close()
+    if workers is None:
+        with LocalPool(n_cores()) as pool:
+            return run(sweep, folder, workers=pool, retry=retry, progress=progress, grace_s=grace_s)
+    with Store(folder) as store:
+        return _Driver(sweep, store, workers, progress, grace_s).run(retry=retry)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class _Design:
+    """The rows of a sweep in their order: their keys, and how many each point has."""
+
+    keys: list[str]
+    n_of_points: "array[int]"
+
+
+@dataclass(frozen=True, slots=True)
 class _Underway:
-    """A batch that a worker has."""
+    """A batch that a worker has; `is_alone` if no other was under way when it was sent."""
 
     tasks: tuple[Task, ...]
+    is_alone: bool
     give_up_s: float
-
-
-@dataclass(slots=True)
-class _Queue:
-    """Tasks to send: first those that are to go alone."""
-
-    alone: deque[Task] = field(default_factory=deque)
-    tasks: deque[Task] = field(default_factory=deque)
-
-    def __bool__(self) -> bool:
-        return bool(self.alone or self.tasks)
 
 
 @final
 class _Driver:
-    def __init__(self, sweep: Sweep, store: Store, workers: Workers, progress: Progress | None) -> None:
+    def __init__(self, sweep: Sweep, store: Store, workers: Workers, progress: Progress | None, grace_s: float) -> None:
         self._sweep, self._store, self._workers, self._progress = sweep, store, workers, progress
-        self._queue = _Queue()
+        self._grace_s = grace_s
+        self._tasks: Iterator[Task] = iter(())
+        self._alone: deque[Task] = deque()
         self._underway: dict[Future[Finished], _Underway] = {}
+        self._late: set[Future[Finished]] = set()
         self._task_s = 0.0  # a running mean; 0 until the first batch is back
+        self._n_points_left = sweep.n_points
         self._n_keys = self._n_done = self._n_failed = self._n_new = 0
 
     def run(self, *, retry: bool) -> Outcome:
-        order, tasks = self._plan()
         done = {key: failed for key, failed in self._store.done().items() if not (retry and failed)}
-        keys = set(order)
+        design = self._design()
+        keys = set(design.keys)
         self._n_keys = len(keys)
         self._n_done = sum(key in done for key in keys)
         self._n_failed = sum(done.get(key, False) for key in keys)
-        self._queue.tasks = deque(_missing(tasks, done))
+        self._tasks = self._missing(design, keys - done.keys())
         self._report()
         try:
-            while self._queue or self._underway:
-                self._send()
+            while self._send():
                 self._receive()
         finally:
             for future in self._underway:
                 future.cancel()
-        self._store.arrange(order)
-        return Outcome(self._sweep.n_points, len(order), self._n_new, self._n_failed)
+        self._store.arrange(design.keys)
+        return Outcome(self._sweep.n_points, len(design.keys), self._n_new, self._n_failed)
 
-    def _plan(self) -> tuple[list[str], list[Task]]:
-        """Write the design; return the keys of all rows in their order, and the tasks."""
-        order: list[str] = []
-        tasks: list[Task] = []
+    def _design(self) -> _Design:
+        """Write the design."""
+        design = _Design([], array("L"))
+        self._store.design(self._lines(design))
+        return design
 
-        def lines() -> Iterator[dict[str, Any]]:
-            yield header(self._sweep)
-            for point in self._sweep.points():
-                tree = self._sweep.tree_of(point)
-                rows = self._sweep.keys(tree)
-                tasks.append(Task(point.number, tree, tuple(rows)))
-                values = [choice.number if choice else None for choice in point.choices]
-                written = [choice.written if choice else None for choice in point.choices]
-                for row in rows:
-                    order.append(row.key)
-                    yield {"point": point.number, "case": point.case, "values": values, "written": written} | {
-                        "position": row.position,
-                        "key": row.key,
-                    }
+    def _lines(self, design: _Design) -> Iterator[dict[str, Any]]:
+        """Yield the lines of the design, and note which rows there are."""
+        yield header(self._sweep)
+        reported_s = time.monotonic()
+        for point in self._sweep.points():
+            rows = self._sweep.keys(self._tree(point))
+            design.keys.extend(row.key for row in rows)
+            design.n_of_points.append(len(rows))
+            of_point = {
+                "point": point.number,
+                "case": point.case,
+                "values": [choice.number if choice else None for choice in point.choices],
+                "written": [choice.written if choice else None for choice in point.choices],
+            }
+            for row in rows:
+                of_row = {"position": row.position, "schedule": row.label, "kind": row.kind, "key": row.key}
+                yield {**of_point, **of_row}
+            if self._progress and time.monotonic() - reported_s > _REPORT_S:
+                reported_s = time.monotonic()
+                self._progress(State("points", point.number + 1, self._sweep.n_points))
 
-        self._store.design(lines())
-        return order, tasks
+    def _missing(self, design: _Design, missing: set[str]) -> Iterator[Task]:
+        """Yield tasks with the rows that are missing; of equal rows, the first."""
+        first = 0
+        for point, n_rows in zip(self._sweep.points(), design.n_of_points, strict=True):
+            keys = design.keys[first : first + n_rows]
+            first += n_rows
+            self._n_points_left = self._sweep.n_points - point.number - 1
+            if missing.isdisjoint(keys):
+                continue
+            tree = self._tree(point)
+            rows: list[RowKey] = []
+            for row in self._sweep.keys(tree):
+                if row.key in missing:
+                    missing.remove(row.key)
+                    rows.append(row)
+            yield Task(point.number, tree, tuple(rows))
 
-    def _send(self) -> None:
-        """Keep two batches per worker under way; a task that goes alone goes when nothing else is."""
-        if self._queue.alone:
+    def _tree(self, point: Point) -> dict[str, Any]:
+        try:
+            return self._sweep.tree_of(point)
+        except ValueError as error:
+            raise ScenarioError(f"{self._sweep.name}: point {point.number}: {error}") from None
+
+    def _send(self) -> bool:
+        """Keep all workers busy, or send one row if it is to go alone; return whether anything is under way."""
+        if self._alone:
             if not self._underway:
-                self._submit((self._queue.alone.popleft(),))
-            return
-        while self._queue.tasks and len(self._underway) < 2 * self._workers.n_slots:
-            self._submit(tuple(self._queue.tasks.popleft() for _ in range(self._batch_size())))
+                self._probe()
+                self._submit((self._alone.popleft(),), is_alone=True)
+            return True
+        n_underway = self._workers.n_underway
+        while len(self._underway) < n_underway:
+            tasks = tuple(itertools.islice(self._tasks, self._batch_size(n_underway)))
+            if not tasks:
+                break
+            self._submit(tasks, is_alone=False)
+        return bool(self._underway)
 
-    def _batch_size(self) -> int:
+    def _batch_size(self, n_underway: int) -> int:
         """Return how many tasks take about `_BATCH_S`, but so few at the end that all workers have some."""
         wanted = int(_BATCH_S / self._task_s) if self._task_s else 1
-        fair = -(-len(self._queue.tasks) // (2 * self._workers.n_slots))
-        return max(1, min(wanted, fair, _MAX_BATCH, len(self._queue.tasks)))
+        fair = -(-self._n_points_left // n_underway)
+        return max(1, min(wanted, fair, _MAX_BATCH))
 
-    def _submit(self, tasks: tuple[Task, ...]) -> None:
-        n_rows = sum(len(task.rows) for task in tasks)
-        before_s = max((each.give_up_s for each in self._underway.values()), default=time.monotonic())
-        try:
-            future = self._workers.executor.submit(evaluate, self._batch(tasks))
-        except BrokenExecutor as error:  # a worker died just now; what is under way fails, too
-            future = Future()
-            future.set_exception(error)
-        self._underway[future] = _Underway(tasks, before_s + n_rows * self._sweep.time_limit_s + _GRACE_S)
+    def _submit(self, tasks: tuple[Task, ...], *, is_alone: bool) -> None:
+        future = self._workers.executor.submit(evaluate, self._batch(tasks))
+        self._underway[future] = _Underway(tasks, is_alone, self._give_up_s(tasks))
+
+    def _give_up_s(self, tasks: tuple[Task, ...]) -> float:
+        """Return when a batch is late: one other may be worked on before it."""
+        if self._workers.may_wait:
+            return math.inf
+        n_rows = min(sum(len(task.rows) for task in tasks), _MAX_LATE)
+        n_before = _MAX_LATE if self._underway else 0
+        return time.monotonic() + (n_rows + n_before) * self._sweep.time_limit_s + self._grace_s
 
     def _batch(self, tasks: tuple[Task, ...]) -> Batch:
         sweep = self._sweep
         return Batch(__version__, sweep.folder.absolute(), tasks, sweep.n_seeds, sweep.engine, sweep.time_limit_s)
 
     def _receive(self) -> None:
-        """Take what is done, or give up what takes too long."""
-        give_up_s = max(each.give_up_s for each in self._underway.values())
-        done, _ = wait(self._underway, max(0.0, give_up_s - time.monotonic()), FIRST_COMPLETED)
-        records: list[tuple[str, bytes]] = []
-        lost = [] if done else [(each, str(late(self._sweep.time_limit_s))) for each in self._underway.values()]
+        """Take what is done; end the workers of what takes too long."""
+        left_s = min(each.give_up_s for each in self._underway.values()) - time.monotonic()
+        done, _ = wait(self._underway, min(max(left_s, 0.0), _TICK_S), FIRST_COMPLETED)
+        records: list[Record] = []
         for future in done:
-            sent = self._underway.pop(future)
-            try:
-                finished = future.result()
-            except SimdistError:  # of the worker as a whole, not of a row
-                raise
-            except (Exception, CancelledError) as error:
-                lost.append((sent, _why(error)))
-            else:
-                records += finished.records
-                self._learn(finished.seconds / len(sent.tasks))
+            records += self._taken(future, self._underway.pop(future))
         self._save(records)
-        if lost:
-            self._recover(lost)
+        self._report()
+        for future, sent in self._underway.items():
+            if sent.give_up_s <= time.monotonic() and future not in self._late:
+                self._late.add(future)
+                self._workers.end(future)
+
+    def _taken(self, future: Future[Finished], sent: _Underway) -> tuple[Record, ...]:
+        """Return the records of a batch, also of a row that took its worker with it; what is lost otherwise is queued.
+
+        Raises:
+            RunError: The connection to the workers is lost, or they are of another version.
+        """
+        try:
+            finished = future.result()
+        except SimdistError:  # of the worker as a whole, not of a row
+            raise
+        except CancelledError:
+            raise _lost() from None
+        except (Exception, SystemExit) as error:
+            why = str(late(self._sweep.time_limit_s)) if future in self._late else _why(error)
+        else:
+            self._learn(finished.seconds / len(sent.tasks))
+            return finished.records
+        finally:
+            self._late.discard(future)
+        rows = [(task, row) for task in sent.tasks for row in task.rows]
+        if sent.is_alone:
+            return tuple(written(row.key, failure("RunError", why)) for _, row in rows)
+        self._alone.extend(Task(task.point, task.tree, (row,)) for task, row in rows)
+        return ()
 
     def _learn(self, task_s: float) -> None:
         self._task_s = task_s if not self._task_s else 0.8 * self._task_s + 0.2 * task_s
-
-    def _recover(self, lost: list[tuple[_Underway, str]]) -> None:
-        """Record a row that took its worker with it; try the others again, each alone."""
-        others = [*self._underway.values()]
-        self._underway.clear()
-        self._workers.renew()
-        self._probe()
-        if len(lost) == 1 and not others and _is_one_row(lost[0][0]):
-            (sent, why), *_ = lost
-            self._save([_lost_row(row, why) for task in sent.tasks for row in task.rows])
-        else:
-            unfinished = [*(sent for sent, _ in lost), *others]
-            self._queue.alone.extend(one for sent in unfinished for task in sent.tasks for one in _rows_alone(task))
 
     def _probe(self) -> None:
         """See that workers work at all; what they died of is then not a row's fault.
@@ -224,26 +293,26 @@ class _Driver:
         """
         future = self._workers.executor.submit(evaluate, self._batch(()))
         try:
-            future.result(timeout=_GRACE_S)
+            future.result(timeout=None if self._workers.may_wait else _START_S)
         except SimdistError:
             raise
-        except (Exception, CancelledError) as error:
-            what = type(error).__name__
-            raise RunError(
-                f"workers die, or do not answer within {_GRACE_S:g} s, before they have work ({what})"
-            ) from None
+        except CancelledError:
+            raise _lost() from None
+        except TimeoutError:
+            raise RunError(f"workers do not answer within {_START_S:g} s, before they have work") from None
+        except (Exception, SystemExit) as error:
+            raise RunError(f"workers fail before they have work: {_why(error)}") from None
 
-    def _save(self, records: list[tuple[str, bytes]]) -> None:
+    def _save(self, records: list[Record]) -> None:
         if records:
-            self._store.append([line for _, line in records])
+            self._store.append([record.line for record in records])
             self._n_new += len(records)
             self._n_done += len(records)
-            self._n_failed += sum(b'"failed"' in line[:200] for _, line in records)
-            self._report()
+            self._n_failed += sum(record.failed for record in records)
 
     def _report(self) -> None:
         if self._progress:
-            self._progress(self._n_done, self._n_keys, self._n_failed)
+            self._progress(State("rows", self._n_done, self._n_keys, self._n_new, self._n_failed))
 
 
 def header(sweep: Sweep) -> dict[str, Any]:
@@ -261,27 +330,11 @@ def header(sweep: Sweep) -> dict[str, Any]:
     }
 
 
-def _missing(tasks: list[Task], done: dict[str, bool]) -> Iterator[Task]:
-    """Yield tasks with the rows that are not done; of equal rows, the first."""
-    taken = set(done)
-    for task in tasks:
-        rows = tuple(row for row in task.rows if row.key not in taken)
-        taken.update(row.key for row in rows)
-        if rows:
-            yield Task(task.point, task.tree, rows)
-
-
-def _rows_alone(task: Task) -> Iterator[Task]:
-    return (Task(task.point, task.tree, (row,)) for row in task.rows)
-
-
-def _is_one_row(sent: _Underway) -> bool:
-    return len(sent.tasks) == 1 and len(sent.tasks[0].rows) == 1
-
-
-def _lost_row(row: RowKey, why: str) -> tuple[str, bytes]:
-    return row.key, json.dumps({"key": row.key, **failure("RunError", why)}).encode()
+def _lost() -> RunError:
+    return RunError("the connection to the workers is lost; what is done is saved: run it again to go on")
 
 
 def _why(error: BaseException) -> str:
-    return f"its worker died ({type(error).__name__}): out of memory, or killed?"
+    died = isinstance(error, BrokenExecutor) or type(error).__name__ == "KilledWorker"  # the latter is Dask's
+    text = "out of memory, or killed?" if died else str(error)
+    return f"its worker {'died' if died else 'failed'} ({type(error).__name__}): {text}"

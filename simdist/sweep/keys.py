@@ -1,74 +1,118 @@
-"""Hashes of what the numbers of a row follow from: the scenario as written, and the files that it names."""
+"""Hashes of what the numbers of a row follow from: the scenario as written, the files that it names, and simdist.
+
+Scenarios that are written alike share rows, whatever sweep they are in. Not all that mean the same are written alike
+(`1 s` and `1000 ms`): then a row is computed twice, and is right both times.
+"""
 
 import hashlib
-import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import final
 
+import simdist
+from simdist import schedules
 from simdist.scenario import strict_yaml
 
-__all__ = ["Files", "canonical"]
+__all__ = ["Content", "canonical", "code_digest"]
 
 _NAMING_FILES = ("file", "tensors_file", "index")  # keys of a scenario whose values are names of files
+_NO_NUMBERS = ("cli", "report", "sweep")  # parts of simdist that do not change what a scenario comes to
+_CODE = (".py", ".yaml", ".csv")
+_NONE: Mapping[int, str] = MappingProxyType({})
 
 
-def canonical(value: object) -> str:
-    """Write a value so that equal ones are written alike; keys of mappings may be whole numbers.
+def canonical(value: object, *, digest: Callable[[str], str] | None = None, known: Mapping[int, str] = _NONE) -> str:
+    """Write a value so that equal ones are written alike.
 
-    >>> canonical({"b": [1, 2.5], "a": {2: "x"}})
-    '{"a":{"2":"x"},"b":[1,2.5]}'
+    Keys that are text are sorted. Keys that are numbers stay in their order: that of the levels of a hierarchy counts.
+
+    Args:
+        value: Of a scenario, as a file has it.
+        digest: Called with the names of files; what it returns is written behind them.
+        known: What this function returned for mappings and lists, by their ids.
+
+    >>> canonical({"b": [1.0, 2.5], "a": {4: "x", 2: "y"}})
+    "{'a':{4:'x',2:'y'},'b':[1,2.5]}"
     """
+    if id(value) in known and isinstance(value, dict | list):
+        return known[id(value)]
     match value:
         case dict():
-            items = sorted((json.dumps(str(key)), canonical(item)) for key, item in value.items())
-            return "{" + ",".join(f"{key}:{item}" for key, item in items) + "}"
+            items = [_item(key, item, digest, known) for key, item in value.items()]
+            return f"{{{','.join(items if any(isinstance(key, int) for key in value) else sorted(items))}}}"
         case list() | tuple():
-            return "[" + ",".join(map(canonical, value)) + "]"
+            return f"[{','.join(canonical(item, digest=digest, known=known) for item in value)}]"
+        case float() if value.is_integer():
+            return str(int(value))
         case _:
-            return json.dumps(value, default=str)
+            return repr(value)
 
 
-def _file_names(tree: object) -> Iterator[str]:
-    match tree:
-        case dict():
-            for key, item in tree.items():
-                if key in _NAMING_FILES and isinstance(item, str):
-                    yield item
-                else:
-                    yield from _file_names(item)
-        case list():
-            for item in tree:
-                yield from _file_names(item)
-        case _:
-            return
+def _item(key: object, item: object, digest: Callable[[str], str] | None, known: Mapping[int, str]) -> str:
+    written = f"{key!r}:{canonical(item, digest=digest, known=known)}"
+    return f"{written} {digest(item)}" if digest and key in _NAMING_FILES and isinstance(item, str) else written
 
 
 @final
-class Files:
-    """Hashes of the contents of files, each read once."""
+class Content:
+    """Writes scenarios that differ from one in a few places, with the contents of the files that they name."""
 
-    def __init__(self, folder: Path) -> None:
-        """Names are relative to `folder`."""
+    def __init__(self, tree: Mapping[str, object], folder: Path) -> None:
+        """Remember what `tree` is written like; names of files are relative to `folder`."""
         self._folder = folder
-        self._known: dict[Path, str] = {}
+        self._tree = tree  # as long as it lives, nothing else has the ids of its parts
+        self._digests: dict[str, str] = {}
+        self._known: dict[int, str] = {}
+        for part in _parts(tree):
+            self._known[id(part)] = self.text(part)
 
-    def digest(self, tree: object) -> str:
-        """Return a text that changes with the content of any file that a scenario names."""
-        return " ".join(self._digest(self._folder / name) for name in sorted(set(_file_names(tree))))
+    def text(self, value: object) -> str:
+        """Write a part of a scenario: the same text just if the same numbers follow from it."""
+        return canonical(value, digest=self._digest, known=self._known)
 
-    def _digest(self, path: Path) -> str:
-        if path not in self._known:
-            self._known[path] = _digest(path)
-        return self._known[path]
+    def _digest(self, name: str) -> str:
+        if name not in self._digests:
+            self._digests[name] = _digest(self._folder / name)
+        return self._digests[name]
+
+
+def code_digest() -> str:
+    """Hash the modules and presets of simdist that numbers follow from: one that is edited gives other numbers."""
+    package = resources.files(simdist)
+    assert isinstance(package, Path)  # it is installed as files
+    named = {path.relative_to(package).as_posix(): path for path in package.rglob("*") if path.suffix in _CODE}
+    named |= {f"schedules/{path.name}": path for folder in schedules.__path__ for path in Path(folder).glob("*.py")}
+    digest = hashlib.sha256()
+    for name in sorted(name for name in named if name.partition("/")[0] not in _NO_NUMBERS):
+        content = named[name].read_bytes().replace(b"\r\n", b"\n")  # as some checkouts have it
+        digest.update(f"{name} {hashlib.sha256(content).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def _parts(tree: object) -> Iterator[object]:
+    """Yield all mappings and lists, those inside first."""
+    if isinstance(tree, dict | list):
+        for item in tree.values() if isinstance(tree, dict) else tree:
+            yield from _parts(item)
+        yield tree
+
+
+def _file_names(tree: object) -> Iterator[str]:
+    for part in _parts(tree):
+        if isinstance(part, dict):
+            yield from (item for key, item in part.items() if key in _NAMING_FILES and isinstance(item, str))
 
 
 def _digest(path: Path) -> str:
     """Hash a file; of one in YAML, also those that it names itself."""
+    if not path.is_file():  # to open a pipe would wait for a writer
+        return "unreadable"  # the error of the scenario that names it says more
     try:
         content = path.read_bytes()
     except OSError:
-        return "unreadable"  # the error of the scenario that names it says more
+        return "unreadable"
     digest = hashlib.sha256(content)
     if path.suffix in (".yaml", ".yml"):
         root = strict_yaml.parse(content.decode("utf-8", "replace")).root

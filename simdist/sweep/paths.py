@@ -17,22 +17,28 @@ from pathlib import Path as FilePath
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeAlias, TypeGuard, Union, get_args, get_origin
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from simdist.scenario import Scenario, strict_yaml
 from simdist.scenario.problems import path_text
 from simdist.settings import FromFile, Settings, nearest, shown
 
-__all__ = ["Field", "Path", "find_field", "parse_path", "replaced"]
+__all__ = ["ANYWHERE", "Field", "Path", "find_field", "flat_text", "parse_path", "replaced"]
 
 Path: TypeAlias = tuple[str | int, ...]
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+|\[\d+\])*", re.ASCII)
 _PARTS = re.compile(r"\w+", re.ASCII)
+_MAX_DIGITS = 9  # of an index
 _PRESETS = ("cluster", "workload")  # that may be just a name
-_NEED_OTHERS = ("steps",)  # `3 epochs` is so many steps of the data set
-_ANYWHERE = FromFile(folder=FilePath())
+_STANDING_FOR_OTHERS = {  # keys that are read before the settings are
+    **{(part, base): f"{part}.{base}" for part in _PRESETS for base in ("preset", "file")},
+    ("workload", "tensors_file"): "workload.tensors_file",
+}
+_FOR_PEOPLE = ("name", "source")
+ANYWHERE = FromFile(folder=FilePath())
+"""Of values that are read by themselves, where no files are at hand."""
 
 
 @dataclass(frozen=True)
@@ -43,49 +49,55 @@ class Field:
         path: Keys and indices that lead to it.
         column: Its name in tables: the path, ending in the name with its unit, such as `cluster.network.bandwidth_Bps`.
         is_number: Whether its values are numbers, so that distributions of them make sense.
-        type: Reads and writes values of it; None where it is no single value, but say a mapping, or depends on others.
+        is_whole: Whether they are whole numbers.
+        reader: Settings with the key `value`, which reads and writes values of it; None if it is no single value.
     """
 
     path: Path
     column: str
     is_number: bool = False
-    type: TypeAdapter[Any] | None = None
+    is_whole: bool = False
+    reader: type[Settings] | None = None
 
     def number(self, value: object) -> object:
-        """Return a value as tables have it: in SI units, or as text if it is no single value.
+        """Return a value as tables have it: in SI units, or as text if it is null or no single value.
 
         Raises:
             ValueError: It is wrong, whatever the rest of the scenario is.
         """
-        if isinstance(value, dict | list) or value is None:
-            return _flat_text(value)
-        if self.type is None:
-            return value
+        if self.reader is None:
+            return flat_text(value)
         try:
-            return self.type.validate_python(value, context=_ANYWHERE)
+            found: object = dict(self.reader.model_validate({"value": value}, context=ANYWHERE))["value"]
         except ValidationError as error:
-            raise ValueError("; ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())) from None
+            raise ValueError("; ".join(each["msg"] for each in error.errors(include_url=False))) from None
+        is_of_others = isinstance(value, str) and self.path == ("steps",)  # `3 epochs`: of which cluster?
+        return flat_text(value) if found is None or is_of_others else found
 
     def text(self, number: float) -> object:
-        """Return a number in SI units as it is written in a scenario file."""
-        if self.type is None:
+        """Return a number in SI units as it is written in a scenario file; where it must be whole, the nearest one."""
+        number = round(number) if self.is_whole else number
+        if self.reader is None:
             return number
-        value = self.type.validate_python(number)
-        return self.type.dump_python(value, mode="json")
+        try:
+            return self.reader.model_validate({"value": number}).model_dump(mode="json")["value"]
+        except ValidationError:
+            return number  # more than the field allows; the scenario that has it says so
 
 
 def parse_path(text: str) -> Path:
-    """Read a path.
+    """Read a path; an index may also be written as a key, because YAML takes `[` inside braces for a list.
 
     Raises:
         ValueError: It is none.
 
-    >>> parse_path("schedules[1].levels.2")
-    ('schedules', 1, 'levels', 2)
+    >>> parse_path("schedules[1].levels.2"), parse_path("schedules.1.levels.2")
+    (('schedules', 1, 'levels', 2), ('schedules', 1, 'levels', 2))
     """
-    if not _PATH.fullmatch(text):
+    parts = _PARTS.findall(text) if _PATH.fullmatch(text) else []
+    if not parts or any(part.isdigit() and len(part) > _MAX_DIGITS for part in parts):
         raise ValueError(f"{shown(text)} is no path: write e.g. cluster.nodes or disturbances[0].probability")
-    return tuple(int(part) if part.isdigit() else part for part in _PARTS.findall(text))
+    return tuple(int(part) if part.isdigit() else part for part in parts)
 
 
 def replaced(tree: object, path: Path, value: object) -> Any:
@@ -101,19 +113,22 @@ def _replaced(tree: object, path: Path, value: object, above: Path) -> object:
     if not path:
         return value
     key, below = path[0], path[1:]
-    if isinstance(tree, str) and above and len(above) == 1 and above[0] in _PRESETS:
+    if isinstance(tree, str) and len(above) == 1 and above[0] in _PRESETS:
         tree = {"preset": tree}
     match tree:
         case list() if isinstance(key, int):
             if key >= len(tree):
-                raise ValueError(f"{path_text(above)} has {len(tree)} items, numbered from 0: there is no [{key}]")
+                raise ValueError(_beyond(above, len(tree), key))
             return [_replaced(item, below, value, (*above, key)) if n == key else item for n, item in enumerate(tree)]
         case dict():
             return {**tree, key: _replaced(tree.get(key), below, value, (*above, key))}
-        case None:
+        case None if isinstance(key, str):
             return {key: _replaced(None, below, value, (*above, key))}
         case _:
-            raise ValueError(f"{path_text(above) or 'the scenario'} is {shown(tree)}: there is nothing below it")
+            found = "not written" if tree is None else shown(tree)
+            raise ValueError(
+                f"{path_text(above)} is {found} in the scenario: write it out there, or vary it as a whole"
+            )
 
 
 def find_field(scenario: Scenario, path: Path) -> Field:
@@ -124,8 +139,10 @@ def find_field(scenario: Scenario, path: Path) -> Field:
         path: Keys and indices, as in a scenario file.
 
     Raises:
-        ValueError: There is no such field; the message names the nearest.
+        ValueError: There is no such field, or it changes nothing; the message names the nearest.
     """
+    if path in _STANDING_FOR_OTHERS:
+        return Field(path, _STANDING_FOR_OTHERS[path])
     here: object = scenario
     for depth, key in enumerate(path[:-1]):
         here = _below(here, key, path[:depth])
@@ -136,17 +153,18 @@ def find_field(scenario: Scenario, path: Path) -> Field:
     model = here if isinstance(here, type) else type(here)
     name = _attribute(model, last, above)
     field = model.model_fields[name]
+    if name in _FOR_PEOPLE and field.annotation is str:
+        raise ValueError(f"{path_text(path)} is for people and changes no number: vary something else")
     kinds = _single_types(field.annotation)
-    if kinds is None:
+    if kinds is None or name == "kind":  # another kind is settings of another class
         return Field(path, path_text(path))
-    adapter = None if name in _NEED_OTHERS else _adapter(field)
-    return Field(path, path_text((*above, name)), kinds <= {int, float}, adapter)
+    return Field(path, path_text((*above, name)), kinds <= {int, float}, kinds == {int}, _alone(field))
 
 
-def _adapter(field: FieldInfo) -> TypeAdapter[Any]:
-    """Return what reads the values of a field by itself: its checks, but not its name in files."""
+def _alone(field: FieldInfo) -> type[Settings]:
+    """Return settings with one key, `value`, that is read, checked and written as a field is."""
     annotated: Any = Annotated[field.annotation, *field.metadata, ""]
-    return TypeAdapter(annotated)
+    return create_model("_Value", __base__=Settings, __module__=__name__, value=(annotated, ...))
 
 
 def _below(here: object, key: str | int, above: Path) -> object:
@@ -159,15 +177,21 @@ def _below(here: object, key: str | int, above: Path) -> object:
             return _settings_class(model.model_fields[name].annotation) if held is None else held
         case tuple() if isinstance(key, int):
             if key >= len(here):
-                n = len(here)
-                raise ValueError(f"{path_text(above)} has {n} items, numbered from 0: there is no [{key}]")
+                raise ValueError(_beyond(above, len(here), key))
             return here[key]
+        case tuple():
+            raise ValueError(f"{path_text(above)} is a list: write {path_text((*above, 0))}, counting from 0")
         case Mapping():
             return here.get(key)
         case _:
             raise ValueError(
                 f"there is nothing below {path_text(above)} that has a name of its own: vary it as a whole"
             )
+
+
+def _beyond(above: Path, n_items: int, key: int) -> str:
+    items = "1 item" if n_items == 1 else f"{n_items} items"
+    return f"{path_text(above)} has {items}, counted from 0: there is no [{key}]"
 
 
 def _is_settings(here: object) -> TypeGuard[BaseModel | type[BaseModel]]:
@@ -203,6 +227,6 @@ def _single_types(annotation: object) -> set[type] | None:
     return {annotation} if isinstance(annotation, type) and annotation in (int, float, str, bool) else None
 
 
-def _flat_text(value: object) -> str:
-    """Write a value on one line, as a scenario file could have it."""
-    return value if isinstance(value, str) else strict_yaml.dump_line(value)
+def flat_text(value: object) -> object:
+    """Write a mapping, a list or null on one line, as a scenario file could have it."""
+    return strict_yaml.dump_line(value) if value is None or isinstance(value, dict | list) else value

@@ -1,14 +1,16 @@
 """From a sweep file to a sweep, with every problem at once."""
 
-import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any
 
+from pydantic import BeforeValidator, ValidationError
 from pydantic import Field as Setting
-from pydantic import ValidationError
 
 from simdist import scenario as scenarios
+from simdist.compare import find_baseline
 from simdist.engines import Engine
 from simdist.errors import ScenarioError
 from simdist.scenario import Scenario, presets, strict_yaml
@@ -16,32 +18,56 @@ from simdist.scenario.files import read_text
 from simdist.scenario.problems import problems_of, scenario_error
 from simdist.scenario.strict_yaml import Document, Problem
 from simdist.settings import FromFile, Settings, nearest, shown
-from simdist.sweep.definition import Axis, Case, Choice, Sweep
-from simdist.sweep.paths import Field, find_field, parse_path, replaced
-from simdist.sweep.sampling import Distribution, Integers, Lognormal, LogUniform, Sampling, Uniform
+from simdist.sweep.axes import Reader
+from simdist.sweep.definition import Sweep
+from simdist.sweep.sampling import Sampling
 from simdist.units import Seconds, Whole
 
-__all__ = ["MAX_POINTS", "load", "loads"]
+__all__ = ["MAX_POINTS", "SweepFile", "load", "loads"]
 
 MAX_POINTS = 1_000_000
-_NAME = "name"  # of a case; all other keys of it are paths
 _SHAPE = "write scenario: FILE and vary: {path: [values]}"
-_DISTRIBUTIONS: dict[str, type[Distribution]] = {
-    "uniform": Uniform,
-    "log_uniform": LogUniform,
-    "integers": Integers,
-    "median": Lognormal,
-    "sigma": Lognormal,
-}
-_KINDS = "uniform: [low, high], log_uniform: [low, high], integers: [first, last] or median: M, sigma: S"
+_INDEX_IN_BRACES = re.compile(r"\{[^}]*?([A-Za-z_][\w.]*)\[(\d+)\]")
 
 
-class _Settings(Settings):
-    """The keys of a sweep file."""
+def _check_scenario(value: object) -> object:
+    if not isinstance(value, str | dict):
+        raise ValueError(f"{shown(value)}: write the name of a file or of a preset, or the scenario itself")
+    return value
 
-    scenario: str | dict[str, Any]
-    vary: dict[str, Any] = Setting(default_factory=dict)
-    cases: tuple[dict[str, Any], ...] = ()
+
+def _check_vary(value: object) -> object:
+    if not isinstance(value, dict):
+        raise ValueError(f"{shown(value)}: not a mapping: write lines such as `cluster.nodes: [2, 4]`")
+    return value
+
+
+def _check_cases(value: object) -> object:
+    wrong = (
+        value if not isinstance(value, list) else next((each for each in value if not isinstance(each, dict)), value)
+    )
+    if wrong is not value or not isinstance(value, list):
+        raise ValueError(f"{shown(wrong)}: write a list of mappings, such as `- {{name: two, cluster.nodes: 2}}`")
+    return value
+
+
+class SweepFile(Settings):
+    """The keys of a sweep file.
+
+    Args:
+        scenario: Name of a file beside this one or of a preset, or the scenario itself.
+        vary: Path of a field -> its values; all combinations are taken, or a sample of them.
+        cases: Fields that change together: a mapping of paths to values for each case, and its `name`.
+        sample: Which points are taken.
+        baseline: Label or kind of the schedule that speed-ups are over.
+        seeds: Of delays that each row is measured with, counted up from the scenario's.
+        engine: `auto` takes the fast engine wherever it is exact.
+        time_limit_s: Seconds after which a row is given up.
+    """
+
+    scenario: Annotated[str | dict[str, Any], BeforeValidator(_check_scenario), Setting(examples=["first.yaml"])]
+    vary: Annotated[dict[str | int, Any], BeforeValidator(_check_vary)] = Setting(default_factory=dict)
+    cases: Annotated[tuple[dict[str | int, Any], ...], BeforeValidator(_check_cases)] = ()
     sample: Sampling = Sampling()
     baseline: str = "sync"
     seeds: Annotated[Whole, Setting(ge=1, le=1_000_000)] = 20
@@ -71,173 +97,105 @@ def loads(text: str, *, name: str = "<text>", folder: Path = Path()) -> Sweep:
         ScenarioError: It is wrong; a line for every problem, each beginning with `name` and the line's number.
     """
     document = strict_yaml.parse(text)
-    problems, settings = list(document.problems), None
+    problems, file = [*_with_hints(document.problems, text)], None
     if isinstance(document.root, dict):
         try:
-            settings = _Settings.model_validate(document.root, context=FromFile(folder))
+            file = SweepFile.model_validate(document.root, context=FromFile(folder))
         except ValidationError as error:
             problems += problems_of(error, document)
     elif not problems:
         found = "is empty" if document.root is None else f"{shown(document.root)} is not a sweep"
         problems.append(Problem(1, (), f"{found}: {_SHAPE}"))
-    if settings is None or problems:
+    if file is None or problems:
         raise scenario_error(name, problems)
-    tree, base_folder, scenario = _base(settings.scenario, name, folder)
-    reader = _Reader(document, scenario, tree, settings.sample.kind == "grid")
-    axes, cases = reader.axes(settings.vary), reader.cases(settings.cases)
-    reader.check(axes, settings)
-    if reader.problems:
-        raise scenario_error(name, reader.problems)
-    return Sweep(
-        Path(name).stem.strip("<>"),
+    return _sweep(document, file, name, folder)
+
+
+def _sweep(document: Document, file: SweepFile, name: str, folder: Path) -> Sweep:
+    stem = Path(name).stem.strip("<>")
+    tree, base_folder, scenario = _base(document, file.scenario, name, folder)
+    is_grid = file.sample.kind == "grid"
+    reader = Reader(document, scenario, tree, base_folder, is_grid=is_grid)
+    axes, cases = reader.read(file.vary, file.cases)
+    sweep = Sweep(
+        stem,
         tree,
         scenario,
         base_folder,
         axes,
         cases,
-        settings.sample,
-        settings.baseline,
-        settings.seeds,
-        settings.engine,
-        settings.time_limit_s,
+        file.sample,
+        file.baseline,
+        file.seeds,
+        file.engine,
+        file.time_limit_s,
     )
+    if not reader.problems:
+        _check(reader, sweep)
+    if reader.problems:
+        raise scenario_error(name, reader.problems)
+    return sweep
 
 
-def _base(written: str | dict[str, Any], name: str, folder: Path) -> tuple[dict[str, Any], Path, Scenario]:
-    """Return the scenario as a file has it, the folder of its files, and the scenario itself."""
-    if isinstance(written, dict):
-        text = strict_yaml.dump(written)
+def _check(reader: Reader, sweep: Sweep) -> None:
+    """Note what is wrong with a sweep as a whole."""
+    if not sweep.axes and not sweep.cases:
+        reader.fault((), f"nothing is varied: {_SHAPE}")
+    if sweep.sampling.kind != "grid" and not sweep.axes:
+        reader.fault(("sample",), "there is nothing to sample: write vary, or no sample")
+    if sweep.n_points > MAX_POINTS:
+        at = ("vary",) if sweep.sampling.kind == "grid" else ("sample", "points")
+        reader.fault(at, f"{sweep.n_points:,} points: write {MAX_POINTS:,} or fewer")
+    if not any(field.path[0] == "schedules" for field in sweep.fields):
         try:
-            return written, folder, scenarios.loads(text, name="scenario", folder=folder)
+            find_baseline(sweep.scenario, sweep.baseline)
         except ScenarioError as error:
-            raise ScenarioError(f"{name}: the scenario in it is wrong:\n{error}") from None
+            reader.fault(("baseline",), f"{str(error).partition(': ')[2]}: write one of them")
+
+
+def _base(
+    document: Document, written: str | dict[str, Any], name: str, folder: Path
+) -> tuple[dict[str, Any], Path, Scenario]:
+    """Return the scenario as a file has it, the folder of its files, and the scenario itself.
+
+    Raises:
+        ScenarioError: There is none, or it is wrong.
+    """
+    if isinstance(written, dict):
+        try:
+            tree = {"name": Path(name).stem.strip("<>"), **written}
+            return written, folder, Scenario.model_validate(tree, context=FromFile(folder))
+        except ValidationError as error:
+            raise scenario_error(name, _problems_inside(document, error)) from None
     path = folder / written
     if not path.is_file():
         known = presets.names("scenarios")
         if written not in known:
-            raise ScenarioError(
-                f"{name}: scenario: there is no file {path}, nor a preset {shown(written)}: {nearest(written, known)}"
-            )
+            place, at = document.locate(("scenario",))
+            message = f"there is no file {path}, nor a preset {shown(written)}: {nearest(written, known)}"
+            raise scenario_error(name, [Problem(place.line, at, message)])
         path = presets.path("scenarios", written)
     scenario = scenarios.load(path)
-    tree = strict_yaml.parse(read_text(path)).root
-    assert isinstance(tree, dict)  # it was read as a scenario
-    return tree, path.parent, scenario
+    root = strict_yaml.parse(read_text(path)).root
+    assert isinstance(root, dict)  # it was read as a scenario
+    return root, path.parent, scenario
 
 
-@final
-class _Reader:
-    """Reads what is varied, and collects what is wrong with it."""
+def _problems_inside(document: Document, error: ValidationError) -> list[Problem]:
+    """Return the problems of the scenario that stands in a sweep file."""
+    problems = []
+    for details in error.errors(include_url=False, include_context=False, include_input=False):
+        place, path = document.locate(("scenario", *details["loc"]))
+        problems.append(Problem(place.line, path, details["msg"]))
+    return problems
 
-    def __init__(self, document: Document, scenario: Scenario, tree: Mapping[str, Any], is_grid: bool) -> None:
-        self._document, self._scenario, self._tree, self._is_grid = document, scenario, tree, is_grid
-        self.problems: list[Problem] = []
 
-    def axes(self, vary: Mapping[str, Any]) -> tuple[Axis, ...]:
-        """Return the axes that are right."""
-        found = (self._axis(text, values) for text, values in vary.items())
-        return tuple(axis for axis in found if axis)
-
-    def cases(self, cases: tuple[dict[str, Any], ...]) -> tuple[Case, ...]:
-        """Return the cases, each with what it sets."""
-        found: list[Case] = []
-        for number, case in enumerate(cases):
-            at = ("cases", number)
-            name = str(case.get(_NAME, number))
-            if any(name == other.name for other in found):
-                self._fault((*at, _NAME), f"{shown(name)} is the name of another case, too: write another")
-            choices = []
-            for text, written in case.items():
-                field = self._field((*at, text), text) if text != _NAME else None
-                choice = self._choice((*at, text), field, written) if field else None
-                if field and choice:
-                    choices.append((field, choice))
-            found.append(Case(name, tuple(choices)))
-        return tuple(found)
-
-    def check(self, axes: tuple[Axis, ...], settings: _Settings) -> None:
-        """Look at all of them together."""
-        if not settings.vary and not settings.cases:
-            self._fault((), f"nothing is varied: {_SHAPE}")
-        if settings.sample.kind != "grid" and not settings.vary:
-            self._fault(("sample",), "there is nothing to sample: write vary, or no sample")
-        paths = {axis.field.path: axis.field for axis in axes}
-        for number, case in enumerate(settings.cases):
-            for text in case:
-                if text in settings.vary:
-                    self._fault(("cases", number, text), f"{text} stands in vary, too: write it in one of them")
-        n_points = math.prod(len(axis.choices) for axis in axes) if self._is_grid else settings.sample.points or 0
-        n_points *= max(1, len(settings.cases))
-        if n_points > MAX_POINTS:
-            self._fault(("vary",) if settings.vary else (), f"{n_points:,} points: write {MAX_POINTS:,} or fewer")
-        for path in paths:
-            below = [other for other in paths if other != path and other[: len(path)] == path]
-            for other in below:
-                text = next(key for key in settings.vary if parse_path(key) == other)
-                self._fault(("vary", text), f"is part of {paths[path].column}, which is varied as a whole")
-
-    def _axis(self, text: str, values: Any) -> Axis | None:
-        at = ("vary", text)
-        field = self._field(at, text)
-        if field is None:
-            return None
-        match values:
-            case list():
-                if not values:
-                    self._fault(at, "the list is empty: write one value or more")
-                choices = [self._choice((*at, n), field, each) for n, each in enumerate(values)]
-                return Axis(field, tuple(each for each in choices if each))
-            case dict():
-                return self._distributed(at, field, values)
-            case _:
-                self._fault(at, f"{shown(values)}: write a list of values, or a distribution: {_KINDS}")
-                return None
-
-    def _distributed(self, at: tuple[str, ...], field: Field, values: dict[Any, Any]) -> Axis | None:
-        kind = next((_DISTRIBUTIONS[key] for key in values if key in _DISTRIBUTIONS), None)
-        if kind is None:
-            self._fault(at, f"{shown(values)}: write a list of values, or a distribution: {_KINDS}")
-            return None
-        if self._is_grid:
-            self._fault(at, "a grid takes lists of values: write one, or sample: {kind: random, points: 100}")
-            return None
-        if not field.is_number:
-            self._fault(at, f"{field.column} is no number: write a list of values")
-            return None
-        try:
-            distribution = kind.model_validate(values, context=FromFile(Path()))
-        except ValidationError as error:
-            for each in error.errors(include_url=False, include_context=False, include_input=False):
-                self._fault((*at, *each["loc"]), each["msg"])
-            return None
-        choices = [self._choice(at, field, bound) for bound in distribution.bounds()]
-        numbers = [choice.number for choice in choices if choice]
-        bounds = tuple(float(each) for each in numbers if isinstance(each, int | float))
-        if len(bounds) < len(choices):
-            return None
-        if fault := distribution.problem(bounds):
-            self._fault(at, fault)
-        return Axis(field, distribution=distribution, bounds=bounds)
-
-    def _field(self, at: tuple[str | int, ...], text: object) -> Field | None:
-        try:
-            path = parse_path(str(text))
-            if path == ("name",):
-                raise ValueError("the name of a scenario changes nothing: vary something else")
-            field = find_field(self._scenario, path)
-            replaced(self._tree, path, None)
-        except ValueError as error:
-            self._fault(at, str(error))
-            return None
-        return field
-
-    def _choice(self, at: tuple[str | int, ...], field: Field, written: Any) -> Choice | None:
-        try:
-            return Choice(written, field.number(written))
-        except ValueError as error:
-            self._fault(at, str(error))
-            return None
-
-    def _fault(self, at: tuple[str | int, ...], message: str) -> None:
-        place, path = self._document.locate(at)
-        self.problems.append(Problem(place.line, path, message))
+def _with_hints(problems: Iterable[Problem], text: str) -> Iterable[Problem]:
+    """Say what to write instead of `{disturbances[0].delay: ..}`, which is not YAML."""
+    lines = text.splitlines()
+    for problem in problems:
+        line = lines[problem.line - 1] if problem.line <= len(lines) else ""
+        if match := _INDEX_IN_BRACES.search(line):
+            hint = f"; inside braces write {match[1]}.{match[2]} for {match[1]}[{match[2]}], or quote the path"
+            problem = replace(problem, message=problem.message + hint)
+        yield problem

@@ -13,16 +13,99 @@ from typing import Annotated, Literal, Self, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from simdist.scenario.portable import exp, log, normal_quantile
-from simdist.settings import Settings, refuse
+from simdist.settings import Settings, refuse, shown
 from simdist.units import Factor, Whole
 
-__all__ = ["Distribution", "Integers", "LogUniform", "Lognormal", "Sampling", "Uniform", "unit_cube"]
+__all__ = [
+    "Distribution",
+    "Geometric",
+    "Integers",
+    "Linear",
+    "LogUniform",
+    "Lognormal",
+    "Sampling",
+    "Spacing",
+    "Uniform",
+    "unit_cube",
+]
 
 _BATCH = 1024  # points that are made at once
 _N_DIGITS = 6
+_STREAM = 2**64 - 1  # second word of the key; that of simulated delays is the number of a disturbance
+
+
+def _check_bounds(value: object) -> object:
+    if not isinstance(value, list) or len(value) != 2:
+        raise ValueError(f"{shown(value)}: write two values, [low, high]")
+    return value
+
+
+def _check_spacing(value: object) -> object:
+    if not isinstance(value, list) or len(value) != 3:
+        raise ValueError(f"{shown(value)}: write two values and how many to list, [low, high, 5]")
+    return value
+
+
+_Bounds: TypeAlias = Annotated[tuple[object, object], BeforeValidator(_check_bounds)]
+_Spaced: TypeAlias = Annotated[
+    tuple[object, object, Annotated[Whole, Field(ge=2, le=1_000_000)]], BeforeValidator(_check_spacing)
+]
+
+
+class Spacing(Settings, ABC):
+    """A list of values that is given by its ends."""
+
+    @abstractmethod
+    def ends(self) -> tuple[object, object]:
+        """Return the ends as they stand in the file."""
+
+    @abstractmethod
+    def numbers(self, low: float, high: float) -> list[float]:
+        """Return all values, the ends in SI units among them."""
+
+    def problem(self, bounds: tuple[float, ...]) -> str | None:
+        """Say what is wrong with the ends, if anything."""
+        return _order_problem(bounds)
+
+
+@final
+class Linear(Spacing):
+    """Values with equal differences."""
+
+    linear: _Spaced
+
+    def ends(self) -> tuple[object, object]:
+        """Return the ends."""
+        return self.linear[:2]
+
+    def numbers(self, low: float, high: float) -> list[float]:
+        """Return low + k (high - low) / (n - 1), k from 0 to n - 1."""
+        n = self.linear[2]
+        return [_rounded(low + k * (high - low) / (n - 1), low, high) for k in range(n - 1)] + [high]
+
+
+@final
+class Geometric(Spacing):
+    """Values with equal ratios."""
+
+    geometric: _Spaced
+
+    def ends(self) -> tuple[object, object]:
+        """Return the ends."""
+        return self.geometric[:2]
+
+    def numbers(self, low: float, high: float) -> list[float]:
+        """Return low (high / low)^(k / (n - 1)), k from 0 to n - 1."""
+        n = self.geometric[2]
+        powers = (_exp(k / (n - 1) * _log(high / low)) for k in range(1, n - 1))
+        return [low, *(_rounded(low * power, low, high) for power in powers), high]
+
+    def problem(self, bounds: tuple[float, ...]) -> str | None:
+        """Say if the lower end is 0, too."""
+        return _log_problem(bounds)
 
 
 class Distribution(Settings, ABC):
@@ -38,15 +121,14 @@ class Distribution(Settings, ABC):
 
     def problem(self, bounds: tuple[float, ...]) -> str | None:
         """Say what is wrong with the values that it is given by, if anything."""
-        low, high = bounds[0], bounds[-1]
-        return None if low < high else f"{low:g} is not below {high:g}: write the lower bound first"
+        return _order_problem(bounds)
 
 
 @final
 class Uniform(Distribution):
     """Every value between two bounds is as likely as any other."""
 
-    uniform: tuple[object, object]
+    uniform: _Bounds
 
     def bounds(self) -> tuple[object, ...]:
         """Return the bounds."""
@@ -54,14 +136,14 @@ class Uniform(Distribution):
 
     def quantile(self, u: float, bounds: tuple[float, ...]) -> float:
         """Return low + u (high - low)."""
-        return _rounded(bounds[0] + u * (bounds[1] - bounds[0]))
+        return _rounded(bounds[0] + u * (bounds[1] - bounds[0]), *bounds)
 
 
 @final
 class LogUniform(Distribution):
     """Every factor between two bounds is as likely as any other: as many values in 1 to 10 as in 10 to 100."""
 
-    log_uniform: tuple[object, object]
+    log_uniform: _Bounds
 
     def bounds(self) -> tuple[object, ...]:
         """Return the bounds."""
@@ -69,18 +151,18 @@ class LogUniform(Distribution):
 
     def quantile(self, u: float, bounds: tuple[float, ...]) -> float:
         """Return low (high / low)^u."""
-        return _rounded(bounds[0] * _exp(u * _log(bounds[1] / bounds[0])))
+        return _rounded(bounds[0] * _exp(u * _log(bounds[1] / bounds[0])), *bounds)
 
     def problem(self, bounds: tuple[float, ...]) -> str | None:
         """Say if the lower bound is 0, too."""
-        return "0 has no logarithm: write a lower bound above 0" if bounds[0] <= 0 else super().problem(bounds)
+        return _log_problem(bounds)
 
 
 @final
 class Integers(Distribution):
     """Every whole number from the first to the last, both included, is as likely as any other."""
 
-    integers: tuple[Whole, Whole]
+    integers: _Bounds
 
     def bounds(self) -> tuple[object, ...]:
         """Return the bounds."""
@@ -128,7 +210,7 @@ class Sampling(Settings):
     """
 
     kind: Literal["grid", "random", "sobol"] = "grid"
-    points: Annotated[Whole, Field(ge=1, le=10_000_000)] | None = None
+    points: Annotated[Whole, Field(ge=1)] | None = None
     seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
 
     @model_validator(mode="after")
@@ -147,10 +229,10 @@ def unit_cube(sampling: Sampling, n_dimensions: int) -> Iterator[Unit]:
     """Yield the points of a random or Sobol sample, each `[n_dimensions]` with values in (0, 1).
 
     >>> [point.round(3).tolist() for point in unit_cube(Sampling(kind="random", points=2), 2)]
-    [[0.151, 0.66], [0.549, 0.143]]
+    [[0.449, 0.804], [0.48, 0.591]]
     """
     n_points = sampling.points or 0
-    random = np.random.Philox(key=sampling.seed)
+    random = np.random.Philox(key=np.array([sampling.seed, _STREAM], dtype=np.uint64))
     batches = _sobol(random, n_dimensions) if sampling.kind == "sobol" else _independent(random, n_dimensions)
     for first in range(0, n_points, _BATCH):
         yield from next(batches)[: n_points - first]
@@ -177,8 +259,17 @@ def _uniform(random: np.random.Philox, n: int) -> Unit:
     return np.asarray((words >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54)
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.{_N_DIGITS}g}")
+def _rounded(value: float, low: float = 0.0, high: float = math.inf) -> float:
+    return min(max(low, float(f"{value:.{_N_DIGITS}g}")), high)
+
+
+def _order_problem(bounds: tuple[float, ...]) -> str | None:
+    low, high = bounds
+    return None if low < high else f"{low:g} is not below {high:g}: write the lower one first"
+
+
+def _log_problem(bounds: tuple[float, ...]) -> str | None:
+    return "0 has no logarithm: write a lower value above 0" if bounds[0] <= 0 else _order_problem(bounds)
 
 
 def _exp(x: float) -> float:
@@ -186,4 +277,4 @@ def _exp(x: float) -> float:
 
 
 def _log(x: float) -> float:
-    return float(log(np.array([x]))[0]) if 0 < x < math.inf else math.nan
+    return float(log(np.array([x]))[0])

@@ -10,17 +10,23 @@ design does not have, of a sweep that was edited meanwhile, stay at the end.
 """
 
 import contextlib
+import itertools
 import json
+import math
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, final
+from types import TracebackType
+from typing import IO, Any, Self, final
 
 from simdist.errors import RunError
 
 __all__ = ["DESIGN", "LOCK", "ROWS", "Store", "read_jsonl"]
 
 DESIGN, ROWS, LOCK = "design.jsonl", "rows.jsonl", "sweep.lock"
+
+_SYNC_S = 1.0
 
 
 @final
@@ -30,10 +36,11 @@ class Store:
     def __init__(self, folder: Path) -> None:
         """Take `folder`, which is made if it is not there."""
         self.folder = folder
-        self._file: IO[bytes] | None = None
+        self._file: int | None = None
         self._lock: IO[bytes] | None = None
+        self._synced_s = -math.inf
 
-    def __enter__(self) -> "Store":
+    def __enter__(self) -> Self:
         """Lock the folder.
 
         Raises:
@@ -42,14 +49,20 @@ class Store:
         with _saying(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(self.folder / LOCK)
-            self._file = (self.folder / ROWS).open("ab")
+            try:
+                self._open()
+            except OSError:
+                self._lock.close()
+                raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         """Let others in."""
-        for file in (self._file, self._lock):
-            if file:
-                file.close()
+        self._close()
+        if self._lock:
+            self._lock.close()
 
     def design(self, lines: Iterable[dict[str, Any]]) -> None:
         """Write what is to be computed.
@@ -64,16 +77,19 @@ class Store:
         return {record["key"]: "failed" in record for record in read_jsonl(self.folder / ROWS) if "key" in record}
 
     def append(self, records: Sequence[bytes]) -> None:
-        """Save rows; when this returns they outlive the process and the machine.
+        """Save rows. When this returns they outlive the process; those of the last second perhaps not the machine.
 
         Raises:
             RunError: They cannot be written.
         """
         assert self._file is not None  # inside `with`
         with _saying(self.folder / ROWS):
-            self._file.write(b"".join(b"\n" + record for record in records))
-            self._file.flush()
-            os.fsync(self._file.fileno())
+            left = b"".join(b"\n" + record for record in records)
+            while left:
+                left = left[os.write(self._file, left) :]  # a disk that fills up takes a part
+            if time.monotonic() - self._synced_s > _SYNC_S:
+                os.fsync(self._file)
+                self._synced_s = time.monotonic()
 
     def arrange(self, order: Iterable[str]) -> None:
         """Put the rows in an order, by key; the last record of a key counts, torn lines go.
@@ -82,15 +98,46 @@ class Store:
             RunError: It cannot be written.
         """
         path = self.folder / ROWS
-        found: dict[str, bytes] = {}
-        for line in path.read_bytes().splitlines():
-            if record := _record(line):
-                found[record["key"]] = line
-        first = dict.fromkeys(key for key in order if key in found)
-        _replace(path, (found[key] for key in (first | found)))
-        assert self._file is not None  # inside `with`
-        self._file.close()
-        self._file = path.open("ab")
+        with _saying(path, "read"):
+            places, is_clean = _places(path)
+        wanted = list(dict.fromkeys(itertools.chain((key for key in order if key in places), places)))
+        if is_clean and wanted == list(places):
+            return
+        with _saying(path, "read"), path.open("rb") as file:
+            _replace(path, (_line_at(file, places[key]) for key in wanted))
+        with _saying(path):
+            self._close()
+            self._open()
+
+    def _open(self) -> None:
+        self._file = os.open(self.folder / ROWS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # what could not be saved was told when it was written
+                os.fsync(self._file)
+            os.close(self._file)
+            self._file = None
+
+
+def _places(path: Path) -> tuple[dict[str, int], bool]:
+    """Return where the last record of each key begins, and whether the file holds nothing else."""
+    places: dict[str, int] = {}
+    is_clean, at = True, 0
+    with path.open("rb") as file:
+        for line in file:
+            record = _record(line)
+            if record is None or record["key"] in places or not line.endswith(b"\n"):
+                is_clean = False
+            if record:
+                places[record["key"]] = at
+            at += len(line)
+    return places, is_clean
+
+
+def _line_at(file: IO[bytes], place: int) -> bytes:
+    file.seek(place)
+    return file.readline().rstrip(b"\n")
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
@@ -120,12 +167,15 @@ def _replace(path: Path, lines: Iterable[bytes]) -> None:
     """Write a file; an interruption leaves the old one or none."""
     part = path.with_name(f".{path.name}.part")
     with _saying(path):
-        with part.open("wb") as file:
-            for line in lines:
-                file.write(line + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        try:
+            with part.open("wb") as file:
+                for line in lines:
+                    file.write(line + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def _locked(path: Path) -> IO[bytes]:
@@ -137,12 +187,17 @@ def _locked(path: Path) -> IO[bytes]:
         return file
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         file.seek(0)
-        holder = file.read().decode(errors="replace").strip()
+        holder = file.read().decode(errors="replace").strip() or "another one"
         file.close()
         raise RunError(
             f"{path.parent}: process {holder} computes a sweep there: wait for it, or choose another -o"
+        ) from None
+    except OSError as error:
+        file.close()
+        raise RunError(
+            f"{path}: cannot be locked, as its file system has no locks ({error.strerror}): choose another -o"
         ) from None
     file.truncate(0)
     file.write(str(os.getpid()).encode())

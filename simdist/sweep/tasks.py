@@ -4,6 +4,7 @@ A row that cannot be measured becomes a record of its error; others are not touc
 on every machine, so it does not say when or where it was computed.
 """
 
+import ctypes
 import json
 import math
 import signal
@@ -28,7 +29,7 @@ from simdist.scenario.problems import path_text
 from simdist.settings import FromFile
 from simdist.sweep.definition import RowKey
 
-__all__ = ["Batch", "Finished", "Task", "evaluate", "failure", "late", "record"]
+__all__ = ["Batch", "Finished", "Record", "Task", "alone", "evaluate", "failure", "late", "record", "written"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,19 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Record:
+    """What is kept of a row.
+
+    Args:
+        line: JSON.
+        failed: Whether it says why there is no measurement.
+    """
+
+    line: bytes
+    failed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """What a batch became.
 
@@ -76,7 +90,7 @@ class Finished:
         seconds: How long it took.
     """
 
-    records: tuple[tuple[str, bytes], ...]
+    records: tuple[Record, ...]
     seconds: float
 
 
@@ -93,23 +107,23 @@ def evaluate(batch: Batch) -> Finished:
     return Finished(tuple(records), time.perf_counter() - began_s)
 
 
-def _records(task: Task, batch: Batch) -> Iterator[tuple[str, bytes]]:
-    scenario = _read(task.tree, batch.folder)
+def _records(task: Task, batch: Batch) -> Iterator[Record]:
+    scenario = _read(task.tree, batch)
     for row in task.rows:
         try:
-            with _alarm(batch.time_limit_s):
+            with _limited(batch.time_limit_s):
                 found = _measure(task, row, scenario, batch)
         except SimdistError as error:
             found = failure(type(error).__name__, str(error))
         except MemoryError as error:
             found = failure("RunError", f"not enough memory: {error}; vary fewer steps, ranks or samples")
-        except Exception as error:  # a defect of one row must not take thousands of others with it
+        except (Exception, SystemExit) as error:  # a defect of one row must not take thousands of others with it
             found = failure(type(error).__name__, str(error) or "no message")
-        yield row.key, json.dumps({"key": row.key, **found}, allow_nan=False).encode()
+        yield written(row.key, found)
 
 
 def _measure(task: Task, row: RowKey, scenario: Scenario | None, batch: Batch) -> dict[str, object]:
-    one, position = (scenario, row.position) if scenario else (_alone(task.tree, row, batch.folder), 0)
+    one, position = (scenario, row.position) if scenario else (alone(task.tree, row, batch.folder), 0)
     built = build(one, one.schedules[position])
     return record(measure(one, built, n_seeds=batch.n_seeds, engine=batch.engine))
 
@@ -135,20 +149,29 @@ def record(measured: Measured) -> dict[str, object]:
     return found
 
 
+def written(key: str, found: dict[str, object]) -> Record:
+    """Return a measurement, or the failure of one, as it is kept."""
+    return Record(json.dumps({"key": key, **found}, allow_nan=False).encode(), "failed" in found)
+
+
 def failure(kind: str, message: str) -> dict[str, object]:
     """Return what is kept of a row that failed."""
     return {"failed": kind, "error": message}
 
 
-def _read(tree: Mapping[str, Any], folder: Path) -> Scenario | None:
-    """Return the scenario of a point, or None if it is wrong as a whole: then each schedule is tried alone."""
+def _read(tree: Mapping[str, Any], batch: Batch) -> Scenario | None:
+    """Return the scenario of a point, or None if it is wrong as a whole: then each schedule is tried alone.
+
+    What is wrong is then found, and told, once more.
+    """
     try:
-        return Scenario.model_validate({"name": "point", **tree}, context=FromFile(folder))
-    except ValidationError:
+        with _limited(batch.time_limit_s):
+            return Scenario.model_validate({"name": "point", **tree}, context=FromFile(batch.folder))
+    except (Exception, SystemExit):
         return None
 
 
-def _alone(tree: Mapping[str, Any], row: RowKey, folder: Path) -> Scenario:
+def alone(tree: Mapping[str, Any], row: RowKey, folder: Path) -> Scenario:
     """Return the scenario of a point with one schedule.
 
     Raises:
@@ -174,19 +197,60 @@ def late(limit_s: float) -> RunError:
 
 
 @contextmanager
-def _alarm(limit_s: float) -> Iterator[None]:
-    """Interrupt what takes longer, where the system can: in the main thread of a process on Unix."""
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+def _limited(limit_s: float) -> Iterator[None]:
+    """Interrupt what takes longer: by a signal where there are any, in threads as Python can."""
+    in_main = threading.current_thread() is threading.main_thread()
+    with _alarm(limit_s) if in_main and hasattr(signal, "setitimer") else _interrupted(limit_s):
         yield
-        return
 
+
+@contextmanager
+def _alarm(limit_s: float) -> Iterator[None]:
     def ring(number: int, frame: FrameType | None) -> None:
         raise late(limit_s)
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    signal.setitimer(signal.ITIMER_REAL, _timer_s(limit_s))
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+class _Late(BaseException):
+    """Raised inside a thread by another one."""
+
+
+@contextmanager
+def _interrupted(limit_s: float) -> Iterator[None]:
+    """Raise an exception in this thread from a timer's.
+
+    Source:
+        `PyThreadState_SetAsyncExc` in the reference of Python's C interface.
+    """
+    thread, lock, is_over = ctypes.c_ulong(threading.get_ident()), threading.Lock(), False
+
+    def ring() -> None:
+        with lock:
+            if not is_over:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, ctypes.py_object(_Late))
+
+    timer = threading.Timer(_timer_s(limit_s), ring)
+    timer.daemon = True
+    timer.start()
+    try:
+        try:
+            yield
+        finally:
+            with lock:
+                is_over = True
+            timer.cancel()
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)  # one that rang, but has not come yet
+    except _Late:
+        raise late(limit_s) from None
+
+
+def _timer_s(limit_s: float) -> float:
+    """Return seconds that every timer takes; 0 would switch one off."""
+    return min(max(limit_s, 1e-6), threading.TIMEOUT_MAX)

@@ -1,17 +1,24 @@
-"""Where rows are computed: in this process, in a pool of processes, or on a Dask cluster.
+"""Where rows are computed: in this process, in processes of this machine, or on a Dask cluster (`simdist.sweep.dask`).
 
-All of them are a `concurrent.futures.Executor`; what else the driver must know of one is how many batches it can work
-on at the same time, and how to get a new one when a process of it has died.
+All of them are a `concurrent.futures.Executor`; what else the driver must know of one is how many batches keep it
+busy, and how to end a worker that does not answer. A worker that has died is replaced without being
+asked for.
 """
 
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from typing import Any, Protocol, final
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+from typing import Any, Protocol, Self, final
+
+from simdist.errors import RunError
 
 __all__ = ["InProcess", "LocalPool", "Workers", "n_cores"]
 
@@ -21,16 +28,21 @@ class Workers(Protocol):
 
     @property
     def executor(self) -> Executor:
-        """What takes batches now."""
+        """What takes batches."""
         ...
 
     @property
-    def n_slots(self) -> int:
-        """How many batches are worked on at the same time, 1 or more."""
+    def n_underway(self) -> int:
+        """How many batches to have under way: two for each process, so that none waits for the next; it may change."""
         ...
 
-    def renew(self) -> None:
-        """End what still runs, and get a working executor."""
+    @property
+    def may_wait(self) -> bool:
+        """Whether a batch may wait for the work of others, so that silence does not mean that a worker hangs."""
+        ...
+
+    def end(self, batch: Future[Any]) -> None:
+        """End the worker that has a batch, which then fails."""
         ...
 
     def close(self) -> None:
@@ -49,10 +61,11 @@ class InProcess:
 
     def __init__(self) -> None:
         self.executor: Executor = _Immediate()
-        self.n_slots = 1
+        self.n_underway = 1
+        self.may_wait = False
 
-    def renew(self) -> None:
-        """Do nothing: what ends this process ends the sweep."""
+    def end(self, batch: Future[Any]) -> None:
+        """Do nothing: a batch is done when the driver gets it."""
 
     def close(self) -> None:
         """Do nothing."""
@@ -71,33 +84,112 @@ class _Immediate(Executor):
 
 @final
 class LocalPool:
-    """Processes of this machine."""
+    """Processes of this machine; in a `with` statement they end with it."""
 
     def __init__(self, n_workers: int) -> None:
-        """Start them when the first batch comes."""
-        self.n_slots = n_workers
-        self.executor: Executor = self._new()
+        """Start each when its first batch comes."""
+        self.n_underway = 2 * n_workers
+        self.may_wait = False
+        self._processes = _Processes(n_workers)
 
-    def renew(self) -> None:
-        """Kill the processes and start others."""
+    def __enter__(self) -> Self:
+        """Return the pool."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Kill the processes."""
         self.close()
-        self.executor = self._new()
+
+    @property
+    def executor(self) -> Executor:
+        """What takes batches."""
+        return self._processes
+
+    def end(self, batch: Future[Any]) -> None:
+        """Kill the process that has a batch."""
+        self._processes.end(batch)
 
     def close(self) -> None:
         """Kill the processes."""
-        pool = self.executor
-        assert isinstance(pool, ProcessPoolExecutor)
-        processes = list((pool._processes or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
+        self._processes.close()
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A process, as a pool of one, and what it was given."""
+
+    pool: ProcessPoolExecutor
+    given: list[Future[Any]] = field(default_factory=list)
+
+    def n_waiting(self) -> int:
+        self.given = [each for each in self.given if not each.done()]
+        return len(self.given)
+
+    def kill(self) -> list[BaseProcess]:
+        processes: list[BaseProcess] = list((self.pool._processes or {}).values())
         for process in processes:
             process.kill()
-        for process in processes:
+        return processes
+
+
+@final
+class _Processes(Executor):
+    """Pools of one process each: one that dies takes with it what it was given, not what all others work on."""
+
+    def __init__(self, n_processes: int) -> None:
+        self._slots = [_Slot(_new_pool()) for _ in range(n_processes)]
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        slot = min(self._slots, key=_Slot.n_waiting)
+        with _shielded():
+            try:
+                future = _submitted(slot.pool, fn, *args, **kwargs)
+            except BrokenExecutor:  # its process has died
+                slot.pool.shutdown(wait=False)
+                slot.pool = _new_pool()
+                future = _submitted(slot.pool, fn, *args, **kwargs)
+        slot.given.append(future)
+        return future
+
+    def end(self, batch: Future[Any]) -> None:
+        for slot in self._slots:
+            if batch in slot.given:
+                slot.kill()
+
+    def close(self) -> None:
+        killed = [process for slot in self._slots for process in slot.kill()]
+        for slot in self._slots:
+            slot.pool.shutdown(wait=False, cancel_futures=True)
+        for process in killed:
             process.join()
 
-    def _new(self) -> ProcessPoolExecutor:
-        # Not forked: this process has threads. What is spawned imports simdist anew, half a second per process.
-        spawn = multiprocessing.get_context("spawn")
-        return ProcessPoolExecutor(self.n_slots, mp_context=spawn, initializer=_initialize)
+
+def _new_pool() -> ProcessPoolExecutor:
+    # Not forked: this process has threads. What is spawned imports simdist anew, half a second per process.
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, mp_context=spawn, initializer=_initialize)
+
+
+def _submitted(pool: ProcessPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    try:
+        return pool.submit(fn, *args, **kwargs)
+    except OSError as error:
+        raise RunError(f"cannot start a process: {error.strerror or error}; take fewer --workers") from None
+
+
+@contextmanager
+def _shielded() -> Iterator[None]:
+    """Keep Ctrl-C from processes that are started meanwhile, also while they import; here it comes afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _initialize() -> None:

@@ -1,0 +1,420 @@
+# %% [markdown]
+# # Your own cluster
+#
+# **Question.** My links are measured, and I know how late my workers are. Should I change how my job synchronises, and
+# to what?
+#
+# **Answer.** For the cluster and job that ship here (8 nodes at 400 Mbit/s, a model of 4 MB): average pairs every 2
+# steps and all ranks every 4 (`hsgd-2-2,4-world`). Of the schedules that make training 1.5 times as fast it is the most
+# cautious one. Predicted are 1.6 times; performed, its time was met within 1 %, and synchronous SGD took longer than
+# predicted. The answer holds as long as the network is 0.6 to 1.2 times as fast as calibrated.
+#
+# **Source.** The project's own measurements: links by `real.calibrate`, and the job performed three times, on an
+# [emulated cluster](../experiments/emulated_cluster/README.md); [data/record.py](data/record.py) makes all of it.
+#
+# **Your turn.** Copy [data/job.yaml](data/job.yaml), describe your job in it, and name your files in the next cell. The
+# first one names the cluster file that `real.calibrate -o` writes, the recording of how late your workers are, and the
+# schedules, the one that you have now first; the second one is what `real.calibrate --json` writes.
+
+# %%
+# %matplotlib inline
+import itertools
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from matplotlib.colors import BoundaryNorm, ListedColormap, LogNorm
+from matplotlib.patches import Patch
+
+from simdist.build import build, delays, simulate
+from simdist.compare import Measured, measure, row
+from simdist.plan import AllReduce, occurrences
+from simdist.report import palette, speedup_figure
+from simdist.report.panels import panels
+from simdist.scenario import Scenario, load
+
+JOB = "data/job.yaml"
+CALIBRATION = "data/calibration.json"
+TARGET = 1.5  # speed-up over sync that is worth a change
+
+job = load(JOB)
+cluster, workload = job.cluster, job.workload
+n_MB = 4 * sum(workload.tensor_counts) / 1e6
+print(f"{cluster.nodes} nodes x {cluster.gpus_per_node} ranks, {n_MB:g} MB of parameters, {job.steps} steps")
+for schedule in job.schedules:
+    print(" ", schedule.name)
+
+# %% [markdown]
+# The schedules stand in the order in which you would take them: the first one that is fast enough. The simulator says
+# how long a step takes. It does not say how well a model learns that is averaged less often; hence the order, from the
+# most cautious to the boldest.
+#
+# ## What was measured
+#
+# `real.calibrate` times all-reduces of several sizes among the ranks of a node, among one rank of each node, and among
+# all, and fits a line for each link and an overhead of each collective. Nothing else of these predictions is measured
+# on the cluster.
+
+
+# %%
+def all_reduce_s(nbytes: int, *, nodes: int, ranks_per_node: int) -> float:
+    """Return what the simulator says that an all-reduce takes on part of the cluster."""
+    bare = {"tensors": [{"name": "all", "count": nbytes // 4}], "batch_size": 1, "forward_s": 0.0, "optimize_s": 0.0}
+    part = cluster.model_copy(update={"nodes": nodes, "gpus_per_node": ranks_per_node})
+    once = {"cluster": part, "workload": bare, "disturbances": (), "schedules": [{"kind": "sync"}], "steps": 1}
+    return simulate(job.changed(**once)).makespan_s
+
+
+calibration = json.loads(Path(CALIBRATION).read_text(encoding="utf-8"))
+nodes, ranks_per_node = calibration["nodes"], calibration["ranks_per_node"]
+GROUPS = {  # where -> nodes, ranks of each, colour, marker, line
+    "world": (nodes, ranks_per_node, palette.BLUE, "o", "-"),
+    "one per node": (nodes, 1, palette.VERMILLION, "s", "--"),
+    "node": (1, ranks_per_node, palette.GREEN, "^", "-."),
+}
+figure, (axis,) = panels(height_in=4.0)
+for where, (n, m, color, marker, line) in GROUPS.items():
+    rows = [each for each in calibration["measurements"] if (each["op"], each["where"]) == ("all_reduce", where)]
+    sizes = np.array([each["nbytes"] for each in rows])
+    low, median, high = (1e3 * np.array([np.quantile(each["seconds"], q) for each in rows]) for q in (0.1, 0.5, 0.9))
+    bars = {"yerr": [median - low, high - median], "fmt": marker, "color": color, "mfc": "none", "capsize": 4}
+    axis.errorbar(sizes / 1e6, median, **bars, label=f"{where} ({n * m} ranks): measured")
+    dense = np.geomspace(sizes.min(), sizes.max(), 30).astype(int)
+    fitted = [1e3 * all_reduce_s(int(size), nodes=n, ranks_per_node=m) for size in dense]
+    axis.plot(dense / 1e6, fitted, line, color=color, label=f"{where}: fit")
+    fits = np.array([1e3 * all_reduce_s(int(size), nodes=n, ranks_per_node=m) for size in sizes])
+    misses = [f"{miss:+.0%} at {size / 1e6:.2g} MB" for miss, size in zip(fits / median - 1, sizes, strict=True)]
+    print(f"{where}: the fit misses by {', '.join(misses)}")
+axis.set(xscale="log", yscale="log", xlabel="size of the all-reduce (MB)", ylabel="time (ms)")
+axis.set_xticks([0.1, 0.3, 1, 3], ["0.1", "0.3", "1", "3"])
+axis.set_yticks([1, 3, 10, 30, 100], ["1", "3", "10", "30", "100"])
+axis.minorticks_off()
+axis.legend(frameon=False)
+figure
+
+# %% [markdown]
+# *Figure 1. Measured all-reduces and the fitted model. Points: medians of the repetitions; bars: from the 10th to the
+# 90th percentile.*
+#
+# **Result.** One line per link and one overhead describe all groups from 1 MB on within 5 %; look here first if your
+# predictions miss, and distrust those whose messages are of a size where the points leave the line, here 256 kB among
+# all.
+
+# %% [markdown]
+# ## How late are the workers?
+#
+# The job replays a recording: by how many seconds each rank was late in each step ([make one from your
+# logs](../docs/how-to/use-your-own-delays.md)).
+
+# %%
+late_s = delays(job)["host"]
+often = (late_s.max(axis=1) > 0.05).mean()
+print(f"late by {1e3 * late_s.mean():.1f} ms on average; in {often:.0%} of the steps some rank by 50 ms or more")
+figure, (axis,) = panels(height_in=3.2)
+axis.grid(visible=False)
+shown = axis.imshow(
+    1e3 * late_s.T.clip(1e-3), aspect="auto", cmap="cividis", norm=LogNorm(1, 300), origin="lower", interpolation="none"
+)
+axis.set(xlabel="step", ylabel="rank")
+bar = figure.colorbar(shown, ax=axis, label="late (ms)", extend="min")
+bar.set_ticks([1, 3, 10, 30, 100, 300], labels=["1", "3", "10", "30", "100", "300"])
+figure
+
+# %% [markdown]
+# *Figure 2. What was recorded: by how much each rank was late in each step.*
+#
+# **Result.** Rank 5 is late in every step by some ten milliseconds, which no schedule can hide for good; all others are
+# late now and then, rarely by a hundred or more.
+
+# %% [markdown]
+# ## Which schedule?
+#
+# One recording is one history. For an interval we draw steps of it anew, with replacement: 12 histories of 120 steps.
+# All schedules live through the same histories.
+
+# %%
+N_HISTORIES, N_STEPS = 12, 120
+scratch = tempfile.TemporaryDirectory()
+
+
+def history(seed: int, scale: float = 1.0) -> dict[str, object]:
+    """Return delays made of steps of the recording, drawn with replacement, times `scale`."""
+    file = Path(scratch.name) / f"late-{seed}-{scale:g}.npz"
+    if not file.exists():
+        drawn = np.random.default_rng(seed).integers(len(late_s), size=N_STEPS)
+        np.savez(file, host=scale * late_s[drawn])
+    return {"kind": "recorded", "on": "host", "file": file}
+
+
+def measured(scenario: Scenario, *, n_histories: int, scale: float = 1.0) -> list[Measured]:
+    """Simulate every schedule of a scenario through some histories."""
+    lives = [scenario.changed(steps=N_STEPS, disturbances=[history(seed, scale)]) for seed in range(n_histories)]
+    found = []
+    for schedule in lives[0].schedules:
+        built = build(lives[0], schedule)
+        parts = [measure(life, built, n_seeds=1) for life in lives]
+        step_s = np.concatenate([part.step_s for part in parts])
+        states_s = {state: np.concatenate([part.states_s[state] for part in parts]) for state in parts[0].states_s}
+        found.append(Measured(schedule.name, parts[0].engine, step_s, states_s))
+    return found
+
+
+def speedups(scenario: Scenario, *, n_histories: int = 2, scale: float = 1.0) -> dict[str, float]:
+    """Return the speed-up of every schedule over the first one."""
+    first, *_ = each = measured(scenario, n_histories=n_histories, scale=scale)
+    return {one.label: float(first.step_s.mean() / one.step_s.mean()) for one in each}
+
+
+def decide(found: dict[str, float]) -> str:
+    """Return the most cautious schedule that reaches the target; the first one if none does."""
+    return next((label for label, speedup in found.items() if round(speedup, 2) >= TARGET), next(iter(found)))
+
+
+results = measured(job, n_histories=N_HISTORIES)
+rows = [row(each, results[0]) for each in results]
+choice = decide({each.schedule: each.speedup for each in rows})
+print(f"the most cautious schedule that reaches {TARGET:g}: {choice}")
+
+# %%
+figure = speedup_figure(rows, title=f"{job.name}: {cluster.nodes} nodes x {cluster.gpus_per_node} ranks")
+figure
+
+# %% [markdown]
+# *Figure 3. Speed-up over synchronous SGD, and where the time of a step goes. Bars: 95 % confidence intervals over 12
+# histories, by Student's t.*
+#
+# **Result.** Communication costs more than stragglers here, so half precision and averaging every other step gain about
+# as much, and from a period of 4 on the target is reached.
+
+# %% [markdown]
+# ## Where does the answer change?
+#
+# The same question for other networks and other stragglers: the bandwidth of a node, and how late workers are compared
+# with the recording.
+
+# %%
+RATES = {rate: rate * 1e6 / 8 for rate in (100, 200, 400, 800, 1600, 3200)}  # Mbit/s -> bytes per second
+SCALES = (0, 0.5, 1, 2, 4, 8)
+LABELS = [schedule.name for schedule in job.schedules]
+FACES = (palette.PALE_GREY, palette.YELLOW, palette.SKY, palette.GREEN, palette.ORANGE, palette.PURPLE, palette.BLUE)[
+    : len(LABELS)
+]
+
+
+def with_link(scenario: Scenario, link: str, **update: object) -> Scenario:
+    """Return the scenario with a changed link."""
+    changed = getattr(scenario.cluster, link).model_copy(update=update)
+    return scenario.changed(cluster=scenario.cluster.model_copy(update={link: changed}))
+
+
+grid = {
+    (rate, scale): speedups(with_link(job, "network", bandwidth_Bps=RATES[rate]), scale=scale)
+    for rate, scale in itertools.product(RATES, SCALES)
+}
+answers = np.array([[LABELS.index(decide(grid[rate, scale])) for rate in RATES] for scale in SCALES])
+
+
+# %%
+def draw_answers(axis, answers: np.ndarray) -> None:
+    """Colour cells by the schedule that is the answer there."""
+    axis.grid(visible=False)
+    axis.spines[:].set_visible(False)
+    norm = BoundaryNorm(np.arange(len(LABELS) + 1) - 0.5, len(LABELS))
+    axis.pcolormesh(answers, cmap=ListedColormap(FACES), norm=norm, edgecolors=palette.WHITE, linewidth=1.5)
+    axis.tick_params(length=0)
+
+
+figure, (axis,) = panels(height_in=4.2)
+draw_answers(axis, answers)
+for (i, scale), (j, rate) in itertools.product(enumerate(SCALES), enumerate(RATES)):
+    found, label = grid[rate, scale], LABELS[answers[i, j]]
+    best = max(found, key=found.get)
+    text = f"{label}\n{found[label]:.2f}" if answers[i, j] else f"{label}; best:\n{best} {found[best]:.2f}"
+    axis.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize=9)
+axis.set_xticks(np.arange(len(RATES)) + 0.5, RATES)
+axis.set_yticks(np.arange(len(SCALES)) + 0.5, [f"x {scale:g}" for scale in SCALES])
+axis.set(xlabel="bandwidth of a node's link (Mbit/s)", ylabel="lateness over the recorded one (ratio)")
+figure
+
+# %% [markdown]
+# *Figure 4. The most cautious schedule that is at least 1.5 times as fast as synchronous SGD, and its speed-up;
+# synchronous SGD itself where none is, with the best of the others. Mean of two histories.*
+#
+# **Result.** The network decides: up to 200 Mbit/s half precision may be enough, at 400 Mbit/s averages every four
+# steps are needed, and from 800 Mbit/s on hardly anything is worth the change; workers that are later move the answer
+# to bolder schedules.
+
+# %% [markdown]
+# ## How far off may the calibration be?
+#
+# One number at a time is multiplied, all others stay as they are.
+
+# %%
+FACTORS = 2.0 ** np.arange(-2, 2.1, 0.25)
+
+
+def varied(name: str, factor: float) -> dict[str, float]:
+    """Return the speed-ups if one number is another."""
+    match name:
+        case "network bandwidth":
+            return speedups(with_link(job, "network", bandwidth_Bps=factor * cluster.network.bandwidth_Bps))
+        case "bandwidth in a node":
+            return speedups(with_link(job, "fabric", bandwidth_Bps=factor * cluster.fabric.bandwidth_Bps))
+        case "overhead of a collective":
+            overhead = {"collective_overhead_s": factor * cluster.collective_overhead_s}
+            return speedups(job.changed(cluster=cluster.model_copy(update=overhead)))
+        case "time of computation":
+            spent = {key: factor * getattr(workload, key) for key in ("forward_s", "backward_s", "optimize_s")}
+            return speedups(job.changed(workload=workload.model_copy(update=spent)))
+        case "lateness of workers":
+            return speedups(job, scale=factor)
+    raise ValueError(name)
+
+
+NAMES = (
+    "network bandwidth",
+    "bandwidth in a node",
+    "overhead of a collective",
+    "time of computation",
+    "lateness of workers",
+)
+changes = np.array([[LABELS.index(decide(varied(name, factor))) for factor in FACTORS] for name in NAMES])
+for name, line in zip(NAMES, changes, strict=True):
+    same = FACTORS[line == LABELS.index(choice)]
+    print(
+        f"{name}: {choice} from x {same.min():.2f} to x {same.max():.2f} (tried: x {FACTORS[0]:g} to x {FACTORS[-1]:g})"
+    )
+
+# %%
+figure, (axis,) = panels(height_in=2.9)
+draw_answers(axis, changes)
+shown = range(0, len(FACTORS), 2)
+axis.set_xticks(np.array(shown) + 0.5, [f"x {FACTORS[i]:.2g}" for i in shown])
+axis.axvline(len(FACTORS) / 2, color=palette.BLACK, lw=1, ls=(0, (4, 3)))
+axis.set_yticks(np.arange(len(NAMES)) + 0.5, NAMES)
+axis.invert_yaxis()
+axis.set_xlabel("the number over what was calibrated (ratio)")
+used = sorted(set(changes.flat))
+figure.legend(
+    [Patch(color=FACES[i]) for i in used],
+    [LABELS[i] for i in used],
+    loc="outside lower center",
+    ncols=len(used),
+    frameon=False,
+)
+figure
+
+# %% [markdown]
+# *Figure 5. The answer if one calibrated number were another. Dashed: as calibrated. Mean of two histories.*
+#
+# **Result.** What matters is the network's bandwidth and the time of computation: both may be 40 % less or 19 % more
+# than calibrated before the answer changes, and workers may be twice as late.
+
+# %% [markdown]
+# ## Check it for real
+#
+# Three commands predict, perform and compare, on your machines; with `--program MODULE:FUNCTION` instead of sleeps your
+# own model computes.
+#
+#     simdist plan job.yaml -o runs/job
+#     torchrun --nnodes 8 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29400 -m real runs/job
+#     simdist validate runs/job --cluster cluster.yaml
+#
+# For the job that ships this was done on the emulated cluster, three times. Nothing that was measured there enters a
+# prediction.
+
+# %%
+shipped = load("data/job.yaml")
+
+
+def quiet(n_nodes: int, n_steps: int) -> Scenario:
+    """Return the job that ships without stragglers, on some nodes."""
+    part = shipped.cluster.model_copy(update={"nodes": n_nodes})
+    return shipped.changed(cluster=part, disturbances=(), steps=n_steps)
+
+
+def read_runs(path: str, scenario_of: Callable[[dict], Scenario]) -> list[dict]:
+    """Read runs that were performed, and predict each."""
+    rows = json.loads(Path(path).read_text(encoding="utf-8"))
+    return [each | {"predicted_s": simulate(scenario_of(each), label=each["schedule"]).makespan_s} for each in rows]
+
+
+performed = read_runs("data/job.json", lambda each: shipped)
+control = read_runs("data/control.json", lambda each: quiet(each["nodes"], each["steps"]))
+base_s = np.mean(performed[0]["measured_s"])
+for each in performed:
+    mean_s = np.mean(each["measured_s"])
+    gained = performed[0]["predicted_s"] / each["predicted_s"], base_s / mean_s
+    error = f"error {each['predicted_s'] / mean_s - 1:+6.1%}"
+    print(f"{each['schedule']:17} {error}, speed-up {gained[0]:.2f} predicted, {gained[1]:.2f} measured")
+
+# %%
+figure, (times, errors) = panels(2, height_in=3.6)
+labels = [each["schedule"] for each in performed]
+predicted = np.array([1e3 * each["predicted_s"] / each["steps"] for each in performed])
+repeats = np.array([1e3 * np.array(each["measured_s"]) / each["steps"] for each in performed])
+mean = repeats.mean(axis=1)
+y = np.arange(len(labels))
+times.plot(predicted, y, "D", ms=7, color=palette.BLUE, mfc="none", label="predicted")
+spread = [mean - repeats.min(axis=1), repeats.max(axis=1) - mean]
+times.errorbar(mean, y, xerr=spread, fmt="o", ms=5, color=palette.VERMILLION, capsize=4, label="measured")
+times.set_yticks(y, labels)
+times.invert_yaxis()
+times.set(xlim=(0, None), xlabel="time of a step (ms)", title="the job, 8 nodes")
+times.legend(frameon=False, loc="center left")
+few = list(dict.fromkeys(each["schedule"] for each in control))
+for offset, n, color, marker in ((-0.12, 4, palette.SKY, "s"), (0.12, 8, palette.BLUE, "o")):
+    rows = [each for each in control if each["nodes"] == n]
+    found = 100 * (np.array([[each["predicted_s"] / s for s in each["measured_s"]] for each in rows]) - 1)
+    spread = [found.mean(axis=1) - found.min(axis=1), found.max(axis=1) - found.mean(axis=1)]
+    places = np.arange(len(few)) + offset
+    errors.errorbar(found.mean(axis=1), places, xerr=spread, fmt=marker, color=color, capsize=4, label=f"{n} nodes")
+errors.axvline(0, color=palette.BLACK, lw=1)
+errors.set_yticks(range(len(few)), few)
+errors.invert_yaxis()
+errors.set(xlabel="error of the makespan (%)", title="without stragglers")
+errors.legend(frameon=False, loc="lower left")
+figure
+
+# %% [markdown]
+# *Figure 6. Left: predicted and measured time of a step of every schedule; bars: the least and the most of three runs.
+# Right: error of three schedules on 4 and on 8 nodes, three runs each; bars: the least and the most; below 0 the
+# prediction is too fast.*
+#
+# **Result.** Averages are met within 2 %, and the answer is confirmed; gradients that are averaged in every step take
+# 10 and 25 % longer on 8 nodes than predicted, so half precision gains less than local SGD with period 2, the other way
+# round than predicted.
+
+# %% [markdown]
+# Why does it miss? On 4 nodes the same schedules are met within 4 %. What is different on 8 is that 16 processes share
+# the two cores of the machine that plays the cluster, and hand over to one another in every round of a ring. So let us
+# divide what was missed by the number of rounds.
+
+
+# %%
+def n_rounds(scenario: Scenario, label: str) -> int:
+    """Return how many rounds of rings over all ranks a run goes through."""
+    (schedule,) = (each for each in scenario.schedules if each.name == label)
+    plan = build(scenario, schedule).plan
+    n_collectives = sum(len(each.rows) for each in occurrences(plan) if isinstance(each.op, AllReduce))
+    return n_collectives * 2 * (scenario.cluster.world_size - 1)
+
+
+for each in control:
+    rounds = n_rounds(quiet(each["nodes"], each["steps"]), each["schedule"])
+    missed_ms = 1e3 * (np.array(each["measured_s"]) - each["predicted_s"]) / rounds
+    span = f"{missed_ms.min():.1f} to {missed_ms.max():.1f} ms a round missed"
+    print(f"{each['nodes']} nodes, {each['schedule']:9} {rounds / each['steps']:4.0f} rounds a step, {span}")
+
+# %% [markdown]
+# On 8 nodes every round takes 0.4 to 1.1 ms longer than it should, whatever is sent in it; averages have the fewest
+# rounds and miss least. So the best explanation is the machine that plays the cluster, which was not idle either, and
+# not the links; on a machine for each node we expect what 4 nodes show, and have not tried. It tells how to check a
+# prediction, though: perform the schedule that you leave, too, not just the one that you go to.
+#
+# ## The decision
+#
+# **Go to `hsgd-2-2,4-world`: 1.6 times as fast as synchronous SGD, on a network that may be 40 % slower or 19 % faster
+# than calibrated. Watch the loss: whether the model learns as well with averages every four steps is not simulated.**

@@ -1,0 +1,94 @@
+"""`simdist report`."""
+
+import sys
+from pathlib import Path
+
+from simdist import rundir
+from simdist.cli import inputs
+from simdist.cli.session import Session
+from simdist.errors import RunError, ScenarioError
+from simdist.progress import ProgressBar
+from simdist.report.page import Report, Shown, read_report, runs_page, shown_runs
+from simdist.units import format_nbytes
+
+__all__ = ["report"]
+
+_PAGES = (".html", ".htm")
+
+
+def report(session: Session, name: str, *, output: Path, baseline: str | None, steps: range | None) -> None:
+    """Write a page about the runs at a path.
+
+    Args:
+        session: This run of the command line.
+        name: A run directory, or a directory with several.
+        output: The page.
+        baseline: Label or kind of the schedule to compare with; None takes `sync` if it is there, else the first.
+        steps: The steps in the timeline; all that fit if None.
+    """
+    _check(name, output)
+    with ProgressBar(sys.stderr) as bar:
+        bar.update("read the runs", 0, None)
+        runs = inputs.read_runs(name, None)
+        found = read_report(Path(name).name, runs, baseline=baseline, progress=bar.update)
+        shown = shown_runs(found, steps)
+        bar.update("write the page", len(runs), len(runs))
+        nbytes = _write(output, runs_page(found, shown))
+    session.wrote(output)
+    session.result(_document(found, shown, output, nbytes), _text(found, shown, output, nbytes))
+
+
+def _check(name: str, output: Path) -> None:
+    """Refuse what could not be read or written, before the work is done."""
+    if not Path(name).exists():
+        raise ScenarioError(
+            f"{name}: there is no such run directory; `simdist simulate SCENARIO -o {name}` writes it, or a directory "
+            f"with one for each schedule"
+        )
+    if output.is_dir():
+        raise ScenarioError(f"{output}: is a directory; name the page to write, e.g. {output / 'report.html'}")
+    if output.suffix.lower() not in _PAGES:
+        raise ScenarioError(f"{output}: is no name of a page; write e.g. {output.with_suffix('.html').name}")
+    if not output.parent.is_dir():
+        raise ScenarioError(f"{output}: there is no directory {output.parent}: make it first")
+
+
+def _write(path: Path, page: str) -> int:
+    """Write a page, or leave what is there; return its bytes. Half characters, as in names of files, become `?`."""
+    content = page.encode("utf-8", errors="replace")
+    try:
+        with rundir.replacing(path) as part:
+            part.write_bytes(content)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+    return len(content)
+
+
+def _document(found: Report, shown: list[Shown], output: Path, nbytes: int) -> dict[str, object]:
+    runs = [
+        {
+            "schedule": each.run.label,
+            "run": str(each.run.run.path),
+            "digest": each.run.run.plan.digest(),
+            "sources": {origin: execution.trace.source for origin, execution in each.run.executions.items()},
+            "step_s": {origin: execution.step_s for origin, execution in each.run.executions.items()},
+            "simulated_now": each.run.simulated_now,
+            "steps": each.n_steps,
+            "timeline_steps": [each.steps.start, each.steps.stop],
+            "spans": each.n_spans,
+        }
+        for each in shown
+    ]
+    return {
+        "report": str(output),
+        "nbytes": nbytes,
+        "baseline": found.baseline.label,
+        "spans": sum(each.n_spans for each in shown),
+        "runs": runs,
+    }
+
+
+def _text(found: Report, shown: list[Shown], output: Path, nbytes: int) -> str:
+    n_spans = sum(each.n_spans for each in shown)
+    what = ", ".join(each.run.label for each in shown)
+    return f"{output}: {what}; {' and '.join(found.origins)}; {n_spans:,} spans, {format_nbytes(nbytes)}"

@@ -1,0 +1,175 @@
+"""`simdist sweep`."""
+
+import logging
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import TextIO, final
+
+from simdist.cli.session import Session
+from simdist.errors import ScenarioError
+from simdist.progress import ProgressBar
+from simdist.sweep import InProcess, LocalPool, Sweep, Workers, load, run, write_plans
+from simdist.sweep.dask import SYSTEMS, connected, jobs
+from simdist.sweep.driver import Outcome, State
+from simdist.sweep.plans import RUNS, check_number
+from simdist.sweep.store import DESIGN, ROWS, read_jsonl
+from simdist.sweep.workers import n_cores
+
+__all__ = ["Ticker", "sweep"]
+
+_LINE_S = 30.0
+_MAX_ERRORS = 5
+
+
+def sweep(
+    session: Session,
+    name: str,
+    *,
+    output: Path,
+    n_workers: int | None,
+    scheduler: str | None,
+    retry: bool,
+    with_plans: bool = False,
+) -> int:
+    """Compute what is missing of a sweep, say what there is then; return the exit code."""
+    what = load(name)
+    if with_plans:
+        check_number(what)
+    for warning in what.scenario.warnings:
+        session.say(f"warning: {name}: {warning}")
+    ticker = Ticker(sys.stderr, what.name)
+    try:
+        with ProgressBar(sys.stderr) as bar, _workers(session, n_workers, scheduler) as workers:
+
+            def progress(state: State) -> None:
+                failed = f", {state.n_failed:,} failed" if state.n_failed else ""
+                bar.update(f"{what.name}: {state.what}{failed}", state.n_done, state.n_all)
+                ticker.tick(state)
+
+            outcome = run(what, output, workers=workers, retry=retry, progress=progress)
+    except KeyboardInterrupt:
+        if ticker.state and ticker.state.what == "rows":
+            session.saved.append(f"{ticker.state.n_done:,} of {ticker.state.n_all:,} rows in {output / ROWS}")
+        raise
+    document: dict[str, object] = {
+        "sweep": what.name,
+        "points": outcome.n_points,
+        "rows": outcome.n_rows,
+        "new": outcome.n_new,
+        "failed": outcome.n_failed,
+        "path": str(output),
+    }
+    if with_plans:
+        document["runs"] = _write_plans(session, what, output)
+    session.result(document, _summary(what.name, outcome, output))
+    if outcome.n_failed:
+        session.say("\n".join(_failures(output, outcome)))
+    return int(outcome.n_failed > 0)
+
+
+def _write_plans(session: Session, what: Sweep, output: Path) -> int:
+    """Write run directories; return how many."""
+    with ProgressBar(sys.stderr) as bar:
+        planned = write_plans(what, output, progress=lambda done, n: bar.update(f"{what.name}: plans", done, n))
+    if planned.failed:
+        n_failed = len(planned.failed)
+        session.say(f"warning: {n_failed:,} row{'s' * (n_failed > 1)} without a run directory: {planned.failed[0]}")
+    session.wrote(f"{len(planned.runs):,} run directories in {output / RUNS}")
+    return len(planned.runs)
+
+
+@contextmanager
+def _workers(session: Session, n_workers: int | None, scheduler: str | None) -> Iterator[Workers]:
+    """Give what was asked for: processes of this machine, this one, a Dask cluster, or one of jobs."""
+    if scheduler is None:
+        n_processes = n_cores() if n_workers is None else n_workers
+        if n_processes == 0:
+            yield InProcess()
+        else:
+            with LocalPool(n_processes) as pool:
+                yield pool
+        return
+    if n_workers is not None and scheduler not in SYSTEMS:
+        raise ScenarioError("--workers: a cluster that runs has as many as it has; leave it out")
+    with _silent(session), _cluster(session, scheduler, n_workers or 1) as cluster:
+        yield cluster
+
+
+def _cluster(session: Session, scheduler: str, n_jobs: int) -> AbstractContextManager[Workers]:
+    if scheduler not in SYSTEMS:
+        return connected(scheduler)
+    session.say(f"waiting for the first of {n_jobs} job{'s' * (n_jobs > 1)} of {scheduler}")
+    return jobs(scheduler, n_jobs)
+
+
+@contextmanager
+def _silent(session: Session) -> Iterator[None]:
+    """Keep Dask from logging: what matters of it becomes an error of ours."""
+    logging.disable(logging.NOTSET if session.debug else logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@final
+class Ticker:
+    """Prints a line now and then where there is no terminal for a bar, as in the log of a batch job."""
+
+    def __init__(self, stream: TextIO, name: str, *, every_s: float = _LINE_S) -> None:
+        """Print to `stream` every `every_s` seconds."""
+        self._stream, self._name, self._every_s = stream, name, every_s
+        self._began_s = self._printed_s = time.monotonic()
+        self.state: State | None = None
+
+    def tick(self, state: State) -> None:
+        """Remember how far the sweep is, and print it if it is time."""
+        now_s = time.monotonic()
+        if self.state is None or self.state.what != state.what:
+            self._began_s = now_s
+        self.state = state
+        if not self._stream.isatty() and now_s - self._printed_s >= self._every_s:
+            self._printed_s = now_s
+            line = _line(self._name, state, now_s - self._began_s)
+            print(line, file=self._stream, flush=True)
+
+
+def _line(name: str, state: State, passed_s: float) -> str:
+    failed = f", {state.n_failed:,} failed" if state.n_failed else ""
+    return f"{name}: {state.n_done:,} of {state.n_all:,} {state.what}{failed}{_time_left(state, passed_s)}"
+
+
+def _time_left(state: State, passed_s: float) -> str:
+    """Say how long the rest takes at the speed so far; nothing if none is known."""
+    n_new = state.n_new if state.what == "rows" else state.n_done
+    if not n_new:
+        return ""
+    left_s = int((state.n_all - state.n_done) * passed_s / n_new)
+    hours, minutes, seconds = left_s // 3600, left_s // 60 % 60, left_s % 60
+    return f", {f'{hours} h {minutes} min' if hours else f'{minutes} min {seconds} s'} left"
+
+
+def _summary(name: str, outcome: Outcome, output: Path) -> str:
+    counts = f"{name}: {outcome.n_points:,} points, {outcome.n_rows:,} rows, {outcome.n_new:,} new"
+    return f"{counts}, {outcome.n_failed:,} failed\nnext: simdist results {output}"
+
+
+def _failures(output: Path, outcome: Outcome) -> Iterator[str]:
+    """Yield lines about rows that failed: the messages of most rows first."""
+    keys = {line.get("key") for line in read_jsonl(output / DESIGN)}
+    failed = (record for record in read_jsonl(output / ROWS) if "failed" in record and record["key"] in keys)
+    messages = Counter(_message(record) for record in failed)
+    yield f"error: {outcome.n_failed:,} of {outcome.n_rows:,} rows failed; all others are there"
+    yield from (f"  {n_rows:,} x {message}" for message, n_rows in messages.most_common(_MAX_ERRORS))
+    if len(messages) > _MAX_ERRORS:
+        yield f"  and {len(messages) - _MAX_ERRORS} other errors"
+    yield "to compute failed rows again, add --retry"
+
+
+def _message(record: dict[str, object]) -> str:
+    first, *more = str(record.get("error")).splitlines() or [""]
+    return f"{record['failed']}: {first}{' ...' if more else ''}"

@@ -1,0 +1,148 @@
+"""Bars as inline SVG: lengths are shares of the width, so that letters keep their size on every screen."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from simdist.report.lettering import shortened
+from simdist.report.page.html import Html, tag
+
+__all__ = ["HATCHED", "Bar", "BarGroup", "Segment", "bar_chart", "ticks"]
+
+_LABEL, _BAR, _GAP, _GROUP_GAP, _AXIS = 22, 18, 5, 12, 44  # heights in pixels
+_SCALE = 66.0  # percent of the width; the text of the longest bar fits into the rest on a phone
+
+HATCHED = {
+    "comm": "M0 8L8 0",
+    "wait": "M0 0L8 8",
+    "io": "M4 0V8",
+    "host": "M0 4H8",
+    "measured": "M0 8L8 0",
+}
+"""What is hatched, so that it can be told apart without colours, and by which strokes in a square of 8 pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a bar.
+
+    Args:
+        kind: Class of CSS, which gives the colour; hatched if it is in `HATCHED`.
+        length: In the unit of the axis.
+        text: What it is, for a pointer that rests on it.
+    """
+
+    kind: str
+    length: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """Segments in a line, and the text at their end."""
+
+    segments: tuple[Segment, ...]
+    text: str
+
+    @property
+    def length(self) -> float:
+        """In the unit of the axis."""
+        return sum(segment.length for segment in self.segments)
+
+
+@dataclass(frozen=True, slots=True)
+class BarGroup:
+    """Bars below a common label."""
+
+    label: str
+    bars: tuple[Bar, ...]
+
+
+def bar_chart(groups: Sequence[BarGroup], *, element_id: str, title: str, axis: str, mark: float | None = None) -> Html:
+    """Return horizontal bars.
+
+    Args:
+        groups: From top to bottom.
+        element_id: Unique on the page.
+        title: What a screen reader says instead of the picture; the numbers stand in a table beside it.
+        axis: Quantity and unit.
+        mark: Where a dashed line is drawn.
+    """
+    longest = max((bar.length for group in groups for bar in group.bars), default=0.0) or 1.0
+    heights = [_LABEL + len(group.bars) * (_BAR + _GAP) + _GROUP_GAP for group in groups]
+    bottom = sum(heights)
+    parts = [_hatches(element_id), _axis(longest, bottom, axis)]
+    if mark is not None and mark <= longest:
+        at = _x(mark, longest)
+        parts.append(tag("line", class_="mark", x1=at, x2=at, y1=0, y2=bottom))
+    top = 0
+    for group, height in zip(groups, heights, strict=True):
+        parts.append(_group(group, top, longest, element_id))
+        top += height
+    return tag("svg", *parts, class_="chart", role="img", aria_label=title, width="100%", height=bottom + _AXIS)
+
+
+def _group(group: BarGroup, top: int, longest: float, element_id: str) -> Html:
+    parts = [tag("text", shortened(group.label), x=0, y=top + 15, class_="label")]
+    for number, bar in enumerate(group.bars):
+        parts.append(_bar(bar, top + _LABEL + number * (_BAR + _GAP), longest, element_id))
+    return tag("g", *parts)
+
+
+def _bar(bar: Bar, top: int, longest: float, element_id: str) -> Html:
+    parts, left = [], 0.0
+    for segment in bar.segments:
+        if segment.length > 0:
+            parts.append(_segment(segment, left, top, longest, element_id))
+        left += segment.length
+    end = tag("text", bar.text, x=_x(left, longest), dx=7, y=top + _BAR - 5)
+    return tag("g", *parts, end)
+
+
+def _segment(segment: Segment, left: float, top: int, longest: float, element_id: str) -> Html:
+    x, width = _x(left, longest), _x(segment.length, longest)
+    rects = [tag("rect", x=x, y=top, width=width, height=_BAR, class_=f"fill {segment.kind}")]
+    if segment.kind in HATCHED:
+        fill = f"url(#{element_id}-{segment.kind})"
+        rects.append(tag("rect", x=x, y=top, width=width, height=_BAR, fill=fill))
+    return tag("g", tag("title", segment.text), *rects)
+
+
+def _hatches(element_id: str) -> Html:
+    patterns = (
+        tag(
+            "pattern",
+            tag("path", d=path, class_="hatch"),
+            id=f"{element_id}-{kind}",
+            width=8,
+            height=8,
+            patternUnits="userSpaceOnUse",
+        )
+        for kind, path in HATCHED.items()
+    )
+    return tag("defs", *patterns)
+
+
+def _axis(longest: float, bottom: int, name: str) -> Html:
+    parts = [tag("text", name, x=0, y=bottom + 36, class_="axis")]
+    for value in ticks(longest):
+        at = _x(value, longest)
+        parts.append(tag("line", class_="grid", x1=at, x2=at, y1=0, y2=bottom + 4))
+        anchor = "middle" if value else "start"
+        parts.append(tag("text", f"{value:g}", x=at, y=bottom + 18, text_anchor=anchor, class_="axis"))
+    return tag("g", *parts)
+
+
+def _x(value: float, longest: float) -> str:
+    return f"{_SCALE * value / longest:.3f}%"
+
+
+def ticks(longest: float) -> list[float]:
+    """Return round numbers from 0 to at most `longest`: three to six of them.
+
+    >>> ticks(1.25), ticks(192.0)
+    ([0.0, 0.5, 1.0], [0.0, 50.0, 100.0, 150.0])
+    """
+    magnitude = 10.0 ** math.floor(math.log10(longest / 5))
+    step = next(factor * magnitude for factor in (1, 2, 5, 10) if longest <= 5.000001 * factor * magnitude)
+    return [float(f"{number * step:.6g}") for number in range(int(longest / step) + 1)]

@@ -1,0 +1,83 @@
+"""The frame of every page: head, navigation, sections, and a policy under which it can request nothing."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from string import Template
+
+from simdist.report.page.html import Html, escape, join, tag
+from simdist.report.page.theme import theme_css
+
+__all__ = ["Section", "asset", "document", "json_block"]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a page.
+
+    Args:
+        name: Its anchor.
+        heading: Stands above it, and in the navigation.
+        body: What follows the heading.
+    """
+
+    name: str
+    heading: str
+    body: Html
+
+
+def document(
+    title: str, *, header: Html, sections: Sequence[Section], styles: Iterable[str] = (), scripts: Iterable[str] = ()
+) -> str:
+    """Return a whole page, the same for the same arguments.
+
+    Args:
+        title: Of the window.
+        header: Stands at the top, with the heading of the first level.
+        sections: From top to bottom.
+        styles: CSS of sections.
+        scripts: JavaScript of sections; no other runs, because the policy of the page has the hashes of these.
+    """
+    programs = [asset("page.js"), *scripts]
+    return Template(asset("page.html")).substitute(
+        title=escape(title),
+        policy=escape(_policy(programs)),
+        styles="\n".join([theme_css(), asset("page.css"), *styles]),
+        header=header,
+        navigation=join(tag("li", tag("a", each.heading, href=f"#{each.name}")) for each in sections),
+        sections=join(map(_section, sections), "\n"),
+        scripts="\n".join(f"<script>{program}</script>" for program in programs),
+    )
+
+
+def _section(section: Section) -> Html:
+    heading = tag("h2", section.heading, id=f"{section.name}-heading")
+    return tag("section", heading, section.body, id=section.name, aria_labelledby=f"{section.name}-heading")
+
+
+def _policy(programs: Iterable[str]) -> str:
+    """Return the Content-Security-Policy: no request at all, and no script but these.
+
+    Source:
+        W3C, Content Security Policy Level 3, https://www.w3.org/TR/CSP3/.
+    """
+    hashes = (base64.b64encode(hashlib.sha256(program.encode()).digest()).decode() for program in programs)
+    allowed = " ".join(f"'sha256-{each}'" for each in hashes)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
+        f"base-uri 'none'; form-action 'none'"
+    )
+
+
+def asset(name: str) -> str:
+    """Return the text of a file in `assets`."""
+    return (files("simdist.report.page") / "assets" / name).read_text(encoding="utf-8")
+
+
+def json_block(element_id: str, value: object) -> Html:
+    """Return data for a script, in an element in which nothing is HTML."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return tag("script", Html(text), type="application/json", id=element_id)

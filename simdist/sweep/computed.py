@@ -1,0 +1,157 @@
+"""Reads the results of a sweep from its folder."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.breakdown import STATES
+from simdist.compare import Measured
+from simdist.errors import RunError
+from simdist.sweep.definition import Choice
+from simdist.sweep.store import DESIGN, ROWS, read_jsonl
+from simdist.sweep.table import EPOCHS, Result, Table, compared, lonely
+
+__all__ = ["is_sweep", "read_sweep"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What all rows of a design have in common."""
+
+    columns: tuple[str, ...]
+    has_cases: bool
+    baseline: str
+    n_seeds: int
+    n_points: int
+
+
+def is_sweep(folder: Path) -> bool:
+    """Tell whether a sweep was computed in a folder."""
+    return (folder / DESIGN).exists()
+
+
+def read_sweep(folder: Path, *, baseline: str | None = None) -> Table:
+    """Read the rows of a sweep that are there, in the order of its design.
+
+    Args:
+        folder: Where `simdist sweep -o` wrote them.
+        baseline: Label or kind of the schedule to compare with; that of the sweep if None.
+
+    Raises:
+        RunError: A file cannot be read, or holds something else.
+    """
+    lines = _lines(folder / DESIGN)
+    header = _header(next(lines, {}), folder / DESIGN)
+    records = {str(record["key"]): record for record in read_jsonl(folder / ROWS) if "key" in record}
+    wanted = baseline or header.baseline
+    results: list[Result] = []
+    n_points = n_lines = n_lonely = 0
+    for _, of_point in groupby(lines, key=lambda line: line.get("point")):
+        design = list(of_point)
+        n_points, n_lines = n_points + 1, n_lines + len(design)
+        found = compared(list(_results(design, records, header, folder)), wanted)
+        n_lonely += any(each.row and not each.has_baseline for each in found)
+        results += found
+    if n_points != header.n_points:
+        raise _damaged(folder / DESIGN)
+    n_missing = n_lines - len(results)
+    notes = [lonely(n_lonely, wanted)] if n_lonely else []
+    if n_missing:
+        notes.append(f"{folder}: {n_missing:,} of {n_lines:,} rows are not there yet: `simdist sweep` into it goes on")
+    extras = {"case"} if header.has_cases else set()
+    if any(each.epochs_s for each in results):
+        extras |= EPOCHS
+    return Table(header.columns, tuple(results), n_missing, frozenset(extras), tuple(notes), wanted)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a design; a line that is damaged would be a row that nobody misses."""
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                found = json.loads(line)
+                if not isinstance(found, dict):
+                    raise _damaged(path)
+                yield found
+    except ValueError:
+        raise _damaged(path) from None
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _header(line: Mapping[str, Any], path: Path) -> _Header:
+    match line:
+        case {
+            "columns": [*columns],
+            "has_cases": bool(has_cases),
+            "baseline": str(baseline),
+            "seeds": int(n_seeds),
+            "n_points": int(n_points),
+        }:
+            return _Header(tuple(map(str, columns)), has_cases, baseline, n_seeds, n_points)
+        case _:
+            raise _damaged(path)
+
+
+def _damaged(path: Path) -> RunError:
+    return RunError(f"{path}: is damaged: run `simdist sweep` into {path.parent} again, which writes it anew")
+
+
+def _results(
+    design: Sequence[Mapping[str, Any]], records: Mapping[str, Mapping[str, Any]], header: _Header, folder: Path
+) -> Iterator[Result]:
+    """Yield the rows of a point that are there."""
+    choices: dict[str, Choice] | None = None
+    path = folder / ROWS
+    for line in design:
+        match line:
+            case {
+                "point": int(point),
+                "case": str(case),
+                "values": [*values],
+                "written": [*written],
+                "schedule": str(label),
+                "kind": str(kind),
+                "key": str(key),
+            } if len(values) == len(written) == len(header.columns):
+                if key not in records:
+                    continue
+                if choices is None:  # the same at all rows of the point
+                    both = zip(header.columns, map(Choice, written, values), strict=True)
+                    choices = {column: choice for column, choice in both if choice.number is not None}
+                row = Result(point, case, choices, "simulated", label, kind, header.n_seeds)
+                yield _completed(row, records[key], path)
+            case _:
+                raise _damaged(folder / DESIGN)
+
+
+def _completed(result: Result, record: Mapping[str, Any], path: Path) -> Result:
+    """Complete a row with its record."""
+    match record:
+        case {"failed": str(kind), "error": str(message)}:
+            return replace(result, failed=kind, error=message.replace("\n", "; "))
+        case {"schedule": str(label), "engine": str(engine), "step_s": [_, *_], **parts}:
+            try:
+                means_s = _array([parts[f"{state}_s"] for state in STATES])
+                states_s = {state: means_s[number : number + 1] for number, state in enumerate(STATES)}
+                staging_s, epochs_s = float(parts.get("staging_s", 0.0)), tuple(map(float, parts.get("epochs_s", ())))
+                measured = Measured(label, engine, _array(record["step_s"]), states_s, staging_s=staging_s)
+            except (KeyError, TypeError, ValueError):
+                pass
+            else:
+                n_seeds = len(measured.step_s)
+                return replace(result, schedule=label, n_seeds=n_seeds, measured=measured, epochs_s=epochs_s)
+    raise RunError(f"{path}: the record of {record['key']} is damaged: delete its line, and run `simdist sweep` again")
+
+
+def _array(seconds: Sequence[float]) -> NDArray[np.float64]:
+    array = np.array(seconds, dtype=np.float64)
+    if not np.isfinite(array).all():
+        raise ValueError("not finite")
+    return array

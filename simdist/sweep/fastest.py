@@ -1,0 +1,75 @@
+"""Which schedule is fastest at each point, and whether that is certain."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from simdist.compare import Measured, row
+from simdist.sweep.table import Columns, Result, Table, columns
+
+__all__ = ["Fastest", "fastest", "fastest_columns"]
+
+
+_KEPT = {"folder", "point", "case", "source", "schedule", "kind", "seeds"} | {
+    f"{name}{end}" for name in ("step_s", "speedup") for end in ("", "_low", "_high")
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fastest:
+    """The fastest schedule of a point.
+
+    Args:
+        result: Its row.
+        n_schedules: Schedules that were compared; those that failed are not.
+        next_one: The second fastest; empty if there is no other.
+        lead: Step time of the second / that of the fastest; None if there is no other.
+        lead_ci95: 95 % confidence interval of that, over seeds; None with one seed.
+    """
+
+    result: Result
+    n_schedules: int
+    next_one: str = ""
+    lead: float | None = None
+    lead_ci95: tuple[float, float] | None = None
+
+    @property
+    def is_clear(self) -> bool | None:
+        """Whether it is faster than the second by more than the interval; None if that is not known."""
+        return self.lead_ci95[0] > 1 if self.lead_ci95 else None
+
+
+def fastest(table: Table) -> list[Fastest]:
+    """Return the fastest schedule of each point and source, in the order of the table."""
+    points: dict[object, list[tuple[float, Result, Measured]]] = {}
+    for each in table.results:
+        if each.measured:
+            points.setdefault(each.group, []).append((float(each.measured.step_s.mean()), each, each.measured))
+    return [_fastest(of_point) for of_point in points.values()]
+
+
+def _fastest(of_point: Sequence[tuple[float, Result, Measured]]) -> Fastest:
+    (_, first, measured), *others = sorted(of_point, key=lambda item: item[0])
+    if not others:
+        return Fastest(first, 1)
+    _, second, slower = others[0]
+    compared = row(measured, slower)  # the seeds are the same, so that they are compared in pairs
+    return Fastest(first, len(of_point), second.schedule, compared.speedup, compared.speedup_ci95)
+
+
+def fastest_columns(table: Table, found: Sequence[Fastest]) -> Columns:
+    """Return a table of the fastest schedules, a row per point and source.
+
+    Args:
+        table: What they are from.
+        found: What `fastest` found in it, in any order.
+    """
+    whole = columns(replace(table, results=tuple(each.result for each in found)))
+    intervals = [each.lead_ci95 or (None, None) for each in found]
+    return {name: values for name, values in whole.items() if name in table.varied or name in _KEPT} | {
+        "schedules": [each.n_schedules for each in found],
+        "next": [each.next_one for each in found],
+        "lead": [each.lead for each in found],
+        "lead_low": [low for low, _ in intervals],
+        "lead_high": [high for _, high in intervals],
+        "clear": [each.is_clear for each in found],
+    }

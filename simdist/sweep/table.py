@@ -1,0 +1,202 @@
+"""The table of results: a row is a schedule of a point, computed in a sweep or run by itself.
+
+The same columns serve pandas, CSV, Parquet and JSON; `columns` makes them. What a row does not have is None there.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from simdist.compare import Measured, Row, find_label, row
+from simdist.errors import SimdistError
+from simdist.scenario import strict_yaml
+from simdist.sweep.definition import Choice
+
+__all__ = [
+    "EPOCHS",
+    "OPTIONAL",
+    "Columns",
+    "Result",
+    "Source",
+    "Table",
+    "columns",
+    "compared",
+    "joined",
+    "lonely",
+    "written_text",
+]
+
+Source: TypeAlias = Literal["simulated", "real"]
+Columns: TypeAlias = dict[str, list[object]]
+"""Name -> a value for each row; None where there is none."""
+
+EPOCHS = frozenset({"staging_s", "epoch_first_s", "epoch_last_s"})
+"""Columns of tables with a data set."""
+
+OPTIONAL = frozenset({"folder", "case", "run", "error_ratio"}) | EPOCHS
+"""Columns that stand only in tables that have something in them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A row: one schedule of one point.
+
+    Args:
+        point: Number in its sweep; of runs, the folder that they are in.
+        case: Of the sweep.
+        choices: What the point sets, by column.
+        source: Who took so long.
+        schedule: Label.
+        kind: Of the schedule.
+        n_seeds: Over which it was averaged, or would have been.
+        measured: Step times of every seed and so on; None if it failed.
+        row: The same against the baseline; `row.speedup` means nothing if `has_baseline` is False.
+        has_baseline: Whether there was a baseline to compare with.
+        epochs_s: Seconds of each epoch; empty without a data set.
+        failed: Kind of the error, or empty.
+        error: Its message.
+        run: Run directory, relative to the folder; empty for a row of a sweep.
+        error_ratio: (simulated - real) / real of the step times of this run, if it has both traces.
+        folder: Where it was found.
+    """
+
+    point: int | str
+    case: str
+    choices: dict[str, Choice]
+    source: Source
+    schedule: str
+    kind: str
+    n_seeds: int
+    measured: Measured | None = None
+    row: Row | None = None
+    has_baseline: bool = False
+    epochs_s: tuple[float, ...] = ()
+    failed: str = ""
+    error: str = ""
+    run: str = ""
+    error_ratio: float | None = None
+    folder: str = ""
+
+    @property
+    def group(self) -> tuple[object, ...]:
+        """What rows that may be compared with each other have in common."""
+        return self.folder, self.point, self.source, bool(self.run)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Results and what they have in common.
+
+    Args:
+        varied: Columns of fields that differ between points, in their order.
+        results: Rows.
+        n_missing: Rows that are not there yet.
+        extras: Columns that only some tables have: `folder`, `case`, `run`, `error_ratio`, and those of epochs.
+        notes: What a reader must know, a sentence each.
+        baseline: Label or kind of the schedule that speed-ups are over; empty if there are several.
+    """
+
+    varied: tuple[str, ...]
+    results: tuple[Result, ...]
+    n_missing: int = 0
+    extras: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+    baseline: str = ""
+
+    @property
+    def n_failed(self) -> int:
+        """How many rows failed."""
+        return sum(bool(each.failed) for each in self.results)
+
+
+def joined(tables: Sequence[Table]) -> Table:
+    """Return one table with the rows of all, one after the other."""
+    return Table(
+        tuple(dict.fromkeys(column for table in tables for column in table.varied)),
+        tuple(each for table in tables for each in table.results),
+        sum(table.n_missing for table in tables),
+        frozenset().union(*(table.extras for table in tables)),
+        tuple(dict.fromkeys(note for table in tables for note in table.notes)),
+        baselines.pop() if len(baselines := {table.baseline for table in tables}) == 1 else "",
+    )
+
+
+def compared(results: Sequence[Result], baseline: str) -> list[Result]:
+    """Compare the schedules of one point with the baseline among them.
+
+    Args:
+        results: Rows of a point and source, each with what was measured.
+        baseline: Label or, failing that, kind.
+    """
+    found = find_label([(each.schedule, each.kind) for each in results], baseline)
+    base = results[found].measured if found is not None else None
+    return [_compared(each, base) for each in results]
+
+
+def lonely(n_points: int, baseline: str) -> str:
+    """Return the note about points where there is nothing to compare with."""
+    points = f"{n_points:,} point{'s' * (n_points > 1)}"
+    return f"no speed-ups at {points}: no schedule called {baseline!r} was measured there"
+
+
+def _compared(result: Result, base: Measured | None) -> Result:
+    if result.measured is None:
+        return result
+    try:
+        return replace(result, row=row(result.measured, base or result.measured), has_baseline=base is not None)
+    except SimdistError as error:
+        return replace(result, measured=None, failed=type(error).__name__, error=str(error))
+
+
+def columns(table: Table) -> Columns:
+    """Return the columns of a table, each with a value for every row."""
+    results, rows = table.results, [each.row for each in table.results]
+    found: Columns = {
+        "folder": [each.folder for each in results],
+        "point": [each.point for each in results],
+        "case": [each.case for each in results],
+        **{name: [_number(each, name) for each in results] for name in table.varied},
+        "source": [each.source for each in results],
+        "run": [each.run for each in results],
+        "schedule": [each.schedule for each in results],
+        "kind": [each.kind for each in results],
+        **_with_interval("step_s", [(each.step_s, each.step_s_ci95) if each else None for each in rows]),
+        **_with_interval("speedup", [_speedup(each) for each in results]),
+        "compute_s": [each.compute_s if each else None for each in rows],
+        "comm_s": [each.comm_s if each else None for each in rows],
+        "wait_s": [each.wait_s if each else None for each in rows],
+        "io_s": [each.io_s if each else None for each in rows],
+        "host_s": [each.host_s if each else None for each in rows],
+        "staging_s": [each.row.staging_s if each.row and each.epochs_s else None for each in results],
+        "epoch_first_s": [each.epochs_s[0] if each.epochs_s else None for each in results],
+        "epoch_last_s": [each.epochs_s[-1] if each.epochs_s else None for each in results],
+        "engine": [each.engine if each else "" for each in rows],
+        "seeds": [each.n_seeds for each in results],
+        "error_ratio": [each.error_ratio for each in results],
+        "failed": [each.failed for each in results],
+        "error": [each.error for each in results],
+    }
+    return {name: values for name, values in found.items() if name not in OPTIONAL - table.extras}
+
+
+def written_text(choice: Choice) -> str:
+    """Return a value as a scenario file has it, on one line."""
+    return choice.written if isinstance(choice.written, str) else strict_yaml.dump_line(choice.written)
+
+
+def _number(result: Result, column: str) -> object:
+    return result.choices[column].number if column in result.choices else None
+
+
+def _speedup(result: Result) -> tuple[float, tuple[float, float] | None] | None:
+    return (result.row.speedup, result.row.speedup_ci95) if result.row and result.has_baseline else None
+
+
+def _with_interval(name: str, values: Iterable[tuple[float, tuple[float, float] | None] | None]) -> Columns:
+    found: Columns = {name: [], f"{name}_low": [], f"{name}_high": []}
+    for value in values:
+        center, interval = value or (None, None)
+        low, high = interval or (None, None)
+        for column, number in zip(found.values(), (center, low, high), strict=True):
+            column.append(number)
+    return found

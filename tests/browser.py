@@ -1,0 +1,78 @@
+"""A headless Chromium for the tests of pages, by Playwright; tests skip where there is none."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+ARGUMENTS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+TIMEOUT_MS = 60_000
+
+
+def executable() -> str | None:
+    """Return the browser that the system has."""
+    return next((found for name in NAMES if (found := shutil.which(name))), None)
+
+
+@contextmanager
+def chromium() -> Iterator["Browser"]:
+    """Start a browser; it ends with the block."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    path = executable()
+    if path is None:
+        pytest.skip(f"needs a browser: one of {', '.join(NAMES)}")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS), timeout=TIMEOUT_MS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Watched:
+    """A page, with all that it asked for and complained about.
+
+    Args:
+        browser: Where to open it.
+        path: The file.
+        settings: Those of a Playwright context, such as `color_scheme` and `viewport`.
+    """
+
+    def __init__(self, browser: "Browser", path: Path, **settings: object) -> None:
+        self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}} | settings)
+        self.context.set_default_timeout(TIMEOUT_MS)
+        self.page = self.context.new_page()
+        self.requests: list[str] = []
+        self.complaints: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", lambda message: self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.url = path.as_uri()
+        self.page.goto(self.url)
+
+
+@contextmanager
+def opened(browser: "Browser", path: Path, **settings: object) -> Iterator[Watched]:
+    """Open a page from its file; at the end it must have asked for nothing else, and have had no complaint."""
+    watched = Watched(browser, path, **settings)
+    try:
+        yield watched
+        assert watched.requests == [watched.url]
+        assert watched.complaints == []
+    finally:
+        watched.context.close()

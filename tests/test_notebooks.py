@@ -1,0 +1,196 @@
+"""The notebooks run from a fresh clone and print what they show; their tool refuses what they must not be."""
+
+import re
+import shutil
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from scripts import ROOT, load_script
+
+TOOL = load_script(ROOT / "tools" / "notebooks.py")
+NAMES = TOOL.names()
+each_notebook = pytest.mark.parametrize("name", NAMES)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of what notebooks may read."""
+    folder = tmp_path_factory.mktemp("clone")
+    left_out = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "*.ipynb")
+    for name in ("notebooks", "experiments", "docs"):
+        shutil.copytree(ROOT / name, folder / name, ignore=left_out)
+    return folder
+
+
+# ---------------------------------------------------------------- the notebooks
+
+
+def test_the_index_lists_every_notebook_and_no_other() -> None:
+    index = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
+    assert [name for name in NAMES if f"]({name}.ipynb)" in index] == NAMES
+    assert index.count(".ipynb)") == len(NAMES)
+
+
+@each_notebook
+def test_both_halves_of_a_pair_hold_the_same_cells(name: str) -> None:
+    assert TOOL.check(name) == []
+
+
+@each_notebook
+def test_what_is_committed_has_captions_and_results_and_no_errors(name: str) -> None:
+    notebook = TOOL.paired(name)
+    nbformat.validate(notebook)
+    assert [*TOOL.faults_of_outputs(notebook), *TOOL.faults_of_text(notebook)] == []
+    assert any(TOOL.has_figure(cell) for cell in notebook.cells)
+
+
+@each_notebook
+def test_a_notebook_runs_from_a_fresh_clone_and_prints_what_is_committed(name: str, clone: Path) -> None:
+    folder = clone / "notebooks"
+    executed = TOOL.execute(TOOL.source(name, folder), folder)
+    assert TOOL.faults(executed) == []
+    for cell, committed in zip(executed.notebook.cells, TOOL.paired(name).cells, strict=True):
+        assert TOOL.texts(cell) == TOOL.texts(committed), cell.source
+        assert TOOL.has_figure(cell) == TOOL.has_figure(committed), cell.source
+
+
+# ---------------------------------------------------------------- the tool
+
+TITLE = "# Title\n\n**Question.** Why?\n\n**Answer.** Because.\n\n**Source.** A paper."
+CAPTION = "*Figure 1. Time by size.*\n\n**Result.** It grows."
+DRAWING = """# %matplotlib inline
+from simdist.report.panels import panels
+
+figure, (axes,) = panels()
+axes.plot([1, 2], [3, 4])
+axes.set(xlabel="GPUs", ylabel="time (ms)")
+figure"""
+
+
+def percent(*cells: str) -> str:
+    """Write a source: cells that begin with `*` or `# T` are Markdown."""
+    parts = []
+    for cell in cells:
+        if cell.startswith(("*", "# T")):
+            parts.append("# %% [markdown]\n" + "\n".join(f"# {line}".rstrip() for line in cell.split("\n")))
+        else:
+            parts.append(f"# %%\n{cell}")
+    return "\n\n".join(parts) + "\n"
+
+
+def executed(folder: Path, *cells: str) -> object:
+    (folder / "9_try.py").write_text(percent(*cells), encoding="utf-8")
+    return TOOL.execute(TOOL.source("9_try", folder), folder)
+
+
+def pictured(*cells: str) -> nbformat.NotebookNode:
+    """Return a notebook whose code cells carry a picture."""
+    notebook = new_notebook()
+    for cell in cells:
+        if cell.startswith(("*", "# T")):
+            notebook.cells.append(new_markdown_cell(cell))
+        else:
+            picture = new_output("execute_result", {"image/png": "iVBORw0KGgo="})
+            notebook.cells.append(new_code_cell(cell, outputs=[picture]))
+    return notebook
+
+
+def test_a_right_notebook_has_no_faults_and_equal_runs_give_equal_bytes(tmp_path: Path) -> None:
+    runs = [executed(tmp_path, TITLE, DRAWING, CAPTION, "print('said')") for _ in range(2)]
+    assert [TOOL.faults(run) for run in runs] == [[], []]
+    assert nbformat.writes(runs[0].notebook) == nbformat.writes(runs[1].notebook)
+    assert [axis.label for axis in runs[0].figures[0].axes] == ["GPUs", "time (ms)"]
+
+
+def test_units_letters_and_stderr_of_a_run_are_checked(tmp_path: Path) -> None:
+    bad = DRAWING.replace('"GPUs"', '"size"').removesuffix("figure") + "axes.set_title('small', fontsize=7)\nfigure"
+    faults = TOOL.faults(executed(tmp_path, TITLE, "import sys; print('!', file=sys.stderr)", bad, CAPTION))
+    assert len(faults) == 3
+    assert "cell 1 writes to stderr: '!\\n'" in faults[0]
+    assert "cell 2: axis 'size' with ticks" in faults[1]
+    assert "names no unit" in faults[1]
+    assert faults[2] == "cell 2: letters of 7 points; at least 9"
+
+
+def test_a_figure_that_is_not_the_value_of_its_cell_is_refused(tmp_path: Path) -> None:
+    shown = DRAWING + "\nfrom IPython.display import display\ndisplay(figure)\nNone"
+    with pytest.raises(RuntimeError, match="cell 1 draws, but its value is no figure; end it with the figure's name"):
+        executed(tmp_path, TITLE, shown, CAPTION)
+
+
+def test_a_notebook_reaches_no_network_and_ends_where_a_cell_fails(tmp_path: Path) -> None:
+    ask = "import urllib.request\nurllib.request.urlopen('http://example.org', timeout=60)"
+    with pytest.raises(TOOL.CellExecutionError, match=r"URLError|refused"):
+        executed(tmp_path, TITLE, ask)
+
+
+@pytest.mark.parametrize(
+    ("label", "ticks", "told"),
+    [
+        ("time (ms)", ("1", "2"), True),
+        ("ms per step, average over ranks", ("1",), True),
+        ("speed-up over sync", ("1.0",), True),
+        ("probability that a worker is late", ("2 %",), True),
+        ("bandwidth (Gbit/s)", ("1",), True),
+        ("sizes", ("1",), False),
+        ("", ("1",), False),
+        ("", ("64",), False),
+        ("", ("$\\mathdefault{10^{-2}}$",), False),
+        ("", ("64 GPUs", "hsgd-4-32,8-64"), True),
+        ("", (), True),
+    ],
+)
+def test_an_axis_of_numbers_needs_a_unit_and_one_of_names_does_not(
+    label: str, ticks: tuple[str, ...], told: bool
+) -> None:
+    assert TOOL.Axis(label, ticks).tells_its_unit is told
+
+
+@pytest.mark.parametrize(
+    ("cells", "fault"),
+    [
+        ((DRAWING, CAPTION), "the first cell is no title"),
+        ((TITLE.replace("Answer", "Hope"), DRAWING, CAPTION), r"the first cell has no \*\*Answer.\*\*"),
+        ((TITLE, DRAWING), "after the picture of cell 1 there is no cell with"),
+        ((TITLE, DRAWING, CAPTION.replace("1.", "2.")), "after the picture of cell 1 there is no cell with"),
+        ((TITLE, DRAWING, CAPTION.partition("\n")[0]), "after the picture of cell 1 there is no cell with"),
+        ((TITLE, CAPTION), "cell 1 is the caption of no picture"),
+    ],
+)
+def test_what_is_missing_in_the_words_is_named(cells: tuple[str, ...], fault: str) -> None:
+    faults = "\n".join(TOOL.faults_of_text(pictured(*cells)))
+    assert re.search(fault, faults), faults
+
+
+def test_folders_of_the_machine_errors_and_too_many_bytes_are_named() -> None:
+    cell = new_code_cell("x", outputs=[new_output("stream", name="stdout", text="/home/me/x\n")])
+    failed = new_code_cell("y", outputs=[new_output("error", ename="KeyError", evalue="'z'", traceback=[])])
+    large = new_code_cell("z", outputs=[new_output("display_data", {"image/png": "iVBOR" + "A" * TOOL.LARGEST_NBYTES})])
+    found = list(TOOL.faults_of_outputs(new_notebook(cells=[cell, failed, large])))
+    assert found[0].startswith("cell 0 prints a folder of this machine")
+    assert found[1] == "cell 1 fails: KeyError: 'z'"
+    assert found[2].endswith("kB; at most 500 kB")
+
+
+@pytest.mark.parametrize(
+    ("cells", "fault"),
+    [
+        ((TITLE, "x = 1", "x"), []),
+        ((TITLE, "x = 2", "x"), ["cell 1 differs: 'x = 2' in the .py, 'x = 1' in the .ipynb"]),
+        ((TITLE, "x", "x = 1"), ["cell 1 differs: 'x' in the .py, 'x = 1' in the .ipynb"]),
+        ((TITLE, "x = 1"), ["2 cells in the .py, 3 in the .ipynb"]),
+        ((TITLE, "x = 1\ny", "x"), ["cell 1 differs: 'y' in the .py, '' in the .ipynb"]),
+        ((TITLE, "x = 1", "*x*"), ["cell 2 differs: '*x*' in the .py, 'x' in the .ipynb"]),
+    ],
+)
+def test_pairs_out_of_step_are_told_by_what_differs_first(
+    cells: tuple[str, ...], fault: list[str], tmp_path: Path
+) -> None:
+    source = tmp_path / "9_try.py"
+    source.write_text(percent(TITLE, "x = 1", "x"), encoding="utf-8")
+    assert TOOL.check("9_try", tmp_path) == ["9_try.ipynb is missing"]
+    nbformat.write(TOOL.source("9_try", tmp_path), tmp_path / "9_try.ipynb")
+    source.write_text(percent(*cells), encoding="utf-8")
+    assert TOOL.check("9_try", tmp_path) == fault
