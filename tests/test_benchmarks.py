@@ -12,6 +12,7 @@ ENGINES = Path(__file__).resolve().parents[1] / "benchmarks" / "engines.py"
 NETWORK = ENGINES.with_name("network.py")
 READERS = ENGINES.with_name("readers.py")
 EXPANSION = ENGINES.with_name("expansion.py")
+SWEEP = ENGINES.with_name("sweep.py")
 
 
 def run(*options, benchmark=ENGINES):
@@ -90,3 +91,17 @@ def test_fast_engine_is_a_class_of_its_own():
     module = runpy.run_path(str(ENGINES))
     [*rows] = module["engines"](module["Sizes"](ranks=128, steps=40, repetitions=3, batch_seeds=8))
     assert min(row["fast_over_des"] for row in rows) > 15
+
+
+def test_sweep_benchmark_tells_machines_what_it_measured():
+    found = json.loads(run("--quick", "--json", benchmark=SWEEP))
+    assert (found["rows"], found["processes"]) == (40, 2)
+    assert found["efficiency"] == pytest.approx(found["pool_rows_per_s"] / found["serial_rows_per_s"] / 2)
+    assert 0 < found["processor_share"]
+    assert [row["what"] for row in found["targets"]] == ["efficiency"]
+
+
+def test_sweep_benchmark_prints_tables_for_people():
+    text = run("--quick", benchmark=SWEEP)
+    assert "40 rows in this process and in 2" in text
+    assert max(map(len, text.splitlines())) <= 120

@@ -118,7 +118,7 @@ class Page(HTMLParser):
         for element in self._open:
             element.text += data
         names = [element.name for element in self._open]
-        if names and names[-1] == "caption":
+        if "caption" in names:
             self.tables[data] = self._rows
         if names and names[-1] in {"td", "th"}:
             self._rows[-1][-1] += data

@@ -279,8 +279,10 @@ def test_dark_is_what_the_reader_prefers_or_the_page_chose(read):
     assert reader.colours(0, "compute", 2.9) == [SKY]
     [dark] = reader.colours(0, "compute", 5.5)
     assert max(dark) < 40
+    reader.page.emulate_media(color_scheme="light")
+    assert reader.colours(0, "compute", 2.9) == [BLUE]
+    reader.page.emulate_media(color_scheme="dark")
     reader.page.evaluate("document.documentElement.dataset.theme = 'light'")
-    reader.state()
     assert (reader.colours(0, "compute", 2.9), reader.colours(0, "compute", 5.5)) == ([BLUE], [WHITE])
 
 
@@ -440,11 +442,13 @@ def test_step_is_gone_to(read):
 
 
 def test_steps_end_as_in_the_analysis(read):
-    trace = simulated()
-    reader = read({"simulated": trace})
-    steps, ranks = ([*range(n)] for n in (trace.plan.n_steps, trace.plan.world_size))
-    found = reader.state(f"{steps}.map((step) => {ranks}.map((rank) => timeline.stepEndS(step, rank)))")
-    np.testing.assert_allclose(found, step_end_s(trace), atol=1e-8 * trace.makespan_s)
+    loading = plan_of((FORWARD, Load("x")), (FORWARD, Backward(("loss",), "grad")), world_size=2)
+    late_load = trace_of(loading, [(0, 0, 1), (0, 0, 9), (1, 1, [2, 3]), ([2, 3], [2, 3], 4)])
+    for trace in (simulated(), late_load):
+        reader = read({"simulated": trace})
+        steps, ranks = ([*range(n)] for n in (trace.plan.n_steps, trace.plan.world_size))
+        found = reader.state(f"{steps}.map((step) => {ranks}.map((rank) => timeline.stepEndS(step, rank)))")
+        np.testing.assert_allclose(found, step_end_s(trace), atol=1e-8 * trace.makespan_s)
 
 
 def test_ranks_are_filtered_by_number_and_by_node(read):
@@ -524,7 +528,7 @@ def test_operation_that_began_too_early_is_cut_but_tells_its_times(read):
     plan = plan_of((FORWARD, Backward(("loss",), "grad"), FORWARD), world_size=1)
     reader = read({"measured": trace_of(plan, [(0, 0, 4), (2, 2, 6), (1, 1, 5)])})
     assert reader.colours(0, "compute", 3.9) == [SKY]
-    assert reader.colours(0, "compute", 5.9) == [BLUE]
+    assert reader.colours(0, "compute", 4.9) == reader.colours(0, "compute", 5.9) == [BLUE]
     assert reader.hover(0, "compute", 4.5)["startS"] == pytest.approx(2)
 
 
@@ -562,6 +566,9 @@ def test_many_ranks_scroll_and_the_keyboard_brings_them_into_sight(read):
     assert 0.5 * height < page <= height
     reader.press("Shift+ArrowRight")
     focus = reader.state("timeline.focus")
+    _, y = reader.place(focus["rank"], focus["stream"], focus["startS"])
+    assert 0 < y < height
+    reader.press("PageUp", "PageUp", "Shift+ArrowRight")
     _, y = reader.place(focus["rank"], focus["stream"], focus["startS"])
     assert 0 < y < height
     reader.page.get_by_role("textbox", name="Ranks").fill("255")

@@ -590,6 +590,18 @@ def test_too_many_plans_are_refused_before_any_is_written(tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
+def test_points_of_the_same_number_in_other_folders_are_other_points(tmp_path, capsys):
+    for name, forward in (("a", "20 ms"), ("b", "40 ms")):
+        write(tmp_path / "small.yaml", edited(("steps: 12", "steps: 2"), ("20 ms", forward), text=TWO))
+        sweep = load(write(tmp_path / "s.yaml", "{scenario: small.yaml, vary: {cluster.nodes: [1]}}"))
+        for path in write_plans(sweep, tmp_path / "both" / name).runs:
+            call(capsys, "simulate", path)
+    table = frame(tmp_path / "both")
+    assert table.point.tolist() == [0] * 4
+    assert table[table.schedule == "sync"].speedup.tolist() == [1.0, 1.0]
+    assert len(fastest(read_results([tmp_path / "both"]))) == 2
+
+
 # ---------------------------------------------------------------- errors
 
 
@@ -600,6 +612,13 @@ def test_a_folder_that_holds_nothing_is_refused(tmp_path, capsys):
     answer = call(capsys, "results", tmp_path)
     assert answer.code == 2
     assert f"{tmp_path}: holds neither a sweep nor runs" in answer.err
+
+
+def test_a_folder_with_sweeps_in_it_is_refused_with_their_names(mine, capsys):
+    shutil.copytree(mine, mine.parent / "other")
+    answer = call(capsys, "results", mine.parent)
+    assert answer.code == 2
+    assert f"holds sweeps, but is none: write which, e.g. simdist results {mine.parent / 'other'} {mine}" in answer.err
 
 
 def test_a_damaged_point_is_a_row_that_failed(runs):

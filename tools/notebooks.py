@@ -45,7 +45,8 @@ SMALLEST_PT = 9.0
 _UNIT = re.compile(
     r"""(?<!\w)(
         [munµ]?s | min | h | % | [kMGT]?i?B(/s)? | [kMG]bit/s | [MGT]?FLOP(/s)?
-        | seeds | GPUs | nodes | ((images | samples)(/s)?) | (worker | rank | parameter | step | epoch | scenario | span)s?
+        | seeds | GPUs | nodes | ((images | samples)(/s)?)
+        | (worker | rank | parameter | step | epoch | scenario | span)s?
         | density | probability | share | ratio | speed-ups? | utilization
     )(?!\w)""",
     re.VERBOSE,

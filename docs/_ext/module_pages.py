@@ -112,14 +112,11 @@ def _opens_section(lines: list[str], number: int) -> bool:
 
 
 def _escaped(line: str) -> str:
-    """Escape what would be markup outside of backquotes; a bullet stays one."""
+    """Escape what would be markup outside of backquotes."""
     if line.lstrip().startswith(">>>"):
         return line
     parts = re.split(r"(`[^`]*`)", line)
-    indent, bullet, rest = re.match(r"(\s*)(\* )?(.*)", parts[0], re.S).groups()
-    parts[0] = rest
-    escaped = [part if part.startswith("`") else _SPECIAL.sub(lambda found: "\\" + found[0], part) for part in parts]
-    return f"{indent}{bullet or ''}{''.join(escaped)}"
+    return "".join(part if part.startswith("`") else _SPECIAL.sub(r"\\\g<0>", part) for part in parts)
 
 
 def _translate(_: Sphinx, what: str, __: str, ___: object, ____: object, lines: list[str]) -> None:

@@ -1,5 +1,6 @@
 """`simdist results`."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import click
 from simdist.cli.results_text import fastest_text, results_text
 from simdist.cli.session import Session
 from simdist.errors import ScenarioError
+from simdist.progress import ProgressBar
 from simdist.sweep.export import check_parquet, csv_text, write_csv, write_parquet
 from simdist.sweep.fastest import Fastest, fastest, fastest_columns
 from simdist.sweep.results import read_results
@@ -49,7 +51,9 @@ class Wanted:
 def results(session: Session, folders: Sequence[Path], wanted: Wanted) -> None:
     """Print and write the table of sweeps and runs; tell what is not in it."""
     _check(session, wanted)
-    whole = read_results(folders, baseline=wanted.baseline)
+    with ProgressBar(sys.stderr) as bar:
+        bar.update("read results", 0, None)
+        whole = read_results(folders, baseline=wanted.baseline)
     table = where(whole, wanted.conditions)
     if wanted.only_failed:
         table = replace(table, results=tuple(each for each in table.results if each.failed))

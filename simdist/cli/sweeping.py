@@ -39,7 +39,7 @@ def sweep(
     what = load(name)
     if with_plans:
         check_number(what)
-    for warning in what.scenario.warnings:
+    for warning in (*what.scenario.warnings, *what.warnings):
         session.say(f"warning: {name}: {warning}")
     ticker = Ticker(sys.stderr, what.name)
     try:

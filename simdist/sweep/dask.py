@@ -123,9 +123,6 @@ class DaskCluster:
     def end(self, batch: Future[Any]) -> None:
         """Do nothing: Dask may have others' work on that worker."""
 
-    def close(self) -> None:
-        """Do nothing: the connection is the caller's."""
-
 
 def _imported(name: str) -> ModuleType:
     try:

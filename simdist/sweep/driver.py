@@ -187,6 +187,8 @@ class _Driver:
         """Yield tasks with the rows that are missing; of equal rows, the first."""
         first = 0
         for point, n_rows in zip(self._sweep.points(), design.n_of_points, strict=True):
+            if not missing:
+                return
             keys = design.keys[first : first + n_rows]
             first += n_rows
             self._n_points_left = self._sweep.n_points - point.number - 1
@@ -228,8 +230,16 @@ class _Driver:
         return max(1, min(wanted, fair, _MAX_BATCH))
 
     def _submit(self, tasks: tuple[Task, ...], *, is_alone: bool) -> None:
-        future = self._workers.executor.submit(evaluate, self._batch(tasks))
+        future = self._submitted(tasks)
         self._underway[future] = _Underway(tasks, is_alone, self._give_up_s(tasks))
+
+    def _submitted(self, tasks: tuple[Task, ...]) -> Future[Finished]:
+        try:
+            return self._workers.executor.submit(evaluate, self._batch(tasks))
+        except SimdistError:
+            raise
+        except (OSError, RuntimeError) as error:  # the executor is shut down, or its connection
+            raise _lost() from error
 
     def _give_up_s(self, tasks: tuple[Task, ...]) -> float:
         """Return when a batch is late: one other may be worked on before it."""
@@ -245,7 +255,8 @@ class _Driver:
 
     def _receive(self) -> None:
         """Take what is done; end the workers of what takes too long."""
-        left_s = min(each.give_up_s for each in self._underway.values()) - time.monotonic()
+        ends_s = (each.give_up_s for future, each in self._underway.items() if future not in self._late)
+        left_s = min(ends_s, default=math.inf) - time.monotonic()
         done, _ = wait(self._underway, min(max(left_s, 0.0), _TICK_S), FIRST_COMPLETED)
         records: list[Record] = []
         for future in done:
@@ -291,7 +302,7 @@ class _Driver:
         Raises:
             RunError: They do not.
         """
-        future = self._workers.executor.submit(evaluate, self._batch(()))
+        future = self._submitted(())
         try:
             future.result(timeout=None if self._workers.may_wait else _START_S)
         except SimdistError:

@@ -17,8 +17,7 @@ from pathlib import Path as FilePath
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeAlias, TypeGuard, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError, create_model
-from pydantic.fields import FieldInfo
+from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
 from simdist.scenario import Scenario, strict_yaml
 from simdist.scenario.problems import path_text
@@ -37,6 +36,7 @@ _STANDING_FOR_OTHERS = {  # keys that are read before the settings are
     ("workload", "tensors_file"): "workload.tensors_file",
 }
 _FOR_PEOPLE = ("name", "source")
+_OF_OTHERS = ("steps",)  # `3 epochs` are as many as cluster and data say
 ANYWHERE = FromFile(folder=FilePath())
 """Of values that are read by themselves, where no files are at hand."""
 
@@ -50,14 +50,16 @@ class Field:
         column: Its name in tables: the path, ending in the name with its unit, such as `cluster.network.bandwidth_Bps`.
         is_number: Whether its values are numbers, so that distributions of them make sense.
         is_whole: Whether they are whole numbers.
-        reader: Settings with the key `value`, which reads and writes values of it; None if it is no single value.
+        reader: Reads and writes values of it; None if it is no single value.
+        wording: Settings with the one key `value`, which say what is wrong with a value as a scenario does.
     """
 
     path: Path
     column: str
     is_number: bool = False
     is_whole: bool = False
-    reader: type[Settings] | None = None
+    reader: TypeAdapter[Any] | None = None
+    wording: type[Settings] | None = None
 
     def number(self, value: object) -> object:
         """Return a value as tables have it: in SI units, or as text if it is null or no single value.
@@ -67,12 +69,15 @@ class Field:
         """
         if self.reader is None:
             return flat_text(value)
+        if isinstance(value, str) and self.path == _OF_OTHERS:
+            if fault := self._fault(value):
+                raise ValueError(fault)
+            return value
         try:
-            found: object = dict(self.reader.model_validate({"value": value}, context=ANYWHERE))["value"]
-        except ValidationError as error:
-            raise ValueError("; ".join(each["msg"] for each in error.errors(include_url=False))) from None
-        is_of_others = isinstance(value, str) and self.path == ("steps",)  # `3 epochs`: of which cluster?
-        return flat_text(value) if found is None or is_of_others else found
+            found: object = self.reader.validate_python(value, context=ANYWHERE)
+        except ValidationError:
+            raise ValueError(self._fault(value) or f"{shown(value)} is no value of {self.column}") from None
+        return flat_text(value) if found is None else found
 
     def text(self, number: float) -> object:
         """Return a number in SI units as it is written in a scenario file; where it must be whole, the nearest one."""
@@ -80,9 +85,18 @@ class Field:
         if self.reader is None:
             return number
         try:
-            return self.reader.model_validate({"value": number}).model_dump(mode="json")["value"]
+            return self.reader.dump_python(self.reader.validate_python(number), mode="json")
         except ValidationError:
             return number  # more than the field allows; the scenario that has it says so
+
+    def _fault(self, value: object) -> str | None:
+        """Say what is wrong with a value, if anything."""
+        try:
+            if self.wording:
+                self.wording.model_validate({"value": value}, context=ANYWHERE)
+        except ValidationError as error:
+            return "; ".join(each["msg"] for each in error.errors(include_url=False))
+        return None
 
 
 def parse_path(text: str) -> Path:
@@ -158,13 +172,10 @@ def find_field(scenario: Scenario, path: Path) -> Field:
     kinds = _single_types(field.annotation)
     if kinds is None or name == "kind":  # another kind is settings of another class
         return Field(path, path_text(path))
-    return Field(path, path_text((*above, name)), kinds <= {int, float}, kinds == {int}, _alone(field))
-
-
-def _alone(field: FieldInfo) -> type[Settings]:
-    """Return settings with one key, `value`, that is read, checked and written as a field is."""
-    annotated: Any = Annotated[field.annotation, *field.metadata, ""]
-    return create_model("_Value", __base__=Settings, __module__=__name__, value=(annotated, ...))
+    alone: Any = Annotated[field.annotation, *field.metadata, ""]
+    wording = create_model("_Value", __base__=Settings, __module__=__name__, value=(alone, ...))
+    column = path_text((*above, name))
+    return Field(path, column, kinds <= {int, float}, kinds == {int}, TypeAdapter(alone), wording)
 
 
 def _below(here: object, key: str | int, above: Path) -> object:

@@ -84,28 +84,23 @@ def read_runs(folder: Path, paths: Iterable[Path], *, baseline: str = "sync") ->
         baseline: Label or kind of the schedule to compare with.
     """
     runs = [_read(folder, path) for path in paths]
-    alone = [run for run in runs if run.point is None]
+    alone = [run for run in runs if run.point is None and run.results]
     found = (*differing([run.fields for run in alone if run.fields]), *_of_schedules(alone))
     planned = tuple(dict.fromkeys(column for run in runs if run.point for column in run.point.choices))
-    points: dict[object, list[Result]] = {}
+    groups: dict[object, list[Result]] = {}
     for run in runs:
         for each in run.results:
-            points.setdefault(each.point, []).append(replace(each, choices=_choices(run, found)))
-    whole = [_compared(of_point, baseline) for of_point in points.values()]
-    n_lonely = sum(any(each.row and not each.has_baseline for each in of_point) for of_point in whole)
+            groups.setdefault(each.group, []).append(replace(each, choices=_choices(run, found)))
+    compared_runs = {group: iter(compared(of_group, baseline)) for group, of_group in groups.items()}
+    results = tuple(next(compared_runs[each.group]) for run in runs for each in run.results)
+    n_lonely = len({each.point for each in results if each.row and not each.has_baseline})
     n_missing = sum(not run.results for run in runs)
     notes = [lonely(n_lonely, baseline)] if n_lonely else []
     if n_missing:
         how = "`simdist simulate RUN` or `torchrun ... -m real RUN` makes one"
         notes.append(f"{folder}: {n_missing:,} of {len(runs):,} runs have no trace yet: {how}")
-    return Table(
-        (*planned, *(column for column in found if column not in planned)),
-        tuple(each for of_point in whole for each in of_point),
-        n_missing,
-        _extras(whole),
-        tuple(notes),
-        baseline,
-    )
+    varied = (*planned, *(column for column in found if column not in planned))
+    return Table(varied, results, n_missing, _extras(results), tuple(notes), baseline)
 
 
 def _read(folder: Path, path: Path) -> _Run:
@@ -172,16 +167,7 @@ def _choices(run: _Run, columns: Sequence[str]) -> dict[str, Choice]:
     return {column: there[column] for column in columns if column in there}
 
 
-def _compared(of_point: Sequence[Result], baseline: str) -> list[Result]:
-    """Compare simulated schedules with the simulated baseline, and real ones with the real one."""
-    of_source = {
-        source: iter(compared([each for each in of_point if each.source == source], baseline)) for source, _ in _TRACES
-    }
-    return [next(of_source[each.source]) for each in of_point]
-
-
-def _extras(points: Sequence[Sequence[Result]]) -> frozenset[str]:
-    results = [each for of_point in points for each in of_point]
+def _extras(results: Sequence[Result]) -> frozenset[str]:
     found = {
         "run": True,
         "case": any(each.case for each in results),

@@ -10,6 +10,7 @@ from simdist.errors import ScenarioError
 from simdist.sweep.computed import is_sweep, read_sweep
 from simdist.sweep.export import frame_of
 from simdist.sweep.performed import read_runs
+from simdist.sweep.store import DESIGN
 from simdist.sweep.table import Table, columns, joined
 
 if TYPE_CHECKING:
@@ -70,6 +71,10 @@ def _tables(folder: Path, baseline: str | None) -> list[Table]:
     if is_sweep(folder):
         sweep = read_sweep(folder, baseline=baseline)
         return [sweep, *([read_runs(folder, runs, baseline=sweep.baseline)] if runs else [])]
+    if others := sorted(str(path.parent) for path in folder.rglob(DESIGN)):
+        raise ScenarioError(
+            f"{folder}: holds sweeps, but is none: write which, e.g. simdist results {' '.join(others[:3])}"
+        )
     if not runs:
         raise ScenarioError(f"{folder}: holds neither a sweep nor runs: `simdist sweep SWEEP.yaml -o DIR` writes one")
     return [read_runs(folder, runs, baseline=baseline or "sync")]

@@ -80,7 +80,7 @@ class Result:
     @property
     def group(self) -> tuple[object, ...]:
         """What rows that may be compared with each other have in common."""
-        return self.folder, self.point, self.source, bool(self.run)
+        return self.folder, self.point, self.source, self.run.rpartition("/")[0]
 
 
 @dataclass(frozen=True)

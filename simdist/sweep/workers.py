@@ -45,10 +45,6 @@ class Workers(Protocol):
         """End the worker that has a batch, which then fails."""
         ...
 
-    def close(self) -> None:
-        """End what still runs."""
-        ...
-
 
 def n_cores() -> int:
     """Return how many cores this process may use."""
@@ -66,9 +62,6 @@ class InProcess:
 
     def end(self, batch: Future[Any]) -> None:
         """Do nothing: a batch is done when the driver gets it."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 @final

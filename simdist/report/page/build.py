@@ -22,9 +22,6 @@ def runs_page(report: Report, shown: Sequence[Shown]) -> str:
     Args:
         report: The runs.
         shown: What the timeline shows of each, see `shown_runs`.
-
-    Raises:
-        ScenarioError: A step takes no time at all.
     """
     sections = [
         speed_section(report) if len(report.runs) > 1 else None,

@@ -93,7 +93,7 @@ def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]], *,
     kinds = ["word" if name in words or not place else "number" for place, name in enumerate(header)]
     head = join(tag("th", name, scope="col", class_=kind) for name, kind in zip(header, kinds, strict=True))
     body = join(_row(row, kinds) for row in rows)
-    content = tag("table", tag("caption", caption), tag("thead", tag("tr", head)), tag("tbody", body))
+    content = tag("table", tag("caption", tag("span", caption)), tag("thead", tag("tr", head)), tag("tbody", body))
     return tag("div", content, class_="scroll", role="region", aria_label=caption, tabindex=0)
 
 

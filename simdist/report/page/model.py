@@ -109,11 +109,7 @@ class Report:
         return tuple(origin for origin in ORIGINS if any(origin in run.executions for run in self.runs))
 
     def rows(self, origin: Origin) -> dict[str, Row]:
-        """Return the lines of the speed-up table, by label; none if the baseline was not simulated, or measured.
-
-        Raises:
-            ScenarioError: A step takes no time at all.
-        """
+        """Return the lines of the speed-up table, by label; none if the baseline was not simulated, or measured."""
         base = self.baseline.executions.get(origin)
         if base is None:
             return {}

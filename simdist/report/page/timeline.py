@@ -28,6 +28,7 @@ _SCRIPTS = (
     "colours",
     "view",
     "paint",
+    "margins",
     "overlay",
     "spans",
     "focus",

@@ -25,7 +25,11 @@ function panBy(timeline, byS) {
 const fit = (timeline) => changeView(timeline, whole(timeline.limits));
 
 function attachButtons(timeline) {
-  const actions = { in: () => zoomBy(timeline, BUTTON_ZOOM), out: () => zoomBy(timeline, 1 / BUTTON_ZOOM), fit: () => fit(timeline) };
+  const actions = {
+    in: () => zoomBy(timeline, BUTTON_ZOOM),
+    out: () => zoomBy(timeline, 1 / BUTTON_ZOOM),
+    fit: () => fit(timeline),
+  };
   for (const button of timeline.root.querySelectorAll("button[data-action]")) {
     button.addEventListener("click", () => {
       actions[button.dataset.action]();
@@ -118,7 +122,8 @@ function attachWheel(timeline) {
     (event) => {
       const line = event.deltaMode === WheelEvent.DOM_DELTA_LINE ? WHEEL_LINE : 1;
       const [x, y] = [event.deltaX * line, event.deltaY * line];
-      if (event.ctrlKey) zoomBy(timeline, Math.exp(-y / 300), momentAt(timeline, Math.max(event.offsetX, timeline.size.gutter)));
+      const at = Math.max(event.offsetX, timeline.size.gutter);
+      if (event.ctrlKey) zoomBy(timeline, Math.exp(-y / 300), momentAt(timeline, at));
       else if (event.shiftKey || Math.abs(x) > Math.abs(y)) {
         const perPixelS = (timeline.view.endS - timeline.view.beginS) / (timeline.size.width - timeline.size.gutter);
         panBy(timeline, (x || y) * perPixelS);

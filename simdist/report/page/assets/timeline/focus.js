@@ -9,8 +9,9 @@ function focusBeside(timeline, direction) {
   if (!timeline.focus) return focusNear(timeline, firstLaneInSight(timeline));
   const { lane, row } = timeline.focus;
   const next = rowBeside(timeline, lane, row, direction);
-  if (next >= 0) changeFocus(timeline, { lane, row: next });
-  else say(timeline, direction > 0 ? "This is the last operation of the lane." : "This is the first operation of the lane.");
+  if (next >= 0) return changeFocus(timeline, { lane, row: next });
+  bringIntoSight(timeline, timeline.focus);
+  say(timeline, `This is the ${direction > 0 ? "last" : "first"} operation of the lane.`);
 }
 
 /** Go to the lane above or below, to the operation that runs at the same time or is nearest; skip lanes without any. */
@@ -55,8 +56,9 @@ function bringIntoSight(timeline, { lane, row }) {
   if (number < 0) return;
   const { top } = laneOf(layout, number);
   const page = size.height - AXIS_HEIGHT;
+  const bottom = top + layout.laneHeight;
   if (top < timeline.scrollTop) parts.scroll.scrollTop = top - layout.gap;
-  else if (top + layout.laneHeight > timeline.scrollTop + page) parts.scroll.scrollTop = top + layout.laneHeight + layout.gap - page;
+  else if (bottom > timeline.scrollTop + page) parts.scroll.scrollTop = bottom + layout.gap - page;
   const { beginS, endS } = detailsOf(timeline, lane, row);
   if (endS > view.beginS && beginS < view.endS) return;
   panBy(timeline, (beginS + endS) / 2 - middleS(timeline));

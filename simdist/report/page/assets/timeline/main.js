@@ -36,7 +36,8 @@ function say(timeline, text) {
 function viewSentence({ view, choice, plan, traces, layout }) {
   const exact = (view.endS - view.beginS) / 1e4;
   const streams = choice.streams.map((stream) => plan.streams[stream].name).join(", ") || "no stream";
-  const ranks = layout.ranks.length === plan.worldSize ? `all ${plan.worldSize} ranks` : `${layout.ranks.length} of ${plan.worldSize} ranks`;
+  const n = layout.ranks.length;
+  const ranks = n === plan.worldSize ? `all ${n} ranks` : `${n} of ${plan.worldSize} ranks`;
   const shown = choice.shown.map((trace) => traces[trace].name).join(" above ");
   return `${shown}: ${timeText(view.beginS, exact)} to ${timeText(view.endS, exact)}; ${ranks}; ${streams}.`;
 }
@@ -176,7 +177,8 @@ async function start(root) {
     });
     new ResizeObserver(() => measure(timeline)).observe(timeline.parts.frame);
     window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => recolour(timeline));
-    new MutationObserver(() => recolour(timeline)).observe(document.documentElement, { attributeFilter: ["data-theme", "class", "style"] });
+    const ofTheme = { attributeFilter: ["data-theme", "class", "style"] };
+    new MutationObserver(() => recolour(timeline)).observe(document.documentElement, ofTheme);
     measure(timeline);
     say(timeline, viewSentence(timeline));
   } catch (error) {

@@ -113,7 +113,8 @@ function placeOf(timeline, { lane, row }) {
   const { beginS, endS } = detailsOf(timeline, lane, row);
   const x = (xOf(timeline, beginS) + xOf(timeline, endS)) / 2;
   const top = laneOf(timeline.layout, laneNumber(timeline.layout, lane)).top;
-  return { x: Math.min(Math.max(x, timeline.size.gutter), timeline.size.width), y: yOf(timeline, top + timeline.layout.laneHeight) };
+  const inside = Math.min(Math.max(x, timeline.size.gutter), timeline.size.width);
+  return { x: inside, y: yOf(timeline, top + timeline.layout.laneHeight) };
 }
 
 /** Put the tip beside a place, on the side that has room. */
@@ -121,5 +122,6 @@ function placeTip({ parts: { tip }, size }, { x, y }) {
   const [width, height] = [tip.offsetWidth, tip.offsetHeight];
   const left = x + TIP_DISTANCE + width <= size.width ? x + TIP_DISTANCE : x - TIP_DISTANCE - width;
   tip.style.left = `${Math.max(4, Math.min(left, size.width - width - 4))}px`;
-  tip.style.top = `${y + TIP_DISTANCE + height <= size.height || y < height ? y + TIP_DISTANCE : y - TIP_DISTANCE - height}px`;
+  const isBelow = y + TIP_DISTANCE + height <= size.height || y < height;
+  tip.style.top = `${isBelow ? y + TIP_DISTANCE : y - TIP_DISTANCE - height}px`;
 }
