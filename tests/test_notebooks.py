@@ -122,7 +122,7 @@ def test_a_figure_that_is_not_the_value_of_its_cell_is_refused(tmp_path: Path) -
 
 def test_a_notebook_reaches_no_network_and_ends_where_a_cell_fails(tmp_path: Path) -> None:
     ask = "import urllib.request\nurllib.request.urlopen('http://example.org', timeout=60)"
-    with pytest.raises(TOOL.CellExecutionError, match=r"URLError|refused"):
+    with pytest.raises(TOOL.CellExecutionError, match="Connection refused"):
         executed(tmp_path, TITLE, ask)
 
 

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import zlib
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -190,6 +190,13 @@ class Reader:
             expression,
         )
 
+    @contextmanager
+    def repainting(self):
+        """Wait until what happens in the block has been painted."""
+        before = self.state("timeline.nFrames")
+        yield
+        self.page.wait_for_function(f"document.querySelector('.timeline').timeline.nFrames > {before}")
+
     def view(self):
         view = self.state("timeline.view")
         return view["beginS"], view["endS"]
@@ -279,10 +286,12 @@ def test_dark_is_what_the_reader_prefers_or_the_page_chose(read):
     assert reader.colours(0, "compute", 2.9) == [SKY]
     [dark] = reader.colours(0, "compute", 5.5)
     assert max(dark) < 40
-    reader.page.emulate_media(color_scheme="light")
-    assert reader.colours(0, "compute", 2.9) == [BLUE]
-    reader.page.emulate_media(color_scheme="dark")
-    reader.page.evaluate("document.documentElement.dataset.theme = 'light'")
+    for scheme, backward in [("light", BLUE), ("dark", SKY)]:
+        with reader.repainting():
+            reader.page.emulate_media(color_scheme=scheme)
+        assert reader.colours(0, "compute", 2.9) == [backward]
+    with reader.repainting():
+        reader.page.evaluate("document.documentElement.dataset.theme = 'light'")
     assert (reader.colours(0, "compute", 2.9), reader.colours(0, "compute", 5.5)) == ([BLUE], [WHITE])
 
 

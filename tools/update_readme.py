@@ -16,6 +16,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -42,11 +43,22 @@ def data() -> str:
     return _compared("cloud-data", "--baseline", "naive")
 
 
+def sweep() -> str:
+    """Return the fastest schedules of the first sweep on 16 nodes."""
+    with tempfile.TemporaryDirectory() as folder:
+        _said("sweep", "docs/examples/sweep.yaml", "-o", folder, "--workers", "0")
+        return _said("results", folder, "--fastest", "--where", "cluster.nodes=16")
+
+
 def _compared(scenario: str, *options: str) -> str:
+    return _said("compare", scenario, *options)
+
+
+def _said(*args: str) -> str:
     from simdist.cli import main
 
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
-        main(["compare", scenario, *options])
+        main(args)
     return out.getvalue()
 
 
@@ -62,7 +74,7 @@ def _printed(script: str) -> str:
     return out.getvalue()
 
 
-OUTPUTS: dict[str, Callable[[], str]] = {"demo": demo, "first": first, "gradients": gradients, "data": data}
+OUTPUTS: dict[str, Callable[[], str]] = {"demo": demo, "first": first, "gradients": gradients, "data": data, "sweep": sweep}
 
 
 def speed_table() -> str:
