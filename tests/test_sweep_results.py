@@ -546,6 +546,17 @@ def test_plans_of_a_sweep_are_run_directories_that_keep_what_their_point_sets(mi
     assert of_point.error_ratio.tolist()[1:] == pytest.approx([-0.5, -0.5])
 
 
+def test_runs_in_the_folder_of_a_sweep_are_compared_with_its_baseline(tmp_path):
+    folder = computed(tmp_path, "{scenario: small.yaml, vary: {cluster.nodes: [1]}, seeds: 1, baseline: local-4}")
+    for path in write_plans(load(tmp_path / "study.yaml"), folder).runs:
+        main(["simulate", str(path)])
+    table = frame(folder)
+    assert table.schedule.tolist() == ["sync", "local-4", "local-4", "sync"]
+    assert table.speedup.tolist()[1:3] == [1.0, 1.0]
+    assert table.speedup[3] == pytest.approx(table.speedup[0])
+    assert table.speedup[0] != 1.0
+
+
 def test_plans_are_the_same_when_written_again_and_others_are_not_replaced(tmp_path):
     write(tmp_path / "small.yaml", edited(("steps: 12", "steps: 2"), text=TWO))
     two = "{scenario: small.yaml, vary: {cluster.nodes: [1, 2]}}"

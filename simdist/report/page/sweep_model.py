@@ -1,0 +1,151 @@
+"""What a page of a sweep is about: its design, the rows that are there, and which schedule is the fastest where."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from simdist import rundir
+from simdist.errors import UnsupportedError
+from simdist.report.page.sweep_fields import VaryingField, case_field, varying_fields
+from simdist.sweep.computed import read_sweep
+from simdist.sweep.definition import Choice
+from simdist.sweep.fastest import Fastest, fastest
+from simdist.sweep.store import DESIGN, read_jsonl
+from simdist.sweep.table import Result, Table
+
+__all__ = ["MOST_ROWS", "SweepReport", "read_sweep_report"]
+
+MOST_ROWS = 200_000
+"""Rows that a page holds: some 20 MB."""
+
+_MOST_VALUES = 200  # of the only field of a grid; more are drawn as a sample
+
+
+@dataclass(frozen=True)
+class SweepReport:
+    """Everything that the page of a sweep shows.
+
+    Args:
+        folder: Where it was computed.
+        name: Of the sweep.
+        scenario: Name of what it varies.
+        version: Of the simdist that wrote its design.
+        n_seeds: Delays that each row is measured with.
+        n_points: In its design.
+        columns: All fields, those with one value included.
+        case: The cases; None if there are none.
+        table: The rows that are there.
+        best: The fastest schedule of each point at which one was measured, by point.
+        has_runs: Whether there are run directories in the folder as well.
+    """
+
+    folder: Path
+    name: str
+    scenario: str
+    version: str
+    n_seeds: int
+    n_points: int
+    columns: tuple[VaryingField, ...]
+    case: VaryingField | None
+    table: Table
+    best: dict[int, Fastest]
+    has_runs: bool
+
+    @cached_property
+    def axes(self) -> tuple[VaryingField, ...]:
+        """What differs between points independently: the cases, and fields that are not set by them."""
+        free = [field for field in self.columns if field.n_values > 1 and not self._follows_case(field)]
+        return (*([self.case] if self.case and self.case.n_values > 1 else []), *free)
+
+    def _follows_case(self, field: VaryingField) -> bool:
+        if self.case is None:
+            return False
+        return len(set(zip(self.case.codes, field.codes, strict=True))) == self.case.n_values
+
+    @cached_property
+    def is_grid(self) -> bool:
+        """Whether the points are all combinations of the values."""
+        if len(self.axes) == 1 and self.axes[0].n_values > _MOST_VALUES:
+            return False
+        combinations = set(zip(*(field.codes for field in self.axes), strict=True))
+        return len(combinations) == math.prod(field.n_values for field in self.axes)
+
+    @cached_property
+    def _uses_kinds(self) -> bool:
+        """Whether a kind says which schedule is meant where labels change from point to point."""
+        labels = {(each.schedule, each.kind) for each in self.table.results}
+        if len({kind for _, kind in labels}) == len(labels):
+            return False
+        rows = {(each.point, each.kind) for each in self.table.results}
+        return len(rows) == len(self.table.results)
+
+    def line_of(self, result: Result) -> str:
+        """Return what a row belongs to in charts: its schedule, by kind where settings of schedules are varied."""
+        return result.kind if self._uses_kinds else result.schedule
+
+    @cached_property
+    def lines(self) -> tuple[str, ...]:
+        """All that rows belong to, in their order."""
+        return tuple(dict.fromkeys(map(self.line_of, self.table.results)))
+
+    @cached_property
+    def base_lines(self) -> frozenset[str]:
+        """Those whose speed-up is 1 everywhere, because they are the baseline."""
+        base = self.table.baseline
+        named = {self.line_of(each) for each in self.table.results if each.schedule == base}
+        return frozenset(named or {self.line_of(each) for each in self.table.results if each.kind == base})
+
+    @cached_property
+    def n_rows(self) -> int:
+        """Rows of the design."""
+        return len(self.table.results) + self.table.n_missing
+
+    def speedups(self, line: str) -> list[tuple[int, float]]:
+        """Return point and speed-up of each row of a line that has one."""
+        return [
+            (int(each.point), each.row.speedup)
+            for each in self.table.results
+            if each.row and each.has_baseline and self.line_of(each) == line
+        ]
+
+
+def read_sweep_report(folder: Path, *, baseline: str | None) -> SweepReport:
+    """Read a sweep.
+
+    Args:
+        folder: Where `simdist sweep -o` wrote it.
+        baseline: Label or kind of the schedule that speed-ups are over; that of the sweep if None.
+
+    Raises:
+        RunError: A file cannot be read, or is damaged.
+        UnsupportedError: There are more rows than a page holds.
+    """
+    table = read_sweep(folder, baseline=baseline)
+    if len(table.results) > MOST_ROWS:
+        raise UnsupportedError(
+            f"{folder}: {len(table.results):,} rows, of which a page holds {MOST_ROWS:,}: write them with `simdist results "
+            f"{folder} --csv FILE`, or sweep a part of it"
+        )
+    header, *lines = read_jsonl(folder / DESIGN)
+    points = {int(line["point"]): line for line in lines}
+    choices = [_choices(line["written"], line["values"]) for line in points.values()]
+    cases = [str(line["case"]) for line in points.values()]
+    return SweepReport(
+        folder=folder,
+        name=str(header.get("sweep", folder.name)),
+        scenario=str(header.get("scenario", "")),
+        version=str(header.get("simdist", "")),
+        n_seeds=int(header["seeds"]),
+        n_points=len(points),
+        columns=tuple(varying_fields(table.varied, choices)),
+        case=case_field(cases) if header["has_cases"] else None,
+        table=table,
+        best={int(each.result.point): each for each in fastest(table)},
+        has_runs=bool(rundir.inside(folder)),
+    )
+
+
+def _choices(written: Sequence[object], values: Sequence[object]) -> list[Choice | None]:
+    return [None if value is None else Choice(text, value) for text, value in zip(written, values, strict=True)]
