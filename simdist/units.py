@@ -181,8 +181,8 @@ def parse_whole(value: object) -> int:
 def format_seconds(seconds: float, digits: int = 3) -> str:
     """Print a time for people.
 
-    >>> format_seconds(0.0554321), format_seconds(12e-6), format_seconds(90)
-    ('55.4 ms', '12 us', '90 s')
+    >>> format_seconds(0.0554321), format_seconds(12e-6), format_seconds(90), format_seconds(999.6e-6)
+    ('55.4 ms', '12 us', '90 s', '1 ms')
     """
     return _format(seconds, "s", {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}, digits)
 
@@ -276,7 +276,8 @@ def _misspellings(unit: str) -> set[str]:
 def _format(value: float, base: str, units: Mapping[str, float], digits: int) -> str:
     if not math.isfinite(value) or value == 0:
         return f"{value:.0f} {base}"
-    unit = next((unit for unit, scale in units.items() if abs(value) >= scale), list(units)[-1])
+    rounded = float(f"{value:.{digits}g}")  # 999.6 us are 1 ms with three digits, not 1000 us
+    unit = next((unit for unit, scale in units.items() if abs(rounded) >= scale), list(units)[-1])
     scaled = value / units[unit]
     whole = scaled.is_integer() or abs(scaled) >= 10**digits
     return f"{scaled:.0f} {unit}" if whole else f"{float(f'{scaled:.{digits}g}'):g} {unit}"

@@ -8,7 +8,17 @@ from simdist.cli import inputs
 from simdist.cli.session import Session
 from simdist.errors import RunError, ScenarioError
 from simdist.progress import ProgressBar
-from simdist.report.page import Report, Shown, read_report, runs_page, shown_runs
+from simdist.report.page import (
+    Report,
+    Shown,
+    SweepReport,
+    read_report,
+    read_sweep_report,
+    runs_page,
+    shown_runs,
+    sweep_page,
+)
+from simdist.sweep.computed import is_sweep
 from simdist.units import format_nbytes
 
 __all__ = ["report"]
@@ -17,16 +27,20 @@ _PAGES = (".html", ".htm")
 
 
 def report(session: Session, name: str, *, output: Path, baseline: str | None, steps: range | None) -> None:
-    """Write a page about the runs at a path.
+    """Write a page about the runs at a path, or about the sweep that was computed there.
 
     Args:
         session: This run of the command line.
-        name: A run directory, or a directory with several.
+        name: A run directory, a directory with several, or the folder of a sweep.
         output: The page.
-        baseline: Label or kind of the schedule to compare with; None takes `sync` if it is there, else the first.
+        baseline: Label or kind of the schedule to compare with; None takes that of the sweep, and of runs `sync` if it
+            is there, else the first.
         steps: The steps in the timeline; all that fit if None.
     """
     _check(name, output)
+    if is_sweep(Path(name)):
+        _report_sweep(session, Path(name), output=output, baseline=baseline, steps=steps)
+        return
     with ProgressBar(sys.stderr) as bar:
         bar.update("read the runs", 0, None)
         runs = inputs.read_runs(name, None)
@@ -36,6 +50,38 @@ def report(session: Session, name: str, *, output: Path, baseline: str | None, s
         nbytes = _write(output, runs_page(found, shown))
     session.wrote(output)
     session.result(_document(found, shown, output, nbytes), _text(found, shown, output, nbytes))
+
+
+def _report_sweep(session: Session, folder: Path, *, output: Path, baseline: str | None, steps: range | None) -> None:
+    if steps is not None:
+        raise ScenarioError(f"--steps: {folder} holds a sweep, which has no timeline: leave it out")
+    with ProgressBar(sys.stderr) as bar:
+        bar.update("read the sweep", 0, None)
+        found = read_sweep_report(folder, baseline=baseline)
+        bar.update("write the page", 0, None)
+        nbytes = _write(output, sweep_page(found))
+    session.wrote(output)
+    session.result(_sweep_document(found, output, nbytes), _sweep_text(found, output, nbytes))
+
+
+def _sweep_document(found: SweepReport, output: Path, nbytes: int) -> dict[str, object]:
+    return {
+        "report": str(output),
+        "nbytes": nbytes,
+        "baseline": found.table.baseline,
+        "sweep": found.name,
+        "points": found.n_points,
+        "rows": found.n_rows,
+        "failed": found.table.n_failed,
+        "missing": found.table.n_missing,
+    }
+
+
+def _sweep_text(found: SweepReport, output: Path, nbytes: int) -> str:
+    n_failed, n_missing = found.table.n_failed, found.table.n_missing
+    faults = [f"{n:,} {what}" for n, what in ((n_failed, "failed"), (n_missing, "missing")) if n]
+    counts = [f"{found.n_points:,} points", f"{found.n_rows:,} rows", *faults]
+    return f"{output}: {found.name}; {', '.join(counts)}; {format_nbytes(nbytes)}"
 
 
 def _check(name: str, output: Path) -> None:

@@ -164,7 +164,7 @@ class _Driver:
 
     def _lines(self, design: _Design) -> Iterator[dict[str, Any]]:
         """Yield the lines of the design, and note which rows there are."""
-        yield header(self._sweep)
+        yield _header(self._sweep)
         reported_s = time.monotonic()
         for point in self._sweep.points():
             rows = self._sweep.keys(self._tree(point))
@@ -326,7 +326,7 @@ class _Driver:
             self._progress(State("rows", self._n_done, self._n_keys, self._n_new, self._n_failed))
 
 
-def header(sweep: Sweep) -> dict[str, Any]:
+def _header(sweep: Sweep) -> dict[str, Any]:
     """Return the first line of a design: what all rows have in common."""
     return {
         "simdist": __version__,

@@ -85,7 +85,7 @@ def main_effect(values: Sequence[T], results: Sequence[float]) -> Effect | None:
     at: dict[T, list[float]] = {}
     for value, result in zip(values, results, strict=True):
         at.setdefault(value, []).append(result)
-    if len(at) < 2:  # noqa: PLR2004
+    if len(at) < 2:
         return None
     means = tuple(float(np.mean(each)) for each in at.values())
     return Effect(means, int(np.argmin(means)), int(np.argmax(means)))

@@ -85,32 +85,36 @@ def case_field(cases: Sequence[str]) -> VaryingField:
 def _field(column: str, name: str, choices: Sequence[Choice | None]) -> VaryingField:
     found = {_key(choice): choice for choice in reversed(choices) if choice}
     there = [found[key] for key in dict.fromkeys(_key(choice) for choice in choices if choice)]
-    numbers = [each.number for each in there if isinstance(each.number, int | float) and _is_finite(each.number)]
+    numbers = [number for each in there if (number := _number(each)) is not None]
     if len(numbers) < len(there) or not numbers:
         texts = tuple(shortened(written_text(each)) for each in there)
         return VaryingField(column, name, texts, None, _codes(there, choices))
-    in_order = sorted(there, key=lambda choice: float(str(choice.number)))
+    in_order = [there[place] for place in sorted(range(len(there)), key=numbers.__getitem__)]
+    numbers.sort()
     unit, size = _unit(column, max(map(abs, numbers)))
     return VaryingField(
         column,
         name,
-        _texts(column, in_order),
-        tuple(float(number) for number in sorted(numbers)),
+        _texts(column, in_order, numbers),
+        tuple(numbers),
         _codes(in_order, choices),
         unit,
         size,
-        is_log(sorted(numbers)),
+        is_log(numbers),
     )
 
 
-def _is_finite(number: float) -> bool:
-    return not isinstance(number, bool) and math.isfinite(number)
+def _number(choice: Choice) -> float | None:
+    number = choice.number
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        return None
+    return float(number)
 
 
 def _key(choice: Choice) -> tuple[str, str]:
     """Return what equal values share: True is no 1 here, but 2 and 2.0 are the same."""
-    number = choice.number
-    return ("number", repr(float(number))) if type(number) in (int, float) else (type(number).__name__, str(number))
+    number = _number(choice)
+    return (type(choice.number).__name__, str(choice.number)) if number is None else ("number", repr(number))
 
 
 def _codes(there: Sequence[Choice], choices: Sequence[Choice | None]) -> tuple[int | None, ...]:
@@ -118,7 +122,7 @@ def _codes(there: Sequence[Choice], choices: Sequence[Choice | None]) -> tuple[i
     return tuple(places[_key(choice)] if choice else None for choice in choices)
 
 
-def _texts(column: str, in_order: Sequence[Choice]) -> tuple[str, ...]:
+def _texts(column: str, in_order: Sequence[Choice], numbers: Sequence[float]) -> tuple[str, ...]:
     """Return values as they are written; those that a sample has drawn, rounded."""
     if len(in_order) <= _LISTED and len({written_text(each) for each in in_order}) == len(in_order):
         texts = tuple(written_text(each) for each in in_order)
@@ -126,8 +130,8 @@ def _texts(column: str, in_order: Sequence[Choice]) -> tuple[str, ...]:
             return texts
     kind = next((end for end in _UNITS if column.endswith(end)), None)
     if kind is None:
-        return tuple(f"{float(str(each.number)):.4g}" for each in in_order)
-    return tuple(_UNITS[kind][0](float(str(each.number))) for each in in_order)
+        return tuple(f"{number:.4g}" for number in numbers)
+    return tuple(_UNITS[kind][0](number) for number in numbers)
 
 
 def _unit(column: str, largest: float) -> tuple[str, float]:

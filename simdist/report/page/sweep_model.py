@@ -1,12 +1,14 @@
 """What a page of a sweep is about: its design, the rows that are there, and which schedule is the fastest where."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from simdist import rundir
+from simdist.compare import Row
 from simdist.errors import UnsupportedError
 from simdist.report.page.sweep_fields import VaryingField, case_field, varying_fields
 from simdist.sweep.computed import read_sweep
@@ -34,6 +36,7 @@ class SweepReport:
         version: Of the simdist that wrote its design.
         n_seeds: Delays that each row is measured with.
         n_points: In its design.
+        n_schedules: Of each point in the design.
         columns: All fields, those with one value included.
         case: The cases; None if there are none.
         table: The rows that are there.
@@ -47,6 +50,7 @@ class SweepReport:
     version: str
     n_seeds: int
     n_points: int
+    n_schedules: tuple[int, ...]
     columns: tuple[VaryingField, ...]
     case: VaryingField | None
     table: Table
@@ -102,6 +106,12 @@ class SweepReport:
         """Rows of the design."""
         return len(self.table.results) + self.table.n_missing
 
+    def compared_rows(self, line: str) -> list[Row]:
+        """Return the rows of a line that have a speed-up."""
+        return [
+            each.row for each in self.table.results if each.row and each.has_baseline and self.line_of(each) == line
+        ]
+
     def speedups(self, line: str) -> list[tuple[int, float]]:
         """Return point and speed-up of each row of a line that has one."""
         return [
@@ -125,8 +135,8 @@ def read_sweep_report(folder: Path, *, baseline: str | None) -> SweepReport:
     table = read_sweep(folder, baseline=baseline)
     if len(table.results) > MOST_ROWS:
         raise UnsupportedError(
-            f"{folder}: {len(table.results):,} rows, of which a page holds {MOST_ROWS:,}: write them with `simdist results "
-            f"{folder} --csv FILE`, or sweep a part of it"
+            f"{folder}: {len(table.results):,} rows, of which a page holds {MOST_ROWS:,}: write them with "
+            f"`simdist results {folder} --csv FILE`, or sweep a part of it"
         )
     header, *lines = read_jsonl(folder / DESIGN)
     points = {int(line["point"]): line for line in lines}
@@ -139,6 +149,7 @@ def read_sweep_report(folder: Path, *, baseline: str | None) -> SweepReport:
         version=str(header.get("simdist", "")),
         n_seeds=int(header["seeds"]),
         n_points=len(points),
+        n_schedules=tuple(Counter(int(line["point"]) for line in lines).values()),
         columns=tuple(varying_fields(table.varied, choices)),
         case=case_field(cases) if header["has_cases"] else None,
         table=table,

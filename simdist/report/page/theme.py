@@ -32,6 +32,12 @@ LIGHT: dict[str, str] = {
     "heat-low": "#F4F6F8",
     "heat-middle": ORANGE,
     "heat-high": "#5B1A00",
+    "line-0": "#1B1F24",
+    "line-1": BLUE,
+    "line-2": VERMILLION,
+    "line-3": "#007A59",
+    "line-4": "#A0558A",
+    "line-5": DARK_YELLOW,
 }
 """Custom property -> colour, on a light ground."""
 
@@ -50,6 +56,12 @@ DARK: dict[str, str] = {
     "heat-low": "#1E242B",
     "heat-middle": VERMILLION,
     "heat-high": "#FFF3B0",
+    "line-0": "#E6EAEE",
+    "line-1": SKY,
+    "line-2": "#F07F3C",
+    "line-3": "#2BC295",
+    "line-4": PURPLE,
+    "line-5": YELLOW,
 }
 """Custom property -> colour, on a dark ground."""
 

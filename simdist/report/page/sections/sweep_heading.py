@@ -1,0 +1,85 @@
+"""The top of a sweep's page: what was varied, how much of it is there, and what a reader must know of it."""
+
+import platform
+from collections.abc import Iterator
+
+import numpy as np
+
+import simdist
+from simdist.report.page.html import Html, join, prose, table, tag
+from simdist.report.page.sweep_fields import VaryingField
+from simdist.report.page.sweep_model import SweepReport
+
+__all__ = ["sweep_heading"]
+
+_LONG = 24  # letters; more need two columns
+_NAMED = 12  # values that are all named
+
+
+def sweep_heading(report: SweepReport) -> Html:
+    """Return the title of the page, the facts of its sweep, its fields, and what a reader must know."""
+    facts = join(
+        tag("div", tag("dt", name), tag("dd", value), class_="wide" if len(value) > _LONG else None)
+        for name, value in _facts(report)
+    )
+    notes = list(_notes(report))
+    parts = [
+        tag("h1", report.name),
+        tag("p", _about(report)),
+        tag("dl", facts, class_="facts"),
+        tag("ul", *(tag("li", prose(note)) for note in notes), class_="notes") if notes else "",
+        _varied(report),
+    ]
+    return join(parts)
+
+
+def _about(report: SweepReport) -> str:
+    how = "all combinations of their values" if report.is_grid else "a sample of their values"
+    n_fields = len(report.axes)
+    if n_fields == 0:
+        return f"The schedules of {report.scenario}, at one point."
+    fields = f"{n_fields} fields" if n_fields > 1 else "one field"
+    return f"The schedules of {report.scenario}, with {fields} varied: {how if n_fields > 1 else 'each of its values'}."
+
+
+def _facts(report: SweepReport) -> Iterator[tuple[str, str]]:
+    yield "scenario", report.scenario
+    yield "points", f"{report.n_points:,}"
+    yield "rows", f"{report.n_rows:,}, a schedule of a point each"
+    yield "failed", f"{report.table.n_failed:,}"
+    yield "missing", f"{report.table.n_missing:,}"
+    yield "seeds", f"{report.n_seeds:,} for each row"
+    yield "baseline", report.table.baseline
+    yield "schedules", ", ".join(dict.fromkeys(each.schedule for each in report.table.results)) or "none yet"
+    yield "simulated by", f"simdist {report.version}"
+    yield "page by", f"simdist {simdist.__version__}, Python {platform.python_version()}, numpy {np.__version__}"
+
+
+def _notes(report: SweepReport) -> Iterator[str]:
+    if report.table.n_missing:
+        share = f"{report.table.n_missing:,} of {report.n_rows:,} rows are not there yet"
+        yield f"{share}, so all below is of the others: `simdist sweep` into {report.folder.name} goes on."
+    if report.table.n_failed:
+        yield f"{report.table.n_failed:,} rows failed, see the end of the page. Nothing below counts them."
+    yield from (note for note in report.table.notes if "not there yet" not in note)
+    if report.n_seeds == 1:
+        yield "With one seed there are no intervals, so nothing says which differences are chance."
+    if report.has_runs:
+        yield f"There are runs in this folder as well: `simdist results {report.folder.name}` shows both."
+
+
+def _varied(report: SweepReport) -> Html:
+    fields = [*([report.case] if report.case else []), *report.columns]
+    if not fields:
+        return Html("")
+    lines = [[field.column, _values(field, is_sample=not report.is_grid), f"{field.n_values:,}"] for field in fields]
+    return table("What is varied", ["field", "values", "different ones"], lines, words=["values"])
+
+
+def _values(field: VaryingField, *, is_sample: bool) -> str:
+    if not field.texts:
+        return "-"
+    if field.numbers and (is_sample or field.n_values > _NAMED) and field.n_values > 1:
+        return f"{field.texts[0]} to {field.texts[-1]}"
+    named = ", ".join(field.texts[:_NAMED])
+    return named + (", ..." if field.n_values > _NAMED else "")

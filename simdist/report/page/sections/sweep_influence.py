@@ -1,0 +1,103 @@
+"""Which field matters: how much the speed-up of each schedule follows each field."""
+
+from collections.abc import Iterator
+
+from simdist.report.page.document import Section
+from simdist.report.page.html import Html, join, number, prose, table, tag
+from simdist.report.page.sweep_fields import VaryingField
+from simdist.report.page.sweep_model import SweepReport
+from simdist.sweep.influence import main_effect, rank_correlation
+
+__all__ = ["correlation", "influence_section"]
+
+_SAMPLE = (
+    "Spearman's rank correlation of the speed-up with each field, over all points: +1 if the speed-up rises with the "
+    "field wherever the others are, -1 if it falls, 0 if the field says nothing by itself. It does not say by how "
+    "much, sees nothing that two fields do only together, and nothing that rises first and falls then. Between numbers "
+    "without any relation, a value beyond ±{bound:.2f} comes about in one of twenty random samples of {n:,} points."
+)
+_GRID = (
+    "For each field, the mean speed-up at the value with the highest mean less that at the value with the lowest; "
+    "means are over all values of the other fields. These are main effects: what two fields do only together is not in "
+    "them."
+)
+_UNBALANCED = "Rows are missing or failed, so the means are not over the same values of the other fields everywhere."
+_WORDS = "Fields that are no numbers have no ranks: of them, the range of mean speed-ups over their values is shown."
+
+
+def influence_section(report: SweepReport) -> Section | None:
+    """Show how much each field matters, or nothing where there is no field or no speed-up."""
+    lines = [line for line in report.lines if line not in report.base_lines and report.speedups(line)]
+    if not report.axes or not lines:
+        return None
+    rows = [[field.name, *(_cell(report, field, line) for line in lines)] for field in report.axes]
+    what = "Range of the mean speed-up" if report.is_grid else "Rank correlation of the speed-up"
+    caption = f"{what} over {report.table.baseline}, by field and schedule"
+    parts = [tag("p", prose(text)) for text in _texts(report, lines)]
+    sentences = [tag("p", text, class_="conclusion") for line in lines for text in _conclusion(report, line)]
+    return Section(
+        "influence", "Which field matters", join([*parts, *sentences, table(caption, ["field", *lines], rows)])
+    )
+
+
+def _texts(report: SweepReport, lines: list[str]) -> Iterator[str]:
+    if report.is_grid:
+        yield _GRID
+        if report.table.n_failed or report.table.n_missing:
+            yield _UNBALANCED
+        return
+    n = max(len(report.speedups(line)) for line in lines)
+    yield _SAMPLE.format(bound=min(1.0, 1.96 / max(n - 1, 1) ** 0.5), n=n)
+    if any(field.numbers is None for field in report.axes):
+        yield _WORDS
+
+
+def correlation(report: SweepReport, field: VaryingField, line: str) -> float | None:
+    """Return the rank correlation of a line's speed-up with a field of numbers; None where there is none."""
+    if field.numbers is None:
+        return None
+    pairs = [
+        (field.numbers[code], speedup)
+        for point, speedup in report.speedups(line)
+        if (code := field.codes[point]) is not None
+    ]
+    return rank_correlation([x for x, _ in pairs], [y for _, y in pairs])
+
+
+def _spread(report: SweepReport, field: VaryingField, line: str) -> tuple[float, str] | None:
+    """Return the range of mean speed-ups, and between which values it lies."""
+    pairs = [(code, speedup) for point, speedup in report.speedups(line) if (code := field.codes[point]) is not None]
+    effect = main_effect([code for code, _ in pairs], [speedup for _, speedup in pairs])
+    if effect is None:
+        return None
+    codes = list(dict.fromkeys(code for code, _ in pairs))
+    low, high = field.texts[codes[effect.lowest]], field.texts[codes[effect.highest]]
+    means = effect.means
+    return effect.spread, f"{means[effect.lowest]:.2f} at {low}, {means[effect.highest]:.2f} at {high}"
+
+
+def _cell(report: SweepReport, field: VaryingField, line: str) -> Html:
+    if not report.is_grid and field.numbers is not None:
+        found = correlation(report, field, line)
+        return Html("-") if found is None else number(found, f"{found:+.2f}")
+    spread = _spread(report, field, line)
+    if spread is None:
+        return Html("-")
+    size, where = spread
+    return join([number(size, f"{size:.2f}"), tag("span", f" ({where})", class_="muted")])
+
+
+def _conclusion(report: SweepReport, line: str) -> Iterator[str]:
+    if len(report.axes) < 2:
+        return
+    if report.is_grid:
+        sizes = [(spread[0], field) for field in report.axes if (spread := _spread(report, field, line))]
+        if sizes:
+            size, field = max(sizes, key=lambda pair: pair[0])
+            yield f"{line}: {field.name} moves the mean speed-up most, by {size:.2f}."
+        return
+    found = [(value, field) for field in report.axes if (value := correlation(report, field, line)) is not None]
+    if found:
+        value, field = max(found, key=lambda pair: abs(pair[0]))
+        way = "rises" if value > 0 else "falls"
+        yield f"{line}: the speed-up follows {field.name} most, and {way} with it ({value:+.2f})."
