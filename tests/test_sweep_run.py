@@ -19,7 +19,9 @@ from simdist.cli.sweeping import Ticker
 from simdist.errors import RunError
 from simdist.sweep import InProcess, LocalPool, load, run
 from simdist.sweep.driver import State
+from simdist.sweep.keys import code_version
 from simdist.sweep.store import DESIGN, ROWS, Store, read_jsonl
+from simdist.sweep.tasks import Batch, evaluate
 
 BAD = "{kind: misbehaving, period: 4, does: %s, gate: %s}"
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="finds processes in /proc")
@@ -373,3 +375,13 @@ def test_lost_workers_end_the_sweep_with_one_error(tmp_path, monkeypatch):
     with pytest.raises(RunError, match="workers fail before they have work"):
         compute(path, tmp_path / "out", n_workers=1)
     assert rows(tmp_path / "out") == []
+
+
+def test_worker_with_other_code_refuses():
+    ours, other = (
+        Batch(code_version(), Path(), (), 1, "auto", 60.0),
+        Batch("0.1.0, code 123", Path(), (), 1, "auto", 60.0),
+    )
+    assert evaluate(ours).records == ()
+    with pytest.raises(RunError, match=f"a worker has simdist {code_version()}; this is 0.1.0, code 123"):
+        evaluate(other)

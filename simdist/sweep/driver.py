@@ -23,6 +23,7 @@ from typing import Any, Literal, final
 from simdist import __version__
 from simdist.errors import RunError, ScenarioError, SimdistError
 from simdist.sweep.definition import Point, RowKey, Sweep
+from simdist.sweep.keys import code_version
 from simdist.sweep.store import Store
 from simdist.sweep.tasks import Batch, Finished, Record, Task, evaluate, failure, late, written
 from simdist.sweep.workers import LocalPool, Workers, n_cores
@@ -251,7 +252,7 @@ class _Driver:
 
     def _batch(self, tasks: tuple[Task, ...]) -> Batch:
         sweep = self._sweep
-        return Batch(__version__, sweep.folder.absolute(), tasks, sweep.n_seeds, sweep.engine, sweep.time_limit_s)
+        return Batch(code_version(), sweep.folder.absolute(), tasks, sweep.n_seeds, sweep.engine, sweep.time_limit_s)
 
     def _receive(self) -> None:
         """Take what is done; end the workers of what takes too long."""

@@ -4,6 +4,7 @@ Scenarios that are written alike share rows, whatever sweep they are in. Not all
 (`1 s` and `1000 ms`): then a row is computed twice, and is right both times.
 """
 
+import functools
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
@@ -15,7 +16,7 @@ import simdist
 from simdist import schedules
 from simdist.scenario import strict_yaml
 
-__all__ = ["Content", "canonical", "code_digest"]
+__all__ = ["Content", "canonical", "code_digest", "code_version"]
 
 _NAMING_FILES = ("file", "tensors_file", "index")  # keys of a scenario whose values are names of files
 _NO_NUMBERS = ("cli", "report", "sweep")  # parts of simdist that do not change what a scenario comes to
@@ -89,6 +90,16 @@ def code_digest() -> str:
         content = named[name].read_bytes().replace(b"\r\n", b"\n")  # as some checkouts have it
         digest.update(f"{name} {hashlib.sha256(content).hexdigest()}\n".encode())
     return digest.hexdigest()
+
+
+def code_version() -> str:
+    """Return the version of simdist and of the code of this process, which is read once."""
+    return _code_version(tuple(schedules.__path__))
+
+
+@functools.cache
+def _code_version(folders: tuple[str, ...]) -> str:
+    return f"{simdist.__version__}, code {code_digest()[:12]}"
 
 
 def _parts(tree: object) -> Iterator[object]:

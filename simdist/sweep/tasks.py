@@ -19,7 +19,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from simdist import __version__
 from simdist.build import build
 from simdist.compare import Measured, measure
 from simdist.engines import Engine
@@ -28,6 +27,7 @@ from simdist.scenario import Scenario
 from simdist.scenario.problems import path_text
 from simdist.settings import FromFile
 from simdist.sweep.definition import RowKey
+from simdist.sweep.keys import code_version
 
 __all__ = ["Batch", "Finished", "Record", "Task", "alone", "evaluate", "failure", "late", "record", "written"]
 
@@ -52,7 +52,7 @@ class Batch:
     """Tasks that travel to a worker together.
 
     Args:
-        version: Of simdist; a worker of another one refuses.
+        version: Of simdist and its code; a worker of another one refuses.
         folder: Files in scenarios are relative to it.
         tasks: What to do.
         n_seeds: Seeds of delays, counted up from the scenario's.
@@ -100,8 +100,8 @@ def evaluate(batch: Batch) -> Finished:
     Raises:
         RunError: This is another version of simdist than the one that asks.
     """
-    if batch.version != __version__:
-        raise RunError(f"a worker has simdist {__version__}, this is {batch.version}: install the same everywhere")
+    if batch.version != code_version():
+        raise RunError(f"a worker has simdist {code_version()}; this is {batch.version}: install the same everywhere")
     began_s = time.perf_counter()
     records = [item for task in batch.tasks for item in _records(task, batch)]
     return Finished(tuple(records), time.perf_counter() - began_s)
