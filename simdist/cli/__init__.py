@@ -317,10 +317,11 @@ def _validate(session: Session, run: str, cluster: Path | None, schedule: str | 
 @_options
 @click.pass_obj
 def _report(session: Session, run: str, output: Path, baseline: str | None, steps: range | None) -> None:
-    """Write one HTML page about runs.
+    """Write one HTML page about runs, or about a sweep.
 
     Of a RUN, or of all runs in a DIR: speed-ups, where the time of a step goes, a timeline, who waited for whom, and
-    simulation against measurement where there are both. The page holds all it shows and requests nothing.
+    simulation against measurement where there are both. Of a sweep in a DIR: which schedule is the fastest where, which
+    field matters, and all rows. The page holds all it shows and requests nothing.
     """
     from simdist.cli import reporting
 

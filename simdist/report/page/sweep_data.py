@@ -73,7 +73,7 @@ def sweep_data(report: SweepReport) -> dict[str, object]:
         "baseline": report.table.baseline,
         "baseLines": [place for place, line in enumerate(report.lines) if line in report.base_lines],
         "grid": report.is_grid,
-        "fields": [_field(field, report) for field in _shown(report)],
+        "fields": [_field(field, report) for field in report.differing],
         "metrics": [
             {"key": metric.key, "name": metric.name, "unit": metric.unit} for metric in measured_metrics(report)
         ],
@@ -105,11 +105,6 @@ def _places(texts: Sequence[str]) -> dict[str, int]:
 
 def _failure(result: Result) -> str:
     return f"{result.failed}: {result.error}"
-
-
-def _shown(report: SweepReport) -> list[VaryingField]:
-    """Return axes, then fields that follow the case."""
-    return [*report.axes, *(field for field in report.columns if field.n_values > 1 and field not in report.axes)]
 
 
 def _field(field: VaryingField, report: SweepReport) -> dict[str, object]:

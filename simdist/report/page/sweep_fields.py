@@ -55,6 +55,11 @@ class VaryingField:
         return len(self.texts)
 
     @property
+    def is_left(self) -> bool:
+        """Whether some points leave the field as the scenario has it."""
+        return None in self.codes
+
+    @property
     def title(self) -> str:
         """The name with the unit of the axis."""
         return f"{self.name} ({self.unit})" if self.unit else self.name

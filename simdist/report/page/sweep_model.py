@@ -63,6 +63,12 @@ class SweepReport:
         free = [field for field in self.columns if field.n_values > 1 and not self._follows_case(field)]
         return (*([self.case] if self.case and self.case.n_values > 1 else []), *free)
 
+    @cached_property
+    def differing(self) -> tuple[VaryingField, ...]:
+        """What differs between points: the axes, and then what follows the cases."""
+        others = (field for field in self.columns if field.n_values > 1 or field.is_left)
+        return (*self.axes, *(field for field in others if self._follows_case(field)))
+
     def _follows_case(self, field: VaryingField) -> bool:
         if self.case is None:
             return False
@@ -106,19 +112,21 @@ class SweepReport:
         """Rows of the design."""
         return len(self.table.results) + self.table.n_missing
 
+    @cached_property
+    def _with_speedup(self) -> dict[str, list[tuple[int, Row]]]:
+        found: dict[str, list[tuple[int, Row]]] = {line: [] for line in self.lines}
+        for each in self.table.results:
+            if each.row and each.has_baseline:
+                found[self.line_of(each)].append((int(each.point), each.row))
+        return found
+
     def compared_rows(self, line: str) -> list[Row]:
         """Return the rows of a line that have a speed-up."""
-        return [
-            each.row for each in self.table.results if each.row and each.has_baseline and self.line_of(each) == line
-        ]
+        return [row for _, row in self._with_speedup[line]]
 
     def speedups(self, line: str) -> list[tuple[int, float]]:
         """Return point and speed-up of each row of a line that has one."""
-        return [
-            (int(each.point), each.row.speedup)
-            for each in self.table.results
-            if each.row and each.has_baseline and self.line_of(each) == line
-        ]
+        return [(point, row.speedup) for point, row in self._with_speedup[line]]
 
 
 def read_sweep_report(folder: Path, *, baseline: str | None) -> SweepReport:

@@ -11,10 +11,11 @@ from simdist.report.page.sweep_fields import VaryingField
 from simdist.report.page.sweep_model import SweepReport
 from simdist.sweep.fastest import Fastest
 
-__all__ = ["fastest_conclusion", "fastest_section"]
+__all__ = ["compared", "fastest_conclusion", "fastest_section"]
 
 _MOST_LISTED = 12  # values of a field that are told one by one
 _N_PARTS = 4
+_SAME = 1e-9  # leads that are smaller are rounding
 _ABOUT = (
     "At each point the schedules are compared by their mean step time, over the same seeds. A lead, the step time of "
     "the second over that of the fastest, is clear if its 95 % confidence interval lies above 1."
@@ -41,7 +42,16 @@ def fastest_conclusion(report: SweepReport) -> list[str]:
     wins = Counter(report.line_of(each.result) for each in found.values())
     line, n_wins = wins.most_common(1)[0]
     where = "every one" if n_wins == len(found) else f"{n_wins:,} ({percent(n_wins / len(found))})"
-    return [f"{line} is the fastest at {where} of {len(found):,} points{_clear(report, found, line)}.", *_gains(report)]
+    first = f"{line} is the fastest at {where} of {len(found):,} points{_clear(report, found, line)}."
+    return [first, *_ties(found), *_gains(report)]
+
+
+def _ties(found: dict[int, Fastest]) -> Iterator[str]:
+    """Say where two schedules are the fastest together, so that naming one of them says nothing."""
+    n_ties = sum(each.lead is not None and each.lead - 1 < _SAME for each in found.values())
+    if n_ties:
+        points = f"{n_ties:,} point{'s' * (n_ties > 1)}"
+        yield f"At {points} the second takes just as long; the one that stands first in the sweep counts there."
 
 
 def _clear(report: SweepReport, found: dict[int, Fastest], line: str) -> str:

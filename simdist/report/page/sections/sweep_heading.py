@@ -60,7 +60,8 @@ def _notes(report: SweepReport) -> Iterator[str]:
         share = f"{report.table.n_missing:,} of {report.n_rows:,} rows are not there yet"
         yield f"{share}, so all below is of the others: `simdist sweep` into {report.folder.name} goes on."
     if report.table.n_failed:
-        yield f"{report.table.n_failed:,} rows failed, see the end of the page. Nothing below counts them."
+        rows = f"{report.table.n_failed:,} row{'s' * (report.table.n_failed > 1)}"
+        yield f"{rows} failed, see the end of the page. No number below counts failed rows."
     yield from (note for note in report.table.notes if "not there yet" not in note)
     if report.n_seeds == 1:
         yield "With one seed there are no intervals, so nothing says which differences are chance."
@@ -81,5 +82,5 @@ def _values(field: VaryingField, *, is_sample: bool) -> str:
         return "-"
     if field.numbers and (is_sample or field.n_values > _NAMED) and field.n_values > 1:
         return f"{field.texts[0]} to {field.texts[-1]}"
-    named = ", ".join(field.texts[:_NAMED])
-    return named + (", ..." if field.n_values > _NAMED else "")
+    named = ", ".join(field.texts[:_NAMED]) + (", ..." if field.n_values > _NAMED else "")
+    return f"{named}, or as in the scenario" if field.is_left else named

@@ -6,7 +6,6 @@ from simdist.report.page.document import Section, json_block
 from simdist.report.page.html import Html, duration, join, table, tag
 from simdist.report.page.sections.sweep_chart import metric_text
 from simdist.report.page.sweep_data import METRICS, sweep_data
-from simdist.report.page.sweep_fields import VaryingField
 from simdist.report.page.sweep_model import SweepReport
 from simdist.sweep.table import Result
 
@@ -44,24 +43,19 @@ def _count(report: SweepReport) -> str:
     return f"The first {SHOWN:,} of {n:,} rows." if n > SHOWN else f"{n:,} row{'s' * (n != 1)}."
 
 
-def _fields(report: SweepReport) -> list[VaryingField]:
-    return [*report.axes, *(field for field in report.columns if field.n_values > 1 and field not in report.axes)]
-
-
 def _table(report: SweepReport) -> Html:
-    fields = _fields(report)
-    words = ["schedule", "failed", *(field.name for field in fields if field.numbers is None)]
-    header = ["point", *(field.name for field in fields), "schedule", "step time", "speed-up"]
+    words = ["schedule", "failed", *(field.name for field in report.differing if field.numbers is None)]
+    header = ["point", *(field.name for field in report.differing), "schedule", "step time", "speed-up"]
     header += ["compute", "comm", "wait", "io", "host", *(["failed"] if report.table.n_failed else [])]
-    lines = [list(_cells(report, each, fields)) for each in report.table.results[:SHOWN]]
+    lines = [list(_cells(report, each)) for each in report.table.results[:SHOWN]]
     caption = f"Rows; speed-up over {report.table.baseline}, with 95 % intervals; seconds per step in each state"
     return table(caption, header, lines, words=words)
 
 
-def _cells(report: SweepReport, result: Result, fields: list[VaryingField]) -> Iterator[str]:
+def _cells(report: SweepReport, result: Result) -> Iterator[str]:
     point, row = int(result.point), result.row
     yield f"{point}"
-    for field in fields:
+    for field in report.differing:
         code = field.codes[point]
         yield "-" if code is None else field.texts[code]
     yield result.schedule

@@ -161,8 +161,6 @@ function startChart(frame) {
     }
     if (metric().key === "speedup") {
       parts.push(svg("line", { class: "mark", x1: box.left, x2: box.right, y1: yOf(1), y2: yOf(1) }));
-      const name = { class: "axis", x: box.right, y: yOf(1) - 6, "text-anchor": "end" };
-      parts.push(svg("text", name, data.baseline));
     }
     const title = titleOf(metric()) + (unit ? ` (${unit})` : "");
     parts.push(svg("text", { class: "axis", x: 0, y: 14 }, title));

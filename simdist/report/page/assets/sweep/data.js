@@ -23,7 +23,8 @@ const numbersAsWritten = (value, digits) => String(Number(value.toPrecision(digi
 function seconds(value, digits = 3) {
   if (Math.abs(value) < 1e-12) return "0 s";
   const units = [["s", 1], ["ms", 1e-3], ["us", 1e-6], ["ns", 1e-9]];
-  const [unit, size] = units.find(([, each]) => Math.abs(value) >= each) ?? units[3];
+  const rounded = Math.abs(Number(value.toPrecision(digits))); /* 999.6 us are 1 ms with three digits */
+  const [unit, size] = units.find(([, each]) => rounded >= each) ?? units[3];
   const scaled = value / size;
   return `${scaled >= 10 ** digits ? scaled.toFixed(0) : numbersAsWritten(scaled, digits)} ${unit}`;
 }
