@@ -266,7 +266,14 @@ def of_sweeps(study: Study, folder: Path) -> dict[str, Found]:
 
 def of_reports(study: Study, folder: Path) -> dict[str, Found]:
     found = result("report", study.runs, "-o", folder / "report.html")
-    return {"A report": keys([found]), "A run in a report": keys(found["runs"])}
+    sweep = write(study.scenario.with_name("reported.yaml"), SWEEP)
+    result("sweep", sweep, "-o", folder / "reported", "--workers", 0, code=1)
+    of_sweep = result("report", folder / "reported", "-o", folder / "sweep.html")
+    return {
+        "A report": keys([found]),
+        "A run in a report": keys(found["runs"]),
+        "A report of a sweep": keys([of_sweep]),
+    }
 
 
 def of_frames(study: Study, _: Path) -> dict[str, Found]:
