@@ -21,15 +21,16 @@
 import itertools
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from matplotlib.colors import BoundaryNorm, ListedColormap, LogNorm
-from matplotlib.patches import Patch
+from matplotlib.patches import Patch, Rectangle
 
 from simdist.build import build, delays, simulate
-from simdist.compare import Measured, measure, row
+from simdist.compare import Measured, Row, measure, row
 from simdist.plan import AllReduce, occurrences
 from simdist.report import palette, speedup_figure
 from simdist.report.panels import panels
@@ -161,21 +162,47 @@ def measured(scenario: Scenario, *, n_histories: int, scale: float = 1.0) -> lis
     return found
 
 
-def speedups(scenario: Scenario, *, n_histories: int = 2, scale: float = 1.0) -> dict[str, float]:
-    """Return the speed-up of every schedule over the first one."""
-    first, *_ = each = measured(scenario, n_histories=n_histories, scale=scale)
-    return {one.label: float(first.step_s.mean() / one.step_s.mean()) for one in each}
+def speedups(scenario: Scenario, *, n_histories: int = 6, scale: float = 1.0) -> list[Row]:
+    """Return the speed-up of every schedule over the first one, with its interval over histories."""
+    found = measured(scenario, n_histories=n_histories, scale=scale)
+    return [row(each, found[0]) for each in found]
 
 
-def decide(found: dict[str, float]) -> str:
-    """Return the most cautious schedule that reaches the target; the first one if none does."""
-    return next((label for label, speedup in found.items() if round(speedup, 2) >= TARGET), next(iter(found)))
+def first_to_reach(target: float, gains: Sequence[float]) -> int:
+    """Return which schedule is the most cautious one that gains that much; 0, the present one, if none does."""
+    return next((index for index, gain in enumerate(gains) if gain >= target), 0)
 
 
-results = measured(job, n_histories=N_HISTORIES)
-rows = [row(each, results[0]) for each in results]
-choice = decide({each.schedule: each.speedup for each in rows})
-print(f"the most cautious schedule that reaches {TARGET:g}: {choice}")
+@dataclass(frozen=True)
+class Answer:
+    """The most cautious schedule that reaches the target, as a number: by the mean, and by both ends of the interval."""
+
+    by_mean: int
+    by_low_end: int
+    by_high_end: int
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether more histories might tell another answer: an interval that counts holds the target."""
+        return self.by_low_end != self.by_high_end
+
+    def may_be(self, index: int) -> bool:
+        """Say whether a schedule is the answer by one of the three."""
+        return index in (self.by_mean, self.by_low_end, self.by_high_end)
+
+
+def answer(rows: Sequence[Row]) -> Answer:
+    """Decide."""
+    gains = [each.speedup for each in rows], *zip(*(each.speedup_ci95 for each in rows), strict=True)
+    return Answer(*(first_to_reach(TARGET, each) for each in gains))
+
+
+LABELS = [schedule.name for schedule in job.schedules]
+rows = speedups(job, n_histories=N_HISTORIES)
+choice = answer(rows).by_mean
+print(f"the most cautious schedule that reaches {TARGET:g}: {LABELS[choice]}")
+for label, each in zip(LABELS, rows, strict=True):
+    print(f"  {label:17} {each.speedup:.2f} ({each.speedup_ci95[0]:.2f} to {each.speedup_ci95[1]:.2f})")
 
 # %%
 figure = speedup_figure(rows, title=f"{job.name}: {cluster.nodes} nodes x {cluster.gpus_per_node} ranks")
@@ -197,7 +224,6 @@ figure
 # %%
 RATES = {rate: rate * 1e6 / 8 for rate in (100, 200, 400, 800, 1600, 3200)}  # Mbit/s -> bytes per second
 SCALES = (0, 0.5, 1, 2, 4, 8)
-LABELS = [schedule.name for schedule in job.schedules]
 FACES = (palette.PALE_GREY, palette.YELLOW, palette.SKY, palette.GREEN, palette.ORANGE, palette.PURPLE, palette.BLUE)[
     : len(LABELS)
 ]
@@ -213,29 +239,42 @@ grid = {
     (rate, scale): speedups(with_link(job, "network", bandwidth_Bps=RATES[rate]), scale=scale)
     for rate, scale in itertools.product(RATES, SCALES)
 }
-answers = np.array([[LABELS.index(decide(grid[rate, scale])) for rate in RATES] for scale in SCALES])
+answers = [[answer(grid[rate, scale]) for rate in RATES] for scale in SCALES]
+n_open = sum(each.is_open for line in answers for each in line)
+print(f"{n_open} of {len(grid)} answers are open: an interval holds {TARGET:g}")
 
 
 # %%
-def draw_answers(axis, answers: np.ndarray) -> None:
-    """Colour cells by the schedule that is the answer there."""
+OPEN = {"facecolor": "none", "edgecolor": palette.BLACK, "linewidth": 1.8, "linestyle": (0, (3, 2))}
+OPEN_LABEL = f"the 95 % interval holds {TARGET:g}"
+
+
+def draw_answers(axis, answers: Sequence[Sequence[Answer]]) -> None:
+    """Colour cells by the schedule that is the answer there by the mean, and frame those that are open."""
     axis.grid(visible=False)
     axis.spines[:].set_visible(False)
     norm = BoundaryNorm(np.arange(len(LABELS) + 1) - 0.5, len(LABELS))
-    axis.pcolormesh(answers, cmap=ListedColormap(FACES), norm=norm, edgecolors=palette.WHITE, linewidth=1.5)
+    colors = [[each.by_mean for each in line] for line in answers]
+    axis.pcolormesh(colors, cmap=ListedColormap(FACES), norm=norm, edgecolors=palette.WHITE, linewidth=1.5)
+    for i, line in enumerate(answers):
+        for j, each in enumerate(line):
+            if each.is_open:
+                axis.add_patch(Rectangle((j + 0.06, i + 0.06), 0.88, 0.88, **OPEN))
     axis.tick_params(length=0)
 
 
-figure, (axis,) = panels(height_in=4.2)
+figure, (axis,) = panels(height_in=4.5)
 draw_answers(axis, answers)
 for (i, scale), (j, rate) in itertools.product(enumerate(SCALES), enumerate(RATES)):
-    found, label = grid[rate, scale], LABELS[answers[i, j]]
-    best = max(found, key=found.get)
-    text = f"{label}\n{found[label]:.2f}" if answers[i, j] else f"{label}; best:\n{best} {found[best]:.2f}"
-    axis.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize=9)
+    found, index = grid[rate, scale], answers[i][j].by_mean
+    shown = found[index] if index else max(found, key=lambda each: each.speedup)
+    around = (shown.speedup_ci95[1] - shown.speedup_ci95[0]) / 2
+    name = shown.schedule if index else f"{LABELS[0]}; {shown.schedule}:"
+    axis.text(j + 0.5, i + 0.5, f"{name}\n{shown.speedup:.2f} ± {around:.2f}", ha="center", va="center", fontsize=9)
 axis.set_xticks(np.arange(len(RATES)) + 0.5, RATES)
 axis.set_yticks(np.arange(len(SCALES)) + 0.5, [f"x {scale:g}" for scale in SCALES])
 axis.set(xlabel="bandwidth of a node's link (Mbit/s)", ylabel="lateness over the recorded one (ratio)")
+figure.legend([Patch(**OPEN)], [OPEN_LABEL], loc="outside lower center", frameon=False)
 figure
 
 # %% [markdown]
@@ -255,7 +294,7 @@ figure
 FACTORS = 2.0 ** np.arange(-2, 2.1, 0.25)
 
 
-def varied(name: str, factor: float) -> dict[str, float]:
+def varied(name: str, factor: float) -> list[Row]:
     """Return the speed-ups if one number is another."""
     match name:
         case "network bandwidth":
@@ -280,15 +319,16 @@ NAMES = (
     "time of computation",
     "lateness of workers",
 )
-changes = np.array([[LABELS.index(decide(varied(name, factor))) for factor in FACTORS] for name in NAMES])
+changes = [[answer(varied(name, factor)) for factor in FACTORS] for name in NAMES]
+print(f"{LABELS[choice]} if the number is (tried: x {FACTORS[0]:g} to x {FACTORS[-1]:g})")
 for name, line in zip(NAMES, changes, strict=True):
-    same = FACTORS[line == LABELS.index(choice)]
-    print(
-        f"{name}: {choice} from x {same.min():.2f} to x {same.max():.2f} (tried: x {FACTORS[0]:g} to x {FACTORS[-1]:g})"
-    )
+    clear = FACTORS[[each.by_mean == choice and not each.is_open for each in line]]
+    perhaps = FACTORS[[each.may_be(choice) for each in line]]
+    ranges = [f"x {some.min():.2f} to x {some.max():.2f}" for some in (clear, perhaps)]
+    print(f"  {name:24} clearly {ranges[0]}, perhaps {ranges[1]}")
 
 # %%
-figure, (axis,) = panels(height_in=2.9)
+figure, (axis,) = panels(height_in=3.1)
 draw_answers(axis, changes)
 shown = range(0, len(FACTORS), 2)
 axis.set_xticks(np.array(shown) + 0.5, [f"x {FACTORS[i]:.2g}" for i in shown])
@@ -296,12 +336,12 @@ axis.axvline(len(FACTORS) / 2, color=palette.BLACK, lw=1, ls=(0, (4, 3)))
 axis.set_yticks(np.arange(len(NAMES)) + 0.5, NAMES)
 axis.invert_yaxis()
 axis.set_xlabel("the number over what was calibrated (ratio)")
-used = sorted(set(changes.flat))
+used = sorted({each.by_mean for line in changes for each in line})
 figure.legend(
-    [Patch(color=FACES[i]) for i in used],
-    [LABELS[i] for i in used],
+    [*(Patch(color=FACES[i]) for i in used), Patch(**OPEN)],
+    [*(LABELS[i] for i in used), OPEN_LABEL],
     loc="outside lower center",
-    ncols=len(used),
+    ncols=4,
     frameon=False,
 )
 figure

@@ -8,6 +8,7 @@ less than the sum, if either suffices, or more, if each needs the other.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from simdist import engines
 from simdist.build import build, dataset
@@ -19,10 +20,13 @@ from simdist.scenario.cluster import Storage
 from simdist.schedules import Schedule
 from simdist.schedules.data import POLICIES, uses_disk, uses_memory
 
-__all__ = ["Effect", "Effects", "Knob", "effects", "knobs", "what_to_write"]
+__all__ = ["Effect", "Effects", "Knob", "Known", "Progress", "effects", "knobs", "settings", "what_to_write"]
 
 Progress = Callable[[str, int, int], None]
 """Called with what is simulated, how much of it is done, and how much there is."""
+
+Known: TypeAlias = dict[tuple[str, str], Epochs]
+"""Settings (see `settings`) -> what was simulated with them."""
 
 
 @dataclass(frozen=True)
@@ -149,13 +153,27 @@ def _policies(scenario: Scenario, schedule: Schedule) -> Iterator[Knob]:
             yield Knob(f"data: {policy}", scenario, schedule.model_copy(update={"data": policy}), missing)
 
 
-def effects(scenario: Scenario, schedule: Schedule, delays: Delays, *, progress: Progress | None = None) -> Effects:
+def settings(scenario: Scenario, schedule: Schedule) -> tuple[str, str]:
+    """Return all that a simulation depends on but its delays: a schedule is the same under another label."""
+    return scenario.model_dump_json(exclude={"schedules"}), schedule.model_dump_json(exclude={"label"})
+
+
+def effects(
+    scenario: Scenario,
+    schedule: Schedule,
+    delays: Delays,
+    *,
+    known: Known | None = None,
+    progress: Progress | None = None,
+) -> Effects:
     """Simulate a schedule as it is, and with every knob turned.
 
     Args:
         scenario: With a data set.
         schedule: Of the scenario.
         delays: Channel -> float64 `[n_steps, world_size]`, seconds; the same with every knob.
+        known: What was simulated with the same delays and is not again: a schedule with another policy is often one of
+            the others. Gets what is simulated now.
         progress: See `Progress`.
 
     Raises:
@@ -165,8 +183,15 @@ def effects(scenario: Scenario, schedule: Schedule, delays: Delays, *, progress:
     found = knobs(scenario, schedule)
     possible = [knob for knob in found if not knob.missing]
     total = (1 + len(possible)) * scenario.steps
+    known = {} if known is None else known
 
     def simulated(knob: Knob, number: int) -> Epochs:
+        key = settings(knob.scenario, knob.schedule)
+        if key not in known:
+            known[key] = afresh(knob, number)
+        return known[key]
+
+    def afresh(knob: Knob, number: int) -> Epochs:
         def report(step: int) -> None:
             if progress:
                 progress(f"{schedule.name}: {knob.name}", number * scenario.steps + step, total)

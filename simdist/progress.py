@@ -1,7 +1,8 @@
 """A progress bar on a terminal, for work that lasts.
 
 Short work shows nothing; the bar appears once `after_s` have passed, from a timer, so that it also appears while one
-long call into numpy keeps the work from reporting. A stream that is no terminal never sees it.
+long call into numpy keeps the work from reporting. A stream that is no terminal never sees it; if asked for, it gets a
+plain line now and then, as in the log of a batch job.
 """
 
 import threading
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Self, TextIO, final
 if TYPE_CHECKING:
     import rich.progress
 
-__all__ = ["ProgressBar"]
+__all__ = ["ProgressBar", "time_left"]
 
 _REDRAW_S = 0.1
 
@@ -29,14 +30,23 @@ class ProgressBar:
     ''
     """
 
-    def __init__(self, stream: TextIO, *, after_s: float = 2.0) -> None:
-        """Draw on `stream` after `after_s` seconds; 0 draws at once."""
+    def __init__(self, stream: TextIO, *, after_s: float = 2.0, line_every_s: float | None = None) -> None:
+        """Draw on `stream` after `after_s` seconds; 0 draws at once.
+
+        Args:
+            stream: Such as stderr.
+            after_s: Seconds.
+            line_every_s: Seconds between the lines that a stream gets which is no terminal; None prints none.
+        """
         self._stream = stream
+        self._line_every_s = None if stream.isatty() else line_every_s
+        self._began_s = self._printed_s = time.monotonic()
         self._after_s = after_s
         self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
         self._closed = False
         self._state: tuple[str, float, float | None] = ("", 0.0, None)
+        self._began: tuple[float, float] = (time.monotonic(), 0.0)  # when, and with how much done
         self._drawn_s = 0.0
         self._bar: rich.progress.Progress | None = None
 
@@ -61,11 +71,16 @@ class ProgressBar:
 
     def update(self, what: str, done: float, total: float | None) -> None:
         """Say what is done now and how far it is; without a `total` nobody knows how long it takes."""
-        self._state = what, done, total
         now_s = time.monotonic()
+        if total != self._state[2] or done < self._state[1]:  # something else has begun
+            self._began = now_s, done
+        self._state = what, done, total
         if self._bar and now_s - self._drawn_s >= _REDRAW_S:
             self._drawn_s = now_s
             self._draw(self._bar)
+        if self._line_every_s is not None and now_s - self._printed_s >= self._line_every_s:
+            self._printed_s = now_s
+            print(_line(what, done, total, now_s - self._began_s), file=self._stream, flush=True)
 
     def _appear(self) -> None:
         bar = _new_bar(self._stream)
@@ -78,13 +93,46 @@ class ProgressBar:
 
     def _draw(self, bar: "rich.progress.Progress") -> None:
         what, done, total = self._state
-        task = bar.task_ids[0] if bar.task_ids else bar.add_task(what, total=total)
-        bar.update(task, description=what, completed=done, total=total)
+        task = bar.task_ids[0] if bar.task_ids else bar.add_task(what, total=total, left="")
+        left = _time_left(done, total, *self._began)
+        bar.update(task, description=what, completed=done, total=total, left=left)
+
+
+def _time_left(done: float, total: float | None, began_s: float, already: float) -> str:
+    """Say how long the rest takes at the mean speed so far.
+
+    rich knows a speed only after two reports that it saw itself; of work that is done in lumps that takes long.
+    """
+    if total is None or done <= already:
+        return "-:--:--"
+    left_s = round((total - done) * (time.monotonic() - began_s) / (done - already))
+    return f"{left_s // 3600}:{left_s // 60 % 60:02}:{left_s % 60:02}"
+
+
+def time_left(done: float, total: float, passed_s: float) -> str:
+    """Say how long the rest takes at the speed so far, such as `1 min 5 s left`; nothing if nothing is done yet.
+
+    >>> time_left(1, 3, 40.0), time_left(0, 3, 40.0), time_left(1, 181, 60.0)
+    ('1 min 20 s left', '', '3 h 0 min left')
+    """
+    if not done:
+        return ""
+    left_s = int((total - done) * passed_s / done)
+    hours, minutes, seconds = left_s // 3600, left_s // 60 % 60, left_s % 60
+    return f"{f'{hours} h {minutes} min' if hours else f'{minutes} min {seconds} s'} left"
+
+
+def _line(what: str, done: float, total: float | None, passed_s: float) -> str:
+    if not total:
+        return what
+    left = time_left(done, total, passed_s)
+    return f"{what}: {done / total:.0%}{', ' * bool(left)}{left}"
 
 
 def _new_bar(stream: TextIO) -> "rich.progress.Progress":
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(file=stream), transient=True)
+    what = TextColumn("{task.description}", markup=False)
+    left = TextColumn("{task.fields[left]}", style="progress.remaining")
+    return Progress(what, BarColumn(), TaskProgressColumn(), left, console=Console(file=stream), transient=True)

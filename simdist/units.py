@@ -27,6 +27,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo
 from simdist.settings import FromFile, Settings, shown
 
 __all__ = [
+    "SI",
     "BytesPerSecond",
     "Factor",
     "FlopsPerSecond",
@@ -35,6 +36,7 @@ __all__ = [
     "PerSecond",
     "Seconds",
     "Settings",
+    "Unit",
     "Whole",
     "format_Bps",
     "format_nbytes",
@@ -47,6 +49,7 @@ __all__ = [
     "parse_per_s",
     "parse_seconds",
     "parse_whole",
+    "unit_of",
 ]
 
 _PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
@@ -176,6 +179,48 @@ def parse_whole(value: object) -> int:
             return int(value)
         case _:
             raise ValueError(f"{shown(value)} is not a whole number: write e.g. 8")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit as it stands behind a number in a file; none if the file has plain numbers.
+
+    Args:
+        text: Such as ` Gbit/s`, with the space before it if there is one.
+        size: In SI units.
+    """
+
+    text: str = ""
+    size: Decimal = Decimal(1)
+
+    def count(self, number: float) -> float:
+        """Return how many of this unit a number in SI units is."""
+        return float(Decimal(repr(number)) / self.size)
+
+    def number(self, count: float) -> float:
+        """Return what so many of this unit are in SI units."""
+        return float(Decimal(repr(count)) * self.size)
+
+    def written(self, count: float) -> str | float:
+        """Write so many of this unit as a file has them."""
+        return f"{Decimal(repr(count)).normalize():f}{self.text}" if self.text else count
+
+
+SI = Unit()
+"""No unit: plain numbers, in SI units."""
+
+
+def unit_of(value: object) -> Unit:
+    """Return the unit that a value of a file is written in.
+
+    >>> unit_of("25 Gbit/s").count(1.03125e9), unit_of("25 Gbit/s").written(8.25), unit_of("2%").written(0.9)
+    (8.25, '8.25 Gbit/s', '0.9%')
+    """
+    parts = _NUMBER_AND_UNIT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if parts is None or not parts[2]:
+        return SI
+    known = {"%": Decimal("0.01")} | {unit: size for each in _DIMENSIONS for unit, size in each.units.items()}
+    return Unit(parts[0][parts.end(1) :], known[parts[2]]) if parts[2] in known else SI
 
 
 def format_seconds(seconds: float, digits: int = 3) -> str:

@@ -4,7 +4,7 @@ An error is (simulated - measured) / measured: above 0 the simulation is slower 
 four levels, because a total can be right by accident:
 
     makespan      what a user wants to know
-    operations    what each kind of operation takes, by its medians and instance by instance
+    operations    what each kind of operation takes, in all and instance by instance
     injection     whether the delays that were drawn are the delays that happened
     waiting       whether the simulation blames the same ranks for the waiting of others
 
@@ -42,6 +42,9 @@ class Kind:
     A collective lasts until its last member is done. The simulator lets all members end together; in a real ring they
     end one after the other, and what the early ones gain, they lose waiting for the late ones in the next collective.
 
+    A kind may have instances of several sizes, or some that are disturbed. Its median then lies at or between sizes,
+    and jumps from one to another by chance. So medians have no error here: sums are compared, and instances.
+
     Args:
         op: Such as `all_reduce`.
         stream: Where it runs.
@@ -51,8 +54,10 @@ class Kind:
         measured_s: Median.
         simulated_total_s: Sum.
         measured_total_s: Sum.
-        error: Of the median; NaN where the measured one is 0.
-        instance_error: Median over instances of |simulated - measured| / measured, without those measured as 0.
+        error: Of the sum, so of the mean, too, hiccups included; NaN where the measured one is 0.
+        signed_instance_error: Median over instances of (simulated - measured) / measured, without those measured as 0:
+            what is typical.
+        instance_error: The same of |simulated - measured| / measured.
     """
 
     op: str
@@ -64,7 +69,18 @@ class Kind:
     simulated_total_s: float
     measured_total_s: float
     error: float
+    signed_instance_error: float
     instance_error: float
+
+    @property
+    def simulated_mean_s(self) -> float:
+        """Mean of the simulated."""
+        return self.simulated_total_s / self.count
+
+    @property
+    def measured_mean_s(self) -> float:
+        """Mean of the measured."""
+        return self.measured_total_s / self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,17 +239,19 @@ def _kind(op: str, stream: Stream, group: str, simulated_s: Seconds, measured_s:
     ran = np.isfinite(simulated_s) & np.isfinite(measured_s)
     simulated_s, measured_s = simulated_s[ran], measured_s[ran]
     some = measured_s > 0
-    medians = _median(simulated_s), _median(measured_s)
+    errors = (simulated_s[some] - measured_s[some]) / measured_s[some]
+    totals_s = float(simulated_s.sum()), float(measured_s.sum())
     return Kind(
         op,
         stream,
         group,
         len(measured_s),
-        *medians,
-        float(simulated_s.sum()),
-        float(measured_s.sum()),
-        error=_error(*medians),
-        instance_error=_median(np.abs(simulated_s[some] - measured_s[some]) / measured_s[some]),
+        _median(simulated_s),
+        _median(measured_s),
+        *totals_s,
+        error=_error(*totals_s),
+        signed_instance_error=_median(errors),
+        instance_error=_median(np.abs(errors)),
     )
 
 

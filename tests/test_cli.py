@@ -649,11 +649,30 @@ def test_bar_goes_away_when_work_fails():
     assert terminal.getvalue().endswith("\x1b[1A\x1b[2K")
 
 
-def test_bar_comes_after_two_seconds_and_tells_the_remaining_time():
-    from rich.progress import TimeRemainingColumn
+def test_bar_comes_after_two_seconds():
+    assert inspect.signature(ProgressBar).parameters["after_s"].default == 2.0
 
+
+def test_bar_tells_the_remaining_time_from_the_first_report_on_whatever_was_done_before(monkeypatch):
     from simdist import progress
 
-    assert inspect.signature(ProgressBar).parameters["after_s"].default == 2.0
-    columns = progress._new_bar(io.StringIO()).columns
-    assert any(isinstance(column, TimeRemainingColumn) for column in columns)
+    now_s = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now_s)
+    terminal = Terminal()
+    with ProgressBar(terminal, after_s=0.0) as bar:
+        bar.update("rows", 50, 100)  # of an earlier run
+        now_s = 3.0
+        bar.update("rows, 1 failed", 55, 100)
+    assert "0:00:27" in terminal.getvalue()  # 45 at 5 in 3 s
+
+
+def test_bar_forgets_the_speed_of_other_work(monkeypatch):
+    from simdist import progress
+
+    now_s = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now_s)
+    terminal = Terminal()
+    with ProgressBar(terminal, after_s=0.0) as bar:
+        for now_s, done in ((1.0, 90), (100.0, 0), (101.0, 10)):
+            bar.update("sync" if now_s < 2 else "torus", done, 100)
+    assert "0:00:09" in terminal.getvalue()

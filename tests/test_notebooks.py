@@ -2,14 +2,20 @@
 
 import re
 import shutil
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import nbformat
 import pytest
+from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from scripts import ROOT, load_script
+from scripts import ROOT
 
-TOOL = load_script(ROOT / "tools" / "notebooks.py")
+sys.path.append(str(ROOT / "tools"))  # where a script finds its neighbours
+TOOL, EXECUTION, RULES, FIGURES = map(
+    import_module, ("notebooks", "notebook_execution", "notebook_rules", "notebook_figures")
+)
 NAMES = TOOL.names()
 each_notebook = pytest.mark.parametrize("name", NAMES)
 
@@ -42,18 +48,19 @@ def test_both_halves_of_a_pair_hold_the_same_cells(name: str) -> None:
 def test_what_is_committed_has_captions_and_results_and_no_errors(name: str) -> None:
     notebook = TOOL.paired(name)
     nbformat.validate(notebook)
-    assert [*TOOL.faults_of_outputs(notebook), *TOOL.faults_of_text(notebook)] == []
-    assert any(TOOL.has_figure(cell) for cell in notebook.cells)
+    assert [*RULES.faults_of_outputs(notebook), *RULES.faults_of_text(notebook)] == []
+    assert any(EXECUTION.has_figure(cell) for cell in notebook.cells)
 
 
 @each_notebook
-def test_a_notebook_runs_from_a_fresh_clone_and_prints_what_is_committed(name: str, clone: Path) -> None:
+def test_a_notebook_runs_from_a_fresh_clone_and_prints_and_draws_what_is_committed(name: str, clone: Path) -> None:
     folder = clone / "notebooks"
-    executed = TOOL.execute(TOOL.source(name, folder), folder)
-    assert TOOL.faults(executed) == []
+    executed = EXECUTION.execute(TOOL.source(name, folder), folder)
+    assert RULES.faults(executed) == []
     for cell, committed in zip(executed.notebook.cells, TOOL.paired(name).cells, strict=True):
-        assert TOOL.texts(cell) == TOOL.texts(committed), cell.source
-        assert TOOL.has_figure(cell) == TOOL.has_figure(committed), cell.source
+        assert RULES.texts(cell) == RULES.texts(committed), cell.source
+        assert EXECUTION.has_figure(cell) == EXECUTION.has_figure(committed), cell.source
+        assert EXECUTION.drawn(cell) == EXECUTION.drawn(committed), cell.source
 
 
 # ---------------------------------------------------------------- the tool
@@ -82,7 +89,7 @@ def percent(*cells: str) -> str:
 
 def executed(folder: Path, *cells: str) -> object:
     (folder / "9_try.py").write_text(percent(*cells), encoding="utf-8")
-    return TOOL.execute(TOOL.source("9_try", folder), folder)
+    return EXECUTION.execute(TOOL.source("9_try", folder), folder)
 
 
 def pictured(*cells: str) -> nbformat.NotebookNode:
@@ -99,14 +106,14 @@ def pictured(*cells: str) -> nbformat.NotebookNode:
 
 def test_a_right_notebook_has_no_faults_and_equal_runs_give_equal_bytes(tmp_path: Path) -> None:
     runs = [executed(tmp_path, TITLE, DRAWING, CAPTION, "print('said')") for _ in range(2)]
-    assert [TOOL.faults(run) for run in runs] == [[], []]
+    assert [RULES.faults(run) for run in runs] == [[], []]
     assert nbformat.writes(runs[0].notebook) == nbformat.writes(runs[1].notebook)
     assert [axis.label for axis in runs[0].figures[0].axes] == ["GPUs", "time (ms)"]
 
 
 def test_units_letters_and_stderr_of_a_run_are_checked(tmp_path: Path) -> None:
     bad = DRAWING.replace('"GPUs"', '"size"').removesuffix("figure") + "axes.set_title('small', fontsize=7)\nfigure"
-    faults = TOOL.faults(executed(tmp_path, TITLE, "import sys; print('!', file=sys.stderr)", bad, CAPTION))
+    faults = RULES.faults(executed(tmp_path, TITLE, "import sys; print('!', file=sys.stderr)", bad, CAPTION))
     assert len(faults) == 3
     assert "cell 1 writes to stderr: '!\\n'" in faults[0]
     assert "cell 2: axis 'size' with ticks" in faults[1]
@@ -122,7 +129,7 @@ def test_a_figure_that_is_not_the_value_of_its_cell_is_refused(tmp_path: Path) -
 
 def test_a_notebook_reaches_no_network_and_ends_where_a_cell_fails(tmp_path: Path) -> None:
     ask = "import urllib.request\nurllib.request.urlopen('http://example.org', timeout=60)"
-    with pytest.raises(TOOL.CellExecutionError, match="Connection refused"):
+    with pytest.raises(CellExecutionError, match="Connection refused"):
         executed(tmp_path, TITLE, ask)
 
 
@@ -145,7 +152,7 @@ def test_a_notebook_reaches_no_network_and_ends_where_a_cell_fails(tmp_path: Pat
 def test_an_axis_of_numbers_needs_a_unit_and_one_of_names_does_not(
     label: str, ticks: tuple[str, ...], told: bool
 ) -> None:
-    assert TOOL.Axis(label, ticks).tells_its_unit is told
+    assert RULES.tells_its_unit(EXECUTION.Axis(label, ticks)) is told
 
 
 @pytest.mark.parametrize(
@@ -160,15 +167,17 @@ def test_an_axis_of_numbers_needs_a_unit_and_one_of_names_does_not(
     ],
 )
 def test_what_is_missing_in_the_words_is_named(cells: tuple[str, ...], fault: str) -> None:
-    faults = "\n".join(TOOL.faults_of_text(pictured(*cells)))
+    faults = "\n".join(RULES.faults_of_text(pictured(*cells)))
     assert re.search(fault, faults), faults
 
 
 def test_folders_of_the_machine_errors_and_too_many_bytes_are_named() -> None:
     cell = new_code_cell("x", outputs=[new_output("stream", name="stdout", text="/home/me/x\n")])
     failed = new_code_cell("y", outputs=[new_output("error", ename="KeyError", evalue="'z'", traceback=[])])
-    large = new_code_cell("z", outputs=[new_output("display_data", {"image/png": "iVBOR" + "A" * TOOL.LARGEST_NBYTES})])
-    found = list(TOOL.faults_of_outputs(new_notebook(cells=[cell, failed, large])))
+    large = new_code_cell(
+        "z", outputs=[new_output("display_data", {"image/png": "iVBOR" + "A" * RULES.LARGEST_NBYTES})]
+    )
+    found = list(RULES.faults_of_outputs(new_notebook(cells=[cell, failed, large])))
     assert found[0].startswith("cell 0 prints a folder of this machine")
     assert found[1] == "cell 1 fails: KeyError: 'z'"
     assert found[2].endswith("kB; at most 500 kB")

@@ -206,7 +206,8 @@ def test_comparison_is_that_of_validate(page, folder):
     assert page.rows("Makespans")["local-4"] == [validation.simulated_s, validation.measured_s, validation.error, "12"]
     (kinds,) = (rows for caption, rows in page.tables.items() if caption.startswith("What operations take, local-4"))
     assert [row[4:7] for row in kinds[1:]] == [
-        [kind.simulated_s, kind.measured_s, kind.error if kind.measured_s else "-"] for kind in validation.kinds
+        [kind.simulated_mean_s, kind.measured_mean_s, kind.error if kind.measured_total_s else "-"]
+        for kind in validation.kinds
     ]
     blames = page.rows("Waiting that ranks caused, local-4: all ranks")
     assert list(blames.values()) == [[each.simulated_s, each.measured_s] for each in validation.blames]
@@ -718,6 +719,32 @@ def test_heat_map_follows_the_choice_of_run_and_quantity(browser, folder):
         assert visible.locator(".conclusion").inner_text().startswith("local-4, measured: ")
         page.select_option("#heat-scale", label="logarithmic")
         assert page.inner_text("#heat-scale-low").endswith("or less")
+
+
+CHOOSE_TWICE = """async () => {
+  const read = Response.prototype.arrayBuffer;
+  let unpacking = null;
+  Response.prototype.arrayBuffer = function () { return (unpacking = read.call(this)); };
+  const quantity = document.getElementById("heat-quantity");
+  for (const name of ["suffered", "caused"]) {
+    quantity.value = name;
+    quantity.dispatchEvent(new Event("change"));
+  }
+  await unpacking;
+  await new Promise((done) => setTimeout(done));
+}"""  # returns when what was chosen first is there, after what was chosen last
+
+
+def test_the_heat_map_shows_what_was_chosen_last_though_the_first_is_ready_later(browser, folder):
+    caused_s = waiting(traces(folder)["sync", "simulated"]).caused_s
+    with opened(browser, folder / "page.html") as watched:
+        page = watched.page
+        draw_heat_map(page)
+        before = read_out(page, "m")
+        assert before.endswith(f", {format_seconds(caused_s.max())}")
+        page.evaluate(CHOOSE_TWICE)
+        assert read_out(page, "m") == before
+        assert page.get_attribute("#heat-canvas", "data-ready") == "0 caused"
 
 
 def test_pointer_reads_out_the_cell_below_it(browser, folder):

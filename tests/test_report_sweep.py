@@ -12,7 +12,8 @@ from commandline import SMALL, call, edited, write
 from test_report_page import Page, page_of
 
 from simdist.report.page import read_sweep_report, sweep_page
-from simdist.report.page.sections.sweep_fastest import fastest_conclusion
+from simdist.report.page.sections.sweep_fastest import fastest_conclusion, lead_percent
+from simdist.report.page.sections.sweep_influence import correlation
 from simdist.report.page.sections.sweep_map import marks
 from simdist.report.page.sweep_data import sweep_data
 from simdist.report.page.sweep_fields import varying_fields
@@ -40,9 +41,20 @@ vary:
 sample: {kind: sobol, points: 16}
 seeds: 2
 """
+TIES = """\
+scenario: small.yaml
+vary: {cluster.network.bandwidth: [1 Gbit/s, 25 Gbit/s, 400 Gbit/s], workload.forward: [20 ms, 21 ms]}
+seeds: 2
+"""
+SAME = """\
+  - {kind: hierarchical_sgd, levels: {4: world}, intra_node_gradients: false, label: same}
+  - {kind: sync, label: s2}
+"""
+TICKS = "(texts) => texts.map((text) => text.textContent)"
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 EVIL = "<script>alert(1)</script>"
 TWO = SMALL.replace("  - {kind: hierarchical_sgd, levels: {2: 4, 4: world}}\n", "")
+TIED = TWO + SAME  # `same` is `local-4` once more, and `s2` is `sync`
 EVIL_LABEL = "<img src=x onerror=alert(2)>"  # without /, because it names folders
 EVIL_SCENARIO = edited(("period: 4}", f'period: 4, label: "{EVIL_LABEL}"}}'), text=TWO)
 
@@ -102,6 +114,17 @@ def grid(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def sample(tmp_path_factory) -> Path:
     return swept(tmp_path_factory.mktemp("sample"), SAMPLE)
+
+
+@pytest.fixture(scope="module")
+def ties(tmp_path_factory) -> Path:
+    """Return a grid in which two schedules are always the fastest together, and another is the baseline again."""
+    return swept(tmp_path_factory.mktemp("ties"), TIES, TIED)
+
+
+@pytest.fixture(scope="module")
+def ties_path(ties) -> Path:
+    return reported(ties)
 
 
 @pytest.fixture(scope="module")
@@ -200,33 +223,123 @@ def test_table_of_rows_has_the_numbers_of_the_frame(grid, grid_page):
     assert lines[0][:5] == ["0", "2", "1%", "1 Gbit/s", "sync"]
 
 
+def leads_of(report, label: str) -> tuple[list[int], list[bool | None]]:
+    """Return the points at which a schedule is the fastest, and whether its leads are clear where it is so alone."""
+    points = [point for point, labels in report.leaders.items() if label in labels]
+    return points, [report.best[point].is_clear for point in points if len(report.leaders[point]) == 1]
+
+
+def test_leaders_have_the_least_mean_step_time(grid):
+    table = frame(grid)
+    for point, leaders in read_sweep_report(grid, baseline=None).leaders.items():
+        own = table[table.point == point]
+        near = own[own.step_s <= own.step_s.min() * (1 + 1e-9)]
+        assert list(leaders) == near.schedule.tolist()
+
+
 def test_schedules_are_counted_as_the_frame_counts_them(grid, grid_page):
-    table, best = frame(grid), fastest(read_results([grid]))
+    table, report = frame(grid), read_sweep_report(grid, baseline=None)
     lines = grid_page.rows("Schedules, with the range of their speed-up over sync")
     for label, own in table.groupby("schedule"):
-        wins = [each for each in best if each.result.schedule == label]
-        clear = sum(each.is_clear is True for each in wins)
-        n_points, n_wins, _, n_clear, least, median, most = lines[label]
-        assert (n_points, n_wins, n_clear) == (12, len(wins), clear)
+        points, clear = leads_of(report, label)
+        n_points, n_wins, _, n_equal, n_clear, least, median, most = lines[label]
+        assert (n_points, n_wins, n_equal) == (12, len(points), len(points) - len(clear))
+        assert n_clear == sum(each is True for each in clear)
         assert (least, most) == (own.speedup.min(), own.speedup.max())
         assert median == pytest.approx(own.speedup.median())
 
 
 def test_conclusion_says_how_often_and_how_clearly(grid):
     report = read_sweep_report(grid, baseline=None)
-    best = fastest(read_results([grid]))
-    wins = {label: [each for each in best if each.result.schedule == label] for label in report.lines}
-    label = max(wins, key=lambda each: len(wins[each]))
+    points, clear = leads_of(report, "local-4")
     text = fastest_conclusion(report)[0]
-    assert text.startswith(f"{label} is the fastest at {len(wins[label])} (")
-    assert f"; {sum(each.is_clear is True for each in wins[label])} of these {len(wins[label])} leads" in text
-
-
-def test_a_second_that_takes_just_as_long_is_told(grid):
-    n_ties = sum(each.lead == pytest.approx(1, abs=1e-9) for each in fastest(read_results([grid])))
+    n_ties = len(points) - len(clear)
     assert n_ties > 1
-    text = " ".join(fastest_conclusion(read_sweep_report(grid, baseline=None)))
-    assert f"At {n_ties} points the second takes just as long" in text
+    assert text.startswith(f"local-4 is the fastest at {len(points)} (")
+    assert f", at {n_ties} of these equally with hsgd-2-4,4-world; " in text
+    assert text.endswith(f"; {sum(each is True for each in clear)} of the other {len(clear)} leads are clear.")
+
+
+def test_schedules_that_always_tie_are_the_fastest_together(ties):
+    assert fastest_conclusion(read_sweep_report(ties, baseline=None))[0] == (
+        "local-4 and same are the fastest, equally, at every one of 6 points."
+    )
+
+
+def test_a_schedule_that_equals_the_baseline_is_said_to(ties):
+    texts = fastest_conclusion(read_sweep_report(ties, baseline=None))
+    assert texts[-1] == "s2 takes as long as sync at all 6 points."
+
+
+def test_a_tie_counts_for_all_and_has_no_lead(ties):
+    page = page_of_sweep(ties)
+    lines = page.rows("Schedules, with the range of their speed-up over sync")
+    assert lines["local-4"][:5] == [6.0, 6.0, "100 %", 6.0, 0.0]
+    assert lines["same"] == lines["local-4"]
+    assert {each.text for each in page.all("td") if "won" in each.attributes["class"]} == {"B = C"}
+    assert "local-4 and same is most often the fastest at every value" not in page.text
+    assert "local-4 and same are most often the fastest at every value" in page.text
+
+
+def test_a_field_that_moves_nothing_is_not_said_to(ties):
+    text = page_of_sweep(ties).text
+    assert "s2: no field moves the speed-up, which is 1.00 everywhere." in text
+    assert "s2: bandwidth moves" not in text
+    assert "local-4: bandwidth moves the mean speed-up most, by " in text
+
+
+def test_rounding_has_no_rank(sample):
+    def change(number, record):
+        step_s = [0.1 * (1 + 1e-13 * (number % 5)) for _ in record["step_s"]]
+        return record | {"step_s": step_s}
+
+    folder = shutil.copytree(sample, sample.parent / "rounding")
+    edit_rows(folder, change)
+    page = page_of_sweep(folder)
+    assert page.rows("Rank correlation of the speed-up over sync, by field and schedule")["bandwidth"] == ["-", "-"]
+    assert "local-4: no field moves the speed-up, which is 1.00 everywhere." in page.text
+
+
+def test_a_correlation_that_chance_would_give_is_no_conclusion(sample):
+    step_s = [0.1, 0.12, 0.12, 0.1, 0.11, 0.13, 0.13, 0.11, 0.12, 0.1, 0.1, 0.12, 0.13, 0.11, 0.11, 0.13]
+
+    def change(number, record):
+        return record | {"step_s": [step_s[number // 3 % 16] if record["schedule"] == "local-4" else 0.2] * 2}
+
+    folder = shutil.copytree(sample, sample.parent / "chance")
+    edit_rows(folder, change)
+    report = read_sweep_report(folder, baseline=None)
+    strongest = max(abs(correlation(report, field, "local-4") or 0.0) for field in report.axes)
+    assert 0 < strongest < 1.96 / math.sqrt(len(report.leaders) - 1)
+    assert "local-4: the speed-up follows no field by more than chance does" in page_of_sweep(folder).text
+
+
+def set_steps(folder: Path, steps_s: dict[str, list[float]]) -> None:
+    edit_rows(folder, lambda _, record: record | {"step_s": steps_s[record["schedule"]]})
+
+
+NOISY_THIRD = {"local-4": [1.0, 1.1, 1.2], "sync": [1.01, 1.111, 1.212], "hsgd-2-4,4-world": [1.4, 0.9, 1.1]}
+
+
+def test_a_lead_is_not_clear_where_a_third_may_be_faster(mine):
+    set_steps(mine, NOISY_THIRD)
+    page = page_of_sweep(mine)
+    assert page.text.count("local-4 is the fastest at every one of 12 points; 0 of these 12 leads are clear.") == 1
+    assert page.rows("Schedules, with the range of their speed-up over sync")["local-4"][3] == 0
+    assert {each.text for each in page.all("td") if "won" in each.attributes["class"]} == {"B ≈ +1.0 %"}
+
+
+def test_leads_without_noise_are_called_exact_and_are_never_nothing(mine):
+    set_steps(mine, {"local-4": [0.1] * 3, "sync": [0.10004] * 3, "hsgd-2-4,4-world": [0.2] * 3})
+    page = page_of_sweep(mine)
+    assert "local-4 is the fastest at every one of 12 points, each time clearly (all exact)." in page.text
+    assert {each.text for each in page.all("td") if "won" in each.attributes["class"]} == {"B +0.04 %"}
+
+
+def test_page_says_that_chance_makes_some_leads_look_clear(grid_page, tmp_path):
+    words = "about one lead in twenty looks clear all the same"
+    assert words in grid_page.text
+    assert words not in page_of_sweep(swept(tmp_path, GRID.replace("seeds: 3", "seeds: 1"))).text
 
 
 def test_values_at_which_the_fastest_one_changes_are_told(grid, grid_page):
@@ -242,12 +355,15 @@ def test_map_names_the_fastest_schedule_and_its_lead(grid, grid_page):
         for each in fastest(read_results([grid]))
         if each.result.choices["cluster.network.bandwidth_Bps"].number == 12.5e9
     }
-    letters = marks(read_sweep_report(grid, baseline=None))
+    report = read_sweep_report(grid, baseline=None)
+    letters = marks(report)
     cells = [each for each in grid_page.all("td") if "won" in each.attributes["class"]]
     across = [best[nodes, share] for share in (0.01, 0.2) for nodes in (2, 4, 8)]
     for cell, each in zip(cells, across, strict=True):
         sign = "≈ " if each.is_clear is False else ""
-        assert cell.text == f"{letters[each.result.schedule]} {sign}+{100 * (each.lead - 1):.1f} %"
+        leaders = [letters[label] for label in report.leaders[each.result.point]]
+        alone = f"{letters[each.result.schedule]} {sign}{lead_percent(each.lead)}"
+        assert cell.text == (alone if len(leaders) == 1 else " = ".join(leaders))
         assert ("unclear" in cell.attributes["class"]) == (each.is_clear is False)
 
 
@@ -296,6 +412,27 @@ def test_numbers_are_put_in_order_and_get_a_scale_that_suits():
     assert field.texts == ("1 ms", "10 ms", "100 ms")
     assert field.codes == (2, 0, 1)
     assert (field.is_log, field.unit, field.unit_size) == (True, "ms", 1e-3)
+
+
+def edit_header(folder: Path, **settings: object) -> None:
+    header, *lines = (folder / DESIGN).read_text().splitlines(keepends=True)
+    found = {key: value for key, value in (json.loads(header) | settings).items() if value is not None}
+    (folder / DESIGN).write_text("".join([f"{json.dumps(found)}\n", *lines]))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "is_grid", "how"),
+    [
+        ("grid", True, "all combinations of their values"),
+        ("random", False, "a random sample of their values"),
+        ("sobol", False, "a Sobol sequence of their values"),
+        (None, True, "all combinations of their values"),
+    ],
+)
+def test_the_design_says_how_points_were_taken(mine, sampling, is_grid, how):
+    edit_header(mine, sampling=sampling)
+    assert read_sweep_report(mine, baseline=None).is_grid == is_grid
+    assert f"with 3 fields varied: {how}." in page_of_sweep(mine).text
 
 
 def test_a_mapping_and_a_truth_value_are_texts():
@@ -411,7 +548,7 @@ def test_without_the_baseline_step_times_are_shown(mine):
     page = page_of_sweep(mine)
     assert "no speed-ups at 12 points" in page.text
     assert data_of(page)["metrics"][0]["key"] == "step"
-    assert page.rows("Schedules, with the range of their speed-up over sync")["local-4"][4:] == ["-", "-", "-"]
+    assert page.rows("Schedules, with the range of their speed-up over sync")["local-4"][-3:] == ["-", "-", "-"]
     assert section_names(page) == ["fastest", "chart", "map", "rows"]
 
 
@@ -428,6 +565,18 @@ seeds: 2
         assert evil not in text
         assert page_of(page).text.count(evil) > 3
     assert {each.attributes.get("src") for each in page_of(page).all("script")} == {None}
+
+
+def test_backticks_in_names_of_users_are_shown(mine):
+    folder = mine.rename(mine.parent / "a`b`c")
+    edit_header(folder, baseline="d`e`")
+    edit_rows(folder, lambda number, record: record if number else None)
+    page = page_of_sweep(folder)
+    assert (
+        "1 of 36 rows are not there yet, so all below is of the others: simdist sweep into a`b`c goes on." in page.text
+    )
+    assert "no schedule called 'd`e`' was measured there" in page.text
+    assert "simdist sweep" in {each.text for each in page.all("code")}
 
 
 def test_equal_sweeps_give_equal_pages(grid):
@@ -538,6 +687,27 @@ def test_selectors_change_the_chart_and_its_table(browser, grid, grid_path):
         shares = own.wait_s / own.step_s
         found = [cell for line in cells(page, "#sweep-chart-table") for cell in line[1:]]
         assert [float(cell.removesuffix(" %")) for cell in found] == pytest.approx(100 * shares, rel=0.06, abs=1e-9)
+
+
+def test_a_unit_stands_at_the_ticks_or_in_the_title_of_the_axis(browser, grid_path, sample_path):
+    for path, expected in (
+        (grid_path, " bandwidth, logarithmic"),
+        (sample_path, "bandwidth (GB/s), logarithmic"),
+    ):
+        with opened(browser, path) as watched:
+            page = watched.page
+            page.select_option("#sweep-x", label="bandwidth")
+            texts = page.eval_on_selector_all("#sweep-chart text.axis", TICKS)
+            assert " ".join(texts).endswith(expected)
+            assert ("1 Gbit/s" in texts) == (path == grid_path)
+
+
+def test_ties_in_the_map_are_the_same_with_and_without_scripts(browser, ties_path):
+    with opened(browser, ties_path) as watched:
+        page = watched.page
+        page.wait_for_selector("#sweep-map[data-ready]")
+        assert {cell for line in cells(page, "#sweep-map") for cell in line[1:]} == {"B = C"}
+        assert page.get_attribute("#sweep-map td", "title") == "local-4 and same"
 
 
 def test_schedules_can_be_hidden(browser, grid_path):

@@ -258,8 +258,8 @@ def read(browser, tmp_path):
     """Open timelines; at the end no page must have asked for anything but its file, nor complained."""
     with ExitStack() as stack:
 
-        def show(traces, *, head="", ranks_per_node=None, **settings):
-            section = timeline_section(traces, element_id="t", ranks_per_node=ranks_per_node)
+        def show(traces, *, head="", ranks_per_node=None, steps=None, **settings):
+            section = timeline_section(traces, element_id="t", ranks_per_node=ranks_per_node, steps=steps)
             path = tmp_path / "timeline.html"
             path.write_text(page_text(section, head), encoding="utf-8")
             return Reader(stack.enter_context(opened(browser, path, **settings)).page)
@@ -675,6 +675,75 @@ def test_a_million_spans_are_drawn_and_told_right(read):
     )
     waiting = reader.hover(5, "comm", trace.start_s[row + 1, 5] + 5e-4)
     assert waiting["lastRanks"] == [int(np.argmax(ready_s[20_000]))]
+
+
+# --- Some steps only
+
+
+def test_view_is_fitted_to_the_steps_that_are_shown(read):
+    reader = read({"simulated": TRACE}, steps=range(1, 2))
+    assert reader.view() == pytest.approx((7, 12))  # the first step ends at 7 s on both ranks
+    assert reader.status() == "simulated: 7 s to 12 s; all 2 ranks; host, compute, comm."
+    found = reader.hover(1, "compute", 7.5)
+    assert (found["text"], found["step"]) == ("forward(x -> loss)", 1)
+    reader.press("+", "Home", "ArrowLeft")
+    assert reader.view() == pytest.approx((7, 12))
+    assert reader.canvas.get_attribute("aria-label") == "Timeline of by hand: 2 ranks, steps 1 to 1"
+
+
+def test_step_begins_where_the_step_before_ended_although_that_is_not_shown(read):
+    trace = simulated()
+    reader = read({"simulated": trace}, steps=range(3, 5))
+    ends_s = step_end_s(trace)
+    assert reader.view() == pytest.approx((ends_s[2].min(), ends_s[4].max()), rel=1e-6)
+    found = reader.state("[0, 1, 2, 3, 4, 5, 6, 7].map((rank) => timeline.stepEndS(2, rank))")
+    np.testing.assert_allclose(found, ends_s[2], atol=1e-8 * trace.makespan_s)
+    assert reader.state("timeline.stepsInView") == [3, 4]
+
+
+def test_field_of_a_step_takes_only_those_that_are_shown(read):
+    reader = read({"simulated": simulated()}, steps=range(3, 5))
+    field = reader.page.get_by_role("spinbutton", name="Step")
+    assert [field.get_attribute(name) for name in ("min", "max", "value")] == ["3", "4", "3"]
+    before = reader.view()
+    field.fill("0")
+    reader.page.get_by_role("button", name="Go").click()
+    assert reader.view() == before
+    field.fill("4")
+    reader.page.get_by_role("button", name="Go").click()
+    assert reader.status().startswith("Step 4, simulated: ")
+    assert reader.view()[0] > before[0]
+
+
+HELD_UP = """{
+    const read = Response.prototype.arrayBuffer;
+    const gate = new Promise((open) => { globalThis.letGo = open; });
+    Response.prototype.arrayBuffer = async function () {
+        await gate;
+        return read.call(this);
+    };
+}"""
+
+
+def test_timeline_that_is_being_read_says_so_and_keeps_its_room(browser, tmp_path):
+    path = tmp_path / "timeline.html"
+    path.write_text(page_text(timeline_section({"simulated": simulated()}, element_id="t")), encoding="utf-8")
+    context = browser.new_context()
+    try:
+        page = context.new_page()
+        page.add_init_script(HELD_UP)
+        page.goto(path.as_uri())
+        frame, legend = page.locator(".timeline-frame"), page.locator(".timeline-legend")
+        assert frame.get_attribute("aria-busy") == "true"
+        shown = frame.evaluate("(frame) => getComputedStyle(frame, '::after').content")
+        assert shown == '"The timeline is being read."'
+        before = legend.bounding_box()
+        page.evaluate("letGo()")
+        page.wait_for_function("document.querySelector('.timeline').timeline?.firstPaintMs")
+        assert frame.get_attribute("aria-busy") is None
+        assert legend.bounding_box() == before
+    finally:
+        context.close()
 
 
 def test_benchmark_tells_machines_what_it_measured():

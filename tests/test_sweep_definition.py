@@ -133,21 +133,45 @@ def test_more_points_of_a_sample_leave_those_that_are_there(sweep_of, kind):
     assert len({row[0] for row in many}) == 50
 
 
-def test_values_of_a_sample_are_written_with_units_and_six_digits(sweep_of):
-    sweep = sweep_of(
-        "vary:\n  cluster.network.latency: {uniform: [10 us, 50 us]}\n  disturbances[0].probability: {median: 2%, sigma: 0.1}\n"
-        "  cluster.nodes: {integers: [2, 9]}\nsample: {kind: random, points: 20}"
-    )
-    for latency, probability, nodes in written(sweep):
-        assert latency.endswith(" us")
-        assert len(latency.removesuffix(" us").replace(".", "").lstrip("0")) <= 6
-        assert f"{probability:.6g}" == str(probability)
-        assert nodes in range(2, 10)
+@pytest.mark.parametrize(
+    ("path", "rule", "unit", "size"),
+    [
+        ("cluster.network.latency", "uniform: [10us, 50us]", "us", 1e-6),
+        ("cluster.network.latency", "uniform: [0, 0.05 ms]", " ms", 1e-3),
+        ("cluster.network.bandwidth", "log_uniform: [10 Gbit/s, 5 GB/s]", " Gbit/s", 0.125e9),
+        ("cluster.network.bandwidth", "median: 400 MB/s, sigma: 0.1", " MB/s", 1e6),
+        ("disturbances[0].probability", "median: 2 %, sigma: 0.1", " %", 0.01),
+        ("disturbances[0].probability", "uniform: [0.01, 0.02]", "", 1),
+        ("disturbances[0].delay", "uniform: [1 min, 2 min]", " min", 60),
+    ],
+)
+def test_values_of_a_sample_are_written_in_the_unit_of_their_bounds_with_six_digits(sweep_of, path, rule, unit, size):
+    sweep = sweep_of(f"vary:\n  {path}: {{{rule}}}\nsample: {{kind: random, points: 20}}")
+    counts = []
+    for (text,), (number,) in zip(written(sweep), numbers(sweep), strict=True):
+        assert isinstance(text, str if unit else float)
+        assert str(text).endswith(unit)
+        counts.append(str(text).removesuffix(unit))
+        assert len(counts[-1].replace(".", "").lstrip("0")) <= 6
+        assert number == pytest.approx(float(counts[-1]) * size, rel=1e-15)
+    assert len(set(counts)) == 20
+
+
+def test_a_list_that_is_given_by_its_ends_is_written_in_their_unit(sweep_of):
+    sweep = sweep_of("vary: {cluster.network.bandwidth: {linear: [10 Gbit/s, 25 Gbit/s, 3]}}")
+    assert [row[0] for row in written(sweep)] == ["10 Gbit/s", "17.5 Gbit/s", "25 Gbit/s"]
+
+
+def test_whole_numbers_of_a_sample_stay_whole(sweep_of):
+    sweep = sweep_of("vary: {cluster.nodes: {integers: [2, 9]}}\nsample: {kind: random, points: 20}")
+    assert {row[0] for row in written(sweep)} <= set(range(2, 10))
 
 
 def test_what_a_distribution_draws_beyond_the_legal_makes_a_scenario_that_says_so(sweep_of):
     sweep = sweep_of("vary: {disturbances.0.probability: {median: 90%, sigma: 1}}\nsample: {kind: random, points: 20}")
-    too_much = [tree for tree in trees(sweep) if tree["disturbances"][0]["probability"] > 1]
+    written_too_much = [float(tree["disturbances"][0]["probability"].removesuffix("%")) > 100 for tree in trees(sweep)]
+    too_much = [tree for tree, is_more in zip(trees(sweep), written_too_much, strict=True) if is_more]
+    assert [row[0] > 1 for row in numbers(sweep)] == written_too_much  # the column has SI units all the same
     assert too_much
     with pytest.raises(ValueError, match=r"is outside 0 to 1: write e\.g\. 2% or 0\.02"):
         scenario(sweep, too_much[0])
@@ -477,7 +501,7 @@ def test_a_mistake_is_told_with_its_line_its_path_and_a_remedy(error_of, text, m
             "{uniform: [1, 2]}",
             "cluster.library is no number: write a list of values",
         ),
-        ("cluster.network.latency", "{uniform: [2 us, 1 us]}", "2e-06 is not below 1e-06: write the lower one first"),
+        ("cluster.network.latency", "{uniform: [2 us, 1 us]}", "2 us is not below 1 us: write the lower one first"),
         ("cluster.network.latency", "{uniform: [1, 2 us]}", "1: a time needs a unit: write e.g. 55 ms"),
         ("cluster.network.bandwidth", "{uniform: [1 GB/s, unlimited]}", "'unlimited': write a finite value"),
         ("cluster.network.latency", "{log_uniform: [0 s, 2 us]}", "0 has no logarithm: write a lower value above 0"),

@@ -2,11 +2,14 @@
 
 import itertools
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from processes import TIMEOUT_S
 from pydantic import ValidationError
 
 from simdist.settings import Settings
@@ -160,6 +163,40 @@ def test_points_share_no_random_numbers_with_the_delays_of_their_seed():
     assert not np.intersect1d(points("random", 500, seed=5), (delays >> np.uint64(11)) * 2.0**-53 + 2.0**-54).size
 
 
+FIRST_READ = """
+import os, signal, sys, zipfile
+from simdist.sweep.sampling import Sampling, unit_cube
+
+read = zipfile.ZipExtFile._read1
+def once(self, n):
+    zipfile.ZipExtFile._read1 = read
+    {does}
+    return read(self, n)
+zipfile.ZipExtFile._read1 = once
+print(len(set(map(tuple, unit_cube(Sampling(kind="sobol", points=64), 3)))), "points")
+"""
+
+
+def first_read(does: str) -> subprocess.CompletedProcess:
+    """Make a sample in a new process, where scipy reads its table, and something happens meanwhile."""
+    code = FIRST_READ.format(does=does)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S)
+
+
+def test_table_that_cannot_be_read_is_an_error_and_no_sample_of_equal_points():
+    done = first_read("raise OSError('stale file handle')")
+    assert done.returncode == 1, done.stdout
+    assert "RunError: scipy could not read its table for Sobol's sequence" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
+def test_interrupt_while_the_table_is_read_interrupts():
+    done = first_read("os.kill(os.getpid(), signal.SIGINT)")
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+    assert "Exception ignored" not in done.stderr
+
+
 # ---------------------------------------------------------------- errors
 
 
@@ -196,9 +233,9 @@ def test_a_wrong_setting_of_a_sample_is_refused(cls: type[Settings], keys, messa
 @pytest.mark.parametrize(
     ("rule", "bounds", "problem"),
     [
-        (Uniform(uniform=[0, 1]), (2.0, 1.0), "2 is not below 1: write the lower one first"),
-        (Integers(integers=[0, 1]), (2.0, 2.0), "2 is not below 2: write the lower one first"),
-        (Linear(linear=[0, 1, 2]), (2.0, 1.0), "2 is not below 1: write the lower one first"),
+        (Uniform(uniform=["2 us", "1 us"]), (2.0, 1.0), "2 us is not below 1 us: write the lower one first"),
+        (Integers(integers=[2, 2]), (2.0, 2.0), "2 is not below 2: write the lower one first"),
+        (Linear(linear=[2, 1, 2]), (2.0, 1.0), "2 is not below 1: write the lower one first"),
         (LogUniform(log_uniform=[0, 1]), (0.0, 1.0), "0 has no logarithm: write a lower value above 0"),
         (Geometric(geometric=[0, 1, 2]), (0.0, 1.0), "0 has no logarithm: write a lower value above 0"),
         (Lognormal(median=0, sigma=1), (0.0,), "a median of 0 leaves nothing to vary: write one above 0"),

@@ -74,7 +74,13 @@ def _printed(script: str) -> str:
     return out.getvalue()
 
 
-OUTPUTS: dict[str, Callable[[], str]] = {"demo": demo, "first": first, "gradients": gradients, "data": data, "sweep": sweep}
+OUTPUTS: dict[str, Callable[[], str]] = {
+    "demo": demo,
+    "first": first,
+    "gradients": gradients,
+    "data": data,
+    "sweep": sweep,
+}
 
 
 def speed_table() -> str:

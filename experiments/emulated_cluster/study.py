@@ -11,12 +11,13 @@ from typing import Literal
 import numpy as np
 from pydantic import TypeAdapter
 
-from simdist import rundir
+from simdist import ranking, rundir
 from simdist.analysis import waiting
 from simdist.build import build, delays
 from simdist.cost import price
 from simdist.engines import simulate
 from simdist.engines.delays import Delays
+from simdist.ranking import Order, StepTime
 from simdist.scenario import Cluster, Scenario, load, load_cluster
 from simdist.trace import Trace
 from simdist.units import BytesPerSecond
@@ -253,11 +254,9 @@ def summary(shape: Shape, results: list[Result]) -> str:
     """Say in a line how well the makespans were predicted."""
     errors = [abs(result.error) for result in results]
     worst = max(results, key=lambda result: abs(result.error))
-    right, decided = order(results)
     found = (
         f"{shape.title}: makespan error median {median(errors):.1%}, worst {worst.error:+.1%} ({worst.schedule}, "
-        f"{worst.model}, stragglers: {worst.stragglers}); order right in {right} of {decided} pairs that differ by "
-        f"more than 5 %"
+        f"{worst.model}, stragglers: {worst.stragglers}); order: {order(results).counts}"
     )
     if not any(STRAGGLERS[result.stragglers] for result in results):
         return f"{found}; the fastest is predicted right for {_winners(results)}"
@@ -278,15 +277,13 @@ def _winners(results: list[Result]) -> str:
     return f"{sum(measured is predicted for measured, predicted in fastest)} of {len(models)} models"
 
 
-def order(results: list[Result]) -> tuple[int, int]:
-    """Count the pairs of schedules of a scenario whose order is predicted rightly, of those measured 5 % apart."""
-    right = decided = 0
-    for one, other in product(results, results):
-        same = (one.model, one.stragglers) == (other.model, other.stragglers)
-        if same and other.measured_s > 1.05 * one.measured_s:
-            decided += 1
-            right += other.predicted_s > one.predicted_s
-    return right, decided
+def order(results: list[Result]) -> Order:
+    """Compare the order of the schedules of each scenario, as predicted and as measured; put all pairs together."""
+    scenarios: dict[tuple[str, str], list[StepTime]] = {}
+    for each in results:
+        time = StepTime(each.schedule, each.predicted_s, each.measured_s)
+        scenarios.setdefault((each.model, each.stragglers), []).append(time)
+    return ranking.together(map(ranking.order, scenarios.values()))
 
 
 def makespan_table(results: list[Result]) -> Iterator[str]:

@@ -258,7 +258,13 @@ def _sweep(
 @click.argument("folders", metavar="DIR...", type=_path, nargs=-1, required=True)
 @click.option("--csv", type=_path, metavar="FILE", help="Write the table to a CSV file; - is stdout.")
 @click.option("--parquet", type=_path, metavar="FILE", help="Write the table to a Parquet file.")
-@click.option("--where", "conditions", multiple=True, metavar="COLUMN=VALUE", help="Only these rows; may be repeated.")
+@click.option(
+    "--where",
+    "conditions",
+    multiple=True,
+    metavar="COLUMN=VALUE",
+    help="Only these rows; also != < <= > >=; may be repeated.",
+)
 @click.option("--sort", metavar="COLUMN", help="Order the rows; with -COLUMN the largest come first.")
 @click.option("--fastest", "only_fastest", is_flag=True, help="Only the fastest schedule of each point, and its lead.")
 @click.option("--failed", "only_failed", is_flag=True, help="Only rows that failed, and why.")
@@ -314,9 +320,12 @@ def _validate(session: Session, run: str, cluster: Path | None, schedule: str | 
 @click.option("-o", "--output", type=_path, metavar="FILE", required=True, help="The .html file to write.")
 @click.option("--baseline", metavar="LABEL", help="Schedule to compare with; sync if it is there, else the first.")
 @click.option("--steps", metavar="A:B", callback=_slice, help="Only steps A to B - 1 in the timeline.")
+@click.option("--cluster", type=_path, metavar="FILE", help="Simulate these machines, as calibrated, instead.")
 @_options
 @click.pass_obj
-def _report(session: Session, run: str, output: Path, baseline: str | None, steps: range | None) -> None:
+def _report(
+    session: Session, run: str, output: Path, baseline: str | None, steps: range | None, cluster: Path | None
+) -> None:
     """Write one HTML page about runs, or about a sweep.
 
     Of a RUN, or of all runs in a DIR: speed-ups, where the time of a step goes, a timeline, who waited for whom, and
@@ -325,7 +334,7 @@ def _report(session: Session, run: str, output: Path, baseline: str | None, step
     """
     from simdist.cli import reporting
 
-    reporting.report(session, run, output=output, baseline=baseline, steps=steps)
+    reporting.report(session, run, output=output, baseline=baseline, steps=steps, cluster=cluster)
 
 
 @cli.command("comms")

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from simdist import rundir
-from simdist.build import build, delays
+from simdist.build import Built, build, delays
 from simdist.cli import inputs
 from simdist.cli.data_text import both_text, epochs_text, knobs_text, limits_text
 from simdist.cli.session import Session
@@ -14,7 +14,7 @@ from simdist.cost import Costs, price
 from simdist.engines import Delays, simulate
 from simdist.epochs import Epoch, EpochError, Epochs, epoch_errors, epochs
 from simdist.errors import ScenarioError
-from simdist.knobs import Effects, effects, what_to_write
+from simdist.knobs import Effects, Known, Progress, effects, settings, what_to_write
 from simdist.limits import Limits, limits
 from simdist.plan import LEVELS, Plan
 from simdist.progress import ProgressBar
@@ -25,6 +25,8 @@ from simdist.schedules import Schedule
 from simdist.trace import Trace
 
 __all__ = ["Loading", "compared", "data", "reads_text"]
+
+_LINE_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -74,17 +76,25 @@ def data(session: Session, name: str, *, label: str | None, with_knobs: bool) ->
     """
     rows: list[dict[str, object]] = []
     texts: list[str] = []
-    with ProgressBar(sys.stderr) as bar:
+    known: Known = {}
+    with ProgressBar(sys.stderr, line_every_s=_LINE_S) as bar:
         bar.update("read", 0, None)
         is_run = Path(name).is_dir()
-        for source in _from_directory(session, name, label) if is_run else _from_scenario(session, name, label):
-            loading = _loading(session, source, bar)
+        sources = list(_from_directory(session, name, label) if is_run else _from_scenario(session, name, label))
+        for number, source in enumerate(sources):
+            progress = _part(bar, number, len(sources))
+            loading = _loading(session, source, None if with_knobs else progress)
             with inputs.naming(f"{name}: {source.schedule.name}"):
-                turned = _effects(source, bar) if with_knobs else None
+                turned = _effects(source, loading, known, progress) if with_knobs else None
             least = limits(source.plan, source.costs)
             rows.append(_document(source, loading, least, turned))
             texts.append(_text(source, loading, least, turned))
     session.result({"scenario": name, "rows": rows}, "\n\n\n".join(texts))
+
+
+def _part(bar: ProgressBar, number: int, n_parts: int) -> Progress:
+    """Return what shows the progress of one of several parts as that of the whole."""
+    return lambda what, done, total: bar.update(what, number + done / total, n_parts)
 
 
 def _from_scenario(session: Session, name: str, label: str | None) -> Iterator[_Source]:
@@ -97,10 +107,12 @@ def _from_scenario(session: Session, name: str, label: str | None) -> Iterator[_
         if built.plan.dataset is None:
             raise ScenarioError(f"{name}: reads no data set, so it has no epochs: {what_to_write(scenario)}")
 
-        def simulated(progress: Callable[[int], None]) -> Trace:
-            return simulate(built.plan, built.costs, drawn, progress=progress)  # noqa: B023 called before the next one
+        yield _Source(scenario, schedule, built.plan, built.costs, drawn, _of_scenario(built, drawn), None)
 
-        yield _Source(scenario, schedule, built.plan, built.costs, drawn, simulated, None)
+
+def _of_scenario(built: Built, drawn: Delays) -> Callable[[Callable[[int], None]], Trace]:
+    """Return what simulates a schedule."""
+    return lambda progress: simulate(built.plan, built.costs, drawn, progress=progress)
 
 
 def _from_directory(session: Session, name: str, label: str | None) -> Iterator[_Source]:
@@ -133,9 +145,10 @@ def _of_run(run: RunDirectory, costs: Costs) -> Callable[[Callable[[int], None]]
     return simulated
 
 
-def _loading(session: Session, source: _Source, bar: ProgressBar) -> Loading:
+def _loading(session: Session, source: _Source, report: Progress | None) -> Loading:
     def progress(step: int) -> None:
-        bar.update(source.schedule.name, step, source.plan.n_steps)
+        if report:
+            report(source.schedule.name, step, source.plan.n_steps)
 
     trace = source.simulate(progress)
     if source.run is None or not (source.run.path / rundir.REAL).exists():
@@ -167,8 +180,12 @@ def compared(run: RunDirectory, simulated: Trace, real: Trace) -> Loading:
     return Loading(ours, measured, epoch_errors(ours, measured), differing)
 
 
-def _effects(source: _Source, bar: ProgressBar) -> Effects:
-    return effects(source.scenario, source.schedule, source.delays, progress=bar.update)
+def _effects(source: _Source, loading: Loading, known: Known, progress: Progress) -> Effects:
+    """Turn the knobs of a schedule; all of a scenario have the same delays, so what is `known` of one holds for all."""
+    if source.run:  # has delays of its own, and its trace may be of other machines
+        return effects(source.scenario, source.schedule, source.delays, progress=progress)
+    known[settings(source.scenario, source.schedule)] = loading.simulated
+    return effects(source.scenario, source.schedule, source.delays, known=known, progress=progress)
 
 
 def _text(source: _Source, loading: Loading, least: tuple[Limits, ...], turned: Effects | None) -> str:

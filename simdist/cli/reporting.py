@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 from simdist import rundir
+from simdist.calibrated import Calibrated
 from simdist.cli import inputs
 from simdist.cli.session import Session
 from simdist.errors import RunError, ScenarioError
@@ -21,12 +22,16 @@ from simdist.report.page import (
 from simdist.sweep.computed import is_sweep
 from simdist.units import format_nbytes
 
-__all__ = ["report"]
+__all__ = ["MOST_RUNS", "report"]
 
 _PAGES = (".html", ".htm")
+MOST_RUNS = 24
+"""Run directories on a page; of more, charts and lists are too long to be read."""
 
 
-def report(session: Session, name: str, *, output: Path, baseline: str | None, steps: range | None) -> None:
+def report(
+    session: Session, name: str, *, output: Path, baseline: str | None, steps: range | None, cluster: Path | None
+) -> None:
     """Write a page about the runs at a path, or about the sweep that was computed there.
 
     Args:
@@ -36,15 +41,21 @@ def report(session: Session, name: str, *, output: Path, baseline: str | None, s
         baseline: Label or kind of the schedule to compare with; None takes that of the sweep, and of runs `sync` if it
             is there, else the first.
         steps: The steps in the timeline; all that fit if None.
+        cluster: A cluster file to simulate instead of the clusters of the scenarios.
     """
     _check(name, output)
-    if is_sweep(Path(name)):
-        _report_sweep(session, Path(name), output=output, baseline=baseline, steps=steps)
+    folder = Path(name)
+    if is_sweep(folder):
+        _refuse("--steps", steps, f"{folder} holds a sweep, which has no timeline")
+        _refuse("--cluster", cluster, f"{folder} holds a sweep, which was computed already")
+        _report_sweep(session, folder, output=output, baseline=baseline)
         return
+    _check_number(folder)
     with ProgressBar(sys.stderr) as bar:
         bar.update("read the runs", 0, None)
+        calibrated = Calibrated.read(cluster) if cluster else None
         runs = inputs.read_runs(name, None)
-        found = read_report(Path(name).name, runs, baseline=baseline, progress=bar.update)
+        found = read_report(folder, runs, baseline=baseline, calibrated=calibrated, progress=bar.update)
         shown = shown_runs(found, steps)
         bar.update("write the page", len(runs), len(runs))
         nbytes = _write(output, runs_page(found, shown))
@@ -52,9 +63,24 @@ def report(session: Session, name: str, *, output: Path, baseline: str | None, s
     session.result(_document(found, shown, output, nbytes), _text(found, shown, output, nbytes))
 
 
-def _report_sweep(session: Session, folder: Path, *, output: Path, baseline: str | None, steps: range | None) -> None:
-    if steps is not None:
-        raise ScenarioError(f"--steps: {folder} holds a sweep, which has no timeline: leave it out")
+def _refuse(option: str, value: object, why: str) -> None:
+    if value is not None:
+        raise ScenarioError(f"{option}: {why}: leave it out")
+
+
+def _check_number(folder: Path) -> None:
+    """Refuse more runs than a page can show, before they are read."""
+    paths = rundir.find(folder)
+    if len(paths) > MOST_RUNS:
+        parents = dict.fromkeys(path.parent for path in paths)
+        example = f", such as {next(iter(parents))}" if len(parents) > 1 else ""
+        raise ScenarioError(
+            f"{folder}: holds {len(paths):,} runs, a page shows up to {MOST_RUNS}: choose one folder in it{example}; "
+            f"`simdist results {folder}` shows all as a table"
+        )
+
+
+def _report_sweep(session: Session, folder: Path, *, output: Path, baseline: str | None) -> None:
     with ProgressBar(sys.stderr) as bar:
         bar.update("read the sweep", 0, None)
         found = read_sweep_report(folder, baseline=baseline)
@@ -111,26 +137,33 @@ def _write(path: Path, page: str) -> int:
 
 
 def _document(found: Report, shown: list[Shown], output: Path, nbytes: int) -> dict[str, object]:
-    runs = [
-        {
-            "schedule": each.run.label,
-            "run": str(each.run.run.path),
-            "digest": each.run.run.plan.digest(),
-            "sources": {origin: execution.trace.source for origin, execution in each.run.executions.items()},
-            "step_s": {origin: execution.step_s for origin, execution in each.run.executions.items()},
-            "simulated_now": each.run.simulated_now,
-            "steps": each.n_steps,
-            "timeline_steps": [each.steps.start, each.steps.stop],
-            "spans": each.n_spans,
-        }
-        for each in shown
-    ]
+    folder_of = {run.path: point.folder for point in found.points for run in point.runs}
+    runs = [_run_document(found, each) | {"point": folder_of[each.run.path]} for each in shown]
     return {
         "report": str(output),
         "nbytes": nbytes,
-        "baseline": found.baseline.label,
+        "baseline": found.base,
+        "cluster": str(found.calibrated.file) if found.calibrated else None,
         "spans": sum(each.n_spans for each in shown),
         "runs": runs,
+    }
+
+
+def _run_document(found: Report, each: Shown) -> dict[str, object]:
+    run = each.run
+    rows = {origin: found.rows(origin).get(run.path) for origin in run.executions}
+    return {
+        "schedule": run.run.scenario.schedules[0].name,
+        "label": run.label,
+        "run": str(run.path),
+        "digest": run.run.plan.digest(),
+        "sources": {origin: execution.trace.source for origin, execution in run.executions.items()},
+        "step_s": {origin: execution.step_s for origin, execution in run.executions.items()},
+        "speedup": {origin: row.speedup if row else None for origin, row in rows.items()},
+        "simulated_now": run.simulated_now,
+        "steps": each.n_steps,
+        "timeline_steps": [each.steps.start, each.steps.stop],
+        "spans": each.n_spans,
     }
 
 

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import click
 
-from simdist.cli.results_text import fastest_text, results_text
+from simdist.cli.results_text import failed_text, fastest_text, results_text
 from simdist.cli.session import Session
 from simdist.errors import ScenarioError
 from simdist.progress import ProgressBar
+from simdist.sweep.conditions import where
 from simdist.sweep.export import check_parquet, csv_text, write_csv, write_parquet
 from simdist.sweep.fastest import Fastest, fastest, fastest_columns
 from simdist.sweep.results import read_results
-from simdist.sweep.selection import order, where
+from simdist.sweep.selection import order
 from simdist.sweep.table import Columns, Table, columns
 
 __all__ = ["Wanted", "results"]
@@ -30,7 +31,7 @@ class Wanted:
     Args:
         csv: File to write, `-` for stdout; None writes none.
         parquet: Likewise, without `-`.
-        conditions: Of rows, `COLUMN=VALUE`.
+        conditions: Of rows, such as `COLUMN=VALUE`.
         sort: Column, with a dash for the largest first; None keeps the order of the design.
         only_fastest: One row per point.
         only_failed: Only rows that failed.
@@ -63,7 +64,8 @@ def results(session: Session, folders: Sequence[Path], wanted: Wanted) -> None:
         found, text = fastest_columns(table, best), fastest_text(table, best, limit=limit)
     else:
         table = _sorted(table, wanted.sort)
-        found, text = columns(table), results_text(table, limit=limit)
+        found, print_text = columns(table), failed_text if wanted.only_failed else results_text
+        text = print_text(table, limit=limit)
     for note in _notes(whole, wanted):
         session.say(note)
     _write(session, found, wanted)

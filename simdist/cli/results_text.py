@@ -1,17 +1,22 @@
 """The tables of `simdist results`, in the units of people."""
 
-import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from simdist.cli.tables import factor_with_interval, seconds_in_state, seconds_with_interval, table_text
+from simdist.cli.tables import (
+    factor_with_interval,
+    lead_with_interval,
+    seconds_in_state,
+    seconds_with_interval,
+    table_text,
+)
 from simdist.sweep.fastest import Fastest
 from simdist.sweep.selection import short_names
-from simdist.sweep.table import Result, Table, written_text
+from simdist.sweep.table import Result, Table, shown_text, source_text
 
-__all__ = ["fastest_text", "results_text"]
+__all__ = ["failed_text", "fastest_text", "results_text"]
 
-_NUMBER = re.compile(r"(\d+\.\d{4,})(?=\s|%|$)")
 _NOTHING = "-"
 
 
@@ -31,7 +36,7 @@ def results_text(table: Table, *, limit: int | None) -> str:
         return "no rows"
     found = [*_of_points(table), *_of_schedules(table)]
     shown = results[:limit]
-    title = f"{_count(len(results), 'row')}{_over(table)}"
+    title = f"{_count(len(results), 'row')}, {_sources(table)}{_over(table)}"
     cells = [[column.cell(each) for column in found] for each in shown]
     words = [column.header for column in found if column.is_words]
     return table_text(title, [column.header for column in found], cells, words=words) + _more(len(results) - len(shown))
@@ -46,12 +51,62 @@ def fastest_text(table: Table, best: Sequence[Fastest], *, limit: int | None) ->
     shown = best[:limit]
     cells = [[column.cell(each.result) for column in of_points] + _fastest_cells(each) for each in shown]
     words = [*(column.header for column in of_points if column.is_words), "fastest", "next", "clear"]
-    title = f"the fastest schedule at {_count(len(best), 'point')}{_over(table)}; lead: over the next one"
-    return table_text(title, header, cells, words=words) + _more(len(best) - len(shown))
+    n_points = len({each.result.place for each in best})
+    title = (
+        f"the fastest schedule at {_count(n_points, 'point')}, {_sources(table)}{_over(table)}; lead: over the next one"
+    )
+    text = table_text(title, header, cells, words=words) + _more(len(best) - len(shown))
+    return "\n\n".join([text, *_wins(best)])
+
+
+def failed_text(table: Table, *, limit: int | None) -> str:
+    """Return why rows failed, the reasons of most rows first, and which did, the first if there are more than `limit`.
+
+    Args:
+        table: Of rows that failed.
+        limit: Of rows, and of reasons.
+    """
+    results = table.results
+    if not results:
+        return "no rows failed"
+    reasons = Counter(_failure(each) for each in results).most_common()
+    numbers = {reason: str(number) for number, (reason, _) in enumerate(reasons, start=1)}
+    title = f"{_count(len(results), 'row')} failed, for {_count(len(reasons), 'reason')}"
+    why = [[numbers[reason], f"{n_rows:,}", reason] for reason, n_rows in reasons[:limit]]
+    found = [*_of_points(table), _Column("schedule", lambda each: each.schedule, is_words=True)]
+    found.append(_Column("reason", lambda each: numbers[_failure(each)]))
+    shown = results[:limit]
+    cells = [[column.cell(each) for column in found] for each in shown]
+    words = [column.header for column in found if column.is_words]
+    where = table_text("where", [column.header for column in found], cells, words=words)
+    first = table_text(title, ["reason", "rows", "error"], why, words=["error"])
+    return f"{first}\n\n{where}{_more(len(results) - len(shown))}"
+
+
+def _wins(best: Sequence[Fastest]) -> list[str]:
+    """Return a line for each source: which schedule is the fastest at how many points."""
+    sources = dict.fromkeys(each.result.source for each in best)
+    lines = []
+    for source in sources:
+        wins = [each for each in best if each.result.source == source]
+        clear = Counter(each.result.schedule for each in wins if each.is_clear)
+        is_known = any(each.is_clear is not None for each in wins)
+        counts = Counter(each.result.schedule for each in wins).most_common()
+        each_one = (
+            f"{label} at {_count(n, 'point')}{f' ({clear[label]:,} clearly)' * is_known}" for label, n in counts
+        )
+        what = f", {source_text(source)}" if len(sources) > 1 else ""
+        lines.append(f"fastest{what}: {', '.join(each_one)}")
+    return ["\n".join(lines)]
+
+
+def _sources(table: Table) -> str:
+    """Say who took so long: simulated, measured or both."""
+    return " and ".join(sorted({source_text(each.source) for each in table.results}, reverse=True))
 
 
 def _fastest_cells(each: Fastest) -> list[str]:
-    lead = _NOTHING if each.lead is None else factor_with_interval(each.lead, each.lead_ci95)
+    lead = _NOTHING if each.lead is None else lead_with_interval(each.lead, each.lead_ci95)
     clear = _NOTHING if each.is_clear is None else ("yes" if each.is_clear else "no")
     return [
         each.result.schedule,
@@ -80,12 +135,13 @@ def _of_points(table: Table) -> list[_Column]:
     """Return the columns that tell points apart."""
     names = short_names(table.varied)
     found = [_Column("folder", lambda each: each.folder, is_words=True)] if "folder" in table.extras else []
-    found.append(_Column("point", lambda each: str(each.point), is_words=_has_names(table)))
+    if {each.point for each in table.results} != {"."}:  # as runs are that are not in folders
+        found.append(_Column("point", lambda each: str(each.point), is_words=_has_names(table)))
     if "case" in table.extras:
         found.append(_Column("case", lambda each: each.case, is_words=True))
     found += [_varied(column, name) for column, name in zip(table.varied, names, strict=True)]
     if len({each.source for each in table.results}) > 1:
-        found.append(_Column("source", lambda each: each.source, is_words=True))
+        found.append(_Column("source", lambda each: source_text(each.source), is_words=True))
     return found
 
 
@@ -96,18 +152,9 @@ def _has_names(table: Table) -> bool:
 def _varied(column: str, name: str) -> _Column:
     def cell(result: Result) -> str:
         choice = result.choices.get(column)
-        return _rounded(written_text(choice)) if choice else _NOTHING
+        return shown_text(choice) if choice else _NOTHING
 
     return _Column(name, cell)
-
-
-def _rounded(text: str) -> str:
-    """Shorten the numbers that a sample has drawn.
-
-    >>> _rounded("1.4589213 GB/s"), _rounded("25 Gbit/s"), _rounded("0.00257267")
-    ('1.459 GB/s', '25 Gbit/s', '0.002573')
-    """
-    return _NUMBER.sub(lambda match: f"{float(match[1]):.4g}", text)
 
 
 def _of_schedules(table: Table) -> list[_Column]:

@@ -11,12 +11,13 @@ from typing import TextIO, final
 
 from simdist.cli.session import Session
 from simdist.errors import ScenarioError
-from simdist.progress import ProgressBar
+from simdist.progress import ProgressBar, time_left
 from simdist.sweep import InProcess, LocalPool, Sweep, Workers, load, run, write_plans
 from simdist.sweep.dask import SYSTEMS, connected, jobs
 from simdist.sweep.driver import Outcome, State
-from simdist.sweep.plans import RUNS, check_number
+from simdist.sweep.plans import check_number
 from simdist.sweep.store import DESIGN, ROWS, read_jsonl
+from simdist.sweep.table import RUNS
 from simdist.sweep.workers import n_cores
 
 __all__ = ["Ticker", "sweep"]
@@ -144,13 +145,10 @@ def _line(name: str, state: State, passed_s: float) -> str:
 
 
 def _time_left(state: State, passed_s: float) -> str:
-    """Say how long the rest takes at the speed so far; nothing if none is known."""
+    """Say how long the rest takes at the speed of the new ones so far; nothing if there are none."""
     n_new = state.n_new if state.what == "rows" else state.n_done
-    if not n_new:
-        return ""
-    left_s = int((state.n_all - state.n_done) * passed_s / n_new)
-    hours, minutes, seconds = left_s // 3600, left_s // 60 % 60, left_s % 60
-    return f", {f'{hours} h {minutes} min' if hours else f'{minutes} min {seconds} s'} left"
+    left = time_left(n_new, n_new + state.n_all - state.n_done, passed_s)
+    return f", {left}" if left else ""
 
 
 def _summary(name: str, outcome: Outcome, output: Path) -> str:

@@ -13,10 +13,11 @@ from rich.text import Text
 
 from simdist.units import format_seconds
 
-__all__ = ["factor_with_interval", "seconds_in_state", "seconds_with_interval", "table_text"]
+__all__ = ["factor_with_interval", "lead_with_interval", "seconds_in_state", "seconds_with_interval", "table_text"]
 
 _ROUNDING_S = 1e-12  # shorter than anything that is simulated
 _ROUNDING = 1e-9
+_MOST_DIGITS = 5  # of a factor, behind the point
 _WIDTH = 200  # of what is no terminal
 _MIN_WORDS = 20  # columns for a column of words that folds
 
@@ -72,9 +73,42 @@ def factor_with_interval(center: float, interval: tuple[float, float] | None) ->
     >>> factor_with_interval(1.36, (1.34, 1.38)), factor_with_interval(1.117, (1.113, 1.121))
     ('1.36 ± 0.02', '1.117 ± 0.004')
     """
+    half = _half_of(center, interval)
+    return _with_digits(center, half, _digits(half))
+
+
+def lead_with_interval(center: float, interval: tuple[float, float] | None) -> str:
+    """Print a factor near 1 with as many digits as tell on which side of 1 its interval lies.
+
+    >>> lead_with_interval(1.0143, (1.0005, 1.0281)), lead_with_interval(1.025, (1.0248, 1.0252))
+    ('1.0143 ± 0.0138', '1.0250 ± 0.0002')
+    >>> lead_with_interval(1.09, (1.08, 1.1)), lead_with_interval(1.0004, None), lead_with_interval(1.0, None)
+    ('1.09 ± 0.01', '1.0004', '1.00')
+    """
+    half = _half_of(center, interval)
+    digits = _digits(half)
+    while digits < _MOST_DIGITS and not _is_told(center, half, digits):
+        digits += 1
+    return _with_digits(center, half, digits if _is_told(center, half, digits) else _digits(half))
+
+
+def _is_told(center: float, half: float, digits: int) -> bool:
+    """Tell whether a rounded factor says what it says without rounding."""
+    ahead, about = round(abs(center - 1), digits), round(half, digits)
+    is_clear = abs(center - 1) > half
+    return (about > 0 or half == 0) and (ahead > about) == is_clear
+
+
+def _half_of(center: float, interval: tuple[float, float] | None) -> float:
     half = _half(interval) if interval else 0.0
-    half = half if half > _ROUNDING * center else 0.0
-    digits = 3 if 0 < half < 0.01 else 2
+    return half if half > _ROUNDING * center else 0.0
+
+
+def _digits(half: float) -> int:
+    return 3 if 0 < half < 0.01 else 2
+
+
+def _with_digits(center: float, half: float, digits: int) -> str:
     return f"{center:.{digits}f}" + (f" ± {half:.{digits}f}" if half else "")
 
 

@@ -6,18 +6,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from simdist import rundir
+from simdist.calibrated import Calibrated, simulate_run
 from simdist.cli import inputs
 from simdist.cli.data import Loading, compared, reads_text
 from simdist.cli.data_text import errors_text
 from simdist.cli.session import Session
 from simdist.cli.validation_text import summary_text, validation_text
-from simdist.cost import price
-from simdist.engines import simulate
-from simdist.errors import PlanError, ScenarioError, TraceError, UnsupportedError
+from simdist.errors import ScenarioError, TraceError
 from simdist.progress import ProgressBar
 from simdist.ranking import Summary, summarize
 from simdist.rundir import RunDirectory
-from simdist.scenario import Cluster, load_cluster
 from simdist.trace import Trace
 from simdist.validate import Validation
 from simdist.validate import validate as validate_traces
@@ -49,10 +47,10 @@ def validate(session: Session, name: str, *, cluster: Path | None, label: str | 
     inputs.check_picture(plot)
     with ProgressBar(sys.stderr) as bar:
         bar.update("read the traces", 0, None)
-        calibrated = load_cluster(cluster) if cluster else None
+        calibrated = Calibrated.read(cluster) if cluster else None
         runs = _measured(session, name, inputs.read_runs(name, label))
         _warn_of_other_scenarios(session, runs)
-        done = list(_validate(session, runs, cluster, calibrated, bar))
+        done = list(_validate(session, runs, calibrated, bar))
     validations = [each.validation for each in done]
     summary = summarize(validations, baseline=_baseline(runs)) if len(done) > 1 else None
     texts = [_text(each, cluster) for each in done] + ([summary_text(summary)] if summary else [])
@@ -101,7 +99,7 @@ def _missing(run: RunDirectory) -> str | None:
 
 
 def _validate(
-    session: Session, runs: Sequence[RunDirectory], file: Path | None, cluster: Cluster | None, bar: ProgressBar
+    session: Session, runs: Sequence[RunDirectory], calibrated: Calibrated | None, bar: ProgressBar
 ) -> Iterator[_Validated]:
     for number, run in enumerate(runs):
         path = run.path / rundir.REAL
@@ -111,7 +109,7 @@ def _validate(
                 f"{path}: is {real.source!r}, and no measurement: `simdist validate` needs one; move it away"
             )
         bar.update(f"simulate {run.plan.name}", number, len(runs))
-        simulated = _simulated(session, run, file, cluster and _with_device(cluster, run, real))
+        simulated = _simulated(session, run, calibrated, real)
         try:
             validation = validate_traces(real, simulated, run.delays)
         except TraceError as error:
@@ -122,18 +120,11 @@ def _validate(
         yield _Validated(run, real, simulated, validation, loading)
 
 
-def _simulated(session: Session, run: RunDirectory, file: Path | None, cluster: Cluster | None) -> Trace:
+def _simulated(session: Session, run: RunDirectory, calibrated: Calibrated | None, real: Trace) -> Trace:
     """Simulate a run, with its own cluster or with one from a file; write the trace if it is the first of its own."""
-    where = f"{run.path}{f' with {file}' if file else ''}"
-    if cluster:
-        _check_size(run, file, cluster)
-    try:
-        costs = price(run.plan, cluster or run.scenario.cluster, run.scenario.workload)
-        trace = simulate(run.plan, costs, run.delays)
-    except (PlanError, ScenarioError, UnsupportedError) as error:
-        raise type(error)(f"{where}: {error}") from None
+    trace = simulate_run(run, calibrated, real=real)
     kept = run.path / rundir.SIMULATED
-    if cluster:
+    if calibrated:
         return trace
     if not kept.exists():
         rundir.save_trace(trace, kept)
@@ -146,25 +137,8 @@ def _simulated(session: Session, run: RunDirectory, file: Path | None, cluster: 
     return trace
 
 
-def _with_device(cluster: Cluster, run: RunDirectory, real: Trace) -> Cluster:
-    """Let an emulated computation take what the scenario says: it did, whatever the calibrated device could do."""
-    if not real.source.endswith(rundir.EMULATED):
-        return cluster
-    ours = run.scenario.cluster
-    return cluster.model_copy(update={"device": ours.device, "slow_devices": ours.slow_devices})
-
-
 def _differ(a: Trace, b: Trace) -> bool:
     return not bool((abs(a.difference_s(b)) <= 1e-9 * a.makespan_s).all())
-
-
-def _check_size(run: RunDirectory, file: Path | None, cluster: Cluster) -> None:
-    needed = run.scenario.cluster
-    if (cluster.nodes, cluster.gpus_per_node) != (needed.nodes, needed.gpus_per_node):
-        raise ScenarioError(
-            f"{file}: has {cluster.nodes} nodes x {cluster.gpus_per_node} GPUs; {run.path / rundir.SCENARIO} has "
-            f"{needed.nodes} x {needed.gpus_per_node}: write as many, or calibrate the machines of this run"
-        )
 
 
 def _baseline(runs: Sequence[RunDirectory]) -> str:
@@ -215,7 +189,18 @@ def _text(each: _Validated, cluster: Path | None) -> str:
 
 
 def _summary_document(summary: Summary) -> dict[str, object]:
-    return asdict(summary) | {"order_agrees": not summary.wrong_pairs}
+    found = summary.order
+    return {
+        "baseline": summary.baseline,
+        "rows": [asdict(row) for row in summary.rows],
+        "n_clear_pairs": found.n_pairs,
+        "n_right_pairs": len(found.right),
+        "wrong_pairs": found.wrong,
+        "unmeasured_pairs": found.unmeasured,
+        "order_agrees": len(found.right) == found.n_pairs,
+        "median_error": summary.median_error,
+        "worst_error": summary.worst_error,
+    }
 
 
 def _draw(session: Session, done: Sequence[_Validated], plot: Path) -> None:

@@ -1,9 +1,11 @@
 """From a file to a scenario, with every problem at once, and back."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
 
+from simdist.errors import ScenarioError
 from simdist.scenario import strict_yaml
 from simdist.scenario.files import read_text
 from simdist.scenario.problems import problems_of, scenario_error
@@ -38,6 +40,8 @@ def loads(text: str, *, name: str = "<text>", folder: Path = Path()) -> Scenario
         ScenarioError: It is wrong; a line for every problem, each beginning with `name` and the line's number.
     """
     document = strict_yaml.parse(text)
+    if isinstance(document.root, dict) and _is_sweep(document.root):
+        raise ScenarioError(f"{name}: is a sweep, and no scenario: simdist sweep {name} -o DIR")
     problems, scenario = list(document.problems), None
     if isinstance(document.root, dict):
         tree = {"name": Path(name).stem.strip("<>")} | document.root
@@ -52,6 +56,10 @@ def loads(text: str, *, name: str = "<text>", folder: Path = Path()) -> Scenario
     if scenario is None or problems:
         raise scenario_error(name, problems)
     return scenario
+
+
+def _is_sweep(root: Mapping[str | int, object]) -> bool:
+    return "scenario" in root and not root.keys() & {"cluster", "workload", "schedules"}
 
 
 def dump(scenario: Scenario) -> str:

@@ -23,6 +23,7 @@ from simdist.sweep.sampling import (
     Spacing,
     Uniform,
 )
+from simdist.units import SI, Unit, unit_of
 
 __all__ = ["Reader"]
 
@@ -178,14 +179,18 @@ class Reader:
         bounds = self._bounds(at, field, (low, high), rule)
         if bounds is None:
             return None
-        between = [field.text(number) for number in rule.numbers(*bounds)[1:-1]]
+        unit = _unit(field, (low, high))
+        between = [field.text(count, unit) for count in rule.numbers(*map(unit.count, bounds))[1:-1]]
         written = [low, *between, high]
         choices = {choice.number: choice for each in written if (choice := self._choice(at, field, each))}
         return Axis(field, tuple(choices.values()))  # without whole numbers that rounding has made equal
 
     def _distributed(self, at: Path, field: Field, rule: Distribution) -> Axis | None:
         bounds = self._bounds(at, field, rule.bounds(), rule)
-        return None if bounds is None else Axis(field, distribution=rule, bounds=bounds)
+        if bounds is None:
+            return None
+        unit = _unit(field, rule.bounds())
+        return Axis(field, distribution=rule, bounds=tuple(map(unit.count, bounds)), unit=unit)
 
     def _bounds(
         self, at: Path, field: Field, written: tuple[object, ...], rule: Distribution | Spacing
@@ -236,6 +241,12 @@ class Reader:
         except ValueError as error:
             self.fault(at, str(error))
             return None
+
+
+def _unit(field: Field, written: tuple[object, ...]) -> Unit:
+    """Return the unit that bounds are written in, the first if there are two; none for whole numbers, such as bytes."""
+    units = [] if field.is_whole else [unit_of(each) for each in written]
+    return next((unit for unit in units if unit.text), SI)
 
 
 def _mappings(

@@ -40,12 +40,13 @@ _REFRESH_S = 5.0
 
 
 @contextmanager
-def connected(address: str, *, timeout_s: float = 60.0) -> Iterator["DaskCluster"]:
+def connected(address: str, *, timeout_s: float = 60.0, worker_timeout_s: float = 60.0) -> Iterator["DaskCluster"]:
     """Connect to a Dask cluster, and leave it at the end of a `with` statement.
 
     Args:
         address: Of its scheduler, such as `tcp://host:8786`, or the path of its scheduler file.
-        timeout_s: Seconds to wait for the scheduler, and then for a first worker.
+        timeout_s: Seconds to wait for the scheduler.
+        worker_timeout_s: Seconds to wait for a first worker then.
 
     Raises:
         ScenarioError: Dask is not installed, or this is no address.
@@ -58,7 +59,7 @@ def connected(address: str, *, timeout_s: float = 60.0) -> Iterator["DaskCluster
     except (OSError, TimeoutError) as error:
         raise RunError(f"no Dask scheduler answers at {address} within {timeout_s:g} s: {error}") from None
     with client:
-        _await_worker(client, f"the cluster at {address}", timeout_s)
+        _await_worker(client, f"the cluster at {address}", worker_timeout_s)
         yield DaskCluster(client)
 
 
@@ -120,8 +121,12 @@ class DaskCluster:
             self._counted_s = now_s
         return 2 * max(1, self._n_threads)
 
+    def up_s(self, batch: Future[Any]) -> float:
+        """Return that it always was: Dask gives batches to workers that are up."""
+        return -math.inf
+
     def end(self, batch: Future[Any]) -> None:
-        """Do nothing: Dask may have others' work on that worker."""
+        """Do nothing: Dask may have others' work on that worker, so a row that hangs in C is waited for."""
 
 
 def _imported(name: str) -> ModuleType:

@@ -17,7 +17,7 @@ row. A row is named by a hash of all that its numbers follow from, so that it is
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,10 +28,12 @@ from simdist.engines import Engine
 from simdist.scenario import Scenario
 from simdist.scenario.problems import path_text
 from simdist.settings import shown
+from simdist.sweep.bases import kept_fields
 from simdist.sweep.keys import Content, canonical, code_digest
 from simdist.sweep.labels import Labels
 from simdist.sweep.paths import Field, replaced
 from simdist.sweep.sampling import Distribution, Sampling, unit_cube
+from simdist.units import SI, Unit
 
 __all__ = ["Axis", "Case", "Choice", "Point", "RowKey", "Sweep"]
 
@@ -53,23 +55,32 @@ class Choice:
 
 @dataclass(frozen=True)
 class Axis:
-    """A field that is varied: over listed values, or a distribution whose bounds are in SI units."""
+    """A field that is varied: over listed values, or a distribution.
+
+    Args:
+        field: Which one.
+        choices: Values that are listed.
+        distribution: Of its values, instead of a list.
+        bounds: What the distribution is given by, in `unit`.
+        unit: That the bounds are written in, and so are the values; plain SI numbers if it is none.
+    """
 
     field: Field
     choices: tuple[Choice, ...] = ()
     distribution: Distribution | None = None
     bounds: tuple[float, ...] = ()
+    unit: Unit = SI
 
     def at(self, u: float) -> Choice:
         """Return the value at a share `u` of the distribution, 0 < u < 1; listed values are equally likely."""
         if self.distribution is None:
             return self.choices[min(int(u * len(self.choices)), len(self.choices) - 1)]
-        number = self.distribution.quantile(u, self.bounds)
-        written = self.field.text(number)
+        count = self.distribution.quantile(u, self.bounds)
+        written = self.field.text(count, self.unit)
         try:
             return Choice(written, self.field.number(written))
         except ValueError:  # more than the field allows, as 130 % is; its rows fail and say so
-            return Choice(written, number)
+            return Choice(written, self.unit.number(count))
 
     def repeated(self) -> list[Choice]:
         """Return the listed values that are in the list before."""
@@ -171,14 +182,15 @@ class Sweep:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is allowed but probably a mistake, a sentence each."""
+        return (*kept_fields(self.tree, self.fields), *self._repeated())
+
+    def _repeated(self) -> Iterator[str]:
         if self.sampling.kind != "grid":
-            return ()  # twice in a list is twice as likely
+            return  # twice in a list is twice as likely
         twice = "is in the list twice: its points are computed once, and stand in the table twice"
-        return tuple(
-            f"vary.{path_text(axis.field.path)}: {shown(choice.written)} {twice}"
-            for axis in self.axes
-            for choice in axis.repeated()
-        )
+        for axis in self.axes:
+            for choice in axis.repeated():
+                yield f"vary.{path_text(axis.field.path)}: {shown(choice.written)} {twice}"
 
     def points(self) -> Iterator[Point]:
         """Yield all points, case by case."""
@@ -212,6 +224,10 @@ class Sweep:
             RowKey(position, _key(before, self._content.text(schedule)), *self._labels.of(schedule))
             for position, schedule in enumerate(each)
         ]
+
+    def digests(self, trees: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+        """Return the hash of each file that points name, as it was when their rows were named."""
+        return self._content.digests(trees)
 
     def _combinations(self) -> Iterator[tuple[Choice, ...]]:
         if self.sampling.kind == "grid":

@@ -16,6 +16,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, final
@@ -26,7 +27,7 @@ from simdist.sweep.definition import Point, RowKey, Sweep
 from simdist.sweep.keys import code_version
 from simdist.sweep.store import Store
 from simdist.sweep.tasks import Batch, Finished, Record, Task, evaluate, failure, late, written
-from simdist.sweep.workers import LocalPool, Workers, n_cores
+from simdist.sweep.workers import GUARD, LocalPool, Workers, n_cores
 
 __all__ = ["Outcome", "Progress", "State", "run"]
 
@@ -93,14 +94,16 @@ def run(
     Args:
         sweep: What to compute.
         folder: Where results are appended; see `simdist.sweep.store`.
-        workers: Where to compute; a process for each core if None. The caller closes those that it gives.
+        workers: Where to compute; a process for each core if None: each imports the script that calls this, which
+            must then do so under `if __name__ == "__main__":`. The caller closes those that it gives.
         retry: Compute rows again that failed.
         progress: See `Progress`.
         grace_s: Seconds beyond the time limit of a row after which its worker is taken to hang.
 
     Raises:
         ScenarioError: A point of the sweep is no scenario.
-        RunError: The folder cannot be written or is in use, or all workers are lost. What is done stays.
+        RunError: The folder cannot be written or is in use, all workers are lost, or a file that
+            scenarios name changes meanwhile. What is done stays.
     """
     if workers is None:
         with LocalPool(n_cores()) as pool:
@@ -123,7 +126,8 @@ class _Underway:
 
     tasks: tuple[Task, ...]
     is_alone: bool
-    give_up_s: float
+    sent_s: float
+    limit_s: float
 
 
 @final
@@ -232,7 +236,7 @@ class _Driver:
 
     def _submit(self, tasks: tuple[Task, ...], *, is_alone: bool) -> None:
         future = self._submitted(tasks)
-        self._underway[future] = _Underway(tasks, is_alone, self._give_up_s(tasks))
+        self._underway[future] = _Underway(tasks, is_alone, time.monotonic(), self._limit_s(tasks))
 
     def _submitted(self, tasks: tuple[Task, ...]) -> Future[Finished]:
         try:
@@ -242,21 +246,29 @@ class _Driver:
         except (OSError, RuntimeError) as error:  # the executor is shut down, or its connection
             raise _lost() from error
 
-    def _give_up_s(self, tasks: tuple[Task, ...]) -> float:
-        """Return when a batch is late: one other may be worked on before it."""
+    def _limit_s(self, tasks: tuple[Task, ...]) -> float:
+        """Return how long a batch may take: one other may be worked on before it."""
         if self._workers.may_wait:
             return math.inf
         n_rows = min(sum(len(task.rows) for task in tasks), _MAX_LATE)
         n_before = _MAX_LATE if self._underway else 0
-        return time.monotonic() + (n_rows + n_before) * self._sweep.time_limit_s + self._grace_s
+        return (n_rows + n_before) * self._sweep.time_limit_s + self._grace_s
+
+    def _give_up_s(self, future: Future[Finished]) -> float:
+        """Return when a batch is late; the time in which its process starts is no fault of its rows."""
+        sent, up_s = self._underway[future], self._workers.up_s(future)
+        began_s = sent.sent_s + _START_S if up_s is None else max(sent.sent_s, up_s)
+        return began_s + sent.limit_s
 
     def _batch(self, tasks: tuple[Task, ...]) -> Batch:
         sweep = self._sweep
-        return Batch(code_version(), sweep.folder.absolute(), tasks, sweep.n_seeds, sweep.engine, sweep.time_limit_s)
+        digests = sweep.digests(task.tree for task in tasks)
+        folder = sweep.folder.absolute()
+        return Batch(code_version(), folder, digests, tasks, sweep.n_seeds, sweep.engine, sweep.time_limit_s)
 
     def _receive(self) -> None:
         """Take what is done; end the workers of what takes too long."""
-        ends_s = (each.give_up_s for future, each in self._underway.items() if future not in self._late)
+        ends_s = (self._give_up_s(future) for future in self._underway if future not in self._late)
         left_s = min(ends_s, default=math.inf) - time.monotonic()
         done, _ = wait(self._underway, min(max(left_s, 0.0), _TICK_S), FIRST_COMPLETED)
         records: list[Record] = []
@@ -264,8 +276,8 @@ class _Driver:
             records += self._taken(future, self._underway.pop(future))
         self._save(records)
         self._report()
-        for future, sent in self._underway.items():
-            if sent.give_up_s <= time.monotonic() and future not in self._late:
+        for future in self._underway:
+            if future not in self._late and self._give_up_s(future) <= time.monotonic():
                 self._late.add(future)
                 self._workers.end(future)
 
@@ -313,7 +325,8 @@ class _Driver:
         except TimeoutError:
             raise RunError(f"workers do not answer within {_START_S:g} s, before they have work") from None
         except (Exception, SystemExit) as error:
-            raise RunError(f"workers fail before they have work: {_why(error)}") from None
+            hint = f"\nin a script, {GUARD}" if isinstance(error, BrokenProcessPool) else ""
+            raise RunError(f"workers fail before they have work: {_why(error)}{hint}") from None
 
     def _save(self, records: list[Record]) -> None:
         if records:
@@ -338,6 +351,7 @@ def _header(sweep: Sweep) -> dict[str, Any]:
         "baseline": sweep.baseline,
         "seeds": sweep.n_seeds,
         "engine": sweep.engine,
+        "sampling": sweep.sampling.kind,
         "n_points": sweep.n_points,
     }
 

@@ -6,7 +6,9 @@ Scenarios that are written alike share rows, whatever sweep they are in. Not all
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
@@ -16,11 +18,13 @@ import simdist
 from simdist import schedules
 from simdist.scenario import strict_yaml
 
-__all__ = ["Content", "canonical", "code_digest", "code_version"]
+__all__ = ["Content", "canonical", "code_digest", "code_version", "file_digest"]
 
 _NAMING_FILES = ("file", "tensors_file", "index")  # keys of a scenario whose values are names of files
 _NO_NUMBERS = ("cli", "report", "sweep")  # parts of simdist that do not change what a scenario comes to
 _CODE = (".py", ".yaml", ".csv")
+_TICK_S = 2.0  # of the coarsest time of a file: that of FAT
+_UNREADABLE = "unreadable"  # the error of the scenario that names the file says more
 _NONE: Mapping[int, str] = MappingProxyType({})
 
 
@@ -73,9 +77,15 @@ class Content:
         """Write a part of a scenario: the same text just if the same numbers follow from it."""
         return canonical(value, digest=self._digest, known=self._known)
 
+    def digests(self, trees: Iterable[object]) -> dict[str, str]:
+        """Return what each file that scenarios name is like in their text, by its name."""
+        if not self._digests:
+            return {}
+        return {name: self._digest(name) for tree in trees for name in _file_names(tree)}
+
     def _digest(self, name: str) -> str:
         if name not in self._digests:
-            self._digests[name] = _digest(self._folder / name)
+            self._digests[name] = file_digest(self._folder / name)
         return self._digests[name]
 
 
@@ -116,17 +126,39 @@ def _file_names(tree: object) -> Iterator[str]:
             yield from (item for key, item in part.items() if key in _NAMING_FILES and isinstance(item, str))
 
 
-def _digest(path: Path) -> str:
-    """Hash a file; of one in YAML, also those that it names itself."""
-    if not path.is_file():  # to open a pipe would wait for a writer
-        return "unreadable"  # the error of the scenario that names it says more
+def file_digest(path: Path) -> str:
+    """Hash a file; of one in YAML, also those that it names itself. One that has not changed is read once."""
     try:
-        content = path.read_bytes()
+        if not path.is_file():  # to open a pipe would wait for a writer
+            return _UNREADABLE
+        found = path.stat()
+        changed = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
+        is_settled = time.time() - max(found.st_mtime, found.st_ctime) > _TICK_S  # an edit would have another time
+        content = _content(path, changed) if is_settled else _read(path)
     except OSError:
-        return "unreadable"
-    digest = hashlib.sha256(content)
-    if path.suffix in (".yaml", ".yml"):
-        root = strict_yaml.parse(content.decode("utf-8", "replace")).root
-        for name in sorted(set(_file_names(root))):
-            digest.update(_digest(path.parent / name).encode())
+        return _UNREADABLE
+    digest = content.digest.copy()
+    for name in content.names:
+        digest.update(file_digest(path.parent / name).encode())
     return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _FileContent:
+    """What is kept of a file: the hash of its bytes, and which files it names."""
+
+    digest: "hashlib._Hash"
+    names: tuple[str, ...]
+
+
+@functools.lru_cache(maxsize=10_000)
+def _content(path: Path, changed: tuple[int, ...]) -> _FileContent:
+    return _read(path)
+
+
+def _read(path: Path) -> _FileContent:
+    content = path.read_bytes()
+    names: set[str] = set()
+    if path.suffix in (".yaml", ".yml"):
+        names.update(_file_names(strict_yaml.parse(content.decode("utf-8", "replace")).root))
+    return _FileContent(hashlib.sha256(content), tuple(sorted(names)))

@@ -22,6 +22,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 from simdist.scenario import Scenario, strict_yaml
 from simdist.scenario.problems import path_text
 from simdist.settings import FromFile, Settings, nearest, shown
+from simdist.units import SI, Unit
 
 __all__ = ["ANYWHERE", "Field", "Path", "find_field", "flat_text", "parse_path", "replaced"]
 
@@ -79,8 +80,16 @@ class Field:
             raise ValueError(self._fault(value) or f"{shown(value)} is no value of {self.column}") from None
         return flat_text(value) if found is None else found
 
-    def text(self, number: float) -> object:
-        """Return a number in SI units as it is written in a scenario file; where it must be whole, the nearest one."""
+    def text(self, count: float, unit: Unit = SI) -> object:
+        """Return so many of a unit as they are written in a scenario file; where they must be whole, the nearest one.
+
+        Args:
+            count: How many.
+            unit: That of bounds in a file; without one, `count` is in SI units, and the shortest text is returned.
+        """
+        if unit.text:
+            return unit.written(count)
+        number = count
         number = round(number) if self.is_whole else number
         if self.reader is None:
             return number

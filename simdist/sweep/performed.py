@@ -19,7 +19,7 @@ from simdist.sweep.definition import Choice
 from simdist.sweep.differences import differing, fields_of, schedule_fields_of
 from simdist.sweep.table import EPOCHS, Result, Source, Table, compared, lonely
 
-__all__ = ["POINT", "PlannedPoint", "read_runs"]
+__all__ = ["POINT", "PlannedPoint", "extras_of", "read_runs", "with_links_note"]
 
 POINT = "point.json"
 """Beside the run directories of a point: what it sets."""
@@ -100,7 +100,15 @@ def read_runs(folder: Path, paths: Iterable[Path], *, baseline: str = "sync") ->
         how = "`simdist simulate RUN` or `torchrun ... -m real RUN` makes one"
         notes.append(f"{folder}: {n_missing:,} of {len(runs):,} runs have no trace yet: {how}")
     varied = (*planned, *(column for column in found if column not in planned))
-    return Table(varied, results, n_missing, _extras(results), tuple(notes), baseline)
+    return with_links_note(Table(varied, results, n_missing, extras_of(results), tuple(notes), baseline))
+
+
+def with_links_note(table: Table) -> Table:
+    """Say of simulations that are compared with measurements which machine they are of."""
+    if all(each.error_ratio is None for each in table.results):
+        return table
+    note = "sim. error: with the links of the scenario; `simdist validate RUN --cluster FILE` takes calibrated ones"
+    return replace(table, notes=tuple(dict.fromkeys((*table.notes, note))))
 
 
 def _read(folder: Path, path: Path) -> _Run:
@@ -167,9 +175,10 @@ def _choices(run: _Run, columns: Sequence[str]) -> dict[str, Choice]:
     return {column: there[column] for column in columns if column in there}
 
 
-def _extras(results: Sequence[Result]) -> frozenset[str]:
+def extras_of(results: Sequence[Result]) -> frozenset[str]:
+    """Return which of the columns that only some tables have rows of runs need."""
     found = {
-        "run": True,
+        "run": any(each.run for each in results),
         "case": any(each.case for each in results),
         "error_ratio": any(each.error_ratio is not None for each in results),
         **dict.fromkeys(EPOCHS, any(each.epochs_s for each in results)),

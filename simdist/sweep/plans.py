@@ -11,15 +11,13 @@ from simdist.errors import PlanError, RunError, ScenarioError, UnsupportedError
 from simdist.scenario import Scenario
 from simdist.sweep.definition import Point, Sweep
 from simdist.sweep.performed import POINT, PlannedPoint
+from simdist.sweep.table import RUNS
 from simdist.sweep.tasks import alone
 
-__all__ = ["MAX_PLANS", "RUNS", "Planned", "check_number", "write_plans"]
+__all__ = ["MAX_PLANS", "Planned", "check_number", "write_plans"]
 
 MAX_PLANS = 1_000
 """Run directories that are written at most: someone has to run them."""
-
-RUNS = "runs"
-"""The folder for them in the folder of a sweep."""
 
 Progress = Callable[[int, int], None]
 """Called with points that are done and points in all."""

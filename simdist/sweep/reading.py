@@ -1,7 +1,7 @@
 """From a sweep file to a sweep, with every problem at once."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -97,6 +97,9 @@ def loads(text: str, *, name: str = "<text>", folder: Path = Path()) -> Sweep:
         ScenarioError: It is wrong; a line for every problem, each beginning with `name` and the line's number.
     """
     document = strict_yaml.parse(text)
+    if isinstance(document.root, dict) and _is_scenario(document.root):
+        hint = f"simdist compare {name}; a sweep names it, and what it varies: {_SHAPE}"
+        raise ScenarioError(f"{name}: is a scenario, and no sweep: {hint}")
     problems, file = [*_with_hints(document.problems, text)], None
     if isinstance(document.root, dict):
         try:
@@ -109,6 +112,10 @@ def loads(text: str, *, name: str = "<text>", folder: Path = Path()) -> Sweep:
     if file is None or problems:
         raise scenario_error(name, problems)
     return _sweep(document, file, name, folder)
+
+
+def _is_scenario(root: Mapping[str | int, object]) -> bool:
+    return "scenario" not in root and bool(root.keys() & {"cluster", "workload", "schedules"})
 
 
 def _sweep(document: Document, file: SweepFile, name: str, folder: Path) -> Sweep:

@@ -9,6 +9,7 @@ from simdist import rundir
 from simdist.errors import ScenarioError
 from simdist.sweep.computed import is_sweep, read_sweep
 from simdist.sweep.export import frame_of
+from simdist.sweep.merging import merged
 from simdist.sweep.performed import read_runs
 from simdist.sweep.store import DESIGN
 from simdist.sweep.table import Table, columns, joined
@@ -70,7 +71,7 @@ def _tables(folder: Path, baseline: str | None) -> list[Table]:
     runs = rundir.inside(folder)
     if is_sweep(folder):
         sweep = read_sweep(folder, baseline=baseline)
-        return [sweep, *([read_runs(folder, runs, baseline=sweep.baseline)] if runs else [])]
+        return [merged(sweep, read_runs(folder, runs, baseline=sweep.baseline)) if runs else sweep]
     if others := sorted(str(path.parent) for path in folder.rglob(DESIGN)):
         raise ScenarioError(
             f"{folder}: holds sweeps, but is none: write which, e.g. simdist results {' '.join(others[:3])}"

@@ -1,23 +1,32 @@
 """Points of a space of parameters: distributions, and where in the unit cube to look.
 
 A distribution is given by its quantile function, so that it serves random numbers as well as a Sobol sequence. Numbers
-are rounded to six digits: a table of them can be read, and a value typed from it gives the same scenario.
+are in the unit that their bounds are written in, and rounded to six digits: a table of them can be read, and a value
+typed from it gives the same scenario.
 
 A longer sample begins with the shorter one: more points never make those that are computed already worthless.
 """
 
 import math
+import signal
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self, TypeAlias, final
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, model_validator
 
+from simdist.errors import RunError
 from simdist.scenario.portable import exp, log, normal_quantile
 from simdist.settings import Settings, refuse, shown
 from simdist.units import Factor, Whole
+
+if TYPE_CHECKING:
+    from scipy.stats import qmc
 
 __all__ = [
     "Distribution",
@@ -64,11 +73,11 @@ class Spacing(Settings, ABC):
 
     @abstractmethod
     def numbers(self, low: float, high: float) -> list[float]:
-        """Return all values, the ends in SI units among them."""
+        """Return all values from one end to the other, in the unit of both."""
 
     def problem(self, bounds: tuple[float, ...]) -> str | None:
         """Say what is wrong with the ends, if anything."""
-        return _order_problem(bounds)
+        return _order_problem(bounds, self.ends())
 
 
 @final
@@ -105,7 +114,7 @@ class Geometric(Spacing):
 
     def problem(self, bounds: tuple[float, ...]) -> str | None:
         """Say if the lower end is 0, too."""
-        return _log_problem(bounds)
+        return _log_problem(bounds, self.ends())
 
 
 class Distribution(Settings, ABC):
@@ -117,11 +126,11 @@ class Distribution(Settings, ABC):
 
     @abstractmethod
     def quantile(self, u: float, bounds: tuple[float, ...]) -> float:
-        """Return the value below which a share `u`, 0 < u < 1, of all values is; `bounds` in SI units."""
+        """Return the value below which a share `u`, 0 < u < 1, of all values is, in the unit of `bounds`."""
 
     def problem(self, bounds: tuple[float, ...]) -> str | None:
         """Say what is wrong with the values that it is given by, if anything."""
-        return _order_problem(bounds)
+        return _order_problem(bounds, self.bounds())
 
 
 @final
@@ -155,7 +164,7 @@ class LogUniform(Distribution):
 
     def problem(self, bounds: tuple[float, ...]) -> str | None:
         """Say if the lower bound is 0, too."""
-        return _log_problem(bounds)
+        return _log_problem(bounds, self.bounds())
 
 
 @final
@@ -228,6 +237,9 @@ Unit: TypeAlias = NDArray[np.float64]
 def unit_cube(sampling: Sampling, n_dimensions: int) -> Iterator[Unit]:
     """Yield the points of a random or Sobol sample, each `[n_dimensions]` with values in (0, 1).
 
+    Raises:
+        RunError: The table that Sobol's sequence is made of could not be read.
+
     >>> [point.round(3).tolist() for point in unit_cube(Sampling(kind="random", points=2), 2)]
     [[0.449, 0.804], [0.48, 0.591]]
     """
@@ -247,10 +259,48 @@ def _sobol(random: np.random.Philox, n_dimensions: int) -> Iterator[Unit]:
     from scipy.stats import qmc  # takes half a second
 
     shift = _uniform(random, n_dimensions)
-    engine = qmc.Sobol(n_dimensions, scramble=False)
+    with _uninterrupted():
+        engine = qmc.Sobol(n_dimensions, scramble=False)
+    points = _sequence(engine)
+    _check_strata(points)
     while True:
-        points = (np.asarray(engine.random(_BATCH), dtype=np.float64) + shift) % 1.0
-        yield np.clip(points, 2.0**-54, 1 - 2.0**-53)
+        yield np.clip((points + shift) % 1.0, 2.0**-54, 1 - 2.0**-53)
+        points = _sequence(engine)
+
+
+def _sequence(engine: "qmc.Sobol") -> Unit:
+    return np.asarray(engine.random(_BATCH), dtype=np.float64)
+
+
+def _check_strata(first: Unit) -> None:
+    """Refuse a sequence whose first points do not lie in equal intervals, one in each: scipy makes it of a table.
+
+    Raises:
+        RunError: It does not; an error of the table's file is printed by scipy, and not raised.
+    """
+    n = len(first)
+    if not np.array_equal(np.sort(first, axis=0) * n, np.broadcast_to(np.arange(n)[:, None], first.shape)):
+        raise RunError("scipy could not read its table for Sobol's sequence, so the points are wrong: run it again")
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Keep Ctrl-C until the end: code that swallows exceptions would lose it, and go on with what is half done.
+
+    Python raises KeyboardInterrupt in the main thread only, whichever thread the signal goes to.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    kept: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: kept.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if kept:
+        before(*kept[0])
 
 
 def _uniform(random: np.random.Philox, n: int) -> Unit:
@@ -263,13 +313,15 @@ def _rounded(value: float, low: float = 0.0, high: float = math.inf) -> float:
     return min(max(low, float(f"{value:.{_N_DIGITS}g}")), high)
 
 
-def _order_problem(bounds: tuple[float, ...]) -> str | None:
-    low, high = bounds
-    return None if low < high else f"{low:g} is not below {high:g}: write the lower one first"
+def _order_problem(bounds: tuple[float, ...], written: tuple[object, ...]) -> str | None:
+    if bounds[0] < bounds[1]:
+        return None
+    low, high = (each if isinstance(each, str) else shown(each) for each in written)
+    return f"{low} is not below {high}: write the lower one first"
 
 
-def _log_problem(bounds: tuple[float, ...]) -> str | None:
-    return "0 has no logarithm: write a lower value above 0" if bounds[0] <= 0 else _order_problem(bounds)
+def _log_problem(bounds: tuple[float, ...], written: tuple[object, ...]) -> str | None:
+    return "0 has no logarithm: write a lower value above 0" if bounds[0] <= 0 else _order_problem(bounds, written)
 
 
 def _exp(x: float) -> float:

@@ -1,18 +1,16 @@
-"""Some rows of a table, and their order."""
+"""Columns by their names, and the order of rows."""
 
-import math
+import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
 from simdist.errors import ScenarioError
 from simdist.settings import nearest, shown
-from simdist.sweep.table import Columns, Result, Table, columns, written_text
+from simdist.sweep.table import Columns
 
-__all__ = ["find_column", "order", "short_names", "where"]
+__all__ = ["find_column", "order", "short_names"]
 
 _UNIT = re.compile(r"_(per_s|s|Bps|nbytes)$")
-_MANY = 12  # values that a message names
 
 
 def short_names(columns: Sequence[str]) -> list[str]:
@@ -55,56 +53,16 @@ def find_column(names: Sequence[str], wanted: str) -> str:
     ]
     if len(found) == 1:
         return found[0]
-    hint = f"write {' or '.join(found)}" if found else nearest(wanted, [*names, *short_names(names)])
+    hint = f"write {' or '.join(found)}" if found else _nearest(wanted, names)
     raise ScenarioError(f"there is no column {shown(wanted)}: {hint}")
 
 
-def where(table: Table, conditions: Sequence[str]) -> Table:
-    """Return the rows that fulfil all conditions `COLUMN=VALUE`.
-
-    A value is written as in the table, as in the sweep file, or in SI units.
-
-    Raises:
-        ScenarioError: A condition is no condition, or no row fulfils it.
-    """
-    kept = [True] * len(table.results)
-    found = columns(table)
-    for condition in conditions:
-        name, equals, wanted = condition.partition("=")
-        if not equals:
-            raise ScenarioError(f"--where {shown(condition)}: write COLUMN=VALUE, e.g. schedule=sync")
-        column = find_column(list(found), name.strip())
-        pairs = zip(table.results, found[column], strict=True)
-        fulfils = [_is(value, _written(each, column), wanted.strip()) for each, value in pairs]
-        if table.results and not any(fulfils):
-            raise ScenarioError(f"--where {condition}: no row has that; {column} is {_values(table, column)}")
-        kept = [both and one for both, one in zip(kept, fulfils, strict=True)]
-    return replace(table, results=tuple(each for each, keep in zip(table.results, kept, strict=True) if keep))
-
-
-def _is(value: object, written: str | None, wanted: str) -> bool:
-    if wanted in ("" if value is None else str(value), written):
-        return True
-    try:
-        number = float(wanted)
-    except ValueError:
-        return written is not None and written.replace(" ", "") == wanted.replace(" ", "")
-    return isinstance(value, int | float) and math.isclose(value, number, rel_tol=1e-9)
-
-
-def _written(result: Result, column: str) -> str | None:
-    return written_text(result.choices[column]) if column in result.choices else None
-
-
-def _values(table: Table, column: str) -> str:
-    """Name the values of a column, as they are written."""
-    found = columns(table)[column]
-    texts = dict.fromkeys(
-        _written(each, column) or ("" if value is None else str(value))
-        for each, value in zip(table.results, found, strict=True)
-    )
-    named = [text or "empty" for text in texts][:_MANY]
-    return ", ".join(named) + (", ..." if len(texts) > _MANY else "")
+def _nearest(wanted: str, names: Sequence[str]) -> str:
+    """Return the end of a message: the column that was meant, or each once, the most similar first."""
+    pairs = zip(names, short_names(names), strict=True)
+    known = [short if "." in name else name for name, short in pairs]
+    known.sort(key=lambda name: -difflib.SequenceMatcher(None, wanted, name).ratio())
+    return nearest(wanted, known)
 
 
 def order(columns: Columns, column: str) -> list[int]:

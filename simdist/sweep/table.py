@@ -3,6 +3,7 @@
 The same columns serve pandas, CSV, Parquet and JSON; `columns` makes them. What a row does not have is None there.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
@@ -15,6 +16,7 @@ from simdist.sweep.definition import Choice
 __all__ = [
     "EPOCHS",
     "OPTIONAL",
+    "RUNS",
     "Columns",
     "Result",
     "Source",
@@ -23,6 +25,8 @@ __all__ = [
     "compared",
     "joined",
     "lonely",
+    "shown_text",
+    "source_text",
     "written_text",
 ]
 
@@ -32,6 +36,11 @@ Columns: TypeAlias = dict[str, list[object]]
 
 EPOCHS = frozenset({"staging_s", "epoch_first_s", "epoch_last_s"})
 """Columns of tables with a data set."""
+
+RUNS = "runs"
+"""The folder for run directories in the folder of a sweep: RUNS/POINT/LABEL."""
+
+_DRAWN = re.compile(r"(\d+\.\d{4,})(?=\s|%|[A-Za-z]|$)")
 
 OPTIONAL = frozenset({"folder", "case", "run", "error_ratio"}) | EPOCHS
 """Columns that stand only in tables that have something in them."""
@@ -78,9 +87,14 @@ class Result:
     folder: str = ""
 
     @property
+    def place(self) -> tuple[object, ...]:
+        """What all rows of a point have in common, those of a sweep and those of the runs in its folder."""
+        return self.folder, self.point, f"/{self.run}".rpartition(f"/{RUNS}/")[0]
+
+    @property
     def group(self) -> tuple[object, ...]:
-        """What rows that may be compared with each other have in common."""
-        return self.folder, self.point, self.source, self.run.rpartition("/")[0]
+        """What rows that may be compared with each other have in common: their seeds, too."""
+        return *self.place, self.source, bool(self.run)
 
 
 @dataclass(frozen=True)
@@ -182,6 +196,20 @@ def columns(table: Table) -> Columns:
 def written_text(choice: Choice) -> str:
     """Return a value as a scenario file has it, on one line."""
     return choice.written if isinstance(choice.written, str) else strict_yaml.dump_line(choice.written)
+
+
+def shown_text(choice: Choice) -> str:
+    """Return a value for people: as written, what a sample has drawn with four digits.
+
+    >>> shown_text(Choice("1.4589213 GB/s", 1458921300.0)), shown_text(Choice(0.00257267, 0.00257267))
+    ('1.459 GB/s', '0.002573')
+    """
+    return _DRAWN.sub(lambda match: f"{float(match[1]):.4g}", written_text(choice))
+
+
+def source_text(source: Source) -> str:
+    """Return the word for people for who took so long."""
+    return "measured" if source == "real" else "simulated"
 
 
 def _number(result: Result, column: str) -> object:

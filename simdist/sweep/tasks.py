@@ -7,6 +7,7 @@ on every machine, so it does not say when or where it was computed.
 import ctypes
 import json
 import math
+import platform
 import signal
 import threading
 import time
@@ -27,7 +28,7 @@ from simdist.scenario import Scenario
 from simdist.scenario.problems import path_text
 from simdist.settings import FromFile
 from simdist.sweep.definition import RowKey
-from simdist.sweep.keys import code_version
+from simdist.sweep.keys import code_version, file_digest
 
 __all__ = ["Batch", "Finished", "Record", "Task", "alone", "evaluate", "failure", "late", "record", "written"]
 
@@ -54,6 +55,7 @@ class Batch:
     Args:
         version: Of simdist and its code; a worker of another one refuses.
         folder: Files in scenarios are relative to it.
+        digests: What the files were like when rows were named, by the names that scenarios have for them.
         tasks: What to do.
         n_seeds: Seeds of delays, counted up from the scenario's.
         engine: `auto` takes the fast engine wherever it is exact.
@@ -62,6 +64,7 @@ class Batch:
 
     version: str
     folder: Path
+    digests: Mapping[str, str]
     tasks: tuple[Task, ...]
     n_seeds: int
     engine: Engine
@@ -98,13 +101,25 @@ def evaluate(batch: Batch) -> Finished:
     """Measure all rows of a batch; a row that fails becomes a record of its error.
 
     Raises:
-        RunError: This is another version of simdist than the one that asks.
+        RunError: This is another version of simdist than the one that asks, or a file is another one.
     """
     if batch.version != code_version():
         raise RunError(f"a worker has simdist {code_version()}; this is {batch.version}: install the same everywhere")
     began_s = time.perf_counter()
+    _check_files(batch)
     records = [item for task in batch.tasks for item in _records(task, batch)]
+    _check_files(batch)  # what was edited meanwhile is in the records
     return Finished(tuple(records), time.perf_counter() - began_s)
+
+
+def _check_files(batch: Batch) -> None:
+    for name, digest in batch.digests.items():
+        path = batch.folder / name
+        if file_digest(path) != digest:
+            raise RunError(
+                f"{path}: has changed since the sweep began, or is another file on {platform.node()}, where a worker "
+                "is: see that it is the same everywhere, and run the sweep again; what is done is saved"
+            )
 
 
 def _records(task: Task, batch: Batch) -> Iterator[Record]:

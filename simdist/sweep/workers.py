@@ -5,10 +5,14 @@ busy, and how to end a worker that does not answer. A worker that has died is re
 asked for.
 """
 
+import inspect
+import math
 import multiprocessing
 import os
 import signal
 import threading
+import time
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -20,7 +24,10 @@ from typing import Any, Protocol, Self, final
 
 from simdist.errors import RunError
 
-__all__ = ["InProcess", "LocalPool", "Workers", "n_cores"]
+__all__ = ["GUARD", "InProcess", "LocalPool", "Workers", "n_cores"]
+
+GUARD = "write `if __name__ == '__main__':` above what runs the sweep, and indent that"
+"""What a script with a `LocalPool` needs."""
 
 
 class Workers(Protocol):
@@ -39,6 +46,10 @@ class Workers(Protocol):
     @property
     def may_wait(self) -> bool:
         """Whether a batch may wait for the work of others, so that silence does not mean that a worker hangs."""
+        ...
+
+    def up_s(self, batch: Future[Any]) -> float | None:
+        """Return when the worker that has a batch was ready for work, by `time.monotonic`; None if it still starts."""
         ...
 
     def end(self, batch: Future[Any]) -> None:
@@ -60,6 +71,10 @@ class InProcess:
         self.n_underway = 1
         self.may_wait = False
 
+    def up_s(self, batch: Future[Any]) -> float:
+        """Return that it always was."""
+        return -math.inf
+
     def end(self, batch: Future[Any]) -> None:
         """Do nothing: a batch is done when the driver gets it."""
 
@@ -80,7 +95,12 @@ class LocalPool:
     """Processes of this machine; in a `with` statement they end with it."""
 
     def __init__(self, n_workers: int) -> None:
-        """Start each when its first batch comes."""
+        """Start each when its first batch comes.
+
+        Raises:
+            RunError: A process of a pool imports the script that made it, which makes one again.
+        """
+        _check_guard()
         self.n_underway = 2 * n_workers
         self.may_wait = False
         self._processes = _Processes(n_workers)
@@ -100,6 +120,10 @@ class LocalPool:
         """What takes batches."""
         return self._processes
 
+    def up_s(self, batch: Future[Any]) -> float | None:
+        """Return when the process that has a batch had imported what it needs."""
+        return self._processes.up_s(batch)
+
     def end(self, batch: Future[Any]) -> None:
         """Kill the process that has a batch."""
         self._processes.end(batch)
@@ -109,16 +133,38 @@ class LocalPool:
         self._processes.close()
 
 
+def _new_pool() -> ProcessPoolExecutor:
+    # Not forked: this process has threads. What is spawned imports simdist anew, half a second per process.
+    spawn = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(1, mp_context=spawn, initializer=_initialize)
+
+
 @dataclass(slots=True)
 class _Slot:
-    """A process, as a pool of one, and what it was given."""
+    """A process, as a pool of one, when it was up, and what it was given."""
 
-    pool: ProcessPoolExecutor
+    pool: ProcessPoolExecutor = field(default_factory=_new_pool)
+    is_started: bool = False
+    up_s: float | None = None
     given: list[Future[Any]] = field(default_factory=list)
 
     def n_waiting(self) -> int:
         self.given = [each for each in self.given if not each.done()]
         return len(self.given)
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        if not self.is_started:
+            _submitted(self.pool, _answer).add_done_callback(self._note)
+            self.is_started = True
+        return _submitted(self.pool, fn, *args, **kwargs)
+
+    def renew(self) -> None:
+        self.pool.shutdown(wait=False)
+        self.pool, self.is_started, self.up_s = _new_pool(), False, None
+
+    def _note(self, answer: Future[None]) -> None:
+        if not answer.cancelled() and answer.exception() is None:
+            self.up_s = time.monotonic()
 
     def kill(self) -> list[BaseProcess]:
         processes: list[BaseProcess] = list((self.pool._processes or {}).values())
@@ -132,19 +178,21 @@ class _Processes(Executor):
     """Pools of one process each: one that dies takes with it what it was given, not what all others work on."""
 
     def __init__(self, n_processes: int) -> None:
-        self._slots = [_Slot(_new_pool()) for _ in range(n_processes)]
+        self._slots = [_Slot() for _ in range(n_processes)]
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         slot = min(self._slots, key=_Slot.n_waiting)
         with _shielded():
             try:
-                future = _submitted(slot.pool, fn, *args, **kwargs)
+                future = slot.submit(fn, *args, **kwargs)
             except BrokenExecutor:  # its process has died
-                slot.pool.shutdown(wait=False)
-                slot.pool = _new_pool()
-                future = _submitted(slot.pool, fn, *args, **kwargs)
+                slot.renew()
+                future = slot.submit(fn, *args, **kwargs)
         slot.given.append(future)
         return future
+
+    def up_s(self, batch: Future[Any]) -> float | None:
+        return next((slot.up_s for slot in self._slots if batch in slot.given), None)
 
     def end(self, batch: Future[Any]) -> None:
         for slot in self._slots:
@@ -159,10 +207,8 @@ class _Processes(Executor):
             process.join()
 
 
-def _new_pool() -> ProcessPoolExecutor:
-    # Not forked: this process has threads. What is spawned imports simdist anew, half a second per process.
-    spawn = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, mp_context=spawn, initializer=_initialize)
+def _answer() -> None:
+    """Do nothing, when a process is up."""
 
 
 def _submitted(pool: ProcessPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -170,6 +216,17 @@ def _submitted(pool: ProcessPoolExecutor, fn: Callable[..., Any], /, *args: Any,
         return pool.submit(fn, *args, **kwargs)
     except OSError as error:
         raise RunError(f"cannot start a process: {error.strerror or error}; take fewer --workers") from None
+
+
+def _check_guard() -> None:
+    """Refuse to start processes while one that was started imports the script, under the name that it has then.
+
+    Source:
+        "Safe importing of main module" in the reference of Python's `multiprocessing`.
+    """
+    for frame, _ in traceback.walk_stack(inspect.currentframe()):
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__mp_main__":
+            raise RunError(f"{frame.f_code.co_filename}: each process of a sweep imports this script: {GUARD}")
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from simdist.report.page.document import asset, document
 from simdist.report.page.model import Report
-from simdist.report.page.sections.heading import heading
+from simdist.report.page.sections.heading import heading, title
 from simdist.report.page.sections.reality import reality_section
 from simdist.report.page.sections.sources import sources_section
 from simdist.report.page.sections.speed import speed_section
@@ -26,14 +26,14 @@ def runs_page(report: Report, shown: Sequence[Shown]) -> str:
     sections = [
         speed_section(report) if len(report.runs) > 1 else None,
         states_section(report),
-        timelines_section(report, shown),
+        timelines_section(shown),
         stragglers_section(report),
         reality_section(report),
         sources_section(report),
     ]
     css, script = timeline_assets()
     return document(
-        f"{report.baseline.run.scenario.name}: simdist report",
+        f"{title(report)}: simdist report",
         header=heading(report),
         sections=[section for section in sections if section],
         styles=[css],

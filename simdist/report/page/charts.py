@@ -9,7 +9,7 @@ from simdist.report.page.html import Html, tag
 
 __all__ = ["HATCHED", "Bar", "BarGroup", "Segment", "bar_chart", "ticks"]
 
-_LABEL, _BAR, _GAP, _GROUP_GAP, _AXIS = 22, 18, 5, 12, 44  # heights in pixels
+_HEADING, _LABEL, _BAR, _GAP, _GROUP_GAP, _AXIS = 26, 22, 18, 5, 12, 44  # heights in pixels
 _SCALE = 66.0  # percent of the width; the text of the longest bar fits into the rest on a phone
 
 HATCHED = {
@@ -52,10 +52,17 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class BarGroup:
-    """Bars below a common label."""
+    """Bars below a common label.
+
+    Args:
+        label: Of the bars.
+        bars: From top to bottom.
+        heading: Of this group and those after it, up to the next heading; none if empty.
+    """
 
     label: str
     bars: tuple[Bar, ...]
+    heading: str = ""
 
 
 def bar_chart(groups: Sequence[BarGroup], *, element_id: str, title: str, axis: str, mark: float | None = None) -> Html:
@@ -69,7 +76,7 @@ def bar_chart(groups: Sequence[BarGroup], *, element_id: str, title: str, axis: 
         mark: Where a dashed line is drawn.
     """
     longest = max((bar.length for group in groups for bar in group.bars), default=0.0) or 1.0
-    heights = [_LABEL + len(group.bars) * (_BAR + _GAP) + _GROUP_GAP for group in groups]
+    heights = [_top(group) + len(group.bars) * (_BAR + _GAP) + _GROUP_GAP for group in groups]
     bottom = sum(heights)
     parts = [_hatches(element_id), _axis(longest, bottom, axis)]
     if mark is not None and mark <= longest:
@@ -82,10 +89,18 @@ def bar_chart(groups: Sequence[BarGroup], *, element_id: str, title: str, axis: 
     return tag("svg", *parts, class_="chart", role="img", aria_label=title, width="100%", height=bottom + _AXIS)
 
 
+def _top(group: BarGroup) -> int:
+    """Return the height of what stands above the bars of a group."""
+    return _LABEL + (_HEADING if group.heading else 0)
+
+
 def _group(group: BarGroup, top: int, longest: float, element_id: str) -> Html:
-    parts = [tag("text", shortened(group.label), x=0, y=top + 15, class_="label")]
+    below = top + _top(group)
+    parts = [tag("text", shortened(group.label), x=0, y=below - _LABEL + 15, class_="label")]
+    if group.heading:
+        parts.append(tag("text", shortened(group.heading, most=64), x=0, y=top + 15, class_="heading"))
     for number, bar in enumerate(group.bars):
-        parts.append(_bar(bar, top + _LABEL + number * (_BAR + _GAP), longest, element_id))
+        parts.append(_bar(bar, below + number * (_BAR + _GAP), longest, element_id))
     return tag("g", *parts)
 
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from simdist.analysis import Waiting, waiting
 from simdist.breakdown import STATES, breakdown
+from simdist.calibrated import Calibrated
 from simdist.compare import Measured, Row, row
 from simdist.errors import TraceError
 from simdist.report.page.machines import Machines
@@ -13,7 +15,7 @@ from simdist.rundir import RunDirectory
 from simdist.trace import Trace
 from simdist.validate import Validation
 
-__all__ = ["ORIGINS", "Execution", "Origin", "Report", "ReportedRun"]
+__all__ = ["ORIGINS", "Execution", "Origin", "Report", "ReportedPoint", "ReportedRun"]
 
 Origin: TypeAlias = Literal["simulated", "measured"]
 ORIGINS: tuple[Origin, ...] = ("simulated", "measured")
@@ -68,12 +70,12 @@ class ReportedRun:
     """A run directory on the page.
 
     Args:
-        label: The schedule's label; with the directory's name where two runs have the same.
+        label: What it is called, unlike all others on the page; see `simdist.report.page.points`.
         run: What was executed.
         executions: Simulated, measured, or both; at least one.
         validation: How both compare, if there are both.
         machines: What the measurement says of the machines, if it says anything.
-        simulated_now: It had no trace, so that it was simulated for the page.
+        simulated_now: It was simulated for the page: it had no trace, or other machines are simulated.
         notes: What a reader must know of it, in sentences.
     """
 
@@ -85,36 +87,76 @@ class ReportedRun:
     simulated_now: bool
     notes: tuple[str, ...]
 
+    @property
+    def path(self) -> Path:
+        """Its directory, which tells it apart from all others."""
+        return self.run.path
+
+
+@dataclass(frozen=True)
+class ReportedPoint:
+    """The runs in one folder, which are schedules of one scenario and are compared with each other.
+
+    Args:
+        folder: Relative to that of all runs; empty if the page has just one.
+        title: The folder and what its scenario has that others have not; empty as well.
+        runs: One or more; the baseline first.
+        has_baseline: Whether the first is the baseline; else there are no speed-ups here.
+        notes: What a reader must know of them together, in sentences.
+    """
+
+    folder: str
+    title: str
+    runs: tuple[ReportedRun, ...]
+    has_baseline: bool
+    notes: tuple[str, ...]
+
+    def rows(self, origin: Origin) -> dict[Path, Row]:
+        """Return the lines of the speed-up table, by run; none if the baseline was not simulated, or measured."""
+        base = self.runs[0].executions.get(origin) if self.has_baseline else None
+        if base is None:
+            return {}
+        done = {run.path: run.executions[origin] for run in self.runs if origin in run.executions}
+        return {path: row(each.times, base.times) for path, each in done.items()}
+
 
 @dataclass(frozen=True)
 class Report:
     """Everything that a page of runs shows.
 
     Args:
-        runs: One or more; the others are compared with the first.
-        notes: What a reader must know of the runs together, in sentences.
+        points: One or more.
+        base: What speed-ups are over, in words: the label of the baseline, the same at all points.
+        calibrated: The machines that were simulated instead of those of the scenarios, if any.
     """
 
-    runs: tuple[ReportedRun, ...]
-    notes: tuple[str, ...]
+    points: tuple[ReportedPoint, ...]
+    base: str
+    calibrated: Calibrated | None
 
     @property
-    def baseline(self) -> ReportedRun:
-        """The run that the others are compared with."""
-        return self.runs[0]
+    def runs(self) -> tuple[ReportedRun, ...]:
+        """All runs, in the order of the page."""
+        return tuple(run for point in self.points for run in point.runs)
+
+    @property
+    def first(self) -> ReportedRun:
+        """The baseline of the first point that has it, or else the first run."""
+        return next((point.runs[0] for point in self.points if point.has_baseline), self.runs[0])
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know of runs together, in sentences."""
+        return tuple(note for point in self.points for note in point.notes)
 
     @property
     def origins(self) -> tuple[Origin, ...]:
         """Simulated and measured, if any run was."""
         return tuple(origin for origin in ORIGINS if any(origin in run.executions for run in self.runs))
 
-    def rows(self, origin: Origin) -> dict[str, Row]:
-        """Return the lines of the speed-up table, by label; none if the baseline was not simulated, or measured."""
-        base = self.baseline.executions.get(origin)
-        if base is None:
-            return {}
-        done = {run.label: run.executions[origin] for run in self.runs if origin in run.executions}
-        return {label: row(each.times, base.times) for label, each in done.items()}
+    def rows(self, origin: Origin) -> dict[Path, Row]:
+        """Return the lines of the speed-up table, by run; each is over the baseline of its point."""
+        return {path: line for point in self.points for path, line in point.rows(origin).items()}
 
     def executions(self) -> list[tuple[ReportedRun, Execution]]:
         """Return every execution with its run, in the order of the page."""

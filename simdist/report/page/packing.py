@@ -32,7 +32,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.analysis import host_waits
+from simdist.analysis import host_waits, only_steps, step_end_s
 from simdist.plan import COLLECTIVES, STREAMS, Op, Plan, Stream, Wait, occurrences, op_text, reads, stream_of, writes
 from simdist.report.lanes import HOST_BLOCKED, LEGEND, WAITING_FOR_OTHERS, style_of
 from simdist.report.palette import Style
@@ -56,24 +56,35 @@ class PackedTrace:
     Args:
         tick_s: Seconds in a tick, a power of ten.
         data: Base64 of the compressed times; see the module.
+        begin: When each rank was done with all steps before the first that is packed, ticks `[world_size]`; empty if
+            the first step is.
     """
 
     tick_s: float
     data: str
+    begin: tuple[int, ...] = ()
 
 
-def pack(trace: Trace) -> PackedTrace:
-    """Pack the times of a trace; equal traces give equal bytes."""
+def pack(trace: Trace, steps: range | None = None) -> PackedTrace:
+    """Pack the times of a trace; equal traces give equal bytes.
+
+    Args:
+        trace: What happened.
+        steps: Consecutive ones; the others are packed as if they did not run. All if None.
+    """
     ready_s = trace.ready_s.copy()
     blocked = host_waits(trace)
     ready_s[blocked.rows] = blocked.begin_s
-    ran = np.isfinite(ready_s) & np.isfinite(trace.start_s) & np.isfinite(trace.end_s)
+    packed = only_steps(trace, steps) if steps else trace
+    ran = np.isfinite(ready_s) & np.isfinite(packed.start_s) & np.isfinite(packed.end_s)
     times_s = np.where(ran, [ready_s, trace.start_s, trace.end_s], 0.0)
     tick_s = _tick_s(float(np.abs(times_s).max(initial=0.0)))
     times = np.rint(times_s / tick_s).astype(np.int64)
     tables = [_tables(times[:, rows], ran[rows]) for rows in rows_of_streams(trace.plan).values()]
     planes = b"".join(_planes(np.concatenate(parts)) for parts in zip(*tables, strict=True))
-    return PackedTrace(tick_s, base64.b64encode(zlib.compress(planes, 6)).decode())
+    begin_s = step_end_s(trace)[steps.start - 1] if steps and steps.start else np.empty(0)
+    begin = tuple(np.rint(begin_s / tick_s).astype(int).tolist())
+    return PackedTrace(tick_s, base64.b64encode(zlib.compress(planes, 6)).decode(), begin)
 
 
 def rows_of_streams(plan: Plan) -> dict[Stream, NDArray[np.int64]]:

@@ -1,19 +1,19 @@
 """Run directories become a report: their traces are read, and simulated where there is none."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 import numpy as np
 
 from simdist import rundir
 from simdist.analysis import first_steps
-from simdist.cost import price
-from simdist.engines import simulate
+from simdist.calibrated import Calibrated, simulate_run
 from simdist.engines.delays import Delays
-from simdist.errors import PlanError, ScenarioError, TraceError, UnsupportedError
+from simdist.errors import ScenarioError, TraceError
 from simdist.report.page.machines import Machines
-from simdist.report.page.model import Execution, Origin, Report, ReportedRun
+from simdist.report.page.model import Execution, Origin, Report, ReportedPoint, ReportedRun
+from simdist.report.page.points import NamedRun, RunsOfPoint, points_of
 from simdist.rundir import RunDirectory
 from simdist.trace import Trace
 from simdist.validate import finished_steps, validate
@@ -28,62 +28,91 @@ _COMMON = ("cluster", "workload", "data", "steps", "host", "input")
 """Settings of a scenario that runs must share: else their speed-ups are not those of schedules."""
 
 
-def read_report(name: str, runs: Sequence[RunDirectory], *, baseline: str | None, progress: Progress) -> Report:
+def read_report(
+    folder: Path,
+    runs: Sequence[RunDirectory],
+    *,
+    baseline: str | None,
+    calibrated: Calibrated | None = None,
+    progress: Progress,
+) -> Report:
     """Read the traces of runs, and simulate those that have none.
 
     Args:
-        name: What the runs are called together.
+        folder: Where they are, at any depth; those beside each other are compared.
         runs: One or more.
         baseline: Label or kind of the schedule to compare with; None takes `sync` if it is there, else the first.
+        calibrated: Machines to simulate all runs with, instead of those of their scenarios.
         progress: See `Progress`.
 
     Raises:
-        ScenarioError: There is no such baseline.
+        ScenarioError: There is no such baseline, or a scenario has another number of machines than `calibrated`.
         TraceError: A trace, or what belongs to it, is damaged or of no finished step.
-        UnsupportedError: A run without a trace cannot be simulated.
+        UnsupportedError: A run cannot be simulated.
     """
-    labels = _labels(runs)
-    place = _baseline(runs, labels, baseline, name)
-    first, *others = _with_first(list(zip(runs, labels, strict=True)), place)
-    notes = tuple(note for run, label in others for note in _differences(run, label, first))
-    done = []
-    for number, (run, label) in enumerate((first, *others)):
-        progress(label, number, len(runs))
-        done.append(_reported(run, label))
-    return Report(tuple(done), notes)
+    points = points_of(folder, runs)
+    wanted = baseline or _usual(points)
+    places = [_place(point.runs, wanted) for point in points]
+    if all(place is None for place in places):
+        labels = ", ".join(dict.fromkeys(each.label for point in points for each in point.runs))
+        raise ScenarioError(f"{folder.name}: no run is called {wanted!r} to compare with; there are: {labels}")
+    done: list[ReportedPoint] = []
+    for point, place in zip(points, places, strict=True):
+        of_point: list[ReportedRun] = []
+        for each in _with_first(point.runs, place or 0):
+            progress(each.label, sum(len(other.runs) for other in done) + len(of_point), len(runs))
+            of_point.append(_reported(each, calibrated))
+        notes = tuple(_notes(point, place, wanted))
+        done.append(ReportedPoint(point.folder, point.title, tuple(of_point), place is not None, notes))
+    return Report(tuple(done), _base(points, places), calibrated)
 
 
-def _labels(runs: Sequence[RunDirectory]) -> list[str]:
-    labels = [run.scenario.schedules[0].name for run in runs]
-    times = Counter(labels)
-    return [
-        label if times[label] == 1 else f"{label} ({run.path.name})" for label, run in zip(labels, runs, strict=True)
-    ]
+def _usual(points: Sequence[RunsOfPoint]) -> str:
+    """Return the schedule to compare with if none is asked for."""
+    is_there = any(_place(point.runs, "sync") is not None for point in points)
+    return "sync" if is_there else points[0].runs[0].schedule
 
 
-def _baseline(runs: Sequence[RunDirectory], labels: Sequence[str], wanted: str | None, name: str) -> int:
-    """Return the place of the run with a label or, failing that, of the first of that kind."""
-    kinds = [run.scenario.schedules[0].kind for run in runs]
-    for names in (labels, kinds):
-        if (wanted or "sync") in names:
-            return names.index(wanted or "sync")
-    if wanted is None:
-        return 0
-    raise ScenarioError(f"{name}: no run is called {wanted!r} to compare with; there are: {', '.join(labels)}")
+def _place(runs: Sequence[NamedRun], wanted: str) -> int | None:
+    """Return the place of the run with a label or, failing that, of the first of that schedule or kind."""
+    for names in ([run.label for run in runs], [run.schedule for run in runs], [run.kind for run in runs]):
+        if wanted in names:
+            return names.index(wanted)
+    return None
 
 
-def _with_first(items: list[T], place: int) -> list[T]:
+def _base(points: Sequence[RunsOfPoint], places: Sequence[int | None]) -> str:
+    """Say what speed-ups are over: the baseline of the only point, or that of all points."""
+    found = [point.runs[place] for point, place in zip(points, places, strict=True) if place is not None]
+    if len(points) == 1:
+        return found[0].label
+    names = {each.schedule for each in found}
+    return names.pop() if len(names) == 1 else found[0].kind
+
+
+def _with_first(items: Sequence[T], place: int) -> list[T]:
     return [items[place], *items[:place], *items[place + 1 :]]
 
 
-def _reported(run: RunDirectory, label: str) -> ReportedRun:
+def _notes(point: RunsOfPoint, place: int | None, wanted: str) -> Iterator[str]:
+    """Tell of what is not compared, and of what is but should not be."""
+    if place is None:
+        yield f"{point.folder}: no run is called {wanted!r}, so there are no speed-ups."
+        return
+    first, *others = _with_first(point.runs, place)
+    for each in others:
+        yield from _differences(each.run, each.label, (first.run, first.label))
+
+
+def _reported(named: NamedRun, calibrated: Calibrated | None) -> ReportedRun:
+    run, label = named.run, named.label
     executions: dict[Origin, Execution] = {}
     notes = list(_partial(run))
-    simulated = _trace(run, rundir.SIMULATED)
+    kept = _trace(run, rundir.SIMULATED)
     real = _trace(run, rundir.REAL)
-    simulated_now = simulated is None and real is None
-    if simulated_now:
-        simulated = _simulated(run)
+    simulated_now = bool(calibrated) or (kept is None and real is None)
+    simulated = simulate_run(run, calibrated, real=real) if simulated_now else kept
+    if simulated_now and not calibrated:
         notes.append("It had no trace, so it was simulated for this page.")
     if simulated:
         executions["simulated"] = Execution.of(simulated, origin="simulated", label=label)
@@ -106,14 +135,6 @@ def _reported(run: RunDirectory, label: str) -> ReportedRun:
 def _trace(run: RunDirectory, name: str) -> Trace | None:
     path = run.path / name
     return rundir.read_trace(path, plan=run.plan) if path.exists() else None
-
-
-def _simulated(run: RunDirectory) -> Trace:
-    try:
-        costs = price(run.plan, run.scenario.cluster, run.scenario.workload)
-        return simulate(run.plan, costs, run.delays)
-    except (PlanError, ScenarioError, UnsupportedError) as error:
-        raise type(error)(f"{run.path}: {error}") from None
 
 
 def _finished(run: RunDirectory, real: Trace) -> tuple[Trace, list[str]]:

@@ -120,13 +120,21 @@ def _field(field: VaryingField, report: SweepReport) -> dict[str, object]:
 
 
 def _best(report: SweepReport) -> dict[str, object]:
-    """Return, for each point, its fastest line and the lead; -1 and None where nothing could be compared."""
+    """Return, for each point, its fastest line and the lead; -1 and None where nothing could be compared.
+
+    The lead stands there less 1, so that small ones have their digits; of several lines that take equally long, the
+    first is under `line` and all are under `tied`.
+    """
     places = _places(report.lines)
     found = [report.best.get(point) for point in range(report.n_points)]
+    clear = [report.is_clear(point) if each else None for point, each in enumerate(found)]
     return {
-        "line": [places[report.line_of(each.result)] if each and each.next_one else -1 for each in found],
-        "lead": _rounded(each.lead if each else None for each in found),
-        "clear": [None if each is None or each.is_clear is None else int(each.is_clear) for each in found],
+        "line": [
+            places[report.leaders[point][0]] if each and each.next_one else -1 for point, each in enumerate(found)
+        ],
+        "tied": {point: [places[line] for line in lines] for point, lines in report.leaders.items() if len(lines) > 1},
+        "gain": _rounded(each.lead - 1 if each and each.lead else None for each in found),
+        "clear": [None if each is None else int(each) for each in clear],
         "partial": [
             int(each.n_schedules < n) if each else 0 for each, n in zip(found, report.n_schedules, strict=True)
         ],

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,10 +17,13 @@ from simdist.sweep.fastest import Fastest, fastest
 from simdist.sweep.store import DESIGN, read_jsonl
 from simdist.sweep.table import Result, Table
 
-__all__ = ["MOST_ROWS", "SweepReport", "read_sweep_report"]
+__all__ = ["MOST_ROWS", "ROUNDING", "SweepReport", "read_sweep_report"]
 
 MOST_ROWS = 200_000
 """Rows that a page holds: some 20 MB."""
+
+ROUNDING = 1e-9
+"""Relative differences that are no larger are rounding: the schedules take equally long."""
 
 _MOST_VALUES = 200  # of the only field of a grid; more are drawn as a sample
 
@@ -34,6 +37,7 @@ class SweepReport:
         name: Of the sweep.
         scenario: Name of what it varies.
         version: Of the simdist that wrote its design.
+        sampling: How points were taken: `grid`, `random` or `sobol`; empty if the design does not tell.
         n_seeds: Delays that each row is measured with.
         n_points: In its design.
         n_schedules: Of each point in the design.
@@ -48,6 +52,7 @@ class SweepReport:
     name: str
     scenario: str
     version: str
+    sampling: str
     n_seeds: int
     n_points: int
     n_schedules: tuple[int, ...]
@@ -76,9 +81,11 @@ class SweepReport:
 
     @cached_property
     def is_grid(self) -> bool:
-        """Whether the points are all combinations of the values."""
+        """Whether the points are all combinations of the values, and these few enough to be drawn one by one."""
         if len(self.axes) == 1 and self.axes[0].n_values > _MOST_VALUES:
             return False
+        if self.sampling:
+            return self.sampling == "grid"
         combinations = set(zip(*(field.codes for field in self.axes), strict=True))
         return len(combinations) == math.prod(field.n_values for field in self.axes)
 
@@ -106,6 +113,19 @@ class SweepReport:
         base = self.table.baseline
         named = {self.line_of(each) for each in self.table.results if each.schedule == base}
         return frozenset(named or {self.line_of(each) for each in self.table.results if each.kind == base})
+
+    @cached_property
+    def leaders(self) -> dict[int, tuple[str, ...]]:
+        """The fastest line of each point at which one was measured; several where they take equally long."""
+        found: dict[int, list[tuple[float, str]]] = {}
+        for each in self.table.results:
+            if each.row:
+                found.setdefault(int(each.point), []).append((each.row.step_s, self.line_of(each)))
+        return {point: tuple(_least(of_point)) for point, of_point in found.items()}
+
+    def is_clear(self, point: int) -> bool | None:
+        """Tell whether the lead at a point is clear, which no lead at all is not; None if there are no intervals."""
+        return self.best[point].is_clear and len(self.leaders[point]) == 1
 
     @cached_property
     def n_rows(self) -> int:
@@ -155,6 +175,7 @@ def read_sweep_report(folder: Path, *, baseline: str | None) -> SweepReport:
         name=str(header.get("sweep", folder.name)),
         scenario=str(header.get("scenario", "")),
         version=str(header.get("simdist", "")),
+        sampling=str(header.get("sampling", "")),
         n_seeds=int(header["seeds"]),
         n_points=len(points),
         n_schedules=tuple(Counter(int(line["point"]) for line in lines).values()),
@@ -164,6 +185,12 @@ def read_sweep_report(folder: Path, *, baseline: str | None) -> SweepReport:
         best={int(each.result.point): each for each in fastest(table)},
         has_runs=bool(rundir.inside(folder)),
     )
+
+
+def _least(step_s: Sequence[tuple[float, str]]) -> Iterator[str]:
+    """Yield the lines with the least step time, but for rounding, each once."""
+    most_s = min(seconds for seconds, _ in step_s) * (1 + ROUNDING)
+    yield from dict.fromkeys(line for seconds, line in step_s if seconds <= most_s)
 
 
 def _choices(written: Sequence[object], values: Sequence[object]) -> list[Choice | None]:

@@ -39,7 +39,9 @@ _SCRIPTS = (
 _MOST_TRACES = 2
 
 
-def timeline_section(traces: Mapping[str, Trace], *, element_id: str, ranks_per_node: int | None = None) -> str:
+def timeline_section(
+    traces: Mapping[str, Trace], *, element_id: str, ranks_per_node: int | None = None, steps: range | None = None
+) -> str:
     """Return the HTML of an interactive timeline; equal traces give equal text.
 
     Args:
@@ -47,6 +49,7 @@ def timeline_section(traces: Mapping[str, Trace], *, element_id: str, ranks_per_
         element_id: The id of the element, unlike all others in the page.
         ranks_per_node: Consecutive ranks that share a node, to choose ranks by node. By default that of the plan's data
             set, if it has one.
+        steps: Consecutive steps that are shown, from the end of the step before; all if None.
 
     Raises:
         TraceError: There is none, or more than two, or they are of different plans.
@@ -59,15 +62,22 @@ def timeline_section(traces: Mapping[str, Trace], *, element_id: str, ranks_per_
     plan = first.plan
     if ranks_per_node is None and plan.dataset is not None:
         ranks_per_node = plan.dataset.ranks_per_node
-    packed = {name: pack(trace) for name, trace in traces.items()}
+    shown = steps or range(plan.n_steps)
+    packed = {name: pack(trace, steps) for name, trace in traces.items()}
     record = plan_record(plan, ranks_per_node=ranks_per_node) | {
-        "traces": [{"name": name, "source": traces[name].source, "tickS": each.tick_s} for name, each in packed.items()]
+        "firstStep": shown.start,
+        "lastStep": shown.stop - 1,
+        "traces": [
+            {"name": name, "source": traces[name].source, "tickS": each.tick_s, "begin": each.begin}
+            for name, each in packed.items()
+        ],
     }
     return Template(_asset("timeline.html")).substitute(
         id=html.escape(element_id),
-        label=html.escape(f"Timeline of {shortened(plan.name)}: {plan.world_size} ranks, {plan.n_steps} steps"),
+        label=html.escape(f"Timeline of {shortened(plan.name)}: {plan.world_size} ranks, {_steps_text(shown)}"),
         last_rank=plan.world_size - 1,
-        last_step=plan.n_steps - 1,
+        first_step=shown.start,
+        last_step=shown.stop - 1,
         streams="".join(_checkbox(stream) for stream in rows_of_streams(plan)),
         shown=_choice(list(traces)),
         nodes=_node_field(plan, ranks_per_node),
@@ -75,6 +85,10 @@ def timeline_section(traces: Mapping[str, Trace], *, element_id: str, ranks_per_
         record=_json(record),
         data="".join(f'<script type="application/octet-stream">{each.data}</script>\n' for each in packed.values()),
     )
+
+
+def _steps_text(shown: range) -> str:
+    return f"steps {shown.start} to {shown.stop - 1}" if shown.start else f"{shown.stop} steps"
 
 
 def timeline_assets() -> tuple[str, str]:

@@ -40,7 +40,7 @@
 
   /* Sum steps that lie beside each other until every cell is at least a pixel wide. */
   function fitted(run, packed, widthPx) {
-    const rows = Math.ceil(run.ranks / run.ranksPerCell);
+    const rows = rowsOf(run);
     const packedColumns = packed.length / rows;
     const factor = Math.ceil(packedColumns / Math.max(1, widthPx));
     const columns = Math.ceil(packedColumns / factor);
@@ -121,9 +121,18 @@
     return small;
   }
 
+  const rowsOf = (run) => Math.ceil(run.ranks / run.ranksPerCell);
+  const heightOf = (rows) => Math.max(rows, Math.min(MOST_PX, CELL_PX * rows));
+
+  /* Give the map the height that it will have, so that what stands below does not move when it is painted. */
+  function reserve() {
+    canvas.style.height = `${heightOf(rowsOf(runs[Number(view.value)]))}px`;
+    element("readout").textContent = "The map is being read.";
+  }
+
   function paint() {
     const ratio = window.devicePixelRatio || 1;
-    const heightPx = Math.max(map.rows, Math.min(MOST_PX, CELL_PX * map.rows));
+    const heightPx = heightOf(map.rows);
     canvas.style.height = `${heightPx}px`;
     canvas.width = Math.round(canvas.clientWidth * ratio);
     canvas.height = Math.round(heightPx * ratio);
@@ -186,20 +195,21 @@
   /* ---------------------------------------------------------------- what the reader does */
 
   async function show() {
-    const number = Number(view.value);
-    for (const details of document.querySelectorAll("[data-view]")) details.hidden = details.dataset.view !== view.value;
-    const packed = await secondsOf(number, quantity.value);
-    if (number !== Number(view.value)) return; /* another run was chosen meanwhile */
+    const [chosen, name] = [view.value, quantity.value];
+    for (const details of document.querySelectorAll("[data-view]")) details.hidden = details.dataset.view !== chosen;
+    const packed = await secondsOf(Number(chosen), name);
+    if (view.value !== chosen || quantity.value !== name) return; /* something else was chosen meanwhile */
     element("map").hidden = false;
-    map = fitted(runs[number], packed, canvas.clientWidth);
+    map = fitted(runs[Number(chosen)], packed, canvas.clientWidth);
     element("map").hidden = !map.largest;
+    if (!canvas.dataset.ready) element("readout").textContent = "No cell is chosen.";
     if (map.largest) {
       element("cells").textContent = sizeText();
       labelEdges();
       if (cursor) choose(cursor.column, cursor.row);
       else paint();
     }
-    canvas.dataset.ready = `${number} ${quantity.value}`;
+    canvas.dataset.ready = `${chosen} ${name}`;
   }
 
   function choose(column, row) {
@@ -245,5 +255,6 @@
 
   for (const select of [view, quantity, scale]) select.addEventListener("change", show);
   document.addEventListener("themechange", () => map && paint());
+  reserve();
   new ResizeObserver(show).observe(element("area"));
 })();

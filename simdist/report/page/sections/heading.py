@@ -1,16 +1,18 @@
 """The top of the page: which runs these are, and what was executed with which versions."""
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
 import simdist
+from simdist.calibrated import Calibrated
 from simdist.report.page.html import Html, join, prose, tag
 from simdist.report.page.machines import Machines
 from simdist.report.page.model import Report
+from simdist.rundir import RunDirectory
 
-__all__ = ["heading"]
+__all__ = ["heading", "title"]
 
 _LONG = 24  # letters; more need two columns
 
@@ -18,42 +20,83 @@ _LONG = 24  # letters; more need two columns
 def heading(report: Report) -> Html:
     """Return the title of the page, the facts of its runs and what a reader must know of them."""
     facts = join(_fact(name, value) for name, value in _facts(report))
-    notes = [*report.notes, *(f"{run.label}: {note}" for run in report.runs for note in run.notes)]
+    notes = [
+        *_simulated_on(report),
+        *report.notes,
+        *(f"{run.label}: {note}" for run in report.runs for note in run.notes),
+    ]
     shown = tag("ul", *(tag("li", prose(note)) for note in notes), class_="notes") if notes else ""
-    return join([tag("h1", _title(report)), tag("p", _about(report)), tag("dl", facts, class_="facts"), shown])
+    return join([tag("h1", title(report)), tag("p", _about(report)), tag("dl", facts, class_="facts"), shown])
 
 
 def _fact(name: str, value: str) -> Html:
     return tag("div", tag("dt", name), tag("dd", value), class_="wide" if len(value) > _LONG else None)
 
 
-def _title(report: Report) -> str:
-    return report.baseline.run.scenario.name
+def title(report: Report) -> str:
+    """Return the name of the scenario, or of the first of several."""
+    first, *others = dict.fromkeys(run.run.scenario.name for run in report.runs)
+    more = f"{len(others)} other scenario{'s' * (len(others) > 1)}"
+    return f"{first} and {more}" if others else first
+
+
+def _simulated_on(report: Report) -> Iterator[str]:
+    machines = report.calibrated
+    if machines is None:
+        return
+    yield (
+        f"Simulated are the machines of {_named(machines)}, not those of the scenarios. Where the computation was "
+        f"emulated, it takes what the scenario says."
+    )
+
+
+def _named(machines: Calibrated) -> str:
+    name = machines.cluster.name
+    return f"`{machines.file}` ({name})" if name else f"`{machines.file}`"
 
 
 def _about(report: Report) -> str:
-    n_runs = len(report.runs)
+    n_runs, n_points = len(report.runs), len(report.points)
     one = "" if report.notes else " of one scenario"
     which = f"{n_runs} schedules{one}" if n_runs > 1 else f"the schedule {report.runs[0].label}"
+    if n_points > 1:
+        which = f"{n_runs} runs in {n_points} folders"
     how = " and ".join(report.origins)
     return f"What {which} did, {how}: speed, where the time went, who waited for whom."
 
 
 def _facts(report: Report) -> Iterator[tuple[str, str]]:
-    scenario, plan = report.baseline.run.scenario, report.baseline.run.plan
-    yield "ranks", f"{plan.world_size:,}"
-    yield "nodes", f"{scenario.cluster.nodes:,} x {scenario.cluster.gpus_per_node:,} GPUs"
-    yield "cluster", scenario.cluster.name or "without a name, see the scenario below"
-    yield "model", f"{scenario.workload.name or 'unnamed'}, batch of {scenario.workload.batch_size:,} per rank"
-    yield "steps", f"{plan.n_steps:,}"
-    yield "seed", f"{scenario.seed}"
-    yield "schedules", ", ".join(run.label for run in report.runs)
+    for name, text in _COMMON.items():
+        yield name, "; ".join(dict.fromkeys(text(run.run) for run in report.runs))
+    yield "schedules", ", ".join(dict.fromkeys(_schedules(report)))
     for origin in report.origins:
         sources = {each.trace.source for _, each in report.executions() if each.origin == origin}
         yield origin, ", ".join(sorted(source.removeprefix(f"{origin} ") for source in sources))
     yield "page by", f"simdist {simdist.__version__}, Python {platform.python_version()}, numpy {np.__version__}"
     for machines, labels in _measured(report):
         yield f"machines of {labels}", machines
+
+
+def _model(run: RunDirectory) -> str:
+    workload = run.scenario.workload
+    return f"{workload.name or 'unnamed'}, batch of {workload.batch_size:,} per rank"
+
+
+_COMMON: dict[str, Callable[[RunDirectory], str]] = {
+    "ranks": lambda run: f"{run.plan.world_size:,}",
+    "nodes": lambda run: f"{run.scenario.cluster.nodes:,} x {run.scenario.cluster.gpus_per_node:,} GPUs",
+    "cluster": lambda run: run.scenario.cluster.name or "without a name, see the scenario below",
+    "model": _model,
+    "steps": lambda run: f"{run.plan.n_steps:,}",
+    "seed": lambda run: f"{run.scenario.seed}",
+}
+"""What runs have in common, as a rule."""
+
+
+def _schedules(report: Report) -> Iterator[str]:
+    """Yield what tells runs apart: labels, and of several folders the labels of schedules."""
+    for run in report.runs:
+        yield run.label if len(report.points) == 1 else run.run.scenario.schedules[0].name
 
 
 def _measured(report: Report) -> Iterator[tuple[str, str]]:

@@ -1,11 +1,12 @@
 """Whether the simulation says what was measured: errors, injected delays, stragglers, order of schedules."""
 
 import math
+from dataclasses import replace
 
 from simdist.ranking import Summary, summarize
 from simdist.report.page.document import Section
 from simdist.report.page.html import Html, duration, join, percent, prose, signed_percent, table, tag
-from simdist.report.page.model import Report, ReportedRun
+from simdist.report.page.model import Report, ReportedPoint, ReportedRun
 from simdist.validate import Validation
 
 __all__ = ["reality_section"]
@@ -23,36 +24,52 @@ def reality_section(report: Report) -> Section | None:
     pairs = [(run, run.validation) for run in report.runs if run.validation]
     if not pairs:
         return None
-    parts = [tag("p", _ABOUT), tag("p", prose(_cluster(report))), *_summary(report, pairs)]
+    parts = [tag("p", _ABOUT), tag("p", prose(_cluster(report))), *_summary(report)]
     parts += [join(_details(run, found)) for run, found in pairs]
     return Section("reality", "Simulation against measurement", join(parts))
 
 
 def _cluster(report: Report) -> str:
-    name = report.baseline.run.scenario.cluster.name
+    if report.calibrated:
+        return (
+            f"Simulated are the machines of `{report.calibrated.file}`, as `simdist validate RUN --cluster FILE` does; "
+            f"an emulated computation takes what the scenario says."
+        )
+    name = report.first.run.scenario.cluster.name
     which = f"the cluster of the scenario, {name}" if name else "the cluster of the scenario"
     return (
         f"Simulated is {which}. If its links were not measured on these machines, the errors are those of its numbers, "
-        f"too: `simdist validate RUN --cluster FILE` simulates calibrated ones."
+        f"too: `simdist report --cluster FILE` simulates calibrated ones."
     )
 
 
-def _summary(report: Report, pairs: list[tuple[ReportedRun, Validation]]) -> list[Html]:
-    """Compare makespans and, of several schedules, their order."""
-    base = next((found for run, found in pairs if run is report.baseline), pairs[0][1])
-    summary = summarize([found for _, found in pairs], baseline=base.schedule)
+def _summary(report: Report) -> list[Html]:
+    """Compare makespans and, of several schedules of a point, their order."""
+    found = [(point, summary) for point in report.points if (summary := _summary_of(point))]
+    sentences = [
+        tag("p", f"{point.title}: {text[0].lower()}{text[1:]}" if point.title else text, class_="conclusion")
+        for point, summary in found
+        for text in [_conclusion(summary)]
+    ]
     lines = [
         [
             run.label,
-            duration(row.simulated_s),
-            duration(row.measured_s),
-            signed_percent(row.error),
-            f"{found.n_steps:,}",
+            duration(each.simulated_s),
+            duration(each.measured_s),
+            signed_percent(each.error),
+            f"{each.n_steps:,}",
         ]
-        for (run, found), row in zip(pairs, summary.rows, strict=True)
+        for run in report.runs
+        if (each := run.validation)
     ]
     header = ["schedule", "simulated", "measured", "error", "steps"]
-    return [tag("p", _conclusion(summary), class_="conclusion"), table("Makespans", header, lines)]
+    return [*sentences, table("Makespans", header, lines)]
+
+
+def _summary_of(point: ReportedPoint) -> Summary | None:
+    """Compare the runs of a point that have both traces, by their labels on the page; None if there are none."""
+    pairs = [replace(run.validation, schedule=run.label) for run in point.runs if run.validation]
+    return summarize(pairs, baseline=pairs[0].schedule) if pairs else None
 
 
 def _conclusion(summary: Summary) -> str:
@@ -60,14 +77,7 @@ def _conclusion(summary: Summary) -> str:
     if len(summary.rows) == 1:
         return f"The simulated makespan is off by {worst}."
     errors = f"The simulated makespans are off by {median} in the median and by {worst} at worst."
-    if not summary.n_clear_pairs:
-        return f"{errors} As measured, no two schedules differ by more than 5 %."
-    n_right = summary.n_clear_pairs - len(summary.wrong_pairs)
-    order = (
-        f"{n_right} of {summary.n_clear_pairs} pairs of schedules that differ by more than 5 % are in the right order."
-    )
-    wrong = "".join(f" Measured, {faster} is faster than {slower}." for faster, slower in summary.wrong_pairs)
-    return f"{errors} {order}{wrong}"
+    return f"{errors} Their order: {summary.order.verdict}."
 
 
 def _details(run: ReportedRun, found: Validation) -> list[Html]:
@@ -90,21 +100,22 @@ def _overlap(found: Validation) -> str:
 
 
 def _kinds(label: str, found: Validation) -> Html:
-    header = ["operation", "stream", "group", "count", "simulated", "measured", "error", "by instance"]
+    header = ["operation", "stream", "group", "count", "simulated", "measured", "error", "by instance", "|by instance|"]
     lines = [
         [
             kind.op,
             kind.stream,
             kind.group,
             f"{kind.count:,}",
-            duration(kind.simulated_s),
-            duration(kind.measured_s),
+            duration(kind.simulated_mean_s),
+            duration(kind.measured_mean_s),
             signed_percent(kind.error),
+            signed_percent(kind.signed_instance_error),
             percent(kind.instance_error),
         ]
         for kind in found.kinds
     ]
-    caption = f"What operations take, {label}: medians; by instance: median of |simulated - measured| / measured"
+    caption = f"What operations take, {label}: means and their error; by instance: medians of the error and of |error|"
     return table(caption, header, lines, words=["stream", "group"])
 
 

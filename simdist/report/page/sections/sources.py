@@ -17,11 +17,12 @@ _SCHEDULES = "\nschedules:"
 
 def sources_section(report: Report) -> Section:
     """Show scenarios and plans, folded."""
-    base = _yaml(report.baseline)
-    parts = [_folded(f"scenario.yaml of {report.baseline.label}", base)]
-    for run in report.runs:
-        if run is not report.baseline:
-            parts.append(_scenario(run, base, report.baseline.label))
+    parts = []
+    for point in report.points:
+        first, *others = point.runs
+        base = _yaml(first)
+        parts += [_folded(f"scenario.yaml of {first.label}", base)]
+        parts += [_scenario(run, base, first.label) for run in others]
     parts += [_folded(f"plan of {run.label}", plan_text(run.run.plan)) for run in report.runs]
     return Section("sources", "Scenario and plans", join([tag("p", _ABOUT), *parts]))
 

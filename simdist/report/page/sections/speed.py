@@ -1,13 +1,14 @@
 """How fast each schedule is, over the baseline."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from simdist.breakdown import STATES
 from simdist.compare import Row
 from simdist.report.page.charts import Bar, BarGroup, Segment, bar_chart
 from simdist.report.page.document import Section
 from simdist.report.page.html import Html, duration, join, number, prose, table, tag
-from simdist.report.page.model import Origin, Report, ReportedRun
+from simdist.report.page.model import Origin, Report, ReportedPoint, ReportedRun
 from simdist.units import format_seconds
 
 __all__ = ["STATE_WORDS", "speed_conclusion", "speed_section"]
@@ -28,12 +29,13 @@ def speed_section(report: Report) -> Section:
     """Show speed-ups over the baseline, simulated and measured beside each other."""
     rows = {origin: report.rows(origin) for origin in report.origins}
     shown = {origin: found for origin, found in rows.items() if found}
-    base = report.baseline.label
+    base = report.base
+    apart = "" if len(report.points) == 1 else f" Runs are compared with {base} in their own folder, with no others."
     about = (
         f"How many times as fast as {base} each schedule is: the seconds per step of {base} over its own. Every bar is "
-        f"one run of one seed, so there are no error bars; `simdist compare` averages over seeds."
+        f"one run of one seed, so there are no error bars; `simdist compare` averages over seeds.{apart}"
     )
-    groups = [_group(run, shown) for run in report.runs]
+    groups = [_group(point, run, shown) for point in report.points for run in point.runs]
     chart = bar_chart(
         groups,
         element_id="speed-chart",
@@ -41,7 +43,7 @@ def speed_section(report: Report) -> Section:
         axis=f"speed-up over {base}",
         mark=1.0,
     )
-    sentences = [tag("p", sentence, class_="conclusion") for sentence in _conclusions(shown, base)]
+    sentences = [tag("p", sentence, class_="conclusion") for sentence in _conclusions(report)]
     return Section(
         "speed",
         "Speed-up",
@@ -49,33 +51,46 @@ def speed_section(report: Report) -> Section:
     )
 
 
-def _group(run: ReportedRun, rows: Mapping[Origin, Mapping[str, Row]]) -> BarGroup:
+def _group(point: ReportedPoint, run: ReportedRun, rows: Mapping[Origin, Mapping[Path, Row]]) -> BarGroup:
     bars = [
-        Bar((Segment(origin, found[run.label].speedup, f"{run.label}, {origin}: {text}"),), f"{origin} {text}")
+        Bar((Segment(origin, found[run.path].speedup, f"{run.label}, {origin}: {text}"),), f"{origin} {text}")
         for origin, found in rows.items()
-        if run.label in found
-        for text in [f"{found[run.label].speedup:.2f}"]
+        if run.path in found
+        for text in [f"{found[run.path].speedup:.2f}"]
     ]
-    return BarGroup(run.label, tuple(bars))
+    return BarGroup(run.label, tuple(bars), point.title if run is point.runs[0] else "")
 
 
-def _table(report: Report, rows: Mapping[Origin, Mapping[str, Row]]) -> Html:
+def _table(report: Report, rows: Mapping[Origin, Mapping[Path, Row]]) -> Html:
     names = [f"{what}, {origin}" for origin in rows for what in ("step time", "speed-up")]
-    lines = [[run.label, *(cell for found in rows.values() for cell in _cells(run, found))] for run in report.runs]
-    return table(f"Step time, and speed-up over {report.baseline.label}", ["schedule", *names], lines)
-
-
-def _cells(run: ReportedRun, rows: Mapping[str, Row]) -> tuple[str, str]:
-    if run.label not in rows:
-        return "-", "-"
-    found = rows[run.label]
-    return duration(found.step_s), number(found.speedup, f"{found.speedup:.2f}")
-
-
-def _conclusions(rows: Mapping[Origin, Mapping[str, Row]], base: str) -> list[str]:
-    return [
-        f"{origin.capitalize()}, {speed_conclusion(found, base)}" for origin, found in rows.items() if len(found) > 1
+    lines = [
+        [run.label, *(cell for origin, found in rows.items() for cell in _cells(run, origin, found))]
+        for run in report.runs
     ]
+    return table(f"Step time, and speed-up over {report.base}", ["schedule", *names], lines)
+
+
+def _cells(run: ReportedRun, origin: Origin, rows: Mapping[Path, Row]) -> tuple[str, str]:
+    if origin not in run.executions:
+        return "-", "-"
+    speedup = rows[run.path].speedup if run.path in rows else None
+    step_s = run.executions[origin].step_s
+    return duration(step_s), "-" if speedup is None else number(speedup, f"{speedup:.2f}")
+
+
+def _conclusions(report: Report) -> list[str]:
+    """Say of each point which of its schedules is the fastest."""
+    return [
+        f"{f'{point.title}; ' if point.title else ''}{origin if point.title else origin.capitalize()}, "
+        f"{speed_conclusion(_by_label(point, found), point.runs[0].label)}"
+        for point in report.points
+        for origin in report.origins
+        if len(found := point.rows(origin)) > 1
+    ]
+
+
+def _by_label(point: ReportedPoint, rows: Mapping[Path, Row]) -> dict[str, Row]:
+    return {run.label: rows[run.path] for run in point.runs if run.path in rows}
 
 
 def speed_conclusion(rows: Mapping[str, Row], base: str) -> str:

@@ -4,7 +4,7 @@ from simdist.breakdown import STATES
 from simdist.report.page.charts import HATCHED, Bar, BarGroup, Segment, bar_chart
 from simdist.report.page.document import Section
 from simdist.report.page.html import Html, duration, join, percent, table, tag
-from simdist.report.page.model import Execution, Report, ReportedRun
+from simdist.report.page.model import Execution, Report, ReportedPoint, ReportedRun
 from simdist.report.page.sections.speed import STATE_WORDS
 from simdist.report.palette import time_unit
 from simdist.units import format_seconds
@@ -22,7 +22,7 @@ def states_section(report: Report) -> Section:
     """Show how long ranks are in each state, simulated and measured beside each other."""
     unit, scale = time_unit(max(each.step_s for _, each in report.executions()))
     chart = bar_chart(
-        [_group(run, scale) for run in report.runs],
+        [_group(point, run, scale) for point in report.points for run in point.runs],
         element_id="states-chart",
         title="Stacked bars of the seconds of a step by state; the table below has the numbers",
         axis=f"{unit} per step, average over ranks",
@@ -33,8 +33,8 @@ def states_section(report: Report) -> Section:
 
 
 def _told(report: Report) -> list[tuple[ReportedRun, Execution]]:
-    """Return what is put into sentences: the executions of the baseline."""
-    return [(report.baseline, each) for each in report.baseline.executions.values()]
+    """Return what is put into sentences: the executions of the baseline of each point."""
+    return [(point.runs[0], each) for point in report.points for each in point.runs[0].executions.values()]
 
 
 def states_conclusion(run: ReportedRun, execution: Execution) -> str:
@@ -47,8 +47,9 @@ def states_conclusion(run: ReportedRun, execution: Execution) -> str:
     return f"{computing}; most of the rest is {STATE_WORDS[rest]} ({percent(shares[rest])})."
 
 
-def _group(run: ReportedRun, scale: float) -> BarGroup:
-    return BarGroup(run.label, tuple(_bar(each, scale) for each in run.executions.values()))
+def _group(point: ReportedPoint, run: ReportedRun, scale: float) -> BarGroup:
+    heading = point.title if run is point.runs[0] else ""
+    return BarGroup(run.label, tuple(_bar(each, scale) for each in run.executions.values()), heading)
 
 
 def _bar(execution: Execution, scale: float) -> Bar:

@@ -8,24 +8,30 @@ from statistics import median
 from simdist.report.page.document import Section
 from simdist.report.page.html import Html, join, number, percent, table, tag
 from simdist.report.page.sweep_fields import VaryingField
-from simdist.report.page.sweep_model import SweepReport
+from simdist.report.page.sweep_model import ROUNDING, SweepReport
 from simdist.sweep.fastest import Fastest
 
-__all__ = ["compared", "fastest_conclusion", "fastest_section"]
+__all__ = ["compared", "fastest_conclusion", "fastest_section", "lead_percent"]
 
 _MOST_LISTED = 12  # values of a field that are told one by one
 _N_PARTS = 4
-_SAME = 1e-9  # leads that are smaller are rounding
+_LEAST_PERCENT = 0.001  # that is written
 _ABOUT = (
-    "At each point the schedules are compared by their mean step time, over the same seeds. A lead, the step time of "
-    "the second over that of the fastest, is clear if its 95 % confidence interval lies above 1."
+    "At each point the schedules are compared by their mean step time, over the same seeds; those that take equally "
+    "long all count as the fastest. A lead is the step time of the second over that of the fastest."
+)
+_CLEAR = (
+    "A lead is clear if the 95 % confidence intervals against all other schedules lie above 1, and exact if all seeds "
+    "give the same one. Where schedules are equal and only chance tells them apart, about one lead in twenty looks "
+    "clear all the same."
 )
 
 
 def fastest_section(report: SweepReport) -> Section:
     """Show how often each schedule is the fastest, and at which values of the fields."""
     sentences = [tag("p", text, class_="conclusion") for text in fastest_conclusion(report)]
-    parts = [tag("p", _ABOUT), *sentences, _lines_table(report), *_changes(report)]
+    about = f"{_ABOUT} {_CLEAR}" if _is_known(report) else _ABOUT
+    parts = [tag("p", about), *sentences, _lines_table(report), *_changes(report)]
     return Section("fastest", "Which schedule is the fastest", join(parts))
 
 
@@ -39,29 +45,69 @@ def fastest_conclusion(report: SweepReport) -> list[str]:
     found = compared(report)
     if not found:
         return ["At no point were two schedules measured, so there is none that is faster."]
-    wins = Counter(report.line_of(each.result) for each in found.values())
-    line, n_wins = wins.most_common(1)[0]
+    wins = Counter(line for point in found for line in report.leaders[point])
+    most = max(wins.values())
+    lines = [line for line in report.lines if wins[line] == most]
+    return [_winners(report, lines, found), *_gains(report)]
+
+
+def _winners(report: SweepReport, lines: Sequence[str], found: dict[int, Fastest]) -> str:
+    """Say which lines are the fastest at most points, all at equally many."""
+    won = [[point for point in found if line in report.leaders[point]] for line in lines]
+    n_wins = len(won[0])
     where = "every one" if n_wins == len(found) else f"{n_wins:,} ({percent(n_wins / len(found))})"
-    first = f"{line} is the fastest at {where} of {len(found):,} points{_clear(report, found, line)}."
-    return [first, *_ties(found), *_gains(report)]
+    at = f"at {where} of {len(found):,} point{'s' * (len(found) > 1)}"
+    if len(lines) > 1:
+        are = "are the fastest, equally," if all(points == won[0] for points in won) else "are each the fastest"
+        return f"{' and '.join(lines)} {are} {at}."
+    alone = [point for point in won[0] if len(report.leaders[point]) == 1]
+    return f"{lines[0]} is the fastest {at}{_equals(report, lines[0], won[0])}{_clear(report, alone, n_wins)}."
 
 
-def _ties(found: dict[int, Fastest]) -> Iterator[str]:
-    """Say where two schedules are the fastest together, so that naming one of them says nothing."""
-    n_ties = sum(each.lead is not None and each.lead - 1 < _SAME for each in found.values())
-    if n_ties:
-        points = f"{n_ties:,} point{'s' * (n_ties > 1)}"
-        yield f"At {points} the second takes just as long; the one that stands first in the sweep counts there."
+def _equals(report: SweepReport, line: str, points: Sequence[int]) -> str:
+    """Say at how many points a line is not alone, and which are as fast there."""
+    tied = [report.leaders[point] for point in points if len(report.leaders[point]) > 1]
+    if not tied:
+        return ""
+    others = dict.fromkeys(other for lines in tied for other in lines if other != line)
+    return f", at {len(tied):,} of these equally with {' or '.join(others)}"
 
 
-def _clear(report: SweepReport, found: dict[int, Fastest], line: str) -> str:
-    leads = [each.is_clear for each in found.values() if report.line_of(each.result) == line]
+def _clear(report: SweepReport, alone: Sequence[int], n_wins: int) -> str:
+    """Say how many leads of a line are clear, those without noise included."""
+    leads = [report.is_clear(point) for point in alone]
+    if not leads:
+        return ""
     if all(clear is None for clear in leads):
         return "; how clearly is not known, with one seed"
-    n_clear = sum(clear is True for clear in leads)
-    if n_clear == len(leads):
-        return ", each time by more than the 95 % interval" if n_clear > 1 else ", by more than the 95 % interval"
-    return f"; {n_clear:,} of these {len(leads):,} leads are beyond their 95 % intervals"
+    n_clear, n_exact = sum(clear is True for clear in leads), sum(_is_exact(report.best[point]) for point in alone)
+    exact = f" ({'all' if n_exact == n_clear else f'{n_exact:,}'} exact)" if n_exact else ""
+    if n_clear == n_wins:
+        return (", each time clearly" if n_clear > 1 else ", clearly") + exact
+    which = "these" if len(alone) == n_wins else "the other"
+    return f"; {n_clear:,} of {which} {len(leads):,} leads {'is' if n_clear == 1 else 'are'} clear{exact}"
+
+
+def _is_exact(each: Fastest) -> bool:
+    """Tell whether all seeds give the same lead, so that it is no matter of chance."""
+    low, high = each.lead_ci95 or (0.0, 1.0)
+    return high - low <= ROUNDING * high
+
+
+def _is_known(report: SweepReport) -> bool:
+    return any(report.is_clear(point) is not None for point in compared(report))
+
+
+def lead_percent(lead: float) -> str:
+    """Return by how much the second takes longer than the fastest, so that it is never 0 where there is a lead.
+
+    >>> lead_percent(1.1234), lead_percent(1.00042), lead_percent(1.000001), lead_percent(1.0)
+    ('+12.3 %', '+0.042 %', '+<0.001 %', '+0 %')
+    """
+    percents = 100 * (lead - 1)
+    if percents < _LEAST_PERCENT:
+        return "+0 %" if lead - 1 <= ROUNDING else f"+<{_LEAST_PERCENT:g} %"
+    return f"+{percents:.1f} %" if percents >= 1 else f"+{percents:.2g} %"
 
 
 def _gains(report: SweepReport) -> Iterator[str]:
@@ -71,18 +117,23 @@ def _gains(report: SweepReport) -> Iterator[str]:
         found = [speedup for _, speedup in report.speedups(line)]
         if not found or line in report.base_lines:
             continue
-        if len(found) == 1:
-            yield f"{line} is {found[0]:.2f} times as fast as {base}."
-            continue
-        most = (
-            f"{line} is {min(found):.2f} to {max(found):.2f} times as fast as {base}, {median(found):.2f} in the median"
-        )
-        yield f"{most}{_losses(report, line, len(found))}."
+        yield f"{_gain(found, line, base)}{_losses(report, line, len(found))}."
+
+
+def _gain(speedups: Sequence[float], line: str, base: str) -> str:
+    least, most = f"{min(speedups):.2f}", f"{max(speedups):.2f}"
+    everywhere = f" at all {len(speedups):,} points" if len(speedups) > 1 else ""
+    if least != most:
+        return f"{line} is {least} to {most} times as fast as {base}, {median(speedups):.2f} in the median"
+    if least != "1.00":
+        return f"{line} is {least} times as fast as {base}{everywhere}"
+    is_equal = all(abs(speedup - 1) <= ROUNDING for speedup in speedups)
+    return f"{line} takes as long as {base}{everywhere}{'' if is_equal else ', to within 0.5 %'}"
 
 
 def _losses(report: SweepReport, line: str, n_points: int) -> str:
     """Say at how many points a schedule is slower than the baseline."""
-    below = [row for row in report.compared_rows(line) if row.speedup < 1]
+    below = [row for row in report.compared_rows(line) if row.speedup < 1 - ROUNDING]
     if not below:
         return ""
     slower = f"; it is slower at {len(below):,} of {n_points:,} points"
@@ -94,15 +145,17 @@ def _losses(report: SweepReport, line: str, n_points: int) -> str:
 
 
 def _lines_table(report: SweepReport) -> Html:
-    header = ["schedule", "points", "fastest at", "share", "clear leads", "speed-up, least", "median", "most"]
+    equally = ["equally with others"] if _has_ties(report) else []
+    header = ["schedule", "points", "fastest at", "share", *equally, "clear leads", "speed-up, least", "median", "most"]
     lines = [_cells(report, line) for line in report.lines]
     return table(f"Schedules, with the range of their speed-up over {report.table.baseline}", header, lines)
 
 
 def _cells(report: SweepReport, line: str) -> list[str]:
     found = compared(report)
-    wins = [each for each in found.values() if report.line_of(each.result) == line]
-    known = [each for each in wins if each.is_clear is not None]
+    wins = [point for point in found if line in report.leaders[point]]
+    n_ties = sum(len(report.leaders[point]) > 1 for point in wins)
+    known = [clear for point in wins if (clear := report.is_clear(point)) is not None]
     n_measured = sum(each.row is not None and report.line_of(each) == line for each in report.table.results)
     speedups = [speedup for _, speedup in report.speedups(line)]
     factors = [number(pick(speedups), f"{pick(speedups):.2f}") if speedups else "-" for pick in (min, median, max)]
@@ -111,11 +164,14 @@ def _cells(report: SweepReport, line: str) -> list[str]:
         number(n_measured, f"{n_measured:,}"),
         number(len(wins), f"{len(wins):,}"),
         percent(len(wins) / len(found)) if found else "-",
-        number(sum(each.is_clear is True for each in known), f"{sum(each.is_clear is True for each in known):,}")
-        if known or not wins
-        else "-",
+        *([number(n_ties, f"{n_ties:,}")] if _has_ties(report) else []),
+        number(sum(known), f"{sum(known):,}") if known or not wins else "-",
         *factors,
     ]
+
+
+def _has_ties(report: SweepReport) -> bool:
+    return any(len(report.leaders[point]) > 1 for point in compared(report))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +194,9 @@ def _changes(report: SweepReport) -> Iterator[Html]:
     most = {each.lines for _, each in stretches}
     if len(most) == 1:
         what = "at every value of every field" if len(report.axes) > 1 else f"at every value of {report.axes[0].name}"
-        yield tag("p", f"Nowhere: {' and '.join(most.pop())} is most often the fastest {what}.")
+        always = most.pop()
+        are = f"{' and '.join(always)} {'are' if len(always) > 1 else 'is'}"
+        yield tag("p", f"Nowhere: {are} most often the fastest {what}.")
         return
     others = ", the other fields varying as they do" if len(report.axes) > 1 else ""
     quarters = "" if report.is_grid else " Of many values, each line is of one or more quarters of them."
@@ -153,7 +211,7 @@ def _stretch_cells(field: VaryingField, each: _Stretch) -> list[str]:
     together = " and " if len(each.lines) > 1 else ""
     wins = f"{each.n_wins:,}{' each' if together else ''} of {each.n_points:,}"
     at = _range(each.texts, field)
-    return [field.name, at, " and ".join(each.lines), wins, number(lead, f"+{100 * (lead - 1):.2g} %")]
+    return [field.name, at, " and ".join(each.lines), wins, number(lead, lead_percent(lead))]
 
 
 def _stretches(report: SweepReport, field: VaryingField) -> list[_Stretch]:
@@ -161,7 +219,7 @@ def _stretches(report: SweepReport, field: VaryingField) -> list[_Stretch]:
     found = compared(report)
     stretches: list[_Stretch] = []
     for text, points in _parts(field):
-        there = [found[point] for point in points if point in found]
+        there = {point: found[point] for point in points if point in found}
         if not there:
             continue
         new = _stretch(report, text, there)
@@ -171,11 +229,11 @@ def _stretches(report: SweepReport, field: VaryingField) -> list[_Stretch]:
     return stretches
 
 
-def _stretch(report: SweepReport, text: str, there: Sequence[Fastest]) -> _Stretch:
-    wins = Counter(report.line_of(each.result) for each in there)
+def _stretch(report: SweepReport, text: str, there: dict[int, Fastest]) -> _Stretch:
+    wins = Counter(line for point in there for line in report.leaders[point])
     most = max(wins.values())
     lines = tuple(line for line in report.lines if wins[line] == most)
-    leads = tuple(each.lead for each in there if each.lead is not None and report.line_of(each.result) in lines)
+    leads = tuple(each.lead for point, each in there.items() if each.lead and {*report.leaders[point]} & {*lines})
     return _Stretch(lines, (text,), most, len(there), leads)
 
 

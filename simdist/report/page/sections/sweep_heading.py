@@ -2,11 +2,12 @@
 
 import platform
 from collections.abc import Iterator
+from shlex import quote
 
 import numpy as np
 
 import simdist
-from simdist.report.page.html import Html, join, prose, table, tag
+from simdist.report.page.html import Html, escape, join, table, tag
 from simdist.report.page.sweep_fields import VaryingField
 from simdist.report.page.sweep_model import SweepReport
 
@@ -27,19 +28,31 @@ def sweep_heading(report: SweepReport) -> Html:
         tag("h1", report.name),
         tag("p", _about(report)),
         tag("dl", facts, class_="facts"),
-        tag("ul", *(tag("li", prose(note)) for note in notes), class_="notes") if notes else "",
+        tag("ul", *(tag("li", note) for note in notes), class_="notes") if notes else "",
         _varied(report),
     ]
     return join(parts)
 
 
 def _about(report: SweepReport) -> str:
-    how = "all combinations of their values" if report.is_grid else "a sample of their values"
     n_fields = len(report.axes)
     if n_fields == 0:
         return f"The schedules of {report.scenario}, at one point."
     fields = f"{n_fields} fields" if n_fields > 1 else "one field"
-    return f"The schedules of {report.scenario}, with {fields} varied: {how if n_fields > 1 else 'each of its values'}."
+    return f"The schedules of {report.scenario}, with {fields} varied: {_how(report)}."
+
+
+def _how(report: SweepReport) -> str:
+    its = "its" if len(report.axes) == 1 else "their"
+    match report.sampling or ("grid" if report.is_grid else ""):
+        case "grid":
+            return "each of its values" if len(report.axes) == 1 else "all combinations of their values"
+        case "sobol":
+            return f"a Sobol sequence of {its} values"
+        case "random":
+            return f"a random sample of {its} values"
+        case _:
+            return f"a sample of {its} values"
 
 
 def _facts(report: SweepReport) -> Iterator[tuple[str, str]]:
@@ -55,18 +68,20 @@ def _facts(report: SweepReport) -> Iterator[tuple[str, str]]:
     yield "page by", f"simdist {simdist.__version__}, Python {platform.python_version()}, numpy {np.__version__}"
 
 
-def _notes(report: SweepReport) -> Iterator[str]:
+def _notes(report: SweepReport) -> Iterator[Html]:
     if report.table.n_missing:
         share = f"{report.table.n_missing:,} of {report.n_rows:,} rows are not there yet"
-        yield f"{share}, so all below is of the others: `simdist sweep` into {report.folder.name} goes on."
+        goes_on = f" into {report.folder.name} goes on."
+        yield join([f"{share}, so all below is of the others: ", tag("code", "simdist sweep"), goes_on])
     if report.table.n_failed:
         rows = f"{report.table.n_failed:,} row{'s' * (report.table.n_failed > 1)}"
-        yield f"{rows} failed, see the end of the page. No number below counts failed rows."
-    yield from (note for note in report.table.notes if "not there yet" not in note)
+        yield escape(f"{rows} failed, see the end of the page. No number below counts failed rows.")
+    yield from (escape(note) for note in report.table.notes if "not there yet" not in note)
     if report.n_seeds == 1:
-        yield "With one seed there are no intervals, so nothing says which differences are chance."
+        yield escape("With one seed there are no intervals, so nothing says which differences are chance.")
     if report.has_runs:
-        yield f"There are runs in this folder as well: `simdist results {report.folder.name}` shows both."
+        command = tag("code", f"simdist results {quote(report.folder.name)}")
+        yield join(["There are runs in this folder as well: ", command, " shows both."])
 
 
 def _varied(report: SweepReport) -> Html:

@@ -1,6 +1,8 @@
 """Which field matters: how much the speed-up of each schedule follows each field."""
 
+import math
 from collections.abc import Iterator
+from statistics import median
 
 from simdist.report.page.document import Section
 from simdist.report.page.html import Html, join, number, prose, table, tag
@@ -16,6 +18,8 @@ _SAMPLE = (
     "much, sees nothing that two fields do only together, and nothing that rises first and falls then. Between numbers "
     "without any relation, a value beyond ±{bound:.2f} comes about in one of twenty random samples of {n:,} points."
 )
+_DIGITS = 9  # of a speed-up that are not rounding, which has no order
+_SAME = 0.005  # differences of speed-ups that are less are written as 0.00
 _GRID = (
     "For each field, the mean speed-up at the value with the highest mean less that at the value with the lowest; "
     "means are over all values of the other fields. These are main effects: what two fields do only together is not in "
@@ -47,7 +51,7 @@ def _texts(report: SweepReport, lines: list[str]) -> Iterator[str]:
             yield _UNBALANCED
         return
     n = max(len(report.speedups(line)) for line in lines)
-    yield _SAMPLE.format(bound=min(1.0, 1.96 / max(n - 1, 1) ** 0.5), n=n)
+    yield _SAMPLE.format(bound=_bound(n), n=n)
     if any(field.numbers is None for field in report.axes):
         yield _WORDS
 
@@ -61,7 +65,7 @@ def correlation(report: SweepReport, field: VaryingField, line: str) -> float | 
         for point, speedup in report.speedups(line)
         if (code := field.codes[point]) is not None
     ]
-    return rank_correlation([x for x, _ in pairs], [y for _, y in pairs])
+    return rank_correlation([x for x, _ in pairs], [float(f"{y:.{_DIGITS}g}") for _, y in pairs])
 
 
 def _spread(report: SweepReport, field: VaryingField, line: str) -> tuple[float, str] | None:
@@ -90,14 +94,32 @@ def _cell(report: SweepReport, field: VaryingField, line: str) -> Html:
 def _conclusion(report: SweepReport, line: str) -> Iterator[str]:
     if len(report.axes) < 2:
         return
+    speedups = [speedup for _, speedup in report.speedups(line)]
+    if max(speedups) - min(speedups) < _SAME:
+        yield f"{line}: no field moves the speed-up, which is {median(speedups):.2f} everywhere."
+        return
     if report.is_grid:
         sizes = [(spread[0], field) for field in report.axes if (spread := _spread(report, field, line))]
         if sizes:
             size, field = max(sizes, key=lambda pair: pair[0])
-            yield f"{line}: {field.name} moves the mean speed-up most, by {size:.2f}."
+            yield f"{line}: {_most(field.name, size)}."
         return
     found = [(value, field) for field in report.axes if (value := correlation(report, field, line)) is not None]
     if found:
         value, field = max(found, key=lambda pair: abs(pair[0]))
+        if abs(value) < _bound(len(speedups)):
+            yield f"{line}: the speed-up follows no field by more than chance does; {field.name} most ({value:+.2f})."
+            return
         way = "rises" if value > 0 else "falls"
         yield f"{line}: the speed-up follows {field.name} most, and {way} with it ({value:+.2f})."
+
+
+def _most(name: str, size: float) -> str:
+    if size < _SAME:
+        return "no field by itself moves the mean speed-up"
+    return f"{name} moves the mean speed-up most, by {size:.2f}"
+
+
+def _bound(n_points: int) -> float:
+    """Return the rank correlation that one of twenty samples of unrelated numbers exceeds."""
+    return min(1.0, 1.96 / math.sqrt(max(n_points - 1, 1)))

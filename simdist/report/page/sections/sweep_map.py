@@ -5,19 +5,20 @@ from collections.abc import Iterator
 from simdist.report.page.document import Section
 from simdist.report.page.html import Html, join, tag
 from simdist.report.page.sections.sweep_chart import controls, select
-from simdist.report.page.sections.sweep_fastest import compared
+from simdist.report.page.sections.sweep_fastest import compared, lead_percent
 from simdist.report.page.sweep_fields import VaryingField
 from simdist.report.page.sweep_model import SweepReport
 from simdist.sweep.fastest import Fastest
 
-__all__ = ["lead_text", "map_section", "marks"]
+__all__ = ["map_section", "marks"]
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _COLOURS = 6
 _MOST_CELLS = 60  # of a row or column; more cannot be read
 _ABOUT = (
     "The fastest schedule at each combination, and by how many percent the second takes longer. A cell with ≈ and a "
-    "pale ground has a lead within its 95 % interval; one with * lacks a schedule that failed or is missing."
+    "pale ground has a lead that is not clear; one with = has schedules that take equally long; one with * lacks a "
+    "schedule that failed or is missing."
 )
 
 
@@ -108,21 +109,22 @@ def _cells(report: SweepReport, columns: int, rows: int, at: tuple[int, ...]) ->
     for point, each in compared(report).items():
         codes = [field.codes[point] for field in report.axes]
         if all(code == at[place] or place in (columns, rows) for place, code in enumerate(codes)):
-            line = report.line_of(each.result)
-            place = report.lines.index(line)
-            unclear = " unclear" if each.is_clear is False else ""
+            first = report.leaders[point][0]
+            unclear = " unclear" if report.is_clear(point) is False else ""
             is_partial = each.n_schedules < report.n_schedules[point]
             cell = tag(
                 "td",
-                tag("b", letters[line]),
-                f" {lead_text(each)}{'*' if is_partial else ''}",
-                title=f"{each.result.schedule}, ahead of {each.next_one}",
-                class_=f"cell won line-{place % _COLOURS}{unclear}",
+                tag("b", " = ".join(letters[line] for line in report.leaders[point])),
+                f"{_lead_text(report, point, each)}{'*' if is_partial else ''}",
+                title=" and ".join(report.leaders[point]),
+                class_=f"cell won line-{report.lines.index(first) % _COLOURS}{unclear}",
             )
             yield (int(codes[columns] or 0), int(codes[rows] or 0)), cell
 
 
-def lead_text(each: Fastest) -> str:
-    """Return by how much the second takes longer, such as `+12 %`; with ≈ if that is within the interval."""
-    text = f"+{100 * ((each.lead or 1.0) - 1):.1f} %"
-    return f"≈ {text}" if each.is_clear is False else text
+def _lead_text(report: SweepReport, point: int, each: Fastest) -> str:
+    """Return by how much the second takes longer, with ≈ if that is not clear; nothing if there is no lead."""
+    if len(report.leaders[point]) > 1:
+        return ""
+    unclear = " ≈" if report.is_clear(point) is False else ""
+    return f"{unclear} {lead_percent(each.lead or 1.0)}"

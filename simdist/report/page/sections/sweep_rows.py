@@ -1,6 +1,7 @@
 """All rows of a sweep, to sort and to filter, and what failed."""
 
 from collections.abc import Iterator
+from shlex import quote
 
 from simdist.report.page.document import Section, json_block
 from simdist.report.page.html import Html, duration, join, table, tag
@@ -20,7 +21,7 @@ _MOST_POINTS = 10
 
 def rows_section(report: SweepReport) -> Section:
     """Show the first rows; the script sorts and filters all."""
-    command = f"simdist results {report.folder.name} --csv rows.csv"
+    command = f"simdist results {quote(report.folder.name)} --csv rows.csv"
     about = join(["With all columns and all digits, in SI units: ", tag("code", command), "."])
     parts = [
         tag("p", about),

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simdist.analysis import first_steps, only_steps
+from simdist.analysis import first_steps
 from simdist.errors import ScenarioError
 from simdist.plan import Plan
 from simdist.report.page.document import Section
@@ -18,8 +18,8 @@ MOST_SPANS = 2_000_000
 """Operation instances times ranks of one trace in a page, and twice as many in all; then it still opens at once."""
 
 _ABOUT = (
-    "What the streams of every rank did, from the start of the run. A collective begins when its last member is ready; "
-    "until then the others wait."
+    "What the streams of every rank did; times are from the start of the run. A collective begins when its last member "
+    "is ready; until then the others wait."
 )
 
 
@@ -29,7 +29,7 @@ class Shown:
 
     Args:
         run: Which.
-        traces: Simulated, measured or both -> what happened in the steps that are shown.
+        traces: Simulated, measured or both -> what happened up to the last of the steps that are shown.
         steps: Those steps.
         n_steps: All steps of the run that every rank finished.
         is_cut: More were asked for than fit.
@@ -67,7 +67,7 @@ def _shown(run: ReportedRun, wanted: range | None, limit: int) -> Shown:
     if not asked:
         raise ScenarioError(f"{run.run.path}: the timeline is to show no step; choose some of 0 to {n_steps - 1}")
     steps = fitting_steps(run.run.plan, asked, limit)
-    traces: dict[str, Trace] = {origin: _only(each.trace, steps) for origin, each in run.executions.items()}
+    traces: dict[str, Trace] = {origin: _until(each.trace, steps.stop) for origin, each in run.executions.items()}
     return Shown(run, traces, steps, n_steps, is_cut=len(steps) < len(asked))
 
 
@@ -78,10 +78,9 @@ def fitting_steps(plan: Plan, asked: range, limit: int) -> range:
     return asked[: max(1, n_fit)]
 
 
-def _only(trace: Trace, steps: range) -> Trace:
-    """Leave out other steps: later ones from the plan, so that traces of other lengths can stand beside each other."""
-    cut = first_steps(trace, steps.stop) if steps.stop < trace.plan.n_steps else trace
-    return only_steps(cut, steps) if steps.start else cut
+def _until(trace: Trace, n_steps: int) -> Trace:
+    """Leave out later steps, from the plan as well, so that traces of other lengths can stand beside each other."""
+    return first_steps(trace, n_steps) if n_steps < trace.plan.n_steps else trace
 
 
 def _n_spans(plan: Plan, steps: range) -> int:
@@ -89,14 +88,19 @@ def _n_spans(plan: Plan, steps: range) -> int:
     return int(first[steps.stop] - first[steps.start]) * plan.world_size
 
 
-def timelines_section(report: Report, shown: Sequence[Shown]) -> Section:
+def timelines_section(shown: Sequence[Shown]) -> Section:
     """Show the timeline of one run at a time, with a choice of the run if there are several."""
     notes = [tag("li", prose(note)) for each in shown if (note := _note(each))]
     timelines = [
         tag(
             "div",
             Html(
-                timeline_section(each.traces, element_id=f"timeline-{number}", ranks_per_node=_ranks_per_node(report))
+                timeline_section(
+                    each.traces,
+                    element_id=f"timeline-{number}",
+                    ranks_per_node=each.run.run.scenario.cluster.gpus_per_node,
+                    steps=each.steps,
+                )
             ),
             data_timeline=number,
             hidden=number > 0,
@@ -110,10 +114,6 @@ def timelines_section(report: Report, shown: Sequence[Shown]) -> Section:
         *timelines,
     ]
     return Section("timelines", "Timeline", join(parts))
-
-
-def _ranks_per_node(report: Report) -> int:
-    return report.baseline.run.scenario.cluster.gpus_per_node
 
 
 def _chooser(labels: list[str]) -> Html:

@@ -60,9 +60,12 @@ function startChart(frame) {
     return found.map((each) => Number(each.toPrecision(12)));
   }
 
+  /* Ticks are values as they are written, with their units, or else bare numbers in the unit of the axis. */
+  const hasTexts = (x) => x.numbers === null || data.grid;
+
   /* Return the ticks of the horizontal axis: value in its scale, and text. */
   function xTicks(x, count) {
-    if (x.numbers === null || data.grid) return x.texts.map((text, code) => [place(x, code), text]);
+    if (hasTexts(x)) return x.texts.map((text, code) => [place(x, code), text]);
     const [low, high] = [x.numbers[0], x.numbers[x.numbers.length - 1]];
     if (!isLog(x)) return ticks(low, high, count).map((value) => [value, String(value)]);
     const found = [];
@@ -164,7 +167,7 @@ function startChart(frame) {
     }
     const title = titleOf(metric()) + (unit ? ` (${unit})` : "");
     parts.push(svg("text", { class: "axis", x: 0, y: 14 }, title));
-    const name = x.title + (isLog(x) ? ", logarithmic" : "");
+    const name = (hasTexts(x) ? x.name : x.title) + (isLog(x) ? ", logarithmic" : "");
     parts.push(svg("text", { class: "axis", x: box.right, y: box.bottom + 40, "text-anchor": "end" }, name));
     return parts;
   }

@@ -39,6 +39,13 @@ function share(value) {
   return `${value >= 0.0995 ? (100 * value).toFixed(0) : numbersAsWritten(100 * value, 2)} %`;
 }
 
+/* Return by how much the second takes longer, a share, so that it is never 0 where there is a lead. */
+function leadPercent(gain) {
+  const percent = 100 * gain;
+  if (percent < 0.001) return "+<0.001 %";
+  return `+${percent >= 1 ? percent.toFixed(1) : numbersAsWritten(percent, 2)} %`;
+}
+
 /* Return a quantity of a row, or null. */
 function valueOf(metric, row) {
   if (metric.unit !== "share") return rows[metric.key][row];

@@ -13,10 +13,13 @@ function startMap(area) {
   function cell(point) {
     if (point === undefined || best.line[point] < 0) return make("td", { class: "cell" }, MISSING);
     const line = best.line[point];
+    const first = best.tied[point] ?? [line];
     const unclear = best.clear[point] === 0;
-    const lead = `+${(100 * (best.lead[point] - 1)).toFixed(1)} %${best.partial[point] ? "*" : ""}`;
+    const lead = first.length > 1 ? "" : `${unclear ? " ≈" : ""} ${leadPercent(best.gain[point])}`;
     const name = `cell won line-${line % COLOURS}${unclear ? " unclear" : ""}`;
-    return make("td", { class: name, title: lines[line] }, make("b", {}, mark(line)), ` ${unclear ? "≈ " : ""}${lead}`);
+    const title = first.map((each) => lines[each]).join(" and ");
+    return make("td", { class: name, title },
+      make("b", {}, first.map(mark).join(" = ")), lead + (best.partial[point] ? "*" : ""));
   }
 
   /* Return the points of the chosen values, by their place in the table. */

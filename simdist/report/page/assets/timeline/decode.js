@@ -3,19 +3,22 @@
 const DID_NOT_RUN = 0xffffffff;
 const NO_STYLE = 255;
 
-/** Read the plan and the traces of a timeline element. */
-async function readTimeline(root) {
+/** Read what a timeline element says of its plan and traces. */
+function readRecord(root) {
+  return JSON.parse(root.querySelector('script[type="application/json"]').textContent);
+}
+
+/** Read the traces of a timeline element. */
+async function readTraces(root, plan) {
   if (typeof DecompressionStream === "undefined") {
     throw new Error("this browser cannot unpack it (no DecompressionStream); Chrome 80, Firefox 113 and Safari 16.4 can");
   }
-  const record = JSON.parse(root.querySelector('script[type="application/json"]').textContent);
-  const plan = planOf(record);
   const packed = [...root.querySelectorAll('script[type="application/octet-stream"]')];
   const traces = [];
-  for (const [number, about] of record.traces.entries()) {
+  for (const [number, about] of plan.traces.entries()) {
     traces.push(traceOf(plan, about, await inflated(packed[number].textContent)));
   }
-  return { plan, traces };
+  return traces;
 }
 
 /** Unpack base64 of a zlib stream. */
@@ -59,7 +62,7 @@ function streamOf({ name, ops, steps }, records) {
 }
 
 /** Unpack the times of a trace, in ticks; those of a lane, a stream of a rank, follow one another. */
-function traceOf(plan, { name, source, tickS }, bytes) {
+function traceOf(plan, { name, source, tickS, begin }, bytes) {
   const nTimes = bytes.length / 12;
   const number = (table, i) => {
     const low = table * nTimes * 4 + i;
@@ -67,21 +70,24 @@ function traceOf(plan, { name, source, tickS }, bytes) {
       (bytes[low] | (bytes[low + nTimes] << 8) | (bytes[low + 2 * nTimes] << 16) | (bytes[low + 3 * nTimes] << 24)) >>> 0
     );
   };
-  let first = 0;
+  let nBefore = 0;
   const streams = plan.streams.map((stream) => {
-    const times = timesOf(stream.n, plan.worldSize, first, number);
-    first += stream.n * plan.worldSize;
+    const times = timesOf(stream.n, plan.worldSize, nBefore, number);
+    nBefore += stream.n * plan.worldSize;
     return { ...times, blocks: sumBlocks(stream, times, plan.worldSize, plan.styles.length) };
   });
-  const stepEnd = stepEnds(plan, streams);
+  const stepEnd = stepEnds(plan, streams, begin);
   const lastS = streams.reduce((last, each) => Math.max(last, highest(each.reach)), 0) * tickS;
-  const firstS = streams.reduce((least, each) => Math.min(least, lowest(each.ready)), 0) * tickS;
-  return { name, source, tickS, streams, stepEnd, firstS, lastS };
+  const began = plan.firstStep ? lowest(begin, Infinity) : 0;
+  const first = streams.reduce((least, each) => Math.min(least, earliest(each)), began);
+  const beganS = (plan.firstStep ? began : first) * tickS;
+  return { name, source, tickS, streams, stepEnd, firstS: first * tickS, beganS, lastS };
 }
 
 const unfolded = (n) => (n & 1 ? -((n + 1) / 2) : n / 2);
 const highest = (array) => array.reduce((most, each) => Math.max(most, each), 0);
-const lowest = (array) => array.reduce((least, each) => Math.min(least, each), 0);
+const lowest = (array, most) => array.reduce((least, each) => Math.min(least, each), most);
+const earliest = ({ ready, ran }) => ready.reduce((least, each, i) => (ran[i] ? Math.min(least, each) : least), Infinity);
 
 /**
  * Return ready, start and end of a stream on all ranks, at `rank * n + row`, and which of them ran. What did not run
@@ -121,10 +127,14 @@ function furthest(end, n) {
   return reach;
 }
 
-/** Return when each rank was done with each step and all before it, at `step * worldSize + rank`; io does not count. */
-function stepEnds(plan, streams) {
-  const { nSteps, worldSize } = plan;
+/**
+ * Return when each rank was done with each step and all before it, at `step * worldSize + rank`; io does not count.
+ * `begin` tells it of the last step before those that are shown; what ended earlier is not known, and 0.
+ */
+function stepEnds(plan, streams, begin) {
+  const { nSteps, worldSize, firstStep } = plan;
   const ends = new Int32Array(nSteps * worldSize);
+  ends.set(begin, Math.max(firstStep - 1, 0) * worldSize);
   for (const [number, { n, name, steps }] of plan.streams.entries()) {
     if (name === "io") continue;
     const { end, ran } = streams[number];

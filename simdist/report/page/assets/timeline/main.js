@@ -63,11 +63,16 @@ function paint(timeline) {
   timeline.firstPaintMs ??= performance.now();
 }
 
+/** Return the height of the axis and all rows, and that of the frame, which scrolls if it is less. */
+function heightsOf(layout) {
+  const total = AXIS_HEIGHT + Math.max(layout.height, 40);
+  return { total, height: Math.min(total, TALLEST) };
+}
+
 /** Fit canvases and the scrolled height to the width of the page and to the rows. */
 function measure(timeline) {
   const { frame, scroll, content, stage, base, overlay } = timeline.parts;
-  const total = AXIS_HEIGHT + Math.max(timeline.layout.height, 40);
-  const height = Math.min(total, TALLEST);
+  const { total, height } = heightsOf(timeline.layout);
   scroll.style.height = `${height}px`;
   content.style.height = `${total}px`;
   stage.style.height = `${height}px`;
@@ -99,20 +104,35 @@ function partsOf(root) {
 }
 
 /** Return a height of lanes at which many ranks still show much, and few are easy to read. */
-function firstLaneHeight(plan, traces) {
-  const nBands = plan.worldSize * traces.length;
+function firstLaneHeight({ worldSize, traces, streams }) {
+  const nBands = worldSize * traces.length;
   const least = nBands <= FEW_BANDS ? LANE_HEIGHTS.few : LANE_HEIGHTS.many;
-  const room = (TALLEST - AXIS_HEIGHT) / (nBands * plan.streams.length) - 2;
+  const room = (TALLEST - AXIS_HEIGHT) / (nBands * streams.length) - 2;
   return Math.round(Math.min(Math.max(room, least), LANE_HEIGHTS.most));
 }
 
-function newTimeline(root, { plan, traces }) {
-  const choice = {
-    ranks: numbersOf("", plan.worldSize, "rank"),
-    streams: plan.streams.map((_, number) => number),
+/** Return what is shown at first: everything. */
+function firstChoice(record) {
+  const { worldSize, streams, traces } = record;
+  return {
+    ranks: numbersOf("", worldSize, "rank"),
+    streams: streams.map((_, number) => number),
     shown: traces.map((_, number) => number),
-    laneHeight: firstLaneHeight(plan, traces),
+    laneHeight: firstLaneHeight(record),
   };
+}
+
+/** Give the frame the height that it will have, so that what stands below does not move when it is painted. */
+function reserve(root, record) {
+  const { frame, scroll } = partsOf(root);
+  const { total, height } = heightsOf(layoutOf(firstChoice(record)));
+  frame.style.minHeight = `${height}px`;
+  scroll.style.height = `${height}px`;
+  root.querySelector(".timeline-content").style.height = `${total}px`;
+}
+
+function newTimeline(root, plan, traces) {
+  const choice = firstChoice(plan);
   const limits = limitsOf(traces);
   return {
     root,
@@ -145,6 +165,7 @@ function expose(timeline) {
         shown: timeline.choice.shown.map((trace) => traces[trace].name),
         laneHeight: timeline.choice.laneHeight,
         scrollTop: timeline.scrollTop,
+        stepsInView: stepsIn(timeline.view, traces[0], plan, 0),
         hover: opOf(timeline.hover),
         focus: opOf(timeline.focus),
         isIdle: !timeline.isScheduled,
@@ -166,7 +187,11 @@ function expose(timeline) {
 
 async function start(root) {
   try {
-    const timeline = newTimeline(root, await readTimeline(root));
+    const record = readRecord(root);
+    reserve(root, record);
+    const plan = planOf(record);
+    const timeline = newTimeline(root, plan, await readTraces(root, plan));
+    timeline.parts.frame.removeAttribute("aria-busy");
     timeline.parts.control("height").value = timeline.choice.laneHeight;
     expose(timeline);
     recolour(timeline);
@@ -190,7 +215,9 @@ async function start(root) {
 
 /** Start all timelines, one after the other; those that are hidden, when they are shown. */
 async function startAll() {
-  for (const root of document.querySelectorAll(".timeline")) {
+  const roots = [...document.querySelectorAll(".timeline")];
+  for (const root of roots.filter((each) => each.getClientRects().length)) reserve(root, readRecord(root));
+  for (const root of roots) {
     if (root.getClientRects().length) await start(root);
     else startWhenShown(root);
   }

@@ -23,15 +23,20 @@ function panned({ beginS, endS }, limits, byS) {
   return within({ beginS: beginS + byS, endS: endS + byS }, limits);
 }
 
-/** Return the limits of some traces: all of their time. */
+/**
+ * Return the limits of some traces: all of their time, from `firstS`. The first of the steps that are shown began at
+ * `beganS`; before it there may be loads that were ahead.
+ */
 function limitsOf(traces) {
   const firstS = Math.min(...traces.map((trace) => trace.firstS));
   const longest = Math.max(...traces.map((trace) => trace.lastS)) - firstS;
   const finestS = Math.min(...traces.map((trace) => trace.tickS));
-  return { firstS, lastS: firstS + (longest > 0 ? longest : 1), leastS: LEAST_TICKS * finestS };
+  const beganS = Math.min(...traces.map((trace) => trace.beganS));
+  return { firstS, beganS, lastS: firstS + (longest > 0 ? longest : 1), leastS: LEAST_TICKS * finestS };
 }
 
-const whole = ({ firstS, lastS }) => ({ beginS: firstS, endS: lastS });
+/** Return the view of all steps that are shown. */
+const whole = ({ beganS, lastS }) => ({ beginS: beganS, endS: lastS });
 
 /** Return the time in which the ranks run a step, from the first that begins to the last that ends, and some around. */
 function viewOfStep(step, { traces, plan }, { ranks, shown }, limits) {
@@ -48,10 +53,10 @@ function viewOfStep(step, { traces, plan }, { ranks, shown }, limits) {
   return within(around, limits);
 }
 
-/** Return the first and the last step that a rank runs in a view. */
-function stepsIn({ beginS, endS }, trace, { worldSize, nSteps }, rank) {
+/** Return the first and the last of the steps that are shown which a rank runs in a view. */
+function stepsIn({ beginS, endS }, trace, { worldSize, firstStep, lastStep }, rank) {
   const stepAt = (seconds) => {
-    let [low, high] = [0, nSteps - 1];
+    let [low, high] = [firstStep, lastStep];
     while (low < high) {
       const middle = (low + high) >> 1;
       if (trace.stepEnd[middle * worldSize + rank] * trace.tickS > seconds) high = middle;
