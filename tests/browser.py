@@ -1,5 +1,10 @@
-"""A headless Chromium for the tests of pages, by Playwright; tests skip where there is none."""
+"""A headless Chromium for the tests of pages, by Playwright.
 
+Tests skip where there is none; with `SIMDIST_NEEDS_BROWSER` in the environment, as .ci/run sets it, they fail.
+"""
+
+import importlib.util
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +27,7 @@ ARGUMENTS = (
     "--disable-sync",
 )
 TIMEOUT_MS = 60_000
+NEEDED = "SIMDIST_NEEDS_BROWSER"
 
 
 def executable() -> str | None:
@@ -29,14 +35,24 @@ def executable() -> str | None:
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
+def require() -> str:
+    """Return the browser that the system has; without one, or without Playwright, skip or fail."""
+    path = executable()
+    if path is not None and importlib.util.find_spec("playwright") is not None:
+        return path
+    missing = "needs playwright" if path else f"needs a browser: one of {', '.join(NAMES)}"
+    if os.environ.get(NEEDED):
+        pytest.fail(f"{missing}; {NEEDED} is set, so this is no reason to skip")
+    pytest.skip(missing)
+
+
 @contextmanager
 def chromium() -> Iterator["Browser"]:
     """Start a browser; it ends with the block."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    path = executable()
-    if path is None:
-        pytest.skip(f"needs a browser: one of {', '.join(NAMES)}")
-    with sync_api.sync_playwright() as playwright:
+    path = require()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS), timeout=TIMEOUT_MS)
         try:
             yield browser

@@ -5,6 +5,7 @@ import inspect
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -632,6 +633,24 @@ def test_bar_shows_nothing_of_short_work():
     with ProgressBar(terminal, after_s=3600.0) as bar:
         bar.update("sync", 1, 4)
     assert terminal.getvalue() == ""
+
+
+def test_bar_prints_lines_where_there_is_no_terminal_and_they_are_asked_for():
+    file = io.StringIO()
+    with ProgressBar(file, line_every_s=0.0) as bar:
+        bar.update("read", 0, None)
+        bar.update("sync", 0, 4)
+        bar.update("sync", 3, 4)
+    assert re.fullmatch(r"read\nsync: 0%\nsync: 75%, 0 min \d+ s left\n", file.getvalue())
+
+
+def test_bar_prints_no_line_before_its_time_nor_on_a_terminal():
+    file, terminal = io.StringIO(), Terminal()
+    with ProgressBar(file, line_every_s=3600.0) as bar:
+        bar.update("sync", 1, 4)
+    with ProgressBar(terminal, after_s=3600.0, line_every_s=0.0) as bar:
+        bar.update("sync", 1, 4)
+    assert (file.getvalue(), terminal.getvalue()) == ("", "")
 
 
 def test_bar_shows_nothing_where_nobody_looks():

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from commandline import Answer, call, edited, write
 
-from simdist import build, rundir, scenario
+from simdist import build, engines, rundir, scenario
 from simdist.cli.data_text import shown_epochs
 from simdist.compare import compare
 from simdist.cost import Costs
 from simdist.epochs import epochs
+from simdist.knobs import effects, settings
 from simdist.limits import limits
 from simdist.plan import LEVELS, Plan
 from simdist.reads import Reads, expected
@@ -273,6 +274,28 @@ def test_knobs_in_json_are_sorted_by_the_time_of_the_run(small, capsys):
     for effect in knobs["effects"]:
         waiting_s = effect["staging_s"] + sum(effect["stall_s"])
         assert effect["removed"] == pytest.approx(1 - waiting_s / knobs["waiting_s"])
+
+
+def test_what_is_known_of_one_schedule_changes_nothing_of_another(small, capsys):
+    """The policy of `sync` turned to `files` is `sync+files`, and is simulated once; alone, each simulates all."""
+    together = document(call(capsys, "data", small, "--knobs", "--json"))["rows"]
+    labels = [row["schedule"] for row in together]
+    assert {"sync", "sync+files"} <= set(labels)
+    alone = [
+        document(call(capsys, "data", small, "--schedule", label, "--knobs", "--json"))["rows"] for label in labels
+    ]
+    assert together == [row for rows in alone for row in rows]
+
+
+def test_knob_that_is_known_is_not_simulated_again(small, monkeypatch):
+    found = scenario.load(small)
+    sync, files, *_ = found.schedules
+    drawn, known = build.delays(found), {}
+    first = effects(found, sync, drawn, known=known)
+    assert {settings(found, sync), settings(found, files)} <= known.keys()
+    assert len(known) == 1 + len(first.effects)
+    monkeypatch.setattr(engines, "simulate", lambda *args, **kwargs: pytest.fail("simulated again"))
+    assert effects(found, sync, drawn, known=known) == first
 
 
 def test_knobs_of_a_run_meet_its_own_delays(tmp_path, capsys):

@@ -256,6 +256,7 @@ def of_sweeps(study: Study, folder: Path) -> dict[str, Found]:
     return {
         "A finished sweep": keys([finished, planned]),
         "A point of runs": keys(points),
+        "The header of a design": keys(lines(done / "design.jsonl")[:1]),
         "A line of the design": keys(lines(done / "design.jsonl")[1:]),
         "A row as it is stored": keys(lines(done / "rows.jsonl")),
         "Results": keys([alone, both]),

@@ -7,10 +7,14 @@ from importlib import import_module
 from pathlib import Path
 
 import nbformat
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from scripts import ROOT
+
+from simdist.report.panels import panels
 
 sys.path.append(str(ROOT / "tools"))  # where a script finds its neighbours
 TOOL, EXECUTION, RULES, FIGURES = map(
@@ -119,6 +123,63 @@ def test_units_letters_and_stderr_of_a_run_are_checked(tmp_path: Path) -> None:
     assert "cell 2: axis 'size' with ticks" in faults[1]
     assert "names no unit" in faults[1]
     assert faults[2] == "cell 2: letters of 7 points; at least 9"
+
+
+def drawn_by(folder: Path, drawing: str) -> list[str]:
+    """Return what the tool notes of the only picture of a notebook."""
+    (found,) = filter(None, map(EXECUTION.drawn, executed(folder, TITLE, drawing, CAPTION).notebook.cells))
+    return found
+
+
+def test_a_picture_carries_digests_of_its_data_which_its_last_bits_do_not_change(tmp_path: Path) -> None:
+    found = drawn_by(tmp_path, DRAWING)
+    assert found[0] == "axes 0: 'GPUs' linear, 'time (ms)' linear"
+    assert found[1].startswith("  line #1f77b4ff '-', markers 'None' #1f77b4ff: 4 values, ")
+    assert drawn_by(tmp_path, DRAWING.replace("[3, 4]", "[3.0000000000000004, 12 / 3 + 1e-14]")) == found
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("[3, 4]", "[3, 4.001]"),
+        ("[3, 4])", "[3, 4], color='red')"),
+        ("[3, 4])", "[3, 4], marker='o')"),
+        ("[1, 2], [3, 4])", "[2, 1], [4, 3])"),
+        ('"time (ms)")', '"time (ms)", yscale="log")'),
+        ("axes.set(", "axes.text(1, 3, 'here')\naxes.set("),
+        ("axes.plot", "axes.bar"),
+    ],
+)
+def test_another_picture_has_other_digests(old: str, new: str) -> None:
+    def lines(drawing: str) -> list[str]:
+        names: dict[str, Figure] = {}
+        exec(drawing, names)
+        return list(FIGURES.drawn(names["figure"]))
+
+    assert lines(DRAWING.replace(old, new)) != lines(DRAWING) == lines(DRAWING)
+
+
+def test_bars_bands_and_shades_of_a_picture_count() -> None:
+    def lines(height: float = 2.0, low: float = 0.5, shade: float = 1.0) -> list[str]:
+        figure, (axes,) = panels()
+        axes.bar([1, 2], [1, height])
+        axes.fill_between([1, 2], [low, 0.5], [1, 1])
+        axes.pcolormesh([[0, shade]])
+        axes.imshow([[0, shade]])
+        return list(FIGURES.drawn(figure))
+
+    assert lines() == lines()
+    for changed in (lines(height=2.1), lines(low=0.4)):
+        assert sum(here != there for here, there in zip(changed, lines(), strict=True)) == 1
+    assert sum(here != there for here, there in zip(lines(shade=0.9), lines(), strict=True)) == 2
+
+
+def test_bins_hold_round_numbers_apart_from_their_borders() -> None:
+    generator = np.random.default_rng(0)
+    values = np.concatenate([np.arange(1, 10_000) / 8, np.arange(1, 10_000) / 1000, [0.0, -1.0, np.nan]])
+    moved = values * (1 + 1e-14 * generator.standard_normal(len(values)))
+    assert (FIGURES.bins(values) == FIGURES.bins(moved)).all()
+    assert len(np.unique(FIGURES.bins(np.arange(1, 10_000)))) == 9_999
 
 
 def test_a_figure_that_is_not_the_value_of_its_cell_is_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from simdist import rundir
 from simdist.analysis import first_steps, injected_s, only_steps, rank_table, waiting
 from simdist.breakdown import STATES, breakdown
 from simdist.compare import Row
+from simdist.report import page as report_page
 from simdist.report.page.charts import ticks
 from simdist.report.page.document import json_block
 from simdist.report.page.heat import MOST_RANKS, MOST_STEPS, cells, packed, unpacked
@@ -28,6 +29,8 @@ from simdist.report.page.sections.speed import speed_conclusion
 from simdist.report.page.sections.stragglers import stragglers_conclusion
 from simdist.report.page.sections.timelines import fitting_steps
 from simdist.report.page.theme import DARK, LIGHT, contrast
+from simdist.sweep.definition import Choice
+from simdist.sweep.performed import POINT, PlannedPoint
 from simdist.trace import Trace
 from simdist.units import format_seconds
 from simdist.validate import validate
@@ -464,12 +467,174 @@ def test_runs_of_other_scenarios_are_told_apart(capsys, folder, tmp_path):
     assert "sync (sync) is of" not in page.text
 
 
+# ---------------------------------------------------------------- runs of several points
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory) -> Path:
+    """Return a directory of the same schedules at two points, of which the second computes for half as long."""
+    from simdist.cli import main
+
+    path = tmp_path_factory.mktemp("points")
+    for point, forward in enumerate(("20 ms", "10 ms")):
+        scenario = write(path / f"{point}.yaml", edited(("forward: 20 ms", f"forward: {forward}")))
+        assert main(["simulate", str(scenario), "-o", str(path / "runs" / str(point))]) == 0
+    return path / "runs"
+
+
+@pytest.fixture
+def both(points, tmp_path) -> Path:
+    """Return a copy of the runs of two points."""
+    return Path(shutil.copytree(points, tmp_path / "runs"))
+
+
+def step_s(run: Path) -> float:
+    return rundir.read_trace(run / rundir.SIMULATED).makespan_s / 12
+
+
+def labels_of_points(*schedules: str) -> list[str]:
+    return [f"{point}/{schedule}" for point in "01" for schedule in schedules or ("sync", *LABELS[:0:-1])]
+
+
+def test_speed_ups_are_over_the_baseline_of_the_same_point(capsys, both):
+    page, _ = report(capsys, both)
+    expected = {}
+    for label in labels_of_points():
+        own_s, base_s = step_s(both / label), step_s((both / label).with_name("sync"))
+        expected[label] = [pytest.approx(own_s), pytest.approx(base_s / own_s)]
+    assert step_s(both / "1" / "local-4") < 0.8 * step_s(both / "0" / "local-4")
+    assert page.rows("Step time, and speed-up over sync") == expected
+    assert list(page.rows("Time per step by state, average over ranks")) == list(expected)
+
+
+def test_runs_of_several_points_have_labels_of_their_own_everywhere(capsys, both):
+    measured = labels_of_points("sync")
+    for label in measured:
+        measure(both / label)
+    page, _ = report(capsys, both)
+    options = [each.text for each in page.all("option")]
+    assert [each for each in options if each in labels_of_points()] == labels_of_points()
+    assert [each for each in options if each.endswith(", measured")] == [f"{label}, measured" for label in measured]
+    assert [each.text for each in page.all("h3")] == measured
+    assert "What 6 runs in 2 folders did" in page.text
+    for point, forward in enumerate(("20 ms", "10 ms")):
+        sentence = next(
+            each.text for each in page.all("p") if each.text.startswith(f"{point}: forward {forward}; simu")
+        )
+        assert f"as fast as {point}/sync" in sentence
+    for label in measured:
+        traces = (rundir.read_trace(both / label / name) for name in (rundir.REAL, rundir.SIMULATED))
+        found = validate(*traces, rundir.read(both / label).delays)
+        assert page.rows("Makespans")[label][:2] == [found.simulated_s, found.measured_s]
+
+
+def test_charts_are_grouped_by_point_and_tell_what_each_sets(capsys, both):
+    choices = {"cluster.network.bandwidth_Bps": Choice("25 Gbit/s", 3.125e9)}
+    (both / "0" / POINT).write_text(PlannedPoint(0, "cloud", choices).dumps(), encoding="utf-8")
+    page, _ = report(capsys, both)
+    headings = [each.text for each in page.all("text") if each.attributes.get("class") == "heading"]
+    assert headings == ["0: cloud, bandwidth 25 Gbit/s", "1: forward 10 ms"] * 2
+
+
+def test_json_has_the_speed_up_of_every_run_in_its_point(capsys, both):
+    answer = json.loads(call(capsys, "report", both, "-o", both.parent / "page.html", "--json").out)
+    assert [run["label"] for run in answer["runs"]] == labels_of_points()
+    for run in answer["runs"]:
+        path = Path(run["run"])
+        assert path.relative_to(both).as_posix() == run["label"] == f"{run['point']}/{run['schedule']}"
+        assert run["speedup"] == {"simulated": pytest.approx(step_s(path.with_name("sync")) / step_s(path))}
+    assert (answer["baseline"], answer["cluster"]) == ("sync", None)
+
+
+def test_point_without_the_baseline_has_no_speed_up(capsys, both):
+    shutil.rmtree(both / "0" / "sync")
+    page, _ = report(capsys, both)
+    table = page.rows("Step time, and speed-up over sync")
+    assert table["0/local-4"] == [pytest.approx(step_s(both / "0" / "local-4")), "-"]
+    assert table["1/sync"][1] == 1.0
+    assert "0: no run is called 'sync', so there are no speed-ups." in page.text
+
+
+def test_what_all_runs_share_is_said_once(capsys, both):
+    for label in labels_of_points():
+        (both / label / rundir.SIMULATED).unlink()
+    page, _ = report(capsys, both)
+    assert page.text.count("It had no trace, so it was simulated for this page.") == 1
+    assert "All runs: It had no trace" in page.text
+
+
+def test_too_many_runs_are_refused_before_they_are_read(capsys, tmp_path):
+    runs = tmp_path / "runs"
+    for number in range(25):
+        run = runs / f"{number // 5}" / f"{number}"
+        run.mkdir(parents=True)
+        write(run / "plan.json", "no plan")
+    answer = call(capsys, "report", runs, "-o", tmp_path / "page.html")
+    assert (answer.code, answer.out) == (2, "")
+    assert (
+        f"{runs}: holds 25 runs, a page shows up to 24: choose one folder in it, such as {runs / '0'}; "
+        f"`simdist results {runs}` shows all as a table"
+    ) in answer.err
+
+
+# ---------------------------------------------------------------- calibrated machines
+
+
+SLOW_NETWORK = """\
+name: as-measured
+nodes: 2
+gpus_per_node: 4
+fabric: ideal
+network: {latency: 1 ms, bandwidth: 1 Gbit/s}
+"""
+
+
+def test_calibrated_machines_are_simulated_instead_of_those_of_the_scenario(capsys, one):
+    """Of a run that was measured, as `simdist validate --cluster` does; nothing is written."""
+    measure(one)
+    file = write(one.parent / "calibrated.yaml", SLOW_NETWORK)
+    before = {path.name: path.read_bytes() for path in one.iterdir()}
+    (expected,) = json.loads(call(capsys, "validate", one, "--cluster", file, "--json").out)["rows"]
+    assert expected["simulated_s"] > 1.01 * rundir.read_trace(one / rundir.SIMULATED).makespan_s
+    page, _ = report(capsys, one, "--cluster", file)
+    row = page.rows("Makespans")["hsgd-2-4,4-world"]
+    assert row[:3] == [expected["simulated_s"], expected["measured_s"], expected["error"]]
+    states = page.tables["Time per step by state, average over ranks"][1:]
+    assert [line[2] for line in states] == pytest.approx([row[0] / 12, row[1] / 12])
+    assert f"Simulated are the machines of {file} (as-measured), not those of the scenarios." in page.text
+    assert {path.name: path.read_bytes() for path in one.iterdir()} == before
+
+
+def test_json_names_the_calibrated_machines(capsys, one):
+    file = write(one.parent / "calibrated.yaml", SLOW_NETWORK)
+    answer = json.loads(call(capsys, "report", one, "-o", one.parent / "page.html", "--cluster", file, "--json").out)
+    assert answer["cluster"] == str(file)
+    assert answer["runs"][0]["simulated_now"]
+
+
+def test_other_numbers_of_machines_are_refused(capsys, one, tmp_path):
+    file = write(tmp_path / "small.yaml", SLOW_NETWORK.replace("nodes: 2", "nodes: 1"))
+    answer = call(capsys, "report", one, "-o", tmp_path / "page.html", "--cluster", file)
+    assert (answer.code, answer.out) == (2, "")
+    assert f"{file}: has 1 nodes x 4 GPUs; {one / 'scenario.yaml'} has 2 x 4: write as many" in answer.err
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_sweep_that_was_computed_takes_no_other_machines(capsys, tmp_path):
+    write(tmp_path / "design.jsonl", "")
+    answer = call(capsys, "report", tmp_path, "-o", tmp_path / "page.html", "--cluster", tmp_path / "any.yaml")
+    assert answer.code == 2
+    assert f"--cluster: {tmp_path} holds a sweep, which was computed already: leave it out" in answer.err
+
+
 # ---------------------------------------------------------------- the part that the timeline shows
 
 
 def test_steps_choose_what_the_timeline_shows(capsys, one):
     page, _ = report(capsys, one, "--steps", "2:5")
     assert "hsgd-2-4,4-world: the timeline shows steps 2 to 4 of 12: as asked for." in page.text
+    (field,) = (each.attributes for each in page.all("input") if each.attributes.get("data-control") == "step")
+    assert [field[name] for name in ("min", "max", "value")] == ["2", "4", "2"]
     assert page.rows("Time per step by state, average over ranks")["hsgd-2-4,4-world"][1] > 0
 
 
@@ -517,6 +682,25 @@ def evil_page(capsys, tmp_path: Path) -> Path:
     return tmp_path / "page.html"
 
 
+def test_backticks_in_labels_and_names_are_shown_as_they_are(capsys, tmp_path):
+    text = edited(
+        ("- kind: sync", "- {kind: sync, label: 'a`b`c'}"),
+        ("gpus_per_node: 4\n", "gpus_per_node: 4\n  name: 'my `own` {x}'\n"),
+    )
+    call(capsys, "simulate", write(tmp_path / "small.yaml", text), "-o", tmp_path / "runs")
+    for run in (tmp_path / "runs").iterdir():
+        measure(run)
+    call(capsys, "report", tmp_path / "runs", "--steps", "1:3", "--baseline", "a`b`c", "-o", tmp_path / "page.html")
+    page = page_of(tmp_path / "page.html")
+    for sentence in (
+        "How many times as fast as a`b`c each schedule is: the seconds per step of a`b`c over its own.",
+        "a`b`c: the timeline shows steps 1 to 2 of 12: as asked for.",
+        "Simulated is the cluster of the scenario, my `own` {x}.",
+    ):
+        assert sentence in page.text
+    assert {"simdist compare", "simdist report --cluster FILE"} <= {each.text for each in page.all("code")}
+
+
 def test_nothing_in_the_files_becomes_an_element(capsys, tmp_path, folder):
     page = page_of(evil_page(capsys, tmp_path))
     assert [each.text for each in page.all("h1")] == [EVIL]
@@ -533,6 +717,13 @@ def test_policy_allows_the_scripts_of_the_page_and_no_request(page):
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     allowed = " ".join(f"'sha256-{each}'" for each in hashes)
     assert policy.startswith(f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:")
+
+
+def test_units_of_time_and_round_steps_stand_once_in_the_scripts():
+    assets = (Path(report_page.__file__).parent / "assets").rglob("*.js")
+    text = "".join(path.read_text() for path in assets)
+    assert text.count('["ms", 1e-3]') == text.count("[1, 2, 5, 10]") == 1
+    assert "µs" not in text  # tables write us
 
 
 def test_page_names_no_other_file(page):
@@ -757,6 +948,33 @@ def test_pointer_reads_out_the_cell_below_it(browser, folder):
         page.mouse.move(box["x"] + box["width"] * 4.5 / 12, box["y"] + box["height"] * 2.5 / 8)
         seconds = format_seconds(round(caused_s[4, 2], 12))
         assert page.inner_text("#heat-readout") == f"step 4, rank 2: others waited for it, {seconds}"
+
+
+HELD_UP = """{
+    const read = Response.prototype.arrayBuffer;
+    const gate = new Promise((open) => { globalThis.letGo = open; });
+    Response.prototype.arrayBuffer = async function () {
+        await gate;
+        return read.call(this);
+    };
+}"""  # what is packed in the page stays so until `letGo()`
+
+
+def test_page_that_is_being_read_says_so_and_keeps_its_room(browser, folder):
+    context = browser.new_context(viewport={"width": 1200, "height": 900})
+    try:
+        page = context.new_page()
+        page.add_init_script(HELD_UP)
+        page.goto((folder / "page.html").as_uri())
+        assert page.inner_text("#heat-cells") == "The map is being read."
+        before = [page.locator(name).bounding_box() for name in ("#heat-canvas", "#stragglers", "#sources")]
+        page.evaluate("letGo()")
+        draw_heat_map(page)
+        page.wait_for_function("document.querySelector('.timeline').timeline?.firstPaintMs")
+        assert page.inner_text("#heat-cells").startswith("A cell is ")
+        assert [page.locator(name).bounding_box() for name in ("#heat-canvas", "#stragglers", "#sources")] == before
+    finally:
+        context.close()
 
 
 def test_narrow_heat_map_sums_steps_and_says_so(browser, capsys, tmp_path):

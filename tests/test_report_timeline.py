@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import chromium, executable, opened
+from browser import chromium, opened, require
 from commandline import SMALL
 from traces import plan_of, trace_of
 
@@ -747,9 +747,7 @@ def test_timeline_that_is_being_read_says_so_and_keeps_its_room(browser, tmp_pat
 
 
 def test_benchmark_tells_machines_what_it_measured():
-    pytest.importorskip("playwright.sync_api", reason="needs playwright")
-    if executable() is None:
-        pytest.skip("needs a browser")
+    require()
     benchmark = Path(__file__).resolve().parents[1] / "benchmarks" / "report.py"
     done = subprocess.run([sys.executable, benchmark, "--quick", "--json"], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)

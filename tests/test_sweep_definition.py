@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from commandline import call, write
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -155,6 +156,33 @@ def test_values_of_a_sample_are_written_in_the_unit_of_their_bounds_with_six_dig
         assert len(counts[-1].replace(".", "").lstrip("0")) <= 6
         assert number == pytest.approx(float(counts[-1]) * size, rel=1e-15)
     assert len(set(counts)) == 20
+
+
+def test_a_preset_that_is_varied_below_fields_of_the_scenario_is_a_warning_that_names_them():
+    workload = "{preset: resnet50, batch_size: 8, forward: 1 ms, backward: 2 ms}"
+    base = f"{{cluster: {{preset: ideal, nodes: 2}}, workload: {workload}, steps: 4, schedules: [{{kind: sync}}]}}"
+    kept = "workload.preset is varied, but the scenario writes {}, which all points keep: vary {} as well, or remove"
+    both, one = kept.format("workload.forward, workload.backward", "them"), kept.format("workload.backward", "it")
+    for vary, warning in (
+        ("{workload.preset: [resnet50, vgg16]}", both),
+        ("{workload.preset: [resnet50, vgg16], workload.forward: [1 ms]}", one),
+        ("{workload: [resnet50, vgg16]}", None),
+        ("{cluster.preset: [ideal, dgx-a100]}", None),  # nodes are what is asked for
+    ):
+        found = loads(f"{{scenario: {base}, vary: {vary}}}").warnings
+        assert [each.startswith(warning or "-") for each in found] == ([True] if warning else [])
+
+
+def test_a_scenario_in_place_of_a_sweep_and_the_reverse_is_one_line(tmp_path, capsys):
+    scenario, sweep = write(tmp_path / "small.yaml"), write(tmp_path / "s.yaml", "{scenario: small.yaml, vary: {}}")
+    for command, path, start in (
+        (["sweep", scenario, "-o", tmp_path / "out"], scenario, "is a scenario, and no sweep: simdist compare"),
+        (["compare", sweep], sweep, "is a sweep, and no scenario: simdist sweep"),
+        (["simulate", sweep], sweep, "is a sweep, and no scenario: simdist sweep"),
+    ):
+        answer = call(capsys, *command)
+        assert answer.err.startswith(f"error: {path}: {start} {path}")
+        assert (answer.code, answer.err.count("\n")) == (2, 1)
 
 
 def test_a_list_that_is_given_by_its_ends_is_written_in_their_unit(sweep_of):

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import shutil
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -201,8 +202,12 @@ def test_rows_that_failed_have_a_label_and_an_error_and_no_numbers(tmp_path, cap
     answer = call(capsys, "results", folder)
     assert "1 row failed: --failed shows why" in answer.err
     shown = call(capsys, "results", folder, "--failed")
-    assert shown.out.startswith("1 row;")
-    assert "ScenarioError: schedules[2].levels" in shown.out
+    why, where = shown.out.split("\n\nwhere\n\n")
+    assert why.startswith("1 row failed, for 1 reason\n")
+    assert why.splitlines()[4].split()[:4] == ["1", "1", "ScenarioError:", "schedules[2].levels:"]
+    assert where.split("\n")[0].split() == ["point", "schedules[2].levels", "schedule", "reason"]
+    assert where.splitlines()[2].split() == ["1", "{'2':", "3}", "hsgd-2-3", "1"]
+    assert "speed-up" not in shown.out
     assert len(call(capsys, "results", folder, "--csv", "-").out.splitlines()) == 7
 
 
@@ -210,7 +215,7 @@ def test_rows_that_are_not_there_yet_are_counted(mine, capsys):
     edit_rows(mine, lambda number, record: record if number < 10 else None)
     answer = call(capsys, "results", mine)
     assert f"{mine}: 2 of 16 rows are not there yet: `simdist sweep` into it goes on" in answer.err
-    assert answer.out.startswith("14 rows;")
+    assert answer.out.startswith("14 rows, simulated;")
     assert json.loads(call(capsys, "results", mine, "--json").out)["missing"] == 2
 
 
@@ -327,6 +332,55 @@ def test_where_takes_values_as_written_and_in_si_units_and_names_without_units(s
     assert [row["point"] for row in csv.DictReader(io.StringIO(both))] == ["0", "2"]
 
 
+@pytest.mark.parametrize(
+    ("condition", "is_met"),
+    [
+        ("bandwidth>1 Gbit/s", lambda row: row["case"] == "fast"),
+        ("bandwidth>=125 MB/s", lambda row: True),
+        ("bandwidth = 0.125 GB/s", lambda row: row["case"] == "slow"),
+        ("nodes<=1", lambda row: row["cluster.nodes"] == "1"),
+        ("nodes!=1", lambda row: row["cluster.nodes"] == "2"),
+        ("schedule!=sync", lambda row: row["schedule"] != "sync"),
+        ("step_s<80 ms", lambda row: float(row["step_s"]) < 0.08),
+        ("speedup_low>1", lambda row: row["speedup_low"] and float(row["speedup_low"]) > 1),
+        ("speedup>101%", lambda row: float(row["speedup"]) > 1.01),
+        ("source=simulated", lambda row: True),
+    ],
+)
+def test_where_compares_in_any_unit_that_fits(swept, capsys, condition, is_met):
+    rows = list(csv.DictReader(io.StringIO(call(capsys, "results", swept, "--csv", "-").out)))
+    found = list(csv.DictReader(io.StringIO(call(capsys, "results", swept, "--where", condition, "--csv", "-").out)))
+    assert found == [row for row in rows if is_met(row)]
+    assert found
+
+
+def test_where_takes_what_a_sample_has_drawn_as_the_screen_shows_it(tmp_path, capsys):
+    vary = (
+        "{cluster.network.bandwidth: {uniform: [1 Gbit/s, 4 Gbit/s]}, disturbances.0.probability: {uniform: [0, 5%]}}"
+    )
+    sample = "{kind: sobol, points: 2}"
+    folder = computed(tmp_path, f"{{scenario: small.yaml, vary: {vary}, sample: {sample}, seeds: 1}}")
+    row = call(capsys, "results", folder).out.splitlines()[4].split()
+    assert row[2] == "Gbit/s"
+    assert row[3].endswith("%")
+    assert len(row[1].replace(".", "")) <= 4 < len(str(frame(folder)["cluster.network.bandwidth_Bps"][0] / 0.125e9))
+    for condition in (f"bandwidth={row[1]} Gbit/s", f"probability={row[3]}"):
+        assert call(capsys, "results", folder, "--where", condition).out.startswith("2 rows, simulated;")
+
+
+def test_measured_rows_are_found_by_the_word_of_the_screen_and_by_that_of_the_files(runs, capsys):
+    for word in ("measured", "real"):
+        assert call(capsys, "results", runs, "--where", f"source={word}").out.startswith("2 rows, measured;")
+
+
+def test_an_unknown_column_names_each_column_once_the_most_similar_first(swept, capsys):
+    names = call(capsys, "results", swept, "--sort", "qzqzqz").err.partition("known: ")[2].strip().split(", ")
+    assert len(names) == len(set(names)) == len(frame(swept).columns)
+    assert {"bandwidth", "nodes", "step_s"} < set(names)
+    similar = call(capsys, "results", swept, "--sort", "duration_of_wait").err
+    assert similar.partition("known: ")[2].startswith("wait_s, ")
+
+
 def test_sort_orders_rows_and_puts_those_without_a_number_last(mine, capsys):
     edit_rows(
         mine, lambda n, record: {"key": record["key"], "failed": "PlanError", "error": "no"} if n == 5 else record
@@ -342,7 +396,10 @@ def test_sort_orders_rows_and_puts_those_without_a_number_last(mine, capsys):
     ("options", "message"),
     [
         (["--where", "node=2"], "there is no column 'node': did you mean 'nodes'?"),
-        (["--where", "nodes"], "--where 'nodes': write COLUMN=VALUE"),
+        (["--where", "nodes"], "--where 'nodes': write COLUMN=VALUE, e.g. schedule=sync, or nodes>4"),
+        (["--where", "nodes>2"], "--where nodes>2: no row has that; cluster.nodes is 1, 2"),
+        (["--where", "schedule>sync"], "--where schedule>sync: schedule is text: write = or !="),
+        (["--where", "bandwidth>5 ms"], "'5 ms' is no value of cluster.network.bandwidth_Bps, which is 1 Gbit/s, 100"),
         (["--where", "nodes=3"], "--where nodes=3: no row has that; cluster.nodes is 1, 2"),
         (["--sort", "speedupp"], "there is no column 'speedupp': did you mean 'speedup'?"),
         (["--fastest", "--failed"], "--fastest with --failed"),
@@ -369,7 +426,7 @@ def test_a_name_that_several_columns_end_in_is_refused_with_all_of_them(tmp_path
 
 def test_a_table_shows_values_as_they_were_written(swept, capsys):
     lines = call(capsys, "results", swept).out.splitlines()
-    assert lines[0] == "16 rows; speed-up over sync, 95 % confidence"
+    assert lines[0] == "16 rows, simulated; speed-up over sync, 95 % confidence"
     assert lines[2].split()[:5] == ["point", "case", "bandwidth", "nodes", "schedules[1].period"]
     assert lines[4].split()[:6] == ["0", "slow", "1", "Gbit/s", "1", "2"]
     assert len(lines) == 4 + 16
@@ -399,8 +456,12 @@ def test_the_fastest_schedule_leads_by_more_than_the_interval_or_not(swept, caps
         assert best.is_clear == (low > 1)
     assert {each.is_clear for each in fastest(table)} == {True, False}
     out = call(capsys, "results", swept, "--fastest").out.splitlines()
-    assert out[0].startswith("the fastest schedule at 8 points;")
-    assert {line.split()[-1] for line in out[4:]} == {"yes", "no"}
+    assert out[0].startswith("the fastest schedule at 8 points, simulated;")
+    assert {line.split()[-1] for line in out[4:-2]} == {"yes", "no"}
+    wins = Counter((best.result.schedule, best.is_clear) for best in fastest(table))
+    for label in {label for label, _ in wins}:
+        n_points, n_clear = wins[label, True] + wins[label, False], wins[label, True]
+        assert f"{label} at {n_points} point{'s' * (n_points > 1)}, {n_clear} clearly" in out[-1]
 
 
 def test_what_failed_is_not_the_fastest_and_one_schedule_alone_leads_nobody(mine):
@@ -485,7 +546,7 @@ def test_several_folders_are_one_table_that_names_them(runs, swept, capsys):
     assert pd.api.types.is_string_dtype(table.point)
     assert table["cluster.nodes"].tolist() == [1, 1, 1, 1, 2, 2, 2, 2] * 2 + [1, 1, 2, 2, 2, 2]
     assert table["schedules[1].period"].isna().sum() == 6
-    assert call(capsys, "results", swept, runs).out.startswith("22 rows;")
+    assert call(capsys, "results", swept, runs).out.startswith("22 rows, simulated and measured;")
     assert call(capsys, "results", swept, swept, "--csv", "-").out.splitlines()[0].startswith("point,")
 
 
@@ -503,7 +564,7 @@ def test_runs_without_a_trace_are_counted(runs, capsys):
     (runs / "deep" / "n1" / "sync" / rundir.SIMULATED).unlink()
     answer = call(capsys, "results", runs)
     assert f"{runs}: 1 of 4 runs have no trace yet" in answer.err
-    assert answer.out.startswith("5 rows;")
+    assert answer.out.startswith("5 rows, simulated and measured;")
 
 
 def test_a_simulation_in_place_of_a_measurement_is_refused(runs):
@@ -537,24 +598,73 @@ def test_plans_of_a_sweep_are_run_directories_that_keep_what_their_point_sets(mi
     main(["simulate", str(path)])
     measured(path, 2.0)
     table = frame(mine)
-    assert len(table) == 18
+    assert len(table) == 17
     of_point = table[(table.point == 5) & (table.schedule == "local-4")]
-    assert of_point.seeds.tolist() == [3, 1, 1]
-    assert of_point.case.tolist() == ["fast"] * 3
+    assert of_point.source.tolist() == ["simulated", "real"]  # its own simulation is one seed of the sweep's
+    assert of_point.seeds.tolist() == [3, 1]
+    assert of_point.case.tolist() == ["fast"] * 2
     for name in VARIED:
         assert of_point[name].nunique() == 1, name
-    assert of_point.error_ratio.tolist()[1:] == pytest.approx([-0.5, -0.5])
+    assert of_point.error_ratio.tolist()[1:] == pytest.approx([-0.5])
 
 
-def test_runs_in_the_folder_of_a_sweep_are_compared_with_its_baseline(tmp_path):
-    folder = computed(tmp_path, "{scenario: small.yaml, vary: {cluster.nodes: [1]}, seeds: 1, baseline: local-4}")
+@pytest.fixture
+def confirmed(tmp_path) -> Path:
+    """A sweep of two points, simulated as runs as well, and measured at the second."""
+    folder = computed(tmp_path, "{scenario: small.yaml, vary: {cluster.nodes: [1, 2]}, seeds: 3, baseline: local-4}")
     for path in write_plans(load(tmp_path / "study.yaml"), folder).runs:
         main(["simulate", str(path)])
-    table = frame(folder)
-    assert table.schedule.tolist() == ["sync", "local-4", "local-4", "sync"]
-    assert table.speedup.tolist()[1:3] == [1.0, 1.0]
-    assert table.speedup[3] == pytest.approx(table.speedup[0])
-    assert table.speedup[0] != 1.0
+        if path.parent.name == "1":
+            measured(path, 1.25 if path.name == "sync" else 1.5)
+    return folder
+
+
+def test_runs_in_the_folder_of_a_sweep_stand_at_their_points_and_are_compared_with_its_baseline(confirmed, capsys):
+    table = frame(confirmed)
+    assert table.point.tolist() == [0, 0, 1, 1, 1, 1]
+    assert table.source.tolist() == ["simulated"] * 4 + ["real"] * 2
+    assert table.schedule.tolist() == ["sync", "local-4"] * 3
+    assert table.speedup.tolist()[1::2] == [1.0, 1.0, 1.0]
+    assert table.speedup[4] == pytest.approx(table.step_s[5] / table.step_s[4])
+    assert table.speedup[4] != 1.0
+    out = call(capsys, "results", confirmed, "--fastest").out
+    assert out.startswith("the fastest schedule at 2 points, simulated and measured;")
+    assert len(out.split("\n\n")[1].splitlines()) == 2 + 3
+    assert out.splitlines()[-1].startswith("fastest measured: ")
+
+
+def test_a_measurement_is_compared_with_the_seed_of_the_sweep_that_it_repeats(confirmed):
+    with_traces = frame(confirmed).error_ratio.tolist()
+    for trace in confirmed.rglob(rundir.SIMULATED):
+        trace.unlink()
+    without = frame(confirmed).error_ratio.tolist()
+    assert without[4:] == pytest.approx([1 / 1.25 - 1, 1 / 1.5 - 1]) == with_traces[4:]
+
+
+def test_a_simulation_that_is_another_than_that_of_the_sweep_stands_beside_it(confirmed):
+    edit_rows(confirmed, lambda _, record: record | {"step_s": [1.01 * each for each in record["step_s"]]})
+    table = frame(confirmed)
+    assert table.seeds.tolist() == [3, 3, 1, 1] * 1 + [3, 3, 1, 1, 1, 1]
+
+
+def test_a_simulation_stays_where_the_row_of_the_sweep_is_not_there(confirmed):
+    edit_rows(confirmed, lambda number, record: record if number else None)
+    table = frame(confirmed)
+    assert table[table.point == 0].seeds.tolist() == [3, 1]
+    assert table[table.point == 0].schedule.tolist() == ["local-4", "sync"]
+
+
+def test_runs_that_are_not_in_folders_have_no_column_of_points_on_the_screen(runs, capsys):
+    assert call(capsys, "results", runs).out.splitlines()[2].split()[0] == "point"
+    out = call(capsys, "results", runs / "deep" / "n2").out.splitlines()
+    assert out[2].split()[:2] == ["source", "schedule"]
+    assert out[0] == "4 rows, simulated and measured; speed-up over sync"
+
+
+def test_results_say_with_which_links_simulation_and_measurement_are_compared(runs, capsys):
+    said = "sim. error: with the links of the scenario"
+    assert said in call(capsys, "results", runs / "deep" / "n2").err
+    assert said not in call(capsys, "results", runs / "deep" / "n1").err
 
 
 def test_plans_are_the_same_when_written_again_and_others_are_not_replaced(tmp_path):

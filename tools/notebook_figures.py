@@ -112,7 +112,8 @@ def _mark(artist: Artist) -> Iterator[tuple[str, NDArray[np.int64]]]:
 
 def _vertices(path: Path) -> NDArray[np.int64]:
     """Return the points of a path, each once and in order of size: releases of matplotlib begin at other corners."""
-    points = path.vertices if path.codes is None else path.vertices[path.codes != Path.CLOSEPOLY]
+    corners = np.asarray(path.vertices)
+    points = corners if path.codes is None else corners[path.codes != Path.CLOSEPOLY]
     return np.unique(np.stack([bins(points[:, 0]), bins(points[:, 1])], axis=1), axis=0).ravel()
 
 

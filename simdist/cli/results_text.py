@@ -52,9 +52,8 @@ def fastest_text(table: Table, best: Sequence[Fastest], *, limit: int | None) ->
     cells = [[column.cell(each.result) for column in of_points] + _fastest_cells(each) for each in shown]
     words = [*(column.header for column in of_points if column.is_words), "fastest", "next", "clear"]
     n_points = len({each.result.place for each in best})
-    title = (
-        f"the fastest schedule at {_count(n_points, 'point')}, {_sources(table)}{_over(table)}; lead: over the next one"
-    )
+    what = f"the fastest schedule at {_count(n_points, 'point')}, {_sources(table)}"
+    title = f"{what}{_over(table)}; lead: over the next one"
     text = table_text(title, header, cells, words=words) + _more(len(best) - len(shown))
     return "\n\n".join([text, *_wins(best)])
 
@@ -92,11 +91,10 @@ def _wins(best: Sequence[Fastest]) -> list[str]:
         clear = Counter(each.result.schedule for each in wins if each.is_clear)
         is_known = any(each.is_clear is not None for each in wins)
         counts = Counter(each.result.schedule for each in wins).most_common()
-        each_one = (
-            f"{label} at {_count(n, 'point')}{f' ({clear[label]:,} clearly)' * is_known}" for label, n in counts
-        )
-        what = f", {source_text(source)}" if len(sources) > 1 else ""
-        lines.append(f"fastest{what}: {', '.join(each_one)}")
+        clearly = {label: f", {clear[label]:,} clearly" if is_known else "" for label, _ in counts}
+        each_one = (f"{label} at {_count(n, 'point')}{clearly[label]}" for label, n in counts)
+        what = f" {source_text(source)}" if len(sources) > 1 else ""
+        lines.append(f"fastest{what}: {'; '.join(each_one)}")
     return ["\n".join(lines)]
 
 
@@ -177,7 +175,7 @@ def _of_schedules(table: Table) -> list[_Column]:
     if "error_ratio" in table.extras:
         found.append(_Column("sim. error", _error_ratio))
     if table.n_failed:
-        found.append(_Column("failed", _failure, is_words=True))
+        found.append(_Column("failed", lambda each: each.failed, is_words=True))
     return found
 
 
@@ -186,7 +184,7 @@ def _error_ratio(result: Result) -> str:
 
 
 def _failure(result: Result) -> str:
-    return f"{result.failed}: {result.error}" if result.failed else ""
+    return f"{result.failed}: {result.error}"
 
 
 def _step_time(result: Result) -> str:

@@ -96,9 +96,8 @@ def _check_order(table: Table, condition: _Condition, values: Sequence[object], 
         raise ScenarioError(f"--where {text}: {condition.column} is text: write = or !=")
     if condition.number is None:
         known = _values(table, condition.column, values)
-        raise ScenarioError(
-            f"--where {text}: {shown(condition.wanted)} is no such value; {condition.column} is {known}"
-        )
+        wrong = f"{shown(condition.wanted)} is no value of {condition.column}, which is {known}"
+        raise ScenarioError(f"--where {text}: {wrong}")
 
 
 def _number(column: str, text: str) -> float | None:

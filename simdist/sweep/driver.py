@@ -325,8 +325,9 @@ class _Driver:
         except TimeoutError:
             raise RunError(f"workers do not answer within {_START_S:g} s, before they have work") from None
         except (Exception, SystemExit) as error:
-            hint = f"\nin a script, {GUARD}" if isinstance(error, BrokenProcessPool) else ""
-            raise RunError(f"workers fail before they have work: {_why(error)}{hint}") from None
+            broken = f"what they say stands above; in a script, {GUARD}: each of them imports it"
+            why = broken if isinstance(error, BrokenProcessPool) else _why(error)
+            raise RunError(f"workers fail before they have work: {why}") from None
 
     def _save(self, records: list[Record]) -> None:
         if records:

@@ -5,6 +5,7 @@ busy, and how to end a worker that does not answer. A worker that has died is re
 asked for.
 """
 
+import ctypes
 import inspect
 import math
 import multiprocessing
@@ -16,7 +17,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -133,38 +133,27 @@ class LocalPool:
         self._processes.close()
 
 
-def _new_pool() -> ProcessPoolExecutor:
-    # Not forked: this process has threads. What is spawned imports simdist anew, half a second per process.
-    spawn = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(1, mp_context=spawn, initializer=_initialize)
-
-
-@dataclass(slots=True)
+@final
 class _Slot:
     """A process, as a pool of one, when it was up, and what it was given."""
 
-    pool: ProcessPoolExecutor = field(default_factory=_new_pool)
-    is_started: bool = False
-    up_s: float | None = None
-    given: list[Future[Any]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.given: list[Future[Any]] = []
+        self.renew()
+
+    def renew(self) -> None:
+        # Not forked: this process has threads. What is spawned imports simdist anew, half a second per process.
+        spawn = multiprocessing.get_context("spawn")
+        self._up_s = spawn.RawValue("d", math.inf)
+        self.pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=_initialize, initargs=(self._up_s,))
+
+    def up_s(self) -> float | None:
+        """Return when the process was up, by the clock that all processes of a machine share."""
+        return self._up_s.value if math.isfinite(self._up_s.value) else None
 
     def n_waiting(self) -> int:
         self.given = [each for each in self.given if not each.done()]
         return len(self.given)
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        if not self.is_started:
-            _submitted(self.pool, _answer).add_done_callback(self._note)
-            self.is_started = True
-        return _submitted(self.pool, fn, *args, **kwargs)
-
-    def renew(self) -> None:
-        self.pool.shutdown(wait=False)
-        self.pool, self.is_started, self.up_s = _new_pool(), False, None
-
-    def _note(self, answer: Future[None]) -> None:
-        if not answer.cancelled() and answer.exception() is None:
-            self.up_s = time.monotonic()
 
     def kill(self) -> list[BaseProcess]:
         processes: list[BaseProcess] = list((self.pool._processes or {}).values())
@@ -184,15 +173,16 @@ class _Processes(Executor):
         slot = min(self._slots, key=_Slot.n_waiting)
         with _shielded():
             try:
-                future = slot.submit(fn, *args, **kwargs)
+                future = _submitted(slot.pool, fn, *args, **kwargs)
             except BrokenExecutor:  # its process has died
+                slot.pool.shutdown(wait=False)
                 slot.renew()
-                future = slot.submit(fn, *args, **kwargs)
+                future = _submitted(slot.pool, fn, *args, **kwargs)
         slot.given.append(future)
         return future
 
     def up_s(self, batch: Future[Any]) -> float | None:
-        return next((slot.up_s for slot in self._slots if batch in slot.given), None)
+        return next((slot.up_s() for slot in self._slots if batch in slot.given), None)
 
     def end(self, batch: Future[Any]) -> None:
         for slot in self._slots:
@@ -205,10 +195,6 @@ class _Processes(Executor):
             slot.pool.shutdown(wait=False, cancel_futures=True)
         for process in killed:
             process.join()
-
-
-def _answer() -> None:
-    """Do nothing, when a process is up."""
 
 
 def _submitted(pool: ProcessPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -242,8 +228,9 @@ def _shielded() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _initialize() -> None:
-    """Leave Ctrl-C to the parent, and end with it, even if it is killed."""
+def _initialize(up_s: "ctypes.c_double") -> None:
+    """Leave Ctrl-C to the parent, end with it, even if it is killed, and tell it when this process was up."""
+    up_s.value = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from simdist.report.page.document import asset, document
+from simdist.report.page.document import document, program
 from simdist.report.page.model import Report
 from simdist.report.page.sections.heading import heading, title
 from simdist.report.page.sections.reality import reality_section
@@ -37,5 +37,5 @@ def runs_page(report: Report, shown: Sequence[Shown]) -> str:
         header=heading(report),
         sections=[section for section in sections if section],
         styles=[css],
-        scripts=[script, asset("heat.js")],
+        scripts=[script, program("heat")],
     )

@@ -11,7 +11,7 @@ from string import Template
 from simdist.report.page.html import Html, escape, join, tag
 from simdist.report.page.theme import theme_css
 
-__all__ = ["Section", "asset", "document", "json_block"]
+__all__ = ["Section", "asset", "document", "json_block", "program"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,16 @@ def _policy(programs: Iterable[str]) -> str:
 def asset(name: str) -> str:
     """Return the text of a file in `assets`."""
     return (files("simdist.report.page") / "assets" / name).read_text(encoding="utf-8")
+
+
+def program(*names: str) -> str:
+    """Return scripts in `assets` as one, in a function, so that they see each other and nothing else does.
+
+    Args:
+        names: Without `.js`; the numbers and units that all of them write stand before the first.
+    """
+    parts = "\n".join(asset(f"{name}.js") for name in ("numbers", *names))
+    return f'"use strict";\n\n(() => {{\n{parts}\n}})();\n'
 
 
 def json_block(element_id: str, value: object) -> Html:

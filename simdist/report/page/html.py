@@ -72,13 +72,18 @@ def _attribute(key: str, value: Attribute) -> str:
     return f" {name}" if value is True else f' {name}="{html.escape(str(value))}"'
 
 
-def prose(text: str) -> Html:
+def prose(text: str, **foreign: str) -> Html:
     """Return text in which commands and names stand between backticks, as in Markdown.
 
-    >>> prose("`simdist -h` & more")
-    '<code>simdist -h</code> &amp; more'
+    Args:
+        text: Of this package; what users have written may hold backticks of its own.
+        foreign: What users have written, for the `{}` of these names in the text; shown as it is.
+
+    >>> prose("`simdist -h` & more than {label}", label="a`b`")
+    '<code>simdist -h</code> &amp; more than a`b`'
     """
-    return join(tag("code", part) if number % 2 else part for number, part in enumerate(text.split("`")))
+    parts = (part.format(**foreign) if foreign else part for part in text.split("`"))
+    return join(tag("code", part) if number % 2 else part for number, part in enumerate(parts))
 
 
 def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[str] = ()) -> Html:

@@ -1,6 +1,6 @@
 """Pages of sweeps: many points, the schedules at each, and what the answer depends on."""
 
-from simdist.report.page.document import asset, document
+from simdist.report.page.document import asset, document, program
 from simdist.report.page.sections.sweep_chart import chart_section
 from simdist.report.page.sections.sweep_fastest import fastest_section
 from simdist.report.page.sections.sweep_heading import sweep_heading
@@ -29,11 +29,5 @@ def sweep_page(report: SweepReport) -> str:
         header=sweep_heading(report),
         sections=[section for section in sections if section],
         styles=[asset("sweep/sweep.css")],
-        scripts=[_script()],
+        scripts=[program(*(f"sweep/{name}" for name in _SCRIPTS))],
     )
-
-
-def _script() -> str:
-    """Return the parts of the script in one function, so that they see each other and nothing else does."""
-    parts = "\n".join(asset(f"sweep/{name}.js") for name in _SCRIPTS)
-    return f'"use strict";\n\n(() => {{\n{parts}\n}})();\n'

@@ -14,6 +14,7 @@ from string import Template
 from simdist.errors import TraceError
 from simdist.plan import Plan
 from simdist.report.lettering import shortened
+from simdist.report.page.document import program
 from simdist.report.page.packing import Record, pack, plan_record, rows_of_streams, style_key, styles_of
 from simdist.trace import Trace
 
@@ -93,8 +94,7 @@ def _steps_text(shown: range) -> str:
 
 def timeline_assets() -> tuple[str, str]:
     """Return the style sheet and the script of all timelines of a page, for a `<style>` and a `<script>` element."""
-    parts = "\n".join(_asset(f"{name}.js") for name in _SCRIPTS)
-    return _asset("timeline.css"), f'(() => {{\n"use strict";\n\n{parts}}})();\n'
+    return _asset("timeline.css"), program(*(f"timeline/{name}" for name in _SCRIPTS))
 
 
 def _asset(name: str) -> str:

@@ -1,5 +1,3 @@
-"use strict";
-
 /* The heat map of waiting, by step and rank. Its data are the JSON in #stragglers-data, a list of runs. */
 
 (() => {
@@ -55,15 +53,6 @@
 
   /* ---------------------------------------------------------------- words */
 
-  const UNITS = [["s", 1], ["ms", 1e-3], ["us", 1e-6], ["ns", 1e-9]];
-
-  function duration(seconds) {
-    if (seconds < 1e-12) return "0 s";
-    const [unit, size] = UNITS.find(([, each]) => seconds >= each) ?? UNITS[UNITS.length - 1];
-    const value = seconds / size;
-    return `${value >= 1000 ? Math.round(value) : Number(value.toPrecision(3))} ${unit}`;
-  }
-
   /* Return such as `step 3` or `steps 4 to 7`. */
   function several(name, first, perCell, count) {
     const last = Math.min(first + perCell, count) - 1;
@@ -73,7 +62,7 @@
   function cellText({ column, row }) {
     const steps = several("step", column * map.stepsPerCell, map.stepsPerCell, map.run.steps);
     const ranks = several("rank", row * map.ranksPerCell, map.ranksPerCell, map.run.ranks);
-    const seconds = duration(map.seconds[column * map.rows + row]);
+    const seconds = secondsText(map.seconds[column * map.rows + row]);
     const [who, whom] = ranks.startsWith("ranks ") ? ["they", "them"] : ["it", "it"];
     const what = quantity.value === "caused" ? `others waited for ${whom}` : `${who} waited for others`;
     return `${steps}, ${ranks}: ${what}, ${seconds}`;
@@ -124,10 +113,16 @@
   const rowsOf = (run) => Math.ceil(run.ranks / run.ranksPerCell);
   const heightOf = (rows) => Math.max(rows, Math.min(MOST_PX, CELL_PX * rows));
 
+  function showDetails() {
+    for (const details of document.querySelectorAll("[data-view]")) details.hidden = details.dataset.view !== view.value;
+  }
+
   /* Give the map the height that it will have, so that what stands below does not move when it is painted. */
   function reserve() {
     canvas.style.height = `${heightOf(rowsOf(runs[Number(view.value)]))}px`;
-    element("readout").textContent = "The map is being read.";
+    element("cells").textContent = "The map is being read.";
+    for (const name of ["low", "middle", "high"]) element(`scale-${name}`).textContent = "\u00a0";
+    showDetails();
   }
 
   function paint() {
@@ -161,20 +156,14 @@
     [bar.width, bar.height] = [LEVELS, 1];
     bar.getContext("2d").drawImage(pixels(LEVELS, 1, colours, (column) => column), 0, 0);
     const isLinear = scale.value === "linear";
-    element("scale-low").textContent = isLinear ? "0 s" : `${duration(map.largest / 10 ** DECADES)} or less`;
-    element("scale-middle").textContent = duration(isLinear ? map.largest / 2 : map.largest / 10 ** (DECADES / 2));
-    element("scale-high").textContent = `${duration(map.largest)} in a cell`;
-  }
-
-  /* Return the smallest of 1, 2, 5, 10, 20 ... that is at least `least`. */
-  function round(least) {
-    const power = 10 ** Math.floor(Math.log10(least));
-    return [1, 2, 5, 10].map((factor) => factor * power).find((each) => each >= least);
+    element("scale-low").textContent = isLinear ? "0 s" : `${secondsText(map.largest / 10 ** DECADES)} or less`;
+    element("scale-middle").textContent = secondsText(isLinear ? map.largest / 2 : map.largest / 10 ** (DECADES / 2));
+    element("scale-high").textContent = `${secondsText(map.largest)} in a cell`;
   }
 
   /* Write numbers at the cells along an edge: at most one in `apartPx`. */
   function label(edge, name, side, { count, perCell, cells, lengthPx, apartPx }) {
-    const every = Math.max(perCell, round(Math.max(1, (count * apartPx) / lengthPx)));
+    const every = Math.max(perCell, roundStep(Math.max(1, (count * apartPx) / lengthPx)));
     const labels = [];
     for (let number = 0; number < count; number += every) {
       const text = document.createElement("span");
@@ -196,13 +185,12 @@
 
   async function show() {
     const [chosen, name] = [view.value, quantity.value];
-    for (const details of document.querySelectorAll("[data-view]")) details.hidden = details.dataset.view !== chosen;
+    showDetails();
     const packed = await secondsOf(Number(chosen), name);
     if (view.value !== chosen || quantity.value !== name) return; /* something else was chosen meanwhile */
     element("map").hidden = false;
     map = fitted(runs[Number(chosen)], packed, canvas.clientWidth);
     element("map").hidden = !map.largest;
-    if (!canvas.dataset.ready) element("readout").textContent = "No cell is chosen.";
     if (map.largest) {
       element("cells").textContent = sizeText();
       labelEdges();

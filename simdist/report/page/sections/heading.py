@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 import simdist
-from simdist.calibrated import Calibrated
 from simdist.report.page.html import Html, join, prose, tag
 from simdist.report.page.machines import Machines
 from simdist.report.page.model import Report
@@ -23,9 +22,9 @@ def heading(report: Report) -> Html:
     notes = [
         *_simulated_on(report),
         *report.notes,
-        *(f"{run.label}: {note}" for run in report.runs for note in run.notes),
+        *_notes_of_runs(report),
     ]
-    shown = tag("ul", *(tag("li", prose(note)) for note in notes), class_="notes") if notes else ""
+    shown = tag("ul", *(tag("li", note) for note in notes), class_="notes") if notes else ""
     return join([tag("h1", title(report)), tag("p", _about(report)), tag("dl", facts, class_="facts"), shown])
 
 
@@ -40,19 +39,28 @@ def title(report: Report) -> str:
     return f"{first} and {more}" if others else first
 
 
-def _simulated_on(report: Report) -> Iterator[str]:
+def _notes_of_runs(report: Report) -> Iterator[str]:
+    """Yield the notes of runs, once for all runs that have the same."""
+    labels: dict[str, list[str]] = {}
+    for run in report.runs:
+        for note in run.notes:
+            labels.setdefault(note, []).append(run.label)
+    for note, same in labels.items():
+        is_all = 1 < len(same) == len(report.runs)
+        yield f"{'All runs' if is_all else ', '.join(same)}: {note}"
+
+
+def _simulated_on(report: Report) -> Iterator[Html]:
     machines = report.calibrated
     if machines is None:
         return
-    yield (
-        f"Simulated are the machines of {_named(machines)}, not those of the scenarios. Where the computation was "
-        f"emulated, it takes what the scenario says."
-    )
-
-
-def _named(machines: Calibrated) -> str:
     name = machines.cluster.name
-    return f"`{machines.file}` ({name})" if name else f"`{machines.file}`"
+    yield prose(
+        "Simulated are the machines of `{file}`{name}, not those of the scenarios. Where the computation was emulated, "
+        "it takes what the scenario says.",
+        file=str(machines.file),
+        name=f" ({name})" if name else "",
+    )
 
 
 def _about(report: Report) -> str:

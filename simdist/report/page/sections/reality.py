@@ -24,22 +24,24 @@ def reality_section(report: Report) -> Section | None:
     pairs = [(run, run.validation) for run in report.runs if run.validation]
     if not pairs:
         return None
-    parts = [tag("p", _ABOUT), tag("p", prose(_cluster(report))), *_summary(report)]
+    parts = [tag("p", _ABOUT), tag("p", _cluster(report)), *_summary(report)]
     parts += [join(_details(run, found)) for run, found in pairs]
     return Section("reality", "Simulation against measurement", join(parts))
 
 
-def _cluster(report: Report) -> str:
+def _cluster(report: Report) -> Html:
     if report.calibrated:
-        return (
-            f"Simulated are the machines of `{report.calibrated.file}`, as `simdist validate RUN --cluster FILE` does; "
-            f"an emulated computation takes what the scenario says."
+        return prose(
+            "Simulated are the machines of `{file}`, as `simdist validate RUN --cluster FILE` does; an emulated "
+            "computation takes what the scenario says.",
+            file=str(report.calibrated.file),
         )
     name = report.first.run.scenario.cluster.name
     which = f"the cluster of the scenario, {name}" if name else "the cluster of the scenario"
-    return (
-        f"Simulated is {which}. If its links were not measured on these machines, the errors are those of its numbers, "
-        f"too: `simdist report --cluster FILE` simulates calibrated ones."
+    return prose(
+        "Simulated is {which}. If its links were not measured on these machines, the errors are those of its numbers, "
+        "too: `simdist report --cluster FILE` simulates calibrated ones.",
+        which=which,
     )
 
 

@@ -30,11 +30,12 @@ def speed_section(report: Report) -> Section:
     rows = {origin: report.rows(origin) for origin in report.origins}
     shown = {origin: found for origin, found in rows.items() if found}
     base = report.base
-    apart = "" if len(report.points) == 1 else f" Runs are compared with {base} in their own folder, with no others."
     about = (
-        f"How many times as fast as {base} each schedule is: the seconds per step of {base} over its own. Every bar is "
-        f"one run of one seed, so there are no error bars; `simdist compare` averages over seeds.{apart}"
+        "How many times as fast as {base} each schedule is: the seconds per step of {base} over its own. Every bar is "
+        "one run of one seed, so there are no error bars; `simdist compare` averages over seeds."
     )
+    if len(report.points) > 1:
+        about += " Runs are compared with {base} in their own folder, with no others."
     groups = [_group(point, run, shown) for point in report.points for run in point.runs]
     chart = bar_chart(
         groups,
@@ -44,11 +45,8 @@ def speed_section(report: Report) -> Section:
         mark=1.0,
     )
     sentences = [tag("p", sentence, class_="conclusion") for sentence in _conclusions(report)]
-    return Section(
-        "speed",
-        "Speed-up",
-        join([tag("p", prose(about)), *sentences, tag("div", chart, _table(report, shown), class_="beside")]),
-    )
+    beside = tag("div", chart, _table(report, shown), class_="beside")
+    return Section("speed", "Speed-up", join([tag("p", prose(about, base=base)), *sentences, beside]))
 
 
 def _group(point: ReportedPoint, run: ReportedRun, rows: Mapping[Origin, Mapping[Path, Row]]) -> BarGroup:

@@ -80,7 +80,8 @@ def _clear(report: SweepReport, alone: Sequence[int], n_wins: int) -> str:
         return ""
     if all(clear is None for clear in leads):
         return "; how clearly is not known, with one seed"
-    n_clear, n_exact = sum(clear is True for clear in leads), sum(_is_exact(report.best[point]) for point in alone)
+    n_clear = sum(clear is True for clear in leads)
+    n_exact = sum(report.is_clear(point) is True and _is_exact(report.best[point]) for point in alone)
     exact = f" ({'all' if n_exact == n_clear else f'{n_exact:,}'} exact)" if n_exact else ""
     if n_clear == n_wins:
         return (", each time clearly" if n_clear > 1 else ", clearly") + exact

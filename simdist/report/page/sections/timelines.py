@@ -90,7 +90,7 @@ def _n_spans(plan: Plan, steps: range) -> int:
 
 def timelines_section(shown: Sequence[Shown]) -> Section:
     """Show the timeline of one run at a time, with a choice of the run if there are several."""
-    notes = [tag("li", prose(note)) for each in shown if (note := _note(each))]
+    notes = [tag("li", note) for each in shown if (note := _note(each))]
     timelines = [
         tag(
             "div",
@@ -122,10 +122,10 @@ def _chooser(labels: list[str]) -> Html:
     return tag("div", tag("label", "Run ", select), class_="controls needs-script", hidden=True)
 
 
-def _note(shown: Shown) -> str:
+def _note(shown: Shown) -> Html | None:
     """Say so if the timeline does not show all steps, or not all that were asked for."""
     if len(shown.steps) == shown.n_steps:
-        return ""
+        return None
     steps = f"steps {shown.steps.start} to {shown.steps.stop - 1} of {shown.n_steps:,}"
     why = "more would make the page too large; `--steps A:B` chooses others" if shown.is_cut else "as asked for"
-    return f"{shown.run.label}: the timeline shows {steps}: {why}."
+    return prose("{label}: the timeline shows {steps}: " + why + ".", label=shown.run.label, steps=steps)

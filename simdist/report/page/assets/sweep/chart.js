@@ -48,13 +48,8 @@ function startChart(frame) {
     return (value) => from + (to - from) * ((value - low) / width + middle);
   }
 
-  function step(range, count) {
-    const size = 10 ** Math.floor(Math.log10(range / count));
-    return [1, 2, 5, 10].map((times) => times * size).find((each) => range / each <= count) ?? 10 * size;
-  }
-
   function ticks(low, high, count) {
-    const by = step(high - low || 1, count);
+    const by = roundStep((high - low || 1) / count);
     const found = [];
     for (let at = Math.ceil(low / by - 1e-9); at * by <= high + 1e-9 * by; at += 1) found.push(at * by);
     return found.map((each) => Number(each.toPrecision(12)));
@@ -97,7 +92,8 @@ function startChart(frame) {
   const yUnit = (high) => {
     if (metric().unit === "share") return ["%", 100];
     if (metric().unit === "factor") return ["", 1];
-    return [["s", 1], ["ms", 1e3], ["us", 1e6], ["ns", 1e9]].find(([, size]) => high * size >= 2) ?? ["ns", 1e9];
+    const [unit, size] = unitFor(high / 2, TIME_UNITS); /* of which the axis has two or more */
+    return [unit, Math.round(1 / size)];
   };
 
   /* ---------------------------------------------------------------- picture */

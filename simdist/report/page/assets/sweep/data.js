@@ -18,17 +18,6 @@ function make(name, attributes = {}, ...children) {
   return element;
 }
 
-const numbersAsWritten = (value, digits) => String(Number(value.toPrecision(digits)));
-
-function seconds(value, digits = 3) {
-  if (Math.abs(value) < 1e-12) return "0 s";
-  const units = [["s", 1], ["ms", 1e-3], ["us", 1e-6], ["ns", 1e-9]];
-  const rounded = Math.abs(Number(value.toPrecision(digits))); /* 999.6 us are 1 ms with three digits */
-  const [unit, size] = units.find(([, each]) => rounded >= each) ?? units[3];
-  const scaled = value / size;
-  return `${scaled >= 10 ** digits ? scaled.toFixed(0) : numbersAsWritten(scaled, digits)} ${unit}`;
-}
-
 function factor(value, half = 0) {
   const wide = half > 1e-6 * value ? half : 0; /* the data have six digits */
   const digits = wide > 0 && wide < 0.01 ? 3 : 2;
@@ -63,7 +52,7 @@ function written(metric, value, interval) {
   const half = interval ? (interval[1] - interval[0]) / 2 : 0;
   if (metric.unit === "factor") return factor(value, half);
   if (metric.unit === "share") return share(value);
-  return seconds(value) + (half > 1e-6 * value ? ` ± ${seconds(half, 2)}` : "");
+  return secondsText(value) + (half > 1e-6 * value ? ` ± ${secondsText(half, 2)}` : "");
 }
 
 const writtenRow = (metric, row) => written(metric, valueOf(metric, row), intervalOf(metric, row));

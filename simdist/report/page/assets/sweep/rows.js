@@ -8,7 +8,7 @@ function startRows(area) {
   const SPEEDUP = { key: "speedup", unit: "factor" };
   const byState = (state) => ({
     name: state,
-    text: (row) => (rows[state][row] === null ? MISSING : seconds(Math.max(0, rows[state][row]))),
+    text: (row) => (rows[state][row] === null ? MISSING : secondsText(Math.max(0, rows[state][row]))),
     key: (row) => rows[state][row],
   });
   const columns = [

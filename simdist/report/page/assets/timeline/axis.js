@@ -2,12 +2,6 @@
 
 const LONGEST_MARK_DIGITS = 5;
 
-/** Return the smallest 1, 2 or 5 times a power of ten that is at least `least`. */
-function roundStep(least) {
-  const power = 10 ** Math.floor(Math.log10(least));
-  return [1, 2, 5, 10].map((factor) => factor * power).find((step) => step >= least * (1 - 1e-9));
-}
-
 /**
  * Return the marks of a view. Far from 0 and close together, marks count from a base near the left edge; the base is
  * shown beside them.

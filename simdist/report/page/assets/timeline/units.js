@@ -1,23 +1,11 @@
 // Numbers with units, for people.
 
-const TIME_UNITS = [
-  ["s", 1],
-  ["ms", 1e-3],
-  ["µs", 1e-6],
-  ["ns", 1e-9],
-  ["ps", 1e-12],
-];
 const BYTE_UNITS = [
   ["GB", 1e9],
   ["MB", 1e6],
   ["kB", 1e3],
   ["B", 1],
 ];
-
-/** Return the largest unit of which a number is at least one, and the unit's size. */
-function unitFor(value, units) {
-  return units.find(([, size]) => Math.abs(value) >= size * (1 - 1e-9)) ?? units.at(-1);
-}
 
 /** Return how many decimals show a unit down to a resolution in the same quantity. */
 function decimals(resolution, unitSize) {
