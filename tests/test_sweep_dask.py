@@ -103,7 +103,9 @@ def test_lost_scheduler_is_one_error_and_the_sweep_goes_on_elsewhere(tmp_path, m
         out = tmp_path / "out"
         with cluster(tmp_path) as (file, scheduler), start(path, "-o", out, "--scheduler", file) as process:
             deadline_s = time.monotonic() + TIMEOUT_S
-            while not (out / "rows.jsonl").exists() or len(rows(out)) < 8:
+            while (
+                not (out / "rows.jsonl").exists() or len(rows(out)) < 4
+            ):  # two batches of a point each, if one worker is late
                 assert process.poll() is None, process.communicate(timeout=TIMEOUT_S)
                 assert time.monotonic() < deadline_s
                 time.sleep(0.02)

@@ -228,7 +228,7 @@ def _shielded() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _initialize(up_s: "ctypes.c_double") -> None:
+def _initialize(up_s: ctypes.c_double) -> None:
     """Leave Ctrl-C to the parent, end with it, even if it is killed, and tell it when this process was up."""
     up_s.value = time.monotonic()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
