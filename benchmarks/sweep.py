@@ -7,9 +7,8 @@
 
 Points of one small schedule each are computed in this process and in a pool, turn by turn in several parts, so that
 whatever else runs on the machine meets both. The efficiency of n processes is T(this process) / (n T(pool)), the start
-of the processes included. With other work on the machine it says little; two shares hardly change with that. Busy: of
-the time, in which a process of the pool is at a row. Processor: of the pool's processor time, that this process alone
-needs.
+of the processes included. With other work on the machine it says little; the processor share hardly changes with that:
+of the pool's processor time, what this process alone needs.
 """
 
 import argparse
@@ -20,10 +19,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -74,13 +71,12 @@ def processor_s() -> float:
 def measured(n_points: int, n_processes: int, n_parts: int) -> dict[str, object]:
     """Compute the same points in both ways, part by part."""
     serial, pool, n_rows = Spent(), Spent(), 0
-    busy_s: list[float] = []
     with tempfile.TemporaryDirectory() as name:
         for part in range(n_parts):
             sweep = loads(SWEEP % (n_points // n_parts, part))
             one, many = Path(name, f"serial{part}"), Path(name, f"pool{part}")
             serial += spent(lambda: run(sweep, one, workers=InProcess()))  # noqa: B023
-            pool += spent(lambda: in_pool(sweep, many, n_processes, busy_s))  # noqa: B023
+            pool += spent(lambda: in_pool(sweep, many, n_processes))  # noqa: B023
             assert (one / ROWS).read_bytes() == (many / ROWS).read_bytes()
             n_rows += len((one / ROWS).read_bytes().splitlines())
     return {
@@ -89,42 +85,15 @@ def measured(n_points: int, n_processes: int, n_parts: int) -> dict[str, object]
         "serial_rows_per_s": n_rows / serial.wall_s,
         "pool_rows_per_s": n_rows / pool.wall_s,
         "efficiency": serial.wall_s / (n_processes * pool.wall_s),
-        "busy_share": sum(busy_s) / (n_processes * pool.wall_s),
         "processor_share": serial.cpu_s / pool.cpu_s,
         "load": os.getloadavg()[0],
     }
 
 
-@final
-class Watched(Executor):
-    """An executor that notes for how long workers were at each batch."""
-
-    def __init__(self, inner: Executor, busy_s: list[float]) -> None:
-        self._inner, self._busy_s = inner, busy_s
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Pass a batch on."""
-        future = self._inner.submit(fn, *args, **kwargs)
-        future.add_done_callback(lambda done: self._busy_s.append(done.result().seconds))
-        return future
-
-
-@dataclass
-class WatchedPool:
-    """A pool whose executor is watched."""
-
-    executor: Executor
-    n_underway: int
-    may_wait: bool = False
-
-    def end(self, batch: Future[Any]) -> None:
-        """Do nothing: no row hangs here."""
-
-
-def in_pool(sweep: Sweep, folder: Path, n_processes: int, busy_s: list[float]) -> None:
+def in_pool(sweep: Sweep, folder: Path, n_processes: int) -> None:
     """Compute a sweep in processes that are started for it."""
     with LocalPool(n_processes) as pool:
-        run(sweep, folder, workers=WatchedPool(Watched(pool.executor, busy_s), pool.n_underway))
+        run(sweep, folder, workers=pool)
 
 
 def main() -> int:
