@@ -6,6 +6,7 @@ Tests skip where there is none; with `SIMDIST_NEEDS_BROWSER` in the environment,
 import importlib.util
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = (
@@ -58,6 +59,18 @@ def chromium() -> Iterator["Browser"]:
             yield browser
         finally:
             browser.close()
+
+
+def wait_until(page: "Page", condition: str) -> None:
+    """Wait until an expression of JavaScript holds in a page.
+
+    The `wait_for_function` of Playwright evaluates text inside the page, which the page's own policy refuses.
+    """
+    end_s = time.monotonic() + TIMEOUT_MS / 1e3
+    while not page.evaluate(condition):
+        if time.monotonic() > end_s:
+            raise AssertionError(f"not within {TIMEOUT_MS / 1e3:g} s: {condition}")
+        page.wait_for_timeout(20)
 
 
 class Watched:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import chromium, opened
+from browser import chromium, opened, wait_until
 from commandline import LABELS, call, edited, write
 
 from simdist import rundir
@@ -970,7 +970,7 @@ def test_page_that_is_being_read_says_so_and_keeps_its_room(browser, folder):
         before = [page.locator(name).bounding_box() for name in ("#heat-canvas", "#stragglers", "#sources")]
         page.evaluate("letGo()")
         draw_heat_map(page)
-        page.wait_for_function("document.querySelector('.timeline').timeline?.firstPaintMs")
+        wait_until(page, "document.querySelector('.timeline').timeline?.firstPaintMs")
         assert page.inner_text("#heat-cells").startswith("A cell is ")
         assert [page.locator(name).bounding_box() for name in ("#heat-canvas", "#stragglers", "#sources")] == before
     finally:
@@ -1040,7 +1040,7 @@ def test_timeline_shows_the_run_that_is_chosen(browser, folder):
         assert [page.locator(f"#timeline-{number}").is_visible() for number in range(3)] == [True, False, False]
         page.select_option("#timeline-run", label="local-4")
         assert [page.locator(f"#timeline-{number}").is_visible() for number in range(3)] == [False, False, True]
-        page.wait_for_function("document.getElementById('timeline-2').timeline?.nFrames > 0")
+        wait_until(page, "document.getElementById('timeline-2').timeline?.nFrames > 0")
 
 
 def test_nothing_in_the_files_runs_as_a_script(browser, capsys, tmp_path):

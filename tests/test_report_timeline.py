@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import chromium, opened, require
+from browser import chromium, opened, require, wait_until
 from commandline import SMALL
 from traces import plan_of, trace_of
 
@@ -177,7 +177,7 @@ class Reader:
     def __init__(self, page):
         self.page = page
         self.canvas = page.locator(".timeline-overlay")
-        page.wait_for_function("document.querySelector('.timeline').timeline?.firstPaintMs")
+        wait_until(page, "document.querySelector('.timeline').timeline?.firstPaintMs")
 
     def state(self, expression="timeline"):
         """Return the state, or a part of it, once everything is painted."""
@@ -195,7 +195,7 @@ class Reader:
         """Wait until what happens in the block has been painted."""
         before = self.state("timeline.nFrames")
         yield
-        self.page.wait_for_function(f"document.querySelector('.timeline').timeline.nFrames > {before}")
+        wait_until(self.page, f"document.querySelector('.timeline').timeline.nFrames > {before}")
 
     def view(self):
         view = self.state("timeline.view")
@@ -419,7 +419,7 @@ def test_wheel_alone_leaves_the_view_and_scrolls(read):
     before = reader.view()
     reader.point(0, "compute", 1)
     reader.page.mouse.wheel(0, 200)
-    reader.page.wait_for_function("document.querySelector('.timeline').timeline.scrollTop === 200")
+    wait_until(reader.page, "document.querySelector('.timeline').timeline.scrollTop === 200")
     assert reader.view() == before
 
 
@@ -739,7 +739,7 @@ def test_timeline_that_is_being_read_says_so_and_keeps_its_room(browser, tmp_pat
         assert shown == '"The timeline is being read."'
         before = legend.bounding_box()
         page.evaluate("letGo()")
-        page.wait_for_function("document.querySelector('.timeline').timeline?.firstPaintMs")
+        wait_until(page, "document.querySelector('.timeline').timeline?.firstPaintMs")
         assert frame.get_attribute("aria-busy") is None
         assert legend.bounding_box() == before
     finally:
