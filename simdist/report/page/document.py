@@ -11,7 +11,7 @@ from string import Template
 from simdist.report.page.html import Html, escape, join, tag
 from simdist.report.page.theme import theme_css
 
-__all__ = ["Section", "asset", "document", "json_block", "program"]
+__all__ = ["Section", "asset", "document", "json_block", "json_text", "program"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,11 @@ def program(*names: str) -> str:
     return f'"use strict";\n\n(() => {{\n{parts}\n}})();\n'
 
 
+def json_text(value: object) -> str:
+    """Return JSON that can stand in a script element: no text in it can end the element."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
 def json_block(element_id: str, value: object) -> Html:
     """Return data for a script, in an element in which nothing is HTML."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    return tag("script", Html(text), type="application/json", id=element_id)
+    return tag("script", Html(json_text(value)), type="application/json", id=element_id)

@@ -9,6 +9,7 @@ import numpy as np
 from simdist import rundir
 from simdist.analysis import first_steps
 from simdist.calibrated import Calibrated, simulate_run
+from simdist.compare import find_label
 from simdist.engines.delays import Delays
 from simdist.errors import ScenarioError, TraceError
 from simdist.report.page.machines import Machines
@@ -75,10 +76,8 @@ def _usual(points: Sequence[RunsOfPoint]) -> str:
 
 def _place(runs: Sequence[NamedRun], wanted: str) -> int | None:
     """Return the place of the run with a label or, failing that, of the first of that schedule or kind."""
-    for names in ([run.label for run in runs], [run.schedule for run in runs], [run.kind for run in runs]):
-        if wanted in names:
-            return names.index(wanted)
-    return None
+    labels = [run.label for run in runs]
+    return labels.index(wanted) if wanted in labels else find_label([(run.schedule, run.kind) for run in runs], wanted)
 
 
 def _base(points: Sequence[RunsOfPoint], places: Sequence[int | None]) -> str:

@@ -6,7 +6,6 @@ nothing from any network and evaluate no text. How times get into the page, and 
 """
 
 import html
-import json
 from collections.abc import Mapping
 from importlib.resources import files
 from string import Template
@@ -14,8 +13,8 @@ from string import Template
 from simdist.errors import TraceError
 from simdist.plan import Plan
 from simdist.report.lettering import shortened
-from simdist.report.page.document import program
-from simdist.report.page.packing import Record, pack, plan_record, rows_of_streams, style_key, styles_of
+from simdist.report.page.document import json_text, program
+from simdist.report.page.packing import pack, plan_record, rows_of_streams, style_key, styles_of
 from simdist.trace import Trace
 
 __all__ = ["timeline_assets", "timeline_section"]
@@ -83,7 +82,7 @@ def timeline_section(
         shown=_choice(list(traces)),
         nodes=_node_field(plan, ranks_per_node),
         legend="".join(_legend_entry(style_key(style), style.label) for style in styles_of(plan)),
-        record=_json(record),
+        record=json_text(record),
         data="".join(f'<script type="application/octet-stream">{each.data}</script>\n' for each in packed.values()),
     )
 
@@ -99,11 +98,6 @@ def timeline_assets() -> tuple[str, str]:
 
 def _asset(name: str) -> str:
     return files("simdist.report.page").joinpath("assets", "timeline", name).read_text(encoding="utf-8")
-
-
-def _json(record: Record) -> str:
-    """Return JSON that can stand in a script element: no text of a plan can end it."""
-    return json.dumps(record, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def _checkbox(stream: str) -> str:
