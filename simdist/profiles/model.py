@@ -1,0 +1,119 @@
+"""What one rank's profiler trace says, step by step: the language between reading traces and putting ranks together."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = ["Call", "Gradient", "Kind", "RankProfile", "RankStep"]
+
+Kind: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A collective, as one rank saw it.
+
+    Args:
+        kind: What it does.
+        nbytes: Bytes of the whole buffer (of an all-gather its result, of a reduce-scatter its input); None if the
+            trace does not tell.
+        ranks: Who takes part, in ascending order; None if the trace does not tell.
+        n_ranks: How many take part; None if the trace does not tell.
+        issued_s: When the host handed it over, on the rank's own clock.
+        start_s: When the rank was in it: its kernel began or, on a CPU, a thread of the backend had it.
+        end_s: When it was done on this rank. `end_s - start_s` includes waiting for ranks that came later.
+        of_gradients: It was issued during the backward pass.
+    """
+
+    kind: Kind
+    nbytes: int | None
+    ranks: tuple[int, ...] | None
+    n_ranks: int | None
+    issued_s: float
+    start_s: float
+    end_s: float
+    of_gradients: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RankStep:
+    """One step of one rank, as its device saw it: the compute stream of a GPU, the main thread on a CPU.
+
+    Its parts add up: `input_s + forward_s + host_s + backward_s + wait_s + optimize_s = end_s - start_s`.
+
+    Args:
+        number: As the profiler counts steps; consecutive from 0 where steps carry no marks.
+        start_s: On the rank's own clock.
+        end_s: On the rank's own clock.
+        input_s: Until the batch was there: the data loader, and the copy to the device.
+        forward_s: Forward pass and loss, and what else the device computes outside of the other phases.
+        host_s: Idle between its operations, and not for communication: the host held the device up.
+        backward_s: Backward pass, without waiting for communication.
+        wait_s: Waiting for collectives that had not ended: exposed communication, and waiting for other ranks.
+        optimize_s: The optimizer's step.
+        buckets_s: Backward seconds up to each gradient bucket from the one before, in the order in which they became
+            ready; the last also holds what follows it. They add up to `backward_s`. Empty if there are no collectives.
+        calls: The collectives that were issued in this step, in the order in which they were issued.
+    """
+
+    number: int
+    start_s: float
+    end_s: float
+    input_s: float
+    forward_s: float
+    host_s: float
+    backward_s: float
+    wait_s: float
+    optimize_s: float
+    buckets_s: tuple[float, ...]
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """A parameter tensor, in the order in which gradients become ready.
+
+    Args:
+        count: Elements.
+        backward_s: Backward seconds from the gradient before to this one, median over the steps.
+    """
+
+    count: int
+    backward_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RankProfile:
+    """One rank's trace.
+
+    Args:
+        path: The file, for messages.
+        rank: From the trace or, failing that, from the name of the file; None if neither tells.
+        world_size: None if the trace does not tell.
+        hostname: Of the machine; None if the trace does not tell.
+        local_gpu: Index of its GPU on the machine; None on a CPU, or if the trace does not tell.
+        device: What computes.
+        device_name: Such as `NVIDIA A100-SXM4-80GB`; empty if the trace does not tell.
+        backend: Such as `nccl` or `gloo`; empty if the trace does not tell.
+        steps: Whole steps, in order; the profiler's first one is left out if its trace begins in the middle of it.
+        gradients: Parameter tensors; empty if the trace does not tell their sizes.
+        dtype: Of gradients, such as `float32`; empty if the trace does not tell.
+        batch_size: Samples of a batch, if the trace tells; else None.
+        host_waits: Whether the host waits for its device in every step, so that it does not run ahead of it; always on
+            a CPU.
+        notes: What could not be found in this trace, and what was left out, a sentence each.
+    """
+
+    path: str
+    rank: int | None
+    world_size: int | None
+    hostname: str | None
+    local_gpu: int | None
+    device: Literal["cpu", "cuda"]
+    device_name: str
+    backend: str
+    steps: tuple[RankStep, ...]
+    gradients: tuple[Gradient, ...]
+    dtype: str
+    batch_size: int | None
+    host_waits: bool
+    notes: tuple[str, ...]
