@@ -4,14 +4,13 @@ The file is a .npy of float64 `[3, n_instances]` (ready, start, end), mapped int
 written even if the process is gone. Times are of the rank's own monotonic clock; `real.traces` brings them together.
 """
 
-import io
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.errors import RunError
+from real.mapped import mapped
 from simdist.plan import Plan
 
 __all__ = ["Notes", "Recorder", "Silent"]
@@ -54,10 +53,8 @@ class Recorder:
 
     def __init__(self, plan: Plan, path: Path | None = None) -> None:
         shape = (3, plan.n_instances)
-        try:
-            self.times_s: NDArray[np.float64] = np.full(shape, np.nan) if path is None else _mapped(path, shape)
-        except OSError as error:
-            raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+        unknown: NDArray[np.float64] = np.full(shape, np.nan)
+        self.times_s = unknown if path is None else mapped(path, unknown)
         self._ready_s, self._start_s, self._end_s = self.times_s
 
     def begin(self, index: int, at_s: float) -> None:
@@ -67,11 +64,3 @@ class Recorder:
     def end(self, index: int, at_s: float) -> None:
         """Note when an instance was done."""
         self._end_s[index] = at_s
-
-
-def _mapped(path: Path, shape: tuple[int, int]) -> NDArray[np.float64]:
-    """Write a file of NaN and map it; its blocks are there then, because a disk without room would kill who maps it."""
-    content = io.BytesIO()
-    np.save(content, np.full(shape, np.nan))
-    path.write_bytes(content.getvalue())
-    return np.lib.format.open_memmap(path, mode="r+")

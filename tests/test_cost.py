@@ -5,8 +5,9 @@ from pathlib import Path
 import closed_forms
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
-from simdist.cost import Local, Shared, compute_s, price
+from simdist.cost import Local, Shared, compute_s, price, tensor_backward_s
 from simdist.engines import des, fast
 from simdist.errors import PlanError, ScenarioError
 from simdist.groups import Group
@@ -275,6 +276,36 @@ def test_without_flops_stated_seconds_are_shared_by_elements():
     tensors = tuple(Tensor(name=tensor.name, count=tensor.count) for tensor in TENSORS)
     workload = Workload(tensors=tensors, batch_size=8, forward_s=0.4, backward_s=0.8)
     assert seconds_of(Backward(("loss",), "grad.0"), workload=workload) == pytest.approx(0.6)
+
+
+def test_backward_pass_measured_tensor_by_tensor_takes_each_tensor_its_seconds():
+    tensors = [tensor.model_copy(update={"backward_s": s}) for tensor, s in zip(TENSORS, (0.5, 0.1, 0.3), strict=True)]
+    workload = Workload(tensors=tuple(tensors), batch_size=8, forward_s=0.4)
+    assert seconds_of(Backward(("loss",), "grad.0"), workload=workload, speed=0.5) == pytest.approx(2 * 0.6)
+    assert seconds_of(Backward(("loss",), "grad.1"), workload=workload) == pytest.approx(0.3)
+    assert seconds_of(Forward(("param.1",), ("loss",)), workload=workload) == pytest.approx(0.4 * 3 / 4)
+    assert compute_s(workload, nodes(1)) == pytest.approx(0.4 + 0.9)
+    assert tensor_backward_s(workload, nodes(1)) == pytest.approx((0.5, 0.1, 0.3))
+
+
+def test_backward_pass_measured_as_nothing_takes_no_time():
+    tensors = tuple(tensor.model_copy(update={"backward_s": 0.0}) for tensor in TENSORS)
+    workload = Workload(tensors=tensors, batch_size=8, forward_s=0.4)
+    assert seconds_of(Backward(("loss",), "grad.0"), workload=workload) == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "whole", "message"),
+    [
+        ((0.5, None, 0.1), {}, r"absent, but 'a' states it: write all or none"),
+        ((0.5, 0.2, 0.1), {"backward_s": 0.8}, r"800 ms beside seconds of every tensor; it is their sum: leave it out"),
+    ],
+    ids=["of some", "twice"],
+)
+def test_backward_seconds_of_tensors_are_all_or_none_and_their_sum_is_the_pass(seconds, whole, message):
+    tensors = tuple(tensor.model_copy(update={"backward_s": s}) for tensor, s in zip(TENSORS, seconds, strict=True))
+    with pytest.raises(ValidationError, match=message):
+        Workload(tensors=tensors, batch_size=8, forward_s=0.4, **whole)
 
 
 def test_flops_over_peak_times_utilization_give_the_seconds_of_a_pass():

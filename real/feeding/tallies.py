@@ -14,7 +14,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from real.data.rounds import Counts
-from simdist.errors import RunError
+from real.mapped import mapped
 from simdist.plan import LEVELS, Plan
 from simdist.reads import Reads
 
@@ -39,7 +39,7 @@ class Tally:
 
     def __init__(self, n_loads: int, path: Path | None = None) -> None:
         zeros = np.zeros((n_loads, _N_COLUMNS), dtype=np.int64)
-        self.rows: NDArray[np.int64] = zeros if path is None else _mapped(path, zeros)
+        self.rows: NDArray[np.int64] = zeros if path is None else mapped(path, zeros)
 
     def note(self, number: int, counts: Counts) -> None:
         """Write down a load."""
@@ -98,13 +98,3 @@ def totals(rows: NDArray[np.int64]) -> Mapping[str, int]:
     samples = {f"samples_from_{name}": sums[at] for at, name in enumerate(LEVELS)}
     nbytes = {f"bytes_from_{name}": sums[_N + at] for at, name in enumerate(LEVELS)}
     return {**samples, **nbytes, "samples_not_as_planned": sums[_ELSEWHERE], "samples_not_kept": sums[_NOT_KEPT]}
-
-
-def _mapped(path: Path, zeros: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Write a file and map it; its blocks are there then, because a disk without room would kill who maps it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, zeros)
-        return np.lib.format.open_memmap(path, mode="r+")
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None

@@ -49,7 +49,8 @@ class ComputeCost:
 
     Forward seconds are those of the workload, or `FLOPs * batch / (peak * utilization)`, both of the workload's
     precision. A backward pass without seconds of its own takes twice as long: one product for the weights' gradient,
-    one for the inputs'. A tensor's share of both is its share of the FLOPs.
+    one for the inputs'. A tensor's share of both is its share of the FLOPs; of a backward pass that was measured tensor
+    by tensor, it is the tensor's seconds.
 
     Raises:
         ScenarioError: Times are neither given nor derivable.
@@ -63,9 +64,15 @@ class ComputeCost:
         weights = np.array([tensor.flops for tensor in workload.tensors], dtype=np.float64)
         if not weights.any():
             weights = np.array([tensor.count for tensor in workload.tensors], dtype=np.float64)
-        self._share_before = np.concatenate(([0.0], np.cumsum(weights) / weights.sum()))
+        self._share_before = _share_before(weights)
         self.forward_s = self._forward_s(workload.forward_s)
         self.backward_s = 2 * self.forward_s if workload.backward_s is None else workload.backward_s
+        self._backward_share_before = self._share_before
+        measured_s = np.array([tensor.backward_s for tensor in workload.tensors if tensor.backward_s is not None])
+        if measured_s.size:  # of all tensors or of none
+            self.backward_s = float(measured_s.sum())
+        if measured_s.any():
+            self._backward_share_before = _share_before(measured_s)
 
     def _forward_s(self, given_s: float | None) -> float:
         if given_s is not None:
@@ -87,11 +94,15 @@ class ComputeCost:
 
     def backward(self, grad: Buffer) -> float | NDArray[np.float64]:
         """Return the seconds of the backward pass of the tensors of `grad`."""
-        return self.backward_s * self._share(grad) / self._speed
+        if grad.tensors is None:
+            return 0.0
+        first, last = grad.tensors
+        share = float(self._backward_share_before[last] - self._backward_share_before[first])
+        return self.backward_s * share / self._speed
 
     def tensor_backward_s(self) -> tuple[float, ...]:
         """Return the seconds of the backward pass of every tensor, in forward order."""
-        seconds = np.diff(self._share_before) * self.backward_s / self._device.speed
+        seconds = np.diff(self._backward_share_before) * self.backward_s / self._device.speed
         return tuple(seconds.tolist())
 
     def _share(self, buffer: Buffer) -> float:
@@ -155,6 +166,11 @@ class ComputeCost:
         """
         touched_nbytes = 2 * src.count * ITEM_NBYTES[dst.dtype]
         return (dst.nbytes + src.nbytes + touched_nbytes) / self._device.memory_bandwidth_Bps
+
+
+def _share_before(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the share of the first 0, 1, ... weights in their sum."""
+    return np.concatenate(([0.0], np.cumsum(weights) / weights.sum()))
 
 
 def _listed(precisions: Sequence[Precision]) -> str:

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from simdist.plan.ops import Channel
 from simdist.scenario.cluster import Selection
 from simdist.settings import Fault, FromFile, refuse, shown
-from simdist.units import Factor, Fraction, Seconds
+from simdist.units import Factor, Fraction, Seconds, Whole
 
 __all__ = [
     "Bursts",
@@ -43,6 +43,11 @@ _DELAYS = "delays are seconds, finite and 0 or more"
 class _Disturbance(Selection):
     on: Channel = "host"
 
+    @property
+    def is_random(self) -> bool:
+        """Whether seeds make a difference."""
+        return True
+
 
 class Transient(_Disturbance):
     """In each step, each rank is late by `delay_s` with a probability, independently."""
@@ -64,6 +69,11 @@ class Persistent(_Disturbance):
         if (self.factor is None) == (self.delay_s is None):
             refuse("Persistent", [(("factor",), "write either factor, e.g. 1.5, or delay, e.g. 20 ms")])
         return self
+
+    @property
+    def is_random(self) -> bool:
+        """Whether seeds make a difference: they do not."""
+        return False
 
 
 class Jitter(_Disturbance):
@@ -110,14 +120,24 @@ class Bursts(_Disturbance):
 
 
 class Recorded(_Disturbance):
-    """Seconds of every step and rank from a file, array `[n_steps, world_size]`; the same for every seed.
+    """Seconds of every step and rank from a file, array `[n_steps, world_size]`.
 
     `.csv`: a line per step, a column per rank, `#` for comments. `.npz`: one array, or several of which the one named
     like the channel counts.
+
+    Without `resample_steps` the recording is played as it is, the same for every seed. With it, every seed puts its run
+    together from blocks of so many consecutive recorded steps, begun anywhere in the recording and drawn with
+    replacement; after the last recorded step the first one follows. All ranks of a step stay together, and all
+    recordings of a scenario draw the same blocks. So seeds tell how much a result depends on which steps were recorded,
+    and a run may be longer than the recording.
+
+    Source:
+        Politis & Romano, A Circular Block-Resampling Procedure for Stationary Data, 1992.
     """
 
     kind: Literal["recorded"] = "recorded"
     file: Path
+    resample_steps: Annotated[Whole, Field(ge=1)] | None = None
 
     @field_validator("file", mode="before")
     @classmethod
@@ -132,13 +152,30 @@ class Recorded(_Disturbance):
         read_recorded(self)
         return self
 
+    @property
+    def is_random(self) -> bool:
+        """Whether seeds make a difference."""
+        return self.resample_steps is not None
+
     def shape_faults(self, n_steps: int, world_size: int) -> list[Fault]:
         """Return a fault if the recording does not cover the run."""
         rows, columns = read_recorded(self).shape
+        if self.resample_steps is not None:
+            return self._resampling_faults(rows, columns, world_size)
         if rows >= n_steps and columns == world_size:
             return []
         found, needed = f"[{rows} steps, {columns} ranks]", f"[{n_steps} steps, {world_size} ranks]"
         return [(("file",), f"{self.file.name} holds {found}, the run needs {needed}: as many ranks, no fewer steps")]
+
+    def _resampling_faults(self, rows: int, columns: int, world_size: int) -> list[Fault]:
+        if columns != world_size:
+            return [
+                (("file",), f"{self.file.name} holds {columns} ranks, the cluster has {world_size}: record as many")
+            ]
+        if self.resample_steps and self.resample_steps > rows:
+            fault = f"blocks of {self.resample_steps} steps; {self.file.name} holds {rows}: write {rows} or less"
+            return [(("resample_steps",), fault)]
+        return []
 
 
 Disturbance: TypeAlias = Transient | Persistent | Jitter | Exponential | HeavyTail | Bursts | Recorded

@@ -9,6 +9,9 @@ one more disturbance at the end of the list leave it as it was.
 
 A *tile* is 16 steps of all ranks, rank by rank: large enough that drawing is fast, small enough to keep little memory.
 The *lane* tells several numbers of one place apart.
+
+Where recordings are resampled, the block that a run has at a place follows from seed and place alone, not from the
+disturbance: what was recorded together stays together. It has a key of its own, and 16 blocks a tile.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,7 +37,7 @@ from simdist.scenario.disturbances import (
 )
 from simdist.scenario.portable import exp, log, normal_quantile
 
-__all__ = ["DelaySampler", "draw", "sampler"]
+__all__ = ["DelaySampler", "draw", "resampled_steps", "sampler"]
 
 Floats: TypeAlias = NDArray[np.float64]
 Words: TypeAlias = NDArray[np.uint64]
@@ -43,6 +46,7 @@ _TILE_STEPS = 16
 _BATCH_SIZE = 2**17  # numbers worked on at once: they stay in the cache
 _UNUSED_BITS = np.uint64(11)  # a double has 53
 _ONE = np.uint64(1)
+_RESAMPLING = 2**64 - 1  # takes the place of a disturbance's index in the key
 
 
 def sampler(
@@ -67,7 +71,7 @@ def sampler(
         everyone = disturbance.ranks is None and disturbance.nodes is None
         ranks = slice(None) if everyone else disturbance.selected(world_size, ranks_per_node)
         uniforms = _Uniforms([np.array([seed, index], dtype=np.uint64) for seed in seeds], world_size, ranks)
-        sources.append(_Source(disturbance, uniforms, compute_s[ranks]))
+        sources.append(_Source(disturbance, uniforms, compute_s[ranks], seeds))
     return DelaySampler(sources, world_size=world_size, n_seeds=len(seeds))
 
 
@@ -166,12 +170,13 @@ class _Uniforms:
 class _Source:
     """One disturbance on the ranks that it selects."""
 
-    def __init__(self, disturbance: Disturbance, uniforms: _Uniforms, compute_s: Floats) -> None:
+    def __init__(self, disturbance: Disturbance, uniforms: _Uniforms, compute_s: Floats, seeds: Sequence[int]) -> None:
         self.channel = disturbance.on
         self.ranks = uniforms.ranks
         self._disturbance = disturbance
         self._uniforms = uniforms
         self._compute_s = compute_s
+        self._seeds = seeds
         self._bursting: NDArray[np.bool_] | None = None
         self._recorded_s = read_recorded(disturbance) if isinstance(disturbance, Recorded) else None
 
@@ -211,6 +216,38 @@ class _Source:
         return on
 
     def _play(self, recorded: Recorded, start: int, stop: int) -> Floats:
-        if self._recorded_s is None or stop > len(self._recorded_s):
+        assert self._recorded_s is not None
+        n_recorded = len(self._recorded_s)
+        if recorded.resample_steps is not None:
+            steps = [resampled_steps(seed, n_recorded, recorded.resample_steps, start, stop) for seed in self._seeds]
+            return np.moveaxis(self._recorded_s[:, self.ranks][np.array(steps)], 0, 2)
+        if stop > n_recorded:
             raise ScenarioError(f"{recorded.file} ends before step {stop}: record as many steps as the run has")
         return self._recorded_s[start:stop, self.ranks, np.newaxis]
+
+
+def resampled_steps(seed: int, n_recorded: int, block_steps: int, start: int, stop: int) -> NDArray[np.int64]:
+    """Return which recorded step each step of a run is that is put together from blocks of them.
+
+    Args:
+        seed: Of the run.
+        n_recorded: Steps of the recording.
+        block_steps: Consecutive steps of a block; blocks begin with equal probability at any recorded step.
+        start: First step asked for.
+        stop: Step after the last one.
+
+    Returns:
+        int64 `[stop - start]`, from 0 to `n_recorded - 1`.
+    """
+    blocks, offsets = np.divmod(np.arange(start, stop), block_steps)
+    first_tile, last_tile = int(blocks[0]) // _TILE_STEPS, int(blocks[-1]) // _TILE_STEPS
+    key = np.array([seed, _RESAMPLING], dtype=np.uint64)
+    words = np.concatenate(
+        [
+            Philox(key=key, counter=np.array([0, tile, 0, 0], dtype=np.uint64)).random_raw(_TILE_STEPS)
+            for tile in range(first_tile, last_tile + 1)
+        ]
+    )
+    uniforms = (words >> _UNUSED_BITS).astype(np.float64) * 2.0**-53
+    firsts = (uniforms * n_recorded).astype(np.int64)
+    return np.asarray((firsts[blocks - first_tile * _TILE_STEPS] + offsets) % n_recorded)

@@ -241,7 +241,7 @@ class Scenario(Settings):
     @property
     def is_random(self) -> bool:
         """Whether seeds make a difference to what is disturbed."""
-        return not all(isinstance(disturbance, Persistent | Recorded) for disturbance in self.disturbances)
+        return any(disturbance.is_random for disturbance in self.disturbances)
 
     @property
     def warnings(self) -> tuple[str, ...]:

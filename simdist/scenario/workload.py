@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, model_
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.scenario.precision import Precision, Utilization
 from simdist.settings import Fault, FromFile, Settings, refuse, shown
-from simdist.units import Nbytes, Seconds, Whole
+from simdist.units import Nbytes, Seconds, Whole, format_seconds
 
 __all__ = ["Tensor", "Workload"]
 
@@ -18,14 +18,16 @@ _COLUMNS = ["name", "count", "flops"]
 
 
 class Tensor(Settings):
-    """A parameter tensor: its elements, and the forward FLOPs per sample of the layer it belongs to.
+    """A parameter tensor: its elements, the forward FLOPs per sample of its layer, or measured backward seconds.
 
     A multiply-add counts as 2 FLOPs. A layer with several tensors (weight, bias) states its FLOPs on one of them.
+    `backward_s` is the part of a step's backward pass, at device speed 1, that ends when this gradient is ready.
     """
 
     name: str
     count: Annotated[Whole, Field(ge=1)]
     flops: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    backward_s: Seconds | None = None
 
 
 class Workload(Settings):
@@ -41,7 +43,8 @@ class Workload(Settings):
         sample_nbytes: Bytes of one input sample, decoded, as it travels from host memory to the GPU; without a data
             set also as it travels from storage.
         forward_s: Seconds of a step's forward pass at device speed 1; FLOPs / (peak * utilization) if absent.
-        backward_s: Seconds of a step's backward pass; twice the forward pass if absent.
+        backward_s: Seconds of a step's backward pass; if absent the sum of the tensors' or, where they state none,
+            twice the forward pass.
         optimizer: `sgd`, or `lars`: with trust ratios of all tensors, computed before the update.
         optimize_s: Seconds of a step's optimizer, without trust ratios; from the memory traffic if absent.
         trust_ratios_s: Seconds of the trust ratios of all tensors, an equal part for each; from the memory traffic if
@@ -107,6 +110,13 @@ class Workload(Settings):
         return self
 
     def _faults(self) -> list[Fault]:
+        timed = [tensor.backward_s is not None for tensor in self.tensors]
+        if any(timed) and not all(timed):
+            missing, name = timed.index(False), self.tensors[timed.index(True)].name
+            return [(("tensors", missing, "backward"), f"absent, but {shown(name)} states it: write all or none")]
+        if all(timed) and self.backward_s is not None:
+            hint = "it is their sum: leave it out"
+            return [(("backward",), f"{format_seconds(self.backward_s)} beside seconds of every tensor; {hint}")]
         if self.forward_s is None and not self.utilization.stated:
             hint = "write its seconds, e.g. forward: 20 ms, or utilization: 40% to derive them from FLOPs"
             return [(("forward",), f"how long does the forward pass take? {hint}")]
