@@ -4,6 +4,7 @@ import importlib.util
 import os
 import signal
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -13,6 +14,13 @@ settings.register_profile(
     derandomize="CI" in os.environ,
 )
 settings.load_profile("simdist")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return how many processes `-n auto` means: half as many again as CPUs, because many tests wait for processes."""
+    return max(2, (os.cpu_count() or 1) * 3 // 2)
+
 
 # A shell without job control starts what runs in its background with SIGINT ignored, and processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
