@@ -8,23 +8,20 @@ failed; 2 for wrong input, with one message and no traceback (`--debug` shows it
 
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from simdist import __version__
+from simdist.cli import common, decision
 from simdist.cli.session import Session
 from simdist.errors import RunError, SimdistError
 
 __all__ = ["cli", "main"]
 
-_ENGINES = ("auto", "des", "fast")
-_TRACES = ("simulated", "real")
 _KINDS = ("clusters", "workloads", "scenarios")
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -69,56 +66,6 @@ def _failed(session: Session, error: SimdistError, code: int) -> int:
     return code
 
 
-def _set_json(context: click.Context, _: click.Parameter, value: bool) -> None:
-    context.ensure_object(Session).as_json = value
-
-
-def _set_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
-    context.ensure_object(Session).debug = value
-
-
-def _options(function: _Function) -> _Function:
-    """Add the options that every command has."""
-    as_json = click.option("--json", is_flag=True, expose_value=False, callback=_set_json, help="Print JSON on stdout.")
-    debug = click.option(
-        "--debug", is_flag=True, expose_value=False, callback=_set_debug, help="Show the traceback of an error."
-    )
-    return as_json(debug(function))
-
-
-def _slice(_: click.Context, __: click.Parameter, value: str | None) -> range | None:
-    """Read `A:B`, steps A to B - 1; either may be left out."""
-    if value is None:
-        return None
-    first, colon, stop = value.partition(":")
-    if not colon or not (first + stop).isdigit() or not (first or "0").isdigit() or not (stop or "0").isdigit():
-        raise click.BadParameter(f"{value!r}: write A:B for the steps A to B - 1, e.g. 0:10")
-    return range(int(first or 0), int(stop) if stop else sys.maxsize)
-
-
-def _numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """Read `0,3,8-11`."""
-    if value is None:
-        return None
-    numbers: list[int] = []
-    for part in value.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()) or len(first + last) > 14:
-            raise click.BadParameter(f"{value!r}: write ranks and ranges of ranks, e.g. 0,3,8-11")
-        numbers.extend(range(int(first), min(int(last), int(first) + 2**20) + 1) if dash else [int(first)])
-    return tuple(dict.fromkeys(numbers))
-
-
-_path = click.Path(path_type=Path)
-_scenario = click.argument("scenario")
-_schedule = click.option("--schedule", metavar="LABEL", help="Take only the schedule with this label.")
-_engine = click.option(
-    "--engine", type=click.Choice(_ENGINES), default="auto", show_default=True, help="auto: fast where it is exact."
-)
-_plot = click.option("--plot", type=_path, metavar="FILE", help="Draw into a .png, .svg or .pdf file.")
-_force = click.option("--force", is_flag=True, help="Replace what another run left there, its traces included.")
-
-
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="simdist", message="%(prog)s %(version)s")
 @click.pass_context
@@ -135,7 +82,7 @@ def cli(context: click.Context) -> None:
 @cli.command("presets")
 @click.argument("kind", type=click.Choice(_KINDS), required=False)
 @click.argument("name", required=False)
-@_options
+@common.options
 @click.pass_obj
 def _presets(session: Session, kind: str | None, name: str | None) -> None:
     """Show the clusters, workloads and scenarios that ship.
@@ -148,11 +95,11 @@ def _presets(session: Session, kind: str | None, name: str | None) -> None:
 
 
 @cli.command("plan")
-@_scenario
-@click.option("-o", "--output", type=_path, metavar="RUN", help="Write a run directory.")
-@_schedule
-@_force
-@_options
+@common.scenario
+@click.option("-o", "--output", type=common.path, metavar="RUN", help="Write a run directory.")
+@common.schedule
+@common.force
+@common.options
 @click.pass_obj
 def _plan(session: Session, scenario: str, output: Path | None, schedule: str | None, force: bool) -> None:
     """Write plans and prove what they compute.
@@ -166,12 +113,12 @@ def _plan(session: Session, scenario: str, output: Path | None, schedule: str | 
 
 @cli.command("simulate")
 @click.argument("scenario", metavar="SCENARIO|RUN")
-@_engine
-@click.option("-o", "--output", type=_path, metavar="RUN", help="Write a run directory with the trace.")
-@_schedule
-@_plot
-@_force
-@_options
+@common.engine
+@click.option("-o", "--output", type=common.path, metavar="RUN", help="Write a run directory with the trace.")
+@common.schedule
+@common.plot
+@common.force
+@common.options
 @click.pass_obj
 def _simulate(
     session: Session,
@@ -193,16 +140,18 @@ def _simulate(
 
 
 @cli.command("compare")
-@_scenario
+@common.scenario
 @click.option("--baseline", default="sync", show_default=True, metavar="LABEL", help="Schedule to compare with.")
 @click.option(
     "--seeds", type=click.IntRange(1, 1_000_000), default=20, show_default=True, help="Seeds to average over."
 )
-@_engine
-@_plot
-@click.option("-o", "--output", type=_path, metavar="DIR", help="Append each finished schedule to DIR/rows.jsonl.")
+@common.engine
+@common.plot
+@click.option(
+    "-o", "--output", type=common.path, metavar="DIR", help="Append each finished schedule to DIR/rows.jsonl."
+)
 @click.option("--force", "anew", is_flag=True, help="Measure anew what DIR/rows.jsonl holds already.")
-@_options
+@common.options
 @click.pass_obj
 def _compare(
     session: Session,
@@ -227,7 +176,9 @@ def _compare(
 
 @cli.command("sweep")
 @click.argument("sweep", metavar="SWEEP")
-@click.option("-o", "--output", type=_path, metavar="DIR", required=True, help="Append rows there; go on where it was.")
+@click.option(
+    "-o", "--output", type=common.path, metavar="DIR", required=True, help="Append rows there; go on where it was."
+)
 @click.option(
     "--workers", type=click.IntRange(0, 10_000), metavar="N", help="Processes, or jobs; 0: this process. [a core each]"
 )
@@ -236,7 +187,7 @@ def _compare(
 )
 @click.option("--retry", is_flag=True, help="Compute rows that failed again.")
 @click.option("--plans", is_flag=True, help="Also write a run directory for every row, DIR/runs/POINT/LABEL.")
-@_options
+@common.options
 @click.pass_obj
 def _sweep(
     session: Session, sweep: str, output: Path, workers: int | None, scheduler: str | None, retry: bool, plans: bool
@@ -255,9 +206,9 @@ def _sweep(
 
 
 @cli.command("results")
-@click.argument("folders", metavar="DIR...", type=_path, nargs=-1, required=True)
-@click.option("--csv", type=_path, metavar="FILE", help="Write the table to a CSV file; - is stdout.")
-@click.option("--parquet", type=_path, metavar="FILE", help="Write the table to a Parquet file.")
+@click.argument("folders", metavar="DIR...", type=common.path, nargs=-1, required=True)
+@click.option("--csv", type=common.path, metavar="FILE", help="Write the table to a CSV file; - is stdout.")
+@click.option("--parquet", type=common.path, metavar="FILE", help="Write the table to a Parquet file.")
 @click.option(
     "--where",
     "conditions",
@@ -272,7 +223,7 @@ def _sweep(
 @click.option(
     "--baseline", metavar="LABEL", help="Schedule to compare with.  [default: as in the sweep; of runs, sync]"
 )
-@_options
+@common.options
 @click.pass_obj
 def _results(
     session: Session,
@@ -299,10 +250,10 @@ def _results(
 
 @cli.command("validate")
 @click.argument("run", metavar="RUN")
-@click.option("--cluster", type=_path, metavar="FILE", help="Simulate these machines, as calibrated, instead.")
-@_schedule
-@_plot
-@_options
+@click.option("--cluster", type=common.path, metavar="FILE", help="Simulate these machines, as calibrated, instead.")
+@common.schedule
+@common.plot
+@common.options
 @click.pass_obj
 def _validate(session: Session, run: str, cluster: Path | None, schedule: str | None, plot: Path | None) -> None:
     """Compare simulation and measurement.
@@ -317,11 +268,11 @@ def _validate(session: Session, run: str, cluster: Path | None, schedule: str | 
 
 @cli.command("report")
 @click.argument("run", metavar="RUN|DIR")
-@click.option("-o", "--output", type=_path, metavar="FILE", required=True, help="The .html file to write.")
+@click.option("-o", "--output", type=common.path, metavar="FILE", required=True, help="The .html file to write.")
 @click.option("--baseline", metavar="LABEL", help="Schedule to compare with; sync if it is there, else the first.")
-@click.option("--steps", metavar="A:B", callback=_slice, help="Only steps A to B - 1 in the timeline.")
-@click.option("--cluster", type=_path, metavar="FILE", help="Simulate these machines, as calibrated, instead.")
-@_options
+@click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1 in the timeline.")
+@click.option("--cluster", type=common.path, metavar="FILE", help="Simulate these machines, as calibrated, instead.")
+@common.options
 @click.pass_obj
 def _report(
     session: Session, run: str, output: Path, baseline: str | None, steps: range | None, cluster: Path | None
@@ -339,8 +290,8 @@ def _report(
 
 @cli.command("comms")
 @click.argument("run", metavar="RUN")
-@_schedule
-@_options
+@common.schedule
+@common.options
 @click.pass_obj
 def _comms(session: Session, run: str, schedule: str | None) -> None:
     """Show what collectives achieved.
@@ -356,8 +307,8 @@ def _comms(session: Session, run: str, schedule: str | None) -> None:
 @cli.command("data")
 @click.argument("scenario", metavar="SCENARIO|RUN")
 @click.option("--knobs", is_flag=True, help="Also change one thing at a time, and show which stalls that removes.")
-@_schedule
-@_options
+@common.schedule
+@common.options
 @click.pass_obj
 def _data(session: Session, scenario: str, knobs: bool, schedule: str | None) -> None:
     """Show what loading data costs, by epoch.
@@ -371,15 +322,15 @@ def _data(session: Session, scenario: str, knobs: bool, schedule: str | None) ->
 
 
 @cli.command("trace")
-@click.argument("run", metavar="RUN|TRACE.npz", type=_path)
+@click.argument("run", metavar="RUN|TRACE.npz", type=common.path)
 @click.option(
-    "--chrome", type=_path, metavar="FILE", required=True, help="Write JSON for Perfetto or chrome://tracing."
+    "--chrome", type=common.path, metavar="FILE", required=True, help="Write JSON for Perfetto or chrome://tracing."
 )
-@click.option("--trace", "which", type=click.Choice(_TRACES), help="Which trace, if a RUN holds both.")
-@click.option("--steps", metavar="A:B", callback=_slice, help="Only steps A to B - 1.")
-@click.option("--ranks", metavar="LIST", callback=_numbers, help="Only these ranks, e.g. 0,3,8-11.")
+@click.option("--trace", "which", type=click.Choice(common.TRACES), help="Which trace, if a RUN holds both.")
+@click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1.")
+@click.option("--ranks", metavar="LIST", callback=common.numbers, help="Only these ranks, e.g. 0,3,8-11.")
 @click.option("--tensors", is_flag=True, help="Add what each gradient goes through, as Horovod's timeline does.")
-@_options
+@common.options
 @click.pass_obj
 def _trace(
     session: Session,
@@ -397,3 +348,7 @@ def _trace(
     from simdist.cli import tracing
 
     tracing.trace(session, run, which=which, chrome=chrome, steps=steps, ranks=ranks, tensors=tensors)
+
+
+for _command in decision.COMMANDS:
+    cli.add_command(_command)

@@ -1,0 +1,234 @@
+"""The training jobs: who is late in which step, how each job is run, and what its steps took.
+
+    steps of a run of sync:      9 first | window | window | 2 for the profiler | window, profiled | 1 last
+    of the other schedules:      9 first | window | window
+
+Every window has the same delays. torch's averagers average in step 0 and every period after it, so that a window that
+begins in step 9 holds whole periods of 2, 4 and 8 steps. The last step is profiled too, and left out of everything: in
+it, ranks begin to write their traces.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "emulated_cluster"))
+
+import network  # noqa: E402  of the experiment beside this one
+
+from simdist.errors import RunError  # noqa: E402
+
+TIMEOUT_S = 300.0
+PORT = 29500
+RATE_BPS = 250e6  # of each node's link
+FIRST_STEPS = 9  # connections, memory, and DDP's buckets, which it forms again after the first step
+WINDOW_STEPS = 40
+PROFILER_STEPS = 2
+LATE_S = (0.06, 0.16)  # shortest and longest
+SLOW_FACTOR = 1.4
+LAYERS, LAYER_S = 4, 3e-3  # forward; backward takes twice as long
+SEED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How ranks train together.
+
+    Args:
+        label: As the simulator calls it.
+        options: Of train.py.
+        setting: In a scenario.
+    """
+
+    label: str
+    options: tuple[str, ...]
+    setting: dict[str, object]
+
+
+SYNC = Schedule("sync", ("--schedule", "sync"), {"kind": "sync"})
+LOCAL_4 = Schedule("local-4", ("--schedule", "local", "--periods", "4"), {"kind": "local_sgd", "period": 4})
+LOCAL_8 = Schedule("local-8", ("--schedule", "local", "--periods", "8"), {"kind": "local_sgd", "period": 8})
+HSGD = Schedule(
+    "hsgd-2-2,4-4",
+    ("--schedule", "hsgd", "--periods", "2:2,4:4"),
+    {"kind": "hierarchical_sgd", "levels": {2: 2, 4: 4}, "intra_node_gradients": False},
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job and its stragglers.
+
+    Args:
+        name: In tables and of files.
+        late_share: Of all steps of ranks; in these a rank sleeps between loss and backward pass.
+        slow_rank: Computes slowly in every step; None if no rank does.
+        slow_factor: How much longer the layers of that rank take.
+        model: See train.py.
+        world_size: Ranks, a node each.
+        schedules: sync first.
+        window_steps: Of a window.
+    """
+
+    name: str
+    late_share: float = 0.0
+    slow_rank: int | None = None
+    slow_factor: float = SLOW_FACTOR
+    model: Literal["asleep", "convnet"] = "asleep"
+    world_size: int = 4
+    schedules: tuple[Schedule, ...] = (SYNC, LOCAL_4, LOCAL_8, HSGD)
+    window_steps: int = WINDOW_STEPS
+
+    @property
+    def slug(self) -> str:
+        """The name, as files have it."""
+        return self.name.replace(", ", "-")
+
+    @property
+    def slow_s(self) -> float:
+        """Seconds that the slow rank needs more than others in each step."""
+        return 0.0 if self.slow_rank is None else (self.slow_factor - 1) * 3 * LAYERS * LAYER_S
+
+    @cached_property
+    def late_s(self) -> NDArray[np.float64]:
+        """Seconds that each rank is late in each step of a window, `[window_steps, world_size]`."""
+        draw = np.random.default_rng(SEED)
+        shape = (self.window_steps, self.world_size)
+        return np.where(draw.random(shape) < self.late_share, draw.uniform(*LATE_S, shape), 0.0).round(3)
+
+
+CASES = (
+    Case("clean"),
+    Case("transient", late_share=0.08),
+    Case("persistent", slow_rank=2),
+    Case("both", late_share=0.08, slow_rank=1),
+)
+CONVNETS = (
+    Case("convnet", model="convnet", world_size=2, schedules=(SYNC, LOCAL_4, LOCAL_8)),
+    Case("convnet, transient", late_share=0.08, model="convnet", world_size=2, schedules=(SYNC, LOCAL_4, LOCAL_8)),
+)
+
+
+TINY = Case("tiny", late_share=0.1, slow_rank=2, slow_factor=3.0, schedules=(SYNC, LOCAL_4), window_steps=12)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a run has measured.
+
+    Args:
+        step_s: Seconds per step of each window that was not profiled.
+        profiled_s: Of the profiled one; None without a profiler.
+    """
+
+    step_s: tuple[float, ...]
+    profiled_s: float | None
+
+
+def first_profiled_step(case: Case) -> int:
+    """Return the number of the first step of the profiled window."""
+    return FIRST_STEPS + 2 * case.window_steps + PROFILER_STEPS
+
+
+def perform(case: Case, schedule: Schedule, folder: Path, nodes: Sequence[network.Node] | None) -> None:
+    """Train, with a profiler if the schedule is sync.
+
+    Args:
+        case: The job.
+        schedule: How its ranks train together.
+        folder: For times of steps, and for traces in `traces`.
+        nodes: Of an emulated cluster, one per rank; None to run all ranks on this machine, with its loopback.
+
+    Raises:
+        RunError: A rank failed; it says what the ranks printed.
+    """
+    folder.mkdir(parents=True)
+    starts = _starts(case, schedule)
+    steps = starts[-1] + case.window_steps + (schedule is SYNC)
+    late_s = np.zeros((steps, case.world_size))
+    for start in starts:
+        late_s[start : start + case.window_steps] = case.late_s
+    np.savetxt(folder / "late.csv", late_s, delimiter=",", fmt="%g")
+    options = ["--model", case.model, "--layers", str(LAYERS), "--layer-ms", str(1e3 * LAYER_S), "--steps", str(steps)]
+    options += ["--stragglers", str(folder / "late.csv"), "--times", str(folder / "times"), *schedule.options]
+    if case.slow_rank is not None:
+        options += ["--slow-rank", str(case.slow_rank), "--slow-factor", str(case.slow_factor)]
+    if schedule is SYNC:
+        options += ["--profile", str(folder / "traces"), "--active-steps", str(case.window_steps + 1)]
+    else:
+        options += ["--barriers", ",".join(map(str, starts))]
+    command = [sys.executable, str(HERE / "train.py"), *options]
+    _launch(command, case.world_size, nodes, asleep=case.model == "asleep")
+
+
+def measured(case: Case, schedule: Schedule, folder: Path) -> Measured:
+    """Read what a run took, from where `perform` has left it."""
+    paths = [folder / "times" / f"rank{rank}.json" for rank in range(case.world_size)]
+    stamps_s = np.array([json.loads(path.read_text(encoding="utf-8")) for path in paths])
+    windows_s = [_step_s(stamps_s[:, start : start + case.window_steps]) for start in _starts(case, schedule)]
+    return Measured(tuple(windows_s[:2]), windows_s[2] if schedule is SYNC else None)
+
+
+def _starts(case: Case, schedule: Schedule) -> list[int]:
+    """Return the first steps of the windows."""
+    plain = [FIRST_STEPS, FIRST_STEPS + case.window_steps]
+    return [*plain, first_profiled_step(case)] if schedule is SYNC else plain
+
+
+def _launch(command: Sequence[str], world_size: int, nodes: Sequence[network.Node] | None, *, asleep: bool) -> None:
+    """Start a process per rank, wait for all, and say what failed."""
+    processes: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryFile() as output:
+        try:
+            for rank in range(world_size):
+                processes.append(_start(command, rank, world_size, nodes, output, asleep=asleep))
+            codes = [process.wait(TIMEOUT_S) for process in processes]
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        output.seek(0)
+        if any(codes):
+            raise RunError(f"{' '.join(command)} failed, exit statuses {codes}:\n{output.read().decode()}")
+
+
+def _start(
+    command: Sequence[str],
+    rank: int,
+    world_size: int,
+    nodes: Sequence[network.Node] | None,
+    output: IO[bytes],
+    *,
+    asleep: bool,
+) -> subprocess.Popen[bytes]:
+    """Start a rank as torchrun does, but without a torchrun on every node, as starting takes longer than training."""
+    address = nodes[0].address if nodes else "127.0.0.1"
+    environ = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": address, "MASTER_PORT": str(PORT)}
+    environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    if nodes is None:
+        return subprocess.Popen(command, env=os.environ | environ, stdout=output, stderr=subprocess.STDOUT)
+    # A host name of its own, as traces tell machines apart by it.
+    named = ["unshare", "--uts", "sh", "-c", f'hostname node{rank} && exec "$@"', "sh", *command]
+    scheduled = network.realtime(named) if asleep else ["chrt", "--batch", "0", *named]
+    return nodes[rank].run(scheduled, environ, output=output)
+
+
+def _step_s(stamps_s: NDArray[np.float64]) -> float:
+    """Return seconds per step: from the mean begin of the first one until the last rank has done the last one.
+
+    Args:
+        stamps_s: When each rank began and ended each step, `[world_size, n_steps, 2]`.
+    """
+    began_s, ended_s = stamps_s[:, 0, 0].mean(), stamps_s[:, -1, 1].max()
+    return float((ended_s - began_s) / stamps_s.shape[1])

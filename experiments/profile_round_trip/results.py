@@ -1,0 +1,166 @@
+"""What was predicted and measured of each job: as files that are kept, and as tables of the page."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+
+__all__ = ["Delay", "Result", "Timing", "load", "save", "straggler_table", "summary", "timing_table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Steps of a schedule, predicted and measured.
+
+    Args:
+        schedule: Its label.
+        measured_s: Seconds per step of each window.
+        predicted_s: Seconds per step.
+    """
+
+    schedule: str
+    measured_s: tuple[float, ...]
+    predicted_s: float
+
+    @property
+    def step_s(self) -> float:
+        """Measured seconds per step."""
+        return mean(self.measured_s)
+
+    @property
+    def error(self) -> float:
+        """Share of the measured step by which the prediction is longer."""
+        return self.predicted_s / self.step_s - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """A delay as it was injected and as it was found.
+
+    Args:
+        kind: `transient` or `persistent`.
+        rank: Who is late.
+        step: When, by the profiler's numbers; None of a persistent one.
+        injected_s: 0 if it was not injected.
+        found_s: 0 if it was not found.
+    """
+
+    kind: str
+    rank: int
+    step: int | None
+    injected_s: float
+    found_s: float
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it was both injected and found."""
+        return self.injected_s > 0 and self.found_s > 0
+
+    @property
+    def error(self) -> float:
+        """Share of the injected delay by which the one that was found is longer."""
+        return self.found_s / self.injected_s - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a case has shown.
+
+    Args:
+        case: Its name.
+        timings: Of each schedule, sync first.
+        profiled_s: Seconds per step of sync while it was profiled.
+        delays: Injected ones and found ones.
+    """
+
+    case: str
+    timings: tuple[Timing, ...]
+    profiled_s: float
+    delays: tuple[Delay, ...]
+
+    def speedups(self, timing: Timing) -> tuple[float, float]:
+        """Return how many times as fast as sync a schedule is, as predicted and as measured."""
+        sync = self.timings[0]
+        return sync.predicted_s / timing.predicted_s, sync.step_s / timing.step_s
+
+    def speedup_error(self, timing: Timing) -> float:
+        """Return the share of the measured speed-up by which the predicted one is greater."""
+        predicted, measured = self.speedups(timing)
+        return predicted / measured - 1
+
+
+def save(result: Result, path: Path) -> None:
+    """Write a result."""
+    path.write_text(json.dumps(asdict(result), indent=1) + "\n", encoding="utf-8")
+
+
+def load(path: Path) -> Result:
+    """Read a result."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    timings = tuple(
+        Timing(each["schedule"], tuple(each["measured_s"]), each["predicted_s"]) for each in content["timings"]
+    )
+    delays = tuple(Delay(**each) for each in content["delays"])
+    return Result(content["case"], timings, content["profiled_s"], delays)
+
+
+def timing_table(results: Sequence[Result]) -> Iterator[str]:
+    """Yield steps and speed-ups of every case and schedule."""
+    yield "| stragglers | schedule | ms per step: measured | predicted | error | speed-up: measured | predicted | error |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for result in results:
+        for timing in result.timings:
+            line = (
+                f"| {result.case} | `{timing.schedule}` | {1e3 * timing.step_s:.1f} | {1e3 * timing.predicted_s:.1f} "
+            )
+            line += f"| {timing.error:+.1%} |"
+            if timing is result.timings[0]:
+                yield f"{line} | | |"
+                continue
+            predicted, measured = result.speedups(timing)
+            yield f"{line} {measured:.2f} | {predicted:.2f} | {result.speedup_error(timing):+.1%} |"
+
+
+def profiler_table(results: Sequence[Result]) -> Iterator[str]:
+    """Yield what the profiler costs: steps of sync with it and without it."""
+    yield "| stragglers | ms per step of `sync`: not profiled, twice | profiled | predicted | error against profiled |"
+    yield "|---|---|---|---|---|"
+    for result in results:
+        sync = result.timings[0]
+        windows = ", ".join(f"{1e3 * each:.1f}" for each in sync.measured_s)
+        yield (
+            f"| {result.case} | {windows} | {1e3 * result.profiled_s:.1f} | {1e3 * sync.predicted_s:.1f} "
+            f"| {sync.predicted_s / result.profiled_s - 1:+.1%} |"
+        )
+
+
+def straggler_table(results: Sequence[Result]) -> Iterator[str]:
+    """Yield every delay that was injected or found."""
+    yield "| stragglers | kind | rank | step | injected, ms | found, ms | error |"
+    yield "|---|---|---|---|---|---|---|"
+    for result in results:
+        for each in result.delays:
+            step = "all" if each.step is None else each.step
+            injected, found = (f"{1e3 * each_s:.1f}" if each_s else "-" for each_s in (each.injected_s, each.found_s))
+            error = f"{each.error:+.1%}" if each.is_right else ""
+            yield f"| {result.case} | {each.kind} | {each.rank} | {step} | {injected} | {found} | {error} |"
+
+
+def summary(results: Sequence[Result]) -> Iterator[str]:
+    """Yield the answers in short."""
+    syncs = [result.timings[0].error for result in results]
+    speedups = [result.speedup_error(timing) for result in results for timing in result.timings[1:]]
+    yield f"* step of `sync`: error at most {_worst(syncs):+.1%}, in {len(syncs)} jobs"
+    yield f"* speed-up over `sync`: error at most {_worst(speedups):+.1%}, in {len(speedups)} runs"
+    injected = [each for result in results for each in result.delays if each.injected_s]
+    right = [each for each in injected if each.is_right]
+    if injected:
+        sizes = f", with sizes at most {_worst([each.error for each in right]):+.1%} off" if right else ""
+        yield f"* of {len(injected)} injected stragglers, {len(right)} were found by rank and step{sizes}"
+    others = sum(1 for result in results for each in result.delays if not each.injected_s)
+    yield f"* found besides: {others or 'none'}"
+
+
+def _worst(errors: Sequence[float]) -> float:
+    return max(errors, key=abs)

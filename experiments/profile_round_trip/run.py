@@ -1,0 +1,190 @@
+"""A slow job is profiled, imported and predicted; then the schedules are run for real, on the same machines.
+
+    python experiments/profile_round_trip/run.py            run everything and print the tables (root; five minutes)
+    python experiments/profile_round_trip/run.py --write    also record the results, and write the tables into the README
+    python experiments/profile_round_trip/run.py --tables   print the tables of the recorded results (anybody); with
+                                                            --write, write them into the README again
+    python experiments/profile_round_trip/run.py --keep D   leave traces, times and scenarios in D
+    python experiments/profile_round_trip/run.py --again D  import and predict again what --keep has left in D
+    python experiments/profile_round_trip/run.py --tiny     one job of few steps without a network of its own
+
+Nothing else should compute on the machine meanwhile.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "emulated_cluster")]
+
+import jobs  # noqa: E402
+import network  # noqa: E402
+import results as kept  # noqa: E402
+from jobs import CASES, CONVNETS, SYNC, TINY, Case  # noqa: E402
+from results import Delay, Result, Timing  # noqa: E402
+
+from simdist.build import build, delays  # noqa: E402
+from simdist.engines import simulate  # noqa: E402
+from simdist.profiles.finding import find_traces  # noqa: E402
+from simdist.profiles.importing import Imported, Options, import_job  # noqa: E402
+from simdist.profiles.ranks import profile_rank  # noqa: E402
+from simdist.profiles.writing import write_scenario  # noqa: E402
+from simdist.report import print_tables, write_tables  # noqa: E402
+from simdist.scenario import Scenario, load  # noqa: E402
+
+RESULTS = HERE / "results"
+PAGE = HERE / "README.md"
+
+
+def import_traces(case: Case, folder: Path) -> tuple[Imported, Path]:
+    """Import the traces of a case as `simdist import --steps` does; return what it says, and the scenario's file."""
+    first = jobs.first_profiled_step(case)
+    options = Options(steps=range(first, first + case.window_steps))
+    profiles = [profile_rank(path) for path in find_traces([str(folder / SYNC.label / "traces")])]
+    imported = import_job(profiles, name=case.slug, options=options)
+    path = folder / f"{case.slug}.yaml"
+    write_scenario(imported, path, force=True)
+    return imported, path
+
+
+def predict(scenario: Scenario, case: Case) -> dict[str, float]:
+    """Return seconds per step by schedule, with the delays as they were recorded.
+
+    Buckets of sync are those of the imported scenario; the other schedules are not in the traces.
+    """
+    as_recorded = [each.model_copy(update={"resample_steps": None}) for each in scenario.disturbances]
+    settings = [scenario.schedules[0], *(schedule.setting for schedule in case.schedules[1:])]
+    played = scenario.changed(disturbances=as_recorded, schedules=settings)
+    found = {}
+    for schedule in played.schedules:
+        built = build(played, schedule)
+        found[schedule.name] = simulate(built.plan, built.costs, delays(played)).makespan_s / played.steps
+    return found
+
+
+def stragglers(imported: Imported, case: Case) -> tuple[Delay, ...]:
+    """Return what was injected beside what was found."""
+    found = {
+        (each.kind, rank, step): each.seconds
+        for each in imported.stragglers
+        for rank in each.ranks
+        for step in (each.steps if each.kind == "transient" else (None,))
+    }
+    first = jobs.first_profiled_step(case)
+    injected: dict[tuple[str, int, int | None], float] = {}
+    if case.slow_rank is not None:
+        injected["persistent", case.slow_rank, None] = case.slow_s
+    for row, rank in zip(*case.late_s.nonzero(), strict=True):
+        injected["transient", int(rank), first + int(row)] = float(case.late_s[row, rank])
+    keys = [*injected, *(key for key in found if key not in injected)]
+    return tuple(Delay(*key, injected.get(key, 0.0), round(found.get(key, 0.0), 6)) for key in keys)
+
+
+def measure(case: Case, folder: Path, nodes: Sequence[network.Node] | None) -> None:
+    """Perform all schedules of a case."""
+    for schedule in case.schedules:
+        jobs.perform(case, schedule, folder / schedule.label, nodes)
+        print(f"{case.name}: {schedule.label} done", flush=True)
+
+
+def conclude(case: Case, folder: Path) -> Result:
+    """Import and predict what was performed."""
+    imported, path = import_traces(case, folder)
+    predicted = predict(load(path), case)
+    timings = []
+    for schedule in case.schedules:
+        run = jobs.measured(case, schedule, folder / schedule.label)
+        timings.append(Timing(schedule.label, run.step_s, predicted[schedule.label]))
+        profiled_s = run.profiled_s if schedule is SYNC else profiled_s
+    return Result(case.name, tuple(timings), profiled_s, stragglers(imported, case))
+
+
+def run(cases: Sequence[Case], folder: Path) -> None:
+    """Perform all cases."""
+    with network.cluster(max(case.world_size for case in cases), rate_bps=jobs.RATE_BPS) as nodes:
+        for case in cases:
+            measure(case, folder / case.slug, nodes)
+
+
+def record(results: Sequence[Result], cases: Sequence[Case], folder: Path) -> None:
+    """Keep results, and the scenarios that they follow from."""
+    RESULTS.mkdir(exist_ok=True)
+    for case, result in zip(cases, results, strict=True):
+        kept.save(result, RESULTS / f"{case.slug}.json")
+        for path in (folder / case.slug).glob(f"{case.slug}.*"):
+            (RESULTS / path.name).write_bytes(path.read_bytes())
+
+
+def recorded(cases: Sequence[Case]) -> list[Result]:
+    """Read the recorded results."""
+    return [kept.load(RESULTS / f"{case.slug}.json") for case in cases]
+
+
+def tables(asleep: Sequence[Result], convnets: Sequence[Result]) -> dict[str, str]:
+    """Return every table of the README by its name there."""
+
+    def lines(table: Iterator[str]) -> str:
+        return "\n".join(table)
+
+    return {
+        "summary": lines(kept.summary(asleep)),
+        "timings": lines(kept.timing_table(asleep)),
+        "profiler": lines(kept.profiler_table(asleep)),
+        "stragglers": lines(kept.straggler_table(asleep)),
+        "convnet": lines(kept.timing_table(convnets)),
+        "convnet profiler": lines(kept.profiler_table(convnets)),
+        "convnet stragglers": lines(kept.straggler_table(convnets)),
+    }
+
+
+def run_tiny(folder: Path) -> Result:
+    """Run one short job on this machine's loopback."""
+    measure(TINY, folder, None)
+    return conclude(TINY, folder)
+
+
+def main() -> int:
+    """Run the experiment."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="record the results, and write the tables into README.md")
+    parser.add_argument("--tables", action="store_true", help="print the tables of the recorded results")
+    parser.add_argument("--keep", type=Path, help="leave traces, times and scenarios in this folder")
+    parser.add_argument("--again", type=Path, help="import and predict again what --keep has left in this folder")
+    parser.add_argument("--tiny", action="store_true", help="one job of few steps without a network of its own")
+    arguments = parser.parse_args()
+    cases = [*CASES, *CONVNETS]
+    if arguments.tiny:
+        if arguments.write:
+            parser.error("--tiny is no result: leave out --write")
+        with tempfile.TemporaryDirectory() as folder:
+            result = run_tiny(Path(folder))
+        print_tables({"timings": "\n".join(kept.timing_table([result]))})
+        return 0
+    missing = network.missing()
+    if missing and not (arguments.tables or arguments.again):
+        print(f"skipped: {missing}")
+        return 0
+    if arguments.tables:
+        found = recorded(cases)
+    else:
+        kept_in = arguments.again or arguments.keep
+        with tempfile.TemporaryDirectory() if kept_in is None else nullcontext(str(kept_in)) as name:
+            folder = Path(name)
+            if not arguments.again:
+                run(cases, folder)
+            found = [conclude(case, folder / case.slug) for case in cases]
+            if arguments.write:
+                record(found, cases, folder)
+    written = tables(found[: len(CASES)], found[len(CASES) :])
+    if arguments.write:
+        write_tables(PAGE, written)
+    print_tables(written)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+"""Train a small network with PyTorch's DistributedDataParallel or its model averagers, as anybody would.
+
+    torchrun --nproc-per-node 4 train.py --schedule sync --profile traces --times times
+    torchrun --nproc-per-node 4 train.py --schedule local --periods 4 --times times
+    torchrun --nproc-per-node 4 train.py --schedule hsgd --periods 2:2,4:4 --times times
+
+Nothing of the simulator is used here. `--layer-ms` makes every layer take that long in the forward pass and twice as
+long in the backward pass, asleep: the device is emulated, so that more ranks than cores do not fight for them.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import OrderedDict
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.model_averaging.averagers import ModelAverager, PeriodicModelAverager
+from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import HierarchicalModelAverager
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile, schedule
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+PROFILER_WARMUP_STEPS = 2
+N_CLASSES = 10
+
+
+class Device(torch.autograd.Function):
+    """Takes as long as a layer would on a device of its own, asleep; backward twice as long as forward."""
+
+    @staticmethod
+    def forward(context, activations, seconds):  # noqa: D102
+        context.seconds = seconds
+        time.sleep(seconds)
+        return activations.view_as(activations)
+
+    @staticmethod
+    def backward(context, gradients):  # noqa: D102
+        time.sleep(2 * context.seconds)
+        return gradients, None
+
+
+class Layer(nn.Module):
+    """A linear layer that takes a stated time."""
+
+    def __init__(self, width: int, seconds: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.seconds = seconds
+
+    def forward(self, activations: torch.Tensor) -> torch.Tensor:
+        """Return activations of the next layer."""
+        return Device.apply(torch.relu(self.linear(activations)), self.seconds)
+
+
+class Noise(Dataset):
+    """Samples of noise, each with a class."""
+
+    def __init__(self, n_samples: int, shape: tuple[int, ...], seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.samples = torch.randn(n_samples, *shape, generator=generator)
+        self.classes = torch.randint(0, N_CLASSES, (n_samples,), generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.samples[index], self.classes[index]
+
+
+def network(options: argparse.Namespace, slowness: float) -> tuple[nn.Module, tuple[int, ...]]:
+    """Return a model, and the shape of its samples."""
+    if options.model == "convnet":
+        channels = [3, 32, 64, 128, 128]
+        blocks = [
+            layer
+            for inputs, outputs in zip(channels, channels[1:], strict=False)
+            for layer in (nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+        ]
+        return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, N_CLASSES)), (
+            3,
+            32,
+            32,
+        )
+    seconds = 1e-3 * options.layer_ms * slowness
+    layers = [Layer(options.width, seconds) for _ in range(options.layers)]
+    return nn.Sequential(*layers, nn.Linear(options.width, N_CLASSES)), (options.width,)
+
+
+def averager(options: argparse.Namespace) -> ModelAverager | None:
+    """Return what averages parameters, if gradients are not averaged."""
+    match options.schedule:
+        case "local":
+            return PeriodicModelAverager(period=int(options.periods))
+        case "hsgd":
+            levels = (level.split(":") for level in options.periods.split(","))
+            return HierarchicalModelAverager(OrderedDict((int(period), int(size)) for period, size in levels))
+        case _:
+            return None
+
+
+def profiler(options: argparse.Namespace, rank: int):
+    """Return a profiler of the last steps, or something that does nothing."""
+    if options.profile is None:
+        return nullcontext()
+    options.profile.mkdir(parents=True, exist_ok=True)
+    path = options.profile / f"rank{rank}.{options.trace_suffix}"
+    before = options.steps - options.active_steps - PROFILER_WARMUP_STEPS
+    return profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=before, warmup=PROFILER_WARMUP_STEPS, active=options.active_steps, repeat=1),
+        record_shapes=True,
+        on_trace_ready=lambda recorded: recorded.export_chrome_trace(str(path)),
+    )
+
+
+def give_way() -> None:
+    """Let other ranks have the cores, which are fewer here than ranks, while this one writes its trace."""
+    if sys.platform == "linux":
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+
+
+def train(options: argparse.Namespace) -> list[float]:
+    """Train, and return when each step began, and the last one ended, on the machine's monotonic clock."""
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(options.seed)
+    slowness = options.slow_factor if rank == options.slow_rank else 1.0
+    model, shape = network(options, slowness)
+    average = averager(options)
+    trained = model if average else DistributedDataParallel(model, bucket_cap_mb=options.bucket_mb)
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.01, momentum=0.9, fused=True)
+    data = Noise(options.steps * options.batch_size * world_size, shape, options.seed)
+    batches = DataLoader(data, options.batch_size, sampler=DistributedSampler(data, seed=options.seed))
+    late_s = np.zeros((options.steps, world_size))
+    if options.stragglers:
+        late_s = np.loadtxt(options.stragglers, delimiter=",", ndmin=2)
+    barriers = {int(step) for step in options.barriers.split(",") if step}
+    stamps_s: list[list[float]] = []
+    with profiler(options, rank) as recorder:
+        for step, (samples, classes) in enumerate(batches):
+            if step in barriers:
+                dist.barrier()
+            began_s = time.monotonic()
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(trained(samples), classes)
+            if late_s[step, rank]:
+                time.sleep(late_s[step, rank])
+            loss.backward()
+            optimizer.step()
+            if average:
+                average.average_parameters(trained.parameters())
+            stamps_s.append([began_s, time.monotonic()])
+            if step == options.steps - 1:
+                give_way()
+            if recorder:
+                recorder.step()
+    return stamps_s
+
+
+def main() -> None:
+    """Train, and write the times of this rank's steps."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--schedule", choices=["sync", "local", "hsgd"], default="sync")
+    parser.add_argument("--periods", default="", help="local: a period; hsgd: period:ranks, ascending, with commas")
+    parser.add_argument("--model", choices=["asleep", "convnet"], default="asleep", help="convnet computes in earnest")
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--width", type=int, default=250)
+    parser.add_argument("--layer-ms", type=float, default=3.0, help="asleep: forward time of a layer")
+    parser.add_argument("--bucket-mb", type=float, default=0.2)
+    parser.add_argument("--profile", type=Path, help="folder for a trace of the last steps")
+    parser.add_argument("--active-steps", type=int, default=20, help="that the profiler records")
+    parser.add_argument("--trace-suffix", default="json", help="json.gz packs them")
+    parser.add_argument("--stragglers", type=Path, help="seconds that each rank is late: a line per step, with commas")
+    parser.add_argument("--slow-rank", type=int, help="its layers take longer")
+    parser.add_argument("--slow-factor", type=float, default=1.0, help="so many times as long")
+    parser.add_argument("--barriers", default="", help="steps before which all ranks meet")
+    parser.add_argument("--times", type=Path, help="folder for the times of steps, a file per rank")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    stamps_s = train(options)
+    if options.times:
+        options.times.mkdir(parents=True, exist_ok=True)
+        path = options.times / f"rank{dist.get_rank()}.json"
+        path.write_text(json.dumps(stamps_s), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""Execution traces of data-parallel training, one per rank, as a scenario.
+
+Every gradient bucket becomes one tensor, with its seconds of the backward pass; `bucket_size` of the schedule keeps
+tensors apart as they were. Seconds are medians over ranks and steps. Traces do not tell what links there are, so the
+cluster is given; nor what a delay was and what work, so delays are not taken over.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from simdist.chakra.finding import groups_beside, prefix_of
+from simdist.chakra.groups import WORLD
+from simdist.chakra.recording import Call, Recording, read_recording
+from simdist.chakra.steps import Rhythm, Step, cut, find_rhythm, names_phases
+from simdist.errors import ScenarioError, TraceError, UnsupportedError
+from simdist.plan.plan import ITEM_NBYTES, DType
+from simdist.scenario import Tensor, Workload
+from simdist.settings import shown
+
+__all__ = ["Imported", "import_traces"]
+
+_SLOW = 1.05  # of the median rank's work: ranks above it are named
+_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What traces say of a training job.
+
+    Args:
+        workload: The job of one rank.
+        world_size: Ranks.
+        n_traces: Ranks of which there are traces.
+        n_steps: Steps of them.
+        notes: What the traces do not tell, and what was left out, a sentence each.
+    """
+
+    workload: Workload
+    world_size: int
+    n_traces: int
+    n_steps: int
+    notes: tuple[str, ...]
+
+
+def import_traces(
+    paths: Sequence[Path], *, n_steps: int | None = None, progress: Callable[[int], None] | None = None
+) -> Imported:
+    """Read the traces of a job, one rank after the other.
+
+    Args:
+        paths: One file per rank.
+        n_steps: How many steps they are of; found out if None.
+        progress: Called with the number of files that are read.
+
+    Raises:
+        TraceError: A trace cannot be read or is damaged.
+        UnsupportedError: This is no data-parallel training, or its steps cannot be told.
+        ScenarioError: Two traces are of one rank.
+    """
+    job = _Job(n_steps)
+    for number, path in enumerate(paths, 1):
+        job.add(read_recording(path))
+        if progress:
+            progress(number)
+    return job.imported()
+
+
+class _Job:
+    """Takes one rank after the other and keeps of each its steps."""
+
+    def __init__(self, n_steps: int | None) -> None:
+        self._n_steps = n_steps
+        self._rhythm: Rhythm | None = None
+        self._paths: dict[int, Path] = {}
+        self._calls: list[Call] = []  # of the first trace
+        self._steps: dict[int, list[Step]] = {}
+        self._groups: dict[str, tuple[int, ...]] = {}
+        self._used: dict[str, Call] = {}  # process groups, and a call over each
+        self._world_size = 0
+        self._left_out: Counter[str] = Counter()
+        self._notes: list[str] = []
+
+    def add(self, recording: Recording) -> None:
+        rank = len(self._steps) if recording.rank is None else recording.rank
+        if rank in self._paths:
+            raise ScenarioError(f"{recording.path}: is of rank {rank}, and so is {self._paths[rank]}: leave one out")
+        if self._world_size and recording.world_size != self._world_size:
+            raise TraceError(
+                f"{recording.path}: is of a job of {recording.world_size} ranks, the traces before it of one of "
+                f"{self._world_size}: leave it out"
+            )
+        calls = [event for event in recording.events if isinstance(event, Call)]
+        if not self._calls:
+            self._begin(recording, calls)
+        self._compare(recording.path, calls)
+        self._paths[rank] = recording.path
+        self._steps[rank] = cut(recording, self._rhythm)
+        self._groups |= groups_beside(recording.path) | recording.groups
+        self._used |= {call.group: call for call in calls}
+        self._world_size = recording.world_size or 0
+        self._left_out += recording.left_out
+
+    def _begin(self, recording: Recording, calls: list[Call]) -> None:
+        """Find out from the first trace how all-reduces make up steps."""
+        self._calls = calls
+        if calls[0].step is not None and self._n_steps is None:
+            return
+        sizes = [call.nbytes for call in calls]
+        self._rhythm = find_rhythm(sizes, self._n_steps)
+        if self._rhythm is None:
+            legal = [str(n) for n in range(1, len(calls) + 1) if len(calls) % n == 0]
+            raise UnsupportedError(
+                f"{recording.path}: {len(calls)} all-reduces are not {self._n_steps} equal steps: --steps takes "
+                f"{', '.join(legal[:10])}"
+            )
+        if self._n_steps is None:
+            found = f"{self._rhythm.n_steps} steps of {self._rhythm.n_calls} all-reduces"
+            self._notes.append(f"steps are not marked; all-reduces repeat as {found}: if that is wrong, write --steps")
+        if self._rhythm.n_skipped:
+            self._notes.append("the first step has other all-reduces than those after it and was left out")
+        if not names_phases(recording):
+            self._notes.append("names tell no phases: the backward pass of the first bucket counts as forward pass")
+
+    def _compare(self, path: Path, calls: list[Call]) -> None:
+        """Refuse a rank whose all-reduces are not those of the first trace."""
+        for number, (call, first) in enumerate(zip(calls, self._calls, strict=False)):
+            if call.nbytes != first.nbytes:
+                raise UnsupportedError(
+                    f"{call.node} is all-reduce {number} of its rank, of {call.nbytes:,} bytes; that of {first.node} "
+                    f"is of {first.nbytes:,}: in data-parallel training all ranks reduce the same"
+                )
+        if len(calls) != len(self._calls):
+            raise UnsupportedError(
+                f"{path}: has {len(calls)} all-reduces; {self._calls[0].node.partition(': node')[0]} has "
+                f"{len(self._calls)}: in data-parallel training all ranks reduce the same"
+            )
+
+    def imported(self) -> Imported:
+        """Put the ranks together."""
+        world_size = self._find_world_size()
+        self._check_groups(world_size)
+        missing = world_size - len(self._steps)
+        if missing:
+            self._notes.append(
+                f"there are traces of {len(self._steps)} of {world_size} ranks; the others count as these"
+            )
+        self._notes += [f"left out: {number:,} {what}" for what, number in sorted(self._left_out.items())]
+        self._note_slow_ranks()
+        n_steps = min(map(len, self._steps.values()))
+        return Imported(self._workload(), world_size, len(self._steps), n_steps, tuple(self._notes))
+
+    def _find_world_size(self) -> int:
+        known = self._groups.get(WORLD, ())
+        return max(self._world_size, len(known), max(self._steps) + 1)
+
+    def _check_groups(self, world_size: int) -> None:
+        """Refuse all-reduces over fewer ranks than the world."""
+        for name, call in self._used.items():
+            ranks = self._groups.get(name)
+            if ranks is not None and len(ranks) < world_size:
+                raise UnsupportedError(
+                    f"{call.node} is over process group {shown(name)}, {len(ranks)} of {world_size} ranks: only training that "
+                    f"all-reduces its gradients over all ranks in every step can be imported"
+                )
+            if ranks is None and name not in ("", WORLD):
+                self._notes.append(f"no file says who is in process group {shown(name)}: it is taken for the world")
+
+    def _note_slow_ranks(self) -> None:
+        work_s = {rank: float(np.median([step.compute_s for step in steps])) for rank, steps in self._steps.items()}
+        usual_s = float(np.median(list(work_s.values())))
+        slow = sorted((rank for rank in work_s if work_s[rank] > _SLOW * usual_s), key=lambda rank: -work_s[rank])
+        if slow:
+            named = ", ".join(f"{rank} by {work_s[rank] / usual_s - 1:.0%}" for rank in slow[:_NAMED])
+            more = f" and {len(slow) - _NAMED} more" if len(slow) > _NAMED else ""
+            self._notes.append(
+                f"ranks that compute longer than the median count as the others: {named}{more}; cluster.slow_devices "
+                f"says otherwise"
+            )
+
+    def _workload(self) -> Workload:
+        steps = [step for each in self._steps.values() for step in each]
+        buckets_s = np.median([step.buckets_s for step in steps], axis=0).tolist()
+        sizes = steps[0].nbytes
+        dtype: DType = (
+            "float16" if any(size % 4 for size in sizes) and not any(size % 2 for size in sizes) else "float32"
+        )
+        if any(size % ITEM_NBYTES[dtype] for size in sizes):
+            self._notes.append("sizes of buckets are rounded up to whole float32 elements")
+        self._notes.append("batch_size is not told: it is 1")
+        tensors = [
+            Tensor(name=f"bucket.{number}", count=-(-size // ITEM_NBYTES[dtype]), backward_s=seconds)
+            for number, (size, seconds) in enumerate(zip(sizes, buckets_s, strict=True))
+        ]
+        return Workload(
+            name=prefix_of(next(iter(self._paths.values()))),
+            source="Chakra execution traces",
+            tensors=tuple(reversed(tensors)),  # in forward order
+            dtype=dtype,
+            batch_size=1,
+            forward_s=float(np.median([step.forward_s for step in steps])),
+            optimize_s=float(np.median([step.optimize_s for step in steps])),
+        )

@@ -1,0 +1,191 @@
+"""What `simdist import` says: what slowed the job, what a step is made of, what collectives took."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from simdist.cli.tables import table_text
+from simdist.comms import bus_factor
+from simdist.profiles.collectives import CollectiveTimes
+from simdist.profiles.importing import Imported
+from simdist.profiles.links import as_group, predicted_s
+from simdist.profiles.notes import listed
+from simdist.profiles.stragglers import Straggler
+from simdist.units import format_Bps, format_nbytes, format_seconds
+
+__all__ = ["document", "text"]
+
+_TOLD = 20  # stragglers
+
+
+def document(imported: Imported, written: Sequence[Path]) -> dict[str, object]:
+    """Return what was found as JSON has it."""
+    job, base, proof = imported.job, imported.base, imported.proof
+    return {
+        "scenario": imported.scenario.name,
+        "world_size": job.world_size,
+        "ranks": list(job.ranks),
+        "missing_ranks": list(job.missing),
+        "nodes": imported.layout.nodes,
+        "gpus_per_node": imported.layout.gpus_per_node,
+        "steps": list(job.numbers),
+        "step": {
+            "measured_s": proof.measured_s,
+            "predicted_s": proof.predicted_s,
+            "without_stragglers_s": proof.calm_s,
+            "error": proof.error,
+        },
+        "base": {
+            "input_s": base.input_s,
+            "forward_s": base.forward_s,
+            "host_s": base.host_s,
+            "backward_s": base.backward_s,
+            "buckets_s": list(base.buckets_s),
+            "optimize_s": base.optimize_s,
+        },
+        "tensors": len(imported.model.tensors),
+        "parameters_nbytes": imported.model.nbytes,
+        "collectives": [_collective(imported, each) for each in imported.times],
+        "stragglers": [_straggler(imported, each) for each in imported.stragglers],
+        "straggling_share": proof.straggling_share,
+        "clock_skew_s": imported.clocks.skew_s,
+        "clock_residual_s": imported.clocks.residual_s,
+        "notes": list(imported.notes),
+        "files": [str(path) for path in written],
+    }
+
+
+def text(imported: Imported) -> str:
+    """Return what was found, for people."""
+    parts = [_head(imported), _slowed(imported), _undisturbed(imported)]
+    if imported.times:
+        parts.append(_collectives_table(imported))
+    return "\n\n".join(parts)
+
+
+def _head(imported: Imported) -> str:
+    job, proof, layout = imported.job, imported.proof, imported.layout
+    backend = "gloo" if imported.scenario.cluster.library == "gloo" else "NCCL"
+    lines = [
+        f"{job.world_size} ranks on {layout.nodes} node{'s' * (layout.nodes > 1)}, "
+        f"steps {listed(job.numbers)}, {backend}, {job.profiles[0].device_name or job.profiles[0].device.upper()}",
+        f"step: {format_seconds(proof.measured_s)} measured, {format_seconds(proof.predicted_s)} predicted "
+        f"({proof.error_text})",
+    ]
+    if job.world_size > 1:
+        skew, rest = format_seconds(imported.clocks.skew_s), format_seconds(imported.clocks.residual_s)
+        lines.append(f"clocks: up to {skew} apart, corrected to {rest}")
+    return "\n".join(lines)
+
+
+def _slowed(imported: Imported) -> str:
+    """Answer what slowed the job."""
+    if not imported.stragglers:
+        return "stragglers: none"
+    proof = imported.proof
+    lines = ["stragglers:", *(f"  {line}" for line in _lines(imported))]
+    if proof.straggling_share > 0:
+        lines.append(
+            f"without them a step would take {format_seconds(proof.calm_s)}: {proof.straggling_share:.0%} of the step "
+            f"is lost to them"
+        )
+    return "\n".join(lines)
+
+
+def _lines(imported: Imported) -> Iterator[str]:
+    for each in imported.stragglers[:_TOLD]:
+        more = f"+{format_seconds(each.seconds)} ({_percent(imported, each)})"
+        if each.kind == "persistent":
+            yield f"{each.who}, persistent: {more} in every step, {each.channel}"
+        else:
+            yield f"{each.who}, step{'s' * (len(each.steps) > 1)} {listed(each.steps)}: {more}, {each.channel}"
+    if len(imported.stragglers) > _TOLD:
+        yield f"... and {len(imported.stragglers) - _TOLD} more, which add up to less; --json has all"
+
+
+def _percent(imported: Imported, straggler: Straggler) -> str:
+    """Say how large a delay is: of the computing of a step, or of the whole step."""
+    if straggler.channel == "compute" and imported.base.compute_s > 0:
+        return f"+{straggler.seconds / imported.base.compute_s:.0%} of its computing"
+    return f"+{straggler.seconds / imported.proof.measured_s:.0%} of a step"
+
+
+def _straggler(imported: Imported, straggler: Straggler) -> dict[str, object]:
+    base_s = imported.base.compute_s if straggler.channel == "compute" else imported.proof.measured_s
+    return {
+        "kind": straggler.kind,
+        "ranks": list(straggler.ranks),
+        "node": straggler.node,
+        "channel": straggler.channel,
+        "steps": list(straggler.steps),
+        "seconds": straggler.seconds,
+        "factor": 1 + straggler.seconds / base_s if base_s else None,
+    }
+
+
+def _undisturbed(imported: Imported) -> str:
+    base = imported.base
+    parts = {
+        "input": base.input_s,
+        "forward": base.forward_s,
+        "host": base.host_s,
+        "backward": base.backward_s,
+        "optimizer": base.optimize_s,
+    }
+    what = "tensors" if imported.model.is_real else "gradient buckets"
+    times = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts.items() if seconds > 0)
+    size = f"{len(imported.model.tensors)} {what}, {format_nbytes(imported.model.nbytes)}"
+    return f"an undisturbed step without communication: {times or '0 s'} ({size})"
+
+
+def _collectives_table(imported: Imported) -> str:
+    given = imported.links is None
+    header = ("collective", "size", "ranks", "calls", "time", "busbw", "waiting", *(["predicted"] if given else []))
+    rows = [
+        [
+            each.kind,
+            "?" if each.nbytes is None else format_nbytes(each.nbytes),
+            str(len(each.group)),
+            str(each.calls),
+            format_seconds(each.seconds),
+            _busbw(each),
+            f"{each.wait_share:.0%}",
+            *([_predicted_text(imported, each)] if given else []),
+        ]
+        for each in imported.times
+    ]
+    return table_text("collectives, without waiting for the last rank", header, rows, words=("collective",))
+
+
+def _busbw(each: CollectiveTimes) -> str:
+    if not each.nbytes or not each.seconds:
+        return "-"
+    return format_Bps(each.nbytes / each.seconds * bus_factor(each.kind, len(each.group)))
+
+
+def _predicted_s(imported: Imported, each: CollectiveTimes) -> float | None:
+    """Return what the scenario's links make of an all_reduce; None of another collective, or group."""
+    cluster = imported.scenario.cluster
+    group = as_group(each.group, cluster.world_size)
+    if each.kind != "all_reduce" or not each.nbytes or group is None:
+        return None
+    return predicted_s(cluster, group, each.nbytes)
+
+
+def _predicted_text(imported: Imported, each: CollectiveTimes) -> str:
+    seconds = _predicted_s(imported, each)
+    if seconds is None or not each.seconds:
+        return "-"
+    return f"{format_seconds(seconds)} ({seconds / each.seconds - 1:+.0%})"
+
+
+def _collective(imported: Imported, each: CollectiveTimes) -> dict[str, object]:
+    return {
+        "kind": each.kind,
+        "nbytes": each.nbytes,
+        "n_ranks": len(each.group),
+        "between_nodes": each.between_nodes,
+        "calls": each.calls,
+        "seconds": each.seconds,
+        "wait_share": each.wait_share,
+        "predicted_s": _predicted_s(imported, each),
+    }

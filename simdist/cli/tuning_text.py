@@ -1,0 +1,92 @@
+"""What `simdist tune` prints, for people and as JSON."""
+
+import math
+from dataclasses import asdict
+
+from simdist.cli.tables import factor_with_interval, seconds_with_interval, table_text
+from simdist.tune import Tuned, Wanted
+from simdist.tune.finals import Finalist
+from simdist.tune.verdict import entry
+from simdist.units import format_nbytes
+
+__all__ = ["tuned_document", "tuned_text"]
+
+_HEADER = ("schedule", "all exchange every", "step time", "speed-up", "sent per step", "memory", "front")
+_NOT_KNOWN = (
+    "Not known here: how averaging more seldom, or sending a part of the gradient, changes what is learnt in a step. "
+    "--global-every, --group-every and --min-density are yours to choose."
+)
+
+
+def tuned_text(tuned: Tuned, wanted: Wanted) -> str:
+    """Return the finalists, the verdict, and the winner as a scenario has it."""
+    table = table_text(_title(tuned, wanted), _HEADER, [*map(_cells, tuned.finalists)], words=("schedule", "front"))
+    verdict = tuned.verdict
+    lines = [table, "", f"{verdict.sentence}.", *(f"  {reason}." for reason in verdict.reasons)]
+    if verdict.winner:
+        lines += ["", "schedules:", f"  {entry(verdict.winner.schedule)}"]
+    return "\n".join([*lines, "", _NOT_KNOWN])
+
+
+def _title(tuned: Tuned, wanted: Wanted) -> str:
+    (baseline,) = (each for each in tuned.finalists if each.is_baseline)
+    world_size, n_seeds = tuned.scenario.cluster.world_size, baseline.row.seeds
+    tried = f"{tuned.n_evaluated:,} plans of {tuned.n_candidates:,} candidates tried"
+    again = f"finalists again with {n_seeds} other seed{'s' * (n_seeds > 1)}" if tuned.scenario.is_random else ""
+    return "; ".join(
+        part
+        for part in (
+            f"{tuned.scenario.name}: {world_size:,} ranks, {tuned.scenario.steps:,} steps",
+            tried,
+            again,
+            f"speed-up over {baseline.schedule.name}{', 95 % confidence' * (n_seeds > 1)}",
+        )
+        if part
+    )
+
+
+def _cells(finalist: Finalist) -> list[str]:
+    row, facts = finalist.row, finalist.facts
+    gap = facts.global_gap
+    return [
+        finalist.schedule.name,
+        "never" if math.isinf(gap) else f"{gap:.0f} step{'s' * (gap > 1)}",
+        seconds_with_interval(row.step_s, row.step_s_ci95),
+        factor_with_interval(row.speedup, row.speedup_ci95),
+        format_nbytes(facts.sent_nbytes),
+        format_nbytes(facts.device_nbytes),
+        "*" if finalist.on_front else "",
+    ]
+
+
+def tuned_document(tuned: Tuned, wanted: Wanted) -> dict[str, object]:
+    """Return all that was found, as JSON has it."""
+    verdict = tuned.verdict
+    (baseline,) = (each for each in tuned.finalists if each.is_baseline)
+    return {
+        "scenario": tuned.scenario.name,
+        "baseline": baseline.schedule.name,
+        "constraints": asdict(wanted.constraints),
+        "candidates": tuned.n_candidates,
+        "evaluated": tuned.n_evaluated,
+        "excluded": dict(tuned.excluded),
+        "illegal": tuned.n_illegal,
+        "change": verdict.winner is not None,
+        "best": verdict.best.schedule.name,
+        "verdict": verdict.sentence,
+        "reasons": list(verdict.reasons),
+        "rows": [_row(each) for each in tuned.finalists],
+    }
+
+
+def _row(finalist: Finalist) -> dict[str, object]:
+    facts = finalist.facts
+    return finalist.row.document() | {
+        "search_step_s": finalist.search_step_s,
+        "global_every_steps": facts.global_gap,
+        "sent_nbytes": facts.sent_nbytes,
+        "device_nbytes": facts.device_nbytes,
+        "host_nbytes": facts.host_nbytes,
+        "on_front": finalist.on_front,
+        "entry": entry(finalist.schedule),
+    }

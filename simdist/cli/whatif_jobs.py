@@ -1,0 +1,224 @@
+"""The jobs that `simdist whatif` looks at: run directories and scenarios, and the schedules to compare."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from simdist import rundir
+from simdist.analysis import first_steps
+from simdist.build import build, delays
+from simdist.cli import inputs
+from simdist.cli.session import Session
+from simdist.engines import simulate
+from simdist.errors import PlanError, ScenarioError, TraceError
+from simdist.rundir import RunDirectory
+from simdist.scenario import Scenario
+from simdist.schedules import Schedule
+from simdist.trace import Trace
+from simdist.whatif.candidates import candidates
+
+__all__ = ["Job", "Wanted", "Which", "read_job", "schedules_of"]
+
+Which: TypeAlias = Literal["simulated", "real"]
+
+_FILES: dict[Which, str] = {"real": rundir.REAL, "simulated": rundir.SIMULATED}  # in order of preference
+_MOST_VALUES = 150_000_000  # of operations x ranks in a trace: 3.6 GB
+_PROBED_STEPS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The options.
+
+    Args:
+        label: Schedule whose trace is looked at; absent: `sync`, or the first that is synchronous SGD, or the first.
+        which: Trace of a run directory; absent: the measured one if there is one.
+        steps: Consecutive steps to look at; absent: all.
+        schedules: Labels separated by commas, or a scenario file, of the schedules to compare; absent: the others of
+            the scenario or, if it has none, a few built-in ones.
+        n_runs: Runs of each schedule; 0: schedules are not compared.
+        block_steps: Steps of a block of a recording; absent: chosen.
+        seed: Of the first run; absent: the scenario's.
+        plot: What to draw into.
+    """
+
+    label: str | None = None
+    which: Which | None = None
+    steps: range | None = None
+    schedules: str | None = None
+    n_runs: int = 200
+    block_steps: int | None = None
+    seed: int | None = None
+    plot: Path | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is looked at.
+
+    Args:
+        name: What the user wrote.
+        scenario: What the job is made of, disturbed as the scenario says.
+        baseline: The schedule that it has.
+        others: Other schedules that came with it.
+        trace: What happened in it.
+        run: Its run directory, if it has one.
+    """
+
+    name: str
+    scenario: Scenario
+    baseline: Schedule
+    others: tuple[Schedule, ...]
+    trace: Trace
+    run: RunDirectory | None
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether real machines wrote the trace."""
+        return self.trace.source.startswith("real")
+
+
+def read_job(session: Session, name: str, wanted: Wanted) -> Job:
+    """Read what is looked at: a run directory, a directory with several, or a scenario, which is simulated.
+
+    Raises:
+        ScenarioError: There is no such job, or it has no such schedule or trace.
+        PlanError: It cannot be read, or is too large.
+        TraceError: The trace is damaged, or holds not one step.
+    """
+    if Path(name).is_dir():
+        return _from_directory(session, name, wanted)
+    return _from_scenario(session, name, wanted)
+
+
+def _from_directory(session: Session, name: str, wanted: Wanted) -> Job:
+    """Read the run that is looked at; the others tell which schedules to compare."""
+    runs = inputs.read_runs(name, None)
+    if wanted.label is not None:
+        chosen = inputs.read_runs(name, wanted.label)
+    else:
+        chosen = [run for run in runs if _trace_file(run, wanted.which)] or runs
+    run = chosen[_baseline([each.scenario.schedules[0] for each in chosen])]
+    file = _trace_file(run, wanted.which)
+    if file is None:
+        missing = _FILES[wanted.which] if wanted.which else f"{rundir.REAL} and no {rundir.SIMULATED}"
+        how = inputs.measure_command(run.path, run.plan.world_size)
+        raise ScenarioError(
+            f"{run.path}: has no {missing}: `simdist simulate {run.path}` makes a simulated trace, "
+            f"`{how}` a measured one"
+        )
+    trace = _finished(session, file, rundir.read_trace(file, plan=run.plan))
+    baseline = run.scenario.schedules[0]
+    others = {each.scenario.schedules[0].name: each.scenario.schedules[0] for each in runs}
+    others.pop(baseline.name)
+    return Job(name, run.scenario, baseline, tuple(others.values()), trace, run)
+
+
+def _trace_file(run: RunDirectory, which: Which | None) -> Path | None:
+    """Return the trace that is wanted, or the preferred one; None if it is not there."""
+    names = [_FILES[which]] if which else list(_FILES.values())
+    return next((run.path / name for name in names if (run.path / name).exists()), None)
+
+
+def _finished(session: Session, file: Path, trace: Trace) -> Trace:
+    """Return the trace of the steps that all ranks have finished.
+
+    Raises:
+        TraceError: There are none.
+    """
+    missing = np.flatnonzero(~np.isfinite(trace.end_s).all(axis=1))
+    if not len(missing):
+        return trace
+    n_steps = int(np.searchsorted(trace.plan.first_instances(), missing[0], side="right")) - 1
+    if not n_steps:
+        raise TraceError(f"{file}: not even the first step was finished on all ranks: there is nothing to replay")
+    session.say(f"warning: {file}: only the first {n_steps} of {trace.plan.n_steps} steps were finished on all ranks")
+    return first_steps(trace, n_steps)
+
+
+def _from_scenario(session: Session, name: str, wanted: Wanted) -> Job:
+    """Simulate the baseline of a scenario with the delays of its seed."""
+    if wanted.which:
+        raise ScenarioError(f"{name}: --trace {wanted.which}: is a scenario, which has no traces; give a run directory")
+    scenario = inputs.read_scenario(session, name)
+    if wanted.seed is not None:
+        scenario = scenario.changed(seed=wanted.seed)
+    chosen = inputs.choose(scenario, wanted.label, where=name)
+    baseline = chosen[_baseline(chosen)]
+    simulated = scenario
+    if wanted.steps and wanted.steps.stop < scenario.steps:
+        simulated = scenario.changed(steps=max(1, wanted.steps.stop))
+    with inputs.naming(name):
+        _refuse_large(simulated, baseline)
+        built = build(simulated, baseline)
+        trace = simulate(built.plan, built.costs, delays(simulated))
+    others = tuple(schedule for schedule in scenario.schedules if schedule is not baseline)
+    return Job(name, scenario, baseline, others, trace, None)
+
+
+def _refuse_large(scenario: Scenario, schedule: Schedule) -> None:
+    """Refuse what memory would not hold, before it is simulated; the first steps tell how large the others are."""
+    first = min(scenario.steps, _PROBED_STEPS)
+    plan = build(scenario.changed(steps=first), schedule).plan
+    n_values = plan.n_instances * plan.world_size * scenario.steps // first
+    if n_values > _MOST_VALUES:
+        raise PlanError(
+            f"{n_values:,} operations on all ranks are more than {_MOST_VALUES:,}, what memory holds: look at fewer "
+            f"steps, e.g. --steps 0:{max(1, scenario.steps * _MOST_VALUES // n_values)}"
+        )
+
+
+def _baseline(schedules: Sequence[Schedule]) -> int:
+    """Return which schedule the job has: the one called `sync`, the first that is synchronous SGD, or the first."""
+    for names in ([each.name for each in schedules], [each.kind for each in schedules]):
+        if "sync" in names:
+            return names.index("sync")
+    return 0
+
+
+def schedules_of(session: Session, job: Job, wanted: str | None) -> tuple[Schedule, ...]:
+    """Return the schedules to compare with the job's own.
+
+    Args:
+        session: This run of the command line.
+        job: What is looked at.
+        wanted: See `Wanted.schedules`.
+
+    Raises:
+        ScenarioError: One is neither a file nor a label, or does not fit the cluster.
+    """
+    if wanted is None:
+        found = job.others or candidates(job.scenario)
+        if not found:
+            session.say(f"warning: {job.name}: no other schedule fits it, so there is nothing to compare with")
+        return found
+    if Path(wanted).is_file():
+        theirs = inputs.read_scenario(session, wanted).schedules
+        fitting = job.scenario.changed(schedules=theirs).schedules
+        return tuple(schedule for schedule in fitting if schedule.name != job.baseline.name)
+    known = {schedule.name: schedule for schedule in (*job.others, *candidates(job.scenario))}
+    return tuple(_labelled(job, known, label) for label in _split(wanted, known))
+
+
+def _split(wanted: str, known: dict[str, Schedule]) -> list[str]:
+    """Split at commas, of which labels may have some themselves."""
+    labels: list[str] = []
+    rest = wanted
+    while rest:
+        fitting = [label for label in known if rest == label or rest.startswith(f"{label},")]
+        label = max(fitting, key=len, default=rest.partition(",")[0])
+        labels.append(label)
+        rest = rest[len(label) + 1 :]
+    return labels
+
+
+def _labelled(job: Job, known: dict[str, Schedule], label: str) -> Schedule:
+    if label not in known:
+        raise ScenarioError(
+            f"--schedules {label!r}: there is no such file, and no other schedule of {job.name} has that label; there "
+            f"are: {', '.join(known) or 'none'}"
+        )
+    return known[label]

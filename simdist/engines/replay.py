@@ -1,0 +1,244 @@
+"""Replay a plan with given seconds for every operation of every rank: what would have happened if some were shorter?
+
+The rules are those of the other engines, with time as a vector over `[world_size, n_variants]`:
+
+    ready = max(end of its predecessor on the stream, ends of what it comes after) + gap
+    start = max over its group of ready, for a collective
+    end   = start + seconds
+
+Durations are not priced but taken from a trace (`timing`), changed or not, so contention, slow machines and injected
+delays are in them. A collective's seconds count from its last member's start: the transfer, without the waiting. The
+gap is what a trace leaves unexplained before an operation: nothing in a simulation, the program's own overhead on real
+machines. With its own gaps and seconds a trace is replayed as it was. Many variants of one trace are replayed at once.
+
+Only a `Tick` is no duration: it ends when its clock ticks next.
+
+Source:
+    Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025, arXiv 2505.05713:
+    replay by dependencies and durations; `gap` is what their analyzer calls launch delay.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.breakdown import Observer
+from simdist.errors import TraceError
+from simdist.plan import COLLECTIVES, Plan, Tick, op_text, stream_of
+from simdist.plan.ticks import tick_s
+from simdist.plan.walk import Stretch, Template, stretches
+from simdist.trace import Trace
+
+__all__ = ["Durations", "Timing", "replay", "replayed_trace", "step_end_s", "timing"]
+
+Times: TypeAlias = NDArray[np.float64]
+Progress: TypeAlias = Callable[[int], None]
+
+
+class Durations(Protocol):
+    """Says how long everything takes, in every variant."""
+
+    def gap_s(self, index: int) -> Times | None:
+        """Return the seconds between what instance `index` waits for and its being ready; None for none.
+
+        Like `seconds`, they broadcast to `[world_size, n_variants]`.
+        """
+        ...
+
+    def seconds(self, index: int) -> Times | None:
+        """Return the seconds of instance `index`, from its start, or that of its group, to its end; None for none."""
+        ...
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The seconds of every instance in a trace: one variant, of what was.
+
+    Args:
+        gaps_s: Seconds before it was ready that nothing in the plan explains, float64 `[n_instances, world_size]`;
+            None if there are none at all.
+        durations_s: Seconds from the start to the end, likewise.
+    """
+
+    gaps_s: Times | None
+    durations_s: Times
+
+    def gap_s(self, index: int) -> Times | None:
+        """Return the gap before an instance, `[world_size, 1]`."""
+        return None if self.gaps_s is None else self.gaps_s[index, :, np.newaxis]
+
+    def seconds(self, index: int) -> Times:
+        """Return the seconds of an instance, `[world_size, 1]`."""
+        return self.durations_s[index, :, np.newaxis]
+
+
+def timing(trace: Trace) -> Timing:
+    """Take a trace apart into gaps and seconds.
+
+    Times of real machines may contradict the plan by as much as their clocks do; no gap is negative.
+
+    Raises:
+        TraceError: An operation did not run on some rank.
+    """
+    _refuse_incomplete(trace)
+    plan = trace.plan
+    gaps_s = np.empty_like(trace.end_s)
+    durations_s = np.empty_like(trace.end_s)
+    for stretch in stretches(plan):
+        n = len(stretch.templates)
+        last = stretch.first_index + n * stretch.times
+        for at, template in enumerate(stretch.templates, start=stretch.first_index):
+            rows = slice(at, last, n)
+            meets = isinstance(template.op, COLLECTIVES)
+            began_s = trace.ready_s[rows] if meets else trace.start_s[rows]
+            free_s = np.zeros_like(began_s)
+            for back in (template.previous, *template.after):
+                if back is not None:
+                    np.maximum(free_s, trace.end_s[at - back : last - back : n], out=free_s)
+            gaps_s[rows] = 0.0 if isinstance(template.op, Tick) else np.maximum(began_s - free_s, 0.0)
+            start_s = trace.start_s[rows]
+            if meets:
+                start_s = _last_of_groups(began_s.T, template).T
+            durations_s[rows] = np.maximum(trace.end_s[rows] - start_s, 0.0)
+    return Timing(gaps_s if gaps_s.any() else None, durations_s)
+
+
+def replay(
+    plan: Plan, durations: Durations, observer: Observer, *, n_variants: int, progress: Progress | None = None
+) -> None:
+    """Execute a plan with given durations and tell all times to `observer`.
+
+    Memory is that of a few steps, besides what `durations` and `observer` keep.
+
+    Args:
+        plan: A legal plan.
+        durations: How long everything takes.
+        observer: Gets the times of every instance in program order, each `[world_size, n_variants]`.
+        n_variants: Variants.
+        progress: Called with the number of steps done.
+    """
+    zero = np.zeros((plan.world_size, n_variants))
+    ends: dict[int, Times] = {}
+    for stretch in stretches(plan):
+        index, n = stretch.first_index, len(stretch.templates)
+        furthest = _furthest_back(stretch)
+        for repetition in range(1, stretch.times + 1):
+            for template in stretch.templates:
+                ends[index] = _execute(index, template, ends, durations, observer, zero)
+                index += 1
+            if repetition < stretch.times:
+                for old in range(max(index - n - furthest, stretch.first_index), index - furthest):
+                    del ends[old]
+            if progress:
+                progress(stretch.first_step + repetition * stretch.n_steps)
+        ends = {index - back: ends[index - back] for back in stretch.live}
+
+
+def _furthest_back(stretch: Stretch) -> int:
+    """Return how many instances before the end of a repetition those are in the stretch that may be referred to."""
+    n_instances = len(stretch.templates) * stretch.times
+    backs = [back for template in stretch.templates for back in (template.previous, *template.after) if back]
+    return max((*backs, *(back for back in stretch.live if back <= n_instances)), default=0)
+
+
+def _execute(
+    index: int, template: Template, ends: dict[int, Times], durations: Durations, observer: Observer, zero: Times
+) -> Times:
+    """Return when an instance ends."""
+    ready = zero if template.previous is None else ends[index - template.previous]
+    others = [ends[index - back] for back in template.after]
+    for other in others:
+        ready = np.maximum(ready, other)
+    gap = durations.gap_s(index)
+    if gap is not None:
+        ready = ready + gap
+    start = _last_of_groups(ready, template)
+    if isinstance(template.op, Tick):
+        written = reduce(np.maximum, others, zero)
+        end = ready + np.maximum(tick_s(written, template.op.period_s) - ready, 0.0)
+    else:
+        seconds = durations.seconds(index)
+        end = start if seconds is None else start + seconds
+    observer.add(index, template, ready, start, end)
+    return end
+
+
+def _last_of_groups(ready: Times, template: Template) -> Times:
+    """Return when each rank of `[world_size, n]` starts: a member of a collective's group with its last one."""
+    if not isinstance(template.op, COLLECTIVES):
+        return ready
+    shape = (*template.op.group.shape(len(ready)), ready.shape[1])
+    starts = np.maximum.reduce(ready.reshape(shape), axis=1, keepdims=True)
+    return np.broadcast_to(starts, shape).reshape(ready.shape)
+
+
+def replayed_trace(trace: Trace, durations: Durations) -> Trace:
+    """Return the trace of the same plan with other durations, of which there is one variant."""
+    kept = _Everything(trace.plan)
+    replay(trace.plan, durations, kept, n_variants=1)
+    ready_s, start_s, end_s = kept.times_s
+    return Trace(trace.plan, ready_s, start_s, end_s, source=f"replayed from {trace.source}")
+
+
+def step_end_s(plan: Plan, durations: Durations, *, n_variants: int, progress: Progress | None = None) -> Times:
+    """Return when the last rank was done with each step in each variant, float64 `[n_steps, n_variants]`.
+
+    Loads and saves do not count: they belong to later steps, or to none (as in `simdist.analysis.step_end_s`).
+    """
+    kept = _StepEnds(plan, n_variants)
+    replay(plan, durations, kept, n_variants=n_variants, progress=progress)
+    return np.asarray(np.maximum.accumulate(kept.end_s, axis=0))
+
+
+class _Everything:
+    """Keeps all times of the only variant."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.times_s = np.empty((3, plan.n_instances, plan.world_size))
+
+    def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
+        for kept, times in zip(self.times_s, (ready_s, start_s, end_s), strict=True):
+            kept[index] = times[:, 0]
+
+
+class _StepEnds:
+    """Keeps when each step ended; a stream runs in order, so only its last operation of a step is looked at."""
+
+    def __init__(self, plan: Plan, n_variants: int) -> None:
+        lengths = [len(body) for body in plan.bodies]
+        bodies = list(plan.body_of_steps())
+        lasts = [_last_positions(plan, body) for body in range(len(plan.bodies))]
+        self.end_s = np.zeros((plan.n_steps, n_variants))
+        self._steps = np.repeat(np.arange(plan.n_steps), [lengths[body] for body in bodies])
+        self._counts = np.concatenate([lasts[body] for body in bodies])
+
+    def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
+        if self._counts[index]:
+            step_end_s = self.end_s[self._steps[index]]
+            np.maximum(step_end_s, end_s.max(axis=0), out=step_end_s)
+
+
+def _last_positions(plan: Plan, number: int) -> NDArray[np.bool_]:
+    """Tell which operations of a body are the last on their stream, input and output left out."""
+    streams = [stream_of(op) for op in plan.bodies[number]]
+    last_of = {stream: position for position, stream in enumerate(streams) if stream != "io"}
+    return np.isin(np.arange(len(streams)), list(last_of.values()))
+
+
+def _refuse_incomplete(trace: Trace) -> None:
+    missing = np.argwhere(~np.isfinite(trace.end_s))
+    if not len(missing):
+        return
+    row, rank = (int(index) for index in missing[0])
+    first = trace.plan.first_instances()
+    step = int(np.searchsorted(first, row, side="right")) - 1
+    body = list(trace.plan.body_of_steps())[step]
+    op = trace.plan.bodies[body][row - int(first[step])]
+    raise TraceError(
+        f"{op_text(op)} of step {step} did not run on rank {rank} ({len(missing)} such entries): only complete steps "
+        f"can be replayed"
+    )

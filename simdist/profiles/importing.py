@@ -1,0 +1,228 @@
+"""From profiles of ranks to a scenario: all steps in their order, without files."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.errors import ScenarioError
+from simdist.plan.ops import Channel
+from simdist.profiles.base import BaseTimes, base_times, parts
+from simdist.profiles.candidates import candidates
+from simdist.profiles.clocks import Clocks, synchronize
+from simdist.profiles.collectives import CollectiveTimes, collective_times
+from simdist.profiles.delays import HostModel, host_model, measured, recorded
+from simdist.profiles.job import TracedJob, assemble
+from simdist.profiles.layout import Layout, find_layout
+from simdist.profiles.links import Links, derive_links
+from simdist.profiles.matching import match
+from simdist.profiles.model import RankProfile
+from simdist.profiles.proof import Proof, prove_step
+from simdist.profiles.stragglers import Straggler, find_stragglers, without
+from simdist.profiles.tensors import Model, find_model
+from simdist.scenario import Cluster, Host, Input, Link, Persistent, Scenario, Storage, Tensor, Workload
+from simdist.units import format_seconds
+
+__all__ = ["Imported", "Options", "import_job"]
+
+_FEW = 10  # steps; a low quantile of fewer says little
+_SAMPLE_NBYTES = 1  # the latency of the storage is all that loading takes
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user knows beyond the traces.
+
+    Args:
+        nodes: Machines.
+        gpus_per_node: Ranks of each.
+        cluster: Links and devices, instead of those of the traces; its numbers of nodes and GPUs do not count.
+        tensors: Of the model, in forward order, instead of those of the traces.
+        steps: Only steps with these numbers; all if None.
+    """
+
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    cluster: Cluster | None = None
+    tensors: tuple[Tensor, ...] = ()
+    steps: range | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A traced job as a scenario, and what was found on the way.
+
+    Args:
+        job: The traced ranks and steps.
+        layout: Which ranks share a machine.
+        clocks: Of the ranks.
+        times: What collectives took.
+        links: From the traces; None if the user gave a cluster.
+        base: What an undisturbed step takes.
+        host: How the simulated host behaves.
+        model: Tensors and buckets.
+        scenario: The job, without its delays: channels that have any are disturbed by 0 s.
+        delays: Channel -> delays for the simulator, `[n_steps, world_size]`.
+        stragglers: Who was late.
+        proof: The step as predicted and as measured.
+        notes: What was assumed or left out, a sentence each.
+    """
+
+    job: TracedJob
+    layout: Layout
+    clocks: Clocks
+    times: tuple[CollectiveTimes, ...]
+    links: Links | None
+    base: BaseTimes
+    host: HostModel
+    model: Model
+    scenario: Scenario
+    delays: dict[Channel, NDArray[np.float64]]
+    stragglers: tuple[Straggler, ...]
+    proof: Proof
+    notes: tuple[str, ...]
+
+
+def import_job(profiles: Sequence[RankProfile], *, name: str, options: Options | None = None) -> Imported:
+    """Return the job that the traces of its ranks show.
+
+    Args:
+        profiles: One per trace file, in any order.
+        name: Of the scenario.
+        options: What the user knows.
+
+    Raises:
+        TraceError: The traces are of different jobs, or do not tell enough.
+        ScenarioError: What the user knows contradicts them.
+    """
+    options = options or Options()
+    job = assemble(profiles, steps=options.steps)
+    layout = find_layout(job, nodes=options.nodes, gpus_per_node=options.gpus_per_node)
+    of = parts(job)
+    base = base_times(job, of)
+    model = find_model(job, base, options.tensors)
+    matched = match(job)
+    clocks = synchronize(matched)
+    times = collective_times(matched, clocks, layout)
+    host, excess = host_model(job, base), measured(of, base)
+    cluster, links = _cluster(job, layout, times, options)
+    delays = recorded(excess.of, host, job)
+    scenario = _scenario(name, job, cluster, model, base, host, tuple(delays))
+    step_s = float(np.median(of.step_s))
+    stragglers = find_stragglers(excess.of, step_s=step_s, ranks=job.ranks, numbers=job.numbers, layout=layout)
+    calm = without(excess.of, stragglers, ranks=job.ranks, numbers=job.numbers)
+    proof = prove_step(scenario, delays, recorded(calm, host, job), of, job)
+    notes = [*job.notes, *layout.notes, *base.notes, *model.notes, *matched.notes, *(links.notes if links else ())]
+    if links is not None:
+        notes.append(
+            "traces do not tell how fast memory is: compressing gradients takes no time in this scenario until "
+            "cluster.device.memory_bandwidth is set"
+        )
+    notes += _more_notes(job, base, host, excess.clipped_s / step_s if step_s else 0.0, clocks, times)
+    return Imported(
+        job, layout, clocks, times, links, base, host, model, scenario, delays, stragglers, proof, tuple(notes)
+    )
+
+
+def _cluster(
+    job: TracedJob, layout: Layout, times: Sequence[CollectiveTimes], options: Options
+) -> tuple[Cluster, Links | None]:
+    """Return the machines: those given, as many as were traced, or with links from what collectives took."""
+    shape = {"nodes": layout.nodes, "gpus_per_node": layout.gpus_per_node}
+    if options.cluster:
+        given = options.cluster.model_copy(update=shape | {"storage": None})
+        if any(each.ranks or each.nodes for each in given.slow_devices):
+            raise ScenarioError("--cluster: has slow_devices, but the traces tell who is slow: leave them out")
+        return given, None
+    device = {"name": next((each.device_name for each in job.profiles if each.device_name), "")}
+    library = "gloo" if _is_gloo(job) else "nccl"
+    bare = Cluster(
+        **shape,
+        fabric=Link.ideal(),
+        network=Link.ideal(),
+        library=library,
+        device=device,
+    )
+    links = derive_links(times, bare)
+    return bare.model_copy(update={"fabric": links.fabric, "network": links.network}), links
+
+
+def _is_gloo(job: TracedJob) -> bool:
+    backend = next((each.backend for each in job.profiles if each.backend), "")
+    return "gloo" in backend or (not backend and job.profiles[0].device == "cpu")
+
+
+def _scenario(
+    name: str,
+    job: TracedJob,
+    cluster: Cluster,
+    model: Model,
+    base: BaseTimes,
+    host: HostModel,
+    channels: Sequence[Channel],
+) -> Scenario:
+    """Return the scenario, its channels disturbed by 0 s."""
+    batch_size = next((each.batch_size for each in job.profiles if each.batch_size), 1)
+    forward_s = base.forward_s + base.host_s + (0.0 if host.loads else base.input_s)
+    workload = Workload(
+        name=name,
+        tensors=model.tensors,
+        dtype=model.dtype,
+        batch_size=batch_size,
+        sample_nbytes=_SAMPLE_NBYTES if host.loads else 0,
+        forward_s=round(forward_s, 9),
+        optimize_s=round(base.optimize_s, 9),
+    )
+    if host.loads:
+        storage = Storage(latency_s=round(base.input_s, 9), bandwidth_Bps=float("inf"), source="input of the traces")
+        cluster = cluster.model_copy(update={"storage": storage})
+    return Scenario(
+        name=name,
+        cluster=cluster,
+        workload=workload,
+        steps=len(job.numbers),
+        host=Host(waits_for="update" if host.loads else "loss", run_ahead_steps=0 if host.waits else None),
+        input=Input(source="storage", prefetch=1) if host.loads else Input(),
+        disturbances=tuple(Persistent(on=channel, delay_s=0.0) for channel in channels),
+        schedules=candidates(model, _layout_of(cluster), len(job.numbers)),
+    )
+
+
+def _layout_of(cluster: Cluster) -> Layout:
+    return Layout(cluster.nodes, cluster.gpus_per_node, "")
+
+
+def _more_notes(
+    job: TracedJob,
+    base: BaseTimes,
+    host: HostModel,
+    clipped_share: float,
+    clocks: Clocks,
+    times: Sequence[CollectiveTimes],
+) -> list[str]:
+    notes = []
+    if len(job.numbers) < _FEW:
+        notes.append(f"{len(job.numbers)} steps are few: trace {_FEW} or more to tell what is usual from what is not")
+    if clipped_share > 0.01:
+        notes.append(f"parts of steps below the undisturbed times, {clipped_share:.1%} of a step, are left out")
+    if clocks.unknown:
+        notes.append(
+            f"{len(clocks.unknown)} ranks share no collective with the others: their clocks are taken as they are"
+        )
+    if base.is_loaded and not host.loads:
+        notes.append(
+            f"input of {format_seconds(base.input_s)} counts with the forward pass: the host runs ahead, and how long "
+            f"loading itself takes is not seen"
+        )
+    if host.loads:
+        notes.append(
+            "delays of the host are recorded on compute, because the host waits for the update before it loads"
+        )
+    if not host.waits and job.profiles:
+        notes.append("delays are recorded on compute, as the device saw them, because the host never waits for it")
+    if any(not each.is_complete for each in times):
+        notes.append("times of collectives are low quantiles: the last rank to come may be one without a trace")
+    if not any(each.batch_size for each in job.profiles):
+        notes.append("the traces do not tell the batch size: written as 1; only rates of samples depend on it")
+    return notes

@@ -1,0 +1,129 @@
+"""The import's own proof: synchronous SGD, simulated with the delays as they happened, against the measured step."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.breakdown import breakdown
+from simdist.build import build
+from simdist.engines import simulate
+from simdist.plan.ops import Channel
+from simdist.profiles.base import Parts
+from simdist.profiles.job import TracedJob
+from simdist.scenario import Scenario
+
+__all__ = ["TOLERANCE", "Proof", "prove_step"]
+
+TOLERANCE = 0.10
+"""Share of the measured step that a prediction may miss it by; beyond, the scenario is doubtful."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A mean step, predicted and measured.
+
+    Args:
+        predicted_s: Simulated with the recorded delays.
+        measured_s: Mean over steps and traced ranks.
+        calm_s: Simulated with the delays that would be left if stragglers were typical ranks.
+        parts: Part of a step -> predicted and measured seconds: what is computed or held up by the host, what waits for
+            communication and other ranks, what waits for input.
+        other_groups: Members of the groups over which the traced job averages gradients, if that is not the world: then
+            the prediction is of another schedule.
+    """
+
+    predicted_s: float
+    measured_s: float
+    calm_s: float
+    parts: dict[str, tuple[float, float]]
+    other_groups: int | None
+
+    @property
+    def error(self) -> float:
+        """Share of the measured step by which the prediction is longer."""
+        return self.predicted_s / self.measured_s - 1 if self.measured_s else 0.0
+
+    @property
+    def error_text(self) -> str:
+        """The error in per cent, such as `+1.2%`; none is `+0.0%`, on whichever side of it."""
+        return f"{round(self.error, 3) + 0.0:+.1%}"
+
+    @property
+    def straggling_share(self) -> float:
+        """Share of the predicted step that is lost to stragglers."""
+        return max(0.0, 1 - self.calm_s / self.predicted_s) if self.predicted_s else 0.0
+
+    @property
+    def misses(self) -> str | None:
+        """Say which part of the step is missed most, if the prediction is far off."""
+        if abs(self.error) <= TOLERANCE:
+            return None
+        if self.other_groups is not None:
+            who = f"groups of {self.other_groups} ranks" if self.other_groups > 1 else "nobody"
+            return f"the traced job averages gradients over {who}, and sync over all ranks"
+        name, (predicted_s, measured_s) = max(self.parts.items(), key=lambda item: abs(item[1][0] - item[1][1]))
+        return f"mostly {name}: predicted {1e3 * predicted_s:.3g} ms, measured {1e3 * measured_s:.3g} ms"
+
+
+def prove_step(
+    scenario: Scenario,
+    delays: dict[Channel, NDArray[np.float64]],
+    calm: dict[Channel, NDArray[np.float64]],
+    of: Parts,
+    job: TracedJob,
+) -> Proof:
+    """Simulate synchronous SGD with the delays as they happened, and without stragglers.
+
+    Args:
+        scenario: Its first schedule is synchronous SGD; channels are those of the delays.
+        delays: As recorded, `[n_steps, world_size]`.
+        calm: Without stragglers, likewise; of the same channels or fewer.
+        of: What was measured.
+        job: The traced job.
+    """
+    built = build(scenario, scenario.schedules[0])
+    trace = simulate(built.plan, built.costs, delays)
+    none = {channel: np.zeros_like(seconds) for channel, seconds in delays.items()}
+    quiet = simulate(built.plan, built.costs, none | {channel: calm[channel] for channel in calm if channel in none})
+    states = breakdown(trace)
+    predicted = {state: float(states.per_step_s(state)[0]) for state in ("compute", "comm", "wait", "io", "host")}
+    loads = scenario.input.source == "storage"
+    measured_input_s = float(of.input_s.mean())
+    return Proof(
+        predicted_s=trace.makespan_s / scenario.steps,
+        measured_s=float(of.step_s.mean()),
+        calm_s=quiet.makespan_s / scenario.steps,
+        parts={
+            "computing": (
+                predicted["compute"] + predicted["host"],
+                float((of.compute_s + of.host_s).mean()) + (0.0 if loads else measured_input_s),
+            ),
+            "waiting for communication and other ranks": (
+                predicted["comm"] + predicted["wait"],
+                float(of.wait_s.mean()),
+            ),
+            "waiting for input": (predicted["io"], measured_input_s if loads else 0.0),
+        },
+        other_groups=_other_groups(job),
+    )
+
+
+def _other_groups(job: TracedJob) -> int | None:
+    """Return how many ranks average gradients together, if that is not the world; 1 if nobody does."""
+    sizes = {
+        len(call.ranks) if call.ranks else call.n_ranks or job.world_size
+        for profile in job.profiles
+        for step in profile.steps
+        for call in step.calls
+        if call.of_gradients
+    }
+    if sizes == {job.world_size} or job.world_size == 1:
+        return None
+    return min(sizes, default=1)
+
+
+def document(proof: Proof) -> dict[str, object]:
+    """Return the proof as JSON has it."""
+    return dataclasses.asdict(proof)

@@ -1,0 +1,149 @@
+"""What the user demands of a schedule, and what a schedule and its plan say about it, before anything is simulated.
+
+Who exchanges with whom, and when, is what a schedule declares and `simdist.proof` has proved. A rank exchanges with a
+group in a step if gradients or parameters are averaged over it.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.build import Built, job
+from simdist.cost import Costs, Shared, price
+from simdist.plan import COLLECTIVES, occurrences
+from simdist.proof import Result
+from simdist.scenario import Link, Scenario
+from simdist.units import format_nbytes
+
+__all__ = ["Constraints", "Facts", "broken", "exchanged", "facts", "longest_gap", "sent_nbytes"]
+
+_COUNTED_BPS = 1e12  # of a link that is there to count bytes: any finite number
+
+Ranks = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """What a schedule must keep to.
+
+    Args:
+        global_every: All ranks exchange at least once in so many steps.
+        group_every: Pairs (ranks, steps): groups of so many ranks or more exchange at least once in so many steps.
+        max_nbytes: Most bytes that the busiest node sends per step; see `sent_nbytes`.
+        memory_nbytes: Most bytes of the buffers of a rank on its device.
+        host_memory_nbytes: Most bytes of those in host memory.
+    """
+
+    global_every: int
+    group_every: tuple[tuple[int, int], ...] = ()
+    max_nbytes: float = math.inf
+    memory_nbytes: float = math.inf
+    host_memory_nbytes: float = math.inf
+
+    def broken_by(self, group_sizes: Ranks, world_size: int) -> Iterator[str]:
+        """Yield the demands on exchanges that are not met.
+
+        Args:
+            group_sizes: See `exchanged`.
+            world_size: Ranks.
+        """
+        if longest_gap(group_sizes >= world_size) > self.global_every:
+            yield f"--global-every {self.global_every}"
+        for ranks, steps in self.group_every:
+            if longest_gap(group_sizes >= ranks) > steps:
+                yield f"--group-every {ranks}:{steps}"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of a schedule without simulating it.
+
+    Args:
+        group_sizes: Ranks of the largest group that exchanges in each step, `[n_steps]`.
+        world_size: Ranks.
+        sent_nbytes: Bytes that the busiest node sends per step; see `sent_nbytes`.
+        device_nbytes: Bytes of the buffers of a rank on its device.
+        host_nbytes: Bytes of those in host memory.
+    """
+
+    group_sizes: Ranks
+    world_size: int
+    sent_nbytes: float
+    device_nbytes: int
+    host_nbytes: int
+
+    @property
+    def global_gap(self) -> float:
+        """Longest time, in steps, from one exchange of all ranks to the next; inf if there is none."""
+        return longest_gap(self.group_sizes >= self.world_size)
+
+
+def broken(known: Facts, constraints: Constraints) -> tuple[str, ...]:
+    """Return the constraints that a schedule breaks, as they are written on the command line."""
+    limits = (
+        ("--max-bytes", known.sent_nbytes, constraints.max_nbytes),
+        ("--memory", known.device_nbytes, constraints.memory_nbytes),
+        ("--host-memory", known.host_nbytes, constraints.host_memory_nbytes),
+    )
+    too_large = (f"{name} '{format_nbytes(most)}'" for name, value, most in limits if value > most)
+    return (*constraints.broken_by(known.group_sizes, known.world_size), *too_large)
+
+
+def facts(scenario: Scenario, built: Built) -> Facts:
+    """Return what is known of a schedule from its plan."""
+    plan, described = built.plan, job(scenario)
+    bodies = np.fromiter(plan.body_of_steps(), dtype=np.int64, count=plan.n_steps)
+    _, first_steps, of_step = np.unique(bodies, return_index=True, return_inverse=True)
+    of_body = exchanged(built.schedule.result(step, described) for step in first_steps.tolist())
+    device, host = (sum(each.nbytes for each in plan.buffers if each.place == place) for place in ("device", "host"))
+    return Facts(of_body[of_step], plan.world_size, sent_nbytes(scenario, built), device, host)
+
+
+def exchanged(results: Iterable[Result]) -> Ranks:
+    """Return the ranks of the largest group that exchanges in each step, `[n_steps]`; 1 is nobody."""
+    return np.array([max(each.gradients.size, each.parameters.size) for each in results], dtype=np.int64)
+
+
+def longest_gap(fires: NDArray[np.bool_]) -> float:
+    """Return the most steps from one that fires to the next, from the start to the first and from the last to the end.
+
+    >>> longest_gap(np.array([False, True, False, False, True, False])), longest_gap(np.array([False]))
+    (3.0, inf)
+    """
+    at = np.flatnonzero(fires)
+    if not len(at):
+        return math.inf
+    return float(np.diff(np.concatenate(([-1], at, [len(fires) - 1]))).max())
+
+
+def sent_nbytes(scenario: Scenario, built: Built) -> float:
+    """Return the bytes that collectives send out of the busiest node per step, averaged over steps.
+
+    A parameter server that is a machine of its own counts as a node. On a single node, it is what the busiest GPU sends
+    over the fabric.
+    """
+    costs = _counting_costs(scenario, built)
+    total = np.zeros(costs.topology.n_resources)
+    for each in occurrences(built.plan):
+        cost = costs.of[each.op]
+        if isinstance(each.op, COLLECTIVES) and isinstance(cost, Shared):
+            for stage in (stage for transfer in cost.transfers for stage in transfer.stages):
+                total[stage.resources] += stage.nbytes * len(each.steps)
+    topology = costs.topology
+    machines, ranks = np.arange(topology.n_machines), np.arange(topology.world_size)
+    ports = topology.nic_out(machines) if topology.n_machines > 1 else topology.fabric_out(ranks)
+    return float(total[ports].max()) / built.plan.n_steps
+
+
+def _counting_costs(scenario: Scenario, built: Built) -> Costs:
+    """Return costs whose amounts are bytes: a link with a table has its time in them, an unlimited one nothing."""
+    cluster = scenario.cluster
+    which = "network" if cluster.nodes > 1 else "fabric"
+    link = cluster.network if which == "network" else cluster.fabric
+    if link.table is None and math.isfinite(link.bandwidth_Bps):
+        return built.costs
+    plain = Link(latency_s=link.latency_s, bandwidth_Bps=_COUNTED_BPS)
+    return price(built.plan, cluster.model_copy(update={which: plain}), scenario.workload)

@@ -1,0 +1,97 @@
+"""The front of step time and how seldom all ranks exchange, as a picture."""
+
+import math
+from typing import TYPE_CHECKING
+
+from simdist.report.lettering import literal_text, shortened
+from simdist.report.palette import BLACK, BLUE, GREY, VERMILLION, time_unit
+from simdist.tune.finals import Finalist
+from simdist.tune.tuning import Tuned
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["front_figure"]
+
+_MOST_TICKS = 10
+
+
+def front_figure(tuned: Tuned) -> "Figure":
+    """Draw the step time of all finalists against the steps from one exchange of all ranks to the next.
+
+    What else was tried stands behind them, with the numbers of the search.
+    """
+    from matplotlib.figure import Figure
+
+    scale_unit, scale = time_unit(max(each.row.step_s for each in tuned.finalists))
+    figure = Figure(figsize=(9.0, 5.0), layout="constrained")
+    with literal_text():
+        axes = figure.subplots()
+        tried = [each for each in tuned.evaluated if math.isfinite(each.facts.global_gap)]
+        axes.plot(
+            [each.facts.global_gap for each in tried],
+            [each.step_s * scale for each in tried],
+            ".",
+            color=GREY,
+            alpha=0.5,
+            label="tried, seeds of the search",
+        )
+        shown = [each for each in tuned.finalists if math.isfinite(each.facts.global_gap)]
+        _draw_finalists(axes, shown, scale)
+        _tidy(axes, sorted({int(each.facts.global_gap) for each in shown}), scale_unit)
+        heading = f"{tuned.scenario.name}: {tuned.verdict.sentence}"
+        axes.set_title(shortened(heading, most=100), loc="left", fontweight="bold")
+        axes.legend(frameon=False)
+    return figure
+
+
+def _draw_finalists(axes: "Axes", shown: list[Finalist], scale: float) -> None:
+    front = sorted((each for each in shown if each.on_front), key=lambda each: each.facts.global_gap)
+    axes.step(
+        [each.facts.global_gap for each in front],
+        [each.row.step_s * scale for each in front],
+        where="post",
+        color=BLUE,
+        linewidth=1,
+        label="front",
+    )
+    groups = (
+        ("on the front", "o", BLUE, front),
+        ("other finalists", "s", BLACK, [each for each in shown if not each.on_front and not each.is_baseline]),
+        ("baseline", "D", VERMILLION, [each for each in shown if each.is_baseline]),
+    )
+    for label, marker, color, found in groups:
+        if found:
+            axes.errorbar(
+                [each.facts.global_gap for each in found],
+                [each.row.step_s * scale for each in found],
+                yerr=[_half_s(each) * scale for each in found],
+                fmt=marker,
+                color=color,
+                capsize=3,
+                label=f"{label}, fresh seeds",
+            )
+    for each in [*front, *groups[2][3]]:
+        place = (each.facts.global_gap, each.row.step_s * scale)
+        name = shortened(each.schedule.name)
+        axes.annotate(name, place, xytext=(5, 6), textcoords="offset points", fontsize="small")
+
+
+def _half_s(finalist: Finalist) -> float:
+    interval_s = finalist.row.step_s_ci95
+    return (interval_s[1] - interval_s[0]) / 2 if interval_s else 0.0
+
+
+def _tidy(axes: "Axes", gaps: list[int], unit: str) -> None:
+    axes.set_xscale("log", base=2)
+    ticks = gaps if len(gaps) <= _MOST_TICKS else gaps[:: math.ceil(len(gaps) / _MOST_TICKS)]
+    axes.set_xticks(ticks, [str(gap) for gap in ticks])
+    axes.minorticks_off()
+    axes.set_xlim(min(gaps) / 1.15, max(gaps) * 1.4)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("steps from one exchange of all ranks to the next")
+    axes.set_ylabel(f"{unit} per step")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#DDDDDD", linewidth=0.8)
+    axes.set_axisbelow(True)

@@ -1,0 +1,175 @@
+"""Find the fastest schedule for a scenario, and say whether to change to it.
+
+First a search over all candidates with a few seeds; then the finalists again, with seeds that the search has not seen.
+Only the second numbers are shown as results.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from simdist import compare
+from simdist.build import Built
+from simdist.compare import Measured, find_baseline, find_label
+from simdist.errors import ScenarioError
+from simdist.scenario import Scenario
+from simdist.schedules import Schedule, kinds
+from simdist.tune.axes import Extras
+from simdist.tune.candidates import Candidate
+from simdist.tune.constraints import Constraints
+from simdist.tune.evaluating import Evaluated, Evaluator, resampled
+from simdist.tune.finals import Finalist, finalists, measure_finalists
+from simdist.tune.searching import search
+from simdist.tune.space import space
+from simdist.tune.verdict import Verdict, verdict
+
+__all__ = ["MOST_EXHAUSTIVE", "Measure", "Progress", "Tuned", "Wanted", "baseline_of", "tune"]
+
+MOST_EXHAUSTIVE = 200
+"""Candidates that are all tried if nobody says how many."""
+
+_EVALUATIONS = 100  # of more candidates than that
+
+Progress = Callable[[str, float, float], None]
+"""Called with what is done, how much of it is done, and how much there is in all."""
+Measure = Callable[[Scenario, Built, int], Measured]
+"""Simulates a schedule of a scenario with so many seeds, from the scenario's own on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked for.
+
+    Args:
+        constraints: What a schedule must keep to.
+        extras: Which schedules may be tried.
+        baseline: Label or kind of the schedule that the others are compared with.
+        n_seeds: Seeds of the finalists.
+        n_search_seeds: Seeds of the search.
+        evaluations: Most candidates to evaluate; None: all of few, 100 of many.
+        is_exhaustive: Evaluate all, however many.
+        seed: Of the search's sampler.
+    """
+
+    constraints: Constraints
+    extras: Extras = field(default_factory=Extras)
+    baseline: str = "sync"
+    n_seeds: int = 20
+    n_search_seeds: int = 5
+    evaluations: int | None = None
+    is_exhaustive: bool = False
+    seed: int = 0
+
+    def budget(self, n_candidates: int) -> int | None:
+        """Return how many of the candidates to evaluate; None: all."""
+        if self.is_exhaustive or (self.evaluations is None and n_candidates <= MOST_EXHAUSTIVE):
+            return None
+        return self.evaluations or _EVALUATIONS
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What was found.
+
+    Args:
+        scenario: As it was simulated: its seed is the first that the finalists met.
+        finalists: The baseline too; the fastest first.
+        verdict: Whether to change, and why.
+        evaluated: All that the search simulated, the baseline too if it is a candidate.
+        n_candidates: Legal candidates that meet the demands on exchanges.
+        excluded: How many candidates each constraint excluded.
+        n_illegal: How many the schedules or the scenario refused.
+    """
+
+    scenario: Scenario
+    finalists: tuple[Finalist, ...]
+    verdict: Verdict
+    evaluated: tuple[Evaluated, ...]
+    n_candidates: int
+    excluded: Counter[str]
+    n_illegal: int
+
+    @property
+    def n_evaluated(self) -> int:
+        """Different plans that were simulated in the search."""
+        return len(self.evaluated)
+
+
+def tune(
+    scenario: Scenario, wanted: Wanted, *, measure: Measure | None = None, progress: Progress | None = None
+) -> Tuned:
+    """Find the fastest schedule that keeps to the constraints.
+
+    Args:
+        scenario: What is tuned. Its recorded disturbances are resampled.
+        wanted: What is asked for.
+        measure: Simulates a schedule; `simdist.compare.measure` if None.
+        progress: See `Progress`.
+
+    Raises:
+        ScenarioError: No candidate keeps to the constraints, or not all can be tried and Optuna is not installed.
+        PlanError: The baseline does not fit the cluster.
+    """
+    simulated = measure or _measure
+    drawn = resampled(scenario, wanted.constraints.global_every)
+    n_seeds, n_search_seeds = (wanted.n_seeds, wanted.n_search_seeds) if drawn.is_random else (1, 1)
+    found = space(drawn, wanted.constraints, wanted.extras)
+    budget = wanted.budget(len(found.places))
+    n_expected = len(found.places) if budget is None else min(budget, len(found.places))
+    evaluator = Evaluator(drawn, wanted.constraints, lambda its, built: simulated(its, built, n_search_seeds))
+
+    def evaluate(candidate: Candidate) -> Evaluated | None:
+        if progress:
+            progress("search", min(evaluator.n_simulated, n_expected), n_expected)
+        return evaluator.evaluate(candidate)
+
+    baseline = evaluator.baseline(baseline_of(drawn, wanted.baseline))
+    evaluated = search(found, evaluate, budget=budget, seed=wanted.seed)
+    excluded = found.excluded + evaluator.excluded
+    if not evaluated:
+        raise _nothing_left(drawn, excluded, found.n_illegal + evaluator.n_illegal)
+    fresh = drawn.model_copy(update={"seed": drawn.seed + n_search_seeds})
+    again = finalists(evaluated)
+
+    def measure_again(built: Built) -> Measured:
+        if progress:
+            progress(f"fresh seeds: {built.schedule.name}", next(numbers), len(again) + 1)
+        return simulated(fresh, built, n_seeds)
+
+    numbers = iter(range(len(again) + 1))
+    shown = measure_finalists(fresh, baseline, again, measure_again)
+    return Tuned(
+        fresh,
+        tuple(shown),
+        verdict(fresh, shown, wanted.constraints),
+        tuple(evaluated),
+        n_candidates=len(found.places),
+        excluded=excluded,
+        n_illegal=found.n_illegal + evaluator.n_illegal,
+    )
+
+
+def baseline_of(scenario: Scenario, name: str) -> Schedule:
+    """Return the schedule of that label or kind; synchronous SGD as it is by default, if the scenario has none.
+
+    Raises:
+        ScenarioError: There is none, and it is not `sync`.
+    """
+    found = find_label([(schedule.name, schedule.kind) for schedule in scenario.schedules], name)
+    return kinds()["sync"].model_validate({}) if found is None and name == "sync" else find_baseline(scenario, name)
+
+
+def _measure(scenario: Scenario, built: Built, n_seeds: int) -> Measured:
+    return compare.measure(scenario, built, n_seeds=n_seeds)
+
+
+def _nothing_left(scenario: Scenario, excluded: Counter[str], n_illegal: int) -> ScenarioError:
+    """Say which constraint excluded most."""
+    if not excluded:
+        return ScenarioError(f"{scenario.name}: none of {n_illegal} candidates is legal on this cluster")
+    constraint, most = excluded.most_common(1)[0]
+    others = ", ".join(f"{name} {number:,}" for name, number in excluded.most_common()[1:])
+    return ScenarioError(
+        f"{scenario.name}: no schedule keeps to the constraints: {constraint} excludes most, {most:,} candidates"
+        f"{f' ({others})' if others else ''}: loosen it"
+    )

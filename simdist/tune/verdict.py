@@ -1,0 +1,173 @@
+"""Whether to change the schedule, in a sentence, and why not."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from simdist.analysis import waiting
+from simdist.build import simulate
+from simdist.scenario import Scenario, strict_yaml
+from simdist.schedules import Schedule
+from simdist.tune.constraints import Constraints, broken
+from simdist.tune.finals import Finalist, chosen, clearly_faster
+from simdist.units import format_seconds
+
+__all__ = ["WORTHWHILE", "Culprits", "Verdict", "culprits", "entry", "is_worthwhile", "named", "verdict"]
+
+WORTHWHILE = 1.02
+"""Speed-up below which a change is not proposed: models are not better than that, and changes cost work."""
+
+_LOOKED_AT_STEPS = 200
+_MOST_OF_THE_WAITING = 0.8
+_NEARLY_ALL_STEPS = 0.8
+_FEW_RANKS = 0.25  # of the world
+_NOTICEABLE = 0.02  # of a step
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What to do.
+
+    Args:
+        winner: The schedule to change to; None: stay with the baseline.
+        best: The fastest, whether it is worth the change or not; the baseline if nothing else was a finalist.
+        sentence: For people.
+        reasons: Sentences that explain it.
+    """
+
+    winner: Finalist | None
+    best: Finalist
+    sentence: str
+    reasons: tuple[str, ...]
+
+
+def verdict(scenario: Scenario, found: Sequence[Finalist], constraints: Constraints) -> Verdict:
+    """Say whether to change from the baseline to the best finalist.
+
+    Args:
+        scenario: What the finalists were simulated in.
+        found: The finalists, the baseline among them, the fastest first.
+        constraints: What the baseline may break.
+    """
+    (baseline,) = (each for each in found if each.is_baseline)
+    best = chosen([each for each in found if not each.is_baseline] or [baseline])
+    faults = broken(baseline.facts, constraints)
+    broken_text = (f"{baseline.schedule.name} itself breaks {', '.join(faults)}",) if faults else ()
+    if is_worthwhile(best):
+        sentence = f"{named(best.schedule)} is {_factor(best)} times as fast as {baseline.schedule.name}"
+        return Verdict(best, best, sentence, (*broken_text, *_ties(best, found)))
+    reasons = (*broken_text, *_why_not(scenario, baseline, best))
+    return Verdict(None, best, f"stay with {baseline.schedule.name}", reasons)
+
+
+def is_worthwhile(finalist: Finalist) -> bool:
+    """Tell whether a schedule is faster than the baseline by 2 %, and its interval is above 1."""
+    speedup, interval = finalist.row.speedup, finalist.row.speedup_ci95
+    return speedup >= WORTHWHILE and (interval is None or interval[0] > 1)
+
+
+def named(schedule: Schedule) -> str:
+    """Return a schedule as people call it: hierarchical SGD by its levels, others by their label."""
+    levels = schedule.model_dump().get("levels")
+    text = f"{schedule.kind} {strict_yaml.dump_line(levels)}" if levels else schedule.name
+    return text + (" with intra-node gradients" if levels and schedule.name.endswith("-intra") else "")
+
+
+def entry(schedule: Schedule) -> str:
+    """Return the line of YAML for a scenario's `schedules`."""
+    written = schedule.model_dump(mode="json", exclude_unset=True)
+    if written.get("label") in ("", schedule.default_label()):
+        written.pop("label")
+    kind = {"kind": schedule.kind}
+    return "- " + strict_yaml.dump_line(kind | {key: _with_numbers(value) for key, value in written.items()})
+
+
+def _with_numbers(value: object) -> object:
+    """Undo that JSON has only text as keys."""
+    match value:
+        case dict():
+            return {int(key) if key.isdigit() else key: each for key, each in value.items()}
+        case _:
+            return value
+
+
+def _factor(finalist: Finalist) -> str:
+    interval = finalist.row.speedup_ci95
+    return f"{finalist.row.speedup:.2f}" + (f" ({interval[0]:.2f}-{interval[1]:.2f})" if interval else "")
+
+
+def _ties(best: Finalist, found: Sequence[Finalist]) -> tuple[str, ...]:
+    """Name the finalists that may be as fast."""
+    others = (each for each in found if each is not best and not each.is_baseline)
+    equal = [each.schedule.name for each in others if not clearly_faster(best, each)]
+    return (f"it cannot be told from {', '.join(equal)} by their step times",) if equal else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Culprits:
+    """Ranks that nearly all waiting is for, in nearly all steps.
+
+    Args:
+        ranks: Which.
+        share: Of all waiting, what is for them.
+        steps: Share of the steps in which they are last.
+    """
+
+    ranks: tuple[int, ...]
+    share: float
+    steps: float
+
+
+def culprits(scenario: Scenario, schedule: Schedule) -> Culprits | None:
+    """Return the few ranks that others wait for nearly always, if there are such: persistent stragglers.
+
+    Args:
+        scenario: Is simulated for 200 steps at most, with its own seed.
+        schedule: Under which.
+    """
+    short = scenario.changed(steps=min(scenario.steps, _LOOKED_AT_STEPS), schedules=(schedule,))
+    caused_s = waiting(simulate(short)).caused_s
+    by_rank_s, total_s = caused_s.sum(axis=0), float(caused_s.sum())
+    if not total_s:
+        return None
+    order = np.argsort(-by_rank_s, kind="stable")
+    n_needed = int(np.searchsorted(np.cumsum(by_rank_s[order]), _MOST_OF_THE_WAITING * total_s)) + 1
+    ranks = np.sort(order[:n_needed])
+    in_steps_s = caused_s.sum(axis=1)
+    is_theirs = caused_s[:, ranks].sum(axis=1) >= _MOST_OF_THE_WAITING * in_steps_s
+    steps = float(is_theirs[in_steps_s > 0].mean())
+    if n_needed > max(1, _FEW_RANKS * len(by_rank_s)) or steps < _NEARLY_ALL_STEPS:
+        return None
+    return Culprits(tuple(ranks.tolist()), float(by_rank_s[ranks].sum()) / total_s, steps)
+
+
+def _why_not(scenario: Scenario, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
+    """Explain with what was simulated why nothing is gained."""
+    if best.is_baseline:
+        return ("no other schedule keeps to the constraints",)
+    first = f"the fastest, {named(best.schedule)}, is {_factor(best)} times as fast"
+    return (first, *_waits(scenario, baseline, best), _shares(baseline))
+
+
+def _waits(scenario: Scenario, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
+    """Say whom everybody waits for, with both schedules."""
+    if baseline.row.wait_s < _NOTICEABLE * baseline.row.step_s:
+        return ()
+    found = culprits(scenario, baseline.schedule)
+    if found is None:
+        return ()
+    ranks = f"rank{'s' * (len(found.ranks) > 1)} {', '.join(map(str, found.ranks))}"
+    waits = " and ".join(f"{format_seconds(each.row.wait_s)} with {each.schedule.name}" for each in (baseline, best))
+    return (
+        f"a persistent straggler, {ranks}: {found.share:.0%} of the waiting is for it, in {found.steps:.0%} of the "
+        f"steps; to exchange more seldom does not make it faster, a rank waits {waits} per step",
+    )
+
+
+def _shares(baseline: Finalist) -> str:
+    """Say what could be gained at most."""
+    row = baseline.row
+    shares = (("exposed communication", row.comm_s), ("waiting", row.wait_s), ("input", row.io_s), ("host", row.host_s))
+    parts = ", ".join(f"{name} {time_s / row.step_s:.1%}" for name, time_s in shares)
+    return f"of a step of {baseline.schedule.name}, computing is {row.compute_s / row.step_s:.1%}, {parts}"

@@ -1,0 +1,161 @@
+"""What every operation would take without stragglers.
+
+The ideal duration of an operation is a typical one of the same operation, over all ranks and steps, so a job whose
+ranks are all equally slow has no stragglers.
+
+    compute          mean: work that one rank has too much of another has too little of
+    communication    median of the transfers, because a few of them are often very much slower
+    everything else  median: delays, input and output, gaps. A pause of one rank is no work that others could share
+
+Of two values in the middle the lower one is the median: of two ranks the faster one is typical.
+
+Operations are the same if they are equal: same kind, buffers and group. Buffers used in rotation count apart.
+
+Source:
+    Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025, arXiv 2505.05713,
+    with its analyzer, github.com/ByteDance-Seed/StragglerAnalysis: mean for computing, median for communication. They
+    have no other operations; they leave gaps away, here they are a kind of their own.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.engines.replay import Timing
+from simdist.plan import Delay, Op, Plan, occurrences, stream_of
+from simdist.plan.text import op_name
+
+__all__ = ["CHANNELS", "GAPS", "Cause", "Ideal", "Kind", "ideal", "persistent", "simultaneous"]
+
+Floats: TypeAlias = NDArray[np.float64]
+Cause: TypeAlias = Literal["host", "compute", "io", "communication"]
+
+_ROUNDING, _ROUNDING_S = 1e-9, 1e-12  # durations are differences of times
+
+CHANNELS: tuple[Cause, ...] = ("host", "compute", "io", "communication")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of operation: its name, and the part of the machine that it keeps busy."""
+
+    name: str
+    channel: Cause
+
+
+GAPS = Kind("between operations", "host")
+"""What a trace of real machines leaves unexplained: launching, and whatever else is no operation of the plan."""
+
+
+@dataclass(frozen=True)
+class Ideal:
+    """The ideal durations of a trace.
+
+    Args:
+        kinds: Of operations; `GAPS` last if there are any.
+        kind_of: Index of the kind of every instance, int64 `[n_instances]`.
+        seconds: Ideal seconds of every instance, float64 `[n_instances]`.
+        gap_s: Ideal gap before every instance, likewise.
+        differs: Whether the trace has other seconds than the ideal ones on some rank, bool `[n_instances]`. False
+            outside the steps that are looked at: there, nothing is made ideal. What differs by rounding stays as it is.
+        gap_differs: Likewise of the gaps.
+    """
+
+    kinds: tuple[Kind, ...]
+    kind_of: NDArray[np.int64]
+    seconds: Floats
+    gap_s: Floats
+    differs: NDArray[np.bool_]
+    gap_differs: NDArray[np.bool_]
+
+
+def ideal(plan: Plan, traced: Timing, *, first_step: int = 0) -> Ideal:
+    """Return the ideal durations of a trace from `first_step` on."""
+    n = plan.n_instances
+    found = Ideal(
+        kinds=_kinds(plan, has_gaps=traced.gaps_s is not None),
+        kind_of=np.zeros(n, dtype=np.int64),
+        seconds=np.zeros(n),
+        gap_s=np.zeros(n),
+        differs=np.zeros(n, dtype=np.bool_),
+        gap_differs=np.zeros(n, dtype=np.bool_),
+    )
+    for each in occurrences(plan):
+        found.kind_of[each.rows] = found.kinds.index(_kind(each.op))
+    for rows, op in _same_operations(plan, first_step):
+        _set_typical(traced.durations_s, rows, found.seconds, found.differs, averages=_averages(op))
+        if traced.gaps_s is not None:
+            _set_typical(traced.gaps_s, rows, found.gap_s, found.gap_differs, averages=False)
+    return found
+
+
+def _set_typical(
+    traced_s: Floats, rows: NDArray[np.int64], ideal_s: Floats, differs: NDArray[np.bool_], *, averages: bool
+) -> None:
+    """Write the typical value of some rows, and which of them have another on some rank, rounding aside."""
+    values = traced_s[rows]
+    typical_s = float(values.mean() if averages else _median(values.ravel()))
+    ideal_s[rows] = typical_s
+    differs[rows] = (np.abs(values - typical_s) > _ROUNDING * typical_s + _ROUNDING_S).any(axis=1)
+
+
+def _median(values: Floats) -> Floats:
+    """Return the median along the first axis, the lower one of two."""
+    middle = (len(values) - 1) // 2
+    return np.asarray(np.partition(values, middle, axis=0)[middle])
+
+
+def persistent(plan: Plan, traced: Timing, *, first_step: int = 0) -> Timing:
+    """Return the durations of a job in which every rank, from `first_step` on, repeats its median step."""
+    return _levelled(plan, traced, first_step, lambda values: _median(values)[np.newaxis])
+
+
+def simultaneous(plan: Plan, traced: Timing, *, first_step: int = 0) -> Timing:
+    """Return the durations of a job in which all ranks, from `first_step` on, do what the median rank does."""
+    return _levelled(plan, traced, first_step, lambda values: _median(values.T)[:, np.newaxis])
+
+
+def _levelled(plan: Plan, traced: Timing, first_step: int, level: Callable[[Floats], Floats]) -> Timing:
+    """Replace the values of each operation, `[n_occurrences, world_size]`, by something that broadcasts over them."""
+    durations_s = traced.durations_s.copy()
+    gaps_s = None if traced.gaps_s is None else traced.gaps_s.copy()
+    for rows, _ in _same_operations(plan, first_step):
+        for seconds in (durations_s, gaps_s):
+            if seconds is not None:
+                seconds[rows] = level(seconds[rows])
+    return Timing(gaps_s, durations_s)
+
+
+def _same_operations(plan: Plan, first_step: int) -> Iterator[tuple[NDArray[np.int64], Op]]:
+    """Yield each operation with all of its rows from a step on, whatever bodies they stand in."""
+    rows_of: dict[Op, list[NDArray[np.int64]]] = {}
+    for each in occurrences(plan):
+        rows_of.setdefault(each.op, []).append(each.rows[each.steps >= first_step])
+    for op, parts in rows_of.items():
+        rows = np.concatenate(parts)
+        if len(rows):
+            yield rows, op
+
+
+def _averages(op: Op) -> bool:
+    return stream_of(op) == "compute" and not isinstance(op, Delay)
+
+
+def _kinds(plan: Plan, *, has_gaps: bool) -> tuple[Kind, ...]:
+    """Return the kinds of a plan in the order of the program."""
+    found: Sequence[Kind] = [_kind(op) for body in plan.bodies for op in body]
+    return tuple(dict.fromkeys([*found, GAPS] if has_gaps else found))
+
+
+def _kind(op: Op) -> Kind:
+    match stream_of(op):
+        case "comm":
+            channel: Cause = "communication"
+        case "host" | "compute" | "io" as same:
+            channel = same
+        case unknown:
+            assert_never(unknown)
+    return Kind(op_name(op), channel)

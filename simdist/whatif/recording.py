@@ -1,0 +1,105 @@
+"""What a run was disturbed by, step by step and rank by rank, so that other schedules can be tried under the same.
+
+Of a simulated run, these are the delays that were injected. Of a measured one, what each step took longer than its
+scenario says: delays as measured, computing and input beyond their price, and gaps between operations of the host and
+of the compute stream. Simulating the scenario with them gives back about what was measured.
+"""
+
+from pathlib import Path
+from typing import TypeAlias, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.cost import Costs, Local, Shared, Varying
+from simdist.engines.delays import Delays
+from simdist.engines.replay import Timing
+from simdist.errors import RunError
+from simdist.plan import Channel, Delay, Load, Op, Plan, occurrences, stream_of
+from simdist.scenario import Recorded, Scenario
+from simdist.trace import Trace, write_npz
+
+__all__ = ["measured_delays", "only_steps", "with_recording"]
+
+Floats: TypeAlias = NDArray[np.float64]
+
+
+def measured_delays(trace: Trace, timed: Timing, costs: Costs) -> dict[Channel, Floats]:
+    """Return how much longer each step of a measured trace took than it costs.
+
+    Args:
+        trace: Of real machines.
+        timed: Its gaps and durations.
+        costs: What its operations cost by its scenario.
+
+    Returns:
+        Channel -> float64 `[n_steps, world_size]`, seconds, not negative; only channels on which something was late.
+    """
+    plan = trace.plan
+    excess_s: dict[Channel, Floats] = {}
+    for each in occurrences(plan):
+        channel = _channel(each.op)
+        if channel is None:
+            continue
+        late_s = timed.durations_s[each.rows] - _price_s(each.op, costs, plan)
+        if timed.gaps_s is not None and channel != "io":
+            late_s = late_s + timed.gaps_s[each.rows]
+        excess_s.setdefault(channel, np.zeros((plan.n_steps, plan.world_size)))[each.steps] += late_s
+    clipped = {channel: np.maximum(seconds, 0.0) for channel, seconds in excess_s.items()}
+    return {channel: seconds for channel, seconds in clipped.items() if seconds.any()}
+
+
+def _channel(op: Op) -> Channel | None:
+    """Return the channel on which what delays an operation would be injected; None if it is no delay of a rank."""
+    match stream_of(op):
+        case "host":
+            return "host"
+        case "compute":
+            return "compute"
+        case "io" if isinstance(op, Load | Delay):
+            return "io"
+        case _:
+            return None
+
+
+def _price_s(op: Op, costs: Costs, plan: Plan) -> Floats:
+    """Return what an operation costs on each rank by itself, `[world_size]`; nothing if it is an injected delay."""
+    match costs.of.get(op):
+        case None:
+            seconds: float | Floats = 0.0
+        case Local(seconds=seconds):
+            pass
+        case Shared(alone_s=seconds):
+            pass
+        case Varying():
+            seconds = np.inf  # every batch of a data set takes its own time: none is late
+        case unknown:
+            assert_never(unknown)
+    return np.broadcast_to(np.asarray(seconds, dtype=np.float64), plan.world_size)
+
+
+def only_steps(delays: Delays, steps: range) -> dict[Channel, Floats]:
+    """Return the delays of some consecutive steps, of the channels on which there are any."""
+    chosen = {channel: seconds[steps.start : steps.stop] for channel, seconds in delays.items()}
+    return {channel: seconds for channel, seconds in chosen.items() if seconds.any()}
+
+
+def with_recording(scenario: Scenario, delays: Delays, folder: Path) -> Scenario:
+    """Return a scenario that is disturbed by recorded delays and by nothing else.
+
+    Args:
+        scenario: Its steps become those of the recording.
+        delays: Channel -> float64 `[n_steps, world_size]`, seconds.
+        folder: Where the recording is written; it must stay as long as the scenario is used.
+
+    Raises:
+        RunError: It cannot be written.
+    """
+    file = folder / "recording.npz"
+    try:
+        write_npz(file, {str(channel): np.asarray(seconds) for channel, seconds in delays.items()})
+    except OSError as error:
+        raise RunError(f"{file}: cannot be written: {error.strerror or error}") from None
+    n_steps = max((len(seconds) for seconds in delays.values()), default=scenario.steps)
+    played = tuple(Recorded(on=channel, file=file) for channel in delays)
+    return scenario.changed(disturbances=played, steps=n_steps)

@@ -1,0 +1,295 @@
+"""How much slower than without stragglers a job has been, and by whose fault.
+
+T is the time of the job, replayed with the durations of its trace; T_ideal with every operation's ideal duration (see
+`simdist.whatif.ideal`).
+
+    slowdown                     S   = T / T_ideal
+    share of the time lost             1 - 1 / S
+    by kind of operation         S_t = T(only operations of kind t as traced, all others ideal) / T_ideal
+    by rank, by node             S_w = T(only the operations of rank w as traced) / T_ideal
+    by step                            the same, step by step
+    fixed by the slowest ranks   M_W = (T - T(all as traced but those of W, ideal)) / (T - T_ideal)
+
+W are the 3 % of the ranks with the largest S_w, at least one. Shares by kind or rank do not add up to the whole: two
+ranks that are late in the same step cost what one of them costs.
+
+Source:
+    Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025, arXiv 2505.05713,
+    equations 1 to 5. There S_w is estimated from the slowdowns of a worker's data-parallel rank and pipeline stage,
+    because replaying each worker takes long; here each rank is replayed. Nodes, and M of the worst node, are added.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.analysis import first_steps
+from simdist.analysis import step_end_s as traced_end_s
+from simdist.engines.replay import Timing, step_end_s, timing
+from simdist.errors import TraceError
+from simdist.trace import Trace
+from simdist.whatif.ideal import CHANNELS, Cause, Ideal, Kind, ideal, persistent, simultaneous
+from simdist.whatif.variants import Kept, Variants
+
+__all__ = ["Part", "Slowdown", "slowdown"]
+
+Floats: TypeAlias = NDArray[np.float64]
+Progress: TypeAlias = Callable[[float, float], None]
+"""Called with work done and work in all."""
+
+_SLOWEST_SHARE = 0.03  # of the ranks: Lin et al., the W of M_W
+_BATCH_VALUES = 16_384  # ranks x variants whose vectors stay in a core's cache
+_ROUNDING = 1e-9  # of a job's time: less than that is nothing to attribute
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one kind of operation, or one channel, costs.
+
+    Args:
+        name: Of the kind or channel.
+        channel: What it keeps busy.
+        slowdown: With only these operations as traced, against the ideal.
+        lost_s: Seconds per step that they alone add to the ideal.
+    """
+
+    name: str
+    channel: Cause
+    slowdown: float
+    lost_s: float
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """The analysis of one trace; seconds are per step unless they have an axis of steps.
+
+    Args:
+        first_step: First step that was looked at.
+        ranks_per_node: Consecutive ranks that share a node.
+        traced_s: As the trace has it.
+        replayed_s: Replayed with all that is in it: T.
+        explained_s: Replayed without the gaps between operations.
+        ideal_s: T_ideal.
+        persistent_s: If every rank repeated its median step.
+        simultaneous_s: If all ranks did in every step what the median rank does.
+        kinds: What each kind of operation costs, most first.
+        channels: What each channel costs, most first.
+        rank_slowdowns: S_w, `[world_size]`.
+        node_slowdowns: The same with all ranks of a node as traced, `[n_nodes]`.
+        step_s: Seconds of each step, `[n_steps]`.
+        ideal_step_s: The ideal ones, likewise.
+        rank_step_s: Seconds of each step with only this rank as traced, `[n_steps, world_size]`.
+        slowest_ranks: The W of M_W.
+        fixed_by_ranks: M_W; None if nothing is lost.
+        slowest_node: The node with the largest slowdown.
+        fixed_by_node: The share of the loss that vanishes if that node is made ideal; likewise.
+    """
+
+    first_step: int
+    ranks_per_node: int
+    traced_s: float
+    replayed_s: float
+    explained_s: float
+    ideal_s: float
+    persistent_s: float
+    simultaneous_s: float
+    kinds: tuple[Part, ...]
+    channels: tuple[Part, ...]
+    rank_slowdowns: Floats
+    node_slowdowns: Floats
+    step_s: Floats
+    ideal_step_s: Floats
+    rank_step_s: Floats
+    slowest_ranks: tuple[int, ...]
+    fixed_by_ranks: float | None
+    slowest_node: int
+    fixed_by_node: float | None
+
+    @property
+    def slowdown(self) -> float:
+        """T / T_ideal."""
+        return self.replayed_s / self.ideal_s
+
+    @property
+    def lost_share(self) -> float:
+        """Share of the time that stragglers cost."""
+        return 1 - self.ideal_s / self.replayed_s
+
+    @property
+    def n_steps(self) -> int:
+        """Steps that were looked at."""
+        return len(self.step_s)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks."""
+        return len(self.rank_slowdowns)
+
+    @property
+    def step_slowdowns(self) -> Floats:
+        """Slowdown of each step, `[n_steps]`; NaN where the ideal step takes no time."""
+        return _ratio(self.step_s, self.ideal_step_s)
+
+    @property
+    def rank_step_slowdowns(self) -> Floats:
+        """Slowdown of each step that each rank alone causes, `[n_steps, world_size]`."""
+        return _ratio(self.rank_step_s, self.ideal_step_s[:, np.newaxis])
+
+
+def slowdown(
+    trace: Trace, *, ranks_per_node: int, steps: range | None = None, progress: Progress | None = None
+) -> Slowdown:
+    """Analyse a trace.
+
+    Args:
+        trace: Of real machines or of a simulator; complete.
+        ranks_per_node: Consecutive ranks that share a node.
+        steps: Consecutive steps to look at; all by default. What was before them stays as it was.
+        progress: See `Progress`.
+
+    Raises:
+        TraceError: An operation did not run, the trace has other steps, or it takes no time.
+    """
+    steps = _checked(trace, steps)
+    if steps.stop < trace.plan.n_steps:
+        trace = first_steps(trace, steps.stop)
+    return _Analysis(trace, steps, ranks_per_node, progress).result()
+
+
+def _checked(trace: Trace, steps: range | None) -> range:
+    n_steps = trace.plan.n_steps
+    found = range(n_steps)[steps.start : steps.stop] if steps is not None else range(n_steps)
+    if not found:
+        wanted = f"{steps.start}:{steps.stop}" if steps is not None else ":"
+        raise TraceError(f"steps {wanted}: plan {trace.plan.name} has the steps 0 to {n_steps - 1}; write e.g. 0:1")
+    return found
+
+
+@final
+class _Analysis:
+    """One trace, its ideal, and the replays that compare the two."""
+
+    def __init__(self, trace: Trace, steps: range, ranks_per_node: int, progress: Progress | None) -> None:
+        self._trace, self._steps, self._ranks_per_node, self._progress = trace, steps, ranks_per_node, progress
+        self._world_size = trace.plan.world_size
+        self._n_nodes = -(-self._world_size // ranks_per_node)
+        self._traced: Timing = timing(trace)
+        self._ideal: Ideal = ideal(trace.plan, self._traced, first_step=steps.start)
+        self._n_done, self._n_variants = (
+            0,
+            2 + len(self._ideal.kinds) + len(CHANNELS) + self._n_nodes + self._world_size,
+        )
+
+    def result(self) -> Slowdown:
+        """Replay all variants and put the numbers together."""
+        kinds = self._ideal.kinds
+        by_channel = [frozenset(kind for kind in kinds if kind.channel == channel) for channel in CHANNELS]
+        kept = [
+            Kept(),
+            Kept(kinds=frozenset()),
+            *(Kept(kinds=frozenset({kind})) for kind in kinds),
+            *(Kept(kinds=those) for those in by_channel),
+            *(Kept(ranks=self._ranks_of(node)) for node in range(self._n_nodes)),
+        ]
+        step_s = self._step_s(kept)
+        rank_step_s = self._step_s([Kept(ranks=frozenset({rank})) for rank in range(self._world_size)])
+        total_s, rank_total_s = step_s.sum(axis=0), rank_step_s.sum(axis=0)
+        if not total_s[1] > 0:
+            raise TraceError(f"plan {self._trace.plan.name}: these steps take no time; there is nothing to be slow")
+        of_kinds, of_channels, of_nodes = np.split(total_s[2:], np.cumsum([len(kinds), len(CHANNELS)]))
+        slowest = tuple(sorted(_slowest(rank_total_s)))
+        node = int(np.argmax(of_nodes))
+        fixed_by_ranks, fixed_by_node = self._fixed(
+            [frozenset(slowest), self._ranks_of(node)], float(total_s[0]), float(total_s[1])
+        )
+        plan, first_step, n_steps = self._trace.plan, self._steps.start, len(self._steps)
+        return Slowdown(
+            first_step=first_step,
+            ranks_per_node=self._ranks_per_node,
+            traced_s=self._traced_s() / n_steps,
+            replayed_s=float(total_s[0]) / n_steps,
+            explained_s=self._replayed_s(Timing(None, self._traced.durations_s)) / n_steps,
+            ideal_s=float(total_s[1]) / n_steps,
+            persistent_s=self._replayed_s(persistent(plan, self._traced, first_step=first_step)) / n_steps,
+            simultaneous_s=self._replayed_s(simultaneous(plan, self._traced, first_step=first_step)) / n_steps,
+            kinds=_parts(kinds, of_kinds, float(total_s[1]), n_steps),
+            channels=_parts([Kind(name, name) for name in CHANNELS], of_channels, float(total_s[1]), n_steps),
+            rank_slowdowns=rank_total_s / total_s[1],
+            node_slowdowns=of_nodes / total_s[1],
+            step_s=step_s[:, 0],
+            ideal_step_s=step_s[:, 1],
+            rank_step_s=rank_step_s,
+            slowest_ranks=slowest,
+            fixed_by_ranks=fixed_by_ranks,
+            slowest_node=node,
+            fixed_by_node=fixed_by_node,
+        )
+
+    def _ranks_of(self, node: int) -> frozenset[int]:
+        first = node * self._ranks_per_node
+        return frozenset(range(first, min(first + self._ranks_per_node, self._world_size)))
+
+    def _step_s(self, kept: Sequence[Kept]) -> Floats:
+        """Return the seconds of each step in each variant, `[n_steps, n_variants]`."""
+        at_once = max(1, _BATCH_VALUES // self._world_size)
+        parts = []
+        for first in range(0, len(kept), at_once):
+            some = kept[first : first + at_once]
+            variants = Variants(self._traced, self._ideal, some)
+            ends_s = step_end_s(self._trace.plan, variants, n_variants=len(some), progress=self._reporter(len(some)))
+            parts.append(_durations_s(ends_s, self._steps))
+            self._n_done += len(some)
+        return np.concatenate(parts, axis=1)
+
+    def _reporter(self, n_variants: int) -> Callable[[int], None] | None:
+        progress, before, plan = self._progress, self._n_done, self._trace.plan
+        if progress is None:
+            return None
+
+        def report(step: int) -> None:
+            progress(before + n_variants * step / plan.n_steps, max(self._n_variants, before + n_variants))
+
+        return report
+
+    def _fixed(self, fixed: Sequence[frozenset[int]], total_s: float, ideal_s: float) -> list[float | None]:
+        """Return the share of the loss that vanishes if some ranks are ideal."""
+        if total_s - ideal_s <= _ROUNDING * total_s:
+            return [None] * len(fixed)
+        everyone = frozenset(range(self._world_size))
+        left_s = self._step_s([Kept(ranks=everyone - ranks) for ranks in fixed]).sum(axis=0)
+        return [float((total_s - each_s) / (total_s - ideal_s)) for each_s in left_s]
+
+    def _traced_s(self) -> float:
+        """Return the seconds of these steps in the trace."""
+        ends_s = traced_end_s(self._trace).max(axis=1, keepdims=True)
+        return float(_durations_s(ends_s, self._steps).sum())
+
+    def _replayed_s(self, durations: Timing) -> float:
+        """Return the seconds of these steps with other durations."""
+        return float(_durations_s(step_end_s(self._trace.plan, durations, n_variants=1), self._steps).sum())
+
+
+def _durations_s(ends_s: Floats, steps: range) -> Floats:
+    """Return what the steps took, from when they ended, both `[n_steps, n_variants]`."""
+    return np.diff(ends_s, axis=0, prepend=0.0)[steps.start : steps.stop]
+
+
+def _slowest(rank_total_s: Floats) -> list[int]:
+    """Return the ranks that cost most, 3 % of all, at least one; of equal ones the first."""
+    n = int(np.ceil(_SLOWEST_SHARE * len(rank_total_s)))
+    return [int(rank) for rank in np.argsort(-rank_total_s, kind="stable")[:n]]
+
+
+def _parts(kinds: Sequence[Kind], total_s: Floats, ideal_s: float, n_steps: int) -> tuple[Part, ...]:
+    found = [
+        Part(kind.name, kind.channel, slowdown=float(each_s / ideal_s), lost_s=float(each_s - ideal_s) / n_steps)
+        for kind, each_s in zip(kinds, total_s, strict=True)
+    ]
+    return tuple(sorted(found, key=lambda part: -part.slowdown))
+
+
+def _ratio(seconds: Floats, ideal_s: Floats) -> Floats:
+    return np.asarray(np.divide(seconds, ideal_s, out=np.full(seconds.shape, np.nan), where=ideal_s > 0))

@@ -1,0 +1,276 @@
+"""A data-parallel job of which everything is known: who computed when, who waited for whom, and for how long.
+
+A few lines that simulate it on their own, so that what is read from its traces can be checked against numbers that
+neither the reader nor the engines of simdist had a part in.
+"""
+
+import random
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from simdist.profiles.model import Call, RankStep
+
+Device: TypeAlias = Literal["cpu", "cuda"]
+Doing: TypeAlias = Literal[
+    "load", "copy", "broadcast", "forward", "backward", "accumulate", "all_reduce", "optimize", "item"
+]
+
+LAUNCH_S = 5e-6
+ITEM_S = 2e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """Gradients that travel together: their sizes in elements, and the seconds of their backward and all-reduce."""
+
+    counts: tuple[int, ...]
+    backward_s: float
+    transfer_s: float
+
+    @property
+    def nbytes(self) -> int:
+        return 4 * sum(self.counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """One rank loses time in one step (from 0): in its data loader, on its host before backward, or computing."""
+
+    channel: Literal["io", "host", "compute"]
+    rank: int
+    step: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truth:
+    """The job, as it is without a profiler.
+
+    `jitter` lengthens every component of every rank and step by a random share of up to itself. `run_ahead`: a GPU's
+    host never waits for it, and is up to two steps ahead; otherwise it reads the loss after each step. `skew_s`: what
+    is added to a rank's clock. `missing`: ranks that take part and leave no trace.
+    """
+
+    n_ranks: int = 4
+    n_steps: int = 6
+    input_s: float = 0.001
+    copy_s: float = 0.0002
+    forward_s: float = 0.010
+    host_s: float = 0.0
+    optimize_s: float = 0.002
+    buckets: tuple[Bucket, ...] = (
+        Bucket((10, 7_000, 700, 490_000), 0.008, 0.006),
+        Bucket((700, 490_000, 700, 490_000), 0.012, 0.009),
+    )
+    delays: tuple[Delay, ...] = ()
+    jitter: float = 0.0
+    seed: int = 0
+    skew_s: tuple[float, ...] = ()
+    missing: tuple[int, ...] = ()
+    first_step: int = 3
+    run_ahead: bool = False
+    buffer_count: int = 0
+    buffer_s: float = 0.0005
+    gpus_per_node: int = 8
+    batch_size: int = 8
+    marks: bool = True
+    shapes: bool = True
+    noise: bool = False
+
+    def skew_of(self, rank: int) -> float:
+        return self.skew_s[rank] if self.skew_s else 0.0
+
+    def delay_s(self, channel: str, rank: int, step: int) -> float:
+        """Return what a rank loses in a step; the sum if several delays meet."""
+        return sum(d.seconds for d in self.delays if (d.channel, d.rank, d.step) == (channel, rank, step))
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Something done: when the host dealt with it, and when the device did; on the rank's own clock."""
+
+    doing: Doing
+    host: tuple[float, float]
+    device: tuple[float, float]
+    bucket: int = -1
+    tensor: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Lived:
+    """A step of a rank: what should be read from the trace, and what the trace is written from."""
+
+    step: RankStep
+    host: tuple[float, float]
+    work: tuple[Work, ...]
+
+
+@dataclass(slots=True)
+class _Rank:
+    """Where a rank is while its job is simulated: in true seconds since the job began."""
+
+    truth: Truth
+    device: Device
+    rank: int
+    rng: random.Random
+    host_s: float = 0.0
+    device_s: float = 0.0
+    step_ends_s: list[float] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list)
+    lost_s: float = 0.0
+
+    def busy(self, doing: Doing, seconds: float, bucket: int = -1, tensor: int = -1) -> float:
+        """Do something; return how long the device had idled before."""
+        launch_s = LAUNCH_S if self.device == "cuda" else 0.0
+        host0_s, was_s = self.host_s, self.device_s
+        start_s = max(self.device_s, host0_s + launch_s)
+        self.device_s = start_s + seconds
+        self.host_s = self.device_s if self.device == "cpu" else host0_s + launch_s
+        self.note(doing, (host0_s, self.host_s), (start_s, self.device_s), bucket, tensor)
+        return start_s - was_s
+
+    def note(self, doing: Doing, host: tuple[float, float], device: tuple[float, float], bucket: int, tensor: int = -1):
+        skew_s = self.truth.skew_of(self.rank)
+        own = [(a + skew_s, b + skew_s) for a, b in (host, device)]
+        self.work.append(Work(doing, own[0], own[1], bucket, tensor))
+
+    def longer(self, seconds: float) -> float:
+        return seconds * (1 + self.truth.jitter * self.rng.random())
+
+
+def simulate(truth: Truth, device: Device = "cuda") -> tuple[tuple[Lived, ...], ...]:
+    """Return what every rank lived through, `[rank][step]`, missing ranks included."""
+    ranks = [_Rank(truth, device, rank, random.Random(f"{truth.seed}/{rank}")) for rank in range(truth.n_ranks)]
+    lived: list[list[Lived]] = [[] for _ in ranks]
+    for step in range(truth.n_steps):
+        for one, of_rank in zip(_step(truth, device, ranks, step), lived, strict=True):
+            of_rank.append(one)
+    return tuple(tuple(of_rank) for of_rank in lived)
+
+
+def _step(truth: Truth, device: Device, ranks: list[_Rank], step: int) -> list[Lived]:
+    begins = [(rank.host_s, rank.device_s) for rank in ranks]
+    inputs_s = [_load(truth, device, rank, step) for rank in ranks]
+    broadcasts = _broadcast(truth, device, ranks)
+    phases = [_compute(truth, device, rank, step) for rank in ranks]
+    ends_s, starts_s = _all_reduces(truth, device, [issued for _, issued in phases], begins)
+    lived = []
+    for rank, begin, input_s, sent, (parts, issued) in zip(ranks, begins, inputs_s, broadcasts, phases, strict=True):
+        skew_s = truth.skew_of(rank.rank)
+        calls = [sent[0]] if sent else []
+        for b, bucket in enumerate(truth.buckets):
+            handed_s, start_s, end_s = issued[b][0], starts_s[rank.rank][b], ends_s[b]
+            issue = (handed_s - LAUNCH_S, handed_s)
+            rank.note("all_reduce", issue, (start_s, end_s), b)
+            everybody = tuple(range(truth.n_ranks))
+            times_s = (issue[0] + skew_s, start_s + skew_s, end_s + skew_s)
+            calls.append(Call("all_reduce", bucket.nbytes, everybody, truth.n_ranks, *times_s, True))
+        parts |= _after_reducing(truth, device, rank, ends_s)
+        parts["forward_s"] += parts.pop("read_s")
+        parts["wait_s"] += sent[1] if sent else 0.0
+        parts["input_s"] = input_s
+        times = {"start_s": begin[1] + skew_s, "end_s": rank.device_s + skew_s}
+        number = truth.first_step + step
+        read = RankStep(number=number, **times, **parts, calls=tuple(calls))
+        lived.append(Lived(read, (begin[0] + skew_s, rank.host_s + skew_s), tuple(rank.work)))
+        rank.work.clear()
+    return lived
+
+
+def _load(truth: Truth, device: Device, rank: _Rank, step: int) -> float:
+    """Load a batch; return how long the device did not have it."""
+    begin_s = rank.device_s
+    if truth.run_ahead and step >= 2:
+        rank.host_s = max(rank.host_s, rank.step_ends_s[step - 2])
+    load0_s = rank.host_s
+    rank.host_s += rank.longer(truth.input_s) + truth.delay_s("io", rank.rank, step)
+    if rank.host_s > load0_s:
+        rank.note("load", (load0_s, rank.host_s), (load0_s, rank.host_s), -1)
+    if device == "cuda":
+        rank.busy("copy", truth.copy_s)
+    else:
+        rank.device_s = rank.host_s
+    return rank.device_s - begin_s
+
+
+def _broadcast(truth: Truth, device: Device, ranks: list[_Rank]) -> list[tuple[Call, float] | None]:
+    """Send buffers from rank 0 to all; return each rank's call and how long it waited. Rank 0 waits for nobody."""
+    if not truth.buffer_count:
+        return [None for _ in ranks]
+    sent: list[tuple[Call, float] | None] = []
+    launch_s = LAUNCH_S if device == "cuda" else 0.0
+    root_s = max(ranks[0].host_s + launch_s, ranks[0].device_s)
+    for rank in ranks:
+        issue = (rank.host_s, rank.host_s + LAUNCH_S)
+        start_s = max(rank.host_s + launch_s, rank.device_s)
+        end_s = max(start_s, root_s) + truth.buffer_s
+        rank.note("broadcast", issue, (start_s, end_s), -1)
+        wait_s = end_s - rank.device_s
+        rank.device_s = end_s
+        rank.host_s = end_s if device == "cpu" else issue[1]
+        own_s = (each + truth.skew_of(rank.rank) for each in (issue[0], start_s, end_s))
+        everybody = tuple(range(truth.n_ranks))
+        sent.append((Call("broadcast", 4 * truth.buffer_count, everybody, truth.n_ranks, *own_s, False), wait_s))
+    return sent
+
+
+def _compute(truth: Truth, device: Device, rank: _Rank, step: int):
+    """Forward, backward; return the phases and, per bucket, when it was issued and when it was ready."""
+    computing_s = truth.forward_s + sum(bucket.backward_s for bucket in truth.buckets)
+    slower = 1 + truth.delay_s("compute", rank.rank, step) / computing_s
+    n_layers = sum(len(bucket.counts) for bucket in truth.buckets)
+    forward_s = rank.longer(truth.forward_s) * slower
+    rank.lost_s = sum(rank.busy("forward", forward_s / n_layers, tensor=layer) for layer in range(n_layers))
+    rank.host_s += rank.longer(truth.host_s) + truth.delay_s("host", rank.rank, step)
+
+    buckets_s, issued = [], []
+    for b, bucket in enumerate(truth.buckets):
+        bucket_s = rank.longer(bucket.backward_s) * slower
+        for tensor in range(len(bucket.counts)):
+            share_s = bucket_s / len(bucket.counts)
+            rank.lost_s += rank.busy("backward", 0.9 * share_s, b, tensor)
+            rank.lost_s += rank.busy("accumulate", 0.1 * share_s, b, tensor)
+        buckets_s.append(bucket_s)
+        rank.host_s += LAUNCH_S if device == "cuda" else 0.0
+        issued.append((rank.host_s, rank.device_s))
+    parts = {"forward_s": forward_s, "buckets_s": tuple(buckets_s), "backward_s": sum(buckets_s)}
+    return parts, issued
+
+
+def _all_reduces(truth: Truth, device: Device, issued, begins):
+    """Return when each bucket was reduced, and when each rank began to wait for that, `[rank][bucket]`.
+
+    NCCL takes one after the other. Gloo has two threads, and the link still takes one after the other.
+    """
+    free_s = [[0.0, 0.0] for _ in begins]
+    starts_s: list[list[float]] = [[] for _ in begins]
+    ends_s: list[float] = []
+    for b, bucket in enumerate(truth.buckets):
+        lane = b % 2 if device == "cpu" else 0
+        for rank in range(len(begins)):
+            starts_s[rank].append(max(*issued[rank][b], free_s[rank][lane]))
+        latest_s = max(of_rank[b] for of_rank in starts_s)
+        ends_s.append(max([latest_s, *ends_s[-1:]]) + bucket.transfer_s)
+        for rank in range(len(begins)):
+            free_s[rank][lane] = ends_s[-1]
+    return ends_s, starts_s
+
+
+def _after_reducing(truth: Truth, device: Device, rank: _Rank, ends_s: list[float]) -> dict[str, float]:
+    """Wait, update the weights, and read the loss if the host waits for its device."""
+    computed_s = rank.device_s
+    rank.device_s = max([computed_s, *ends_s[-1:]])
+    wait_s = rank.device_s - computed_s
+    if device == "cpu":
+        rank.host_s = rank.device_s
+    optimize_s = rank.longer(truth.optimize_s)
+    lost_s = rank.lost_s + sum(rank.busy("optimize", optimize_s / 2, tensor=half) for half in range(2))
+    read_s = 0.0
+    if device == "cuda" and not truth.run_ahead:
+        lost_s += rank.busy("item", ITEM_S)
+        read_s = ITEM_S
+        rank.host_s = max(rank.host_s, rank.device_s) + LAUNCH_S
+        work = rank.work.pop()
+        rank.work.append(Work("item", (work.host[0], rank.host_s + truth.skew_of(rank.rank)), work.device))
+    rank.step_ends_s.append(rank.device_s)
+    return {"host_s": lost_s, "wait_s": wait_s, "optimize_s": optimize_s, "read_s": read_s}

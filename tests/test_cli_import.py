@@ -1,0 +1,182 @@
+"""`simdist import`: traces in, a scenario out that the other commands take; and what it says about stragglers."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from commandline import call
+from kineto_traces import Delay, Truth, write_job
+from profiled_jobs import profiles_of, without_input
+
+from simdist import scenario as scenarios
+from simdist.errors import ScenarioError
+from simdist.profiles.importing import import_job
+from simdist.profiles.scenario_text import Names, block_steps, scenario_text
+from simdist.profiles.writing import write_scenario
+from simdist.scenario import Recorded, presets
+
+LATE = Truth(
+    n_ranks=4,
+    n_steps=12,
+    input_s=0.0,
+    skew_s=(0.0, 1.5, -0.7, 0.0),
+    delays=(Delay("host", 1, 7, 0.08), *(Delay("compute", 3, step, 0.012) for step in range(12))),
+)
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("traces")
+    write_job(folder, LATE, device="cpu")
+    return folder
+
+
+def imported(truth, device="cpu"):
+    return import_job(profiles_of(truth, device), name="job")
+
+
+def loaded(truth, path: Path, device="cpu"):
+    write_scenario(imported(truth, device), path)
+    return scenarios.load(path)
+
+
+def test_import_writes_a_scenario_and_says_what_slowed_the_job(capsys, traces, tmp_path) -> None:
+    answer = call(capsys, "import", traces, "-o", tmp_path / "job.yaml")
+    assert answer.code == 0
+    assert "rank 3, persistent: +12 ms (+38% of its computing) in every step, compute" in answer.out
+    assert re.search(r"rank 1, step 10: \+80 ms \(\+\d+% of a step\), host", answer.out)
+    assert "of the step is lost to them" in answer.out
+    assert {path.name for path in tmp_path.iterdir()} == {"job.yaml", "job.delays.npz"}
+    assert scenarios.load(tmp_path / "job.yaml").warnings == ()
+
+
+def test_other_commands_take_the_scenario(capsys, traces, tmp_path) -> None:
+    assert call(capsys, "import", traces, "-o", tmp_path / "job.yaml").code == 0
+    answer = call(capsys, "compare", tmp_path / "job.yaml", "--seeds", "3", "--json")
+    rows = {row["schedule"]: row for row in json.loads(answer.out)["rows"]}
+    assert list(rows) == ["sync", "local-2", "local-4", "local-8", "hsgd-2-2,4-4"]
+    assert all(row["speedup_ci95"] for row in rows.values())
+
+
+def test_json_has_everything(capsys, traces, tmp_path) -> None:
+    answer = call(capsys, "import", traces, "-o", tmp_path / "job.yaml", "--json", "--steps", "4:12")
+    document = json.loads(answer.out)
+    assert (document["ranks"], document["steps"]) == ([0, 1, 2, 3], list(range(4, 12)))
+    assert [(each["kind"], each["ranks"]) for each in document["stragglers"]] == [
+        ("persistent", [3]),
+        ("transient", [1]),
+    ]
+    assert document["stragglers"][0]["factor"] == pytest.approx(1 + 0.012 / 0.032, rel=0.01)
+    assert document["step"]["error"] == pytest.approx(0.0, abs=0.02)
+    assert [each["nbytes"] for each in document["collectives"]] == [bucket.nbytes for bucket in LATE.buckets]
+    assert document["clock_skew_s"] == pytest.approx(2.2, abs=1e-4)
+    assert document["files"] == [str(tmp_path / "job.delays.npz"), str(tmp_path / "job.yaml")]
+
+
+def test_files_are_replaced_by_force_only(capsys, traces, tmp_path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("mine", encoding="utf-8")
+    answer = call(capsys, "import", traces, "-o", path)
+    assert (answer.code, "job.yaml: is there already" in answer.err) == (2, True)
+    assert path.read_text(encoding="utf-8") == "mine"
+    assert call(capsys, "import", traces, "-o", path, "--force").code == 0
+    first = path.read_bytes(), (tmp_path / "job.delays.npz").read_bytes()
+    assert call(capsys, "import", traces, "-o", path, "--force").code == 0
+    assert (path.read_bytes(), (tmp_path / "job.delays.npz").read_bytes()) == first
+
+
+WRONG = {
+    "no such file": (["nowhere", "-o", "{}/a.yaml"], "nowhere: no such file or folder"),
+    "no folder": (["{traces}", "-o", "{}/b/a.yaml"], "there is no directory"),
+    "no scenario": (["{traces}", "-o", "{}/a.txt"], "a scenario is a .yaml file"),
+    "nodes": (["{traces}", "-o", "{}/a.yaml", "--nodes", "3"], "write one of 1, 2, 4"),
+    "cluster": (["{traces}", "-o", "{}/a.yaml", "--cluster", "dgx-a10"], "did you mean 'dgx-a100'?"),
+    "tensors": (["{traces}", "-o", "{}/a.yaml", "--tensors", "resnet5"], "there is no such file, nor a preset"),
+    "other tensors": (["{traces}", "-o", "{}/a.yaml", "--tensors", "resnet50"], "--tensors: has 25557032 elements"),
+    "steps": (["{traces}", "-o", "{}/a.yaml", "--steps", "50:60"], "all ranks have steps 3-14"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_gets_one_error(capsys, traces, tmp_path, case: str) -> None:
+    args, message = WRONG[case]
+    answer = call(capsys, "import", *(arg.format(tmp_path, traces=traces) for arg in args))
+    assert (answer.code, answer.out) == (2, "")
+    assert message in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trace_that_cannot_be_read_is_left_out_by_name(capsys, traces, tmp_path) -> None:
+    files = sorted(traces.iterdir())
+    broken = tmp_path / files[2].name
+    broken.write_text("{", encoding="utf-8")
+    answer = call(capsys, "import", *files[:2], broken, files[3], "-o", tmp_path / "job.yaml")
+    assert answer.code == 0
+    assert f"warning: left out: {broken}" in answer.err
+    assert "no trace of rank 2 of 4" in answer.err
+
+
+def test_a_given_cluster_is_compared_with_what_was_measured(capsys, traces, tmp_path) -> None:
+    answer = call(capsys, "import", traces, "-o", tmp_path / "job.yaml", "--cluster", "dgx-a100")
+    assert answer.code == 0
+    assert re.search(r"all_reduce .*\(-9\d%\)", answer.out)
+    assert "warning: the scenario predicts" in answer.err
+    given = scenarios.load_cluster(presets.path("clusters", "dgx-a100"))
+    written = scenarios.load(tmp_path / "job.yaml").cluster
+    assert written == given.model_copy(update={"nodes": 1, "gpus_per_node": 4})
+
+
+JOBS = {
+    "quiet": (without_input(n_steps=4), "cpu"),
+    "late": (replace(LATE, jitter=0.1), "cpu"),
+    "input": (replace(LATE, input_s=0.01), "cuda"),
+    "runs ahead": (replace(LATE, run_ahead=True), "cuda"),
+    "nodes": (replace(LATE, gpus_per_node=2), "cuda"),
+    "no shapes": (replace(LATE, shapes=False), "cpu"),
+    "one rank": (without_input(n_ranks=1, n_steps=4), "cpu"),
+}
+
+
+@pytest.mark.parametrize("case", JOBS)
+def test_the_file_says_what_was_imported(case: str, tmp_path) -> None:
+    truth, device = JOBS[case]
+    job = imported(truth, device)
+    read = loaded(truth, tmp_path / "job.yaml", device)
+    ours = job.scenario
+    storage = ours.cluster.storage.model_copy(update={"source": ""}) if ours.cluster.storage else None
+    assert read.cluster == ours.cluster.model_copy(update={"storage": storage})
+    assert (read.workload, read.steps, read.host, read.input) == (ours.workload, ours.steps, ours.host, ours.input)
+    assert read.schedules == ours.schedules
+    assert [(type(each), each.on) for each in read.disturbances] == [(Recorded, channel) for channel in job.delays]
+    assert read.warnings == ()
+
+
+def test_many_tensors_stand_in_a_file_of_their_own(tmp_path) -> None:
+    bucket = LATE.buckets[0]
+    truth = replace(LATE, buckets=(replace(bucket, counts=(100,) * 40),))
+    read = loaded(truth, tmp_path / "job.yaml")
+    assert len(read.workload.tensors) == 40
+    assert (tmp_path / "job.workload.yaml").is_file()
+
+
+def test_a_forced_import_leaves_no_file_of_the_one_before(tmp_path) -> None:
+    bucket = LATE.buckets[0]
+    write_scenario(imported(replace(LATE, buckets=(replace(bucket, counts=(100,) * 40),))), tmp_path / "job.yaml")
+    write_scenario(imported(without_input(n_steps=4)), tmp_path / "job.yaml", force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["job.yaml"]
+    with pytest.raises(ScenarioError, match="is there already"):
+        write_scenario(imported(LATE), tmp_path / "job.yaml")
+
+
+def test_what_is_doubtful_stands_in_the_scenario() -> None:
+    text = scenario_text(imported(replace(LATE, missing=(2,))), Names("a.npz", "b.yaml"))
+    assert text.startswith("# Imported from profiler traces of 3 of 4 ranks, steps 3-14.")
+    assert "# * no trace of rank 2 of 4" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_blocks_of_resampled_steps_hold_the_longest_burst() -> None:
+    bursts = imported(replace(LATE, delays=tuple(Delay("host", 1, step, 0.08) for step in range(4, 9)))).stragglers
+    assert (block_steps(bursts, 12), block_steps((), 27), block_steps(bursts, 3)) == (5, 3, 3)
