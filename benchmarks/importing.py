@@ -16,6 +16,7 @@ import gzip
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
@@ -59,9 +60,10 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Run:
-    """What a command took: seconds that passed, and the memory of all its processes at its fullest."""
+    """What a command took: seconds that passed, those of all processors, and the most memory of its processes."""
 
     wall_s: float
+    cpu_s: float
     peak_MiB: float
 
 
@@ -115,6 +117,7 @@ def row(what: str, n_events: int, nbytes: int, taken: Run) -> dict[str, Any]:
         "events": n_events,
         "MB": nbytes / 1e6,
         "s": taken.wall_s,
+        "cpu_s": taken.cpu_s,
         "peak_MiB": taken.peak_MiB,
         "events_per_s": n_events / taken.wall_s,
     }
@@ -122,7 +125,7 @@ def row(what: str, n_events: int, nbytes: int, taken: Run) -> dict[str, Any]:
 
 def run(command: list[str]) -> Run:
     """Run a command in a session of its own, and watch how much memory its processes have."""
-    began_s = time.perf_counter()
+    began_s, began_cpu_s = time.perf_counter(), processor_s()
     process = subprocess.Popen(
         command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
@@ -134,7 +137,13 @@ def run(command: list[str]) -> Run:
     watcher.join()
     if process.returncode:
         sys.exit(f"{' '.join(command)}: {errors.decode()}")
-    return Run(wall_s, max(peaks) / 2**20)
+    return Run(wall_s, processor_s() - began_cpu_s, max(peaks) / 2**20)
+
+
+def processor_s() -> float:
+    """Return the processor time of the commands that have ended, their own processes included."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def watch(process: "subprocess.Popen[bytes]", peaks: list[float]) -> None:

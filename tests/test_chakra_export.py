@@ -15,6 +15,7 @@ from simdist.chakra.operations import Describing, cautions
 from simdist.chakra.schema import NodeType
 from simdist.chakra.writing import MAX_NBYTES, refuse_size
 from simdist.chakra.writing import write as chakra_write
+from simdist.cost import Varying
 from simdist.engines import simulate
 from simdist.errors import PlanError
 from simdist.groups import Group
@@ -98,6 +99,15 @@ def test_a_replay_ends_every_operation_when_the_simulation_does(kind, on):
         assert max(ends.values()) == pytest.approx(trace.end_s[:, rank].max(), rel=1e-12)
 
 
+def test_groups_within_a_node_and_across_nodes_have_durations_of_their_own():
+    """Pairs of ranks on nodes of 3: the first pair shares a node, the second does not."""
+    text = without_sharing(edited(("nodes: 2", "nodes: 4"), ("gpus_per_node: 4", "gpus_per_node: 3")))
+    export = export_of("{kind: hierarchical_sgd, levels: {2: 2, 4: world}}", text)
+    trace = simulate(export.plan, export.costs, export.delays, engine="des")
+    for rank, ends in enumerate(replay(export)):
+        assert ends == pytest.approx({node: trace.end_s[node - 1, rank] for node in ends}, rel=1e-12)
+
+
 def test_a_replay_from_storage_ends_when_the_simulation_does():
     text = edited(
         ("  fabric: ideal", f"  fabric: ideal\n  {STORAGE}"),
@@ -108,6 +118,24 @@ def test_a_replay_from_storage_ends_when_the_simulation_does():
     trace = simulate(export.plan, export.costs, export.delays, engine="des")
     ends = replay(export)
     assert max(ends[0].values()) == pytest.approx(trace.makespan_s, rel=1e-12)
+
+
+def test_loads_of_a_data_set_last_as_long_as_their_own_files():
+    text = edited(
+        ("  fabric: ideal", f"  fabric: ideal\n  {STORAGE}"),
+        (
+            "steps: 12",
+            "data: {samples: 1024, file_size: {median: 100 kB, sigma: 0.5}}\ninput: {source: storage}\nsteps: 4",
+        ),
+    )
+    export = export_of("{kind: sync}", text)
+    cost = next(cost for cost in export.costs.of.values() if isinstance(cost, Varying))
+    for rank in (0, 5):
+        loads = [node for node in export.nodes(rank) if node.type == NodeType.MEM_LOAD]
+        assert len(loads) == 4
+        for number, node in enumerate(loads):
+            transfer = cost.transfers(number)[rank]
+            assert node.find("simdist_duration_s") == transfer.alone_s(export.costs.capacity_Bps) > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -145,6 +145,17 @@ def test_a_scenario_may_be_looked_at_in_part_and_under_another_schedule(
     assert (found["gains"], found["verdict"]) == (None, None)
 
 
+def test_a_recording_that_is_resampled_is_looked_at_as_it_happened(
+    capsys: pytest.CaptureFixture[str], mixed: Path
+) -> None:
+    """As with an imported job: step 4 is step 4, and what is longer than the recording was never seen."""
+    text = MIXED.replace("file: late.csv}", "file: late.csv, resample_steps: 3}").replace("steps: 12", "steps: 40")
+    longer = write(mixed.with_name("longer.yaml"), text)
+    found, other = (document(call(capsys, "whatif", path, "--json", "--resamples", "2")) for path in (longer, mixed))
+    assert found["by_step"] == other["by_step"]
+    assert found["gains"]["block_steps"] == 3
+
+
 def test_of_a_run_the_delays_that_it_had_are_resampled(capsys: pytest.CaptureFixture[str], runs: Path) -> None:
     found = document(call(capsys, "whatif", runs, "--json", "--resamples", "20"))
     assert (found["schedule"], found["trace"]) == ("sync", "simulated by fast")
@@ -206,7 +217,7 @@ def test_a_simulation_that_is_far_from_the_measured_step_is_warned_of(
         times += shift
     trace.save(run / rundir.REAL)
     answer = call(capsys, "whatif", run, "--resamples", "2")
-    assert "as simulated: the speed-ups are those of the simulation; calibrate the scenario" in answer.err
+    assert "as simulated: the speed-ups are those of the simulation; `simdist validate` shows which" in answer.err
 
 
 def _op(trace: Trace, row: int) -> object:

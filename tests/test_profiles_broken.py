@@ -85,6 +85,11 @@ def of_another_job(paths: list[Path], truth: Truth, *, device: Device = "cpu") -
     shutil.copy(others[-1], paths[-1])
 
 
+def rewrite(paths: list[Path], truth: Truth = TRUTH, *, device: Device = "cpu", version: str = "2.6") -> None:
+    """Replace all traces by those of another job, or another profiler."""
+    write_job(paths[0].parent, truth, device=device, version=version)
+
+
 def zip_of(path: Path) -> None:
     packed_into = path.with_suffix(".zip")
     with zipfile.ZipFile(packed_into, "w") as file:
@@ -147,6 +152,7 @@ MIXED_UP: dict[str, tuple[BreakJob, list[str]]] = {
     "worlds of two sizes": (lambda paths: edit(paths[1], says(world_size=8)), ["rank0", "rank1", "world size 3 against 8"]),
     "rank beyond the world": (lambda paths: edit(paths[2], says(rank=7)), ["rank2", "rank 7", "3 ranks"]),
     "absurd world": (lambda paths: edit_all(paths, says(world_size=10**12)), ["rank0", "1000000000000"]),
+    "absurd world, of an older profiler": (lambda paths: (rewrite(paths, version="2.0"), edit_all(paths, says(world_size=10**12))), ["rank0", "1000000000000"]),
     "steps that do not overlap": (lambda paths: of_another_job(paths, replace(TRUTH, first_step=90)), ["rank0", "rank2", "step"]),
 }  # fmt: skip
 
@@ -300,13 +306,14 @@ TOLERATED: dict[str, tuple[BreakJob, list[str], int]] = {
     "times NaN": (lambda paths: edit_all(paths, some({"ts": math.nan})), [], 5),
     "times infinite": (lambda paths: edit_all(paths, some({"dur": math.inf})), [], 5),
     "absurd times": (lambda paths: edit_all(paths, some({"ts": 1e300})), [], 5),
+    "correlation beyond all numbers": (lambda paths: (rewrite(paths, device="cuda"), edit_all(paths, some({"cat": "kernel", "args": {"correlation": 10**30}}))), [], 5),
     "times that are text": (lambda paths: edit_all(paths, some({"ts": "soon"})), [], 5),
     "events without times": (lambda paths: edit_all(paths, lambda trace: trace["traceEvents"].append({"ph": "X", "name": "x"})), [], 5),
     "events that are none": (lambda paths: edit_all(paths, lambda trace: trace["traceEvents"].extend([1, None, [], "x"])), [], 5),
     "a file beside the traces": (lambda paths: write(paths[0].with_name("notes.txt"), "tuesday"), [], 5),
     "folder named like a trace": (lambda paths: paths[0].with_name("rank9.pt.trace.json").mkdir(), [], 5),
-    "noise": (lambda paths: write_job(paths[0].parent, replace(TRUTH, noise=True), device="cpu"), [], 5),
-    "no shapes": (lambda paths: write_job(paths[0].parent, replace(TRUTH, shapes=False), device="cuda"), [], 5),
+    "noise": (lambda paths: rewrite(paths, replace(TRUTH, noise=True)), [], 5),
+    "no shapes": (lambda paths: rewrite(paths, replace(TRUTH, shapes=False), device="cuda"), [], 5),
     "world of no ranks": (lambda paths: edit_all(paths, says(world_size=0)), [], 5),
     "rank below 0, but the file's name tells it": (lambda paths: edit(paths[2], says(rank=-1)), [], 5),
     "no ranks told": (lambda paths: edit_all(paths, lambda trace: trace.pop("distributedInfo")), [], 5),

@@ -113,3 +113,11 @@ def test_ranks_without_a_trace_have_the_delays_of_the_typical_rank() -> None:
     compute_s = imported.delays["compute"]
     assert compute_s.shape == (20, 8)
     assert compute_s[:, 0] == pytest.approx(np.median(compute_s[:, 1:], axis=1), abs=1e-9)
+
+
+def test_a_rank_that_is_late_in_most_steps_is_persistent_in_these() -> None:
+    late = (*range(9), *range(12, 20))
+    delays = tuple(Delay("compute", 2, step, 0.02) for step in late)
+    stragglers = found(replace(JOB, delays=delays))
+    assert told(stragglers) == [("persistent", "rank 2", "compute", tuple(10 + step for step in late))]
+    assert stragglers[0].when(20) == "17 of 20 steps"

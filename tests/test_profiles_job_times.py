@@ -274,3 +274,21 @@ def test_schedules_fit_the_machines() -> None:
     imported = import_job(profiles_of(without_input(n_ranks=16, n_steps=16, gpus_per_node=4), "cuda"), name="job")
     names = [schedule.name for schedule in imported.scenario.schedules]
     assert names == ["sync", "local-2", "local-4", "local-8", "hsgd-2-4,4-8,8-16", "hsgd-2-4,4-8,8-16-node-gradients"]
+
+
+def test_gradients_in_half_precision_have_half_the_bytes() -> None:
+    profiles = []
+    for each in profiles_of(JOB):
+        steps = (replace(s, calls=tuple(replace(c, nbytes=(c.nbytes or 0) // 2) for c in s.calls)) for s in each.steps)
+        profiles.append(replace(each, dtype="bfloat16", steps=tuple(steps)))
+    imported = import_job(profiles, name="job")
+    assert imported.scenario.workload.dtype == "bfloat16"
+    assert imported.model.is_real
+    assert abs(imported.proof.error) < 1e-3
+
+
+@pytest.mark.parametrize("n_steps", [1, 2, 3])
+def test_few_steps_are_imported_with_a_note(n_steps: int) -> None:
+    imported = import_job(profiles_of(replace(JOB, n_steps=n_steps, first_step=0)), name="job")
+    assert imported.scenario.steps == n_steps
+    assert any("steps are few" in note for note in imported.notes)

@@ -74,7 +74,8 @@ AWKWARD = [
     operator("", tid="stream 7", pid="0"),
     {"ph": "X", "cat": "cpu_op", "name": "no duration", "ts": 3},
     operator("\n\t\x01"),
-    operator("last", args={"nested": {"deep": [[[1]], {"name": "}, {"}]}}),
+    operator("nested", args={"nested": {"deep": [[[1]], {"name": "}, {"}]}}),
+    operator("last", args={"list": [{"ph": 1}, {"ph": 2}]}),  # no event ends where two seem to meet
 ]
 
 

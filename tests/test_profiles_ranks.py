@@ -162,6 +162,17 @@ def test_blocking_collective_in_the_forward_pass_is_waited_for(tmp_path: Path) -
     ]
 
 
+def test_barrier_at_the_end_of_the_last_step_is_waited_for(tmp_path: Path) -> None:
+    draw = Drawing(GLOO)
+    draw_step(draw, 0, 0.0)
+    draw.op("c10d::barrier", 75.1, 75.2)
+    draw.note("gloo:barrier", 75.15, 79.2, tid=180)
+    profile = profile_rank(draw.write(tmp_path))
+    step = profile.steps[0]
+    assert ms([step.wait_s, step.host_s]) == [16.0, 0.7]
+    assert profile.notes == ()  # a barrier has no size that could be missed
+
+
 def test_pause_during_which_a_collective_goes_on_is_not_a_wait(tmp_path: Path) -> None:
     draw = Drawing(GLOO)
     draw_step(draw, 0, 0.0, sleep=20.0)
@@ -247,6 +258,15 @@ def test_trace_without_shapes_says_how_to_get_sizes(tmp_path: Path) -> None:
     assert profile.gradients == ()
     assert (profile.dtype, profile.batch_size) == ("", None)
     assert profile.notes == ("sizes of 2 of 2 collectives are unknown; profile with `record_shapes=True`",)
+
+
+def test_collectives_whose_end_is_missing_are_counted(tmp_path: Path) -> None:
+    draw = Drawing(GLOO)
+    draw_step(draw, 0, 0.0)
+    draw.events = [event for event in draw.events if event["tid"] != 181]
+    profile = profile_rank(draw.write(tmp_path))
+    assert len(profile.steps[0].calls) == 1
+    assert profile.notes == ("the ends of 1 of 2 collectives are not in the trace",)
 
 
 def test_trace_without_a_backward_pass_is_refused(tmp_path: Path) -> None:

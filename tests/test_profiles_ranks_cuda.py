@@ -177,6 +177,17 @@ def test_what_was_launched_before_the_trace_belongs_to_no_step(tmp_path: Path) -
     assert ms(parts_s(first)) == [8.0, 18.1, 20.2, 17.8, 17.0, 5.0]
 
 
+def test_step_of_which_kernels_are_missing_is_left_out(tmp_path: Path) -> None:
+    draw = Drawing(GPU)
+    for number in range(3):
+        draw_step(draw, number)
+    is_lost = [event["cat"] == "kernel" and event["ts"] > 255_000 for event in draw.events]
+    draw.events = [event for event, lost in zip(draw.events, is_lost, strict=True) if not lost]
+    profile = profile_rank(draw.write(tmp_path))
+    assert [step.number for step in profile.steps] == [0, 1]
+    assert profile.notes == ("steps of which kernels are missing were left out: 2",)
+
+
 def test_kernel_without_its_launch_belongs_with_the_one_before(tmp_path: Path) -> None:
     draw = Drawing(GPU)
     draw_step(draw, 0)

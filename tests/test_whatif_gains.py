@@ -118,12 +118,14 @@ def test_without_communication_and_stragglers_nothing_is_gained() -> None:
     assert found.best is None
 
 
-def test_a_block_that_the_scenario_states_is_not_needed(tmp_path: Path) -> None:
+def test_a_block_that_the_scenario_states_is_taken_but_not_its_number_of_steps(tmp_path: Path) -> None:
+    """Longer runs than the recording would make intervals narrower than it can tell."""
     scenario = recorded(job(PAUSES, steps=30), tmp_path)
     (playing,) = scenario.disturbances
     resampling = scenario.changed(disturbances=(playing.model_copy(update={"resample_steps": 5}),), steps=500)
     found = compared(resampling, LocalSGD(period=2))
-    assert (found.n_recorded, found.n_steps) == (30, 30)
+    assert (found.n_recorded, found.n_steps, found.block_steps) == (30, 30, 5)
+    assert compared(resampling, LocalSGD(period=2), block_steps=6).block_steps == 6
 
 
 def test_no_runs_are_refused() -> None:

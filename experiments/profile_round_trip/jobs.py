@@ -38,6 +38,7 @@ PROFILER_STEPS = 2
 LATE_S = (0.06, 0.16)  # shortest and longest
 SLOW_FACTOR = 1.4
 LAYERS, LAYER_S = 4, 3e-3  # forward; backward takes twice as long
+CONVNET_BATCH_SIZE = 32
 SEED = 1
 
 
@@ -123,19 +124,6 @@ CONVNETS = (
 TINY = Case("tiny", late_share=0.1, slow_rank=2, slow_factor=3.0, schedules=(SYNC, LOCAL_4), window_steps=12)
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What a run has measured.
-
-    Args:
-        step_s: Seconds per step of each window that was not profiled.
-        profiled_s: Of the profiled one; None without a profiler.
-    """
-
-    step_s: tuple[float, ...]
-    profiled_s: float | None
-
-
 def first_profiled_step(case: Case) -> int:
     """Return the number of the first step of the profiled window."""
     return FIRST_STEPS + 2 * case.window_steps + PROFILER_STEPS
@@ -151,7 +139,7 @@ def perform(case: Case, schedule: Schedule, folder: Path, nodes: Sequence[networ
         nodes: Of an emulated cluster, one per rank; None to run all ranks on this machine, with its loopback.
 
     Raises:
-        RunError: A rank failed; it says what the ranks printed.
+        RunError: A rank failed, twice; it says what the ranks printed.
     """
     folder.mkdir(parents=True)
     starts = _starts(case, schedule)
@@ -164,20 +152,28 @@ def perform(case: Case, schedule: Schedule, folder: Path, nodes: Sequence[networ
     options += ["--stragglers", str(folder / "late.csv"), "--times", str(folder / "times"), *schedule.options]
     if case.slow_rank is not None:
         options += ["--slow-rank", str(case.slow_rank), "--slow-factor", str(case.slow_factor)]
+    if case.model == "convnet":
+        options += ["--batch-size", str(CONVNET_BATCH_SIZE)]
     if schedule is SYNC:
         options += ["--profile", str(folder / "traces"), "--active-steps", str(case.window_steps + 1)]
     else:
         options += ["--barriers", ",".join(map(str, starts))]
     command = [sys.executable, str(HERE / "train.py"), *options]
-    _launch(command, case.world_size, nodes, asleep=case.model == "asleep")
+    try:
+        _launch(command, case.world_size, nodes, asleep=case.model == "asleep")
+    except RunError as error:  # one process in some hundred aborts at its end, with all its work done
+        print(f"once more: {error}", flush=True)
+        _launch(command, case.world_size, nodes, asleep=case.model == "asleep")
 
 
-def measured(case: Case, schedule: Schedule, folder: Path) -> Measured:
-    """Read what a run took, from where `perform` has left it."""
-    paths = [folder / "times" / f"rank{rank}.json" for rank in range(case.world_size)]
-    stamps_s = np.array([json.loads(path.read_text(encoding="utf-8")) for path in paths])
-    windows_s = [_step_s(stamps_s[:, start : start + case.window_steps]) for start in _starts(case, schedule)]
-    return Measured(tuple(windows_s[:2]), windows_s[2] if schedule is SYNC else None)
+def measured_s(case: Case, schedule: Schedule, folder: Path) -> tuple[float, ...]:
+    """Return seconds per step of each window that was not profiled, from what `perform` has left in a folder."""
+    return tuple(_step_s(case, folder, start) for start in _starts(case, schedule)[:2])
+
+
+def profiled_s(case: Case, folder: Path) -> float:
+    """Return seconds per step of the profiled window, likewise."""
+    return _step_s(case, folder, first_profiled_step(case))
 
 
 def _starts(case: Case, schedule: Schedule) -> list[int]:
@@ -224,11 +220,17 @@ def _start(
     return nodes[rank].run(scheduled, environ, output=output)
 
 
-def _step_s(stamps_s: NDArray[np.float64]) -> float:
-    """Return seconds per step: from the mean begin of the first one until the last rank has done the last one.
+def _step_s(case: Case, folder: Path, start: int) -> float:
+    """Return seconds per step of a window: from the mean begin of the first one until the last rank has done the last.
 
     Args:
-        stamps_s: When each rank began and ended each step, `[world_size, n_steps, 2]`.
+        case: The job.
+        folder: Of a run.
+        start: First step of the window.
     """
-    began_s, ended_s = stamps_s[:, 0, 0].mean(), stamps_s[:, -1, 1].max()
-    return float((ended_s - began_s) / stamps_s.shape[1])
+    paths = [folder / "times" / f"rank{rank}.json" for rank in range(case.world_size)]
+    stamps_s = np.array(
+        [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    )  # [ranks, steps, begin and end]
+    began_s, ended_s = stamps_s[:, start, 0].mean(), stamps_s[:, start + case.window_steps - 1, 1].max()
+    return float((ended_s - began_s) / case.window_steps)

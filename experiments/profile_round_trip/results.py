@@ -107,7 +107,7 @@ def load(path: Path) -> Result:
 
 def timing_table(results: Sequence[Result]) -> Iterator[str]:
     """Yield steps and speed-ups of every case and schedule."""
-    yield "| stragglers | schedule | ms per step: measured | predicted | error | speed-up: measured | predicted | error |"
+    yield "| job | schedule | ms per step, measured | predicted | error | speed-up, measured | predicted | error |"
     yield "|---|---|---|---|---|---|---|---|"
     for result in results:
         for timing in result.timings:
@@ -124,7 +124,7 @@ def timing_table(results: Sequence[Result]) -> Iterator[str]:
 
 def profiler_table(results: Sequence[Result]) -> Iterator[str]:
     """Yield what the profiler costs: steps of sync with it and without it."""
-    yield "| stragglers | ms per step of `sync`: not profiled, twice | profiled | predicted | error against profiled |"
+    yield "| job | ms per step of `sync`: not profiled, twice | profiled | predicted | error against profiled |"
     yield "|---|---|---|---|---|"
     for result in results:
         sync = result.timings[0]
@@ -137,7 +137,7 @@ def profiler_table(results: Sequence[Result]) -> Iterator[str]:
 
 def straggler_table(results: Sequence[Result]) -> Iterator[str]:
     """Yield every delay that was injected or found."""
-    yield "| stragglers | kind | rank | step | injected, ms | found, ms | error |"
+    yield "| job | kind | rank | step | injected, ms | found, ms | error |"
     yield "|---|---|---|---|---|---|---|"
     for result in results:
         for each in result.delays:

@@ -1,7 +1,7 @@
 """A slow job is profiled, imported and predicted; then the schedules are run for real, on the same machines.
 
-    python experiments/profile_round_trip/run.py            run everything and print the tables (root; five minutes)
-    python experiments/profile_round_trip/run.py --write    also record the results, and write the tables into the README
+    python experiments/profile_round_trip/run.py            run everything and print the tables (root; 5 minutes)
+    python experiments/profile_round_trip/run.py --write    also record the results, and write them into the README
     python experiments/profile_round_trip/run.py --tables   print the tables of the recorded results (anybody); with
                                                             --write, write them into the README again
     python experiments/profile_round_trip/run.py --keep D   leave traces, times and scenarios in D
@@ -57,7 +57,7 @@ def predict(scenario: Scenario, case: Case) -> dict[str, float]:
     Buckets of sync are those of the imported scenario; the other schedules are not in the traces.
     """
     as_recorded = [each.model_copy(update={"resample_steps": None}) for each in scenario.disturbances]
-    settings = [scenario.schedules[0], *(schedule.setting for schedule in case.schedules[1:])]
+    settings: list[object] = [scenario.schedules[0], *(schedule.setting for schedule in case.schedules[1:])]
     played = scenario.changed(disturbances=as_recorded, schedules=settings)
     found = {}
     for schedule in played.schedules:
@@ -68,7 +68,7 @@ def predict(scenario: Scenario, case: Case) -> dict[str, float]:
 
 def stragglers(imported: Imported, case: Case) -> tuple[Delay, ...]:
     """Return what was injected beside what was found."""
-    found = {
+    found: dict[tuple[str, int, int | None], float] = {
         (each.kind, rank, step): each.seconds
         for each in imported.stragglers
         for rank in each.ranks
@@ -95,12 +95,12 @@ def conclude(case: Case, folder: Path) -> Result:
     """Import and predict what was performed."""
     imported, path = import_traces(case, folder)
     predicted = predict(load(path), case)
-    timings = []
-    for schedule in case.schedules:
-        run = jobs.measured(case, schedule, folder / schedule.label)
-        timings.append(Timing(schedule.label, run.step_s, predicted[schedule.label]))
-        profiled_s = run.profiled_s if schedule is SYNC else profiled_s
-    return Result(case.name, tuple(timings), profiled_s, stragglers(imported, case))
+    timings = tuple(
+        Timing(schedule.label, jobs.measured_s(case, schedule, folder / schedule.label), predicted[schedule.label])
+        for schedule in case.schedules
+    )
+    profiled_s = jobs.profiled_s(case, folder / SYNC.label)
+    return Result(case.name, timings, profiled_s, stragglers(imported, case))
 
 
 def run(cases: Sequence[Case], folder: Path) -> None:
@@ -171,14 +171,13 @@ def main() -> int:
     if arguments.tables:
         found = recorded(cases)
     else:
-        kept_in = arguments.again or arguments.keep
-        with tempfile.TemporaryDirectory() if kept_in is None else nullcontext(str(kept_in)) as name:
-            folder = Path(name)
+        left_in = arguments.again or arguments.keep
+        with tempfile.TemporaryDirectory() if left_in is None else nullcontext(left_in) as folder:
             if not arguments.again:
-                run(cases, folder)
-            found = [conclude(case, folder / case.slug) for case in cases]
+                run(cases, Path(folder))
+            found = [conclude(case, Path(folder, case.slug)) for case in cases]
             if arguments.write:
-                record(found, cases, folder)
+                record(found, cases, Path(folder))
     written = tables(found[: len(CASES)], found[len(CASES) :])
     if arguments.write:
         write_tables(PAGE, written)

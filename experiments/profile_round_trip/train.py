@@ -10,11 +10,11 @@ long in the backward pass, asleep: the device is emulated, so that more ranks th
 
 import argparse
 import json
-import os
-import sys
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -77,20 +77,21 @@ class Noise(Dataset):
 def network(options: argparse.Namespace, slowness: float) -> tuple[nn.Module, tuple[int, ...]]:
     """Return a model, and the shape of its samples."""
     if options.model == "convnet":
-        channels = [3, 32, 64, 128, 128]
-        blocks = [
-            layer
-            for inputs, outputs in zip(channels, channels[1:], strict=False)
-            for layer in (nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
-        ]
-        return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, N_CLASSES)), (
-            3,
-            32,
-            32,
-        )
+        return convnet(), (3, 32, 32)
     seconds = 1e-3 * options.layer_ms * slowness
     layers = [Layer(options.width, seconds) for _ in range(options.layers)]
     return nn.Sequential(*layers, nn.Linear(options.width, N_CLASSES)), (options.width,)
+
+
+def convnet() -> nn.Module:
+    """Return a small network for pictures of 32 x 32, whose layers take what they take."""
+    channels = [3, 32, 64, 128, 128]
+    blocks = [
+        layer
+        for inputs, outputs in pairwise(channels)
+        for layer in (nn.Conv2d(inputs, outputs, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
+    ]
+    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, N_CLASSES))
 
 
 def averager(options: argparse.Namespace) -> ModelAverager | None:
@@ -120,14 +121,8 @@ def profiler(options: argparse.Namespace, rank: int):
     )
 
 
-def give_way() -> None:
-    """Let other ranks have the cores, which are fewer here than ranks, while this one writes its trace."""
-    if sys.platform == "linux":
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-
-
-def train(options: argparse.Namespace) -> list[float]:
-    """Train, and return when each step began, and the last one ended, on the machine's monotonic clock."""
+def train(options: argparse.Namespace) -> list[list[float]]:
+    """Train, and return when each step began and ended, on the machine's monotonic clock."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(options.seed)
     slowness = options.slow_factor if rank == options.slow_rank else 1.0
@@ -156,14 +151,12 @@ def train(options: argparse.Namespace) -> list[float]:
             if average:
                 average.average_parameters(trained.parameters())
             stamps_s.append([began_s, time.monotonic()])
-            if step == options.steps - 1:
-                give_way()
             if recorder:
                 recorder.step()
     return stamps_s
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Train, and write the times of this rank's steps."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--schedule", choices=["sync", "local", "hsgd"], default="sync")
@@ -184,7 +177,7 @@ def main() -> None:
     parser.add_argument("--barriers", default="", help="steps before which all ranks meet")
     parser.add_argument("--times", type=Path, help="folder for the times of steps, a file per rank")
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     stamps_s = train(options)
@@ -192,6 +185,7 @@ def main() -> None:
         options.times.mkdir(parents=True, exist_ok=True)
         path = options.times / f"rank{dist.get_rank()}.json"
         path.write_text(json.dumps(stamps_s), encoding="utf-8")
+    dist.barrier()
     dist.destroy_process_group()
 
 

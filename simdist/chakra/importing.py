@@ -163,8 +163,8 @@ class _Job:
             ranks = self._groups.get(name)
             if ranks is not None and len(ranks) < world_size:
                 raise UnsupportedError(
-                    f"{call.node} is over process group {shown(name)}, {len(ranks)} of {world_size} ranks: only training that "
-                    f"all-reduces its gradients over all ranks in every step can be imported"
+                    f"{call.node} is over process group {shown(name)}, {len(ranks)} of {world_size} ranks: only "
+                    f"training that all-reduces its gradients over all ranks in every step can be imported"
                 )
             if ranks is None and name not in ("", WORLD):
                 self._notes.append(f"no file says who is in process group {shown(name)}: it is taken for the world")

@@ -87,6 +87,8 @@ def read_varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
     Raises:
         DamageError: It does not end before `stop`, or is of more than 64 bits.
     """
+    if at < stop and data[at] < 0x80:  # most are of one byte
+        return data[at], at + 1
     value = 0
     for n, byte in enumerate(data[at : min(stop, at + _MAX_VARINT_NBYTES)]):
         value |= (byte & 0x7F) << 7 * n

@@ -108,6 +108,98 @@ def _whatif(
     whatif.whatif(session, job, wanted)
 
 
+@click.command("tune")
+@common.scenario
+@click.option(
+    "--global-every",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    metavar="H",
+    help="All ranks exchange at least every H steps.",
+)
+@click.option(
+    "--group-every", multiple=True, metavar="SIZE:H", help="Groups of so many ranks exchange at least every H steps."
+)
+@click.option("--max-bytes", metavar="SIZE", help="A rank sends no more per step, e.g. 20 MB.")
+@click.option("--memory", metavar="SIZE", help="A rank's buffers on the device take no more.")
+@click.option("--host-memory", metavar="SIZE", help="A rank's buffers on the host take no more.")
+@click.option("--min-density", metavar="SHARE", help="Also try sparse gradients of this density or more, e.g. 1%.")
+@click.option("--only", multiple=True, metavar="KIND", help="Only schedules of this kind; may be repeated.")
+@click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(("fp16", "servers")),
+    help="Also try half precision, or parameter servers.",
+)
+@click.option(
+    "--baseline", default="sync", show_default=True, metavar="LABEL", help="Label or kind of the schedule to beat."
+)
+@click.option(
+    "--seeds", type=click.IntRange(min=2), default=20, show_default=True, help="Fresh seeds of the finalists."
+)
+@click.option("--search-seeds", type=click.IntRange(min=1), default=5, show_default=True, help="Seeds of the search.")
+@click.option("--evaluations", type=click.IntRange(min=1), metavar="N", help="Simulate at most so many candidates.")
+@click.option("--exhaustive", is_flag=True, help="Simulate all candidates, however many.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the search's own choices.")
+@click.option("-o", "--output", type=common.path, metavar="DIR", help="Keep what is simulated there; go on from it.")
+@click.option(
+    "--write", type=common.path, metavar="FILE", help="Write the scenario with the finalists as its schedules."
+)
+@common.plot
+@common.options
+@click.pass_obj
+def _tune(
+    session: Session,
+    scenario: str,
+    global_every: int,
+    group_every: tuple[str, ...],
+    max_bytes: str | None,
+    memory: str | None,
+    host_memory: str | None,
+    min_density: str | None,
+    only: tuple[str, ...],
+    allow: tuple[str, ...],
+    baseline: str,
+    seeds: int,
+    search_seeds: int,
+    evaluations: int | None,
+    exhaustive: bool,
+    seed: int,
+    output: Path | None,
+    write: Path | None,
+    plot: Path | None,
+) -> None:
+    """Find the fastest schedule for a scenario, within limits.
+
+    Schedules and their parameters are simulated, all of them or, where there are many, those that a search picks. The
+    best, and the best of every frequency of global synchronisation, are simulated again with fresh seeds; only those
+    numbers are shown. If nothing gains, it says so, and why.
+    """
+    from simdist.cli import tuning
+
+    asked = tuning.Asked(
+        global_every=global_every,
+        group_every=group_every,
+        max_bytes=max_bytes,
+        memory=memory,
+        host_memory=host_memory,
+        min_density=min_density,
+        only=only,
+        allow=allow,
+        baseline=baseline,
+        n_seeds=seeds,
+        n_search_seeds=search_seeds,
+        evaluations=evaluations,
+        is_exhaustive=exhaustive,
+        seed=seed,
+        output=output,
+        scenario_file=write,
+        plot=plot,
+    )
+    tuning.tune(session, scenario, asked)
+
+
 @click.group("chakra")
 def _chakra() -> None:
     """Exchange plans and workloads as Chakra execution traces."""
@@ -147,5 +239,5 @@ def _chakra_import(
     chakra.import_(session, traces, output=output, cluster=cluster, n_steps=n_steps, force=force)
 
 
-COMMANDS: tuple[click.Command, ...] = (_import, _whatif, _chakra)
+COMMANDS: tuple[click.Command, ...] = (_import, _whatif, _tune, _chakra)
 """What `simdist` gains by this module."""

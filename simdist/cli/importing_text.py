@@ -94,10 +94,11 @@ def _slowed(imported: Imported) -> str:
 def _lines(imported: Imported) -> Iterator[str]:
     for each in imported.stragglers[:_TOLD]:
         more = f"+{format_seconds(each.seconds)} ({_percent(imported, each)})"
+        when = each.when(len(imported.job.numbers))
         if each.kind == "persistent":
-            yield f"{each.who}, persistent: {more} in every step, {each.channel}"
+            yield f"{each.who}, persistent: {more} in {when}, {each.channel}"
         else:
-            yield f"{each.who}, step{'s' * (len(each.steps) > 1)} {listed(each.steps)}: {more}, {each.channel}"
+            yield f"{each.who}, {when}: {more}, {each.channel}"
     if len(imported.stragglers) > _TOLD:
         yield f"... and {len(imported.stragglers) - _TOLD} more, which add up to less; --json has all"
 

@@ -24,7 +24,7 @@ from simdist.units import parse_fraction, parse_nbytes
 
 __all__ = ["Asked", "tune"]
 
-_FEW_PERIODS = 4  # that a run should hold, so that its last steps do not decide
+_FEW_PERIODS = 10  # in fewer, a last one that is cut off saves a schedule an average that others pay for
 
 
 @dataclass(frozen=True, slots=True)

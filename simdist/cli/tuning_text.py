@@ -31,7 +31,7 @@ def tuned_text(tuned: Tuned, wanted: Wanted) -> str:
 def _title(tuned: Tuned, wanted: Wanted) -> str:
     (baseline,) = (each for each in tuned.finalists if each.is_baseline)
     world_size, n_seeds = tuned.scenario.cluster.world_size, baseline.row.seeds
-    tried = f"{tuned.n_evaluated:,} plans of {tuned.n_candidates:,} candidates tried"
+    tried = f"{tuned.n_evaluated:,} plan{'s' * (tuned.n_evaluated > 1)} of {tuned.n_candidates:,} candidates tried"
     again = f"finalists again with {n_seeds} other seed{'s' * (n_seeds > 1)}" if tuned.scenario.is_random else ""
     return "; ".join(
         part

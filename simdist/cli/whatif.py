@@ -121,7 +121,7 @@ def _warn(session: Session, job: Job, found: Slowdown, compared: Gains | None) -
         session.say(
             f"warning: {job.name}: {compared.baseline} takes {traced} per step as measured, "
             f"{format_seconds(compared.baseline_step_s)} as simulated: the speed-ups are those of the simulation; "
-            f"calibrate the scenario"
+            f"`simdist validate` shows which operations differ"
         )
 
 

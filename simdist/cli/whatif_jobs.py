@@ -19,6 +19,7 @@ from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.trace import Trace
 from simdist.whatif.candidates import candidates
+from simdist.whatif.recording import as_recorded
 
 __all__ = ["Job", "Wanted", "Which", "read_job", "schedules_of"]
 
@@ -148,9 +149,9 @@ def _from_scenario(session: Session, name: str, wanted: Wanted) -> Job:
         scenario = scenario.changed(seed=wanted.seed)
     chosen = inputs.choose(scenario, wanted.label, where=name)
     baseline = chosen[_baseline(chosen)]
-    simulated = scenario
-    if wanted.steps and wanted.steps.stop < scenario.steps:
-        simulated = scenario.changed(steps=max(1, wanted.steps.stop))
+    simulated = as_recorded(scenario)
+    if wanted.steps and wanted.steps.stop < simulated.steps:
+        simulated = simulated.changed(steps=max(1, wanted.steps.stop))
     with inputs.naming(name):
         _refuse_large(simulated, baseline)
         built = build(simulated, baseline)

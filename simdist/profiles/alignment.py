@@ -51,7 +51,7 @@ def _shift(ends_s: NDArray[np.float64], reference_s: NDArray[np.float64]) -> int
     deviations = {shift: each for shift, each in deviations.items() if len(each) >= _FEWEST}
     if not deviations:
         return 0
-    step_s = float(np.nanmedian(np.diff(reference_s)))
+    step_s = float(np.nanmax(reference_s) - np.nanmin(reference_s)) / max(1, len(reference_s) - 1)
     noise_s = min(float(np.median(each)) for each in deviations.values())
     tolerance_s = max(_TOLERATED * step_s, _NOISE * noise_s)
     agree = {shift: int(np.where(each <= tolerance_s, 1, -1).sum()) for shift, each in deviations.items()}

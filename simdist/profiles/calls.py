@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.groups import MAX_WORLD_SIZE
 from simdist.profiles.classify import What
 from simdist.profiles.header import Header
 from simdist.profiles.host import Passes
@@ -102,7 +103,9 @@ def _everybody(header: Header) -> tuple[int, ...] | None:
     """Return the ranks of the only process group there is."""
     if len(header.groups) == 1:
         return header.groups[0].ranks
-    return tuple(range(header.world_size)) if header.world_size and not header.groups else None
+    if header.groups or header.world_size is None or not 0 < header.world_size <= MAX_WORLD_SIZE:
+        return None
+    return tuple(range(header.world_size))
 
 
 def _may_be_gradients(message: Message) -> bool:

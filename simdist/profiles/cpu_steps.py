@@ -44,15 +44,18 @@ def cpu_phases(own: Events, passes: Passes, waits: list[Stroke], edges_s: tuple[
     return paint(np.array(edges_s), np.array([Phase.FORWARD], np.int8), [*updates, *pauses, *others, *waits])
 
 
-def waits_of(own: Events, passes: Passes, transfers: Transfers) -> tuple[list[Stroke], Transfers]:
+def waits_of(
+    own: Events, passes: Passes, transfers: Transfers, edges_s: tuple[float, float]
+) -> tuple[list[Stroke], Transfers]:
     """Return when the main thread waited for collectives, and these without reports that came too late.
 
     Args:
         own: What the main thread did.
         passes: Its backward passes.
         transfers: Its collectives.
+        edges_s: From where to where.
     """
-    pauses = _Pauses.of(own, passes)
+    pauses = _Pauses.of(own, passes, edges_s)
     waits = [wait for i in pauses.running(transfers) for wait in _until_reduced(pauses, i, passes, transfers)]
     transfers = _until_resumed(transfers, passes, waits)
     return waits + [wait for i in pauses.running(transfers) for wait in _blocked(pauses, i, transfers)], transfers
@@ -73,12 +76,12 @@ class _Pauses:
     of_pass: Ints
 
     @classmethod
-    def of(cls, own: Events, passes: Passes) -> "_Pauses":
+    def of(cls, own: Events, passes: Passes, edges_s: tuple[float, float]) -> "_Pauses":
         """Find the pauses of a main thread."""
         regions = own.of(What.INPUT, What.OPTIMIZER)
         operators = own.of(*_OPERATORS)
-        starts_s = np.concatenate([operators.start_s, regions.start_s])
-        ends_s = np.concatenate([operators.end_s, regions.start_s])
+        starts_s = np.concatenate([operators.start_s, regions.start_s, edges_s])
+        ends_s = np.concatenate([operators.end_s, regions.start_s, edges_s])
         pauses_s = gaps_between(starts_s, ends_s)
         of_pass = np.searchsorted(passes.start_s, pauses_s[:, 0], side="right") - 1
         computed_s, end_s = np.append(passes.computed_s, -np.inf), np.append(passes.end_s, -np.inf)

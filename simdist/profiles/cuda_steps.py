@@ -28,9 +28,12 @@ from simdist.profiles.steps import Span
 from simdist.profiles.timeline import Events, Floats, Timeline
 from simdist.profiles.windows import Window
 
-__all__ = ["Kernels", "collectives_of", "cuda_phases", "cuda_spans", "host_blocks", "kernels_of"]
+__all__ = ["Kernels", "are_whole", "collectives_of", "cuda_phases", "cuda_spans", "host_blocks", "kernels_of"]
 
 CLOCKS_S = 50e-6  # by which the clocks of host and device may disagree after the profiler converted them
+
+
+NEARLY = 0.9  # a share that leaves room for a step that differs
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +130,19 @@ def cuda_spans(windows: Sequence[Window], kernels: Kernels) -> list[Span]:
     return spans
 
 
+def are_whole(timeline: Timeline, windows: Sequence[Window]) -> list[bool]:
+    """Tell of which steps the trace has what they launched: of a damaged one, the device's part may be missing.
+
+    Some calls launch nothing that the profiler sees; of those, every step has its share.
+    """
+    launches = timeline.host.of(What.LAUNCH)
+    is_seen = np.isin(launches.link, timeline.device.link) & (launches.link >= 0)
+    n_seen = np.append(0, np.cumsum(is_seen))
+    borders = np.searchsorted(launches.start_s, [[window.start_s, window.end_s] for window in windows])
+    shares = np.diff(n_seen[borders], axis=1)[:, 0] / np.maximum(np.diff(borders, axis=1)[:, 0], 1)
+    return [bool(share >= NEARLY * shares.max()) for share in shares]
+
+
 def cuda_phases(
     timeline: Timeline, own: Events, passes: Passes, kernels: Kernels, transfers: Transfers, spans: Sequence[Span]
 ) -> Phases:
@@ -213,6 +229,3 @@ def host_blocks(own: Events, windows: Sequence[Window], kernels: Kernels) -> boo
     blocks = blocks.where((done_s <= blocks.end_s + CLOCKS_S) & np.isfinite(done_s))
     counts = [int(np.diff(np.searchsorted(blocks.start_s, [w.start_s, w.end_s]))[0]) for w in windows]
     return sum(count > 0 for count in counts) >= NEARLY * len(windows)
-
-
-NEARLY = 0.9

@@ -1,7 +1,7 @@
 """Collectives of all ranks, matched: the n-th of a kind in a group and step is the same one on all of its members."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +35,8 @@ class Matched:
     Args:
         what: Of each.
         step: Index of the step in which it was issued, `[n_calls]`.
-        arrival_s: When the rank was in it and done with the one before of its group, `[n_calls, n_traced_ranks]`.
+        arrival_s: When the rank was ready for it: so long before the end as it took, less what the rank did for others
+            of the group meanwhile, `[n_calls, n_traced_ranks]`.
         end_s: When it was done there, likewise.
         notes: What could not be matched.
     """
@@ -47,7 +48,8 @@ class Matched:
     notes: tuple[str, ...]
 
 
-_Place = tuple[int, Kind, tuple[int, ...], int]  # step, kind, group, how many of these came before in the step
+_Key = tuple[int, Kind, tuple[int, ...]]  # step, kind, group
+_Place = tuple[int, Kind, tuple[int, ...], int]  # and how many of these came before in the step
 
 
 def match(job: TracedJob) -> Matched:
@@ -78,18 +80,30 @@ def match(job: TracedJob) -> Matched:
 
 def _places(profile: RankProfile, world_size: int) -> Iterator[tuple[_Place | None, Call, float]]:
     """Yield every collective with its place, None if its members are unknown, and when the rank was ready for it."""
-    free_s: dict[tuple[int, ...], float] = {}
-    for index, step in enumerate(profile.steps):
-        seen: Counter[tuple[Kind, tuple[int, ...]]] = Counter()
-        for call in step.calls:
-            group = _group(call, world_size)
-            if group is None:
-                yield None, call, call.start_s
-            elif len(group) > 1:
-                arrival_s = max(call.start_s, free_s.get(group, call.start_s))
-                free_s[group] = max(call.end_s, free_s.get(group, call.end_s))
-                yield (index, call.kind, group, seen[call.kind, group]), call, arrival_s
-                seen[call.kind, group] += 1
+    calls = [(index, call, _group(call, world_size)) for index, step in enumerate(profile.steps) for call in step.calls]
+    groups = {group for _, _, group in calls if group}
+    seconds = {group: iter(_alone_s([call for _, call, of in calls if of == group])) for group in groups}
+    seen: Counter[_Key] = Counter()
+    for index, call, group in calls:
+        if group is None:
+            yield None, call, call.start_s
+        elif len(group) > 1:
+            key = index, call.kind, group
+            yield (*key, seen[key]), call, call.end_s - next(seconds[group])
+            seen[key] += 1
+
+
+def _alone_s(calls: Sequence[Call]) -> list[float]:
+    """Return the seconds of each call of a group if it had its links to itself.
+
+    While several run at once, as with gloo's two threads, each has an equal share of the links: k of them for t seconds
+    did what each would have done alone in t / k. Where each begins after the one before, it is what they took.
+    """
+    start_s, end_s = np.array([(call.start_s, call.end_s) for call in calls]).T
+    at_s = np.unique(np.concatenate([start_s, end_s]))
+    began, ended = (np.searchsorted(np.sort(times_s), at_s[:-1], side="right") for times_s in (start_s, end_s))
+    done_s = np.concatenate([[0.0], np.cumsum(np.diff(at_s) / np.maximum(1, began - ended))])
+    return list(np.interp(end_s, at_s, done_s) - np.interp(start_s, at_s, done_s))
 
 
 def _group(call: Call, world_size: int) -> tuple[int, ...] | None:

@@ -1,6 +1,5 @@
 """The import's own proof: synchronous SGD, simulated with the delays as they happened, against the measured step."""
 
-import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -122,8 +121,3 @@ def _other_groups(job: TracedJob) -> int | None:
     if sizes == {job.world_size} or job.world_size == 1:
         return None
     return min(sizes, default=1)
-
-
-def document(proof: Proof) -> dict[str, object]:
-    """Return the proof as JSON has it."""
-    return dataclasses.asdict(proof)

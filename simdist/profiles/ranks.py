@@ -11,7 +11,7 @@ from simdist.errors import TraceError
 from simdist.profiles.calls import Transfers, backend_transfers, calls_of
 from simdist.profiles.classify import What
 from simdist.profiles.cpu_steps import cpu_phases, waits_of
-from simdist.profiles.cuda_steps import collectives_of, cuda_phases, cuda_spans, host_blocks, kernels_of
+from simdist.profiles.cuda_steps import are_whole, collectives_of, cuda_phases, cuda_spans, host_blocks, kernels_of
 from simdist.profiles.gradients import batch_size_of, gradients_of
 from simdist.profiles.header import Header
 from simdist.profiles.host import Passes, backward_passes, main_thread
@@ -35,6 +35,7 @@ class _Computing:
     transfers: Transfers
     computed: Computed
     host_waits: bool
+    notes: list[str]
 
 
 def profile_rank(path: Path) -> RankProfile:
@@ -84,7 +85,7 @@ def _profile(timeline: Timeline, header: Header) -> RankProfile:
         dtype=_dtype(timeline, computing.transfers, calls),
         batch_size=batch_size_of(own, spans),
         host_waits=computing.host_waits,
-        notes=(*header.notes, *notes, *left_out, *amiss, *_missing(own, steps)),
+        notes=(*header.notes, *notes, *computing.notes, *left_out, *amiss, *_missing(own, steps)),
     )
 
 
@@ -100,10 +101,14 @@ def _has_kernels(timeline: Timeline, header: Header) -> bool:
 
 
 def _on_cpu(timeline: Timeline, own: Events, passes: Passes, windows: Sequence[Window]) -> _Computing:
-    waits, transfers = waits_of(own, passes, backend_transfers(timeline))
-    phases = cpu_phases(own, passes, waits, (windows[0].start_s, windows[-1].end_s))
+    edges_s = (windows[0].start_s, windows[-1].end_s)
+    waits, transfers = waits_of(own, passes, backend_transfers(timeline), edges_s)
+    phases = cpu_phases(own, passes, waits, edges_s)
     spans = [Span(window, window.start_s, window.end_s) for window in windows]
-    return _Computing("cpu", spans, phases, transfers, _at_once, host_waits=True)
+    n_issued = int(np.count_nonzero(timeline.host.what == What.ISSUE))
+    n_lost = n_issued - len(transfers.end_s)
+    notes = [f"the ends of {n_lost} of {n_issued} collectives are not in the trace"] if n_lost > 0 else []
+    return _Computing("cpu", spans, phases, transfers, _at_once, host_waits=True, notes=notes)
 
 
 def _at_once(times_s: Floats) -> Floats:
@@ -117,7 +122,11 @@ def _on_gpu(timeline: Timeline, own: Events, passes: Passes, windows: Sequence[W
     transfers = transfers if len(transfers.end_s) else backend_transfers(timeline)
     spans = cuda_spans(windows, kernels)
     phases = cuda_phases(timeline, own, passes, kernels, transfers, spans)
-    return _Computing("cuda", spans, phases, transfers, kernels.computed, host_blocks(own, windows, kernels))
+    whole = [span for span, is_whole in zip(spans, are_whole(timeline, windows), strict=True) if is_whole]
+    out = f"steps of which kernels are missing were left out: {_numbers(spans, whole)}"
+    notes = [out] if len(whole) < len(spans) else []
+    waits = host_blocks(own, windows, kernels)
+    return _Computing("cuda", whole, phases, transfers, kernels.computed, host_waits=waits, notes=notes)
 
 
 def _training(spans: Sequence[Span], own: Events, passes: Passes, header: Header) -> tuple[list[Span], list[str]]:
@@ -182,8 +191,9 @@ def _missing(own: Events, steps: Sequence[RankStep]) -> list[str]:
     n_without = sum(not step.buckets_s for step in steps)
     if n_without:
         notes.append(f"{n_without} of {len(steps)} steps reduce no gradients")
-    if n_unsized := sum(call.nbytes is None for call in calls):
-        notes.append(f"sizes of {n_unsized} of {len(calls)} collectives are unknown; profile with `record_shapes=True`")
+    sized = [call for call in calls if call.kind != "other"]
+    if n_unsized := sum(call.nbytes is None for call in sized):
+        notes.append(f"sizes of {n_unsized} of {len(sized)} collectives are unknown; profile with `record_shapes=True`")
     if not np.any(own.what == What.INPUT):
         notes.append("no `DataLoader` was seen; time spent on input counts as the host's")
     return notes

@@ -156,7 +156,7 @@ def _disturbances(imported: Imported, file: str) -> Iterator[str]:
         return
     block = block_steps(imported.stragglers, len(imported.job.numbers))
     yield "disturbances:  # what steps took beyond an undisturbed one, by step and rank"
-    for each in _told(imported.stragglers):
+    for each in _told(imported.stragglers, len(imported.job.numbers)):
         yield from ("  " + line for line in _comment(each))
     for channel in imported.delays:
         yield f"  - {{kind: recorded, on: {channel}, file: {strict_yaml.dump_line(file)}, resample_steps: {block}}}"
@@ -169,10 +169,9 @@ def _schedules(imported: Imported) -> Iterator[str]:
         yield f"  - {_schedule_line(schedule)}"
 
 
-def _told(stragglers: tuple[Straggler, ...]) -> Iterator[str]:
+def _told(stragglers: tuple[Straggler, ...], n_steps: int) -> Iterator[str]:
     for each in stragglers[:_TOLD]:
-        steps = "every step" if each.kind == "persistent" else f"step{'s' * (len(each.steps) > 1)} {listed(each.steps)}"
-        yield f"{each.who}, {steps}, {each.channel}: +{_ms(each.seconds)}"
+        yield f"{each.who}, {each.when(n_steps)}, {each.channel}: +{_ms(each.seconds)}"
     if len(stragglers) > _TOLD:
         yield f"and {len(stragglers) - _TOLD} shorter ones"
 

@@ -24,7 +24,7 @@ _NEAR_NBYTES = 1 << 16  # the last cut is nearly always within so many bytes of 
 
 # Values that are no JSON: `inf` (https://github.com/pytorch/kineto/issues/105), none at all, and strings without quotes
 # (https://github.com/pytorch/pytorch/pull/172353). Also in lists, where only numbers are known to be wrong.
-_NO_VALUE = re.compile(rb'("\s*:\s*)(?![\s"\[{\d]|-\d|true\b|false\b|null\b)[^,}\]\n"]*')
+_NO_VALUE = re.compile(rb'((?<!\\)"\s*:\s*)(?![\s"\\\[{\d]|-\d|true\b|false\b|null\b)[^,}\]\n"]*')
 _NO_NUMBER = re.compile(rb"([\[,]\s*)[+-]?(?:nan|inf|infinity)\b", re.IGNORECASE)
 _BACKSLASH = re.compile(rb'(\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))|\\')  # lone ones stand in paths of Windows
 _SPACES = bytes(code if code >= 0x20 else 0x20 for code in range(0x100))  # for control characters in strings:

@@ -42,7 +42,7 @@ class Straggler:
         ranks: The rank, or those of the node, in ascending order.
         node: If all of its traced ranks are late.
         channel: On what.
-        steps: Their numbers, in ascending order; those of a burst follow one another. Of a persistent one, all.
+        steps: Their numbers, in ascending order; those of a burst follow one another.
         seconds: In each of these steps, more than a typical rank.
     """
 
@@ -57,6 +57,18 @@ class Straggler:
     def who(self) -> str:
         """The rank or the node, in words."""
         return f"rank {self.ranks[0]}" if self.node is None else f"node {self.node} (ranks {listed(self.ranks)})"
+
+    def when(self, n_steps: int) -> str:
+        """Return the steps, in words.
+
+        Args:
+            n_steps: That were traced.
+        """
+        if len(self.steps) == n_steps and self.kind == "persistent":
+            return "every step"
+        if self.kind == "persistent":
+            return f"{len(self.steps)} of {n_steps} steps"
+        return f"step{'s' * (len(self.steps) > 1)} {listed(self.steps)}"
 
 
 def find_stragglers(
@@ -78,12 +90,7 @@ def find_stragglers(
     """
     found: list[Straggler] = []
     for channel, delay_s in excess.items():
-        late_s = _persistent_s(delay_s, step_s)
-        always = [
-            Straggler("persistent", (ranks[column],), None, channel, tuple(numbers), float(late_s[column]))
-            for column in np.flatnonzero(late_s).tolist()
-        ]
-        found += _by_node(always, ranks, layout)
+        found += _by_node(_persistent(delay_s, step_s, channel, ranks, numbers), ranks, layout)
         found += _by_node(_transient(delay_s, step_s, channel, ranks, numbers), ranks, layout)
     return tuple(sorted(found, key=lambda each: (each.kind, -_total_s(each), each.ranks, each.steps)))
 
@@ -107,16 +114,20 @@ def _total_s(straggler: Straggler) -> float:
     return straggler.seconds * len(straggler.steps)
 
 
-def _persistent_s(delay_s: NDArray[np.float64], step_s: float) -> NDArray[np.float64]:
-    """Return by how much each rank is late in every step, 0 if it is not, `[n_traced_ranks]`."""
+def _persistent(
+    delay_s: NDArray[np.float64], step_s: float, channel: Channel, ranks: Sequence[int], numbers: Sequence[int]
+) -> list[Straggler]:
+    """Return the ranks that are late in most steps; their steps are those in which they are by half of it or more."""
     usual_s = np.median(delay_s, axis=0)
-    late_s = np.zeros_like(usual_s)
-    for rank in range(len(usual_s)) if len(usual_s) > 1 else ():
-        others_s = np.delete(usual_s, rank)
-        more_s = usual_s[rank] - _typical_s(others_s)
-        if more_s > max(_PERSISTENT_SPREADS * _spread_s(others_s), _PERSISTENT_SHARE * step_s):
-            late_s[rank] = float(more_s)
-    return late_s
+    found = []
+    for column in range(len(usual_s)) if len(usual_s) > 1 else ():
+        others_s = np.delete(usual_s, column)
+        late_s = float(usual_s[column] - _typical_s(others_s))
+        if late_s > max(_PERSISTENT_SPREADS * _spread_s(others_s), _PERSISTENT_SHARE * step_s):
+            more_s = delay_s[:, column] - _typical_s(np.delete(delay_s, column, axis=1), axis=1)
+            steps = tuple(numbers[row] for row in np.flatnonzero(more_s >= late_s / 2).tolist())
+            found.append(Straggler("persistent", (ranks[column],), None, channel, steps, late_s))
+    return found
 
 
 def _transient(
@@ -161,14 +172,15 @@ def _by_node(found: list[Straggler], ranks: Sequence[int], layout: Layout) -> li
         traced[layout.node(rank)].add(rank)
     alike: dict[tuple[int, tuple[int, ...]], list[Straggler]] = defaultdict(list)
     for each in found:
-        alike[layout.node(each.ranks[0]), each.steps].append(each)
+        alike[layout.node(each.ranks[0]), each.steps if each.kind == "transient" else ()].append(each)
     merged: list[Straggler] = []
-    for (node, steps), of in alike.items():
+    for (node, _), of in alike.items():
         sizes_s = [each.seconds for each in of]
         is_node = len(of) == len(traced[node]) > 1 and min(sizes_s) > _NODE_TOLERANCE * max(sizes_s)
         if not is_node or len(traced) == 1:
             merged += of
             continue
         members = tuple(sorted(each.ranks[0] for each in of))
+        steps = tuple(sorted({step for each in of for step in each.steps}))
         merged.append(Straggler(of[0].kind, members, node, of[0].channel, steps, float(np.median(sizes_s))))
     return merged

@@ -3,10 +3,10 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
-from msgspec import DecodeError, Raw, Struct
+from msgspec import DecodeError, Meta, Raw, Struct
 from msgspec.json import Decoder
 from numpy.typing import NDArray
 
@@ -109,7 +109,7 @@ def timeline_of(batches: Iterable[Sequence[Event]]) -> Timeline:
 class _Link(Struct, frozen=True, gc=False):
     """The only argument of a kernel or of a launch that is always needed."""
 
-    correlation: int = UNKNOWN
+    correlation: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] = UNKNOWN
 
 
 _LINK = Decoder(_Link)

@@ -63,7 +63,7 @@ def _draw_map(axes: "Axes", found: Slowdown) -> None:
     axes.set_ylabel("rank")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-    extend = "max" if slowdowns.max() > dark else "neither"
+    extend = "max" if slowdowns.max() > 1.01 * dark else "neither"
     bar = axes.figure.colorbar(image, ax=axes, pad=0.01, extend=extend)
     bar.set_label("slowdown of the step by this rank alone")
 

@@ -87,13 +87,12 @@ class Evaluator:
         if built is None:
             self.n_illegal += 1
             return None
-        if known := self._of_plan.get(built.plan.digest()):
-            return known
-        found = facts(self._scenario, built)
-        if faults := broken(found, self._constraints):
+        known = self._of_plan.get(built.plan.digest())
+        found = known.facts if known else facts(self._scenario, built)
+        if faults := broken(found, self._constraints):  # as the baseline's may be, which was simulated all the same
             self.excluded.update(faults)
             return None
-        return self._simulate(candidate, built, found)
+        return known or self._simulate(candidate, built, found)
 
     def _built(self, candidate: Candidate) -> Built | None:
         schedule = legal(candidate, self._scenario)

@@ -72,10 +72,13 @@ def _draw_finalists(axes: "Axes", shown: list[Finalist], scale: float) -> None:
                 capsize=3,
                 label=f"{label}, fresh seeds",
             )
-    for each in [*front, *groups[2][3]]:
-        place = (each.facts.global_gap, each.row.step_s * scale)
-        name = shortened(each.schedule.name)
-        axes.annotate(name, place, xytext=(5, 6), textcoords="offset points", fontsize="small")
+    for each in shown:
+        if each.on_front or each.is_baseline:
+            place = (each.facts.global_gap, each.row.step_s * scale)
+            offset = (5, -12) if each.is_baseline else (5, 6)
+            axes.annotate(
+                shortened(each.schedule.name), place, xytext=offset, textcoords="offset points", fontsize="small"
+            )
 
 
 def _half_s(finalist: Finalist) -> float:
@@ -89,7 +92,7 @@ def _tidy(axes: "Axes", gaps: list[int], unit: str) -> None:
     axes.set_xticks(ticks, [str(gap) for gap in ticks])
     axes.minorticks_off()
     axes.set_xlim(min(gaps) / 1.15, max(gaps) * 1.4)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
     axes.set_xlabel("steps from one exchange of all ranks to the next")
     axes.set_ylabel(f"{unit} per step")
     axes.spines[["top", "right"]].set_visible(False)

@@ -145,7 +145,7 @@ def culprits(scenario: Scenario, schedule: Schedule) -> Culprits | None:
 def _why_not(scenario: Scenario, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
     """Explain with what was simulated why nothing is gained."""
     if best.is_baseline:
-        return ("no other schedule keeps to the constraints",)
+        return ("no other candidate keeps to the constraints",)
     first = f"the fastest, {named(best.schedule)}, is {_factor(best)} times as fast"
     return (first, *_waits(scenario, baseline, best), _shares(baseline))
 

@@ -123,7 +123,7 @@ def gains(
         schedules: What to compare with `baseline`.
         baseline: The schedule that the job has.
         n_runs: Runs of each schedule.
-        block_steps: Steps of a block; chosen if None (see the module).
+        block_steps: Steps of a block; as the scenario states if None, and if it does not, chosen (see the module).
         progress: See `Progress`.
 
     Raises:
@@ -136,7 +136,7 @@ def gains(
     drawn = _drawn(scenario)
     n_recorded = _n_recorded(scenario)
     periods = [period_of(build(scenario, schedule).plan) for schedule in everyone]
-    block = _block(n_recorded, periods, block_steps) if n_recorded else None
+    block = _block(n_recorded, periods, block_steps or _stated_block(scenario)) if n_recorded else None
     resampled = _resampled(scenario, block, _whole_periods(n_recorded, periods)) if n_recorded and block else scenario
     n_seeds = 1 if drawn == "fixed" else n_runs
     measured = [_measure(resampled, schedule, n_seeds, progress) for schedule in everyone]
@@ -167,6 +167,12 @@ def _n_recorded(scenario: Scenario) -> int | None:
     """Return the steps of the shortest recording, if there is one."""
     lengths = [len(read_recorded(each)) for each in scenario.disturbances if isinstance(each, Recorded)]
     return min(lengths, default=None)
+
+
+def _stated_block(scenario: Scenario) -> int | None:
+    """Return the steps of a block that the scenario states; of several the most, which suit all."""
+    stated = [each.resample_steps or 0 for each in scenario.disturbances if isinstance(each, Recorded)]
+    return max(stated, default=0) or None
 
 
 def period_of(plan: Plan) -> int:

@@ -17,9 +17,10 @@ from simdist.engines.replay import Timing
 from simdist.errors import RunError
 from simdist.plan import Channel, Delay, Load, Op, Plan, occurrences, stream_of
 from simdist.scenario import Recorded, Scenario
+from simdist.scenario.disturbances import read_recorded
 from simdist.trace import Trace, write_npz
 
-__all__ = ["measured_delays", "only_steps", "with_recording"]
+__all__ = ["as_recorded", "measured_delays", "only_steps", "with_recording"]
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -76,6 +77,21 @@ def _price_s(op: Op, costs: Costs, plan: Plan) -> Floats:
         case unknown:
             assert_never(unknown)
     return np.broadcast_to(np.asarray(seconds, dtype=np.float64), plan.world_size)
+
+
+def as_recorded(scenario: Scenario) -> Scenario:
+    """Return a scenario in which recordings are played as they happened, for as many steps as they have.
+
+    What is resampled for the sake of longer or other runs is put back in order.
+    """
+    lengths = [len(read_recorded(each)) for each in scenario.disturbances if isinstance(each, Recorded)]
+    if not lengths:
+        return scenario
+    disturbances = tuple(
+        each.model_copy(update={"resample_steps": None}) if isinstance(each, Recorded) else each
+        for each in scenario.disturbances
+    )
+    return scenario.changed(disturbances=disturbances, steps=min(scenario.steps, *lengths))
 
 
 def only_steps(delays: Delays, steps: range) -> dict[Channel, Floats]:
