@@ -114,6 +114,13 @@ def test_steps_without_marks_are_matched_by_their_collectives(skewed: bool) -> N
     ]
 
 
+def test_a_rank_that_traced_as_many_steps_two_later_is_matched_by_one_long_step() -> None:
+    profiles = profiles_of(replace(JOB, n_steps=22, delays=(Delay("host", 0, 10, 0.05),)))
+    late = renumbered(cut(profiles[2], range(2, 22)), -2)
+    job = assemble([*(cut(profiles[rank], range(20)) for rank in (0, 1)), late, cut(profiles[3], range(20))])
+    assert job.numbers == tuple(range(2, 20))
+
+
 MIXED = {
     "world size 4 against 8": {"world_size": 8},
     "device cpu against cuda": {"device": "cuda"},

@@ -72,6 +72,13 @@ def test_two_late_ranks_of_a_node_are_two_stragglers() -> None:
     assert sorted(each.who for each in found(replace(JOB, delays=delays))) == ["rank 4", "rank 5"]
 
 
+def test_two_of_three_ranks_that_are_late_in_one_step_are_told_in_full() -> None:
+    delays = (Delay("host", 0, 7, 0.08), Delay("host", 1, 7, 0.06))
+    stragglers = found(replace(JOB, n_ranks=3, delays=delays))
+    assert told(stragglers) == [("transient", f"rank {rank}", "host", (17,)) for rank in (0, 1)]
+    assert [each.seconds for each in stragglers] == pytest.approx([0.08, 0.06], rel=0.02)
+
+
 def test_a_step_that_is_long_on_all_ranks_is_no_straggler() -> None:
     assert found(replace(JOB, delays=tuple(Delay("host", rank, 4, 0.05) for rank in range(8)))) == ()
 

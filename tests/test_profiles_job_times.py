@@ -80,6 +80,14 @@ def test_collectives_are_timed_without_the_waiting_for_late_ranks(device) -> Non
     assert rows[0].wait_share > 0.3
 
 
+def test_collectives_that_run_at_once_take_no_more_than_both_did() -> None:
+    buckets = tuple(Bucket((count,), 0.001, transfer_s) for count, transfer_s in ((100_000, 0.004), (400_000, 0.009)))
+    job, calls, clocks = matched(replace(JOB, buckets=buckets))
+    rows = collective_times(calls, clocks, find_layout(job))
+    assert sum(row.seconds for row in rows) == pytest.approx(0.013, abs=1e-6)
+    assert all(row.seconds > 0 for row in rows)
+
+
 def test_without_the_last_rank_times_of_collectives_are_low_quantiles() -> None:
     """The rank that is late in half of the steps left no trace: the others seem to take longer in these."""
     late = tuple(Delay("host", 2, step, 0.05) for step in range(0, 20, 2))
@@ -130,6 +138,40 @@ def test_the_links_give_times_back_where_nccl_might_take_a_tree(gpus_per_node: i
     for bucket in truth.buckets:
         cluster = imported.scenario.cluster
         assert predicted_s(cluster, Group(8), bucket.nbytes) == pytest.approx(bucket.transfer_s, rel=2e-3)
+
+
+def test_collectives_inside_nodes_and_between_them_tell_both_links() -> None:
+    """A ring over both has hops of both kinds; the links still give all times back."""
+    buckets = (
+        Bucket((100_000,), 0.010, 0.001),
+        Bucket((110_000,), 0.010, 0.006),
+        Bucket((200_000,), 0.020, 0.010),
+        Bucket((200_001,), 0.020, 0.0015),
+    )
+    profiles = []
+    for each in profiles_of(without_input(n_ranks=8, n_steps=4, gpus_per_node=4, buckets=buckets), "cuda"):
+        node = tuple(range(4)) if (each.rank or 0) < 4 else tuple(range(4, 8))
+        inside = {buckets[0].nbytes, buckets[3].nbytes}
+        steps = []
+        for step in each.steps:
+            calls = (replace(c, ranks=node, n_ranks=4) if c.nbytes in inside else c for c in step.calls)
+            steps.append(replace(step, calls=tuple(calls)))
+        profiles.append(replace(each, steps=tuple(steps)))
+    imported = import_job(profiles, name="job")
+    assert imported.links is not None
+    assert imported.links.measured == ("fabric", "network")
+    for bucket, size in zip(buckets, (4, 8, 8, 4), strict=True):
+        assert predicted_s(imported.scenario.cluster, Group(size), bucket.nbytes) == pytest.approx(
+            bucket.transfer_s, rel=1e-2
+        )
+    assert imported.proof.other_groups == 4
+
+
+def test_times_that_no_link_gives_back_are_told() -> None:
+    buckets = (Bucket((2_000,), 0.005, 0.002), Bucket((20_000,), 0.005, 0.0025))
+    truth = without_input(n_ranks=32, n_steps=4, gpus_per_node=1, buckets=buckets)
+    notes = import_job(profiles_of(truth, "cuda"), name="job").notes
+    assert any("no link gives all times of all_reduces back" in note for note in notes)
 
 
 def test_one_size_makes_a_line_without_latency_and_a_note() -> None:

@@ -211,6 +211,17 @@ def test_update_that_runs_the_model_itself_begins_behind_the_backward_pass(tmp_p
     assert phases_ms(step) == [5.0, 26.0, 25.0, 22.9, 12.0, 9.0]
 
 
+def test_forward_pass_between_backward_pass_and_update_is_no_update(tmp_path: Path) -> None:
+    draw = Drawing(GLOO)
+    draw_step(draw, 0, 0.0)
+    draw.events = [event for event in draw.events if not event["name"].startswith(("Optimizer", "aten::add_"))]
+    draw.note("DistributedDataParallel.forward", 66.1, 70)
+    draw.op("aten::linear", 66.1, 70)
+    draw.note("Optimizer.step#Adam.step", 70.1, 79.9)
+    step = profile_rank(draw.write(tmp_path)).steps[0]
+    assert phases_ms(step) == [5.0, 30.2, 0.0, 22.9, 12.0, 9.8]
+
+
 def test_steps_that_do_not_train_are_left_out(tmp_path: Path) -> None:
     draw = Drawing(GLOO)
     end = draw_step(draw, 0, 0.0)

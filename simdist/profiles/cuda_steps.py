@@ -12,6 +12,7 @@ A step lasts on the device from the end of the last kernel of the step before to
 that were launched before the trace begins belong to no step.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -133,14 +134,18 @@ def cuda_spans(windows: Sequence[Window], kernels: Kernels) -> list[Span]:
 def are_whole(timeline: Timeline, windows: Sequence[Window]) -> list[bool]:
     """Tell of which steps the trace has what they launched: of a damaged one, the device's part may be missing.
 
-    Some calls launch nothing that the profiler sees; of those, every step has its share.
+    Some calls launch nothing that the profiler sees; of those, every step has its share. What is launched after the
+    last thing that is seen is missing at the end of the trace, so a step that reaches beyond that is not whole.
     """
     launches = timeline.host.of(What.LAUNCH)
     is_seen = np.isin(launches.link, timeline.device.link) & (launches.link >= 0)
     n_seen = np.append(0, np.cumsum(is_seen))
     borders = np.searchsorted(launches.start_s, [[window.start_s, window.end_s] for window in windows])
     shares = np.diff(n_seen[borders], axis=1)[:, 0] / np.maximum(np.diff(borders, axis=1)[:, 0], 1)
-    return [bool(share >= NEARLY * shares.max()) for share in shares]
+    unseen_s = np.append(launches.start_s, np.inf)[np.flatnonzero(np.append(True, is_seen))[-1]]
+    ends_s = np.array([window.end_s for window in windows])
+    whole: list[bool] = ((shares >= NEARLY * shares.max()) & (ends_s <= unseen_s)).tolist()
+    return whole
 
 
 def cuda_phases(
@@ -170,7 +175,6 @@ def cuda_phases(
 
 def _launched_in(own: Events, passes: Passes, launch_s: Floats) -> NDArray[np.int8]:
     """Return the phase in which the host was when it launched each kernel."""
-    edges_s = np.array([-np.inf, np.inf])
     host = [stroke for stroke in host_strokes(own, passes) if stroke.start_s < stroke.end_s]
     if not host:
         return np.full(len(launch_s), Phase.FORWARD, np.int8)
@@ -220,7 +224,7 @@ def _idle(start_s: float, end_s: float, launch_s: float, loads: Events) -> Itera
 
 
 def host_blocks(own: Events, windows: Sequence[Window], kernels: Kernels) -> bool:
-    """Tell whether the host waits for its device in nearly every step.
+    """Tell whether the host waits for its device in nearly every step; of a few steps, one may differ.
 
     It does where it calls what waits, and all that it launched before was done when that returned.
     """
@@ -228,4 +232,4 @@ def host_blocks(own: Events, windows: Sequence[Window], kernels: Kernels) -> boo
     done_s = kernels.computed(blocks.start_s)
     blocks = blocks.where((done_s <= blocks.end_s + CLOCKS_S) & np.isfinite(done_s))
     counts = [int(np.diff(np.searchsorted(blocks.start_s, [w.start_s, w.end_s]))[0]) for w in windows]
-    return sum(count > 0 for count in counts) >= NEARLY * len(windows)
+    return sum(count > 0 for count in counts) >= max(1, math.floor(NEARLY * len(windows)))

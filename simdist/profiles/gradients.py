@@ -22,7 +22,7 @@ def gradients_of(
 
     Args:
         host: What the host did.
-        spans: The steps.
+        spans: The steps; each has a backward pass.
         passes: The backward passes; the last of each step counts, because it is the one that reduces gradients.
         phases: Of the device.
         computed: When the device had computed what was launched before an instant.
@@ -46,8 +46,6 @@ def gradients_of(
 def _in_step(ready: Events, span: Span, passes: Passes, phases: Phases, computed: Computed) -> tuple[Ints, Floats]:
     """Return sizes of the gradients of a step's last backward pass, and the backward seconds before each."""
     last = int(np.searchsorted(passes.start_s, span.host.end_s)) - 1
-    if last < 0 or passes.start_s[last] < span.host.start_s:
-        return np.zeros(0, np.int64), np.zeros(0)
     begin_s, end_s = passes.start_s[last], passes.end_s[last]
     first, behind = np.searchsorted(ready.start_s, [begin_s, end_s]).tolist()
     instants_s = computed(np.append(begin_s, ready.end_s[first:behind]))

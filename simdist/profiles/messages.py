@@ -56,6 +56,8 @@ def message_of(name: str, args: Args) -> Message:
     Example:
         >>> message_of("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", Args()).dtype
         'float32'
+        >>> message_of("c10d::_allgather_base_", Args()).kind, message_of("nccl:all_reduce_barrier", Args()).kind
+        ('all_gather', 'other')
     """
     dtype = dtype_of(args.dtype) or _dtype_of_inputs(args) or _dtype_of_kernel(name)
     ranks = args.ranks

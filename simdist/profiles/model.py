@@ -21,7 +21,7 @@ class Call:
         issued_s: When the host handed it over, on the rank's own clock.
         start_s: When the rank was in it: its kernel began or, on a CPU, a thread of the backend had it.
         end_s: When it was done on this rank. `end_s - start_s` includes waiting for ranks that came later.
-        of_gradients: It was issued during the backward pass.
+        of_gradients: It was issued during the backward pass, and reduces numbers that are no integers.
     """
 
     kind: Kind
@@ -49,7 +49,7 @@ class RankStep:
         host_s: Idle between its operations, and not for communication: the host held the device up.
         backward_s: Backward pass, without waiting for communication.
         wait_s: Waiting for collectives that had not ended: exposed communication, and waiting for other ranks.
-        optimize_s: The optimizer's step.
+        optimize_s: From the end of the backward pass to the end of the optimizer's step, without waiting.
         buckets_s: Backward seconds up to each gradient bucket from the one before, in the order in which they became
             ready; the last also holds what follows it. They add up to `backward_s`. Empty if there are no collectives.
         calls: The collectives that were issued in this step, in the order in which they were issued.

@@ -64,7 +64,7 @@ def _profile(timeline: Timeline, header: Header) -> RankProfile:
             f"{header.path}: no whole step: no `ProfilerStep#` marks, and nothing of training repeats; "
             "call `profiler.step()` after every step"
         )
-    computing = _on_gpu(timeline, own, passes, windows) if _has_kernels(timeline, header) else None
+    computing = _on_gpu(timeline, own, passes, windows, header) if _has_kernels(timeline, header) else None
     computing = computing or _on_cpu(timeline, own, passes, windows)
     spans, left_out = _training(computing.spans, own, passes, header)
     calls = calls_of(computing.transfers, passes, header)
@@ -116,13 +116,17 @@ def _at_once(times_s: Floats) -> Floats:
     return times_s
 
 
-def _on_gpu(timeline: Timeline, own: Events, passes: Passes, windows: Sequence[Window]) -> _Computing:
+def _on_gpu(timeline: Timeline, own: Events, passes: Passes, windows: Sequence[Window], header: Header) -> _Computing:
     kernels = kernels_of(timeline)
     transfers = collectives_of(timeline)
     transfers = transfers if len(transfers.end_s) else backend_transfers(timeline)
     spans = cuda_spans(windows, kernels)
     phases = cuda_phases(timeline, own, passes, kernels, transfers, spans)
     whole = [span for span, is_whole in zip(spans, are_whole(timeline, windows), strict=True) if is_whole]
+    if not whole:
+        raise TraceError(
+            f"{header.path}: no whole step: of each of its {len(spans)} steps, kernels are missing; was it cut off?"
+        )
     out = f"steps of which kernels are missing were left out: {_numbers(spans, whole)}"
     notes = [out] if len(whole) < len(spans) else []
     waits = host_blocks(own, windows, kernels)
