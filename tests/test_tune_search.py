@@ -193,6 +193,19 @@ def test_random_stragglers_are_no_culprits():
     assert culprits(scenario, find_baseline(scenario, "sync")) is None
 
 
+def test_a_rank_that_is_late_now_and_then_is_no_persistent_straggler():
+    now_and_then = small(LONGER, (TRANSIENT, "{kind: transient, ranks: [5], probability: 40%, delay: 50 ms}"))
+    assert culprits(now_and_then, find_baseline(now_and_then, "sync")) is None
+
+
+def test_a_persistent_straggler_is_the_same_with_a_schedule_that_seldom_synchronises():
+    slow = small(LONGER, (TRANSIENT, "{kind: persistent, on: compute, ranks: [5], delay: 10 ms}"))
+    for schedule in slow.schedules[:2]:
+        found = culprits(slow, schedule)
+        assert (found.ranks, found.share, found.steps) == ((5,), pytest.approx(1), 1)
+        assert found.waited_s == pytest.approx(10e-3 * 7 / 8)  # of 8 ranks, 7 wait
+
+
 def test_nothing_left_names_the_constraint_that_excluded_most():
     constraints = Constraints(8, ((4, 2),), max_nbytes=1000)
     with pytest.raises(

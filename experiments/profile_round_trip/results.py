@@ -6,7 +6,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 
-__all__ = ["Delay", "Result", "Timing", "load", "save", "straggler_table", "summary", "timing_table"]
+__all__ = [
+    "Delay",
+    "Result",
+    "Timing",
+    "load",
+    "profiler_table",
+    "save",
+    "slow_device_table",
+    "straggler_table",
+    "summary",
+    "timing_table",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +82,15 @@ class Result:
         case: Its name.
         timings: Of each schedule, sync first.
         profiled_s: Seconds per step of sync while it was profiled.
+        as_slow_device_s: Seconds per step of sync, predicted with a slower device of the slow rank instead of delays of
+            it; None if no rank is slow.
         delays: Injected ones and found ones.
     """
 
     case: str
     timings: tuple[Timing, ...]
     profiled_s: float
+    as_slow_device_s: float | None
     delays: tuple[Delay, ...]
 
     def speedups(self, timing: Timing) -> tuple[float, float]:
@@ -102,7 +116,7 @@ def load(path: Path) -> Result:
         Timing(each["schedule"], tuple(each["measured_s"]), each["predicted_s"]) for each in content["timings"]
     )
     delays = tuple(Delay(**each) for each in content["delays"])
-    return Result(content["case"], timings, content["profiled_s"], delays)
+    return Result(content["case"], timings, content["profiled_s"], content["as_slow_device_s"], delays)
 
 
 def timing_table(results: Sequence[Result]) -> Iterator[str]:
@@ -133,6 +147,19 @@ def profiler_table(results: Sequence[Result]) -> Iterator[str]:
             f"| {result.case} | {windows} | {1e3 * result.profiled_s:.1f} | {1e3 * sync.predicted_s:.1f} "
             f"| {sync.predicted_s / result.profiled_s - 1:+.1%} |"
         )
+
+
+def slow_device_table(results: Sequence[Result]) -> Iterator[str]:
+    """Yield what sync would take if the slow rank were modelled as a slow device."""
+    yield "| job | ms per step of `sync`, measured | predicted with delays | error | with a slower device | error |"
+    yield "|---|---|---|---|---|---|"
+    for result in results:
+        if (other_s := result.as_slow_device_s) is not None:
+            sync = result.timings[0]
+            yield (
+                f"| {result.case} | {1e3 * sync.step_s:.1f} | {1e3 * sync.predicted_s:.1f} | {sync.error:+.1%} "
+                f"| {1e3 * other_s:.1f} | {other_s / sync.step_s - 1:+.1%} |"
+            )
 
 
 def straggler_table(results: Sequence[Result]) -> Iterator[str]:

@@ -23,6 +23,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "emulated_cluster")]
 
 import jobs  # noqa: E402
 import network  # noqa: E402
+import numpy as np  # noqa: E402
 import results as kept  # noqa: E402
 from jobs import CASES, CONVNETS, SYNC, TINY, Case  # noqa: E402
 from results import Delay, Result, Timing  # noqa: E402
@@ -56,14 +57,37 @@ def predict(scenario: Scenario, case: Case) -> dict[str, float]:
 
     Buckets of sync are those of the imported scenario; the other schedules are not in the traces.
     """
-    as_recorded = [each.model_copy(update={"resample_steps": None}) for each in scenario.disturbances]
     settings: list[object] = [scenario.schedules[0], *(schedule.setting for schedule in case.schedules[1:])]
-    played = scenario.changed(disturbances=as_recorded, schedules=settings)
+    played = _as_recorded(scenario).changed(schedules=settings)
     found = {}
     for schedule in played.schedules:
         built = build(played, schedule)
         found[schedule.name] = simulate(built.plan, built.costs, delays(played)).makespan_s / played.steps
     return found
+
+
+def as_slow_device_s(scenario: Scenario, case: Case) -> float | None:
+    """Return seconds per step of sync if the slow rank has a slower device, instead of a delay before every step.
+
+    None if no rank is slow.
+    """
+    if case.slow_rank is None:
+        return None
+    late_s = {channel: np.array(seconds) for channel, seconds in delays(_as_recorded(scenario)).items()}
+    typical_s = float(np.median(late_s["compute"][:, case.slow_rank]))
+    late_s["compute"][:, case.slow_rank] = np.maximum(0.0, late_s["compute"][:, case.slow_rank] - typical_s)
+    workload = scenario.workload
+    backward_s = sum(each.backward_s or 0.0 for each in workload.tensors)
+    computing_s = (workload.forward_s or 0.0) + backward_s + (workload.optimize_s or 0.0)
+    slow = {"ranks": [case.slow_rank], "speed": computing_s / (computing_s + typical_s)}
+    changed = scenario.changed(cluster={**dict(scenario.cluster), "slow_devices": [slow]})
+    built = build(changed, changed.schedules[0])
+    return simulate(built.plan, built.costs, late_s).makespan_s / changed.steps
+
+
+def _as_recorded(scenario: Scenario) -> Scenario:
+    disturbances = [each.model_copy(update={"resample_steps": None}) for each in scenario.disturbances]
+    return scenario.changed(disturbances=disturbances)
 
 
 def stragglers(imported: Imported, case: Case) -> tuple[Delay, ...]:
@@ -94,13 +118,14 @@ def measure(case: Case, folder: Path, nodes: Sequence[network.Node] | None) -> N
 def conclude(case: Case, folder: Path) -> Result:
     """Import and predict what was performed."""
     imported, path = import_traces(case, folder)
-    predicted = predict(load(path), case)
+    scenario = load(path)
+    predicted = predict(scenario, case)
     timings = tuple(
         Timing(schedule.label, jobs.measured_s(case, schedule, folder / schedule.label), predicted[schedule.label])
         for schedule in case.schedules
     )
     profiled_s = jobs.profiled_s(case, folder / SYNC.label)
-    return Result(case.name, timings, profiled_s, stragglers(imported, case))
+    return Result(case.name, timings, profiled_s, as_slow_device_s(scenario, case), stragglers(imported, case))
 
 
 def run(cases: Sequence[Case], folder: Path) -> None:
@@ -134,6 +159,7 @@ def tables(asleep: Sequence[Result], convnets: Sequence[Result]) -> dict[str, st
         "summary": lines(kept.summary(asleep)),
         "timings": lines(kept.timing_table(asleep)),
         "profiler": lines(kept.profiler_table(asleep)),
+        "slow device": lines(kept.slow_device_table(asleep)),
         "stragglers": lines(kept.straggler_table(asleep)),
         "convnet": lines(kept.timing_table(convnets)),
         "convnet profiler": lines(kept.profiler_table(convnets)),

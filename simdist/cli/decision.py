@@ -10,6 +10,8 @@ from simdist.cli.session import Session
 
 __all__ = ["COMMANDS"]
 
+_TUNED = ("sync", "torus", "local_sgd", "hierarchical_sgd", "parameter_server", "hitopk", "gtopk", "naive_ag")
+
 _cluster_of_a_job = click.option(
     "--cluster", metavar="FILE|PRESET", help="Take the links from there, not from what the traces show."
 )
@@ -119,13 +121,13 @@ def _whatif(
     help="All ranks exchange at least every H steps.",
 )
 @click.option(
-    "--group-every", multiple=True, metavar="SIZE:H", help="Groups of so many ranks exchange at least every H steps."
+    "--group-every", multiple=True, metavar="RANKS:H", help="Groups of so many ranks exchange at least every H steps."
 )
-@click.option("--max-bytes", metavar="SIZE", help="A rank sends no more per step, e.g. 20 MB.")
-@click.option("--memory", metavar="SIZE", help="A rank's buffers on the device take no more.")
-@click.option("--host-memory", metavar="SIZE", help="A rank's buffers on the host take no more.")
+@click.option("--max-bytes", metavar="SIZE", help="Most that a node sends per step, e.g. 20 MB.")
+@click.option("--memory", metavar="SIZE", help="Most that the buffers of a rank take on its device.")
+@click.option("--host-memory", metavar="SIZE", help="Most that they take in host memory.")
 @click.option("--min-density", metavar="SHARE", help="Also try sparse gradients of this density or more, e.g. 1%.")
-@click.option("--only", multiple=True, metavar="KIND", help="Only schedules of this kind; may be repeated.")
+@click.option("--only", multiple=True, type=click.Choice(_TUNED), help="Only schedules of this kind; may be repeated.")
 @click.option(
     "--allow",
     multiple=True,
@@ -139,7 +141,9 @@ def _whatif(
     "--seeds", type=click.IntRange(min=2), default=20, show_default=True, help="Fresh seeds of the finalists."
 )
 @click.option("--search-seeds", type=click.IntRange(min=1), default=5, show_default=True, help="Seeds of the search.")
-@click.option("--evaluations", type=click.IntRange(min=1), metavar="N", help="Simulate at most so many candidates.")
+@click.option(
+    "--evaluations", type=click.IntRange(min=1), metavar="N", help="Most to try; all of 200 or fewer, else 100."
+)
 @click.option("--exhaustive", is_flag=True, help="Simulate all candidates, however many.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the search's own choices.")
 @click.option("-o", "--output", type=common.path, metavar="DIR", help="Keep what is simulated there; go on from it.")

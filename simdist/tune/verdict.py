@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simdist.analysis import waiting
 from simdist.build import simulate
+from simdist.plan import COLLECTIVES, Plan, occurrences
 from simdist.scenario import Scenario, strict_yaml
 from simdist.schedules import Schedule
 from simdist.tune.constraints import Constraints, broken
@@ -21,7 +23,7 @@ WORTHWHILE = 1.02
 _LOOKED_AT_STEPS = 200
 _MOST_OF_THE_WAITING = 0.8
 _NEARLY_ALL_STEPS = 0.8
-_FEW_RANKS = 0.25  # of the world
+_FEW_RANKS = 1 / 8  # of the world
 _NOTICEABLE = 0.02  # of a step
 
 
@@ -56,7 +58,7 @@ def verdict(scenario: Scenario, found: Sequence[Finalist], constraints: Constrai
     broken_text = (f"{baseline.schedule.name} itself breaks {', '.join(faults)}",) if faults else ()
     if is_worthwhile(best):
         sentence = f"{named(best.schedule)} is {_factor(best)} times as fast as {baseline.schedule.name}"
-        return Verdict(best, best, sentence, (*broken_text, *_ties(best, found)))
+        return Verdict(best, best, sentence, (*broken_text, *_ties(best, found), *_waits(scenario, baseline, best)))
     reasons = (*broken_text, *_why_not(scenario, baseline, best))
     return Verdict(None, best, f"stay with {baseline.schedule.name}", reasons)
 
@@ -111,12 +113,14 @@ class Culprits:
     Args:
         ranks: Which.
         share: Of all waiting, what is for them.
-        steps: Share of the steps in which they are last.
+        steps: Share of the steps with collectives in which nearly all waiting is for them.
+        waited_s: Seconds that a rank waits for them per step, on average; some of it may be hidden behind computing.
     """
 
     ranks: tuple[int, ...]
     share: float
     steps: float
+    waited_s: float
 
 
 def culprits(scenario: Scenario, schedule: Schedule) -> Culprits | None:
@@ -127,7 +131,8 @@ def culprits(scenario: Scenario, schedule: Schedule) -> Culprits | None:
         schedule: Under which.
     """
     short = scenario.changed(steps=min(scenario.steps, _LOOKED_AT_STEPS), schedules=(schedule,))
-    caused_s = waiting(simulate(short)).caused_s
+    trace = simulate(short)
+    caused_s = waiting(trace).caused_s
     by_rank_s, total_s = caused_s.sum(axis=0), float(caused_s.sum())
     if not total_s:
         return None
@@ -135,11 +140,16 @@ def culprits(scenario: Scenario, schedule: Schedule) -> Culprits | None:
     n_needed = int(np.searchsorted(np.cumsum(by_rank_s[order]), _MOST_OF_THE_WAITING * total_s)) + 1
     ranks = np.sort(order[:n_needed])
     in_steps_s = caused_s.sum(axis=1)
-    is_theirs = caused_s[:, ranks].sum(axis=1) >= _MOST_OF_THE_WAITING * in_steps_s
-    steps = float(is_theirs[in_steps_s > 0].mean())
+    is_theirs = (in_steps_s > 0) & (caused_s[:, ranks].sum(axis=1) >= _MOST_OF_THE_WAITING * in_steps_s)
+    steps = float(is_theirs[_steps_with_collectives(trace.plan)].mean())
     if n_needed > max(1, _FEW_RANKS * len(by_rank_s)) or steps < _NEARLY_ALL_STEPS:
         return None
-    return Culprits(tuple(ranks.tolist()), float(by_rank_s[ranks].sum()) / total_s, steps)
+    for_them_s = float(by_rank_s[ranks].sum())
+    return Culprits(tuple(ranks.tolist()), for_them_s / total_s, steps, for_them_s / caused_s.size)
+
+
+def _steps_with_collectives(plan: Plan) -> NDArray[np.int64]:
+    return np.unique(np.concatenate([each.steps for each in occurrences(plan) if isinstance(each.op, COLLECTIVES)]))
 
 
 def _why_not(scenario: Scenario, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
@@ -151,17 +161,17 @@ def _why_not(scenario: Scenario, baseline: Finalist, best: Finalist) -> tuple[st
 
 
 def _waits(scenario: Scenario, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
-    """Say whom everybody waits for, with both schedules."""
-    if baseline.row.wait_s < _NOTICEABLE * baseline.row.step_s:
+    """Say whom everybody waits for, with both schedules, if it is nearly always the same."""
+    found, still = (culprits(scenario, each.schedule) for each in (baseline, best))
+    if found is None or found.waited_s < _NOTICEABLE * baseline.row.step_s:
         return ()
-    found = culprits(scenario, baseline.schedule)
-    if found is None:
-        return ()
-    ranks = f"rank{'s' * (len(found.ranks) > 1)} {', '.join(map(str, found.ranks))}"
-    waits = " and ".join(f"{format_seconds(each.row.wait_s)} with {each.schedule.name}" for each in (baseline, best))
+    plural, them = ("s", "them") if len(found.ranks) > 1 else ("", "it")
+    straggler = f"persistent straggler{plural}, rank{plural} {', '.join(map(str, found.ranks))}"
+    waits = f"{format_seconds(found.waited_s)} per step for {them} with {baseline.schedule.name}"
+    stays = f", {format_seconds(still.waited_s)} with {best.schedule.name}" if still else ""
     return (
-        f"a persistent straggler, {ranks}: {found.share:.0%} of the waiting is for it, in {found.steps:.0%} of the "
-        f"steps; to exchange more seldom does not make it faster, a rank waits {waits} per step",
+        f"{'' if plural else 'a '}{straggler}: {found.share:.0%} of the waiting is for {them}, in {found.steps:.0%} of "
+        f"the steps; a rank waits {waits}{stays}",
     )
 
 
