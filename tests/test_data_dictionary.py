@@ -26,7 +26,7 @@ from real.feeding.tallies import totals
 from real.running import Report
 from simdist import analysis, rundir
 from simdist.cli import main
-from simdist.compare import compare, frame
+from simdist.compare import Row, compare, frame
 from simdist.epochs import epochs
 from simdist.reads import expected
 from simdist.scenario import load
@@ -34,6 +34,7 @@ from simdist.trace import Trace
 from simdist.validate import validate
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "data-dictionary.md"
+PROFILES = Path(__file__).parent / "data" / "profiles"
 
 STUDY = """\
 cluster:
@@ -68,6 +69,13 @@ cases:
   - {name: too large for the data set, workload.batch_size: 16}
 vary: {cluster.nodes: [1, 2]}
 seeds: 2
+"""
+
+CALM = """\
+cluster: {nodes: 2, gpus_per_node: 2, fabric: ideal, network: {latency: 25 us, bandwidth: 25 Gbit/s}}
+workload: {tensors: [{name: weight, count: 100000}], batch_size: 4, forward: 2 ms}
+steps: 20
+schedules: [{kind: sync}]
 """
 
 Found = dict[str, set[str]]
@@ -277,6 +285,65 @@ def of_reports(study: Study, folder: Path) -> dict[str, Found]:
     }
 
 
+def of_imports(_: Study, folder: Path) -> dict[str, Found]:
+    sizes_unknown = ("--tensors", "resnet18", "--cluster", "ideal")
+    found = [
+        result("import", PROFILES / "slow", "-o", folder / "slow.yaml"),
+        result("import", PROFILES / "late", *sizes_unknown, "-o", folder / "late.yaml"),
+    ]
+    return {
+        "An imported job": keys(found),
+        "A measured step and its prediction": keys(job["step"] for job in found),
+        "An undisturbed step": keys(job["base"] for job in found),
+        "Collectives in the traces": keys(each(found, "collectives")),
+        "A straggler in the traces": keys(each(found, "stragglers")),
+    }
+
+
+def of_whatifs(study: Study, folder: Path) -> dict[str, Found]:
+    result("import", PROFILES / "slow", "-o", folder / "recorded.yaml")
+    calm = write(folder / "calm.yaml", CALM)
+    found = [result("whatif", job, "--resamples", 40) for job in (study.scenario, calm, folder / "recorded.yaml")]
+    found.append(result("whatif", calm, "--resamples", 0, "--cluster", "ideal"))
+    gains = [job["gains"] for job in found if job["gains"]]
+    return {
+        "The slowdown of a job": keys(found),
+        "How a loss is spread": keys(job["pattern"] for job in found),
+        "What a kind of operation costs": keys(each(found, "kinds")),
+        "What a rank costs": keys(each(found, "ranks")),
+        "The slowdown of a step": keys(each(found, "by_step")),
+        "What other schedules would gain": keys(gains),
+        "The gain of a schedule": keys(each(gains, "rows")),
+    }
+
+
+def of_tuning(_: Study, folder: Path) -> dict[str, Found]:
+    calm = write(folder / "calm.yaml", CALM)
+    noisy = write(folder / "noisy.yaml", f"{CALM}disturbances: [{{kind: transient, probability: 5%, delay: 5 ms}}]\n")
+    found = [
+        result("tune", calm, "--global-every", 2),
+        result("tune", noisy, "--global-every", 2, "--group-every", "2:1", "--max-bytes", "1 MB", "--seeds", 2),
+    ]
+    of_rows = {field.name for field in dataclasses.fields(Row)}
+    rows = keys(each(found, "rows"))
+    return {
+        "A search for a schedule": keys(found),
+        "The constraints of a search": keys(search["constraints"] for search in found),
+        "A finalist": {name: types for name, types in rows.items() if name not in of_rows},
+    }
+
+
+def of_chakra(_: Study, folder: Path) -> dict[str, Found]:
+    calm = write(folder / "calm.yaml", CALM)
+    exported = result("chakra", "export", calm, "-o", folder / "traces")["exports"]
+    imported = result("chakra", "import", folder / "traces", "--cluster", "ideal", "-o", folder / "imported.yaml")
+    return {
+        "An export": keys(exported),
+        "Imported traces": keys([imported]),
+        "A bucket of imported traces": keys(imported["buckets"]),
+    }
+
+
 def of_frames(study: Study, _: Path) -> dict[str, Found]:
     trace = study.trace
     return {
@@ -321,6 +388,10 @@ EVERYTHING = (
     of_validations,
     of_collectives,
     of_data,
+    of_imports,
+    of_whatifs,
+    of_tuning,
+    of_chakra,
     of_sweeps,
     of_reports,
     of_frames,

@@ -1,7 +1,6 @@
 """A profiled job of four processes comes back from its traces with the stragglers that were injected; and the page on
 the round trip says what was recorded."""
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,6 @@ from simdist.report import insert_tables  # noqa: E402
 from simdist.scenario import load  # noqa: E402
 
 FOLDER = ROOT / "experiments" / "profile_round_trip"
-sys.path[:0] = [str(FOLDER), str(FOLDER.parent / "emulated_cluster")]
 
 RANKS, FIRST, TRACED, LAST = 4, 4, 10, 1
 LAYER_S, SLOW_RANK, SLOW_FACTOR = 3e-3, 3, 9.0

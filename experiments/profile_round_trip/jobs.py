@@ -1,7 +1,7 @@
 """The training jobs: who is late in which step, how each job is run, and what its steps took.
 
-    steps of a run of sync:      9 first | window | window | 2 for the profiler | window, profiled | 1 last
-    of the other schedules:      9 first | window | window
+    steps of a run of sync:      9 first | window | window | window | 2 for the profiler | window, profiled | 1 last
+    of the other schedules:      9 first | window | window | window
 
 Every window has the same delays. torch's averagers average in step 0 and every period after it, so that a window that
 begins in step 9 holds whole periods of 2, 4 and 8 steps. The last step is profiled too, and left out of everything: in
@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "emulated_cluster"))
+sys.path.append(str(HERE.parent / "emulated_cluster"))
 
 import network  # noqa: E402  of the experiment beside this one
 
@@ -33,7 +33,8 @@ TIMEOUT_S = 300.0
 PORT = 29500
 RATE_BPS = 250e6  # of each node's link
 FIRST_STEPS = 9  # connections, memory, and DDP's buckets, which it forms again after the first step
-WINDOW_STEPS = 40
+WINDOW_STEPS = 32
+PLAIN_WINDOWS = 3  # without a profiler; their median counts
 PROFILER_STEPS = 2
 LATE_S = (0.06, 0.16)  # shortest and longest
 SLOW_FACTOR = 1.4
@@ -126,7 +127,7 @@ TINY = Case("tiny", late_share=0.1, slow_rank=2, slow_factor=3.0, schedules=(SYN
 
 def first_profiled_step(case: Case) -> int:
     """Return the number of the first step of the profiled window."""
-    return FIRST_STEPS + 2 * case.window_steps + PROFILER_STEPS
+    return FIRST_STEPS + PLAIN_WINDOWS * case.window_steps + PROFILER_STEPS
 
 
 def perform(case: Case, schedule: Schedule, folder: Path, nodes: Sequence[network.Node] | None) -> None:
@@ -168,7 +169,7 @@ def perform(case: Case, schedule: Schedule, folder: Path, nodes: Sequence[networ
 
 def measured_s(case: Case, schedule: Schedule, folder: Path) -> tuple[float, ...]:
     """Return seconds per step of each window that was not profiled, from what `perform` has left in a folder."""
-    return tuple(_step_s(case, folder, start) for start in _starts(case, schedule)[:2])
+    return tuple(_step_s(case, folder, start) for start in _starts(case, schedule)[:PLAIN_WINDOWS])
 
 
 def profiled_s(case: Case, folder: Path) -> float:
@@ -178,7 +179,7 @@ def profiled_s(case: Case, folder: Path) -> float:
 
 def _starts(case: Case, schedule: Schedule) -> list[int]:
     """Return the first steps of the windows."""
-    plain = [FIRST_STEPS, FIRST_STEPS + case.window_steps]
+    plain = [FIRST_STEPS + window * case.window_steps for window in range(PLAIN_WINDOWS)]
     return [*plain, first_profiled_step(case)] if schedule is SYNC else plain
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import median
 
 __all__ = [
     "Delay",
@@ -13,7 +13,6 @@ __all__ = [
     "load",
     "profiler_table",
     "save",
-    "slow_device_table",
     "straggler_table",
     "summary",
     "timing_table",
@@ -36,8 +35,8 @@ class Timing:
 
     @property
     def step_s(self) -> float:
-        """Measured seconds per step."""
-        return mean(self.measured_s)
+        """Measured seconds per step, the median of the windows."""
+        return median(self.measured_s)
 
     @property
     def error(self) -> float:
@@ -82,15 +81,12 @@ class Result:
         case: Its name.
         timings: Of each schedule, sync first.
         profiled_s: Seconds per step of sync while it was profiled.
-        as_slow_device_s: Seconds per step of sync, predicted with a slower device of the slow rank instead of delays of
-            it; None if no rank is slow.
         delays: Injected ones and found ones.
     """
 
     case: str
     timings: tuple[Timing, ...]
     profiled_s: float
-    as_slow_device_s: float | None
     delays: tuple[Delay, ...]
 
     def speedups(self, timing: Timing) -> tuple[float, float]:
@@ -116,7 +112,7 @@ def load(path: Path) -> Result:
         Timing(each["schedule"], tuple(each["measured_s"]), each["predicted_s"]) for each in content["timings"]
     )
     delays = tuple(Delay(**each) for each in content["delays"])
-    return Result(content["case"], timings, content["profiled_s"], content["as_slow_device_s"], delays)
+    return Result(content["case"], timings, content["profiled_s"], delays)
 
 
 def timing_table(results: Sequence[Result]) -> Iterator[str]:
@@ -138,7 +134,7 @@ def timing_table(results: Sequence[Result]) -> Iterator[str]:
 
 def profiler_table(results: Sequence[Result]) -> Iterator[str]:
     """Yield what the profiler costs: steps of sync with it and without it."""
-    yield "| job | ms per step of `sync`: not profiled, twice | profiled | predicted | error against profiled |"
+    yield "| job | ms per step of `sync`: not profiled | profiled | predicted | error against profiled |"
     yield "|---|---|---|---|---|"
     for result in results:
         sync = result.timings[0]
@@ -147,19 +143,6 @@ def profiler_table(results: Sequence[Result]) -> Iterator[str]:
             f"| {result.case} | {windows} | {1e3 * result.profiled_s:.1f} | {1e3 * sync.predicted_s:.1f} "
             f"| {sync.predicted_s / result.profiled_s - 1:+.1%} |"
         )
-
-
-def slow_device_table(results: Sequence[Result]) -> Iterator[str]:
-    """Yield what sync would take if the slow rank were modelled as a slow device."""
-    yield "| job | ms per step of `sync`, measured | predicted with delays | error | with a slower device | error |"
-    yield "|---|---|---|---|---|---|"
-    for result in results:
-        if (other_s := result.as_slow_device_s) is not None:
-            sync = result.timings[0]
-            yield (
-                f"| {result.case} | {1e3 * sync.step_s:.1f} | {1e3 * sync.predicted_s:.1f} | {sync.error:+.1%} "
-                f"| {1e3 * other_s:.1f} | {other_s / sync.step_s - 1:+.1%} |"
-            )
 
 
 def straggler_table(results: Sequence[Result]) -> Iterator[str]:

@@ -19,11 +19,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "emulated_cluster")]
+sys.path += [str(HERE), str(HERE.parent / "emulated_cluster")]
 
 import jobs  # noqa: E402
 import network  # noqa: E402
-import numpy as np  # noqa: E402
 import results as kept  # noqa: E402
 from jobs import CASES, CONVNETS, SYNC, TINY, Case  # noqa: E402
 from results import Delay, Result, Timing  # noqa: E402
@@ -66,25 +65,6 @@ def predict(scenario: Scenario, case: Case) -> dict[str, float]:
     return found
 
 
-def as_slow_device_s(scenario: Scenario, case: Case) -> float | None:
-    """Return seconds per step of sync if the slow rank has a slower device, instead of a delay before every step.
-
-    None if no rank is slow.
-    """
-    if case.slow_rank is None:
-        return None
-    late_s = {channel: np.array(seconds) for channel, seconds in delays(_as_recorded(scenario)).items()}
-    typical_s = float(np.median(late_s["compute"][:, case.slow_rank]))
-    late_s["compute"][:, case.slow_rank] = np.maximum(0.0, late_s["compute"][:, case.slow_rank] - typical_s)
-    workload = scenario.workload
-    backward_s = sum(each.backward_s or 0.0 for each in workload.tensors)
-    computing_s = (workload.forward_s or 0.0) + backward_s + (workload.optimize_s or 0.0)
-    slow = {"ranks": [case.slow_rank], "speed": computing_s / (computing_s + typical_s)}
-    changed = scenario.changed(cluster={**dict(scenario.cluster), "slow_devices": [slow]})
-    built = build(changed, changed.schedules[0])
-    return simulate(built.plan, built.costs, late_s).makespan_s / changed.steps
-
-
 def _as_recorded(scenario: Scenario) -> Scenario:
     disturbances = [each.model_copy(update={"resample_steps": None}) for each in scenario.disturbances]
     return scenario.changed(disturbances=disturbances)
@@ -118,14 +98,13 @@ def measure(case: Case, folder: Path, nodes: Sequence[network.Node] | None) -> N
 def conclude(case: Case, folder: Path) -> Result:
     """Import and predict what was performed."""
     imported, path = import_traces(case, folder)
-    scenario = load(path)
-    predicted = predict(scenario, case)
+    predicted = predict(load(path), case)
     timings = tuple(
         Timing(schedule.label, jobs.measured_s(case, schedule, folder / schedule.label), predicted[schedule.label])
         for schedule in case.schedules
     )
     profiled_s = jobs.profiled_s(case, folder / SYNC.label)
-    return Result(case.name, timings, profiled_s, as_slow_device_s(scenario, case), stragglers(imported, case))
+    return Result(case.name, timings, profiled_s, stragglers(imported, case))
 
 
 def run(cases: Sequence[Case], folder: Path) -> None:
@@ -159,7 +138,6 @@ def tables(asleep: Sequence[Result], convnets: Sequence[Result]) -> dict[str, st
         "summary": lines(kept.summary(asleep)),
         "timings": lines(kept.timing_table(asleep)),
         "profiler": lines(kept.profiler_table(asleep)),
-        "slow device": lines(kept.slow_device_table(asleep)),
         "stragglers": lines(kept.straggler_table(asleep)),
         "convnet": lines(kept.timing_table(convnets)),
         "convnet profiler": lines(kept.profiler_table(convnets)),

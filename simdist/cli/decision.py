@@ -74,6 +74,7 @@ def _import(
 )
 @click.option("--block", type=click.IntRange(min=1), metavar="N", help="Steps of a block of a recording.")
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Of the first run; the scenario's.")
+@click.option("--cluster", metavar="FILE|PRESET", help="Simulate schedules with the links from there.")
 @common.plot
 @common.options
 @click.pass_obj
@@ -87,6 +88,7 @@ def _whatif(
     resamples: int,
     block: int | None,
     seed: int | None,
+    cluster: str | None,
     plot: Path | None,
 ) -> None:
     """Show what stragglers cost, who they are, and what other schedules would gain.
@@ -105,6 +107,7 @@ def _whatif(
         n_runs=resamples,
         block_steps=block,
         seed=seed,
+        cluster=cluster,
         plot=plot,
     )
     whatif.whatif(session, job, wanted)

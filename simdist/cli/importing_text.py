@@ -14,7 +14,7 @@ from simdist.units import format_Bps, format_nbytes, format_seconds
 
 __all__ = ["document", "text"]
 
-_TOLD = 20  # stragglers
+_TOLD = 10  # stragglers
 
 
 def document(imported: Imported, written: Sequence[Path]) -> dict[str, object]:
@@ -46,6 +46,7 @@ def document(imported: Imported, written: Sequence[Path]) -> dict[str, object]:
         "parameters_nbytes": imported.model.nbytes,
         "collectives": [_collective(imported, each) for each in imported.times],
         "stragglers": [_straggler(imported, each) for each in imported.stragglers],
+        "noise": {"count": imported.noise.count, "seconds": imported.noise.seconds},
         "straggling_share": proof.straggling_share,
         "clock_skew_s": imported.clocks.skew_s,
         "clock_residual_s": imported.clocks.residual_s,
@@ -73,17 +74,25 @@ def _head(imported: Imported) -> str:
     ]
     if job.world_size > 1:
         skew, rest = format_seconds(imported.clocks.skew_s), format_seconds(imported.clocks.residual_s)
-        lines.append(f"clocks: up to {skew} apart, corrected to {rest}")
+        lines.append(
+            f"clocks of the ranks: up to {skew} apart, which is corrected; then a collective's end differs by {rest} "
+            f"between ranks"
+        )
     return "\n".join(lines)
 
 
 def _slowed(imported: Imported) -> str:
     """Answer what slowed the job."""
-    if not imported.stragglers:
-        return "stragglers: none"
     proof = imported.proof
-    lines = ["stragglers:", *(f"  {line}" for line in _lines(imported))]
-    if proof.straggling_share > 0:
+    among = " among the traced ranks" if imported.job.missing else ""
+    lines = ["stragglers:" if imported.stragglers else f"stragglers: none{among}"]
+    lines += [f"  {line}" for line in _lines(imported)]
+    if imported.noise.count:
+        lines.append(
+            f"{imported.noise.count} more delays of single ranks and steps are no larger than the noise of all: "
+            f"{format_seconds(imported.noise.seconds)} in sum"
+        )
+    if imported.stragglers and proof.straggling_share > 0:
         lines.append(
             f"without them a step would take {format_seconds(proof.calm_s)}: {proof.straggling_share:.0%} of the step "
             f"is lost to them"
@@ -96,11 +105,16 @@ def _lines(imported: Imported) -> Iterator[str]:
         more = f"+{format_seconds(each.seconds)} ({_percent(imported, each)})"
         when = each.when(len(imported.job.numbers))
         if each.kind == "persistent":
-            yield f"{each.who}, persistent: {more} in {when}, {each.channel}"
+            yield f"{_who(imported, each)}, persistent: {more} in {when}, {each.channel}"
         else:
-            yield f"{each.who}, {when}: {more}, {each.channel}"
+            yield f"{_who(imported, each)}, {when}: {more}, {each.channel}"
     if len(imported.stragglers) > _TOLD:
-        yield f"... and {len(imported.stragglers) - _TOLD} more, which add up to less; --json has all"
+        yield f"... and {len(imported.stragglers) - _TOLD} more; --json has all"
+
+
+def _who(imported: Imported, straggler: Straggler) -> str:
+    is_seen = set(straggler.ranks) <= set(imported.job.ranks)
+    return straggler.who + ("" if is_seen else " (no trace: the others waited for it at least as long)")
 
 
 def _percent(imported: Imported, straggler: Straggler) -> str:
@@ -116,6 +130,7 @@ def _straggler(imported: Imported, straggler: Straggler) -> dict[str, object]:
         "kind": straggler.kind,
         "ranks": list(straggler.ranks),
         "node": straggler.node,
+        "is_traced": set(straggler.ranks) <= set(imported.job.ranks),
         "channel": straggler.channel,
         "steps": list(straggler.steps),
         "seconds": straggler.seconds,

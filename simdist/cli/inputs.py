@@ -8,6 +8,7 @@ from simdist import rundir
 from simdist import scenario as scenarios
 from simdist.cli.session import Session
 from simdist.errors import PlanError, ScenarioError, UnsupportedError
+from simdist.runs import longest_period, runs_of
 from simdist.scenario import Scenario, presets
 from simdist.schedules import Schedule
 from simdist.settings import nearest, shown
@@ -17,8 +18,13 @@ __all__ = ["check_picture", "choose", "measure_command", "naming", "read_runs", 
 _PICTURES = (".png", ".svg", ".pdf")
 
 
-def read_scenario(session: Session, name: str) -> Scenario:
+def read_scenario(session: Session, name: str, *, is_compared: bool = False) -> Scenario:
     """Read a scenario from a file or, if there is none, the preset of that name; tell what has no effect in it.
+
+    Args:
+        session: This run of the command line.
+        name: Of the file or preset.
+        is_compared: It will be run as `simdist.runs` says, so seeds and steps have the effect that they have there.
 
     Raises:
         ScenarioError: It cannot be read, or is wrong.
@@ -34,7 +40,8 @@ def read_scenario(session: Session, name: str) -> Scenario:
             raise ScenarioError(f"{name}: there is no such file, nor a preset of that name: {nearest(name, known)}")
         path = presets.path("scenarios", name)
     scenario = scenarios.load(path)
-    for warning in scenario.warnings:
+    run = runs_of(scenario, longest_period(scenario, scenario.schedules)).scenario if is_compared else scenario
+    for warning in run.warnings:
         session.say(f"warning: {name}: {warning}")
     return scenario
 

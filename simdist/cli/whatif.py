@@ -44,16 +44,17 @@ def whatif(session: Session, name: str, wanted: Wanted) -> None:
         found = _slowdown(job, wanted.steps, bar)
         compared = _gains(job, schedules, wanted, bar) if schedules else None
     _warn(session, job, found, compared)
-    _print(session, job, found, compared)
+    _print(session, job, found, compared, wanted)
     if wanted.plot:
         _draw(session, job, found, wanted.plot)
 
 
-def _print(session: Session, job: Job, found: Slowdown, compared: Gains | None) -> None:
+def _print(session: Session, job: Job, found: Slowdown, compared: Gains | None, wanted: Wanted) -> None:
     spread = pattern(found)
     document: dict[str, object] = {"job": job.name, "schedule": job.baseline.name, "trace": job.trace.source}
     document |= slowdown_document(found, spread)
     document["stragglers"] = spread_sentence(found, spread)
+    document["cluster"] = wanted.cluster
     document["gains"] = gains_document(compared) if compared else None
     document["verdict"] = verdict_sentence(found, spread, compared) if compared else None
     n_steps = job.trace.plan.n_steps
@@ -115,7 +116,11 @@ def _warn(session: Session, job: Job, found: Slowdown, compared: Gains | None) -
         session.say(
             f"warning: {job.name}: the trace contradicts its plan: replayed {replayed} per step, traced {traced}"
         )
-    if compared is None or not job.is_measured:
+    if compared is None:
+        return
+    if compared.remark:
+        session.say(f"warning: {job.name}: {compared.remark}")
+    if not job.is_measured:
         return
     if abs(compared.baseline_step_s - found.traced_s) > _SIMULATION_ERROR * found.traced_s:
         session.say(

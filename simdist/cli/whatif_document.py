@@ -55,16 +55,17 @@ def slowdown_document(found: Slowdown, spread: Pattern) -> dict[str, object]:
 
 def gains_document(compared: Gains) -> dict[str, object]:
     """Return what other schedules would gain."""
-    best = compared.best
+    best, fastest = compared.best, compared.fastest
     return {
         "baseline": compared.baseline,
         "baseline_step_s": compared.baseline_step_s,
         "drawn": compared.drawn,
         "runs": compared.n_runs,
         "steps": compared.n_steps,
-        "recorded_steps": compared.n_recorded,
-        "block_steps": compared.block_steps,
+        "recorded_steps": compared.recording.n_steps if compared.recording else None,
+        "block_steps": compared.recording.block_steps if compared.recording else None,
         "rows": [_gain_document(row) for row in compared.rows],
+        "fastest": fastest.schedule if fastest else None,
         "best": best.schedule if best else None,
     }
 

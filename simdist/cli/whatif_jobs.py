@@ -1,7 +1,7 @@
 """The jobs that `simdist whatif` looks at: run directories and scenarios, and the schedules to compare."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -11,6 +11,7 @@ from simdist import rundir
 from simdist.analysis import first_steps
 from simdist.build import build, delays
 from simdist.cli import inputs
+from simdist.cli.links import with_links
 from simdist.cli.session import Session
 from simdist.engines import simulate
 from simdist.errors import PlanError, ScenarioError, TraceError
@@ -43,6 +44,7 @@ class Wanted:
         n_runs: Runs of each schedule; 0: schedules are not compared.
         block_steps: Steps of a block of a recording; absent: chosen.
         seed: Of the first run; absent: the scenario's.
+        cluster: File or preset whose links schedules are simulated with; absent: the job's own.
         plot: What to draw into.
     """
 
@@ -53,6 +55,7 @@ class Wanted:
     n_runs: int = 200
     block_steps: int | None = None
     seed: int | None = None
+    cluster: str | None = None
     plot: Path | None = None
 
 
@@ -91,7 +94,8 @@ def read_job(session: Session, name: str, wanted: Wanted) -> Job:
         TraceError: The trace is damaged, or holds not one step.
     """
     if Path(name).is_dir():
-        return _from_directory(session, name, wanted)
+        job = _from_directory(session, name, wanted)
+        return replace(job, scenario=with_links(job.scenario, wanted.cluster)) if wanted.cluster else job
     return _from_scenario(session, name, wanted)
 
 
@@ -144,7 +148,9 @@ def _from_scenario(session: Session, name: str, wanted: Wanted) -> Job:
     """Simulate the baseline of a scenario with the delays of its seed."""
     if wanted.which:
         raise ScenarioError(f"{name}: --trace {wanted.which}: is a scenario, which has no traces; give a run directory")
-    scenario = inputs.read_scenario(session, name)
+    scenario = inputs.read_scenario(session, name, is_compared=True)
+    if wanted.cluster:
+        scenario = with_links(scenario, wanted.cluster)
     if wanted.seed is not None:
         scenario = scenario.changed(seed=wanted.seed)
     chosen = inputs.choose(scenario, wanted.label, where=name)

@@ -7,6 +7,7 @@ import numpy as np
 
 from simdist.cli.data_text import percent
 from simdist.cli.tables import seconds_in_state, table_text
+from simdist.runs import WORTHWHILE
 from simdist.units import format_seconds
 from simdist.whatif.gains import Gain, Gains
 from simdist.whatif.pattern import Pattern
@@ -191,32 +192,41 @@ def _gains_text(found: Slowdown, spread: Pattern, compared: Gains) -> Iterator[s
 
 
 def _runs_text(compared: Gains) -> str:
-    runs = f"{compared.n_runs:,} runs of {compared.n_steps:,} steps each"
-    match compared.drawn:
-        case "recorded":
-            blocks = f"blocks of {compared.block_steps} of {compared.n_recorded:,} recorded steps"
-            return f"{runs}, put together from {blocks}; 95 % of the runs lie in the interval"
-        case "random":
-            return f"{runs}, disturbed anew; 95 % of them lie in the interval"
-        case "fixed":
-            return f"one run of {compared.n_steps:,} steps: nothing is random"
-        case unknown:
-            assert_never(unknown)
+    plural = "s" * (compared.n_runs > 1)
+    runs = f"{compared.n_runs:,} run{plural} of {compared.n_steps:,} steps or a few more, in whole periods"
+    if recording := compared.recording:
+        return (
+            f"{runs}, put together from blocks of {recording.block_steps} of {recording.n_steps:,} recorded steps; 95 %: "
+            f"as sure as such a recording can make it"
+        )
+    if compared.drawn == "random":
+        return f"{runs}, disturbed anew; 95 % of the runs lie in the interval"
+    return f"one run of {compared.n_steps:,} steps: nothing is random"
 
 
 def _interval(row: Gain) -> str:
-    return f"{row.interval[0]:.2f} to {row.interval[1]:.2f}" if row.interval else "-" if row.problem else ""
+    return f"{row.interval[0]:.2f} to {row.interval[1]:.2f}" if row.interval else "too few" if row.problem else ""
 
 
 def verdict_sentence(found: Slowdown, spread: Pattern, compared: Gains) -> str:
-    """Say in a sentence which schedule is the fastest for the job, or why none is."""
-    best = compared.best
+    """Say in a sentence which schedule is the fastest for the job and which surely gains, or why none does."""
+    fastest, best = compared.fastest, compared.best
+    if fastest is None:
+        return f"stay with {compared.baseline}: no schedule is faster; {_reason(found, spread)}"
+    first = f"fastest: {fastest.schedule}, {fastest.speedup:.2f} times as fast as {compared.baseline}"
+    if fastest is best:
+        return first + (f" ({_interval(best)})" if best.interval else "")
+    doubt = fastest.problem or f"{_interval(fastest)}{_from_what(compared)}"
     if best:
-        interval = f" ({_interval(best)})" if best.interval else ""
-        return f"fastest: {best.schedule}, {best.speedup:.2f} times as fast as {compared.baseline}{interval}"
-    if all(row.problem for row in compared.rows):
-        return f"stay with {compared.baseline} for now: the recording is too short to tell what would be faster"
+        interval = f" ({_interval(best)}{_from_what(compared)})" if best.interval else ""
+        return f"{first}, but not surely ({doubt}); surely faster: {best.schedule}, {best.speedup:.2f} times{interval}"
+    if compared.recording and fastest.speedup >= WORTHWHILE:
+        return f"stay with {compared.baseline} until more steps are recorded; {first}, but not surely ({doubt})"
     return f"stay with {compared.baseline}: no schedule is surely faster; {_reason(found, spread)}"
+
+
+def _from_what(compared: Gains) -> str:
+    return f" from {compared.recording.n_steps:,} recorded steps" if compared.recording else ""
 
 
 def _reason(found: Slowdown, spread: Pattern) -> str:

@@ -10,10 +10,9 @@ from simdist.profiles.clocks import Clocks
 from simdist.profiles.layout import Layout
 from simdist.profiles.matching import Matched
 from simdist.profiles.model import Kind
+from simdist.profiles.unseen import Unseen, find_unseen
 
 __all__ = ["CollectiveTimes", "collective_times"]
-
-_LOW = 0.1  # quantile over the calls, where the last to come may be a rank without a trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +27,8 @@ class CollectiveTimes:
         calls: How many.
         seconds: From when the last member came until it was done; median over the calls.
         wait_share: Share of waiting for the last one in all the time that members spent in these calls.
-        is_complete: Whether all members were traced; if not, `seconds` is a low quantile, because the last one to come
-            may not have been seen.
+        is_complete: Whether all members were traced; if not, the last one to come may not have been seen, and
+            `seconds` is an upper bound: see `unseen`.
     """
 
     kind: Kind
@@ -42,8 +41,18 @@ class CollectiveTimes:
     is_complete: bool
 
 
-def collective_times(matched: Matched, clocks: Clocks, layout: Layout) -> tuple[CollectiveTimes, ...]:
-    """Return a row for each kind, size and number of members, by these."""
+def collective_times(
+    matched: Matched, clocks: Clocks, layout: Layout, unseen: Unseen | None = None
+) -> tuple[CollectiveTimes, ...]:
+    """Return a row for each kind, size and number of members, by these.
+
+    Args:
+        matched: Collectives of all traced ranks.
+        clocks: Of these ranks.
+        layout: Which ranks share a node.
+        unseen: What waiting for ranks without a trace was told apart; found out if None.
+    """
+    unseen = unseen or find_unseen(matched, clocks)
     arrival_s, end_s = clocks.corrected_s(matched.arrival_s), clocks.corrected_s(matched.end_s)
     rows: dict[tuple[str, int, int, bool], list[int]] = defaultdict(list)
     for row, what in enumerate(matched.what):
@@ -55,7 +64,7 @@ def collective_times(matched: Matched, clocks: Clocks, layout: Layout) -> tuple[
         seen = np.isfinite(end_s[of])
         is_complete = bool((seen.sum(axis=1) == size).all())
         alone_s, wait_share = _times(arrival_s[of], end_s[of])
-        seconds = float(np.median(alone_s) if is_complete else np.quantile(alone_s, _LOW))
+        seconds = float(np.median(alone_s if is_complete else unseen.alone_s[of]))
         found.append(
             CollectiveTimes(what.kind, what.nbytes, what.group, spans, len(of), seconds, wait_share, is_complete)
         )

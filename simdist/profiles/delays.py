@@ -11,6 +11,7 @@ Two tables. What was *measured* tells host, compute and io apart, and is what st
   the device did see. So there everything counts with compute.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,11 +70,15 @@ def measured(of: Parts, base: BaseTimes) -> Measured:
 
 
 def recorded(
-    excess: dict[Channel, NDArray[np.float64]], host: HostModel, job: TracedJob
+    excess: dict[Channel, NDArray[np.float64]], host: HostModel, ranks: Sequence[int], world_size: int
 ) -> dict[Channel, NDArray[np.float64]]:
     """Return the delays that the scenario plays, `[n_steps, world_size]`; channels without any are left out.
 
-    Ranks without a trace have the median of the traced ones in every step.
+    Args:
+        excess: Channel -> seconds, `[n_steps, n_known_ranks]`.
+        host: How the simulated host behaves.
+        ranks: Of the columns; all others have the median of these in every step.
+        world_size: Ranks of the job.
     """
     zeros = np.zeros_like(excess["compute"])
     if not host.waits:
@@ -82,10 +87,10 @@ def recorded(
         routed = {"host": zeros, "compute": excess["host"] + excess["compute"], "io": excess["io"]}
     else:
         routed = {"host": excess["host"] + excess["io"], "compute": excess["compute"], "io": zeros}
-    return {channel: _filled(routed[channel], job) for channel in _CHANNELS if routed[channel].any()}
+    return {channel: _filled(routed[channel], ranks, world_size) for channel in _CHANNELS if routed[channel].any()}
 
 
-def _filled(seconds: NDArray[np.float64], job: TracedJob) -> NDArray[np.float64]:
-    whole = np.repeat(np.median(seconds, axis=1)[:, None], job.world_size, axis=1)
-    whole[:, list(job.ranks)] = seconds
+def _filled(seconds: NDArray[np.float64], ranks: Sequence[int], world_size: int) -> NDArray[np.float64]:
+    whole = np.repeat(np.median(seconds, axis=1)[:, None], world_size, axis=1)
+    whole[:, list(ranks)] = seconds
     return np.round(whole, 9)  # a profiler counts nanoseconds at best

@@ -19,9 +19,12 @@ from simdist.profiles.links import Links, derive_links
 from simdist.profiles.matching import match
 from simdist.profiles.model import RankProfile
 from simdist.profiles.proof import Proof, prove_step
-from simdist.profiles.stragglers import Straggler, find_stragglers, without
+from simdist.profiles.slow import slow_devices, slow_throughout
+from simdist.profiles.stragglers import Noise, Straggler, find_stragglers, noise_of, without
 from simdist.profiles.tensors import Model, find_model
+from simdist.profiles.unseen import find_unseen, unseen_note, with_unseen
 from simdist.scenario import Cluster, Host, Input, Link, Persistent, Scenario, Storage, Tensor, Workload
+from simdist.scenario.cluster import DeviceOverride
 from simdist.units import format_seconds
 
 __all__ = ["Imported", "Options", "import_job"]
@@ -65,6 +68,7 @@ class Imported:
         scenario: The job, without its delays: channels that have any are disturbed by 0 s.
         delays: Channel -> delays for the simulator, `[n_steps, world_size]`.
         stragglers: Who was late.
+        noise: Noticeable delays that are no straggler's.
         proof: The step as predicted and as measured.
         notes: What was assumed or left out, a sentence each.
     """
@@ -80,6 +84,7 @@ class Imported:
     scenario: Scenario
     delays: dict[Channel, NDArray[np.float64]]
     stragglers: tuple[Straggler, ...]
+    noise: Noise
     proof: Proof
     notes: tuple[str, ...]
 
@@ -104,24 +109,31 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: Options |
     model = find_model(job, base, options.tensors)
     matched = match(job)
     clocks = synchronize(matched)
-    times = collective_times(matched, clocks, layout)
-    host, excess = host_model(job, base), measured(of, base)
+    unseen = find_unseen(matched, clocks)
+    times = collective_times(matched, clocks, layout, unseen)
+    host, traced = host_model(job, base), measured(of, base)
     cluster, links = _cluster(job, layout, times, options)
-    delays = recorded(excess.of, host, job)
-    scenario = _scenario(name, job, cluster, model, base, host, tuple(delays))
     step_s = float(np.median(of.step_s))
-    stragglers = find_stragglers(excess.of, step_s=step_s, ranks=job.ranks, numbers=job.numbers, layout=layout)
-    calm = without(excess.of, stragglers, ranks=job.ranks, numbers=job.numbers)
-    proof = prove_step(scenario, delays, recorded(calm, host, job), of, job)
+    excess, ranks = with_unseen(traced.of, unseen, job, step_s=step_s)
+    stragglers = find_stragglers(excess, step_s=step_s, ranks=ranks, numbers=job.numbers, layout=layout)
+    noise = noise_of(excess, stragglers, step_s=step_s, ranks=ranks, numbers=job.numbers)
+    slow = slow_throughout(stragglers, len(job.numbers))
+    rest, calm = (without(excess, who, ranks=ranks, numbers=job.numbers) for who in (slow, stragglers))
+    delays = recorded(rest, host, ranks, job.world_size)
+    scenario = _scenario(name, job, cluster, model, base, host, tuple(delays))
+    slowed = scenario.model_copy(update={"cluster": _slowed(scenario.cluster, slow_devices(slow, base))})
+    proof = prove_step(slowed, delays, of, job, calm=(scenario, recorded(calm, host, ranks, job.world_size)))
     notes = [*job.notes, *layout.notes, *base.notes, *model.notes, *matched.notes, *(links.notes if links else ())]
     if links is not None:
         notes.append(
             "traces do not tell how fast memory is: compressing gradients takes no time in this scenario until "
             "cluster.device.memory_bandwidth is set"
         )
-    notes += _more_notes(job, base, host, excess.clipped_s / step_s if step_s else 0.0, clocks, times)
+    notes += _more_notes(job, base, host, traced.clipped_s / step_s if step_s else 0.0, clocks)
+    if any(not each.is_complete for each in times):
+        notes.append(unseen_note(unseen, job, step_s=step_s))
     return Imported(
-        job, layout, clocks, times, links, base, host, model, scenario, delays, stragglers, proof, tuple(notes)
+        job, layout, clocks, times, links, base, host, model, slowed, delays, stragglers, noise, proof, tuple(notes)
     )
 
 
@@ -146,6 +158,10 @@ def _cluster(
     )
     links = derive_links(times, bare)
     return bare.model_copy(update={"fabric": links.fabric, "network": links.network}), links
+
+
+def _slowed(cluster: Cluster, slow: tuple[DeviceOverride, ...]) -> Cluster:
+    return cluster.model_copy(update={"slow_devices": (*cluster.slow_devices, *slow)})
 
 
 def _is_gloo(job: TracedJob) -> bool:
@@ -199,7 +215,6 @@ def _more_notes(
     host: HostModel,
     clipped_share: float,
     clocks: Clocks,
-    times: Sequence[CollectiveTimes],
 ) -> list[str]:
     notes = []
     if len(job.numbers) < _FEW:
@@ -221,8 +236,6 @@ def _more_notes(
         )
     if not host.waits and job.profiles:
         notes.append("delays are recorded on compute, as the device saw them, because the host never waits for it")
-    if any(not each.is_complete for each in times):
-        notes.append("times of collectives are low quantiles: the last rank to come may be one without a trace")
     if not any(each.batch_size for each in job.profiles):
         notes.append("the traces do not tell the batch size: written as 1; only rates of samples depend on it")
     return notes

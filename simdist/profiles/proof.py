@@ -69,23 +69,26 @@ class Proof:
 def prove_step(
     scenario: Scenario,
     delays: dict[Channel, NDArray[np.float64]],
-    calm: dict[Channel, NDArray[np.float64]],
     of: Parts,
     job: TracedJob,
+    *,
+    calm: tuple[Scenario, dict[Channel, NDArray[np.float64]]],
 ) -> Proof:
     """Simulate synchronous SGD with the delays as they happened, and without stragglers.
 
     Args:
         scenario: Its first schedule is synchronous SGD; channels are those of the delays.
         delays: As recorded, `[n_steps, world_size]`.
-        calm: Without stragglers, likewise; of the same channels or fewer.
         of: What was measured.
         job: The traced job.
+        calm: Scenario and delays without stragglers; the channels are the same or fewer.
     """
     built = build(scenario, scenario.schedules[0])
     trace = simulate(built.plan, built.costs, delays)
     none = {channel: np.zeros_like(seconds) for channel, seconds in delays.items()}
-    quiet = simulate(built.plan, built.costs, none | {channel: calm[channel] for channel in calm if channel in none})
+    calm_built, left = build(calm[0], calm[0].schedules[0]), calm[1]
+    left = none | {channel: left[channel] for channel in left if channel in none}
+    quiet = simulate(calm_built.plan, calm_built.costs, left)
     states = breakdown(trace)
     predicted = {state: float(states.per_step_s(state)[0]) for state in ("compute", "comm", "wait", "io", "host")}
     loads = scenario.input.source == "storage"

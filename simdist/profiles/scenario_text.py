@@ -5,18 +5,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
-import numpy as np
-
 from simdist.profiles.importing import Imported
 from simdist.profiles.notes import listed
 from simdist.profiles.stragglers import Straggler
 from simdist.scenario import Cluster, Device, Link, Tensor, strict_yaml
 from simdist.schedules import Schedule
 
-__all__ = ["Names", "block_steps", "has_own_workload", "scenario_text"]
+__all__ = ["Names", "has_own_workload", "scenario_text"]
 
 _MANY_TENSORS = 16  # more stand in a file of their own
-_TOLD = 20  # stragglers, the largest
+_TOLD = 10  # stragglers, the largest
 _WIDTH = 118
 
 
@@ -82,10 +80,19 @@ def _cluster(imported: Imported) -> Iterator[str]:
             continue
         if key == "device":
             value = _changed(value, Device().model_dump(mode="json"))
+        if key == "slow_devices":
+            yield from _slow_devices(value)
+            continue
         yield f"  {key}: {strict_yaml.dump_line(value)}"
     if cluster.storage:
         yield f"  # {cluster.storage.source}: what an undisturbed step waits for its batch"
         yield f"  storage: {{latency: {_time(cluster.storage.latency_s)}, bandwidth: unlimited}}"
+
+
+def _slow_devices(devices: list[dict[str, object]]) -> Iterator[str]:
+    yield "  slow_devices:  # ranks whose computing takes longer in every step"
+    for each in devices:
+        yield f"    - {strict_yaml.dump_line({key: value for key, value in each.items() if value is not None})}"
 
 
 def _changed(written: Mapping[str, object], plain: Mapping[str, object]) -> dict[str, object]:
@@ -97,7 +104,7 @@ def _link(imported: Imported, key: str, link: Link) -> Iterator[str]:
     if links is None:
         source = "as given"
     elif key in links.measured:
-        source = "from the time that all_reduces took, without waiting"
+        source = "from the time that all_reduces took, without waiting" + _bound(imported)
     elif layout.nodes > 1 and layout.gpus_per_node > 1:
         source = "not measured"
     else:
@@ -111,6 +118,13 @@ def _link(imported: Imported, key: str, link: Link) -> Iterator[str]:
     yield "    table:"
     for point in link.table:
         yield f"      - {{size: {point.nbytes} B, time: {_time(point.time_s)}}}"
+
+
+def _bound(imported: Imported) -> str:
+    """Say whether times on the links may hold waiting for a rank without a trace."""
+    if all(each.is_complete for each in imported.times):
+        return ""
+    return f"; at most: waiting for rank {listed(imported.job.missing)}, without a trace, would look alike"
 
 
 def _workload(imported: Imported, file: str) -> Iterator[str]:
@@ -154,13 +168,12 @@ def _behaviour(imported: Imported) -> Iterator[str]:
 def _disturbances(imported: Imported, file: str) -> Iterator[str]:
     if not imported.delays:
         return
-    block = block_steps(imported.stragglers, len(imported.job.numbers))
     yield "disturbances:  # what steps took beyond an undisturbed one, by step and rank"
     for each in _told(imported.stragglers, len(imported.job.numbers)):
         yield from ("  " + line for line in _comment(each))
     for channel in imported.delays:
-        yield f"  - {{kind: recorded, on: {channel}, file: {strict_yaml.dump_line(file)}, resample_steps: {block}}}"
-    yield "  # every seed draws blocks of so many recorded steps; without resample_steps they come as they happened"
+        yield f"  - {{kind: recorded, on: {channel}, file: {strict_yaml.dump_line(file)}}}"
+    yield "  # played as they happened; add resample_steps: N to draw blocks of N steps anew for every seed"
 
 
 def _schedules(imported: Imported) -> Iterator[str]:
@@ -173,19 +186,7 @@ def _told(stragglers: tuple[Straggler, ...], n_steps: int) -> Iterator[str]:
     for each in stragglers[:_TOLD]:
         yield f"{each.who}, {each.when(n_steps)}, {each.channel}: +{_ms(each.seconds)}"
     if len(stragglers) > _TOLD:
-        yield f"and {len(stragglers) - _TOLD} shorter ones"
-
-
-def block_steps(stragglers: tuple[Straggler, ...], n_steps: int) -> int:
-    """Return how many steps stay together when recorded delays are drawn anew: the longest burst, or more.
-
-    The cube root of the number of steps is the order at which the error of a block bootstrap is least.
-
-    Source:
-        Hall, Horowitz & Jing, On Blocking Rules for the Bootstrap with Dependent Data, Biometrika 1995.
-    """
-    bursts = [len(each.steps) for each in stragglers if each.kind == "transient"]
-    return min(n_steps, max([round(float(np.cbrt(n_steps))), 1, *bursts]))
+        yield f"and {len(stragglers) - _TOLD} more"
 
 
 def _schedule_line(schedule: Schedule) -> str:

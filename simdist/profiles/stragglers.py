@@ -1,15 +1,16 @@
 """Stragglers in recorded delays: who was late, when, on what, and by how much.
 
-All thresholds are on delays in seconds. With d[s, r] the delay of rank r in step s:
+With d[s, r] the delay of rank r in step s, and all medians lower ones:
 
-* *Persistent*: the median over steps of d[:, r], less that of the typical other rank, is above 3 times the spread
-  between the other ranks and 3 % of a step.
-* *Transient*: d[s, r] less the rank's own median, less what the typical other rank has in the same step, and d[s, r]
-  less the rank's own median by itself, are above 5 times the spread of all delays and 5 % of a step. Steps that follow
-  one another are one burst.
+* *Persistent*: the median over steps of d[:, r], less that of the typical other rank, is above what noise alone does
+  (`noise`), 3 times the spread between the other ranks, and 3 % of a step.
+* *Transient*: d[s, r] less the rank's own median (of a rank that is not persistent: or that of the typical other rank,
+  if it is less), and the same less what the typical other rank has in this step, are above what noise alone does, and
+  5 % of a step. Steps that follow one another are one burst.
 * Where all traced ranks of a node are late in the same way, it is the node.
 
-Spreads are median absolute deviations, scaled to the standard deviation of a normal distribution.
+So a rank that is late in at most half of the steps has bursts of full size, and one that is in more is persistently
+late by its full size. Delays above 5 % of a step that noise explains are counted, not listed.
 """
 
 from collections import defaultdict
@@ -23,13 +24,14 @@ from numpy.typing import NDArray
 
 from simdist.plan.ops import Channel
 from simdist.profiles.layout import Layout
+from simdist.profiles.noise import by_chance_once_s, by_chance_usually_s, lower_median_s
 from simdist.profiles.notes import listed
 
-__all__ = ["Straggler", "find_stragglers", "without"]
+__all__ = ["Noise", "Straggler", "find_stragglers", "noise_of", "without"]
 
 _NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
-_PERSISTENT_SPREADS, _PERSISTENT_SHARE = 3.0, 0.03
-_TRANSIENT_SPREADS, _TRANSIENT_SHARE = 5.0, 0.05
+_SPREADS = 3.0
+_PERSISTENT_SHARE, _TRANSIENT_SHARE = 0.03, 0.05  # of a step; less changes nothing that anybody decides
 _NODE_TOLERANCE = 0.5  # sizes on the ranks of a node differ by less than this share, if the node is the cause
 
 
@@ -64,11 +66,25 @@ class Straggler:
         Args:
             n_steps: That were traced.
         """
-        if len(self.steps) == n_steps and self.kind == "persistent":
+        is_run = self.steps[-1] - self.steps[0] + 1 == len(self.steps)
+        if self.kind == "persistent" and len(self.steps) == n_steps:
             return "every step"
-        if self.kind == "persistent":
+        if self.kind == "persistent" and not is_run:
             return f"{len(self.steps)} of {n_steps} steps"
         return f"step{'s' * (len(self.steps) > 1)} {listed(self.steps)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Noticeable delays of single ranks and steps that are no straggler's, because noise alone explains them.
+
+    Args:
+        count: Of ranks and steps.
+        seconds: All together.
+    """
+
+    count: int
+    seconds: float
 
 
 def find_stragglers(
@@ -79,7 +95,7 @@ def find_stragglers(
     numbers: Sequence[int],
     layout: Layout,
 ) -> tuple[Straggler, ...]:
-    """Return who is late: those in every step first, then by size.
+    """Return who is late: those in every step first, both kinds by size; of the same size, longer bursts first.
 
     Args:
         excess: Channel -> delays, `[n_steps, n_traced_ranks]`.
@@ -90,9 +106,33 @@ def find_stragglers(
     """
     found: list[Straggler] = []
     for channel, delay_s in excess.items():
-        found += _by_node(_persistent(delay_s, step_s, channel, ranks, numbers), ranks, layout)
-        found += _by_node(_transient(delay_s, step_s, channel, ranks, numbers), ranks, layout)
-    return tuple(sorted(found, key=lambda each: (each.kind, -_total_s(each), each.ranks, each.steps)))
+        usual = _persistent(delay_s, step_s, channel, ranks, numbers)
+        more_s = _more_s(delay_s, [ranks.index(each.ranks[0]) for each in usual])
+        bursts = _transient(more_s, step_s, channel, ranks, numbers)
+        found += [*_by_node(usual, ranks, layout), *_by_node(bursts, ranks, layout)]
+    return tuple(sorted(found, key=lambda each: _importance(each, step_s)))
+
+
+def noise_of(
+    excess: dict[Channel, NDArray[np.float64]],
+    stragglers: Sequence[Straggler],
+    *,
+    step_s: float,
+    ranks: Sequence[int],
+    numbers: Sequence[int],
+) -> Noise:
+    """Return the noticeable delays that are none of the stragglers'."""
+    count, seconds = 0, 0.0
+    for channel, delay_s in excess.items():
+        own = [each for each in stragglers if each.channel == channel]
+        usual = [ranks.index(rank) for each in own if each.kind == "persistent" for rank in each.ranks]
+        more_s = _more_s(delay_s, usual).min(axis=0)
+        for each in own:
+            if each.kind == "transient":
+                more_s[_cells(each, ranks, numbers)] = 0.0
+        noticeable = more_s > _TRANSIENT_SHARE * step_s
+        count, seconds = count + int(noticeable.sum()), seconds + float(more_s[noticeable].sum())
+    return Noise(count, seconds)
 
 
 def without(
@@ -105,44 +145,67 @@ def without(
     """Return the delays as they would be if the stragglers were typical ranks."""
     kept = {channel: seconds.copy() for channel, seconds in excess.items()}
     for each in stragglers:
-        rows, columns = [numbers.index(step) for step in each.steps], [ranks.index(rank) for rank in each.ranks]
-        kept[each.channel][np.ix_(rows, columns)] -= each.seconds
+        kept[each.channel][_cells(each, ranks, numbers)] -= each.seconds
     return {channel: np.maximum(0.0, seconds) for channel, seconds in kept.items()}
 
 
-def _total_s(straggler: Straggler) -> float:
-    return straggler.seconds * len(straggler.steps)
+def _importance(each: Straggler, step_s: float) -> tuple[str, float, int, tuple[int, ...], tuple[int, ...]]:
+    per_cent = round(100 * each.seconds / step_s) if step_s else 0
+    return each.kind, -per_cent, -len(each.steps), each.ranks, each.steps
+
+
+def _cells(straggler: Straggler, ranks: Sequence[int], numbers: Sequence[int]) -> tuple[NDArray[np.intp], ...]:
+    rows, columns = [numbers.index(step) for step in straggler.steps], [ranks.index(rank) for rank in straggler.ranks]
+    return np.ix_(rows, columns)
 
 
 def _persistent(
     delay_s: NDArray[np.float64], step_s: float, channel: Channel, ranks: Sequence[int], numbers: Sequence[int]
 ) -> list[Straggler]:
     """Return the ranks that are late in most steps; their steps are those in which they are by half of it or more."""
-    usual_s = np.median(delay_s, axis=0)
+    usual_s = lower_median_s(delay_s)
+    least_s = max(by_chance_usually_s(delay_s), _PERSISTENT_SHARE * step_s)
     found = []
     for column in range(len(usual_s)) if len(usual_s) > 1 else ():
         others_s = np.delete(usual_s, column)
-        late_s = float(usual_s[column] - _typical_s(others_s))
-        if late_s > max(_PERSISTENT_SPREADS * _spread_s(others_s), _PERSISTENT_SHARE * step_s):
-            more_s = delay_s[:, column] - _typical_s(np.delete(delay_s, column, axis=1), axis=1)
+        late_s = float(usual_s[column] - lower_median_s(others_s))
+        if late_s > max(_SPREADS * _spread_s(others_s), least_s):
+            more_s = delay_s[:, column] - lower_median_s(np.delete(delay_s, column, axis=1), axis=1)
             steps = tuple(numbers[row] for row in np.flatnonzero(more_s >= late_s / 2).tolist())
             found.append(Straggler("persistent", (ranks[column],), None, channel, steps, late_s))
     return found
 
 
+def _more_s(delay_s: NDArray[np.float64], persistent: Sequence[int]) -> NDArray[np.float64]:
+    """Return what ranks took beyond their usual delay, and of that, what they took beyond the typical other rank.
+
+    Args:
+        delay_s: Delays `[n_steps, n_ranks]`.
+        persistent: Ranks (as indices) whose own usual delay is usual for them.
+
+    Returns:
+        Both, `[2, n_steps, n_ranks]`.
+    """
+    usual_s = lower_median_s(delay_s)
+    n_ranks = len(usual_s)
+    for column in sorted(set(range(n_ranks)) - set(persistent)) if n_ranks > 1 else ():
+        usual_s[column] = min(usual_s[column], lower_median_s(np.delete(usual_s, column)))
+    own_s = delay_s - usual_s
+    return np.stack([own_s, own_s - _of_others_s(own_s)])
+
+
 def _transient(
-    delay_s: NDArray[np.float64], step_s: float, channel: Channel, ranks: Sequence[int], numbers: Sequence[int]
+    more_s: NDArray[np.float64], step_s: float, channel: Channel, ranks: Sequence[int], numbers: Sequence[int]
 ) -> list[Straggler]:
     """Return the bursts of all ranks."""
-    own_s = delay_s - np.median(delay_s, axis=0)
-    least_s = max(_TRANSIENT_SPREADS * _spread_s(own_s), _TRANSIENT_SHARE * step_s)
-    more_s = own_s - _of_others_s(own_s)
+    own_s, beyond_others_s = more_s
+    is_late = more_s.min(axis=0) > max(by_chance_once_s(own_s), _TRANSIENT_SHARE * step_s)
     found = []
-    for column in range(delay_s.shape[1]):
-        late = np.flatnonzero((own_s[:, column] > least_s) & (more_s[:, column] > least_s))
+    for column in range(own_s.shape[1]):
+        late = np.flatnonzero(is_late[:, column])
         for _, run in groupby(enumerate(late.tolist()), key=lambda item: item[1] - item[0]):
             rows = [row for _, row in run]
-            steps, seconds = tuple(numbers[row] for row in rows), float(more_s[rows, column].mean())
+            steps, seconds = tuple(numbers[row] for row in rows), float(beyond_others_s[rows, column].mean())
             found.append(Straggler("transient", (ranks[column],), None, channel, steps, seconds))
     return found
 
@@ -152,13 +215,8 @@ def _of_others_s(own_s: NDArray[np.float64]) -> NDArray[np.float64]:
     n_ranks = own_s.shape[1]
     if n_ranks == 1:
         return np.zeros_like(own_s)
-    others = [_typical_s(np.delete(own_s, rank, axis=1), axis=1) for rank in range(n_ranks)]
+    others = [lower_median_s(np.delete(own_s, rank, axis=1), axis=1) for rank in range(n_ranks)]
     return np.maximum(0.0, np.stack(others, axis=1))
-
-
-def _typical_s(of_ranks_s: NDArray[np.float64], *, axis: int = 0) -> NDArray[np.float64]:
-    """Return the median over ranks; of an even number the lower one, since what is typical is not to be late."""
-    return np.asarray(np.quantile(of_ranks_s, 0.5, axis=axis, method="lower"))
 
 
 def _spread_s(seconds: NDArray[np.float64]) -> float:

@@ -16,6 +16,7 @@ __all__ = ["AveragingSchedule"]
 
 _WHOLE_MODEL_NBYTES = 2**62  # one bucket
 _LOOKED_AT_STEPS = 100_000  # to find an average; longer periods are nobody's mistake
+_LONGEST_PERIOD = 1_000  # that is found by looking
 
 
 class AveragingSchedule(Schedule, abc.ABC):
@@ -39,6 +40,14 @@ class AveragingSchedule(Schedule, abc.ABC):
     def local_gradients(self, job: Job) -> Group | None:
         """Return over whom gradients are averaged in every step after the warm-up; None, as by default, for nobody."""
         return None
+
+    def cycle(self, job: Job) -> range:
+        """Return the first period after the warm-up, as far as `average` shows it: of 1,000 steps at most."""
+        first = self.warmup_steps
+        groups = [self.average(first + step, job) for step in range(2 * _LONGEST_PERIOD)]
+        periods = range(1, _LONGEST_PERIOD)
+        period = next((each for each in periods if groups[each:] == groups[:-each]), _LONGEST_PERIOD)
+        return range(first, first + period)
 
     def idle(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
         """Return whether it never averages over the world."""

@@ -99,6 +99,10 @@ class Schedule(Settings, abc.ABC):
         """Return what this schedule never gets to do in so many steps, a sentence each; nothing by default."""
         return []
 
+    def cycle(self, job: Job) -> range:
+        """Return the first period: from its start on, every `len(cycle)` steps are like those; one step by default."""
+        return range(1)
+
     @property
     def name(self) -> str:
         """The label in force."""

@@ -86,6 +86,10 @@ class HierarchicalSGD(AveragingSchedule):
                 return Group(job.world_size if size == "world" else size)
         return None
 
+    def cycle(self, job: Job) -> range:
+        """Return the first of the longest periods after the warm-up, of which the others are parts."""
+        return range(self.warmup_steps, self.warmup_steps + max(self.levels))
+
     def local_gradients(self, job: Job) -> Group | None:
         """Return the node, if gradients are averaged within it."""
         return Group(job.ranks_per_node) if self.intra_node_gradients and job.ranks_per_node > 1 else None

@@ -38,3 +38,7 @@ class LocalSGD(AveragingSchedule):
     def average(self, step: int, job: Job) -> Group | None:
         """Return the world at the end of each period."""
         return Group(job.world_size) if self.fires(self.period, step) else None
+
+    def cycle(self, job: Job) -> range:
+        """Return the first period after the warm-up."""
+        return range(self.warmup_steps, self.warmup_steps + self.period)

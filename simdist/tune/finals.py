@@ -2,14 +2,19 @@
 
 The smallest of many noisy numbers is smaller than what it is a sample of, so the numbers of the search promise too
 much. Who is simulated again was decided by them; what is said about those does not depend on them.
+
+An interval is of the mean over seeds: the error of the simulation, which more seeds make smaller. Where recordings are
+resampled, it is what the recording can tell, which they do not: deviations of single runs count; see `simdist.runs`.
 """
 
+import math
+
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simdist.build import Built, build
 from simdist.compare import Measured, Row, row
-from simdist.scenario import Scenario
+from simdist.runs import Runs
 from simdist.schedules import Schedule
 from simdist.tune.constraints import Facts
 from simdist.tune.evaluating import Evaluated
@@ -32,6 +37,7 @@ class Finalist:
         search_step_s: Seconds per step with the seeds of the search.
         is_baseline: Whether the others are compared with it.
         on_front: Whether no finalist that exchanges with all ranks as often is faster.
+        problem: Why its row has no interval, if chance plays a part.
     """
 
     schedule: Schedule
@@ -41,6 +47,7 @@ class Finalist:
     search_step_s: float
     is_baseline: bool
     on_front: bool
+    problem: str | None = None
 
 
 def finalists(evaluated: Sequence[Evaluated]) -> list[Evaluated]:
@@ -57,42 +64,71 @@ def finalists(evaluated: Sequence[Evaluated]) -> list[Evaluated]:
 
 
 def measure_finalists(
-    scenario: Scenario, baseline: Evaluated, others: Iterable[Evaluated], measure: Callable[[Built], Measured]
+    runs: Runs, baseline: Evaluated, others: Iterable[Evaluated], measure: Callable[[Built], Measured]
 ) -> list[Finalist]:
     """Simulate the baseline and the others again; return them, the fastest first.
 
     Args:
-        scenario: With a seed that the search has not seen.
+        runs: From a seed that the search has not seen.
         baseline: What the others are compared with.
         others: The baseline may be among them.
         measure: Simulates a plan for all fresh seeds.
     """
     each_once = [baseline, *(each for each in others if each is not baseline)]
-    measured = [measure(build(scenario, each.schedule)) for each in each_once]
+    measured = [measure(build(runs.of(each.schedule), each.schedule)) for each in each_once]
     step_s = [float(each.step_s.mean()) for each in measured]
     on_front = front([(each.facts.global_gap, time_s) for each, time_s in zip(each_once, step_s, strict=True)])
     found = [
         Finalist(
-            each.schedule, each.facts, row(again, measured[0]), again, each.step_s, each is baseline, index in on_front
+            each.schedule,
+            each.facts,
+            _row(runs, (each.schedule, again), (baseline.schedule, measured[0])),
+            again,
+            each.step_s,
+            is_baseline=each is baseline,
+            on_front=index in on_front,
+            problem=runs.problem(each.schedule) or runs.problem(baseline.schedule),
         )
         for index, (each, again) in enumerate(zip(each_once, measured, strict=True))
     ]
     return sorted(found, key=lambda each: each.row.step_s)
 
 
-def clearly_faster(one: Finalist, other: Finalist) -> bool:
+def _row(runs: Runs, one: tuple[Schedule, Measured], base: tuple[Schedule, Measured]) -> Row:
+    """Return the line of a schedule; its intervals are those of the recording, if there is one."""
+    found = row(one[1], base[1])
+    if runs.recording is None:
+        return found
+    if runs.problem(one[0]) or runs.problem(base[0]):
+        return replace(found, step_s_ci95=None, speedup_ci95=None)
+    factor = math.sqrt(found.seeds) * runs.widening(one[0], base[0])  # from a mean over seeds to a single run
+    return replace(
+        found,
+        step_s_ci95=_widened(found.step_s, found.step_s_ci95, factor),
+        speedup_ci95=_widened(found.speedup, found.speedup_ci95, factor),
+    )
+
+
+def _widened(center: float, interval: tuple[float, float] | None, factor: float) -> tuple[float, float] | None:
+    return interval and (center + factor * (interval[0] - center), center + factor * (interval[1] - center))
+
+
+def clearly_faster(runs: Runs, one: Finalist, other: Finalist) -> bool:
     """Tell whether the interval of the ratio of step times, in pairs of seeds, is above 1."""
-    compared = row(one.measured, other.measured)
+    if one.problem or other.problem:
+        return False
+    compared = _row(runs, (one.schedule, one.measured), (other.schedule, other.measured))
     return (compared.speedup_ci95 or (compared.speedup,))[0] > 1
 
 
-def chosen(found: Sequence[Finalist]) -> Finalist:
+def chosen(runs: Runs, found: Sequence[Finalist]) -> Finalist:
     """Return the one that the search found fastest, unless another one is clearly faster with fresh seeds.
 
     To take the fastest with fresh seeds would again be to choose by the numbers that are then shown.
 
     Args:
+        runs: What the finalists were simulated in.
         found: The fastest with fresh seeds first.
     """
     best = min(found, key=lambda each: each.search_step_s)
-    return next((each for each in found if clearly_faster(each, best)), best)
+    return next((each for each in found if clearly_faster(runs, each, best)), best)

@@ -6,18 +6,19 @@ Only the second numbers are shown as results.
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from simdist import compare
 from simdist.build import Built
 from simdist.compare import Measured, find_baseline, find_label
 from simdist.errors import ScenarioError
+from simdist.runs import Runs, longest_period, runs_of
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule, kinds
 from simdist.tune.axes import Extras
 from simdist.tune.candidates import Candidate
 from simdist.tune.constraints import Constraints
-from simdist.tune.evaluating import Evaluated, Evaluator, resampled
+from simdist.tune.evaluating import Evaluated, Evaluator
 from simdist.tune.finals import Finalist, finalists, measure_finalists
 from simdist.tune.searching import search
 from simdist.tune.space import space
@@ -29,6 +30,7 @@ MOST_EXHAUSTIVE = 200
 """Candidates that are all tried if nobody says how many."""
 
 _EVALUATIONS = 100  # of more candidates than that
+_LONGEST_PERIOD = 1_000  # that is tried where the scenario has no more steps: runs are ten times as long
 
 Progress = Callable[[str, float, float], None]
 """Called with what is done, how much of it is done, and how much there is in all."""
@@ -72,7 +74,7 @@ class Tuned:
     """What was found.
 
     Args:
-        scenario: As it was simulated: its seed is the first that the finalists met.
+        runs: How the finalists were simulated.
         finalists: The baseline too; the fastest first.
         verdict: Whether to change, and why.
         evaluated: All that the search simulated, the baseline too if it is a candidate.
@@ -81,7 +83,7 @@ class Tuned:
         n_illegal: How many the schedules or the scenario refused.
     """
 
-    scenario: Scenario
+    runs: Runs
     finalists: tuple[Finalist, ...]
     verdict: Verdict
     evaluated: tuple[Evaluated, ...]
@@ -111,30 +113,33 @@ def tune(
         PlanError: The baseline does not fit the cluster.
     """
     simulated = measure or _measure
-    drawn = resampled(scenario, wanted.constraints.global_every)
+    base, most = baseline_of(scenario, wanted.baseline), max(scenario.steps, _LONGEST_PERIOD)
+    within = replace(wanted.constraints, global_every=min(wanted.constraints.global_every, most))
+    runs = runs_of(scenario, max(within.global_every, longest_period(scenario, [base])))
+    drawn = runs.scenario
     n_seeds, n_search_seeds = (wanted.n_seeds, wanted.n_search_seeds) if drawn.is_random else (1, 1)
-    found = space(drawn, wanted.constraints, wanted.extras)
+    found = space(drawn, within, wanted.extras)
     budget = wanted.budget(len(found.places))
     n_expected = len(found.places) if budget is None else min(budget, len(found.places))
-    evaluator = Evaluator(drawn, wanted.constraints, lambda its, built: simulated(its, built, n_search_seeds))
+    evaluator = Evaluator(runs, wanted.constraints, lambda its, built: simulated(its, built, n_search_seeds))
 
     def evaluate(candidate: Candidate) -> Evaluated | None:
         if progress:
             progress("search", min(evaluator.n_simulated, n_expected), n_expected)
         return evaluator.evaluate(candidate)
 
-    baseline = evaluator.baseline(baseline_of(drawn, wanted.baseline))
+    baseline = evaluator.baseline(base)
     evaluated = search(found, evaluate, budget=budget, seed=wanted.seed)
     excluded = found.excluded + evaluator.excluded
     if not evaluated:
         raise _nothing_left(drawn, excluded, found.n_illegal + evaluator.n_illegal)
-    fresh = drawn.model_copy(update={"seed": drawn.seed + n_search_seeds})
+    fresh = runs.from_seed(drawn.seed + n_search_seeds)
     again = finalists(evaluated)
 
     def measure_again(built: Built) -> Measured:
         if progress:
             progress(f"fresh seeds: {built.schedule.name}", next(numbers), len(again) + 1)
-        return simulated(fresh, built, n_seeds)
+        return simulated(fresh.of(built.schedule), built, n_seeds)
 
     numbers = iter(range(len(again) + 1))
     shown = measure_finalists(fresh, baseline, again, measure_again)

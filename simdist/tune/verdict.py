@@ -9,16 +9,14 @@ from numpy.typing import NDArray
 from simdist.analysis import waiting
 from simdist.build import simulate
 from simdist.plan import COLLECTIVES, Plan, occurrences
+from simdist.runs import WORTHWHILE, Runs
 from simdist.scenario import Scenario, strict_yaml
 from simdist.schedules import Schedule
 from simdist.tune.constraints import Constraints, broken
 from simdist.tune.finals import Finalist, chosen, clearly_faster
 from simdist.units import format_seconds
 
-__all__ = ["WORTHWHILE", "Culprits", "Verdict", "culprits", "entry", "is_worthwhile", "named", "verdict"]
-
-WORTHWHILE = 1.02
-"""Speed-up below which a change is not proposed: models are not better than that, and changes cost work."""
+__all__ = ["Culprits", "Verdict", "culprits", "entry", "is_worthwhile", "named", "verdict"]
 
 _LOOKED_AT_STEPS = 200
 _MOST_OF_THE_WAITING = 0.8
@@ -44,29 +42,33 @@ class Verdict:
     reasons: tuple[str, ...]
 
 
-def verdict(scenario: Scenario, found: Sequence[Finalist], constraints: Constraints) -> Verdict:
+def verdict(runs: Runs, found: Sequence[Finalist], constraints: Constraints) -> Verdict:
     """Say whether to change from the baseline to the best finalist.
 
     Args:
-        scenario: What the finalists were simulated in.
+        runs: What the finalists were simulated in.
         found: The finalists, the baseline among them, the fastest first.
         constraints: What the baseline may break.
     """
     (baseline,) = (each for each in found if each.is_baseline)
-    best = chosen([each for each in found if not each.is_baseline] or [baseline])
+    others = [each for each in found if not each.is_baseline] or [baseline]
+    best = chosen(runs, others)
     faults = broken(baseline.facts, constraints)
     broken_text = (f"{baseline.schedule.name} itself breaks {', '.join(faults)}",) if faults else ()
-    if is_worthwhile(best):
-        sentence = f"{named(best.schedule)} is {_factor(best)} times as fast as {baseline.schedule.name}"
-        return Verdict(best, best, sentence, (*broken_text, *_ties(best, found), *_waits(scenario, baseline, best)))
-    reasons = (*broken_text, *_why_not(scenario, baseline, best))
+    sure = best if is_worthwhile(best) else next(filter(is_worthwhile, others), None)
+    if sure:
+        sentence = f"{named(sure.schedule)} is {_factor(sure)} times as fast as {baseline.schedule.name}"
+        doubt = () if sure is best else (_doubt(best),)
+        reasons = (*broken_text, *doubt, *_ties(runs, sure, found), *_waits(runs.scenario, baseline, sure))
+        return Verdict(sure, best, sentence, reasons)
+    reasons = (*broken_text, *_why_not(runs, baseline, best))
     return Verdict(None, best, f"stay with {baseline.schedule.name}", reasons)
 
 
 def is_worthwhile(finalist: Finalist) -> bool:
     """Tell whether a schedule is faster than the baseline by 2 %, and its interval is above 1."""
     speedup, interval = finalist.row.speedup, finalist.row.speedup_ci95
-    return speedup >= WORTHWHILE and (interval is None or interval[0] > 1)
+    return speedup >= WORTHWHILE and not finalist.problem and (interval is None or interval[0] > 1)
 
 
 def named(schedule: Schedule) -> str:
@@ -99,10 +101,15 @@ def _factor(finalist: Finalist) -> str:
     return f"{finalist.row.speedup:.2f}" + (f" ({interval[0]:.2f}-{interval[1]:.2f})" if interval else "")
 
 
-def _ties(best: Finalist, found: Sequence[Finalist]) -> tuple[str, ...]:
+def _doubt(finalist: Finalist) -> str:
+    why = finalist.problem or "its interval holds 1"
+    return f"{named(finalist.schedule)} may be faster, {_factor(finalist)} times, but not surely: {why}"
+
+
+def _ties(runs: Runs, best: Finalist, found: Sequence[Finalist]) -> tuple[str, ...]:
     """Name the finalists that may be as fast."""
-    others = (each for each in found if each is not best and not each.is_baseline)
-    equal = [each.schedule.name for each in others if not clearly_faster(best, each)]
+    others = (each for each in found if each is not best and not each.is_baseline and not each.problem)
+    equal = [each.schedule.name for each in others if not clearly_faster(runs, best, each)]
     return (f"it cannot be told from {', '.join(equal)} by their step times",) if equal else ()
 
 

@@ -1,0 +1,68 @@
+"""How late noise alone makes a rank: what a delay must be above to be anybody's.
+
+Nothing is taken to be normal; the delays themselves say how they scatter. With n steps, m ranks, and alpha the
+probability of a false alarm in a whole job without stragglers:
+
+* The *usual* delay of a rank is the lower median over its steps. By chance it is above x if k = n - floor((n - 1) / 2)
+  of n delays are, so the probability p that one delay is above x must satisfy P(Binomial(n, p) >= k) = alpha / m. x is
+  where a share p of all residuals (delays less the usual one of their rank) lie above. The typical other rank, with
+  which it is compared, errs too, by sqrt(1 + 2 / (m - 1)); and residuals about the median of few steps are too small,
+  by sqrt(n / (n - 2)).
+* A *single* delay has as many chances as there are steps and ranks. The tail is taken for exponential, as heavy as the
+  bulk shows: it halves from the median Q2 to the third quartile Q3, and so with every Q3 - Q2 more. A share
+  alpha / (n m) is above Q2 + (Q3 - Q2) log2(n m / (2 alpha)), whose second term is stretched by 1 + 2 / sqrt(n m)
+  because quartiles err. Stragglers in up to a quarter of all steps do not move it. Noise with a heavier tail than the
+  exponential one still looks like stragglers.
+
+Source:
+    David & Nagaraja, Order Statistics, 3rd ed. 2003, section 2.1: the distribution of an order statistic.
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["FALSE_ALARM", "by_chance_once_s", "by_chance_usually_s", "lower_median_s"]
+
+FALSE_ALARM = 0.01
+"""Probability that a job without stragglers is said to have one, of each channel and kind."""
+
+_FEWEST = 3  # steps; in fewer nothing is usual
+
+
+def lower_median_s(seconds: NDArray[np.float64], *, axis: int = 0) -> NDArray[np.float64]:
+    """Return the median; of an even number the lower one, so that being late in half of the steps is not usual."""
+    return np.asarray(np.quantile(seconds, 0.5, axis=axis, method="lower"))
+
+
+def by_chance_usually_s(delay_s: NDArray[np.float64]) -> float:
+    """Return how much later than the typical other rank noise alone may make a rank usually.
+
+    Args:
+        delay_s: Delays `[n_steps, n_ranks]`.
+
+    Returns:
+        Seconds; infinite where the steps or ranks are too few to be usual, or others.
+    """
+    from scipy.special import betaincinv
+
+    n_steps, n_ranks = delay_s.shape
+    if n_steps < _FEWEST or n_ranks < 2:
+        return math.inf
+    above = n_steps - (n_steps - 1) // 2
+    share = float(betaincinv(above, n_steps - above + 1, FALSE_ALARM / n_ranks))
+    residual_s = delay_s - lower_median_s(delay_s)
+    stretch = math.sqrt((1 + 2 / (n_ranks - 1)) * n_steps / (n_steps - 2))
+    return float(np.quantile(residual_s, 1 - share, method="higher")) * stretch
+
+
+def by_chance_once_s(delay_s: NDArray[np.float64]) -> float:
+    """Return how late noise alone may make one of all ranks in one of all steps.
+
+    Args:
+        delay_s: Delays beyond the usual one, `[n_steps, n_ranks]`.
+    """
+    middle_s, third_s = np.quantile(delay_s, [0.5, 0.75])
+    stretch = 1 + 2 / math.sqrt(delay_s.size)
+    return float(middle_s + (third_s - middle_s) * math.log2(delay_s.size / (2 * FALSE_ALARM)) * stretch)

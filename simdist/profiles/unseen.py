@@ -1,0 +1,147 @@
+"""Ranks without a trace: what the waiting of the others tells of them, and what it cannot tell.
+
+A collective ends when its last member has come and the links have done their work. If that member left no trace, both
+look alike. What tells them apart is that collectives of one size take the links equally long, whatever their place in
+the step; and that a late rank is late for the first ones of a step, or for the last, and less for those in between,
+that queue for the links anyway. So the place with the shortest calls is the base, and what others take beyond is
+waiting for a rank without a trace.
+
+What this cannot tell: waiting that all places have alike; and all waiting, where no two collectives of a step are of
+about one size. Both count with the links. So lateness found here is at least that, and times of collectives are upper
+bounds.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.plan.ops import Channel
+from simdist.profiles.clocks import Clocks
+from simdist.profiles.job import TracedJob
+from simdist.profiles.matching import Matched
+from simdist.profiles.notes import listed
+from simdist.units import format_seconds
+
+__all__ = ["Unseen", "find_unseen", "unseen_note", "with_unseen"]
+
+_LOW = 0.1  # quantile over the steps of one place: the rank without a trace need not be late in all of them
+_SAME_SIZE = 1.25  # sizes nearer than this factor take the links as long per byte
+_LONGER = 1.15  # times the base; places differ by less without any late rank
+_NOTICEABLE = 0.03  # of a step
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """What waiting for ranks without a trace could be told apart.
+
+    Args:
+        alone_s: What each collective takes without it, at most, `[n_calls]`; of no meaning where all members were
+            traced.
+        late_s: How long the traced ranks waited in each step after the last of them had come, at least, `[n_steps]`.
+        behind_s: How much later than a typical traced rank the last of them came to the first of these collectives,
+            likewise; 0 where there are none.
+        is_comparable: Whether there were collectives to tell it by.
+    """
+
+    alone_s: NDArray[np.float64]
+    late_s: NDArray[np.float64]
+    behind_s: NDArray[np.float64]
+    is_comparable: bool
+
+
+def find_unseen(matched: Matched, clocks: Clocks) -> Unseen:
+    """Tell waiting for ranks without a trace from the time on the links, as far as that is possible."""
+    n_steps = int(matched.step.max()) + 1 if len(matched.step) else 0
+    arrival_s, end_s = clocks.corrected_s(matched.arrival_s), clocks.corrected_s(matched.end_s)
+    if not len(matched.what):
+        return Unseen(np.zeros(0), np.zeros(0), np.zeros(0), is_comparable=False)
+    last_s, typical_s = np.nanmax(arrival_s, axis=1), np.nanmedian(arrival_s, axis=1)
+    seconds = np.maximum(0.0, np.nanmedian(end_s, axis=1) - last_s)
+    alone_s, late_s, behind_s = seconds.copy(), np.zeros(n_steps), np.zeros(n_steps)
+    is_comparable = False
+    for places in _alike(matched, np.isfinite(end_s).sum(axis=1)):
+        base_s_per_byte = min(
+            float(np.quantile(seconds[rows] / _nbytes(matched, rows), _LOW)) for rows in places.values()
+        )
+        for rows in places.values():
+            alone_s[rows] = base_s_per_byte * _nbytes(matched, rows)
+        is_comparable |= len(places) > 1
+        for rows in places.values() if len(places) > 1 else ():
+            waited_s = np.where(seconds[rows] > _LONGER * alone_s[rows], seconds[rows] - alone_s[rows], 0.0)
+            is_first = (waited_s > 0) & (late_s[matched.step[rows]] == 0)
+            behind_s[matched.step[rows][is_first]] = (last_s - typical_s)[rows][is_first]
+            np.add.at(late_s, matched.step[rows], waited_s)
+    return Unseen(alone_s, late_s, behind_s, is_comparable)
+
+
+def with_unseen(
+    excess: dict[Channel, NDArray[np.float64]], unseen: Unseen, job: TracedJob, *, step_s: float
+) -> tuple[dict[Channel, NDArray[np.float64]], tuple[int, ...]]:
+    """Return the delays and their ranks; if exactly one left no trace and the others waited for it, with its own.
+
+    Args:
+        excess: Channel -> delays, `[n_steps, n_traced_ranks]`.
+        unseen: What the others waited for it.
+        job: The traced ranks.
+        step_s: A typical step; waiting that is a small part of it is nobody's.
+    """
+    waited = unseen.late_s > _NOTICEABLE * step_s
+    if len(job.missing) != 1 or not waited.any():
+        return excess, job.ranks
+    late_s = np.where(waited, unseen.late_s + unseen.behind_s, 0.0)
+    of_all = {}
+    for channel, seconds in excess.items():
+        own_s = np.median(seconds, axis=1) + (late_s if channel == "compute" else 0.0)
+        of_all[channel] = np.column_stack([seconds, own_s])
+    return of_all, (*job.ranks, *job.missing)
+
+
+def unseen_note(unseen: Unseen, job: TracedJob, *, step_s: float) -> str:
+    """Say what is known about ranks without a trace that were members of collectives."""
+    who = f"rank{'s' * (len(job.missing) > 1)} {listed(job.missing)}"
+    bound = "times of collectives, and so of links, are upper bounds"
+    late_s = float(np.median(unseen.late_s)) if len(unseen.late_s) else 0.0
+    if late_s > _NOTICEABLE * step_s:
+        counted = "recorded as its delay" if len(job.missing) == 1 else "nobody's, as they are several"
+        return (
+            f"warning: the traced ranks waited {format_seconds(late_s)} or more a step for {who}, without a trace: a "
+            f"persistent straggler is probably among the missing; {counted}. Waiting that all collectives have alike "
+            f"cannot be told from slow links: {bound}"
+        )
+    why = "" if unseen.is_comparable else ", and no two collectives of a step are alike enough to tell them apart"
+    return (
+        f"warning: {bound}: a persistent straggler among {who}, which left no trace, would look exactly like slow "
+        f"links{why}"
+    )
+
+
+def _alike(matched: Matched, n_seen: NDArray[np.int64]) -> list[dict[int, list[int]]]:
+    """Return the incomplete collectives of each kind, group and about one size: place in the step -> rows."""
+    rows: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
+    for row, what in enumerate(matched.what):
+        if n_seen[row] < len(what.group):
+            rows[what.kind, what.group].append(row)
+    found: list[dict[int, list[int]]] = []
+    for of in rows.values():
+        smallest = 0.0
+        place: dict[int, int] = defaultdict(int)
+        places = {row: _next(place, int(matched.step[row])) for row in of}
+        for row in sorted(of, key=lambda row: matched.what[row].nbytes or 0):
+            nbytes = matched.what[row].nbytes or 0
+            if not smallest or nbytes > _SAME_SIZE * smallest:
+                found.append(defaultdict(list))
+                smallest = nbytes or 0.5  # those of unknown size are alike
+            found[-1][places[row]].append(row)
+    return found
+
+
+def _next(counts: dict[int, int], key: int) -> int:
+    counts[key] += 1
+    return counts[key] - 1
+
+
+def _nbytes(matched: Matched, rows: Sequence[int]) -> NDArray[np.float64]:
+    return np.array([matched.what[row].nbytes or 1.0 for row in rows])
