@@ -1,11 +1,11 @@
 """How schedules are run to compare them: how long, what is drawn anew for every seed, and how sure that makes.
 
-**Whole periods.** A schedule that averages every 8 steps does so twice in 20 steps, one that averages every 7 steps too,
-though it has to more often. So every schedule runs for a whole number of its own periods: of its warm-up W, period P
-and the least steps L, W + ceil((L - W) / P) P. L is at least ten times the longest period compared, and a multiple of
-it, so that periods that divide it run equally long. Delays are drawn by step and rank (`simdist.scenario.sampling`):
-runs of different length meet the same ones as long as both last. With a data set the steps of the scenario stand: its
-epochs are what is asked about.
+**Whole periods.** In 20 steps, a schedule that averages every 8 does so twice, and one that averages every 7 as well,
+though it has to more often. So every schedule runs for a whole number of its own periods: after a warm-up of W steps,
+with periods of P, for W + ceil((L - W) / P) P steps. L is at least ten times the longest period compared, and a
+multiple of it, so that periods that divide it run equally long. Delays are drawn by step and rank
+(`simdist.scenario.sampling`): runs of different length meet the same ones as long as both last. With a data set the
+steps of the scenario stand: its epochs are what is asked about.
 
 **Recordings** are resampled block by block. A block is as long as the scenario says or else as the longest period,
 because that is what a schedule averages over, and at least n^(1/3) of n recorded steps, the best rate for estimating a

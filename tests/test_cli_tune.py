@@ -31,8 +31,8 @@ def tune(capsys, name, *, as_json=False, **options):
 def test_prints_a_table_a_verdict_an_entry_that_loads_and_what_is_not_known(capsys, scenario):
     out, err = tune(capsys, scenario)
     assert err == ""
-    title = "job: 8 ranks, 24 steps; 10 plans of 10 candidates tried; finalists again with 4 other seeds"
-    assert title in " ".join(out.split())
+    runs, tried = "runs of 24 steps or a few more", "10 plans of 10 candidates tried"
+    assert f"job: 8 ranks, {runs}; {tried}; finalists again with 4 other seeds" in " ".join(out.split())
     assert "\nlocal-2 is 1." in out
     assert "times as fast as sync.\n" in out
     assert "Not known here: " in out
@@ -134,7 +134,33 @@ def test_recordings_are_drawn_anew_for_every_seed_and_it_says_so(capsys, tmp_pat
     assert 0 < low < high  # a recording that is played as it is has no interval
 
 
-def test_a_run_of_few_periods_is_warned_of(capsys, scenario):
-    _, err = tune(capsys, scenario, global_every=3, only=("sync",))
-    assert "warning: 24 steps hold fewer than 10 periods of 3 steps" in err
-    assert "write steps: 30 or more" in err
+@pytest.mark.parametrize(("resampling", "warnings"), [("", 0), (", resample_steps: 1", 1)])
+def test_a_recording_is_no_seed_without_effect_and_stated_blocks_are_warned_of(capsys, tmp_path, resampling, warnings):
+    np.savez(tmp_path / "late.npz", np.eye(12, 8) / 10)
+    played = f"{{kind: recorded, on: host, file: late.npz{resampling}}}"
+    text = edited(("{kind: transient, probability: 10%, delay: 50 ms}", played))
+    _, err = tune(capsys, write(tmp_path / "job.yaml", text), only=("local_sgd",))
+    assert err.count("warning") == warnings
+    assert err.count("blocks of 1 steps, as stated, are shorter than the longest period, 2 steps") == warnings
+
+
+def test_the_text_says_what_intervals_are_about(capsys, scenario, tmp_path):
+    assert "speed-up over sync, ± error of the simulation (95 %)" in " ".join(tune(capsys, scenario).out.split())
+    np.savez(tmp_path / "late.npz", np.eye(24, 8) / 10)
+    drawn = "{kind: transient, probability: 10%, delay: 50 ms}"
+    played = write(
+        tmp_path / "played.yaml",
+        edited((drawn, "{kind: recorded, on: host, file: late.npz}"), ("seed: 1\n", ""), ("steps: 12", "steps: 24")),
+    )
+    out = " ".join(tune(capsys, played).out.split())
+    assert "speed-up over sync, ± what 24 recorded steps leave open (95 %)" in out
+
+
+def test_a_run_of_few_periods_of_a_data_set_is_warned_of(capsys, tmp_path):
+    data = "data: {samples: 4096, file_size: 1 kB}\ninput: {source: storage}\n"
+    links = "  network: {latency: 25 us, bandwidth: 25 Gbit/s}\n"
+    stored = links + "  storage: {latency: 1 ms, bandwidth: 1 GB/s}\n"
+    text = edited((links, stored), ("steps: 12\n", "steps: 12\n" + data))
+    _, err = tune(capsys, write(tmp_path / "job.yaml", text), only=("sync",), n_seeds=2, n_search_seeds=1)
+    assert "warning: 12 steps of a data set hold fewer than 10 periods of 2 steps" in err
+    assert "write steps: 20 or more" in err

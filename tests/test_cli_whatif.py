@@ -7,9 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commandline import SMALL, Answer, call, edited, write
+from test_whatif import analysed, job
 
 from simdist import rundir
+from simdist.cli.whatif_text import verdict_sentence
+from simdist.runs import Recording
 from simdist.trace import Trace
+from simdist.whatif import Gain, Gains, pattern
 
 REPORT = """\
 sync: 8 ranks, 12 steps; simulated by fast
@@ -84,7 +88,10 @@ def test_the_report_of_a_scenario(capsys: pytest.CaptureFixture[str], mixed: Pat
     assert [line for line in answer.out.splitlines() if line in titles] == titles
     assert re.search(r"^ +6 +1 +1\.41 +25 ms +12$", answer.out, re.MULTILINE)
     assert re.search(r"^ +4 +1\d\d ms +60\.3 ms +1\.83 +1$", answer.out, re.MULTILINE)
-    assert "20 runs of 12 steps each, put together from blocks of 4 of 12 recorded steps" in answer.out
+    assert (
+        "20 runs of 40 steps or a few more, in whole periods, put together from blocks of 2 of 12 recorded steps; "
+        "95 %: what that many recorded steps leave open"
+    ) in answer.out
 
 
 def test_a_persistent_straggler_is_the_reason_to_stay(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -96,8 +103,8 @@ def test_a_persistent_straggler_is_the_reason_to_stay(capsys: pytest.CaptureFixt
     answer = call(capsys, "whatif", write(tmp_path / "late.yaml", text))
     assert answer.code == 0, answer.err
     assert answer.out.rstrip().splitlines()[-2:] == [
-        "one run of 12 steps: nothing is random",
-        "stay with sync: no schedule is surely faster; rank 3 is late in every step, and whoever averages over all "
+        "one run of 40 steps: nothing is random",
+        "stay with sync: no schedule is faster; rank 3 is late in every step, and whoever averages over all "
         "ranks waits for that",
     ]
 
@@ -117,7 +124,8 @@ def test_json_has_all_ranks_and_steps(capsys: pytest.CaptureFixture[str], mixed:
     assert list(found) == [
         *("job", "schedule", "trace", "world_size", "first_step", "steps", "slowdown", "lost_share", "traced_s"),
         *("replayed_s", "explained_s", "ideal_s", "pattern", "kinds", "channels", "ranks", "nodes", "by_step"),
-        *("slowest_ranks", "fixed_by_ranks", "slowest_node", "fixed_by_node", "stragglers", "gains", "verdict"),
+        *("slowest_ranks", "fixed_by_ranks", "slowest_node", "fixed_by_node", "stragglers", "cluster", "gains"),
+        "verdict",
     ]
     assert [rank["rank"] for rank in found["ranks"]] == list(range(8))
     assert [step["step"] for step in found["by_step"]] == list(range(12))
@@ -127,7 +135,8 @@ def test_json_has_all_ranks_and_steps(capsys: pytest.CaptureFixture[str], mixed:
     assert {kind["channel"] for kind in found["kinds"]} == {"host", "compute", "communication"}
     gains = found["gains"]
     assert list(gains) == [
-        *("baseline", "baseline_step_s", "drawn", "runs", "steps", "recorded_steps", "block_steps", "rows", "best")
+        *("baseline", "baseline_step_s", "drawn", "runs", "steps", "recorded_steps", "block_steps", "rows"),
+        *("fastest", "best"),
     ]
     assert [row["schedule"] for row in gains["rows"]] == ["local-4", "hsgd-2-4,4-world"]
     assert list(gains["rows"][0]) == [
@@ -160,7 +169,7 @@ def test_of_a_run_the_delays_that_it_had_are_resampled(capsys: pytest.CaptureFix
     found = document(call(capsys, "whatif", runs, "--json", "--resamples", "20"))
     assert (found["schedule"], found["trace"]) == ("sync", "simulated by fast")
     assert found["gains"]["drawn"] == "recorded"
-    assert (found["gains"]["recorded_steps"], found["gains"]["block_steps"]) == (12, 4)
+    assert (found["gains"]["recorded_steps"], found["gains"]["block_steps"]) == (12, 2)
     assert [row["schedule"] for row in found["gains"]["rows"]] == ["hsgd-2-4,4-world", "local-4"]
     again = document(call(capsys, "whatif", runs, "--json", "--resamples", "20", "--seed", "7"))
     assert again["slowdown"] == found["slowdown"]
@@ -233,6 +242,109 @@ def test_a_run_that_ended_early_is_looked_at_as_far_as_it_came(capsys: pytest.Ca
     assert document(answer)["steps"] == 10
 
 
+def gains_of(*steps_s: tuple[float, tuple[float, float] | None, str | None], n_recorded: int | None = 20) -> Gains:
+    """Return gains of local-1, local-2, ...: speed-up, interval, problem."""
+    rows = tuple(
+        Gain(f"local-{number}", 1 / speedup, speedup, interval, "fast", problem)
+        for number, (speedup, interval, problem) in enumerate(steps_s, start=1)
+    )
+    recording = Recording(n_recorded, 4, is_stated=False) if n_recorded else None
+    return Gains("sync", 1.0, rows, "recorded" if n_recorded else "random", 200, 80, recording, None)
+
+
+@pytest.mark.parametrize(
+    ("compared", "sentence"),
+    [
+        (
+            gains_of((1.1, (1.05, 1.2), None), (1.2, (1.1, 1.3), None)),
+            "fastest: local-2, 1.20 times as fast as sync (1.10 to 1.30)",
+        ),
+        (
+            gains_of((1.1, (1.05, 1.2), None), (1.2, None, "20 recorded steps are too few")),
+            "fastest: local-2, 1.20 times as fast as sync, but not surely (20 recorded steps are too few); surely "
+            "faster: local-1, 1.10 times (1.05 to 1.20 from 20 recorded steps)",
+        ),
+        (
+            gains_of((1.1, (0.9, 1.3), None), (0.9, (0.8, 0.95), None)),
+            "stay with sync until more steps are recorded; fastest: local-1, 1.10 times as fast as sync, but not "
+            "surely (0.90 to 1.30 from 20 recorded steps)",
+        ),
+        (
+            gains_of((1.1, (0.9, 1.3), None), n_recorded=None),
+            "stay with sync: no schedule is surely faster; what is saved by waiting less often is not more than what "
+            "chance makes of it",
+        ),
+        (
+            gains_of((0.9, (0.8, 0.95), None)),
+            "stay with sync: no schedule is faster; what is saved by waiting less often is not more than what chance "
+            "makes of it",
+        ),
+    ],
+)
+def test_the_verdict_never_calls_a_slower_one_the_fastest(compared: Gains, sentence: str) -> None:
+    found = analysed(job("{kind: transient, probability: 5%, delay: 100 ms}"))
+    assert verdict_sentence(found, pattern(found), compared) == sentence
+
+
+def test_gains_may_be_those_of_other_links(
+    capsys: pytest.CaptureFixture[str], small: Path, runs: Path, tmp_path: Path
+) -> None:
+    """What was lost in the trace stays as it was; seldom averaging gains more the slower the network is."""
+    cluster = "nodes: 2\ngpus_per_node: 4\nfabric: ideal\nnetwork: {latency: 25 us, bandwidth: 1 Gbit/s}\n"
+    slower = write(tmp_path / "links.yaml", cluster)
+    for name in (small, runs):
+        own, other = (
+            document(call(capsys, "whatif", name, "--json", "--resamples", "50", *more))
+            for more in ([], ["--cluster", slower])
+        )
+        assert (own["cluster"], other["cluster"]) == (None, str(slower))
+        gained, gained_more = (
+            {row["schedule"]: row["speedup"] for row in each["gains"]["rows"]}["local-4"] for each in (own, other)
+        )
+        assert gained_more > gained + 0.03
+        assert own["trace"] == other["trace"]
+    assert other["slowdown"] == own["slowdown"]
+    assert call(capsys, "whatif", small, "--resamples", "2", "--cluster", "v100x8-25gbit").code == 0
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        ("v100", "--cluster v100: there is no such file, nor a preset: "),
+        ("four.yaml", "four.yaml: has 4 nodes x 1 GPUs, small has 2 x 4: write as many, or calibrate the machines"),
+    ],
+)
+def test_links_of_other_machines_are_refused(
+    capsys: pytest.CaptureFixture[str],
+    small: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cluster: str,
+    message: str,
+) -> None:
+    write(small.with_name("four.yaml"), "{nodes: 4, gpus_per_node: 1, fabric: ideal, network: ideal}\n")
+    monkeypatch.chdir(small.parent)
+    answer = call(capsys, "whatif", small, "--cluster", cluster)
+    assert answer.code == 2
+    assert message in answer.err
+
+
+def test_what_a_recording_or_whole_periods_give_an_effect_is_not_called_without(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """`simdist compare` plays 12 steps of the recording as they were; here they are drawn, and local-16 averages."""
+    np.savetxt(tmp_path / "late.csv", LATE, delimiter=",")
+    drawn = "{kind: transient, probability: 10%, delay: 50 ms}"
+    text = edited((drawn, "{kind: recorded, file: late.csv}"), ("period: 4}", "period: 16}"))
+    scenario = write(tmp_path / "job.yaml", text)
+    assert "seed has no effect" in call(capsys, "compare", scenario, "--seeds", "1").err
+    assert call(capsys, "whatif", scenario, "--resamples", "2").err == ""
+
+
+def test_blocks_that_are_stated_too_short_are_warned_of(capsys: pytest.CaptureFixture[str], mixed: Path) -> None:
+    answer = call(capsys, "whatif", mixed, "--resamples", "2", "--block", "3")
+    assert "blocks of 3 steps, as stated, are shorter than the longest period, 4 steps" in answer.err
+
+
 def test_a_picture_is_drawn(capsys: pytest.CaptureFixture[str], mixed: Path, tmp_path: Path) -> None:
     answer = call(capsys, "whatif", mixed, "--resamples", "0", "--plot", tmp_path / "who.svg")
     assert answer.code == 0, answer.err
@@ -260,6 +372,7 @@ def test_a_run_without_a_trace_is_refused(capsys: pytest.CaptureFixture[str], sm
         (["--trace", "real"], "--trace real: is a scenario, which has no traces; give a run directory"),
         (["--steps", "20:30"], "steps 20:30: plan sync has the steps 0 to 11"),
         (["--block", "0"], "0 is not in the range x>=1"),
+        (["--resamples", "999999999"], "999999999 is not in the range 0<=x<=1000000"),
         (["--plot", "who.gif"], "who.gif: unknown type of picture"),
     ],
 )
@@ -275,7 +388,7 @@ def test_options_that_do_not_fit_are_refused(
 def test_a_block_longer_than_the_recording_is_refused(capsys: pytest.CaptureFixture[str], mixed: Path) -> None:
     answer = call(capsys, "whatif", mixed, "--block", "13")
     assert answer.code == 2
-    assert "blocks of 13 steps; 12 were recorded: write --block 4" in answer.err
+    assert "blocks of 13 steps; 12 were recorded: write --block 2" in answer.err
 
 
 def test_a_run_without_that_schedule_is_refused(capsys: pytest.CaptureFixture[str], runs: Path) -> None:

@@ -7,12 +7,13 @@ import pkgutil
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import click
 import pytest
 
 import real.calibrate
@@ -248,8 +249,16 @@ def test_arguments_have_types_meanings_and_links(site: Site) -> None:
 
 Run = Callable[[list[str]], int]
 
+
+def names_of(group: click.Group) -> Iterator[list[str]]:
+    """Yield the names of all commands, those of a group within after its own."""
+    for name, command in group.commands.items():
+        within = names_of(command) if isinstance(command, click.Group) else [[]]
+        yield from ([name, *names] for names in within)
+
+
 PROGRAMS: dict[str, tuple[Run, list[str]]] = {
-    **{f"simdist {name}": (simdist.cli.main, [name]) for name in simdist.cli.cli.commands},
+    **{" ".join(["simdist", *names]): (simdist.cli.main, names) for names in names_of(simdist.cli.cli)},
     "python -m real": (real.cli.main, []),
     "python -m real.calibrate": (real.calibrate.main, []),
     "python -m real.data.generate": (real.data.generate.main, []),

@@ -8,8 +8,9 @@ from profiled_jobs import Delay, profiles_of, without_input
 
 from simdist.profiles.importing import import_job
 from simdist.profiles.layout import Layout
-from simdist.profiles.stragglers import Straggler, find_stragglers, without
+from simdist.profiles.stragglers import Straggler, find_stragglers, noise_of, without
 
+QUIET_S = 0.005
 JOB = without_input(n_ranks=8, n_steps=20, first_step=10, gpus_per_node=4, jitter=0.02)
 STEPS = tuple(range(10, 30))
 
@@ -120,6 +121,95 @@ def test_ranks_without_a_trace_have_the_delays_of_the_typical_rank() -> None:
     compute_s = imported.delays["compute"]
     assert compute_s.shape == (20, 8)
     assert compute_s[:, 0] == pytest.approx(np.median(compute_s[:, 1:], axis=1), abs=1e-9)
+
+
+def in_steps_of_1_s(delay_s, channel="compute"):
+    n_steps, n_ranks = delay_s.shape
+    ranks, layout = range(n_ranks), Layout(1, n_ranks, "")
+    return find_stragglers({channel: delay_s}, step_s=1.0, ranks=ranks, numbers=range(n_steps), layout=layout)
+
+
+def noise(rng, kind, spread, n_steps, n_ranks):
+    if kind == "exponential":
+        return rng.exponential(spread, (n_steps, n_ranks))
+    return np.maximum(0.0, rng.normal(1.645 * spread, spread, (n_steps, n_ranks)))
+
+
+@pytest.mark.parametrize("n_late", range(1, 21))
+def test_a_rank_is_late_by_its_full_size_however_many_steps_it_is_late_in(n_late: int) -> None:
+    delay_s = noise(np.random.default_rng(n_late), "normal", QUIET_S, 20, 8)
+    delay_s[:n_late, 3] += 0.3
+    (straggler,) = in_steps_of_1_s(delay_s)
+    assert (straggler.kind, straggler.ranks) == ("transient" if n_late <= 10 else "persistent", (3,))
+    assert straggler.steps == tuple(range(n_late))
+    assert straggler.seconds == pytest.approx(0.3, rel=0.1)
+
+
+def test_a_persistent_one_in_consecutive_steps_is_told_with_these() -> None:
+    delay_s = np.zeros((20, 4))
+    delay_s[2:14, 1] = 0.2
+    (straggler,) = in_steps_of_1_s(delay_s)
+    assert (straggler.kind, straggler.when(20)) == ("persistent", "steps 2-13")
+
+
+NOISES = [("normal", 0.05), ("normal", 0.1), ("exponential", 0.05)]
+
+
+@pytest.mark.parametrize("n_steps", [10, 20])
+@pytest.mark.parametrize("n_ranks", [2, 4, 8, 64])
+@pytest.mark.parametrize(("kind", "spread"), NOISES)
+def test_noise_makes_no_persistent_stragglers(kind, spread, n_ranks: int, n_steps: int) -> None:
+    rng, n_jobs = np.random.default_rng(7), 50 if n_ranks == 64 else 150
+    alarms = sum(
+        any(each.kind == "persistent" for each in in_steps_of_1_s(noise(rng, kind, spread, n_steps, n_ranks)))
+        for _ in range(n_jobs)
+    )
+    assert alarms <= 0.02 * n_jobs
+
+
+@pytest.mark.parametrize("n_steps", [10, 20])
+@pytest.mark.parametrize("n_ranks", [2, 4, 8, 64])
+def test_a_tenth_of_a_step_is_found_in_noise_of_a_fiftieth(n_ranks: int, n_steps: int) -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(30):
+        delay_s = noise(rng, "normal", 0.02, n_steps, n_ranks)
+        delay_s[:, 1] += 0.1
+        assert [(each.kind, each.ranks) for each in in_steps_of_1_s(delay_s)] == [("persistent", (1,))]
+
+
+@pytest.mark.parametrize("n_ranks", [4, 8, 64])
+def test_exponential_noise_makes_no_transient_stragglers(n_ranks: int) -> None:
+    rng, n_jobs = np.random.default_rng(3), 100
+    alarms = sum(bool(in_steps_of_1_s(noise(rng, "exponential", 0.05, 20, n_ranks))) for _ in range(n_jobs))
+    assert alarms <= 0.05 * n_jobs
+
+
+@pytest.mark.parametrize("probability", [0.05, 0.15, 0.3])
+def test_frequent_stragglers_do_not_hide_among_themselves(probability: float) -> None:
+    rng = np.random.default_rng(1)
+    delay_s = noise(rng, "normal", QUIET_S, 20, 64)
+    is_late = rng.random(delay_s.shape) < probability
+    delay_s[is_late] += 0.3
+    cells = {(step, each.ranks[0]) for each in in_steps_of_1_s(delay_s, "host") for step in each.steps}
+    assert len(cells & set(zip(*np.nonzero(is_late), strict=True))) >= 0.95 * is_late.sum()
+
+
+def test_noticeable_delays_that_noise_explains_are_counted() -> None:
+    delay_s = noise(np.random.default_rng(2), "exponential", 0.05, 20, 8)
+    found_, ranks, numbers = in_steps_of_1_s(delay_s), range(8), range(20)
+    rest = noise_of({"compute": delay_s}, found_, step_s=1.0, ranks=ranks, numbers=numbers)
+    assert found_ == ()
+    assert 20 < rest.count < 80
+    assert rest.seconds > 0.05 * rest.count
+
+
+def test_persistent_ones_come_first_and_both_kinds_by_size() -> None:
+    delay_s = noise(np.random.default_rng(4), "normal", QUIET_S, 20, 16)
+    delay_s[:, 2] += 0.1
+    delay_s[:, 5] += 0.2
+    delay_s[3, 7] += 0.5
+    delay_s[8, 1] += 0.9
+    assert [each.ranks[0] for each in in_steps_of_1_s(delay_s)] == [5, 2, 1, 7]
 
 
 def test_a_rank_that_is_late_in_most_steps_is_persistent_in_these() -> None:

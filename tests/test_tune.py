@@ -14,7 +14,6 @@ from simdist.tune import Constraints, Extras
 from simdist.tune.axes import input_axes
 from simdist.tune.candidates import Candidate, n_changes, schedule_of
 from simdist.tune.constraints import broken, exchanged, facts, longest_gap
-from simdist.tune.evaluating import resampled
 from simdist.tune.ladders import level_chains, periods
 from simdist.tune.pareto import front
 from simdist.tune.space import legal, space
@@ -238,18 +237,6 @@ def test_entry_of_a_schedule_can_be_pasted_into_a_scenario():
         (read,) = loads(text).schedules
         assert read.name == schedule.name
         assert read.plan(job(scenario)).digest() == schedule.plan(job(scenario)).digest()
-
-
-@pytest.mark.parametrize(("rows", "longest", "block"), [(60, 8, 8), (12, 8, 4), (2, 8, 2), (1, 8, 1), (27, 1, 3)])
-def test_recordings_are_drawn_in_blocks_that_hold_a_period_if_they_are_long_enough(tmp_path, rows, longest, block):
-    np.savez(tmp_path / "late.npz", np.zeros((rows, 8)))
-    recorded = {"kind": "recorded", "on": "host", "file": str(tmp_path / "late.npz")}
-    scenario = small().changed(steps=rows, disturbances=[recorded])
-    assert not scenario.is_random
-    assert resampled(scenario, longest).is_random
-    assert resampled(scenario, longest).disturbances[0].resample_steps == block
-    chosen = scenario.changed(disturbances=[recorded | {"resample_steps": 1}])
-    assert resampled(chosen, longest).disturbances[0].resample_steps == 1
 
 
 def test_labels_of_candidates_differ():

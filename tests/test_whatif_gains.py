@@ -9,11 +9,11 @@ from test_whatif import job
 from simdist.build import build, delays
 from simdist.compare import measure
 from simdist.errors import ScenarioError
+from simdist.runs import Recording
 from simdist.scenario import Recorded, Scenario
-from simdist.schedules import HierarchicalSGD, LocalSGD, Schedule, Sync
+from simdist.schedules import LocalSGD, Schedule, Sync
 from simdist.whatif import Gains, gains
 from simdist.whatif.candidates import candidates
-from simdist.whatif.gains import period_of
 
 SYNC = Sync()
 PAUSES = "{kind: transient, probability: 5%, delay: 100 ms}"
@@ -42,7 +42,7 @@ def test_intervals_from_recordings_hold_what_long_runs_gain_nearly_always(tmp_pa
         (row,) = found.rows
         assert row.interval is not None
         n_held += row.interval[0] <= speedup <= row.interval[1]
-    assert 16 <= n_held <= 20
+    assert n_held >= 18
 
 
 def test_longer_recordings_give_narrower_intervals(tmp_path: Path) -> None:
@@ -54,38 +54,52 @@ def test_longer_recordings_give_narrower_intervals(tmp_path: Path) -> None:
     assert widths[1] < 0.5 * widths[0]
 
 
-def test_runs_are_as_long_as_the_recording_in_whole_periods(tmp_path: Path) -> None:
+def test_runs_hold_ten_of_the_longest_periods_and_whole_ones(tmp_path: Path) -> None:
     found = compared(recorded(job(PAUSES, steps=103), tmp_path), LocalSGD(period=4), LocalSGD(period=8))
-    assert (found.n_recorded, found.n_steps, found.block_steps) == (103, 96, 8)
+    assert found.n_steps == 104
+    assert compared(recorded(job(PAUSES, steps=20), tmp_path), LocalSGD(period=8)).n_steps == 80
     assert (found.drawn, found.n_runs) == ("recorded", 40)
 
 
-@pytest.mark.parametrize(("steps", "block"), [(27, 4), (64, 4), (1000, 10)])
-def test_blocks_have_the_cube_root_of_the_recording_or_a_period(tmp_path: Path, steps: int, block: int) -> None:
-    assert compared(recorded(job(PAUSES, steps=steps), tmp_path), n_runs=2).block_steps == block
+def test_every_schedule_averages_once_a_period_whatever_the_length_of_the_recording() -> None:
+    """Without stragglers a step of local SGD takes what computing takes, and a share of the average."""
+    scenario = job(steps=20)
+    found = compared(scenario, *(LocalSGD(period=period) for period in (3, 4, 7, 8)))
+    step_s = [row.step_s for row in found.rows]
+    average_s = (step_s[0] - step_s[1]) / (1 / 3 - 1 / 4)
+    assert step_s[2] - step_s[3] == pytest.approx(average_s * (1 / 7 - 1 / 8))
 
 
-def test_a_recording_of_fewer_than_three_periods_gives_no_interval(tmp_path: Path) -> None:
-    found = compared(recorded(job(PAUSES, steps=20), tmp_path), LocalSGD(period=2), LocalSGD(period=8))
+def test_a_recording_of_fewer_than_two_periods_gives_no_interval(tmp_path: Path) -> None:
+    found = compared(recorded(job(PAUSES, steps=20), tmp_path), LocalSGD(period=2), LocalSGD(period=11))
     short, long = found.rows
     assert short.interval is not None
     assert (long.interval, long.is_sure) == (None, False)
-    assert long.problem == "20 recorded steps are too few for an interval with a period of 8 steps: record 24"
-    assert found.block_steps == 3
+    assert long.problem == ("20 recorded steps are too few to be sure with a period of 11 steps: record 22 or more")
+
+
+def test_few_runs_are_never_sure(tmp_path: Path) -> None:
+    for n_runs, are in ((1, "1 run is"), (39, "39 runs are")):
+        found = compared(recorded(job(PAUSES, steps=60), tmp_path), n_runs=n_runs)
+        assert found.rows[0].problem == f"{are} too few to be sure: write --resamples 100 or more"
+        assert found.fastest == found.rows[0]
+        assert found.best is None
 
 
 def test_a_block_that_is_asked_for_is_taken_or_refused(tmp_path: Path) -> None:
     scenario = recorded(job(PAUSES, steps=20), tmp_path)
     found = compared(scenario, LocalSGD(period=2), block_steps=7)
-    assert found.block_steps == 7
-    assert found.rows[0].problem == "20 recorded steps are too few for an interval with blocks of 7 steps: record 21"
-    with pytest.raises(ScenarioError, match="blocks of 21 steps; 20 were recorded: write --block 6"):
+    assert found.recording == Recording(20, 7, is_stated=True)
+    assert found.rows[0].problem is None
+    longer = compared(scenario, LocalSGD(period=2), block_steps=11).rows[0]
+    assert longer.problem == "20 recorded steps are too few to be sure with blocks of 11 steps: record 22 or more"
+    with pytest.raises(ScenarioError, match="blocks of 21 steps; 20 were recorded: write --block 4"):
         compared(scenario, block_steps=21)
 
 
 def test_random_disturbances_are_drawn_anew_for_runs_as_long_as_the_scenario() -> None:
     found = compared(job(PAUSES, steps=50))
-    assert (found.drawn, found.n_steps, found.n_recorded, found.block_steps) == ("random", 50, None, None)
+    assert (found.drawn, found.n_steps, found.recording) == ("random", 52, None)
     (row,) = found.rows
     assert row.interval is not None
     assert row.interval[0] < row.speedup < row.interval[1]
@@ -119,33 +133,27 @@ def test_without_communication_and_stragglers_nothing_is_gained() -> None:
 
 
 def test_a_block_that_the_scenario_states_is_taken_but_not_its_number_of_steps(tmp_path: Path) -> None:
-    """Longer runs than the recording would make intervals narrower than it can tell."""
     scenario = recorded(job(PAUSES, steps=30), tmp_path)
     (playing,) = scenario.disturbances
     resampling = scenario.changed(disturbances=(playing.model_copy(update={"resample_steps": 5}),), steps=500)
     found = compared(resampling, LocalSGD(period=2))
-    assert (found.n_recorded, found.n_steps, found.block_steps) == (30, 30, 5)
-    assert compared(resampling, LocalSGD(period=2), block_steps=6).block_steps == 6
+    assert (found.recording, found.n_steps) == (Recording(30, 5, is_stated=True), 30)
+    other = compared(resampling, LocalSGD(period=2), block_steps=6)
+    assert other.recording == Recording(30, 6, is_stated=True)
+
+
+def test_a_stated_block_that_is_shorter_than_a_period_is_told(tmp_path: Path) -> None:
+    scenario = recorded(job(PAUSES, steps=30), tmp_path)
+    found = compared(scenario, LocalSGD(period=8), block_steps=3)
+    assert found.remark is not None
+    assert found.remark.startswith("blocks of 3 steps, as stated, are shorter than the longest period, 8 steps")
+    assert compared(scenario, LocalSGD(period=3), block_steps=3).remark is None
+    assert compared(scenario, LocalSGD(period=8)).remark is None
 
 
 def test_no_runs_are_refused() -> None:
     with pytest.raises(ScenarioError, match="0 resamples; must be at least 1"):
         compared(job(PAUSES), n_runs=0)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "period"),
-    [
-        (SYNC, 1),
-        (LocalSGD(period=4), 4),
-        (LocalSGD(period=6, warmup_steps=9), 6),
-        (HierarchicalSGD(levels={2: 2, 8: 8}), 8),
-        (LocalSGD(period=19), 19),
-        (LocalSGD(period=30), 40),  # not to be seen in 40 steps
-    ],
-)
-def test_the_period_of_a_plan_is_that_of_its_schedule(schedule: Schedule, period: int) -> None:
-    assert period_of(build(job(steps=40), schedule).plan) == period
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -41,6 +41,32 @@ def gradients() -> str:
 def data() -> str:
     """Return the table of the ways to read data."""
     return _compared("cloud-data", "--baseline", "naive")
+
+
+def imported() -> str:
+    """Return what slowed the job of which the traces ship."""
+    with _job() as (_, said):
+        return said
+
+
+def whatif() -> str:
+    """Return what stragglers cost that job, and what would help."""
+    with _job() as (scenario, _):
+        return _said("whatif", scenario)
+
+
+def tuned() -> str:
+    """Return the schedule that is best for that job."""
+    with _job() as (scenario, _):
+        return _said("tune", scenario, "--global-every", "8")
+
+
+@contextlib.contextmanager
+def _job() -> Iterator[tuple[str, str]]:
+    """Import the traces that ship; yield the scenario and what was said."""
+    with tempfile.TemporaryDirectory() as folder:
+        scenario = f"{folder}/job.yaml"
+        yield scenario, _said("import", "docs/examples/traces", "--steps", "26:45", "-o", scenario)
 
 
 def sweep() -> str:
@@ -80,6 +106,9 @@ OUTPUTS: dict[str, Callable[[], str]] = {
     "gradients": gradients,
     "data": data,
     "sweep": sweep,
+    "imported": imported,
+    "whatif": whatif,
+    "tuned": tuned,
 }
 
 

@@ -70,7 +70,11 @@ def _import(
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Look only at steps A to B - 1.")
 @click.option("--schedules", metavar="LABELS|FILE", help="Compare these, of the scenario or of another one.")
 @click.option(
-    "--resamples", type=click.IntRange(min=0), default=200, show_default=True, help="Runs of each schedule; 0: none."
+    "--resamples",
+    type=click.IntRange(0, 1_000_000),
+    default=200,
+    show_default=True,
+    help="Runs of each schedule; 0: none.",
 )
 @click.option("--block", type=click.IntRange(min=1), metavar="N", help="Steps of a block of a recording.")
 @click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Of the first run; the scenario's.")
@@ -141,9 +145,11 @@ def _whatif(
     "--baseline", default="sync", show_default=True, metavar="LABEL", help="Label or kind of the schedule to beat."
 )
 @click.option(
-    "--seeds", type=click.IntRange(min=2), default=20, show_default=True, help="Fresh seeds of the finalists."
+    "--seeds", type=click.IntRange(2, 1_000_000), default=20, show_default=True, help="Fresh seeds of the finalists."
 )
-@click.option("--search-seeds", type=click.IntRange(min=1), default=5, show_default=True, help="Seeds of the search.")
+@click.option(
+    "--search-seeds", type=click.IntRange(1, 1_000_000), default=5, show_default=True, help="Seeds of the search."
+)
 @click.option(
     "--evaluations", type=click.IntRange(min=1), metavar="N", help="Most to try; all of 200 or fewer, else 100."
 )

@@ -49,7 +49,7 @@ def import_traces(
         session.say(note if note.startswith("warning") else f"note: {note}")
     if imported.proof.misses:
         session.say(
-            f"warning: the scenario predicts {format_seconds(imported.proof.predicted_s)} a step, "
+            f"warning: replayed, the scenario takes {format_seconds(imported.proof.predicted_s)} a step, "
             f"{imported.proof.error:+.0%} off what was measured: {imported.proof.misses}"
         )
     written = write_scenario(imported, output, force=force)

@@ -69,14 +69,14 @@ def _head(imported: Imported) -> str:
     lines = [
         f"{job.world_size} ranks on {layout.nodes} node{'s' * (layout.nodes > 1)}, "
         f"steps {listed(job.numbers)}, {backend}, {job.profiles[0].device_name or job.profiles[0].device.upper()}",
-        f"step: {format_seconds(proof.measured_s)} measured, {format_seconds(proof.predicted_s)} predicted "
+        f"step: {format_seconds(proof.measured_s)} measured, {format_seconds(proof.predicted_s)} replayed "
         f"({proof.error_text})",
     ]
     if job.world_size > 1:
-        skew, rest = format_seconds(imported.clocks.skew_s), format_seconds(imported.clocks.residual_s)
+        skew, rest = (format_seconds(round(each, 9)) for each in (imported.clocks.skew_s, imported.clocks.residual_s))
         lines.append(
-            f"clocks of the ranks: up to {skew} apart, which is corrected; then a collective's end differs by {rest} "
-            f"between ranks"
+            f"clocks: up to {skew} apart, corrected by the ends of collectives; these still differ by {rest} between "
+            f"ranks"
         )
     return "\n".join(lines)
 
@@ -88,10 +88,9 @@ def _slowed(imported: Imported) -> str:
     lines = ["stragglers:" if imported.stragglers else f"stragglers: none{among}"]
     lines += [f"  {line}" for line in _lines(imported)]
     if imported.noise.count:
-        lines.append(
-            f"{imported.noise.count} more delays of single ranks and steps are no larger than the noise of all: "
-            f"{format_seconds(imported.noise.seconds)} in sum"
-        )
+        count, sum_s = imported.noise.count, format_seconds(imported.noise.seconds)
+        what = f"besides {count} delay{'s' * (count > 1)} of single ranks and steps"
+        lines.append(f"{what}, {sum_s} in sum, that the noise of all explains")
     if imported.stragglers and proof.straggling_share > 0:
         lines.append(
             f"without them a step would take {format_seconds(proof.calm_s)}: {proof.straggling_share:.0%} of the step "
@@ -102,19 +101,16 @@ def _slowed(imported: Imported) -> str:
 
 def _lines(imported: Imported) -> Iterator[str]:
     for each in imported.stragglers[:_TOLD]:
-        more = f"+{format_seconds(each.seconds)} ({_percent(imported, each)})"
+        is_seen = set(each.ranks) <= set(imported.job.ranks)
+        who = each.who if is_seen else f"{each.who} (no trace; from the waiting of the others)"
+        more = f"{'' if is_seen else 'at least '}+{format_seconds(each.seconds)} ({_percent(imported, each)})"
         when = each.when(len(imported.job.numbers))
         if each.kind == "persistent":
-            yield f"{_who(imported, each)}, persistent: {more} in {when}, {each.channel}"
+            yield f"{who}, persistent: {more} in {when}, {each.channel}"
         else:
-            yield f"{_who(imported, each)}, {when}: {more}, {each.channel}"
+            yield f"{who}, {when}: {more}, {each.channel}"
     if len(imported.stragglers) > _TOLD:
         yield f"... and {len(imported.stragglers) - _TOLD} more; --json has all"
-
-
-def _who(imported: Imported, straggler: Straggler) -> str:
-    is_seen = set(straggler.ranks) <= set(imported.job.ranks)
-    return straggler.who + ("" if is_seen else " (no trace: the others waited for it at least as long)")
 
 
 def _percent(imported: Imported, straggler: Straggler) -> str:

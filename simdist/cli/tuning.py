@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import final
 
 from simdist import compare
-from simdist.build import Built
+from simdist.build import Built, dataset
 from simdist.cli import finished, inputs
 from simdist.cli.session import Session
 from simdist.cli.tuning_text import tuned_document, tuned_text
@@ -101,12 +101,14 @@ def tune(session: Session, name: str, asked: Asked) -> None:
     """
     inputs.check_picture(asked.plot)
     wanted = asked.wanted()
-    scenario = inputs.read_scenario(session, name)
+    scenario = inputs.read_scenario(session, name, is_compared=True)
     baseline = baseline_of(scenario, wanted.baseline)
     _warn(session, scenario, wanted)
     kept = _Kept(session, baseline, finished.Finished(asked.output) if asked.output else None)
     with ProgressBar(sys.stderr) as bar, kept, inputs.naming(name):
         tuned = find(scenario, wanted, measure=kept.measure, progress=bar.update)
+    if tuned.runs.remark:
+        session.say(f"warning: {name}: {tuned.runs.remark}")
     session.result(tuned_document(tuned, wanted), tuned_text(tuned, wanted))
     if asked.scenario_file:
         _write(session, scenario, tuned, asked.scenario_file)
@@ -181,12 +183,12 @@ class _Kept:
 
 def _warn(session: Session, scenario: Scenario, wanted: Wanted) -> None:
     every = wanted.constraints.global_every
-    if scenario.steps < _FEW_PERIODS * every:
+    if dataset(scenario) is not None and scenario.steps < _FEW_PERIODS * every:
         session.say(
-            f"warning: {scenario.steps} steps hold fewer than {_FEW_PERIODS} periods of {every} steps, so the last "
-            f"steps decide; write steps: {_FEW_PERIODS * every} or more, or a smaller --global-every"
+            f"warning: {scenario.steps} steps of a data set hold fewer than {_FEW_PERIODS} periods of {every} steps, "
+            f"so the last steps decide; write steps: {_FEW_PERIODS * every} or more, or a smaller --global-every"
         )
-    if any(isinstance(each, Recorded) and each.resample_steps is None for each in scenario.disturbances):
+    if any(isinstance(each, Recorded) for each in scenario.disturbances):
         session.say("recorded disturbances: every seed draws blocks of the recorded steps anew")
 
 

@@ -30,19 +30,26 @@ def tuned_text(tuned: Tuned, wanted: Wanted) -> str:
 
 def _title(tuned: Tuned, wanted: Wanted) -> str:
     (baseline,) = (each for each in tuned.finalists if each.is_baseline)
-    world_size, n_seeds = tuned.scenario.cluster.world_size, baseline.row.seeds
+    scenario, n_seeds = tuned.runs.scenario, baseline.row.seeds
     tried = f"{tuned.n_evaluated:,} plan{'s' * (tuned.n_evaluated > 1)} of {tuned.n_candidates:,} candidates tried"
-    again = f"finalists again with {n_seeds} other seed{'s' * (n_seeds > 1)}" if tuned.scenario.is_random else ""
+    again = f"finalists again with {n_seeds} other seed{'s' * (n_seeds > 1)}" if scenario.is_random else ""
     return "; ".join(
         part
         for part in (
-            f"{tuned.scenario.name}: {world_size:,} ranks, {tuned.scenario.steps:,} steps",
+            f"{scenario.name}: {scenario.cluster.world_size:,} ranks, runs of {scenario.steps:,} steps or a few more",
             tried,
             again,
-            f"speed-up over {baseline.schedule.name}{', 95 % confidence' * (n_seeds > 1)}",
+            f"speed-up over {baseline.schedule.name}{_meaning(tuned) * (n_seeds > 1)}",
         )
         if part
     )
+
+
+def _meaning(tuned: Tuned) -> str:
+    """Say what intervals are about."""
+    recording = tuned.runs.recording
+    what = f"what {recording.n_steps:,} recorded steps leave open" if recording else "error of the simulation"
+    return f", ± {what} (95 %)"
 
 
 def _cells(finalist: Finalist) -> list[str]:
@@ -52,7 +59,7 @@ def _cells(finalist: Finalist) -> list[str]:
         finalist.schedule.name,
         "never" if math.isinf(gap) else f"{gap:.0f} step{'s' * (gap > 1)}",
         seconds_with_interval(row.step_s, row.step_s_ci95),
-        factor_with_interval(row.speedup, row.speedup_ci95),
+        factor_with_interval(row.speedup, row.speedup_ci95) + " ± ?" * (finalist.problem is not None),
         format_nbytes(facts.sent_nbytes),
         format_nbytes(facts.device_nbytes),
         "*" if finalist.on_front else "",
@@ -61,10 +68,13 @@ def _cells(finalist: Finalist) -> list[str]:
 
 def tuned_document(tuned: Tuned, wanted: Wanted) -> dict[str, object]:
     """Return all that was found, as JSON has it."""
-    verdict = tuned.verdict
+    verdict, recording = tuned.verdict, tuned.runs.recording
     (baseline,) = (each for each in tuned.finalists if each.is_baseline)
     return {
-        "scenario": tuned.scenario.name,
+        "scenario": tuned.runs.scenario.name,
+        "steps": tuned.runs.scenario.steps,
+        "recorded_steps": recording.n_steps if recording else None,
+        "block_steps": recording.block_steps if recording else None,
         "baseline": baseline.schedule.name,
         "constraints": asdict(wanted.constraints),
         "candidates": tuned.n_candidates,
@@ -72,6 +82,7 @@ def tuned_document(tuned: Tuned, wanted: Wanted) -> dict[str, object]:
         "excluded": dict(tuned.excluded),
         "illegal": tuned.n_illegal,
         "change": verdict.winner is not None,
+        "outcome": verdict.outcome,
         "best": verdict.best.schedule.name,
         "verdict": verdict.sentence,
         "reasons": list(verdict.reasons),
@@ -88,5 +99,6 @@ def _row(finalist: Finalist) -> dict[str, object]:
         "device_nbytes": facts.device_nbytes,
         "host_nbytes": facts.host_nbytes,
         "on_front": finalist.on_front,
+        "problem": finalist.problem,
         "entry": entry(finalist.schedule),
     }

@@ -195,10 +195,8 @@ def _runs_text(compared: Gains) -> str:
     plural = "s" * (compared.n_runs > 1)
     runs = f"{compared.n_runs:,} run{plural} of {compared.n_steps:,} steps or a few more, in whole periods"
     if recording := compared.recording:
-        return (
-            f"{runs}, put together from blocks of {recording.block_steps} of {recording.n_steps:,} recorded steps; 95 %: "
-            f"as sure as such a recording can make it"
-        )
+        blocks = f"blocks of {recording.block_steps} of {recording.n_steps:,} recorded steps"
+        return f"{runs}, put together from {blocks}; 95 %: what that many recorded steps leave open"
     if compared.drawn == "random":
         return f"{runs}, disturbed anew; 95 % of the runs lie in the interval"
     return f"one run of {compared.n_steps:,} steps: nothing is random"

@@ -25,6 +25,8 @@ class Clocks:
         drift: Seconds more per second, likewise.
         zero_s: On each rank's own clock, likewise.
         residual_s: The ends of one collective still differ by, in the median.
+        apart_s: How far each rank's ends of collectives still are from those of the other ranks, in the median,
+            `[n_traced_ranks]`; 0 for a rank without others.
         unknown: Ranks (as indices) that share no collective with the others: they have their own clock.
     """
 
@@ -32,6 +34,7 @@ class Clocks:
     drift: NDArray[np.float64]
     zero_s: NDArray[np.float64]
     residual_s: float
+    apart_s: NDArray[np.float64]
     unknown: tuple[int, ...]
 
     @property
@@ -57,7 +60,8 @@ def synchronize(matched: Matched) -> Clocks:
         own_s = end_s[:, rank]
         corrected_s[:, rank] = own_s - offset_s[rank] - drift[rank] * (own_s - zero_s[rank])
     unknown = tuple(sorted(set(range(n_ranks)) - known))
-    return Clocks(offset_s, drift, zero_s, _residual_s(corrected_s[:, sorted(known)]), unknown)
+    residual_s = _residual_s(corrected_s[:, sorted(known)])
+    return Clocks(offset_s, drift, zero_s, residual_s, _apart_s(corrected_s), unknown)
 
 
 def _reachable(
@@ -107,3 +111,15 @@ def _residual_s(corrected_s: NDArray[np.float64]) -> float:
         return 0.0
     spread_s = np.nanmax(corrected_s[shared], axis=1) - np.nanmin(corrected_s[shared], axis=1)
     return float(np.median(spread_s))
+
+
+def _apart_s(corrected_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    n_ranks = corrected_s.shape[1]
+    shared = np.isfinite(corrected_s).sum(axis=1) > 1
+    apart_s = np.zeros(n_ranks)
+    for rank in range(n_ranks):
+        own_s = corrected_s[shared & np.isfinite(corrected_s[:, rank])]
+        if len(own_s):
+            others_s = np.nanmedian(np.delete(own_s, rank, axis=1), axis=1)
+            apart_s[rank] = np.median(np.abs(own_s[:, rank] - others_s))
+    return apart_s

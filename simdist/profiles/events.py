@@ -106,7 +106,6 @@ _OLDER_NAMES = {
     "In msg size": "In msg nelems",  # elements, too
     "Out msg size": "Out msg nelems",
 }
-_OLDER_KEYS = tuple(f'"{name}"'.encode() for name in _OLDER_NAMES)
 
 
 def args_of(event: Event) -> Args:
@@ -122,11 +121,21 @@ def args_of(event: Event) -> Args:
     if not text:
         return Args()
     try:
-        if not any(name in text for name in _OLDER_KEYS):
-            return _DECODER.decode(text)
+        args = _DECODER.decode(text)
+        if not _has_older_names(args, text):
+            return args
     except (DecodeError, UnicodeDecodeError):
         pass
     return _lenient(text)
+
+
+def _has_older_names(args: Args, text: bytes) -> bool:
+    """Tell whether something stands there under an older name; it is looked for only where the newer one is missing."""
+    return (
+        (args.external_id is None and b'"external id"' in text)
+        or (not args.input_dims and b'"Input dims"' in text)
+        or (bool(args.collective) and b' msg size"' in text)
+    )
 
 
 def _lenient(text: bytes) -> Args:

@@ -30,6 +30,7 @@ from simdist.units import format_seconds
 __all__ = ["Imported", "Options", "import_job"]
 
 _FEW = 10  # steps; a low quantile of fewer says little
+_APART = 0.1  # of a step; ends of collectives of one run are nearer to each other
 _SAMPLE_NBYTES = 1  # the latency of the storage is all that loading takes
 
 
@@ -117,11 +118,14 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: Options |
     excess, ranks = with_unseen(traced.of, unseen, job, step_s=step_s)
     stragglers = find_stragglers(excess, step_s=step_s, ranks=ranks, numbers=job.numbers, layout=layout)
     noise = noise_of(excess, stragglers, step_s=step_s, ranks=ranks, numbers=job.numbers)
-    slow = slow_throughout(stragglers, len(job.numbers))
+    seen = [each for each in stragglers if set(each.ranks) <= set(job.ranks)]
+    slow = slow_throughout(seen, len(job.numbers))  # of a rank without a trace only what is exposed is known: a delay
     rest, calm = (without(excess, who, ranks=ranks, numbers=job.numbers) for who in (slow, stragglers))
     delays = recorded(rest, host, ranks, job.world_size)
     scenario = _scenario(name, job, cluster, model, base, host, tuple(delays))
-    slowed = scenario.model_copy(update={"cluster": _slowed(scenario.cluster, slow_devices(slow, base))})
+    slowed = scenario.model_copy(
+        update={"cluster": _slowed(scenario.cluster, slow_devices(slow, _computing_s(scenario)))}
+    )
     proof = prove_step(slowed, delays, of, job, calm=(scenario, recorded(calm, host, ranks, job.world_size)))
     notes = [*job.notes, *layout.notes, *base.notes, *model.notes, *matched.notes, *(links.notes if links else ())]
     if links is not None:
@@ -130,6 +134,7 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: Options |
             "cluster.device.memory_bandwidth is set"
         )
     notes += _more_notes(job, base, host, traced.clipped_s / step_s if step_s else 0.0, clocks)
+    notes += _doubts(job, proof, clocks, step_s)
     if any(not each.is_complete for each in times):
         notes.append(unseen_note(unseen, job, step_s=step_s))
     return Imported(
@@ -158,6 +163,13 @@ def _cluster(
     )
     links = derive_links(times, bare)
     return bare.model_copy(update={"fabric": links.fabric, "network": links.network}), links
+
+
+def _computing_s(scenario: Scenario) -> float:
+    """Return what a slow device is slower at: all that an undisturbed step computes, in the words of the scenario."""
+    workload = scenario.workload
+    backward_s = sum(tensor.backward_s or 0.0 for tensor in workload.tensors)
+    return (workload.forward_s or 0.0) + backward_s + (workload.optimize_s or 0.0)
 
 
 def _slowed(cluster: Cluster, slow: tuple[DeviceOverride, ...]) -> Cluster:
@@ -207,6 +219,24 @@ def _scenario(
 
 def _layout_of(cluster: Cluster) -> Layout:
     return Layout(cluster.nodes, cluster.gpus_per_node, "")
+
+
+def _doubts(job: TracedJob, proof: Proof, clocks: Clocks, step_s: float) -> list[str]:
+    """Say why the traces may not be of one data-parallel job."""
+    doubts = [
+        f"warning: {job.profiles[column].path}: collectives of rank {job.ranks[column]} end "
+        f"{format_seconds(float(clocks.apart_s[column]))} apart from those of the others, whatever its clock: is it of "
+        f"another run, or are its steps counted otherwise?"
+        for column in np.flatnonzero(clocks.apart_s > _APART * step_s).tolist()
+    ]
+    if proof.other_groups == 1:
+        doubts.append("warning: no gradients are exchanged in the traces; schedules of the scenario exchange them")
+    elif proof.other_groups is not None:
+        doubts.append(
+            f"warning: the traced job averages gradients over groups of {proof.other_groups} ranks, but this scenario "
+            f"over all {job.world_size}: import the traces of one such group only"
+        )
+    return doubts
 
 
 def _more_notes(

@@ -60,7 +60,8 @@ def find_layout(job: TracedJob, *, nodes: int | None = None, gpus_per_node: int 
         return Layout(world_size // fitting[0], fitting[0], "numbers of GPUs in the traces")
     if world_size == 1:
         return Layout(1, 1, "one rank")
-    note = "the traces do not tell which ranks share a machine: taken for one node; give --nodes or --gpus-per-node"
+    told = "all ranks use GPU 0" if set(gpus.values()) == {0} else "the traces do not tell which ranks share a machine"
+    note = f"warning: {told}: taken for one node; links depend on it: give --nodes or --gpus-per-node"
     return Layout(1, world_size, "assumed", (note,))
 
 

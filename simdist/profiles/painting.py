@@ -1,6 +1,6 @@
 """Time, cut into phases: every instant belongs to exactly one, so that phases add up to the time that they share.
 
-Phases are painted one over the other, as `Stroke`s on a ground; what is painted last is seen.
+Phases are painted one over the other, each a `Stroke` on a ground; what is painted last is seen.
 """
 
 from collections.abc import Iterable

@@ -95,9 +95,14 @@ def _has_kernels(timeline: Timeline, header: Header) -> bool:
     if "nccl" in timeline.backends:
         raise TraceError(
             f"{header.path}: the job communicates with NCCL, but the trace has no kernels of its GPU; "
-            "profile with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`"
+            f"profile with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`{_damage(header)}"
         )
     return False
+
+
+def _damage(header: Header) -> str:
+    """Return what was left out of the trace, as the end of a message: it may be why something is missing."""
+    return f". Besides, {'; '.join(header.notes)}" if header.notes else ""
 
 
 def _on_cpu(timeline: Timeline, own: Events, passes: Passes, windows: Sequence[Window]) -> _Computing:
@@ -126,6 +131,7 @@ def _on_gpu(timeline: Timeline, own: Events, passes: Passes, windows: Sequence[W
     if not whole:
         raise TraceError(
             f"{header.path}: no whole step: of each of its {len(spans)} steps, kernels are missing; was it cut off?"
+            f"{_damage(header)}"
         )
     out = f"steps of which kernels are missing were left out: {_numbers(spans, whole)}"
     notes = [out] if len(whole) < len(spans) else []

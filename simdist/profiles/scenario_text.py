@@ -53,8 +53,8 @@ def _head(imported: Imported) -> Iterator[str]:
     job, proof = imported.job, imported.proof
     yield from _comment(
         f"Imported from profiler traces of {len(job.ranks)} of {job.world_size} ranks, "
-        f"steps {listed(job.numbers)}. Measured {_ms(proof.measured_s)} a step; this scenario's sync with the delays "
-        f"as they happened: {_ms(proof.predicted_s)} ({proof.error_text})."
+        f"steps {listed(job.numbers)}. Measured {_ms(proof.measured_s)} a step; this scenario's sync, replayed with "
+        f"the delays as they happened: {_ms(proof.predicted_s)} ({proof.error_text})."
     )
     if proof.misses:
         yield from _comment(f"The prediction is off: {proof.misses}.")
@@ -113,7 +113,8 @@ def _link(imported: Imported, key: str, link: Link) -> Iterator[str]:
         yield f"  # {key}: {source}"
         yield f"  {key}: {strict_yaml.dump_line(link.model_dump(mode='json'))}"
         return
-    yield f"  # {key}: {source}; bytes from one rank to the next, and what they take"
+    comment = f"{key}: {source}; bytes from one rank to the next, and what they take"
+    yield from ("  " + line for line in _comment(comment))
     yield f"  {key}:"
     yield "    table:"
     for point in link.table:
@@ -124,7 +125,7 @@ def _bound(imported: Imported) -> str:
     """Say whether times on the links may hold waiting for a rank without a trace."""
     if all(each.is_complete for each in imported.times):
         return ""
-    return f"; at most: waiting for rank {listed(imported.job.missing)}, without a trace, would look alike"
+    return " for traced ranks: an upper bound"
 
 
 def _workload(imported: Imported, file: str) -> Iterator[str]:

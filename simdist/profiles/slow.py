@@ -7,7 +7,6 @@ that is slow throughout, every layer takes longer, and more of the communication
 
 from collections.abc import Sequence
 
-from simdist.profiles.base import BaseTimes
 from simdist.profiles.stragglers import Straggler
 from simdist.scenario.cluster import DeviceOverride
 
@@ -25,14 +24,14 @@ def slow_throughout(stragglers: Sequence[Straggler], n_steps: int) -> tuple[Stra
     )
 
 
-def slow_devices(slow: Sequence[Straggler], base: BaseTimes) -> tuple[DeviceOverride, ...]:
+def slow_devices(slow: Sequence[Straggler], computing_s: float) -> tuple[DeviceOverride, ...]:
     """Return the devices of ranks whose computing takes longer by as much as they are late.
 
     Args:
         slow: Who is slow throughout.
-        base: What computing takes undisturbed.
+        computing_s: What a step computes undisturbed; what the host always holds it up by is part of it.
     """
-    if base.compute_s <= 0:
+    if computing_s <= 0:
         return ()
-    speeds = ((each.ranks, base.compute_s / (base.compute_s + each.seconds)) for each in slow)
+    speeds = ((each.ranks, computing_s / (computing_s + each.seconds)) for each in slow)
     return tuple(DeviceOverride(ranks=ranks, speed=round(speed, 6)) for ranks, speed in speeds)

@@ -45,7 +45,8 @@ class Straggler:
         node: If all of its traced ranks are late.
         channel: On what.
         steps: Their numbers, in ascending order; those of a burst follow one another.
-        seconds: In each of these steps, more than a typical rank.
+        seconds: In each of these steps, more than a typical rank: of a persistent one the difference of medians, of a
+            burst the mean.
     """
 
     kind: Literal["persistent", "transient"]

@@ -17,7 +17,9 @@ from simdist.profiles.messages import Message, dtype_of, element_count, message_
 __all__ = ["UNKNOWN", "Events", "Floats", "Ints", "Timeline", "timeline_of"]
 
 Floats: TypeAlias = NDArray[np.float64]
+"""A number, mostly of seconds, for each of many."""
 Ints: TypeAlias = NDArray[np.int64]
+"""A whole number, such as an index, for each of many."""
 
 UNKNOWN = -1
 NOTHING = -1

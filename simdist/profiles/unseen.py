@@ -11,7 +11,7 @@ about one size. Both count with the links. So lateness found here is at least th
 bounds.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,6 +22,7 @@ from simdist.plan.ops import Channel
 from simdist.profiles.clocks import Clocks
 from simdist.profiles.job import TracedJob
 from simdist.profiles.matching import Matched
+from simdist.profiles.noise import by_chance_once_s
 from simdist.profiles.notes import listed
 from simdist.units import format_seconds
 
@@ -58,23 +59,41 @@ def find_unseen(matched: Matched, clocks: Clocks) -> Unseen:
     arrival_s, end_s = clocks.corrected_s(matched.arrival_s), clocks.corrected_s(matched.end_s)
     if not len(matched.what):
         return Unseen(np.zeros(0), np.zeros(0), np.zeros(0), is_comparable=False)
-    last_s, typical_s = np.nanmax(arrival_s, axis=1), np.nanmedian(arrival_s, axis=1)
+    last_s = np.nanmax(arrival_s, axis=1)
+    ahead_s = last_s - np.nanmedian(arrival_s, axis=1)
     seconds = np.maximum(0.0, np.nanmedian(end_s, axis=1) - last_s)
     alone_s, late_s, behind_s = seconds.copy(), np.zeros(n_steps), np.zeros(n_steps)
     is_comparable = False
     for places in _alike(matched, np.isfinite(end_s).sum(axis=1)):
-        base_s_per_byte = min(
-            float(np.quantile(seconds[rows] / _nbytes(matched, rows), _LOW)) for rows in places.values()
-        )
-        for rows in places.values():
-            alone_s[rows] = base_s_per_byte * _nbytes(matched, rows)
-        is_comparable |= len(places) > 1
-        for rows in places.values() if len(places) > 1 else ():
-            waited_s = np.where(seconds[rows] > _LONGER * alone_s[rows], seconds[rows] - alone_s[rows], 0.0)
-            is_first = (waited_s > 0) & (late_s[matched.step[rows]] == 0)
-            behind_s[matched.step[rows][is_first]] = (last_s - typical_s)[rows][is_first]
-            np.add.at(late_s, matched.step[rows], waited_s)
+        lows = [_low(seconds[rows] / _nbytes(matched, rows)) for rows in places]  # seconds per byte
+        for rows, low in zip(places, lows, strict=True):
+            alone_s[rows] = (low if low <= _LONGER * min(lows) else min(lows)) * _nbytes(matched, rows)
+        if len(places) > 1:
+            is_comparable = True
+            for rows in places:
+                steps = matched.step[rows]
+                waited_s = _waited_s(seconds[rows], alone_s[rows])
+                behind_s[steps] = np.where((waited_s > 0) & (late_s[steps] == 0), ahead_s[rows], behind_s[steps])
+                late_s[steps] += waited_s
     return Unseen(alone_s, late_s, behind_s, is_comparable)
+
+
+def _waited_s(seconds: NDArray[np.float64], alone_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what the collectives of one place took beyond the base; nothing where noise explains it.
+
+    Args:
+        seconds: That they took, `[n_steps]`.
+        alone_s: The base, likewise.
+    """
+    beyond_s = seconds - alone_s
+    least_s = (_LONGER - 1) * alone_s
+    if _low(beyond_s / alone_s) <= _LONGER - 1:  # not always late
+        least_s = np.maximum(least_s, by_chance_once_s(beyond_s))
+    return np.where(beyond_s > least_s, beyond_s, 0.0)
+
+
+def _low(values: NDArray[np.float64]) -> float:
+    return max(float(np.quantile(values, _LOW)), 1e-30)
 
 
 def with_unseen(
@@ -101,46 +120,52 @@ def with_unseen(
 
 def unseen_note(unseen: Unseen, job: TracedJob, *, step_s: float) -> str:
     """Say what is known about ranks without a trace that were members of collectives."""
-    who = f"rank{'s' * (len(job.missing) > 1)} {listed(job.missing)}"
+    is_one = len(job.missing) == 1
+    who = f"rank{'' if is_one else 's'} {listed(job.missing)}, without a trace"
     bound = "times of collectives, and so of links, are upper bounds"
     late_s = float(np.median(unseen.late_s)) if len(unseen.late_s) else 0.0
     if late_s > _NOTICEABLE * step_s:
-        counted = "recorded as its delay" if len(job.missing) == 1 else "nobody's, as they are several"
-        return (
-            f"warning: the traced ranks waited {format_seconds(late_s)} or more a step for {who}, without a trace: a "
-            f"persistent straggler is probably among the missing; {counted}. Waiting that all collectives have alike "
-            f"cannot be told from slow links: {bound}"
+        whose = "it is probably a persistent straggler, and this is recorded as its delay"
+        whose_of_many = (
+            "a persistent straggler is probably among them, but which one cannot be told: no delay is recorded"
         )
-    why = "" if unseen.is_comparable else ", and no two collectives of a step are alike enough to tell them apart"
-    return (
-        f"warning: {bound}: a persistent straggler among {who}, which left no trace, would look exactly like slow "
-        f"links{why}"
-    )
+        return (
+            f"warning: the traced ranks waited at least {format_seconds(late_s)} a step for {who}: "
+            f"{whose if is_one else whose_of_many}. Waiting that all collectives have alike cannot be told from slow "
+            f"links: {bound}"
+        )
+    why = "" if unseen.is_comparable else "; no two collectives of a step are of one size, to tell them apart"
+    return f"warning: {bound}: a persistent straggler among {who}, would look exactly like slow links{why}"
 
 
-def _alike(matched: Matched, n_seen: NDArray[np.int64]) -> list[dict[int, list[int]]]:
-    """Return the incomplete collectives of each kind, group and about one size: place in the step -> rows."""
-    rows: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
+def _alike(matched: Matched, n_seen: NDArray[np.int64]) -> list[list[list[int]]]:
+    """Return the incomplete collectives of each kind, group and about one size: rows of each place in the step."""
+    of_group: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
     for row, what in enumerate(matched.what):
         if n_seen[row] < len(what.group):
-            rows[what.kind, what.group].append(row)
-    found: list[dict[int, list[int]]] = []
-    for of in rows.values():
+            of_group[what.kind, what.group].append(row)
+    found = []
+    for rows in of_group.values():
+        places = _places(matched, rows)
         smallest = 0.0
-        place: dict[int, int] = defaultdict(int)
-        places = {row: _next(place, int(matched.step[row])) for row in of}
-        for row in sorted(of, key=lambda row: matched.what[row].nbytes or 0):
-            nbytes = matched.what[row].nbytes or 0
+        for row in sorted(rows, key=lambda row: matched.what[row].nbytes or 0):
+            nbytes = matched.what[row].nbytes or 1
             if not smallest or nbytes > _SAME_SIZE * smallest:
-                found.append(defaultdict(list))
-                smallest = nbytes or 0.5  # those of unknown size are alike
-            found[-1][places[row]].append(row)
-    return found
+                smallest = nbytes
+                of_place: dict[int, list[int]] = defaultdict(list)
+                found.append(of_place)
+            of_place[places[row]].append(row)
+    return [[rows for _, rows in sorted(of_place.items())] for of_place in found]
 
 
-def _next(counts: dict[int, int], key: int) -> int:
-    counts[key] += 1
-    return counts[key] - 1
+def _places(matched: Matched, rows: Sequence[int]) -> dict[int, int]:
+    """Return how many of these collectives came before in the same step, by row."""
+    counts: Counter[int] = Counter()
+    places = {}
+    for row in rows:
+        places[row] = counts[int(matched.step[row])]
+        counts[int(matched.step[row])] += 1
+    return places
 
 
 def _nbytes(matched: Matched, rows: Sequence[int]) -> NDArray[np.float64]:

@@ -21,7 +21,7 @@ def check_free(path: Path, *, force: bool) -> None:
             file.
     """
     if path.suffix not in (".yaml", ".yml"):
-        raise ScenarioError(f"{path}: a scenario is a .yaml file: write e.g. -o {path.name or 'job'}.yaml")
+        raise ScenarioError(f"{path}: a scenario is a .yaml file: write e.g. -o {path.stem or 'job'}.yaml")
     if not path.parent.is_dir():
         raise ScenarioError(f"{path}: there is no directory {path.parent}: make it first")
     for each in (path, *_beside(path)):
@@ -42,8 +42,6 @@ def write_scenario(imported: Imported, path: Path, *, force: bool = False) -> li
     delays, workload = _beside(path)
     written = []
     try:
-        for file in (path, delays, workload):
-            file.unlink(missing_ok=True)
         if imported.delays:
             with replacing(delays) as part:
                 write_npz(part, {str(channel): seconds for channel, seconds in imported.delays.items()})
@@ -52,8 +50,10 @@ def write_scenario(imported: Imported, path: Path, *, force: bool = False) -> li
             _write_text(workload, dump_workload(imported.scenario.workload))
             written.append(workload)
         _write_text(path, scenario_text(imported, Names(delays.name, workload.name)))
+        for stale in {delays, workload} - set(written):
+            stale.unlink(missing_ok=True)
     except OSError as error:
-        raise RunError(f"{error.filename or path}: cannot be written: {error.strerror or error}") from None
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
     load(path)  # what is written is also what can be read
     return [*written, path]
 

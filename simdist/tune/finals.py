@@ -8,7 +8,6 @@ resampled, it is what the recording can tell, which they do not: deviations of s
 """
 
 import math
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 

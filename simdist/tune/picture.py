@@ -41,7 +41,7 @@ def front_figure(tuned: Tuned) -> "Figure":
         shown = [each for each in tuned.finalists if math.isfinite(each.facts.global_gap)]
         _draw_finalists(axes, shown, scale)
         _tidy(axes, sorted({int(each.facts.global_gap) for each in shown}), scale_unit)
-        lines = (tuned.scenario.name, tuned.verdict.sentence)
+        lines = (tuned.runs.scenario.name, tuned.verdict.sentence)
         heading = "\n".join(shortened(line, most=_TITLE_CHARACTERS) for line in lines)
         axes.set_title(heading, loc="left", fontsize="medium", fontweight="bold")
         axes.legend(frameon=False)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,9 @@ _MOST_OF_THE_WAITING = 0.8
 _NEARLY_ALL_STEPS = 0.8
 _FEW_RANKS = 1 / 8  # of the world
 _NOTICEABLE = 0.02  # of a step
+_FEW_STEPS = 10  # in fewer recorded ones, whoever is late twice seems to be late always
+
+Outcome = Literal["change", "stay", "unsure"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +38,14 @@ class Verdict:
         best: The fastest, whether it is worth the change or not; the baseline if nothing else was a finalist.
         sentence: For people.
         reasons: Sentences that explain it.
+        outcome: `change`; `stay`, because nothing gains; or `unsure`, because something may.
     """
 
     winner: Finalist | None
     best: Finalist
     sentence: str
     reasons: tuple[str, ...]
+    outcome: Outcome
 
 
 def verdict(runs: Runs, found: Sequence[Finalist], constraints: Constraints) -> Verdict:
@@ -58,11 +64,15 @@ def verdict(runs: Runs, found: Sequence[Finalist], constraints: Constraints) -> 
     sure = best if is_worthwhile(best) else next(filter(is_worthwhile, others), None)
     if sure:
         sentence = f"{named(sure.schedule)} is {_factor(sure)} times as fast as {baseline.schedule.name}"
-        doubt = () if sure is best else (_doubt(best),)
-        reasons = (*broken_text, *doubt, *_ties(runs, sure, found), *_waits(runs.scenario, baseline, sure))
-        return Verdict(sure, best, sentence, reasons)
+        doubt = (_doubt(best),) if best.row.speedup > sure.row.speedup else ()
+        reasons = (*broken_text, *doubt, *_ties(runs, sure, found), *_waits(runs, baseline, sure))
+        return Verdict(sure, best, sentence, reasons, "change")
     reasons = (*broken_text, *_why_not(runs, baseline, best))
-    return Verdict(None, best, f"stay with {baseline.schedule.name}", reasons)
+    if best.row.speedup < WORTHWHILE:
+        return Verdict(None, best, f"stay with {baseline.schedule.name}", reasons, "stay")
+    return Verdict(
+        None, best, f"stay with {baseline.schedule.name} until something is surely faster", reasons, "unsure"
+    )
 
 
 def is_worthwhile(finalist: Finalist) -> bool:
@@ -159,17 +169,28 @@ def _steps_with_collectives(plan: Plan) -> NDArray[np.int64]:
     return np.unique(np.concatenate([each.steps for each in occurrences(plan) if isinstance(each.op, COLLECTIVES)]))
 
 
-def _why_not(scenario: Scenario, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
+def _why_not(runs: Runs, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
     """Explain with what was simulated why nothing is gained."""
     if best.is_baseline:
         return ("no other candidate keeps to the constraints",)
     first = f"the fastest, {named(best.schedule)}, is {_factor(best)} times as fast"
-    return (first, *_waits(scenario, baseline, best), _shares(baseline))
+    return (first, *_too_few(runs, best), *_waits(runs, baseline, best), _shares(baseline))
 
 
-def _waits(scenario: Scenario, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
+def _too_few(runs: Runs, best: Finalist) -> tuple[str, ...]:
+    """Say what there should be more of to be sure of a gain, if there seems to be one."""
+    if best.row.speedup < WORTHWHILE:
+        return ()
+    if runs.recording is None:
+        return (f"{best.row.seeds} seeds are too few to be sure of that: write more with --seeds",)
+    return (best.problem or f"{runs.recording.n_steps} recorded steps are too few to be sure of that: record more",)
+
+
+def _waits(runs: Runs, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
     """Say whom everybody waits for, with both schedules, if it is nearly always the same."""
-    found, still = (culprits(scenario, each.schedule) for each in (baseline, best))
+    if runs.recording and runs.recording.n_steps < _FEW_STEPS:
+        return ()
+    found, still = (culprits(runs.scenario, each.schedule) for each in (baseline, best))
     if found is None or found.waited_s < _NOTICEABLE * baseline.row.step_s:
         return ()
     plural, them = ("s", "them") if len(found.ranks) > 1 else ("", "it")

@@ -133,9 +133,7 @@ def gains(
     runs = runs_of(scenario, longest_period(scenario, [baseline, *schedules]), block_steps=block_steps)
     n_seeds = n_runs if runs.scenario.is_random else 1
     base = _measure(runs.of(baseline), baseline, n_seeds, progress)
-    rows = [
-        _gain(_measure(runs.of(each), each, n_seeds, progress), base, runs, (baseline, each)) for each in schedules
-    ]
+    rows = [_gain(_measure(runs.of(each), each, n_seeds, progress), base, runs, (baseline, each)) for each in schedules]
     return Gains(
         baseline=baseline.name,
         baseline_step_s=float(base.step_s.mean()),
