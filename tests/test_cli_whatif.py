@@ -266,8 +266,13 @@ def gains_of(*steps_s: tuple[float, tuple[float, float] | None, str | None], n_r
         ),
         (
             gains_of((1.1, (0.9, 1.3), None), (0.9, (0.8, 0.95), None)),
-            "stay with sync until more steps are recorded; fastest: local-1, 1.10 times as fast as sync, but not "
-            "surely (0.90 to 1.30 from 20 recorded steps)",
+            "stay with sync until something is surely faster; fastest: local-1, 1.10 times as fast as sync, but "
+            "not surely (0.90 to 1.30 from 20 recorded steps)",
+        ),
+        (
+            gains_of((1.1, None, "2 runs are too few"), n_recorded=None),
+            "stay with sync until something is surely faster; fastest: local-1, 1.10 times as fast as sync, but not "
+            "surely (2 runs are too few)",
         ),
         (
             gains_of((1.1, (0.9, 1.3), None), n_recorded=None),

@@ -10,7 +10,7 @@ from commandline import edited
 from simdist import compare
 from simdist.compare import find_baseline
 from simdist.errors import ScenarioError
-from simdist.runs import WORTHWHILE, runs_of
+from simdist.runs import WORTHWHILE, Runs
 from simdist.scenario import loads
 from simdist.schedules import LocalSGD, Sync
 from simdist.tune import Constraints, Extras, Wanted, tune
@@ -66,7 +66,7 @@ def every(text: str, constraints: Constraints, extras: Extras) -> tuple[Space, d
     """Return the space of a scenario, and what each of its candidates achieves."""
     scenario = loads(text)
     evaluator = Evaluator(
-        runs_of(scenario, constraints.global_every),
+        Runs(scenario, None, constraints.global_every),
         constraints,
         lambda its, built: compare.measure(its, built, n_seeds=1),
     )
@@ -293,7 +293,7 @@ def test_periods_longer_than_the_scenario_may_be_tried_and_a_run_is_as_long_as_i
 
 def test_too_few_seeds_are_not_nothing_to_gain():
     """With a rare and long pause, two seeds cannot tell; with a steady job, nothing gains, and that is sure."""
-    rare = small((TRANSIENT, "{kind: transient, probability: 0.3%, delay: 200 ms}"))
+    rare = small((TRANSIENT, "{kind: transient, probability: 1%, delay: 200 ms}"))
     only = Extras(only=("local_sgd",))
     unsure = tune(rare, Wanted(Constraints(2), only, n_seeds=2, n_search_seeds=1)).verdict
     assert (unsure.winner, unsure.outcome) == (None, "unsure")

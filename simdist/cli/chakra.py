@@ -18,6 +18,7 @@ from simdist.cli.session import Session
 from simdist.cost import price
 from simdist.errors import RunError, ScenarioError
 from simdist.progress import ProgressBar
+from simdist.scenario import Recorded, Scenario
 from simdist.units import format_nbytes, format_seconds
 
 __all__ = ["export", "import_"]
@@ -83,17 +84,30 @@ def _exports(session: Session, name: str, label: str | None, n_steps: int | None
     """Yield the label and the export of every plan that is asked for."""
     if Path(name).is_dir():
         for run in inputs.read_runs(name, label):
+            _tell_draw(session, run.scenario)
             costs = price(run.plan, run.scenario.cluster, run.scenario.workload)
             n_taken = _n_steps(name, n_steps, run.plan.n_steps)
             yield run.scenario.schedules[0].name, Export(run.plan, costs, run.scenario.workload, run.delays, n_taken)
         return
     scenario = inputs.read_scenario(session, name)
     drawn = delays(scenario)
+    _tell_draw(session, scenario)
     for schedule in inputs.choose(scenario, label, where=name):
         with inputs.naming(f"{name}: {schedule.name}"):
             built = build(scenario, schedule)
         n_taken = _n_steps(name, n_steps, built.plan.n_steps)
         yield schedule.name, Export(built.plan, built.costs, scenario.workload, drawn, n_taken)
+
+
+def _tell_draw(session: Session, scenario: Scenario) -> None:
+    """Say so if delays were recorded, but are not written as they were."""
+    recorded = (each for each in scenario.disturbances if isinstance(each, Recorded))
+    block_steps = next((each.resample_steps for each in recorded if each.resample_steps), None)
+    if block_steps is not None:
+        session.say(
+            f"note: {scenario.name}: recorded delays are written as seed {scenario.seed} draws them, in blocks of "
+            f"{block_steps:,} steps; without resample_steps they are written as recorded"
+        )
 
 
 def _n_steps(name: str, asked: int | None, n_steps: int) -> int:

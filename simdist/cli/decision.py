@@ -23,6 +23,11 @@ _cluster_of_a_job = click.option(
 @click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="The ranks were on so many nodes.")
 @click.option("--gpus-per-node", type=click.IntRange(min=1), metavar="N", help="So many ranks were on each node.")
 @_cluster_of_a_job
+@click.option(
+    "--fabric",
+    metavar="LINK|FILE|PRESET",
+    help="The links inside nodes, e.g. '3 us, 240 GB/s', or those of a cluster; only the network is from the traces.",
+)
 @click.option("--tensors", metavar="FILE|PRESET", help="The model's tensors, if the traces have no shapes.")
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1 of the profiler.")
 @click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Read in so many processes; one per core.")
@@ -36,6 +41,7 @@ def _import(
     nodes: int | None,
     gpus_per_node: int | None,
     cluster: str | None,
+    fabric: str | None,
     tensors: str | None,
     steps: range | None,
     workers: int | None,
@@ -56,6 +62,7 @@ def _import(
         nodes=nodes,
         gpus_per_node=gpus_per_node,
         cluster=cluster,
+        fabric=fabric,
         tensors=tensors,
         steps=steps,
         n_workers=workers,

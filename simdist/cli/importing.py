@@ -4,9 +4,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from simdist.cli.importing_text import document, text
 from simdist.cli.session import Session
 from simdist.errors import ScenarioError, TraceError
+from simdist.profiles.fabrics import Fabric
 from simdist.profiles.finding import find_traces
 from simdist.profiles.importing import Options, import_job
 from simdist.profiles.model import RankProfile
@@ -14,9 +17,9 @@ from simdist.profiles.parallel import profile_all
 from simdist.profiles.ranks import profile_rank
 from simdist.profiles.writing import check_free, write_scenario
 from simdist.progress import ProgressBar
-from simdist.scenario import Cluster, Tensor, Workload, load_cluster, load_workload, presets
+from simdist.scenario import Cluster, Link, Tensor, Workload, load_cluster, load_workload, presets
 from simdist.settings import nearest
-from simdist.units import format_seconds
+from simdist.units import format_seconds, parse_Bps, parse_seconds
 
 __all__ = ["import_traces"]
 
@@ -29,6 +32,7 @@ def import_traces(
     nodes: int | None,
     gpus_per_node: int | None,
     cluster: str | None,
+    fabric: str | None,
     tensors: str | None,
     steps: range | None,
     n_workers: int | None,
@@ -39,7 +43,8 @@ def import_traces(
     options = Options(
         nodes,
         gpus_per_node,
-        cluster=_cluster(cluster) if cluster else None,
+        cluster=_cluster("--cluster", cluster) if cluster else None,
+        fabric=_fabric(fabric) if fabric else None,
         tensors=_tensors(tensors) if tensors else (),
         steps=steps,
     )
@@ -49,7 +54,7 @@ def import_traces(
         session.say(note if note.startswith("warning") else f"note: {note}")
     if imported.proof.misses:
         session.say(
-            f"warning: replayed, the scenario takes {format_seconds(imported.proof.predicted_s)} a step, "
+            f"warning: the scenario does not reproduce the traced steps: {format_seconds(imported.proof.predicted_s)}, "
             f"{imported.proof.error:+.0%} off what was measured: {imported.proof.misses}"
         )
     written = write_scenario(imported, output, force=force)
@@ -77,13 +82,27 @@ def _profiles(session: Session, traces: Sequence[str], n_workers: int | None) ->
     return read
 
 
-def _cluster(name: str) -> Cluster:
+def _fabric(text: str) -> Fabric:
+    """Read the links inside nodes: latency and bandwidth, or those of a cluster."""
+    latency, comma, bandwidth = text.partition(",")
+    if not comma or Path(text).is_file():
+        return Fabric(_cluster("--fabric", text).fabric, f"--fabric {text}")
+    try:
+        link = Link(latency_s=parse_seconds(latency.strip()), bandwidth_Bps=parse_Bps(bandwidth.strip()))
+    except ValueError as error:
+        why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise ScenarioError(f"--fabric '{text}': {why}; a link is e.g. '3 us, 240 GB/s'") from None
+    return Fabric(link, f"--fabric {text}")
+
+
+def _cluster(option: str, name: str) -> Cluster:
     path = Path(name)
     if path.is_file():
         return load_cluster(path)
     known = presets.names("clusters")
     if name not in known:
-        raise ScenarioError(f"--cluster {name}: there is no such file, nor a preset: {nearest(name, known)}")
+        link = "this is no link such as '3 us, 240 GB/s', and " if option == "--fabric" else ""
+        raise ScenarioError(f"{option} {name}: {link}there is no such file, nor a preset: {nearest(name, known)}")
     return load_cluster(presets.path("clusters", name))
 
 
@@ -91,8 +110,6 @@ def _tensors(name: str) -> tuple[Tensor, ...]:
     """Read the tensors of a workload: a file, a CSV of tensors, or a preset."""
     path = Path(name)
     if path.suffix == ".csv" and path.is_file():
-        from pydantic import ValidationError
-
         try:
             plain = {"tensors_file": str(path.absolute()), "batch_size": 1, "forward_s": 0.0}
             return Workload.model_validate(plain).tensors

@@ -69,7 +69,7 @@ def _head(imported: Imported) -> str:
     lines = [
         f"{job.world_size} ranks on {layout.nodes} node{'s' * (layout.nodes > 1)}, "
         f"steps {listed(job.numbers)}, {backend}, {job.profiles[0].device_name or job.profiles[0].device.upper()}",
-        f"step: {format_seconds(proof.measured_s)} measured, {format_seconds(proof.predicted_s)} replayed "
+        f"step: {format_seconds(proof.measured_s)} measured, {format_seconds(proof.predicted_s)} reproduced "
         f"({proof.error_text})",
     ]
     if job.world_size > 1:

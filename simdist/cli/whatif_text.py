@@ -218,8 +218,8 @@ def verdict_sentence(found: Slowdown, spread: Pattern, compared: Gains) -> str:
     if best:
         interval = f" ({_interval(best)}{_from_what(compared)})" if best.interval else ""
         return f"{first}, but not surely ({doubt}); surely faster: {best.schedule}, {best.speedup:.2f} times{interval}"
-    if compared.recording and fastest.speedup >= WORTHWHILE:
-        return f"stay with {compared.baseline} until more steps are recorded; {first}, but not surely ({doubt})"
+    if (compared.recording or fastest.problem) and fastest.speedup >= WORTHWHILE:
+        return f"stay with {compared.baseline} until something is surely faster; {first}, but not surely ({doubt})"
     return f"stay with {compared.baseline}: no schedule is surely faster; {_reason(found, spread)}"
 
 

@@ -1,20 +1,17 @@
 """What every operation would take without stragglers.
 
-The ideal duration of an operation is a typical one of the same operation, over all ranks and steps, so a job whose
-ranks are all equally slow has no stragglers.
-
-    compute          mean: work that one rank has too much of another has too little of
-    communication    median of the transfers, because a few of them are often very much slower
-    everything else  median: delays, input and output, gaps. A pause of one rank is no work that others could share
-
-Of two values in the middle the lower one is the median: of two ranks the faster one is typical.
+The ideal duration of an operation is the median of the same operation over all ranks and steps, so a job whose ranks
+are all equally slow has no stragglers. Of two values in the middle the lower one counts: of two ranks the faster is
+typical.
 
 Operations are the same if they are equal: same kind, buffers and group. Buffers used in rotation count apart.
 
 Source:
     Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025, arXiv 2505.05713,
-    with its analyzer, github.com/ByteDance-Seed/StragglerAnalysis: mean for computing, median for communication. They
-    have no other operations; they leave gaps away, here they are a kind of their own.
+    with its analyzer, github.com/ByteDance-Seed/StragglerAnalysis. Two things differ. For computing they take the mean,
+    since of their sequences one rank has too much and another too little; in data-parallel training all ranks have as
+    much to do, and what a slow device takes too long nobody else could do. A pause and a slow device cost the same
+    here. And they leave the time between operations away, which is a kind of its own here.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.engines.replay import Timing
-from simdist.plan import Delay, Op, Plan, occurrences, stream_of
+from simdist.plan import Op, Plan, occurrences, stream_of
 from simdist.plan.text import op_name
 
 __all__ = ["CHANNELS", "GAPS", "Cause", "Ideal", "Kind", "ideal", "persistent", "simultaneous"]
@@ -85,19 +82,17 @@ def ideal(plan: Plan, traced: Timing, *, first_step: int = 0) -> Ideal:
     )
     for each in occurrences(plan):
         found.kind_of[each.rows] = found.kinds.index(_kind(each.op))
-    for rows, op in _same_operations(plan, first_step):
-        _set_typical(traced.durations_s, rows, found.seconds, found.differs, averages=_averages(op))
+    for rows, _ in _same_operations(plan, first_step):
+        _set_typical(traced.durations_s, rows, found.seconds, found.differs)
         if traced.gaps_s is not None:
-            _set_typical(traced.gaps_s, rows, found.gap_s, found.gap_differs, averages=False)
+            _set_typical(traced.gaps_s, rows, found.gap_s, found.gap_differs)
     return found
 
 
-def _set_typical(
-    traced_s: Floats, rows: NDArray[np.int64], ideal_s: Floats, differs: NDArray[np.bool_], *, averages: bool
-) -> None:
+def _set_typical(traced_s: Floats, rows: NDArray[np.int64], ideal_s: Floats, differs: NDArray[np.bool_]) -> None:
     """Write the typical value of some rows, and which of them have another on some rank, rounding aside."""
     values = traced_s[rows]
-    typical_s = float(values.mean() if averages else _median(values.ravel()))
+    typical_s = float(_median(values.ravel()))
     ideal_s[rows] = typical_s
     differs[rows] = (np.abs(values - typical_s) > _ROUNDING * typical_s + _ROUNDING_S).any(axis=1)
 
@@ -138,10 +133,6 @@ def _same_operations(plan: Plan, first_step: int) -> Iterator[tuple[NDArray[np.i
         rows = np.concatenate(parts)
         if len(rows):
             yield rows, op
-
-
-def _averages(op: Op) -> bool:
-    return stream_of(op) == "compute" and not isinstance(op, Delay)
 
 
 def _kinds(plan: Plan, *, has_gaps: bool) -> tuple[Kind, ...]:

@@ -51,6 +51,8 @@ def pattern(found: Slowdown) -> Pattern:
     lost_s = found.replayed_s - found.ideal_s
     persistent = _share((found.persistent_s - found.ideal_s) / lost_s)
     simultaneous = _share((found.simultaneous_s - found.ideal_s) / lost_s)
+    both = max(1.0, persistent + simultaneous)  # the two replays may overlap: what is lost is lost once
+    persistent, simultaneous = persistent / both, simultaneous / both
     transient = _share(1 - persistent - simultaneous)
     shares: dict[Shape, float] = {"persistent": persistent, "transient": transient, "simultaneous": simultaneous}
     return Pattern(max(shares, key=lambda shape: shares[shape]), persistent, transient, simultaneous)
