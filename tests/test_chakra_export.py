@@ -3,6 +3,7 @@
 import json
 from collections import defaultdict
 
+import numpy as np
 import pytest
 from commandline import SMALL, STORAGE, Answer, call, edited, write
 
@@ -293,6 +294,33 @@ def test_a_run_is_exported_with_its_own_delays(capsys, tmp_path):
         nodes = list(read_trace(tmp_path / "out" / f"sync.{rank}.et"))[1:]
         delayed = {node.find("simdist_step"): node.duration_us for node in nodes if node.find("simdist_op") == "delay"}
         assert delayed == {step: 50000 for step in range(12) if drawn[step, rank]}
+
+
+def recorded(folder, *, keys: str = "") -> str:
+    """Return a scenario whose delays are recorded: rank 3 is late by more from step to step."""
+    late_s = np.zeros((12, 8))
+    late_s[:, 3] = 1e-3 * np.arange(1, 13)
+    np.savetxt(folder / "late.csv", late_s, delimiter=",")
+    played = f"- {{kind: recorded, file: late.csv{keys}}}"
+    return edited(("- {kind: transient, probability: 10%, delay: 50 ms}", played))
+
+
+def delays_ms(folder) -> list[float]:
+    nodes = list(read_trace(folder / "sync.3.et"))[1:]
+    return [node.duration_us / 1e3 for node in nodes if node.find("simdist_op") == "delay"]
+
+
+def test_recorded_delays_are_exported_as_recorded(capsys, tmp_path):
+    answer = exported(capsys, tmp_path, "--schedule", "sync", text=recorded(tmp_path))
+    assert (answer.code, "draws them" in answer.err) == (0, False), answer.err
+    assert delays_ms(tmp_path / "out") == list(range(1, 13))
+
+
+def test_resampled_delays_are_exported_with_a_note_on_their_seed(capsys, tmp_path):
+    answer = exported(capsys, tmp_path, "--schedule", "sync", text=recorded(tmp_path, keys=", resample_steps: 2"))
+    assert answer.code == 0
+    assert "written as seed 1 draws them, in blocks of 2 steps" in answer.err
+    assert delays_ms(tmp_path / "out") != list(range(1, 13))
 
 
 def test_equal_scenarios_give_equal_bytes(capsys, tmp_path):

@@ -12,6 +12,7 @@ from profiled_jobs import profiles_of, without_input
 
 from simdist import scenario as scenarios
 from simdist.errors import RunError, ScenarioError
+from simdist.profiles import writing
 from simdist.profiles.importing import import_job
 from simdist.profiles.scenario_text import Names, scenario_text
 from simdist.profiles.writing import write_scenario
@@ -122,7 +123,7 @@ def test_a_given_cluster_is_compared_with_what_was_measured(capsys, traces, tmp_
     answer = call(capsys, "import", traces, "-o", tmp_path / "job.yaml", "--cluster", "dgx-a100")
     assert answer.code == 0
     assert re.search(r"all_reduce .*\(-9\d%\)", answer.out)
-    assert "warning: replayed, the scenario takes" in answer.err
+    assert "warning: the scenario does not reproduce the traced steps" in answer.err
     given = scenarios.load_cluster(presets.path("clusters", "dgx-a100"))
     written = scenarios.load(tmp_path / "job.yaml").cluster
     shape = {"nodes": 1, "gpus_per_node": 4, "slow_devices": written.slow_devices}
@@ -205,3 +206,42 @@ def test_delays_are_played_as_they_happened_and_the_file_says_how_to_draw_them_a
     text = scenario_text(imported(LATE), Names("a.npz", "b.yaml"))
     assert "  - {kind: recorded, on: host, file: a.npz}" in text
     assert "add resample_steps: N to draw blocks of N steps anew for every seed" in text
+
+
+def test_an_import_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch) -> None:
+    write_scenario(imported(LATE), tmp_path / "job.yaml")
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(*_: object) -> str:
+        raise OSError(28, "No space left on device", str(tmp_path / ".job.yaml.123.part"))
+
+    monkeypatch.setattr(writing, "scenario_text", full)
+    with pytest.raises(RunError, match=rf"{tmp_path}/job.yaml: cannot be written: No space left on device"):
+        write_scenario(imported(without_input(n_steps=4)), tmp_path / "job.yaml", force=True)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="a folder where nobody can write")
+def test_where_nothing_can_be_written_is_told_before_traces_are_read(capsys) -> None:
+    answer = call(capsys, "import", "nowhere", "-o", "/proc/job.yaml")
+    assert answer.err.startswith("error: /proc/job.yaml: cannot be written: ")
+
+
+def test_the_name_of_a_scenario_that_is_proposed_has_one_suffix(capsys, tmp_path) -> None:
+    answer = call(capsys, "import", "nowhere", "-o", tmp_path / "job.json")
+    assert "write e.g. -o job.yaml" in answer.err
+
+
+def test_the_step_is_said_to_be_reproduced_and_not_predicted(capsys, traces, tmp_path) -> None:
+    answer = call(capsys, "import", traces, "-o", tmp_path / "job.yaml")
+    assert re.search(r"step: .* measured, .* reproduced \(", answer.out)
+    assert "predict" not in answer.out
+    assert "reproduced by this scenario's sync with the delays as they happened" in " ".join(
+        (tmp_path / "job.yaml").read_text(encoding="utf-8").replace("# ", "").split()
+    )
+
+
+def test_ranks_that_all_use_gpu_0_are_told_with_a_warning() -> None:
+    profiles = profiles_of(without_input(n_ranks=2, n_steps=4, gpus_per_node=1), "cuda", hosts=False)
+    notes = import_job(profiles, name="job").notes
+    assert any(note.startswith("warning: all ranks use GPU 0: taken for one node") for note in notes)

@@ -1,6 +1,7 @@
 """A profiled job of four processes comes back from its traces with the stragglers that were injected; and the page on
 the round trip says what was recorded."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -110,12 +111,53 @@ def test_recorded_steps_are_predicted_within_ten_per_cent_and_speedups_within_fi
 
 
 def test_recorded_stragglers_are_those_that_were_injected() -> None:
-    delays = [each for result in RUN.recorded(RUN.CASES) for each in result.delays if each.injected_s]
+    delays = [each for result in RUN.recorded(RUN.CASES) for each in result.delays]
     assert {each.kind for each in delays} == {"transient", "persistent"}
     assert all(each.found_s == pytest.approx(each.injected_s, rel=0.1) for each in delays)
+    assert len(delays) == 20
+
+
+def test_results_are_of_the_jobs_and_stragglers_that_the_experiment_has() -> None:
+    for case, result in zip(CASES, RUN.recorded(CASES), strict=True):
+        assert [each.schedule for each in result.timings] == [each.label for each in case.schedules]
+        injected = sorted(each.injected_s for each in result.delays if each.kind == "transient" and each.injected_s)
+        assert injected == sorted(case.late_s[case.late_s > 0])
+        slow = [(each.rank, each.injected_s) for each in result.delays if each.kind == "persistent" and each.injected_s]
+        assert slow == ([] if case.slow_rank is None else [(case.slow_rank, pytest.approx(case.slow_s))])
 
 
 def test_page_shows_the_recorded_results() -> None:
     found = RUN.recorded(CASES)
     page = RUN.PAGE.read_text(encoding="utf-8")
     assert insert_tables(page, RUN.tables(found[: len(RUN.CASES)], found[len(RUN.CASES) :])) == page
+
+
+def test_front_page_shows_the_recorded_results() -> None:
+    found = RUN.recorded(CASES)
+    page = RUN.FRONT_PAGE.read_text(encoding="utf-8")
+    assert insert_tables(page, RUN.front_page(found[: len(RUN.CASES)], found[len(RUN.CASES) :])) == page
+
+
+def test_summary_names_the_worst_error_of_every_kind_of_job() -> None:
+    asleep, convnets = RUN.recorded(RUN.CASES), RUN.recorded(RUN.CONVNETS)
+    emulated, _, earnest = RUN.kept.summary(asleep, convnets)
+    for results, line in ((asleep, emulated), (convnets, earnest)):
+        speedups = [result.speedup_error(timing) for result in results for timing in result.timings[1:]]
+        syncs = [result.timings[0].error for result in results]
+        for error in (min(syncs), max(syncs), min(speedups), max(speedups)):
+            assert f"{error:+.1%}" in line
+
+
+def test_error_of_an_averaging_schedule_is_the_sum_of_its_parts() -> None:
+    timings = (RUN.Timing("sync", (0.1,), 0.1), RUN.Timing("local-8", (0.050,), 0.056))
+    result = RUN.Result("job", timings, 0.1, RUN.Computing("local-8", 0.045, 0.043, 0.042), ())
+    *_, row = RUN.kept.computing_table([result])
+    assert row == "| job | `local-8` | 45.0 | 43.0 | 42.0 | +6.0 | +1.0 | +2.0 | +3.0 |"
+
+
+def test_windows_begin_with_a_period_and_end_with_an_average() -> None:
+    for case in CASES:
+        starts = RUN.jobs._starts(case, RUN.LOCAL_8)
+        assert len(starts) == RUN.jobs.PLAIN_WINDOWS + 1
+        assert all(start % 8 == 1 and (start + case.window_steps - 1) % 8 == 0 for start in starts)
+        assert all(after - before >= case.window_steps for before, after in pairwise(starts))

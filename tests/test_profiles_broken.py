@@ -476,3 +476,12 @@ def test_output_that_is_no_scenario_file_is_refused(tmp_path, capsys, paths, nam
 def test_output_that_is_a_folder_is_refused(tmp_path, capsys, paths):
     (tmp_path / "job.yaml").mkdir()
     assert_refused(imported(capsys, tmp_path), str(tmp_path / "job.yaml"))
+
+
+def test_trace_cut_off_before_its_first_backward_pass_says_that_it_ends_early(tmp_path, capsys) -> None:
+    folder = tmp_path / "traces"
+    (path,) = write_job(folder, replace(TRUTH, n_ranks=1), device="cpu")
+    path.write_bytes(path.read_bytes().split(b"autograd::engine")[0])
+    answer = call(capsys, "import", folder, "-o", tmp_path / "job.yaml")
+    assert answer.code == 2
+    assert "no backward pass in any of its 1 steps. Besides, the file ends early" in answer.err

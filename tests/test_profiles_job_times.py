@@ -11,6 +11,7 @@ from simdist.groups import Group
 from simdist.profiles.base import base_times, parts
 from simdist.profiles.clocks import synchronize
 from simdist.profiles.collectives import collective_times
+from simdist.profiles.fabrics import Fabric
 from simdist.profiles.importing import Options, import_job
 from simdist.profiles.job import assemble
 from simdist.profiles.layout import find_layout
@@ -41,6 +42,11 @@ def drifting(profile, drift):
     return replace(profile, steps=tuple(replace(step, calls=tuple(map(slower, step.calls))) for step in profile.steps))
 
 
+def _of_group(call: Call, ranks: tuple[int, ...] | None) -> Call:
+    """Return a collective of some ranks only, that averages no gradients."""
+    return replace(call, ranks=ranks, n_ranks=len(ranks) if ranks else 2, of_gradients=False)
+
+
 def test_skews_of_clocks_are_found_by_the_ends_of_collectives() -> None:
     _, _, clocks = matched(LATE)
     assert clocks.offset_s == pytest.approx(SKEWS, abs=1e-9)
@@ -63,7 +69,7 @@ def test_ranks_that_share_no_collective_keep_their_clock_and_are_named() -> None
     profiles = []
     for each in profiles_of(JOB):
         pair = (0, 1) if each.rank < 2 else (2, 3)
-        steps = (replace(s, calls=tuple(replace(c, ranks=pair, n_ranks=2) for c in s.calls)) for s in each.steps)
+        steps = (replace(s, calls=tuple(_of_group(c, pair) for c in s.calls)) for s in each.steps)
         profiles.append(replace(each, steps=tuple(steps)))
     clocks = synchronize(match(assemble(profiles)))
     assert clocks.offset_s == pytest.approx([0.0, 2.5, 0.0, 0.0])
@@ -102,9 +108,7 @@ def test_collectives_of_groups_that_nobody_tells_are_left_out_with_a_note() -> N
     profiles = [
         replace(
             each,
-            steps=tuple(
-                replace(s, calls=tuple(replace(c, ranks=None, n_ranks=2) for c in s.calls)) for s in each.steps
-            ),
+            steps=tuple(replace(s, calls=tuple(_of_group(c, None) for c in s.calls)) for s in each.steps),
         )
         for each in profiles
     ]
@@ -154,7 +158,7 @@ def test_collectives_inside_nodes_and_between_them_tell_both_links() -> None:
         inside = {buckets[0].nbytes, buckets[3].nbytes}
         steps = []
         for step in each.steps:
-            calls = (replace(c, ranks=node, n_ranks=4) if c.nbytes in inside else c for c in step.calls)
+            calls = (_of_group(c, node) if c.nbytes in inside else c for c in step.calls)
             steps.append(replace(step, calls=tuple(calls)))
         profiles.append(replace(each, steps=tuple(steps)))
     imported = import_job(profiles, name="job")
@@ -164,11 +168,11 @@ def test_collectives_inside_nodes_and_between_them_tell_both_links() -> None:
         assert predicted_s(imported.scenario.cluster, Group(size), bucket.nbytes) == pytest.approx(
             bucket.transfer_s, rel=1e-2
         )
-    assert imported.proof.other_groups == 4
 
 
 def test_times_that_no_link_gives_back_are_told() -> None:
-    buckets = (Bucket((2_000,), 0.005, 0.002), Bucket((20_000,), 0.005, 0.0025))
+    sizes = {2_000: 0.002, 4_000: 0.0021, 20_000: 0.02, 200_000: 0.021}
+    buckets = tuple(Bucket((count,), 0.005, transfer_s) for count, transfer_s in sizes.items())
     truth = without_input(n_ranks=32, n_steps=4, gpus_per_node=1, buckets=buckets)
     notes = import_job(profiles_of(truth, "cuda"), name="job").notes
     assert any("no link gives all times of all_reduces back" in note for note in notes)
@@ -249,7 +253,7 @@ def test_a_prediction_far_off_names_the_part_that_misses() -> None:
     slow = Cluster(nodes=1, gpus_per_node=1, fabric=Link(latency_s=1.0, bandwidth_Bps=1e9), network=Link.ideal())
     imported = import_job(profiles_of(JOB), name="job", options=Options(cluster=slow))
     assert imported.proof.misses is not None
-    assert imported.proof.misses.startswith("mostly waiting for communication and other ranks: predicted")
+    assert imported.proof.misses.startswith("mostly waiting for communication and other ranks: reproduced")
 
 
 def test_real_tensors_take_the_backward_seconds_of_their_bucket() -> None:
@@ -297,12 +301,12 @@ def test_steps_that_exchange_nothing_are_told() -> None:
     profiles = [
         replace(
             each,
-            steps=tuple(step if step.number % 4 == 0 else replace(step, calls=(), buckets_s=()) for step in each.steps),
+            steps=tuple(step if step.number % 4 else replace(step, calls=(), buckets_s=()) for step in each.steps),
         )
         for each in profiles_of(JOB)
     ]
     imported = import_job(profiles, name="job")
-    assert any("60 of 80 steps of ranks exchange no gradients" in note for note in imported.notes)
+    assert any("20 of 80 steps of ranks exchange no gradients" in note for note in imported.notes)
     assert len(imported.base.buckets_s) == 2
 
 
@@ -313,7 +317,9 @@ def test_one_rank_is_a_job_too() -> None:
 
 
 def test_schedules_fit_the_machines() -> None:
-    imported = import_job(profiles_of(without_input(n_ranks=16, n_steps=16, gpus_per_node=4), "cuda"), name="job")
+    profiles = profiles_of(without_input(n_ranks=16, n_steps=16, gpus_per_node=4), "cuda")
+    fabric = Fabric(Link(latency_s=3e-6, bandwidth_Bps=240e9), "known")
+    imported = import_job(profiles, name="job", options=Options(fabric=fabric))
     names = [schedule.name for schedule in imported.scenario.schedules]
     assert names == ["sync", "local-2", "local-4", "local-8", "hsgd-2-4,4-8,8-16", "hsgd-2-4,4-8,8-16-node-gradients"]
 

@@ -310,6 +310,17 @@ def test_trace_of_the_host_alone_is_refused_where_a_gpu_computed(tmp_path: Path)
         profile_rank(draw.write(tmp_path))
 
 
+def test_a_cut_trace_without_kernels_is_refused_with_what_is_missing(tmp_path: Path) -> None:
+    draw = Drawing()
+    draw_step(draw, 0, 0.0)
+    draw.note("nccl:all_reduce", 41.5, 41.6, tid=AUTOGRAD)
+    path = draw.write(tmp_path)
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text[: text.rindex("]")], encoding="utf-8")
+    with pytest.raises(TraceError, match=r"no kernels of its GPU; .* Besides, the file ends early: what follows its"):
+        profile_rank(path)
+
+
 def recorded(job: str) -> list[RankProfile]:
     return [profile_rank(RECORDED / job / f"rank{rank}.json.gz") for rank in range(4)]
 

@@ -1,18 +1,20 @@
 """The training jobs: who is late in which step, how each job is run, and what its steps took.
 
-    steps of a run of sync:      9 first | window | window | window | 2 for the profiler | window, profiled | 1 last
-    of the other schedules:      9 first | window | window | window
+    steps of sync and local-8:      9 first | window | window | 8 between | window, profiled | 1 last
+    of the other schedules:         9 first | window | window
 
 Every window has the same delays. torch's averagers average in step 0 and every period after it, so that a window that
-begins in step 9 holds whole periods of 2, 4 and 8 steps. The last step is profiled too, and left out of everything: in
-it, ranks begin to write their traces.
+begins in step 9 or 8 steps later holds whole periods of 2, 4 and 8 steps, and ends with an average. The last step is
+profiled too, and left out of everything: in it, ranks begin to write their traces.
 """
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,13 +31,16 @@ import network  # noqa: E402  of the experiment beside this one
 
 from simdist.errors import RunError  # noqa: E402
 
-TIMEOUT_S = 300.0
-PORT = 29500
+TIMEOUT_S = 120.0  # a run takes 10 to 20 s
+GRACE_S = 5.0  # between the failure of a rank and the end of the others, which may know more
+PORT = 29500  # of nodes, which have their ports to themselves
 RATE_BPS = 250e6  # of each node's link
 FIRST_STEPS = 9  # connections, memory, and DDP's buckets, which it forms again after the first step
 WINDOW_STEPS = 32
-PLAIN_WINDOWS = 3  # without a profiler; their median counts
-PROFILER_STEPS = 2
+PLAIN_WINDOWS = 2  # without a profiler; their median counts
+STEPS_BETWEEN = (
+    8  # before the profiled window: a whole period of every schedule; in the last of them the profiler warms up
+)
 LATE_S = (0.06, 0.16)  # shortest and longest
 SLOW_FACTOR = 1.4
 LAYERS, LAYER_S = 4, 3e-3  # forward; backward takes twice as long
@@ -51,16 +56,20 @@ class Schedule:
         label: As the simulator calls it.
         options: Of train.py.
         setting: In a scenario.
+        is_profiled: A window of it is run with the profiler too.
     """
 
     label: str
     options: tuple[str, ...]
     setting: dict[str, object]
+    is_profiled: bool = False
 
 
-SYNC = Schedule("sync", ("--schedule", "sync"), {"kind": "sync"})
+SYNC = Schedule("sync", ("--schedule", "sync"), {"kind": "sync"}, is_profiled=True)
 LOCAL_4 = Schedule("local-4", ("--schedule", "local", "--periods", "4"), {"kind": "local_sgd", "period": 4})
-LOCAL_8 = Schedule("local-8", ("--schedule", "local", "--periods", "8"), {"kind": "local_sgd", "period": 8})
+LOCAL_8 = Schedule(
+    "local-8", ("--schedule", "local", "--periods", "8"), {"kind": "local_sgd", "period": 8}, is_profiled=True
+)
 HSGD = Schedule(
     "hsgd-2-2,4-4",
     ("--schedule", "hsgd", "--periods", "2:2,4:4"),
@@ -112,13 +121,13 @@ class Case:
 
 CASES = (
     Case("clean"),
-    Case("transient", late_share=0.08),
+    Case("transient", late_share=0.1),
     Case("persistent", slow_rank=2),
-    Case("both", late_share=0.08, slow_rank=1),
+    Case("both", late_share=0.1, slow_rank=1),
 )
 CONVNETS = (
     Case("convnet", model="convnet", world_size=2, schedules=(SYNC, LOCAL_4, LOCAL_8)),
-    Case("convnet, transient", late_share=0.08, model="convnet", world_size=2, schedules=(SYNC, LOCAL_4, LOCAL_8)),
+    Case("convnet, transient", late_share=0.1, model="convnet", world_size=2, schedules=(SYNC, LOCAL_4, LOCAL_8)),
 )
 
 
@@ -127,11 +136,11 @@ TINY = Case("tiny", late_share=0.1, slow_rank=2, slow_factor=3.0, schedules=(SYN
 
 def first_profiled_step(case: Case) -> int:
     """Return the number of the first step of the profiled window."""
-    return FIRST_STEPS + PLAIN_WINDOWS * case.window_steps + PROFILER_STEPS
+    return FIRST_STEPS + PLAIN_WINDOWS * case.window_steps + STEPS_BETWEEN
 
 
 def perform(case: Case, schedule: Schedule, folder: Path, nodes: Sequence[network.Node] | None) -> None:
-    """Train, with a profiler if the schedule is sync.
+    """Train, in the end with a profiler if the schedule is one that is profiled.
 
     Args:
         case: The job.
@@ -144,7 +153,7 @@ def perform(case: Case, schedule: Schedule, folder: Path, nodes: Sequence[networ
     """
     folder.mkdir(parents=True)
     starts = _starts(case, schedule)
-    steps = starts[-1] + case.window_steps + (schedule is SYNC)
+    steps = starts[-1] + case.window_steps + schedule.is_profiled
     late_s = np.zeros((steps, case.world_size))
     for start in starts:
         late_s[start : start + case.window_steps] = case.late_s
@@ -155,9 +164,9 @@ def perform(case: Case, schedule: Schedule, folder: Path, nodes: Sequence[networ
         options += ["--slow-rank", str(case.slow_rank), "--slow-factor", str(case.slow_factor)]
     if case.model == "convnet":
         options += ["--batch-size", str(CONVNET_BATCH_SIZE)]
-    if schedule is SYNC:
+    if schedule.is_profiled:
         options += ["--profile", str(folder / "traces"), "--active-steps", str(case.window_steps + 1)]
-    else:
+    if schedule is not SYNC:
         options += ["--barriers", ",".join(map(str, starts))]
     command = [sys.executable, str(HERE / "train.py"), *options]
     try:
@@ -167,9 +176,9 @@ def perform(case: Case, schedule: Schedule, folder: Path, nodes: Sequence[networ
         _launch(command, case.world_size, nodes, asleep=case.model == "asleep")
 
 
-def measured_s(case: Case, schedule: Schedule, folder: Path) -> tuple[float, ...]:
+def measured_s(case: Case, folder: Path) -> tuple[float, ...]:
     """Return seconds per step of each window that was not profiled, from what `perform` has left in a folder."""
-    return tuple(_step_s(case, folder, start) for start in _starts(case, schedule)[:PLAIN_WINDOWS])
+    return tuple(_step_s(case, folder, start) for start in _plain_starts(case))
 
 
 def profiled_s(case: Case, folder: Path) -> float:
@@ -177,27 +186,65 @@ def profiled_s(case: Case, folder: Path) -> float:
     return _step_s(case, folder, first_profiled_step(case))
 
 
+def calm_s(case: Case, folder: Path, *, profiled: bool) -> float:
+    """Return seconds of the median step of a rank: of an averaging schedule, one without an exchange.
+
+    Args:
+        case: The job.
+        folder: For what `perform` has left.
+        profiled: Of the profiled window, instead of those before it.
+    """
+    starts = [first_profiled_step(case)] if profiled else _plain_starts(case)
+    ended_s = _stamps_s(case, folder)[:, :, 1]
+    return float(np.median([np.diff(ended_s[:, start : start + case.window_steps], axis=1) for start in starts]))
+
+
+def _plain_starts(case: Case) -> list[int]:
+    """Return the first steps of the windows without a profiler."""
+    return [FIRST_STEPS + window * case.window_steps for window in range(PLAIN_WINDOWS)]
+
+
 def _starts(case: Case, schedule: Schedule) -> list[int]:
     """Return the first steps of the windows."""
-    plain = [FIRST_STEPS + window * case.window_steps for window in range(PLAIN_WINDOWS)]
-    return [*plain, first_profiled_step(case)] if schedule is SYNC else plain
+    plain = _plain_starts(case)
+    return [*plain, first_profiled_step(case)] if schedule.is_profiled else plain
 
 
 def _launch(command: Sequence[str], world_size: int, nodes: Sequence[network.Node] | None, *, asleep: bool) -> None:
     """Start a process per rank, wait for all, and say what failed."""
+    port = PORT if nodes else _free_port()
     processes: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryFile() as output:
         try:
             for rank in range(world_size):
-                processes.append(_start(command, rank, world_size, nodes, output, asleep=asleep))
-            codes = [process.wait(TIMEOUT_S) for process in processes]
+                processes.append(_start(command, rank, world_size, nodes, output, port=port, asleep=asleep))
+            codes = _codes(processes)
         finally:
             for process in processes:
                 process.kill()
                 process.wait()
         output.seek(0)
-        if any(codes):
-            raise RunError(f"{' '.join(command)} failed, exit statuses {codes}:\n{output.read().decode()}")
+        if any(code != 0 for code in codes):
+            said = output.read().decode(errors="replace")
+            raise RunError(f"{' '.join(command)}: exit statuses {codes}, None of ranks that did not end:\n{said}")
+
+
+def _codes(processes: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
+    """Wait until all have ended, or one has failed and the others had time to say so too."""
+    deadline_s, has_failed = time.monotonic() + TIMEOUT_S, False
+    while True:
+        codes = [process.poll() for process in processes]
+        if None not in codes or time.monotonic() > deadline_s:
+            return codes
+        if any(codes) and not has_failed:
+            deadline_s, has_failed = time.monotonic() + GRACE_S, True
+        time.sleep(0.1)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def _start(
@@ -207,11 +254,12 @@ def _start(
     nodes: Sequence[network.Node] | None,
     output: IO[bytes],
     *,
+    port: int,
     asleep: bool,
 ) -> subprocess.Popen[bytes]:
     """Start a rank as torchrun does, but without a torchrun on every node, as starting takes longer than training."""
     address = nodes[0].address if nodes else "127.0.0.1"
-    environ = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": address, "MASTER_PORT": str(PORT)}
+    environ = {"RANK": str(rank), "WORLD_SIZE": str(world_size), "MASTER_ADDR": address, "MASTER_PORT": str(port)}
     environ |= {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     if nodes is None:
         return subprocess.Popen(command, env=os.environ | environ, stdout=output, stderr=subprocess.STDOUT)
@@ -229,9 +277,12 @@ def _step_s(case: Case, folder: Path, start: int) -> float:
         folder: Of a run.
         start: First step of the window.
     """
-    paths = [folder / "times" / f"rank{rank}.json" for rank in range(case.world_size)]
-    stamps_s = np.array(
-        [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    )  # [ranks, steps, begin and end]
+    stamps_s = _stamps_s(case, folder)
     began_s, ended_s = stamps_s[:, start, 0].mean(), stamps_s[:, start + case.window_steps - 1, 1].max()
     return float((ended_s - began_s) / case.window_steps)
+
+
+def _stamps_s(case: Case, folder: Path) -> NDArray[np.float64]:
+    """Return when steps began and ended, `[ranks, steps, 2]`."""
+    paths = [folder / "times" / f"rank{rank}.json" for rank in range(case.world_size)]
+    return np.array([json.loads(path.read_text(encoding="utf-8")) for path in paths])

@@ -7,9 +7,11 @@ from pathlib import Path
 from statistics import median
 
 __all__ = [
+    "Computing",
     "Delay",
     "Result",
     "Timing",
+    "computing_table",
     "load",
     "profiler_table",
     "save",
@@ -74,6 +76,23 @@ class Delay:
 
 
 @dataclass(frozen=True, slots=True)
+class Computing:
+    """The median step of a rank without an exchange: what import takes it for, and what it is.
+
+    Args:
+        schedule: The averaging schedule that was measured, which exchanges in few of its steps.
+        imported_s: Seconds that the traces of sync tell.
+        profiled_s: Seconds in the profiled window of the schedule.
+        plain_s: Seconds in the windows before it.
+    """
+
+    schedule: str
+    imported_s: float
+    profiled_s: float
+    plain_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """What a case has shown.
 
@@ -81,13 +100,25 @@ class Result:
         case: Its name.
         timings: Of each schedule, sync first.
         profiled_s: Seconds per step of sync while it was profiled.
+        computing: Steps without an exchange; None if no averaging schedule was profiled.
         delays: Injected ones and found ones.
     """
 
     case: str
     timings: tuple[Timing, ...]
     profiled_s: float
+    computing: Computing | None
     delays: tuple[Delay, ...]
+
+    @property
+    def spread(self) -> float:
+        """Share by which the longest window of sync was longer than the shortest, none of them profiled."""
+        windows_s = self.timings[0].measured_s
+        return max(windows_s) / min(windows_s) - 1
+
+    def timing(self, schedule: str) -> Timing:
+        """Return the steps of a schedule."""
+        return next(each for each in self.timings if each.schedule == schedule)
 
     def speedups(self, timing: Timing) -> tuple[float, float]:
         """Return how many times as fast as sync a schedule is, as predicted and as measured."""
@@ -111,8 +142,9 @@ def load(path: Path) -> Result:
     timings = tuple(
         Timing(each["schedule"], tuple(each["measured_s"]), each["predicted_s"]) for each in content["timings"]
     )
+    computing = Computing(**content["computing"]) if content["computing"] else None
     delays = tuple(Delay(**each) for each in content["delays"])
-    return Result(content["case"], timings, content["profiled_s"], delays)
+    return Result(content["case"], timings, content["profiled_s"], computing, delays)
 
 
 def timing_table(results: Sequence[Result]) -> Iterator[str]:
@@ -145,6 +177,25 @@ def profiler_table(results: Sequence[Result]) -> Iterator[str]:
         )
 
 
+def computing_table(results: Sequence[Result]) -> Iterator[str]:
+    """Yield by how much an averaging schedule is predicted too slow, and the parts of it that were measured."""
+    yield (
+        "| job | schedule | ms per step without an exchange: from the traces of `sync` | profiled | not profiled "
+        "| step, predicted - measured, ms | for the profiler | for computing beside exchanges | for the rest |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for result in results:
+        if result.computing is None:
+            continue
+        found, timing = result.computing, result.timing(result.computing.schedule)
+        profiler_s, beside_s = found.profiled_s - found.plain_s, found.imported_s - found.profiled_s
+        error_s = timing.predicted_s - timing.step_s
+        times_s = (found.imported_s, found.profiled_s, found.plain_s)
+        parts_s = (error_s, profiler_s, beside_s, error_s - profiler_s - beside_s)
+        cells = [*(f"{1e3 * each:.1f}" for each in times_s), *(f"{1e3 * each:+.1f}" for each in parts_s)]
+        yield f"| {result.case} | `{found.schedule}` | {' | '.join(cells)} |"
+
+
 def straggler_table(results: Sequence[Result]) -> Iterator[str]:
     """Yield every delay that was injected or found."""
     yield "| job | kind | rank | step | injected, ms | found, ms | error |"
@@ -157,20 +208,39 @@ def straggler_table(results: Sequence[Result]) -> Iterator[str]:
             yield f"| {result.case} | {each.kind} | {each.rank} | {step} | {injected} | {found} | {error} |"
 
 
-def summary(results: Sequence[Result]) -> Iterator[str]:
-    """Yield the answers in short."""
+def summary(asleep: Sequence[Result], convnets: Sequence[Result]) -> Iterator[str]:
+    """Yield the answers in short, of emulated devices and of real arithmetic."""
+    yield f"* {len(asleep)} jobs whose layers sleep: {_errors_text(asleep)}."
+    yield f"* {_stragglers_text(asleep)}."
+    if convnets:
+        spread = max(result.spread for result in convnets)
+        yield (
+            f"* {len(convnets)} jobs that compute in earnest on two shared cores: {_errors_text(convnets)}; two "
+            f"windows of the same run of `sync` differ by up to {spread:.0%}. {_stragglers_text(convnets)}."
+        )
+
+
+def _errors_text(results: Sequence[Result]) -> str:
     syncs = [result.timings[0].error for result in results]
     speedups = [result.speedup_error(timing) for result in results for timing in result.timings[1:]]
-    yield f"* step of `sync`: error at most {_worst(syncs):+.1%}, in {len(syncs)} jobs"
-    yield f"* speed-up over `sync`: error at most {_worst(speedups):+.1%}, in {len(speedups)} runs"
-    injected = [each for result in results for each in result.delays if each.injected_s]
+    return (
+        f"step of `sync` predicted {_range_text(syncs)} off, speed-ups over `sync` {_range_text(speedups)}, "
+        f"in {len(speedups)} runs"
+    )
+
+
+def _range_text(errors: Sequence[float]) -> str:
+    return f"{min(errors):+.1%}" if len(errors) == 1 else f"{min(errors):+.1%} to {max(errors):+.1%}"
+
+
+def _stragglers_text(results: Sequence[Result]) -> str:
+    """Say how many injected stragglers were found, and what else."""
+    delays = [each for result in results for each in result.delays]
+    injected = [each for each in delays if each.injected_s]
     right = [each for each in injected if each.is_right]
-    if injected:
-        sizes = f", with sizes at most {_worst([each.error for each in right]):+.1%} off" if right else ""
-        yield f"* of {len(injected)} injected stragglers, {len(right)} were found by rank and step{sizes}"
-    others = sum(1 for result in results for each in result.delays if not each.injected_s)
-    yield f"* found besides: {others or 'none'}"
-
-
-def _worst(errors: Sequence[float]) -> float:
-    return max(errors, key=abs)
+    sizes = f", with sizes at most {max((each.error for each in right), key=abs):+.1%} off" if right else ""
+    others = len(delays) - len(injected)
+    return (
+        f"Of {len(injected)} injected stragglers, {len(right)} were found by rank and step{sizes}; found besides: "
+        f"{others or 'none'}"
+    )

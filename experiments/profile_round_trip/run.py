@@ -1,9 +1,9 @@
 """A slow job is profiled, imported and predicted; then the schedules are run for real, on the same machines.
 
     python experiments/profile_round_trip/run.py            run everything and print the tables (root; 5 minutes)
-    python experiments/profile_round_trip/run.py --write    also record the results, and write them into the README
+    python experiments/profile_round_trip/run.py --write    also record the results, and write them into both READMEs
     python experiments/profile_round_trip/run.py --tables   print the tables of the recorded results (anybody); with
-                                                            --write, write them into the README again
+                                                            --write, write them into the pages again
     python experiments/profile_round_trip/run.py --keep D   leave traces, times and scenarios in D
     python experiments/profile_round_trip/run.py --again D  import and predict again what --keep has left in D
     python experiments/profile_round_trip/run.py --tiny     one job of few steps without a network of its own
@@ -12,11 +12,15 @@ Nothing else should compute on the machine meanwhile.
 """
 
 import argparse
+import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+
+import numpy as np
 
 HERE = Path(__file__).parent
 sys.path += [str(HERE), str(HERE.parent / "emulated_cluster")]
@@ -24,31 +28,33 @@ sys.path += [str(HERE), str(HERE.parent / "emulated_cluster")]
 import jobs  # noqa: E402
 import network  # noqa: E402
 import results as kept  # noqa: E402
-from jobs import CASES, CONVNETS, SYNC, TINY, Case  # noqa: E402
-from results import Delay, Result, Timing  # noqa: E402
+from jobs import CASES, CONVNETS, LOCAL_8, SYNC, TINY, Case  # noqa: E402
+from results import Computing, Delay, Result, Timing  # noqa: E402
 
 from simdist.build import build, delays  # noqa: E402
 from simdist.engines import simulate  # noqa: E402
-from simdist.profiles.finding import find_traces  # noqa: E402
-from simdist.profiles.importing import Imported, Options, import_job  # noqa: E402
-from simdist.profiles.ranks import profile_rank  # noqa: E402
-from simdist.profiles.writing import write_scenario  # noqa: E402
+from simdist.errors import RunError  # noqa: E402
 from simdist.report import print_tables, write_tables  # noqa: E402
 from simdist.scenario import Scenario, load  # noqa: E402
 
 RESULTS = HERE / "results"
 PAGE = HERE / "README.md"
+FRONT_PAGE = HERE.parents[1] / "README.md"
 
 
-def import_traces(case: Case, folder: Path) -> tuple[Imported, Path]:
-    """Import the traces of a case as `simdist import --steps` does; return what it says, and the scenario's file."""
-    first = jobs.first_profiled_step(case)
-    options = Options(steps=range(first, first + case.window_steps))
-    profiles = [profile_rank(path) for path in find_traces([str(folder / SYNC.label / "traces")])]
-    imported = import_job(profiles, name=case.slug, options=options)
-    path = folder / f"{case.slug}.yaml"
-    write_scenario(imported, path, force=True)
-    return imported, path
+def import_traces(case: Case, folder: Path) -> tuple[list[dict], Path]:
+    """Import the traces of a case with `simdist import`; return the stragglers that it tells, and the scenario's file.
+
+    Raises:
+        RunError: It failed.
+    """
+    first, path = jobs.first_profiled_step(case), folder / f"{case.slug}.yaml"
+    steps = f"{first}:{first + case.window_steps}"
+    command = ["import", str(folder / SYNC.label / "traces"), "--steps", steps, "-o", str(path), "--force", "--json"]
+    done = subprocess.run([sys.executable, "-m", "simdist", *command], capture_output=True, text=True)
+    if done.returncode:
+        raise RunError(f"simdist {' '.join(command)}:\n{done.stderr}")
+    return json.loads(done.stdout)["stragglers"], path
 
 
 def predict(scenario: Scenario, case: Case) -> dict[str, float]:
@@ -70,13 +76,25 @@ def _as_recorded(scenario: Scenario) -> Scenario:
     return scenario.changed(disturbances=disturbances)
 
 
-def stragglers(imported: Imported, case: Case) -> tuple[Delay, ...]:
+def computing(scenario: Scenario, case: Case, folder: Path) -> Computing | None:
+    """Return what a step without an exchange takes; None of a case without a profiled averaging schedule."""
+    if LOCAL_8 not in case.schedules:
+        return None
+    workload = scenario.workload
+    base_s = (workload.forward_s or 0.0) + (workload.optimize_s or 0.0)
+    base_s += sum(tensor.backward_s or 0.0 for tensor in workload.tensors)
+    late_s = sum(delays(_as_recorded(scenario)).values(), np.zeros(1))
+    calm_s = [jobs.calm_s(case, folder / LOCAL_8.label, profiled=profiled) for profiled in (True, False)]
+    return Computing(LOCAL_8.label, base_s + float(np.median(late_s)), *calm_s)
+
+
+def stragglers(told: Sequence[dict], case: Case) -> tuple[Delay, ...]:
     """Return what was injected beside what was found."""
     found: dict[tuple[str, int, int | None], float] = {
-        (each.kind, rank, step): each.seconds
-        for each in imported.stragglers
-        for rank in each.ranks
-        for step in (each.steps if each.kind == "transient" else (None,))
+        (each["kind"], rank, step): each["seconds"]
+        for each in told
+        for rank in each["ranks"]
+        for step in (each["steps"] if each["kind"] == "transient" else (None,))
     }
     first = jobs.first_profiled_step(case)
     injected: dict[tuple[str, int, int | None], float] = {}
@@ -97,14 +115,15 @@ def measure(case: Case, folder: Path, nodes: Sequence[network.Node] | None) -> N
 
 def conclude(case: Case, folder: Path) -> Result:
     """Import and predict what was performed."""
-    imported, path = import_traces(case, folder)
-    predicted = predict(load(path), case)
+    told, path = import_traces(case, folder)
+    scenario = load(path)
+    predicted = predict(scenario, case)
     timings = tuple(
-        Timing(schedule.label, jobs.measured_s(case, schedule, folder / schedule.label), predicted[schedule.label])
+        Timing(schedule.label, jobs.measured_s(case, folder / schedule.label), predicted[schedule.label])
         for schedule in case.schedules
     )
     profiled_s = jobs.profiled_s(case, folder / SYNC.label)
-    return Result(case.name, timings, profiled_s, stragglers(imported, case))
+    return Result(case.name, timings, profiled_s, computing(scenario, case, folder), stragglers(told, case))
 
 
 def run(cases: Sequence[Case], folder: Path) -> None:
@@ -135,14 +154,20 @@ def tables(asleep: Sequence[Result], convnets: Sequence[Result]) -> dict[str, st
         return "\n".join(table)
 
     return {
-        "summary": lines(kept.summary(asleep)),
+        "summary": lines(kept.summary(asleep, convnets)),
         "timings": lines(kept.timing_table(asleep)),
+        "computing": lines(kept.computing_table([*asleep, *convnets])),
         "profiler": lines(kept.profiler_table(asleep)),
         "stragglers": lines(kept.straggler_table(asleep)),
         "convnet": lines(kept.timing_table(convnets)),
         "convnet profiler": lines(kept.profiler_table(convnets)),
         "convnet stragglers": lines(kept.straggler_table(convnets)),
     }
+
+
+def front_page(asleep: Sequence[Result], convnets: Sequence[Result]) -> dict[str, str]:
+    """Return what the project's README says, by its name there."""
+    return {"round trip": "\n".join(kept.summary(asleep, convnets))}
 
 
 def run_tiny(folder: Path) -> Result:
@@ -154,7 +179,7 @@ def run_tiny(folder: Path) -> Result:
 def main() -> int:
     """Run the experiment."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="record the results, and write the tables into README.md")
+    parser.add_argument("--write", action="store_true", help="record the results, and write them into the pages")
     parser.add_argument("--tables", action="store_true", help="print the tables of the recorded results")
     parser.add_argument("--keep", type=Path, help="leave traces, times and scenarios in this folder")
     parser.add_argument("--again", type=Path, help="import and predict again what --keep has left in this folder")
@@ -182,10 +207,11 @@ def main() -> int:
             found = [conclude(case, Path(folder, case.slug)) for case in cases]
             if arguments.write:
                 record(found, cases, Path(folder))
-    written = tables(found[: len(CASES)], found[len(CASES) :])
+    asleep, convnets = found[: len(CASES)], found[len(CASES) :]
     if arguments.write:
-        write_tables(PAGE, written)
-    print_tables(written)
+        write_tables(PAGE, tables(asleep, convnets))
+        write_tables(FRONT_PAGE, front_page(asleep, convnets))
+    print_tables(tables(asleep, convnets))
     return 0
 
 

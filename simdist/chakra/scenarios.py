@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import numpy as np
 from pydantic import ValidationError
 
 from simdist.chakra.importing import Imported
 from simdist.errors import ScenarioError
-from simdist.scenario import Cluster, Scenario, dump, presets
+from simdist.scenario import Cluster, Scenario, Workload, dump, presets
 from simdist.scenario.files import read_part
 from simdist.settings import FromFile, nearest
 
@@ -52,11 +53,22 @@ def scenario_of(imported: Imported, cluster: Cluster, *, name: str) -> Scenario:
         {
             "name": name,
             "cluster": cluster,
-            "workload": imported.workload,
+            "workload": _in_ns(imported.workload),
             "steps": imported.n_steps,
             "schedules": [{"kind": "sync", "first_bucket_nbytes": 1, "bucket_nbytes": 1}],
         }
     )
+
+
+def _in_ns(workload: Workload) -> Workload:
+    """Round times to nanoseconds, as traces tell no less; rounded sums, so that many buckets add up as they did."""
+    ends_s = np.round(np.cumsum([0.0, *(tensor.backward_s or 0.0 for tensor in workload.tensors)]), 9)
+    tensors = tuple(
+        tensor.model_copy(update={"backward_s": round(float(seconds), 9)})
+        for tensor, seconds in zip(workload.tensors, np.diff(ends_s), strict=True)
+    )
+    forward_s, optimize_s = (round(seconds or 0.0, 9) for seconds in (workload.forward_s, workload.optimize_s))
+    return workload.model_copy(update={"tensors": tensors, "forward_s": forward_s, "optimize_s": optimize_s})
 
 
 def scenario_text(scenario: Scenario, imported: Imported) -> str:

@@ -11,18 +11,24 @@ __all__ = ["candidates", "levels"]
 _PERIODS = (2, 4, 8)
 
 
-def candidates(model: Model, layout: Layout, n_steps: int) -> tuple[Schedule, ...]:
+def candidates(model: Model, layout: Layout, n_steps: int, *, hierarchical: bool = True) -> tuple[Schedule, ...]:
     """Return synchronous SGD with the buckets that were seen, and local and hierarchical SGD by several periods.
 
     Hierarchical SGD averages over a node first; on several nodes also with gradients averaged within each node in every
     step, as PyTorch's hook does. What would never average over all ranks in so many steps is left out.
+
+    Args:
+        model: What is averaged.
+        layout: Nodes and GPUs.
+        n_steps: Of the scenario.
+        hierarchical: Whether links are known well enough for hierarchical SGD.
     """
     sync = Sync() if model.has_default_buckets else _with_buckets(model)
     world_size = layout.nodes * layout.gpus_per_node
     if world_size == 1:
         return (sync,)
     found: list[Schedule] = [sync, *(LocalSGD(period=period) for period in _PERIODS if period <= n_steps)]
-    of_groups = levels(layout)
+    of_groups = levels(layout) if hierarchical else {}
     if of_groups and max(of_groups) <= n_steps:
         label = "hsgd-" + ",".join(f"{period}-{size}" for period, size in of_groups.items())
         found.append(HierarchicalSGD(levels=of_groups, intra_node_gradients=False))

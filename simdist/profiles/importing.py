@@ -13,6 +13,7 @@ from simdist.profiles.candidates import candidates
 from simdist.profiles.clocks import Clocks, synchronize
 from simdist.profiles.collectives import CollectiveTimes, collective_times
 from simdist.profiles.delays import HostModel, host_model, measured, recorded
+from simdist.profiles.fabrics import Fabric, fabric_of_gpus
 from simdist.profiles.job import TracedJob, assemble
 from simdist.profiles.layout import Layout, find_layout
 from simdist.profiles.links import Links, derive_links
@@ -22,15 +23,16 @@ from simdist.profiles.proof import Proof, prove_step
 from simdist.profiles.slow import slow_devices, slow_throughout
 from simdist.profiles.stragglers import Noise, Straggler, find_stragglers, noise_of, without
 from simdist.profiles.tensors import Model, find_model
+from simdist.profiles.together import check_one_run
 from simdist.profiles.unseen import find_unseen, unseen_note, with_unseen
 from simdist.scenario import Cluster, Host, Input, Link, Persistent, Scenario, Storage, Tensor, Workload
 from simdist.scenario.cluster import DeviceOverride
+from simdist.schedules import Schedule
 from simdist.units import format_seconds
 
 __all__ = ["Imported", "Options", "import_job"]
 
 _FEW = 10  # steps; a low quantile of fewer says little
-_APART = 0.1  # of a step; ends of collectives of one run are nearer to each other
 _SAMPLE_NBYTES = 1  # the latency of the storage is all that loading takes
 
 
@@ -42,6 +44,7 @@ class Options:
         nodes: Machines.
         gpus_per_node: Ranks of each.
         cluster: Links and devices, instead of those of the traces; its numbers of nodes and GPUs do not count.
+        fabric: The links inside nodes; those between nodes are still from the traces.
         tensors: Of the model, in forward order, instead of those of the traces.
         steps: Only steps with these numbers; all if None.
     """
@@ -49,6 +52,7 @@ class Options:
     nodes: int | None = None
     gpus_per_node: int | None = None
     cluster: Cluster | None = None
+    fabric: Fabric | None = None
     tensors: tuple[Tensor, ...] = ()
     steps: range | None = None
 
@@ -110,6 +114,7 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: Options |
     model = find_model(job, base, options.tensors)
     matched = match(job)
     clocks = synchronize(matched)
+    check_one_run(job, matched, clocks)
     unseen = find_unseen(matched, clocks)
     times = collective_times(matched, clocks, layout, unseen)
     host, traced = host_model(job, base), measured(of, base)
@@ -122,7 +127,8 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: Options |
     slow = slow_throughout(seen, len(job.numbers))  # of a rank without a trace only what is exposed is known: a delay
     rest, calm = (without(excess, who, ranks=ranks, numbers=job.numbers) for who in (slow, stragglers))
     delays = recorded(rest, host, ranks, job.world_size)
-    scenario = _scenario(name, job, cluster, model, base, host, tuple(delays))
+    schedules = candidates(model, layout, len(job.numbers), hierarchical=links is None or links.is_complete)
+    scenario = _scenario(name, job, cluster, model, base, host, tuple(delays), schedules)
     slowed = scenario.model_copy(
         update={"cluster": _slowed(scenario.cluster, slow_devices(slow, _computing_s(scenario)))}
     )
@@ -134,7 +140,8 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: Options |
             "cluster.device.memory_bandwidth is set"
         )
     notes += _more_notes(job, base, host, traced.clipped_s / step_s if step_s else 0.0, clocks)
-    notes += _doubts(job, proof, clocks, step_s)
+    if proof.is_silent:
+        notes.append("warning: no gradients are exchanged in the traces; schedules of the scenario exchange them")
     if any(not each.is_complete for each in times):
         notes.append(unseen_note(unseen, job, step_s=step_s))
     return Imported(
@@ -146,6 +153,14 @@ def _cluster(
     job: TracedJob, layout: Layout, times: Sequence[CollectiveTimes], options: Options
 ) -> tuple[Cluster, Links | None]:
     """Return the machines: those given, as many as were traced, or with links from what collectives took."""
+    if options.fabric and (options.cluster or layout.nodes == 1 or layout.gpus_per_node == 1):
+        why = (
+            "--cluster has the links inside nodes, too: give one of them"
+            if options.cluster
+            else f"is for several nodes of several GPUs; the job ran on {layout.nodes} x {layout.gpus_per_node}, where "
+            f"all_reduces tell the only kind of links"
+        )
+        raise ScenarioError(f"--fabric: {why}")
     shape = {"nodes": layout.nodes, "gpus_per_node": layout.gpus_per_node}
     if options.cluster:
         given = options.cluster.model_copy(update=shape | {"storage": None})
@@ -161,7 +176,7 @@ def _cluster(
         library=library,
         device=device,
     )
-    links = derive_links(times, bare)
+    links = derive_links(times, bare, given=options.fabric, usual=fabric_of_gpus(job.profiles))
     return bare.model_copy(update={"fabric": links.fabric, "network": links.network}), links
 
 
@@ -189,6 +204,7 @@ def _scenario(
     base: BaseTimes,
     host: HostModel,
     channels: Sequence[Channel],
+    schedules: tuple[Schedule, ...],
 ) -> Scenario:
     """Return the scenario, its channels disturbed by 0 s."""
     batch_size = next((each.batch_size for each in job.profiles if each.batch_size), 1)
@@ -213,30 +229,8 @@ def _scenario(
         host=Host(waits_for="update" if host.loads else "loss", run_ahead_steps=0 if host.waits else None),
         input=Input(source="storage", prefetch=1) if host.loads else Input(),
         disturbances=tuple(Persistent(on=channel, delay_s=0.0) for channel in channels),
-        schedules=candidates(model, _layout_of(cluster), len(job.numbers)),
+        schedules=schedules,
     )
-
-
-def _layout_of(cluster: Cluster) -> Layout:
-    return Layout(cluster.nodes, cluster.gpus_per_node, "")
-
-
-def _doubts(job: TracedJob, proof: Proof, clocks: Clocks, step_s: float) -> list[str]:
-    """Say why the traces may not be of one data-parallel job."""
-    doubts = [
-        f"warning: {job.profiles[column].path}: collectives of rank {job.ranks[column]} end "
-        f"{format_seconds(float(clocks.apart_s[column]))} apart from those of the others, whatever its clock: is it of "
-        f"another run, or are its steps counted otherwise?"
-        for column in np.flatnonzero(clocks.apart_s > _APART * step_s).tolist()
-    ]
-    if proof.other_groups == 1:
-        doubts.append("warning: no gradients are exchanged in the traces; schedules of the scenario exchange them")
-    elif proof.other_groups is not None:
-        doubts.append(
-            f"warning: the traced job averages gradients over groups of {proof.other_groups} ranks, but this scenario "
-            f"over all {job.world_size}: import the traces of one such group only"
-        )
-    return doubts
 
 
 def _more_notes(

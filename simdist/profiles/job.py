@@ -8,6 +8,7 @@ from itertools import pairwise
 from simdist.errors import TraceError
 from simdist.groups import MAX_WORLD_SIZE
 from simdist.profiles.alignment import shifted
+from simdist.profiles.averaging import check_every_step, one_group
 from simdist.profiles.model import Call, RankProfile, RankStep
 from simdist.profiles.notes import grouped, listed
 
@@ -53,7 +54,7 @@ def assemble(profiles: Sequence[RankProfile], *, steps: range | None = None) -> 
 
     Raises:
         TraceError: There are none; they are of different jobs; two are of the same rank and step; they have no step in
-            common.
+            common; they do not average gradients over all ranks in every step.
     """
     if not profiles:
         raise TraceError("no traces: give one file per rank, or the folder that they are in")
@@ -61,9 +62,12 @@ def assemble(profiles: Sequence[RankProfile], *, steps: range | None = None) -> 
     notes += grouped([(each.rank, note) for each in of_ranks for note in each.notes])
     world_size = _world_size(of_ranks)
     _check_same_job(of_ranks)
-    aligned, more = _common(shifted(of_ranks), steps)
+    of_ranks, world_size, of_group = one_group(of_ranks, world_size)
+    renumbered, by_collectives = shifted(of_ranks)
+    aligned, more = _common(renumbered, steps)
     same, lost = _agreeing(aligned)
-    job = TracedJob(world_size, same, (*notes, *more, *lost))
+    check_every_step(same[0])
+    job = TracedJob(world_size, same, (*notes, *of_group, *by_collectives, *more, *lost))
     if job.missing:
         plural = "s" * (len(job.missing) > 1)
         missing = (

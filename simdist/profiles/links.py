@@ -2,7 +2,8 @@
 
 A ring all_reduce of S bytes over n members is 2 (n - 1) hops of S / n bytes. So one hop took t / (2 (n - 1)), and a
 link with these times as its table gives the measured times back. Where the library takes another algorithm, or the
-ring's hops are of two kinds, it does not: the table's times are then scaled by measured / predicted until it does.
+ring's hops are of two kinds, it does not: the table's times are then scaled by measured / predicted until it does. A
+tree sends other sizes than a ring; where scaling leads nowhere for that reason, a latency and a bandwidth are fitted.
 """
 
 import math
@@ -17,6 +18,8 @@ from simdist.errors import PlanError, TraceError
 from simdist.groups import Group
 from simdist.plan import AllReduce, Buffer, Plan
 from simdist.profiles.collectives import CollectiveTimes
+from simdist.profiles.fabrics import Fabric
+from simdist.profiles.lines import fitted_line
 from simdist.scenario import Cluster, Link, Tensor, Workload
 from simdist.units import format_nbytes
 
@@ -42,12 +45,16 @@ class Links:
         network: Between nodes.
         measured: Which of them the traces tell.
         notes: What was assumed.
+        fabric_source: Where the links inside nodes are from, if they are known and not measured.
+        is_complete: Whether none of the two is only taken to be like the other.
     """
 
     fabric: Link
     network: Link
     measured: tuple[Which, ...]
     notes: tuple[str, ...]
+    fabric_source: str = ""
+    is_complete: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +74,16 @@ class _Point:
         return self.seconds / (2 * (self.group.size - 1))
 
 
-def derive_links(times: Sequence[CollectiveTimes], cluster: Cluster) -> Links:
+def derive_links(
+    times: Sequence[CollectiveTimes], cluster: Cluster, *, given: Fabric | None = None, usual: Fabric | None = None
+) -> Links:
     """Return the links that explain what all_reduces took.
 
     Args:
         times: Measured.
         cluster: Its nodes, GPUs and library; its links do not count.
+        given: The links inside nodes, whatever was measured; those between nodes are then fitted around them.
+        usual: Likewise, where nothing was measured inside nodes.
 
     Raises:
         TraceError: There is no all_reduce that tells anything.
@@ -87,23 +98,29 @@ def derive_links(times: Sequence[CollectiveTimes], cluster: Cluster) -> Links:
         )
     notes: list[str] = []
     links: dict[Which, Link] = {}
-    named: tuple[tuple[Which, list[_Point]], ...] = (("fabric", inside), ("network", between))
+    has_both = cluster.nodes > 1 and cluster.gpus_per_node > 1
+    stated = (given or (usual if not inside else None)) if has_both and between else None
+    if stated:
+        links["fabric"] = stated.link
+        notes.append(f"fabric is not measured but {stated.source}; network is what then explains the all_reduces")
+    named: tuple[tuple[Which, list[_Point]], ...] = (("fabric", [] if stated else inside), ("network", between))
     for name, points in named:
         if points:
             links[name], more = _fitted(name, points, cluster, links)
             notes += more
-    measured: tuple[Which, ...] = tuple(links)
-    if len(links) == 1 and cluster.nodes > 1 and cluster.gpus_per_node > 1:
+    measured: tuple[Which, ...] = tuple(which for which in links if not (stated and which == "fabric"))
+    if len(links) == 1 and has_both:
         missing, known = ("fabric", "network") if "network" in links else ("network", "fabric")
         where = "inside" if missing == "fabric" else "between"
         notes.append(
-            f"warning: no collective ran only {where} nodes, so {missing} is taken to be like {known}; that makes "
-            f"predictions of hierarchical schedules and of averages within nodes doubtful: give --cluster"
+            f"warning: no collective ran only {where} nodes, so {missing} is taken to be like {known}; hierarchical "
+            f"schedules, which depend on it, are left out: give {'--fabric' if missing == 'fabric' else '--cluster'}"
         )
     any_link = next(iter(links.values()))
     fabric = links.get("fabric", any_link) if cluster.gpus_per_node > 1 else Link.ideal()
     network = links.get("network", any_link) if cluster.nodes > 1 else Link.ideal()
-    return Links(fabric, network, measured, tuple(notes))
+    is_complete = len(links) == 2 or not has_both
+    return Links(fabric, network, measured, tuple(notes), stated.source if stated else "", is_complete)
 
 
 def predicted_s(cluster: Cluster, group: Group, nbytes: int) -> float:
@@ -157,15 +174,19 @@ def _fitted(name: Which, points: list[_Point], cluster: Cluster, known: dict[Whi
     """Return the link with which the cost model gives the measured times back, as near as it can."""
     hops_s = _growing(points, [point.hop_s for point in points])
     targets_s = [hop_s * point.seconds / point.hop_s for hop_s, point in zip(hops_s, points, strict=True)]
-    best: tuple[float, Link, list[str]] | None = None
-    for _ in range(_ROUNDS):
-        link, notes = _link(name, points, hops_s)
+
+    def ratios(link: Link) -> list[float]:
         fabric, network = (link if which == name else known.get(which, link) for which in _WHICH)
         whole = cluster.model_copy(update={"fabric": fabric, "network": network})
-        misses = [
+        return [
             target_s / predicted_s(whole, point.group, point.nbytes)
             for target_s, point in zip(targets_s, points, strict=True)
         ]
+
+    best: tuple[float, Link, list[str]] | None = None
+    for _ in range(_ROUNDS):
+        link, notes = _link(name, points, hops_s)
+        misses = ratios(link)
         worst = max(abs(miss - 1) for miss in misses)
         if best is None or worst < best[0]:
             best = worst, link, notes
@@ -174,12 +195,24 @@ def _fitted(name: Which, points: list[_Point], cluster: Cluster, known: dict[Whi
         hops_s = _growing(points, [hop_s * miss for hop_s, miss in zip(hops_s, misses, strict=True)])
     assert best is not None  # after one round or more
     worst, link, notes = best
+    if worst > _TOLD and len(points) > 1:
+        line = fitted_line(_started(points, hops_s), ratios)
+        off = max(abs(miss - 1) for miss in ratios(line))
+        if off < worst:
+            worst, link, notes = off, line, []
     if worst > _TOLD:
         notes = [
             *notes,
             f"warning: {name}: no link gives all times of all_reduces back; at the worst {worst:.0%} are missed",
         ]
     return link, notes
+
+
+def _started(points: Sequence[_Point], hops_s: Sequence[float]) -> Link:
+    """Return the line through the smallest and the largest point, if it rises."""
+    (small, small_s), (large, large_s) = ((points[i].hop_nbytes, hops_s[i]) for i in (0, -1))
+    rate_Bps = (large - small) / (large_s - small_s) if large_s > small_s and large > small else large / large_s
+    return Link(latency_s=max(0.0, small_s - small / rate_Bps), bandwidth_Bps=rate_Bps)
 
 
 def _link(name: Which, points: Sequence[_Point], hops_s: Sequence[float]) -> tuple[Link, list[str]]:

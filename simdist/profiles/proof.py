@@ -1,4 +1,10 @@
-"""The import's own proof: synchronous SGD, simulated with the delays as they happened, against the measured step."""
+"""The import's own proof: synchronous SGD, simulated with the delays as they happened, against the measured step.
+
+The simulated step is reproduced, not predicted: base times, links and delays are from the very steps that it is
+compared with. It shows that the parts of a step are put together as they were, and is off by what the model of a step
+does not have. It does not show what the traces cannot tell apart, such as a late rank without a trace from slow links,
+or links inside nodes from those between them; nor that other steps are like these.
+"""
 
 from dataclasses import dataclass
 
@@ -16,32 +22,31 @@ from simdist.scenario import Scenario
 __all__ = ["TOLERANCE", "Proof", "prove_step"]
 
 TOLERANCE = 0.10
-"""Share of the measured step that a prediction may miss it by; beyond, the scenario is doubtful."""
+"""Share of the measured step that a reproduced one may miss it by; beyond, the scenario is doubtful."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A mean step, predicted and measured.
+    """A mean step, reproduced and measured.
 
     Args:
         predicted_s: Simulated with the recorded delays.
         measured_s: Mean over steps and traced ranks.
         calm_s: Simulated with the delays that would be left if stragglers were typical ranks.
-        parts: Part of a step -> predicted and measured seconds: what is computed or held up by the host, what waits for
-            communication and other ranks, what waits for input.
-        other_groups: Members of the groups over which the traced job averages gradients, if that is not the world: then
-            the prediction is of another schedule.
+        parts: Part of a step -> reproduced and measured seconds: what is computed or held up by the host, what waits
+            for communication and other ranks, what waits for input.
+        is_silent: Whether the traced job exchanges no gradients: then the simulated step is of another schedule.
     """
 
     predicted_s: float
     measured_s: float
     calm_s: float
     parts: dict[str, tuple[float, float]]
-    other_groups: int | None
+    is_silent: bool
 
     @property
     def error(self) -> float:
-        """Share of the measured step by which the prediction is longer."""
+        """Share of the measured step by which the reproduced one is longer."""
         return self.predicted_s / self.measured_s - 1 if self.measured_s else 0.0
 
     @property
@@ -51,7 +56,7 @@ class Proof:
 
     @property
     def straggling_share(self) -> float:
-        """Share of the predicted step that is lost to stragglers."""
+        """Share of the reproduced step that is lost to stragglers."""
         return max(0.0, 1 - self.calm_s / self.predicted_s) if self.predicted_s else 0.0
 
     @property
@@ -59,11 +64,10 @@ class Proof:
         """Say which part of the step is missed most, if the prediction is far off."""
         if abs(self.error) <= TOLERANCE:
             return None
-        if self.other_groups is not None:
-            who = f"groups of {self.other_groups} ranks" if self.other_groups > 1 else "nobody"
-            return f"the traced job averages gradients over {who}, and sync over all ranks"
+        if self.is_silent:
+            return "the traced job exchanges no gradients, and sync does"
         name, (predicted_s, measured_s) = max(self.parts.items(), key=lambda item: abs(item[1][0] - item[1][1]))
-        return f"mostly {name}: predicted {1e3 * predicted_s:.3g} ms, measured {1e3 * measured_s:.3g} ms"
+        return f"mostly {name}: reproduced {1e3 * predicted_s:.3g} ms, measured {1e3 * measured_s:.3g} ms"
 
 
 def prove_step(
@@ -108,19 +112,10 @@ def prove_step(
             ),
             "waiting for input": (predicted["io"], measured_input_s if loads else 0.0),
         },
-        other_groups=_other_groups(job),
+        is_silent=_is_silent(job),
     )
 
 
-def _other_groups(job: TracedJob) -> int | None:
-    """Return how many ranks average gradients together, if that is not the world; 1 if nobody does."""
-    sizes = {
-        len(call.ranks) if call.ranks else call.n_ranks or job.world_size
-        for profile in job.profiles
-        for step in profile.steps
-        for call in step.calls
-        if call.of_gradients
-    }
-    if sizes == {job.world_size} or job.world_size == 1:
-        return None
-    return min(sizes, default=1)
+def _is_silent(job: TracedJob) -> bool:
+    calls = (call for profile in job.profiles for step in profile.steps for call in step.calls)
+    return job.world_size > 1 and not any(call.of_gradients for call in calls)

@@ -143,7 +143,8 @@ def _training(spans: Sequence[Span], own: Events, passes: Passes, header: Header
     """Leave out steps that do not train, and a last one that was cut short."""
     trains = _has(passes.start_s, spans)
     if not any(trains):
-        raise TraceError(f"{header.path}: no backward pass in any of its {len(spans)} steps; is this training?")
+        why = _damage(header) or "; is this training?"
+        raise TraceError(f"{header.path}: no backward pass in any of its {len(spans)} steps{why}")
     notes = []
     kept = [span for span, has_pass in zip(spans, trains, strict=True) if has_pass]
     if len(kept) < len(spans):

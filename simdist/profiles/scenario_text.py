@@ -53,11 +53,11 @@ def _head(imported: Imported) -> Iterator[str]:
     job, proof = imported.job, imported.proof
     yield from _comment(
         f"Imported from profiler traces of {len(job.ranks)} of {job.world_size} ranks, "
-        f"steps {listed(job.numbers)}. Measured {_ms(proof.measured_s)} a step; this scenario's sync, replayed with "
-        f"the delays as they happened: {_ms(proof.predicted_s)} ({proof.error_text})."
+        f"steps {listed(job.numbers)}. Measured {_ms(proof.measured_s)} a step; reproduced by this scenario's sync "
+        f"with the delays as they happened: {_ms(proof.predicted_s)} ({proof.error_text})."
     )
     if proof.misses:
-        yield from _comment(f"The prediction is off: {proof.misses}.")
+        yield from _comment(f"The scenario does not reproduce the traced steps: {proof.misses}.")
     for note in imported.notes:
         yield from _comment(f"* {note}")
     yield f"name: {strict_yaml.dump_line(imported.scenario.name)}"
@@ -103,6 +103,8 @@ def _link(imported: Imported, key: str, link: Link) -> Iterator[str]:
     layout, links = imported.layout, imported.links
     if links is None:
         source = "as given"
+    elif key == "fabric" and links.fabric_source:
+        source = f"not measured: {links.fabric_source}"
     elif key in links.measured:
         source = "from the time that all_reduces took, without waiting" + _bound(imported)
     elif layout.nodes > 1 and layout.gpus_per_node > 1:

@@ -31,6 +31,7 @@ __all__ = ["Unseen", "find_unseen", "unseen_note", "with_unseen"]
 _LOW = 0.1  # quantile over the steps of one place: the rank without a trace need not be late in all of them
 _SAME_SIZE = 1.25  # sizes nearer than this factor take the links as long per byte
 _LONGER = 1.15  # times the base; places differ by less without any late rank
+_LAST_LONGER = 1.65  # likewise of the last place: gloo's last one shares the links with fewer, and seems longer
 _NOTICEABLE = 0.03  # of a step
 
 
@@ -66,28 +67,30 @@ def find_unseen(matched: Matched, clocks: Clocks) -> Unseen:
     is_comparable = False
     for places in _alike(matched, np.isfinite(end_s).sum(axis=1)):
         lows = [_low(seconds[rows] / _nbytes(matched, rows)) for rows in places]  # seconds per byte
+        longer = [*[_LONGER] * (len(places) - 1), _LAST_LONGER]
         for rows, low in zip(places, lows, strict=True):
             alone_s[rows] = (low if low <= _LONGER * min(lows) else min(lows)) * _nbytes(matched, rows)
         if len(places) > 1:
             is_comparable = True
-            for rows in places:
+            for rows, factor in zip(places, longer, strict=True):
                 steps = matched.step[rows]
-                waited_s = _waited_s(seconds[rows], alone_s[rows])
+                waited_s = _waited_s(seconds[rows], alone_s[rows], factor)
                 behind_s[steps] = np.where((waited_s > 0) & (late_s[steps] == 0), ahead_s[rows], behind_s[steps])
                 late_s[steps] += waited_s
     return Unseen(alone_s, late_s, behind_s, is_comparable)
 
 
-def _waited_s(seconds: NDArray[np.float64], alone_s: NDArray[np.float64]) -> NDArray[np.float64]:
+def _waited_s(seconds: NDArray[np.float64], alone_s: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
     """Return what the collectives of one place took beyond the base; nothing where noise explains it.
 
     Args:
         seconds: That they took, `[n_steps]`.
         alone_s: The base, likewise.
+        factor: Times the base that is nobody's.
     """
     beyond_s = seconds - alone_s
-    least_s = (_LONGER - 1) * alone_s
-    if _low(beyond_s / alone_s) <= _LONGER - 1:  # not always late
+    least_s = (factor - 1) * alone_s
+    if _low(beyond_s / alone_s) <= factor - 1:  # not always late
         least_s = np.maximum(least_s, by_chance_once_s(beyond_s))
     return np.where(beyond_s > least_s, beyond_s, 0.0)
 

@@ -1,6 +1,8 @@
 """The files of an imported job: its scenario, the recorded delays beside it, and a workload of many tensors."""
 
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from simdist.errors import RunError, ScenarioError
 from simdist.profiles.importing import Imported
@@ -19,6 +21,7 @@ def check_free(path: Path, *, force: bool) -> None:
     Raises:
         ScenarioError: One is there, and `force` is not set; there is no such folder; the name is not that of a YAML
             file.
+        RunError: Nothing can be written there.
     """
     if path.suffix not in (".yaml", ".yml"):
         raise ScenarioError(f"{path}: a scenario is a .yaml file: write e.g. -o {path.stem or 'job'}.yaml")
@@ -29,6 +32,11 @@ def check_free(path: Path, *, force: bool) -> None:
             raise ScenarioError(f"{each}: is a directory: choose another name with -o")
         if each.exists() and not force:
             raise ScenarioError(f"{each}: is there already: choose another name with -o, or --force replaces it")
+    try:
+        with TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise _unwritten(path, error) from None
 
 
 def write_scenario(imported: Imported, path: Path, *, force: bool = False) -> list[Path]:
@@ -42,26 +50,28 @@ def write_scenario(imported: Imported, path: Path, *, force: bool = False) -> li
     delays, workload = _beside(path)
     written = []
     try:
-        if imported.delays:
-            with replacing(delays) as part:
-                write_npz(part, {str(channel): seconds for channel, seconds in imported.delays.items()})
-            written.append(delays)
-        if has_own_workload(imported):
-            _write_text(workload, dump_workload(imported.scenario.workload))
-            written.append(workload)
-        _write_text(path, scenario_text(imported, Names(delays.name, workload.name)))
+        with ExitStack() as files:  # nothing is replaced before everything is written
+            if imported.delays:
+                arrays = {str(channel): seconds for channel, seconds in imported.delays.items()}
+                write_npz(files.enter_context(replacing(delays)), arrays)
+                written.append(delays)
+            if has_own_workload(imported):
+                text = dump_workload(imported.scenario.workload)
+                files.enter_context(replacing(workload)).write_text(text, encoding="utf-8")
+                written.append(workload)
+            text = scenario_text(imported, Names(delays.name, workload.name))
+            files.enter_context(replacing(path)).write_text(text, encoding="utf-8")
         for stale in {delays, workload} - set(written):
             stale.unlink(missing_ok=True)
     except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+        raise _unwritten(path, error) from None
     load(path)  # what is written is also what can be read
     return [*written, path]
 
 
+def _unwritten(path: Path, error: OSError) -> RunError:
+    return RunError(f"{path}: cannot be written: {error.strerror or error}")
+
+
 def _beside(path: Path) -> tuple[Path, Path]:
     return path.with_suffix(".delays.npz"), path.with_suffix(".workload.yaml")
-
-
-def _write_text(path: Path, text: str) -> None:
-    with replacing(path) as part:
-        part.write_text(text, encoding="utf-8")
