@@ -152,7 +152,10 @@ def _whatif(
     "--baseline", default="sync", show_default=True, metavar="LABEL", help="Label or kind of the schedule to beat."
 )
 @click.option(
-    "--seeds", type=click.IntRange(2, 1_000_000), default=20, show_default=True, help="Fresh seeds of the finalists."
+    "--seeds",
+    type=click.IntRange(2, 1_000_000),
+    metavar="N",
+    help="Fresh seeds of the finalists; 20, of recordings 200.",
 )
 @click.option(
     "--search-seeds", type=click.IntRange(1, 1_000_000), default=5, show_default=True, help="Seeds of the search."
@@ -181,7 +184,7 @@ def _tune(
     only: tuple[str, ...],
     allow: tuple[str, ...],
     baseline: str,
-    seeds: int,
+    seeds: int | None,
     search_seeds: int,
     evaluations: int | None,
     exhaustive: bool,

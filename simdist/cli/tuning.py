@@ -41,7 +41,7 @@ class Asked:
         only: Kinds of schedules.
         allow: Of `fp16` and `servers`.
         baseline: Label or kind.
-        n_seeds: Of the finalists.
+        n_seeds: Of the finalists; None leaves it to the search.
         n_search_seeds: Of the search.
         evaluations: At most.
         is_exhaustive: All, however many.
@@ -60,7 +60,7 @@ class Asked:
     only: tuple[str, ...] = ()
     allow: tuple[str, ...] = ()
     baseline: str = "sync"
-    n_seeds: int = 20
+    n_seeds: int | None = None
     n_search_seeds: int = 5
     evaluations: int | None = None
     is_exhaustive: bool = False

@@ -29,6 +29,7 @@ __all__ = ["MOST_EXHAUSTIVE", "Measure", "Progress", "Tuned", "Wanted", "baselin
 MOST_EXHAUSTIVE = 200
 """Candidates that are all tried if nobody says how many."""
 
+_SEEDS, _SEEDS_OF_A_RECORDING = 20, 200
 _EVALUATIONS = 100  # of more candidates than that
 _LONGEST_PERIOD = 1_000  # that is tried where the scenario has no more steps: runs are ten times as long
 
@@ -46,7 +47,8 @@ class Wanted:
         constraints: What a schedule must keep to.
         extras: Which schedules may be tried.
         baseline: Label or kind of the schedule that the others are compared with.
-        n_seeds: Seeds of the finalists.
+        n_seeds: Seeds of the finalists; if absent 20, or 200 where a recording is resampled: the spread of single runs
+            tells how sure it is, and few of them tell that roughly.
         n_search_seeds: Seeds of the search.
         evaluations: Most candidates to evaluate; None: all of few, 100 of many.
         is_exhaustive: Evaluate all, however many.
@@ -56,7 +58,7 @@ class Wanted:
     constraints: Constraints
     extras: Extras = field(default_factory=Extras)
     baseline: str = "sync"
-    n_seeds: int = 20
+    n_seeds: int | None = None
     n_search_seeds: int = 5
     evaluations: int | None = None
     is_exhaustive: bool = False
@@ -117,7 +119,8 @@ def tune(
     within = replace(wanted.constraints, global_every=min(wanted.constraints.global_every, most))
     runs = runs_of(scenario, max(within.global_every, longest_period(scenario, [base])))
     drawn = runs.scenario
-    n_seeds, n_search_seeds = (wanted.n_seeds, wanted.n_search_seeds) if drawn.is_random else (1, 1)
+    n_fresh = wanted.n_seeds or (_SEEDS_OF_A_RECORDING if runs.recording else _SEEDS)
+    n_seeds, n_search_seeds = (n_fresh, wanted.n_search_seeds) if drawn.is_random else (1, 1)
     found = space(drawn, within, wanted.extras)
     budget = wanted.budget(len(found.places))
     n_expected = len(found.places) if budget is None else min(budget, len(found.places))
