@@ -37,7 +37,6 @@ highlight_language = "text"  # of blocks that name none
 repository_pages = {
     "README.md": "readme",
     "CHANGELOG.md": "changelog",
-    "docs/examples/traces/README.md": "how-to/traces-of-a-slow-job",
     "experiments/*/README.md": "experiments/*",
     "notebooks/README.md": "notebooks/README",
     "notebooks/*.ipynb": "notebooks/*",

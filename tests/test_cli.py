@@ -70,7 +70,7 @@ sys.exit(" ".join(name for name in {heavy.split()} if name in sys.modules))
 def test_help_tells_of_every_command(capsys):
     answer = call(capsys, "--help")
     assert answer.code == 0
-    for command in ("presets", "plan", "simulate", "compare", "validate", "comms", "data", "trace"):
+    for command in ("presets", "plan", "simulate", "compare", "validate", "comms", "data", "trace", "import", "whatif", "tune", "chakra"):
         assert f"\n  {command} " in answer.out
         assert call(capsys, command, "--help").code == 0
     assert "..." not in answer.out.partition("Commands:")[2]  # no short help is cut

@@ -102,7 +102,7 @@ def _whatif(
     cluster: str | None,
     plot: Path | None,
 ) -> None:
-    """Show what stragglers cost, who they are, and what other schedules would gain.
+    """Show what stragglers cost, and what would help.
 
     The job without stragglers is a replay in which every operation takes its typical time. What is lost against it is
     shown by kind of operation, rank, node and step. Gains have intervals from runs put together anew from the delays

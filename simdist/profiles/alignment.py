@@ -61,6 +61,8 @@ def _corrected(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list
 def _error(ends_s: Mapping[int, float], reference_s: Mapping[int, float]) -> int:
     """Return what must be added to a rank's numbers of steps; 0 unless another number agrees much better.
 
+    The mean deviation decides: with the right pairing even the ends of unusual steps agree.
+
     Args:
         ends_s: Number of a step -> when its collectives ended on the rank.
         reference_s: Likewise, on another rank.
@@ -70,7 +72,7 @@ def _error(ends_s: Mapping[int, float], reference_s: Mapping[int, float]) -> int
         both = [end_s - reference_s[at + shift] for at, end_s in ends_s.items() if at + shift in reference_s]
         deviations_s = _unusual_s(np.array(both, dtype=np.float64))
         if len(deviations_s) >= max(_FEWEST_MARKED, len(ends_s) // 2):
-            noise_s[shift] = float(np.median(deviations_s))
+            noise_s[shift] = float(np.mean(deviations_s))
     if noise_s.get(0, 0.0) <= _LEAST_S:
         return 0
     best = min(noise_s, key=lambda shift: noise_s[shift])
