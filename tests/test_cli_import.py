@@ -153,7 +153,7 @@ def test_the_file_says_what_was_imported(case: str, tmp_path) -> None:
     assert (read.workload, read.steps, read.host, read.input) == (ours.workload, ours.steps, ours.host, ours.input)
     assert read.schedules == ours.schedules
     assert [(type(each), each.on) for each in read.disturbances] == [(Recorded, channel) for channel in job.delays]
-    assert read.warnings == ()
+    assert (read.warnings, read.doubts) == (ours.doubts, ours.doubts)
 
 
 def test_an_import_that_fails_leaves_what_was_there(tmp_path, monkeypatch) -> None:
@@ -199,6 +199,7 @@ def test_what_is_doubtful_stands_in_the_scenario() -> None:
     text = scenario_text(imported(replace(LATE, missing=(2,))), Names("a.npz", "b.yaml"))
     assert text.startswith("# Imported from profiler traces of 3 of 4 ranks, steps 3-14.")
     assert "# * no trace of rank 2 of 4" in text
+    assert "doubts:  # repeated by every command that reads this\n  - >-\n    1 of 4 ranks left no trace" in text
     assert max(map(len, text.splitlines())) <= 120
 
 

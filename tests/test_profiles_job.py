@@ -215,3 +215,22 @@ def test_files_in_another_order_give_the_same_scenario() -> None:
 def test_the_user_may_give_the_nodes_of_an_import() -> None:
     imported = import_job(profiles_of(JOB), name="job", options=Options(nodes=4))
     assert imported.scenario.cluster.nodes == 4
+
+
+def test_a_file_cut_off_early_is_left_out_before_all_lose_their_steps() -> None:
+    profiles = profiles_of(replace(JOB, n_steps=20))
+    stump = replace(profiles[3], steps=profiles[3].steps[:4], is_cut=True)
+    job = assemble([*profiles[:3], stump])
+    assert (job.ranks, len(job.numbers)) == ((0, 1, 2), 20)
+    assert any(note.startswith("warning: left out:") and "cut off after 4 of 20 steps" in note for note in job.notes)
+    short = assemble([*profiles[:3], replace(stump, is_cut=False)])
+    assert (short.ranks, len(short.numbers)) == ((0, 1, 2, 3), 4)
+
+
+def test_a_cut_file_without_the_events_of_other_threads_is_left_out() -> None:
+    profiles = profiles_of(replace(JOB, n_steps=12))
+    silent = tuple(replace(step, calls=step.calls[:1]) for step in profiles[0].steps)
+    job = assemble([replace(profiles[0], steps=silent, is_cut=True), *profiles[1:]])
+    assert (job.ranks, len(job.numbers)) == ((1, 2, 3), 12)
+    with pytest.raises(TraceError, match=r"gradient collectives of step"):
+        assemble([replace(profiles[0], steps=silent), *profiles[1:]])

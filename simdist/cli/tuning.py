@@ -100,6 +100,8 @@ def tune(session: Session, name: str, asked: Asked) -> None:
         asked: The options.
     """
     inputs.check_picture(asked.plot)
+    if asked.scenario_file and not asked.scenario_file.parent.is_dir():
+        raise ScenarioError(f"{asked.scenario_file}: there is no directory {asked.scenario_file.parent}: make it first")
     wanted = asked.wanted()
     scenario = inputs.read_scenario(session, name, is_compared=True)
     baseline = baseline_of(scenario, wanted.baseline)

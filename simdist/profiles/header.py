@@ -55,6 +55,7 @@ class Header:
             the trace does not tell.
         trace_name: The file's name when it was written; empty if the trace does not tell.
         n_events: Events that were read, skipped ones included.
+        is_cut: The end of the file is missing.
         notes: What was left out of the trace, and what contradicts itself, a sentence each.
     """
 
@@ -71,6 +72,7 @@ class Header:
     trace_name: str
     n_events: int
     notes: tuple[str, ...]
+    is_cut: bool = False
 
 
 _RANK = re.compile(r"(?<![a-z])(?<!local_)(?<!local-)rank[-_ =]?(\d{1,6})(?!\d)", re.IGNORECASE)

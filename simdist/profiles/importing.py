@@ -144,6 +144,7 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: Options |
         notes.append("warning: no gradients are exchanged in the traces; schedules of the scenario exchange them")
     if any(not each.is_complete for each in times):
         notes.append(unseen_note(unseen, job, step_s=step_s))
+    slowed = slowed.model_copy(update={"doubts": _doubts(job, links, proof)})
     return Imported(
         job, layout, clocks, times, links, base, host, model, slowed, delays, stragglers, noise, proof, tuple(notes)
     )
@@ -189,6 +190,22 @@ def _computing_s(scenario: Scenario) -> float:
 
 def _slowed(cluster: Cluster, slow: tuple[DeviceOverride, ...]) -> Cluster:
     return cluster.model_copy(update={"slow_devices": (*cluster.slow_devices, *slow)})
+
+
+def _doubts(job: TracedJob, links: Links | None, proof: Proof) -> tuple[str, ...]:
+    """Return what those who use the scenario must know."""
+    doubts = []
+    if job.missing:
+        n_missing = f"{len(job.missing)} of {job.world_size} ranks"
+        doubts.append(
+            f"{n_missing} left no trace: a straggler among them looks like slow links, so links may be too slow and "
+            f"gains of averaging more seldom too large"
+        )
+    if links is not None and not links.is_complete:
+        doubts.append("the links inside nodes were not measured: do not trust schedules with groups inside nodes")
+    if proof.misses:
+        doubts.append(f"the steps it was imported from are reproduced {proof.error_text} off: {proof.misses}")
+    return tuple(doubts)
 
 
 def _is_gloo(job: TracedJob) -> bool:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import numpy as np
+
 from simdist.errors import TraceError
 from simdist.groups import MAX_WORLD_SIZE
 from simdist.profiles.alignment import shifted
@@ -45,6 +47,9 @@ class TracedJob:
         return tuple(step.number for step in self.profiles[0].steps)
 
 
+_MANY = 10  # steps, of which a few are worth less than a rank without a trace costs
+
+
 def assemble(profiles: Sequence[RankProfile], *, steps: range | None = None) -> TracedJob:
     """Put the profiles of a job together, in whatever order they come.
 
@@ -64,10 +69,11 @@ def assemble(profiles: Sequence[RankProfile], *, steps: range | None = None) -> 
     _check_same_job(of_ranks)
     of_ranks, world_size, of_group = one_group(of_ranks, world_size)
     renumbered, by_collectives = shifted(of_ranks)
-    aligned, more = _common(renumbered, steps)
+    long_enough, short = _without_stumps(renumbered)
+    aligned, more = _common(long_enough, steps)
     same, lost = _agreeing(aligned)
     check_every_step(same[0])
-    job = TracedJob(world_size, same, (*notes, *of_group, *by_collectives, *more, *lost))
+    job = TracedJob(world_size, same, (*notes, *of_group, *by_collectives, *short, *more, *lost))
     if job.missing:
         plural = "s" * (len(job.missing) > 1)
         missing = (
@@ -159,6 +165,14 @@ def _mixed(first: RankProfile, second: RankProfile, what: str, ours: object, the
     )
 
 
+def _without_stumps(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list[str]]:
+    """Leave out files that were cut off before half of many steps: the others would lose theirs for them."""
+    usual = int(np.median([len(each.steps) for each in profiles]))
+    stumps = [each for each in profiles if each.is_cut and usual >= _MANY and 2 * len(each.steps) < usual]
+    notes = [f"warning: left out: {each.path}: is cut off after {len(each.steps)} of {usual} steps" for each in stumps]
+    return [each for each in profiles if each not in stumps], notes
+
+
 def _common(profiles: Sequence[RankProfile], wanted: range | None) -> tuple[tuple[RankProfile, ...], list[str]]:
     """Keep the steps that all profiles have, and that are wanted."""
     counts = Counter(step.number for each in profiles for step in each.steps)
@@ -188,17 +202,25 @@ def _span(profile: RankProfile) -> str:
 
 
 def _agreeing(profiles: tuple[RankProfile, ...]) -> tuple[tuple[RankProfile, ...], list[str]]:
-    """Leave out steps in which ranks issued different gradient collectives; refuse ranks that mostly do."""
+    """Leave out steps in which ranks issued different gradient collectives; refuse ranks that mostly do.
+
+    A file that was cut off is left out instead: of its last events, those of threads of their own may all be missing.
+    """
     numbers = [step.number for step in profiles[0].steps]
     differing: dict[int, set[int]] = {index: set() for index in range(len(profiles))}
     for position in range(len(numbers)):
         found = [_signature(each.steps[position]) for each in profiles]
-        usual = Counter(found).most_common(1)[0][0]
+        whole = [signature for signature, each in zip(found, profiles, strict=True) if not each.is_cut]
+        usual = Counter(whole or found).most_common(1)[0][0]
         for index, signature in enumerate(found):
             if not _agree(signature, usual):
                 differing[index].add(position)
     for index, positions in differing.items():
         if 2 * len(positions) >= len(numbers) and positions:
+            if profiles[index].is_cut and len(profiles) > 1:
+                rest, notes = _agreeing(profiles[:index] + profiles[index + 1 :])
+                what = "is cut off, and collectives are missing in most of its steps"
+                return rest, [f"warning: left out: {profiles[index].path}: {what}", *notes]
             other = next(i for i in range(len(profiles)) if not differing[i] & {min(positions)})
             at = min(positions)
             ours, theirs = (_shown(profiles[i].steps[at]) for i in (other, index))

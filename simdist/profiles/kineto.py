@@ -9,6 +9,7 @@
 The header comes last because some of it stands behind the events in the file.
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Collection, Iterator
@@ -72,7 +73,7 @@ class TraceFile:
         self._notes: list[str] = []
         self._cats: set[str] = set()
         self._n_events = self._n_broken = self._n_untimed = 0
-        self._is_read = False
+        self._is_read = self._is_cut = False
 
     def batches(self) -> Iterator[list[Event]]:
         """Yield the events in the order of the file, some thousands at a time.
@@ -104,7 +105,8 @@ class TraceFile:
         """
         if not self._is_read:
             raise TraceError(f"{self.path}: the header is known after the last of the events; read them all first")
-        return header_of(self.path, self._metadata, n_events=self._n_events, notes=self._notes)
+        header = header_of(self.path, self._metadata, n_events=self._n_events, notes=self._notes)
+        return dataclasses.replace(header, is_cut=self._is_cut)
 
     def _start(self, chunks: Iterator[bytes]) -> bytes:
         """Read what stands before the events; return what was read of the events with it."""
@@ -160,6 +162,7 @@ class TraceFile:
             self._notes += [self._chunks.damage] * bool(self._chunks.damage)
         else:
             why = self._chunks.damage or "the file ends early"
+            self._is_cut = True
             self._notes.append(f"{why}: what follows its first {self._n_events:,} events is missing")
         if self._n_broken:
             self._notes.append(f"{self._n_broken:,} events are damaged and were left out")

@@ -101,6 +101,7 @@ class RankProfile:
         host_waits: Whether the host waits for its device in every step, so that it does not run ahead of it; always on
             a CPU.
         notes: What could not be found in this trace, and what was left out, a sentence each.
+        is_cut: The end of the file is missing.
     """
 
     path: str
@@ -117,3 +118,4 @@ class RankProfile:
     batch_size: int | None
     host_waits: bool
     notes: tuple[str, ...]
+    is_cut: bool = False

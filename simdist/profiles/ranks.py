@@ -86,6 +86,7 @@ def _profile(timeline: Timeline, header: Header) -> RankProfile:
         batch_size=batch_size_of(own, spans),
         host_waits=computing.host_waits,
         notes=(*header.notes, *notes, *computing.notes, *left_out, *amiss, *_missing(own, steps)),
+        is_cut=header.is_cut,
     )
 
 

@@ -45,6 +45,7 @@ def scenario_text(imported: Imported, names: Names) -> str:
         _behaviour(imported),
         _disturbances(imported, names.delays),
         _schedules(imported),
+        _doubts(imported),
     )
     return "".join(f"{line}\n" for section in sections for line in section)
 
@@ -160,7 +161,9 @@ def _tensor_line(tensor: Tensor) -> str:
 
 def _behaviour(imported: Imported) -> Iterator[str]:
     scenario = imported.scenario
-    yield f"steps: {scenario.steps}  # as many as were traced"
+    first = imported.job.numbers[0]
+    counted = f"; step 0 is step {first} of the profiler" if first else ""
+    yield f"steps: {scenario.steps}  # as many as were traced{counted}"
     ahead = "null" if scenario.host.run_ahead_steps is None else str(scenario.host.run_ahead_steps)
     waits = ", waits_for: update" if scenario.host.waits_for == "update" else ""
     yield f"host: {{run_ahead_steps: {ahead}{waits}}}"
@@ -183,6 +186,14 @@ def _schedules(imported: Imported) -> Iterator[str]:
     yield "schedules:"
     for schedule in imported.scenario.schedules:
         yield f"  - {_schedule_line(schedule)}"
+
+
+def _doubts(imported: Imported) -> Iterator[str]:
+    if imported.scenario.doubts:
+        yield "doubts:  # repeated by every command that reads this"
+        for doubt in imported.scenario.doubts:
+            yield "  - >-"
+            yield from textwrap.wrap(doubt, _WIDTH, initial_indent="    ", subsequent_indent="    ")
 
 
 def _told(stragglers: tuple[Straggler, ...], n_steps: int) -> Iterator[str]:

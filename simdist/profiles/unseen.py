@@ -7,8 +7,9 @@ that queue for the links anyway. So the place with the shortest calls is the bas
 waiting for a rank without a trace.
 
 What this cannot tell: waiting that all places have alike; and all waiting, where no two collectives of a step are of
-about one size. Both count with the links. So lateness found here is at least that, and times of collectives are upper
-bounds.
+about one size. Both count with the links. Nor does it tell anything of steps in which a traced rank is much later than
+the others: what they have queued meanwhile then shares the links. So lateness found here is at least that, and times of
+collectives are upper bounds.
 """
 
 from collections import Counter, defaultdict
@@ -74,7 +75,7 @@ def find_unseen(matched: Matched, clocks: Clocks) -> Unseen:
             is_comparable = True
             for rows, factor in zip(places, longer, strict=True):
                 steps = matched.step[rows]
-                waited_s = _waited_s(seconds[rows], alone_s[rows], factor)
+                waited_s = np.where(ahead_s[rows] < alone_s[rows], _waited_s(seconds[rows], alone_s[rows], factor), 0.0)
                 behind_s[steps] = np.where((waited_s > 0) & (late_s[steps] == 0), ahead_s[rows], behind_s[steps])
                 late_s[steps] += waited_s
     return Unseen(alone_s, late_s, behind_s, is_comparable)

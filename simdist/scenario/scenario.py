@@ -200,6 +200,7 @@ class Scenario(Settings):
         input: How a batch reaches the GPU.
         disturbances: What holds ranks up; they add up.
         schedules: One or more, with distinct labels.
+        doubts: What makes its numbers doubtful, a sentence each; every command that reads the scenario repeats them.
     """
 
     name: str = "scenario"
@@ -215,6 +216,7 @@ class Scenario(Settings):
         tuple[Annotated[SerializeAsAny[Schedule], BeforeValidator(_choose_schedule)], ...],
         Field(min_length=1, examples=["[{kind: sync}]"]),
     ]
+    doubts: Annotated[tuple[str, ...], Field(exclude_if=lambda doubts: not doubts)] = ()
 
     def changed(self, **changes: object) -> Self:
         """Return a copy with other settings, validated as a whole.
@@ -245,8 +247,8 @@ class Scenario(Settings):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Settings that have no effect in this scenario, a sentence each."""
-        return tuple(_idle_settings(self))
+        """Its doubts, and settings that have no effect in this scenario, a sentence each."""
+        return (*self.doubts, *_idle_settings(self))
 
     # What two settings must agree on is checked with the later one, so that it is checked even if a third is wrong:
     # `info.data` holds those before it that are valid.

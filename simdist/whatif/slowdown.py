@@ -260,7 +260,7 @@ class _Analysis:
             return [None] * len(fixed)
         everyone = frozenset(range(self._world_size))
         left_s = self._step_s([Kept(ranks=everyone - ranks) for ranks in fixed]).sum(axis=0)
-        return [float((total_s - each_s) / (total_s - ideal_s)) for each_s in left_s]
+        return [max(0.0, float((total_s - each_s) / (total_s - ideal_s))) for each_s in left_s]
 
     def _traced_s(self) -> float:
         """Return the seconds of these steps in the trace."""
