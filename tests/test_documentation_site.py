@@ -105,7 +105,7 @@ class Site:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     for needed in ("sphinx", "furo", "myst_parser"):
-        pytest.importorskip(needed, reason=f"the site is built with {needed}: pip install 'simdist[docs]'")
+        pytest.importorskip(needed, reason=f"the site is built with {needed}: make test installs it")
     shared = tmp_path_factory.getbasetemp()
     shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
     with (shared / "site.lock").open("w") as lock:

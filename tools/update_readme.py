@@ -66,7 +66,7 @@ def _job() -> Iterator[tuple[str, str]]:
     """Import the traces that ship; yield the scenario and what was said."""
     with tempfile.TemporaryDirectory() as folder:
         scenario = f"{folder}/job.yaml"
-        yield scenario, _said("import", "docs/examples/traces", "--steps", "26:45", "-o", scenario)
+        yield scenario, _said("import", "docs/examples/traces", "--steps", "81:113", "-o", scenario)
 
 
 def sweep() -> str:

@@ -36,7 +36,7 @@ class RedisStore:
         try:
             import redis
         except ImportError as error:
-            raise RunError("redis-py is missing: pip install 'simdist[redis]'") from error
+            raise RunError("redis-py is missing: pip install redis") from error
         self.url, self.prefix, self.sample_nbytes = url, prefix, sample_nbytes
         self.complaint = ""
         """What went wrong last."""

@@ -100,8 +100,7 @@ def tune(session: Session, name: str, asked: Asked) -> None:
         asked: The options.
     """
     inputs.check_picture(asked.plot)
-    if asked.scenario_file and not asked.scenario_file.parent.is_dir():
-        raise ScenarioError(f"{asked.scenario_file}: there is no directory {asked.scenario_file.parent}: make it first")
+    _check_free(asked.scenario_file)
     wanted = asked.wanted()
     scenario = inputs.read_scenario(session, name, is_compared=True)
     baseline = baseline_of(scenario, wanted.baseline)
@@ -116,6 +115,14 @@ def tune(session: Session, name: str, asked: Asked) -> None:
         _write(session, scenario, tuned, asked.scenario_file)
     if asked.plot:
         _draw(session, tuned, asked.plot)
+
+
+def _check_free(path: Path | None) -> None:
+    """Refuse to write over a scenario, such as the one that is tuned, before the work is done."""
+    if path and path.exists():
+        raise ScenarioError(f"--write {path}: is there already: write another name")
+    if path and not path.parent.is_dir():
+        raise ScenarioError(f"--write {path}: there is no directory {path.parent}: make it first")
 
 
 def _size(name: str, text: str | None) -> float:

@@ -14,7 +14,8 @@ __all__ = ["tuned_document", "tuned_text"]
 _HEADER = ("schedule", "all exchange every", "step time", "speed-up", "sent per step", "memory", "front")
 _NOT_KNOWN = (
     "Not known here: how averaging more seldom, or sending a part of the gradient, changes what is learnt in a step. "
-    "--global-every, --group-every and --min-density are yours to choose."
+    "--global-every, --group-every and --min-density are yours to choose. What it would gain to repair slow ranks, "
+    "simdist whatif tells."
 )
 
 

@@ -21,7 +21,7 @@ from simdist.plan.ops import Channel
 from simdist.profiles.base import BaseTimes, Parts
 from simdist.profiles.job import TracedJob
 
-__all__ = ["HostModel", "Measured", "host_model", "measured", "recorded"]
+__all__ = ["HostModel", "Measured", "host_model", "measured", "recorded", "typical_s"]
 
 _CHANNELS: tuple[Channel, ...] = ("host", "compute", "io")
 
@@ -77,7 +77,7 @@ def recorded(
     Args:
         excess: Channel -> seconds, `[n_steps, n_known_ranks]`.
         host: How the simulated host behaves.
-        ranks: Of the columns; all others have the median of these in every step.
+        ranks: Of the columns; all others have what is typical of these in every step.
         world_size: Ranks of the job.
     """
     zeros = np.zeros_like(excess["compute"])
@@ -90,7 +90,16 @@ def recorded(
     return {channel: _filled(routed[channel], ranks, world_size) for channel in _CHANNELS if routed[channel].any()}
 
 
+def typical_s(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return what a rank without a trace is taken to have: a low quartile, so that it is late for no other's reason.
+
+    Args:
+        seconds: Of ranks that were traced, `[n_steps, n_traced_ranks]`.
+    """
+    return np.asarray(np.quantile(seconds, 0.25, axis=1, method="lower"))
+
+
 def _filled(seconds: NDArray[np.float64], ranks: Sequence[int], world_size: int) -> NDArray[np.float64]:
-    whole = np.repeat(np.median(seconds, axis=1)[:, None], world_size, axis=1)
+    whole = np.repeat(typical_s(seconds)[:, None], world_size, axis=1)
     whole[:, list(ranks)] = seconds
     return np.round(whole, 9)  # a profiler counts nanoseconds at best

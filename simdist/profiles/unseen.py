@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from simdist.plan.ops import Channel
 from simdist.profiles.clocks import Clocks
+from simdist.profiles.delays import typical_s
 from simdist.profiles.job import TracedJob
 from simdist.profiles.matching import Matched
 from simdist.profiles.noise import by_chance_once_s
@@ -117,7 +118,7 @@ def with_unseen(
     late_s = np.where(waited, unseen.late_s + unseen.behind_s, 0.0)
     of_all = {}
     for channel, seconds in excess.items():
-        own_s = np.median(seconds, axis=1) + (late_s if channel == "compute" else 0.0)
+        own_s = typical_s(seconds) + (late_s if channel == "compute" else 0.0)
         of_all[channel] = np.column_stack([seconds, own_s])
     return of_all, (*job.ranks, *job.missing)
 

@@ -35,7 +35,7 @@ SYSTEMS = {
 }
 """Batch systems, and the class of `dask_jobqueue` that submits jobs to each; `local` starts them on this machine."""
 
-_INSTALL = "python -m pip install 'simdist[dask]'"
+_INSTALL = "python -m pip install distributed dask-jobqueue"
 _REFRESH_S = 5.0
 
 

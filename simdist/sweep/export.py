@@ -85,7 +85,7 @@ def check_parquet() -> None:
         UnsupportedError: A package is missing.
     """
     if find_spec("pyarrow") is None:
-        raise UnsupportedError("Parquet needs pyarrow, which is not installed: pip install 'simdist[parquet]'")
+        raise UnsupportedError("Parquet needs pyarrow, which is not installed: pip install pyarrow")
 
 
 def write_parquet(columns: Columns, path: Path) -> None:

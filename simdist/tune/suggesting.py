@@ -40,7 +40,7 @@ class Suggester:
         except ImportError:
             raise ScenarioError(
                 f"{len(candidates):,} candidates are searched with Optuna, which is not installed: "
-                "pip install 'simdist[tune]', or write --exhaustive to try them all"
+                "pip install optuna, or write --exhaustive to try them all"
             ) from None
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._optuna = optuna
