@@ -115,12 +115,12 @@ def test_delays_are_what_was_measured_beyond_the_undisturbed_times() -> None:
         assert delays[channel] == pytest.approx(seconds, abs=2e-9)
 
 
-def test_ranks_without_a_trace_have_the_delays_of_the_typical_rank() -> None:
+def test_ranks_without_a_trace_have_the_delays_of_a_rank_that_is_not_late() -> None:
     truth = replace(JOB, missing=(0,))
     imported = import_job(profiles_of(truth), name="job")
     compute_s = imported.delays["compute"]
     assert compute_s.shape == (20, 8)
-    assert compute_s[:, 0] == pytest.approx(np.median(compute_s[:, 1:], axis=1), abs=1e-9)
+    assert compute_s[:, 0] == pytest.approx(np.sort(compute_s[:, 1:], axis=1)[:, 1], abs=1e-9)  # second of seven
 
 
 def in_steps_of_1_s(delay_s, channel="compute"):
