@@ -461,10 +461,15 @@ def recorded(folder: Path, delay_s: float) -> Path:
 @pytest.mark.parametrize("n_workers", [0, 1])
 def test_file_that_is_edited_while_a_sweep_runs_ends_it(tmp_path, n_workers):
     path = recorded(tmp_path, 0.0)
+    many = ", ".join(f"{number} Mbit/s" for number in range(1000, 1200))  # more than a worker is ahead of the edit
+    path.write_text(RECORDED.replace("1 Gbit/s, 2 Gbit/s, 5 Gbit/s", many), encoding="utf-8")
+    edited = []
 
     def edit(state: State) -> None:
-        if state.n_new == 1:
-            recorded(tmp_path, 1.0)
+        if state.n_new and not edited:
+            recorded_s = np.full((5, 4), 1.0)
+            np.savez(tmp_path / "late.npz", host=recorded_s)
+            edited.append(state.n_new)
 
     with pytest.raises(RunError, match=r"late\.npz: has changed since the sweep began, or is another file on "):
         compute(path, tmp_path / "out", n_workers=n_workers, progress=edit)

@@ -15,7 +15,7 @@ _HEADER = ("schedule", "all exchange every", "step time", "speed-up", "sent per 
 _NOT_KNOWN = (
     "Not known here: how averaging more seldom, or sending a part of the gradient, changes what is learnt in a step. "
     "--global-every, --group-every and --min-density are yours to choose. What it would gain to repair slow ranks, "
-    "simdist whatif tells."
+    "the command whatif tells."
 )
 
 
