@@ -467,15 +467,14 @@ def test_file_that_is_edited_while_a_sweep_runs_ends_it(tmp_path, n_workers):
 
     def edit(state: State) -> None:
         if state.n_new and not edited:
-            recorded_s = np.full((5, 4), 1.0)
-            np.savez(tmp_path / "late.npz", host=recorded_s)
+            np.savez(tmp_path / "late.npz", host=np.ones((5, 4)))
             edited.append(state.n_new)
 
     with pytest.raises(RunError, match=r"late\.npz: has changed since the sweep began, or is another file on "):
         compute(path, tmp_path / "out", n_workers=n_workers, progress=edit)
-    recorded(tmp_path, 0.0)
+    np.savez(tmp_path / "late.npz", host=np.zeros((5, 4)))
     again = compute(path, tmp_path / "out")
-    assert again.n_new >= 2 - n_workers  # a process may have had one more under way
+    assert again.n_new > 0
     assert again.n_failed == 0
     compute(path, tmp_path / "anew")
     assert files(tmp_path / "out") == files(tmp_path / "anew")
