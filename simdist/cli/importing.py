@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from simdist.cli.importing_text import document, text
+from simdist.cli.links import read_cluster
 from simdist.cli.session import Session
 from simdist.errors import ScenarioError, TraceError
 from simdist.profiles.fabrics import Fabric
@@ -17,7 +18,7 @@ from simdist.profiles.parallel import profile_all
 from simdist.profiles.ranks import profile_rank
 from simdist.profiles.writing import check_free, write_scenario
 from simdist.progress import ProgressBar
-from simdist.scenario import Cluster, Link, Tensor, Workload, load_cluster, load_workload, presets
+from simdist.scenario import Link, Tensor, Workload, load_workload, presets
 from simdist.settings import nearest
 from simdist.units import format_seconds, parse_Bps, parse_seconds
 
@@ -43,7 +44,7 @@ def import_traces(
     options = Options(
         nodes,
         gpus_per_node,
-        cluster=_cluster("--cluster", cluster) if cluster else None,
+        cluster=read_cluster(cluster) if cluster else None,
         fabric=_fabric(fabric) if fabric else None,
         tensors=_tensors(tensors) if tensors else (),
         steps=steps,
@@ -86,24 +87,14 @@ def _fabric(text: str) -> Fabric:
     """Read the links inside nodes: latency and bandwidth, or those of a cluster."""
     latency, comma, bandwidth = text.partition(",")
     if not comma or Path(text).is_file():
-        return Fabric(_cluster("--fabric", text).fabric, f"--fabric {text}")
+        hint = "this is no link such as '3 us, 240 GB/s', and "
+        return Fabric(read_cluster(text, option="--fabric", hint=hint).fabric, f"--fabric {text}")
     try:
         link = Link(latency_s=parse_seconds(latency.strip()), bandwidth_Bps=parse_Bps(bandwidth.strip()))
     except ValueError as error:
         why = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
         raise ScenarioError(f"--fabric '{text}': {why}; a link is e.g. '3 us, 240 GB/s'") from None
     return Fabric(link, f"--fabric {text}")
-
-
-def _cluster(option: str, name: str) -> Cluster:
-    path = Path(name)
-    if path.is_file():
-        return load_cluster(path)
-    known = presets.names("clusters")
-    if name not in known:
-        link = "this is no link such as '3 us, 240 GB/s', and " if option == "--fabric" else ""
-        raise ScenarioError(f"{option} {name}: {link}there is no such file, nor a preset: {nearest(name, known)}")
-    return load_cluster(presets.path("clusters", name))
 
 
 def _tensors(name: str) -> tuple[Tensor, ...]:

@@ -14,8 +14,13 @@ _OF_LINKS = (
 )
 
 
-def read_cluster(name: str) -> Cluster:
+def read_cluster(name: str, *, option: str = "--cluster", hint: str = "") -> Cluster:
     """Read a cluster from a file or, if there is none, the preset of that name.
+
+    Args:
+        name: Of the file or preset.
+        option: That it was given to.
+        hint: What an error says first, if the option takes something else, too.
 
     Raises:
         ScenarioError: There is neither, or it is wrong.
@@ -25,7 +30,7 @@ def read_cluster(name: str) -> Cluster:
         return load_cluster(path)
     known = presets.names("clusters")
     if name not in known:
-        raise ScenarioError(f"--cluster {name}: there is no such file, nor a preset: {nearest(name, known)}")
+        raise ScenarioError(f"{option} {name}: {hint}there is no such file, nor a preset: {nearest(name, known)}")
     return load_cluster(presets.path("clusters", name))
 
 
