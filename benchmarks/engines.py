@@ -24,9 +24,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.tables import shown, table
-from simdist import build, scenario
-from simdist.compare import compare
+from simdist import scenario
 from simdist.engines import DrawnDelays, des, fast
+from simdist.runs import build
+from simdist.studies.comparison import compare
 
 SYNC = "{kind: sync}"
 LOCAL = "{kind: local_sgd, period: %d}"

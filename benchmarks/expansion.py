@@ -17,7 +17,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from simdist.expansion import Wire, Wires, play, rounds
+from expansion import Wire, Wires, play, rounds
+
 from simdist.plan import AllReduce, Group
 
 TARGET_S, TARGET_MIB = 1.0, 1024.0

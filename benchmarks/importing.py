@@ -44,7 +44,7 @@ WINDOW_US = 10_000_000  # a copy of the steps is so much later than the one befo
 READ = """
 import sys
 from pathlib import Path
-from simdist.profiles.ranks import profile_rank
+from simdist.profiles.steps.ranks import profile_rank
 print(len(profile_rank(Path(sys.argv[1])).steps))
 """
 

@@ -28,8 +28,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.tables import shown, table
 from simdist.cost import Costs, LinkCost, Local, OpCost, Shared, Stage, Topology, Transfer, Varying
 from simdist.engines import des
-from simdist.groups import Group
 from simdist.plan import AllReduce, Backward, Buffer, Copy, Forward, Load, Op, Optimize, Plan, Wait
+from simdist.plan.group import Group
 from simdist.scenario.cluster import Link
 
 TARGET_S = 20.0

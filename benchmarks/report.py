@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.engines import SYNC, straggling
 from benchmarks.tables import shown, table
-from simdist import build
 from simdist.report.page.timeline import timeline_assets, timeline_section
-from simdist.trace import Trace
+from simdist.runs import build
+from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -50,7 +50,7 @@ repository_pages = {
     "simdist/schedules/sparse.py": "reference/api/simdist.schedules.sparse",
     "real/__init__.py": "reference/api/real",
     "real/models/__init__.py": "reference/api/real.models",
-    "real/virtual.py": "reference/api/real.virtual",
+    "real/execution/virtual.py": "reference/api/real.execution.virtual",
 }
 repository_pages_without = ["simdist/__init__.py", "simdist/__main__.py", "simdist/cli/__init__.py"]
 pages_of_links = ["index", "reference/python"]  # what the sidebar is made of

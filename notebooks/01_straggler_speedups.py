@@ -23,14 +23,14 @@ import runpy
 
 import numpy as np
 
-from simdist.build import build
-from simdist.compare import compare
 from simdist.engines import simulate
 from simdist.report import speedup_figure
 from simdist.report.palette import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILLION
 from simdist.report.panels import panels
 from simdist.report.stacked import schedules_figure
+from simdist.runs.build import build
 from simdist.scenario import load
+from simdist.studies.comparison import compare
 
 experiment = runpy.run_path("../experiments/hsgd_stragglers/run.py")
 folder = "../experiments/hsgd_stragglers"

@@ -26,14 +26,14 @@ import runpy
 
 import numpy as np
 
-from simdist.build import simulate
-from simdist.compare import compare
 from simdist.report import speedup_figure
 from simdist.report.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 from simdist.report.panels import panels
 from simdist.report.stacked import schedules_figure
+from simdist.runs.build import simulate
 from simdist.scenario import load
 from simdist.scenario.workload import Tensor
+from simdist.studies.comparison import compare
 
 experiment = runpy.run_path("../experiments/hitopk_communication/run.py")
 exchange_s, named, with_density = (experiment[name] for name in ("exchange_s", "named", "with_density"))

@@ -23,13 +23,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from simdist import rundir
-from simdist.build import simulate
-from simdist.ranking import StepTime, order, together
 from simdist.report import palette
 from simdist.report.panels import panels
 from simdist.report.stacked import schedules_figure
-from simdist.validate import validate
+from simdist.runs import run_directory
+from simdist.runs.build import simulate
+from simdist.studies.ranking import StepTime, order, together
+from simdist.studies.validation import validate
 
 RESULTS = Path("../experiments/emulated_cluster/results")
 CALIBRATED, TRANSFERRED = "calibrated shape", "other shape"
@@ -290,8 +290,8 @@ figure
 # by [data/record.py](data/record.py). The simulation is made here, from the same plan and the same delays.
 
 # %%
-run = rundir.read(Path("data/run"))
-measured = rundir.read_trace(run.path / rundir.REAL, plan=run.plan)
+run = run_directory.read(Path("data/run"))
+measured = run_directory.read_trace(run.path / run_directory.REAL, plan=run.plan)
 simulated = simulate(run.scenario)
 compared = validate(measured, simulated, run.delays)
 print(f"makespan: predicted {compared.simulated_s:.2f} s, measured {compared.measured_s:.2f} s, {compared.error:+.1%}")

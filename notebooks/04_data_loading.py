@@ -23,15 +23,15 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from simdist.build import build, delays, simulate
-from simdist.epochs import epochs
-from simdist.knobs import effects
 from simdist.plan import LEVELS
-from simdist.reads import expected
 from simdist.report import palette
 from simdist.report.panels import panels
+from simdist.runs.build import build, delays, simulate
 from simdist.scenario import load
 from simdist.scenario.presets import path
+from simdist.studies.data_knobs import effects
+from simdist.studies.epochs import epochs
+from simdist.traces.reads import expected
 
 EXPERIMENTS = Path("../experiments")
 
@@ -135,7 +135,7 @@ figure
 # %% [markdown]
 # ## Which knob?
 #
-# `simdist.knobs` changes one thing at a time and simulates again.
+# `simdist.studies.data_knobs` changes one thing at a time and simulates again.
 
 # %%
 naive = scenario.schedules[0]

@@ -30,12 +30,12 @@ import numpy as np
 from matplotlib.colors import BoundaryNorm, ListedColormap, LogNorm
 from matplotlib.patches import Patch, Rectangle
 
-from simdist.build import build, delays, simulate
-from simdist.compare import Measured, Row, measure, row
 from simdist.plan import AllReduce, occurrences
 from simdist.report import palette, speedup_figure
 from simdist.report.panels import panels
+from simdist.runs.build import build, delays, simulate
 from simdist.scenario import Scenario, load
+from simdist.studies.comparison import Measured, Row, measure, row
 
 JOB = "data/job.yaml"
 CALIBRATION = "data/calibration.json"

@@ -4,12 +4,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from real.optimizers import Lars
+    from real.programs.optimizers import Lars
     from real.training import Worker, wrap
 
 __all__ = ["Lars", "Worker", "wrap"]
 
-_MODULES = {"Lars": "real.optimizers", "Worker": "real.training", "wrap": "real.training"}
+_MODULES = {"Lars": "real.programs.optimizers", "Worker": "real.training", "wrap": "real.training"}
 
 
 def __getattr__(name: str) -> object:

@@ -21,15 +21,15 @@ from real.calibration.machine import Precision
 from real.calibration.measure import Pace, measure, tasks
 from real.calibration.options import Data, Options, check_options, ops_of, parsed, sizes_of
 from real.calibration.tables import OPS
+from real.data.folders import default_folder
+from real.data.matching import choose_decode, sample_shape
 from real.data.storages import open_storage, read_storage_index
-from real.endings import run_command
-from real.feeding.folders import default_folder
-from real.feeding.matching import choose_decode, sample_shape
-from real.launch import Connection, Place, connect, place
-from real.timing import share_cores
+from real.processes.exit_codes import run_command
+from real.processes.launch import Connection, Place, connect, place
+from real.recording.timing import share_cores
 from simdist.errors import RunError
 from simdist.scenario import dump_cluster, dump_workload
-from simdist.units import format_seconds, parse_Bps, parse_nbytes, parse_seconds
+from simdist.settings.units import format_seconds, parse_Bps, parse_nbytes, parse_seconds
 
 __all__ = ["main"]
 

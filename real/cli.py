@@ -19,21 +19,21 @@ from typing import Literal
 import click
 
 from real import models
-from real.endings import run_command
-from real.feeding.folders import default_folder
-from real.feeding.inputs import DataOptions, Input, open_input
-from real.feeding.tallies import Tally, forget_tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
+from real.data.folders import default_folder
+from real.data.inputs import DataOptions, Input, open_input
+from real.data.tallies import Tally, forget_tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
+from real.execution.running import Report, check_world, explaining, forget, perform, rescue
 from real.jobs import AUTOCAST, Build, buffers_of, find_build, program_maker
-from real.launch import Connection, connect, place
-from real.running import Report, check_world, explaining, forget, perform, rescue
-from real.timing import share_cores
-from simdist import rundir
+from real.processes.exit_codes import run_command
+from real.processes.launch import Connection, connect, place
+from real.recording.timing import share_cores
 from simdist.errors import PlanError, RunError, ScenarioError
 from simdist.plan import LEVELS
-from simdist.reads import Reads, expected
-from simdist.rundir import EMULATED, RunDirectory
-from simdist.trace import Trace
-from simdist.units import format_seconds
+from simdist.runs import run_directory
+from simdist.runs.run_directory import EMULATED, RunDirectory
+from simdist.settings.units import format_seconds
+from simdist.traces.reads import Reads, expected
+from simdist.traces.trace import Trace
 
 __all__ = ["main"]
 
@@ -149,15 +149,15 @@ def _runs(options: _Options) -> list[RunDirectory]:
     for path in options.runs:
         if not path.is_dir():
             raise ScenarioError(f"{path}: there is no such run directory; `simdist plan SCENARIO -o RUN` writes one")
-    found = [rundir.read(path) for given in options.runs for path in rundir.find(given)]
+    found = [run_directory.read(path) for given in options.runs for path in run_directory.find(given)]
     runs = [each for each in found if options.label in (None, each.scenario.schedules[0].name)]
     if not runs:
         labels = ", ".join(each.scenario.schedules[0].name for each in found)
         where = ", ".join(map(str, options.runs))
         raise ScenarioError(f"{where}: no run is labelled {options.label!r}; there are: {labels}")
     for each in runs:
-        if (each.path / rundir.REAL).exists() and not options.force:
-            raise ScenarioError(f"{each.path / rundir.REAL}: is there already; replace it with --force")
+        if (each.path / run_directory.REAL).exists() and not options.force:
+            raise ScenarioError(f"{each.path / run_directory.REAL}: is there already; replace it with --force")
         if options.data and each.plan.dataset is None:
             raise ScenarioError(
                 f"{each.path}: its plan reads no data set; give its scenario `data`, or leave --data out"
@@ -243,7 +243,7 @@ class _Counted:
 def _agree(connection: Connection, run: RunDirectory, options: _Options) -> None:
     """Refuse ranks that were given different runs: with other delays, say, the trace would tell of none of them."""
     connection.agree("plan", run.plan.digest())
-    for name, content in rundir.contents(run.scenario, run.plan, run.delays).items():
+    for name, content in run_directory.contents(run.scenario, run.plan, run.delays).items():
         connection.agree(name, hashlib.sha256(content).hexdigest())
     data = " with data" if options.data else ""
     connection.agree("program", f"{options.program} {options.precision}{data}")
@@ -252,11 +252,11 @@ def _agree(connection: Connection, run: RunDirectory, options: _Options) -> None
 def _save(run: RunDirectory, trace: Trace, report: Report, counted: _Counted | None) -> tuple[Trace, Report]:
     """Write what a run leaves; return the trace and the whole report."""
     whole = replace(report, reads=counted.totals) if counted else report
-    (run.path / rundir.REPORT).write_text(whole.dumps(), encoding="utf-8")
-    rundir.save_trace(trace, run.path / rundir.REAL)
+    (run.path / run_directory.REPORT).write_text(whole.dumps(), encoding="utf-8")
+    run_directory.save_trace(trace, run.path / run_directory.REAL)
     if counted:
-        rundir.save_reads(counted.reads, run.path / rundir.REAL_READS)
-    for name in (rundir.PARTIAL, rundir.PARTIAL_READS):
+        run_directory.save_reads(counted.reads, run.path / run_directory.REAL_READS)
+    for name in (run_directory.PARTIAL, run_directory.PARTIAL_READS):
         (run.path / name).unlink(missing_ok=True)
     return trace, whole
 
@@ -271,15 +271,15 @@ def _failure(connection: Connection, run: RunDirectory, error: Exception) -> Run
 
 def _keep(run: RunDirectory) -> str:
     """Save the times of what was done; return how that went, to end a sentence with."""
-    path = run.path / rundir.PARTIAL
+    path = run.path / run_directory.PARTIAL
     try:
         with _undisturbed():
             trace = rescue(run.path / PARTS, run.plan)
             if trace is None:
                 return ""
-            rundir.save_trace(trace, path)
+            run_directory.save_trace(trace, path)
             if (rows := salvage_tallies(run.path / PARTS, run.plan)) is not None:
-                rundir.save_reads(reads_of(rows, run.plan), run.path / rundir.PARTIAL_READS)
+                run_directory.save_reads(reads_of(rows, run.plan), run.path / run_directory.PARTIAL_READS)
     except (RunError, OSError) as error:
         return f"; what was done is lost ({error})"
     return f"; what was done is in {path}"
@@ -301,7 +301,7 @@ def _summary(run: RunDirectory, trace: Trace, report: Report) -> str:
     step = format_seconds(trace.makespan_s / run.plan.n_steps)
     return (
         f"{run.plan.name}: {run.plan.world_size} ranks, {run.plan.n_steps} steps, {step} a step ({trace.source}); "
-        f"tracing took {100 * report.tracing_share:.2g} %{_read(report)}; wrote {run.path / rundir.REAL}"
+        f"tracing took {100 * report.tracing_share:.2g} %{_read(report)}; wrote {run.path / run_directory.REAL}"
     )
 
 

@@ -9,25 +9,25 @@ from functools import partial
 import torch
 
 from real import models
-from real.feeding.batches import Batches, batch_buffers
-from real.feeding.inputs import Input
-from real.feeding.matching import check_labels
-from real.gpu import Spin
-from real.launch import Connection
-from real.memory import Memory
+from real.data.batches import Batches, batch_buffers
+from real.data.inputs import Input
+from real.data.matching import check_labels
+from real.execution.gpu import Spin
+from real.execution.memory import Memory
+from real.execution.running import MakeProgram
 from real.models import Job
+from real.processes.launch import Connection
 from real.programs.base import Program
 from real.programs.binding import Binding
 from real.programs.emulated import EmulatedProgram
 from real.programs.module import ModuleProgram
 from real.programs.rating import takes_ratios
-from real.running import MakeProgram
-from real.timing import Sleeper
+from real.recording.timing import Sleeper
 from simdist.cost import Local, Shared, Varying, price
 from simdist.errors import ScenarioError
-from simdist.groups import Group
 from simdist.plan import COLLECTIVES, Load, Op, Plan, reads, writes
-from simdist.rundir import EMULATED, RunDirectory
+from simdist.plan.group import Group
+from simdist.runs.run_directory import EMULATED, RunDirectory
 
 __all__ = ["AUTOCAST", "Build", "buffers_of", "find_build", "program_maker"]
 

@@ -13,10 +13,9 @@ from torch import Tensor, nn
 
 import real
 from real.cli import main
-from real.data import filecache
+from real.data import filecache, inputs
 from real.data.images import sample_number
 from real.data.storages import FilesystemStorage
-from real.feeding import inputs
 from real.models import Job
 from real.programs import feeding
 

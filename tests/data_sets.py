@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from hypothesis import strategies as st
 
-from simdist.groups import Group
 from simdist.plan import LEVELS, Body, Buffer, Dataset, Level, Load, Plan, StageIn
+from simdist.plan.group import Group
 from simdist.schedules.data import Policy, levels
 
 

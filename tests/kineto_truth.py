@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from simdist.profiles.model import Call, RankStep
+from simdist.profiles.steps.model import Call, RankStep
 
 Device: TypeAlias = Literal["cpu", "cuda"]
 Doing: TypeAlias = Literal[

@@ -21,10 +21,10 @@ from torch.utils.checkpoint import checkpoint
 from trainings import Training, loss
 
 import real
-from real import archive
+from real.checkpoints import archive
 from simdist.errors import SimdistError
-from simdist.groups import Group
 from simdist.plan import AllGather, Backward, Buffer, Densify, Forward, Optimize, Plan, Select
+from simdist.plan.group import Group
 from simdist.schedules import HierarchicalSGD, Job, Schedule, Sync
 
 

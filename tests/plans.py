@@ -7,7 +7,6 @@ from typing import get_args
 
 from hypothesis import strategies as st
 
-from simdist.groups import Group
 from simdist.plan import (
     COLLECTIVES,
     AllGather,
@@ -40,6 +39,7 @@ from simdist.plan import (
     reads,
     writes,
 )
+from simdist.plan.group import Group
 from simdist.plan.ops import Algorithm
 from simdist.schedules import InputPath, Job, kinds
 

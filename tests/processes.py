@@ -23,11 +23,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from real.beats import is_alive
+from real.processes.heartbeat import is_alive
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 180.0  # for what hangs; a machine under load starts processes in tens of seconds
-LOADED = ["torch", "torch.distributed", "numpy", "pytest", "processes", "simdist.errors", "simdist.plan", "real.launch"]
+LOADED = [
+    "torch",
+    "torch.distributed",
+    "numpy",
+    "pytest",
+    "processes",
+    "simdist.errors",
+    "simdist.plan",
+    "real.processes.launch",
+]
 
 
 @dataclass(frozen=True)

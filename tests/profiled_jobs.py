@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kineto_truth import Bucket, Delay, Device, Truth, simulate
 
-from simdist.profiles.model import Gradient, RankProfile
+from simdist.profiles.steps.model import Gradient, RankProfile
 
 __all__ = ["Bucket", "Delay", "Truth", "changed", "profiles_of", "without_input"]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from simdist.plan import Body, Buffer, Plan, reads, writes
-from simdist.trace import Trace
+from simdist.traces.trace import Trace
 
 Times = tuple[float | Sequence[float], float | Sequence[float], float | Sequence[float]]
 """ready_s, start_s and end_s of an operation: one number for all ranks, or one per rank."""

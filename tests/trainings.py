@@ -17,19 +17,19 @@ from torch.distributed.algorithms.model_averaging.hierarchical_model_averager im
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from real import virtual
-from real.executor import Executor, Lanes
-from real.memory import Memory
-from real.optimizers import Lars
+from real.collectives.scratch import Scratch
+from real.collectives.servers import sum_by_servers
+from real.collectives.worlds import ProcessWorld, groups_of
+from real.execution import virtual
+from real.execution.executor import Executor, Lanes
+from real.execution.memory import Memory
 from real.programs.binding import Binding, trained_parameters
 from real.programs.module import ModuleProgram
-from real.recorder import Recorder
-from real.scratch import Scratch
-from real.servers import sum_by_servers
-from real.worlds import ProcessWorld, groups_of
+from real.programs.optimizers import Lars
+from real.recording.recorder import Recorder
 from simdist.errors import RunError
-from simdist.groups import Group
 from simdist.plan import Plan, Servers
+from simdist.plan.group import Group
 from simdist.schedules import InputPath, Job
 
 CPU = torch.device("cpu")

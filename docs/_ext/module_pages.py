@@ -17,7 +17,7 @@ from sphinx.application import Sphinx
 from sphinx.ext.autodoc.mock import mock
 from sphinx.parsers import RSTParser
 
-from simdist.settings import Settings
+from simdist.settings.base import Settings
 
 __all__ = ["ModuleParser", "as_restructured", "module_name", "page", "setup"]
 

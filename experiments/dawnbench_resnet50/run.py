@@ -11,11 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from simdist.build import build
-from simdist.compare import measure
 from simdist.cost import Shared
 from simdist.report import page_command
+from simdist.runs.build import build
 from simdist.scenario import Scenario, load
+from simdist.studies.comparison import measure
 
 HERE = Path(__file__).parent
 PUBLISHED = json.loads((HERE / "published.json").read_text(encoding="utf-8"))

@@ -9,10 +9,10 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from simdist.analysis import step_end_s
-from simdist.build import simulate
 from simdist.report import page_command
+from simdist.runs.build import simulate
 from simdist.scenario import Scenario, load
+from simdist.traces.waiting import step_end_s
 
 HERE = Path(__file__).parent
 PUBLISHED = json.loads((HERE / "published.json").read_text(encoding="utf-8"))

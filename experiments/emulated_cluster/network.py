@@ -315,7 +315,7 @@ def _torchrun(node: Node, nodes: Sequence[Node], ranks_per_node: int, port: int)
 def _policy(scheduling: Scheduling) -> list[str]:
     match scheduling:
         case "realtime":
-            return ["chrt", "--rr", "2"]  # `real.timing.give_way` takes 1
+            return ["chrt", "--rr", "2"]  # `real.recording.timing.give_way` takes 1
         case "batch":
             return ["chrt", "--batch", "0"]
         case _:

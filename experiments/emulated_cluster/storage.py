@@ -11,17 +11,17 @@ from pydantic import TypeAdapter
 from study import HERE, RESULTS
 
 from real.data.generate import SampleSet
-from simdist import rundir
-from simdist.build import build, delays
 from simdist.cost import price
 from simdist.engines import simulate
-from simdist.epochs import epochs
 from simdist.plan import Plan
-from simdist.reads import Reads, differences, expected
+from simdist.runs import run_directory
+from simdist.runs.build import build, delays
 from simdist.scenario import Cluster, Scenario, dump_cluster, load, load_cluster
 from simdist.scenario.data import Data
 from simdist.schedules.data import Policy
-from simdist.units import BytesPerSecond
+from simdist.settings.units import BytesPerSecond
+from simdist.studies.epochs import epochs
+from simdist.traces.reads import Reads, differences, expected
 
 NAME = "storage"
 N_EPOCHS = 3
@@ -272,19 +272,19 @@ def scenario_of(case: Case, shape: Shape, calibrated: Calibrated, *, n_epochs: i
 def write_run(path: Path, scenario: Scenario) -> None:
     """Write the run directory of a case."""
     built = build(scenario, scenario.schedules[0])
-    rundir.write(path, scenario, built.plan, delays(scenario))
+    run_directory.write(path, scenario, built.plan, delays(scenario))
 
 
 def compare(path: Path, case: Case) -> Result:
     """Compare what was measured in a run with a simulation of it."""
-    run = rundir.read(path)
+    run = run_directory.read(path)
     simulated = simulate(run.plan, price(run.plan, run.scenario.cluster, run.scenario.workload), run.delays)
     if case.sleeps:
         wanted = found = _nothing(run.plan)
     else:
-        wanted, found = expected(run.plan), rundir.read_reads(run.path / rundir.REAL_READS, plan=run.plan)
+        wanted, found = expected(run.plan), run_directory.read_reads(run.path / run_directory.REAL_READS, plan=run.plan)
     predicted = epochs(simulated, wanted)
-    measured = epochs(rundir.read_trace(run.path / rundir.REAL, plan=run.plan), found)
+    measured = epochs(run_directory.read_trace(run.path / run_directory.REAL, plan=run.plan), found)
     rows = tuple(
         EpochResult(ours.seconds, theirs.seconds, ours.stall_s, theirs.stall_s, ours.n_samples, theirs.n_samples)
         for ours, theirs in zip(predicted.epochs, measured.epochs, strict=True)

@@ -24,7 +24,7 @@ from storage import CALIBRATED, CASES, HERE, INTERRUPTED, SHAPES, TINY, Calibrat
 from real.cli import PARTS
 from real.data.generate import SampleSet, generate
 from real.data.index import INDEX
-from real.feeding.tallies import tally_path
+from real.data.tallies import tally_path
 from simdist.errors import RunError
 from simdist.report import write_tables
 from simdist.scenario import load, load_cluster

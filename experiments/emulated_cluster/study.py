@@ -11,17 +11,18 @@ from typing import Literal
 import numpy as np
 from pydantic import TypeAdapter
 
-from simdist import ranking, rundir
-from simdist.analysis import waiting
-from simdist.build import build, delays
 from simdist.cost import price
 from simdist.engines import simulate
-from simdist.engines.delays import Delays
-from simdist.ranking import Order, StepTime
+from simdist.plan.delays import Delays
+from simdist.runs import run_directory
+from simdist.runs.build import build, delays
 from simdist.scenario import Cluster, Scenario, load, load_cluster
-from simdist.trace import Trace
-from simdist.units import BytesPerSecond
-from simdist.validate import Validation, validate
+from simdist.settings.units import BytesPerSecond
+from simdist.studies import ranking
+from simdist.studies.ranking import Order, StepTime
+from simdist.studies.validation import Validation, validate
+from simdist.traces.trace import Trace
+from simdist.traces.waiting import waiting
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -173,7 +174,7 @@ def write_runs(folder: Path, cluster: Cluster, study: Study) -> list[Path]:
         for schedule in scenario.schedules:
             built = build(scenario, schedule)
             alone = scenario.model_copy(update={"schedules": (schedule,)})
-            rundir.write(folders[-1] / schedule.name, alone, built.plan, delays(scenario))
+            run_directory.write(folders[-1] / schedule.name, alone, built.plan, delays(scenario))
     return folders
 
 
@@ -182,9 +183,9 @@ def compare(folders: Iterable[Path], cluster: Cluster, study: Study) -> list[Res
     results = []
     for folder, (model, stragglers, scenario) in zip(folders, scenarios(cluster, study), strict=True):
         for schedule in scenario.schedules:
-            run = rundir.read(folder / schedule.name)
+            run = run_directory.read(folder / schedule.name)
             simulated = simulate(run.plan, price(run.plan, cluster, scenario.workload), run.delays)
-            measured = rundir.read_trace(run.path / rundir.REAL, plan=run.plan)
+            measured = run_directory.read_trace(run.path / run_directory.REAL, plan=run.plan)
             compared = validate(measured, simulated, run.delays)
             results.append(_result(model, stragglers, compared, charged(measured, simulated, run.delays)))
     return results

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 import yaml
 
-from simdist import rundir
 from simdist.plan import Backward, Forward, Optimize, occurrences
+from simdist.runs import run_directory
 
 MODELS, PRECISIONS = ["resnet18", "resnet50"], ["fp32", "bf16"]
 BATCH_SIZE, STEPS, RANKS = 32, 60, 4
@@ -76,7 +76,7 @@ def step_times(folder: Path, model: str, precision: str, options: argparse.Names
         steps=options.steps,
     )
     call("real", run, "--program", model, "--precision", precision, "--device", options.device, ranks=1)
-    trace = rundir.read_trace(run / rundir.REAL)
+    trace = run_directory.read_trace(run / run_directory.REAL)
     kinds = {"forward": Forward, "backward": Backward, "optimize": Optimize}
     spans_ms = {name: np.zeros(options.steps) for name in kinds}
     for each in occurrences(trace.plan):

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from simdist.compare import compare
 from simdist.report import print_tables, write_tables
 from simdist.scenario import Scenario, load
+from simdist.studies.comparison import compare
 
 HERE = Path(__file__).parent
 WORKERS = (4, 8, 16, 32)

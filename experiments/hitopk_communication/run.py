@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from simdist.build import build
-from simdist.compare import Row, compare, measure
 from simdist.cost import Shared
 from simdist.report import print_tables, write_tables
+from simdist.runs.build import build
 from simdist.scenario import Link, Scenario, load
 from simdist.schedules import Schedule
+from simdist.studies.comparison import Row, compare, measure
 
 HERE = Path(__file__).parent
 MODELS = {"ResNet-50": load(HERE / "scenario.yaml"), "BERT-large": load(HERE / "bert-large.yaml")}

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from simdist.build import Built, job
-from simdist.compare import measure
 from simdist.cost import price
 from simdist.report import page_command
+from simdist.runs.build import Built, job
 from simdist.scenario import Link, Scenario, Workload, load, load_cluster, load_workload, presets
 from simdist.schedules.sync import Sync
+from simdist.studies.comparison import measure
 
 HERE = Path(__file__).parent
 PUBLISHED = json.loads((HERE / "published.json").read_text(encoding="utf-8"))
@@ -69,7 +69,8 @@ def parameter_servers(model: str) -> Scenario:
 def images_per_s(scenario: Scenario, *, gpus_per_rank: int = 1) -> float:
     """Simulate the images per second of all GPUs.
 
-    Plans are not proved here, as `simdist.build.build` would do: with 314 tensors on 128 GPUs that takes half a minute.
+    Plans are not proved here, as `simdist.runs.build.build` would do: with 314 tensors on 128 GPUs that takes half a
+    minute.
     """
     (schedule,) = scenario.schedules
     plan = schedule.plan(job(scenario))

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from simdist.compare import Row, compare
 from simdist.report import print_tables, write_tables
 from simdist.scenario import Scenario, load
+from simdist.studies.comparison import Row, compare
 
 HERE = Path(__file__).parent
 PUBLISHED = {64: (2.08, 2.45), 128: (2.57, 2.68), 256: (2.63, 3.25)}

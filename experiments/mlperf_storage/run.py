@@ -13,11 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-from simdist.analysis import step_end_s
-from simdist.build import dataset, simulate
 from simdist.caching import epoch_order
 from simdist.report import page_command
+from simdist.runs.build import dataset, simulate
 from simdist.scenario import Scenario, load
+from simdist.traces.waiting import step_end_s
 
 HERE = Path(__file__).parent
 PUBLISHED = json.loads((HERE / "published.json").read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from simdist.plan import AllReduce, Buffer, Group, Plan
 from simdist.plan.ops import Algorithm
 from simdist.report import page_command
 from simdist.scenario import Cluster, Link, Tensor, Workload, load_cluster
-from simdist.units import format_nbytes
+from simdist.settings.units import format_nbytes
 
 HERE = Path(__file__).parent
 PUBLISHED = json.loads((HERE / "published.json").read_text(encoding="utf-8"))

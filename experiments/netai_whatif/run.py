@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from simdist import compare
-from simdist.build import build
 from simdist.cost import price
 from simdist.report import write_tables
+from simdist.runs.build import build
 from simdist.scenario import Scenario, Tensor, Workload, load
 from simdist.schedules import Schedule
+from simdist.studies import comparison
 
 HERE = Path(__file__).parent
 SCENARIO = load(HERE / "scenario.yaml")
@@ -79,7 +79,7 @@ def _scaling_factors(scenario: Scenario, schedule: Schedule, n_workers: int) -> 
     for gbit_s in GBIT_S:
         changed = on(scenario, n_workers, gbit_s)
         priced = replace(built, costs=price(built.plan, changed.cluster, changed.workload))
-        measured = compare.measure(changed, priced, n_seeds=1)
+        measured = comparison.measure(changed, priced, n_seeds=1)
         yield float(measured.states_s["compute"][0] / measured.step_s[0])
 
 

@@ -31,10 +31,10 @@ import results as kept  # noqa: E402
 from jobs import CASES, CONVNETS, LOCAL_8, SYNC, TINY, Case  # noqa: E402
 from results import Computing, Delay, Result, Timing  # noqa: E402
 
-from simdist.build import build, delays  # noqa: E402
 from simdist.engines import simulate  # noqa: E402
 from simdist.errors import RunError  # noqa: E402
 from simdist.report import print_tables, write_tables  # noqa: E402
+from simdist.runs.build import build, delays  # noqa: E402
 from simdist.scenario import Scenario, load  # noqa: E402
 
 RESULTS = HERE / "results"

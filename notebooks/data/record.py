@@ -27,8 +27,8 @@ sys.path.insert(0, str(EMULATED))
 import network  # noqa: E402
 import study  # noqa: E402
 
-from simdist import rundir  # noqa: E402
-from simdist.build import build, delays  # noqa: E402
+from simdist.runs import run_directory  # noqa: E402
+from simdist.runs.build import build, delays  # noqa: E402
 from simdist.scenario import Scenario, load, load_cluster  # noqa: E402
 
 RATE = "400 Mbit/s"
@@ -58,12 +58,12 @@ def write_run(path: Path, scenario: Scenario, label: str) -> None:
     """Write the run directory of one schedule of a scenario."""
     (schedule,) = (each for each in scenario.schedules if each.name == label)
     alone = scenario.model_copy(update={"schedules": (schedule,)})
-    rundir.write(path, alone, build(scenario, schedule).plan, delays(scenario), force=True)
+    run_directory.write(path, alone, build(scenario, schedule).plan, delays(scenario), force=True)
 
 
 def measured_s(path: Path) -> float:
     """Return the makespan of a performed run."""
-    return rundir.read_trace(path / rundir.REAL, plan=rundir.read(path).plan).makespan_s
+    return run_directory.read_trace(path / run_directory.REAL, plan=run_directory.read(path).plan).makespan_s
 
 
 def perform(folder: Path, scenario: Scenario, labels: Sequence[str]) -> list[dict[str, object]]:

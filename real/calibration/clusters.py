@@ -9,9 +9,9 @@ from real.calibration.lines import Fit, fit
 from real.calibration.measure import ITEM_NBYTES, Task
 from real.calibration.predict import predicted_s
 from real.calibration.tables import Hop, Line, Measurement, Where, hops, is_flat_at_end, line, table
-from simdist.groups import Group
+from simdist.plan.group import Group
 from simdist.scenario import Cluster, Device, Library, Link
-from simdist.units import format_Bps, format_nbytes, format_seconds
+from simdist.settings.units import format_Bps, format_nbytes, format_seconds
 
 __all__ = ["Derived", "Form", "derive"]
 

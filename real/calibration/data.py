@@ -34,13 +34,13 @@ from real.data.decoding import Decode
 from real.data.filecache import FileCache
 from real.data.hello import Meeting
 from real.data.index import Index
+from real.data.inputs import own_address
 from real.data.memory import Geometry, MemoryStore
 from real.data.peers import Peers, PeerServer
 from real.data.storages import Storage as Files
 from real.data.storages import read_sample
-from real.feeding.inputs import own_address
-from real.launch import Connection
-from real.timing import now_s
+from real.processes.launch import Connection
+from real.recording.timing import now_s
 from simdist.cost.links import LinkCost
 from simdist.scenario import Cluster, Disk, HostMemory, Storage
 

@@ -11,9 +11,9 @@ from typing import Literal, TypeAlias
 import torch
 
 from real import models
-from real.launch import Connection
-from real.parcels import gather_rows
-from real.timing import now_s
+from real.collectives.byte_transfer import gather_rows
+from real.processes.launch import Connection
+from real.recording.timing import now_s
 from simdist.errors import ScenarioError
 from simdist.scenario import Device, Workload, load_workload, presets
 from simdist.scenario.precision import Utilization

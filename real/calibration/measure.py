@@ -15,15 +15,15 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from real.calibration.tables import Measurement, OpName, Where
-from real.clock import Clocks, compare
-from real.launch import Connection
-from real.memory import Memory
-from real.timing import now_s, precise_sleeps, sleep_s
-from real.worlds import ProcessWorld
+from real.collectives.worlds import ProcessWorld
+from real.execution.memory import Memory
+from real.processes.launch import Connection
+from real.recording.clock import Clocks, compare
+from real.recording.timing import now_s, precise_sleeps, sleep_s
 from simdist.errors import RunError
-from simdist.groups import Group
 from simdist.plan import AllGather, AllReduce, Broadcast, Buffer, Collective, Plan, Reduce, ReduceScatter
-from simdist.units import format_nbytes
+from simdist.plan.group import Group
+from simdist.settings.units import format_nbytes
 
 __all__ = ["ITEM_NBYTES", "Pace", "Task", "collective", "measure", "one_op_plan", "tasks"]
 

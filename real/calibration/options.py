@@ -9,7 +9,7 @@ from real.calibration.clusters import Form
 from real.calibration.machine import Precision
 from real.calibration.measure import Pace
 from real.calibration.tables import OPS, OpName
-from real.launch import Place
+from real.processes.launch import Place
 from simdist.errors import ScenarioError
 
 __all__ = ["Data", "Options", "check_options", "ops_of", "parsed", "sizes_of"]

@@ -13,7 +13,7 @@ from real.calibration.predict import predicted_s
 from real.calibration.tables import Measurement, busbw_factor
 from simdist.errors import RunError, ScenarioError
 from simdist.scenario import Cluster
-from simdist.units import format_Bps, format_seconds
+from simdist.settings.units import format_Bps, format_seconds
 
 __all__ = ["check_free", "data_text", "raw_results", "text", "write"]
 

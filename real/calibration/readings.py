@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from real.data.index import Index
 from real.data.storages import FilesystemStorage, Storage
-from real.launch import Place
+from real.processes.launch import Place
 
 __all__ = ["N_ALONE", "Readings", "drop_cached", "fresh_readings", "kernel_caches", "same_readings"]
 

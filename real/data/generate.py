@@ -18,9 +18,9 @@ import numpy as np
 
 from real.data.images import MOST_SAMPLES, SMALLEST_SIDE, Field, jpeg_file, make_field, paint, png_file, raw_file
 from real.data.index import INDEX, Entry, write_entries
-from real.endings import run_command
+from real.processes.exit_codes import run_command
 from simdist.errors import RunError, ScenarioError
-from simdist.units import format_nbytes, parse_nbytes
+from simdist.settings.units import format_nbytes, parse_nbytes
 
 __all__ = ["Format", "SampleSet", "contents", "generate", "main"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from real.data.index import INDEX, Entry, refuse_name, write_entries
-from real.endings import run_command
+from real.processes.exit_codes import run_command
 from simdist.errors import RunError, ScenarioError
 
 __all__ = ["index_folder", "main"]

@@ -34,7 +34,7 @@ from real.data.peers import Peers
 from real.data.rounds import Counts, Read, Round
 from real.data.samples import SampleStore
 from real.data.sources import DISK, MEMORY, PEER, STORAGE, Sources
-from real.timing import give_way
+from real.recording.timing import give_way
 from simdist.caching import BatchReads
 from simdist.errors import RunError
 

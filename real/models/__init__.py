@@ -18,7 +18,7 @@ from real.models.mlp import mlp
 from real.models.resnet import resnet
 from real.models.synthetic import Source, texts, vectors, windows
 from real.models.vgg import vgg
-from real.optimizers import Lars
+from real.programs.optimizers import Lars
 from simdist.errors import RunError
 
 __all__ = ["Job", "build", "create", "names"]

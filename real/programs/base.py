@@ -3,7 +3,7 @@
 import abc
 from collections.abc import Callable, Iterable
 
-from real.transforms import Transform
+from real.execution.transforms import Transform
 from simdist.plan import Copy, Forward, Load, Optimize, Save, StageIn, TrustRatios
 
 __all__ = ["Program"]

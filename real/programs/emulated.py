@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import final
 
+from real.execution.transforms import Transform
 from real.programs.base import Program
 from real.programs.feeding import Feed
-from real.timing import sleep_s
-from real.transforms import Transform
+from real.recording.timing import sleep_s
 from simdist.errors import RunError
 from simdist.plan import Backward, Copy, Forward, Load, Op, Optimize, Save, StageIn, TrustRatios, stream_of
 

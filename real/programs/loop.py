@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterable
 from typing import NoReturn, final
 
-from real import transforms
-from real.memory import Memory
+from real.execution import transforms
+from real.execution.memory import Memory
+from real.execution.transforms import Transform
 from real.programs.base import Program
 from real.programs.rating import Rating
-from real.transforms import Transform
 from simdist.errors import RunError
 from simdist.plan import Copy, Forward, Load, Optimize, Save, StageIn, TrustRatios
 

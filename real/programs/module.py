@@ -8,13 +8,13 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from real import transforms
-from real.memory import Memory
+from real.execution import transforms
+from real.execution.memory import Memory
+from real.execution.transforms import Transform
 from real.programs.base import Program
 from real.programs.binding import Binding
 from real.programs.feeding import Batch, Feed, normalised
 from real.programs.rating import Rating
-from real.transforms import Transform
 from simdist.errors import PlanError
 from simdist.plan import Copy, Forward, Load, Optimize, Plan, Save, StageIn, TrustRatios
 

@@ -5,9 +5,9 @@ from typing import final
 
 import torch
 
-from real.memory import Memory
-from real.optimizers import Lars
+from real.execution.memory import Memory
 from real.programs.binding import Binding
+from real.programs.optimizers import Lars
 from simdist.errors import PlanError
 from simdist.plan import Optimize, Plan, TrustRatios
 

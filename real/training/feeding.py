@@ -10,9 +10,9 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from real.feeding.inputs import DataOptions, Input, OpenStorage, open_input
-from real.feeding.sizes import n_ahead
-from real.feeding.tallies import Tally, totals
+from real.data.inputs import DataOptions, Input, OpenStorage, open_input
+from real.data.sizes import n_ahead
+from real.data.tallies import Tally, totals
 from real.training.peers import Peers
 from simdist.errors import RunError, ScenarioError
 from simdist.plan import Plan, StageIn

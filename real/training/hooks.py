@@ -22,8 +22,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from real.executor import Executor
-from real.memory import Memory
+from real.execution.executor import Executor
+from real.execution.memory import Memory
 from real.programs.binding import Binding, trained_parameters
 from real.programs.rating import Rating
 from real.training.peers import Peers

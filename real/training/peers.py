@@ -12,11 +12,11 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from real import parcels
-from real.beats import ranks_have
-from real.executor import Watch
-from real.launch import Connection, connect
-from real.rendezvous import bounded
+from real.collectives import byte_transfer
+from real.execution.executor import Watch
+from real.processes.heartbeat import ranks_have
+from real.processes.launch import Connection, connect
+from real.processes.rendezvous import bounded
 from simdist.errors import RunError
 
 __all__ = ["Peers", "meet_peers"]
@@ -73,7 +73,7 @@ class Peers:
             return
         text = f"{what}: {value}".encode()
         row = torch.frombuffer(bytearray(hashlib.sha256(text).digest()), dtype=torch.uint8)
-        rows = parcels.gather_rows(row)
+        rows = byte_transfer.gather_rows(row)
         strays = [rank for rank, each in enumerate(rows) if not torch.equal(each, rows[0])]
         if strays:
             raise RunError(f"{what} must be the same on every rank: {ranks_have(strays)} another than rank 0")
@@ -91,7 +91,7 @@ class Peers:
         if len(data) > len(mine):
             raise RunError(f"{what}: {len(data)} bytes; at most {len(mine)} can be exchanged")
         mine[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
-        rows = parcels.gather_rows(mine)
+        rows = byte_transfer.gather_rows(mine)
         return [bytes(row.tolist()).rstrip(b"\0").decode() for row in rows]
 
     def explain(self, error: BaseException, doing: str) -> RunError:

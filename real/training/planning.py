@@ -8,17 +8,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from real.optimizers import Lars
+from real.collectives.worlds import check_servers
 from real.programs.binding import trained_parameters
+from real.programs.optimizers import Lars
 from real.training.hooks import check_shape
-from real.worlds import check_servers
-from simdist import rundir
-from simdist.check import check
-from simdist.engines.delays import Delays, check_delays
 from simdist.errors import PlanError, RunError, ScenarioError, UnsupportedError
 from simdist.plan import Delay, Plan, load
+from simdist.plan.check import check
+from simdist.plan.delays import Delays, check_delays
 from simdist.plan.plan import DType
 from simdist.proof import prove
+from simdist.runs import run_directory
 from simdist.schedules import Job, Schedule
 
 __all__ = ["Wanted", "check_optimizer", "device_of", "planned"]
@@ -70,7 +70,7 @@ def planned(schedule: Schedule | Plan | Path | str, delays: Delays | None, wante
     elif isinstance(schedule, Plan):
         plan = schedule
     elif (path := Path(schedule)).is_dir():
-        run = rundir.read(path)
+        run = run_directory.read(path)
         plan, delays = run.plan, run.delays if delays is None else delays
     else:
         plan = load(path)

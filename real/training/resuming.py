@@ -6,11 +6,11 @@ from typing import final
 
 from torch import Tensor
 
-from real import parcels
-from real.archive import Job
-from real.checkpoint import Checkpoints
-from real.executor import Executor
-from real.states import LEARNED, SECTIONS, State, fingerprint
+from real.checkpoints.archive import Job
+from real.checkpoints.checkpoint import Checkpoints
+from real.checkpoints.states import LEARNED, SECTIONS, State, fingerprint
+from real.collectives import byte_transfer
+from real.execution.executor import Executor
 from real.training.peers import Peers
 from simdist.errors import RunError
 from simdist.plan import Plan
@@ -79,7 +79,7 @@ class Resuming:
             return
         sent = self._packed(LEARNED) if self._peers.rank == 0 else {}
         for section in LEARNED:
-            self._state.restore(section, parcels.broadcast(sent.get(section)))
+            self._state.restore(section, byte_transfer.broadcast(sent.get(section)))
 
     def _packed(self, sections: tuple[str, ...]) -> Mapping[str, Tensor]:
         return {section: self._state.pack(section) for section in sections}

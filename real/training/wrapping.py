@@ -24,27 +24,27 @@ import numpy as np
 import torch
 from torch import nn
 
-from real import transforms
-from real.clock import Clocks, common_start_s, compare
-from real.executor import Executor, Lanes
-from real.feeding.inputs import OpenStorage
-from real.memory import Memory
+from real.checkpoints.states import State, Stateful, carried_buffers, fingerprint
+from real.collectives.worlds import ProcessWorld, groups_of, scratch_nbytes
+from real.data.inputs import OpenStorage
+from real.execution import transforms
+from real.execution.executor import Executor, Lanes
+from real.execution.memory import Memory
 from real.programs.binding import Binding
 from real.programs.loop import LoopProgram
 from real.programs.rating import Rating
-from real.recorder import Recorder, Silent
-from real.states import State, Stateful, carried_buffers, fingerprint
-from real.traces import gather
+from real.recording.clock import Clocks, common_start_s, compare
+from real.recording.recorder import Recorder, Silent
+from real.recording.traces import gather
 from real.training.feeding import Batches, open_batches
 from real.training.hooks import Hooks
 from real.training.peers import Peers, meet_peers
 from real.training.planning import Wanted, check_optimizer, device_of, planned
 from real.training.resuming import Resuming
-from real.worlds import ProcessWorld, groups_of, scratch_nbytes
-from simdist import rundir
-from simdist.engines.delays import Delays
 from simdist.errors import RunError, ScenarioError
 from simdist.plan import Plan
+from simdist.plan.delays import Delays
+from simdist.runs import run_directory
 from simdist.schedules import Schedule
 
 __all__ = ["Worker", "wrap"]
@@ -295,7 +295,7 @@ class _Tracing:
         source = f"training loop, {self._peers.backend} on {self._peers.device.type}"
         trace = gather(self.recorder, self._plan, start_s=self.start_s, clocks=clocks, source=source)
         if trace:
-            rundir.save_trace(trace, self._path)
+            run_directory.save_trace(trace, self._path)
 
 
 def _executor(

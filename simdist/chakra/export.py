@@ -28,8 +28,8 @@ from simdist.chakra.groups import Groups
 from simdist.chakra.operations import Described, Describing
 from simdist.chakra.schema import Attribute, Metadata, Node
 from simdist.cost import Costs, Local, OpCost, Shared, Varying
-from simdist.engines.delays import Delays
 from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Tick, Wait, walk
+from simdist.plan.delays import Delays
 from simdist.scenario import Workload
 
 __all__ = ["SCHEMA", "Export"]

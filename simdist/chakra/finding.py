@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from simdist.errors import ScenarioError, TraceError
-from simdist.settings import shown
+from simdist.settings.base import shown
 
 __all__ = ["find_traces", "groups_beside", "prefix_of"]
 

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from simdist.groups import Group
 from simdist.plan import COLLECTIVES, Plan
+from simdist.plan.group import Group
 
 __all__ = ["WORLD", "Groups"]
 

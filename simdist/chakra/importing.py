@@ -19,7 +19,7 @@ from simdist.chakra.steps import Rhythm, Step, cut, find_rhythm, names_phases
 from simdist.errors import ScenarioError, TraceError, UnsupportedError
 from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.scenario import Tensor, Workload
-from simdist.settings import shown
+from simdist.settings.base import shown
 
 __all__ = ["Imported", "import_traces"]
 

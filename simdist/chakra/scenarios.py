@@ -9,7 +9,7 @@ from simdist.chakra.importing import Imported
 from simdist.errors import ScenarioError
 from simdist.scenario import Cluster, Scenario, Workload, dump, presets
 from simdist.scenario.files import read_part
-from simdist.settings import FromFile, nearest
+from simdist.settings.base import FromFile, nearest
 
 __all__ = ["fit_cluster", "scenario_of", "scenario_text"]
 

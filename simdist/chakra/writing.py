@@ -8,8 +8,8 @@ from pathlib import Path
 from simdist.chakra.export import Export
 from simdist.chakra.files import write_trace
 from simdist.errors import PlanError, RunError
-from simdist.rundir import replacing
-from simdist.units import format_nbytes
+from simdist.runs.run_directory import replacing
+from simdist.settings.units import format_nbytes
 
 __all__ = ["MAX_NBYTES", "refuse_size", "write"]
 

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from simdist import rundir
-from simdist.build import build, delays
 from simdist.chakra.export import Export
 from simdist.chakra.finding import find_traces
 from simdist.chakra.importing import Imported, import_traces
@@ -18,8 +16,10 @@ from simdist.cli.session import Session
 from simdist.cost import price
 from simdist.errors import RunError, ScenarioError
 from simdist.progress import ProgressBar
+from simdist.runs import run_directory
+from simdist.runs.build import build, delays
 from simdist.scenario import Recorded, Scenario
-from simdist.units import format_nbytes, format_seconds
+from simdist.settings.units import format_nbytes, format_seconds
 
 __all__ = ["export", "import_"]
 
@@ -136,7 +136,7 @@ def import_(
         imported = import_traces(paths, n_steps=n_steps, progress=lambda n: bar.update("read traces", n, len(paths)))
     scenario = scenario_of(imported, fit_cluster(cluster, imported.world_size), name=output.stem)
     try:
-        with rundir.replacing(output) as part:
+        with run_directory.replacing(output) as part:
             part.write_text(scenario_text(scenario, imported), encoding="utf-8")
     except OSError as error:
         raise RunError(f"{output}: cannot be written: {error.strerror or error}") from None

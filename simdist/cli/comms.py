@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from simdist import rundir
 from simdist.cli import inputs
 from simdist.cli.session import Session
 from simdist.cli.tables import table_text
-from simdist.comms import CollectiveRow, collective_rows, waiting_share
 from simdist.errors import ScenarioError
 from simdist.progress import ProgressBar
-from simdist.rundir import RunDirectory
-from simdist.units import format_seconds
+from simdist.runs import run_directory
+from simdist.runs.run_directory import RunDirectory
+from simdist.settings.units import format_seconds
+from simdist.traces.collectives import CollectiveRow, collective_rows, waiting_share
 
 __all__ = ["comms"]
 
-_TRACES = {"simulated": rundir.SIMULATED, "measured": rundir.REAL}
+_TRACES = {"simulated": run_directory.SIMULATED, "measured": run_directory.REAL}
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,16 @@ def _with_traces(session: Session, name: str, runs: Sequence[RunDirectory]) -> l
 
 
 def _how(run: RunDirectory) -> str:
-    if (run.path / rundir.PARTIAL).exists():
-        return f"only {rundir.PARTIAL}, of a run that ended early: run it again, or `simdist simulate {run.path}`"
+    if (run.path / run_directory.PARTIAL).exists():
+        return (
+            f"only {run_directory.PARTIAL}, of a run that ended early: run it again, or `simdist simulate {run.path}`"
+        )
     return f"`simdist simulate {run.path}` writes one"
 
 
 def _collectives(run: RunDirectory) -> list[_Collectives]:
     paths = {which: run.path / file for which, file in _TRACES.items()}
-    traces = {which: rundir.read_trace(path, plan=run.plan) for which, path in paths.items() if path.exists()}
+    traces = {which: run_directory.read_trace(path, plan=run.plan) for which, path in paths.items() if path.exists()}
     return [_Collectives(which, paths[which], trace.source, collective_rows(trace)) for which, trace in traces.items()]
 
 

@@ -5,18 +5,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from simdist.breakdown import STATES
-from simdist.build import build
 from simdist.cli import finished, inputs
 from simdist.cli.data_text import percent, shown_epochs
 from simdist.cli.session import Session
 from simdist.cli.tables import factor_with_interval, seconds_in_state, seconds_with_interval, table_text
-from simdist.compare import EpochMeans, Measured, Row, find_baseline, measure, row
 from simdist.engines import Engine
 from simdist.plan import LEVELS
 from simdist.progress import ProgressBar
+from simdist.runs.build import build
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
+from simdist.studies.comparison import EpochMeans, Measured, Row, find_baseline, measure, row
+from simdist.traces.breakdown import STATES
 
 __all__ = ["compare"]
 

@@ -5,24 +5,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from simdist import rundir
-from simdist.build import Built, build, delays
 from simdist.cli import inputs
 from simdist.cli.data_text import both_text, epochs_text, knobs_text, limits_text
 from simdist.cli.session import Session
 from simdist.cost import Costs, price
 from simdist.engines import Delays, simulate
-from simdist.epochs import Epoch, EpochError, Epochs, epoch_errors, epochs
 from simdist.errors import ScenarioError
-from simdist.knobs import Effects, Known, Progress, effects, settings, what_to_write
-from simdist.limits import Limits, limits
 from simdist.plan import LEVELS, Plan
 from simdist.progress import ProgressBar
-from simdist.reads import Reads, differences, expected
-from simdist.rundir import RunDirectory
+from simdist.runs import run_directory
+from simdist.runs.build import Built, build, delays
+from simdist.runs.run_directory import RunDirectory
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
-from simdist.trace import Trace
+from simdist.studies.data_knobs import Effects, Known, Progress, effects, settings, what_to_write
+from simdist.studies.epochs import Epoch, EpochError, Epochs, epoch_errors, epochs
+from simdist.studies.limits import Limits, limits
+from simdist.traces.reads import Reads, differences, expected
+from simdist.traces.trace import Trace
 
 __all__ = ["Loading", "compared", "data", "reads_text"]
 
@@ -136,9 +136,9 @@ def _of_run(run: RunDirectory, costs: Costs) -> Callable[[Callable[[int], None]]
     """Return what reads the simulated trace of a run, or makes it if there is none."""
 
     def simulated(progress: Callable[[int], None]) -> Trace:
-        path = run.path / rundir.SIMULATED
+        path = run.path / run_directory.SIMULATED
         if path.exists():
-            return rundir.read_trace(path, plan=run.plan)
+            return run_directory.read_trace(path, plan=run.plan)
         with inputs.naming(str(run.path)):
             return simulate(run.plan, costs, run.delays, progress=progress)
 
@@ -151,14 +151,15 @@ def _loading(session: Session, source: _Source, report: Progress | None) -> Load
             report(source.schedule.name, step, source.plan.n_steps)
 
     trace = source.simulate(progress)
-    if source.run is None or not (source.run.path / rundir.REAL).exists():
+    if source.run is None or not (source.run.path / run_directory.REAL).exists():
         return Loading(epochs(trace))
-    real = rundir.read_trace(source.run.path / rundir.REAL, plan=source.plan)
+    real = run_directory.read_trace(source.run.path / run_directory.REAL, plan=source.plan)
     loading = compared(source.run, trace, real)
     if loading.measured and len(loading.measured.step_stall_s) < source.plan.n_steps:
         n_steps = len(loading.measured.step_stall_s)
         session.say(
-            f"warning: {source.run.path / rundir.REAL}: only {n_steps} of {source.plan.n_steps} steps were finished"
+            f"warning: {source.run.path / run_directory.REAL}: "
+            f"only {n_steps} of {source.plan.n_steps} steps were finished"
         )
     return loading
 
@@ -171,9 +172,9 @@ def compared(run: RunDirectory, simulated: Trace, real: Trace) -> Loading:
         simulated: A trace of its plan.
         real: Another.
     """
-    path = run.path / rundir.REAL_READS
+    path = run.path / run_directory.REAL_READS
     wanted = expected(run.plan)
-    found: Reads | None = rundir.read_reads(path, plan=run.plan) if path.exists() else None
+    found: Reads | None = run_directory.read_reads(path, plan=run.plan) if path.exists() else None
     measured = epochs(real, found or wanted)
     ours = epochs(simulated, wanted, n_steps=len(measured.step_stall_s))
     differing = None if found is None else differences(found, wanted)
@@ -205,7 +206,7 @@ def reads_text(loading: Loading) -> str:
     """Return whether a run read from the levels that the plan says, a line for each level where it did not."""
     match loading.differences:
         case None:
-            return f"samples by level: the run has no {rundir.REAL_READS}; shown is what the plan says"
+            return f"samples by level: the run has no {run_directory.REAL_READS}; shown is what the plan says"
         case ():
             return "samples by level: as the plan says, in every load on every rank"
         case lines:

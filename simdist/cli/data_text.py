@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from simdist.cli.tables import seconds_in_state, table_text
-from simdist.epochs import HIDDEN_SHARE, Epoch, EpochError, Epochs
-from simdist.knobs import Effect, Effects
-from simdist.limits import LIMITS, Limits
 from simdist.plan import LEVELS
 from simdist.scenario.cluster import Storage
-from simdist.units import format_Bps, format_nbytes
+from simdist.settings.units import format_Bps, format_nbytes
+from simdist.studies.data_knobs import Effect, Effects
+from simdist.studies.epochs import HIDDEN_SHARE, Epoch, EpochError, Epochs
+from simdist.studies.limits import LIMITS, Limits
 
 __all__ = ["both_text", "epochs_text", "errors_text", "knobs_text", "limits_text", "percent", "shown_epochs"]
 

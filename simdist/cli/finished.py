@@ -14,13 +14,14 @@ from typing import Any, final
 
 import numpy as np
 
-from simdist import __version__, rundir
-from simdist.breakdown import STATES
-from simdist.build import Built
-from simdist.compare import EpochMeans, Measured, Row
+from simdist import __version__
 from simdist.errors import RunError
 from simdist.plan import LEVELS
+from simdist.runs import run_directory
+from simdist.runs.build import Built
 from simdist.scenario import Scenario
+from simdist.studies.comparison import EpochMeans, Measured, Row
+from simdist.traces.breakdown import STATES
 
 __all__ = ["Finished", "key"]
 
@@ -31,7 +32,7 @@ def key(scenario: Scenario, built: Built, *, n_seeds: int, engine: str) -> str:
     """Return a hash of what a measurement follows from: scenario, recordings, plan, seeds, engine and this version."""
     digest = hashlib.sha256(f"{__version__} {n_seeds} {engine}".encode())
     one = scenario.model_copy(update={"schedules": (built.schedule,)})
-    for name, content in rundir.contents(one, built.plan, {}).items():
+    for name, content in run_directory.contents(one, built.plan, {}).items():
         digest.update(f"\n{name} {len(content)}\n".encode())
         digest.update(content)
     return digest.hexdigest()

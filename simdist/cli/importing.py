@@ -10,17 +10,17 @@ from simdist.cli.importing_text import document, text
 from simdist.cli.links import read_cluster
 from simdist.cli.session import Session
 from simdist.errors import ScenarioError, TraceError
-from simdist.profiles.fabrics import Fabric
-from simdist.profiles.finding import find_traces
+from simdist.profiles.estimates.fabrics import Fabric
 from simdist.profiles.importing import Options, import_job
-from simdist.profiles.model import RankProfile
-from simdist.profiles.parallel import profile_all
-from simdist.profiles.ranks import profile_rank
+from simdist.profiles.kineto.finding import find_traces
+from simdist.profiles.kineto.parallel import profile_all
+from simdist.profiles.steps.model import RankProfile
+from simdist.profiles.steps.ranks import profile_rank
 from simdist.profiles.writing import check_free, write_scenario
 from simdist.progress import ProgressBar
 from simdist.scenario import Link, Tensor, Workload, load_workload, presets
-from simdist.settings import nearest
-from simdist.units import format_seconds, parse_Bps, parse_seconds
+from simdist.settings.base import nearest
+from simdist.settings.units import format_seconds, parse_Bps, parse_seconds
 
 __all__ = ["import_traces"]
 

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from simdist.cli.tables import table_text
-from simdist.comms import bus_factor
-from simdist.profiles.collectives import CollectiveTimes
+from simdist.profiles.estimates.collectives import CollectiveTimes
+from simdist.profiles.estimates.links import as_group, predicted_s
+from simdist.profiles.estimates.stragglers import Straggler
 from simdist.profiles.importing import Imported
-from simdist.profiles.links import as_group, predicted_s
 from simdist.profiles.notes import listed
-from simdist.profiles.stragglers import Straggler
-from simdist.units import format_Bps, format_nbytes, format_seconds
+from simdist.settings.units import format_Bps, format_nbytes, format_seconds
+from simdist.traces.collectives import bus_factor
 
 __all__ = ["document", "text"]
 

@@ -4,14 +4,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from simdist import rundir
 from simdist import scenario as scenarios
 from simdist.cli.session import Session
 from simdist.errors import PlanError, ScenarioError, UnsupportedError
-from simdist.runs import longest_period, runs_of
+from simdist.runs import run_directory
 from simdist.scenario import Scenario, presets
 from simdist.schedules import Schedule
-from simdist.settings import nearest, shown
+from simdist.settings.base import nearest, shown
+from simdist.studies.resampling import longest_period, runs_of
 
 __all__ = ["check_picture", "choose", "measure_command", "naming", "read_runs", "read_scenario", "targets"]
 
@@ -24,7 +24,8 @@ def read_scenario(session: Session, name: str, *, is_compared: bool = False) -> 
     Args:
         session: This run of the command line.
         name: Of the file or preset.
-        is_compared: It will be run as `simdist.runs` says, so seeds and steps have the effect that they have there.
+        is_compared: It will be run as `simdist.studies.resampling` says, so seeds and steps
+            have the effect that they have there.
 
     Raises:
         ScenarioError: It cannot be read, or is wrong.
@@ -59,7 +60,7 @@ def choose(scenario: Scenario, label: str | None, *, where: str) -> tuple[Schedu
     return chosen
 
 
-def read_runs(name: str, label: str | None) -> list[rundir.RunDirectory]:
+def read_runs(name: str, label: str | None) -> list[run_directory.RunDirectory]:
     """Read the run directory at a path, or those inside it, of all schedules or of the one with a label.
 
     Raises:
@@ -67,7 +68,7 @@ def read_runs(name: str, label: str | None) -> list[rundir.RunDirectory]:
         PlanError: A plan or delays are wrong or do not fit.
         TraceError: A trace is damaged, or of another plan.
     """
-    found = [rundir.read(path) for path in rundir.find(Path(name))]
+    found = [run_directory.read(path) for path in run_directory.find(Path(name))]
     labels = [each.scenario.schedules[0].name for each in found]
     chosen = [each for each, each_label in zip(found, labels, strict=True) if label in (None, each_label)]
     if not chosen:
@@ -87,12 +88,12 @@ def targets(output: Path, schedules: Sequence[Schedule]) -> list[Path]:
         ScenarioError: A label is no name of a directory.
         PlanError: There is a run directory in the way.
     """
-    inside = sorted(file.parent.name for file in output.glob(f"*/{rundir.PLAN}"))
+    inside = sorted(file.parent.name for file in output.glob(f"*/{run_directory.PLAN}"))
     if len(schedules) == 1:
         if inside:
             raise PlanError(f"{output}: holds a run for each of {', '.join(inside)}; choose another directory with -o")
         return [output]
-    if (output / rundir.PLAN).exists():
+    if (output / run_directory.PLAN).exists():
         raise PlanError(
             f"{output}: is the run directory of one plan, {len(schedules)} need another; choose one with -o"
         )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from simdist.errors import ScenarioError
 from simdist.scenario import Cluster, Scenario, load_cluster, presets
-from simdist.settings import nearest
+from simdist.settings.base import nearest
 
 __all__ = ["read_cluster", "with_links"]
 

@@ -10,8 +10,8 @@ from simdist.cli.tables import table_text
 from simdist.scenario import Cluster, Workload, load, presets
 from simdist.scenario.presets import Kind
 from simdist.scenario.strict_yaml import parse
-from simdist.settings import FromFile
-from simdist.units import format_Bps, format_nbytes
+from simdist.settings.base import FromFile
+from simdist.settings.units import format_Bps, format_nbytes
 
 __all__ = ["show"]
 

@@ -5,14 +5,14 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-from simdist import rundir
-from simdist.build import Built, build, delays, job
 from simdist.cli import inputs
 from simdist.cli.session import Session
-from simdist.groups import Group
 from simdist.plan import plan_text
+from simdist.plan.group import Group
 from simdist.progress import ProgressBar
 from simdist.proof import Result
+from simdist.runs import run_directory
+from simdist.runs.build import Built, build, delays, job
 from simdist.scenario import Scenario
 
 __all__ = ["plan"]
@@ -31,7 +31,7 @@ def plan(session: Session, name: str, *, output: Path | None, label: str | None,
                 built = build(scenario, schedule)
             if path:
                 one = scenario.model_copy(update={"schedules": (schedule,)})
-                rundir.write(path, one, built.plan, delays(scenario), force=force)
+                run_directory.write(path, one, built.plan, delays(scenario), force=force)
                 session.wrote(path)
             results = _results(scenario, built)
             plans.append(_document(built, results, path))

@@ -3,8 +3,6 @@
 import sys
 from pathlib import Path
 
-from simdist import rundir
-from simdist.calibrated import Calibrated
 from simdist.cli import inputs
 from simdist.cli.session import Session
 from simdist.errors import RunError, ScenarioError
@@ -19,8 +17,10 @@ from simdist.report.page import (
     shown_runs,
     sweep_page,
 )
+from simdist.runs import run_directory
+from simdist.runs.calibrated import Calibrated
+from simdist.settings.units import format_nbytes
 from simdist.sweep.computed import is_sweep
-from simdist.units import format_nbytes
 
 __all__ = ["MOST_RUNS", "report"]
 
@@ -70,7 +70,7 @@ def _refuse(option: str, value: object, why: str) -> None:
 
 def _check_number(folder: Path) -> None:
     """Refuse more runs than a page can show, before they are read."""
-    paths = rundir.find(folder)
+    paths = run_directory.find(folder)
     if len(paths) > MOST_RUNS:
         parents = dict.fromkeys(path.parent for path in paths)
         example = f", such as {next(iter(parents))}" if len(parents) > 1 else ""
@@ -129,7 +129,7 @@ def _write(path: Path, page: str) -> int:
     """Write a page, or leave what is there; return its bytes. Half characters, as in names of files, become `?`."""
     content = page.encode("utf-8", errors="replace")
     try:
-        with rundir.replacing(path) as part:
+        with run_directory.replacing(path) as part:
             part.write_bytes(content)
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None

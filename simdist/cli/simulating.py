@@ -5,21 +5,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from simdist import rundir
-from simdist.breakdown import STATES, Breakdown, breakdown
-from simdist.build import build, delay_sampler, delays, job
 from simdist.cli import inputs
 from simdist.cli.session import Session
 from simdist.cli.tables import seconds_in_state, table_text
 from simdist.cost import Costs, price
 from simdist.engines import Engine, fast
 from simdist.engines import simulate as simulate_plan
-from simdist.engines.delays import Delays
 from simdist.errors import UnsupportedError
 from simdist.plan import Plan
+from simdist.plan.delays import Delays
 from simdist.progress import ProgressBar
+from simdist.runs import run_directory
+from simdist.runs.build import build, delay_sampler, delays, job
 from simdist.scenario import Scenario
-from simdist.trace import Trace
+from simdist.traces.breakdown import STATES, Breakdown, breakdown
+from simdist.traces.trace import Trace
 
 __all__ = ["simulate"]
 
@@ -78,8 +78,8 @@ def simulate(
             with inputs.naming(f"{name}: {run.label}"):
                 done = _simulate_one(run, engine, bar)
             if run.path and done.trace:
-                rundir.save_trace(done.trace, run.path / rundir.SIMULATED)
-                session.wrote(run.path / rundir.SIMULATED)
+                run_directory.save_trace(done.trace, run.path / run_directory.SIMULATED)
+                session.wrote(run.path / run_directory.SIMULATED)
             rows.append(_row(run, done))
             traces += [(run.label, done.trace)] if plot and done.trace else []
     title = f"{Path(name).name}: seconds per step, averaged over ranks"
@@ -103,7 +103,9 @@ def _from_scenario(
         with inputs.naming(name):
             built = build(scenario, schedule)
         if path and drawn is not None:
-            rundir.write(path, scenario.model_copy(update={"schedules": (schedule,)}), built.plan, drawn, force=force)
+            run_directory.write(
+                path, scenario.model_copy(update={"schedules": (schedule,)}), built.plan, drawn, force=force
+            )
             session.saved.append(str(path))
         yield _Run(schedule.name, scenario, built.plan, built.costs, drawn, path)
 
@@ -118,17 +120,17 @@ def _from_directory(
         with inputs.naming(f"{name}: {schedule.name}"):
             costs = price(each.plan, each.scenario.cluster, each.scenario.workload)
         if output:
-            rundir.write(path, each.scenario, each.plan, each.delays, force=force)
+            run_directory.write(path, each.scenario, each.plan, each.delays, force=force)
             session.saved.append(str(path))
         yield _Run(schedule.name, each.scenario, each.plan, costs, each.delays, path)
         _warn_of_other_plan(session, each)
 
 
-def _warn_of_other_plan(session: Session, run: rundir.RunDirectory) -> None:
+def _warn_of_other_plan(session: Session, run: run_directory.RunDirectory) -> None:
     """A plan may be written by hand; then it does not do what the scenario says, which is worth a word."""
     schedule = run.scenario.schedules[0]
     if schedule.plan(job(run.scenario)).digest() != run.plan.digest():
-        file = run.path / rundir.PLAN
+        file = run.path / run_directory.PLAN
         session.say(
             f"warning: {file}: is not the plan that {schedule.name} makes of the scenario; simulated as it stands"
         )
@@ -164,7 +166,7 @@ def _row(run: _Run, done: _Simulated) -> dict[str, object]:
         "steps": run.plan.n_steps,
         "engine": done.engine,
         "digest": run.plan.digest(),
-        "trace": str(run.path / rundir.SIMULATED) if run.path else None,
+        "trace": str(run.path / run_directory.SIMULATED) if run.path else None,
     }
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from simdist.units import format_seconds
+from simdist.settings.units import format_seconds
 
 __all__ = ["factor_with_interval", "lead_with_interval", "seconds_in_state", "seconds_with_interval", "table_text"]
 

@@ -5,19 +5,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from simdist import rundir
 from simdist.cli import inputs
 from simdist.cli.session import Session
 from simdist.errors import ScenarioError
 from simdist.plan import load
 from simdist.progress import ProgressBar
-from simdist.trace import Trace
+from simdist.runs import run_directory
+from simdist.traces.trace import Trace
 
 __all__ = ["Which", "trace"]
 
 Which: TypeAlias = Literal["simulated", "real"]
 
-_FILES: dict[Which, str] = {"simulated": rundir.SIMULATED, "real": rundir.REAL}
+_FILES: dict[Which, str] = {"simulated": run_directory.SIMULATED, "real": run_directory.REAL}
 
 
 def trace(
@@ -41,14 +41,14 @@ def trace(
         ranks: Which ranks.
         tensors: With what gradients go through.
     """
-    from simdist.chrome import write_chrome
+    from simdist.traces.chrome import write_chrome
 
     with ProgressBar(sys.stderr) as bar:
         bar.update("read the trace", 0, None)
         path, loaded = _load(run, which)
-        counts = path.parent / rundir.REAL_READS
-        is_counted = path.name == rundir.REAL and counts.exists() and loaded.plan.dataset is not None
-        reads = rundir.read_reads(counts, plan=loaded.plan) if is_counted else None
+        counts = path.parent / run_directory.REAL_READS
+        is_counted = path.name == run_directory.REAL and counts.exists() and loaded.plan.dataset is not None
+        reads = run_directory.read_reads(counts, plan=loaded.plan) if is_counted else None
         n_steps = loaded.plan.n_steps
         if steps is not None and steps.stop == sys.maxsize:
             steps = range(steps.start, max(n_steps, steps.start + 1))
@@ -77,12 +77,12 @@ def _load(path: Path, which: Which | None) -> tuple[Path, Trace]:
     if not path.is_dir():
         if which:
             raise ScenarioError(f"{path}: --trace {which} chooses a trace of a run directory, and this is a file")
-        return path, rundir.read_trace(path)
-    runs = rundir.find(path)
+        return path, run_directory.read_trace(path)
+    runs = run_directory.find(path)
     if len(runs) > 1:
         raise ScenarioError(f"{path}: holds several runs; name one of {', '.join(map(str, runs))}")
     file = _choose(runs[0], which)
-    return file, rundir.read_trace(file, plan=load(runs[0] / rundir.PLAN))
+    return file, run_directory.read_trace(file, plan=load(runs[0] / run_directory.PLAN))
 
 
 def _choose(run: Path, which: Which | None) -> Path:
@@ -97,7 +97,7 @@ def _choose(run: Path, which: Which | None) -> Path:
     if not found:
         missing = _FILES[which] if which and traces else "trace yet"
         how = (
-            inputs.measure_command(run, load(run / rundir.PLAN).world_size)
+            inputs.measure_command(run, load(run / run_directory.PLAN).world_size)
             if which == "real"
             else f"simdist simulate {run}"
         )

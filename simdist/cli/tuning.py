@@ -5,22 +5,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from simdist import compare
-from simdist.build import Built, dataset
 from simdist.cli import finished, inputs
 from simdist.cli.session import Session
 from simdist.cli.tuning_text import tuned_document, tuned_text
-from simdist.compare import Measured, Row, row
 from simdist.errors import RunError, ScenarioError
 from simdist.progress import ProgressBar
+from simdist.runs.build import Built, dataset
 from simdist.scenario import Recorded, Scenario, dump
 from simdist.schedules import Schedule
-from simdist.settings import shown
+from simdist.settings.base import shown
+from simdist.settings.units import parse_fraction, parse_nbytes
+from simdist.studies import comparison
+from simdist.studies.comparison import Measured, Row, row
 from simdist.tune import Constraints, Extras, Tuned, Wanted
 from simdist.tune import tune as find
 from simdist.tune.candidates import unlike
 from simdist.tune.tuning import baseline_of
-from simdist.units import parse_fraction, parse_nbytes
 
 __all__ = ["Asked", "tune"]
 
@@ -179,7 +179,7 @@ class _Kept:
         """Simulate a plan with so many seeds, unless it was before."""
         key = finished.key(scenario, built, n_seeds=n_seeds, engine="auto") if self._kept else ""
         known = self._kept.get(key) if self._kept else None
-        measured = known or compare.measure(scenario, built, n_seeds=n_seeds)
+        measured = known or comparison.measure(scenario, built, n_seeds=n_seeds)
         found = row(measured, self._first.setdefault((scenario.seed, n_seeds), measured))
         if self._fastest is None or found.step_s < self._fastest.step_s:
             self._fastest = found

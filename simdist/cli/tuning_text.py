@@ -4,10 +4,10 @@ import math
 from dataclasses import asdict
 
 from simdist.cli.tables import factor_with_interval, seconds_with_interval, table_text
+from simdist.settings.units import format_nbytes
 from simdist.tune import Tuned, Wanted
 from simdist.tune.finals import Finalist
 from simdist.tune.verdict import entry
-from simdist.units import format_nbytes
 
 __all__ = ["tuned_document", "tuned_text"]
 

@@ -5,8 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from simdist import rundir
-from simdist.calibrated import Calibrated, simulate_run
 from simdist.cli import inputs
 from simdist.cli.data import Loading, compared, reads_text
 from simdist.cli.data_text import errors_text
@@ -14,11 +12,13 @@ from simdist.cli.session import Session
 from simdist.cli.validation_text import summary_text, validation_text
 from simdist.errors import ScenarioError, TraceError
 from simdist.progress import ProgressBar
-from simdist.ranking import Summary, summarize
-from simdist.rundir import RunDirectory
-from simdist.trace import Trace
-from simdist.validate import Validation
-from simdist.validate import validate as validate_traces
+from simdist.runs import run_directory
+from simdist.runs.calibrated import Calibrated, simulate_run
+from simdist.runs.run_directory import RunDirectory
+from simdist.studies.ranking import Summary, summarize
+from simdist.studies.validation import Validation
+from simdist.studies.validation import validate as validate_traces
+from simdist.traces.trace import Trace
 
 __all__ = ["validate"]
 
@@ -90,20 +90,20 @@ def _warn_of_other_scenarios(session: Session, runs: Sequence[RunDirectory]) -> 
 
 def _missing(run: RunDirectory) -> str | None:
     """Say what to do if a run was not measured to its end."""
-    if (run.path / rundir.REAL).exists():
+    if (run.path / run_directory.REAL).exists():
         return None
     how = inputs.measure_command(run.path, run.plan.world_size)
-    if (run.path / rundir.PARTIAL).exists():
-        return f"has only {rundir.PARTIAL}, of a run that ended early; `{how}` measures all of it"
-    return f"has no {rundir.REAL}: it was not measured yet; `{how}` does it"
+    if (run.path / run_directory.PARTIAL).exists():
+        return f"has only {run_directory.PARTIAL}, of a run that ended early; `{how}` measures all of it"
+    return f"has no {run_directory.REAL}: it was not measured yet; `{how}` does it"
 
 
 def _validate(
     session: Session, runs: Sequence[RunDirectory], calibrated: Calibrated | None, bar: ProgressBar
 ) -> Iterator[_Validated]:
     for number, run in enumerate(runs):
-        path = run.path / rundir.REAL
-        real = rundir.read_trace(path, plan=run.plan)
+        path = run.path / run_directory.REAL
+        real = run_directory.read_trace(path, plan=run.plan)
         if not real.source.startswith("real"):
             raise TraceError(
                 f"{path}: is {real.source!r}, and no measurement: `simdist validate` needs one; move it away"
@@ -123,15 +123,16 @@ def _validate(
 def _simulated(session: Session, run: RunDirectory, calibrated: Calibrated | None, real: Trace) -> Trace:
     """Simulate a run, with its own cluster or with one from a file; write the trace if it is the first of its own."""
     trace = simulate_run(run, calibrated, real=real)
-    kept = run.path / rundir.SIMULATED
+    kept = run.path / run_directory.SIMULATED
     if calibrated:
         return trace
     if not kept.exists():
-        rundir.save_trace(trace, kept)
+        run_directory.save_trace(trace, kept)
         session.wrote(kept)
-    elif _differ(trace, rundir.read_trace(kept, plan=run.plan)):
+    elif _differ(trace, run_directory.read_trace(kept, plan=run.plan)):
         session.say(
-            f"warning: {kept}: is not what {rundir.SCENARIO} and {rundir.DELAYS} give now; simulated afresh for this; "
+            f"warning: {kept}: is not what {run_directory.SCENARIO} and {run_directory.DELAYS} give now; "
+            "simulated afresh for this; "
             f"`simdist simulate {run.path}` replaces it"
         )
     return trace
@@ -181,7 +182,7 @@ def _loading_document(loading: Loading) -> dict[str, object]:
 
 
 def _text(each: _Validated, cluster: Path | None) -> str:
-    machines = str(cluster) if cluster else f"the cluster of {each.run.path / rundir.SCENARIO}"
+    machines = str(cluster) if cluster else f"the cluster of {each.run.path / run_directory.SCENARIO}"
     plan = each.run.plan
     counts = {"world_size": plan.world_size, "n_planned_steps": plan.n_steps}
     text = validation_text(each.validation, **counts, machines=machines)

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator
 
 from simdist.cli.tables import table_text
-from simdist.ranking import Summary
-from simdist.units import format_seconds
-from simdist.validate import Validation
+from simdist.settings.units import format_seconds
+from simdist.studies.ranking import Summary
+from simdist.studies.validation import Validation
 
 __all__ = ["summary_text", "validation_text"]
 

@@ -16,7 +16,7 @@ from simdist.errors import RunError, TraceError
 from simdist.progress import ProgressBar
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
-from simdist.units import format_seconds
+from simdist.settings.units import format_seconds
 from simdist.whatif.gains import Gains, gains
 from simdist.whatif.pattern import pattern
 from simdist.whatif.recording import measured_delays, only_steps, with_recording

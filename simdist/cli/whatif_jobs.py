@@ -7,18 +7,18 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from simdist import rundir
-from simdist.analysis import first_steps
-from simdist.build import build, delays
 from simdist.cli import inputs
 from simdist.cli.links import with_links
 from simdist.cli.session import Session
 from simdist.engines import simulate
 from simdist.errors import PlanError, ScenarioError, TraceError
-from simdist.rundir import RunDirectory
+from simdist.runs import run_directory
+from simdist.runs.build import build, delays
+from simdist.runs.run_directory import RunDirectory
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
-from simdist.trace import Trace
+from simdist.traces.trace import Trace
+from simdist.traces.waiting import first_steps
 from simdist.whatif.candidates import candidates
 from simdist.whatif.recording import as_recorded
 
@@ -26,7 +26,7 @@ __all__ = ["Job", "Wanted", "Which", "read_job", "schedules_of"]
 
 Which: TypeAlias = Literal["simulated", "real"]
 
-_FILES: dict[Which, str] = {"real": rundir.REAL, "simulated": rundir.SIMULATED}  # in order of preference
+_FILES: dict[Which, str] = {"real": run_directory.REAL, "simulated": run_directory.SIMULATED}  # in order of preference
 _MOST_VALUES = 150_000_000  # of operations x ranks in a trace: 3.6 GB
 _PROBED_STEPS = 64
 
@@ -109,13 +109,13 @@ def _from_directory(session: Session, name: str, wanted: Wanted) -> Job:
     run = chosen[_baseline([each.scenario.schedules[0] for each in chosen])]
     file = _trace_file(run, wanted.which)
     if file is None:
-        missing = _FILES[wanted.which] if wanted.which else f"{rundir.REAL} and no {rundir.SIMULATED}"
+        missing = _FILES[wanted.which] if wanted.which else f"{run_directory.REAL} and no {run_directory.SIMULATED}"
         how = inputs.measure_command(run.path, run.plan.world_size)
         raise ScenarioError(
             f"{run.path}: has no {missing}: `simdist simulate {run.path}` makes a simulated trace, "
             f"`{how}` a measured one"
         )
-    trace = _finished(session, file, rundir.read_trace(file, plan=run.plan))
+    trace = _finished(session, file, run_directory.read_trace(file, plan=run.plan))
     baseline = run.scenario.schedules[0]
     others = {each.scenario.schedules[0].name: each.scenario.schedules[0] for each in runs}
     others.pop(baseline.name)

@@ -7,8 +7,8 @@ import numpy as np
 
 from simdist.cli.data_text import percent
 from simdist.cli.tables import seconds_in_state, table_text
-from simdist.runs import WORTHWHILE
-from simdist.units import format_seconds
+from simdist.settings.units import format_seconds
+from simdist.studies.resampling import WORTHWHILE
 from simdist.whatif.gains import Gain, Gains
 from simdist.whatif.pattern import Pattern
 from simdist.whatif.slowdown import Slowdown

@@ -21,7 +21,6 @@ from simdist.cost.sharing import contested_ops
 from simdist.cost.topology import Topology
 from simdist.cost.transfers import Shared, Stage, Transfer
 from simdist.errors import PlanError
-from simdist.groups import Group
 from simdist.plan import (
     COLLECTIVES,
     AllGather,
@@ -50,6 +49,7 @@ from simdist.plan import (
     Unpack,
     Wait,
 )
+from simdist.plan.group import Group
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.workload import Workload
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.groups import Group
+from simdist.plan.group import Group
 
 __all__ = ["Shared", "Stage", "Transfer"]
 

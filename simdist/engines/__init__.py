@@ -4,10 +4,10 @@ from typing import Literal, TypeAlias
 
 from simdist.cost import Costs
 from simdist.engines import des, fast
-from simdist.engines.delays import Delays, DelaySource, DrawnDelays, check_delays
 from simdist.errors import UnsupportedError
 from simdist.plan import Plan
-from simdist.trace import Trace
+from simdist.plan.delays import Delays, DelaySource, DrawnDelays, check_delays
+from simdist.traces.trace import Trace
 
 __all__ = ["DelaySource", "Delays", "DrawnDelays", "Engine", "check_delays", "des", "fast", "simulate"]
 
@@ -20,7 +20,7 @@ def simulate(
     """Simulate a plan.
 
     Args:
-        plan: A legal plan (see `simdist.check`).
+        plan: A legal plan (see `simdist.plan.check`).
         costs: Its price list (see `simdist.cost`).
         delays: Channel -> float64 `[n_steps, world_size]`, seconds.
         engine: `auto` takes the fast engine, and the discrete-event engine where that one refuses.

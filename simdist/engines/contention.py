@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost import Costs, Shared
-from simdist.engines.network import common_start_s
+from simdist.engines.network.fluid import common_start_s
 from simdist.errors import UnsupportedError
 from simdist.plan import Op, op_text
 

@@ -24,12 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost import Costs, Local, Shared, Transfer, Varying
-from simdist.engines.delays import Delays, check_delays
-from simdist.engines.network import FluidNetwork
+from simdist.engines.network.fluid import FluidNetwork
 from simdist.engines.timeline import Timeline
 from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Tick, walk
+from simdist.plan.delays import Delays, check_delays
 from simdist.plan.ticks import tick_s
-from simdist.trace import Trace
+from simdist.traces.trace import Trace
 
 __all__ = ["simulate"]
 

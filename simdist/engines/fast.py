@@ -22,15 +22,15 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.breakdown import Attribution, Breakdown, Observer
 from simdist.cost import Costs, Local, Shared, Varying
 from simdist.engines.contention import Contention
-from simdist.engines.delays import Delays, DelaySource, DrawnDelays, check_delays
 from simdist.errors import UnsupportedError
 from simdist.plan import COLLECTIVES, Channel, Delay, Op, Plan, Tick, op_text
+from simdist.plan.delays import Delays, DelaySource, DrawnDelays, check_delays
 from simdist.plan.ticks import tick_s
 from simdist.plan.walk import Stretch, Template, stretches
-from simdist.trace import Trace
+from simdist.traces.breakdown import Attribution, Breakdown, Observer
+from simdist.traces.trace import Trace
 
 __all__ = ["measure", "simulate"]
 

@@ -26,12 +26,12 @@ from typing import Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.breakdown import Observer
 from simdist.errors import TraceError
 from simdist.plan import COLLECTIVES, Plan, Tick, op_text, stream_of
 from simdist.plan.ticks import tick_s
 from simdist.plan.walk import Stretch, Template, stretches
-from simdist.trace import Trace
+from simdist.traces.breakdown import Observer
+from simdist.traces.trace import Trace
 
 __all__ = ["Durations", "Timing", "replay", "replayed_trace", "step_end_s", "timing"]
 
@@ -187,7 +187,7 @@ def replayed_trace(trace: Trace, durations: Durations) -> Trace:
 def step_end_s(plan: Plan, durations: Durations, *, n_variants: int, progress: Progress | None = None) -> Times:
     """Return when the last rank was done with each step in each variant, float64 `[n_steps, n_variants]`.
 
-    Loads and saves do not count: they belong to later steps, or to none (as in `simdist.analysis.step_end_s`).
+    Loads and saves do not count: they belong to later steps, or to none (as in `simdist.traces.waiting.step_end_s`).
     """
     kept = _StepEnds(plan, n_variants)
     replay(plan, durations, kept, n_variants=n_variants, progress=progress)

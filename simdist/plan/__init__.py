@@ -1,8 +1,8 @@
 """The plan (intermediate representation): one value that the simulator and the real executor both interpret."""
 
-from simdist.groups import Group
 from simdist.plan.codec import dumps, load, loads, save
 from simdist.plan.dataset import LEVELS, Dataset, Level
+from simdist.plan.group import Group
 from simdist.plan.occurrences import Occurrences, occurrences
 from simdist.plan.ops import (
     COLLECTIVES,

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from simdist.errors import PlanError
-from simdist.groups import Group
 from simdist.plan import ops
 from simdist.plan.dataset import Dataset
+from simdist.plan.group import Group
 from simdist.plan.plan import Buffer, Plan, Run
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ concurrently with each other.
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, assert_never
 
-from simdist.groups import Group
 from simdist.plan.dataset import Level
+from simdist.plan.group import Group
 
 __all__ = [
     "COLLECTIVES",

@@ -8,7 +8,7 @@ Execution follows CUDA. The host walks the body and enqueues each operation on i
 host has reached it, its stream is free and the buffers it needs are ready: max(host, stream, dependencies).
 Dependencies are derived in `simdist.plan.walk`; nobody states one, so nobody forgets one.
 
->>> from simdist.groups import Group
+>>> from simdist.plan.group import Group
 >>> from simdist.plan.ops import AllReduce, Backward, Forward, Optimize
 >>> step = (Forward(("param",), ("loss",)), Backward(("loss", "param"), "grad"),
 ...         AllReduce("grad", Group(2)), Optimize(("param",), ("grad",)))
@@ -142,7 +142,7 @@ class Plan:
             yield from of_body[body]
 
     def buffer(self, name: str) -> Buffer:
-        """Return the buffer of that name; KeyError if there is none (`simdist.check` reports it better)."""
+        """Return the buffer of that name; KeyError if there is none (`simdist.plan.check` reports it better)."""
         for buffer in self.buffers:
             if buffer.name == name:
                 return buffer

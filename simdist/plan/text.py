@@ -33,7 +33,7 @@ from simdist.plan.ops import (
     stream_of,
 )
 from simdist.plan.plan import Body, Buffer, Plan, Run
-from simdist.units import format_nbytes, format_seconds
+from simdist.settings.units import format_nbytes, format_seconds
 
 __all__ = ["body_text", "op_name", "op_text", "order_text", "plan_text"]
 
@@ -41,7 +41,7 @@ __all__ = ["body_text", "op_name", "op_text", "order_text", "plan_text"]
 def op_name(op: Op) -> str:
     """Return the operation's name in the field's spelling.
 
-    >>> from simdist.groups import Group
+    >>> from simdist.plan.group import Group
     >>> op_name(AllReduce("grad", Group(8)))
     'all_reduce'
     """
@@ -51,7 +51,7 @@ def op_name(op: Op) -> str:
 def op_text(op: Op) -> str:
     """Return the operation as one line of text.
 
-    >>> from simdist.groups import Group
+    >>> from simdist.plan.group import Group
     >>> op_text(AllReduce("grad.2", Group(8)))
     'all_reduce(grad.2, mean over group of 8)'
     """

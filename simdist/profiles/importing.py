@@ -8,27 +8,27 @@ from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
 from simdist.plan.ops import Channel
-from simdist.profiles.base import BaseTimes, base_times, parts
-from simdist.profiles.candidates import candidates
-from simdist.profiles.clocks import Clocks, synchronize
-from simdist.profiles.collectives import CollectiveTimes, collective_times
-from simdist.profiles.delays import HostModel, host_model, measured, recorded
-from simdist.profiles.fabrics import Fabric, fabric_of_gpus
-from simdist.profiles.job import TracedJob, assemble
-from simdist.profiles.layout import Layout, find_layout
-from simdist.profiles.links import Links, derive_links
-from simdist.profiles.matching import match
-from simdist.profiles.model import RankProfile
-from simdist.profiles.proof import Proof, prove_step
-from simdist.profiles.slow import slow_devices, slow_throughout
-from simdist.profiles.stragglers import Noise, Straggler, find_stragglers, noise_of, without
-from simdist.profiles.tensors import Model, find_model
-from simdist.profiles.together import check_one_run
-from simdist.profiles.unseen import find_unseen, unseen_note, with_unseen
+from simdist.profiles.estimates.base import BaseTimes, base_times, parts
+from simdist.profiles.estimates.candidates import candidates
+from simdist.profiles.estimates.collectives import CollectiveTimes, collective_times
+from simdist.profiles.estimates.delays import HostModel, host_model, measured, recorded
+from simdist.profiles.estimates.fabrics import Fabric, fabric_of_gpus
+from simdist.profiles.estimates.links import Links, derive_links
+from simdist.profiles.estimates.proof import Proof, prove_step
+from simdist.profiles.estimates.slow_devices import slow_devices, slow_throughout
+from simdist.profiles.estimates.stragglers import Noise, Straggler, find_stragglers, noise_of, without
+from simdist.profiles.estimates.tensors import Model, find_model
+from simdist.profiles.job.clocks import Clocks, synchronize
+from simdist.profiles.job.job import TracedJob, assemble
+from simdist.profiles.job.layout import Layout, find_layout
+from simdist.profiles.job.matching import match
+from simdist.profiles.job.same_run import check_one_run
+from simdist.profiles.job.untraced_ranks import find_unseen, unseen_note, with_unseen
+from simdist.profiles.steps.model import RankProfile
 from simdist.scenario import Cluster, Host, Input, Link, Persistent, Scenario, Storage, Tensor, Workload
 from simdist.scenario.cluster import DeviceOverride
 from simdist.schedules import Schedule
-from simdist.units import format_seconds
+from simdist.settings.units import format_seconds
 
 __all__ = ["Imported", "Options", "import_job"]
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 
+from simdist.profiles.estimates.stragglers import Straggler
 from simdist.profiles.importing import Imported
 from simdist.profiles.notes import listed
-from simdist.profiles.stragglers import Straggler
 from simdist.scenario import Cluster, Device, Link, Tensor, strict_yaml
 from simdist.schedules import Schedule
 

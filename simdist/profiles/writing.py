@@ -7,10 +7,10 @@ from tempfile import TemporaryFile
 from simdist.errors import RunError, ScenarioError
 from simdist.profiles.importing import Imported
 from simdist.profiles.scenario_text import Names, has_own_workload, scenario_text
-from simdist.rundir import replacing
+from simdist.runs.run_directory import replacing
 from simdist.scenario import load
 from simdist.scenario.files import dump_workload
-from simdist.trace import write_npz
+from simdist.traces.trace import write_npz
 
 __all__ = ["check_free", "write_scenario"]
 

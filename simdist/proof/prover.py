@@ -32,9 +32,7 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.check import fail_at
 from simdist.errors import PlanError
-from simdist.groups import Group
 from simdist.plan import (
     AllGather,
     AllReduce,
@@ -62,6 +60,8 @@ from simdist.plan import (
     Wait,
     writes,
 )
+from simdist.plan.check import fail_at
+from simdist.plan.group import Group
 from simdist.proof.symbols import (
     State,
     Tag,
@@ -112,7 +112,7 @@ def prove(plan: Plan, result: Callable[[int], Result]) -> int:
     """Show that every step of `plan` leaves behind what `result(step)` declares.
 
     Args:
-        plan: A legal plan (see `simdist.check`).
+        plan: A legal plan (see `simdist.plan.check`).
         result: The schedule's declaration.
 
     Returns:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.analysis import host_waits, step_end_s
 from simdist.plan import (
     COLLECTIVES,
     STREAMS,
@@ -39,7 +38,8 @@ from simdist.plan import (
 )
 from simdist.report import palette
 from simdist.report.palette import Style
-from simdist.trace import Trace
+from simdist.traces.trace import Trace
+from simdist.traces.waiting import host_waits, step_end_s
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simdist.compare import Row
 from simdist.errors import ScenarioError
 from simdist.report.lettering import literal_text, shortened
 from simdist.report.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PALE_GREEN, VERMILLION, Style, time_unit
+from simdist.studies.comparison import Row
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +32,7 @@ def speedup_figure(rows: Sequence[Row], *, title: str, published: Mapping[str, f
     """Draw the speed-up of every schedule with its 95 % interval, and where its step time goes.
 
     Args:
-        rows: The lines of the table (see `simdist.compare`), drawn from top to bottom.
+        rows: The lines of the table (see `simdist.studies.comparison`), drawn from top to bottom.
         title: Heading.
         published: Speed-ups of others to compare with, by the label of the schedule; drawn as diamonds.
 

@@ -8,7 +8,7 @@ from simdist.report import palette
 from simdist.report.lanes import LEGEND, View, draw_lanes
 from simdist.report.lettering import literal_text, shortened
 from simdist.report.palette import Style, time_unit
-from simdist.trace import Trace
+from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

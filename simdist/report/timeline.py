@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simdist.analysis import waiting
 from simdist.errors import TraceError
 from simdist.plan import Plan
 from simdist.report import palette
 from simdist.report.lanes import LEGEND, View, draw_lanes
 from simdist.report.lettering import literal_text, shortened
 from simdist.report.palette import Style, time_unit
-from simdist.trace import Trace
+from simdist.traces.trace import Trace
+from simdist.traces.waiting import waiting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

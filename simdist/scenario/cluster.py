@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
-from simdist.groups import MAX_WORLD_SIZE
+from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.scenario.link import Link, above_0
 from simdist.scenario.precision import Peak
-from simdist.settings import Fault, Settings, refuse
-from simdist.units import BytesPerSecond, Factor, Nbytes, PerSecond, Seconds, Whole
+from simdist.settings.base import Fault, Settings, refuse
+from simdist.settings.units import BytesPerSecond, Factor, Nbytes, PerSecond, Seconds, Whole
 
 __all__ = [
     "Cluster",

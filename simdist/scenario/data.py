@@ -13,8 +13,8 @@ from simdist.plan.dataset import MAX_FILE_NBYTES, MAX_NBYTES, MAX_SAMPLES, Evict
 from simdist.plan.index import parse_entries
 from simdist.scenario import portable
 from simdist.schedules.data import Policy
-from simdist.settings import FromFile, Settings, refuse, shown
-from simdist.units import Factor, Nbytes, Whole, format_nbytes, parse_nbytes, parse_whole
+from simdist.settings.base import FromFile, Settings, refuse, shown
+from simdist.settings.units import Factor, Nbytes, Whole, format_nbytes, parse_nbytes, parse_whole
 
 __all__ = ["Data", "Lognormal", "read_sizes"]
 

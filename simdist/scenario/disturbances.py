@@ -16,8 +16,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from simdist.plan.ops import Channel
 from simdist.scenario.cluster import Selection
-from simdist.settings import Fault, FromFile, refuse, shown
-from simdist.units import Factor, Fraction, Seconds, Whole
+from simdist.settings.base import Fault, FromFile, refuse, shown
+from simdist.settings.units import Factor, Fraction, Seconds, Whole
 
 __all__ = [
     "Bursts",

@@ -11,7 +11,7 @@ from simdist.scenario.cluster import Cluster
 from simdist.scenario.problems import problems_of, scenario_error
 from simdist.scenario.strict_yaml import Problem
 from simdist.scenario.workload import Workload
-from simdist.settings import FromFile, shown
+from simdist.settings.base import FromFile, shown
 
 __all__ = ["Part", "dump_cluster", "dump_workload", "load_cluster", "load_workload", "read_part", "read_text"]
 

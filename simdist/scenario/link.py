@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from simdist.settings import Fault, Settings, nearest, refuse, shown
-from simdist.units import BytesPerSecond, Fraction, Nbytes, Seconds, format_nbytes, parse_fraction
+from simdist.settings.base import Fault, Settings, nearest, refuse, shown
+from simdist.settings.units import BytesPerSecond, Fraction, Nbytes, Seconds, format_nbytes, parse_fraction
 
 __all__ = ["Link", "TablePoint", "Transport", "above_0"]
 

@@ -11,7 +11,7 @@ from simdist.scenario.files import read_text
 from simdist.scenario.problems import problems_of, scenario_error
 from simdist.scenario.scenario import Scenario
 from simdist.scenario.strict_yaml import Problem
-from simdist.settings import FromFile, shown
+from simdist.settings.base import FromFile, shown
 
 __all__ = ["dump", "load", "loads"]
 

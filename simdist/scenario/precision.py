@@ -17,8 +17,8 @@ from pydantic import (
     model_validator,
 )
 
-from simdist.settings import Settings, shown
-from simdist.units import FlopsPerSecond
+from simdist.settings.base import Settings, shown
+from simdist.settings.units import FlopsPerSecond
 
 __all__ = ["Peak", "PerPrecision", "Precision", "Utilization"]
 

@@ -9,7 +9,7 @@ from simdist.errors import ScenarioError
 from simdist.scenario import strict_yaml
 from simdist.scenario.files import Part, read_part
 from simdist.scenario.problems import scenario_error
-from simdist.settings import nearest, refuse, shown
+from simdist.settings.base import nearest, refuse, shown
 
 __all__ = ["Kind", "expand", "names", "path", "read"]
 

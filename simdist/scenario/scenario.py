@@ -30,13 +30,13 @@ from simdist.scenario.disturbances import (
     Recorded,
     Transient,
 )
-from simdist.scenario.idle_data import idle_data_settings
 from simdist.scenario.problems import path_text
+from simdist.scenario.unused_settings import idle_data_settings
 from simdist.scenario.workload import Workload
 from simdist.schedules import GradientSchedule, Schedule, kinds
 from simdist.schedules.data import Policy, uses_disk, uses_memory
-from simdist.settings import Fault, FromFile, Settings, choose, refuse, shown
-from simdist.units import Whole
+from simdist.settings.base import Fault, FromFile, Settings, choose, refuse, shown
+from simdist.settings.units import Whole
 
 MAX_STEPS = 10_000_000  # a plan names the body of each
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import yaml
 
-from simdist.settings import shown
+from simdist.settings.base import shown
 
 try:
     from yaml import CSafeLoader as _Loader

@@ -9,8 +9,8 @@ from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, model_
 
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.scenario.precision import Precision, Utilization
-from simdist.settings import Fault, FromFile, Settings, refuse, shown
-from simdist.units import Nbytes, Seconds, Whole, format_seconds
+from simdist.settings.base import Fault, FromFile, Settings, refuse, shown
+from simdist.settings.units import Nbytes, Seconds, Whole, format_seconds
 
 __all__ = ["Tensor", "Workload"]
 

@@ -10,7 +10,7 @@ from simdist.schedules import parts
 from simdist.schedules.base import Schedule
 from simdist.schedules.every import Every
 from simdist.schedules.job import Job
-from simdist.units import Whole
+from simdist.settings.units import Whole
 
 __all__ = ["AveragingSchedule"]
 

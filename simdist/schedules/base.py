@@ -11,8 +11,8 @@ from simdist.plan.ops import Algorithm
 from simdist.proof import Result
 from simdist.schedules.data import Policy
 from simdist.schedules.job import InputPath, Job
-from simdist.settings import Settings
-from simdist.units import Whole
+from simdist.settings.base import Settings
+from simdist.settings.units import Whole
 
 __all__ = ["Schedule"]
 

@@ -30,8 +30,8 @@ from pydantic import Field
 
 from simdist.plan import AllReduce, Backward, Body, Buffer, Copy, Op, Pack, Plan, Tick, Unpack
 from simdist.plan.ticks import next_tick
-from simdist.settings import Settings
-from simdist.units import Nbytes, Seconds
+from simdist.settings.base import Settings
+from simdist.settings.units import Nbytes, Seconds
 
 __all__ = ["Fusion", "fuse"]
 

@@ -14,7 +14,7 @@ from simdist.proof import Result
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
-from simdist.units import Nbytes
+from simdist.settings.units import Nbytes
 
 __all__ = ["Exchange", "GradientSchedule"]
 

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 from simdist.plan import Group
 from simdist.schedules.averaging import AveragingSchedule
 from simdist.schedules.job import Job
-from simdist.units import Whole
+from simdist.settings.units import Whole
 
 __all__ = ["HierarchicalSGD"]
 

@@ -8,7 +8,7 @@ from pydantic import Field
 from simdist.plan import AllReduce, Buffer, Group, Servers
 from simdist.schedules.gradient import Exchange, GradientSchedule
 from simdist.schedules.job import Job
-from simdist.units import Whole
+from simdist.settings.units import Whole
 
 __all__ = ["ParameterServer"]
 

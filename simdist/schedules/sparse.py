@@ -12,7 +12,7 @@ from simdist.plan.plan import INDEX_NBYTES, ITEM_NBYTES
 from simdist.schedules import parts
 from simdist.schedules.gradient import GradientSchedule
 from simdist.schedules.job import Job
-from simdist.units import Fraction, Nbytes, Whole
+from simdist.settings.units import Fraction, Nbytes, Whole
 
 __all__ = ["SparseSchedule"]
 

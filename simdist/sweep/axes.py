@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from simdist.scenario import Scenario
 from simdist.scenario.problems import path_text
 from simdist.scenario.strict_yaml import Document, Problem
-from simdist.settings import FromFile, shown
+from simdist.settings.base import FromFile, shown
+from simdist.settings.units import SI, Unit, unit_of
 from simdist.sweep.definition import Axis, Case, Choice
 from simdist.sweep.paths import Field, Path, find_field, parse_path, replaced
 from simdist.sweep.sampling import (
@@ -23,7 +24,6 @@ from simdist.sweep.sampling import (
     Spacing,
     Uniform,
 )
-from simdist.units import SI, Unit, unit_of
 
 __all__ = ["Reader"]
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.breakdown import STATES
-from simdist.compare import Measured
 from simdist.errors import RunError
+from simdist.studies.comparison import Measured
 from simdist.sweep.definition import Choice
 from simdist.sweep.store import DESIGN, ROWS, read_jsonl
 from simdist.sweep.table import EPOCHS, Result, Table, compared, lonely
+from simdist.traces.breakdown import STATES
 
 __all__ = ["is_sweep", "read_sweep"]
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from simdist.errors import ScenarioError
-from simdist.settings import shown
+from simdist.settings.base import shown
+from simdist.settings.units import parse_Bps, parse_flops, parse_nbytes, parse_seconds
 from simdist.sweep.selection import find_column
 from simdist.sweep.table import Result, Table, columns, shown_text, source_text, written_text
-from simdist.units import parse_Bps, parse_flops, parse_nbytes, parse_seconds
 
 __all__ = ["where"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, final
 
 from simdist import __version__
 from simdist.errors import RunError, ScenarioError
-from simdist.settings import nearest, shown
+from simdist.settings.base import nearest, shown
 
 if TYPE_CHECKING:
     from distributed import Client

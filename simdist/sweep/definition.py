@@ -27,13 +27,13 @@ from simdist import __version__
 from simdist.engines import Engine
 from simdist.scenario import Scenario
 from simdist.scenario.problems import path_text
-from simdist.settings import shown
+from simdist.settings.base import shown
+from simdist.settings.units import SI, Unit
 from simdist.sweep.bases import kept_fields
 from simdist.sweep.keys import Content, canonical, code_digest
 from simdist.sweep.labels import Labels
 from simdist.sweep.paths import Field, replaced
 from simdist.sweep.sampling import Distribution, Sampling, unit_cube
-from simdist.units import SI, Unit
 
 __all__ = ["Axis", "Case", "Choice", "Point", "RowKey", "Sweep"]
 

@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from simdist.scenario import Scenario, strict_yaml
 from simdist.scenario.problems import path_text
 from simdist.schedules import Schedule
-from simdist.settings import Settings
+from simdist.settings.base import Settings
 from simdist.sweep.definition import Choice
 from simdist.sweep.keys import canonical
 from simdist.sweep.paths import Path

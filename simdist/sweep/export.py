@@ -7,8 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simdist import rundir
 from simdist.errors import RunError, UnsupportedError
+from simdist.runs import run_directory
 from simdist.sweep.table import Columns
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def write_csv(columns: Columns, path: Path) -> None:
         RunError: It cannot be written.
     """
     try:
-        with rundir.replacing(path) as part:
+        with run_directory.replacing(path) as part:
             part.write_text(csv_text(columns), encoding="utf-8", newline="")
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
@@ -97,7 +97,7 @@ def write_parquet(columns: Columns, path: Path) -> None:
     """
     check_parquet()
     try:
-        with rundir.replacing(path) as part:
+        with run_directory.replacing(path) as part:
             frame_of(columns).to_parquet(part, engine="pyarrow", index=False)
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None

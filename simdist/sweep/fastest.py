@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from simdist.compare import Measured, row
+from simdist.studies.comparison import Measured, row
 from simdist.sweep.table import Columns, Result, Table, columns
 
 __all__ = ["Fastest", "fastest", "fastest_columns"]

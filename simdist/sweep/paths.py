@@ -21,8 +21,8 @@ from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
 from simdist.scenario import Scenario, strict_yaml
 from simdist.scenario.problems import path_text
-from simdist.settings import FromFile, Settings, nearest, shown
-from simdist.units import SI, Unit
+from simdist.settings.base import FromFile, Settings, nearest, shown
+from simdist.settings.units import SI, Unit
 
 __all__ = ["ANYWHERE", "Field", "Path", "find_field", "flat_text", "parse_path", "replaced"]
 

@@ -9,22 +9,22 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from simdist import rundir
-from simdist.breakdown import STATES, breakdown
-from simdist.compare import Measured
-from simdist.epochs import epochs
 from simdist.errors import SimdistError, TraceError
 from simdist.plan import Plan
+from simdist.runs import run_directory
+from simdist.studies.comparison import Measured
+from simdist.studies.epochs import epochs
 from simdist.sweep.definition import Choice
 from simdist.sweep.differences import differing, fields_of, schedule_fields_of
 from simdist.sweep.table import EPOCHS, Result, Source, Table, compared, lonely
+from simdist.traces.breakdown import STATES, breakdown
 
 __all__ = ["POINT", "PlannedPoint", "extras_of", "read_runs", "with_links_note"]
 
 POINT = "point.json"
 """Beside the run directories of a point: what it sets."""
 
-_TRACES: tuple[tuple[Source, str], ...] = (("simulated", rundir.SIMULATED), ("real", rundir.REAL))
+_TRACES: tuple[tuple[Source, str], ...] = (("simulated", run_directory.SIMULATED), ("real", run_directory.REAL))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +118,9 @@ def _read(folder: Path, path: Path) -> _Run:
     point: PlannedPoint | None = None
     try:
         point = PlannedPoint.load(path.parent / POINT)
-        run = rundir.read(path)
+        run = run_directory.read(path)
     except SimdistError as error:
-        source: Source = "real" if (path / rundir.REAL).exists() else "simulated"
+        source: Source = "real" if (path / run_directory.REAL).exists() else "simulated"
         row = Result(point.number if point else above, point.case if point else "", {}, source, path.name, "", 1)
         return _Run(point, [replace(row, run=name, failed=type(error).__name__, error=str(error).replace("\n", "; "))])
     schedule = run.scenario.schedules[0]
@@ -136,7 +136,7 @@ def _measured(row: Result, path: Path, plan: Plan) -> Result | None:
     if not path.exists():
         return None
     try:
-        trace = rundir.read_trace(path, plan=plan)
+        trace = run_directory.read_trace(path, plan=plan)
         if row.source == "real" and not trace.source.startswith("real"):
             raise TraceError(f"{path}: is {trace.source!r}, and no measurement: move it away")
         times = breakdown(trace)

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from simdist import rundir
-from simdist.build import build, delays
 from simdist.errors import PlanError, RunError, ScenarioError, UnsupportedError
+from simdist.runs import run_directory
+from simdist.runs.build import build, delays
 from simdist.scenario import Scenario
 from simdist.sweep.definition import Point, Sweep
 from simdist.sweep.performed import POINT, PlannedPoint
@@ -89,7 +89,7 @@ def check_number(sweep: Sweep) -> None:
 def _write(scenario: Scenario, path: Path, *, name: str, force: bool) -> None:
     """Write the run directory of the only schedule of a scenario."""
     one = scenario.model_copy(update={"name": name})
-    rundir.write(path, one, build(one, one.schedules[0]).plan, delays(one), force=force)
+    run_directory.write(path, one, build(one, one.schedules[0]).plan, delays(one), force=force)
 
 
 def _write_point(sweep: Sweep, point: Point, path: Path) -> None:
@@ -97,7 +97,7 @@ def _write_point(sweep: Sweep, point: Point, path: Path) -> None:
     chosen = zip(sweep.fields, point.choices, strict=True)
     planned = PlannedPoint(point.number, point.case, {field.column: each for field, each in chosen if each})
     try:
-        with rundir.replacing(path) as part:
+        with run_directory.replacing(path) as part:
             part.write_text(planned.dumps(), encoding="utf-8")
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None

@@ -10,18 +10,18 @@ from pydantic import BeforeValidator, ValidationError
 from pydantic import Field as Setting
 
 from simdist import scenario as scenarios
-from simdist.compare import find_baseline
 from simdist.engines import Engine
 from simdist.errors import ScenarioError
 from simdist.scenario import Scenario, presets, strict_yaml
 from simdist.scenario.files import read_text
 from simdist.scenario.problems import problems_of, scenario_error
 from simdist.scenario.strict_yaml import Document, Problem
-from simdist.settings import FromFile, Settings, nearest, shown
+from simdist.settings.base import FromFile, Settings, nearest, shown
+from simdist.settings.units import Seconds, Whole
+from simdist.studies.comparison import find_baseline
 from simdist.sweep.axes import Reader
 from simdist.sweep.definition import Sweep
 from simdist.sweep.sampling import Sampling
-from simdist.units import Seconds, Whole
 
 __all__ = ["MAX_POINTS", "SweepFile", "load", "loads"]
 

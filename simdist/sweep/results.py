@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simdist import rundir
 from simdist.errors import ScenarioError
+from simdist.runs import run_directory
 from simdist.sweep.computed import is_sweep, read_sweep
 from simdist.sweep.export import frame_of
 from simdist.sweep.merging import merged
@@ -68,7 +68,7 @@ def read_results(folders: Sequence[str | Path], *, baseline: str | None = None) 
 def _tables(folder: Path, baseline: str | None) -> list[Table]:
     if not folder.is_dir():
         raise ScenarioError(f"{folder}: there is no such folder: `simdist sweep SWEEP.yaml -o DIR` writes one")
-    runs = rundir.inside(folder)
+    runs = run_directory.inside(folder)
     if is_sweep(folder):
         sweep = read_sweep(folder, baseline=baseline)
         return [merged(sweep, read_runs(folder, runs, baseline=sweep.baseline)) if runs else sweep]

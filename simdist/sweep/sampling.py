@@ -22,8 +22,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from simdist.errors import RunError
 from simdist.scenario.portable import exp, log, normal_quantile
-from simdist.settings import Settings, refuse, shown
-from simdist.units import Factor, Whole
+from simdist.settings.base import Settings, refuse, shown
+from simdist.settings.units import Factor, Whole
 
 if TYPE_CHECKING:
     from scipy.stats import qmc

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 
 from simdist.errors import ScenarioError
-from simdist.settings import nearest, shown
+from simdist.settings.base import nearest, shown
 from simdist.sweep.table import Columns
 
 __all__ = ["find_column", "order", "short_names"]

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from simdist.compare import Measured, Row, find_label, row
 from simdist.errors import SimdistError
 from simdist.scenario import strict_yaml
+from simdist.studies.comparison import Measured, Row, find_label, row
 from simdist.sweep.definition import Choice
 
 __all__ = [

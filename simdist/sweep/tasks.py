@@ -20,13 +20,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from simdist.build import build
-from simdist.compare import Measured, measure
 from simdist.engines import Engine
 from simdist.errors import RunError, ScenarioError, SimdistError
+from simdist.runs.build import build
 from simdist.scenario import Scenario
 from simdist.scenario.problems import path_text
-from simdist.settings import FromFile
+from simdist.settings.base import FromFile
+from simdist.studies.comparison import Measured, measure
 from simdist.sweep.definition import RowKey
 from simdist.sweep.keys import code_version, file_digest
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.build import Built, job
 from simdist.cost import Costs, Shared, price
 from simdist.plan import COLLECTIVES, occurrences
 from simdist.proof import Result
+from simdist.runs.build import Built, job
 from simdist.scenario import Link, Scenario
-from simdist.units import format_nbytes
+from simdist.settings.units import format_nbytes
 
 __all__ = ["Constraints", "Facts", "broken", "exchanged", "facts", "longest_gap", "sent_nbytes"]
 

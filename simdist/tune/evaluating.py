@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import final
 
-from simdist.build import Built, build
-from simdist.compare import Measured
 from simdist.errors import PlanError
-from simdist.runs import Runs
+from simdist.runs.build import Built, build
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
+from simdist.studies.comparison import Measured
+from simdist.studies.resampling import Runs
 from simdist.tune.candidates import Candidate
 from simdist.tune.constraints import Constraints, Facts, broken, facts
 from simdist.tune.space import legal

@@ -4,17 +4,18 @@ The smallest of many noisy numbers is smaller than what it is a sample of, so th
 much. Who is simulated again was decided by them; what is said about those does not depend on them.
 
 An interval is of the mean over seeds: the error of the simulation, which more seeds make smaller. Where recordings are
-resampled, it is what the recording can tell, which they do not: deviations of single runs count; see `simdist.runs`.
+resampled, it is what the recording can tell, which they do not: deviations of single runs count; see
+`simdist.studies.resampling`.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from simdist.build import Built, build
-from simdist.compare import Measured, Row, row
-from simdist.runs import Runs
+from simdist.runs.build import Built, build
 from simdist.schedules import Schedule
+from simdist.studies.comparison import Measured, Row, row
+from simdist.studies.resampling import Runs
 from simdist.tune.constraints import Facts
 from simdist.tune.evaluating import Evaluated
 from simdist.tune.pareto import front

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from simdist.build import job
 from simdist.proof import Result
+from simdist.runs.build import job
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.tune.axes import AVERAGING, Extras, input_axes, own_axes

@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from simdist import compare
-from simdist.build import Built
-from simdist.compare import Measured, find_baseline, find_label
 from simdist.errors import ScenarioError
-from simdist.runs import Runs, longest_period, runs_of
+from simdist.runs.build import Built
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule, kinds
+from simdist.studies import comparison
+from simdist.studies.comparison import Measured, find_baseline, find_label
+from simdist.studies.resampling import Runs, longest_period, runs_of
 from simdist.tune.axes import Extras
 from simdist.tune.candidates import Candidate
 from simdist.tune.constraints import Constraints
@@ -107,7 +107,7 @@ def tune(
     Args:
         scenario: What is tuned. Its recorded disturbances are resampled.
         wanted: What is asked for.
-        measure: Simulates a schedule; `simdist.compare.measure` if None.
+        measure: Simulates a schedule; `simdist.studies.comparison.measure` if None.
         progress: See `Progress`.
 
     Raises:
@@ -168,7 +168,7 @@ def baseline_of(scenario: Scenario, name: str) -> Schedule:
 
 
 def _measure(scenario: Scenario, built: Built, n_seeds: int) -> Measured:
-    return compare.measure(scenario, built, n_seeds=n_seeds)
+    return comparison.measure(scenario, built, n_seeds=n_seeds)
 
 
 def _nothing_left(scenario: Scenario, excluded: Counter[str], n_illegal: int) -> ScenarioError:

@@ -7,15 +7,15 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.analysis import waiting
-from simdist.build import simulate
 from simdist.plan import COLLECTIVES, Plan, occurrences
-from simdist.runs import WORTHWHILE, Runs
+from simdist.runs.build import simulate
 from simdist.scenario import Scenario, strict_yaml
 from simdist.schedules import Schedule
+from simdist.settings.units import format_seconds
+from simdist.studies.resampling import WORTHWHILE, Runs
+from simdist.traces.waiting import waiting
 from simdist.tune.constraints import Constraints, broken
 from simdist.tune.finals import Finalist, chosen, clearly_faster
-from simdist.units import format_seconds
 
 __all__ = ["Culprits", "Verdict", "culprits", "entry", "is_worthwhile", "named", "verdict"]
 

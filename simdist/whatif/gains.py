@@ -5,11 +5,11 @@ one sample, and what the middle 95 % of them deviate by is the interval.
 
     recorded   each run is put together from blocks of consecutive recorded steps, all ranks and channels of a step
                together: a moving block bootstrap. The interval says how much the speed-up depends on which steps were
-               recorded, whatever the number and length of runs: see `simdist.runs`.
+               recorded, whatever the number and length of runs: see `simdist.studies.resampling`.
     random     each run draws its disturbances anew. The interval says how much such runs differ.
     fixed      nothing is random: one run says it all, and there is no interval.
 
-Runs last for whole periods of each schedule; see `simdist.runs`.
+Runs last for whole periods of each schedule; see `simdist.studies.resampling`.
 
 Source:
     Politis & Romano, A Circular Block-Resampling Procedure for Stationary Data, 1992 (blocks go round the end).
@@ -21,12 +21,12 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from simdist.build import build
-from simdist.compare import Measured, measure
 from simdist.errors import ScenarioError
-from simdist.runs import Recording, Runs, longest_period, runs_of
+from simdist.runs.build import build
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
+from simdist.studies.comparison import Measured, measure
+from simdist.studies.resampling import Recording, Runs, longest_period, runs_of
 
 __all__ = ["Drawn", "Gain", "Gains", "gains"]
 
@@ -121,7 +121,8 @@ def gains(
         schedules: What to compare with `baseline`.
         baseline: The schedule that the job has.
         n_runs: Runs of each schedule.
-        block_steps: Steps of a block; as the scenario states if None, and if it does not, chosen: see `simdist.runs`.
+        block_steps: Steps of a block; as the scenario states if None, and if it does not, chosen: see
+            `simdist.studies.resampling`.
         progress: See `Progress`.
 
     Raises:

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost import Costs, Local, Shared, Varying
-from simdist.engines.delays import Delays
 from simdist.engines.replay import Timing
 from simdist.errors import RunError
 from simdist.plan import Channel, Delay, Load, Op, Plan, occurrences, stream_of
+from simdist.plan.delays import Delays
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import read_recorded
-from simdist.trace import Trace, write_npz
+from simdist.traces.trace import Trace, write_npz
 
 __all__ = ["as_recorded", "measured_delays", "only_steps", "with_recording"]
 

@@ -26,11 +26,11 @@ from typing import TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.analysis import first_steps
-from simdist.analysis import step_end_s as traced_end_s
 from simdist.engines.replay import Timing, step_end_s, timing
 from simdist.errors import TraceError
-from simdist.trace import Trace
+from simdist.traces.trace import Trace
+from simdist.traces.waiting import first_steps
+from simdist.traces.waiting import step_end_s as traced_end_s
 from simdist.whatif.ideal import CHANNELS, Cause, Ideal, Kind, ideal, persistent, simultaneous
 from simdist.whatif.variants import Kept, Variants
 

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias, final
 
-from simdist.units import format_seconds
+from simdist.settings.units import format_seconds
 
 __all__ = [
     "Attribute",

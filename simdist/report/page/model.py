@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from simdist.analysis import Waiting, waiting
-from simdist.breakdown import STATES, breakdown
-from simdist.calibrated import Calibrated
-from simdist.compare import Measured, Row, row
 from simdist.errors import TraceError
 from simdist.report.page.machines import Machines
-from simdist.rundir import RunDirectory
-from simdist.trace import Trace
-from simdist.validate import Validation
+from simdist.runs.calibrated import Calibrated
+from simdist.runs.run_directory import RunDirectory
+from simdist.studies.comparison import Measured, Row, row
+from simdist.studies.validation import Validation
+from simdist.traces.breakdown import STATES, breakdown
+from simdist.traces.trace import Trace
+from simdist.traces.waiting import Waiting, waiting
 
 __all__ = ["ORIGINS", "Execution", "Origin", "Report", "ReportedPoint", "ReportedRun"]
 
@@ -61,7 +61,7 @@ class Execution:
         return float(self.times.step_s[0])
 
     def state_s(self, state: str) -> float:
-        """Return the seconds per step in a state of `simdist.breakdown`, averaged over ranks."""
+        """Return the seconds per step in a state of `simdist.traces.breakdown`, averaged over ranks."""
         return float(self.times.states_s[state][0])
 
 

@@ -20,7 +20,7 @@ little-endian, of a whole table first all lowest bytes, then all second lowest a
 they were a step before, and deflate leaves 0.2 bytes of a simulated span and 5 of a noisy measured one.
 
 A `wait` of the host is a moment in a trace, the one when it is over. Here it is `ready` since the host has been blocked
-(see `simdist.analysis.host_waits`), as a collective is ready since it waits for others.
+(see `simdist.traces.waiting.host_waits`), as a collective is ready since it waits for others.
 """
 
 import base64
@@ -32,11 +32,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.analysis import host_waits, only_steps, step_end_s
 from simdist.plan import COLLECTIVES, STREAMS, Op, Plan, Stream, Wait, occurrences, op_text, reads, stream_of, writes
 from simdist.report.lanes import HOST_BLOCKED, LEGEND, WAITING_FOR_OTHERS, style_of
 from simdist.report.palette import Style
-from simdist.trace import Trace
+from simdist.traces.trace import Trace
+from simdist.traces.waiting import host_waits, only_steps, step_end_s
 
 __all__ = ["DID_NOT_RUN", "PackedTrace", "Record", "pack", "plan_record", "rows_of_streams", "style_key", "styles_of"]
 

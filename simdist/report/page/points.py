@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from simdist.report.lettering import shortened
-from simdist.rundir import RunDirectory
+from simdist.runs.run_directory import RunDirectory
 from simdist.sweep.definition import Choice
 from simdist.sweep.differences import differing, fields_of
 from simdist.sweep.performed import POINT, PlannedPoint

@@ -6,18 +6,18 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from simdist import rundir
-from simdist.analysis import first_steps
-from simdist.calibrated import Calibrated, simulate_run
-from simdist.compare import find_label
-from simdist.engines.delays import Delays
 from simdist.errors import ScenarioError, TraceError
+from simdist.plan.delays import Delays
 from simdist.report.page.machines import Machines
 from simdist.report.page.model import Execution, Origin, Report, ReportedPoint, ReportedRun
 from simdist.report.page.points import NamedRun, RunsOfPoint, points_of
-from simdist.rundir import RunDirectory
-from simdist.trace import Trace
-from simdist.validate import finished_steps, validate
+from simdist.runs import run_directory
+from simdist.runs.calibrated import Calibrated, simulate_run
+from simdist.runs.run_directory import RunDirectory
+from simdist.studies.comparison import find_label
+from simdist.studies.validation import finished_steps, validate
+from simdist.traces.trace import Trace
+from simdist.traces.waiting import first_steps
 
 __all__ = ["read_report"]
 
@@ -107,8 +107,8 @@ def _reported(named: NamedRun, calibrated: Calibrated | None) -> ReportedRun:
     run, label = named.run, named.label
     executions: dict[Origin, Execution] = {}
     notes = list(_partial(run))
-    kept = _trace(run, rundir.SIMULATED)
-    real = _trace(run, rundir.REAL)
+    kept = _trace(run, run_directory.SIMULATED)
+    real = _trace(run, run_directory.REAL)
     simulated_now = bool(calibrated) or (kept is None and real is None)
     simulated = simulate_run(run, calibrated, real=real) if simulated_now else kept
     if simulated_now and not calibrated:
@@ -119,7 +119,7 @@ def _reported(named: NamedRun, calibrated: Calibrated | None) -> ReportedRun:
         measured, more = _finished(run, real)
         executions["measured"] = Execution.of(measured, origin="measured", label=label)
         notes += more
-    report = run.path / rundir.REPORT
+    report = run.path / run_directory.REPORT
     return ReportedRun(
         label,
         run,
@@ -133,12 +133,12 @@ def _reported(named: NamedRun, calibrated: Calibrated | None) -> ReportedRun:
 
 def _trace(run: RunDirectory, name: str) -> Trace | None:
     path = run.path / name
-    return rundir.read_trace(path, plan=run.plan) if path.exists() else None
+    return run_directory.read_trace(path, plan=run.plan) if path.exists() else None
 
 
 def _finished(run: RunDirectory, real: Trace) -> tuple[Trace, list[str]]:
     """Return the steps that every rank finished, and say so if they are not all."""
-    path, n_steps = run.path / rundir.REAL, finished_steps(real)
+    path, n_steps = run.path / run_directory.REAL, finished_steps(real)
     if n_steps == run.plan.n_steps:
         return real, []
     if n_steps == 0:
@@ -148,8 +148,8 @@ def _finished(run: RunDirectory, real: Trace) -> tuple[Trace, list[str]]:
 
 
 def _partial(run: RunDirectory) -> Iterator[str]:
-    if (run.path / rundir.PARTIAL).exists():
-        yield f"{rundir.PARTIAL}, of a measurement that ended early, is not on this page."
+    if (run.path / run_directory.PARTIAL).exists():
+        yield f"{run_directory.PARTIAL}, of a measurement that ended early, is not on this page."
 
 
 def _differences(run: RunDirectory, label: str, baseline: tuple[RunDirectory, str]) -> Iterator[str]:

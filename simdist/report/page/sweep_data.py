@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from simdist.compare import Row
 from simdist.report.page.sweep_fields import VaryingField
 from simdist.report.page.sweep_model import SweepReport
+from simdist.studies.comparison import Row
 from simdist.sweep.table import Result
 
 __all__ = ["METRICS", "Metric", "measured_metrics", "sweep_data"]

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from simdist.report.lettering import shortened
+from simdist.settings.units import format_Bps, format_nbytes, format_seconds
 from simdist.sweep.definition import Choice
 from simdist.sweep.selection import short_names
 from simdist.sweep.table import written_text
-from simdist.units import format_Bps, format_nbytes, format_seconds
 
 __all__ = ["CASE", "VaryingField", "case_field", "is_log", "varying_fields"]
 

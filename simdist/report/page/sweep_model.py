@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from simdist import rundir
-from simdist.compare import Row
 from simdist.errors import UnsupportedError
 from simdist.report.page.sweep_fields import VaryingField, case_field, varying_fields
+from simdist.runs import run_directory
+from simdist.studies.comparison import Row
 from simdist.sweep.computed import read_sweep
 from simdist.sweep.definition import Choice
 from simdist.sweep.fastest import Fastest, fastest
@@ -183,7 +183,7 @@ def read_sweep_report(folder: Path, *, baseline: str | None) -> SweepReport:
         case=case_field(cases) if header["has_cases"] else None,
         table=table,
         best={int(each.result.point): each for each in fastest(table)},
-        has_runs=bool(rundir.inside(folder)),
+        has_runs=bool(run_directory.inside(folder)),
     )
 
 

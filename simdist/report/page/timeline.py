@@ -15,7 +15,7 @@ from simdist.plan import Plan
 from simdist.report.lettering import shortened
 from simdist.report.page.document import json_text, program
 from simdist.report.page.packing import pack, plan_record, rows_of_streams, style_key, styles_of
-from simdist.trace import Trace
+from simdist.traces.trace import Trace
 
 __all__ = ["timeline_assets", "timeline_section"]
 

@@ -9,7 +9,7 @@ import simdist
 from simdist.report.page.html import Html, join, prose, tag
 from simdist.report.page.machines import Machines
 from simdist.report.page.model import Report
-from simdist.rundir import RunDirectory
+from simdist.runs.run_directory import RunDirectory
 
 __all__ = ["heading", "title"]
 

@@ -3,11 +3,11 @@
 import math
 from dataclasses import replace
 
-from simdist.ranking import Summary, summarize
 from simdist.report.page.document import Section
 from simdist.report.page.html import Html, duration, join, percent, prose, signed_percent, table, tag
 from simdist.report.page.model import Report, ReportedPoint, ReportedRun
-from simdist.validate import Validation
+from simdist.studies.ranking import Summary, summarize
+from simdist.studies.validation import Validation
 
 __all__ = ["reality_section"]
 

@@ -1,10 +1,10 @@
 """What was executed: the scenario as it stands in the run directories, and the plan of each schedule."""
 
-from simdist import rundir
 from simdist.plan.text import plan_text
 from simdist.report.page.document import Section
 from simdist.report.page.html import Html, join, tag
 from simdist.report.page.model import Report, ReportedRun
+from simdist.runs import run_directory
 
 __all__ = ["sources_section"]
 
@@ -28,7 +28,7 @@ def sources_section(report: Report) -> Section:
 
 
 def _yaml(run: ReportedRun) -> str:
-    return (run.run.path / rundir.SCENARIO).read_text(encoding="utf-8")
+    return (run.run.path / run_directory.SCENARIO).read_text(encoding="utf-8")
 
 
 def _scenario(run: ReportedRun, base: str, base_label: str) -> Html:

@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from simdist.breakdown import STATES
-from simdist.compare import Row
 from simdist.report.page.charts import Bar, BarGroup, Segment, bar_chart
 from simdist.report.page.document import Section
 from simdist.report.page.html import Html, duration, join, number, prose, table, tag
 from simdist.report.page.model import Origin, Report, ReportedPoint, ReportedRun
-from simdist.units import format_seconds
+from simdist.settings.units import format_seconds
+from simdist.studies.comparison import Row
+from simdist.traces.breakdown import STATES
 
 __all__ = ["STATE_WORDS", "speed_conclusion", "speed_section"]
 
@@ -20,7 +20,7 @@ STATE_WORDS = {
     "io": "loading and saving",
     "host": "ranks held up by their hosts",
 }
-"""The states of `simdist.breakdown` in words."""
+"""The states of `simdist.traces.breakdown` in words."""
 
 _SAME = 0.005  # step times that differ by less are called equal
 

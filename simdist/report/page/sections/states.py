@@ -1,13 +1,13 @@
 """Where the time of a step goes."""
 
-from simdist.breakdown import STATES
 from simdist.report.page.charts import HATCHED, Bar, BarGroup, Segment, bar_chart
 from simdist.report.page.document import Section
 from simdist.report.page.html import Html, duration, join, percent, table, tag
 from simdist.report.page.model import Execution, Report, ReportedPoint, ReportedRun
 from simdist.report.page.sections.speed import STATE_WORDS
 from simdist.report.palette import time_unit
-from simdist.units import format_seconds
+from simdist.settings.units import format_seconds
+from simdist.traces.breakdown import STATES
 
 __all__ = ["states_conclusion", "states_section"]
 

@@ -3,12 +3,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.analysis import injected_s
 from simdist.report.page.document import Section, json_block
 from simdist.report.page.heat import cells, packed
 from simdist.report.page.html import Html, duration, join, percent, table, tag
 from simdist.report.page.model import Execution, Report, ReportedRun
-from simdist.units import format_seconds
+from simdist.settings.units import format_seconds
+from simdist.traces.waiting import injected_s
 
 __all__ = ["stragglers_conclusion", "stragglers_section"]
 

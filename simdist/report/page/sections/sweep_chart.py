@@ -10,8 +10,8 @@ from simdist.report.page.sections.sweep_influence import correlation
 from simdist.report.page.sweep_data import Metric, measured_metrics
 from simdist.report.page.sweep_fields import VaryingField
 from simdist.report.page.sweep_model import SweepReport
+from simdist.settings.units import format_seconds
 from simdist.sweep.table import Result
-from simdist.units import format_seconds
 
 __all__ = [
     "View",

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simdist.analysis import first_steps
 from simdist.errors import ScenarioError
 from simdist.plan import Plan
 from simdist.report.page.document import Section
 from simdist.report.page.html import Html, join, prose, tag
 from simdist.report.page.model import Report, ReportedRun
 from simdist.report.page.timeline import timeline_section
-from simdist.trace import Trace
+from simdist.traces.trace import Trace
+from simdist.traces.waiting import first_steps
 
 __all__ = ["MOST_SPANS", "Shown", "fitting_steps", "shown_runs", "timelines_section"]
 

@@ -59,7 +59,7 @@ function detailsOf(timeline, { rank, trace, stream }, row) {
   };
 }
 
-/** Return the ranks of a group that were ready last. Groups are blocks of `size * stride` ranks (see `simdist.groups`). */
+/** Return the ranks of a group that were ready last. Groups are blocks of `size * stride` ranks (see `simdist.plan.group`). */
 function lastReady(ready, n, row, rank, [size, stride], worldSize) {
   const block = rank - (rank % (size * stride));
   const members = Array.from({ length: size }, (_, i) => block + (rank % stride) + i * stride).filter((r) => r < worldSize);

@@ -1,0 +1,197 @@
+"""All that a rank must remember to go on as if nothing had happened, packed into bytes.
+
+A state has several *sections*, because ranks often differ in some and agree in others: under synchronous SGD all have
+the same parameters, and each its own random numbers. Packing is `torch.save`; unpacking accepts plain data and tensors
+only (`weights_only`), so a file that somebody sent can hold no code.
+"""
+
+import hashlib
+import io
+import json
+import pickle
+import random
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from real.execution.memory import Memory
+from simdist.errors import RunError
+from simdist.plan import Optimize, Plan, reads, writes
+
+__all__ = ["LEARNED", "SECTIONS", "State", "Stateful", "carried_buffers", "fingerprint"]
+
+LEARNED = ("tensors", "optimizer")
+"""Sections of what training has learned: rank 0's are everybody's before the first step."""
+SECTIONS = (*LEARNED, "carried", "random", "also")
+
+
+class Stateful(Protocol):
+    """Has a state of plain data and tensors: learning rate schedulers, gradient scalers."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
+        """Take a state back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Packs what a rank remembers, and takes it back.
+
+    Args:
+        module: Its parameters and buffers.
+        optimizer: Of the module.
+        memory: Of the plan.
+        carried: The buffers of the plan, without parameters, that a step hands on to later ones.
+        device: Whose random numbers belong to the state, if it is a GPU.
+        also: Whatever else has a state.
+    """
+
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    memory: Memory
+    carried: tuple[str, ...]
+    device: torch.device
+    also: Mapping[str, Stateful] = field(default_factory=dict)
+
+    def pack(self, section: str) -> Tensor:
+        """Return a section as uint8 `[nbytes]`; equal states give equal bytes."""
+        file = io.BytesIO()
+        torch.save(_plain(self._get(section)), file)
+        return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
+
+    def restore(self, section: str, packed: Tensor) -> None:
+        """Take a section back.
+
+        Raises:
+            RunError: It is not of this model, or not plain data.
+        """
+        file = io.BytesIO(packed.numpy().data)
+        try:
+            found = torch.load(file, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError:
+            raise RunError(
+                f"the state of {_NAMES[section]} holds other things than numbers, text, lists, dicts and tensors: "
+                f"leave them out of its state_dict()"
+            ) from None
+        try:
+            self._set(section, found)
+        except (KeyError, ValueError, RuntimeError, TypeError) as error:
+            raise RunError(f"the state of {_NAMES[section]} does not fit: {error}") from error
+
+    def _get(self, section: str) -> Any:
+        match section:
+            case "tensors":
+                return dict(_tensors(self.module))
+            case "optimizer":
+                return self.optimizer.state_dict()
+            case "carried":
+                return {name: list(self.memory.tensors(name)) for name in self.carried}
+            case "random":
+                return _random_state(self.device)
+            case _:
+                return {name: each.state_dict() for name, each in self.also.items()}
+
+    def _set(self, section: str, found: Any) -> None:
+        match section:
+            case "tensors":
+                _copy(dict(_tensors(self.module)), found)
+            case "optimizer":
+                self.optimizer.load_state_dict(found)
+            case "carried":
+                for name in self.carried:
+                    _copy(dict(enumerate(self.memory.tensors(name))), dict(enumerate(found[name])))
+            case "random":
+                _set_random_state(found, self.device)
+            case _:
+                for name, each in self.also.items():
+                    each.load_state_dict(found[name])
+
+
+_NAMES = {
+    "tensors": "the model",
+    "optimizer": "the optimizer",
+    "carried": "the plan's buffers",
+    "random": "the random numbers",
+    "also": "what `also` names",
+}
+
+
+def carried_buffers(plan: Plan) -> tuple[str, ...]:
+    """Return the buffers, without parameters, that some step reads before it has written them."""
+    parameters = {name for body in plan.bodies for op in body if isinstance(op, Optimize) for name in op.params}
+    carried: dict[str, None] = {}
+    for body in plan.bodies:
+        written: set[str] = set()
+        for op in body:
+            carried.update(dict.fromkeys(name for name in reads(op) if name not in written))
+            written.update(writes(op))
+    return tuple(name for name in carried if name not in parameters)
+
+
+def fingerprint(module: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Describe a model by its class, its optimizer's, and the names, shapes and types of all its tensors."""
+    tensors = [(name, list(tensor.shape), str(tensor.dtype)) for name, tensor in _tensors(module)]
+    digest = hashlib.sha256(json.dumps(tensors).encode()).hexdigest()[:12]
+    n_elements = sum(tensor.numel() for _, tensor in _tensors(module))
+    return f"{type(module).__name__} of {n_elements} elements ({digest}) with {type(optimizer).__name__}"
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def _copy(targets: Mapping[Any, Tensor], found: Mapping[Any, Tensor]) -> None:
+    if targets.keys() != found.keys():
+        raise KeyError(f"it has {', '.join(map(str, found))}; needed: {', '.join(map(str, targets))}")
+    with torch.no_grad():
+        for name, target in targets.items():
+            if target.shape != found[name].shape:
+                raise ValueError(f"{name} is {tuple(found[name].shape)}; needed: {tuple(target.shape)}")
+            target.copy_(found[name])
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with its tensors on the host and without the rest of the memory that they are views of."""
+    match value:
+        case Tensor():
+            host = value.detach().cpu()
+            return host.clone() if host.untyped_storage().nbytes() != host.numel() * host.element_size() else host
+        case dict() if type(value) in (dict, OrderedDict):  # others, such as Counter, hold no tensors
+            return {key: _plain(item) for key, item in value.items()}
+        case list():
+            return [_plain(item) for item in value]
+        case _:
+            return value
+
+
+def _random_state(device: torch.device) -> dict[str, Any]:
+    version, words, gauss = random.getstate()
+    numbers = np.random.get_state(legacy=False)
+    words_of = numbers["state"]
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "python": [version, torch.tensor(words), gauss],
+        "numpy": [torch.tensor(words_of["key"].astype(np.int64)), words_of["pos"], numbers["has_gauss"]],
+        "numpy gauss": numbers["gauss"],
+    }
+
+
+def _set_random_state(found: dict[str, Any], device: torch.device) -> None:
+    torch.set_rng_state(found["torch"])
+    if device.type == "cuda" and found["cuda"] is not None:
+        torch.cuda.set_rng_state(found["cuda"], device)
+    version, words, gauss = found["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    key, position, has_gauss = found["numpy"]
+    np.random.set_state(("MT19937", key.numpy().astype(np.uint32), position, has_gauss, found["numpy gauss"]))

@@ -1,0 +1,280 @@
+"""Collectives on torch.distributed.
+
+The groups of a plan are made once, before the first step. A mean is a sum of what each member has divided by the size
+of the group beforehand, as DistributedDataParallel and torch's averagers do, because gloo has no mean.
+
+The `algorithm` of an operation is the library's choice: gloo reduces in a ring, NCCL chooses by itself. One algorithm
+no library has: an all-reduce through parameter servers is made of messages here. Its servers are members of the group;
+those beside the ranks exist in simulations only.
+
+A sparse buffer travels in one message: the bytes of its values, then those of its indices.
+
+gloo has no reduce-scatter of its own: torch makes one of an all-reduce of a copy. Here the same happens in memory that
+is kept, see `real.collectives.scratch`.
+"""
+
+import datetime
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+try:
+    from torch.distributed import all_gather_single, reduce_scatter_single
+except ImportError:  # their names before torch 2.13
+    from torch.distributed import all_gather_into_tensor as all_gather_single
+    from torch.distributed import reduce_scatter_tensor as reduce_scatter_single
+
+from real.collectives.scratch import Purpose, Scratch
+from real.collectives.servers import moves_gpu_tensors, piece_count, sum_by_servers
+from real.execution.memory import Memory
+from simdist.errors import RunError
+from simdist.plan import (
+    COLLECTIVES,
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Buffer,
+    Collective,
+    Plan,
+    Reduce,
+    ReduceScatter,
+    op_text,
+)
+from simdist.plan.group import Group
+
+__all__ = ["Members", "ProcessWorld", "check_servers", "groups_of", "scratch_nbytes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """The group that a rank belongs to.
+
+    Args:
+        ranks: Its members, in order.
+        process_group: The same for torch; None if it is the rank alone.
+    """
+
+    ranks: tuple[int, ...]
+    process_group: dist.ProcessGroup | None
+
+
+def groups_of(plan: Plan) -> list[Group]:
+    """Return the groups that the collectives of a plan use, each once, in the order of the program."""
+    ops = (op for body in plan.bodies for op in body if isinstance(op, COLLECTIVES))
+    return list(dict.fromkeys(op.group for op in ops))
+
+
+def check_servers(plan: Plan) -> None:
+    """Refuse a plan with servers that are no ranks.
+
+    Raises:
+        RunError: It has some.
+    """
+    for op in (op for body in plan.bodies for op in body):
+        if isinstance(op, AllReduce) and op.servers and not op.servers.members:
+            raise RunError(
+                f"plan {plan.name}: {op_text(op)} goes through servers beside the ranks, which can be simulated only; "
+                f"let ranks be the servers (apart: false), or leave this run out"
+            )
+
+
+def scratch_nbytes(plan: Plan) -> int:
+    """Return the bytes that a rank's collectives need beside the buffers, where these are."""
+    return sum(_most_needed(plan).values())
+
+
+def _most_needed(plan: Plan) -> Mapping[Purpose, int]:
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    needed: dict[Purpose, int] = {}
+    for op in dict.fromkeys(op for body in plan.bodies for op in body if isinstance(op, COLLECTIVES)):
+        for purpose, nbytes in _needs(op, buffers) if op.group.size > 1 else ():
+            needed[purpose] = max(needed.get(purpose, 0), nbytes)
+    return needed
+
+
+def _needs(op: Collective, buffers: Mapping[str, Buffer]) -> Iterator[tuple[Purpose, int]]:
+    match op:
+        case AllReduce():
+            if op.servers:
+                itemsize = buffers[op.buffer].nbytes // buffers[op.buffer].count
+                count = min(piece_count(op.group.size, itemsize), max(op.servers.parts))
+                yield "arriving", op.group.size * count * itemsize
+        case ReduceScatter():
+            yield "reduced", buffers[op.src].nbytes
+        case Reduce():
+            yield "reduced", buffers[op.buffer].nbytes
+        case AllGather():
+            if buffers[op.src].sparse:
+                yield "message", buffers[op.src].nbytes
+                yield "messages", buffers[op.dst].nbytes
+        case Broadcast():
+            if buffers[op.buffer].sparse:
+                yield "message", buffers[op.buffer].nbytes
+        case _:
+            assert_never(op)
+
+
+class ProcessWorld:
+    """The ranks are processes.
+
+    Args:
+        groups: Who will talk to whom; every rank names the same, in the same order.
+        timeout_s: After which a collective gives up.
+
+    The default process group must be there.
+    """
+
+    def __init__(self, groups: Iterable[Group], *, timeout_s: float) -> None:
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self._members: Mapping[Group, Members] = {group: self._join(group, timeout_s) for group in groups}
+        self.scratch = Scratch()
+
+    def members(self, group: Group) -> Members:
+        """Return the members of this rank's group."""
+        return self._members[group]
+
+    def warm_up(self, plan: Plan, device: torch.device) -> None:
+        """Do what takes longer the first time, for all collectives of a plan.
+
+        A backend may connect only when a group is first used, so one element is reduced in each, and on every server;
+        and the kernel gives host memory when it is first written.
+        """
+        for group in groups_of(plan):
+            members = self._members[group]
+            if len(members.ranks) > 1:
+                dist.all_reduce(torch.zeros(1, device=device), group=members.process_group)
+        serves = False
+        for op in _served(plan):
+            assert op.servers is not None
+            members = self._members[op.group]
+            ones = replace(op.servers, parts=(1,) * len(op.servers.parts))
+            zeros = torch.zeros(len(ones.parts), device=device)
+            sum_by_servers(zeros, ones, members.ranks, members.process_group, self.scratch)
+            serves = serves or self.rank in (members.ranks[member] for member in ones.members)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            return
+        for purpose, nbytes in _most_needed(plan).items():
+            if serves or purpose != "arriving":
+                self.scratch.take(purpose, nbytes, torch.uint8, device).zero_()
+
+    def perform(self, op: Collective, memory: Memory) -> None:
+        """Perform a collective on the buffers of this rank; returns when its result is there, or enqueued on a GPU."""
+        members = self._members[op.group]
+        if len(members.ranks) == 1:
+            self._alone(op, memory)
+            return
+        match op:
+            case AllReduce():
+                buffer = memory.dense(op.buffer)
+                _scaled(buffer, op, buffer)
+                if op.servers:
+                    sum_by_servers(buffer, op.servers, members.ranks, members.process_group, self.scratch)
+                else:
+                    dist.all_reduce(buffer, group=members.process_group)
+            case ReduceScatter():
+                self._reduce_scatter(op, memory.dense(op.src), memory.dense(op.dst), members)
+            case AllGather():
+                self._all_gather(memory.tensors(op.src), memory.tensors(op.dst), members)
+            case Reduce():
+                self._reduce(op, memory.dense(op.buffer), members)
+            case Broadcast():
+                self._broadcast(memory.tensors(op.buffer), members.ranks[op.root], members)
+            case _:
+                assert_never(op)
+
+    def _reduce_scatter(self, op: ReduceScatter, src: Tensor, dst: Tensor, members: Members) -> None:
+        """Reduce a copy of the source, which stays as it is."""
+        taken = _scaled(src, op, self._like(src))
+        if taken.is_cuda and moves_gpu_tensors(members.process_group):
+            reduce_scatter_single(dst, taken, group=members.process_group)
+            return
+        dist.all_reduce(taken, group=members.process_group)
+        dst.copy_(taken.view(len(members.ranks), -1)[members.ranks.index(self.rank)])
+
+    def _reduce(self, op: Reduce, buffer: Tensor, members: Members) -> None:
+        """Reduce to the root; torch uses the buffers of the others as scratch, a plan leaves them as they were."""
+        root = members.ranks[op.root]
+        taken = _scaled(buffer, op, buffer if self.rank == root else self._like(buffer))
+        dist.reduce(taken, dst=root, group=members.process_group)
+
+    def _broadcast(self, tensors: Sequence[Tensor], source: int, members: Members) -> None:
+        if len(tensors) == 1:
+            dist.broadcast(tensors[0], src=source, group=members.process_group)
+            return
+        message = self._message(tensors)
+        dist.broadcast(message, src=source, group=members.process_group)
+        _take(message.unsqueeze(0), tensors)
+
+    def _all_gather(self, srcs: Sequence[Tensor], dsts: Sequence[Tensor], members: Members) -> None:
+        if len(srcs) == 1:
+            all_gather_single(dsts[0], srcs[0], group=members.process_group)
+            return
+        n, message = len(members.ranks), self._message(srcs)
+        messages = self.scratch.take("messages", n * message.numel(), message.dtype, message.device)
+        all_gather_single(messages, message, group=members.process_group)
+        _take(messages.view(n, -1), dsts)
+
+    def _message(self, tensors: Sequence[Tensor]) -> Tensor:
+        """Return the bytes of tensors, one after the other, uint8 `[nbytes]`."""
+        parts = [tensor.view(torch.uint8) for tensor in tensors]
+        message = self.scratch.take("message", sum(map(torch.numel, parts)), torch.uint8, tensors[0].device)
+        return torch.cat(parts, out=message)
+
+    def _like(self, tensor: Tensor) -> Tensor:
+        return self.scratch.take("reduced", tensor.numel(), tensor.dtype, tensor.device)
+
+    def _alone(self, op: Collective, memory: Memory) -> None:
+        """Perform a collective of one member: what there is to move, is here."""
+        match op:
+            case AllReduce() | Reduce() | Broadcast():
+                return
+            case ReduceScatter() | AllGather():
+                for src, dst in zip(memory.tensors(op.src), memory.tensors(op.dst), strict=True):
+                    dst.copy_(src)
+            case _:
+                assert_never(op)
+
+    def _join(self, group: Group, timeout_s: float) -> Members:
+        """Make the process groups of a partition; all ranks take part in making each of them."""
+        mine: Members | None = None
+        everybody = tuple(range(self.world_size))
+        for ranks in map(tuple, group.members(self.world_size)):
+            if ranks == everybody:
+                assert dist.group.WORLD is not None
+                mine = Members(ranks, dist.group.WORLD)
+                continue
+            timeout = datetime.timedelta(seconds=timeout_s)
+            made = dist.new_group(list(ranks), timeout=timeout) if len(ranks) > 1 else None
+            if self.rank in ranks:
+                assert made is None or isinstance(made, dist.ProcessGroup)
+                mine = Members(ranks, made)
+        assert mine is not None
+        return mine
+
+
+def _served(plan: Plan) -> list[AllReduce]:
+    """Return the all-reduces through servers, one for each group and its servers."""
+    ops = (op for body in plan.bodies for op in body if isinstance(op, AllReduce) and op.servers)
+    return list({(op.group, op.servers.members): op for op in ops if op.servers}.values())
+
+
+def _scaled(buffer: Tensor, op: AllReduce | Reduce | ReduceScatter, out: Tensor) -> Tensor:
+    """Return what this member adds to the reduction: in `out`, which may be the buffer itself."""
+    if op.reduction == "mean":
+        return torch.div(buffer, op.group.size, out=out)
+    return out if out is buffer else out.copy_(buffer)
+
+
+def _take(messages: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Put messages, uint8 `[n, nbytes]`, back into the tensors, each of which is the concatenation of what they have.
+
+    Bytes are copied as such: the numbers in a message do not lie where a number of their type may.
+    """
+    rows = [tensor.view(torch.uint8).unflatten(0, (len(messages), -1)) for tensor in tensors]
+    for row, part in zip(rows, messages.split([row.shape[1] for row in rows], dim=1), strict=True):
+        row.copy_(part)

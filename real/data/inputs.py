@@ -1,0 +1,319 @@
+"""One rank's reader of a plan's data set, opened together with those of the other ranks."""
+
+import hashlib
+import json
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, final
+
+from torch import Tensor
+
+from real.data.agenda import Place
+from real.data.filecache import FileCache
+from real.data.folders import cold_folder, default_folder, folder_of_set, warm_folder
+from real.data.hello import Meeting
+from real.data.index import Index
+from real.data.loader import Loader
+from real.data.matching import check_index, choose_decode, sample_shape
+from real.data.memory import MemoryStore
+from real.data.nodes import Together
+from real.data.open_files import most_connections, raise_limit
+from real.data.peers import Peers, PeerServer
+from real.data.sizes import (
+    LOADS_PER_WAIT,
+    disk_ceiling_nbytes,
+    geometry,
+    limits,
+    n_connections,
+    uses_disk,
+    uses_peers,
+)
+from real.data.sources import Sources
+from real.data.storages import Storage, open_storage, read_storage_index
+from real.data.tallies import Tally
+from real.processes.heartbeat import machine, ranks_have
+from simdist.caching import look_up, on_disk_at_first, staged_samples
+from simdist.errors import RunError, ScenarioError
+from simdist.plan import Plan
+
+__all__ = ["DataOptions", "Input", "OpenStorage", "Others", "open_input", "own_address"]
+
+_TOKEN_NBYTES = 32
+
+OpenStorage = Callable[[str], Storage]
+
+
+@dataclass(frozen=True, slots=True)
+class DataOptions:
+    """Where a run finds its data, and where its nodes keep files.
+
+    Args:
+        url: Of the folder with `index.csv`, as `real.data.storages` opens it.
+        cache: Folder on the node's disk; None takes one among the temporary files of this user.
+        cold: Begin with an empty cache, and leave none.
+        timeout_s: For a file, another rank, the rest of the node.
+    """
+
+    url: str
+    cache: Path | None
+    cold: bool
+    timeout_s: float
+
+
+class Others(Protocol):
+    """Exchanges values with the other ranks."""
+
+    def exchange(self, what: str, value: str) -> list[str]:
+        """Return the values of all ranks, by rank."""
+        ...
+
+
+@contextmanager
+def open_input(
+    plan: Plan,
+    options: DataOptions,
+    *,
+    rank: int,
+    others: Others,
+    failed: threading.Event,
+    tally: Tally,
+    open_storage: OpenStorage | None = None,
+    tell: Callable[[str], object] | None = None,
+) -> Iterator["Input"]:
+    """Open the reader of a rank; all ranks do this together.
+
+    Args:
+        plan: A legal plan with a data set.
+        options: Where the data is.
+        rank: This one.
+        others: All ranks.
+        failed: Set when the run has failed; ends every wait.
+        tally: Takes the counts.
+        open_storage: In place of what the URL says.
+        tell: Takes a line about an outage of the storage, and one about its end.
+
+    Raises:
+        ScenarioError: The data set is not the one of the plan.
+        RunError: It cannot be reached, or the caches cannot be made, or ranks of a node are on several machines.
+    """
+    dataset = plan.dataset
+    if dataset is None:
+        raise ScenarioError(f"plan {plan.name} has no data set to read: give its scenario `data`, or leave the URL out")
+    place = Place(rank, dataset.ranks_per_node)
+    with ExitStack() as stack:
+        storage = stack.enter_context(closing(_opened(options, open_storage, failed, tell)))
+        index = read_storage_index(storage)
+        check_index(index, dataset, options.url)
+        shape = sample_shape(dataset.sample_nbytes)
+        decode = choose_decode(index, shape, options.url)
+        raise_limit()
+        run, token = _meet(others, place, index)
+        files = stack.enter_context(_file_cache(plan, options, index, run, place)) if uses_disk(plan) else None
+        sources = Sources(index, storage, decode, shape, files)
+        meeting = Meeting(token, _data_set(index, shape), geometry(plan, place))
+        node = _Node.open(stack, plan, run, place, others, meeting)
+        loader = Loader(
+            look_up(plan),
+            sources,
+            place=place,
+            store=node.store,
+            board=node.store.board,
+            peers=node.peers,
+            failed=failed,
+            limits=limits(plan, options.timeout_s),
+        )
+        stack.enter_context(loader)
+        yield Input(
+            plan, options, place, sources=sources, loader=loader, together=node.together, failed=failed, tally=tally
+        )
+
+
+@final
+class Input:
+    """Reads what one rank needs; made by `open_input`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        options: DataOptions,
+        place: Place,
+        *,
+        sources: Sources,
+        loader: Loader,
+        together: Together,
+        failed: threading.Event,
+        tally: Tally,
+    ) -> None:
+        assert plan.dataset is not None
+        self.shape, self.batch_size = sources.shape, plan.dataset.batch_size
+        self.index, self.url = sources.index, options.url
+        self.tally = tally
+        self._plan, self._dataset, self._options, self._place = plan, plan.dataset, options, place
+        self._sources, self._loader, self._together, self._failed = sources, loader, together, failed
+
+    def fill(self, number: int, out: Tensor, labels: Tensor) -> None:
+        """Read a batch.
+
+        Args:
+            number: Of the load, greater than that of the one before.
+            out: uint8 `[batch_size, *shape]`, contiguous, in host memory.
+            labels: int64 `[batch_size]`.
+
+        Raises:
+            RunError: A sample cannot be had; names it.
+        """
+        try:
+            self.tally.note(number, self._loader.load(number, out, labels))
+        except RunError as error:
+            raise RunError(f"{self._plan.name}: {error}") from error
+
+    def stage_in(self) -> None:
+        """Bring this rank's share of the node's files to its disk, and wait for the other ranks of the node.
+
+        Raises:
+            RunError: A file cannot be had; names it. Or a rank of the node does not come.
+        """
+        place, rank = self._place, self._place.rank
+        n_nodes = self._plan.world_size // place.ranks_per_node
+        share = staged_samples(self._dataset, place.node, n_nodes)[place.local :: place.ranks_per_node]
+        with ThreadPoolExecutor(self._dataset.readers, thread_name_prefix="stage") as threads:
+            for _ in threads.map(self._stage, share.tolist()):
+                if self._failed.is_set():
+                    break
+        where = f"{self._plan.name}: stage-in of node {place.node}"
+        try:
+            self._together.wait(rank, "staged their files", timeout_s=self._patience_s, stop=self._failed)
+        except RunError as error:
+            raise RunError(f"{where}: {error}") from error
+
+    @property
+    def _patience_s(self) -> float:
+        return LOADS_PER_WAIT * self._options.timeout_s
+
+    def _stage(self, sample: int) -> None:
+        files = self._sources.files
+        if self._failed.is_set() or (isinstance(files, FileCache) and sample in files):
+            return
+        try:
+            self._sources.read(sample, keep=True)
+        except RunError as error:
+            name = self._sources.index.names[sample]
+            raise RunError(
+                f"{self._plan.name}: stage-in by rank {self._place.rank}: sample {sample} ({name}): {error}"
+            ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """What a rank shares with others of its node, and its way to other nodes."""
+
+    store: MemoryStore
+    together: Together
+    peers: Peers | None
+
+    @staticmethod
+    def open(stack: ExitStack, plan: Plan, run: str, place: Place, others: Others, meeting: Meeting) -> "_Node":
+        """Open it; when all have, names are removed, so that nothing is left whoever is killed."""
+        store = MemoryStore(f"{run}-node-{place.node}", meeting.geometry)
+        stack.callback(store.close)
+        together = Together(
+            f"{run}-together-{place.node}",
+            first_rank=place.rank - place.local,
+            n_ranks=place.ranks_per_node,
+        )
+        stack.callback(together.close)
+        address = ""
+        if place.local == 0 and uses_peers(plan):
+            server = PeerServer(store, host=own_address(), meeting=meeting, most_connections=most_connections())
+            address = stack.enter_context(server).address
+        addresses = others.exchange("where samples are served", address)
+        store.unlink()
+        together.unlink()
+        if not uses_peers(plan):
+            return _Node(store, together, None)
+        peers = Peers(
+            meeting,
+            address_of=lambda node: addresses[node * place.ranks_per_node],
+            n_connections=n_connections(plan),
+        )
+        return _Node(store, together, stack.enter_context(peers))
+
+
+def _opened(
+    options: DataOptions, given: OpenStorage | None, failed: threading.Event, tell: Callable[[str], object] | None
+) -> Storage:
+    if given is not None:
+        return given(options.url)
+    return open_storage(options.url, timeout_s=options.timeout_s, stop=failed, tell=tell)
+
+
+def _meet(others: Others, place: Place, index: Index) -> tuple[str, bytes]:
+    """Return a name for this run that no other has, and a token that only its ranks know.
+
+    See that ranks read one data set, and nodes are on one machine.
+    """
+    mine = {"machine": machine(), "host": socket.gethostname(), "set": _digest(index), "run": secrets.token_hex(4)}
+    mine["token"] = secrets.token_bytes(_TOKEN_NBYTES).hex()
+    ranks = [json.loads(text) for text in others.exchange("the data set", json.dumps(mine))]
+    strays = [rank for rank, each in enumerate(ranks) if each["set"] != ranks[0]["set"]]
+    if strays:
+        raise RunError(f"{ranks_have(strays)} read another index than rank 0: give all ranks the same data set")
+    first = place.rank - place.local
+    apart = [rank for rank in range(first, first + place.ranks_per_node) if ranks[rank]["machine"] != mine["machine"]]
+    if apart:
+        raise RunError(
+            f"rank {apart[0]} is on {ranks[apart[0]]['host']}, rank {place.rank} on {mine['host']}, and in the plan "
+            f"they share node {place.node}: start {place.ranks_per_node} ranks on each machine"
+        )
+    return str(ranks[0]["run"]), bytes.fromhex(ranks[0]["token"])
+
+
+def _data_set(index: Index, shape: tuple[int, ...]) -> bytes:
+    """Return the SHA-256 of what says which pixels a sample is."""
+    return hashlib.sha256(f"{_digest(index)} {shape}".encode()).digest()
+
+
+def _digest(index: Index) -> str:
+    """Return the SHA-256 of an index: of names and labels, too, so that no rank trains on others."""
+    columns = [index.labels.tobytes(), index.nbytes.tobytes(), index.crc32.tobytes()]
+    return hashlib.sha256(b"\0".join([*(name.encode() for name in index.names), *columns])).hexdigest()
+
+
+@contextmanager
+def _file_cache(plan: Plan, options: DataOptions, index: Index, run: str, place: Place) -> Iterator[FileCache]:
+    """Open the cache of this node. With eviction the plan says what leaves; it does so a little later than planned.
+
+    A warm run finds what the plan says, or less: what others have left goes. A run that goes on after a crash (not
+    cold, while its plan begins so) finds anything, and what was not used for longest goes when there is too much.
+    """
+    assert plan.dataset is not None
+    folder = folder_of_set(options.cache or default_folder(), index)
+    ceiling_nbytes = disk_ceiling_nbytes(plan)
+    with ExitStack() as stack:
+        if options.cold:
+            mine = stack.enter_context(cold_folder(folder, run, place.node))
+        else:
+            mine = warm_folder(folder, place.node)
+        files = FileCache(mine, index, capacity_nbytes=ceiling_nbytes, eviction=plan.dataset.eviction)
+        stack.enter_context(files)
+        if plan.dataset.warm and ceiling_nbytes is not None and place.local == 0:
+            files.keep_only(on_disk_at_first(plan, place.node).tolist())
+        yield files
+
+
+def own_address() -> str:
+    """Return the address of this machine that other ranks reach: the one on the way to the first of them."""
+    host = os.environ.get("MASTER_ADDR", "localhost")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # sends nothing
+        except OSError as error:
+            raise RunError(f"no way from {socket.gethostname()} to {host} (MASTER_ADDR): {error}") from error
+        return str(probe.getsockname()[0])

@@ -1,0 +1,100 @@
+"""What a rank has read from where, load by load, written down as it happens: a rank that is killed leaves what it did.
+
+The file is a .npy of int64 `[n_loads, 2 * len(LEVELS) + 2]`, mapped into memory: samples from each level, bytes from
+each, samples that came from another level than planned, and samples for which memory had no room.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+from real.data.rounds import Counts
+from real.recording.memmap import mapped
+from simdist.plan import LEVELS, Plan
+from simdist.traces.reads import Reads
+
+__all__ = ["Tally", "forget_tally", "gather_tallies", "reads_of", "salvage_tallies", "tally_path", "totals"]
+
+_N = len(LEVELS)
+_SAMPLES, _NBYTES = slice(0, _N), slice(_N, 2 * _N)
+_ELSEWHERE, _NOT_KEPT = 2 * _N, 2 * _N + 1
+_N_COLUMNS = 2 * _N + 2
+
+
+class Tally:
+    """Counts what one rank reads.
+
+    Args:
+        n_loads: Of the plan.
+        path: The file to write; without one, counts are kept in memory.
+
+    Raises:
+        RunError: The file cannot be written.
+    """
+
+    def __init__(self, n_loads: int, path: Path | None = None) -> None:
+        zeros = np.zeros((n_loads, _N_COLUMNS), dtype=np.int64)
+        self.rows: NDArray[np.int64] = zeros if path is None else mapped(path, zeros)
+
+    def note(self, number: int, counts: Counts) -> None:
+        """Write down a load."""
+        row = self.rows[number]
+        row[_SAMPLES], row[_NBYTES] = counts.n_samples, counts.nbytes
+        row[_ELSEWHERE], row[_NOT_KEPT] = counts.n_elsewhere, counts.n_not_kept
+
+
+def tally_path(parts: Path, rank: int) -> Path:
+    """Return the file in which a rank notes what it reads."""
+    return parts / f"reads-{rank:05d}.npy"
+
+
+def forget_tally(parts: Path, rank: int) -> None:
+    """Delete what a rank has noted."""
+    with suppress(OSError):
+        tally_path(parts, rank).unlink()
+
+
+def gather_tallies(tally: Tally) -> NDArray[np.int64] | None:
+    """Bring the counts of all ranks together; all take part, rank 0 gets int64 `[world_size, n_loads, n_columns]`."""
+    mine = torch.from_numpy(np.array(tally.rows))
+    if dist.get_rank():
+        dist.send(mine, dst=0)
+        return None
+    rows = [mine]
+    for other in range(1, dist.get_world_size()):
+        theirs = torch.empty_like(mine)
+        dist.recv(theirs, src=other)
+        rows.append(theirs)
+    return torch.stack(rows).numpy()
+
+
+def salvage_tallies(parts: Path, plan: Plan) -> NDArray[np.int64] | None:
+    """Return what the ranks of a failed run have noted, 0 where they have not come to; None if that is nothing."""
+    n_loads = sum(1 for _ in plan.loads())
+    rows = np.zeros((plan.world_size, n_loads, _N_COLUMNS), dtype=np.int64)
+    for rank in range(plan.world_size):
+        with suppress(OSError, EOFError, ValueError):  # it is not there, or not whole
+            theirs = np.load(tally_path(parts, rank), allow_pickle=False)
+            if theirs.shape == rows.shape[1:]:
+                rows[rank] = theirs
+    return rows if rows.any() else None
+
+
+def reads_of(rows: NDArray[np.int64], plan: Plan) -> Reads:
+    """Return the counts of all ranks as `simdist.traces.reads` has them."""
+    by_load = rows.swapaxes(0, 1)
+    n_samples, nbytes = (np.ascontiguousarray(by_load[:, :, columns]) for columns in (_SAMPLES, _NBYTES))
+    return Reads(n_samples, nbytes, plan.digest())
+
+
+def totals(rows: NDArray[np.int64]) -> Mapping[str, int]:
+    """Return the sums of the counts of all ranks, by what they count."""
+    sums = rows.sum(axis=(0, 1)).tolist()
+    samples = {f"samples_from_{name}": sums[at] for at, name in enumerate(LEVELS)}
+    nbytes = {f"bytes_from_{name}": sums[_N + at] for at, name in enumerate(LEVELS)}
+    return {**samples, **nbytes, "samples_not_as_planned": sums[_ELSEWHERE], "samples_not_kept": sums[_NOT_KEPT]}

@@ -1,0 +1,424 @@
+"""The executor: walks a plan and performs it, operation by operation, on this rank.
+
+It knows what an operation is, not why it is there: no period, level or warm-up appears here. The host walks the plan
+and submits every instance to the lane of its stream; a lane performs them in order; `Instance.after` says what an
+instance waits for on other lanes.
+
+**A backward pass** is one call of autograd, but several operations of a plan: `Backward(bucket)` is done when the
+gradients of that bucket are. Whoever performs compute operations is then inside autograd, in the hook that completed
+the bucket. From there it ends this `Backward`, goes on with whatever the plan has next, and returns into autograd when
+it has begun the next `Backward`. So a hook may launch collectives (the overlap), or compute something in between.
+
+**Who drives.** `Executor.run` performs all of a plan with a `Program`. A training loop of the user drives the executor
+instead: `reach` performs everything up to the next operation of a kind and begins that one, which the user's code then
+performs; `done` ends it.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar, assert_never
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from real.execution.gpu import GpuClock, Spin
+from real.execution.lanes import CudaLane, DirectLane, Lane, ThreadLane
+from real.execution.memory import Memory
+from real.execution.ticks import Ended, Ticks
+from real.programs.base import Program
+from real.recording.recorder import Notes
+from real.recording.timing import sleep_s
+from simdist.errors import RunError
+from simdist.plan import (
+    STREAMS,
+    AllGather,
+    AllReduce,
+    Backward,
+    Broadcast,
+    Channel,
+    Collective,
+    Copy,
+    Delay,
+    Densify,
+    Forward,
+    Instance,
+    Load,
+    Merge,
+    Op,
+    Optimize,
+    Pack,
+    Plan,
+    Reduce,
+    ReduceScatter,
+    Save,
+    Select,
+    StageIn,
+    Stream,
+    Tick,
+    TrustRatios,
+    Unpack,
+    Wait,
+    stream_of,
+    walk,
+)
+
+__all__ = ["Executor", "Lanes", "Watch", "World"]
+
+OpT = TypeVar("OpT", bound=Op)
+
+_CODES = {stream: code for code, stream in enumerate(STREAMS)}
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """How the streams of a rank are made.
+
+    Args:
+        device: Of computation.
+        collectives_block: Collectives hold up who calls them (gloo), so they need a thread; those of NCCL are enqueued.
+        compute_in_caller: On a CPU, computation takes place in the thread that walks the plan, as in a user's own
+            training loop, instead of in a thread of its own. On a GPU that makes no difference.
+    """
+
+    device: torch.device
+    collectives_block: bool
+    compute_in_caller: bool = False
+
+
+class World(Protocol):
+    """Performs collectives, with whoever the other ranks are."""
+
+    def perform(self, op: Collective, memory: Memory) -> None:
+        """Perform a collective; return when its result is there, or enqueued on a GPU."""
+        ...
+
+
+class Watch(Protocol):
+    """Knows whether the run has failed, here or on another rank, and tells others how far this one is."""
+
+    position: int
+    """The last operation of the comm stream that has begun, as an instance index."""
+    failed: threading.Event
+    """Set when the run has failed; then nobody waits any longer."""
+
+    def check(self) -> None:
+        """Raise RunError if the run has failed."""
+        ...
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A backward pass under way: the `Backward` that has begun, and how many are still to end."""
+
+    open: Instance
+    n_left: int
+
+
+class Executor:
+    """Performs a plan on one rank.
+
+    Args:
+        plan: A legal plan.
+        rank: Which rank this is.
+        delays: Channel -> float64 `[n_steps, world_size]`, seconds.
+        world: Performs collectives.
+        program: Performs the rest.
+        memory: The buffers.
+        lanes: How streams are made.
+        recorder: For the times.
+        watch: Looked at wherever this rank waits for others.
+        first_step: Where to begin, after a checkpoint.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        rank: int,
+        delays: Mapping[Channel, NDArray[np.float64]],
+        world: World,
+        program: Program,
+        memory: Memory,
+        lanes: Lanes,
+        recorder: Notes,
+        watch: Watch,
+        first_step: int = 0,
+    ) -> None:
+        self._plan = plan
+        self._delays_s = {channel: array[:, rank].tolist() for channel, array in delays.items()}
+        self._world, self._program, self._memory = world, program, memory
+        self._watch, self._error = watch, _FirstError()
+        self._submitted = -1
+        self._body_of_step = np.fromiter(plan.body_of_steps(), dtype=np.int64, count=plan.n_steps)
+        self._stream_of_instance = _streams(plan, self._body_of_step)
+        self._first_index = int(plan.first_instances()[first_step])
+        self._loads = _Loads(plan, self._body_of_step, first_step)
+        self._order = (each for each in walk(plan) if each.step >= first_step or each.index in self._loads.early)
+        self._pass: _Pass | None = None
+        self._recorder = recorder
+        self._ticks = Ticks(plan, watch.failed)
+        self._device = lanes.device
+        self._lanes = self._make_lanes(lanes)
+        self._spin = Spin(lanes.device) if self._on_gpu and any(self._delays_s.get("compute", ())) else None
+
+    @property
+    def has_ticks(self) -> bool:
+        """Whether the plan ticks."""
+        return bool(self._ticks)
+
+    def start_clock(self, start_s: float) -> None:
+        """Let ticks count from a moment of this rank's clock; otherwise they count from when this was made."""
+        self._ticks.start_s = start_s
+
+    def run(self) -> None:
+        """Perform all steps.
+
+        Raises:
+            RunError: Something failed, here or on another rank.
+        """
+        try:
+            for instance in self._order:
+                self._submit(instance)
+            self.drain()
+        finally:
+            self.close()
+
+    def reach(self, kind: type[OpT]) -> tuple[Instance, OpT] | None:
+        """Submit instances up to the next one of a kind, begin that one and return it; None at the end of the plan."""
+        for instance in self._order:
+            if isinstance(instance.op, kind):
+                self._submitted = instance.index
+                self._begin(instance)
+                if isinstance(instance.op, Backward):
+                    self._pass = _Pass(instance, len(self.buckets(instance)))
+                return instance, instance.op
+            self._submit(instance)
+        return None
+
+    def done(self, instance: Instance) -> None:
+        """End an instance that `reach` began."""
+        self._lane(instance).end(instance)
+
+    def finish_step(self, step: int) -> None:
+        """Submit what is left of a step."""
+        last = int(self._plan.first_instances()[step + 1]) - 1
+        while self._submitted < last:
+            self._submit(next(self._order))
+
+    def bucket_complete(self) -> bool:
+        """End the `Backward` under way and go on to the next one, if there is one; tell whether there is."""
+        under_way = self._pass
+        assert under_way is not None
+        self._lane(under_way.open).end(under_way.open)
+        under_way.n_left -= 1
+        if not under_way.n_left:
+            self._pass = None
+            return False
+        for instance in self._computing():
+            (self._execute if self._computes_in_thread else self._submit)(instance)
+            if isinstance(instance.op, Backward):
+                return True
+        raise RunError("the plan ends within a backward pass")
+
+    def buckets(self, first: Instance) -> tuple[str, ...]:
+        """Return the buckets of the backward pass that begins with an instance: to the next forward pass, if any."""
+        buckets: list[str] = []
+        for op in self._plan.bodies[self._body_of_step[first.step]][first.position :]:
+            if isinstance(op, Forward):
+                break
+            if isinstance(op, Backward):
+                buckets.append(op.dst)
+        return tuple(buckets)
+
+    def drain(self) -> None:
+        """Wait until all that was submitted is done."""
+        for lane in self._lanes.values():
+            lane.drain()
+        self._check()
+
+    def close(self) -> None:
+        """Let the threads end."""
+        for lane in self._lanes.values():
+            lane.close()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the threads to end: the interpreter must not exit while one is inside a collective."""
+        for lane in self._lanes.values():
+            lane.join(timeout_s)
+
+    def _make_lanes(self, lanes: Lanes) -> dict[Stream, Lane]:
+        compute, comm = self._gpu_lanes(lanes) if self._on_gpu else self._cpu_lanes(lanes)
+        return {"host": self._direct(), "compute": compute, "comm": comm, "io": self._thread("io")}
+
+    def _cpu_lanes(self, lanes: Lanes) -> tuple[Lane, Lane]:
+        return self._direct() if lanes.compute_in_caller else self._thread("compute"), self._thread("comm")
+
+    def _gpu_lanes(self, lanes: Lanes) -> tuple[Lane, Lane]:
+        clock = GpuClock(torch.cuda.Stream(lanes.device))
+
+        def enqueue(stream: torch.cuda.Stream) -> CudaLane:
+            return CudaLane(
+                self._execute, stream, clock=clock, failed=self._check, recorder=self._recorder, on_end=self._on_end
+            )
+
+        in_thread = lanes.collectives_block or bool(self._ticks)
+        comm = self._thread("comm") if in_thread else enqueue(torch.cuda.Stream(lanes.device))
+        return enqueue(torch.cuda.current_stream(lanes.device)), comm
+
+    def _direct(self) -> DirectLane:
+        return DirectLane(self._execute, recorder=self._recorder, on_end=self._on_end)
+
+    def _thread(self, stream: Stream) -> ThreadLane:
+        return ThreadLane(
+            stream,
+            self._execute,
+            device=self._device,
+            failed=self._check,
+            on_error=self._error.keep,
+            recorder=self._recorder,
+            on_end=self._on_end,
+        )
+
+    def _on_end(self, instance: Instance, ended: Ended) -> None:
+        if self._ticks:
+            self._ticks.ended(instance, ended)
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self._device.type == "cuda"
+
+    @property
+    def _computes_in_thread(self) -> bool:
+        return isinstance(self._lanes["compute"], ThreadLane)
+
+    def _computing(self) -> Iterator[Instance]:
+        """Return where whoever performs compute operations finds what is next."""
+        lane = self._lanes["compute"]
+        return lane.instances() if isinstance(lane, ThreadLane) else self._order
+
+    def _lane(self, instance: Instance) -> Lane:
+        return self._lanes[instance.stream]
+
+    def _submit(self, instance: Instance) -> None:
+        self._submitted = instance.index
+        self._check()
+        if isinstance(instance.op, Tick):
+            self._ticks.submitted(instance)
+        self._lane(instance).submit(instance)
+
+    def _check(self) -> None:
+        self._error.raise_if_any()
+        self._watch.check()
+
+    def _execute(self, instance: Instance) -> None:
+        """Perform an instance, in its lane."""
+        with self._lane(instance).active():
+            self._begin(instance)
+            if isinstance(instance.op, Backward):
+                self._backward(instance)
+            else:
+                if instance.stream == "comm":
+                    self._watch.position = instance.index
+                self._perform(instance)
+                self._lane(instance).end(instance)
+
+    def _begin(self, instance: Instance) -> None:
+        lane = self._lane(instance)
+        for index in instance.after:
+            if index >= self._first_index or index in self._loads.early:
+                other = self._lanes[STREAMS[self._stream_of_instance[index]]]
+                other.order(index, lane.cuda_stream)
+        lane.begin(instance)
+
+    def _backward(self, instance: Instance) -> None:
+        if self._pass is not None:  # within a pass: `bucket_complete` takes it from here
+            self._pass.open = instance
+            return
+        buckets = self.buckets(instance)
+        self._pass = _Pass(instance, len(buckets))
+        self._program.backward(buckets, self._complete)
+
+    def _complete(self) -> None:
+        self.bucket_complete()
+
+    def _perform(self, instance: Instance) -> None:
+        op, step = instance.op, instance.step
+        match op:
+            case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast():
+                self._world.perform(op, self._memory)
+            case Load():
+                self._program.load(op, self._loads.number(instance))
+            case StageIn():
+                self._program.stage_in(op)
+            case Copy():
+                self._program.copy(op, step)
+            case Forward():
+                self._program.forward(op, step)
+            case TrustRatios():
+                self._program.trust_ratios(op)
+            case Optimize():
+                self._program.optimize(op)
+            case Select() | Merge() | Densify() | Pack() | Unpack():
+                self._program.transform(op, step)
+            case Tick():
+                self._ticks.wait(instance)
+            case Save():
+                self._program.save(op, step)
+            case Delay():
+                self._delay(op, step)
+            case Wait() | Backward():  # a wait is over when what it comes after is; backward passes are not for here
+                pass
+            case _:
+                assert_never(op)
+
+    def _delay(self, op: Delay, step: int) -> None:
+        seconds = self._delays_s[op.channel][step]
+        if op.channel == "compute" and self._spin:
+            self._spin(seconds)
+        else:
+            sleep_s(seconds, self._watch.failed)
+
+
+class _FirstError:
+    """The first exception of any thread."""
+
+    def __init__(self) -> None:
+        self._error: BaseException | None = None
+
+    def keep(self, error: BaseException) -> None:
+        if self._error is None:
+            self._error = error
+
+    def raise_if_any(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+class _Loads:
+    """Numbers the loads of a plan, and finds those before a first step that load a batch of it or of a later one."""
+
+    def __init__(self, plan: Plan, body_of_step: NDArray[np.int64], first_step: int) -> None:
+        self._places = [[at for at, op in enumerate(body) if isinstance(op, Load)] for body in plan.bodies]
+        per_step = np.array([len(places) for places in self._places], dtype=np.int64)[body_of_step]
+        self._before_step = np.concatenate(([0], np.cumsum(per_step)))
+        self._body_of_step = body_of_step
+        firsts = plan.first_instances()
+        numbered = (
+            (int(self._before_step[step]) + nth, int(firsts[step]) + at)
+            for step in range(first_step)
+            for nth, at in enumerate(self._places[body_of_step[step]])
+        )
+        self.early = frozenset(index for number, index in numbered if number >= first_step)
+
+    def number(self, instance: Instance) -> int:
+        """Return the number of a load, and so of the batch that it loads."""
+        places = self._places[self._body_of_step[instance.step]]
+        return int(self._before_step[instance.step]) + places.index(instance.position)
+
+
+def _streams(plan: Plan, body_of_step: NDArray[np.int64]) -> bytes:
+    """Return the stream of every instance, as its number in STREAMS."""
+    bodies = [bytes(_CODES[stream_of(op)] for op in body) for body in plan.bodies]
+    return b"".join(map(bodies.__getitem__, body_of_step))

@@ -1,0 +1,155 @@
+"""Operations that turn buffers of a plan into others, on one rank: copies, fusion, compression with error feedback.
+
+They need nothing but the buffers, so every program performs them alike.
+
+**Ranks agree.** What several ranks compute from the same data must come out the same, or their parameters would drift
+apart. Values of equal indices are therefore summed in an order that does not change, although a GPU adds what it
+scatters in any order. A merge sorts them first. What was gathered is scattered slice by slice: within what one rank has
+selected, no index comes twice, so nothing is left to be ordered.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias, assert_never
+
+import torch
+from torch import Tensor
+
+from real.execution.memory import Memory
+from real.kernels import topk
+from simdist.plan import Copy, Densify, Merge, Pack, Plan, Select, Unpack, writes
+from simdist.plan.group import MAX_WORLD_SIZE
+
+__all__ = ["Transform", "copy", "transform", "warm_up"]
+
+Transform: TypeAlias = Select | Merge | Densify | Pack | Unpack
+
+
+def transform(memory: Memory, op: Transform, *, step: int, rank: int) -> None:
+    """Perform an operation on the buffers of a rank.
+
+    Args:
+        memory: Has the buffers of the operation.
+        op: The operation.
+        step: With the rank, the seed of selections that sample, so that a resumed run goes on as an undisturbed one.
+        rank: Whose buffers they are.
+    """
+    match op:
+        case Select():
+            _select(memory, op, torch.Generator().manual_seed(step * MAX_WORLD_SIZE + rank))
+        case Merge():
+            _merge(memory, op)
+        case Densify():
+            _densify(memory, op)
+        case Pack():
+            _pack(map(memory.dense, op.srcs), memory.dense(op.dst))
+        case Unpack():
+            _unpack(memory.dense(op.src), list(map(memory.dense, op.dsts)))
+        case _:
+            assert_never(op)
+
+
+def warm_up(plan: Plan, memory: Memory) -> None:
+    """Perform every such operation of a plan once, and leave the buffers as they were: kernels are compiled or loaded.
+
+    Args:
+        plan: What will be performed.
+        memory: Of this rank, where indices are within their vectors.
+    """
+    for op in dict.fromkeys(op for body in plan.bodies for op in body if isinstance(op, Transform)):
+        tensors = [tensor for name in writes(op) for tensor in memory.tensors(name)]
+        before = [tensor.clone() for tensor in tensors]
+        transform(memory, op, step=0, rank=0)
+        for tensor, contents in zip(tensors, before, strict=True):
+            tensor.copy_(contents)
+
+
+def copy(memory: Memory, op: Copy) -> None:
+    """Copy a buffer, converted to the type of the other; from pinned memory without holding up the host."""
+    for src, dst in zip(memory.tensors(op.src), memory.tensors(op.dst), strict=True):
+        dst.copy_(src, non_blocking=True)
+
+
+def _select(memory: Memory, op: Select, generator: torch.Generator) -> None:
+    """Take the largest magnitudes of the gradient plus the residual; what is not taken stays in the residual.
+
+    So does what the values lose where they are converted to a type of fewer bits.
+
+    Source:
+        Stich, Cordonnier, Jaggi, Sparsified SGD with Memory, NeurIPS 2018, algorithm 1.
+    """
+    residual, taken = memory.dense(op.residual), memory.sparse(op.dst)
+    residual.add_(memory.dense(op.src))
+    values, indices = topk.select(residual, op.k, op.method, generator=generator)
+    taken.values.copy_(values)
+    taken.indices.copy_(indices)
+    residual.index_copy_(0, indices.long(), _lost(values, taken.values))
+
+
+def _merge(memory: Memory, op: Merge) -> None:
+    """Keep the largest sums of what has equal indices; add the other sums, divided, to the residual.
+
+    Sums are of the residual's type. What the kept ones lose where they are converted to fewer bits is dropped, too.
+
+    Where fewer indices differ than there is room for, the rest of the room holds zeros, which add nothing.
+
+    Source:
+        Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low Bandwidth Networks,
+        ICDCS 2019, arXiv 1901.04359.
+    """
+    given, kept, residual = memory.sparse(op.src), memory.sparse(op.dst), memory.dense(op.residual)
+    sums, indices = _summed(given.values.to(residual.dtype), given.indices)
+    values, places = topk.select(sums, kept.values.numel(), "exact")
+    places = places.long()
+    kept.values.copy_(values)
+    kept.indices.copy_(indices[places])
+    dropped = sums.index_copy(0, places, _lost(values, kept.values))
+    residual.index_add_(0, indices, dropped / op.divisor)
+
+
+def _lost(values: Tensor, converted: Tensor) -> Tensor:
+    """Return what values have lost by conversion; nothing if there was none, even if they are infinite."""
+    return torch.zeros_like(values) if converted.dtype == values.dtype else values - converted
+
+
+def _densify(memory: Memory, op: Densify) -> None:
+    taken, out = memory.sparse(op.src), memory.dense(op.dst)
+    values = taken.values / op.divisor if op.divisor > 1 else taken.values
+    if taken.n_distinct > 1:
+        _add_slices(values, taken.indices, out.zero_(), taken.n_distinct)
+    elif values.is_cuda:
+        topk.densify(*_summed(values, taken.indices), out)
+    else:  # which adds one after the other
+        topk.densify(values, taken.indices, out)
+
+
+def _add_slices(values: Tensor, indices: Tensor, out: Tensor, n_distinct: int) -> None:
+    for some, where in zip(values.split(n_distinct), indices.split(n_distinct), strict=True):
+        out.index_add_(0, where, some)
+
+
+def _summed(values: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the sums of values with equal indices, and these indices; both as long as before, with zeros at the end.
+
+    How many indices differ only the GPU knows, and the host does not wait to learn it.
+    """
+    ascending, order = torch.sort(indices, stable=True)
+    begins = torch.ones_like(ascending, dtype=torch.bool)
+    begins[1:] = ascending[1:] != ascending[:-1]
+    number = begins.cumsum(0) - 1
+    lengths = torch.zeros_like(number).index_add_(0, number, torch.ones_like(number))
+    sums = torch.segment_reduce(values[order], "sum", lengths=lengths, unsafe=True, initial=0)
+    return sums, torch.zeros_like(ascending).index_copy_(0, number, ascending)
+
+
+def _pack(parts: Iterable[Tensor], fused: Tensor) -> None:
+    """Fill a fusion buffer; what is left of it is padding, and zero."""
+    end = 0
+    for part in parts:
+        fused[end : (end := end + part.numel())].copy_(part)
+    fused[end:].zero_()
+
+
+def _unpack(fused: Tensor, parts: Sequence[Tensor]) -> None:
+    sizes = [part.numel() for part in parts]
+    for part, source in zip(parts, fused[: sum(sizes)].split(sizes), strict=True):
+        part.copy_(source)

@@ -1,0 +1,236 @@
+"""The virtual world: all ranks of a plan stacked in one process, for values only.
+
+Every buffer is one tensor `[world_size, count]`, and a collective is a reshape: viewed as `[n_blocks, size, stride,
+count]` (see `Group.shape`), it reduces, gathers or spreads along the axis `size`, for all groups at once. There are no
+streams and no time, so the order of the program is the order of events. Waits, ticks and delays change no values.
+
+It is an oracle for the process world, because it shares no code with it but the program, and a way to see how 256
+workers converge on a laptop.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias, assert_never, final
+
+import torch
+from torch import Tensor, nn
+
+from real.execution.memory import Memory
+from real.programs.binding import Binding, trained_parameters
+from real.programs.module import Batch, ModuleProgram
+from simdist.plan import (
+    COLLECTIVES,
+    AllGather,
+    AllReduce,
+    Backward,
+    Broadcast,
+    Collective,
+    Copy,
+    Delay,
+    Densify,
+    Forward,
+    Load,
+    Merge,
+    Op,
+    Optimize,
+    Pack,
+    Plan,
+    Reduce,
+    ReduceScatter,
+    Save,
+    Select,
+    StageIn,
+    Tick,
+    TrustRatios,
+    Unpack,
+    Wait,
+)
+from simdist.plan.ops import Reduction
+
+__all__ = ["Make", "VirtualResult", "exchange", "perform", "train"]
+
+_CPU = torch.device("cpu")
+
+Make: TypeAlias = Callable[[int], tuple[nn.Module, torch.optim.Optimizer]]
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualResult:
+    """What training has left behind.
+
+    Args:
+        parameters: Trained parameters of every rank in the order of `module.parameters()`, `[world_size, n]`.
+        losses: Of every rank's batch, float64 `[n_steps, world_size]`; NaN before the first one.
+        modules: The model of every rank.
+    """
+
+    parameters: Tensor
+    losses: Tensor
+    modules: tuple[nn.Module, ...]
+
+
+def train(
+    plan: Plan,
+    make: Make,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    batch: Callable[[int, int], Batch],
+    *,
+    seed: int = 0,
+    on_step: Callable[[int, Sequence[nn.Module]], None] | None = None,
+) -> VirtualResult:
+    """Train a model of one's own on all ranks of a plan, on the CPU.
+
+    Args:
+        plan: A legal plan for this model.
+        make: Rank -> its own module, and the optimizer of its parameters. Where ranks should begin with the same
+            parameters, all must be given the same.
+        loss: (output of the module, targets) -> mean over the batch.
+        batch: (step, rank) -> inputs and targets.
+        seed: Rank r draws (dropout, sampling) what a process would after `torch.manual_seed(seed + r)`.
+        on_step: Called at the end of each step with its number and the modules of all ranks.
+
+    Raises:
+        PlanError: The plan is for another model.
+        RunError: Its buffers do not fit into memory.
+    """
+    memory = Memory(plan, _CPU, Binding.buffers_of(plan), n_ranks=plan.world_size)
+    modules: list[nn.Module] = []
+    programs: list[ModuleProgram] = []
+    for rank in range(plan.world_size):
+        module, optimizer = make(rank)
+        own_batch = partial(_batch_of, batch, rank)
+        modules.append(module)
+        programs.append(
+            ModuleProgram(plan, module, loss, optimizer, own_batch, memory.row(rank), device=_CPU, rank=rank)
+        )
+    losses = torch.full((plan.n_steps, plan.world_size), torch.nan, dtype=torch.float64)
+
+    def end(step: int) -> None:
+        rows = [math.nan if each.loss is None else each.loss.item() for each in programs]
+        losses[step] = torch.tensor(rows, dtype=torch.float64)
+        if on_step:
+            on_step(step, modules)
+
+    perform(plan, programs, memory, seed=seed, on_step=end)
+    vectors = [torch.cat([each.detach().flatten() for each in trained_parameters(module)]) for module in modules]
+    return VirtualResult(torch.stack(vectors), losses, tuple(modules))
+
+
+def perform(
+    plan: Plan,
+    programs: Sequence[ModuleProgram],
+    memory: Memory,
+    *,
+    seed: int = 0,
+    on_step: Callable[[int], None] | None = None,
+) -> None:
+    """Perform a plan, operation by operation, each on all ranks.
+
+    Args:
+        plan: A legal plan.
+        programs: One for each rank, with that rank's row of `memory`.
+        memory: The stacked buffers.
+        seed: See `train`.
+        on_step: Called at the end of each step.
+    """
+    ranks = _Ranks(programs, seed)
+    with torch.random.fork_rng(devices=[]):
+        for step, number in enumerate(plan.body_of_steps()):
+            for op in plan.bodies[number]:
+                if isinstance(op, COLLECTIVES):
+                    exchange(op, memory, plan.world_size)
+                else:
+                    ranks.compute(op, step)
+            if on_step:
+                on_step(step)
+
+
+@final
+class _Ranks:
+    """The programs of all ranks, each with its own state of torch's random generator."""
+
+    def __init__(self, programs: Sequence[ModuleProgram], seed: int) -> None:
+        self._programs = programs
+        seeds = (torch.Generator().manual_seed(seed + rank) for rank in range(len(programs)))
+        self._random_states = [generator.get_state() for generator in seeds]
+        self._has_gradients = False
+        self._n_loaded = 0
+
+    def compute(self, op: Op, step: int) -> None:
+        """Perform what is no collective, rank after rank."""
+        for rank, program in enumerate(self._programs):
+            torch.set_rng_state(self._random_states[rank])
+            self._compute(op, step, program)
+            self._random_states[rank] = torch.get_rng_state()
+        self._n_loaded += isinstance(op, Load)
+        if isinstance(op, Forward | Backward):
+            self._has_gradients = isinstance(op, Backward)
+
+    def _compute(self, op: Op, step: int, program: ModuleProgram) -> None:
+        match op:
+            case Load():
+                program.load(op, self._n_loaded)
+            case Copy():
+                program.copy(op, step)
+            case Forward():
+                program.forward(op, step)
+            case Backward():
+                if not self._has_gradients:
+                    program.differentiate()  # all of them at the first `Backward` after a forward pass
+                program.fill_bucket(op.dst)
+            case Optimize():
+                program.optimize(op)
+            case TrustRatios():
+                program.trust_ratios(op)
+            case Select() | Merge() | Densify() | Pack() | Unpack():
+                program.transform(op, step)
+            case Save():
+                program.save(op, step)
+            case StageIn() | Delay() | Wait() | Tick():
+                pass
+            case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast():
+                raise TypeError(f"{op} takes all ranks")
+            case _:
+                assert_never(op)
+
+
+def exchange(op: Collective, memory: Memory, world_size: int) -> None:
+    """Perform a collective of all groups.
+
+    Args:
+        op: The collective.
+        memory: Stacked buffers.
+        world_size: Ranks in the stack.
+    """
+    stacked = op.group.shape(world_size)
+    match op:
+        case AllReduce():
+            members = memory.dense(op.buffer).unflatten(0, stacked)
+            members.copy_(_reduced(members, op.reduction))
+        case Reduce():
+            members = memory.dense(op.buffer).unflatten(0, stacked)
+            members[:, op.root] = _reduced(members, op.reduction).squeeze(1)
+        case Broadcast():
+            for tensor in memory.tensors(op.buffer):
+                members = tensor.unflatten(0, stacked)
+                members.copy_(members[:, [op.root]])
+        case ReduceScatter():
+            reduced = _reduced(memory.dense(op.src).unflatten(0, stacked), op.reduction)
+            slices = reduced.unflatten(3, (op.group.size, -1))  # [n_blocks, 1, stride, slice, count]
+            memory.dense(op.dst).unflatten(0, stacked).copy_(slices.squeeze(1).transpose(1, 2))
+        case AllGather():
+            for src, dst in zip(memory.tensors(op.src), memory.tensors(op.dst), strict=True):
+                slices = src.unflatten(0, stacked).transpose(1, 2)  # [n_blocks, stride, slice, count]
+                dst.unflatten(0, stacked).copy_(slices.flatten(2).unsqueeze(1))
+        case _:
+            assert_never(op)
+
+
+def _reduced(members: Tensor, reduction: Reduction) -> Tensor:
+    return members.mean(dim=1, keepdim=True) if reduction == "mean" else members.sum(dim=1, keepdim=True)
+
+
+def _batch_of(batch: Callable[[int, int], Batch], rank: int, step: int) -> Batch:
+    return batch(step, rank)

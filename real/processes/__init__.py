@@ -1,0 +1,1 @@
+"""Processes of a run: how they meet, watch each other and end."""

@@ -1,0 +1,232 @@
+"""Who am I, who else is there: rendezvous, roll call and process groups.
+
+`torchrun` tells each process its rank in the environment. `connect()` turns that into a process group in which no wait
+is endless: the store is reached, every rank answers the roll call, all agree on device and backend, and a guard watches
+the others from then on. Each step has a timeout, and an error that says which rank is missing and what to do.
+"""
+
+import ipaddress
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from real.processes.guard import Guard
+from real.processes.heartbeat import ranks_have
+from real.processes.rendezvous import Place, bounded, meet, place
+from simdist.errors import RunError
+
+__all__ = ["Backend", "Connection", "Place", "connect", "place"]
+
+Backend = Literal["gloo", "nccl"]
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Holds what a rank needs to work with the others; made by `connect`.
+
+    Args:
+        place: rank and world size.
+        device: where tensors live.
+        backend: what moves tensors on `device`.
+        guard: knows who has failed.
+        store: keys of `agree`.
+        timeout_s: how long `agree` and `barrier` wait for the others.
+    """
+
+    place: Place
+    device: torch.device
+    backend: Backend
+    guard: Guard
+    store: Store
+    timeout_s: float
+
+    def exchange(self, what: str, value: str) -> list[str]:
+        """Return the values of all ranks, by rank; every rank must call this in the same order.
+
+        Raises:
+            RunError: names the ranks that have not come.
+        """
+        return _exchange(self.store, self.guard, self.place, what, value, self.timeout_s)
+
+    def agree(self, what: str, value: str) -> None:
+        """Compare a value over all ranks; every rank must call this in the same order.
+
+        Raises:
+            RunError: names the ranks whose value differs, or those that have not come.
+        """
+        _agree(self.store, self.guard, self.place, what, value, self.timeout_s)
+
+    def barrier(self, what: str) -> None:
+        """Wait until every rank is here.
+
+        Raises:
+            RunError: names the ranks that have not come, or that are elsewhere.
+        """
+        _agree(self.store, self.guard, self.place, f"barrier {what!r}", "", self.timeout_s)
+
+
+@contextmanager
+def connect(
+    *,
+    backend: Literal["auto", "gloo", "nccl"] = "auto",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    timeout_s: float = 60.0,
+    environ: Mapping[str, str] = os.environ,
+    exit_with_parent: bool = False,
+) -> Iterator[Connection]:
+    """Meet the other ranks, and part from them at the end.
+
+    The default process group can move CPU tensors by gloo in any case.
+
+    Args:
+        backend: what moves tensors; auto takes nccl if every rank of this machine has a GPU to itself, else gloo.
+        device: where tensors live; auto takes CUDA where there is any. Ranks may share a GPU under gloo.
+        timeout_s: for each wait for others: the store, the roll call, a collective.
+        environ: what torchrun has set.
+        exit_with_parent: end this process when the one that started it is gone.
+
+    Raises:
+        RunError: names the rank that did not come, or what this rank lacks.
+    """
+    here = place(environ)
+    meeting = meet(here, environ, timeout_s)
+    guard = Guard(
+        meeting.watch,
+        here.rank,
+        here.world_size,
+        store_at=meeting.at,
+        store_rank=meeting.hosted_by,
+        exit_with_parent=exit_with_parent,
+    )
+    try:
+        guard.start(timeout_s)
+        chosen, where = _choose(here, backend, device)
+        _agree(meeting.store, guard, here, "backend and device", f"{chosen} on {where.type}", timeout_s)
+        with _loopback(here, environ["MASTER_ADDR"]):
+            _open_group(meeting.store, guard, here, chosen, where, timeout_s)
+            yield Connection(here, where, chosen, guard, meeting.store, timeout_s)
+            bounded(dist.destroy_process_group, timeout_s, lambda: "cannot leave the process group")
+    except BaseException as error:
+        guard.fail(str(error) or type(error).__name__)
+        raise
+    finally:
+        guard.leave()
+
+
+def _choose(here: Place, backend: str, device: str) -> tuple[Backend, torch.device]:
+    """Choose what moves tensors and where they live."""
+    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    me = f"rank {here.rank} ({socket.gethostname()})"
+    found = f"{n_gpus} GPUs for {here.local_world_size} ranks on this machine"
+    on_cuda = device == "cuda" or backend == "nccl" or (device == "auto" and n_gpus > 0)
+    if backend == "nccl" and device == "cpu":
+        raise RunError("nccl moves tensors of GPUs only, and --device is cpu; use --backend gloo")
+    if backend == "nccl" and n_gpus < here.local_world_size:
+        raise RunError(f"{me}: nccl needs a GPU for each rank, found {found}; use --backend gloo, or start fewer ranks")
+    if backend == "nccl" and not dist.is_nccl_available():
+        raise RunError(f"{me}: this build of torch has no nccl; use --backend gloo")
+    if on_cuda and not n_gpus:
+        raise RunError(f"{me}: --device cuda, and found {found}; use --device cpu --backend gloo")
+    if not on_cuda:
+        return "gloo", torch.device("cpu")
+    own = n_gpus >= here.local_world_size and dist.is_nccl_available()
+    chosen: Backend = "nccl" if backend != "gloo" and own else "gloo"
+    return chosen, torch.device("cuda", here.local_rank % n_gpus)
+
+
+def _open_group(
+    store: Store, guard: Guard, here: Place, backend: Backend, device: torch.device, timeout_s: float
+) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    kinds = "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo"
+    limit = timedelta(seconds=timeout_s)
+
+    def init() -> None:
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # each thread has its own
+        dist.init_process_group(kinds, store=store, rank=here.rank, world_size=here.world_size, timeout=limit)
+
+    doing = "opening the process group"
+    try:
+        bounded(init, timeout_s + 1.0, lambda: "timed out", guard)
+    except RuntimeError as error:
+        raise guard.explain(error, doing) from error
+
+
+@contextmanager
+def _loopback(here: Place, address: str) -> Iterator[None]:
+    """Let gloo use the loopback interface if all ranks are on this machine: the host's name need not resolve then."""
+    local = here.local_world_size == here.world_size or _is_loopback(address)
+    names = [name for _, name in socket.if_nameindex() if name in {"lo", "lo0"}]
+    if "GLOO_SOCKET_IFNAME" in os.environ or not local or not names:
+        yield
+        return
+    os.environ["GLOO_SOCKET_IFNAME"] = names[0]  # read whenever a group is made
+    try:
+        yield
+    finally:
+        os.environ.pop("GLOO_SOCKET_IFNAME", None)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"
+
+
+def _agree(store: Store, guard: Guard, here: Place, what: str, value: str, timeout_s: float) -> None:
+    _compare(what, value, _exchange(store, guard, here, what, value, timeout_s))
+
+
+def _exchange(store: Store, guard: Guard, here: Place, what: str, value: str, timeout_s: float) -> list[str]:
+    """Exchange values through the store; the n-th call of one rank meets the n-th of the others."""
+    missing = list(range(here.world_size))
+
+    def exchange() -> list[tuple[str, str]]:
+        number = store.add(f"agreed/{here.rank}", 1)
+        keys = [f"agree/{number}/{rank}" for rank in range(here.world_size)]
+        store.set(keys[here.rank], json.dumps([what, value]))
+        pause_s = 0.001
+        while missing:
+            missing[:] = [rank for rank in missing if not store.check([keys[rank]])]
+            time.sleep(pause_s if missing else 0.0)
+            pause_s = min(0.1, pause_s * 1.5)
+        return [tuple(json.loads(text)) for text in store.multi_get(keys)]
+
+    def late() -> str:
+        if here.rank in missing:
+            return f"{what}: {guard.store_host()} has not answered for {timeout_s:g} s"
+        return f"{what}: {ranks_have(missing)} not come within {timeout_s:g} s; see the output there"
+
+    try:
+        answers = bounded(exchange, timeout_s, late, guard)
+    except RuntimeError as error:
+        if isinstance(error, RunError):
+            raise
+        raise guard.explain(error, what) from error
+    if strays := [rank for rank, (other, _) in enumerate(answers) if other != what]:
+        raise RunError(
+            f"{what}: {ranks_have(strays)} come to {answers[strays[0]][0]!r} instead: ranks run different code"
+        )
+    return [answer for _, answer in answers]
+
+
+def _compare(what: str, value: str, values: list[str]) -> None:
+    if len(set(values)) == 1:
+        return
+    common = max(values, key=values.count)
+    strays = [rank for rank, other in enumerate(values) if other != common]
+    found = ", ".join(f"{values[rank]!r} on rank {rank}" for rank in strays[:8])
+    raise RunError(f"{what} must be the same on every rank; most have {common!r}, but found {found}")

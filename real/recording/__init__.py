@@ -1,0 +1,1 @@
+"""Recording of times on every rank, and their way to one trace."""

@@ -1,0 +1,140 @@
+"""Clocks of different machines, brought together.
+
+Rank 0 asks every other rank what time it is, some times over, and believes the answer that came back fastest: if it
+left at a, was answered at b and arrived at c, the other clock is ahead by b - (a + c) / 2, give or take (c - a) / 2.
+Clocks drift apart by some microseconds a second, so they are compared at the start and at the end of a run, and
+corrected along a straight line in between. Ranks of one machine read the same clock.
+
+Source:
+    Mills, Internet Time Synchronization: the Network Time Protocol, IEEE Trans. Communications 39 (1991).
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from real.recording.timing import now_s, sleep_s
+
+__all__ = ["Clock", "Clocks", "common_start_s", "compare", "drift", "to_common_s"]
+
+Clock = Callable[[], float]
+
+_N_ROUNDS = 16
+_START_IN_S = 0.05
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """How far the clock of every rank is ahead of rank 0's.
+
+    Args:
+        at_s: When they were compared, by rank 0's clock.
+        ahead_s: float64 `[world_size]`, seconds.
+        uncertainty_s: Give or take; 0 where the machine is rank 0's.
+    """
+
+    at_s: float
+    ahead_s: NDArray[np.float64]
+    uncertainty_s: NDArray[np.float64]
+
+
+def compare(*, clock: Clock = now_s, machine: bytes | None = None) -> Clocks:
+    """Compare the clocks of all ranks; all take part, and all get the result.
+
+    Args:
+        clock: Of this rank, in seconds.
+        machine: The same for ranks that read the same clock; None finds out.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    machines = [_times(0.0, 0.0) for _ in range(world_size)]
+    dist.all_gather(machines, _fingerprint(machine or _machine()))
+    result = torch.zeros(2, world_size, dtype=torch.float64)
+    for other in range(1, world_size):
+        if torch.equal(machines[other], machines[0]):
+            continue
+        if rank == 0:
+            result[:, other] = torch.tensor(_ask(other, clock), dtype=torch.float64)
+        elif rank == other:
+            _answer(clock)
+    at_s = _times(clock())
+    dist.broadcast(result, src=0)
+    dist.broadcast(at_s, src=0)
+    return Clocks(float(at_s), result[0].numpy(), result[1].numpy())
+
+
+def common_start_s(clocks: Clocks, *, clock: Clock = now_s) -> float:
+    """Agree on a moment shortly from now, wait for it, and return it by this rank's own clock."""
+    at_s = _times(clock() + _START_IN_S)
+    dist.broadcast(at_s, src=0)
+    start_s = float(at_s) + float(clocks.ahead_s[dist.get_rank()])
+    sleep_s(start_s - clock())
+    return start_s
+
+
+def drift(clocks: tuple[Clocks, Clocks], rank: int) -> float:
+    """Return what a rank's clock gains on rank 0's, in seconds per second, from comparisons at the start and the end.
+
+    >>> ahead_s = np.array([[0.0, 5.0], [0.0, 5.001]])
+    >>> at_start, at_end = (Clocks(at_s, each, np.zeros(2)) for at_s, each in zip((100.0, 110.0), ahead_s))
+    >>> round(drift((at_start, at_end), rank=1), 6)
+    0.0001
+    """
+    passed_s = clocks[1].at_s - clocks[0].at_s
+    return float(clocks[1].ahead_s[rank] - clocks[0].ahead_s[rank]) / passed_s if passed_s > 0 else 0.0
+
+
+def to_common_s(times_s: NDArray[np.float64], *, start_s: float, drift: float = 0.0) -> NDArray[np.float64]:
+    """Turn times of a rank's clock into seconds from the common start.
+
+    Args:
+        times_s: Times, of any shape; NaN stays NaN.
+        start_s: The common start by the rank's own clock.
+        drift: What the clock gains on rank 0's, in seconds per second.
+
+    >>> to_common_s(np.array([100.0, 110.0]), start_s=100.0, drift=1e-4).round(6).tolist()
+    [0.0, 9.999]
+    """
+    return np.asarray((times_s - start_s) * (1 - drift))
+
+
+def _ask(other: int, clock: Clock) -> tuple[float, float]:
+    """Return how far the clock of a rank is ahead of mine, and the uncertainty, in seconds."""
+    answers = []
+    reply = _times(0.0)
+    for _ in range(_N_ROUNDS):
+        sent_s = clock()
+        dist.send(_times(sent_s), dst=other)
+        dist.recv(reply, src=other)
+        back_s = clock()
+        answers.append(((back_s - sent_s) / 2, float(reply) - (sent_s + back_s) / 2))
+    uncertainty_s, ahead_s = min(answers)
+    return ahead_s, uncertainty_s
+
+
+def _answer(clock: Clock) -> None:
+    question = _times(0.0)
+    for _ in range(_N_ROUNDS):
+        dist.recv(question, src=0)
+        dist.send(_times(clock()), dst=0)
+
+
+def _machine() -> bytes:
+    """Return what is the same for all ranks of one machine, and only for these."""
+    return _BOOT_ID.read_bytes() if _BOOT_ID.exists() else f"rank {dist.get_rank()}".encode()
+
+
+def _fingerprint(name: bytes) -> Tensor:
+    digest = hashlib.sha256(name).digest()
+    return _times(*(int.from_bytes(digest[at : at + 6], "big") for at in (0, 6)))
+
+
+def _times(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)

@@ -1,0 +1,1 @@
+"""Transfers in flight share resources max-min fairly, as a fluid."""

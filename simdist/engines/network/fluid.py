@@ -1,0 +1,270 @@
+"""Transfers in flight share resources max-min fairly, as a fluid.
+
+A stage of a transfer needs d_r bytes on each of its resources r; b = max over r of d_r. While it flows at rate x, it
+takes x d_r / b of every resource. The rates are those of `fairness`: n streams on one NIC get an n-th each; pushes
+converge on a server; a transfer that another resource holds back leaves its share to the others.
+
+Between two changes of the set of transfers in flight all rates are constant, so only changes are events. A change is
+felt by those who share a resource with who came or went, directly or through others: a *component*. Components do not
+know of each other; an event costs the size of the component that it happens in, however many transfers fly elsewhere.
+A component that somebody leaves may fall apart, so those who stay join anew, like those who arrive.
+
+A few flows are solved anew at every event: schedules repeat themselves, the same stages meet in every step, and the
+rates of sets that met before are remembered. Where many flows share, such as the readers of one server, sets hardly
+ever meet again; `crowd` then changes the rates instead of finding them anew.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import TypeAlias
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from simdist.cost import Stage, Transfer
+from simdist.engines.network.incremental import Crowd
+from simdist.engines.network.level import Flow
+from simdist.engines.network.max_min import max_min_rates
+from simdist.engines.timeline import LAST, Timeline
+
+__all__ = ["FluidNetwork", "common_start_s"]
+
+Then: TypeAlias = Callable[[], object]
+
+_TOGETHER = 1e-12  # transfers due within this share of the time to the next end end together
+_NOBODY = -1
+_REMEMBERED = 4096  # sets of stages
+_NUMBERED = 65536  # stages, before they are numbered anew
+_FEW = 16  # flows whose rates are found anew at every event
+
+
+class FluidNetwork:
+    """Transfers in flight on a timeline.
+
+    Args:
+        timeline: When what happens.
+        capacity_Bps: Bytes per second of every resource, `[n_resources]`; inf where unlimited.
+        few: Larger components are crowds.
+    """
+
+    def __init__(self, timeline: Timeline, capacity_Bps: NDArray[np.float64], *, few: int = _FEW) -> None:
+        self._timeline = timeline
+        self._few = few
+        self._capacity_Bps = capacity_Bps
+        self._components: dict[int, _Component] = {}
+        self._component_on = [_NOBODY] * len(capacity_Bps)
+        self._n_components = 0
+        self._joining: list[Flow] = []
+        self._left: set[int] = set()
+        self._is_settling = False
+        self._stages: list[Stage] = []
+        self._kind_of: dict[int, int] = {}
+        self._remembered = lru_cache(maxsize=_REMEMBERED)(self._fair_rates_Bps)
+
+    def start(self, transfer: Transfer) -> simpy.Event:
+        """Start a transfer now; the event happens when its last stage has ended."""
+        done = self._timeline.event()
+        self.fly(transfer, done.succeed)
+        return done
+
+    def fly(self, transfer: Transfer, then: Then, *, start_s: float | None = None) -> None:
+        """Start a transfer at a time that is not before now, and call a function when its last stage has ended."""
+        self._begin(transfer.stages, then, self._timeline.now if start_s is None else start_s)
+
+    def _begin(self, stages: tuple[Stage, ...], then: Then, start_s: float) -> None:
+        """Begin the first of some stages, if one is left."""
+        flow_s = start_s + stages[0].latency_s if stages else start_s
+        flow = partial(self._flow, stages, then)
+        if flow_s == self._timeline.now:
+            flow()
+        else:
+            self._timeline.call_at(flow_s, flow)
+
+    def _flow(self, stages: tuple[Stage, ...], then: Then, _: object = None) -> None:
+        """Let the bytes of the first of some stages flow, and the other stages follow."""
+        if not stages:
+            then()
+            return
+        go_on = partial(self._go_on, stages[1:], then)
+        flow = Flow(stages[0], go_on)
+        if flow.most_nbytes:
+            self._joining.append(flow)
+            self._settle_soon()
+        else:
+            go_on()
+
+    def _go_on(self, stages: tuple[Stage, ...], then: Then) -> None:
+        self._begin(stages, then, self._timeline.now)
+
+    def _settle_soon(self) -> None:
+        """Set the rates anew when all that happens at this moment has happened."""
+        if not self._is_settling:
+            self._is_settling = True
+            self._timeline.call_at(self._timeline.now, self._settle, priority=LAST)
+
+    def _settle(self, _: simpy.Event) -> None:
+        self._is_settling = False
+        changed = self._left | {self._join(flow) for flow in self._joining}
+        self._joining.clear()
+        self._left.clear()
+        for number in sorted(changed & self._components.keys()):
+            self._set_rates(self._components[number])
+
+    def _join(self, flow: Flow) -> int:
+        """Take a flow into the component that it shares resources with, and make one of several; return its number."""
+        touched = sorted({self._component_on[resource] for resource in flow.resources} - {_NOBODY})
+        components = [self._components[number] for number in touched] or [self._new_component()]
+        for component in components:
+            self._advance(component)
+        largest = max(components, key=lambda component: (component.crowd is not None, len(component)))
+        for component in components:
+            if component is not largest:
+                self._take(largest, self._dissolve(component))
+        self._take(largest, [flow])
+        return largest.number
+
+    def _new_component(self) -> "_Component":
+        component = _Component(self._n_components, self._timeline.now)
+        self._n_components += 1
+        self._components[component.number] = component
+        return component
+
+    def _take(self, component: "_Component", flows: list[Flow]) -> None:
+        for flow in flows:
+            self._place(flow, component.number)
+        if component.crowd is None:
+            component.flows += flows
+            return
+        for flow in flows:
+            component.crowd.join(flow, self._timeline.now)
+
+    def _dissolve(self, component: "_Component") -> list[Flow]:
+        """Take a component out; return those who were in it."""
+        del self._components[component.number]
+        if component.crowd is None:
+            for flow in component.flows:
+                self._place(flow, _NOBODY)
+            return component.flows
+        gone = component.number
+        self._component_on = [_NOBODY if number == gone else number for number in self._component_on]
+        return component.crowd.leave(self._timeline.now)
+
+    def _place(self, flow: Flow, number: int) -> None:
+        for resource in flow.resources:
+            self._component_on[resource] = number
+
+    def _advance(self, component: "_Component") -> None:
+        """Let the bytes of a component flow until now; what was planned for later is void."""
+        elapsed_s = self._timeline.now - component.settled_s
+        component.settled_s = self._timeline.now
+        component.n_plans += 1
+        if elapsed_s:
+            for flow in component.flows:
+                flow.left_nbytes -= flow.rate_Bps * elapsed_s
+
+    def _set_rates(self, component: "_Component") -> None:
+        if component.crowd is None and len(component) > self._few:
+            component.crowd = Crowd(self._capacity_Bps, self._timeline.now)
+            flows, component.flows = component.flows, []
+            self._take(component, flows)
+        if component.crowd is None:
+            next_end_s = self._timeline.now + self._find_rates(component)
+        else:
+            next_end_s = component.crowd.settle(self._timeline.now)
+        component.n_plans += 1
+        self._timeline.call_at(next_end_s, partial(self._end, component, component.n_plans))
+
+    def _find_rates(self, component: "_Component") -> float:
+        """Set the rates of a few flows; return in how many seconds the first of them end, and remember which."""
+        if len(self._stages) > _NUMBERED:
+            self._forget_kinds()
+        component.flows.sort(key=lambda flow: self._kind(flow.stage))  # one set to remember, whoever came first
+        rates_Bps = self._remembered(tuple([self._kind(flow.stage) for flow in component.flows]))
+        left_s = np.array([flow.left_nbytes for flow in component.flows]) / rates_Bps
+        next_s = max(float(left_s.min()), 0.0)
+        for flow, rate_Bps in zip(component.flows, rates_Bps.tolist(), strict=True):
+            flow.rate_Bps = rate_Bps
+        component.is_ending = (left_s <= next_s * (1 + _TOGETHER)).tolist()
+        return next_s
+
+    def _kind(self, stage: Stage) -> int:
+        """Return the number of a stage; stages are kept, so that no other takes its id."""
+        kind = self._kind_of.setdefault(id(stage), len(self._stages))
+        if kind == len(self._stages):
+            self._stages.append(stage)
+        return kind
+
+    def _forget_kinds(self) -> None:
+        """Number stages anew, so that those that never come again are not kept."""
+        self._stages.clear()
+        self._kind_of.clear()
+        self._remembered.cache_clear()
+
+    def _fair_rates_Bps(self, kinds: tuple[int, ...]) -> NDArray[np.float64]:
+        return max_min_rates([self._stages[kind] for kind in kinds], self._capacity_Bps)
+
+    def _end(self, component: "_Component", plan: int, _: simpy.Event) -> None:
+        """End the transfers that are due, unless the rates have changed since."""
+        if component.n_plans != plan:
+            return
+        self._advance(component)
+        ended = (
+            self._end_in_crowd(component, component.crowd) if component.crowd is not None else self._end_few(component)
+        )
+        for flow in ended:
+            flow.then()
+
+    def _end_few(self, component: "_Component") -> list[Flow]:
+        """Those who stay join anew."""
+        flows = self._dissolve(component)
+        staying = [flow for flow, ends in zip(flows, component.is_ending, strict=True) if not ends]
+        if staying:
+            self._joining += staying
+            self._settle_soon()
+        return [flow for flow, ends in zip(flows, component.is_ending, strict=True) if ends]
+
+    def _end_in_crowd(self, component: "_Component", crowd: Crowd) -> list[Flow]:
+        """Those who stay join anew only if they are few, or have fallen apart."""
+        ended = crowd.end(self._timeline.now)
+        if len(crowd) <= self._few // 2 or crowd.is_apart:
+            self._joining += self._dissolve(component)
+        else:
+            self._left.add(component.number)
+        self._settle_soon()
+        return ended
+
+
+class _Component:
+    """Flows that are joined by shared resources, with rates that hold from `settled_s` until the latest of `n_plans`.
+
+    A few are kept in `flows`, many in `crowd`.
+    """
+
+    __slots__ = ("crowd", "flows", "is_ending", "n_plans", "number", "settled_s")
+
+    def __init__(self, number: int, settled_s: float) -> None:
+        self.number = number
+        self.settled_s = settled_s
+        self.flows: list[Flow] = []
+        self.is_ending: list[bool] = []
+        self.crowd: Crowd | None = None
+        self.n_plans = 0
+
+    def __len__(self) -> int:
+        return len(self.flows) if self.crowd is None else len(self.crowd)
+
+
+def common_start_s(transfers: Sequence[Transfer], capacity_Bps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how long each transfer takes when all start together and nobody else is there, shape `[n_transfers]`."""
+    timeline = Timeline()
+    network = FluidNetwork(timeline, capacity_Bps)
+    end_s = np.zeros(len(transfers))
+
+    def record(index: int) -> None:
+        end_s[index] = timeline.now
+
+    for index, transfer in enumerate(transfers):
+        network.fly(transfer, partial(record, index))
+    timeline.run()
+    return end_s

@@ -1,0 +1,387 @@
+"""Is this plan legal? Every mistake is reported with the step, the operation and the body it stands in."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from itertools import chain
+from typing import NoReturn, assert_never
+
+from simdist.errors import PlanError
+from simdist.plan import (
+    AllGather,
+    AllReduce,
+    Backward,
+    Broadcast,
+    Buffer,
+    Collective,
+    Copy,
+    Dataset,
+    Delay,
+    Densify,
+    Forward,
+    Group,
+    Load,
+    Merge,
+    Op,
+    Optimize,
+    Pack,
+    Plan,
+    Reduce,
+    ReduceScatter,
+    Save,
+    Select,
+    StageIn,
+    Tick,
+    TrustRatios,
+    Unpack,
+    Wait,
+    op_text,
+    reads,
+    stream_of,
+    writes,
+)
+from simdist.plan.check_dataset import dataset_problems, load_problems, stage_in_problems
+from simdist.plan.group import MAX_WORLD_SIZE
+from simdist.plan.plan import ITEM_NBYTES
+from simdist.plan.text import body_text
+from simdist.plan.vectors import misfits
+
+__all__ = ["check", "fail_at"]
+
+_MAX_SELECTED_FROM = 2**31 - 1  # elements; indices are int32
+
+
+def check(plan: Plan) -> None:
+    """Refuse a plan that cannot be executed.
+
+    Raises:
+        PlanError: With the first mistake found, its place and what would be right.
+    """
+    for problem in _plan_problems(plan):
+        raise PlanError(f"plan {plan.name}: {problem}")
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    written = {buffer.name for buffer in plan.buffers if buffer.initialized}
+    seen: set[int] = set()
+    for step, number in enumerate(plan.body_of_steps()):
+        if number not in seen:
+            seen.add(number)
+            _check_body(plan, number, step, buffers, written)
+    for misfit in misfits(plan):
+        step = next(step for step, number in enumerate(plan.body_of_steps()) if number == misfit.body)
+        fail_at(plan, step=step, body=misfit.body, position=misfit.position, problem=misfit.problem)
+
+
+def fail_at(plan: Plan, *, step: int, body: int, position: int, problem: str) -> NoReturn:
+    """Raise the error that shows where in the plan something is wrong."""
+    operation = op_text(plan.bodies[body][position])
+    shown = body_text(plan.bodies[body], marked=position)
+    raise PlanError(f"plan {plan.name}: {operation} at step {step}: {problem}\nbody {body}:\n{shown}")
+
+
+def _plan_problems(plan: Plan) -> Iterator[str]:
+    if not 1 <= plan.world_size <= MAX_WORLD_SIZE:
+        yield f"world_size {plan.world_size}; must be from 1 to {MAX_WORLD_SIZE}"
+    for name, n_times in Counter(buffer.name for buffer in plan.buffers).items():
+        if n_times > 1:
+            yield f"buffer {name!r} is declared {n_times} times; names are unique"
+    for buffer in plan.buffers:
+        yield from (f"buffer {buffer.name!r}: {problem}" for problem in _buffer_problems(buffer))
+    if plan.dataset:
+        yield from (f"data set: {problem}" for problem in dataset_problems(plan.dataset, plan.world_size))
+    for place, run in enumerate(plan.order):
+        for number in run.bodies:
+            if not 0 <= number < len(plan.bodies):
+                yield f"order[{place}]: body {number} does not exist; bodies are numbered 0 to {len(plan.bodies) - 1}"
+        if run.times < 1 or not run.bodies:
+            yield f"order[{place}]: {run} has no steps; times and the number of bodies must be at least 1"
+    if not plan.order:
+        yield "order is empty; a plan has at least one step"
+    unused = sorted(set(range(len(plan.bodies))) - {number for run in plan.order for number in run.bodies})
+    if unused:
+        yield f"body {unused[0]} stands in no run of the order; take it away, or give it a step"
+
+
+def _buffer_problems(buffer: Buffer) -> Iterator[str]:
+    if buffer.count < 1:
+        yield f"count {buffer.count}; must be at least 1"
+    if buffer.tensors is not None and not 0 <= buffer.tensors[0] < buffer.tensors[1]:
+        yield f"tensors {buffer.tensors}; must be a range [first, last) with 0 <= first < last"
+    if not 0 <= buffer.padding < max(buffer.count, 1):
+        yield f"padding {buffer.padding}; must be from 0 to {buffer.count - 1}, less than its count"
+
+
+def _check_body(plan: Plan, number: int, step: int, buffers: dict[str, Buffer], written: set[str]) -> None:
+    for position, op in enumerate(plan.bodies[number]):
+        for name in (*reads(op), *writes(op)):
+            if name not in buffers:
+                known = ", ".join(sorted(buffers))
+                problem = f"buffer {name!r} is not declared; declared: {known}"
+                fail_at(plan, step=step, body=number, position=position, problem=problem)
+        for name in reads(op):
+            if name not in written:
+                problem = f"reads {name!r}, which nothing has written yet; write it first or declare it initialized"
+                fail_at(plan, step=step, body=number, position=position, problem=problem)
+        for problem in chain(
+            _place_problems(op, buffers),
+            _data_problems(op, buffers, plan.dataset),
+            _op_problems(op, buffers, plan.world_size),
+        ):
+            fail_at(plan, step=step, body=number, position=position, problem=problem)
+        written.update(writes(op))
+
+
+def _place_problems(op: Op, buffers: dict[str, Buffer]) -> Iterator[str]:
+    """The GPU computes and communicates in its own memory; only copies, loads and saves reach the host's."""
+    if stream_of(op) not in ("compute", "comm") or isinstance(op, Copy | Delay):
+        return
+    for name in dict.fromkeys((*reads(op), *writes(op))):
+        if buffers[name].place != "device":
+            yield f"works on {name!r} in host memory; copy it to a buffer on the device first"
+
+
+def _data_problems(op: Op, buffers: dict[str, Buffer], dataset: Dataset | None) -> Iterator[str]:
+    if isinstance(op, Load):
+        yield from load_problems(op, buffers[op.dst], dataset)
+    if isinstance(op, StageIn):
+        yield from stage_in_problems(op, dataset)
+
+
+def _op_problems(op: Op, buffers: dict[str, Buffer], world_size: int) -> Iterator[str]:
+    match op:
+        case Load():
+            if buffers[op.dst].place != "host":
+                yield f"loads into {op.dst!r} on the device; a load ends in host memory, a copy takes it to the device"
+        case StageIn():
+            yield from _group_problems(op.group, world_size)
+        case Copy():
+            yield from _same_size(buffers[op.src], buffers[op.dst])
+        case Pack():
+            yield from _fusion_problems([buffers[name] for name in op.srcs], buffers[op.dst])
+        case Unpack():
+            yield from _fusion_problems([buffers[name] for name in op.dsts], buffers[op.src])
+            yield from (f"writes {name!r} twice; take each part into a buffer of its own" for name in _twice(op.dsts))
+        case Forward():
+            if not op.dsts:
+                yield "writes nothing; a forward pass writes at least the loss"
+        case Backward():
+            if buffers[op.dst].tensors is None:
+                yield f"writes {op.dst!r}, which names no tensors; a gradient bucket holds those of a range of tensors"
+        case TrustRatios():
+            yield from _group_problems(op.group, world_size)
+            yield from _update_problems(op, buffers)
+            yield from _share_problems(op, buffers)
+        case Optimize():
+            yield from _update_problems(op, buffers)
+            yield from _ratio_problems(op, buffers)
+        case AllReduce() | Reduce() | Broadcast() | ReduceScatter() | AllGather():
+            yield from _group_problems(op.group, world_size)
+            yield from _algorithm_problems(op)
+            yield from _collective_problems(op, buffers)
+        case Select():
+            yield from _select_problems(op, buffers)
+        case Merge():
+            yield from _merge_problems(op, buffers)
+        case Densify():
+            if not buffers[op.src].sparse or buffers[op.dst].sparse:
+                yield "scatters a sparse buffer into a dense one; declare src sparse and dst not"
+            elif buffers[op.src].dtype != buffers[op.dst].dtype:
+                types = f"{buffers[op.src].dtype} into {buffers[op.dst].dtype}"
+                yield f"scatters {types}; copy the entries to a sparse buffer of that type first"
+            yield from _divisor_problems(op.divisor)
+        case Tick():
+            if not op.srcs:
+                yield "waits for a tick after nothing; name the buffers that were written before"
+            if not 0 < op.period_s < math.inf:
+                yield f"ticks every {op.period_s} s; a period is a number of seconds above 0"
+        case Delay() | Wait() | Save():
+            pass
+        case _:
+            assert_never(op)
+
+
+def _group_problems(group: Group, world_size: int) -> Iterator[str]:
+    try:
+        group.shape(world_size)
+    except PlanError as error:
+        yield str(error)
+
+
+def _algorithm_problems(op: Collective) -> Iterator[str]:
+    if op.algorithm == "halving_doubling" and op.group.size & (op.group.size - 1):
+        yield f"halving_doubling over a {op.group}; it needs a power of two, or choose ring"
+    if op.algorithm == "halving_doubling" and isinstance(op, Reduce | Broadcast):
+        yield "halving_doubling is no algorithm of a rooted collective; choose ring or tree"
+    if op.algorithm == "tree" and isinstance(op, ReduceScatter | AllGather):
+        yield "a tree reduces and broadcasts whole buffers, not slices; choose ring or halving_doubling"
+    if op.algorithm in ("double_tree", "hierarchical", "server") and not isinstance(op, AllReduce):
+        yield f"{op.algorithm} is an algorithm of all_reduce only; choose ring"
+    if isinstance(op, AllReduce) and (op.algorithm == "server") != (op.servers is not None):
+        yield "the algorithm `server` and the field `servers` go together; set both or none"
+
+
+def _collective_problems(op: Collective, buffers: dict[str, Buffer]) -> Iterator[str]:
+    match op:
+        case AllReduce():
+            yield from _dense_problems(buffers[op.buffer])
+            yield from _server_problems(op, buffers[op.buffer])
+        case Reduce():
+            yield from _dense_problems(buffers[op.buffer])
+        case Broadcast():
+            pass
+        case ReduceScatter():
+            yield from _dense_problems(buffers[op.src])
+            yield from _shard_problems(buffers[op.src], buffers[op.dst], op.group)
+        case AllGather():
+            yield from _shard_problems(buffers[op.dst], buffers[op.src], op.group)
+        case _:
+            assert_never(op)
+    if isinstance(op, Reduce | Broadcast) and not 0 <= op.root < op.group.size:
+        yield f"root {op.root} is no member of a {op.group}; members are numbered 0 to {op.group.size - 1}"
+
+
+def _dense_problems(buffer: Buffer) -> Iterator[str]:
+    if buffer.dtype == "uint8":
+        yield f"reduces {buffer.name!r} of bytes (uint8); a reduction takes floating-point numbers"
+    if buffer.sparse:
+        yield f"reduces the sparse buffer {buffer.name!r}, whose indices differ by rank; all-gather it, then densify"
+
+
+def _server_problems(op: AllReduce, buffer: Buffer) -> Iterator[str]:
+    if op.servers is None:
+        return
+    parts, members = op.servers.parts, op.servers.members
+    if not parts or min(parts) < 0 or sum(parts) != buffer.count:
+        yield f"servers hold {parts} elements; {buffer.name!r} has {buffer.count}, and they hold all of it"
+    if members and (len(members) != len(parts) or len(set(members)) < len(members)):
+        yield f"servers are members {members}; write one member for each of the {len(parts)} parts, all different"
+    if members and not all(0 <= member < op.group.size for member in members):
+        yield f"servers are members {members} of a {op.group}; members are numbered 0 to {op.group.size - 1}"
+
+
+def _same_size(src: Buffer, dst: Buffer) -> Iterator[str]:
+    same_type = src.dtype == dst.dtype or (_is_floating(src) and _is_floating(dst))
+    if (src.count, src.sparse) != (dst.count, dst.sparse) or not same_type:
+        yield (
+            f"copies {src.count} x {src.dtype} to {dst.count} x {dst.dtype}; sizes must be equal, and types equal or "
+            f"both floating-point"
+        )
+    if None not in (src.tensors, dst.tensors) and src.tensors != dst.tensors:
+        yield f"copies tensors {src.tensors} over tensors {dst.tensors}; they must be the same"
+
+
+def _is_floating(buffer: Buffer) -> bool:
+    return buffer.dtype != "uint8"
+
+
+def _fusion_problems(parts: list[Buffer], fused: Buffer) -> Iterator[str]:
+    n_elements = sum(part.count for part in parts)
+    if not parts or n_elements != fused.count - fused.padding:
+        yield f"{len(parts)} buffers have {n_elements} elements; {fused.name!r} holds {fused.count - fused.padding}"
+    for buffer in (*parts, fused):
+        if buffer.sparse or not _is_floating(buffer):
+            yield f"fuses {buffer.name!r}, which is not dense and floating-point"
+
+
+def _twice(names: tuple[str, ...]) -> list[str]:
+    return [name for name, n_times in Counter(names).items() if n_times > 1]
+
+
+def _shard_problems(whole: Buffer, shard: Buffer, group: Group) -> Iterator[str]:
+    if whole.count != shard.count * group.size:
+        yield (
+            f"{shard.name!r} has {shard.count} elements; {group.size} equal slices of {whole.name!r} "
+            f"({whole.count} elements) would have {whole.count / group.size:,.10g}; pad {whole.name!r} to a multiple "
+            f"of {group.size}"
+        )
+    if (whole.dtype, whole.sparse) != (shard.dtype, shard.sparse):
+        yield f"{whole.name!r} and {shard.name!r} differ in element type; they must be equal"
+
+
+def _update_problems(op: Optimize | TrustRatios, buffers: dict[str, Buffer]) -> Iterator[str]:
+    params, grads = (_tensors(names, buffers) for names in (op.params, op.grads))
+    if None in params or None in grads:
+        yield "updates buffers that name no tensors; parameters and gradients hold ranges of tensors"
+    elif sorted(_covered(params)) != sorted(_covered(grads)):
+        yield "the gradients do not cover exactly the tensors of the parameters"
+    elif _n_elements(op.params, buffers) != _n_elements(op.grads, buffers):
+        yield "the gradients have other numbers of elements than the parameters of the same tensors"
+    for name in (*op.params, *op.grads):
+        if buffers[name].sparse:
+            yield f"updates with the sparse buffer {name!r}; densify it first"
+
+
+def _n_elements(names: tuple[str, ...], buffers: dict[str, Buffer]) -> int:
+    return sum(buffers[name].count - buffers[name].padding for name in names)
+
+
+def _n_tensors(names: tuple[str, ...], buffers: dict[str, Buffer]) -> int:
+    return len(set(_covered(_tensors(names, buffers))))
+
+
+def _share_problems(op: TrustRatios, buffers: dict[str, Buffer]) -> Iterator[str]:
+    dst, n_tensors = buffers[op.dst], _n_tensors(op.params, buffers)
+    share = math.ceil(n_tensors / op.group.size)
+    if dst.count != share:
+        yield f"{op.dst!r} holds {dst.count} ratios; a share of {n_tensors} tensors over a {op.group} is {share}"
+    if dst.sparse or not _is_floating(dst):
+        yield f"writes ratios to {op.dst!r}, which is not dense and floating-point"
+
+
+def _ratio_problems(op: Optimize, buffers: dict[str, Buffer]) -> Iterator[str]:
+    if op.ratios is None:
+        return
+    ratios, n_tensors = buffers[op.ratios], _n_tensors(op.params, buffers)
+    if ratios.count < n_tensors or ratios.sparse:
+        yield f"{op.ratios!r} holds {ratios.count} ratios; there are {n_tensors} tensors, and each takes one"
+
+
+def _tensors(names: tuple[str, ...], buffers: dict[str, Buffer]) -> list[tuple[int, int] | None]:
+    return [buffers[name].tensors for name in names]
+
+
+def _covered(ranges: list[tuple[int, int] | None]) -> Iterator[int]:
+    for tensors in ranges:
+        yield from range(*tensors) if tensors else ()
+
+
+def _select_problems(op: Select, buffers: dict[str, Buffer]) -> Iterator[str]:
+    src, dst, residual = buffers[op.src], buffers[op.dst], buffers[op.residual]
+    for buffer in (src, residual):
+        if buffer.sparse:
+            yield f"selects from the sparse buffer {buffer.name!r}; src and residual are dense"
+    if not dst.sparse or dst.count != op.k:
+        yield f"selects {op.k} elements into {dst.name!r}; declare it sparse with count {op.k}"
+    if not 1 <= op.k <= src.count:
+        yield f"k = {op.k} of {src.count} elements; must be from 1 to {src.count}"
+    if src.count > _MAX_SELECTED_FROM:
+        reach = f"int32 indices reach {_MAX_SELECTED_FROM}"
+        yield f"selects from {src.count} elements; {reach}: select from smaller buckets"
+    if residual.count != src.count:
+        yield f"residual {residual.name!r} has {residual.count} elements; {src.name!r} has {src.count}, so must it"
+    yield from _residual_problems(src, dst, residual)
+
+
+def _merge_problems(op: Merge, buffers: dict[str, Buffer]) -> Iterator[str]:
+    src, dst, residual = buffers[op.src], buffers[op.dst], buffers[op.residual]
+    if not src.sparse or not dst.sparse or residual.sparse:
+        yield "merges a sparse buffer into a sparse one, the rest goes to a dense one; declare them so"
+    if not 1 <= dst.count <= src.count:
+        yield f"keeps {dst.count} of {src.count} entries; must be from 1 to {src.count}"
+    yield from _residual_problems(src, dst, residual)
+    yield from _divisor_problems(op.divisor)
+
+
+def _residual_problems(src: Buffer, dst: Buffer, residual: Buffer) -> Iterator[str]:
+    """A residual gathers what is small beside what it holds already; it must not round more than those it is of."""
+    for buffer in (src, dst):
+        is_narrower = ITEM_NBYTES[buffer.dtype] < ITEM_NBYTES[residual.dtype]
+        if not (_is_floating(buffer) and (is_narrower or buffer.dtype == residual.dtype)):
+            yield (
+                f"a residual of {residual.dtype} for {buffer.name!r} of {buffer.dtype}; both are floating-point, of "
+                f"the same type, or the residual has more bits"
+            )
+
+
+def _divisor_problems(divisor: int) -> Iterator[str]:
+    if divisor < 1:
+        yield f"divides by {divisor}; a divisor is at least 1"

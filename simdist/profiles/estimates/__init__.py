@@ -1,0 +1,1 @@
+"""Estimates from the steps of a job: links, tensors, delays, stragglers."""

@@ -1,0 +1,261 @@
+"""From times of all_reduces to links: the cost model, inverted.
+
+A ring all_reduce of S bytes over n members is 2 (n - 1) hops of S / n bytes. So one hop took t / (2 (n - 1)), and a
+link with these times as its table gives the measured times back. Where the library takes another algorithm, or the
+ring's hops are of two kinds, it does not: the table's times are then scaled by measured / predicted until it does. A
+tree sends other sizes than a ring; where scaling leads nowhere for that reason, a latency and a bandwidth are fitted.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from simdist.cost import Shared, price
+from simdist.errors import PlanError, TraceError
+from simdist.plan import AllReduce, Buffer, Plan
+from simdist.plan.group import Group
+from simdist.profiles.estimates.collectives import CollectiveTimes
+from simdist.profiles.estimates.fabrics import Fabric
+from simdist.profiles.estimates.line_fit import fitted_line
+from simdist.scenario import Cluster, Link, Tensor, Workload
+from simdist.settings.units import format_nbytes
+
+__all__ = ["Links", "as_group", "derive_links", "predicted_s"]
+
+Which: TypeAlias = Literal["fabric", "network"]
+
+_WHICH: tuple[Which, ...] = ("fabric", "network")
+_WORKLOAD = Workload(tensors=(Tensor(name="none", count=1),), batch_size=1, forward_s=0.0)
+_SAME_SIZE = 1.25  # sizes nearer than this factor tell one rate, not a latency and a rate
+_BEYOND = 1024  # times the largest size: nobody sends more
+_FLATTEST = 0.1  # slope at the end over time / size there; below, times hardly grow, and more would come for nothing
+_ROUNDS, _NEAR = 30, 1e-4  # of scaling; share that may be missed
+_TOLD = 0.05  # share that is told if it is missed
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The links of a cluster, and where they are from.
+
+    Args:
+        fabric: Inside nodes.
+        network: Between nodes.
+        measured: Which of them the traces tell.
+        notes: What was assumed.
+        fabric_source: Where the links inside nodes are from, if they are known and not measured.
+        is_complete: Whether none of the two is only taken to be like the other.
+    """
+
+    fabric: Link
+    network: Link
+    measured: tuple[Which, ...]
+    notes: tuple[str, ...]
+    fabric_source: str = ""
+    is_complete: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """An all_reduce of one size, measured."""
+
+    nbytes: int
+    group: Group
+    seconds: float
+
+    @property
+    def hop_nbytes(self) -> int:
+        return max(1, round(self.nbytes / self.group.size))
+
+    @property
+    def hop_s(self) -> float:
+        return self.seconds / (2 * (self.group.size - 1))
+
+
+def derive_links(
+    times: Sequence[CollectiveTimes], cluster: Cluster, *, given: Fabric | None = None, usual: Fabric | None = None
+) -> Links:
+    """Return the links that explain what all_reduces took.
+
+    Args:
+        times: Measured.
+        cluster: Its nodes, GPUs and library; its links do not count.
+        given: The links inside nodes, whatever was measured; those between nodes are then fitted around them.
+        usual: Likewise, where nothing was measured inside nodes.
+
+    Raises:
+        TraceError: There is no all_reduce that tells anything.
+    """
+    if cluster.world_size == 1:
+        return Links(Link.ideal(), Link.ideal(), (), ())
+    inside, between = _points(times, cluster, between_nodes=False), _points(times, cluster, between_nodes=True)
+    if not inside and not between:
+        raise TraceError(
+            "no all_reduce of known size and group took any time in these traces, so they do not tell how fast the "
+            "links are: give --cluster FILE|PRESET"
+        )
+    notes: list[str] = []
+    links: dict[Which, Link] = {}
+    has_both = cluster.nodes > 1 and cluster.gpus_per_node > 1
+    stated = (given or (usual if not inside else None)) if has_both and between else None
+    if stated:
+        links["fabric"] = stated.link
+        notes.append(f"fabric is not measured but {stated.source}; network is what then explains the all_reduces")
+    named: tuple[tuple[Which, list[_Point]], ...] = (("fabric", [] if stated else inside), ("network", between))
+    for name, points in named:
+        if points:
+            links[name], more = _fitted(name, points, cluster, links)
+            notes += more
+    measured: tuple[Which, ...] = tuple(which for which in links if not (stated and which == "fabric"))
+    if len(links) == 1 and has_both:
+        missing, known = ("fabric", "network") if "network" in links else ("network", "fabric")
+        where = "inside" if missing == "fabric" else "between"
+        notes.append(
+            f"warning: no collective ran only {where} nodes, so {missing} is taken to be like {known}; hierarchical "
+            f"schedules, which depend on it, are left out: give {'--fabric' if missing == 'fabric' else '--cluster'}"
+        )
+    any_link = next(iter(links.values()))
+    fabric = links.get("fabric", any_link) if cluster.gpus_per_node > 1 else Link.ideal()
+    network = links.get("network", any_link) if cluster.nodes > 1 else Link.ideal()
+    is_complete = len(links) == 2 or not has_both
+    return Links(fabric, network, measured, tuple(notes), stated.source if stated else "", is_complete)
+
+
+def predicted_s(cluster: Cluster, group: Group, nbytes: int) -> float:
+    """Return what the cost model says that an all_reduce takes when nobody else uses the links."""
+    op = AllReduce("data", group)
+    buffer = Buffer("data", max(1, nbytes // 4), initialized=True)
+    plan = Plan.from_steps("all_reduce", world_size=cluster.world_size, buffers=(buffer,), steps=[(op,)])
+    cost = price(plan, cluster, _WORKLOAD).of[op]
+    assert isinstance(cost, Shared)  # as of every collective
+    return float(np.max(cost.alone_s))
+
+
+def as_group(members: Sequence[int], world_size: int) -> Group | None:
+    """Return the partition of the ranks that has these members as one of its groups; None if there is none."""
+    group = Group(len(members), members[1] - members[0] if len(members) > 1 else 1)
+    try:
+        return group if list(members) in group.members(world_size) else None
+    except PlanError:
+        return None
+
+
+def _points(times: Sequence[CollectiveTimes], cluster: Cluster, *, between_nodes: bool) -> list[_Point]:
+    """Return the all_reduces inside nodes or between them, by size; sizes nearly alike are one point."""
+    found = []
+    for each in times:
+        group = as_group(each.group, cluster.world_size)
+        tells = each.kind == "all_reduce" and each.nbytes and each.seconds > 0
+        if tells and group and each.nbytes and each.between_nodes == between_nodes:
+            found.append((_Point(each.nbytes, group, each.seconds), each.calls))
+    found.sort(key=lambda item: item[0].hop_nbytes)
+    blocks: list[list[tuple[_Point, int]]] = []
+    for point, calls in found:
+        if blocks and point.hop_nbytes < _SAME_SIZE * blocks[-1][0][0].hop_nbytes and _alike(point, blocks[-1][0][0]):
+            blocks[-1].append((point, calls))
+        else:
+            blocks.append([(point, calls)])
+    return [_mean(block) for block in blocks]
+
+
+def _alike(first: _Point, second: _Point) -> bool:
+    return first.group == second.group
+
+
+def _mean(block: Sequence[tuple[_Point, int]]) -> _Point:
+    total = sum(calls for _, calls in block)
+    nbytes = round(sum(point.nbytes * calls for point, calls in block) / total)
+    return _Point(nbytes, block[0][0].group, sum(point.seconds * calls for point, calls in block) / total)
+
+
+def _fitted(name: Which, points: list[_Point], cluster: Cluster, known: dict[Which, Link]) -> tuple[Link, list[str]]:
+    """Return the link with which the cost model gives the measured times back, as near as it can."""
+    hops_s = _growing(points, [point.hop_s for point in points])
+    targets_s = [hop_s * point.seconds / point.hop_s for hop_s, point in zip(hops_s, points, strict=True)]
+
+    def ratios(link: Link) -> list[float]:
+        fabric, network = (link if which == name else known.get(which, link) for which in _WHICH)
+        whole = cluster.model_copy(update={"fabric": fabric, "network": network})
+        return [
+            target_s / predicted_s(whole, point.group, point.nbytes)
+            for target_s, point in zip(targets_s, points, strict=True)
+        ]
+
+    best: tuple[float, Link, list[str]] | None = None
+    for _ in range(_ROUNDS):
+        link, notes = _link(name, points, hops_s)
+        misses = ratios(link)
+        worst = max(abs(miss - 1) for miss in misses)
+        if best is None or worst < best[0]:
+            best = worst, link, notes
+        if worst < _NEAR:
+            break
+        hops_s = _growing(points, [hop_s * miss for hop_s, miss in zip(hops_s, misses, strict=True)])
+    assert best is not None  # after one round or more
+    worst, link, notes = best
+    if worst > _TOLD and len(points) > 1:
+        line = fitted_line(_started(points, hops_s), ratios)
+        off = max(abs(miss - 1) for miss in ratios(line))
+        if off < worst:
+            worst, link, notes = off, line, []
+    if worst > _TOLD:
+        notes = [
+            *notes,
+            f"warning: {name}: no link gives all times of all_reduces back; at the worst {worst:.0%} are missed",
+        ]
+    return link, notes
+
+
+def _started(points: Sequence[_Point], hops_s: Sequence[float]) -> Link:
+    """Return the line through the smallest and the largest point, if it rises."""
+    (small, small_s), (large, large_s) = ((points[i].hop_nbytes, hops_s[i]) for i in (0, -1))
+    rate_Bps = (large - small) / (large_s - small_s) if large_s > small_s and large > small else large / large_s
+    return Link(latency_s=max(0.0, small_s - small / rate_Bps), bandwidth_Bps=rate_Bps)
+
+
+def _link(name: Which, points: Sequence[_Point], hops_s: Sequence[float]) -> tuple[Link, list[str]]:
+    """Return a table through the points, or a line if they are of one size."""
+    by_size = {point.hop_nbytes: float(f"{hop_s:.6g}") for point, hop_s in zip(points, hops_s, strict=True)}
+    sizes, times = list(by_size), list(by_size.values())
+    largest = format_nbytes(points[-1].nbytes)
+    if len(sizes) == 1:
+        note = (
+            f"{name}: all_reduces of one size only ({largest}): a line without latency; much smaller ones will be "
+            f"predicted too fast"
+        )
+        return Link(latency_s=0.0, bandwidth_Bps=float(round(sizes[0] / times[0]))), [note]
+    slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+    average = times[-1] / sizes[-1]
+    notes = []
+    if not _FLATTEST * average <= slope <= average:
+        notes.append(
+            f"{name}: from one size to the next, times grow as no link's do; all_reduces beyond {largest} are "
+            f"predicted at the rate of that size"
+        )
+        slope = average
+    sizes.append(sizes[-1] * _BEYOND)
+    times.append(float(f"{times[-1] + slope * (sizes[-1] - sizes[-2]):.6g}"))
+    return Link.model_validate({"table": [*zip(sizes, times, strict=True)]}), notes
+
+
+def _growing(points: Sequence[_Point], hops_s: Sequence[float]) -> list[float]:
+    """Give neighbours whose times shrink, though their sizes grow, their common mean, until no time shrinks.
+
+    Points whose hops are of one size have one time.
+
+    Source:
+        Barlow, Bartholomew, Bremner, Brunk, Statistical Inference under Order Restrictions, 1972: pool adjacent
+        violators.
+    """
+    blocks: list[tuple[int, list[float]]] = []  # size of the last hop, and times
+    for point, hop_s in zip(points, hops_s, strict=True):
+        blocks.append((point.hop_nbytes, [hop_s]))
+        while len(blocks) > 1 and (_mean_s(blocks[-2]) > _mean_s(blocks[-1]) or blocks[-2][0] == blocks[-1][0]):
+            blocks[-2:] = [(blocks[-1][0], blocks[-2][1] + blocks[-1][1])]
+    return [_mean_s(block) for block in blocks for _ in block[1]]
+
+
+def _mean_s(block: tuple[int, list[float]]) -> float:
+    return math.fsum(block[1]) / len(block[1])

@@ -1,0 +1,121 @@
+"""The import's own proof: synchronous SGD, simulated with the delays as they happened, against the measured step.
+
+The simulated step is reproduced, not predicted: base times, links and delays are from the very steps that it is
+compared with. It shows that the parts of a step are put together as they were, and is off by what the model of a step
+does not have. It does not show what the traces cannot tell apart, such as a late rank without a trace from slow links,
+or links inside nodes from those between them; nor that other steps are like these.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.engines import simulate
+from simdist.plan.ops import Channel
+from simdist.profiles.estimates.base import Parts
+from simdist.profiles.job.job import TracedJob
+from simdist.runs.build import build
+from simdist.scenario import Scenario
+from simdist.traces.breakdown import breakdown
+
+__all__ = ["TOLERANCE", "Proof", "prove_step"]
+
+TOLERANCE = 0.10
+"""Share of the measured step that a reproduced one may miss it by; beyond, the scenario is doubtful."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A mean step, reproduced and measured.
+
+    Args:
+        predicted_s: Simulated with the recorded delays.
+        measured_s: Mean over steps and traced ranks.
+        calm_s: Simulated with the delays that would be left if stragglers were typical ranks.
+        parts: Part of a step -> reproduced and measured seconds: what is computed or held up by the host, what waits
+            for communication and other ranks, what waits for input.
+        is_silent: Whether the traced job exchanges no gradients: then the simulated step is of another schedule.
+    """
+
+    predicted_s: float
+    measured_s: float
+    calm_s: float
+    parts: dict[str, tuple[float, float]]
+    is_silent: bool
+
+    @property
+    def error(self) -> float:
+        """Share of the measured step by which the reproduced one is longer."""
+        return self.predicted_s / self.measured_s - 1 if self.measured_s else 0.0
+
+    @property
+    def error_text(self) -> str:
+        """The error in per cent, such as `+1.2%`; none is `+0.0%`, on whichever side of it."""
+        return f"{round(self.error, 3) + 0.0:+.1%}"
+
+    @property
+    def straggling_share(self) -> float:
+        """Share of the reproduced step that is lost to stragglers."""
+        return max(0.0, 1 - self.calm_s / self.predicted_s) if self.predicted_s else 0.0
+
+    @property
+    def misses(self) -> str | None:
+        """Say which part of the step is missed most, if the prediction is far off."""
+        if abs(self.error) <= TOLERANCE:
+            return None
+        if self.is_silent:
+            return "the traced job exchanges no gradients, and sync does"
+        name, (predicted_s, measured_s) = max(self.parts.items(), key=lambda item: abs(item[1][0] - item[1][1]))
+        return f"mostly {name}: reproduced {1e3 * predicted_s:.3g} ms, measured {1e3 * measured_s:.3g} ms"
+
+
+def prove_step(
+    scenario: Scenario,
+    delays: dict[Channel, NDArray[np.float64]],
+    of: Parts,
+    job: TracedJob,
+    *,
+    calm: tuple[Scenario, dict[Channel, NDArray[np.float64]]],
+) -> Proof:
+    """Simulate synchronous SGD with the delays as they happened, and without stragglers.
+
+    Args:
+        scenario: Its first schedule is synchronous SGD; channels are those of the delays.
+        delays: As recorded, `[n_steps, world_size]`.
+        of: What was measured.
+        job: The traced job.
+        calm: Scenario and delays without stragglers; the channels are the same or fewer.
+    """
+    built = build(scenario, scenario.schedules[0])
+    trace = simulate(built.plan, built.costs, delays)
+    none = {channel: np.zeros_like(seconds) for channel, seconds in delays.items()}
+    calm_built, left = build(calm[0], calm[0].schedules[0]), calm[1]
+    left = none | {channel: left[channel] for channel in left if channel in none}
+    quiet = simulate(calm_built.plan, calm_built.costs, left)
+    states = breakdown(trace)
+    predicted = {state: float(states.per_step_s(state)[0]) for state in ("compute", "comm", "wait", "io", "host")}
+    loads = scenario.input.source == "storage"
+    measured_input_s = float(of.input_s.mean())
+    return Proof(
+        predicted_s=trace.makespan_s / scenario.steps,
+        measured_s=float(of.step_s.mean()),
+        calm_s=quiet.makespan_s / scenario.steps,
+        parts={
+            "computing": (
+                predicted["compute"] + predicted["host"],
+                float((of.compute_s + of.host_s).mean()) + (0.0 if loads else measured_input_s),
+            ),
+            "waiting for communication and other ranks": (
+                predicted["comm"] + predicted["wait"],
+                float(of.wait_s.mean()),
+            ),
+            "waiting for input": (predicted["io"], measured_input_s if loads else 0.0),
+        },
+        is_silent=_is_silent(job),
+    )
+
+
+def _is_silent(job: TracedJob) -> bool:
+    calls = (call for profile in job.profiles for step in profile.steps for call in step.calls)
+    return job.world_size > 1 and not any(call.of_gradients for call in calls)

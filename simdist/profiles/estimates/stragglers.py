@@ -1,0 +1,245 @@
+"""Stragglers in recorded delays: who was late, when, on what, and by how much.
+
+With d[s, r] the delay of rank r in step s, and all medians lower ones:
+
+* *Persistent*: the median over steps of d[:, r], less that of the typical other rank, is above what noise alone does
+  (`noise`), 3 times the spread between the other ranks, and 3 % of a step.
+* *Transient*: d[s, r] less the rank's own median (of a rank that is not persistent: or that of the typical other rank,
+  if it is less), and the same less what the typical other rank has in this step, are above what noise alone does, and
+  5 % of a step. Steps that follow one another are one burst.
+* Where all traced ranks of a node are late in the same way, it is the node.
+
+So a rank that is late in at most half of the steps has bursts of full size, and one that is in more is persistently
+late by its full size. Delays above 5 % of a step that noise explains are counted, not listed.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.plan.ops import Channel
+from simdist.profiles.estimates.noise import by_chance_once_s, by_chance_usually_s, lower_median_s
+from simdist.profiles.job.layout import Layout
+from simdist.profiles.notes import listed
+
+__all__ = ["Noise", "Straggler", "find_stragglers", "noise_of", "without"]
+
+_NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
+_SPREADS = 3.0
+_PERSISTENT_SHARE, _TRANSIENT_SHARE = 0.03, 0.05  # of a step; less changes nothing that anybody decides
+_NODE_TOLERANCE = 0.5  # sizes on the ranks of a node differ by less than this share, if the node is the cause
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """Who is late.
+
+    Args:
+        kind: In most steps, or in some.
+        ranks: The rank, or those of the node, in ascending order.
+        node: If all of its traced ranks are late.
+        channel: On what.
+        steps: Their numbers, in ascending order; those of a burst follow one another.
+        seconds: In each of these steps, more than a typical rank: of a persistent one the difference of medians, of a
+            burst the mean.
+    """
+
+    kind: Literal["persistent", "transient"]
+    ranks: tuple[int, ...]
+    node: int | None
+    channel: Channel
+    steps: tuple[int, ...]
+    seconds: float
+
+    @property
+    def who(self) -> str:
+        """The rank or the node, in words."""
+        return f"rank {self.ranks[0]}" if self.node is None else f"node {self.node} (ranks {listed(self.ranks)})"
+
+    def when(self, n_steps: int) -> str:
+        """Return the steps, in words.
+
+        Args:
+            n_steps: That were traced.
+        """
+        is_run = self.steps[-1] - self.steps[0] + 1 == len(self.steps)
+        if self.kind == "persistent" and len(self.steps) == n_steps:
+            return "every step"
+        if self.kind == "persistent" and not is_run:
+            return f"{len(self.steps)} of {n_steps} steps"
+        return f"step{'s' * (len(self.steps) > 1)} {listed(self.steps)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Noticeable delays of single ranks and steps that are no straggler's, because noise alone explains them.
+
+    Args:
+        count: Of ranks and steps.
+        seconds: All together.
+    """
+
+    count: int
+    seconds: float
+
+
+def find_stragglers(
+    excess: dict[Channel, NDArray[np.float64]],
+    *,
+    step_s: float,
+    ranks: Sequence[int],
+    numbers: Sequence[int],
+    layout: Layout,
+) -> tuple[Straggler, ...]:
+    """Return who is late: those in every step first, both kinds by size; of the same size, longer bursts first.
+
+    Args:
+        excess: Channel -> delays, `[n_steps, n_traced_ranks]`.
+        step_s: A typical step.
+        ranks: Of the columns.
+        numbers: Of the steps.
+        layout: Which ranks share a node.
+    """
+    found: list[Straggler] = []
+    for channel, delay_s in excess.items():
+        usual = _persistent(delay_s, step_s, channel, ranks, numbers)
+        more_s = _more_s(delay_s, [ranks.index(each.ranks[0]) for each in usual])
+        bursts = _transient(more_s, step_s, channel, ranks, numbers)
+        found += [*_by_node(usual, ranks, layout), *_by_node(bursts, ranks, layout)]
+    return tuple(sorted(found, key=lambda each: _importance(each, step_s)))
+
+
+def noise_of(
+    excess: dict[Channel, NDArray[np.float64]],
+    stragglers: Sequence[Straggler],
+    *,
+    step_s: float,
+    ranks: Sequence[int],
+    numbers: Sequence[int],
+) -> Noise:
+    """Return the noticeable delays that are none of the stragglers'."""
+    count, seconds = 0, 0.0
+    for channel, delay_s in excess.items():
+        own = [each for each in stragglers if each.channel == channel]
+        usual = [ranks.index(rank) for each in own if each.kind == "persistent" for rank in each.ranks]
+        more_s = _more_s(delay_s, usual).min(axis=0)
+        for each in own:
+            if each.kind == "transient":
+                more_s[_cells(each, ranks, numbers)] = 0.0
+        noticeable = more_s > _TRANSIENT_SHARE * step_s
+        count, seconds = count + int(noticeable.sum()), seconds + float(more_s[noticeable].sum())
+    return Noise(count, seconds)
+
+
+def without(
+    excess: dict[Channel, NDArray[np.float64]],
+    stragglers: Sequence[Straggler],
+    *,
+    ranks: Sequence[int],
+    numbers: Sequence[int],
+) -> dict[Channel, NDArray[np.float64]]:
+    """Return the delays as they would be if the stragglers were typical ranks."""
+    kept = {channel: seconds.copy() for channel, seconds in excess.items()}
+    for each in stragglers:
+        kept[each.channel][_cells(each, ranks, numbers)] -= each.seconds
+    return {channel: np.maximum(0.0, seconds) for channel, seconds in kept.items()}
+
+
+def _importance(each: Straggler, step_s: float) -> tuple[str, float, int, tuple[int, ...], tuple[int, ...]]:
+    per_cent = round(100 * each.seconds / step_s) if step_s else 0
+    return each.kind, -per_cent, -len(each.steps), each.ranks, each.steps
+
+
+def _cells(straggler: Straggler, ranks: Sequence[int], numbers: Sequence[int]) -> tuple[NDArray[np.intp], ...]:
+    rows, columns = [numbers.index(step) for step in straggler.steps], [ranks.index(rank) for rank in straggler.ranks]
+    return np.ix_(rows, columns)
+
+
+def _persistent(
+    delay_s: NDArray[np.float64], step_s: float, channel: Channel, ranks: Sequence[int], numbers: Sequence[int]
+) -> list[Straggler]:
+    """Return the ranks that are late in most steps; their steps are those in which they are by half of it or more."""
+    usual_s = lower_median_s(delay_s)
+    least_s = max(by_chance_usually_s(delay_s), _PERSISTENT_SHARE * step_s)
+    found = []
+    for column in range(len(usual_s)) if len(usual_s) > 1 else ():
+        others_s = np.delete(usual_s, column)
+        late_s = float(usual_s[column] - lower_median_s(others_s))
+        if late_s > max(_SPREADS * _spread_s(others_s), least_s):
+            more_s = delay_s[:, column] - lower_median_s(np.delete(delay_s, column, axis=1), axis=1)
+            steps = tuple(numbers[row] for row in np.flatnonzero(more_s >= late_s / 2).tolist())
+            found.append(Straggler("persistent", (ranks[column],), None, channel, steps, late_s))
+    return found
+
+
+def _more_s(delay_s: NDArray[np.float64], persistent: Sequence[int]) -> NDArray[np.float64]:
+    """Return what ranks took beyond their usual delay, and of that, what they took beyond the typical other rank.
+
+    Args:
+        delay_s: Delays `[n_steps, n_ranks]`.
+        persistent: Ranks (as indices) whose own usual delay is usual for them.
+
+    Returns:
+        Both, `[2, n_steps, n_ranks]`.
+    """
+    usual_s = lower_median_s(delay_s)
+    n_ranks = len(usual_s)
+    for column in sorted(set(range(n_ranks)) - set(persistent)) if n_ranks > 1 else ():
+        usual_s[column] = min(usual_s[column], lower_median_s(np.delete(usual_s, column)))
+    own_s = delay_s - usual_s
+    return np.stack([own_s, own_s - _of_others_s(own_s)])
+
+
+def _transient(
+    more_s: NDArray[np.float64], step_s: float, channel: Channel, ranks: Sequence[int], numbers: Sequence[int]
+) -> list[Straggler]:
+    """Return the bursts of all ranks."""
+    own_s, beyond_others_s = more_s
+    is_late = more_s.min(axis=0) > max(by_chance_once_s(own_s), _TRANSIENT_SHARE * step_s)
+    found = []
+    for column in range(own_s.shape[1]):
+        late = np.flatnonzero(is_late[:, column])
+        for _, run in groupby(enumerate(late.tolist()), key=lambda item: item[1] - item[0]):
+            rows = [row for _, row in run]
+            steps, seconds = tuple(numbers[row] for row in rows), float(beyond_others_s[rows, column].mean())
+            found.append(Straggler("transient", (ranks[column],), None, channel, steps, seconds))
+    return found
+
+
+def _of_others_s(own_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return for every rank and step the median of the other ranks, 0 if there are none or it is below."""
+    n_ranks = own_s.shape[1]
+    if n_ranks == 1:
+        return np.zeros_like(own_s)
+    others = [lower_median_s(np.delete(own_s, rank, axis=1), axis=1) for rank in range(n_ranks)]
+    return np.maximum(0.0, np.stack(others, axis=1))
+
+
+def _spread_s(seconds: NDArray[np.float64]) -> float:
+    return _NORMAL * float(np.median(np.abs(seconds - np.median(seconds))))
+
+
+def _by_node(found: list[Straggler], ranks: Sequence[int], layout: Layout) -> list[Straggler]:
+    """Put together what all traced ranks of a node have in common: the same steps, and sizes alike."""
+    traced: dict[int, set[int]] = defaultdict(set)
+    for rank in ranks:
+        traced[layout.node(rank)].add(rank)
+    alike: dict[tuple[int, tuple[int, ...]], list[Straggler]] = defaultdict(list)
+    for each in found:
+        alike[layout.node(each.ranks[0]), each.steps if each.kind == "transient" else ()].append(each)
+    merged: list[Straggler] = []
+    for (node, _), of in alike.items():
+        sizes_s = [each.seconds for each in of]
+        is_node = len(of) == len(traced[node]) > 1 and min(sizes_s) > _NODE_TOLERANCE * max(sizes_s)
+        if not is_node or len(traced) == 1:
+            merged += of
+            continue
+        members = tuple(sorted(each.ranks[0] for each in of))
+        steps = tuple(sorted({step for each in of for step in each.steps}))
+        merged.append(Straggler(of[0].kind, members, node, of[0].channel, steps, float(np.median(sizes_s))))
+    return merged

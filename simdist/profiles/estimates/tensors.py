@@ -1,0 +1,221 @@
+"""The model as schedules need it: tensors with their backward seconds, and how they fall into gradient buckets.
+
+Where the traces tell the sizes of parameters, the tensors are the real ones, otherwise one tensor stands for each
+bucket. Either way the schedule `sync` has to come out with the buckets that were seen: with the sizes that are the
+default, with sizes read off the buckets, or with a tensor for each bucket.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.errors import ScenarioError, TraceError
+from simdist.plan.plan import ITEM_NBYTES, DType
+from simdist.profiles.estimates.base import BaseTimes
+from simdist.profiles.job.job import TracedJob
+from simdist.profiles.steps.model import Gradient
+from simdist.scenario import Tensor
+from simdist.schedules import Job
+from simdist.schedules.parts import BUCKET_NBYTES, FIRST_BUCKET_NBYTES, gradient_buckets
+
+__all__ = ["Model", "find_model"]
+
+_ONE_TENSOR = 1  # a bucket is full with its first tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """Tensors, and how gradients are bucketed.
+
+    Args:
+        tensors: In forward order, with backward seconds.
+        dtype: Of gradients.
+        first_bucket_nbytes: As the schedule `sync` takes it.
+        bucket_nbytes: Likewise.
+        is_real: Whether these are the model's own tensors, and not one for each bucket.
+        notes: What was assumed.
+    """
+
+    tensors: tuple[Tensor, ...]
+    dtype: DType
+    first_bucket_nbytes: int
+    bucket_nbytes: int
+    is_real: bool
+    notes: tuple[str, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parameters."""
+        return sum(tensor.count for tensor in self.tensors) * ITEM_NBYTES[self.dtype]
+
+    @property
+    def has_default_buckets(self) -> bool:
+        """Whether the sizes of buckets are those that `sync` has by default."""
+        return (self.first_bucket_nbytes, self.bucket_nbytes) == (FIRST_BUCKET_NBYTES, BUCKET_NBYTES)
+
+
+def find_model(job: TracedJob, base: BaseTimes, given: Sequence[Tensor] = ()) -> Model:
+    """Return the model of the traced job.
+
+    Args:
+        job: The job.
+        base: Undisturbed times.
+        given: Its tensors in forward order, if the user knows them; instead of those of the traces.
+
+    Raises:
+        TraceError: No trace tells how large the model is.
+        ScenarioError: The tensors given are not those of the traces.
+    """
+    dtype, notes = _dtype(job)
+    item = ITEM_NBYTES[dtype]
+    sizes = [nbytes for nbytes in base.buckets_nbytes if nbytes is not None]
+    is_known = len(sizes) == len(base.buckets_nbytes) > 0
+    named = list(given) or _of_traces(job)
+    if named:
+        tensors, more = _real(named, [nbytes // item for nbytes in sizes] if is_known else [], base, bool(given))
+        notes += more
+        if tensors:
+            limits = _limits(tensors, sizes, dtype)
+            if limits:
+                return Model(tuple(tensors), dtype, *limits, is_real=True, notes=tuple(notes))
+            notes.append("no sizes of buckets give the buckets that were seen: one tensor stands for each of them")
+    if not is_known:
+        raise TraceError(
+            "the traces tell neither sizes of gradients nor of parameters: trace with record_shapes=True, or give "
+            "--tensors FILE|PRESET"
+        )
+    if not named:
+        notes.append(
+            f"sizes of parameters are not in the traces (record_shapes=True tells them): one tensor stands for each of "
+            f"the {len(sizes)} gradient buckets"
+        )
+    tensors = _one_each(sizes, base, dtype)
+    defaults = (FIRST_BUCKET_NBYTES, BUCKET_NBYTES)
+    limits = defaults if _gives(tensors, sizes, dtype, *defaults) else (_ONE_TENSOR, _ONE_TENSOR)
+    return Model(tuple(tensors), dtype, *limits, is_real=False, notes=tuple(notes))
+
+
+def _dtype(job: TracedJob) -> tuple[DType, list[str]]:
+    stated = next((each.dtype for each in job.profiles if each.dtype), "")
+    match stated:
+        case "float32" | "float16" | "bfloat16":
+            return stated, []
+        case "":
+            return "float32", ["the traces do not tell the type of gradients: taken for float32"]
+        case _:
+            return "float32", [f"gradients are {stated}, which scenarios do not have: taken for float32"]
+
+
+def _of_traces(job: TracedJob) -> list[Tensor]:
+    """Return the parameters in forward order; gradients become ready from the last to the first."""
+    lists = [each.gradients for each in job.profiles if each.gradients]
+    if not lists:
+        return []
+    alike = [each for each in lists if _counts(each) == _counts(lists[0])]
+    seconds = np.median([[gradient.backward_s for gradient in each] for each in alike], axis=0)
+    last = len(lists[0]) - 1
+    ready = [
+        Tensor(name=f"tensor.{last - number}", count=gradient.count, backward_s=max(0.0, float(backward_s)))
+        for number, (gradient, backward_s) in enumerate(zip(lists[0], seconds, strict=True))
+    ]
+    return ready[::-1]
+
+
+def _counts(gradients: Sequence[Gradient]) -> list[int]:
+    return [gradient.count for gradient in gradients]
+
+
+def _real(
+    tensors: Sequence[Tensor], buckets: Sequence[int], base: BaseTimes, is_given: bool
+) -> tuple[list[Tensor], list[str]]:
+    """Return the tensors with backward seconds that add up to those of each bucket; nothing if they do not fit them.
+
+    Args:
+        tensors: In forward order.
+        buckets: Elements of each, in the order in which they become ready; empty if there are none.
+        base: Undisturbed times.
+        is_given: By the user, who is told if they do not fit.
+    """
+    total, seen = sum(tensor.count for tensor in tensors), sum(buckets)
+    if buckets and total != seen:
+        if is_given:
+            raise ScenarioError(
+                f"--tensors: has {total} elements in {len(tensors)} tensors; the gradients of the traces have {seen}: "
+                f"give the model that was trained, or leave it out"
+            )
+        note = f"parameters of {total} elements do not add up to the gradient buckets of {seen}: they are not used"
+        return [], [note]
+    ready = list(tensors)[::-1]
+    weights = _weights(ready)
+    if not buckets:
+        return _timed(ready, base.backward_s * weights / weights.sum()), []
+    elements = np.cumsum([0, *(tensor.count for tensor in ready)])
+    borders = np.cumsum([0, *buckets])
+    if set(borders.tolist()) <= set(elements.tolist()):
+        return _timed(ready, _in_buckets(weights, np.searchsorted(elements, borders).tolist(), base.buckets_s)), []
+    done_s = np.interp(elements, borders, np.cumsum([0.0, *base.buckets_s]))
+    note = "tensors become ready in another order than they stand: backward seconds are shared by elements"
+    return _timed(ready, np.diff(done_s)), [note]
+
+
+def _weights(ready: Sequence[Tensor]) -> NDArray[np.float64]:
+    """Return how the backward pass is shared: as measured, else by FLOPs, else by elements."""
+    for weights in (
+        [tensor.backward_s or 0.0 for tensor in ready],
+        [tensor.flops for tensor in ready],
+    ):
+        if any(weights):
+            return np.array(weights, dtype=np.float64)
+    return np.array([tensor.count for tensor in ready], dtype=np.float64)
+
+
+def _in_buckets(
+    weights: NDArray[np.float64], borders: Sequence[int], buckets_s: Sequence[float]
+) -> NDArray[np.float64]:
+    """Return seconds of tensors that add up to those of their buckets, shared by weights, else evenly."""
+    seconds = np.zeros_like(weights)
+    for (first, stop), bucket_s in zip(pairwise(borders), buckets_s, strict=True):
+        part = weights[first:stop]
+        share = part / part.sum() if part.sum() > 0 else np.full(stop - first, 1 / max(1, stop - first))
+        seconds[first:stop] = share * bucket_s
+    return seconds
+
+
+def _timed(ready: Sequence[Tensor], seconds: NDArray[np.float64]) -> list[Tensor]:
+    """Return the tensors in forward order with these backward seconds, to the nanosecond."""
+    rounded = np.diff(np.round(np.cumsum([0.0, *seconds]), 9))  # so that sums stay what they are
+    timed = [
+        Tensor(name=tensor.name, count=tensor.count, flops=tensor.flops, backward_s=round(max(0.0, float(each)), 9))
+        for tensor, each in zip(ready, rounded, strict=True)
+    ]
+    return timed[::-1]
+
+
+def _one_each(sizes: Sequence[int], base: BaseTimes, dtype: DType) -> list[Tensor]:
+    ready = [
+        Tensor(name=f"bucket.{number}", count=max(1, nbytes // ITEM_NBYTES[dtype]))
+        for number, nbytes in enumerate(sizes)
+    ]
+    return _timed(ready, np.array(base.buckets_s))
+
+
+def _limits(tensors: Sequence[Tensor], sizes: Sequence[int], dtype: DType) -> tuple[int, int] | None:
+    """Return sizes of the first bucket and of the others that give the buckets seen: the default ones if they do."""
+    defaults = (FIRST_BUCKET_NBYTES, BUCKET_NBYTES)
+    if not sizes:
+        return defaults
+    others = [*sizes[1:-1], sizes[-1]] if len(sizes) > 1 else []
+    candidates = [defaults, (sizes[0], BUCKET_NBYTES), (sizes[0], min(others[:-1], default=max(others, default=1)))]
+    return next((limits for limits in candidates if _gives(tensors, sizes, dtype, *limits)), None)
+
+
+def _gives(tensors: Sequence[Tensor], sizes: Sequence[int], dtype: DType, first_nbytes: int, nbytes: int) -> bool:
+    """Tell whether these sizes of buckets give the buckets that were seen."""
+    counts = tuple(tensor.count for tensor in tensors)
+    before = list(accumulate(counts, initial=0))
+    job = Job(1, 1, 1, tensor_counts=counts, dtype=dtype)
+    found = gradient_buckets(job, first_nbytes=first_nbytes, nbytes=nbytes)
+    return [(before[stop] - before[start]) * ITEM_NBYTES[dtype] for start, stop in found] == list(sizes)

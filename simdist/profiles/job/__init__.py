@@ -1,0 +1,1 @@
+"""Steps of single ranks, put together into one job."""

@@ -1,0 +1,124 @@
+"""Which step of one rank is which of another, where a profiler did not count them, or counted otherwise.
+
+A gradient all_reduce ends on all ranks at nearly the same time. So with the right pairing, the ends on two ranks differ
+by the skew of their clocks, the same in every step; with a wrong one, by that and the varying lengths of the steps
+between. The pairing in which most steps have the same difference is the right one.
+
+Numbers that a profiler gave to the steps are believed unless another pairing agrees much better: a rank may have called
+`profiler.step()` once more or less than the others.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.profiles.steps.model import RankProfile, RankStep
+
+__all__ = ["shifted"]
+
+_FEWEST = 3  # steps that must overlap
+_TOLERATED = 0.01  # of a step
+_NOISE = 3.0  # median deviations
+_FEWEST_MARKED = 8  # steps that must overlap to doubt their numbers
+_FARTHEST = 10  # that numbers of steps are doubted by
+_MUCH_BETTER = 3.0  # times the deviation
+_LEAST_S = 100e-6  # deviations that clocks and kernels have anyway
+
+
+def shifted(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list[str]]:
+    """Renumber the steps of ranks to match the others', and say of whom that was not to be expected.
+
+    Those that all count from 0, because their traces have no marks, come to count from the first step of any rank.
+    """
+    if any(not each.steps for each in profiles):
+        return list(profiles), []
+    if any(each.steps[0].number != 0 for each in profiles):
+        return _corrected(profiles)
+    reference = _ends_s(profiles[0])
+    renumbered = [_renumbered(each, _shift(_ends_s(each), reference)) for each in profiles]
+    least = min(each.steps[0].number for each in renumbered)
+    return [_renumbered(each, -least) for each in renumbered], []
+
+
+def _corrected(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list[str]]:
+    """Renumber the steps of ranks whose numbers are not those of most ranks."""
+    ends_s = [dict(zip((step.number for step in each.steps), _ends_s(each).tolist(), strict=True)) for each in profiles]
+    shifts = [_error(each, ends_s[0]) for each in ends_s]
+    usual = Counter(shifts).most_common(1)[0][0]
+    notes = [
+        f"warning: {each.path}: steps of rank {each.rank} are numbered {abs(shift - usual)} "
+        f"{'lower' if shift > usual else 'higher'} than the same steps of other ranks, as the ends of collectives "
+        f"show; numbered like these"
+        for each, shift in zip(profiles, shifts, strict=True)
+        if shift != usual
+    ]
+    return [_renumbered(each, shift - usual) for each, shift in zip(profiles, shifts, strict=True)], notes
+
+
+def _error(ends_s: Mapping[int, float], reference_s: Mapping[int, float]) -> int:
+    """Return what must be added to a rank's numbers of steps; 0 unless another number agrees much better.
+
+    The mean deviation decides: with the right pairing even the ends of unusual steps agree.
+
+    Args:
+        ends_s: Number of a step -> when its collectives ended on the rank.
+        reference_s: Likewise, on another rank.
+    """
+    noise_s = {}
+    for shift in range(-_FARTHEST, _FARTHEST + 1):
+        both = [end_s - reference_s[at + shift] for at, end_s in ends_s.items() if at + shift in reference_s]
+        deviations_s = _unusual_s(np.array(both, dtype=np.float64))
+        if len(deviations_s) >= max(_FEWEST_MARKED, len(ends_s) // 2):
+            noise_s[shift] = float(np.mean(deviations_s))
+    if noise_s.get(0, 0.0) <= _LEAST_S:
+        return 0
+    best = min(noise_s, key=lambda shift: noise_s[shift])
+    return best if _MUCH_BETTER * noise_s[best] < noise_s[0] else 0
+
+
+def _ends_s(profile: RankProfile) -> NDArray[np.float64]:
+    """Return when the last gradient collective of each step ended, `[n_steps]`; NaN without any."""
+    return np.array([_last_end_s(step) for step in profile.steps])
+
+
+def _last_end_s(step: RankStep) -> float:
+    return max((call.end_s for call in step.calls if call.of_gradients), default=np.nan)
+
+
+def _shift(ends_s: NDArray[np.float64], reference_s: NDArray[np.float64]) -> int:
+    """Return how many steps later than the reference this rank began: what most steps agree on, less those that do not.
+
+    Steps agree whose difference is the usual one, up to what differences vary by at the best.
+    """
+    fewest = max(_FEWEST, min(len(ends_s), len(reference_s)) // 2)
+    shifts = range(fewest - len(ends_s), len(reference_s) - fewest + 1)
+    deviations = {shift: _deviations_s(ends_s, reference_s, shift) for shift in shifts}
+    deviations = {shift: each for shift, each in deviations.items() if len(each) >= _FEWEST}
+    if not deviations:
+        return 0
+    step_s = float(np.nanmax(reference_s) - np.nanmin(reference_s)) / max(1, len(reference_s) - 1)
+    noise_s = min(float(np.median(each)) for each in deviations.values())
+    tolerance_s = max(_TOLERATED * step_s, _NOISE * noise_s)
+    agree = {shift: int(np.where(each <= tolerance_s, 1, -1).sum()) for shift, each in deviations.items()}
+    return max(agree, key=lambda shift: (agree[shift], -abs(shift)))
+
+
+def _deviations_s(ends_s: NDArray[np.float64], reference_s: NDArray[np.float64], shift: int) -> NDArray[np.float64]:
+    """Return by how much each step's difference is not the usual one; steps without collectives are left out."""
+    first, stop = max(0, shift), min(len(reference_s), len(ends_s) + shift)
+    return _unusual_s(ends_s[first - shift : stop - shift] - reference_s[first:stop])
+
+
+def _unusual_s(differences_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    known_s = differences_s[np.isfinite(differences_s)]
+    return np.asarray(np.abs(known_s - np.median(known_s))) if len(known_s) else known_s
+
+
+def _renumbered(profile: RankProfile, shift: int) -> RankProfile:
+    if shift == 0:
+        return profile
+    steps = tuple(replace(step, number=step.number + shift) for step in profile.steps)
+    return replace(profile, steps=steps)

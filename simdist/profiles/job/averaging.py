@@ -1,0 +1,132 @@
+"""Whose gradients the traced job averages, and when: those of all its ranks, in every step, as schedules here do.
+
+A job with tensor or pipeline parallelism averages over groups of ranks. Traces of the ranks of one such group are a
+data-parallel job of their own; those of several are not, and neither are steps that only add to gradients. A scenario
+made of them would be of another job, so they are refused.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from simdist.errors import TraceError
+from simdist.profiles.notes import listed
+from simdist.profiles.steps.model import Call, RankProfile, RankStep
+
+__all__ = ["check_every_step", "one_group"]
+
+_TOLD = 3  # groups, steps
+
+_Group = tuple[int, ...]
+
+
+def one_group(profiles: Sequence[RankProfile], world_size: int) -> tuple[list[RankProfile], int, list[str]]:
+    """Return the ranks that average gradients with each other, numbered from 0, and how many they are.
+
+    Args:
+        profiles: One per rank, which each states.
+        world_size: Ranks of the whole job.
+
+    Returns:
+        The profiles, the number of ranks, and what was assumed.
+
+    Raises:
+        TraceError: The ranks belong to several groups.
+    """
+    groups, unnamed = _groups(profiles, world_size)
+    if groups <= {tuple(range(world_size))} and not unnamed:
+        return list(profiles), world_size, []
+    traced = {profile.rank or 0 for profile in profiles}
+    if not groups and unnamed == {len(traced)}:
+        groups, unnamed = {tuple(sorted(traced))}, set()
+    common = [group for group in groups if traced <= set(group)]
+    if len(common) != 1 or len(common[0]) == world_size or unnamed:
+        raise _several(profiles, groups, unnamed, world_size)
+    group = common[0]
+    note = (
+        f"gradients are averaged over ranks {listed(group)} of {world_size}: the scenario is of these, as ranks "
+        f"0-{len(group) - 1}; what they exchange with others is left out"
+    )
+    return [_inside(profile, group, world_size) for profile in profiles], len(group), [note]
+
+
+def check_every_step(profile: RankProfile) -> None:
+    """Refuse a rank that exchanges gradients only now and then, because it adds up those of several batches.
+
+    Raises:
+        TraceError: It does so at regular distances, or in no more than half of its steps.
+    """
+    numbers = [step.number for step in profile.steps]
+    places = [place for place, step in enumerate(profile.steps) if any(call.of_gradients for call in step.calls)]
+    if not places or len(places) == len(numbers):
+        return
+    gaps = {after - before for before, after in pairwise(places)}
+    every = gaps.pop() if len(gaps) == 1 else 1
+    if every == 1 and 2 * len(places) > len(numbers):
+        return
+    when = f"every {every} steps" if every > 1 else f"{len(places)} of {len(numbers)} steps"
+    told = listed([numbers[place] for place in places[:_TOLD]]) + ", ..." * (len(places) > _TOLD)
+    raise TraceError(
+        f"{profile.path}: exchanges gradients only in {when} ({told}), so they add up over several batches: call "
+        f"profiler.step() once per optimizer.step(), and trace again"
+    )
+
+
+def _groups(profiles: Sequence[RankProfile], world_size: int) -> tuple[set[_Group], set[int]]:
+    """Return the groups over which gradients are averaged, and the sizes of those whose members no trace names."""
+    calls = [call for profile in profiles for step in profile.steps for call in step.calls if call.of_gradients]
+    members = {(call.ranks, call.n_ranks) for call in calls}
+    named = {_members(ranks, n_ranks, world_size) for ranks, n_ranks in members}
+    unnamed = {n_ranks for ranks, n_ranks in members if ranks is None and n_ranks not in (None, 1, world_size)}
+    return {group for group in named if group and len(group) > 1}, {size for size in unnamed if size}
+
+
+def _members(ranks: _Group | None, n_ranks: int | None, world_size: int) -> _Group | None:
+    if ranks is not None:
+        return ranks
+    return tuple(range(world_size)) if n_ranks in (None, world_size) else None
+
+
+def _several(profiles: Sequence[RankProfile], groups: set[_Group], unnamed: set[int], world_size: int) -> TraceError:
+    names = [f"ranks {listed(group)}" for group in sorted(groups)]
+    names += [f"groups of {size} ranks" for size in sorted(unnamed)]
+    more = [f"{len(names) - _TOLD} more"] * (len(names) > _TOLD)
+    over = ", over ".join(names[:_TOLD]) + "".join(f", and {each}" for each in more)
+    members = sorted(rank for group in groups for rank in group)
+    is_partition = members == sorted(set(members)) and not unnamed
+    which = (
+        f"such as ranks {listed(min(groups))}" if is_partition else "that is, of ranks with the same part of the model"
+    )
+    return TraceError(
+        f"{profiles[0].path} and others: gradients are averaged over {over}, not over all {world_size} ranks: import "
+        f"the traces of one data-parallel group only, {which}"
+    )
+
+
+def _inside(profile: RankProfile, group: _Group, world_size: int) -> RankProfile:
+    """Return a member as a rank of its group."""
+    steps = tuple(_step_inside(step, group, world_size) for step in profile.steps)
+    return replace(profile, rank=group.index(profile.rank or 0), world_size=len(group), steps=steps)
+
+
+def _step_inside(step: RankStep, group: _Group, world_size: int) -> RankStep:
+    """Return a step without what goes beyond the group; the backward pass up to it counts for the next bucket."""
+    calls, buckets_s, since_s = [], list[float](), 0.0
+    seconds = iter(step.buckets_s)
+    for call in step.calls:
+        since_s += next(seconds, 0.0) if call.of_gradients else 0.0
+        if not _is_inside(call, group, world_size):
+            continue
+        calls.append(replace(call, ranks=tuple(range(len(group))), n_ranks=len(group)))
+        if call.of_gradients and step.buckets_s:
+            buckets_s.append(since_s)
+            since_s = 0.0
+    if buckets_s:
+        buckets_s[-1] += since_s
+    return replace(step, calls=tuple(calls), buckets_s=tuple(buckets_s))
+
+
+def _is_inside(call: Call, group: _Group, world_size: int) -> bool:
+    if call.ranks is None and call.n_ranks is not None and call.n_ranks != world_size:
+        return call.n_ranks == len(group)
+    return _members(call.ranks, call.n_ranks, world_size) == group

@@ -1,0 +1,258 @@
+"""Profiles of single ranks put together: who took part, whether they are of one job, and the steps that all saw."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from simdist.errors import TraceError
+from simdist.plan.group import MAX_WORLD_SIZE
+from simdist.profiles.job.alignment import shifted
+from simdist.profiles.job.averaging import check_every_step, one_group
+from simdist.profiles.notes import grouped, listed
+from simdist.profiles.steps.model import Call, RankProfile, RankStep
+
+__all__ = ["TracedJob", "assemble"]
+
+
+@dataclass(frozen=True, slots=True)
+class TracedJob:
+    """A job of which some ranks were traced, over the steps that all of them saw.
+
+    Args:
+        world_size: Ranks of the job.
+        profiles: Of the ranks that were traced, in ascending order; each has the same step numbers.
+        notes: What was left out, or assumed, a sentence each.
+    """
+
+    world_size: int
+    profiles: tuple[RankProfile, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks that were traced, in ascending order."""
+        return tuple(rank for profile in self.profiles if (rank := profile.rank) is not None)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Ranks without a trace, in ascending order."""
+        return tuple(sorted(set(range(self.world_size)) - set(self.ranks)))
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Numbers of the steps, in ascending order."""
+        return tuple(step.number for step in self.profiles[0].steps)
+
+
+_MANY = 10  # steps, of which a few are worth less than a rank without a trace costs
+
+
+def assemble(profiles: Sequence[RankProfile], *, steps: range | None = None) -> TracedJob:
+    """Put the profiles of a job together, in whatever order they come.
+
+    Args:
+        profiles: One per file, of the same run.
+        steps: Only steps with these numbers; all if None.
+
+    Raises:
+        TraceError: There are none; they are of different jobs; two are of the same rank and step; they have no step in
+            common; they do not average gradients over all ranks in every step.
+    """
+    if not profiles:
+        raise TraceError("no traces: give one file per rank, or the folder that they are in")
+    of_ranks, notes = _of_ranks(sorted(profiles, key=lambda each: each.path))
+    notes += grouped([(each.rank, note) for each in of_ranks for note in each.notes])
+    world_size = _world_size(of_ranks)
+    _check_same_job(of_ranks)
+    of_ranks, world_size, of_group = one_group(of_ranks, world_size)
+    renumbered, by_collectives = shifted(of_ranks)
+    long_enough, short = _without_stumps(renumbered)
+    aligned, more = _common(long_enough, steps)
+    same, lost = _agreeing(aligned)
+    check_every_step(same[0])
+    job = TracedJob(world_size, same, (*notes, *of_group, *by_collectives, *short, *more, *lost))
+    if job.missing:
+        plural = "s" * (len(job.missing) > 1)
+        missing = (
+            f"no trace of rank{plural} {listed(job.missing)} of {world_size}: taken to be like the typical rank of "
+            f"each step; a straggler among them shows as waiting of the others"
+        )
+        job = replace(job, notes=(missing, *job.notes))
+    return job
+
+
+def _of_ranks(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list[str]]:
+    """Return one profile per rank, in their order; number those that do not tell, in the order of their files."""
+    known = {each.rank for each in profiles if each.rank is not None}
+    free = iter(sorted(set(range(len(profiles) + len(known))) - known))
+    numbered = [each if each.rank is not None else replace(each, rank=next(free)) for each in profiles]
+    notes = [
+        f"{each.path}: does not tell its rank: taken for rank {each.rank}, by the order of the files' names"
+        for each, before in zip(numbered, profiles, strict=True)
+        if before.rank is None and len(profiles) > 1
+    ]
+    by_rank: dict[int, list[RankProfile]] = {}
+    for each in numbered:
+        by_rank.setdefault(each.rank or 0, []).append(each)
+    return [_joined(by_rank[rank]) for rank in sorted(by_rank)], notes
+
+
+def _joined(windows: Sequence[RankProfile]) -> RankProfile:
+    """Return the windows of one rank as one profile."""
+    ordered = sorted((each for each in windows if each.steps), key=lambda each: each.steps[0].number)
+    for first, second in pairwise(ordered):
+        if second.steps[0].number <= first.steps[-1].number:
+            raise TraceError(
+                f"{first.path} and {second.path}: both are of rank {first.rank} and have step "
+                f"{second.steps[0].number}: give one file per rank, or windows of one run that do not overlap"
+            )
+    steps = tuple(step for each in ordered for step in each.steps)
+    notes = tuple(dict.fromkeys(note for each in windows for note in each.notes))
+    return replace(windows[0], steps=steps, notes=notes)
+
+
+def _world_size(profiles: Sequence[RankProfile]) -> int:
+    """Return what the traces state or, failing that, the least number that explains them."""
+    stated = [each for each in profiles if each.world_size is not None]
+    for each in stated:
+        if each.world_size != stated[0].world_size:
+            raise _mixed(stated[0], each, "world size", stated[0].world_size, each.world_size)
+    last = profiles[-1]
+    if not stated:
+        calls = [call for each in profiles for step in each.steps for call in step.calls]
+        world_size = max([1 + (last.rank or 0), *(_least_world(call) for call in calls)])
+    else:
+        world_size = stated[0].world_size or 1
+    if (last.rank or 0) >= world_size:
+        raise TraceError(
+            f"{last.path}: is of rank {last.rank}, but the job has {world_size} rank{'s' * (world_size > 1)} by "
+            f"{stated[0].path}: give the traces of one job"
+        )
+    if world_size > MAX_WORLD_SIZE:
+        raise TraceError(f"{profiles[0].path}: {world_size} ranks; at most {MAX_WORLD_SIZE} are supported")
+    return world_size
+
+
+def _least_world(call: Call) -> int:
+    return max(call.n_ranks or 1, 1 + max(call.ranks or (0,)))
+
+
+def _check_same_job(profiles: Sequence[RankProfile]) -> None:
+    """Refuse profiles that cannot be of one job."""
+    first = profiles[0]
+    for each in profiles:
+        if each.device != first.device:
+            raise _mixed(first, each, "device", first.device, each.device)
+        for what, ours, theirs in (
+            ("backend", first.backend, each.backend),
+            ("type of gradients", first.dtype, each.dtype),
+        ):
+            if ours and theirs and ours != theirs:
+                raise _mixed(first, each, what, ours, theirs)
+        counts, others = ([gradient.count for gradient in one.gradients] for one in (first, each))
+        if counts and others and sorted(counts) != sorted(others):
+            ours, theirs = f"{len(counts)} of {sum(counts)} elements", f"{len(others)} of {sum(others)} elements"
+            raise _mixed(first, each, "parameter tensors", ours, theirs)
+
+
+def _mixed(first: RankProfile, second: RankProfile, what: str, ours: object, theirs: object) -> TraceError:
+    return TraceError(
+        f"{first.path} and {second.path}: are not of one job: {what} {ours} against {theirs}: give the traces of one "
+        f"run"
+    )
+
+
+def _without_stumps(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list[str]]:
+    """Leave out files that were cut off before half of many steps: the others would lose theirs for them."""
+    usual = int(np.median([len(each.steps) for each in profiles]))
+    stumps = [each for each in profiles if each.is_cut and usual >= _MANY and 2 * len(each.steps) < usual]
+    notes = [f"warning: left out: {each.path}: is cut off after {len(each.steps)} of {usual} steps" for each in stumps]
+    return [each for each in profiles if each not in stumps], notes
+
+
+def _common(profiles: Sequence[RankProfile], wanted: range | None) -> tuple[tuple[RankProfile, ...], list[str]]:
+    """Keep the steps that all profiles have, and that are wanted."""
+    counts = Counter(step.number for each in profiles for step in each.steps)
+    shared = {number for number, times in counts.items() if times == len(profiles)}
+    if not shared:
+        spans = [f"{each.path}: {_span(each)}" for each in (profiles[0], profiles[-1])]
+        few = min(profiles, key=lambda each: len(each.steps))
+        if not few.steps:
+            raise TraceError(f"{few.path}: has no whole step: trace more steps of the training loop")
+        raise TraceError(f"no step is in all {len(profiles)} traces: {'; '.join(spans)}: give traces of the same steps")
+    kept = shared if wanted is None else {number for number in shared if number in wanted}
+    if wanted is not None and not kept:
+        raise TraceError(f"--steps: no traced step is among them; all ranks have steps {listed(sorted(shared))}")
+    notes = []
+    if len(shared) < len(counts):
+        alone = listed(sorted(counts.keys() - shared))
+        notes.append(f"only the {len(shared)} steps that all ranks have are used; left out: {alone}")
+    return tuple(_with_steps(each, kept) for each in profiles), notes
+
+
+def _with_steps(profile: RankProfile, kept: set[int]) -> RankProfile:
+    return replace(profile, steps=tuple(step for step in profile.steps if step.number in kept))
+
+
+def _span(profile: RankProfile) -> str:
+    return f"steps {listed([step.number for step in profile.steps])}" if profile.steps else "no steps"
+
+
+def _agreeing(profiles: tuple[RankProfile, ...]) -> tuple[tuple[RankProfile, ...], list[str]]:
+    """Leave out steps in which ranks issued different gradient collectives; refuse ranks that mostly do.
+
+    A file that was cut off is left out instead: of its last events, those of threads of their own may all be missing.
+    """
+    numbers = [step.number for step in profiles[0].steps]
+    differing: dict[int, set[int]] = {index: set() for index in range(len(profiles))}
+    for position in range(len(numbers)):
+        found = [_signature(each.steps[position]) for each in profiles]
+        whole = [signature for signature, each in zip(found, profiles, strict=True) if not each.is_cut]
+        usual = Counter(whole or found).most_common(1)[0][0]
+        for index, signature in enumerate(found):
+            if not _agree(signature, usual):
+                differing[index].add(position)
+    for index, positions in differing.items():
+        if 2 * len(positions) >= len(numbers) and positions:
+            if profiles[index].is_cut and len(profiles) > 1:
+                rest, notes = _agreeing(profiles[:index] + profiles[index + 1 :])
+                what = "is cut off, and collectives are missing in most of its steps"
+                return rest, [f"warning: left out: {profiles[index].path}: {what}", *notes]
+            other = next(i for i in range(len(profiles)) if not differing[i] & {min(positions)})
+            at = min(positions)
+            ours, theirs = (_shown(profiles[i].steps[at]) for i in (other, index))
+            raise _mixed(profiles[other], profiles[index], f"gradient collectives of step {numbers[at]}:", ours, theirs)
+    lost = set().union(*differing.values())
+    if not lost:
+        return profiles, []
+    kept = {number for position, number in enumerate(numbers) if position not in lost}
+    if not kept:
+        raise TraceError(f"ranks issued different collectives in every step ({listed(numbers)}): trace one run again")
+    left_out = listed([numbers[position] for position in sorted(lost)])
+    note = f"left out steps {left_out}: ranks issued different collectives in them"
+    return tuple(_with_steps(each, kept) for each in profiles), [note]
+
+
+_Signature = tuple[tuple[str, int | None, int | None], ...]
+
+
+def _signature(step: RankStep) -> _Signature:
+    return tuple((call.kind, call.nbytes, call.n_ranks) for call in step.calls if call.of_gradients)
+
+
+def _agree(first: _Signature, second: _Signature) -> bool:
+    """Tell whether two ranks may have issued the same collectives; what a trace does not tell agrees with anything."""
+    return len(first) == len(second) and all(
+        one is None or other is None or one == other
+        for call, like in zip(first, second, strict=True)
+        for one, other in zip(call, like, strict=True)
+    )
+
+
+def _shown(step: RankStep) -> str:
+    calls = _signature(step)
+    sizes = ", ".join(str(nbytes) for _, nbytes, _ in calls[:4]) + ", ..." * (len(calls) > 4)
+    return f"{len(calls)} ({sizes} B)" if calls else "none"

@@ -1,0 +1,1 @@
+"""Trace files of the PyTorch profiler, read into events."""

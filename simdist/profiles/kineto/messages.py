@@ -1,0 +1,165 @@
+"""What a collective's event tells of its message: what is done, how many bytes, and who takes part."""
+
+import re
+from dataclasses import dataclass
+from math import prod
+from typing import Final
+
+from simdist.profiles.kineto.events import Args
+from simdist.profiles.steps.model import Kind
+
+__all__ = ["Message", "dtype_of", "element_count", "message_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What is sent by a collective.
+
+    Args:
+        kind: What it does.
+        count: Elements of the largest of its buffers on this rank; None if the trace does not tell.
+        dtype: Such as `float32`; empty if the trace does not tell.
+        ranks: Who takes part, in ascending order; None if the trace does not tell.
+        n_ranks: How many take part; None if the trace does not tell.
+    """
+
+    kind: Kind
+    count: int | None
+    dtype: str
+    ranks: tuple[int, ...] | None
+    n_ranks: int | None
+
+    @property
+    def nbytes(self) -> int | None:
+        """Bytes of the largest of its buffers on this rank; None if the trace does not tell."""
+        item_nbytes = _ITEM_NBYTES.get(self.dtype)
+        return None if self.count is None or item_nbytes is None else self.count * item_nbytes
+
+    def filled_from(self, other: "Message") -> "Message":
+        """Return this message with what another event of the same collective adds to it."""
+        return Message(
+            other.kind if self.kind == "other" else self.kind,
+            other.count if self.count is None else self.count,
+            self.dtype or other.dtype,
+            self.ranks or other.ranks,
+            self.n_ranks or other.n_ranks,
+        )
+
+
+def message_of(name: str, args: Args) -> Message:
+    """Return what an event of a collective tells, from its arguments and, failing those, its name.
+
+    Args:
+        name: Of the event: an operator, an annotation or a kernel.
+        args: Of the event.
+
+    Example:
+        >>> message_of("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", Args()).dtype
+        'float32'
+        >>> message_of("c10d::_allgather_base_", Args()).kind, message_of("nccl:all_reduce_barrier", Args()).kind
+        ('all_gather', 'other')
+    """
+    dtype = dtype_of(args.dtype) or _dtype_of_inputs(args) or _dtype_of_kernel(name)
+    ranks = args.ranks
+    n_ranks = args.group_size or (len(ranks) if ranks else None)
+    return Message(_kind_of(args.collective or name), _count(args), dtype, ranks, n_ranks)
+
+
+def dtype_of(name: str) -> str:
+    """Return the usual name of a type: `float32` of `float` or `Float`; empty if it is unknown.
+
+    Example:
+        >>> dtype_of("c10::BFloat16"), dtype_of("Float"), dtype_of("TensorList")
+        ('bfloat16', 'float32', '')
+    """
+    return _DTYPES.get(name.removeprefix("c10::").lower(), "")
+
+
+def element_count(shape: list[int] | list[int | list[int]]) -> int:
+    """Return how many elements a tensor of a shape, or a list of tensors, holds.
+
+    Example:
+        >>> element_count([2, 3]), element_count([[2, 3], [4]]), element_count([])
+        (6, 10, 1)
+    """
+    tensors = [size for size in shape if isinstance(size, list)]
+    return sum(prod(sizes) for sizes in tensors) if tensors else prod(size for size in shape if isinstance(size, int))
+
+
+# Names of types in C++, in the arguments of collectives, and in the names of NCCL's kernels.
+_DTYPES: Final = {
+    "float": "float32",
+    "f32": "float32",
+    "double": "float64",
+    "f64": "float64",
+    "half": "float16",
+    "f16": "float16",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "float8_e4m3fn": "float8",
+    "float8_e5m2": "float8",
+    "int": "int32",
+    "long": "int64",
+    "long int": "int64",
+    "short": "int16",
+    "short int": "int16",
+    "char": "int8",
+    "signed char": "int8",
+    "byte": "uint8",
+    "unsigned char": "uint8",
+    "bool": "bool",
+}
+_ITEM_NBYTES: Final = {
+    "float32": 4,
+    "float64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float8": 1,
+    "int32": 4,
+    "int64": 8,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+_KINDS: Final[tuple[tuple[str, Kind], ...]] = (
+    ("reducescatter", "reduce_scatter"),
+    ("allreduce", "all_reduce"),
+    ("allgather", "all_gather"),
+    ("broadcast", "broadcast"),
+    ("reduce", "reduce"),
+)
+
+
+def _kind_of(name: str) -> Kind:
+    """Find the collective in a name such as `c10d::_allgather_base_`, whatever its underscores."""
+    plain = name.lower().replace("_", "")
+    if "barrier" in plain:
+        return "other"
+    return next((kind for part, kind in _KINDS if part in plain), "other")
+
+
+def _count(args: Args) -> int | None:
+    told = [count for count in (args.in_nelems, args.out_nelems) if count is not None]
+    if told:
+        return max(told)
+    counts = [
+        element_count(shape)
+        for shape, of_type in zip(args.input_dims, args.input_types, strict=False)
+        if dtype_of(of_type) or of_type == "TensorList"
+    ]
+    return sum(counts) if counts else None
+
+
+def _dtype_of_inputs(args: Args) -> str:
+    return next((dtype_of(name) for name in args.input_types if dtype_of(name)), "")
+
+
+# `..._sum_f32(...)` up to NCCL 2.7, `..._Sum_float(...)` up to 2.18, `..._Sum_f32_RING_LL(...)` from 2.19 on
+_KERNEL_DTYPE = re.compile(r"_(?:sum|prod|min|max|minmax|premulsum|sumpostdiv)_([a-z]+\d*)", re.IGNORECASE)
+
+
+def _dtype_of_kernel(name: str) -> str:
+    """Read the type from a kernel that computes; one that only moves bytes is named after a type of one byte."""
+    found = _KERNEL_DTYPE.search(name)
+    return dtype_of(found[1]) if found else ""

@@ -1,0 +1,209 @@
+"""Reading a trace of the PyTorch profiler (Kineto): its events in batches, in bounded memory, and its header.
+
+    trace = TraceFile(Path("rank3.pt.trace.json.gz"))
+    for batch in trace.batches():
+        for event in batch:
+            ...
+    header = trace.header()
+
+The header comes last because some of it stands behind the events in the file.
+"""
+
+import dataclasses
+import json
+import re
+from collections.abc import Collection, Iterator
+from itertools import chain
+from math import inf
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from simdist.errors import TraceError
+from simdist.profiles.kineto.events import Args, Dims, Event, args_of
+from simdist.profiles.kineto.header import Device, Group, Header, header_of
+from simdist.profiles.kineto.splitting import repaired, take
+from simdist.profiles.kineto.streaming import CHUNK_NBYTES, Chunks
+
+__all__ = ["SKIPPED", "Args", "Device", "Dims", "Event", "Group", "Header", "TraceFile", "args_of"]
+
+SKIPPED = frozenset({"python_function", "fwdbwd", "ac2g", "async_cpu_to_gpu", "async_gpu", "Trace", "overhead"})
+"""Categories that say nothing about steps: Python's call stack, arrows between events, and the profiler's own work."""
+
+EVENT_NBYTES = 64 << 20  # an event, or what stands before or behind the events, larger than this is a damaged file
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_ARROWS = frozenset("sft")
+_KEY = re.compile(rb'"([^"\\\n]{1,40})"\s*:')
+_OLDER_CATS = {  # of PyTorch 1.8 to 1.11
+    "Operator": "cpu_op",
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+    "Runtime": "cuda_runtime",
+    "User Annotation": "user_annotation",
+}
+_WORK = {"cpu_op", "kernel", "gpu_memcpy", "cuda_runtime", "user_annotation", "gpu_user_annotation"}
+_NO_WORK = SKIPPED | {"cpu_instant_event", "gpu_memset", "cuda_driver", "cuda_sync", ""}
+_JSON = json.JSONDecoder(strict=False)
+
+
+class TraceFile:
+    """A trace file, read once from front to back.
+
+    Args:
+        path: The file, plain or compressed with gzip.
+        skipped: Categories of events that are left out.
+        chunk_nbytes: Bytes that are read at once.
+        event_nbytes: Bytes that one event may take at most.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        skipped: Collection[str] = SKIPPED,
+        chunk_nbytes: int = CHUNK_NBYTES,
+        event_nbytes: int = EVENT_NBYTES,
+    ) -> None:
+        self.path = path
+        self._skipped = frozenset(skipped)
+        self._chunks = Chunks(path, chunk_nbytes=chunk_nbytes)
+        self._event_nbytes = event_nbytes
+        self._metadata: dict[str, object] = {}
+        self._notes: list[str] = []
+        self._cats: set[str] = set()
+        self._n_events = self._n_broken = self._n_untimed = 0
+        self._is_read = self._is_cut = False
+
+    def batches(self) -> Iterator[list[Event]]:
+        """Yield the events in the order of the file, some thousands at a time.
+
+        Raises:
+            TraceError: This is no trace of the profiler, or nothing of it could be read.
+        """
+        chunks = iter(self._chunks)
+        text, is_end = self._start(chunks), False
+        for chunk in chain([b""], chunks, [None]):
+            text += chunk or b""
+            is_large = len(text) > self._event_nbytes
+            taken = take(text, is_last=is_large or chunk is None)
+            if is_large and len(taken.rest) > self._event_nbytes and not taken.is_end:
+                raise self._too_large()
+            text, is_end = taken.rest, taken.is_end
+            self._n_broken += taken.n_broken
+            if events := self._chosen(taken.events):
+                yield events
+            if is_end:
+                break
+        self._finish(text, chunks, is_end=is_end)
+
+    def header(self) -> Header:
+        """Return what the trace tells besides its events, and what was left out of it.
+
+        Raises:
+            TraceError: The events were not read to the end.
+        """
+        if not self._is_read:
+            raise TraceError(f"{self.path}: the header is known after the last of the events; read them all first")
+        header = header_of(self.path, self._metadata, n_events=self._n_events, notes=self._notes)
+        return dataclasses.replace(header, is_cut=self._is_cut)
+
+    def _start(self, chunks: Iterator[bytes]) -> bytes:
+        """Read what stands before the events; return what was read of the events with it."""
+        text = b""
+        for chunk in chunks:
+            text += chunk
+            if text.lstrip().startswith(b"["):
+                return text.lstrip()[1:]
+            if starts := list(_EVENTS.finditer(text)):
+                return self._after_metadata(text, starts)
+            if len(text) > self._event_nbytes:
+                break
+        keys = ", ".join(f"`{key.decode(errors='replace')}`" for key in _KEY.findall(text[:4096])[:5])
+        where = f"{self._chunks.damage}, and " if self._chunks.damage else ""
+        raise TraceError(
+            f"{self.path}: {where}it has no list `traceEvents` within {len(text):,} bytes; a profiler trace has one. "
+            f"Found: {keys or 'no keys'}"
+        )
+
+    def _after_metadata(self, text: bytes, starts: list[re.Match[bytes]]) -> bytes:
+        for start in starts:  # the first may be within a string
+            metadata = _object(text[: start.start()] + b'"traceEvents": []}')
+            if metadata is not None:
+                self._metadata |= metadata
+                return text[start.end() :]
+        self._notes.append("what stands before the events is no JSON and was left out")
+        return text[starts[0].end() :]
+
+    def _chosen(self, events: list[Event]) -> list[Event]:
+        """Count events, translate older categories and leave out those that nobody asked for."""
+        self._n_events += len(events)
+        if not self._cats & _WORK:
+            self._cats |= {event.cat for event in events}
+        if self._cats & _OLDER_CATS.keys():
+            events = [replace(event, cat=_OLDER_CATS.get(event.cat, event.cat)) for event in events]
+            self._cats |= {event.cat for event in events}
+        skipped = self._skipped
+        chosen = [event for event in events if event.cat not in skipped and event.ph not in _ARROWS]
+        timed = [event for event in chosen if (-inf < event.ts_us < inf and 0 <= event.dur_us < inf) or event.ph == "M"]
+        self._n_untimed += len(chosen) - len(timed)
+        return timed
+
+    def _finish(self, text: bytes, chunks: Iterator[bytes], *, is_end: bool) -> None:
+        """Read what stands behind the events, and judge what was found."""
+        for chunk in chunks:
+            text += chunk
+            if len(text) > self._event_nbytes:
+                break
+        if not self._cats & _WORK:
+            raise self._useless()
+        if is_end:
+            self._read_behind(text)
+            self._notes += [self._chunks.damage] * bool(self._chunks.damage)
+        else:
+            why = self._chunks.damage or "the file ends early"
+            self._is_cut = True
+            self._notes.append(f"{why}: what follows its first {self._n_events:,} events is missing")
+        if self._n_broken:
+            self._notes.append(f"{self._n_broken:,} events are damaged and were left out")
+        if self._n_untimed:
+            self._notes.append(f"{self._n_untimed:,} events have no start, or a negative duration, and were left out")
+        self._is_read = True
+
+    def _read_behind(self, text: bytes) -> None:
+        source = repaired(text).decode().strip()
+        if not source:
+            return
+        try:
+            metadata, end = _JSON.raw_decode("{" + source.lstrip(","))
+        except (ValueError, RecursionError):
+            self._notes.append(f"what stands behind the events is no JSON and was left out: {source[:40]!r}")
+            return
+        self._metadata |= metadata
+        if rest := ("{" + source.lstrip(","))[end:].strip():
+            self._notes.append(f"what follows the end of the trace was left out: {rest[:40]!r}")
+
+    def _useless(self) -> TraceError:
+        damage = f" ({self._chunks.damage})" if self._chunks.damage else ""
+        if cats := ", ".join(f"`{cat}`" for cat in sorted(self._cats - _NO_WORK)[:5]):
+            return TraceError(
+                f"{self.path}: is a Chrome trace, but not of the PyTorch profiler: its categories are {cats}"
+            )
+        return TraceError(
+            f"{self.path}: holds {self._n_events:,} events, but none of operators or kernels{damage}; "
+            f"{self._n_broken:,} damaged ones were left out. Was the profiler active?"
+        )
+
+    def _too_large(self) -> TraceError:
+        return TraceError(
+            f"{self.path}: event {self._n_events:,} takes more than {self._event_nbytes:,} bytes; the file is damaged"
+        )
+
+
+def _object(text: bytes) -> dict[str, object] | None:
+    """Decode an object; None if the text is none."""
+    try:
+        value = json.loads(repaired(text), strict=False)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,224 @@
+"""The events of a trace that matter, as columns: compact enough for millions, and ready for numpy."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, TypeAlias
+
+import numpy as np
+from msgspec import DecodeError, Meta, Raw, Struct
+from msgspec.json import Decoder
+from numpy.typing import NDArray
+
+from simdist.profiles.kineto.classify import What, meaning_of
+from simdist.profiles.kineto.events import Event, args_of
+from simdist.profiles.kineto.messages import Message, dtype_of, element_count, message_of
+
+__all__ = ["UNKNOWN", "Events", "Floats", "Ints", "Timeline", "timeline_of"]
+
+Floats: TypeAlias = NDArray[np.float64]
+"""A number, mostly of seconds, for each of many."""
+Ints: TypeAlias = NDArray[np.int64]
+"""A whole number, such as an index, for each of many."""
+
+UNKNOWN = -1
+NOTHING = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Events in the order in which they began, an enclosing one before those that it encloses.
+
+    Args:
+        start_s: On the trace's clock, `[n]`.
+        end_s: On the trace's clock, `[n]`.
+        thread: Number of the thread or stream, counted in `Timeline.threads`, `[n]`.
+        what: A `What`, `[n]`.
+        link: By `what`: the number of a `STEP`; the index in `Timeline.messages` of an `ISSUE`, a `TRANSFER` or a
+            `COLLECTIVE`; elements of what is `READY`; samples of a `LAYER`'s batch; of launches and the device's work
+            what ties them together; -1 where the trace does not tell, `[n]`.
+    """
+
+    start_s: Floats
+    end_s: Floats
+    thread: NDArray[np.int32]
+    what: NDArray[np.int8]
+    link: Ints
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+    def where(self, chosen: NDArray[np.bool_]) -> "Events":
+        """Return those events that are chosen, `[n]`."""
+        return Events(
+            self.start_s[chosen], self.end_s[chosen], self.thread[chosen], self.what[chosen], self.link[chosen]
+        )
+
+    def of(self, *whats: What) -> "Events":
+        """Return the events that are one of these."""
+        return self.where(np.isin(self.what, whats))
+
+    def on(self, thread: int) -> "Events":
+        """Return the events of one thread or stream."""
+        return self.where(self.thread == thread)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What a trace tells of one rank.
+
+    Args:
+        host: What its threads did.
+        device: What its GPU did; empty without one.
+        threads: Process and thread, or GPU and stream, of each number in `Events.thread`.
+        messages: Of collectives; see `Events.link`.
+        device_messages: Of collectives' kernels, by their `link`.
+        dtypes: How often gradients were of each type.
+        backends: That annotated their collectives, such as `gloo`.
+    """
+
+    host: Events
+    device: Events
+    threads: tuple[tuple[int | str, int | str], ...]
+    messages: tuple[Message, ...]
+    device_messages: dict[int, Message]
+    dtypes: Counter[str]
+    backends: frozenset[str]
+
+
+def timeline_of(batches: Iterable[Sequence[Event]]) -> Timeline:
+    """Read all events once and keep what matters of them.
+
+    Args:
+        batches: Events in any order.
+    """
+    reading = _Reading()
+    for batch in batches:
+        reading.read(batch)
+    events = reading.columns.events()
+    on_device = events.what >= What.KERNEL
+    return Timeline(
+        events.where(~on_device),
+        events.where(on_device),
+        tuple(reading.threads),
+        tuple(reading.messages),
+        reading.device_messages,
+        reading.dtypes,
+        frozenset(reading.backends),
+    )
+
+
+class _Link(Struct, frozen=True, gc=False):
+    """The only argument of a kernel or of a launch that is always needed."""
+
+    correlation: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] = UNKNOWN
+
+
+_LINK = Decoder(_Link)
+_BACKENDS = frozenset({"gloo", "mpi", "nccl", "ucc"})
+_IS_LINKED = np.isin(np.arange(len(What)), (What.KERNEL, What.COPY_IN, What.COPY, What.LAUNCH, What.BLOCKING))
+_IS_TELLING = np.isin(
+    np.arange(len(What)), (What.STEP, What.ISSUE, What.TRANSFER, What.READY, What.LAYER, What.COLLECTIVE)
+)
+
+
+def _correlations(texts: list[Raw]) -> list[int]:
+    """Decode the only argument that is needed of most; one by one only where some are damaged."""
+    try:
+        return [_LINK.decode(text).correlation for text in texts]
+    except DecodeError:
+        if len(texts) == 1:
+            return [UNKNOWN]
+        return [link for text in texts for link in _correlations([text])]
+
+
+class _Columns:
+    """Events as they are read, a column per field and batch: 29 bytes each."""
+
+    __slots__ = ("dur_us", "link", "thread", "ts_us", "what")
+
+    def __init__(self) -> None:
+        self.ts_us: list[Floats] = [np.zeros(0)]
+        self.dur_us: list[Floats] = [np.zeros(0)]
+        self.thread: list[NDArray[np.int32]] = [np.zeros(0, np.int32)]
+        self.what: list[NDArray[np.int8]] = [np.zeros(0, np.int8)]
+        self.link: list[Ints] = [np.zeros(0, np.int64)]
+
+    def events(self) -> Events:
+        """Return the events in order."""
+        start_us = np.concatenate(self.ts_us)
+        end_us = start_us + np.concatenate(self.dur_us)
+        order = np.lexsort((-end_us, start_us))
+        return Events(
+            1e-6 * start_us[order],
+            1e-6 * end_us[order],
+            np.concatenate(self.thread)[order],
+            np.concatenate(self.what)[order],
+            np.concatenate(self.link)[order],
+        )
+
+
+class _Reading:
+    """Where reading a trace has got to."""
+
+    def __init__(self) -> None:
+        self.columns = _Columns()
+        self.threads: dict[tuple[int | str, int | str], int] = {}
+        self.messages: list[Message] = []
+        self.device_messages: dict[int, Message] = {}
+        self.dtypes: Counter[str] = Counter()
+        self.backends: set[str] = set()
+        self._meanings: dict[str, dict[str, int]] = {}
+
+    def read(self, batch: Sequence[Event]) -> None:
+        """Keep what matters of some events; whole columns at a time, because there are millions."""
+        whats = np.array(self._whats(batch), np.int8)
+        kept = np.flatnonzero(whats != NOTHING)
+        events = [batch[i] for i in kept.tolist()]
+        what = whats[kept]
+        link = np.full(len(events), UNKNOWN, np.int64)
+        linked = np.flatnonzero(_IS_LINKED[what])
+        link[linked] = _correlations([events[i].args for i in linked.tolist()])
+        for i in np.flatnonzero(_IS_TELLING[what]).tolist():
+            link[i] = self._told(int(what[i]), events[i])
+        keys = [(event.pid, event.tid) for event in events]
+        for key in set(keys) - self.threads.keys():
+            self.threads[key] = len(self.threads)
+        columns = self.columns
+        columns.ts_us.append(np.array([event.ts_us for event in events], np.float64))
+        columns.dur_us.append(np.array([event.dur_us for event in events], np.float64))
+        columns.thread.append(np.array([self.threads[key] for key in keys], np.int32))
+        columns.what.append(what)
+        columns.link.append(link)
+
+    def _whats(self, batch: Sequence[Event]) -> list[int]:
+        meanings = self._meanings
+        try:
+            return [meanings[event.cat][event.name] if event.ph == "X" else NOTHING for event in batch]
+        except KeyError:
+            for event in batch:
+                if event.name not in meanings.setdefault(event.cat, {}):
+                    what = meaning_of(event.cat, event.name)
+                    meanings[event.cat][event.name] = NOTHING if what is None else int(what)
+            return self._whats(batch)
+
+    def _told(self, what: int, event: Event) -> int:
+        if what == What.STEP:
+            number = event.name.partition("#")[2]
+            return int(number) if number.isdecimal() else UNKNOWN
+        args = args_of(event)
+        if what == What.COLLECTIVE:  # without a number, one that no launch has
+            link = -2 - len(self.device_messages) if args.correlation is None else args.correlation
+            self.device_messages[link] = message_of(event.name, args)
+            return link
+        if what in (What.ISSUE, What.TRANSFER):
+            self.messages.append(message_of(event.name, args))
+            self.backends |= {event.name.partition(":")[0]} & _BACKENDS
+            return len(self.messages) - 1
+        dims = args.input_dims
+        if what == What.READY:
+            if dims and args.input_types:
+                self.dtypes[dtype_of(args.input_types[0])] += 1
+            return element_count(dims[0]) if dims else UNKNOWN
+        shape = dims[1 if event.name == "aten::embedding" else 0] if len(dims) > 1 else []
+        return shape[0] if shape and isinstance(shape[0], int) else UNKNOWN

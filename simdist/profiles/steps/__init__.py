@@ -1,0 +1,1 @@
+"""Events of one rank, put together into its training steps."""

@@ -1,0 +1,114 @@
+"""The collectives of one rank: when each was issued, began and ended, and what it sent."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.plan.group import MAX_WORLD_SIZE
+from simdist.profiles.kineto.classify import What
+from simdist.profiles.kineto.header import Header
+from simdist.profiles.kineto.messages import Message
+from simdist.profiles.kineto.timeline import Events, Floats, Timeline
+from simdist.profiles.steps.host import Passes
+from simdist.profiles.steps.model import Call
+
+__all__ = ["Transfers", "backend_transfers", "calls_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Transfers:
+    """Collectives in the order in which they were issued.
+
+    Args:
+        issued_s: When the host handed them over, `[n]`.
+        start_s: When this rank was in them, `[n]`.
+        end_s: When they were done on this rank, `[n]`.
+        messages: What they send.
+    """
+
+    issued_s: Floats
+    start_s: Floats
+    end_s: Floats
+    messages: tuple[Message, ...]
+
+    def where(self, chosen: NDArray[np.bool_]) -> "Transfers":
+        """Return those that are chosen, `[n]`."""
+        messages = tuple(message for message, is_chosen in zip(self.messages, chosen, strict=True) if is_chosen)
+        return Transfers(self.issued_s[chosen], self.start_s[chosen], self.end_s[chosen], messages)
+
+
+HAND_OVER_S = 1e-3  # from the operator's end to the beginning of what a thread of the backend reports
+
+
+def backend_transfers(timeline: Timeline) -> Transfers:
+    """Return the collectives that threads of a backend such as gloo report.
+
+    A report begins when a thread takes the collective or, in some versions, when the host hands it over, even if the
+    thread is still in the one before.
+    """
+    done = timeline.host.of(What.TRANSFER)
+    start_s = done.start_s.copy()
+    for thread in np.unique(done.thread):
+        on_thread = np.flatnonzero(done.thread == thread)
+        free_s = np.maximum.accumulate(done.end_s[on_thread])[:-1]
+        start_s[on_thread[1:]] = np.maximum(start_s[on_thread[1:]], np.minimum(free_s, done.end_s[on_thread[1:]]))
+    issued_s = _issued_s(timeline, done)
+    order = np.argsort(issued_s, kind="stable")
+    messages = tuple(timeline.messages[done.link[i]] for i in order)
+    return Transfers(issued_s[order], start_s[order], done.end_s[order], messages)
+
+
+def _issued_s(timeline: Timeline, done: Events) -> Floats:
+    """Return when the operator that issued each collective began.
+
+    A backend takes collectives of a kind in the order in which they are issued. If some of them are missing, it is the
+    operator during or right behind which a report begins, or else the beginning of the report.
+    """
+    issues = timeline.host.of(What.ISSUE)
+    kinds_issued = np.array([timeline.messages[i].kind for i in issues.link.tolist()])
+    kinds_done = np.array([timeline.messages[i].kind for i in done.link.tolist()])
+    issued_s = done.start_s.copy()
+    for kind in set(kinds_done.tolist()):
+        of_kind, wanted = kinds_issued == kind, kinds_done == kind
+        starts_s = issues.start_s[of_kind]
+        if len(starts_s) == np.count_nonzero(wanted) and np.all(starts_s <= done.start_s[wanted]):
+            issued_s[wanted] = starts_s
+        elif len(starts_s):
+            issued_s[wanted] = _enclosing_s(issues.where(of_kind), done.start_s[wanted])
+    return issued_s
+
+
+def _enclosing_s(issues: Events, starts_s: Floats) -> Floats:
+    before = np.searchsorted(issues.start_s, starts_s, side="right") - 1
+    is_operator = (before >= 0) & (starts_s <= issues.end_s[before] + HAND_OVER_S)
+    return np.where(is_operator, issues.start_s[before], starts_s)
+
+
+def calls_of(transfers: Transfers, passes: Passes, header: Header) -> tuple[Call, ...]:
+    """Return the collectives as calls, with what the trace's header adds to their messages."""
+    in_backward = passes.containing(transfers.issued_s).tolist()
+    everybody = _everybody(header)
+    columns = (transfers.issued_s.tolist(), transfers.start_s.tolist(), transfers.end_s.tolist())
+    calls = []
+    for message, issued_s, start_s, end_s, is_in in zip(transfers.messages, *columns, in_backward, strict=True):
+        ranks = message.ranks or everybody
+        n_ranks = message.n_ranks or (len(ranks) if ranks else None)
+        of_gradients = is_in and _may_be_gradients(message)
+        calls.append(Call(message.kind, message.nbytes, ranks, n_ranks, issued_s, start_s, end_s, of_gradients))
+    return tuple(calls)
+
+
+def _everybody(header: Header) -> tuple[int, ...] | None:
+    """Return the ranks of the only process group there is."""
+    if len(header.groups) == 1:
+        return header.groups[0].ranks
+    if header.groups or header.world_size is None or not 0 < header.world_size <= MAX_WORLD_SIZE:
+        return None
+    return tuple(range(header.world_size))
+
+
+def _may_be_gradients(message: Message) -> bool:
+    """Leave out what only spreads something, and integers: DDP reduces a bitmap of unused parameters, too."""
+    is_reduced = message.kind in ("all_reduce", "reduce_scatter", "reduce")
+    return is_reduced and not message.dtype.startswith(("int", "uint", "bool"))

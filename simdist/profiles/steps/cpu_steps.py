@@ -1,0 +1,151 @@
+"""Phases of a rank that computes on its CPU: what its main thread did, and what it waited for.
+
+The main thread idles where no operator goes on. It waited for a collective
+
+* where DDP finishes a backward pass, between the last node and the last gradient copied back from its bucket, and right
+  behind, as long as a collective of the pass had not ended;
+* anywhere else outside of a backward pass where a collective ended in the pause that had been issued before it.
+
+Any other pause of more than `PAUSE_S` outside of a backward pass is the host's. Shorter ones are what Python takes
+between operators, 10 to 200 microseconds, and belong to the phase around them.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from simdist.profiles.kineto.classify import What
+from simdist.profiles.kineto.timeline import Events, Floats, Ints
+from simdist.profiles.steps.calls import Transfers
+from simdist.profiles.steps.host import Passes, gaps_between, host_strokes
+from simdist.profiles.steps.phase_spans import Phase, Phases, Stroke, paint
+
+__all__ = ["PAUSE_S", "cpu_phases", "waits_of"]
+
+PAUSE_S = 0.5e-3
+LATE_S = 0.2e-3  # by which a thread of the backend may report the beginning or end of a collective too late
+_OPERATORS = (What.BACKWARD, What.NODE, What.COPY_BACK, What.ISSUE, What.LAYER, What.WORK, What.READY)
+
+
+def cpu_phases(own: Events, passes: Passes, waits: list[Stroke], edges_s: tuple[float, float]) -> Phases:
+    """Return which phase each instant belongs to.
+
+    Args:
+        own: What the main thread did.
+        passes: Its backward passes.
+        waits: When it waited for collectives.
+        edges_s: From where to where.
+    """
+    strokes = host_strokes(own, passes)
+    updates = [stroke for stroke in strokes if stroke.phase == Phase.OPTIMIZE]
+    others = [stroke for stroke in strokes if stroke.phase != Phase.OPTIMIZE]
+    pauses = _pauses(own, passes, [*strokes, *waits], edges_s)
+    return paint(np.array(edges_s), np.array([Phase.FORWARD], np.int8), [*updates, *pauses, *others, *waits])
+
+
+def waits_of(
+    own: Events, passes: Passes, transfers: Transfers, edges_s: tuple[float, float]
+) -> tuple[list[Stroke], Transfers]:
+    """Return when the main thread waited for collectives, and these without reports that came too late.
+
+    Args:
+        own: What the main thread did.
+        passes: Its backward passes.
+        transfers: Its collectives.
+        edges_s: From where to where.
+    """
+    pauses = _Pauses.of(own, passes, edges_s)
+    waits = [wait for i in pauses.running(transfers) for wait in _until_reduced(pauses, i, passes, transfers)]
+    transfers = _until_resumed(transfers, passes, waits)
+    return waits + [wait for i in pauses.running(transfers) for wait in _blocked(pauses, i, transfers)], transfers
+
+
+@dataclass(frozen=True, slots=True)
+class _Pauses:
+    """When no operator went on, outside of what backward passes compute.
+
+    Args:
+        start_s: When each began, `[n]`.
+        end_s: When the next operator, batch or update began, `[n]`.
+        of_pass: Index of the backward pass that a pause finishes; -1 for others, `[n]`.
+    """
+
+    start_s: Floats
+    end_s: Floats
+    of_pass: Ints
+
+    @classmethod
+    def of(cls, own: Events, passes: Passes, edges_s: tuple[float, float]) -> "_Pauses":
+        """Find the pauses of a main thread."""
+        regions = own.of(What.INPUT, What.OPTIMIZER)
+        operators = own.of(*_OPERATORS)
+        starts_s = np.concatenate([operators.start_s, regions.start_s, edges_s])
+        ends_s = np.concatenate([operators.end_s, regions.start_s, edges_s])
+        pauses_s = gaps_between(starts_s, ends_s)
+        of_pass = np.searchsorted(passes.start_s, pauses_s[:, 0], side="right") - 1
+        computed_s, end_s = np.append(passes.computed_s, -np.inf), np.append(passes.end_s, -np.inf)
+        is_copied = end_s > computed_s
+        finishes = (pauses_s[:, 0] < end_s[of_pass]) | (~is_copied[of_pass] & (pauses_s[:, 0] <= end_s[of_pass]))
+        kept = pauses_s[:, 1] > computed_s[of_pass]
+        return cls(pauses_s[kept, 0], pauses_s[kept, 1], np.where(finishes, of_pass, -1)[kept])
+
+    def running(self, transfers: Transfers) -> list[int]:
+        """Return the pauses that began while a collective went on."""
+        n_issued = np.searchsorted(transfers.issued_s, self.start_s + LATE_S, side="right")
+        n_done = np.searchsorted(np.sort(transfers.end_s), self.start_s, side="right")
+        return np.flatnonzero(n_issued > n_done).tolist()
+
+
+def _until_reduced(pauses: _Pauses, i: int, passes: Passes, transfers: Transfers) -> Iterator[Stroke]:
+    """Find the wait in a pause that finishes a backward pass; all of it where gradients are copied back behind it."""
+    start_s, end_s, of_pass = float(pauses.start_s[i]), float(pauses.end_s[i]), pauses.of_pass[i]
+    if of_pass < 0:
+        return
+    runs = (transfers.issued_s <= start_s + LATE_S) & (transfers.end_s > start_s)
+    runs &= transfers.issued_s >= passes.start_s[of_pass]
+    if np.any(runs):
+        is_copied = end_s <= passes.end_s[of_pass]
+        yield Stroke(start_s, end_s if is_copied else min(end_s, float(transfers.end_s[runs].max())), Phase.WAIT)
+
+
+def _blocked(pauses: _Pauses, i: int, transfers: Transfers) -> Iterator[Stroke]:
+    """Find the wait in any other pause: until the last collective that ended in it."""
+    start_s, end_s = float(pauses.start_s[i]), float(pauses.end_s[i])
+    if pauses.of_pass[i] >= 0:
+        return
+    runs = (transfers.issued_s <= start_s + LATE_S) & (transfers.end_s > start_s)
+    runs &= transfers.end_s <= end_s + LATE_S
+    if np.any(runs):
+        yield Stroke(start_s, min(end_s, float(transfers.end_s[runs].max())), Phase.WAIT)
+
+
+def _until_resumed(transfers: Transfers, passes: Passes, waits: list[Stroke]) -> Transfers:
+    """Let collectives of a backward pass end when DDP went on, if the backend reported their end later than that."""
+    waits_end_s = np.array([wait.end_s for wait in waits])
+    end_s = transfers.end_s.copy()
+    for begin_s, computed_s, pass_end_s in zip(passes.start_s, passes.computed_s, passes.end_s, strict=True):
+        inside = (transfers.issued_s >= begin_s) & (transfers.issued_s <= pass_end_s)
+        waited_s = waits_end_s[(waits_end_s >= computed_s) & (waits_end_s <= pass_end_s)]
+        if len(waited_s):
+            latest_s = np.maximum(transfers.start_s[inside], waited_s[-1])
+            end_s[inside] = np.minimum(end_s[inside], latest_s)
+    return replace(transfers, end_s=end_s)
+
+
+def _pauses(own: Events, passes: Passes, painted: list[Stroke], edges_s: tuple[float, float]) -> Iterator[Stroke]:
+    """Find the main thread's pauses outside of what else was painted; an update begins when it is called."""
+    others = [stroke for stroke in painted if stroke.phase != Phase.OPTIMIZE]
+    busy, updates = own.of(*_OPERATORS), own.of(What.OPTIMIZER)
+    begun_s = np.maximum(updates.start_s, _end_of_last(passes, updates.end_s))
+    starts_s = np.concatenate([busy.start_s, begun_s, [stroke.start_s for stroke in others], edges_s])
+    ends_s = np.concatenate([busy.end_s, updates.end_s, [stroke.end_s for stroke in others], edges_s])
+    for start_s, end_s in gaps_between(starts_s, ends_s).tolist():
+        if end_s - start_s > PAUSE_S:
+            yield Stroke(start_s, end_s, Phase.HOST)
+
+
+def _end_of_last(passes: Passes, times_s: Floats) -> Floats:
+    """Return when the last backward pass before some instants ended; -inf if there is none."""
+    ends_s: Floats = np.append(-np.inf, passes.end_s)[np.searchsorted(passes.end_s, times_s, side="right")]
+    return ends_s

@@ -1,0 +1,235 @@
+"""Phases of a rank that computes on a GPU: what its compute streams did, and what they waited for.
+
+A kernel belongs to the phase in which the host launched it. Where no kernel runs, the GPU waited for
+
+* a collective that ended in the meantime, if the next kernel had been launched by then or the host itself was blocked:
+  only an event can have held it up (`wait_s`);
+* its input, while the host was in its data loader and had not launched the next kernel (`input_s`);
+* the host, for what is left, if that is more than `PAUSE_S`. Shorter gaps are what launching takes, 5 to 200
+  microseconds, and belong to the phase of the kernel that follows.
+
+A step lasts on the device from the end of the last kernel of the step before to the end of its own last kernel. Kernels
+that were launched before the trace begins belong to no step.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.profiles.kineto.classify import What
+from simdist.profiles.kineto.messages import Message
+from simdist.profiles.kineto.timeline import Events, Floats, Timeline
+from simdist.profiles.steps.calls import Transfers
+from simdist.profiles.steps.cpu_steps import PAUSE_S
+from simdist.profiles.steps.host import Passes, host_strokes
+from simdist.profiles.steps.phase_spans import Phase, Phases, Stroke, paint
+from simdist.profiles.steps.steps import Span
+from simdist.profiles.steps.windows import Window
+
+__all__ = ["Kernels", "are_whole", "collectives_of", "cuda_phases", "cuda_spans", "host_blocks", "kernels_of"]
+
+CLOCKS_S = 50e-6  # by which the clocks of host and device may disagree after the profiler converted them
+
+
+NEARLY = 0.9  # a share that leaves room for a step that differs
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """What a GPU's compute streams did, in the order in which it began; copies on their stream included.
+
+    Args:
+        start_s: When each began, or the one before it ended, `[n]`.
+        end_s: When each ended, not before `start_s`, `[n]`.
+        launch_s: When the host launched it; -inf if that was before the trace began, `[n]`.
+        what: A `What`, `[n]`.
+    """
+
+    start_s: Floats
+    end_s: Floats
+    launch_s: Floats
+    what: NDArray[np.int8]
+
+    def computed(self, times_s: Floats) -> Floats:
+        """Return when the device had done all that the host had launched before some instants; -inf if nothing."""
+        order = np.argsort(self.launch_s, kind="stable")
+        done_s = np.append(-np.inf, np.maximum.accumulate(self.end_s[order]))
+        return done_s[np.searchsorted(self.launch_s[order], times_s, side="left")]
+
+
+def kernels_of(timeline: Timeline) -> Kernels:
+    """Return what the compute streams did."""
+    device = timeline.device
+    is_kernel = device.what == What.KERNEL
+    busy_s = np.bincount(device.thread[is_kernel], weights=(device.end_s - device.start_s)[is_kernel])
+    is_copy = (device.what == What.COPY_IN) | (device.what == What.COPY)
+    events = device.where(is_kernel | (is_copy & (device.thread == int(busy_s.argmax()))))
+    ended_s = np.maximum.accumulate(events.end_s)
+    launch_s = _launch_s(timeline, events)
+    known = np.maximum.accumulate(np.where(np.isnan(launch_s), -1, np.arange(len(launch_s))))
+    filled_s = np.where(known < 0, -np.inf, launch_s[np.maximum(known, 0)])
+    return Kernels(np.maximum(events.start_s, np.append(-np.inf, ended_s[:-1])), ended_s, filled_s, events.what)
+
+
+def _launch_s(timeline: Timeline, events: Events) -> Floats:
+    """Return when the host launched each of a device's events; NaN where the trace does not tell."""
+    launches = timeline.host.of(What.LAUNCH, What.BLOCKING)
+    found = _launch_of(launches, events)
+    return np.where(found < 0, np.nan, np.append(launches.start_s, np.nan)[found])
+
+
+def _launch_of(launches: Events, events: Events) -> NDArray[np.intp]:
+    """Return the index of the launch of each of a device's events; -1 where there is none."""
+    if not len(launches):
+        return np.full(len(events), -1, np.intp)
+    order = np.argsort(launches.link, kind="stable")
+    links = launches.link[order]
+    at = np.minimum(np.searchsorted(links, events.link), len(links) - 1)
+    return np.where((links[at] == events.link) & (events.link >= 0), order[at], -1)
+
+
+def collectives_of(timeline: Timeline) -> Transfers:
+    """Return the collectives that the GPU executed; what their kernels do not tell, the host's operators may."""
+    done = timeline.device.of(What.COLLECTIVE)
+    launches = timeline.host.of(What.LAUNCH, What.BLOCKING)
+    found = _launch_of(launches, done)
+    issued_s = np.where(found < 0, done.start_s, np.append(launches.start_s, np.nan)[found])
+    threads = np.append(launches.thread, -1)[found].tolist()
+    issues = timeline.host.of(What.ISSUE)
+    messages = [
+        _filled(timeline.device_messages[link], timeline.messages, issues, at_s, thread)
+        for link, at_s, thread in zip(done.link.tolist(), issued_s.tolist(), threads, strict=True)
+    ]
+    order = np.argsort(issued_s, kind="stable")
+    in_order = tuple(messages[i] for i in order.tolist())
+    return Transfers(issued_s[order], done.start_s[order], done.end_s[order], in_order)
+
+
+NESTED = 6  # operators of one collective within each other, at most: c10d, the parameters, the annotation
+
+
+def _filled(message: Message, told: Sequence[Message], issues: Events, at_s: float, thread: int) -> Message:
+    last = int(np.searchsorted(issues.start_s, at_s, side="right"))
+    for i in range(last - 1, max(last - 1 - NESTED, -1), -1):
+        if issues.thread[i] == thread and issues.end_s[i] >= at_s:
+            message = message.filled_from(told[int(issues.link[i])])
+    return message
+
+
+def cuda_spans(windows: Sequence[Window], kernels: Kernels) -> list[Span]:
+    """Return from when to when each step was on the device; steps that launched nothing last no time there."""
+    borders_s = np.array([[window.start_s, window.end_s] for window in windows])
+    reached_s = kernels.computed(borders_s)
+    spans: list[Span] = []
+    for i, window in enumerate(windows):
+        is_next = i > 0 and windows[i - 1].end_s == window.start_s
+        start_s = spans[-1].end_s if is_next else max(window.start_s, float(reached_s[i, 0]))
+        spans.append(Span(window, start_s, max(start_s, float(reached_s[i, 1]))))
+    return spans
+
+
+def are_whole(timeline: Timeline, windows: Sequence[Window]) -> list[bool]:
+    """Tell of which steps the trace has what they launched: of a damaged one, the device's part may be missing.
+
+    Some calls launch nothing that the profiler sees; of those, every step has its share. What is launched after the
+    last thing that is seen is missing at the end of the trace, so a step that reaches beyond that is not whole.
+    """
+    launches = timeline.host.of(What.LAUNCH)
+    is_seen = np.isin(launches.link, timeline.device.link) & (launches.link >= 0)
+    n_seen = np.append(0, np.cumsum(is_seen))
+    borders = np.searchsorted(launches.start_s, [[window.start_s, window.end_s] for window in windows])
+    shares = np.diff(n_seen[borders], axis=1)[:, 0] / np.maximum(np.diff(borders, axis=1)[:, 0], 1)
+    unseen_s = np.append(launches.start_s, np.inf)[np.flatnonzero(np.append(True, is_seen))[-1]]
+    ends_s = np.array([window.end_s for window in windows])
+    whole: list[bool] = ((shares >= NEARLY * shares.max()) & (ends_s <= unseen_s)).tolist()
+    return whole
+
+
+def cuda_phases(
+    timeline: Timeline, own: Events, passes: Passes, kernels: Kernels, transfers: Transfers, spans: Sequence[Span]
+) -> Phases:
+    """Return which phase each instant belongs to on the device.
+
+    Args:
+        timeline: What the trace tells.
+        own: What the main thread did.
+        passes: The backward passes.
+        kernels: What the compute streams did.
+        transfers: The collectives.
+        spans: The steps; phases are known from the first to the last of them.
+    """
+    begin_s, end_s = spans[0].start_s, spans[-1].end_s
+    inside = (kernels.end_s > begin_s) & (kernels.start_s < end_s)
+    starts_s = np.clip(kernels.start_s[inside], begin_s, end_s)
+    ends_s = np.clip(kernels.end_s[inside], begin_s, end_s)
+    launch_s = kernels.launch_s[inside]
+    phase = _launched_in(own, passes, launch_s)
+    phase[(kernels.what[inside] == What.COPY_IN) & (phase == Phase.FORWARD)] = Phase.INPUT
+    edges_s = np.concatenate([[begin_s], np.stack([starts_s, ends_s], axis=1).ravel()])
+    gaps_s = np.stack([edges_s[:-1:2], starts_s], axis=1)
+    return paint(edges_s, np.repeat(phase, 2), _gaps(timeline, own, gaps_s, launch_s, transfers))
+
+
+def _launched_in(own: Events, passes: Passes, launch_s: Floats) -> NDArray[np.int8]:
+    """Return the phase in which the host was when it launched each kernel."""
+    host = [stroke for stroke in host_strokes(own, passes) if stroke.start_s < stroke.end_s]
+    if not host:
+        return np.full(len(launch_s), Phase.FORWARD, np.int8)
+    edges_s = np.array([min(stroke.start_s for stroke in host) - 1.0, max(stroke.end_s for stroke in host) + 1.0])
+    phases = paint(edges_s, np.array([Phase.FORWARD], np.int8), host)
+    return phases.at(launch_s)
+
+
+def _gaps(timeline: Timeline, own: Events, gaps_s: Floats, launch_s: Floats, transfers: Transfers) -> Iterator[Stroke]:
+    """Paint the gaps that are no mere launching."""
+    loads = own.of(What.INPUT)
+    blocks = timeline.host.of(What.SYNC, What.BLOCKING)
+    done_s = np.sort(transfers.end_s)
+    last_done = np.searchsorted(done_s, gaps_s[:, 1] + CLOCKS_S) - 1
+    done_s = np.append(done_s, -np.inf)[last_done]
+    has_waited = (done_s > gaps_s[:, 0]) & (gaps_s[:, 1] > gaps_s[:, 0])
+    n_loads = np.searchsorted(loads.start_s, gaps_s[:, 1]) - np.searchsorted(loads.end_s, gaps_s[:, 0])
+    is_long = gaps_s[:, 1] - gaps_s[:, 0] > PAUSE_S
+    for i in np.flatnonzero(has_waited | (n_loads > 0) | is_long).tolist():
+        start_s, end_s = gaps_s[i].tolist()
+        if has_waited[i] and (launch_s[i] <= done_s[i] + CLOCKS_S or _is_blocked(blocks, float(done_s[i]))):
+            yield Stroke(start_s, min(float(done_s[i]), end_s), Phase.WAIT)
+            start_s = min(float(done_s[i]), end_s)
+        yield from _idle(start_s, end_s, float(launch_s[i]), loads)
+
+
+def _is_blocked(blocks: Events, time_s: float) -> bool:
+    """Tell whether the host waited for the device then."""
+    last = int(np.searchsorted(blocks.start_s, time_s, side="right")) - 1
+    return any(blocks.end_s[i] >= time_s - CLOCKS_S for i in range(last, max(last - 4, -1), -1))
+
+
+def _idle(start_s: float, end_s: float, launch_s: float, loads: Events) -> Iterator[Stroke]:
+    """Paint a gap without collectives: the data loader's share of it, and the host's before, between and after."""
+    first, last = np.searchsorted(loads.end_s, start_s), np.searchsorted(loads.start_s, end_s)
+    for i in range(int(first), int(last)):
+        load_s = min(float(loads.end_s[i]), end_s)
+        if load_s > launch_s + CLOCKS_S:
+            break
+        begin_s = max(float(loads.start_s[i]), start_s)
+        if begin_s - start_s > PAUSE_S:
+            yield Stroke(start_s, begin_s, Phase.HOST)
+        yield Stroke(begin_s, load_s, Phase.INPUT)
+        start_s = max(start_s, load_s)
+    if end_s - start_s > PAUSE_S:
+        yield Stroke(start_s, end_s, Phase.HOST)
+
+
+def host_blocks(own: Events, windows: Sequence[Window], kernels: Kernels) -> bool:
+    """Tell whether the host waits for its device in nearly every step; of a few steps, one may differ.
+
+    It does where it calls what waits, and all that it launched before was done when that returned.
+    """
+    blocks = own.of(What.SYNC, What.BLOCKING)
+    done_s = kernels.computed(blocks.start_s)
+    blocks = blocks.where((done_s <= blocks.end_s + CLOCKS_S) & np.isfinite(done_s))
+    counts = [int(np.diff(np.searchsorted(blocks.start_s, [w.start_s, w.end_s]))[0]) for w in windows]
+    return sum(count > 0 for count in counts) >= max(1, math.floor(NEARLY * len(windows)))

@@ -1,0 +1,150 @@
+"""What a rank's host did: its main thread, its backward passes, and which phase each instant belonged to.
+
+A backward pass is a row of nodes of the backward graph with no forward pass, batch, update or step's beginning between
+them. It ends with the last node, or with the last gradient that DDP copies back from its bucket, whatever comes later.
+What the host does after it and before the end of the optimizer's step, such as clipping gradients, counts as the
+update: neither can begin before gradients are reduced.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.profiles.kineto.classify import What
+from simdist.profiles.kineto.timeline import Events, Floats
+from simdist.profiles.steps.phase_spans import Phase, Stroke
+
+__all__ = ["Passes", "backward_passes", "gaps_between", "host_strokes", "main_thread"]
+
+
+HOOK_S = 0.5e-3  # from a node's end to the hand-over of the bucket that it filled
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Backward passes in order.
+
+    Args:
+        start_s: When the first node began, `[n]`.
+        computed_s: When the last node ended, `[n]`.
+        end_s: When the last gradient was where it belongs, `[n]`.
+    """
+
+    start_s: Floats
+    computed_s: Floats
+    end_s: Floats
+
+    def containing(self, times_s: Floats) -> NDArray[np.bool_]:
+        """Tell which instants lie in a pass."""
+        of_pass = np.searchsorted(self.start_s, times_s, side="right") - 1
+        return (of_pass >= 0) & (times_s <= np.append(self.end_s, np.inf)[of_pass])
+
+
+def main_thread(host: Events) -> int | None:
+    """Return the thread that runs the training loop, or None if nothing ran.
+
+    It is the one with the profiler's marks; without marks the one that updates, loads or calls the model; or else the
+    busiest.
+    """
+    for what in (What.STEP, What.OPTIMIZER, What.INPUT, What.FORWARD):
+        if len(found := host.thread[host.what == what]):
+            return int(np.bincount(found).argmax())
+    own = host.thread[(host.what != What.TRANSFER) & (host.what < What.LAUNCH)]
+    return int(np.bincount(own).argmax()) if len(own) else None
+
+
+def backward_passes(host: Events, main: int) -> Passes:
+    """Find the backward passes, on whichever threads they ran."""
+    nodes, copies = _nodes(host), host.of(What.COPY_BACK)
+    if not len(nodes):
+        return Passes(np.zeros(0), np.zeros(0), np.zeros(0))
+    ended_s = np.maximum.accumulate(nodes.end_s)
+    breaks_s = np.sort(_breaks_s(host.on(main)))
+    n_before = np.searchsorted(breaks_s, nodes.start_s, side="right")
+    n_until = np.searchsorted(breaks_s, ended_s, side="left")
+    is_first = np.append(True, n_before[1:] > n_until[:-1])
+    starts_s = nodes.start_s[is_first]
+    computed_s = ended_s[np.append(np.flatnonzero(is_first)[1:], len(nodes)) - 1]
+    ends_s = computed_s.copy()
+    of_pass = np.searchsorted(starts_s, copies.start_s, side="right") - 1
+    belongs = of_pass >= 0
+    belongs &= np.searchsorted(breaks_s, copies.start_s) <= np.searchsorted(breaks_s, computed_s)[of_pass]
+    np.maximum.at(ends_s, of_pass[belongs], copies.end_s[belongs])
+    return Passes(starts_s, computed_s, ends_s)
+
+
+def _nodes(host: Events) -> Events:
+    """Return the nodes of the backward graph with what belongs to them.
+
+    Older profilers do not wrap a node and its hooks: there, a collective right behind a node belongs to it.
+    """
+    wrapped = host.of(What.BACKWARD)
+    bare = host.of(What.NODE, What.READY)
+    if len(wrapped) or not len(bare):
+        return wrapped
+    ended_s = np.append(np.maximum.accumulate(bare.end_s), -np.inf)
+    before_s = ended_s[np.searchsorted(bare.start_s, host.start_s, side="right") - 1]
+    is_hook = np.isin(host.what, (What.ISSUE, What.TRANSFER)) & (host.start_s - before_s < HOOK_S)
+    nodes = host.where(is_hook | np.isin(host.what, (What.NODE, What.READY)))
+    return replace(nodes, end_s=np.where(nodes.what == What.TRANSFER, nodes.start_s, nodes.end_s))
+
+
+def _breaks_s(own: Events) -> Floats:
+    """Return when something began that no backward pass reaches over.
+
+    Where no module tells its forward pass, any operator outside of the backward graph tells one.
+    """
+    whats = [What.STEP, What.INPUT, What.FORWARD, What.OPTIMIZER]
+    if np.any(own.what == What.FORWARD):
+        return own.of(*whats).start_s
+    top = own.where((own.what > What.FORWARD) & (own.what < What.LAUNCH) & (own.what != What.TRANSFER))
+    top = top.where(_outermost(top))
+    others = top.where((top.what == What.LAYER) | (top.what == What.WORK))
+    return np.concatenate([own.of(*whats).start_s, others.start_s])
+
+
+def _outermost(events: Events) -> NDArray[np.bool_]:
+    """Tell which events of one thread no other encloses."""
+    ended_s = np.maximum.accumulate(events.end_s)
+    return np.append(True, events.start_s[1:] >= ended_s[:-1])[: len(events)]
+
+
+def gaps_between(starts_s: Floats, ends_s: Floats) -> Floats:
+    """Return when nothing went on, from the first start to the last end, `[n, 2]`.
+
+    Example:
+        >>> gaps_between(np.array([4.0, 0.0, 1.0]), np.array([5.0, 3.0, 2.0])).tolist()
+        [[3.0, 4.0]]
+    """
+    order = np.argsort(starts_s, kind="stable")
+    starts_s, reached_s = starts_s[order][1:], np.maximum.accumulate(ends_s[order])[:-1]
+    is_gap = starts_s > reached_s
+    return np.stack([reached_s[is_gap], starts_s[is_gap]], axis=1)
+
+
+def host_strokes(own: Events, passes: Passes) -> list[Stroke]:
+    """Paint what the main thread did: updates, batches and backward passes; all else is the forward pass."""
+    inputs, updates = own.of(What.INPUT), own.of(What.OPTIMIZER)
+    breaks_s = np.sort(own.of(What.STEP, What.INPUT, What.FORWARD).start_s)
+    strokes = [
+        Stroke(_update_start_s(start_s, end_s, passes, breaks_s), end_s, Phase.OPTIMIZE)
+        for start_s, end_s in zip(updates.start_s.tolist(), updates.end_s.tolist(), strict=True)
+    ]
+    spans = ((inputs.start_s, inputs.end_s, Phase.INPUT), (passes.start_s, passes.end_s, Phase.BACKWARD))
+    for starts_s, ends_s, phase in spans:
+        strokes += [Stroke(a, b, phase) for a, b in zip(starts_s.tolist(), ends_s.tolist(), strict=True)]
+    return strokes
+
+
+def _update_start_s(start_s: float, end_s: float, passes: Passes, breaks_s: Floats) -> float:
+    """Return the end of the backward pass before an update, unless something else came between.
+
+    An optimizer that is given a closure, as PyTorch Lightning does, runs the pass itself: its update begins behind it.
+    """
+    before = int(np.searchsorted(passes.end_s, end_s, side="right")) - 1
+    if before < 0:
+        return start_s
+    pass_end_s = float(passes.end_s[before])
+    is_between = np.any((breaks_s >= pass_end_s) & (breaks_s < start_s))
+    return start_s if is_between else pass_end_s

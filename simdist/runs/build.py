@@ -1,0 +1,132 @@
+"""From a scenario to what the engines take: job, plan, price list, delays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist import engines
+from simdist.cost import Costs, compute_s, price, tensor_backward_s
+from simdist.engines import Engine
+from simdist.errors import ScenarioError
+from simdist.plan import Channel, Dataset, Plan
+from simdist.plan.check import check
+from simdist.proof import prove
+from simdist.scenario.sampling import DelaySampler, sampler
+from simdist.scenario.scenario import Scenario
+from simdist.schedules import InputPath, Job, Schedule
+from simdist.traces.trace import Trace
+
+__all__ = ["Built", "build", "dataset", "delay_sampler", "delays", "job", "simulate"]
+
+
+@dataclass(frozen=True)
+class Built:
+    """A schedule, made concrete for a scenario.
+
+    Args:
+        schedule: The schedule.
+        plan: Its plan, legal and proved.
+        costs: What the plan's operations cost.
+        n_proved_ranks: Ranks whose contributions the proof followed.
+    """
+
+    schedule: Schedule
+    plan: Plan
+    costs: Costs
+    n_proved_ranks: int
+
+
+def job(scenario: Scenario) -> Job:
+    """Return what schedules need to know of a scenario."""
+    cluster, workload, path = scenario.cluster, scenario.workload, scenario.input
+    policy = scenario.data.policy if scenario.data else "naive"
+    return Job(
+        world_size=cluster.world_size,
+        ranks_per_node=cluster.gpus_per_node,
+        n_steps=scenario.steps,
+        tensor_counts=workload.tensor_counts,
+        dtype=workload.dtype,
+        optimizer=workload.optimizer,
+        batch_nbytes=max(1, workload.batch_size * workload.sample_nbytes),
+        input_path=InputPath(path.source, path.copy_method, path.prefetch, dataset(scenario), policy),
+        host_waits_for=scenario.host.waits_for,
+        run_ahead_steps=scenario.host.run_ahead_steps,
+        delay_channels=frozenset(disturbance.on for disturbance in scenario.disturbances),
+        tensor_backward_s=tensor_backward_s(workload, cluster),
+    )
+
+
+def dataset(scenario: Scenario) -> Dataset | None:
+    """Return the data set that is read from storage, if there is one."""
+    cluster, workload, data = scenario.cluster, scenario.workload, scenario.data
+    if data is None or scenario.input.source != "storage":
+        return None
+    return Dataset(
+        n_samples=data.n_samples,
+        batch_size=workload.batch_size,
+        ranks_per_node=cluster.gpus_per_node,
+        sample_nbytes=workload.sample_nbytes,
+        file_nbytes=data.sizes_nbytes(),
+        shuffle=data.shuffle,
+        seed=data.seed,
+        disk_nbytes=cluster.disk.capacity_nbytes if cluster.disk else None,
+        memory_nbytes=cluster.memory.capacity_nbytes if cluster.memory else None,
+        eviction=data.eviction,
+        warm=data.start == "warm",
+        readers=scenario.input.readers,
+        decoders=scenario.input.decode_workers,
+    )
+
+
+def build(scenario: Scenario, schedule: Schedule) -> Built:
+    """Write the plan of a schedule, check it, prove that it computes what the schedule declares, and price it.
+
+    Raises:
+        PlanError: The plan is not legal, or does something else.
+        ScenarioError: Compute times are neither given nor derivable.
+    """
+    described = job(scenario)
+    plan = schedule.plan(described)
+    check(plan)
+    n_proved_ranks = prove(plan, lambda step: schedule.result(step, described))
+    return Built(schedule, plan, price(plan, scenario.cluster, scenario.workload), n_proved_ranks)
+
+
+def delay_sampler(scenario: Scenario, seeds: Sequence[int]) -> DelaySampler:
+    """Return the source of the injected delays of many seeds."""
+    return sampler(
+        scenario.disturbances,
+        seeds=seeds,
+        world_size=scenario.cluster.world_size,
+        ranks_per_node=scenario.cluster.gpus_per_node,
+        compute_s=compute_s(scenario.workload, scenario.cluster),
+    )
+
+
+def simulate(scenario: Scenario, *, label: str | None = None, engine: Engine = "auto") -> Trace:
+    """Simulate one schedule of a scenario with the delays of its seed.
+
+    Args:
+        scenario: What to simulate.
+        label: Which schedule; the first if None.
+        engine: `auto` takes the fast engine wherever it is exact.
+
+    Raises:
+        ScenarioError: No schedule has that label.
+        PlanError: The schedule does not fit the cluster.
+        UnsupportedError: `fast` was asked for and cannot compute this exactly.
+    """
+    chosen = [schedule for schedule in scenario.schedules if label in (None, schedule.name)]
+    if not chosen:
+        labels = ", ".join(schedule.name for schedule in scenario.schedules)
+        raise ScenarioError(f"{scenario.name}: no schedule is called {label!r}; there are: {labels}")
+    built = build(scenario, chosen[0])
+    return engines.simulate(built.plan, built.costs, delays(scenario), engine=engine)
+
+
+def delays(scenario: Scenario) -> dict[Channel, NDArray[np.float64]]:
+    """Draw the delays of the scenario's own seed: channel -> `[steps, world_size]`, seconds."""
+    drawn = delay_sampler(scenario, [scenario.seed]).take(scenario.steps)
+    return {channel: np.ascontiguousarray(array[:, :, 0]) for channel, array in drawn.items()}

@@ -1,0 +1,72 @@
+"""Simulates run directories on their own machines or on others: on calibrated ones, from a cluster file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from simdist.cost import price
+from simdist.engines import simulate
+from simdist.errors import PlanError, ScenarioError, UnsupportedError
+from simdist.runs import run_directory
+from simdist.runs.run_directory import RunDirectory
+from simdist.scenario import Cluster, load_cluster
+from simdist.traces.trace import Trace
+
+__all__ = ["Calibrated", "simulate_run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """Machines that were measured.
+
+    Args:
+        file: Where they stand.
+        cluster: What it says.
+    """
+
+    file: Path
+    cluster: Cluster
+
+    @classmethod
+    def read(cls, file: Path) -> "Calibrated":
+        """Read a cluster file.
+
+        Raises:
+            ScenarioError: It is none.
+        """
+        return cls(file, load_cluster(file))
+
+
+def simulate_run(run: RunDirectory, machines: Calibrated | None, *, real: Trace | None) -> Trace:
+    """Simulate the plan and the delays of a run directory.
+
+    Args:
+        run: What to simulate.
+        machines: Instead of those of its scenario, as many of them; those of the scenario if None.
+        real: What was measured of it, if it was. An emulated computation took what the scenario says, whatever the
+            calibrated device could do.
+
+    Raises:
+        ScenarioError: There are other numbers of machines than the scenario has.
+        PlanError: The engine refuses the plan.
+        UnsupportedError: The engine cannot simulate it.
+    """
+    where = f"{run.path} with {machines.file}" if machines else str(run.path)
+    cluster = _cluster(run, machines, real) if machines else run.scenario.cluster
+    try:
+        return simulate(run.plan, price(run.plan, cluster, run.scenario.workload), run.delays)
+    except (PlanError, ScenarioError, UnsupportedError) as error:
+        raise type(error)(f"{where}: {error}") from None
+
+
+def _cluster(run: RunDirectory, machines: Calibrated, real: Trace | None) -> Cluster:
+    cluster, ours = machines.cluster, run.scenario.cluster
+    if (cluster.nodes, cluster.gpus_per_node) != (ours.nodes, ours.gpus_per_node):
+        raise ScenarioError(
+            f"{machines.file}: has {cluster.nodes} nodes x {cluster.gpus_per_node} GPUs; "
+            f"{run.path / run_directory.SCENARIO} has {ours.nodes} x {ours.gpus_per_node}: "
+            "write as many, or calibrate the "
+            f"machines of this run"
+        )
+    if real is None or not real.source.endswith(run_directory.EMULATED):
+        return cluster
+    return cluster.model_copy(update={"device": ours.device, "slow_devices": ours.slow_devices})

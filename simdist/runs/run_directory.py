@@ -1,0 +1,350 @@
+"""Run directories: everything that both backends need to execute one plan, and the traces that they made of it.
+
+    plan.json               what every rank does
+    scenario.yaml           what it costs and where it is from; loads without any other file of the user's
+    delays.npz              the injected delays: channel -> float64 [steps, world_size], seconds
+    recording-0.npz, ...    what scenario.yaml replays, if it replays anything
+    trace.simulated.npz     what would happen; `trace.*.npz` are all of this plan
+    trace.real.npz          what happened on real machines
+    real.json               on what, with which clocks
+    real-reads.npz          which level of storage its samples came from, if the plan has a data set
+    trace.partial.npz       what happened in a run that ended early; NaN where it did not come to
+    partial-reads.npz       what that run had read; 0 where it did not come to
+
+The bytes of every file follow from its contents: equal scenarios give equal directories. `plan.json` is written last,
+so a directory that has one is complete. Nothing that differs is overwritten unless asked for. Reading checks that the
+files belong together, because a trace of a mixed-up directory would look like any other.
+"""
+
+import io
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist import scenario as scenarios
+from simdist.errors import PlanError, RunError, ScenarioError, TraceError
+from simdist.plan import Channel, Delay, Plan, dumps, load
+from simdist.plan.check import check
+from simdist.plan.delays import Delays
+from simdist.scenario import Recorded, Scenario
+from simdist.scenario.disturbances import read_recorded
+from simdist.traces.reads import Reads
+from simdist.traces.trace import Trace, write_npz
+
+__all__ = [
+    "EMULATED",
+    "PARTIAL",
+    "PARTIAL_READS",
+    "PLAN",
+    "REAL",
+    "REAL_READS",
+    "REPORT",
+    "SIMULATED",
+    "RunDirectory",
+    "contents",
+    "find",
+    "inside",
+    "read",
+    "read_delays",
+    "read_reads",
+    "read_trace",
+    "replacing",
+    "save_reads",
+    "save_trace",
+    "write",
+]
+
+PLAN, SCENARIO, DELAYS = "plan.json", "scenario.yaml", "delays.npz"
+SIMULATED, REAL, PARTIAL = "trace.simulated.npz", "trace.real.npz", "trace.partial.npz"
+REPORT, REAL_READS, PARTIAL_READS = "real.json", "real-reads.npz", "partial-reads.npz"
+EMULATED = "emulated"
+"""The program that takes as long as the scenario says; the source of its traces ends with this word."""
+_READS_OF = {REAL: REAL_READS, PARTIAL: PARTIAL_READS}
+_CHANNELS: tuple[Channel, ...] = get_args(Channel)
+_HOW = "`simdist plan SCENARIO -o RUN` writes one"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The contents of a run directory.
+
+    Args:
+        path: Where it is.
+        scenario: What it is made from, with the one schedule of this plan.
+        plan: What to execute.
+        delays: Channel -> float64 `[plan.n_steps, plan.world_size]`, seconds.
+    """
+
+    path: Path
+    scenario: Scenario
+    plan: Plan
+    delays: Delays
+
+
+def find(path: Path) -> list[Path]:
+    """Return the run directories at `path`: itself, or those inside it at any depth.
+
+    Raises:
+        ScenarioError: There is none.
+    """
+    found = inside(path)
+    if not found:
+        raise ScenarioError(f"{path}: is no run directory: it has no {PLAN}, nor has a directory in it; {_HOW}")
+    return found
+
+
+def inside(path: Path) -> list[Path]:
+    """Return the run directories at `path`, as `find` does; none if there are none."""
+    return [path] if (path / PLAN).exists() else sorted(file.parent for file in path.rglob(PLAN))
+
+
+def write(path: Path, scenario: Scenario, plan: Plan, delays: Delays, *, force: bool = False) -> None:
+    """Write a run directory.
+
+    Args:
+        path: Where; made if it is not there.
+        scenario: With the one schedule of the plan.
+        plan: What to execute.
+        delays: Channel -> float64 `[plan.n_steps, plan.world_size]`, seconds.
+        force: Replace what is there and delete its traces.
+
+    Raises:
+        PlanError: Another run is there.
+        RunError: It cannot be written.
+    """
+    files = contents(scenario, plan, delays)
+    try:
+        different = _differences(path, plan, files)
+        if different and not force:
+            raise PlanError(f"{different}; choose another directory with -o, or replace what is there with --force")
+        path.mkdir(parents=True, exist_ok=True)
+        if different:
+            of_runs = (path / name for name in (REPORT, REAL_READS, PARTIAL_READS))
+            for old in (path / PLAN, *of_runs, *path.glob("trace.*.npz")):
+                old.unlink(missing_ok=True)
+        for name, content in files.items():
+            with replacing(path / name) as part:
+                part.write_bytes(content)
+    except OSError as error:
+        raise RunError(f"{error.filename or path}: cannot be written: {error.strerror or error}") from None
+
+
+def read(path: Path) -> RunDirectory:
+    """Read a run directory and check that its files belong together.
+
+    Raises:
+        ScenarioError: A file is missing, or scenario.yaml is wrong.
+        PlanError: The plan or the delays are wrong or do not fit.
+        TraceError: A trace, or what a run has read, is damaged, or of another plan.
+    """
+    missing = [name for name in (PLAN, SCENARIO, DELAYS) if not (path / name).exists()]
+    if missing:
+        raise ScenarioError(f"{path}: is no run directory: {' and '.join(missing)} missing; {_HOW}")
+    plan = load(path / PLAN)
+    scenario = scenarios.load(path / SCENARIO)
+    _check_plan(path, plan, scenario)
+    delays = read_delays(path / DELAYS)
+    _check_delays(path, plan, delays)
+    for file in sorted(path.glob("trace.*.npz")):
+        try:
+            read_trace(file, plan=plan)
+        except TraceError as error:
+            raise TraceError(f"{error}, or delete it") from None
+    if (path / REAL_READS).exists():
+        try:
+            read_reads(path / REAL_READS, plan=plan)
+        except TraceError as error:
+            raise TraceError(f"{error}, or delete it") from None
+    return RunDirectory(path, scenario, plan, delays)
+
+
+def read_delays(path: Path) -> dict[Channel, NDArray[np.float64]]:
+    """Read delays: channel -> float64 `[n_steps, world_size]`, finite and not negative.
+
+    Raises:
+        PlanError: The file is damaged or holds something else.
+    """
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            arrays = {name: np.asarray(archive[name]) for name in archive.files}
+    except Exception as error:  # of a dozen kinds: numpy, zipfile and tokenize each have their own for damaged files
+        raise PlanError(f"{path}: cannot be read as delays ({error}); {_HOW}") from None
+    for name, array in arrays.items():
+        problem = _problem(name, array)
+        if problem:
+            raise PlanError(f"{path}: {problem}")
+    return {channel: arrays[channel] for channel in _CHANNELS if channel in arrays}
+
+
+def _problem(name: str, array: NDArray[np.float64]) -> str | None:
+    """Say what is wrong with an array of a delays file, if anything."""
+    if name not in _CHANNELS:
+        return f"{name!r} is no channel of delays; there are: {', '.join(_CHANNELS)}"
+    if array.dtype != np.float64 or array.ndim != 2:
+        return f"{name} is {array.dtype} of shape {array.shape}; write float64 (steps, ranks), in seconds"
+    wrong = np.argwhere(~(np.isfinite(array) & (array >= 0)))
+    if not len(wrong):
+        return None
+    step, rank = (int(index) for index in wrong[0])
+    return f"{name} is {float(array[step, rank]):g} at step {step}, rank {rank}; delays are seconds, finite, 0 or more"
+
+
+def read_trace(path: Path, *, plan: Plan | None = None) -> Trace:
+    """Read a trace, and check that it is of `plan` if one is given.
+
+    Raises:
+        TraceError: It is damaged, or of another plan.
+    """
+    trace = Trace.load(path)
+    if plan is not None and trace.plan.digest() != plan.digest():
+        raise TraceError(
+            f"{path}: is a trace of plan {trace.plan.name} ({trace.plan.digest()[:12]}); {path.parent / PLAN} is "
+            f"{plan.name} ({plan.digest()[:12]}): move the trace away"
+        )
+    return trace
+
+
+def save_trace(trace: Trace, path: Path) -> None:
+    """Write a trace; an interruption leaves the old file or none.
+
+    What an earlier run has read goes first: beside the new trace it would be taken for the reads of this one.
+
+    Raises:
+        RunError: It cannot be written.
+    """
+    try:
+        if path.name in _READS_OF:
+            path.with_name(_READS_OF[path.name]).unlink(missing_ok=True)
+        with replacing(path) as part:
+            trace.save(part)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def read_reads(path: Path, *, plan: Plan) -> Reads:
+    """Read what a run of `plan` has read from which level of storage.
+
+    Raises:
+        TraceError: The file is damaged, or of another plan.
+    """
+    reads = Reads.load(path)
+    try:
+        reads.check(plan)
+    except TraceError as error:
+        raise TraceError(f"{path}: {error}: move the file away") from None
+    return reads
+
+
+def save_reads(reads: Reads, path: Path) -> None:
+    """Write what a run has read; an interruption leaves the old file or none.
+
+    Raises:
+        RunError: It cannot be written.
+    """
+    try:
+        with replacing(path) as part:
+            reads.save(part)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def contents(scenario: Scenario, plan: Plan, delays: Delays) -> dict[str, bytes]:
+    """Return the bytes of every file of a run directory, by name; the plan last."""
+    standalone, recordings = _standalone(scenario)
+    return {
+        **{name: _npz({"seconds": seconds}) for name, seconds in recordings.items()},
+        SCENARIO: scenarios.dump(standalone).encode(),
+        DELAYS: _npz({str(channel): array for channel, array in delays.items()}),
+        PLAN: dumps(plan).encode(),
+    }
+
+
+def _standalone(scenario: Scenario) -> tuple[Scenario, dict[str, NDArray[np.float64]]]:
+    """Let recordings be read from files beside the scenario; return them by name."""
+    disturbances, recordings = list(scenario.disturbances), {}
+    for number, disturbance in enumerate(disturbances):
+        if isinstance(disturbance, Recorded):
+            name = f"recording-{number}.npz"
+            recordings[name] = read_recorded(disturbance)
+            disturbances[number] = disturbance.model_copy(update={"file": Path(name)})
+    return scenario.model_copy(update={"disturbances": tuple(disturbances)}), recordings
+
+
+def _npz(arrays: Mapping[str, NDArray[np.float64]]) -> bytes:
+    """Return an .npz file of the arrays, by name."""
+    file = io.BytesIO()
+    write_npz(file, dict(sorted(arrays.items())))
+    return file.getvalue()
+
+
+def _differences(path: Path, plan: Plan, files: Mapping[str, bytes]) -> str | None:
+    """Say in what a directory differs from what is to be written there; None if files are only missing or equal."""
+    if (path / PLAN).exists():
+        try:
+            there = load(path / PLAN)
+        except PlanError:
+            return f"{path / PLAN}: is there already and cannot be read"
+        if there.digest() != plan.digest():
+            return (
+                f"{path / PLAN}: holds another plan, {there.name} ({there.digest()[:12]}) instead of {plan.name} "
+                f"({plan.digest()[:12]})"
+            )
+    for name, content in files.items():
+        if name != PLAN and (path / name).exists() and (path / name).read_bytes() != content:
+            return f"{path / name}: is there already with other contents"
+    return None
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give the file to write, which then replaces `path`; an interruption leaves the old one or none.
+
+    It has a name of its own, because several processes may write one directory at the same time.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _check_plan(path: Path, plan: Plan, scenario: Scenario) -> None:
+    """Refuse a plan that is not legal, or not for this scenario. Sizes first: they bound the rest of the work."""
+    file, beside = path / PLAN, path / SCENARIO
+    needed = {"world_size": scenario.cluster.world_size, "steps": scenario.steps}
+    for name, found in {"world_size": plan.world_size, "steps": plan.n_steps}.items():
+        if found != needed[name]:
+            raise PlanError(
+                f"{file}: {name} is {found}; {beside} has {needed[name]}: these files are of different runs"
+            )
+    try:
+        check(plan)
+    except PlanError as error:
+        raise PlanError(f"{file}: {error}") from None
+    n_tensors = len(scenario.workload.tensors)
+    for buffer in plan.buffers:
+        if buffer.tensors and buffer.tensors[1] > n_tensors:
+            raise PlanError(
+                f"{file}: buffer {buffer.name!r} holds tensors {buffer.tensors[0]}:{buffer.tensors[1]}; the workload "
+                f"of {beside} has {n_tensors}: these files are of different runs"
+            )
+
+
+def _check_delays(path: Path, plan: Plan, delays: Delays) -> None:
+    file, shape = path / DELAYS, (plan.n_steps, plan.world_size)
+    for channel in sorted({op.channel for body in plan.bodies for op in body if isinstance(op, Delay)}):
+        if channel not in delays:
+            raise PlanError(
+                f"{file}: {channel} is missing; {path / PLAN} delays it; found: {', '.join(delays) or 'none'}"
+            )
+    for channel, array in delays.items():
+        if array.shape != shape:
+            raise PlanError(f"{file}: {channel} has shape {array.shape}; {path / PLAN} takes {shape}: steps, ranks")

@@ -1,0 +1,92 @@
+"""Settings of a data set, and of what it is read from, that have no effect in a scenario."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from simdist.scenario.cluster import Cluster
+from simdist.scenario.data import Data, Lognormal
+from simdist.schedules.data import Policy, uses_disk, uses_memory
+from simdist.settings.units import format_nbytes
+
+if TYPE_CHECKING:
+    from simdist.scenario.scenario import Scenario
+
+__all__ = ["idle_data_settings"]
+
+
+def idle_data_settings(scenario: "Scenario") -> Iterator[str]:
+    """Yield a sentence for each."""
+    source = scenario.input.source
+    if source != "storage":
+        yield from (f"{key} has no effect: with input.source {source} nothing is read" for key in _overrides(scenario))
+    if scenario.data is None:
+        yield from (f"{key} has no effect: without data a batch is one request" for key in _of_data_sets(scenario))
+    elif source != "storage":
+        yield f"data has no effect: with input.source {source} nothing is read"
+    else:
+        yield from _idle_beside_data(scenario, scenario.data)
+
+
+def _overrides(scenario: "Scenario") -> Iterator[str]:
+    for i, schedule in enumerate(scenario.schedules):
+        for key in ("data", "prefetch", "readers", "decode_workers"):
+            if key in schedule.model_fields_set:
+                yield f"schedules[{i}].{key}"
+
+
+def _of_data_sets(scenario: "Scenario") -> Iterator[str]:
+    """Yield the keys that are written and that only reading a data set would heed."""
+    cluster, workload, storage = scenario.cluster, scenario.workload, scenario.cluster.storage
+    if scenario.input.readers != 8:
+        yield "input.readers"
+    if scenario.input.decode_workers != 1:
+        yield "input.decode_workers"
+    yield from (f"cluster.{key}" for key in ("disk", "memory", "cores_per_node") if key in cluster.model_fields_set)
+    if workload.decode_s and "decode_s" in workload.model_fields_set:
+        yield "workload.decode"
+    if storage and scenario.input.source == "storage" and "storage" in cluster.model_fields_set:
+        keys = {"open_s": "open", "operations_per_s": "operations", "request_nbytes": "request_size"}
+        yield from (f"cluster.storage.{key}" for name, key in keys.items() if name in storage.model_fields_set)
+
+
+def _idle_beside_data(scenario: "Scenario", data: Data) -> Iterator[str]:
+    cluster = scenario.cluster
+    policies: set[Policy] = {schedule.data or data.policy for schedule in scenario.schedules}
+    keep = f"{_who_keeps(policies)} no"
+    use_disk, use_memory = any(map(uses_disk, policies)), any(map(uses_memory, policies))
+    if "policy" in data.model_fields_set and all(schedule.data for schedule in scenario.schedules):
+        yield "data.policy has no effect: every schedule has its own"
+    if "disk" in cluster.model_fields_set and cluster.disk and not use_disk:
+        yield f"cluster.disk has no effect: {keep} files"
+    if "memory" in cluster.model_fields_set and cluster.memory and not use_memory:
+        yield f"cluster.memory has no effect: {keep} samples"
+    if cluster.disk and use_disk:
+        yield from _too_small("disk", cluster.disk.capacity_nbytes, "file", data.least_nbytes)
+    if cluster.memory and use_memory:
+        yield from _too_small("memory", cluster.memory.capacity_nbytes, "sample", scenario.workload.sample_nbytes)
+    if data.start == "warm" and not use_disk:
+        yield f"data.start has no effect: {keep} files"
+    if data.eviction != "none" and not _may_fill(cluster, policies):
+        staged = "staged" in policies and cluster.disk is not None and cluster.disk.capacity_nbytes is not None
+        which = "what is staged in stays, and nothing else" if staged else "nothing"
+        yield f"data.eviction has no effect: {which} that is kept has a capacity"
+    if data.seed and data.shuffle == "none" and not isinstance(data.file_nbytes, Lognormal):
+        yield "data.seed has no effect: nothing of the data set is random"
+    if "cores_per_node" in cluster.model_fields_set and not scenario.workload.decode_s:
+        yield "cluster.cores_per_node has no effect: workload.decode is 0"
+
+
+def _who_keeps(policies: set[Policy]) -> str:
+    names = ", ".join(sorted(policies))
+    return f"the policy {names} keeps" if len(policies) == 1 else f"the policies {names} keep"
+
+
+def _too_small(level: str, capacity_nbytes: int | None, what: str, least_nbytes: int) -> Iterator[str]:
+    if capacity_nbytes is not None and capacity_nbytes < least_nbytes:
+        yield f"cluster.{level} has no effect: its capacity of {format_nbytes(capacity_nbytes)} holds no {what}"
+
+
+def _may_fill(cluster: Cluster, policies: set[Policy]) -> bool:
+    disk = cluster.disk is not None and cluster.disk.capacity_nbytes is not None
+    memory = cluster.memory is not None and cluster.memory.capacity_nbytes is not None
+    return (disk and bool(policies & {"files", "datacache"})) or (memory and any(map(uses_memory, policies)))

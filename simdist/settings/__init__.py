@@ -1,0 +1,1 @@
+"""Strict values with units: the base of everything that a user writes."""

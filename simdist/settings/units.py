@@ -1,0 +1,394 @@
+"""Text with a unit in, SI numbers out: "25 Gbit/s" is 3.125e9 bytes per second.
+
+Inside, everything is in seconds, bytes and FLOP/s, and a name ends in its unit. People write the unit beside the value;
+this module is the only place that reads or prints one. SI prefixes are decimal (1 GB = 1e9 B), `Ki`, `Mi`, `Gi`, `Ti`
+binary, `B` bytes, `bit` bits. Values are converted in decimal, so "55 ms" is the double nearest to 0.055.
+
+>>> parse_Bps("25 Gbit/s"), parse_seconds("55 ms"), parse_nbytes("1 MiB")
+(3125000000.0, 0.055, 1048576)
+>>> parse_Bps("25 GBps")
+Traceback (most recent call last):
+ValueError: '25 GBps': 'GBps' is no unit of bandwidth: write 25 GB/s
+
+In a file the keys carry no unit, so a value must: `latency: 5 us`. In Python the name carries it, so a plain number is
+SI: `Link(latency_s=5e-6)`. The validation context tells them apart: `FromFile` for a file, None for Python.
+"""
+
+import decimal
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, TypeAlias
+
+from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo
+
+from simdist.settings.base import FromFile, Settings, shown
+
+__all__ = [
+    "SI",
+    "BytesPerSecond",
+    "Factor",
+    "FlopsPerSecond",
+    "Fraction",
+    "Nbytes",
+    "PerSecond",
+    "Seconds",
+    "Settings",
+    "Unit",
+    "Whole",
+    "format_Bps",
+    "format_nbytes",
+    "format_seconds",
+    "parse_Bps",
+    "parse_factor",
+    "parse_flops",
+    "parse_fraction",
+    "parse_nbytes",
+    "parse_per_s",
+    "parse_seconds",
+    "parse_whole",
+    "unit_of",
+]
+
+_PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY_PREFIXES = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_NUMBER_AND_UNIT = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(.*)", re.ASCII | re.DOTALL)
+
+
+def _scaled(unit: str, prefixes: Mapping[str, int], scale: Decimal = Decimal(1)) -> dict[str, Decimal]:
+    return {prefix + unit: factor * scale for prefix, factor in prefixes.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Dimension:
+    """A kind of quantity: its name with article, a correct example, and its units in SI."""
+
+    noun: str
+    example: str
+    units: Mapping[str, Decimal]
+
+    def __str__(self) -> str:
+        return f"a {self.noun}"
+
+
+_BIT = Decimal("0.125")
+_TIME = _Dimension(
+    "time",
+    "55 ms",
+    {
+        "s": Decimal(1),
+        "ms": Decimal("1e-3"),
+        "us": Decimal("1e-6"),
+        "\N{MICRO SIGN}s": Decimal("1e-6"),
+        "ns": Decimal("1e-9"),
+        "min": Decimal(60),
+        "h": Decimal(3600),
+    },
+)
+_SIZE = _Dimension("size", "45 MB", _scaled("B", _PREFIXES | _BINARY_PREFIXES))
+_BITS = _Dimension("number of bits", "8 Mbit", _scaled("bit", _PREFIXES, _BIT))
+_BANDWIDTH = _Dimension(
+    "bandwidth", "25 Gbit/s", _scaled("bit/s", _PREFIXES, _BIT) | _scaled("B/s", _PREFIXES | _BINARY_PREFIXES)
+)
+_COMPUTE = _Dimension("computing speed", "125 TFLOP/s", _scaled("FLOP/s", _PREFIXES))
+_DIMENSIONS = (_TIME, _SIZE, _BITS, _BANDWIDTH, _COMPUTE)
+_TIME_WORDS = {
+    "sec": "s",
+    "second": "s",
+    "msec": "ms",
+    "usec": "us",
+    "nsec": "ns",
+    "minute": "min",
+    "m": "min",
+    "hour": "h",
+}
+
+
+def parse_seconds(value: object) -> float:
+    """Return the seconds of a time such as "55 ms"; ValueError tells the right form."""
+    return _quantity(value, _TIME)
+
+
+def parse_nbytes(value: object) -> int:
+    """Return the bytes of a size such as "45 MB" or "1 MiB"; ValueError tells the right form."""
+    nbytes = _quantity(value, _SIZE)
+    if not nbytes.is_integer():
+        raise ValueError(f"{shown(value)} is not a whole number of bytes: write e.g. {_SIZE.example}")
+    return int(nbytes)
+
+
+def parse_Bps(value: object) -> float:
+    """Return the bytes per second of "25 Gbit/s", or infinity of "unlimited"; ValueError tells the right form."""
+    if value == "unlimited":
+        return math.inf
+    return _quantity(value, _BANDWIDTH)
+
+
+def parse_flops(value: object) -> float:
+    """Return the operations per second of a speed such as "125 TFLOP/s"; ValueError tells the right form."""
+    return _quantity(value, _COMPUTE)
+
+
+def parse_fraction(value: object) -> float:
+    """Return a number in [0, 1] written as 0.02 or "2%"; ValueError tells the right form."""
+    match value:
+        case str() if match_ := _NUMBER_AND_UNIT.fullmatch(value.strip()):
+            number, unit = match_.groups()
+            if unit not in ("", "%"):
+                raise ValueError(f"{shown(value)}: {unit!r} is no unit of a fraction: write e.g. 2% or 0.02")
+            fraction = _decimal(value, number, Decimal("0.01") if unit else Decimal(1))
+        case int() | float() if not isinstance(value, bool):
+            fraction = _plain(value)
+        case _:
+            raise ValueError(f"{shown(value)} is not a fraction: write e.g. 2% or 0.02")
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"{shown(value)} is outside 0 to 1: write e.g. 2% or 0.02")
+    return fraction
+
+
+def parse_factor(value: object) -> float:
+    """Return a number above 0; ValueError tells the right form."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{shown(value)} is not a number: write a factor above 0, e.g. 1.5")
+    factor = _plain(value)
+    if not 0 < factor < math.inf:
+        raise ValueError(f"{shown(value)} is no factor: write a finite number above 0, e.g. 1.5")
+    return factor
+
+
+def parse_per_s(value: object) -> float:
+    """Return how many per second, above 0, or infinity of "unlimited"; ValueError tells the right form."""
+    if value == "unlimited":
+        return math.inf
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{shown(value)} is not a number per second: write e.g. 10000, or unlimited")
+    rate = _plain(value)
+    if not rate > 0:
+        raise ValueError(f"{shown(value)} per second: write a number above 0, e.g. 10000, or unlimited")
+    return rate
+
+
+def parse_whole(value: object) -> int:
+    """Return a whole number, 1e3 included; ValueError for text, truth values and parts."""
+    match value:
+        case int() if not isinstance(value, bool):
+            return value
+        case float() if value.is_integer():
+            return int(value)
+        case _:
+            raise ValueError(f"{shown(value)} is not a whole number: write e.g. 8")
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit as it stands behind a number in a file; none if the file has plain numbers.
+
+    Args:
+        text: Such as ` Gbit/s`, with the space before it if there is one.
+        size: In SI units.
+    """
+
+    text: str = ""
+    size: Decimal = Decimal(1)
+
+    def count(self, number: float) -> float:
+        """Return how many of this unit a number in SI units is."""
+        return float(Decimal(repr(number)) / self.size)
+
+    def number(self, count: float) -> float:
+        """Return what so many of this unit are in SI units."""
+        return float(Decimal(repr(count)) * self.size)
+
+    def written(self, count: float) -> str | float:
+        """Write so many of this unit as a file has them."""
+        return f"{Decimal(repr(count)).normalize():f}{self.text}" if self.text else count
+
+
+SI = Unit()
+"""No unit: plain numbers, in SI units."""
+
+
+def unit_of(value: object) -> Unit:
+    """Return the unit that a value of a file is written in.
+
+    >>> unit_of("25 Gbit/s").count(1.03125e9), unit_of("25 Gbit/s").written(8.25), unit_of("2%").written(0.9)
+    (8.25, '8.25 Gbit/s', '0.9%')
+    """
+    parts = _NUMBER_AND_UNIT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if parts is None or not parts[2]:
+        return SI
+    known = {"%": Decimal("0.01")} | {unit: size for each in _DIMENSIONS for unit, size in each.units.items()}
+    return Unit(parts[0][parts.end(1) :], known[parts[2]]) if parts[2] in known else SI
+
+
+def format_seconds(seconds: float, digits: int = 3) -> str:
+    """Print a time for people.
+
+    >>> format_seconds(0.0554321), format_seconds(12e-6), format_seconds(90), format_seconds(999.6e-6)
+    ('55.4 ms', '12 us', '90 s', '1 ms')
+    """
+    return _format(seconds, "s", {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}, digits)
+
+
+def format_nbytes(nbytes: float, digits: int = 3) -> str:
+    """Print a size for people.
+
+    >>> format_nbytes(44_700_000), format_nbytes(512)
+    ('44.7 MB', '512 B')
+    """
+    return _format(nbytes, "B", {"PB": 1e15, "TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0}, digits)
+
+
+def format_Bps(Bps: float, digits: int = 3) -> str:
+    """Print a bandwidth for people, in bytes.
+
+    >>> format_Bps(3.125e9), format_Bps(math.inf)
+    ('3.12 GB/s', 'unlimited')
+    """
+    return "unlimited" if Bps == math.inf else f"{format_nbytes(Bps, digits)}/s"
+
+
+def _quantity(value: object, dimension: _Dimension) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if value == 0:
+            return 0.0
+        raise ValueError(f"{shown(value)}: {dimension} needs a unit: write e.g. {dimension.example}")
+    parts = _NUMBER_AND_UNIT.fullmatch(value.strip()) if isinstance(value, str) else None
+    if parts is None:
+        raise ValueError(f"{shown(value)} is not {dimension}: write e.g. {dimension.example}")
+    number, unit = parts.groups()
+    if unit not in dimension.units and not (unit == "" and float(number) == 0):
+        raise ValueError(f"{shown(value)}: {_unit_fault(number, unit, dimension)}")
+    quantity = _decimal(value, number, dimension.units.get(unit, Decimal(1)))
+    if quantity < 0:
+        raise ValueError(f"{shown(value)} is negative: write e.g. {dimension.example}")
+    return quantity
+
+
+def _decimal(value: object, number: str, scale: Decimal) -> float:
+    context = decimal.Context(prec=60, traps=[])  # no traps: overflow gives infinity
+    result = float(context.multiply(context.create_decimal(number), scale))
+    if not math.isfinite(result):
+        raise ValueError(f"{shown(value)} is too large a number")
+    return result
+
+
+def _plain(value: int | float) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"{shown(value)} is too large a number") from None
+    if math.isnan(number):
+        raise ValueError("nan is not a number: write a finite one")
+    return number
+
+
+def _unit_fault(number: str, unit: str, dimension: _Dimension) -> str:
+    if not unit:
+        return f"{dimension} needs a unit: write e.g. {dimension.example}"
+    if dimension is _SIZE and unit in _BITS.units:
+        return f"sizes are in bytes, not bits: write e.g. {float(Decimal(number) / 8):g} {unit.replace('bit', 'B')}"
+    for other in _DIMENSIONS:
+        if unit in other.units and dimension.units.keys().isdisjoint(_meant(unit, dimension)):
+            return f"that is {other}, not {dimension}: write e.g. {dimension.example}"
+    meant = _meant(unit, dimension)
+    hint = " or ".join(f"{number} {candidate}" for candidate in meant) if meant else f"e.g. {dimension.example}"
+    return f"{unit!r} is no unit of {dimension.noun}: write {hint}"
+
+
+def _meant(unit: str, dimension: _Dimension) -> list[str]:
+    """Return the units that a wrong spelling may stand for: "Gbps" is "Gbit/s", "gbps" that or "GB/s"."""
+    if dimension is _TIME:
+        return [word for word in [_TIME_WORDS.get(unit.lower().removesuffix("s"))] if word]
+    wrong = {known: _misspellings(known) for known in dimension.units}
+    exact = [known for known, spellings in wrong.items() if unit in spellings]
+    return exact or [known for known, spellings in wrong.items() if unit.lower() in map(str.lower, spellings)]
+
+
+def _misspellings(unit: str) -> set[str]:
+    words = {
+        unit,
+        unit.replace("k", "K"),
+        unit.replace("bit", "b"),
+        unit.replace("bit", "bits"),
+        unit.replace("FLOP/s", "FLOPS"),
+    }
+    return words | {word.replace("/s", end) for word in words for end in ("ps", "/sec", "")}
+
+
+def _format(value: float, base: str, units: Mapping[str, float], digits: int) -> str:
+    if not math.isfinite(value) or value == 0:
+        return f"{value:.0f} {base}"
+    rounded = float(f"{value:.{digits}g}")  # 999.6 us are 1 ms with three digits, not 1000 us
+    unit = next((unit for unit, scale in units.items() if abs(rounded) >= scale), list(units)[-1])
+    scaled = value / units[unit]
+    whole = scaled.is_integer() or abs(scaled) >= 10**digits
+    return f"{scaled:.0f} {unit}" if whole else f"{float(f'{scaled:.{digits}g}'):g} {unit}"
+
+
+def _validator(parse: Callable[[object], float]) -> Callable[[object, ValidationInfo], float]:
+    """Read text as `parse` does; from Python also take plain SI numbers."""
+
+    def validate(value: object, info: ValidationInfo) -> float:
+        if isinstance(info.context, FromFile) or isinstance(value, bool) or not isinstance(value, int | float):
+            return parse(value)
+        if not value >= 0 or (value == math.inf and parse is not parse_Bps):
+            raise ValueError(f"{shown(value)}: write a finite number, 0 or more")
+        return value
+
+    return validate
+
+
+def _exact_text(
+    parse: Callable[[object], float], dimension: _Dimension, units: Sequence[str]
+) -> Callable[[float], str]:
+    """Write the shortest text, in one of `units`, that `parse` reads back as the very same number."""
+
+    def text(value: float) -> str:
+        if value == math.inf:
+            return "unlimited"
+        exact = Decimal(repr(value))
+        candidates = [f"{(exact / dimension.units[unit]).normalize():f} {unit}" for unit in units]
+        faithful = [candidate for candidate in candidates if len(candidate) < 40 and parse(candidate) == value]
+        return min([*faithful, f"{value!r} {units[0]}"], key=len)
+
+    return text
+
+
+Seconds: TypeAlias = Annotated[
+    float,
+    BeforeValidator(_validator(parse_seconds)),
+    PlainSerializer(_exact_text(parse_seconds, _TIME, ["s", "ms", "us"]), when_used="json-unless-none"),
+    Field(examples=["55 ms"]),
+]
+Nbytes: TypeAlias = Annotated[
+    int,
+    BeforeValidator(_validator(parse_nbytes)),
+    PlainSerializer(_exact_text(parse_nbytes, _SIZE, ["B", "kB", "MB", "GB"]), when_used="json-unless-none"),
+    Field(examples=["45 MB"]),
+]
+BytesPerSecond: TypeAlias = Annotated[
+    float,
+    BeforeValidator(_validator(parse_Bps)),
+    PlainSerializer(
+        _exact_text(parse_Bps, _BANDWIDTH, ["B/s", "Gbit/s", "GB/s", "MB/s"]), when_used="json-unless-none"
+    ),
+    Field(examples=["25 Gbit/s"]),
+]
+FlopsPerSecond: TypeAlias = Annotated[
+    float,
+    BeforeValidator(_validator(parse_flops)),
+    PlainSerializer(_exact_text(parse_flops, _COMPUTE, ["FLOP/s", "GFLOP/s", "TFLOP/s"]), when_used="json-unless-none"),
+    Field(examples=["125 TFLOP/s"]),
+]
+Fraction: TypeAlias = Annotated[float, BeforeValidator(parse_fraction), Field(examples=["2%"])]
+Factor: TypeAlias = Annotated[float, BeforeValidator(parse_factor), Field(examples=[1.5])]
+PerSecond: TypeAlias = Annotated[
+    float,
+    BeforeValidator(parse_per_s),
+    PlainSerializer(lambda rate: "unlimited" if rate == math.inf else rate, when_used="json-unless-none"),
+    Field(examples=[10000]),
+]
+Whole: TypeAlias = Annotated[int, BeforeValidator(parse_whole), Field(examples=[8])]

@@ -1,0 +1,1 @@
+"""Studies of several runs: comparison of schedules, validation against reality, epochs, limits."""

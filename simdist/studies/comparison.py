@@ -1,0 +1,321 @@
+"""How much faster is each schedule than a baseline, and where does the time go?
+
+All schedules are measured with the same injected delays of the same seeds (common random numbers), so that their
+differences are not noise. Intervals are 95 % confidence intervals over seeds, from Student's t distribution.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.engines import Engine, des, fast
+from simdist.errors import ScenarioError, UnsupportedError
+from simdist.runs.build import Built, build, delay_sampler
+from simdist.scenario.scenario import Scenario
+from simdist.schedules import Schedule
+from simdist.studies.epochs import Epochs, epochs
+from simdist.traces.breakdown import STATES, Breakdown, breakdown
+from simdist.traces.reads import Reads, expected
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "EpochMeans",
+    "Measured",
+    "Row",
+    "compare",
+    "find_baseline",
+    "find_label",
+    "frame",
+    "measure",
+    "measure_each",
+    "row",
+]
+
+Progress = Callable[[str, int, int], None]
+"""Called with a schedule's label, rank-steps done and rank-steps in all."""
+
+_OF_EPOCHS = ("epochs", "staging_s")
+_BATCH_VALUES = 16_384  # ranks x seeds whose vectors stay in a core's cache
+
+
+@dataclass(frozen=True, slots=True)
+class EpochMeans:
+    """An epoch of a schedule with a data set, averaged over seeds.
+
+    Args:
+        epoch: From 0.
+        seconds: From the end of the epoch before, or of staging, to its own.
+        stall_s: Seconds of stalls for want of a batch, in each step of the rank that stalled longest.
+        hits: Share of the samples that came from each level of storage, the same with every seed.
+    """
+
+    epoch: int
+    seconds: float
+    stall_s: float
+    hits: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One schedule, simulated for many seeds.
+
+    Args:
+        label: The schedule's label.
+        engine: `fast` or `des`.
+        step_s: Seconds per step of each seed, `[n_seeds]`.
+        states_s: Seconds per step in each state, averaged over ranks, by seed: state -> `[n_seeds]`.
+        epochs: Of a scenario with a data set.
+        staging_s: Seconds before the first epoch in which files are staged in, averaged over seeds.
+    """
+
+    label: str
+    engine: str
+    step_s: NDArray[np.float64]
+    states_s: dict[str, NDArray[np.float64]]
+    epochs: tuple[EpochMeans, ...] = ()
+    staging_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A line of the speed-up table; times in seconds per step, averaged over ranks and seeds.
+
+    `compute_s + comm_s + wait_s + io_s + host_s = step_s`; see `simdist.traces.breakdown` for their meaning. The
+    intervals
+    are None with a single seed. Only with a data set there are epochs, and `staging_s` before the first.
+    """
+
+    schedule: str
+    step_s: float
+    step_s_ci95: tuple[float, float] | None
+    speedup: float
+    speedup_ci95: tuple[float, float] | None
+    compute_s: float
+    comm_s: float
+    wait_s: float
+    io_s: float
+    host_s: float
+    engine: str
+    seeds: int
+    epochs: tuple[EpochMeans, ...] = ()
+    staging_s: float = 0.0
+
+    def document(self) -> dict[str, object]:
+        """Return the line as JSON has it: a key per attribute; of epochs and staging only with a data set."""
+        document = asdict(self)
+        return document if self.epochs else {key: document[key] for key in document if key not in _OF_EPOCHS}
+
+
+def compare(
+    scenario: Scenario,
+    *,
+    baseline: str = "sync",
+    n_seeds: int = 20,
+    engine: Engine = "auto",
+    progress: Progress | None = None,
+) -> list[Row]:
+    """Return the speed-up table of a scenario, in the order of its schedules.
+
+    Args:
+        scenario: What to simulate.
+        baseline: Label or kind of the schedule that the others are compared with.
+        n_seeds: Seeds, counted up from the scenario's.
+        engine: `auto` takes the fast engine wherever it is exact.
+        progress: See `Progress`.
+
+    Raises:
+        ScenarioError: There is no such baseline.
+        PlanError: A schedule does not fit the cluster.
+        UnsupportedError: `fast` was asked for and cannot compute a schedule exactly.
+    """
+    reference = find_baseline(scenario, baseline)
+    measured = list(measure_each(scenario, scenario.schedules, n_seeds=n_seeds, engine=engine, progress=progress))
+    base = measured[scenario.schedules.index(reference)]
+    return [row(each, base) for each in measured]
+
+
+def frame(rows: Sequence[Row]) -> "pd.DataFrame":
+    """Return a speed-up table as a pandas frame, a column per attribute of `Row`, those of epochs excepted."""
+    import pandas as pd
+
+    return pd.DataFrame([asdict(each) for each in rows]).drop(columns=list(_OF_EPOCHS))
+
+
+def find_baseline(scenario: Scenario, baseline: str) -> Schedule:
+    """Return the schedule with that label or, failing that, the first of that kind.
+
+    Raises:
+        ScenarioError: There is none.
+    """
+    found = find_label([(schedule.name, schedule.kind) for schedule in scenario.schedules], baseline)
+    if found is None:
+        labels = ", ".join(schedule.name for schedule in scenario.schedules)
+        raise ScenarioError(f"{scenario.name}: no schedule is called {baseline!r} to compare with; there are: {labels}")
+    return scenario.schedules[found]
+
+
+def find_label(schedules: Sequence[tuple[str, str]], wanted: str) -> int | None:
+    """Return which of the schedules, given as label and kind, is meant: that label or, failing that, the first kind.
+
+    >>> find_label([("local-4", "local_sgd"), ("sync", "sync")], "local_sgd")
+    0
+    """
+    labels, kinds = [label for label, _ in schedules], [kind for _, kind in schedules]
+    for names in (labels, kinds):
+        if wanted in names:
+            return names.index(wanted)
+    return None
+
+
+def measure_each(
+    scenario: Scenario,
+    schedules: Sequence[Schedule],
+    *,
+    n_seeds: int,
+    engine: Engine = "auto",
+    progress: Progress | None = None,
+) -> Iterator[Measured]:
+    """Measure schedule after schedule, yielding each as it is done."""
+    for schedule in schedules:
+        yield measure(scenario, build(scenario, schedule), n_seeds=n_seeds, engine=engine, progress=progress)
+
+
+def measure(
+    scenario: Scenario, built: Built, *, n_seeds: int, engine: Engine = "auto", progress: Progress | None = None
+) -> Measured:
+    """Simulate one schedule for many seeds, keeping no traces.
+
+    Raises:
+        ScenarioError: There are no seeds.
+        UnsupportedError: `fast` was asked for and cannot compute this exactly.
+    """
+    if n_seeds < 1:
+        raise ScenarioError(f"{n_seeds} seeds; must be at least 1")
+    seeds = [scenario.seed + number for number in range(n_seeds)]
+    if engine != "des":
+        try:
+            return _collect(built, "fast", list(_measure_fast(scenario, built, seeds, progress)))
+        except UnsupportedError:
+            if engine == "fast":
+                raise
+    measured = list(_measure_des(scenario, built, seeds, progress))
+    found = [each for _, each in measured if each is not None]
+    return replace(
+        _collect(built, "des", [states for states, _ in measured]),
+        epochs=_means(found),
+        staging_s=float(np.mean([each.staging_s for each in found])) if found else 0.0,
+    )
+
+
+def _measure_fast(scenario: Scenario, built: Built, seeds: list[int], progress: Progress | None) -> Iterator[Breakdown]:
+    world_size = built.plan.world_size
+    batch = max(1, _BATCH_VALUES // world_size)
+    for first in range(0, len(seeds), batch):
+        some = seeds[first : first + batch]
+        report = _reporter(progress, built, n_seeds=len(seeds), before=first, each=len(some))
+        yield fast.measure(built.plan, built.costs, delay_sampler(scenario, some), n_seeds=len(some), progress=report)
+
+
+def _measure_des(
+    scenario: Scenario, built: Built, seeds: list[int], progress: Progress | None
+) -> Iterator[tuple[Breakdown, Epochs | None]]:
+    reads: Reads | None = expected(built.plan) if built.plan.dataset else None
+    different = seeds if scenario.is_random else seeds[:1]
+    for number, seed in enumerate(different):
+        drawn = delay_sampler(scenario, [seed]).take(scenario.steps)
+        report = _reporter(progress, built, n_seeds=len(different), before=number, each=1)
+        delays = {channel: array[:, :, 0] for channel, array in drawn.items()}
+        trace = des.simulate(built.plan, built.costs, delays, progress=report)
+        measured = breakdown(trace), epochs(trace, reads) if reads else None
+        yield from [measured] * (len(seeds) // len(different))
+
+
+def _means(of_seeds: Sequence[Epochs]) -> tuple[EpochMeans, ...]:
+    """Average epochs over seeds; what comes from where is the same with all."""
+    return tuple(
+        EpochMeans(
+            same[0].number,
+            seconds=float(np.mean([each.seconds for each in same])),
+            stall_s=float(np.mean([each.stall_s for each in same])),
+            hits=same[0].hits,
+        )
+        for same in zip(*(each.epochs for each in of_seeds), strict=True)
+    )
+
+
+def _reporter(
+    progress: Progress | None, built: Built, *, n_seeds: int, before: int, each: int
+) -> Callable[[int], None] | None:
+    """Turn steps done in one batch of seeds into rank-steps done in all."""
+    if progress is None:
+        return None
+    world_size, n_steps = built.plan.world_size, built.plan.n_steps
+
+    def report(step: int) -> None:
+        progress(built.schedule.name, world_size * (before * n_steps + each * step), world_size * n_seeds * n_steps)
+
+    return report
+
+
+def _collect(built: Built, engine: str, parts: list[Breakdown]) -> Measured:
+    return Measured(
+        label=built.schedule.name,
+        engine=engine,
+        step_s=np.concatenate([part.step_s for part in parts]),
+        states_s={state: np.concatenate([part.per_step_s(state) for part in parts]) for state in STATES},
+    )
+
+
+def row(measured: Measured, baseline: Measured) -> Row:
+    """Return the line of the table that compares `measured` with `baseline`.
+
+    Raises:
+        ScenarioError: A step takes no time at all.
+    """
+    for each in (measured, baseline):
+        if not each.step_s.all():
+            raise ScenarioError(
+                f"{each.label}: a step takes no time, so there is no speed-up; give e.g. forward: 20 ms"
+            )
+    means = {state: float(seconds.mean()) for state, seconds in measured.states_s.items()}
+    step_s, baseline_s = float(measured.step_s.mean()), float(baseline.step_s.mean())
+    speedup = baseline_s / step_s
+    return Row(
+        schedule=measured.label,
+        step_s=step_s,
+        step_s_ci95=_interval(step_s, measured.step_s),
+        speedup=speedup,
+        # of a ratio r of means of paired samples, by the delta method: residuals b - r s, over the mean s
+        speedup_ci95=_interval(speedup, (baseline.step_s - speedup * measured.step_s) / step_s),
+        compute_s=means["compute"],
+        comm_s=means["comm"],
+        wait_s=means["wait"],
+        io_s=means["io"],
+        host_s=means["host"],
+        engine=measured.engine,
+        seeds=len(measured.step_s),
+        epochs=measured.epochs,
+        staging_s=measured.staging_s,
+    )
+
+
+def _interval(center: float, samples: NDArray[np.float64]) -> tuple[float, float] | None:
+    n = len(samples)
+    if n < 2:
+        return None
+    half = float(_quantile(n - 1) * samples.std(ddof=1) / np.sqrt(n))
+    return center - half, center + half
+
+
+@cache
+def _quantile(n_free: int) -> float:
+    """Return the 97.5 % quantile of Student's t distribution with so many degrees of freedom."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(n_free, 0.975))

@@ -1,0 +1,230 @@
+"""What would shorten the waiting for data: simulate a scenario again with one thing changed at a time.
+
+What is waited for is staging, and the stalls of `simdist.studies.epochs`. A knob removes
+1 - (waiting with it) / (waiting as it is): 1 is all of it; below 0, more is waited for than before. Knobs are not
+additive: what two remove together may be less than the sum, if either suffices, or more, if each needs the other.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from simdist import engines
+from simdist.engines import Delays
+from simdist.errors import ScenarioError
+from simdist.runs.build import build, dataset
+from simdist.scenario import Scenario
+from simdist.scenario.cluster import Storage
+from simdist.schedules import Schedule
+from simdist.schedules.data import POLICIES, uses_disk, uses_memory
+from simdist.studies.epochs import Epochs, epochs
+
+__all__ = ["Effect", "Effects", "Knob", "Known", "Progress", "effects", "knobs", "settings", "what_to_write"]
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is simulated, how much of it is done, and how much there is."""
+
+Known: TypeAlias = dict[tuple[str, str], Epochs]
+"""Settings (see `settings`) -> what was simulated with them."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A thing to change.
+
+    Args:
+        name: For people, such as `prefetch 2 -> 4`.
+        scenario: The changed scenario.
+        schedule: The changed schedule.
+        missing: What the scenario lacks for it, such as `cluster.disk`; then it cannot be simulated.
+    """
+
+    name: str
+    scenario: Scenario
+    schedule: Schedule
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a knob does.
+
+    Args:
+        knob: Its name.
+        seconds: Of staging and all epochs, with it.
+        staging_s: Seconds of staging, with it.
+        stall_s: Seconds of stalls of each epoch, with it.
+        removed: Share of what was waited for that it removes; NaN if nothing was.
+        removed_by_epoch: The same of the stalls of each epoch.
+    """
+
+    knob: str
+    seconds: float
+    staging_s: float
+    stall_s: tuple[float, ...]
+    removed: float
+    removed_by_epoch: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What all knobs do to a schedule.
+
+    Args:
+        baseline: The schedule as it is.
+        effects: Of each knob, the one with the shortest run first.
+        missing: Knobs that need something which the scenario lacks: name -> what.
+    """
+
+    baseline: Epochs
+    effects: tuple[Effect, ...]
+    missing: dict[str, str]
+
+
+def knobs(scenario: Scenario, schedule: Schedule) -> tuple[Knob, ...]:
+    """Return what could be changed about the way in which a schedule reads its data.
+
+    Raises:
+        ScenarioError: The scenario has no data set.
+    """
+    if dataset(scenario) is None:
+        raise ScenarioError(f"{scenario.name}: reads no data set: {what_to_write(scenario)}")
+    return (*_of_cluster(scenario, schedule), *_of_schedule(scenario, schedule), *_policies(scenario, schedule))
+
+
+def what_to_write(scenario: Scenario) -> str:
+    """Tell what a scenario lacks to read a data set."""
+    lacks = [] if scenario.data else ["data: {samples: ..., file_size: ...}"]
+    lacks += [] if scenario.input.source == "storage" else ["input: {source: storage}"]
+    return f"write {' and '.join(lacks)}"
+
+
+def _of_cluster(scenario: Scenario, schedule: Schedule) -> Iterator[Knob]:
+    cluster, storage = scenario.cluster, scenario.cluster.storage
+    changes = _of_storage(storage) if storage else {}
+    for name, changed in changes.items():
+        yield Knob(name, _with_cluster(scenario, storage=changed), schedule)
+    if cluster.cores_per_node is not None:
+        more = 2 * cluster.cores_per_node
+        name = f"cores per node {cluster.cores_per_node} -> {more}"
+        yield Knob(name, _with_cluster(scenario, cores_per_node=more), schedule)
+
+
+def _of_storage(storage: Storage) -> dict[str, Storage]:
+    """Return what a server could be that is twice as good in one respect."""
+    factors = {
+        "storage bandwidth x 2": {"bandwidth_Bps": 2.0},
+        "storage client bandwidth x 2": {"client_bandwidth_Bps": 2.0},
+        "storage operations x 2": {"operations_per_s": 2.0},
+        "storage latency and open / 2": {"latency_s": 0.5, "open_s": 0.5},
+    }
+    now = storage.model_dump(by_alias=False)
+    changes = {
+        name: {key: factor * now[key] for key, factor in each.items() if 0 < now[key] < math.inf}
+        for name, each in factors.items()
+    }
+    return {name: storage.model_copy(update=update) for name, update in changes.items() if update}
+
+
+def _with_cluster(scenario: Scenario, **update: object) -> Scenario:
+    return scenario.model_copy(update={"cluster": scenario.cluster.model_copy(update=update)})
+
+
+def _of_schedule(scenario: Scenario, schedule: Schedule) -> Iterator[Knob]:
+    path = scenario.input
+    now = {
+        "decode_workers": schedule.decode_workers or path.decode_workers,
+        "readers": schedule.readers or path.readers,
+        "prefetch": schedule.prefetch or path.prefetch,
+    }
+    for key, value in now.items():
+        changed = schedule.model_copy(update={key: 2 * value})
+        yield Knob(f"{key} {value} -> {2 * value}", scenario, changed)
+
+
+def _policies(scenario: Scenario, schedule: Schedule) -> Iterator[Knob]:
+    now = schedule.data or (scenario.data.policy if scenario.data else None)
+    for policy in POLICIES:
+        if policy != now:
+            needs = {"cluster.disk": uses_disk(policy), "cluster.memory": uses_memory(policy)}
+            there = {"cluster.disk": scenario.cluster.disk, "cluster.memory": scenario.cluster.memory}
+            missing = " and ".join(key for key, needed in needs.items() if needed and there[key] is None)
+            yield Knob(f"data: {policy}", scenario, schedule.model_copy(update={"data": policy}), missing)
+
+
+def settings(scenario: Scenario, schedule: Schedule) -> tuple[str, str]:
+    """Return all that a simulation depends on but its delays: a schedule is the same under another label."""
+    return scenario.model_dump_json(exclude={"schedules"}), schedule.model_dump_json(exclude={"label"})
+
+
+def effects(
+    scenario: Scenario,
+    schedule: Schedule,
+    delays: Delays,
+    *,
+    known: Known | None = None,
+    progress: Progress | None = None,
+) -> Effects:
+    """Simulate a schedule as it is, and with every knob turned.
+
+    Args:
+        scenario: With a data set.
+        schedule: Of the scenario.
+        delays: Channel -> float64 `[n_steps, world_size]`, seconds; the same with every knob.
+        known: What was simulated with the same delays and is not again: a schedule with another policy is often one of
+            the others. Gets what is simulated now.
+        progress: See `Progress`.
+
+    Raises:
+        ScenarioError: The scenario has no data set.
+        PlanError: The schedule does not fit the cluster.
+    """
+    found = knobs(scenario, schedule)
+    possible = [knob for knob in found if not knob.missing]
+    total = (1 + len(possible)) * scenario.steps
+    known = {} if known is None else known
+
+    def simulated(knob: Knob, number: int) -> Epochs:
+        key = settings(knob.scenario, knob.schedule)
+        if key not in known:
+            known[key] = afresh(knob, number)
+        return known[key]
+
+    def afresh(knob: Knob, number: int) -> Epochs:
+        def report(step: int) -> None:
+            if progress:
+                progress(f"{schedule.name}: {knob.name}", number * scenario.steps + step, total)
+
+        built = build(knob.scenario, knob.schedule)
+        return epochs(engines.simulate(built.plan, built.costs, delays, progress=report))
+
+    baseline = simulated(Knob("as it is", scenario, schedule), 0)
+    turned = ((knob, simulated(knob, number)) for number, knob in enumerate(possible, 1))
+    return Effects(
+        baseline,
+        tuple(sorted((_effect(knob.name, each, baseline) for knob, each in turned), key=_rounded_s)),
+        {knob.name: knob.missing for knob in found if knob.missing},
+    )
+
+
+def _effect(name: str, turned: Epochs, baseline: Epochs) -> Effect:
+    stalls_s = tuple(epoch.stall_s for epoch in turned.epochs)
+    before_s = (epoch.stall_s for epoch in baseline.epochs)
+    return Effect(
+        name,
+        turned.seconds,
+        turned.staging_s,
+        stalls_s,
+        _removed(turned.waiting_s, baseline.waiting_s),
+        tuple(_removed(now_s, then_s) for now_s, then_s in zip(stalls_s, before_s, strict=True)),
+    )
+
+
+def _removed(now_s: float, then_s: float) -> float:
+    return 1 - now_s / then_s if then_s else math.nan
+
+
+def _rounded_s(effect: Effect) -> float:
+    """Return the seconds by which effects are sorted; those that differ by rounding only stay in order."""
+    return round(effect.seconds, 9)

@@ -1,0 +1,256 @@
+"""What reading data costs a run, epoch by epoch: its time, who stood still for want of a batch, what came from where.
+
+A batch is *late* by what its load ends after the compute stream was done with what stands before it:
+
+    stall = max(0, end of the load - end of the compute operation before the one that reads the batch)
+
+so that time in which others were slower, computing or communicating, does not count. With a compute time c per step
+and loads that take l one after the other, read far enough ahead, a steady step takes max(c, l) and stalls
+max(0, l - c); a GPU is used 1 - stall / step = min(1, c / l) of the time.
+
+What stalls cost an epoch is counted by the rank that stalls longest in each step, because others wait for it where they
+meet. That is exact if they meet in every step, and at most that much if they meet less often. The mean over ranks may
+be many times less: a server that serves 15 of 16 ranks in time holds up all of them.
+
+An epoch begins when the last rank has ended the one before, and the first of all when files are staged in on all nodes.
+Everything here reads a trace and counts of reads; whether a simulator or a cluster wrote them makes no difference. Of a
+trace that ended early, the steps count that all ranks finished; there is no epoch if there is no such step.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.errors import TraceError
+from simdist.plan import LEVELS, Load, Plan, StageIn, occurrences, stream_of
+from simdist.plan import reads as buffers_read
+from simdist.studies.validation import finished_steps
+from simdist.traces.reads import Reads, expected
+from simdist.traces.trace import Trace
+from simdist.traces.waiting import step_end_s
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["HIDDEN_SHARE", "Epoch", "EpochError", "Epochs", "epoch_errors", "epochs"]
+
+HIDDEN_SHARE = 0.01
+"""Compute hides the loading if stalls are less of an epoch than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A pass over the data set.
+
+    Args:
+        number: From 0.
+        n_steps: Steps of it, fewer in a last one that the run does not complete.
+        seconds: From the end of the epoch before to the last rank's end of its last step.
+        stall_s: Seconds of stalls in all steps, in each of the rank that stalled longest.
+        mean_stall_s: The same averaged over ranks.
+        n_samples: Samples of all ranks, from each of `LEVELS`.
+        nbytes: Their bytes: of files from disk and storage, of decoded samples from memory and peers.
+    """
+
+    number: int
+    n_steps: int
+    seconds: float
+    stall_s: float
+    mean_stall_s: float
+    n_samples: tuple[int, ...]
+    nbytes: tuple[int, ...]
+
+    @property
+    def stall_share(self) -> float:
+        """Share of the epoch in which the run stood still; 0 of an epoch that takes no time."""
+        return self.stall_s / self.seconds if self.seconds else 0.0
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether compute hides the loading."""
+        return self.stall_share < HIDDEN_SHARE
+
+    @property
+    def hits(self) -> dict[str, float]:
+        """Share of the samples that came from each level."""
+        n_samples = sum(self.n_samples)
+        return {level: n / n_samples if n_samples else 0.0 for level, n in zip(LEVELS, self.n_samples, strict=True)}
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """The epochs of a trace.
+
+    Args:
+        schedule: Name of the plan.
+        source: Who wrote the trace.
+        staging_s: Seconds until files were staged in on all nodes, before the first epoch; 0 if none are.
+        step_stall_s: Seconds that each rank stood still for want of a batch, `[n_steps, world_size]`.
+        epochs: In order; none if no step was finished.
+    """
+
+    schedule: str
+    source: str
+    staging_s: float
+    step_stall_s: NDArray[np.float64]
+    epochs: tuple[Epoch, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of staging and all epochs."""
+        return self.staging_s + sum(epoch.seconds for epoch in self.epochs)
+
+    @property
+    def waiting_s(self) -> float:
+        """Seconds of staging and of all stalls."""
+        return self.staging_s + sum(epoch.stall_s for epoch in self.epochs)
+
+    def frame(self) -> "pd.DataFrame":
+        """Return one row per epoch.
+
+        Columns:
+            epoch, steps, seconds, stall_s, mean_stall_s, stall_share: As in `Epoch`.
+            memory, peer, disk, storage: Samples from each level.
+            memory_nbytes, peer_nbytes, disk_nbytes, storage_nbytes: Their bytes.
+        """
+        import pandas as pd
+
+        return pd.DataFrame(
+            {
+                "epoch": each.number,
+                "steps": each.n_steps,
+                "seconds": each.seconds,
+                "stall_s": each.stall_s,
+                "mean_stall_s": each.mean_stall_s,
+                "stall_share": each.stall_share,
+                **dict(zip(LEVELS, each.n_samples, strict=True)),
+                **{f"{level}_nbytes": nbytes for level, nbytes in zip(LEVELS, each.nbytes, strict=True)},
+            }
+            for each in self.epochs
+        )
+
+
+def epochs(trace: Trace, reads: Reads | None = None, *, n_steps: int | None = None) -> Epochs:
+    """Return the epochs of a trace.
+
+    Args:
+        trace: Of a plan with a data set.
+        reads: What came from where; what the plan expects if None.
+        n_steps: Only so many steps; all that every rank finished if None.
+
+    Raises:
+        TraceError: The plan has no data set, or the reads are of another plan.
+    """
+    plan = trace.plan
+    if plan.dataset is None:
+        raise TraceError(f"plan {plan.name} has no data set, so it has no epochs")
+    reads = expected(plan) if reads is None else reads
+    reads.check(plan)
+    n_steps = finished_steps(trace) if n_steps is None else n_steps
+    feeds = [feed for feed in _feeds(plan) if feed.step < n_steps]
+    staging_s = _staging_s(trace)
+    stall_s = _stall_s(trace, feeds, staging_s)[:n_steps]
+    ends_s = step_end_s(trace)[:n_steps].max(axis=1)
+    bounds = _bounds(feeds, plan.dataset.steps_per_epoch(plan.world_size), n_steps)
+    found: list[Epoch] = []
+    begin_s = staging_s
+    for number, (first, stop) in enumerate(bounds):
+        batches = [feed.batch for feed in feeds if first <= feed.step < stop]
+        found.append(_epoch(number, float(ends_s[stop - 1]) - begin_s, stall_s[first:stop], reads, batches))
+        begin_s = float(ends_s[stop - 1])
+    return Epochs(plan.name, trace.source, staging_s, stall_s, tuple(found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Feed:
+    """A batch and the step that reads it first.
+
+    Args:
+        step: The step.
+        batch: Number of its load.
+        load: Row of the load in a trace.
+        before: Row of the compute operation before the one that reads it; None for the first.
+    """
+
+    step: int
+    batch: int
+    load: int
+    before: int | None
+
+
+def _feeds(plan: Plan) -> Iterator[_Feed]:
+    """Yield the batches of a plan in the order in which the compute stream reads them."""
+    loaded: dict[str, tuple[int, int]] = {}
+    batch = row = 0
+    before: int | None = None
+    for step, body in enumerate(plan.body_of_steps()):
+        for op in plan.bodies[body]:
+            if isinstance(op, Load):
+                loaded[op.dst] = batch, row
+                batch += 1
+            elif stream_of(op) == "compute":
+                for name in buffers_read(op):
+                    if name in loaded:
+                        yield _Feed(step, *loaded.pop(name), before)
+                before = row
+            row += 1
+
+
+def _staging_s(trace: Trace) -> float:
+    rows = [each.rows for each in occurrences(trace.plan) if isinstance(each.op, StageIn)]
+    return float(np.nanmax(trace.end_s[np.concatenate(rows)], initial=0.0)) if rows else 0.0
+
+
+def _stall_s(trace: Trace, feeds: Sequence[_Feed], staging_s: float) -> NDArray[np.float64]:
+    """Return how long each rank stood still for want of a batch, `[n_steps, world_size]`."""
+    stall_s = np.zeros((trace.plan.n_steps, trace.plan.world_size))
+    for feed in feeds:
+        free_s = staging_s if feed.before is None else np.maximum(trace.end_s[feed.before], staging_s)
+        stall_s[feed.step] += np.maximum(trace.end_s[feed.load] - free_s, 0.0)
+    return stall_s
+
+
+def _bounds(feeds: Sequence[_Feed], steps_per_epoch: int, n_steps: int) -> list[tuple[int, int]]:
+    """Return the first step of each epoch and the one after its last. A step is of the epoch of its first batch."""
+    firsts: list[int] = []
+    for feed in feeds:
+        if feed.batch // steps_per_epoch == len(firsts):
+            firsts.append(feed.step if firsts else 0)
+    return list(zip(firsts, [*firsts[1:], n_steps], strict=True)) if firsts else []
+
+
+def _epoch(number: int, seconds: float, stall_s: NDArray[np.float64], reads: Reads, batches: Sequence[int]) -> Epoch:
+    return Epoch(
+        number,
+        n_steps=len(stall_s),
+        seconds=seconds,
+        stall_s=float(stall_s.max(axis=1).sum()),
+        mean_stall_s=float(stall_s.mean(axis=1).sum()),
+        n_samples=tuple(reads.n_samples[batches].sum(axis=(0, 1)).tolist()),
+        nbytes=tuple(reads.nbytes[batches].sum(axis=(0, 1)).tolist()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EpochError:
+    """An epoch as simulated and as measured; the error is (simulated - measured) / measured."""
+
+    epoch: int
+    simulated_s: float
+    measured_s: float
+    error: float
+
+
+def epoch_errors(simulated: Epochs, measured: Epochs) -> tuple[EpochError, ...]:
+    """Compare the epochs of two traces of one plan, those that both have."""
+    return tuple(
+        EpochError(theirs.number, ours.seconds, theirs.seconds, _ratio(ours.seconds - theirs.seconds, theirs.seconds))
+        for ours, theirs in zip(simulated.epochs, measured.epochs, strict=False)
+    )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else float("nan")

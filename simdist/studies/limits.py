@@ -1,0 +1,243 @@
+"""What an epoch takes at least, by what limits it: how much there is to do, over how fast it can be done.
+
+Each limit is that of one thing if all else were free and never late: of a resource that ranks share, all that the
+epoch puts on it over its capacity; of a rank, what its compute stream does, what its collectives take alone, or what
+its threads read and decode, load after load. Injected delays are left out. Of several of a kind (nodes, ranks) the
+busiest counts.
+
+    simulated epoch >= the largest limit
+
+but for the batches that are read ahead: the first of an epoch are read during the one before it, as far as ranks wait
+for one another. An epoch takes longer than its largest limit as far as one thing waits for another.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.cost import Costs, Local, Shared, Topology, Varying
+from simdist.errors import PlanError
+from simdist.plan import Load, Op, Plan, StageIn, stream_of
+from simdist.plan.group import Group
+
+__all__ = ["LIMITS", "Limits", "limits"]
+
+LIMITS = (
+    "computing",
+    "communication",
+    "server",
+    "operations",
+    "clients",
+    "network",
+    "disk",
+    "memory",
+    "decoding",
+    "reading",
+)
+"""What may limit an epoch: see `Limits`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an epoch, or staging, takes at least.
+
+    Args:
+        epoch: From 0; None is staging, before the first.
+        seconds: By each of `LIMITS`: `computing` and `communication` of the slowest rank; bandwidth of the storage
+            `server` and its `operations`; storage `clients` of the nodes; the `network`, NICs and switch, where
+            gradients travel too; `disk` and `memory` of the nodes; `decoding` by the workers of a rank and the cores of
+            a node; `reading` by the threads of a rank.
+        storage_nbytes: Bytes of files that come from storage.
+    """
+
+    epoch: int | None
+    seconds: dict[str, float]
+    storage_nbytes: float
+
+    @property
+    def least_s(self) -> float:
+        """Seconds that it takes at least."""
+        return max(self.seconds.values())
+
+    @property
+    def name(self) -> str:
+        """Which limit that is, the first of `LIMITS` if several are equal."""
+        return max(LIMITS, key=lambda name: self.seconds[name])
+
+    @property
+    def needed_Bps(self) -> float | None:
+        """What storage has to deliver to be no slower than computing and communication are by themselves.
+
+        None if nothing is read from it, or if computing and communication take no time.
+        """
+        busy_s = max(self.seconds["computing"], self.seconds["communication"])
+        return self.storage_nbytes / busy_s if busy_s and self.storage_nbytes else None
+
+
+def limits(plan: Plan, costs: Costs) -> tuple[Limits, ...]:
+    """Return the limits of staging, if files are staged in, and of every epoch.
+
+    Args:
+        plan: With a data set.
+        costs: Of the plan.
+
+    Raises:
+        PlanError: The plan has no data set.
+    """
+    if plan.dataset is None:
+        raise PlanError(f"plan {plan.name} has no data set, so it has no epochs")
+    work_of_body = [_of_ops((op for op in body if not isinstance(op, Load | StageIn)), costs) for body in plan.bodies]
+    staged = _of_ops((op for body in plan.bodies for op in body if isinstance(op, StageIn)), costs)
+    staging = _limits(staged, None, costs)
+    return tuple(([staging] if staging.least_s else []) + list(_of_epochs(plan, costs, work_of_body)))
+
+
+def _of_epochs(plan: Plan, costs: Costs, work_of_body: Sequence["_Work"]) -> Iterator[Limits]:
+    """Yield the limits of every epoch: its loads, and as many steps, of which each reads a batch."""
+    assert plan.dataset is not None
+    per_epoch = plan.dataset.steps_per_epoch(plan.world_size)
+    bodies, loads = list(plan.body_of_steps()), list(plan.loads())
+    for epoch, first in enumerate(range(0, plan.n_steps, per_epoch)):
+        work = _nothing(costs.topology)
+        for body, n_steps in Counter(bodies[first : first + per_epoch]).items():
+            work = work + work_of_body[body] * n_steps
+        for number, op in enumerate(loads[first : first + per_epoch], first):
+            work = work + _of_transfers(op, costs, number)
+        yield _limits(work, epoch, costs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What there is to do.
+
+    Args:
+        computing_s: Seconds of the compute stream of every rank, `[world_size]`.
+        communication_s: Seconds of its collectives, each alone.
+        reading_s: Latencies of first files, besides what the resource of the reading threads has.
+        decoding_s: Those, and the decoding of last samples, besides what that of the decoding threads has.
+        amounts: Bytes, operations or seconds on every resource, `[n_resources]`.
+    """
+
+    computing_s: NDArray[np.float64]
+    communication_s: NDArray[np.float64]
+    reading_s: NDArray[np.float64]
+    decoding_s: NDArray[np.float64]
+    amounts: NDArray[np.float64]
+
+    def __add__(self, other: "_Work") -> "_Work":
+        return _Work(
+            self.computing_s + other.computing_s,
+            self.communication_s + other.communication_s,
+            self.reading_s + other.reading_s,
+            self.decoding_s + other.decoding_s,
+            self.amounts + other.amounts,
+        )
+
+    def __mul__(self, times: int) -> "_Work":
+        return _Work(
+            self.computing_s * times,
+            self.communication_s * times,
+            self.reading_s * times,
+            self.decoding_s * times,
+            self.amounts * times,
+        )
+
+
+def _nothing(topology: Topology) -> _Work:
+    none_s = np.zeros(topology.world_size)
+    return _Work(none_s, none_s, none_s, none_s, np.zeros(topology.n_resources))
+
+
+def _of_ops(ops: Iterable[Op], costs: Costs) -> _Work:
+    """Return the work of operations."""
+    work = _nothing(costs.topology)
+    for op in ops:
+        match costs.of[op]:
+            case Local(seconds):
+                work = work + _on_stream(op, np.broadcast_to(seconds, costs.topology.world_size), costs.topology)
+            case Shared(group, _, alone_s):
+                on_ranks_s = _on_ranks(group, alone_s, costs.topology.world_size)
+                work = work + _on_stream(op, on_ranks_s, costs.topology) + _of_transfers(op, costs)
+            case Varying():
+                raise AssertionError("only loads vary")
+            case never:
+                assert_never(never)
+    return work
+
+
+def _on_stream(op: Op, seconds: NDArray[np.float64], topology: Topology) -> _Work:
+    """Return seconds of every rank as work of the stream of an operation, if that is computing or communication."""
+    match stream_of(op):
+        case "compute":
+            return replace(_nothing(topology), computing_s=seconds)
+        case "comm":
+            return replace(_nothing(topology), communication_s=seconds)
+        case _:
+            return _nothing(topology)
+
+
+def _on_ranks(group: Group, of_groups: float | NDArray[np.float64], world_size: int) -> NDArray[np.float64]:
+    """Return a number of each group, or of all, for every rank."""
+    on_ranks = np.zeros(world_size)
+    members = group.members(world_size)
+    for ranks, value in zip(members, np.broadcast_to(of_groups, len(members)), strict=True):
+        on_ranks[ranks] = value
+    return on_ranks
+
+
+def _of_transfers(op: Op, costs: Costs, number: int = 0) -> _Work:
+    """Return what the transfers of an operation put on resources; of a load, of which number, also its latencies."""
+    cost = costs.of[op]
+    assert isinstance(cost, Shared | Varying)
+    transfers = cost.transfers if isinstance(cost, Shared) else cost.transfers(number)
+    amounts = np.zeros(costs.topology.n_resources)
+    for stage in (stage for transfer in transfers for stage in transfer.stages):
+        amounts[stage.resources] += stage.nbytes
+    work = replace(_nothing(costs.topology), amounts=amounts)
+    if not isinstance(op, Load | StageIn):
+        return work
+    reading_s = [sum(stage.latency_s for stage in transfer.stages[:1]) for transfer in transfers]
+    decoding_s = [
+        sum(stage.latency_s for stage in transfer.stages) if len(transfer.stages) > 1 else 0.0  # the last is decoding
+        for transfer in transfers
+    ]
+    world_size = costs.topology.world_size
+    return replace(
+        work,
+        reading_s=_on_ranks(cost.group, np.array(reading_s), world_size),
+        decoding_s=_on_ranks(cost.group, np.array(decoding_s), world_size),
+    )
+
+
+def _limits(work: _Work, epoch: int | None, costs: Costs) -> Limits:
+    topology = costs.topology
+    nodes, machines, ranks = (np.arange(n) for n in (topology.n_nodes, topology.n_machines, topology.world_size))
+    busy_s = work.amounts / costs.capacity_Bps
+
+    decodes = work.decoding_s > 0  # what does not, is done with its files as they come
+    decoding_s = np.maximum(
+        work.decoding_s + busy_s[topology.decoders(ranks)], busy_s[topology.cores(topology.node(ranks))]
+    )
+
+    def busiest_s(*resources: NDArray[np.int64]) -> float:
+        return float(busy_s[np.concatenate(resources)].max())
+
+    seconds = {
+        "computing": float(work.computing_s.max()),
+        "communication": float(work.communication_s.max()),
+        "server": float(busy_s[topology.storage_server]),
+        "operations": float(busy_s[topology.storage_operations]),
+        "clients": busiest_s(topology.storage_client(nodes)),
+        "network": max(
+            busiest_s(topology.nic_in(machines), topology.nic_out(machines)), float(busy_s[topology.switch])
+        ),
+        "disk": busiest_s(topology.disk_read(nodes), topology.disk_write(nodes)),
+        "memory": busiest_s(topology.memory(nodes)),
+        "decoding": float(decoding_s.max(where=decodes, initial=0.0)),
+        "reading": float((work.reading_s + busy_s[topology.readers(ranks)]).max()),
+    }
+    return Limits(epoch, seconds, float(work.amounts[topology.storage_server]))

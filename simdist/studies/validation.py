@@ -1,0 +1,329 @@
+"""How well a simulation predicts what was measured: two traces of one plan with the same delays, side by side.
+
+An error is (simulated - measured) / measured: above 0 the simulation is slower than reality. Errors are compared on
+four levels, because a total can be right by accident:
+
+    makespan      what a user wants to know
+    operations    what each kind of operation takes, in all and instance by instance
+    injection     whether the delays that were drawn are the delays that happened
+    waiting       whether the simulation blames the same ranks for the waiting of others
+
+A measured run that ended early is compared over the steps that all ranks finished.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.errors import TraceError
+from simdist.plan import COLLECTIVES, Channel, Delay, Op, Stream, Wait, occurrences, stream_of
+from simdist.plan.delays import Delays
+from simdist.plan.group import Group
+from simdist.plan.text import op_name
+from simdist.settings.units import format_seconds
+from simdist.traces.trace import Trace
+from simdist.traces.waiting import host_waits, only_steps, waiting
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Blame", "Injection", "Kind", "Validation", "finished_steps", "validate"]
+
+Seconds: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a kind of operation took: seconds from start to end, of `wait` the seconds that the host was blocked.
+
+    A collective lasts until its last member is done. The simulator lets all members end together; in a real ring they
+    end one after the other, and what the early ones gain, they lose waiting for the late ones in the next collective.
+
+    A kind may have instances of several sizes, or some that are disturbed. Its median then lies at or between sizes,
+    and jumps from one to another by chance. So medians have no error here: sums are compared, and instances.
+
+    Args:
+        op: Such as `all_reduce`.
+        stream: Where it runs.
+        group: Who takes part; empty but for collectives.
+        count: Instances that ran in both, over all ranks.
+        simulated_s: Median.
+        measured_s: Median.
+        simulated_total_s: Sum.
+        measured_total_s: Sum.
+        error: Of the sum, so of the mean, too, hiccups included; NaN where the measured one is 0.
+        signed_instance_error: Median over instances of (simulated - measured) / measured, without those measured as 0:
+            what is typical.
+        instance_error: The same of |simulated - measured| / measured.
+    """
+
+    op: str
+    stream: Stream
+    group: str
+    count: int
+    simulated_s: float
+    measured_s: float
+    simulated_total_s: float
+    measured_total_s: float
+    error: float
+    signed_instance_error: float
+    instance_error: float
+
+    @property
+    def simulated_mean_s(self) -> float:
+        """Mean of the simulated."""
+        return self.simulated_total_s / self.count
+
+    @property
+    def measured_mean_s(self) -> float:
+        """Mean of the measured."""
+        return self.measured_total_s / self.count
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """How long injected delays were, against those that were drawn.
+
+    Args:
+        channel: What they hold up.
+        count: Delays above 0.
+        drawn_s: Sum of the drawn.
+        measured_s: Sum of the measured.
+        difference_s: The largest difference, measured - drawn.
+        step: Where that is.
+        rank: On which rank.
+    """
+
+    channel: Channel
+    count: int
+    drawn_s: float
+    measured_s: float
+    difference_s: float
+    step: int
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Seconds that others waited for a rank in collectives (see `simdist.traces.waiting`)."""
+
+    rank: int
+    simulated_s: float
+    measured_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """A simulation against a measurement of the same plan.
+
+    Args:
+        schedule: Name of the plan.
+        source: Who measured.
+        n_steps: Steps compared: those that every rank finished.
+        simulated_s: Makespan.
+        measured_s: Makespan.
+        kinds: What operations took, most measured seconds first.
+        injections: Of every channel that the plan delays.
+        blames: Of every rank.
+        correlation: Of simulated and measured blame over the ranks (Pearson's); NaN if either is the same for all.
+        overlap: Share of the measured waiting that the simulation charges to the same rank in the same step.
+    """
+
+    schedule: str
+    source: str
+    n_steps: int
+    simulated_s: float
+    measured_s: float
+    kinds: tuple[Kind, ...]
+    injections: tuple[Injection, ...]
+    blames: tuple[Blame, ...]
+    correlation: float
+    overlap: float
+
+    @property
+    def error(self) -> float:
+        """Error of the makespan."""
+        return _error(self.simulated_s, self.measured_s)
+
+    @property
+    def verdict(self) -> str:
+        """Who is blamed most for the waiting of others, in a sentence."""
+        return _verdict(self.blames)
+
+    def frame(self) -> "pd.DataFrame":
+        """Return one row per kind of operation, with the attributes of `Kind` as columns."""
+        import pandas as pd
+
+        return pd.DataFrame([asdict(kind) for kind in self.kinds], columns=list(Kind.__dataclass_fields__))
+
+
+def validate(real: Trace, simulated: Trace, delays: Delays) -> Validation:
+    """Compare a simulation with a measurement of the same plan.
+
+    Args:
+        real: What was measured; NaN where it did not come to.
+        simulated: What was predicted.
+        delays: What was injected into both: channel -> float64 `[n_steps, world_size]`, seconds.
+
+    Raises:
+        TraceError: They are traces of different plans, or not one step was finished.
+    """
+    simulated.difference_s(real)  # refuses traces of different plans
+    n_steps = finished_steps(real)
+    if n_steps == 0:
+        raise TraceError(f"trace of {real.plan.name} ({real.source}): no step was finished by all ranks: run it again")
+    real, simulated = (only_steps(trace, range(n_steps)) for trace in (real, simulated))
+    blamed, measured = (waiting(trace).caused_s for trace in (simulated, real))
+    return Validation(
+        schedule=simulated.plan.name,
+        source=real.source,
+        n_steps=n_steps,
+        simulated_s=simulated.makespan_s,
+        measured_s=real.makespan_s,
+        kinds=_kinds(real, simulated),
+        injections=_injections(real, delays),
+        blames=_blames(blamed.sum(axis=0), measured.sum(axis=0)),
+        correlation=_correlation(blamed.sum(axis=0), measured.sum(axis=0)),
+        overlap=_ratio(float(np.minimum(blamed, measured).sum()), float(measured.sum())),
+    )
+
+
+def finished_steps(trace: Trace) -> int:
+    """Return how many steps, from the first, every rank finished; loads and saves do not count."""
+    finished = np.ones(trace.plan.n_steps, dtype=np.bool_)
+    for each in occurrences(trace.plan):
+        if stream_of(each.op) != "io":
+            finished[each.steps] &= np.isfinite(trace.end_s[each.rows]).all(axis=1)
+    return int(np.logical_and.accumulate(finished).sum())
+
+
+def _kinds(real: Trace, simulated: Trace) -> tuple[Kind, ...]:
+    """Compare every kind of operation but delays, which are compared with what was drawn."""
+    rows: dict[tuple[str, Stream, str], list[NDArray[np.int64]]] = {}
+    groups: dict[tuple[str, Stream, str], Group] = {}
+    for each in occurrences(real.plan):
+        if not isinstance(each.op, Delay | Wait):
+            rows.setdefault(_kind_of(each.op), []).append(each.rows)
+        if isinstance(each.op, COLLECTIVES):
+            groups[_kind_of(each.op)] = each.op.group
+    both = (simulated, real)
+    spans = {
+        key: [_lengths(trace, np.concatenate(parts), groups.get(key)) for trace in both] for key, parts in rows.items()
+    }
+    spans["wait", "host", ""] = [blocked.end_s - blocked.begin_s for blocked in map(host_waits, both)]
+    kinds = [_kind(*key, *pair) for key, pair in spans.items()]
+    return tuple(sorted((kind for kind in kinds if kind.count), key=lambda kind: -kind.measured_total_s))
+
+
+def _kind_of(op: Op) -> tuple[str, Stream, str]:
+    return op_name(op), stream_of(op), str(op.group) if isinstance(op, COLLECTIVES) else ""
+
+
+def _lengths(trace: Trace, rows: NDArray[np.int64], group: Group | None) -> Seconds:
+    """Return how long operations took on each rank; of a collective, until its last member was done."""
+    if group is None:
+        return _spans(trace, rows)
+    ends_s = trace.end_s[rows].reshape(len(rows), *group.shape(trace.plan.world_size))
+    last_s = np.broadcast_to(ends_s.max(axis=2, keepdims=True), ends_s.shape).reshape(len(rows), -1)
+    return np.asarray(last_s - trace.start_s[rows])
+
+
+def _spans(trace: Trace, rows: NDArray[np.int64]) -> Seconds:
+    return np.asarray(trace.end_s[rows] - trace.start_s[rows])
+
+
+def _kind(op: str, stream: Stream, group: str, simulated_s: Seconds, measured_s: Seconds) -> Kind:
+    ran = np.isfinite(simulated_s) & np.isfinite(measured_s)
+    simulated_s, measured_s = simulated_s[ran], measured_s[ran]
+    some = measured_s > 0
+    errors = (simulated_s[some] - measured_s[some]) / measured_s[some]
+    totals_s = float(simulated_s.sum()), float(measured_s.sum())
+    return Kind(
+        op,
+        stream,
+        group,
+        len(measured_s),
+        _median(simulated_s),
+        _median(measured_s),
+        *totals_s,
+        error=_error(*totals_s),
+        signed_instance_error=_median(errors),
+        instance_error=_median(np.abs(errors)),
+    )
+
+
+def _injections(real: Trace, delays: Delays) -> tuple[Injection, ...]:
+    """Compare the delays of each channel with those that were drawn; a plan has at most one of a channel per step."""
+    found: dict[Channel, tuple[Seconds, Seconds]] = {}
+    for each in occurrences(real.plan):
+        if isinstance(each.op, Delay):
+            drawn_s, measured_s = found.setdefault(each.op.channel, _empty(real))
+            drawn_s[each.steps] = delays[each.op.channel][each.steps]
+            measured_s[each.steps] = _spans(real, each.rows)
+    return tuple(_injection(channel, *pair) for channel, pair in found.items())
+
+
+def _empty(trace: Trace) -> tuple[Seconds, Seconds]:
+    shape = (trace.plan.n_steps, trace.plan.world_size)
+    return np.full(shape, np.nan), np.full(shape, np.nan)
+
+
+def _injection(channel: Channel, drawn_s: Seconds, measured_s: Seconds) -> Injection:
+    difference_s = np.where(np.isfinite(measured_s), measured_s - drawn_s, 0.0)
+    drawn_s = np.where(np.isfinite(measured_s), drawn_s, 0.0)
+    step, rank = (int(place) for place in np.unravel_index(np.abs(difference_s).argmax(), difference_s.shape))
+    return Injection(
+        channel,
+        count=int((drawn_s > 0).sum()),
+        drawn_s=float(drawn_s.sum()),
+        measured_s=float(np.nansum(measured_s)),
+        difference_s=float(difference_s[step, rank]),
+        step=step,
+        rank=rank,
+    )
+
+
+def _blames(simulated_s: Seconds, measured_s: Seconds) -> tuple[Blame, ...]:
+    return tuple(
+        Blame(rank, float(a), float(b)) for rank, (a, b) in enumerate(zip(simulated_s, measured_s, strict=True))
+    )
+
+
+def _verdict(blames: Sequence[Blame]) -> str:
+    simulated, measured = max(blames, key=lambda each: each.simulated_s), max(blames, key=lambda each: each.measured_s)
+    if not simulated.simulated_s and not measured.measured_s:
+        return "no rank waits for another in either"
+    if not simulated.simulated_s:
+        return f"measured, rank {measured.rank} is blamed most ({_seconds(measured)}); simulated, nobody waits"
+    if not measured.measured_s:
+        return f"simulated, rank {simulated.rank} is blamed most ({_seconds(simulated)}); measured, nobody waits"
+    if measured.simulated_s >= simulated.simulated_s * (1 - 1e-9):  # the first, or one of several that share the blame
+        return f"rank {measured.rank} is blamed most in both ({_seconds(measured)})"
+    return (
+        f"simulated, rank {simulated.rank} is blamed most ({_seconds(simulated)}); "
+        f"measured, rank {measured.rank} ({_seconds(measured)})"
+    )
+
+
+def _seconds(blame: Blame) -> str:
+    return f"simulated {format_seconds(blame.simulated_s)}, measured {format_seconds(blame.measured_s)}"
+
+
+def _correlation(a: Seconds, b: Seconds) -> float:
+    a, b = a - a.mean(), b - b.mean()
+    return _ratio(float(a @ b), float(np.sqrt((a @ a) * (b @ b))))
+
+
+def _median(values: Seconds) -> float:
+    return float(np.median(values)) if values.size else np.nan
+
+
+def _error(simulated: float, measured: float) -> float:
+    return _ratio(simulated - measured, measured)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else np.nan

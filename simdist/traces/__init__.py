@@ -1,0 +1,1 @@
+"""Traces and what they say: where time went, who waited for whom, what collectives achieved."""

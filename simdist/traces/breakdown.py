@@ -1,0 +1,197 @@
+"""Where the time of every rank went.
+
+At any moment a rank is in exactly one of these states, in this order of precedence:
+
+    compute   its compute stream works (an injected slow GPU counts as work)
+    comm      a collective moves bytes: exposed communication, hidden behind nothing
+    wait      it is ready for a collective but others are not; also, at the end, until the last rank is done
+    io        a load or save is under way
+    host      none of these: its host is asleep or has not enqueued anything yet (an injected CPU-side straggler)
+
+They add up to the makespan. `Attribution` computes them from the rows of a trace, one after the other in program
+order; so the numpy engine needs to keep no trace, and both engines and the real backend are measured by the same
+code.
+
+The compute stream runs in order, so all that is not compute lies in the gaps between its operations. Each gap is cut
+with the intervals of the collectives and loads that are still open then. (Where a compute operation waits for a load
+itself, not through its host, a collective that stands later in the program and runs meanwhile counts as io.)
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.errors import TraceError
+from simdist.plan import Stream
+from simdist.plan.walk import Template, stretches
+from simdist.traces.trace import Trace
+
+__all__ = ["STATES", "Attribution", "Breakdown", "Observer", "breakdown"]
+
+Times: TypeAlias = NDArray[np.float64]
+
+STATES = ("compute", "comm", "wait", "io", "host")
+"""The states of a rank, in the order of precedence; `Breakdown` has the seconds of each as `<state>_s`."""
+
+_MANY = 8  # open collectives after which it pays to look which are over
+
+
+class Observer(Protocol):
+    """Receives the times of every instance, in program order, each `[world_size, n_seeds]`."""
+
+    def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
+        """Take the times of instance `index`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Seconds that ranks spent in each state, in all steps together.
+
+    Args:
+        n_steps: Steps.
+        makespan_s: Seconds until the last rank is done, `[n_seeds]`.
+        compute_s: Seconds of computing, `[world_size, n_seeds]`.
+        comm_s: Seconds of exposed communication, likewise.
+        wait_s: Seconds of waiting for other ranks, likewise.
+        io_s: Seconds of exposed loads and saves, likewise.
+        host_s: Seconds in which the host had given the device nothing to do, likewise.
+    """
+
+    n_steps: int
+    makespan_s: Times
+    compute_s: Times
+    comm_s: Times
+    wait_s: Times
+    io_s: Times
+    host_s: Times
+
+    @property
+    def step_s(self) -> Times:
+        """Seconds per step, `[n_seeds]`."""
+        return self.makespan_s / self.n_steps
+
+    def per_step_s(self, state: str) -> Times:
+        """Return the seconds per step in a state (`compute`, ..., `host`), averaged over ranks, `[n_seeds]`."""
+        totals_s = (self.compute_s, self.comm_s, self.wait_s, self.io_s, self.host_s)
+        return np.asarray(dict(zip(STATES, totals_s, strict=True))[state].mean(axis=0) / self.n_steps)
+
+
+@dataclass(slots=True)
+class _Collective:
+    index: int
+    ready_s: Times
+    start_s: Times
+    end_s: Times
+
+
+@dataclass(slots=True)
+class _Open:
+    """What may still overlap the next gap of the compute stream."""
+
+    collectives: list[_Collective] = field(default_factory=list)
+    transfers: list[tuple[Times, Times]] = field(default_factory=list)
+
+
+class Attribution:
+    """Accumulates the state of every rank, instance by instance.
+
+    `on_time` promises that an operation which waits for nothing but its stream starts when its predecessor ends, as in
+    a simulation; on real hardware it may start later.
+    """
+
+    def __init__(self, world_size: int, n_seeds: int, *, on_time: bool = True) -> None:
+        self._on_time = on_time
+        shape = (world_size, n_seeds)
+        self._gap_s, self._comm_s, self._wait_s, self._io_s = (np.zeros(shape) for _ in range(4))
+        self._compute_end_s: Times = np.zeros(shape)
+        self._last_end_s: dict[Stream, Times] = {}
+        self._open = _Open()
+
+    def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
+        """Take the times of the next instance, each `[world_size, n_seeds]`."""
+        stream = template.stream
+        self._last_end_s[stream] = end_s
+        if stream == "compute":
+            if template.after or not self._on_time:
+                self._cut(start_s)
+                self._close({index - back for back in template.after}, start_s)
+            self._compute_end_s = end_s
+        elif stream == "comm":
+            self._open.collectives.append(_Collective(index, ready_s, start_s, end_s))
+        elif stream == "io":
+            self._open.transfers.append((start_s, end_s))
+
+    def finish(self, n_steps: int) -> Breakdown:
+        """Return the totals, after the last instance."""
+        finish_s = self._compute_end_s
+        for end_s in self._last_end_s.values():
+            finish_s = np.maximum(finish_s, end_s)
+        makespan_s = finish_s.max(axis=0)
+        compute_s = self._compute_end_s - self._gap_s
+        self._cut(finish_s)
+        host_s = self._gap_s - self._comm_s - self._wait_s - self._io_s
+        return Breakdown(
+            n_steps=n_steps,
+            makespan_s=makespan_s,
+            compute_s=compute_s,
+            comm_s=self._comm_s,
+            wait_s=self._wait_s + (makespan_s - finish_s),
+            io_s=self._io_s,
+            host_s=np.maximum(host_s, 0.0),  # rounding can leave -1e-18
+        )
+
+    def _cut(self, next_s: Times) -> None:
+        """Distribute the gap from the end of the last compute operation to `next_s`."""
+        begin_s = self._compute_end_s
+        self._gap_s += next_s - begin_s
+        taken = []
+        for each in self._open.collectives:
+            ready_s, start_s, end_s = (
+                _clip(at_s, begin_s, next_s) for at_s in (each.ready_s, each.start_s, each.end_s)
+            )
+            self._wait_s += start_s - ready_s
+            self._comm_s += end_s - start_s
+            taken.append((ready_s, end_s))
+        for start_s, end_s in self._open.transfers:
+            start_s, end_s = _clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s)
+            self._io_s += end_s - start_s
+            for first_s, last_s in taken:
+                self._io_s -= _clip(last_s, start_s, end_s) - _clip(first_s, start_s, end_s)
+
+    def _close(self, after: set[int], start_s: Times) -> None:
+        """Forget what is over when the compute operation that waited for `after` starts."""
+        awaited = max((each.index for each in self._open.collectives if each.index in after), default=-1)
+        self._open.collectives = [each for each in self._open.collectives if each.index > awaited]
+        if len(self._open.collectives) > _MANY:
+            self._open.collectives = [each for each in self._open.collectives if (each.end_s > start_s).any()]
+        self._open.transfers = [each for each in self._open.transfers if (each[1] > start_s).any()]
+
+
+def _clip(at_s: Times, low_s: Times, high_s: Times) -> Times:
+    return np.asarray(np.minimum(np.maximum(at_s, low_s), high_s))
+
+
+def breakdown(trace: Trace) -> Breakdown:
+    """Return where the time of every rank of a trace went.
+
+    Raises:
+        TraceError: An operation did not run on some rank.
+    """
+    missing = np.argwhere(np.isnan(trace.end_s))
+    if len(missing):
+        instance, rank = missing[0]
+        raise TraceError(
+            f"operation instance {instance} of plan {trace.plan.name} did not run on rank {rank} ({len(missing)} such "
+            f"entries); only a complete trace can be broken down"
+        )
+    attribution = Attribution(trace.plan.world_size, 1, on_time=False)
+    index = 0
+    for stretch in stretches(trace.plan):
+        for template in stretch.templates * stretch.times:
+            rows = (array[index][:, None] for array in (trace.ready_s, trace.start_s, trace.end_s))
+            attribution.add(index, template, *rows)
+            index += 1
+    return attribution.finish(trace.plan.n_steps)

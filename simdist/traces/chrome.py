@@ -1,0 +1,410 @@
+"""Traces for a trace viewer: Chrome's Trace Event Format, which ui.perfetto.dev and chrome://tracing open.
+
+    process   a rank
+    threads   steps, host, compute, comm, io
+    spans     operations; a collective is a span from `ready` to `end`, and inside it `wait for others` and `transfer`
+
+    process   the tensors of a rank, if asked for
+    threads   a gradient bucket, or parameters that are averaged
+    spans     its journey through a step (see `simdist.traces.phases`), and inside it one phase after the other
+
+The spans of a thread must nest: Perfetto drops one that overlaps another in part, be it by a nanosecond. Four rules
+see to that.
+
+* Times are whole nanoseconds, rounded once per instant; lengths are differences of them, so what touches in the trace
+  touches in the file, and what lies inside stays inside.
+* The format wants microseconds. Perfetto multiplies them by 1000 and cuts off what is behind the point, but in floating
+  point 1.001 * 1000 is 1000.999...; where that would lose a nanosecond, the next larger number is written.
+* Spans of one thread, in the order of the plan, begin no earlier than at 0, nor than the one before ended. Simulated
+  streams keep that by themselves; in a measured trace a clock correction can break it a little, and the later span is
+  cut.
+* Steps overlap on the streams when the host runs ahead, so they have a thread of their own: a step of a rank reaches
+  from the end of the one before to its own (see `simdist.traces.waiting.step_end_s`).
+
+A `wait` of the host is a span from the end of the host operation before it. A delay, tick or wait of no length did not
+happen and is left out; any other operation of no length stays, with duration 0.
+
+A span takes about 200 bytes, and a collective up to three spans: 64 ranks x 1000 steps make some 150 MB, and viewers
+get slow before that. So choose steps and ranks. A journey takes up to eight spans more, so tensors are on request.
+
+Source:
+    Trace Event Format, https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+"""
+
+import gzip
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.errors import RunError, TraceError
+from simdist.plan import (
+    COLLECTIVES,
+    LEVELS,
+    STREAMS,
+    Backward,
+    Delay,
+    Forward,
+    Load,
+    Op,
+    Optimize,
+    Plan,
+    Tick,
+    TrustRatios,
+    Unpack,
+    Wait,
+    op_text,
+    reads,
+    stream_of,
+    writes,
+)
+from simdist.plan.group import Group
+from simdist.plan.text import op_name
+from simdist.traces.phases import Journey, journeys
+from simdist.traces.reads import Reads, expected
+from simdist.traces.trace import Trace
+from simdist.traces.waiting import host_waits, step_end_s
+
+__all__ = ["chrome_trace", "write_chrome"]
+
+_THREADS = ("steps", *STREAMS)
+_NEVER = -(2**62)
+
+
+def write_chrome(
+    trace: Trace,
+    path: Path,
+    *,
+    steps: Sequence[int] | None = None,
+    ranks: Sequence[int] | None = None,
+    tensors: bool = False,
+    reads: Reads | None = None,
+) -> None:
+    """Write a trace for Perfetto; a path that ends in `.gz` is compressed, and Perfetto opens that too.
+
+    Args:
+        trace: What to write.
+        path: Such as `trace.json` or `trace.json.gz`. Equal traces give equal bytes.
+        steps: Only these, such as `range(100, 110)`.
+        ranks: Only these.
+        tensors: With the journeys of what is communicated.
+        reads: Which level samples came from; what the plan expects if None.
+
+    Raises:
+        TraceError: The trace has no such step or rank, or the reads are of another plan.
+        RunError: The file cannot be written.
+    """
+    text = chrome_trace(trace, steps=steps, ranks=ranks, tensors=tensors, reads=reads)
+    try:
+        with path.open("wb") as file:
+            if path.suffix == ".gz":
+                with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=6) as packed:
+                    packed.writelines(line.encode() for line in text)
+            else:
+                file.writelines(line.encode() for line in text)
+    except OSError as error:
+        raise RunError(
+            f"{path}: cannot be written ({error.strerror or error}); give a file in a writable folder"
+        ) from None
+
+
+def chrome_trace(
+    trace: Trace,
+    *,
+    steps: Sequence[int] | None = None,
+    ranks: Sequence[int] | None = None,
+    tensors: bool = False,
+    reads: Reads | None = None,
+) -> Iterator[str]:
+    """Return the JSON text of a trace, event by event.
+
+    Args:
+        trace: What to write.
+        steps: Only these; all if None.
+        ranks: Only these; all if None.
+        tensors: With the journeys of what is communicated.
+        reads: Which level samples came from; what the plan expects if None.
+
+    Returns:
+        Pieces of text, one line each, that joined are one JSON object; nothing is held in memory but the trace.
+
+    Raises:
+        TraceError: The trace has no such step or rank, or the reads are of another plan.
+    """
+    chosen_steps = _chosen("step", steps, trace.plan.n_steps)
+    chosen_ranks = _chosen("rank", ranks, trace.plan.world_size)
+    if trace.plan.dataset and reads is None:
+        reads = expected(trace.plan)
+    if reads:
+        reads.check(trace.plan)
+    return _lines(trace, chosen_steps, chosen_ranks, _Hits(trace.plan, reads), tensors=tensors)
+
+
+def _chosen(what: str, wanted: Sequence[int] | None, count: int) -> list[int]:
+    if wanted is None:
+        return list(range(count))
+    outside = [number for number in wanted if not 0 <= number < count]
+    if outside or not wanted:
+        found = f"{what} {outside[0]} is not in the trace" if outside else f"no {what} is chosen"
+        raise TraceError(f"{found}; choose among 0 to {count - 1}")
+    return sorted(set(wanted))
+
+
+class _Hits:
+    """What loads read, as pieces of JSON."""
+
+    def __init__(self, plan: Plan, reads: Reads | None) -> None:
+        self._reads = reads
+        numbers = count()
+        instances = (op for body in plan.body_of_steps() for op in plan.bodies[body])
+        self._number = {row: next(numbers) for row, op in enumerate(instances) if isinstance(op, Load)} if reads else {}
+
+    def of(self, row: int, rank: int) -> str:
+        """Return the samples that an instance read from each level, if it is a load and they are known."""
+        number = self._number.get(row)
+        if number is None or self._reads is None:
+            return ""
+        n_samples = self._reads.n_samples[number, rank].tolist()
+        return f',"samples":{_json({level: n for level, n in zip(LEVELS, n_samples, strict=True) if n})}'
+
+
+def _lines(trace: Trace, steps: list[int], ranks: list[int], hits: _Hits, *, tensors: bool) -> Iterator[str]:
+    about = {"plan": trace.plan.name, "digest": trace.plan.digest(), "source": trace.source}
+    yield f'{{"displayTimeUnit":"ms","otherData":{_json(about)},"traceEvents":[\n'
+    used = {stream_of(op) for body in trace.plan.bodies for op in body}
+    yield ",\n".join(_metadata(ranks, [thread for thread in _THREADS if thread in ("steps", *used)]))
+    for event in _events(trace, steps, ranks, hits):
+        yield f",\n{event}"
+    for event in _tensor_events(trace, steps, ranks) if tensors else ():
+        yield f",\n{event}"
+    yield "\n]}\n"
+
+
+def _metadata(ranks: list[int], threads: list[str]) -> Iterator[str]:
+    """Name processes and threads, and put them in order: a rank, its tensors, the next rank."""
+    for rank in ranks:
+        yield from _process(rank, f"rank {rank}", 2 * rank, {name: _tid(rank, name) for name in threads})
+
+
+def _process(pid: int, name: str, sort_index: int, threads: Mapping[str, int]) -> Iterator[str]:
+    yield _json({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}})
+    yield _json({"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": sort_index}})
+    for number, (thread, tid) in enumerate(threads.items()):
+        where = {"pid": pid, "tid": tid}
+        yield _json({"ph": "M", "name": "thread_name", **where, "args": {"name": thread}})
+        yield _json({"ph": "M", "name": "thread_sort_index", **where, "args": {"sort_index": number}})
+
+
+def _tid(rank: int, thread: str) -> int:
+    """Return a number that no other thread has, neither 0 nor its process's own: viewers treat those specially."""
+    return 10 * (rank + 1) + _THREADS.index(thread)
+
+
+@dataclass(frozen=True, slots=True)
+class _Label:
+    """What all spans of an operation have in common, as pieces of JSON."""
+
+    thread: str
+    head: str
+    args: str
+    is_collective: bool
+    is_pause: bool
+
+
+def _label(plan: Plan, op: Op) -> _Label:
+    stream = stream_of(op)
+    about: dict[str, str | int] = {"op": op_text(op)}
+    if not isinstance(op, Delay | Tick | Wait | Forward | Backward | TrustRatios | Optimize):
+        about["bytes"] = max(_nbytes(plan, reads(op)), _nbytes(plan, writes(op)))
+    if isinstance(op, COLLECTIVES):
+        about["group"] = str(op.group)
+    return _Label(
+        thread=stream,
+        head=f'"name":{_json(_name(op))},"cat":"{stream}"',
+        args=f",{_json(about)[1:-1]}",
+        is_collective=isinstance(op, COLLECTIVES),
+        is_pause=isinstance(op, Delay | Tick | Wait),
+    )
+
+
+def _name(op: Op) -> str:
+    """Return the operation and, if there is just one, the buffer that it is about."""
+    match op:
+        case Wait():
+            buffers: tuple[str, ...] = (op.buffer,)
+        case Unpack():
+            buffers = (op.src,)
+        case _:
+            buffers = writes(op)
+    return f"{op_name(op)} {buffers[0]}" if len(buffers) == 1 else op_name(op)
+
+
+def _nbytes(plan: Plan, buffers: tuple[str, ...]) -> int:
+    return sum(plan.buffer(name).nbytes for name in buffers)
+
+
+def _events(trace: Trace, steps: list[int], ranks: list[int], hits: _Hits) -> Iterator[str]:
+    plan = trace.plan
+    first, bodies = plan.first_instances().tolist(), list(plan.body_of_steps())
+    labels = [[(op, _label(plan, op)) for op in body] for body in plan.bodies]
+    waits = host_waits(trace)
+    waits_begin_s = dict(zip(waits.rows.tolist(), waits.begin_s, strict=True))
+    ends_s = np.vstack([np.zeros(plan.world_size), step_end_s(trace)])
+    pens = [_Pen(rank) for rank in ranks]
+    for step in steps:
+        for row, (op, label) in enumerate(labels[bodies[step]], start=first[step]):
+            start_s, end_s = trace.start_s[row], trace.end_s[row]
+            begin_s = trace.ready_s[row] if label.is_collective else waits_begin_s.get(row, start_s)
+            times = (_ns(array[ranks]) for array in (begin_s, start_s, end_s))
+            last = _last_ready(trace.ready_s[row], op.group)[ranks].tolist() if isinstance(op, COLLECTIVES) else ranks
+            for pen, begin_ns, start_ns, end_ns, culprit in zip(pens, *times, last, strict=True):
+                if end_ns != _NEVER:
+                    yield from pen.operation(label, step, (begin_ns, start_ns, end_ns), culprit, hits.of(row, pen.rank))
+        for pen, begin_ns, end_ns in zip(pens, _ns(ends_s[step, ranks]), _ns(ends_s[step + 1, ranks]), strict=True):
+            yield from pen.step(step, begin_ns, end_ns)
+
+
+class _Pen:
+    """Writes the spans of one rank so that those of a thread follow one another."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self._where = {thread: f'"pid":{rank},"tid":{_tid(rank, thread)}' for thread in _THREADS}
+        self._free_ns = dict.fromkeys(_THREADS, 0)
+
+    def operation(
+        self, label: _Label, step: int, times: tuple[int, int, int], culprit: int, hits: str
+    ) -> Iterator[str]:
+        """Write an operation; for a collective, also what it consists of, and for a load, what it read."""
+        begin_ns, start_ns, end_ns = self._after_the_last(label.thread, times)
+        if label.is_pause and begin_ns == end_ns:
+            return
+        args = f'"step":{step}{label.args}{hits}'
+        yield self._span(label.thread, label.head, begin_ns, end_ns, args)
+        if label.is_collective:
+            if begin_ns < start_ns:
+                head, args = '"name":"wait for others","cat":"wait"', f'"step":{step},"last":"rank {culprit}"'
+                yield self._span(label.thread, head, begin_ns, start_ns, args)
+            if start_ns < end_ns:
+                yield self._span(label.thread, '"name":"transfer","cat":"transfer"', start_ns, end_ns, f'"step":{step}')
+
+    def step(self, step: int, begin_ns: int, end_ns: int) -> Iterator[str]:
+        """Write a step."""
+        begin_ns, _, end_ns = self._after_the_last("steps", (begin_ns, begin_ns, end_ns))
+        if begin_ns < end_ns:
+            yield self._span("steps", f'"name":"step {step}","cat":"step"', begin_ns, end_ns, f'"step":{step}')
+
+    def _after_the_last(self, thread: str, times: tuple[int, int, int]) -> tuple[int, int, int]:
+        begin_ns, start_ns, end_ns = times
+        begin_ns = max(begin_ns, self._free_ns[thread])
+        end_ns = self._free_ns[thread] = max(end_ns, begin_ns)
+        return begin_ns, min(max(start_ns, begin_ns), end_ns), end_ns
+
+    def _span(self, thread: str, head: str, begin_ns: int, end_ns: int, args: str) -> str:
+        return _span(head, self._where[thread], begin_ns, end_ns, args)
+
+
+def _span(head: str, where: str, begin_ns: int, end_ns: int, args: str) -> str:
+    times = f'"ts":{_us(begin_ns)},"dur":{_us(end_ns - begin_ns)}'
+    return f'{{"ph":"X",{head},{where},{times},"args":{{{args}}}}}'
+
+
+def _tensor_events(trace: Trace, steps: list[int], ranks: list[int]) -> Iterator[str]:
+    """Write the journeys of what is communicated, in a process for every rank."""
+    plan, of_bodies = trace.plan, [journeys(body) for body in trace.plan.bodies]
+    tracks = list(dict.fromkeys(journey.buffer for each in of_bodies for journey in each))
+    first, bodies = plan.first_instances().tolist(), list(plan.body_of_steps())
+    pens = [_TensorPen(plan, rank, tracks) for rank in ranks]
+    for pen in pens if tracks else ():
+        yield from pen.metadata()
+    for step in steps:
+        for journey in of_bodies[bodies[step]]:
+            moments = zip(*(_ns(each) for each in _moments_s(trace, first[step], journey, ranks)), strict=True)
+            for pen, moments_ns in zip(pens, moments, strict=True):
+                yield from pen.journey(journey, step, moments_ns)
+
+
+def _moments_s(trace: Trace, first: int, journey: Journey, ranks: list[int]) -> Iterator[NDArray[np.float64]]:
+    """Yield when a journey begins and when each phase of it is over, `[n_ranks]`."""
+    moments_s = {"ready": trace.ready_s, "start": trace.start_s, "end": trace.end_s}
+    yield trace.end_s[first + journey.written, ranks]
+    for phase in journey.phases:
+        rows = [first + position for position in phase.positions]
+        yield moments_s[phase.until][rows][:, ranks].max(axis=0)
+
+
+class _TensorPen:
+    """Writes the journeys of one rank so that those of a buffer follow one another, and so do the phases of each."""
+
+    def __init__(self, plan: Plan, rank: int, tracks: Sequence[str]) -> None:
+        self._rank = rank
+        self._pid = plan.world_size + rank
+        first = 10 * (plan.world_size + 1) + rank * len(tracks)  # above all other threads and processes
+        self._tids = {name: first + number for number, name in enumerate(tracks)}
+        self._nbytes = {name: plan.buffer(name).nbytes for name in tracks}
+        self._free_ns = dict.fromkeys(tracks, 0)
+
+    def metadata(self) -> Iterator[str]:
+        """Name the process and its threads."""
+        return _process(self._pid, f"rank {self._rank}: tensors", 2 * self._rank + 1, self._tids)
+
+    def journey(self, journey: Journey, step: int, moments_ns: Sequence[int]) -> Iterator[str]:
+        """Write a journey and its phases; of one that was cut short, those that came to an end."""
+        name = journey.buffer
+        phases = _spans_of(journey, (max(moments_ns[0], self._free_ns[name]), *moments_ns[1:]))
+        if moments_ns[0] == _NEVER or not phases:
+            return
+        self._free_ns[name] = phases[-1][2]
+        where = f'"pid":{self._pid},"tid":{self._tids[name]}'
+        args = f'"step":{step},"bytes":{self._nbytes[name]}'
+        yield _span(f'"name":{_json(name)},"cat":"tensor"', where, phases[0][1], phases[-1][2], args)
+        for phase, begin_ns, end_ns in phases:
+            yield _span(f'"name":{_json(phase)},"cat":"phase"', where, begin_ns, end_ns, f'"step":{step}')
+
+
+def _spans_of(journey: Journey, moments_ns: Sequence[int]) -> list[tuple[str, int, int]]:
+    """Return name, begin and end of the phases that have a length; equal ones that touch are one."""
+    spans: list[tuple[str, int, int]] = []
+    now_ns = moments_ns[0]
+    for phase, moment_ns in zip(journey.phases, moments_ns[1:], strict=True):
+        if moment_ns == _NEVER:
+            break
+        if moment_ns > now_ns:
+            begin_ns = spans.pop()[1] if spans and spans[-1][0] == phase.name else now_ns
+            spans.append((phase.name, begin_ns, moment_ns))
+            now_ns = moment_ns
+    return spans
+
+
+def _last_ready(ready_s: NDArray[np.float64], group: Group) -> NDArray[np.int64]:
+    """Return for every rank the member of its group that was ready last, the first of several, `[world_size]`."""
+    shape = group.shape(len(ready_s))
+    ready_s = np.where(np.isnan(ready_s), -np.inf, ready_s).reshape(shape)
+    ranks = np.arange(ready_s.size).reshape(shape)
+    last = np.take_along_axis(ranks, ready_s.argmax(axis=1)[:, None, :], axis=1)
+    return np.asarray(np.broadcast_to(last, shape).reshape(-1))
+
+
+def _ns(seconds: NDArray[np.float64]) -> list[int]:
+    """Return whole nanoseconds, `_NEVER` for what did not run."""
+    rounded = np.where(np.isnan(seconds), _NEVER, np.rint(seconds * 1e9))
+    return [int(ns) for ns in rounded.tolist()]
+
+
+def _us(ns: int) -> str:
+    """Return microseconds as a number that, times 1000 and cut, gives the nanoseconds back.
+
+    >>> _us(2000), _us(1500), _us(1001)
+    ('2.0', '1.5', '1.0010000000000001')
+    """
+    us = ns / 1000
+    return repr(us if int(us * 1000) == ns else math.nextafter(us, math.inf))
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,180 @@
+"""What collectives achieved, in the columns of nccl-tests, and how long their members waited for the last one.
+
+A *call* is one instance of a collective in one group. It takes from when its last member is ready until its last member
+is done; what earlier members wait before that is counted apart, because it is no matter of the network.
+
+    algbw = size / time            busbw = algbw x factor
+    factor                         2 (n - 1) / n   all_reduce
+                                     (n - 1) / n   reduce_scatter, all_gather
+                                               1   reduce, broadcast
+
+`size` is that of the whole: what an all_gather leaves on every rank, what a reduce_scatter takes from every rank. Of
+these two, `count` is what each rank gives or gets, as nccl-tests print it. The size of sparse data includes the
+indices. busbw compares collectives with the bandwidth of a link, whatever their kind and the number of ranks.
+
+Source:
+    nccl-tests, https://github.com/NVIDIA/nccl-tests, doc/PERFORMANCE.md and the functions GetCollByteCount and GetBw of
+    each test.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.plan import (
+    COLLECTIVES,
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Buffer,
+    Collective,
+    Plan,
+    Reduce,
+    ReduceScatter,
+    occurrences,
+)
+from simdist.plan.group import Group
+from simdist.plan.ops import Algorithm
+from simdist.plan.text import op_name
+from simdist.traces.trace import Trace
+
+__all__ = ["CollectiveKind", "CollectiveRow", "bus_factor", "collective_rows", "waiting_share"]
+
+Seconds: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveKind:
+    """Collectives that nccl-tests would print in one line.
+
+    Args:
+        op: Such as `all_reduce`.
+        group: Who takes part.
+        algorithm: As the plan asks for; `auto` leaves it to the cluster's library.
+        nbytes: Size of the whole, the indices of sparse data included.
+        count: Elements; of an all_gather or a reduce_scatter, those of one rank.
+        dtype: Of the elements.
+        sparse: As many indices come with them.
+    """
+
+    op: str
+    group: Group
+    algorithm: Algorithm
+    nbytes: int
+    count: int
+    dtype: str
+    sparse: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveRow:
+    """What collectives of one kind achieved.
+
+    Args:
+        kind: Of which kind.
+        calls: How many, over all groups; those that some member did not finish do not count.
+        time_s: Median over calls.
+        algbw_Bps: Size over that time; NaN if it is 0.
+        busbw_Bps: Likewise, times the factor.
+        wait_median_s: Median over calls and members of the seconds that a member waited for the last one.
+        wait_mean_s: Their mean.
+        transfer_total_s: Sum of the calls' times, over members.
+        wait_total_s: Sum of the waiting, over members.
+    """
+
+    kind: CollectiveKind
+    calls: int
+    time_s: float
+    algbw_Bps: float
+    busbw_Bps: float
+    wait_median_s: float
+    wait_mean_s: float
+    transfer_total_s: float
+    wait_total_s: float
+
+    @property
+    def wait_share(self) -> float:
+        """Share of waiting in all the time that members spent in these calls; NaN if they spent none."""
+        return waiting_share([self])
+
+
+def collective_rows(trace: Trace) -> tuple[CollectiveRow, ...]:
+    """Return a row for each kind of collective of which there were calls, by name, group and size."""
+    kinds: dict[CollectiveKind, list[NDArray[np.int64]]] = {}
+    for each in occurrences(trace.plan):
+        if isinstance(each.op, COLLECTIVES):
+            kinds.setdefault(_kind(each.op, trace.plan), []).append(each.rows)
+    rows = (_row(kind, trace, np.concatenate(parts)) for kind, parts in kinds.items())
+    return tuple(sorted((row for row in rows if row.calls), key=lambda row: _order(row.kind)))
+
+
+def waiting_share(rows: Sequence[CollectiveRow]) -> float:
+    """Return the share of waiting in all the time that ranks spent in collectives; NaN if they spent none."""
+    waited_s = sum(row.wait_total_s for row in rows)
+    total_s = waited_s + sum(row.transfer_total_s for row in rows)
+    return waited_s / total_s if total_s else np.nan
+
+
+def bus_factor(op: str, n: int) -> float:
+    """Return what nccl-tests multiply algbw with to get busbw, of a collective over `n` ranks.
+
+    >>> bus_factor("all_reduce", 8), bus_factor("all_gather", 8), bus_factor("broadcast", 8)
+    (1.75, 0.875, 1.0)
+    """
+    match op:
+        case "all_reduce":
+            return 2 * (n - 1) / n
+        case "reduce_scatter" | "all_gather":
+            return (n - 1) / n
+        case _:
+            return 1.0
+
+
+def _order(kind: CollectiveKind) -> tuple[str, int, int, int, str]:
+    return kind.op, kind.group.size, kind.group.stride, kind.nbytes, f"{kind.dtype} {kind.algorithm}"
+
+
+def _kind(op: Collective, plan: Plan) -> CollectiveKind:
+    whole, part = _buffers(op, plan)
+    return CollectiveKind(op_name(op), op.group, op.algorithm, whole.nbytes, part.count, part.dtype, part.sparse)
+
+
+def _buffers(op: Collective, plan: Plan) -> tuple[Buffer, Buffer]:
+    """Return the buffer that the size is of, and the one that the count is of."""
+    match op:
+        case AllReduce() | Reduce() | Broadcast():
+            return plan.buffer(op.buffer), plan.buffer(op.buffer)
+        case ReduceScatter():
+            return plan.buffer(op.src), plan.buffer(op.dst)
+        case AllGather():
+            return plan.buffer(op.dst), plan.buffer(op.src)
+        case _:
+            assert_never(op)
+
+
+def _row(kind: CollectiveKind, trace: Trace, rows: NDArray[np.int64]) -> CollectiveRow:
+    shape = (len(rows), *kind.group.shape(trace.plan.world_size))
+    ready_s, start_s, end_s = (each[rows].reshape(shape) for each in (trace.ready_s, trace.start_s, trace.end_s))
+    call_s = end_s.max(axis=2) - ready_s.max(axis=2)  # [instance, block, offset]; NaN if a member did not finish
+    finished = np.isfinite(call_s)
+    waited_s = np.moveaxis(start_s - ready_s, 2, -1)[finished]
+    time_s = _median(call_s[finished])
+    algbw_Bps = kind.nbytes / time_s if time_s else np.nan
+    return CollectiveRow(
+        kind,
+        calls=int(finished.sum()),
+        time_s=time_s,
+        algbw_Bps=algbw_Bps,
+        busbw_Bps=algbw_Bps * bus_factor(kind.op, kind.group.size),
+        wait_median_s=_median(waited_s),
+        wait_mean_s=float(waited_s.mean()) if waited_s.size else np.nan,
+        transfer_total_s=float(call_s[finished].sum()) * kind.group.size,
+        wait_total_s=float(waited_s.sum()),
+    )
+
+
+def _median(values: Seconds) -> float:
+    return float(np.median(values)) if values.size else np.nan

@@ -1,0 +1,168 @@
+"""Which level of storage samples were read from: per load, rank and level, how many and how many bytes.
+
+What the levels should give follows from the plan alone (`simdist.caching`); what they gave in a real run, the run
+counts. Both are `Reads`, so a cache that did something else than the plan says is found by subtraction. Bytes are those
+that travel: of a file as it is stored from disk and storage, of a decoded sample from memories.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.caching import look_up
+from simdist.errors import TraceError
+from simdist.plan import LEVELS, Plan
+from simdist.settings.units import format_nbytes
+from simdist.traces.trace import write_npz
+
+__all__ = ["Reads", "differences", "expected"]
+
+_FORMAT = "simdist-reads-1"
+_ARRAYS = ("n_samples", "nbytes")
+_WRITERS = "a real run with a data set writes one, `torchrun ... -m real RUN`"
+_FROM_MEMORY = ("memory", "peer")
+_COUNTED_NBYTES = 2**63  # int64
+
+
+@dataclass(frozen=True)
+class Reads:
+    """How many samples, and bytes, each load of each rank took from each level.
+
+    Args:
+        n_samples: int64 `[n_loads, world_size, len(LEVELS)]`, 0 or more.
+        nbytes: Likewise.
+        digest: Of the plan that reads.
+    """
+
+    n_samples: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
+    digest: str
+
+    def __post_init__(self) -> None:
+        for name, array in zip(_ARRAYS, (self.n_samples, self.nbytes), strict=True):
+            if array.dtype != np.int64 or array.ndim != 3 or array.shape[2] != len(LEVELS):
+                raise TraceError(
+                    f"{name} is {array.dtype} {array.shape}; reads are int64 (loads, ranks, {len(LEVELS)}), the last "
+                    f"for {', '.join(LEVELS)}"
+                )
+            if len(wrong := np.argwhere(array < 0)):
+                load, rank, level = wrong[0].tolist()
+                where = f"load {load}, rank {rank}, from {LEVELS[level]}"
+                raise TraceError(f"{name} is {array[load, rank, level]} at {where}; counts are 0 or more")
+        if self.n_samples.shape != self.nbytes.shape:
+            raise TraceError(f"n_samples is of shape {self.n_samples.shape}, nbytes {self.nbytes.shape}; write one")
+
+    def save(self, path: Path | str) -> None:
+        """Write to an .npz file; equal reads give equal bytes."""
+        header = json.dumps({"format": _FORMAT, "levels": LEVELS, "digest": self.digest})
+        arrays = {"n_samples": self.n_samples, "nbytes": self.nbytes}
+        write_npz(path, {"header": np.frombuffer(header.encode(), dtype=np.uint8), **arrays})
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Reads":
+        """Read from an .npz file.
+
+        Raises:
+            TraceError: It cannot be read, holds no reads, or is damaged.
+        """
+        try:
+            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                header = json.loads(archive["header"].tobytes())
+                n_samples, nbytes = (np.asarray(archive[name]) for name in _ARRAYS)
+        except Exception as error:  # of a dozen kinds: see `Trace.load`
+            raise TraceError(f"{path}: cannot be read as counts of reads ({error}); {_WRITERS}") from None
+        match header:
+            case {"format": str(found), "levels": [*levels], "digest": str(digest)} if found == _FORMAT:
+                pass
+            case _:
+                raise TraceError(f"{path}: not a {_FORMAT} file; {_WRITERS}")
+        if tuple(levels) != LEVELS:
+            raise TraceError(f"{path}: counts by the levels {levels}; they are {', '.join(LEVELS)}: {_WRITERS}")
+        try:
+            return cls(n_samples, nbytes, digest)
+        except TraceError as error:
+            raise TraceError(f"{path}: {error}") from None
+
+    def check(self, plan: Plan) -> None:
+        """Refuse reads that are not of this plan.
+
+        Raises:
+            TraceError: They are of another plan, or of other loads or ranks.
+        """
+        if self.digest != plan.digest():
+            raise TraceError(
+                f"reads of another plan ({self.digest[:12]}); this one is {plan.name} ({plan.digest()[:12]})"
+            )
+        shape = (sum(1 for _ in plan.loads()), plan.world_size)
+        if self.n_samples.shape[:2] != shape:
+            raise TraceError(f"reads of {self.n_samples.shape[:2]} loads and ranks; plan {plan.name} has {shape}")
+
+
+def expected(plan: Plan) -> Reads:
+    """Return what the loads of a plan read, if nothing fails.
+
+    Raises:
+        TraceError: The plan has no data set, or may read more bytes than can be counted.
+    """
+    dataset = plan.dataset
+    if dataset is None:
+        raise TraceError(f"plan {plan.name} has no data set, so nobody counts its samples")
+    shape = (sum(1 for _ in plan.loads()), plan.world_size, len(LEVELS))
+    n_reads = shape[0] * plan.world_size * dataset.batch_size
+    if (most_nbytes := n_reads * max(*dataset.file_nbytes, dataset.sample_nbytes)) >= _COUNTED_NBYTES:
+        counted = f"{format_nbytes(_COUNTED_NBYTES)} (2^63 B) can be counted"
+        raise TraceError(f"plan {plan.name} reads up to {format_nbytes(most_nbytes)}; {counted}")
+    n_samples, nbytes = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    file_nbytes = np.broadcast_to(np.array(dataset.file_nbytes, dtype=np.int64), dataset.n_samples)
+    for batch in look_up(plan):
+        of_files = file_nbytes[batch.samples]
+        for level, name in enumerate(LEVELS):
+            chosen = batch.level == level
+            n_samples[batch.number, :, level] = chosen.sum(axis=1)
+            sizes = dataset.sample_nbytes if name in _FROM_MEMORY else of_files
+            nbytes[batch.number, :, level] = (chosen * sizes).sum(axis=1)
+    return Reads(n_samples, nbytes, plan.digest())
+
+
+def differences(found: Reads, wanted: Reads) -> tuple[str, ...]:
+    """Say in what reads differ, a sentence for each level that does; nothing if they are identical.
+
+    Raises:
+        TraceError: They are of different plans.
+    """
+    if found.digest != wanted.digest or found.n_samples.shape != wanted.n_samples.shape:
+        raise TraceError(
+            f"reads of different plans ({found.digest[:12]} and {wanted.digest[:12]}) or shapes "
+            f"({found.n_samples.shape} and {wanted.n_samples.shape}); only those of one plan can be compared"
+        )
+    return tuple(_differences(found, wanted))
+
+
+def _differences(found: Reads, wanted: Reads) -> Iterator[str]:
+    for level, name in enumerate(LEVELS):
+        counts = found.n_samples[:, :, level], wanted.n_samples[:, :, level]
+        sizes = found.nbytes[:, :, level], wanted.nbytes[:, :, level]
+        if (counts[0] != counts[1]).any():
+            n_found, n_wanted = (int(each.sum()) for each in counts)
+            totals = f"{n_found:,} samples instead of {n_wanted:,}" if n_found != n_wanted else f"{n_found:,} samples"
+            elsewhere = " in all, but by other loads" if n_found == n_wanted else ""
+            yield f"{name}: {totals}{elsewhere}; {_places(*counts)}"
+        elif (sizes[0] != sizes[1]).any():
+            texts = [format_nbytes(int(each.sum())) for each in sizes]
+            yield f"{name}: as many samples, but {texts[0]} instead of {texts[1]}; {_places(*sizes)}"
+
+
+def _places(found: NDArray[np.int64], wanted: NDArray[np.int64]) -> str:
+    """Say where two arrays `[n_loads, world_size]` differ."""
+    differs = found != wanted
+    load, rank = np.argwhere(differs)[0].tolist()
+    n_loads = int(differs.any(axis=1).sum())
+    most = np.abs(found - wanted).sum(axis=0)
+    return (
+        f"{n_loads:,} of {len(found):,} loads differ, the first is {load} on rank {rank} "
+        f"({found[load, rank]:,} instead of {wanted[load, rank]:,}), most on rank {int(most.argmax())}"
+    )

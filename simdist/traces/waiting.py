@@ -1,0 +1,275 @@
+"""What traces say: when steps end, who waited and who was waited for, what every kind of operation took.
+
+Everything here reads a trace and its plan; whether a simulator or a cluster wrote them makes no difference. Operations
+that did not run (NaN) count for nothing. Where a rank's time went is computed in `simdist.traces.breakdown`;
+`rank_table` puts that beside the waiting that is attributed here.
+
+**Who is to blame.** In every instance of a collective, and in every group of it, each member waits `start - ready`
+seconds. The sum is charged to the member that was ready last; if several are last at the very same time, they share it
+equally. So what is caused and what is suffered add up to the same number. The blame is the direct one: a rank that
+comes late because an earlier collective held it up is charged for coming late, and charges others in that earlier
+collective. Ties mostly mean this: a node comes late as a whole because one of its ranks held up the others.
+"""
+
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.plan import COLLECTIVES, Channel, Delay, Plan, Wait, occurrences, stream_of
+from simdist.plan.delays import Delays
+from simdist.plan.group import Group
+from simdist.plan.text import op_name
+from simdist.traces.breakdown import breakdown
+from simdist.traces.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "HostWaits",
+    "Waiting",
+    "first_steps",
+    "host_waits",
+    "injected_s",
+    "only_steps",
+    "op_table",
+    "rank_table",
+    "step_end_s",
+    "step_s",
+    "waiting",
+]
+
+Seconds: TypeAlias = NDArray[np.float64]
+
+
+def step_end_s(trace: Trace) -> Seconds:
+    """Return when each rank was done with each step and all before it.
+
+    Loads and saves do not count: they belong to later steps, or to none.
+
+    Returns:
+        float64 `[n_steps, world_size]`, seconds from the start, non-decreasing along the steps.
+    """
+    ends_s = np.zeros((trace.plan.n_steps, trace.plan.world_size))
+    for each in occurrences(trace.plan):
+        if stream_of(each.op) != "io":
+            ends_s[each.steps] = np.fmax(ends_s[each.steps], trace.end_s[each.rows])
+    return np.asarray(np.maximum.accumulate(ends_s, axis=0))
+
+
+def step_s(trace: Trace) -> Seconds:
+    """Return how long each step took, from the moment when the last rank ended the step before, float64 `[n_steps]`."""
+    return np.diff(step_end_s(trace).max(axis=1), prepend=0.0)
+
+
+def only_steps(trace: Trace, steps: range) -> Trace:
+    """Return a trace of the same plan in which only consecutive `steps` did run."""
+    first = trace.plan.first_instances()
+    rows = np.arange(trace.plan.n_instances)
+    did_run = ((rows >= first[steps.start]) & (rows < first[steps.stop]))[:, None]
+    ready_s, start_s, end_s = (
+        np.where(did_run, array, np.nan) for array in (trace.ready_s, trace.start_s, trace.end_s)
+    )
+    return Trace(trace.plan, ready_s, start_s, end_s, trace.source)
+
+
+def first_steps(trace: Trace, n_steps: int) -> Trace:
+    """Return the trace of a shorter plan, which ends after `n_steps`."""
+    plan = trace.plan
+    steps = [plan.bodies[body] for body in islice(plan.body_of_steps(), n_steps)]
+    shorter = Plan.from_steps(
+        plan.name, world_size=plan.world_size, buffers=plan.buffers, steps=steps, dataset=plan.dataset
+    )
+    stop = shorter.n_instances
+    return Trace(shorter, trace.ready_s[:stop], trace.start_s[:stop], trace.end_s[:stop], trace.source)
+
+
+def injected_s(plan: Plan, delays: Delays) -> dict[Channel, Seconds]:
+    """Return the drawn delays that a plan performs, by channel; 0 where it performs none.
+
+    Args:
+        plan: What performs them, at most one of a channel per step.
+        delays: Channel -> float64 `[n_steps, world_size]`, seconds.
+    """
+    found: dict[Channel, Seconds] = {}
+    for each in occurrences(plan):
+        if isinstance(each.op, Delay):
+            drawn_s = delays[each.op.channel]
+            found.setdefault(each.op.channel, np.zeros_like(drawn_s))[each.steps] = drawn_s[each.steps]
+    return found
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Who waited in collectives, and for whom.
+
+    Args:
+        caused_s: Seconds that others waited for this rank, float64 `[n_steps, world_size]`.
+        suffered_s: Seconds that this rank waited for others, likewise.
+    """
+
+    caused_s: Seconds
+    suffered_s: Seconds
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of waiting of all ranks in all steps; what is caused adds up to the same."""
+        return float(self.suffered_s.sum())
+
+    @property
+    def caused_by_rank_s(self) -> Seconds:
+        """Seconds that others waited for each rank in the whole run, `[world_size]`."""
+        return np.asarray(self.caused_s.sum(axis=0))
+
+    @property
+    def suffered_by_rank_s(self) -> Seconds:
+        """Seconds that each rank waited for others in the whole run, `[world_size]`."""
+        return np.asarray(self.suffered_s.sum(axis=0))
+
+    def frame(self) -> "pd.DataFrame":
+        """Return one row per step and rank: step, rank, caused_s, suffered_s."""
+        import pandas as pd
+
+        n_steps, world_size = self.caused_s.shape
+        return pd.DataFrame(
+            {
+                "step": np.repeat(np.arange(n_steps), world_size),
+                "rank": np.tile(np.arange(world_size), n_steps),
+                "caused_s": self.caused_s.ravel(),
+                "suffered_s": self.suffered_s.ravel(),
+            }
+        )
+
+
+def waiting(trace: Trace) -> Waiting:
+    """Attribute all waiting in collectives to the ranks that were waited for."""
+    shape = (trace.plan.n_steps, trace.plan.world_size)
+    caused_s, suffered_s = np.zeros(shape), np.zeros(shape)
+    for each in occurrences(trace.plan):
+        if isinstance(each.op, COLLECTIVES):
+            wait_s = trace.start_s[each.rows] - trace.ready_s[each.rows]
+            wait_s = np.where(np.isfinite(wait_s), wait_s, 0.0)
+            suffered_s[each.steps] += wait_s
+            caused_s[each.steps] += _caused_s(wait_s, trace.ready_s[each.rows], each.op.group)
+    return Waiting(caused_s, suffered_s)
+
+
+def _caused_s(wait_s: Seconds, ready_s: Seconds, group: Group) -> Seconds:
+    """Charge the waiting in each group to the members that were ready last; all arrays are `[n, world_size]`."""
+    shape = (len(wait_s), *group.shape(wait_s.shape[1]))
+    ready_s = ready_s.reshape(shape)
+    last = ready_s == np.fmax.reduce(ready_s, axis=2, keepdims=True)
+    share_s = wait_s.reshape(shape).sum(axis=2, keepdims=True) / np.maximum(last.sum(axis=2, keepdims=True), 1)
+    return np.asarray((last * share_s).reshape(wait_s.shape))
+
+
+@dataclass(frozen=True)
+class HostWaits:
+    """When hosts were blocked in a `Wait`.
+
+    A trace has a `Wait` as a moment, the one when it is over. The host needs no time to enqueue, so it has been blocked
+    since the end of the host operation before; on a real machine its enqueueing is part of that.
+
+    Args:
+        rows: Rows of the waits in the trace, int64 `[n]`, increasing.
+        begin_s: When the host arrived there, float64 `[n, world_size]`.
+        end_s: When it went on, likewise.
+    """
+
+    rows: NDArray[np.int64]
+    begin_s: Seconds
+    end_s: Seconds
+
+
+def host_waits(trace: Trace) -> HostWaits:
+    """Return when hosts were blocked."""
+    on_host = [each for each in occurrences(trace.plan) if stream_of(each.op) == "host"]
+    if not on_host:
+        nothing = np.zeros((0, trace.plan.world_size))
+        return HostWaits(np.zeros(0, dtype=np.int64), nothing, nothing)
+    rows = np.concatenate([each.rows for each in on_host])
+    is_wait = np.concatenate([np.full(len(each.rows), isinstance(each.op, Wait)) for each in on_host])
+    order = np.argsort(rows)
+    rows, is_wait = rows[order], is_wait[order]
+    end_s = trace.end_s[rows]
+    begin_s = np.fmin(np.concatenate([np.zeros_like(end_s[:1]), end_s[:-1]]), end_s)
+    return HostWaits(rows[is_wait], begin_s[is_wait], end_s[is_wait])
+
+
+def op_table(trace: Trace) -> "pd.DataFrame":
+    """Return one row per kind of operation, stream and group, most seconds first.
+
+    Columns:
+        op, stream, group: What it is; group is empty but for collectives.
+        count: How often it ran, over all ranks.
+        mean_s, median_s, total_s: Seconds from start to end.
+        wait_s: Seconds of waiting in all: of a collective for its other members, of a host `wait` for its device.
+        share: `total_s` in rank-seconds of the whole run. Streams overlap, so shares need not add up to 1.
+    """
+    import pandas as pd
+
+    rows: dict[tuple[str, str, str], list[NDArray[np.int64]]] = {}
+    for each in occurrences(trace.plan):
+        group = str(each.op.group) if isinstance(each.op, COLLECTIVES) else ""
+        rows.setdefault((op_name(each.op), stream_of(each.op), group), []).append(each.rows)
+    blocked = host_waits(trace)
+    records = []
+    for (op, stream, group), parts in rows.items():
+        taken = np.concatenate(parts)
+        seconds = trace.end_s[taken] - trace.start_s[taken]
+        seconds = seconds[np.isfinite(seconds)]
+        wait_s = blocked.end_s - blocked.begin_s if op == "wait" else trace.start_s[taken] - trace.ready_s[taken]
+        records.append(
+            {
+                "op": op,
+                "stream": stream,
+                "group": group,
+                "count": len(seconds),
+                "mean_s": float(seconds.mean()) if len(seconds) else np.nan,
+                "median_s": float(np.median(seconds)) if len(seconds) else np.nan,
+                "total_s": float(seconds.sum()),
+                "wait_s": float(np.nansum(wait_s)),
+                "share": float(seconds.sum()) / (trace.makespan_s * trace.plan.world_size) if seconds.any() else 0.0,
+            }
+        )
+    return pd.DataFrame(records).sort_values("total_s", ascending=False, kind="stable", ignore_index=True)
+
+
+def rank_table(trace: Trace) -> "pd.DataFrame":
+    """Return one row per rank: where its time went, and the waiting it caused and suffered, seconds of the whole run.
+
+    Columns:
+        compute_s, comm_s, wait_s, io_s, host_s: The states of `simdist.traces.breakdown`; they add up to the makespan.
+        hidden_comm_s: Seconds in which its collectives moved bytes behind computing.
+        caused_s, suffered_s: See `waiting`. `suffered_s` is all waiting in collectives, behind computing too, while
+            `wait_s` is only what is exposed, and the waiting for the last rank at the end of the run.
+    """
+    import pandas as pd
+
+    states, waits = breakdown(trace), waiting(trace)
+    exposed_s = states.comm_s[:, 0]
+    return pd.DataFrame(
+        {
+            "compute_s": states.compute_s[:, 0],
+            "comm_s": exposed_s,
+            "wait_s": states.wait_s[:, 0],
+            "io_s": states.io_s[:, 0],
+            "host_s": states.host_s[:, 0],
+            "hidden_comm_s": np.maximum(_transfer_s(trace) - exposed_s, 0.0),
+            "caused_s": waits.caused_by_rank_s,
+            "suffered_s": waits.suffered_by_rank_s,
+        },
+        index=pd.RangeIndex(trace.plan.world_size, name="rank"),
+    )
+
+
+def _transfer_s(trace: Trace) -> Seconds:
+    """Return the seconds in which each rank's collectives moved bytes, `[world_size]`."""
+    transfer_s = np.zeros(trace.plan.world_size)
+    for each in occurrences(trace.plan):
+        if isinstance(each.op, COLLECTIVES):
+            transfer_s += np.nansum(trace.end_s[each.rows] - trace.start_s[each.rows], axis=0)
+    return transfer_s

@@ -1,0 +1,126 @@
+"""What the page on the emulated cluster says follows from what was recorded, and from the simulator as it is now."""
+
+import sys
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from simdist.engines import simulate
+from simdist.report import insert_tables
+from simdist.runs.build import build, delays
+
+FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "emulated_cluster"
+sys.path.insert(0, str(FOLDER))
+
+import network  # noqa: E402
+import run  # noqa: E402
+import study  # noqa: E402
+
+AVERAGING = study.SYNCHRONIZATION
+each_shape = pytest.mark.parametrize("shape", study.SHAPES, ids=lambda shape: shape.name)
+
+
+each_study = pytest.mark.parametrize("chosen", study.STUDIES.values(), ids=lambda chosen: chosen.name)
+
+
+@cache
+def recorded(shape, chosen=AVERAGING):
+    return study.recorded(chosen, shape)
+
+
+def recorded_on_all(chosen):
+    return {shape: recorded(shape, chosen) for shape in study.SHAPES}
+
+
+@each_study
+@each_shape
+def test_simulator_still_predicts_what_was_recorded(shape, chosen):
+    results = iter(recorded(shape, chosen))
+    for model, stragglers, scenario in study.scenarios(study.recorded_cluster(chosen, shape), chosen):
+        for schedule in scenario.schedules:
+            built = build(scenario, schedule)
+            result = next(results)
+            assert (result.model, result.stragglers, result.schedule) == (model, stragglers, schedule.name)
+            predicted_s = simulate(built.plan, built.costs, delays(scenario)).makespan_s
+            assert result.predicted_s == pytest.approx(predicted_s, rel=1e-9)
+    assert next(results, None) is None
+
+
+@each_shape
+def test_makespans_are_predicted_within_five_per_cent_in_the_median_and_ten_at_worst(shape):
+    errors = [abs(result.error) for result in recorded(shape)]
+    assert len(errors) == 30
+    assert median(errors) <= 0.05
+    assert max(errors) <= 0.10
+
+
+@each_shape
+def test_schedules_come_in_the_measured_order(shape):
+    order = study.order(recorded(shape))
+    assert len(order.right) == order.n_pairs > 30
+
+
+@each_shape
+def test_every_kind_of_operation_is_predicted_within_ten_per_cent_in_the_median(shape):
+    errors = {kind: median(map(abs, found)) for kind, found in study.kind_errors(recorded(shape)).items()}
+    kinds = {"all_reduce", "backward", "copy", "forward", "optimize", "wait"}
+    assert kinds <= errors.keys()
+    assert {kind: errors[kind] for kind in kinds if errors[kind] > 0.10} == {}
+
+
+@each_shape
+def test_stragglers_are_charged_with_the_waiting_that_they_cause(shape):
+    late, found = (sum(numbers) for numbers in zip(*(result.charged for result in recorded(shape)), strict=True))
+    assert late > 100
+    assert found >= 0.95 * late
+
+
+@each_shape
+def test_injected_delays_came_back(shape):
+    differences_s = [result.injected_difference_s for result in recorded(shape)]
+    assert max(differences_s) <= 0.002
+
+
+@pytest.mark.parametrize(("shape", "most"), [(study.CALIBRATED, 0.08), (study.TRANSFERRED, 0.12)])
+def test_systems_that_average_gradients_are_predicted_within_a_few_per_cent_in_the_median(shape, most):
+    results = recorded(shape, study.COMMUNICATION)
+    assert {result.schedule for result in results} >= {"ring", "torus", "ps-1", "ps-4"}
+    assert median(abs(result.error) for result in results) <= most
+
+
+@each_shape
+def test_system_that_was_measured_as_the_fastest_was_predicted_to_be(shape):
+    for model in study.COMMUNICATION.models:
+        rows = [result for result in recorded(shape, study.COMMUNICATION) if result.model == model]
+        assert min(rows, key=lambda row: row.predicted_s) is min(rows, key=lambda row: row.measured_s)
+
+
+@each_study
+def test_page_shows_what_was_recorded(chosen):
+    page = (FOLDER / "README.md").read_text(encoding="utf-8")
+    assert insert_tables(page, run.tables(chosen, recorded_on_all(chosen))) == page
+
+
+def test_front_page_shows_what_was_recorded():
+    page = (FOLDER.parent.parent / "README.md").read_text(encoding="utf-8")
+    assert insert_tables(page, run.front_page(recorded_on_all(AVERAGING))) == page
+    assert insert_tables(page, run.front_lines(recorded_on_all(study.COMMUNICATION))) == page
+
+
+@pytest.mark.skipif(network.missing() is not None, reason=f"no emulated cluster here: {network.missing()}")
+@pytest.mark.parametrize(("name", "n_runs"), [("synchronization", 2 * 2 * 5), ("communication", 2 * 7)])
+def test_experiment_runs_from_calibration_to_tables(name, n_runs, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["run.py", "--tiny", "--study", name])
+    assert run.main() == 0
+    printed = capsys.readouterr().out
+    assert "makespan error median" in printed
+    assert printed.count(" MB | ") == n_runs
+
+
+def test_where_no_cluster_can_be_emulated_it_says_why(capsys, monkeypatch):
+    monkeypatch.setattr(network, "missing", lambda: "this needs root")
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    assert run.main() == 0
+    assert capsys.readouterr().out == "skipped: this needs root\n"

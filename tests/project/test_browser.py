@@ -1,0 +1,70 @@
+"""Tests of pages are not left out unnoticed: they skip on a developer's machine only."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import browser
+import pytest
+
+CI = Path(__file__).resolve().parents[2] / ".ci" / "run"
+
+
+@pytest.fixture
+def tools(tmp_path, monkeypatch) -> Path:
+    """Leave a few programs only, none of them a browser, and let `make` say what it is told."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("bash", "dirname"):
+        (folder / name).symlink_to(shutil.which(name))
+    program(folder / "id", "echo 1000")
+    program(folder / "make", f'echo "$@ ${{{browser.NEEDED}:-may skip}} $PYTEST_ADDOPTS"')
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.delenv(browser.NEEDED, raising=False)
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+    return folder
+
+
+def program(path: Path, line: str) -> None:
+    path.write_text(f"#!{shutil.which('bash')}\n{line}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+def ci() -> subprocess.CompletedProcess:
+    return subprocess.run([CI], capture_output=True, text=True, timeout=60, check=True)
+
+
+def test_tests_of_pages_skip_without_a_browser(tools):
+    with pytest.raises(pytest.skip.Exception, match="needs a browser: one of chromium, "):
+        browser.require()
+
+
+def test_tests_of_pages_fail_without_a_browser_where_one_is_needed(tools, monkeypatch):
+    monkeypatch.setenv(browser.NEEDED, "1")
+    with pytest.raises(pytest.fail.Exception, match="needs a browser: one of chromium, "):
+        browser.require()
+
+
+def test_tests_of_pages_fail_without_playwright_where_a_browser_is_needed(tools, monkeypatch):
+    program(tools / "chromium", "exit")
+    monkeypatch.setenv(browser.NEEDED, "1")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(pytest.fail.Exception, match="needs playwright"):
+        browser.require()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="runs a shell script")
+def test_ci_needs_a_browser_where_there_is_one(tools):
+    program(tools / "google-chrome", "exit")
+    done = ci()
+    assert (done.stdout, done.stderr) == ("test 1  -rfEs\n", "")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="runs a shell script")
+def test_ci_without_a_browser_goes_on_and_says_so(tools):
+    done = ci()
+    assert (done.stdout, done.stderr) == (
+        "test may skip  -rfEs\n",
+        "WARNING: no Chromium, so NO TEST OF A PAGE IN A BROWSER RUNS\n",
+    )

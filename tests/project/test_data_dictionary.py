@@ -1,0 +1,437 @@
+"""docs/reference/data-dictionary.md names every column and key that is written, with its unit and type, and no other.
+
+A small study is planned, simulated, compared, converted and, by a copy of its traces, validated; every table of the
+page is held against what is found there. What writes a new column gets a section in the page, and a line in one of the
+functions `of_...` below: the section's heading, and what was found there, by `keys`, `columns` or `arrays`.
+"""
+
+import contextlib
+import dataclasses
+import io
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from commandline import write
+
+from real.calibration.data import DataRates
+from real.calibration.output import raw_results
+from real.calibration.tables import Measurement
+from real.data.tallies import totals
+from real.execution.running import Report
+from simdist.cli import main
+from simdist.runs import run_directory
+from simdist.scenario import load
+from simdist.studies.comparison import Row, compare, frame
+from simdist.studies.epochs import epochs
+from simdist.studies.validation import validate
+from simdist.traces import waiting
+from simdist.traces.reads import expected
+from simdist.traces.trace import Trace
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "data-dictionary.md"
+PROFILES = Path(__file__).resolve().parents[2] / "tests" / "data" / "profiles"
+
+STUDY = """\
+cluster:
+  nodes: 2
+  gpus_per_node: 2
+  fabric: ideal
+  network: {latency: 25 us, bandwidth: 25 Gbit/s}
+  storage: {latency: 1 ms, bandwidth: 100 MB/s}
+  disk: {read: 1 GB/s, write: 500 MB/s}
+  memory: {bandwidth: 8 GB/s}
+workload:
+  tensors: [{name: weight, count: 100000}]
+  batch_size: 4
+  sample_size: 1 kB
+  forward: 2 ms
+data: {samples: 32, file_size: 100 kB}
+input: {source: storage}
+steps: 2 epochs
+disturbances:
+  - {kind: transient, probability: 30%, delay: 5 ms}
+  - {kind: transient, on: compute, probability: 30%, delay: 5 ms}
+  - {kind: transient, on: io, probability: 30%, delay: 5 ms}
+schedules:
+  - {kind: sync, data: naive}
+  - {kind: local_sgd, period: 2, data: staged}
+"""
+
+SWEEP = """\
+scenario: study.yaml
+cases:
+  - {name: small, workload.batch_size: 4}
+  - {name: too large for the data set, workload.batch_size: 16}
+vary: {cluster.nodes: [1, 2]}
+seeds: 2
+"""
+
+CALM = """\
+cluster: {nodes: 2, gpus_per_node: 2, fabric: ideal, network: {latency: 25 us, bandwidth: 25 Gbit/s}}
+workload: {tensors: [{name: weight, count: 100000}], batch_size: 4, forward: 2 ms}
+steps: 20
+schedules: [{kind: sync}]
+"""
+
+Found = dict[str, set[str]]
+"""Column or key -> the types of its values."""
+
+
+@dataclass(frozen=True)
+class Documented:
+    """A line of a table: unit and types of a column or key."""
+
+    unit: str
+    types: frozenset[str]
+
+
+def documented() -> dict[str, dict[str, Documented]]:
+    """Return the tables of the page, by heading."""
+    parts = re.split(r"^##+ (.*)\n", PAGE.read_text(encoding="utf-8"), flags=re.M)
+    line = re.compile(r"^\| `(\w+)` \| ([^|]*) \| ([^|]*) \| [^|]* \|$", re.M)
+    found = {}
+    for heading, text in zip(parts[1::2], parts[2::2], strict=True):
+        if rows := line.findall(text.replace("| |", "|  |")):
+            table = {name: Documented(unit.strip(), type_names(kind)) for name, unit, kind in rows}
+            assert len(table) == len(rows), f"{heading}: a name stands there twice"
+            found[heading.replace("`", "")] = table
+    return found
+
+
+def type_names(text: str) -> frozenset[str]:
+    """Return the types that a cell allows; of an array `int64 [loads, 4]`, dtype and number of dimensions."""
+    array = re.fullmatch(r"(\w+) `\[(.*)\]`", text.strip())
+    if array:
+        return frozenset({f"{array[1]} {array[2].count(',') + 1}"})
+    return frozenset(text.strip().split(" or "))
+
+
+# ---------------------------------------------------------------- what is found
+
+
+def keys(records: Iterable[Mapping[str, object]]) -> Found:
+    """Return the keys of JSON objects."""
+    names = {bool: "bool", int: "int", float: "float", str: "str", list: "list", dict: "object", type(None): "null"}
+    found: Found = {}
+    for record in records:
+        for key, value in record.items():
+            found.setdefault(key, set()).add(names[type(value)])
+    return found
+
+
+def columns(table: pd.DataFrame) -> Found:
+    """Return the columns of a frame; text is `str`, however this version of pandas calls it."""
+    return {
+        str(name): {"str" if str(column.dtype) in {"object", "str", "string"} else str(column.dtype)}
+        for name, column in table.items()
+    }
+
+
+def arrays(path: Path) -> Found:
+    """Return the arrays of an .npz file."""
+    with np.load(path) as archive:
+        return {name: {f"{archive[name].dtype} {archive[name].ndim}"} for name in archive.files}
+
+
+def lines(path: Path) -> list[dict]:
+    """Return the records of a .jsonl file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+
+
+def result(*args: object, code: int = 0) -> dict:
+    """Return the result of a command, which ends with an exit code."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        ended = main([*map(str, args), "--json"])
+    assert ended == code, err.getvalue()
+    return json.loads(out.getvalue())
+
+
+def each(rows: Sequence[Mapping[str, list]], key: str) -> list:
+    """Return what the lists under a key of several objects hold."""
+    return [value for row in rows for value in row[key]]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A scenario, and a folder with its runs, each with two traces."""
+
+    scenario: Path
+    runs: Path
+
+    @property
+    def run(self) -> Path:
+        return self.runs / "sync+naive"
+
+    @property
+    def trace(self) -> Trace:
+        return Trace.load(self.run / run_directory.SIMULATED)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    folder = tmp_path_factory.mktemp("study")
+    made = Study(write(folder / "study.yaml", STUDY), folder / "runs")
+    result("simulate", made.scenario, "-o", made.runs)
+    for run in run_directory.find(made.runs):
+        trace = Trace.load(run / run_directory.SIMULATED)
+        dataclasses.replace(trace, source="real gloo on cpu").save(run / run_directory.REAL)
+        run_directory.save_reads(expected(trace.plan), run / run_directory.REAL_READS)
+    return made
+
+
+def of_plans_and_simulations(study: Study, folder: Path) -> dict[str, Found]:
+    presets, one = result("presets"), result("presets", "clusters", "ideal")
+    plans = result("plan", study.scenario, "-o", folder / "plans")["plans"]
+    simulated = result("simulate", study.scenario)["rows"] + result("simulate", study.run)["rows"]
+    converted = result("trace", study.run, "--trace", "simulated", "--chrome", folder / "chrome.json")
+    return {
+        "A cluster that ships": keys(presets["clusters"]),
+        "A workload that ships": keys(presets["workloads"]),
+        "A scenario that ships": keys(presets["scenarios"]),
+        "One preset": keys([one]),
+        "A plan": keys(plans),
+        "What was proved": keys(each(plans, "proved")),
+        "A simulated schedule": keys(simulated),
+        "A trace that was converted": keys([converted]),
+    }
+
+
+def of_comparisons(study: Study, folder: Path) -> dict[str, Found]:
+    rows = result("compare", study.scenario, "--seeds", 2, "-o", folder / "compared")["rows"]
+    alone = result("compare", study.scenario, "--seeds", 1)["rows"]
+    records = lines(folder / "compared" / "rows.jsonl")
+    return {
+        "A schedule among others": keys(rows + alone),
+        "An epoch of a schedule": keys(each(rows, "epochs")),
+        "A record of rows.jsonl": {key: kind for key, kind in keys(records).items() if key not in rows[0]},
+    }
+
+
+def of_validations(study: Study, _: Path) -> dict[str, Found]:
+    found = result("validate", study.runs)
+    rows = found["rows"]
+    return {
+        "A validated run": keys(rows),
+        "A kind of operation, simulated and measured": keys(each(rows, "kinds")),
+        "Injected delays": keys(each(rows, "injections")),
+        "The blame of a rank": keys(each(rows, "blames")),
+        "The order of schedules": keys([found["summary"]]),
+        "A schedule in that order": keys(found["summary"]["rows"]),
+        "The error of an epoch": keys(each(rows, "epochs")),
+    }
+
+
+def of_collectives(study: Study, _: Path) -> dict[str, Found]:
+    rows = result("comms", study.runs)["rows"]
+    traces = each(rows, "traces")
+    return {
+        "The collectives of a run": keys(rows),
+        "The collectives of a trace": keys(traces),
+        "A kind of collective": keys(each(traces, "collectives")),
+    }
+
+
+def of_data(study: Study, _: Path) -> dict[str, Found]:
+    rows = result("data", study.runs, "--knobs")["rows"] + result("data", study.scenario)["rows"]
+    knobs = [row["knobs"] for row in rows if row["knobs"]]
+    traces = each(rows, "traces")
+    return {
+        "How a schedule loads its data": keys(rows),
+        "The loading of a trace": keys(traces),
+        "An epoch of a trace": keys(each(traces, "epochs")),
+        "What an epoch takes at least": keys(each(rows, "limits")),
+        "Knobs": keys(knobs),
+        "What a knob does": keys(each(knobs, "effects")),
+    }
+
+
+def of_sweeps(study: Study, folder: Path) -> dict[str, Found]:
+    done = folder / "sweep"
+    sweep = write(study.scenario.with_name("sweep.yaml"), SWEEP)
+    finished = result("sweep", sweep, "-o", done, "--workers", 0, code=1)
+    planned = result("sweep", sweep, "-o", folder / "planned", "--workers", 0, "--plans", code=1)
+    points = [json.loads(path.read_text()) for path in (folder / "planned").rglob("point.json")]
+    alone, both = (result("results", *folders) for folders in ([done], [done, study.runs]))
+    fastest = keys(result("results", done, "--fastest")["rows"])
+    varied = {"cluster.nodes", "workload.batch_size"}
+    rows = keys(both["rows"])
+    assert varied <= rows.keys()
+    return {
+        "A finished sweep": keys([finished, planned]),
+        "A point of runs": keys(points),
+        "The header of a design": keys(lines(done / "design.jsonl")[:1]),
+        "A line of the design": keys(lines(done / "design.jsonl")[1:]),
+        "A row as it is stored": keys(lines(done / "rows.jsonl")),
+        "Results": keys([alone, both]),
+        "A result": {name: types for name, types in rows.items() if name not in varied},
+        "The fastest schedule of a point": {name: types for name, types in fastest.items() if name not in rows},
+    }
+
+
+def of_reports(study: Study, folder: Path) -> dict[str, Found]:
+    found = result("report", study.runs, "-o", folder / "report.html")
+    sweep = write(study.scenario.with_name("reported.yaml"), SWEEP)
+    result("sweep", sweep, "-o", folder / "reported", "--workers", 0, code=1)
+    of_sweep = result("report", folder / "reported", "-o", folder / "sweep.html")
+    return {
+        "A report": keys([found]),
+        "A run in a report": keys(found["runs"]),
+        "A report of a sweep": keys([of_sweep]),
+    }
+
+
+def of_imports(_: Study, folder: Path) -> dict[str, Found]:
+    sizes_unknown = ("--tensors", "resnet18", "--cluster", "ideal")
+    found = [
+        result("import", PROFILES / "slow", "-o", folder / "slow.yaml"),
+        result("import", PROFILES / "late", *sizes_unknown, "-o", folder / "late.yaml"),
+    ]
+    return {
+        "An imported job": keys(found),
+        "A measured step and its prediction": keys(job["step"] for job in found),
+        "An undisturbed step": keys(job["base"] for job in found),
+        "Collectives in the traces": keys(each(found, "collectives")),
+        "A straggler in the traces": keys(each(found, "stragglers")),
+    }
+
+
+def of_whatifs(study: Study, folder: Path) -> dict[str, Found]:
+    result("import", PROFILES / "slow", "-o", folder / "recorded.yaml")
+    calm = write(folder / "calm.yaml", CALM)
+    found = [result("whatif", job, "--resamples", 40) for job in (study.scenario, calm, folder / "recorded.yaml")]
+    found.append(result("whatif", calm, "--resamples", 0, "--cluster", "ideal"))
+    gains = [job["gains"] for job in found if job["gains"]]
+    return {
+        "The slowdown of a job": keys(found),
+        "How a loss is spread": keys(job["pattern"] for job in found),
+        "What a kind of operation costs": keys(each(found, "kinds")),
+        "What a rank costs": keys(each(found, "ranks")),
+        "The slowdown of a step": keys(each(found, "by_step")),
+        "What other schedules would gain": keys(gains),
+        "The gain of a schedule": keys(each(gains, "rows")),
+    }
+
+
+def of_tuning(_: Study, folder: Path) -> dict[str, Found]:
+    calm = write(folder / "calm.yaml", CALM)
+    noisy = write(folder / "noisy.yaml", f"{CALM}disturbances: [{{kind: transient, probability: 5%, delay: 5 ms}}]\n")
+    found = [
+        result("tune", calm, "--global-every", 2),
+        result("tune", noisy, "--global-every", 2, "--group-every", "2:1", "--max-bytes", "1 MB", "--seeds", 2),
+    ]
+    of_rows = {field.name for field in dataclasses.fields(Row)}
+    rows = keys(each(found, "rows"))
+    return {
+        "A search for a schedule": keys(found),
+        "The constraints of a search": keys(search["constraints"] for search in found),
+        "A finalist": {name: types for name, types in rows.items() if name not in of_rows},
+    }
+
+
+def of_chakra(_: Study, folder: Path) -> dict[str, Found]:
+    calm = write(folder / "calm.yaml", CALM)
+    exported = result("chakra", "export", calm, "-o", folder / "traces")["exports"]
+    imported = result("chakra", "import", folder / "traces", "--cluster", "ideal", "-o", folder / "imported.yaml")
+    return {
+        "An export": keys(exported),
+        "Imported traces": keys([imported]),
+        "A bucket of imported traces": keys(imported["buckets"]),
+    }
+
+
+def of_frames(study: Study, _: Path) -> dict[str, Found]:
+    trace = study.trace
+    return {
+        "Trace.frame": columns(trace.frame()),
+        "analysis.op_table": columns(waiting.op_table(trace)),
+        "analysis.rank_table": columns(waiting.rank_table(trace)),
+        "Waiting.frame": columns(waiting.waiting(trace).frame()),
+        "Epochs.frame": columns(epochs(trace).frame()),
+    }
+
+
+def of_runs(study: Study, _: Path) -> dict[str, Found]:
+    return {
+        "Arrays of the delays": arrays(study.run / run_directory.DELAYS),
+        "Arrays of a trace": arrays(study.run / run_directory.SIMULATED),
+        "Arrays of what was read": arrays(study.run / run_directory.REAL_READS),
+    }
+
+
+def of_measurements(*_: object) -> dict[str, Found]:
+    clocks = ((0.0, 0.0), (0.0, 0.0))
+    of_ranks = totals(np.zeros((2, 1, 10), dtype=np.int64))
+    told = [
+        Report("digest", "emulated", "gloo", "cpu", ("host",), {"torch": "2"}, 1.0, clocks, clocks, 0.0, 0.0, reads)
+        for reads in (None, of_ranks)
+    ]
+    rates = DataRates(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, None, 1.0, "unknown")
+    measured = [Measurement("all_reduce", "node", 2, 1000, (0.1, 0.2))]
+    calibrated = json.loads(raw_results(measured, source="", nodes=1, ranks_per_node=2, gap_s=0.02, rates=rates))
+    return {
+        "Keys of real.json": keys(json.loads(report.dumps()) for report in told),
+        "Sums of what was read": keys([of_ranks]),
+        "A calibration": keys([calibrated]),
+        "A measured collective": keys(calibrated["measurements"]),
+        "Rates of storage": keys([calibrated["data"]]),
+    }
+
+
+EVERYTHING = (
+    of_plans_and_simulations,
+    of_comparisons,
+    of_validations,
+    of_collectives,
+    of_data,
+    of_imports,
+    of_whatifs,
+    of_tuning,
+    of_chakra,
+    of_sweeps,
+    of_reports,
+    of_frames,
+    of_runs,
+    of_measurements,
+)
+
+# ---------------------------------------------------------------- tests
+
+
+@pytest.fixture(scope="module")
+def found(study: Study, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Found]:
+    folder = tmp_path_factory.mktemp("found")
+    return {heading: table for collect in EVERYTHING for heading, table in collect(study, folder).items()}
+
+
+def test_every_table_of_the_dictionary_was_found_and_no_other(found: dict[str, Found]) -> None:
+    assert documented().keys() == found.keys()
+
+
+@pytest.mark.parametrize("heading", documented())
+def test_a_table_names_what_is_written_with_its_types_and_nothing_else(heading: str, found: dict[str, Found]) -> None:
+    table = documented()[heading]
+    assert table.keys() == found[heading].keys(), f"{heading}: {sorted(table.keys() ^ found[heading].keys())}"
+    for name, types in found[heading].items():
+        assert types <= table[name].types, f"{heading}: {name} is {types}"
+
+
+@pytest.mark.parametrize("heading", documented())
+def test_units_are_those_that_names_end_in(heading: str) -> None:
+    endings = {"_s": "s", "_s_ci95": "s", "seconds": "s", "_Bps": "B/s", "nbytes": "B"}
+    for name, each in documented()[heading].items():
+        for ending, unit in endings.items():
+            assert not name.endswith(ending) or each.unit == unit, f"{heading}: {name} is in {unit}"
+
+
+def test_frames_that_have_the_columns_of_a_command_have_all_of_them(study: Study) -> None:
+    tables = documented()
+    rows = frame(compare(load(study.scenario), baseline="sync+naive", n_seeds=2))
+    assert set(rows.columns) == tables["A schedule among others"].keys() - {"epochs", "staging_s"}
+    kinds = validate(study.trace, study.trace, run_directory.read(study.run).delays).frame()
+    assert set(kinds.columns) == tables["A kind of operation, simulated and measured"].keys()

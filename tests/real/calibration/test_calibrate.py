@@ -1,0 +1,559 @@
+"""Calibration: a cluster that is derived from times gives back these times; what noise did to them is said."""
+
+import itertools
+import json
+import math
+import os
+import statistics
+from pathlib import Path
+
+import closed_forms
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+from processes import run  # noqa: E402
+
+from real import calibrate  # noqa: E402
+from real.calibration.clusters import Form, derive  # noqa: E402
+from real.calibration.data import DataRates, Setup, measure_data, with_data  # noqa: E402
+from real.calibration.measure import collective as collective_of  # noqa: E402
+from real.calibration.measure import one_op_plan, tasks  # noqa: E402
+from real.calibration.predict import predicted_s  # noqa: E402
+from real.calibration.readings import drop_cached, fresh_readings, kernel_caches  # noqa: E402
+from real.calibration.tables import OPS, Hop, Measurement, busbw_factor, hops, line, pooled, table  # noqa: E402
+from real.data.decoding import decode_raw  # noqa: E402
+from real.data.generate import SampleSet, generate  # noqa: E402
+from real.data.index import read_index  # noqa: E402
+from real.data.storages import FilesystemStorage, open_storage  # noqa: E402
+from real.processes.launch import Place  # noqa: E402
+from simdist.cost import price  # noqa: E402
+from simdist.cost.links import LinkCost  # noqa: E402
+from simdist.engines import des  # noqa: E402
+from simdist.errors import RunError, ScenarioError  # noqa: E402
+from simdist.scenario import Cluster, Device, Link, Tensor, Workload, load, load_cluster, load_workload, presets  # noqa: E402
+
+FABRIC = Link(latency_s=3e-6, bandwidth_Bps=3e9, efficiency=0.8)
+NETWORK = Link(latency_s=25e-6, bandwidth_Bps=50e6, efficiency=0.95)
+SIZES = tuple(1000 * 4**k for k in range(8))
+TABLE = Form("table")
+DEVICE = Device(name="a device", memory_bandwidth_Bps=1e10)
+WORKLOAD = Workload(tensors=(Tensor(name="w", count=1),), batch_size=1, forward_s=0.0)
+
+
+def cluster_of(nodes=4, ranks_per_node=2, fabric=FABRIC, network=NETWORK):
+    return Cluster(nodes=nodes, gpus_per_node=ranks_per_node, fabric=fabric, network=network, library="gloo")
+
+
+def as_measured(cluster, *, factor=1.0, ops=OPS):
+    """Return the tasks on a cluster, and measurements that took exactly what the cost model says."""
+    todo = [task for task in tasks(cluster.nodes, cluster.gpus_per_node, SIZES, ops) if task.op != "sendrecv"]
+    measured = [
+        Measurement(task.op, task.where, task.group.size, task.nbytes, (factor * predicted_s(cluster, task),) * 3)
+        for task in todo
+    ]
+    return todo, measured
+
+
+def derived(measured, cluster, form=TABLE):
+    return derive(
+        measured,
+        nodes=cluster.nodes,
+        ranks_per_node=cluster.gpus_per_node,
+        form=form,
+        device=DEVICE,
+        library=cluster.library,
+        name="test",
+        source="measured by a test",
+    )
+
+
+# ---------------------------------------------------------------- the round trip
+
+
+@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(4, 2), (2, 4), (3, 3), (1, 8), (8, 1)])
+def test_cluster_with_tables_gives_back_the_all_reduces_it_is_from(nodes, ranks_per_node):
+    known = cluster_of(nodes, ranks_per_node)
+    todo, measured = as_measured(known)
+    found = derived(measured, known).cluster
+    compared = [(t, m) for t, m in zip(todo, measured, strict=True) if t.where in ("node", "one per node")]
+    assert compared
+    for task, each in compared:
+        if task.op == "all_reduce":
+            assert predicted_s(found, task) == pytest.approx(each.median_s, rel=1e-9)
+
+
+@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(4, 2), (2, 4), (3, 3)])
+def test_lines_tell_the_overhead_of_a_collective_from_the_latency_of_its_hops(nodes, ranks_per_node):
+    known = cluster_of(nodes, ranks_per_node).model_copy(update={"collective_overhead_s": 2e-3})
+    _, measured = as_measured(known)
+    found = derived(measured, known, Form("line", NETWORK.bandwidth_Bps)).cluster
+    assert found.collective_overhead_s == pytest.approx(2e-3, rel=1e-6)
+    assert found.fabric.latency_s == pytest.approx(FABRIC.latency_s, rel=1e-4)
+    assert found.network.latency_s == pytest.approx(NETWORK.latency_s, rel=1e-4)
+    assert found.network.efficiency == pytest.approx(NETWORK.efficiency, rel=1e-6)
+
+
+@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(4, 2), (2, 4), (3, 3)])
+def test_cluster_with_lines_gives_back_everything(nodes, ranks_per_node):
+    known = cluster_of(nodes, ranks_per_node)
+    todo, measured = as_measured(known)
+    found = derived(measured, known, Form("line", NETWORK.bandwidth_Bps)).cluster
+    assert found.network.bandwidth_Bps == NETWORK.bandwidth_Bps
+    assert found.network.efficiency == pytest.approx(0.95, rel=1e-9)
+    assert (found.fabric.efficiency, found.fabric.bandwidth_Bps) == (1.0, pytest.approx(2.4e9, rel=1e-9))
+    for task, each in zip(todo, measured, strict=True):
+        assert predicted_s(found, task) == pytest.approx(each.median_s, rel=1e-9), str(task)
+
+
+@pytest.mark.parametrize(("nodes", "ranks_per_node"), [(1, 8), (8, 1)])
+def test_lines_of_one_kind_of_link_leave_the_other_ideal(nodes, ranks_per_node):
+    known = cluster_of(nodes, ranks_per_node)
+    todo, measured = as_measured(known)
+    found = derived(measured, known, Form("line", NETWORK.bandwidth_Bps)).cluster
+    assert (found.fabric == Link.ideal(), found.network == Link.ideal()) == (ranks_per_node == 1, nodes == 1)
+    for task, each in zip(todo, measured, strict=True):
+        assert predicted_s(found, task) == pytest.approx(each.median_s, rel=1e-9), str(task)
+
+
+def test_hops_are_those_of_the_textbook_ring():
+    n, nbytes = 4, 64_000
+    seconds = closed_forms.ring_all_reduce_s(n, nbytes, 3e-5, 1e9)
+    (hop,) = hops([Measurement("all_reduce", "node", n, nbytes, (seconds,))], "node")
+    assert (hop.nbytes, hop.time_s) == (16_000, pytest.approx(3e-5 + 16_000 / 1e9, rel=1e-12))
+
+
+def test_hops_take_the_median_and_only_what_was_measured_there():
+    measured = [
+        Measurement("all_reduce", "node", 2, 800, (1.0, 4.0, 2.0)),
+        Measurement("all_reduce", "world", 8, 800, (9.0,)),
+        Measurement("all_gather", "node", 2, 800, (9.0,)),
+    ]
+    assert hops(measured, "node") == [Hop(400, 1.0, 3.0)]
+
+
+@pytest.mark.parametrize("form", [Form("table"), Form("line", NETWORK.bandwidth_Bps)])
+def test_prediction_of_groups_at_once_is_what_the_simulator_says(form):
+    known = cluster_of()
+    todo, measured = as_measured(known)
+    found = derived(measured, known, form).cluster
+    for task in todo:
+        if task.where in ("node", "all per node", "world"):
+            plan = one_op_plan(collective_of(task.op, task.group), task.count, found.world_size)
+            trace = des.simulate(plan, price(plan, found, WORKLOAD), {})
+            assert predicted_s(found, task) == pytest.approx(trace.makespan_s, rel=1e-9), str(task)
+
+
+# ---------------------------------------------------------------- noise
+
+
+points = st.lists(
+    st.tuples(st.integers(1, 10**8), st.floats(1e-6, 1.0), st.integers(1, 50)),
+    min_size=2,
+    max_size=12,
+    unique_by=lambda row: row[0],
+).map(lambda rows: [Hop(nbytes, time_s, float(weight)) for nbytes, time_s, weight in sorted(rows)])
+
+
+@given(points)
+def test_pooled_times_do_not_shrink_and_keep_every_size_and_the_weighted_sum(given_points):
+    found = pooled(given_points)
+    assert [hop.nbytes for hop in found] == [hop.nbytes for hop in given_points]
+    assert all(a.time_s <= b.time_s for a, b in itertools.pairwise(found))
+    sums = [math.fsum(hop.weight * hop.time_s for hop in each) for each in (found, given_points)]
+    assert sums[0] == pytest.approx(sums[1], rel=1e-9)
+
+
+@given(points)
+def test_pooling_leaves_times_that_grow_as_they_are(given_points):
+    times = sorted(hop.time_s for hop in given_points)
+    growing = [Hop(hop.nbytes, time_s, hop.weight) for hop, time_s in zip(given_points, times, strict=True)]
+    assert pooled(growing) == growing
+
+
+@given(points)
+def test_every_measured_table_is_a_link(given_points):
+    assert len(table(given_points).table) == len(given_points)
+
+
+def test_pooling_weighs_by_repetitions():
+    found = pooled([Hop(1, 4.0, 1.0), Hop(2, 1.0, 3.0)])
+    assert [hop.time_s for hop in found] == [1.75, 1.75]
+
+
+def shrinking(at, factor):
+    """Return measurements on a known cluster, of which one size within nodes took `factor` times as long."""
+    known = cluster_of()
+    _, measured = as_measured(known, ops=("all_reduce",))
+    for index, each in enumerate(measured):
+        if each.where == "node" and each.nbytes == sorted({m.nbytes for m in measured})[at]:
+            seconds = tuple(factor * s for s in each.seconds)
+            measured[index] = Measurement(each.op, each.where, each.n_members, each.nbytes, seconds)
+    return derived(measured, known)
+
+
+def test_pooled_points_are_said():
+    notes = shrinking(3, 1e-3).notes
+    assert any(note.startswith("warning: fabric: times shrink from 2 kB to 32 kB a hop (") for note in notes), notes
+    assert not any("ends flat" in note for note in notes)
+
+
+def test_table_that_ends_flat_is_said():
+    assert any("fabric: the table ends flat" in note for note in shrinking(-1, 1e-3).notes)
+    assert derived(as_measured(cluster_of())[1], cluster_of()).notes == ()
+
+
+def test_one_size_makes_no_link():
+    with pytest.raises(ScenarioError, match=r"1 size.* lower --min-size or raise --max-size"):
+        table([Hop(100, 1.0)])
+
+
+# ---------------------------------------------------------------- lines
+
+
+def on_line(alpha_s, rate_Bps, sizes=SIZES):
+    return [Hop(nbytes, alpha_s + nbytes / rate_Bps) for nbytes in sizes]
+
+
+def test_line_says_by_how_much_it_misses():
+    exact = on_line(1e-4, 1e8)
+    assert max(map(abs, line(exact).residuals)) < 1e-12
+    late = [*exact[:-1], Hop(exact[-1].nbytes, 1.1 * exact[-1].time_s)]
+    missed = line(late).residuals
+    assert missed[-1] < 0 < missed[-2]
+    assert max(map(abs, missed)) < 0.1
+
+
+def test_line_weighs_relative_misses_so_that_small_messages_count():
+    link = line([*on_line(1e-3, 1e8, SIZES[:4]), Hop(10**9, 11.0)]).link
+    assert link.latency_s == pytest.approx(1e-3, rel=0.1)
+
+
+def test_efficiency_above_one_is_said_and_written_as_one():
+    known = cluster_of()
+    found = derived(as_measured(known)[1], known, Form("line", 40e6))
+    assert (found.cluster.network.efficiency, found.cluster.network.bandwidth_Bps) == (1.0, 40e6)
+    assert any("warning: network: the fit reaches 1.19 of the stated 40 MB/s" in note for note in found.notes)
+
+
+def test_line_of_times_that_do_not_grow_takes_the_stated_rate_or_is_refused():
+    shrinking_times = [Hop(nbytes, 1e-3 / (k + 1)) for k, nbytes in enumerate(SIZES)]
+    found = line(shrinking_times, 1e12)
+    assert (found.link.efficiency, found.reached) == (1.0, math.inf)
+    assert 1e-4 < found.link.latency_s < 1e-3
+    with pytest.raises(ScenarioError, match=r"times do not grow .* larger --max-size, or --links table"):
+        line(shrinking_times)
+
+
+def test_latency_of_a_line_is_never_negative():
+    bent = [Hop(1000, 1e-6), Hop(4000, 1e-5), Hop(16000, 1e-4)]
+    assert line(bent).link.latency_s == 0.0
+
+
+# ---------------------------------------------------------------- what else is said
+
+
+def test_busbw_factors_are_those_of_nccl_tests():
+    factors = {op: busbw_factor(op, 8) for op in OPS}
+    assert factors == {"all_reduce": 1.75, "reduce_scatter": 0.875, "all_gather": 0.875, "broadcast": 1, "reduce": 1}
+
+
+def test_link_that_was_not_measured_is_ideal_and_said_in_the_source():
+    one_node, one_rank = cluster_of(1, 8), cluster_of(8, 1)
+    found = derived(as_measured(one_node)[1], one_node).cluster
+    assert found.network == Link.ideal()
+    assert "network was not measured" in found.source
+    found = derived(as_measured(one_rank)[1], one_rank).cluster
+    assert found.fabric == Link.ideal()
+    assert "fabric was not measured" in found.source
+
+
+def test_network_that_a_rank_alone_does_not_fill_is_said():
+    known = cluster_of()
+    measured = as_measured(known)[1]
+    halved = [
+        Measurement(each.op, each.where, each.n_members, each.nbytes, tuple(s / 2 for s in each.seconds))
+        if each.where == "all per node"
+        else each
+        for each in measured
+    ]
+    assert derived(measured, known).notes == ()
+    (note,) = derived(halved, known).notes
+    assert "all 2 ranks of a node take 1 times as long for 16.4 MB as one alone; in the cluster" in note
+    assert "share one NIC, 2 times" in note
+
+
+def test_every_collective_is_cut_into_equal_slices():
+    for task in tasks(3, 4, SIZES, OPS):
+        assert task.count % task.group.size == 0
+        assert 12 % len(task.taking_part(12)[0]) == 0
+
+
+# ---------------------------------------------------------------- the command
+
+
+def environment(monkeypatch, world_size, local_world_size):
+    values = {"RANK": 0, "WORLD_SIZE": world_size, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": local_world_size}
+    for name, value in (values | {"MASTER_ADDR": "localhost", "MASTER_PORT": 1}).items():
+        monkeypatch.setenv(name, str(value))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--min-size", "1 kb"], "--min-size: '1 kb': 'kb' is no unit of size: write 1 kB"),
+        (["--min-size", "2 kB", "--max-size", "1 kB"], "--min-size is 2000 B and --max-size 1000 B"),
+        (["--ops", "all_reduce,gather"], "--ops: 'gather' is no collective; there are all_reduce"),
+        (["-o", "c.yaml", "--ops", "broadcast"], "--ops leaves out all_reduce, from which the links of -o follow"),
+        (["--links", "line"], '--links line states the rate of the network: give it, e.g. --rate "25 Gbit/s"'),
+        (["--rate", "1 Gbit/s"], "--rate has no meaning for a table"),
+        (["--data", "/mnt/set"], "--data measures what a cluster file states: give -o CLUSTER with it"),
+        (["-o", "c.yaml", "--data", "/mnt/set", "--sample-size", "0 B"], "--sample-size is 0 B"),
+        (["--model", "mlp"], "--model and --workload go together"),
+        (["--model", "alexnet", "--workload", "w.yaml"], "--model alexnet: there is no such model; there are"),
+    ],
+)
+def test_wrong_option_is_refused_before_anybody_waits(monkeypatch, capsys, arguments, message):
+    environment(monkeypatch, 4, 2)
+    assert calibrate.main(arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_one_rank_has_no_links(monkeypatch, capsys):
+    environment(monkeypatch, 1, 1)
+    assert calibrate.main(["-o", "c.yaml"]) == 2
+    assert "one rank has no links to measure" in capsys.readouterr().err
+
+
+def test_without_torchrun_says_how_to_start(monkeypatch, capsys):
+    monkeypatch.delenv("RANK", raising=False)
+    assert calibrate.main([]) == 1
+    assert "not started by torchrun" in capsys.readouterr().err
+
+
+def command(ranks_per_node: int, *arguments: str) -> None:
+    """Run the command on this rank, as if each `ranks_per_node` ranks had a machine of their own."""
+    rank = int(os.environ["RANK"])
+    os.environ |= {"LOCAL_RANK": str(rank % ranks_per_node), "LOCAL_WORLD_SIZE": str(ranks_per_node)}
+    print("exit code", calibrate.main(arguments))
+
+
+QUICK = ("--budget", "0 s", "--gap", "1 ms", "--min-size", "1 kB", "--max-size", "4 kB", "--device", "cpu")
+SCENARIO = """\
+cluster: CLUSTER
+workload: WORKLOAD
+steps: 2
+schedules:
+  - {kind: sync}
+"""
+
+
+def scenario_of(folder: Path, *, cluster: str = "ideal", workload: str = "mlp"):
+    text = SCENARIO.replace("CLUSTER", cluster).replace("WORKLOAD", workload)
+    (folder / "scenario.yaml").write_text(text, encoding="utf-8")
+    return load(folder / "scenario.yaml")
+
+
+def test_two_nodes_of_two_ranks_are_measured_and_a_scenario_takes_the_cluster(tmp_path: Path) -> None:
+    cluster, raw = tmp_path / "cluster.yaml", tmp_path / "raw.json"
+    samples = SampleSet(n_samples=16, nbytes=4000, sigma=0.0, format="raw")
+    generate(tmp_path / "set", samples)
+    data = ("--data", str(tmp_path / "set"), "--cache", str(tmp_path / "cache"), "--readers", "2")
+    size = ("--sample-size", f"{3 * samples.side**2} B")
+    endings = run(command, 4, 2, "-o", str(cluster), "--json", str(raw), *data, *size, *QUICK, timeout_s=120.0)
+    for ending in endings.values():
+        assert "exit code 0" in ending.output, ending.output
+    assert "all per node (2)" in endings[0].output
+    assert "all_reduce" not in endings[1].output  # rank 0 speaks
+    found = load_cluster(cluster)
+    assert (found.nodes, found.gpus_per_node, found.nics_per_node) == (2, 2, 1)
+    assert "measured by real.calibrate: gloo, torch" in found.source
+    assert "4 ranks on 2 nodes" in found.source
+    assert [point.nbytes for point in found.network.table] == [
+        496,
+        2000,
+    ]  # the nearest to 1 kB that 4 ranks cut is 992 B
+    assert 0 < found.device.memory_bandwidth_Bps < math.inf
+    assert scenario_of(tmp_path, cluster="{file: cluster.yaml}").cluster == found
+    results = json.loads(raw.read_text(encoding="utf-8"))
+    check_raw(results, found)
+    check_data(results["data"], found)
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_a_model_is_measured_on_one_rank_and_a_scenario_takes_the_workload(tmp_path: Path) -> None:
+    workload = tmp_path / "workload.yaml"
+    arguments = ("--model", "mlp", "--batch-size", "4", "--precision", "bf16", "--workload", str(workload))
+    (ending,) = run(command, 1, 1, *arguments, *QUICK, timeout_s=120.0).values()
+    assert "exit code 0" in ending.output, ending.output
+    found = load_workload(workload)
+    assert (found.name, found.batch_size, found.precision) == ("Multilayer perceptron", 4, "bf16")
+    assert found.tensors == load_workload(presets.path("workloads", "mlp")).tensors
+    assert all(0 < seconds < math.inf for seconds in (found.forward_s, found.backward_s, found.optimize_s))
+    assert scenario_of(tmp_path, workload="{file: workload.yaml}").workload == found
+
+
+def check_raw(results, found: Cluster) -> None:
+    """The raw results hold every operation, and the table of the network follows from them."""
+    rows = {(row["op"], row["where"], row["nbytes"]): row["seconds"] for row in results["measurements"]}
+    assert len(rows) == 2 * (5 * 4 + 2)
+    assert all(min(seconds) > 0 for seconds in rows.values())
+    assert len(rows["all_reduce", "all per node", 4000]) == 2 * len(rows["all_reduce", "one per node", 4000])
+    hop_s = [statistics.median(rows["all_reduce", "one per node", 2 * p.nbytes]) / 2 for p in found.network.table]
+    weighted = pooled([Hop(point.nbytes, s, 3.0) for point, s in zip(found.network.table, hop_s, strict=True)])
+    assert [p.time_s for p in found.network.table] == pytest.approx([hop.time_s for hop in weighted], rel=1e-9)
+
+
+def check_data(levels, found: Cluster) -> None:
+    """The cluster states what was measured of storage, disk and memory."""
+    assert found.storage.bandwidth_Bps == levels["storage_Bps"]
+    assert found.storage.client_bandwidth_Bps in (levels["client_Bps"], math.inf)
+    assert (found.storage.open_s, found.storage.latency_s) == (levels["open_s"], 0)
+    assert (found.disk.read_Bps, found.disk.write_Bps) == (levels["disk_read_Bps"], levels["disk_write_Bps"])
+    assert found.memory.bandwidth_Bps == levels["memory_Bps"]
+    assert "pages of the files were dropped from the nodes' caches before; of 28 reads 12 were" in found.storage.source
+    assert "shortly after they were written, from the page cache" in found.disk.source
+    network_s = 2 * LinkCost.of(found.network).latency_s
+    assert found.memory.latency_s == pytest.approx(max(levels["request_s"] - network_s, 0.0))
+    assert all(0 < levels[key] < math.inf for key in ("storage_Bps", "client_Bps", "memory_Bps", "decode_s"))
+
+
+def test_a_cluster_takes_the_levels_that_were_measured_on_it():
+    rates = DataRates(
+        storage_Bps=4e8,
+        client_Bps=1e8,
+        open_s=2e-3,
+        disk_read_Bps=2e9,
+        disk_write_Bps=1e9,
+        disk_s=1e-4,
+        memory_Bps=1e10,
+        request_s=3e-4,
+        decode_s=5e-3,
+        storage_caches="cached by nobody",
+    )
+    found = with_data(cluster_of(), rates, source="a test")
+    assert (found.storage.bandwidth_Bps, found.storage.client_bandwidth_Bps, found.storage.open_s) == (4e8, 1e8, 2e-3)
+    assert (found.disk.read_Bps, found.disk.write_Bps, found.disk.latency_s) == (2e9, 1e9, 1e-4)
+    assert found.memory.bandwidth_Bps == 1e10
+    assert (found.storage.source, found.memory.source) == ("a test; cached by nobody", "a test")
+    assert found.memory.latency_s == pytest.approx(3e-4 - 2 * NETWORK.latency_s)
+    assert with_data(cluster_of(nodes=1), rates, source="a test").storage.client_bandwidth_Bps == math.inf
+
+
+def test_a_node_that_reads_as_fast_alone_as_all_together_has_no_limit_of_its_own():
+    rates = DataRates(
+        storage_Bps=4e8,
+        client_Bps=3.9e8,
+        open_s=0.0,
+        disk_read_Bps=2e9,
+        disk_write_Bps=1e9,
+        disk_s=0.0,
+        memory_Bps=1e10,
+        request_s=0.0,
+        decode_s=5e-3,
+        storage_caches="",
+    )
+    assert with_data(cluster_of(), rates, source="a test").storage.client_bandwidth_Bps == math.inf
+
+
+def place_of(rank: int, world_size: int = 4, local_world_size: int = 2) -> Place:
+    return Place(rank, world_size, rank % local_world_size, local_world_size)
+
+
+def test_no_file_of_the_storage_is_read_twice_while_there_are_others():
+    readings = [fresh_readings(place_of(rank), n_each=40, n_samples=32 + 80 + 160) for rank in range(4)]
+    read = [sample for each in readings for part in (each.alone, each.of_node, each.of_all) for sample in part]
+    assert sorted(read) == list(range(32 + 80 + 160))
+    assert {(len(each.alone), len(each.of_node), len(each.of_all)) for each in readings} == {
+        (32, 40, 40),
+        (0, 40, 40),
+        (0, 0, 40),
+    }
+    assert {each.said for each in readings} == {"every file was read once"}
+
+
+def test_ranks_share_no_file_in_a_reading_of_a_small_data_set_and_it_is_said():
+    readings = [fresh_readings(place_of(rank), n_each=4, n_samples=16) for rank in range(4)]
+    assert sorted(sample for each in readings for sample in each.of_all) == list(range(16))
+    assert readings[0].said == "of 28 reads 12 were of files read before, for the data set has no more"
+
+
+def is_cached(path: Path) -> bool:
+    """Tell whether the beginning of a file can be read without waiting for a disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.preadv(descriptor, [bytearray(1)], 0, os.RWF_NOWAIT) == 1
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    """A folder with a data set, on a file system with a page cache."""
+    generate(tmp_path / "set", SampleSet(n_samples=8, nbytes=8000, sigma=0.0, format="raw"))
+    index = read_index(tmp_path / "set" / "index.csv")
+    drop_cached(open_storage(str(tmp_path / "set")), index, range(8))
+    try:
+        if is_cached(tmp_path / "set" / index.names[0]):
+            pytest.skip("the folder of temporary files lies in memory")
+    except OSError as error:
+        pytest.skip(f"cannot tell here what is cached: {error}")
+    return tmp_path / "set"
+
+
+class Alone:
+    """The connection of a rank without others."""
+
+    place = place_of(0, 1, 1)
+
+    def barrier(self, what: str) -> None:
+        pass
+
+    def exchange(self, what: str, value: str) -> list[str]:
+        return [value]
+
+
+def test_the_storage_is_never_measured_by_the_page_cache_of_a_node(stored: Path, monkeypatch: pytest.MonkeyPatch):
+    """Eight files are read by one thread, by a node, and by all: 24 times."""
+    read_once, cached = FilesystemStorage.read_once, []
+
+    def watched(self: FilesystemStorage, name: str, *, left_s: float) -> bytes:
+        cached.append(is_cached(stored / name))
+        return read_once(self, name, left_s=left_s)
+
+    monkeypatch.setattr(FilesystemStorage, "read_once", watched)
+    index, storage = read_index(stored / "index.csv"), open_storage(str(stored))
+    setup = Setup(index, storage, decode_raw, (int(index.nbytes[0]),), stored.parent / "cache", 2)
+    rates = measure_data(Alone(), setup)
+    assert cached[:24] == [False] * 24
+    assert "of 24 reads 16 were of files read before" in rates.storage_caches
+
+
+def test_what_is_known_of_the_page_cache_is_said(tmp_path: Path):
+    folder, object_store = open_storage(str(tmp_path)), open_storage("memory://set")
+    assert kernel_caches(folder, dropped=False) == "the nodes' page caches may have held the files"
+    assert kernel_caches(object_store, dropped=False) == "read without a page cache of the nodes"
+
+
+def test_a_file_that_is_there_is_not_replaced_and_all_ranks_end(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").write_text("precious", encoding="utf-8")
+    endings = run(command, 2, 2, "-o", str(tmp_path / "cluster.yaml"), *QUICK)
+    for ending in endings.values():
+        assert "is there already; replace it with --force" in ending.output
+        assert "exit code 0" not in ending.output
+    assert (tmp_path / "cluster.yaml").read_text(encoding="utf-8") == "precious"
+
+
+def test_write_replaces_only_by_force_and_leaves_nothing_else(tmp_path: Path) -> None:
+    from real.calibration import output
+
+    output.write(tmp_path / "c.yaml", "one", force=False)
+    with pytest.raises(ScenarioError, match="--force"):
+        output.write(tmp_path / "c.yaml", "two", force=False)
+    output.write(tmp_path / "c.yaml", "three", force=True)
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("c.yaml", "three")]
+    with pytest.raises(RunError, match="cannot be written"):
+        output.write(tmp_path / "none" / "c.yaml", "four", force=False)

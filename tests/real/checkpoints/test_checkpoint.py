@@ -1,0 +1,261 @@
+"""A loop that goes on from a checkpoint ends as one that was never disturbed; a damaged checkpoint is noticed."""
+
+import dataclasses
+import hashlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import loops
+import numpy as np
+import pytest
+from loops import Loop
+from pool import Pool
+from processes import ROOT, run
+from trainings import Training
+
+from simdist.schedules import GTopK, HiTopK, LocalSGD, Sync
+from tests.real.training.test_training import SCHEDULES, assert_equal
+
+torch = pytest.importorskip("torch")
+from real.checkpoints import archive  # noqa: E402
+
+LOOP = Loop(SCHEDULES[0], Training("dropout"), 12, every=4)
+
+
+@pytest.fixture(scope="module")
+def pools() -> Iterator[dict[int, Pool]]:
+    made = {world_size: Pool(world_size) for world_size in (1, 2, 4)}
+    yield made
+    for pool in made.values():
+        pool.close()
+
+
+@pytest.fixture
+def four(pools: dict[int, Pool]) -> Pool:
+    return pools[4]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(pools: dict[int, Pool]) -> list[np.ndarray]:
+    return pools[4].run(loops.train, LOOP)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# --- going on ---
+
+
+@pytest.mark.parametrize("model", ["dropout", "conv"])
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=[each.name for each in SCHEDULES])
+def test_a_resumed_loop_ends_with_the_same_parameters_to_the_last_bit(
+    four: Pool, schedule, model: str, tmp_path: Path
+) -> None:
+    loop = Loop(schedule, Training(model), 12, decay=True)
+    expected = four.run(loops.train, loop)
+    kept = dataclasses.replace(loop, checkpoint=tmp_path)
+    stopped = four.run(loops.train, dataclasses.replace(kept, stop_before=8))
+    assert not np.array_equal(stopped[0], expected[0])
+    assert names(tmp_path) == ["step-0000000005.ckpt"]
+    assert_equal(four.run(loops.train, kept), expected)
+    assert names(tmp_path) == ["step-0000000010.ckpt", "step-0000000012.ckpt"]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_a_plain_loop_resumes_too(four: Pool, optimizer: str, tmp_path: Path) -> None:
+    loop = Loop(SCHEDULES[2], Training("dropout", optimizer=optimizer), 12, plain=True)
+    kept = dataclasses.replace(loop, checkpoint=tmp_path)
+    four.run(loops.train, dataclasses.replace(kept, stop_before=7))
+    assert_equal(four.run(loops.train, kept), four.run(loops.train, loop))
+
+
+def test_a_finished_loop_is_not_done_again(four: Pool, undisturbed: list[np.ndarray], tmp_path: Path) -> None:
+    kept = dataclasses.replace(LOOP, checkpoint=tmp_path)
+    for _ in range(2):
+        assert_equal(four.run(loops.train, kept), undisturbed)
+
+
+def test_files_that_a_killed_writer_has_left_are_deleted(pools: dict[int, Pool], tmp_path: Path) -> None:
+    run(loops.killed_while_writing, 1, tmp_path / "step-0000000004.ckpt")
+    assert len(names(tmp_path)) == 1
+    loop = Loop(Sync(), Training(), 6, ranks_per_node=1, checkpoint=tmp_path, every=4, stop_before=5)
+    pools[1].run(loops.train, loop)
+    assert names(tmp_path) == ["step-0000000004.ckpt"]
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "lars"])
+@pytest.mark.parametrize("schedule", [HiTopK, GTopK])
+def test_compression_goes_on_to_the_last_bit(four: Pool, schedule, optimizer: str, tmp_path: Path) -> None:
+    """The residuals of padded slices and of merges, and the velocities of LARS, belong to the state."""
+    compressed = schedule(density=0.2, method="dgc", first_bucket_nbytes=100, bucket_nbytes=300)
+    loop = Loop(compressed, Training(optimizer=optimizer), 12)
+    expected = four.run(loops.train, loop)
+    four.run(loops.train, dataclasses.replace(loop, checkpoint=tmp_path, stop_before=7))
+    assert_equal(four.run(loops.train, dataclasses.replace(loop, checkpoint=tmp_path)), expected)
+
+
+def test_residuals_belong_to_the_state(pools: dict[int, Pool], tmp_path: Path) -> None:
+    expected = pools[2].run(loops.train_with_residual, None, None)
+    pools[2].run(loops.train_with_residual, tmp_path, 5)
+    assert_equal(pools[2].run(loops.train_with_residual, tmp_path, None), expected)
+
+
+# --- files ---
+
+
+def test_equal_states_are_stored_once(four: Pool, tmp_path: Path) -> None:
+    four.run(loops.train, dataclasses.replace(LOOP, checkpoint=tmp_path, stop_before=5))
+    index = archive.read_index(tmp_path / "step-0000000004.ckpt")
+    of_rank = {section: [sections[section] for sections in index.ranks] for section in index.ranks[0]}
+    assert len(set(of_rank.pop("random"))) == 4
+    assert {section: len(set(blobs)) for section, blobs in of_rank.items()} == dict.fromkeys(of_rank, 1)
+
+
+def test_a_damaged_checkpoint_is_left_for_the_one_before_with_a_warning(
+    four: Pool, undisturbed: list[np.ndarray], tmp_path: Path
+) -> None:
+    kept = dataclasses.replace(LOOP, checkpoint=tmp_path)
+    four.run(loops.train, dataclasses.replace(kept, stop_before=10))
+    newest = tmp_path / "step-0000000008.ckpt"
+    newest.write_bytes(newest.read_bytes()[:-100])
+    results = four.run(loops.resumed, kept)
+    assert_equal([parameters for parameters, _ in results], undisturbed)
+    (warning,) = results[0][1]
+    assert re.match(rf"{newest}: cut off.*; going on from {tmp_path / 'step-0000000004.ckpt'}", warning)
+    assert [warned for _, warned in results[1:]] == [[], [], []]
+
+
+def test_damaged_checkpoints_alone_are_an_error_on_every_rank(four: Pool, tmp_path: Path) -> None:
+    (tmp_path / "step-0000000004.ckpt").write_bytes(b"simdist checkpoint 1\nand nothing else")
+    for error in four.run(loops.error_of_loop, dataclasses.replace(LOOP, checkpoint=tmp_path)):
+        assert re.match(r"RunError: no checkpoint is complete: .*step-0000000004.ckpt: .*; delete them", error)
+
+
+def test_a_folder_that_cannot_hold_checkpoints_is_told_before_the_first_step(four: Pool, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    folder = tmp_path / "file" / "checkpoints"
+    for error in four.run(loops.error_of_loop, dataclasses.replace(LOOP, checkpoint=folder)):
+        assert error.startswith(f"RunError: {folder}: cannot hold checkpoints: ")
+
+
+def test_good_checkpoints_are_kept_beside_a_newer_one_that_is_damaged(four: Pool, tmp_path: Path) -> None:
+    kept = dataclasses.replace(LOOP, checkpoint=tmp_path)
+    four.run(loops.train, dataclasses.replace(kept, stop_before=5))
+    damaged = tmp_path / "step-0000000099.ckpt"
+    damaged.write_bytes(b"damaged")
+    four.run(loops.resumed, dataclasses.replace(kept, stop_before=9))
+    assert {path.name for path in tmp_path.iterdir()} == {"step-0000000004.ckpt", "step-0000000008.ckpt", damaged.name}
+
+
+@pytest.mark.parametrize("world_size", [4, 2])
+def test_a_checkpoint_of_another_job_is_refused(pools: dict[int, Pool], world_size: int, tmp_path: Path) -> None:
+    pools[4].run(loops.train, dataclasses.replace(LOOP, checkpoint=tmp_path, stop_before=5))
+    other = Loop(LocalSGD(period=2), Training("mlp"), 12, checkpoint=tmp_path)
+    for error in pools[world_size].run(loops.error_of_loop, other):
+        assert re.match(
+            r"RunError: .*step-0000000004.ckpt is of plan sync \(\w{12}\) on 4 ranks, model Sequential of 83 elements "
+            rf".*; this is plan local-2 \(\w{{12}}\) on {world_size} ranks, model Sequential of 155 elements .*: go on",
+            error,
+        )
+
+
+def test_what_is_no_plain_data_is_refused_at_once(pools: dict[int, Pool], tmp_path: Path) -> None:
+    (error,) = pools[1].run(loops.error_of, loops.saves_code, tmp_path)
+    assert "RunError: the state of what `also` names holds other things than numbers, text, lists" in error
+
+
+def test_a_plain_loop_cannot_say_when_others_are_saved(pools: dict[int, Pool], tmp_path: Path) -> None:
+    (error,) = pools[1].run(loops.saves_also_in_plain_loop, tmp_path)
+    assert "RunError: checkpoints of scheduler are written where the loop asks for its next step" in error
+
+
+# --- the format ---
+
+JOB = archive.Job("sync", "0" * 64, 2, "Linear of 6 elements")
+
+
+def write(path: Path, *texts: bytes) -> None:
+    parcels = [
+        (hashlib.sha256(text).hexdigest(), torch.frombuffer(bytearray(text), dtype=torch.uint8)) for text in texts
+    ]
+    archive.write(path, 3, JOB, parcels, [{"tensors": parcels[0][0]}, {"tensors": parcels[-1][0]}])
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "step.ckpt"
+    write(path, b"one state", b"another")
+    index = archive.read_index(path)
+    assert (index.step, index.job) == (3, JOB)
+    read = [bytes(archive.read_blob(path, index.blobs[sections["tensors"]]).tolist()) for sections in index.ranks]
+    assert read == [b"one state", b"another"]
+
+
+def test_every_cut_and_every_changed_byte_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "step.ckpt"
+    write(path, b"one state", b"another")
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
+            path.write_bytes(damaged)
+            with pytest.raises(archive.DamagedError):
+                archive.read_index(path)
+
+
+def test_an_interruption_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "step.ckpt"
+    path.write_bytes(b"old")
+
+    def interrupted() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "0" * 64, torch.zeros(3, dtype=torch.uint8)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        archive.write(path, 3, JOB, interrupted(), [])
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["step.ckpt"]
+
+
+# --- a worker that is killed ---
+
+KILLED_ONCE = """
+import os, pathlib, runpy, signal, sys
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+example, marker = sys.argv[1], pathlib.Path(sys.argv[2])
+steps = []
+
+def count(*_):
+    steps.append(1)
+    if len(steps) == 30 and os.environ["RANK"] == "2" and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+register_optimizer_step_post_hook(count)
+sys.argv[:] = [example, *sys.argv[3:]]
+runpy.run_path(example, run_name="__main__")
+"""
+
+
+def test_torchrun_restarts_the_example_and_it_ends_as_if_undisturbed(tmp_path: Path) -> None:
+    script, marker, kept = tmp_path / "killed.py", tmp_path / "marker", tmp_path / "kept"
+    script.write_text(KILLED_ONCE, encoding="utf-8")
+    example = ROOT / "docs" / "examples" / "train.py"
+    undisturbed = run(loops.run_script, 4, example, "--n-steps", "48")
+    restarted = torchrun(script, example, marker, "--n-steps", "48", "--checkpoint", kept)
+    assert marker.exists()
+    assert re.fullmatch(r"held out: loss \d\.\d+\n", restarted)
+    assert restarted == undisturbed[0].output
+    assert names(kept) == ["step-0000000040.ckpt", "step-0000000048.ckpt"]
+
+
+def torchrun(*command: object) -> str:
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "3"]
+    done = subprocess.run(
+        [*start, "--nproc-per-node", "4", *map(str, command)], capture_output=True, text=True, timeout=300, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,197 @@
+"""What a user reads whose data set cannot be read: an outage, a wrong URL, labels that the model does not have."""
+
+import errno
+import socket
+import types
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from data_files import content_of, entry  # noqa: E402
+from data_runs import Looking, Still, perform  # noqa: E402
+from processes import run  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from real import jobs, models  # noqa: E402
+from real.data import nfs  # noqa: E402
+from real.data.index import Index, make_index  # noqa: E402
+from real.data.matching import check_labels  # noqa: E402
+from real.data.storages import RetryingStorage, open_storage, read_storage_index  # noqa: E402
+from simdist.errors import RunError, ScenarioError  # noqa: E402
+from simdist.runs import run_directory  # noqa: E402
+from simdist.runs.build import build, delays  # noqa: E402
+from simdist.scenario import loads  # noqa: E402
+
+SCENARIO = """\
+cluster:
+  nodes: 2
+  gpus_per_node: 1
+  fabric: ideal
+  network: ideal
+  storage: {latency: 0.1 ms, bandwidth: 1 GB/s}
+  disk: {read: 1 GB/s, write: 1 GB/s}
+workload: {tensors: [{name: weight, count: 4}], batch_size: 3, forward: 1 ms, sample_size: 1000 B}
+data: {samples: 12, file_size: 1000 B, policy: files}
+steps: 1 epochs
+input: {source: storage, prefetch: 1}
+schedules: [{kind: sync}]
+"""
+REFUSED = ConnectionRefusedError(errno.ECONNREFUSED, "host:2049: connection refused")
+
+
+def written(path: Path) -> run_directory.RunDirectory:
+    scenario = loads(SCENARIO, folder=path.parent)
+    plan = build(scenario, scenario.schedules[0]).plan
+    run_directory.write(path, scenario, plan, delays(scenario))
+    return run_directory.read(path)
+
+
+# --- outages ---
+
+
+class Away(RetryingStorage):
+    """Gives one answer per read, an error or a file; time passes in pauses, and `read_s` in each read."""
+
+    def __init__(self, answers: Sequence[bytes | Exception], *, read_s: float = 0.0, timeout_s: float = 60.0) -> None:
+        self.clock_s, self.read_s, self.lines = 0.0, read_s, []
+        super().__init__(
+            "nfs://host/set", timeout_s=timeout_s, now=lambda: self.clock_s, sleep=self._pass, tell=self._told
+        )
+        self.answers = list(answers)
+
+    def read_once(self, name: str, *, left_s: float) -> bytes:
+        self.clock_s += self.read_s
+        match self.answers.pop(0):
+            case bytes(content):
+                return content
+            case error:
+                raise error
+
+    def close(self) -> None:
+        pass
+
+    def _pass(self, pause_s: float) -> None:
+        self.clock_s += pause_s
+
+    def _told(self, line: str) -> None:
+        self.lines.append(f"{self.clock_s:.2f} s: {line}")
+
+
+def test_an_outage_that_lasts_is_told_once_and_so_is_its_end() -> None:
+    storage = Away([*[REFUSED] * 12, b"here", b"there"])
+    assert (storage.read("1.jpg"), storage.read("2.jpg")) == (b"here", b"there")
+    assert storage.lines == [
+        "5.15 s: cannot reach nfs://host/set: host:2049: connection refused; trying until 60 s are over",
+        "15.15 s: nfs://host/set is back after 15 s",
+    ]
+
+
+def test_every_outage_is_told() -> None:
+    storage = Away([*[REFUSED] * 9, b"here", *[REFUSED] * 9, b"there"])
+    assert (storage.read("1.jpg"), storage.read("2.jpg")) == (b"here", b"there")
+    assert ["is back" in line for line in storage.lines] == [False, True, False, True]
+
+
+def test_a_short_outage_passes_without_a_word() -> None:
+    storage = Away([*[REFUSED] * 6, b"here", *[REFUSED] * 6, b"there"])
+    assert (storage.read("1.jpg"), storage.read("2.jpg")) == (b"here", b"there")
+    assert storage.lines == []
+
+
+def test_the_time_in_which_a_server_is_silent_counts() -> None:
+    storage = Away([TimeoutError(errno.ETIMEDOUT, "host:2049 does not answer"), b"here"], read_s=5.0)
+    assert storage.read("1.jpg") == b"here"
+    assert storage.lines[0].startswith("5.00 s: cannot reach nfs://host/set: host:2049 does not answer; trying until")
+
+
+def libnfs_is_missing() -> bool:
+    try:
+        open_storage("nfs://127.0.0.1/set").close()
+    except RunError:
+        return True
+    return False
+
+
+needs_libnfs = pytest.mark.skipif(libnfs_is_missing(), reason="libnfs is not installed")
+
+
+@needs_libnfs
+def test_nobody_at_an_nfs_port_is_a_refused_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    storage = open_storage(f"nfs://127.0.0.1/set?nfsport={port}", timeout_s=0.1)
+    with pytest.raises(RunError, match=rf"last: 127\.0\.0\.1:{port}: connection refused$"):
+        storage.read("1.jpg")
+
+
+@needs_libnfs
+def test_a_server_that_takes_no_connection_is_given_up_before_one_that_takes_long_to_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    deadlines_s = []
+
+    def refuse(*_server: object, deadline_s: float, **_settings: object) -> None:
+        deadlines_s.append(deadline_s)
+        raise REFUSED
+
+    monkeypatch.setattr(nfs, "Connection", refuse)
+    monkeypatch.setattr(nfs.time, "monotonic", lambda: 100.0)
+    for timeout_s in (10.0, 2.0):
+        with pytest.raises(ConnectionRefusedError):
+            nfs.NfsFileSystem("host").cat_file("/set/1.jpg", timeout_s=timeout_s)
+    assert deadlines_s == [105.0, 102.0]
+
+
+# --- what is not there ---
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_folder_that_is_not_there_and_one_without_an_index_are_wrong_input(tmp_path: Path, scheme: str) -> None:
+    (tmp_path / "file").touch()
+    for name in ("nowhere", "file"):
+        with pytest.raises(ScenarioError, match=rf"{name}: there is no such folder$"):
+            read_storage_index(open_storage(f"{scheme}{tmp_path}/{name}"))
+    with pytest.raises(ScenarioError, match=r"has no index\.csv; `python -m real\.data\.indexing FOLDER` makes one"):
+        read_storage_index(open_storage(f"{scheme}{tmp_path}"))
+
+
+def test_a_run_without_its_data_set_ends_as_wrong_input_does(tmp_path: Path) -> None:
+    path = written(tmp_path / "run").path
+    where = ("--backend", "gloo", "--device", "cpu", "--timeout", 20)
+    for ending in run(perform, 2, path, *where, "--data", tmp_path / "nowhere").values():
+        assert ending.code == 2, ending.output
+        assert f"error: {tmp_path}/nowhere: there is no such folder" in ending.output
+
+
+# --- labels ---
+
+
+def labelled(labels: Sequence[int]) -> Index:
+    return make_index(entry(f"{at}.jpg", content_of(at), label) for at, label in enumerate(labels))
+
+
+def test_labels_are_those_that_the_model_has_outputs_for() -> None:
+    check_labels(labelled([0, 9]), 10, "/set")
+    with pytest.raises(
+        ScenarioError, match="/set: labels go up to 10, the model has 10 outputs: generate the data set with --classes"
+    ):
+        check_labels(labelled([0, 10, 3]), 10, "/set")
+    with pytest.raises(ScenarioError, match="/set: label -1 is below 0"):
+        check_labels(labelled([0, -1]), 10, "/set")
+
+
+def test_a_model_with_too_few_outputs_is_refused_before_the_run(tmp_path: Path) -> None:
+    connection = types.SimpleNamespace(place=types.SimpleNamespace(rank=0), device=torch.device("cpu"))
+    source = types.SimpleNamespace(shape=(1000,), index=labelled([0, 639]), url="/set")
+
+    def job(**_wanted: object) -> models.Job:
+        return models.Job(Looking(), lambda output, _: output, Still(), batch, n_classes=10)
+
+    def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(3, 1000), torch.zeros(3)
+
+    make = jobs.program_maker(connection, written(tmp_path / "run"), job, "fp32", source)
+    with pytest.raises(ScenarioError, match=r"labels go up to 639, the model has 10 outputs: .* --classes 10, or"):
+        make(None, None)

@@ -1,0 +1,996 @@
+"""Files of a data set: their index, made-up ones, storages, and a node's copies. Whatever fails, no wrong byte."""
+
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from data_files import content_of, entry, index_of
+
+from real.data import filecache, libnfs, nfs
+from real.data.decoding import decode_image, decode_raw
+from real.data.filecache import FileCache
+from real.data.generate import SampleSet, contents, generate
+from real.data.generate import main as generate_command
+from real.data.images import sample_number
+from real.data.index import Entry, Index, make_index, parse_index, read_index, write_entries, write_index
+from real.data.indexing import index_folder
+from real.data.indexing import main as index_command
+from real.data.nfs import NfsFileSystem, nfs_from_url
+from real.data.nfs4 import Operation, Piece
+from real.data.storages import RetryingStorage, open_storage, read_sample, read_storage_index
+from simdist.errors import RunError, ScenarioError
+
+TIMEOUT_S = 60.0
+
+
+def refuse() -> bytes:
+    raise AssertionError("is not to be read")
+
+
+# The index.
+
+
+def test_index_that_was_written_is_read_as_it_was(tmp_path: Path) -> None:
+    lines = [Entry("b, with comma/1.jpg", 3, 1, 2**32 - 1), Entry('a/"quoted" é.png', -1, 2**40, 0)]
+    write_index(make_index(lines), tmp_path / "index.csv")
+    index = read_index(tmp_path / "index.csv")
+    assert [index[sample] for sample in range(len(index))] == lines
+    assert (index.labels.dtype, index.nbytes.dtype, index.crc32.dtype) == (np.int64, np.int64, np.uint32)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name,label\n", "set:1: 'name,label': the header is name,label,nbytes,crc32"),
+        ("", "set:1: '': the header"),
+        ("name,label,nbytes,crc32\na,0,1,2\na,0,1\n", r"set:3: 3 columns \('a,0,1'\)"),
+        ("name,label,nbytes,crc32\na,x,1,2\n", "set:2: label 'x': write a whole number"),
+        ("name,label,nbytes,crc32\na,0,0,2\n", "set:2: nbytes '0': write a whole number from 1"),
+        ("name,label,nbytes,crc32\na,0,1.5,2\n", "set:2: nbytes '1.5'"),
+        ("name,label,nbytes,crc32\na,0,1,4294967296\n", "set:2: crc32 '4294967296': .* to 4294967295"),
+        ("name,label,nbytes,crc32\n../a,0,1,2\n", r"set:2: name '../a' leaves the folder"),
+        ("name,label,nbytes,crc32\n/etc/passwd,0,1,2\n", "set:2: name '/etc/passwd' leaves the folder"),
+        ("name,label,nbytes,crc32\na//b,0,1,2\n", "set:2: name 'a//b' is no path of a file"),
+        ("name,label,nbytes,crc32\n,0,1,2\n", "set:2: name '' is no path of a file"),
+        ("name,label,nbytes,crc32\na,0,1,23", "set:2: ends without a line break: the file is truncated"),
+        (
+            "name,label,nbytes,crc32\na,0,1,2\nb,0,1,2\na,1,1,3\n",
+            "set:4: name 'a' is in line 2 too; write each file once",
+        ),
+        ('name,label,nbytes,crc32\n"a,0,1,2\n', "set:2: unexpected end of data"),
+    ],
+)
+def test_wrong_line_of_an_index_is_named(text: str, message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        parse_index(text.encode(), where="set")
+
+
+def test_index_that_is_not_text_is_refused() -> None:
+    with pytest.raises(ScenarioError, match="set: byte 3 is not UTF-8"):
+        parse_index(b"nam\xff", where="set")
+
+
+def test_missing_index_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match=rf"No such file.*python -m real.data.indexing {tmp_path}"):
+        read_index(tmp_path / "index.csv")
+
+
+def test_columns_of_an_index_are_equally_long() -> None:
+    one = np.zeros(1, np.int64)
+    with pytest.raises(ScenarioError, match=r"crc32 is uint32\[2\]; 1 names need uint32\[1\]"):
+        Index(("a",), one, one, np.zeros(2, np.uint32))
+
+
+def test_interrupted_index_leaves_the_old_one(tmp_path: Path) -> None:
+    def interrupted() -> Iterator[Entry]:
+        yield Entry("a", 0, 1, 2)
+        raise KeyboardInterrupt
+
+    write_index(index_of(3), tmp_path / "index.csv")
+    with pytest.raises(KeyboardInterrupt):
+        write_entries(interrupted(), tmp_path / "index.csv")
+    assert len(read_index(tmp_path / "index.csv")) == 3
+    assert os.listdir(tmp_path) == ["index.csv"]
+
+
+def test_folder_of_images_is_indexed_by_class_and_name(tmp_path: Path) -> None:
+    files = {"dog/2.JPEG": b"two", "dog/1.png": b"one", "cat/deep/3.jpg": b"three", "cat/notes.txt": b"none"}
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    assert list(index_folder(tmp_path)) == [
+        entry("cat/deep/3.jpg", b"three", 0),
+        entry("dog/1.png", b"one", 1),
+        entry("dog/2.JPEG", b"two", 1),
+    ]
+
+
+def test_class_without_images_and_empty_image_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match="has no sub-folders"):
+        list(index_folder(tmp_path))
+    (tmp_path / "cat").mkdir()
+    with pytest.raises(ScenarioError, match="cat: has no image"):
+        list(index_folder(tmp_path))
+    (tmp_path / "cat" / "1.jpg").touch()
+    with pytest.raises(ScenarioError, match=r"1\.jpg: is empty"):
+        list(index_folder(tmp_path))
+
+
+def test_index_command_writes_the_index_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generate(tmp_path, SampleSet(n_samples=4, nbytes=5000, n_classes=2))
+    assert index_command([str(tmp_path)]) == 2
+    assert "--force replaces it" in capsys.readouterr().err
+    assert index_command([str(tmp_path), "--force"]) == 0
+    assert sorted(read_index(tmp_path / "index.csv").labels) == [0, 0, 1, 1]
+
+
+# Made-up data sets.
+
+
+def test_larger_set_begins_with_the_smaller_one() -> None:
+    small, large = (list(contents(SampleSet(n_samples=n, nbytes=6000))) for n in (2, 3))
+    assert large[:2] == small
+    assert len({content for _, content in large}) == 3
+    assert list(contents(SampleSet(n_samples=2, nbytes=6000, seed=1))) != small
+
+
+@pytest.mark.parametrize("format_", ["jpeg", "png"])
+def test_files_have_the_sizes_that_were_drawn(format_: str) -> None:
+    samples = SampleSet(n_samples=6, nbytes=9000, sigma=0.6, format=format_, seed=5)
+    drawn = [9000 * np.exp(0.6 * np.random.default_rng([5, sample]).standard_normal()) for sample in range(6)]
+    assert [len(content) for _, content in contents(samples)] == [max(4000, round(nbytes)) for nbytes in drawn]
+
+
+def test_sizes_come_from_the_picture_and_hardly_from_filling() -> None:
+    from io import BytesIO
+
+    from PIL import Image
+
+    for nbytes in (4000, 110_000):
+        for _, content in contents(SampleSet(n_samples=3, nbytes=nbytes, sigma=0)):
+            with Image.open(BytesIO(content)) as image:
+                assert len(image.info.get("comment", b"")) < 0.1 * nbytes
+
+
+def test_filling_is_exact_where_one_comment_is_not_enough() -> None:
+    from real.data.images import _comment
+
+    rng = np.random.default_rng(0)
+    for nbytes in (0, 4, 5, 65537, 65538, 65540, 65541, 65542, 131_074, 200_000):
+        assert len(_comment(b"\xff\xd8\xff\xd9", nbytes, rng)) == 4 + nbytes
+
+
+@pytest.mark.parametrize("format_", ["jpeg", "png"])
+def test_sample_number_is_read_from_the_decoded_sample(format_: str) -> None:
+    samples = SampleSet(n_samples=5, nbytes=8000, format=format_)
+    for sample, (each, content) in enumerate(contents(samples)):
+        out = np.empty((3, 48, 48), np.uint8)
+        decode_image(content, out, each.name)
+        assert sample_number(out) == sample
+
+
+def test_raw_file_is_the_sample_itself() -> None:
+    samples = SampleSet(n_samples=3, nbytes=3 * 40 * 40 + 5, format="raw", sigma=0)
+    for sample, (each, content) in enumerate(contents(samples)):
+        out = np.empty((3, 40, 40), np.uint8)
+        decode_raw(content, out, each.name)
+        assert sample_number(out) == sample
+
+
+def test_picture_without_a_number_is_noticed() -> None:
+    with pytest.raises(RunError, match="no sample's number"):
+        sample_number(np.zeros((3, 48, 48), np.uint8))
+
+
+def test_generated_set_matches_its_index_and_is_not_overwritten(tmp_path: Path) -> None:
+    samples = SampleSet(n_samples=5, nbytes=5000, n_classes=2)
+    assert generate(tmp_path, samples) == sum(path.stat().st_size for path in tmp_path.rglob("*.jpg"))
+    index = read_index(tmp_path / "index.csv")
+    assert list(index.labels) == [0, 1, 0, 1, 0]
+    assert all(index[sample].matches((tmp_path / index.names[sample]).read_bytes()) for sample in range(5))
+    with pytest.raises(ScenarioError, match=r"index\.csv: is there already"):
+        generate(tmp_path, samples)
+
+
+def test_interrupted_generation_leaves_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    generate(tmp_path, SampleSet(n_samples=1, nbytes=5000))
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(RunError, match=r"0000/00000000\.jpg: cannot be written: No space left"):
+        generate(tmp_path, SampleSet(n_samples=1, nbytes=6000), force=True)
+    assert not (tmp_path / "index.csv").exists()
+
+
+def test_wrong_sample_sets_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for options, message in (
+        (["--samples", "0"], "samples is 0: write a number from 1"),
+        (["--samples", "1", "--size", "1 kB"], "size is 1000: write a number from 4000"),
+        (["--samples", "1", "--size", "much"], "--size 'much'"),
+        (["--samples", "1", "--format", "raw", "--sigma", "1"], "raw samples are all of one size"),
+    ):
+        assert generate_command([str(tmp_path), *options]) == 2
+        assert message in capsys.readouterr().err
+    assert generate_command([str(tmp_path), "--samples", "2", "--format", "raw", "--size", "5 kB"]) == 0
+    assert "2 raw files of uint8 [3, 40, 40], 9.6 kB" in capsys.readouterr().out
+
+
+# Storages.
+
+
+class FakeStorage(RetryingStorage):
+    """Gives what it is told to, one answer per try; an exception is raised. Its clock moves by its pauses only."""
+
+    def __init__(self, answers: Sequence[bytes | Exception], timeout_s: float = 60.0) -> None:
+        self.clock_s = 100.0
+        self.pauses_s: list[float] = []
+        super().__init__("fake://set", timeout_s=timeout_s, now=lambda: self.clock_s, sleep=self._pass)
+        self._answers = list(answers)
+
+    def read_once(self, name: str, *, left_s: float) -> bytes:
+        assert left_s > 0
+        match self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]:
+            case bytes(content):
+                return content
+            case error:
+                raise error
+
+    def close(self) -> None:
+        pass
+
+    def _pass(self, pause_s: float) -> None:
+        self.pauses_s.append(pause_s)
+        self.clock_s += pause_s
+
+
+def test_outage_is_survived_with_ever_longer_pauses() -> None:
+    outage = [ConnectionError(errno.ECONNREFUSED, "refused")] * 6 + [TimeoutError(errno.ETIMEDOUT, "silence")]
+    storage = FakeStorage([*outage, b"here"])
+    assert storage.read("1.jpg") == b"here"
+    assert storage.pauses_s == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0]
+    assert storage.n_retries == 7
+
+
+def test_outage_beyond_the_timeout_says_what_was_tried_where_and_how_long() -> None:
+    storage = FakeStorage([ConnectionError(errno.ECONNREFUSED, "Connection refused")], timeout_s=10)
+    with pytest.raises(
+        RunError, match=r"fake://set: a/1.jpg: cannot be read; tried for 9\.15 s of 10 s, .*: Connection refused"
+    ):
+        storage.read("a/1.jpg")
+    assert sum(storage.pauses_s) <= 10
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, "No such file or directory"),
+        FileNotFoundError("bucket/1.jpg"),
+        PermissionError(errno.EACCES, "Permission denied"),
+        OSError(errno.ELOOP, "a link"),
+        ValueError("a mistake"),
+    ],
+)
+def test_what_is_no_outage_is_an_error_at_once(error: Exception) -> None:
+    storage = FakeStorage([error])
+    with pytest.raises(RunError, match=rf"fake://set: 1.jpg: {type(error).__name__}"):
+        storage.read("1.jpg")
+    assert storage.pauses_s == []
+
+
+def test_library_errors_of_object_stores_are_tried_again() -> None:
+    assert FakeStorage([Exception("endpoint unreachable"), b"here"]).read("1.jpg") == b"here"
+
+
+@pytest.mark.parametrize("name", ["../1.jpg", "/etc/passwd", "a/../../b", ""])
+def test_no_name_leads_out_of_a_storage(name: str) -> None:
+    with pytest.raises(ScenarioError, match="fake://set: name"):
+        FakeStorage([b"secret"]).read(name)
+
+
+def test_short_read_is_tried_once_more() -> None:
+    assert read_sample(FakeStorage([b"hal", b"whole"]), entry("1.jpg", b"whole")) == b"whole"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"half", "4 bytes, the index says 5"), (b"other", r"\(other bytes, read twice\)")]
+)
+def test_file_that_changed_on_the_storage_is_an_error(content: bytes, message: str) -> None:
+    with pytest.raises(RunError, match=rf"fake://set: 1.jpg: has changed on the storage since .*{message}"):
+        read_sample(FakeStorage([content]), entry("1.jpg", b"whole"))
+
+
+def test_folders_and_memory_are_storages(tmp_path: Path) -> None:
+    generate(tmp_path, SampleSet(n_samples=2, nbytes=5000))
+    memory = fsspec.filesystem("memory")
+    for path in tmp_path.rglob("*.*"):
+        memory.pipe_file(f"/test_data_files/{path.relative_to(tmp_path)}", path.read_bytes())
+    try:
+        for url in (str(tmp_path), f"file://{tmp_path}", "memory://test_data_files"):
+            storage = open_storage(url)
+            index = read_storage_index(storage)
+            assert [len(read_sample(storage, index[sample])) for sample in range(2)] == list(index.nbytes)
+            with pytest.raises(RunError, match=rf"{url}: none.jpg: FileNotFoundError"):
+                storage.read("none.jpg")
+            storage.close()
+    finally:
+        memory.rm("/test_data_files", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("nosuch://set", "nosuch://set: Protocol not known"),
+        ("nfs://host", "write nfs://HOST/EXPORT/path"),
+        ("nfs://host/set?version=3", "version=3: only 4"),
+        ("nfs://host/set?nfsport=x", "nfsport=x: a port is a number"),
+        ("nfs://host/set?nfsport=70000", "nfsport=70000: a port is a number"),
+        ("nfs://host/set?uid=0", "uid is no option here"),
+    ],
+)
+def test_wrong_urls_are_refused(url: str, message: str) -> None:
+    with pytest.raises(ScenarioError, match=message):
+        open_storage(url)
+
+
+def test_missing_libnfs_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libnfs, "SONAME", "libnosuch.so.1")
+    with pytest.raises(RunError, match="apt-get install libnfs13"):
+        open_storage("nfs://host/set")
+
+
+def test_operation_of_nfs_is_as_large_as_in_libnfs() -> None:
+    assert ctypes.sizeof(Operation) == 136  # sizeof(nfs_argop4): requests are arrays of them
+
+
+# A real NFS server.
+
+SETTINGS = """
+NFS_CORE_PARAM {{ Protocols = 4; NFS_Port = {port}; Bind_addr = 127.0.0.1; Enable_NLM = false; Enable_RQUOTA = false;
+                  Enable_UDP = false; }}
+NFSV4 {{ Graceless = true; RecoveryBackend = fs; RecoveryRoot = "/run/ganesha"; }}
+EXPORT {{ Export_Id = 1; Path = "{folder}"; Pseudo = "/set"; FSAL {{ Name = VFS; }} Protocols = 4; Transports = TCP;
+          SecType = sys; Squash = No_Root_Squash; Access_Type = RO; Attr_Expiration_Time = 0; }}
+"""
+# A /run of its own: another server, or a message bus, may have taken names there.
+START = 'mount -t tmpfs run /run && mkdir /run/ganesha && printf %s "$1" >/run/ganesha/settings && exec ganesha.nfsd '
+START += "-F -f /run/ganesha/settings -p /run/ganesha/pid -L STDOUT -N NIV_WARN"
+
+TO_END_WITH_US = ["setpriv", "--pdeathsig", "KILL"]  # however the tests end
+
+
+def missing_server() -> str | None:
+    try:
+        libnfs.load_library()
+    except RunError as error:
+        return str(error)
+    if shutil.which("ganesha.nfsd") is None:
+        return "ganesha.nfsd is not here: apt-get install nfs-ganesha nfs-ganesha-vfs"
+    if os.geteuid() or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
+        return "needs root, and mount namespaces"
+    if shutil.which("setpriv") is None:
+        return "setpriv is not here: apt-get install util-linux"
+    return None
+
+
+REASON = missing_server()
+needs_server = pytest.mark.skipif(REASON is not None, reason=f"no NFS server here: {REASON}")
+
+
+class Server:
+    """A file server on this machine; `stop` and `start` make an outage."""
+
+    def __init__(self, folder: Path, log: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.folder, self.log = folder, log
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"nfs://127.0.0.1/set?version=4&nfsport={self.port}"
+
+    def start(self) -> None:
+        settings = SETTINGS.format(port=self.port, folder=self.folder)
+        with self.log.open("ab") as log:
+            command = [*TO_END_WITH_US, "unshare", "--mount", "sh", "-c", START, "nfs", settings]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    @contextmanager
+    def silenced(self) -> Iterator[None]:
+        """Stand still for a while, connections and all."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)  # until all its threads stand
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "deep").mkdir()
+    (folder / "deep" / "large").write_bytes(content_of(0, 2_500_000))
+    (folder / "link").symlink_to("deep")
+    for sample in range(40):
+        (folder / f"{sample}.jpg").write_bytes(content_of(sample))
+    write_index(index_of(40), folder / "index.csv")
+    server = Server(folder, tmp_path_factory.mktemp("log") / "log")
+    try:
+        server.start()
+        with opened(server) as storage:
+            storage.read("index.csv")  # waits until it answers
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def opened(server: Server, timeout_s: float = TIMEOUT_S) -> Iterator[RetryingStorage]:
+    storage = open_storage(server.url, timeout_s=timeout_s)
+    try:
+        yield storage
+    finally:
+        storage.close()
+
+
+@needs_server
+def test_nfs_server_gives_every_file_to_many_threads(running: Server) -> None:
+    with opened(running) as storage, ThreadPoolExecutor(6) as threads:
+        index = read_storage_index(storage)
+        read = list(threads.map(lambda sample: read_sample(storage, index[sample]), list(range(40)) * 5))
+        assert read == [content_of(sample) for sample in range(40)] * 5
+        assert storage.read("deep/large") == content_of(0, 2_500_000)
+
+
+@needs_server
+def test_nfs_file_system_lists_and_describes_files(running: Server) -> None:
+    filesystem, root = nfs_from_url(running.url)
+    assert root == "/set"
+    assert filesystem.info("/set/deep/large") == {"name": "/set/deep/large", "size": 2_500_000, "type": "file"}
+    assert filesystem.ls("/set/deep", detail=False) == ["/set/deep/large"]
+    assert len(filesystem.find("/set")) == 43
+    assert {each["type"] for each in filesystem.ls("/set")} == {"file", "directory", "link"}
+    with filesystem.open("/set/3.jpg") as file:
+        assert file.read() == content_of(3)
+    assert filesystem.cat_file("/set/3.jpg", 10, 20) == content_of(3)[10:20]
+    assert filesystem.exists("/set/3.jpg")
+    assert not filesystem.exists("/set/none")
+    filesystem.close()
+
+
+@needs_server
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("none.jpg", "FileNotFoundError"), ("deep", "IsADirectoryError"), ("1.jpg/2.jpg", "NotADirectoryError")],
+)
+def test_file_that_nfs_does_not_have_is_an_error_at_once(running: Server, name: str, error: str) -> None:
+    with opened(running) as storage:
+        with pytest.raises(RunError, match=rf"nfs://.*: {name}: {error}"):
+            storage.read(name)
+        assert storage.read("1.jpg") == content_of(1)
+
+
+class CountingLibrary:
+    """libnfs, and how many requests were sent by it."""
+
+    def __init__(self, library: object) -> None:
+        self._library = library
+        self.n_requests = 0
+
+    def __getattr__(self, name: str) -> object:
+        self.n_requests += name == "rpc_nfs4_compound_async"
+        return getattr(self._library, name)
+
+
+@needs_server
+def test_file_on_nfs_takes_one_round_trip(running: Server) -> None:
+    filesystem = NfsFileSystem("127.0.0.1", port=running.port)
+    library = filesystem._library = CountingLibrary(filesystem._library)
+    filesystem.cat_file("/set/1.jpg")
+    assert library.n_requests == 1
+    filesystem.cat_file("/set/deep/large")
+    assert library.n_requests == 1 + 3  # a MiB each
+    assert len(filesystem._idle) == 1
+    filesystem.close()
+
+
+class Clock:
+    """A clock that moves when a request is sent, and by nothing else; it takes the place of the module `time`."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock by which requests to an NFS server are given up."""
+    clock = Clock()
+    monkeypatch.setattr(libnfs, "time", clock)
+    monkeypatch.setattr(nfs, "time", clock)
+    return clock
+
+
+NO_RETRY = threading.Event()  # of a run that has ended: the first failure is the last
+NO_RETRY.set()
+
+
+class SlowLibrary:
+    """libnfs, on a network where each answer takes a while."""
+
+    def __init__(self, library: object, clock: Clock, answer_s: float) -> None:
+        self._library, self._clock, self._answer_s = library, clock, answer_s
+
+    def __getattr__(self, name: str) -> object:
+        if name == "rpc_nfs4_compound_async":
+            self._clock.now_s += self._answer_s
+        return getattr(self._library, name)
+
+
+@needs_server
+def test_file_whose_parts_come_in_time_may_take_longer_than_a_request(running: Server, clock: Clock) -> None:
+    with closing(open_storage(running.url, timeout_s=6 * nfs.REQUEST_S, stop=NO_RETRY)) as storage:
+        filesystem = storage._filesystem
+        filesystem._library = SlowLibrary(filesystem._library, clock, 0.9 * nfs.REQUEST_S)
+        assert storage.read("deep/large") == content_of(0, 2_500_000)
+    assert clock.now_s == pytest.approx(100 + 2.7 * nfs.REQUEST_S)
+
+
+class NoLibrary:
+    """In place of libnfs: all goes well, nothing happens."""
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        return lambda *_: int(name == "rpc_init_context")
+
+
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> list[bytes]:
+    """The parts that a server has given of a file with 30; each takes nine tenths of the longest time for a request."""
+    given: list[bytes] = []
+
+    def wait(connection: libnfs.Connection, deadline_s: float) -> None:
+        if connection.broken:  # it connects
+            return
+        clock.now_s += 0.9 * nfs.REQUEST_S
+        if clock.now_s > deadline_s:
+            raise TimeoutError(errno.ETIMEDOUT, "host:1 does not answer")
+        given.append(b"part")
+        connection._reply = Piece(given[-1], len(given) == 30)
+
+    monkeypatch.setattr(nfs, "load_library", NoLibrary)
+    monkeypatch.setattr(libnfs.Connection, "_wait", wait)
+    return given
+
+
+def test_server_that_goes_on_answering_is_waited_for(parts: list[bytes], clock: Clock) -> None:
+    with closing(open_storage("nfs://host/set", timeout_s=30 * nfs.REQUEST_S, stop=NO_RETRY)) as storage:
+        assert storage.read("large") == b"part" * 30
+    assert clock.now_s == pytest.approx(100 + 27 * nfs.REQUEST_S)
+
+
+def test_whole_file_has_a_limit_and_who_gives_up_says_how_far_it_came(parts: list[bytes]) -> None:
+    filesystem = NfsFileSystem("host")
+    with pytest.raises(TimeoutError, match=r"host:1 does not answer in time any more, after 12 bytes"):
+        filesystem.cat_file("/set/large", timeout_s=2.8 * nfs.REQUEST_S)
+    assert len(parts) == 3
+    filesystem.close()
+
+
+@needs_server
+def test_file_that_changed_on_nfs_is_an_error(running: Server) -> None:
+    with opened(running) as storage:
+        index = read_storage_index(storage)
+        assert read_sample(storage, index[39]) == content_of(39)
+        (running.folder / "39.jpg").write_bytes(content_of(1))
+        with pytest.raises(RunError, match=r"39\.jpg: has changed on the storage"):
+            read_sample(storage, index[39])
+    (running.folder / "39.jpg").write_bytes(content_of(39))
+
+
+@needs_server
+def test_reading_goes_on_when_the_nfs_server_comes_back(running: Server) -> None:
+    with opened(running) as storage, ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(storage.read, ["1.jpg"] * 8)) == [content_of(1)] * 8  # connections to lose
+        running.stop()
+        reads = [threads.submit(storage.read, f"{sample}.jpg") for sample in range(8)]
+        while not storage.n_retries:
+            time.sleep(0.01)
+        running.start()
+        assert [each.result(TIMEOUT_S) for each in reads] == [content_of(sample) for sample in range(8)]
+
+
+@needs_server
+def test_nfs_server_that_falls_silent_ends_in_an_error_that_names_it(running: Server) -> None:
+    with opened(running, timeout_s=0.8) as storage:
+        storage.read("1.jpg")
+        message = rf"2\.jpg: cannot be read; tried .* of 0\.8 s.*{running.port} does not answer"
+        with running.silenced(), pytest.raises(RunError, match=message):
+            storage.read("2.jpg")
+        assert storage.read("2.jpg") == content_of(2)
+
+
+@needs_server
+def test_forked_child_does_not_use_the_connections_of_its_parent(running: Server) -> None:
+    filesystem = NfsFileSystem("127.0.0.1", port=running.port)
+    filesystem.cat_file("/set/1.jpg")
+    (connection,) = filesystem._idle
+    filesystem._pid = -1  # what a child finds
+    assert filesystem.cat_file("/set/2.jpg") == content_of(2)
+    assert connection not in filesystem._idle
+    connection.close()
+    filesystem.close()
+
+
+@pytest.mark.skipif(REASON is not None and "libnfs" in REASON, reason=REASON or "")
+def test_nobody_at_an_nfs_port_is_an_error_after_the_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    storage = open_storage(f"nfs://127.0.0.1/set?nfsport={port}", timeout_s=0.3)
+    with pytest.raises(RunError, match=rf"1\.jpg: cannot be read; tried for .* of 0\.3 s, .*127\.0\.0\.1:{port}"):
+        storage.read("1.jpg")
+
+
+# A node's copies.
+
+
+def fetch(cache: FileCache, samples: Sequence[int], nbytes: int = 1000) -> None:
+    """Fetch files, and look at what comes."""
+    for sample in samples:
+        content = content_of(sample, nbytes)
+        assert cache.fetch(sample, lambda content=content: content, keep=True) == content  # type: ignore[misc]
+
+
+def cached(folder: Path) -> list[Path]:
+    """Return the files that a cache shows."""
+    return sorted(path for path in folder.glob("[0-9a-f][0-9a-f]/*"))
+
+
+def test_file_is_fetched_once_and_found_by_the_next_run(tmp_path: Path) -> None:
+    with FileCache(tmp_path, index_of(3), capacity_nbytes=None) as cache:
+        assert cache.get(1) is None
+        assert cache.fetch(1, lambda: content_of(1), keep=True) == content_of(1)
+        assert cache.fetch(1, refuse, keep=True) == content_of(1)
+        assert (cache.counts.found, cache.counts.kept) == (1, 1)
+    with FileCache(tmp_path, index_of(3), capacity_nbytes=None) as cache:
+        assert cache.get(1) == content_of(1)
+        assert cache.used_nbytes() == 1000
+
+
+def test_file_that_is_not_to_be_kept_is_handed_on_only(tmp_path: Path) -> None:
+    with FileCache(tmp_path, index_of(3), capacity_nbytes=None) as cache:
+        assert cache.fetch(1, lambda: content_of(1), keep=False) == content_of(1)
+        assert cache.get(1) is None
+        assert cache.used_nbytes() == 0
+
+
+@pytest.mark.parametrize("damage", [b"", content_of(0)[:-1], b"x" + content_of(0)[1:], content_of(0) + b"x"])
+def test_damaged_copy_is_removed_counted_and_fetched_again(tmp_path: Path, damage: bytes) -> None:
+    with FileCache(tmp_path, index_of(1), capacity_nbytes=None) as cache:
+        cache.fetch(0, lambda: content_of(0), keep=True)
+        cached(tmp_path)[0].write_bytes(damage)
+        assert cache.get(0) is None
+        assert cached(tmp_path) == []
+        assert cache.counts.damaged == 1
+        assert cache.fetch(0, lambda: content_of(0), keep=True) == content_of(0)
+        assert cache.get(0) == content_of(0)
+
+
+@pytest.mark.parametrize(("number", "stays"), [(errno.EIO, False), (errno.EMFILE, True)])
+def test_copy_that_cannot_be_read_is_removed_only_if_the_disk_is_to_blame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, stays: bool
+) -> None:
+    def fail(path: Path) -> bytes:
+        raise OSError(number, os.strerror(number), str(path))
+
+    with FileCache(tmp_path, index_of(1), capacity_nbytes=None) as cache:
+        fetch(cache, [0])
+        monkeypatch.setattr(Path, "read_bytes", fail)
+        if stays:
+            with pytest.raises(RunError, match="cannot be read: Too many open files"):
+                cache.get(0)
+        else:
+            assert cache.get(0) is None
+        assert bool(cached(tmp_path)) == stays
+
+
+def test_wrong_content_is_never_kept(tmp_path: Path) -> None:
+    with FileCache(tmp_path, index_of(2), capacity_nbytes=None) as cache:
+        for keep in (True, False):
+            with pytest.raises(RunError, match=r"sample 1 \(1\.jpg\): 3 bytes were read that are not the file"):
+                cache.fetch(1, lambda: b"bad", keep=keep)
+        assert cached(tmp_path) == []
+        assert cache.used_nbytes() == 0
+
+
+def test_copy_of_another_data_set_is_not_taken_for_ones_own(tmp_path: Path) -> None:
+    other = make_index([entry("0.jpg", content_of(7))])
+    with (
+        FileCache(tmp_path, index_of(1), capacity_nbytes=None) as mine,
+        FileCache(tmp_path, other, capacity_nbytes=None) as others,
+    ):
+        mine.fetch(0, lambda: content_of(0), keep=True)
+        assert others.get(0) is None
+        others.fetch(0, lambda: content_of(7), keep=True)
+        assert (mine.get(0), others.get(0)) == (content_of(0), content_of(7))
+        assert mine.counts.damaged == others.counts.damaged == 0
+
+
+def test_failed_fetch_is_passed_on_and_the_next_one_tries_for_itself(tmp_path: Path) -> None:
+    def fail() -> bytes:
+        raise RunError("storage is gone")
+
+    with FileCache(tmp_path, index_of(1), capacity_nbytes=None) as cache:
+        with pytest.raises(RunError, match="storage is gone"):
+            cache.fetch(0, fail, keep=True)
+        assert cache.fetch(0, lambda: content_of(0), keep=True) == content_of(0)
+
+
+def n_waiting(folder: Path) -> int:
+    """Return how many threads and processes wait for the locks in a folder, as the kernel tells it."""
+    inodes = {str(path.stat().st_ino) for path in (folder / "locks").iterdir()}
+    lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
+    return sum("->" in line and any(word.split(":")[-1] in inodes for word in line if ":" in word) for line in lines)
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """Wait for what must come; in vain, if what is tested does not work."""
+    give_up_s = time.monotonic() + TIMEOUT_S
+    while not is_true():
+        assert time.monotonic() < give_up_s, "what was waited for has not come"
+        time.sleep(0.005)
+
+
+def missing_locks() -> str | None:
+    with tempfile.TemporaryFile() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            told = str(os.fstat(file.fileno()).st_ino) in Path("/proc/locks").read_text()
+        except OSError:
+            told = False
+    return None if told else "/proc/locks does not tell who waits for a file here"
+
+
+NO_LOCKS = missing_locks()
+needs_locks = pytest.mark.skipif(NO_LOCKS is not None, reason=NO_LOCKS or "")
+
+
+@needs_locks
+def test_threads_that_want_one_file_fetch_it_once(tmp_path: Path) -> None:
+    reads = []
+
+    def read() -> bytes:
+        reads.append(1)
+        wait_until(lambda: n_waiting(tmp_path) == 7 or len(reads) > 1)
+        return content_of(0)
+
+    with FileCache(tmp_path, index_of(1), capacity_nbytes=None) as cache, ThreadPoolExecutor(8) as threads:
+        got = list(threads.map(lambda _: cache.fetch(0, read, keep=True), range(8)))
+    assert got == [content_of(0)] * 8
+    assert len(reads) == 1
+
+
+def test_full_cache_hands_files_on_and_warns_once(tmp_path: Path) -> None:
+    with FileCache(tmp_path, index_of(5), capacity_nbytes=2500) as cache:
+        with pytest.warns(RuntimeWarning, match="its 2500 bytes are full; .* not kept from now on") as warned:
+            fetch(cache, range(5))
+        assert len(warned) == 1
+        assert (cache.counts.kept, cache.counts.not_kept) == (2, 3)
+        assert [cache.get(sample) is not None for sample in range(5)] == [True, True, False, False, False]
+        assert cache.evict(0)
+        assert not cache.evict(0)
+        cache.fetch(4, lambda: content_of(4), keep=True)
+        assert cache.get(4) == content_of(4)
+        assert cache.used_nbytes() == 2000
+        assert cache.counts.evicted == 1
+
+
+def test_least_recently_used_file_leaves(tmp_path: Path) -> None:
+    ticks = iter(range(10**9, 2 * 10**9, 10**6))
+    lru = FileCache(tmp_path, index_of(4), capacity_nbytes=3000, eviction="lru", now_ns=lambda: next(ticks))
+    with lru as cache:
+        fetch(cache, range(3))
+        cache.get(0)
+        fetch(cache, [3])  # 1 was not used for longest
+        assert [cache.get(sample) is not None for sample in range(4)] == [True, False, True, True]
+        fetch(cache, [1])  # now 0
+        assert [cache.get(sample) is not None for sample in range(4)] == [False, True, True, True]
+        assert cache.used_nbytes() == 3000
+        assert (cache.counts.evicted, cache.counts.not_kept) == (2, 0)
+
+
+def test_full_disk_hands_files_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int, content: memoryview) -> None:
+        os.write(descriptor, content[:10])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(filecache, "_write_all", full)
+    with FileCache(tmp_path, index_of(2), capacity_nbytes=None) as cache:
+        with pytest.warns(RuntimeWarning, match="the disk is full") as warned:
+            fetch(cache, range(2))
+        assert len(warned) == 1
+        assert cache.used_nbytes() == 0
+        assert cached(tmp_path) == list((tmp_path / "parts").iterdir()) == []
+
+
+def test_disk_without_room_for_a_lock_still_gives_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with FileCache(tmp_path, index_of(1), capacity_nbytes=None) as cache:
+        monkeypatch.setattr(filecache, "locked", full)
+        with pytest.warns(RuntimeWarning, match="the disk is full"):
+            fetch(cache, [0])
+        assert cached(tmp_path) == []
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 128 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k", "tiny", str(disk)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_really_full_disk_keeps_whole_files_only(tiny_disk: Path) -> None:
+    index = index_of(10, 30_000)
+    with FileCache(tiny_disk, index, capacity_nbytes=None) as cache:
+        with pytest.warns(RuntimeWarning, match="the disk is full"):
+            fetch(cache, range(10), 30_000)
+        assert cache.counts.kept == len(cached(tiny_disk)) > 0
+        assert cache.counts.kept + cache.counts.not_kept == 10
+        assert {path.stat().st_size for path in cached(tiny_disk)} == {30_000}
+        assert cache.used_nbytes() == 30_000 * cache.counts.kept
+        assert cache.counts.damaged == 0
+
+
+PRELUDE = """
+import os, sys, time
+from pathlib import Path
+from real.data import filecache
+from real.data.filecache import FileCache
+from data_files import content_of, index_of
+folder = Path(sys.argv[1])
+"""
+HALF_WRITTEN = """
+def half(descriptor, content):
+    os.write(descriptor, content[:500])
+    print("half", flush=True)
+    time.sleep(1000)
+filecache._write_all = half
+with FileCache(folder, index_of(4), capacity_nbytes=4000) as cache:
+    cache.fetch(1, lambda: content_of(1), keep=True)
+"""
+HALF_READ = """
+def read():
+    print("half", flush=True)
+    time.sleep(1000)
+with FileCache(folder, index_of(4), capacity_nbytes=4000) as cache:
+    cache.fetch(1, read, keep=True)
+"""
+ALL_FETCH = """
+def read(sample):
+    with open(folder / "reads", "a") as file:
+        file.write(f"{sample}\\n")
+    time.sleep(0.002)
+    return content_of(sample)
+with FileCache(folder / "cache", index_of(40), capacity_nbytes=int(sys.argv[2])) as cache:
+    print("ready", flush=True)
+    sys.stdin.readline()
+    for sample in range(40):
+        assert cache.fetch(sample, lambda: read(sample), keep=True) == content_of(sample)
+"""
+
+
+@contextmanager
+def child(script: str, *arguments: object) -> Iterator["subprocess.Popen[str]"]:
+    """Run a script in a process of its own, which ends with the block."""
+    code = textwrap.dedent(PRELUDE) + textwrap.dedent(script)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[2]), *sys.path])}
+    command = [sys.executable, "-W", "ignore", "-c", code, *map(str, arguments)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def line_of(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def test_killed_writer_leaves_no_file_no_lock_and_no_bytes(tmp_path: Path) -> None:
+    with child(HALF_WRITTEN, tmp_path) as process:
+        assert line_of(process) == "half"
+        with FileCache(tmp_path, index_of(4), capacity_nbytes=4000) as cache:
+            assert len(list((tmp_path / "parts").iterdir())) == 1  # its writer lives
+            assert cache.get(1) is None
+            process.kill()
+            process.wait()
+            assert cache.get(1) is None
+            assert cache.fetch(1, lambda: content_of(1), keep=True) == content_of(1)  # nobody holds the lock
+    with FileCache(tmp_path, index_of(4), capacity_nbytes=4000) as cache:
+        assert list((tmp_path / "parts").iterdir()) == []
+        assert cache.used_nbytes() == 1000
+        assert cache.get(1) == content_of(1)
+
+
+@needs_locks
+def test_killed_fetcher_does_not_hold_up_the_one_that_waits(tmp_path: Path) -> None:
+    with child(HALF_READ, tmp_path) as process, ThreadPoolExecutor(1) as threads:
+        assert line_of(process) == "half"
+        with FileCache(tmp_path, index_of(4), capacity_nbytes=4000) as cache:
+            began = threading.Event()
+
+            def read() -> bytes:
+                began.set()
+                return content_of(1)
+
+            waiting = threads.submit(cache.fetch, 1, read, keep=True)
+            wait_until(lambda: n_waiting(tmp_path) == 1 or began.is_set())
+            assert not began.is_set()
+            process.kill()
+            assert waiting.result(TIMEOUT_S) == content_of(1)
+
+
+@pytest.mark.parametrize("capacity_nbytes", [40_000, 10_500])
+def test_processes_of_a_node_fetch_every_file_once_and_stay_in_bounds(tmp_path: Path, capacity_nbytes: int) -> None:
+    with (
+        child(ALL_FETCH, tmp_path, capacity_nbytes) as first,
+        child(ALL_FETCH, tmp_path, capacity_nbytes) as second,
+    ):
+        assert [line_of(first), line_of(second)] == ["ready", "ready"]
+        for process in (first, second):
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            process.stdin.flush()
+        assert [first.wait(TIMEOUT_S), second.wait(TIMEOUT_S)] == [0, 0]
+    n_kept = capacity_nbytes // 1000
+    assert len(cached(tmp_path / "cache")) == n_kept
+    reads = (tmp_path / "reads").read_text().split()
+    assert len(reads) == n_kept + 2 * (40 - n_kept)  # what is not kept, both read
+    with FileCache(tmp_path / "cache", index_of(40), capacity_nbytes=None) as cache:
+        assert cache.used_nbytes() == 1000 * n_kept
+
+
+def test_folder_that_cannot_hold_a_cache_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"file.*: no cache can be here: "):
+        FileCache(tmp_path / "file", index_of(1), capacity_nbytes=None)
+    with pytest.raises(ScenarioError, match="capacity_nbytes is -1"):
+        FileCache(tmp_path, index_of(1), capacity_nbytes=-1)

@@ -1,0 +1,379 @@
+"""The executor on one rank: order, overlap and failure."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import legal_plans
+from traces import plan_of
+
+from real.execution.executor import Executor, Lanes
+from real.execution.memory import Memory
+from real.execution.transforms import Transform
+from real.programs.base import Program
+from real.programs.emulated import EmulatedProgram
+from real.recording.recorder import Recorder
+from real.recording.timing import now_s
+from simdist.errors import RunError
+from simdist.plan import (
+    STREAMS,
+    AllReduce,
+    Backward,
+    Collective,
+    Copy,
+    Delay,
+    Densify,
+    Forward,
+    Load,
+    Merge,
+    Op,
+    Optimize,
+    Pack,
+    Plan,
+    Save,
+    Select,
+    StageIn,
+    Tick,
+    TrustRatios,
+    Unpack,
+    Wait,
+    walk,
+)
+from simdist.plan.group import Group
+from simdist.plan.ticks import tick_s
+from simdist.schedules import InputPath, Job, Sync
+
+CPU = torch.device("cpu")
+IN_THREAD = Lanes(CPU, collectives_block=True)
+IN_CALLER = Lanes(CPU, collectives_block=True, compute_in_caller=True)
+both_modes = pytest.mark.parametrize("lanes", [IN_THREAD, IN_CALLER], ids=["compute thread", "compute in caller"])
+
+
+class Nobody:
+    """A watch over a run of one rank."""
+
+    def __init__(self) -> None:
+        self.position = -1
+        self.failed = threading.Event()
+
+    def check(self) -> None:
+        if self.failed.is_set():
+            raise RunError("rank 7 failed: it rained")
+
+
+class Pretended(Program):
+    """Does nothing, or what a test wants at an operation; notes in which order and in which thread."""
+
+    def __init__(self, act: Callable[[Op], None] | None = None) -> None:
+        self.seen: list[object] = []
+        self.threads: dict[object, str] = {}
+        self.act = act or (lambda op: None)
+
+    def note(self, op: object) -> None:
+        self.seen.append(op)
+        self.threads[op] = threading.current_thread().name
+
+    def _do(self, op: Op, step: int = 0) -> None:
+        self.note(op)
+        self.act(op)
+
+    def load(self, op: Load, number: int) -> None:
+        self._do(op)
+
+    def stage_in(self, op: StageIn) -> None:
+        self._do(op)
+
+    def copy(self, op: Copy, step: int) -> None:
+        self._do(op)
+
+    def forward(self, op: Forward, step: int) -> None:
+        self._do(op)
+
+    def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
+        for bucket in buckets:
+            self.note(bucket)
+            complete()
+
+    def optimize(self, op: Optimize) -> None:
+        self._do(op)
+
+    def transform(self, op: Transform, step: int) -> None:
+        self._do(op)
+
+    def trust_ratios(self, op: TrustRatios) -> None:
+        self._do(op)
+
+    def save(self, op: Save, step: int) -> None:
+        self._do(op)
+
+    def perform(self, op: Collective, memory: Memory) -> None:
+        self._do(op)
+
+
+def execute(
+    plan: Plan,
+    program: Pretended,
+    lanes: Lanes = IN_THREAD,
+    delay_s: float = 0.0,
+    first_step: int = 0,
+    start_s: float | None = None,
+    watch: Nobody | None = None,
+):
+    delays = {channel: np.full((plan.n_steps, plan.world_size), delay_s) for channel in ("host", "compute", "io")}
+    recorder, watch = Recorder(plan), watch or Nobody()
+    executor = Executor(
+        plan,
+        rank=0,
+        delays=delays,
+        world=program,
+        program=program,
+        memory=Memory(plan, CPU, ()),
+        lanes=lanes,
+        recorder=recorder,
+        watch=watch,
+        first_step=first_step,
+    )
+    if start_s is not None:
+        executor.start_clock(start_s)
+    executor.run()
+    return recorder.times_s, watch
+
+
+@both_modes
+@settings(max_examples=60, deadline=None)
+@given(plan=legal_plans(max_times=2, max_runs=2))
+def test_every_instance_runs_once_and_after_what_it_depends_on(lanes: Lanes, plan: Plan) -> None:
+    (ready_s, _, end_s), _ = execute(plan, Pretended(), lanes)
+    assert not np.isnan(end_s).any()
+    last_of = dict.fromkeys(STREAMS, -np.inf)
+    for instance in walk(plan):
+        for before in instance.after:
+            assert ready_s[instance.index] >= end_s[before], f"{instance} began before {before} was done"
+        assert ready_s[instance.index] >= last_of[instance.stream], f"{instance} overtook its own stream"
+        assert end_s[instance.index] >= ready_s[instance.index]
+        last_of[instance.stream] = end_s[instance.index]
+
+
+@settings(max_examples=30, deadline=None)
+@given(plan=legal_plans(max_times=3), data=st.data())
+def test_execution_may_begin_at_any_step(plan: Plan, data: st.DataObject) -> None:
+    first_step = data.draw(st.integers(0, plan.n_steps - 1))
+    (_, _, end_s), _ = execute(plan, Pretended(), first_step=first_step)
+    first = plan.first_instances()[first_step]
+    assert np.isnan(end_s[:first]).all()
+    assert not np.isnan(end_s[first:]).any()
+
+
+class Loading(Pretended):
+    """Knows which batch is in which buffer, and which one each step has copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: dict[str, int] = {}
+        self.loaded: list[int] = []
+        self.copied: dict[int, int] = {}
+
+    def load(self, op: Load, number: int) -> None:
+        self.loaded.append(number)
+        self.held[op.dst] = number
+
+    def copy(self, op: Copy, step: int) -> None:
+        self.copied[step] = self.held[op.src]
+
+
+@both_modes
+@pytest.mark.parametrize("prefetch", [1, 2, 3, 4])
+@pytest.mark.parametrize("first_step", [0, 1, 2, 5, 6])
+def test_every_step_finds_its_own_batch_wherever_execution_begins(prefetch: int, first_step: int, lanes: Lanes) -> None:
+    path = InputPath(source="storage", prefetch=prefetch)
+    plan = Sync().plan(Job(1, 1, 7, (4,), input_path=path, delay_channels=frozenset({"io"})))
+    program = Loading()
+    execute(plan, program, lanes, first_step=first_step)
+    assert program.loaded == list(range(first_step, 7))
+    assert program.copied == {step: step for step in range(first_step, 7)}
+
+
+def ticking(*, n_ticks: int = 1, period_s: float = 0.2) -> Plan:
+    step = (STEP[0], STEP[3], *[Tick(("grad.0",), period_s)] * n_ticks, AllReduce("grad.0", Group(2)))
+    return plan_of(step, world_size=2)
+
+
+@both_modes
+def test_what_comes_after_a_tick_begins_at_a_multiple_of_its_period(lanes: Lanes) -> None:
+    start_s = now_s() - 0.05
+    (ready_s, _, end_s), _ = execute(ticking(), Pretended(), lanes, start_s=start_s)
+    assert ready_s[3] - start_s >= tick_s(end_s[1] - start_s, 0.2) >= 0.2
+    assert ready_s[3] >= end_s[2]
+
+
+def test_a_tick_ends_early_when_the_run_has_failed() -> None:
+    class Failing(Pretended):
+        def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
+            super().backward(buckets, complete)
+            watch.failed.set()
+
+    watch = Nobody()
+    begin_s = time.monotonic()
+    with pytest.raises(RunError, match="rank 7 failed: it rained"):
+        execute(ticking(period_s=60.0), Failing(), watch=watch)
+    assert time.monotonic() - begin_s < 40
+
+
+@pytest.mark.parametrize("stream", ["compute", "comm"])
+def test_kernels_run_in_the_stream_that_the_plan_says(stream: str) -> None:
+    ops = (
+        Select("grad.0", "top", "residual", 1, stream=stream),
+        Merge("top", "top.1", "residual", stream=stream),
+        Densify("top.1", "grad.0", stream=stream),
+    )
+    program = Pretended()
+    execute(plan_of((STEP[0], STEP[3], *ops), world_size=2), program)
+    assert {program.threads[op] for op in ops} == {stream}
+
+
+def test_fusion_runs_in_the_comm_stream() -> None:
+    ops = (Pack(("grad.0",), "fused"), AllReduce("fused", Group(2)), Unpack("fused", ("grad.0",)))
+    program = Pretended()
+    execute(plan_of((STEP[0], STEP[3], *ops), world_size=2), program)
+    assert {program.threads[op] for op in ops} == {"comm"}
+
+
+def test_an_emulated_program_holds_up_the_stream_of_an_operation() -> None:
+    held: list[tuple[str, float]] = []
+    ops = (
+        Select("grad", "top", "residual", 1),
+        Merge("top", "top.1", "residual", stream="comm"),
+        Densify("top.1", "grad", stream="comm"),
+        Pack(("grad",), "fused"),
+        Unpack("fused", ("grad",)),
+    )
+    program = EmulatedProgram(
+        {op: float(number) for number, op in enumerate(ops)},
+        compute=lambda seconds: held.append(("compute", seconds)),
+        comm=lambda seconds: held.append(("comm", seconds)),
+        interrupted=threading.Event(),
+    )
+    for op in ops:
+        program.transform(op, 0)
+    assert held == [("compute", 0.0), *[("comm", float(number)) for number in (1, 2, 3, 4)]]
+
+
+STEP = (
+    Forward(("param",), ("activations", "loss")),
+    Wait("loss"),
+    Delay("host"),
+    Backward(("param", "activations"), "grad.0"),
+    AllReduce("grad.0", Group(2)),
+    Backward(("param", "activations"), "grad.1"),
+    AllReduce("grad.1", Group(2)),
+    Optimize(("param",), ("grad.0", "grad.1")),
+)
+
+
+@both_modes
+def test_a_bucket_is_reduced_while_the_backward_pass_goes_on(lanes: Lanes) -> None:
+    """The second bucket can only be computed if the first all-reduce has begun, and cannot have ended."""
+    began, may_end = threading.Event(), threading.Event()
+
+    class Overlapping(Pretended):
+        def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
+            assert len(list(buckets)) == 2
+            complete()
+            assert began.wait(60), "the all-reduce of the first bucket did not begin during the backward pass"
+            may_end.set()
+            complete()
+
+        def perform(self, op: Collective, memory: Memory) -> None:
+            if isinstance(op, AllReduce) and op.buffer == "grad.0":
+                began.set()
+                assert may_end.wait(60)
+
+    execute(plan_of(STEP, world_size=2), Overlapping(), lanes)
+    assert may_end.is_set()
+
+
+def test_operations_between_buckets_run_in_the_hook_of_the_bucket() -> None:
+    step = (*STEP[:4], Copy("grad.0", "spare"), *STEP[5:6], STEP[7])
+    program = Pretended()
+    execute(plan_of(step, world_size=2), program)
+    places = [program.seen.index(what) for what in ("grad.0", Copy("grad.0", "spare"), "grad.1")]
+    assert places == sorted(places)
+    assert len({program.threads[what] for what in ("grad.0", Copy("grad.0", "spare"), "grad.1")}) == 1
+
+
+def test_a_delay_of_the_host_holds_up_what_comes_after_it_only() -> None:
+    (ready_s, _, end_s), _ = execute(plan_of(STEP, world_size=2), Pretended(), delay_s=0.03)
+    assert end_s[2] - ready_s[2] >= 0.03
+    assert ready_s[3] >= end_s[2]
+    assert ready_s[0] < ready_s[2]
+
+
+def test_the_host_runs_ahead_of_its_computation() -> None:
+    """The second step's delay of the host begins while the first forward pass is still held up."""
+    slept = threading.Event()
+
+    def act(op: Op) -> None:
+        if isinstance(op, Forward) and not slept.is_set():
+            assert slept.wait(60), "the host waits for its device although the plan does not say so"
+
+    class Sleeping(Pretended):
+        def load(self, op: Load, number: int) -> None:
+            slept.set()
+
+    step = (STEP[0], Load("batch"))
+    execute(plan_of(step, step, world_size=2), Sleeping(act))
+
+
+@both_modes
+@pytest.mark.parametrize("where", [Forward, AllReduce, Optimize, Load])
+def test_an_error_in_any_lane_ends_the_run(where: type[Op], lanes: Lanes) -> None:
+    def act(op: Op) -> None:
+        if isinstance(op, where):
+            raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        execute(plan_of(*[(Load("batch"), *STEP)] * 3, world_size=2), Pretended(act), lanes)
+
+
+@both_modes
+def test_who_waits_for_a_stuck_collective_stops_when_another_rank_fails(lanes: Lanes) -> None:
+    never = threading.Event()
+
+    class Stuck(Pretended):
+        def perform(self, op: Collective, memory: Memory) -> None:
+            watch.failed.set()
+            never.wait(60)
+
+    plan, program, watch = plan_of(STEP, world_size=2), Stuck(), Nobody()
+    executor = Executor(
+        plan,
+        rank=0,
+        delays={"host": np.zeros((1, 2))},
+        world=program,
+        program=program,
+        memory=Memory(plan, CPU, ()),
+        lanes=lanes,
+        recorder=Recorder(plan),
+        watch=watch,
+    )
+    begin_s = time.monotonic()
+    with pytest.raises(RunError, match="rank 7 failed: it rained"):
+        executor.run()
+    never.set()
+    assert time.monotonic() - begin_s < 40
+
+
+def test_the_watch_is_told_how_far_the_collectives_are() -> None:
+    _, watch = execute(plan_of(STEP, STEP, world_size=2), Pretended())
+    assert watch.position == 2 * len(STEP) - 2
+
+
+def test_memory_that_does_not_fit_is_refused_before_it_is_allocated() -> None:
+    plan = plan_of((AllReduce("huge", Group(2)),), world_size=2, count=2**50)
+    with pytest.raises(RunError, match=r"needs 4\.5e\+06 GB for its buffers; the host|has .* GB free"):
+        Memory(plan, CPU, {"huge"})

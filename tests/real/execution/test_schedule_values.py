@@ -1,0 +1,253 @@
+"""What schedules compute: process world = virtual world for all, and what compression may and may not change."""
+
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+import pytest
+from pool import Pool
+from trainings import CPU, Training, by_plan, in_virtual_world, loss
+
+torch = pytest.importorskip("torch")
+from torch import Tensor, nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from real.execution import virtual  # noqa: E402
+from real.execution.memory import Memory  # noqa: E402
+from real.execution.running import check_world  # noqa: E402
+from real.programs.module import ModuleProgram  # noqa: E402
+from simdist.errors import RunError  # noqa: E402
+from simdist.plan import Backward, Forward, Optimize, Plan, TrustRatios  # noqa: E402
+from simdist.plan.check import check  # noqa: E402
+from simdist.schedules import GradientSchedule, ParameterServer, Schedule, Sync, kinds  # noqa: E402
+from simdist.schedules.fusion import Fusion, fuse  # noqa: E402
+from simdist.schedules.sparse import SparseSchedule  # noqa: E402
+
+WORLD_SIZE, RANKS_PER_NODE, N_STEPS = 8, 4, 6
+SMALL = {"first_bucket_nbytes": 100, "bucket_nbytes": 400}  # of `Training`, in several buckets
+EXAMPLES = [cls(**example) for cls in kinds().values() for example in cls.examples]
+GRADIENT = [cls for cls in kinds().values() if issubclass(cls, GradientSchedule)]
+SPARSE = [cls for cls in kinds().values() if issubclass(cls, SparseSchedule)]
+
+each_sparse = pytest.mark.parametrize("kind", SPARSE, ids=[cls.__name__ for cls in SPARSE])
+
+
+@pytest.fixture(scope="module")
+def eight() -> Iterator[Pool]:
+    pool = Pool(WORLD_SIZE)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def plan_of(schedule: Schedule, training: Training, n_steps: int = N_STEPS) -> Plan:
+    plan = schedule.plan(training.job(WORLD_SIZE, n_steps, ranks_per_node=RANKS_PER_NODE))
+    check(plan)
+    return plan
+
+
+def moved(parameters: np.ndarray, training: Training) -> np.ndarray:
+    """Return how far training has moved the parameters."""
+    module, _ = training.make()
+    return parameters - torch.cat([each.detach().flatten() for each in module.parameters()]).numpy()
+
+
+def assert_moved_alike(ours: np.ndarray, theirs: np.ndarray, training: Training, tolerance: float) -> None:
+    """Compare how far parameters `[world_size, n]` were moved, relative to the longest way."""
+    one, other = moved(ours, training), moved(theirs, training)
+    assert np.abs(one - other).max() <= tolerance * np.abs(other).max()
+    assert np.abs(other).max() > 0
+
+
+# --- the worlds agree ---
+
+
+@pytest.mark.parametrize("schedule", EXAMPLES, ids=[each.name for each in EXAMPLES])
+def test_worlds_agree_on_every_schedule(eight: Pool, schedule: Schedule) -> None:
+    training = Training()
+    plan = plan_of(schedule, training)
+    theirs = np.stack([parameters for parameters, _ in eight.run(by_plan, plan, training)])
+    tolerance = 1e-2 if "fp16" in schedule.name else 1e-11  # half precision rounds with every addition
+    assert_moved_alike(theirs, in_virtual_world(plan, training)[0], training, tolerance)
+
+
+@pytest.mark.parametrize("cls", GRADIENT, ids=[cls.__name__ for cls in GRADIENT])
+def test_worlds_agree_on_several_buckets_and_shared_trust_ratios(eight: Pool, cls: type[GradientSchedule]) -> None:
+    training = Training(optimizer="lars")
+    density = {"density": 0.1} if issubclass(cls, SparseSchedule) else {}
+    plan = plan_of(cls(**cls.examples[0] | SMALL | density | {"parallel_optimizer": True}), training)
+    theirs = np.stack([parameters for parameters, _ in eight.run(by_plan, plan, training)])
+    assert_moved_alike(theirs, in_virtual_world(plan, training)[0], training, 1e-6)  # ratios are single precision
+
+
+def test_servers_beside_the_ranks_are_for_simulation_only() -> None:
+    training = Training()
+    apart, among = (plan_of(ParameterServer(servers=2, apart=each), training) for each in (True, False))
+    check_world(among, WORLD_SIZE)
+    with pytest.raises(RunError, match=r"plan ps-2-apart: .* goes through servers beside the ranks, which can be"):
+        check_world(apart, WORLD_SIZE)
+    ours, theirs = (in_virtual_world(plan, training)[0] for plan in (apart, among))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+# --- nothing but the way differs ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("cls", GRADIENT, ids=[cls.__name__ for cls in GRADIENT])
+def test_whole_gradients_train_as_sync_whichever_way_they_go(cls: type[GradientSchedule], dtype: torch.dtype) -> None:
+    training = Training(dtype=dtype)
+    density = {"density": 1.0} if issubclass(cls, SparseSchedule) else {}
+    ours, losses = in_virtual_world(plan_of(cls(**cls.examples[0] | SMALL | density), training), training)
+    theirs, expected = in_virtual_world(plan_of(Sync(), training), training)
+    tolerance = 1e-12 if dtype == torch.float64 else 1e-6
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(losses, expected, rtol=0, atol=10 * tolerance)
+
+
+@pytest.mark.parametrize("cycle_s", [None, 2e-3], ids=["without cycles", "with cycles"])
+def test_fusion_changes_no_values(eight: Pool, cycle_s: float | None) -> None:
+    training = Training()
+    plan = plan_of(Sync(first_bucket_nbytes=0, bucket_nbytes=0), training)
+    gradients = [op.dst for op in plan.bodies[0] if isinstance(op, Backward)]
+    ready_s = {name: 1e-3 * number for number, name in enumerate(gradients)}
+    fused = fuse(plan, Fusion(buffer_nbytes=700, cycle_s=cycle_s), ready_s)
+    check(fused)
+    assert len(fused.buffers) > len(plan.buffers)
+    theirs = np.stack([parameters for parameters, _ in eight.run(by_plan, fused, training)])
+    assert_moved_alike(theirs, in_virtual_world(plan, training)[0], training, 1e-12)
+
+
+@pytest.mark.parametrize("cls", [Sync, *SPARSE], ids=[cls.__name__ for cls in (Sync, *SPARSE)])
+def test_shared_trust_ratios_are_those_that_each_would_compute_to_the_last_bit(cls: type[GradientSchedule]) -> None:
+    training = Training(optimizer="lars")
+    alone, shared = (cls(**SMALL, parallel_optimizer=parallel) for parallel in (False, True))
+    plans = [plan_of(each, training) for each in (alone, shared)]
+    sizes = [{op.group.size for op in plan.bodies[0] if isinstance(op, TrustRatios)} for plan in plans]
+    assert sizes == [{1}, {WORLD_SIZE}]
+    one, other = (in_virtual_world(plan, training)[0] for plan in plans)
+    np.testing.assert_array_equal(one, other)
+
+
+# --- error feedback ---
+
+
+def exchanged(
+    schedule: SparseSchedule, n_steps: int, compute: Callable[[Tensor], object], residual: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the sums of what was given and what was applied, and what is left; means over ranks, bucket by bucket.
+
+    Args:
+        schedule: Whose exchanges.
+        n_steps: How many.
+        compute: Writes a gradient, `[world_size, count]`.
+        residual: What every residual holds at the beginning, as if it had been given.
+    """
+    plan = communication_of(plan_of(schedule, Training(), n_steps))
+    memory = Memory(plan, CPU, {buffer.name for buffer in plan.buffers}, n_ranks=WORLD_SIZE)
+    gradients = [buffer for buffer in plan.buffers if buffer.name.startswith("grad")]
+    given = {buffer.name: torch.full((buffer.count,), residual, dtype=torch.float64) for buffer in gradients}
+    applied = {name: torch.zeros_like(total) for name, total in given.items()}
+
+    def give() -> None:
+        for buffer in gradients:
+            rows = memory.dense(buffer.name)
+            compute(rows)
+            rows[:, buffer.count - buffer.padding :] = 0
+            given[buffer.name] += rows.mean(dim=0)
+
+    def update(step: int) -> None:
+        for buffer in gradients:
+            rows = memory.dense(buffer.name)
+            assert torch.equal(rows, rows[:1].expand_as(rows)), "ranks would update with different gradients"
+            applied[buffer.name] += rows[0]
+        if step + 1 < n_steps:
+            give()
+
+    residuals = [memory.dense(f"residual.{number}") for number in range(len(gradients))]
+    for rows in residuals:
+        rows.fill_(residual)
+    give()
+    programs = [idle(plan, memory.row(rank), rank) for rank in range(WORLD_SIZE)]
+    virtual.perform(plan, programs, memory, on_step=update)
+    left = [left_over(rows, buffer.count) for rows, buffer in zip(residuals, gradients, strict=True)]
+    return torch.cat(list(given.values())), torch.cat(list(applied.values())), torch.cat(left)
+
+
+@pytest.mark.parametrize("compression", ["none", "fp16"])
+@pytest.mark.parametrize("method", ["exact", "mstopk", "dgc"])
+@each_sparse
+def test_nothing_of_a_gradient_is_lost(kind: type[SparseSchedule], method: str, compression: str) -> None:
+    """What was applied and what is left in the residuals add up to the mean of all gradients, and ranks agree.
+
+    In half precision, too: what a conversion takes away stays in the residual. Only what is reduced as a whole rounds
+    and forgets: hitopk's gradients in the nodes, and those of a warm-up.
+    """
+    generator = torch.Generator().manual_seed(0)
+    halves = compression == "fp16"
+    warmup_steps = 0 if halves else 2
+    schedule = kind(density=0.05, method=method, warmup_steps=warmup_steps, **SMALL, compression=compression)
+    given, applied, left = exchanged(schedule, 20, lambda rows: rows.normal_(generator=generator))
+    assert left.abs().max() > 0.1
+    np.testing.assert_allclose(
+        applied + left, given, rtol=1e-12, atol=5e-3 if halves and schedule.kind == "hitopk" else 1e-12
+    )
+
+
+@each_sparse
+def test_residuals_add_up_what_is_too_small_for_half_precision(kind: type[SparseSchedule]) -> None:
+    """1 + 1e-4 is 1 in half precision: residuals of that type would forget all 40 gradients, 4e-3 in sum."""
+    schedule = kind(density=0.05, method="exact", **SMALL, compression="fp16")
+    given, applied, left = exchanged(schedule, 40, lambda rows: rows.fill_(1e-4), residual=1.0)
+    assert applied.count_nonzero() > 0
+    in_nodes = schedule.kind == "hitopk"  # which adds and gathers in half precision
+    np.testing.assert_allclose(applied + left, given, rtol=0, atol=1e-3 if in_nodes else 1e-12)
+
+
+def left_over(residuals: Tensor, count: int) -> Tensor:
+    """Return the mean of the ranks' residuals; of slices, that of the j-th ranks of all nodes, one after the other."""
+    if residuals.shape[1] == count:
+        return residuals.mean(dim=0)
+    return residuals.unflatten(0, (-1, RANKS_PER_NODE)).mean(dim=0).flatten()
+
+
+def communication_of(plan: Plan) -> Plan:
+    """Return the plan without a model: somebody else writes the gradients and reads what has become of them."""
+    kept = [tuple(op for op in body if not isinstance(op, Forward | Backward | Optimize)) for body in plan.bodies]
+    return Plan(plan.name, plan.world_size, plan.buffers, tuple(kept), plan.order)
+
+
+def idle(plan: Plan, memory: Memory, rank: int) -> ModuleProgram:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.0)
+    return ModuleProgram(plan, nn.Identity(), loss, optimizer, Training().batch, memory, device=CPU, rank=rank)
+
+
+# --- learning ---
+
+
+def losses_of(schedule: Schedule) -> Mapping[str, float]:
+    """Train a network to do as another one does; return its loss at the beginning and at the end."""
+    teacher = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(1_000 * step + rank)
+        inputs = torch.randn(16, 6, dtype=torch.float64, generator=generator)
+        return inputs, (inputs @ teacher).argmax(dim=1)
+
+    training = Training()
+    plan = plan_of(schedule, training, 120)
+    found = virtual.train(plan, training.make, functional.cross_entropy, batch).losses.mean(dim=1)
+    return {"begin": float(found[:5].mean()), "end": float(found[-5:].mean())}
+
+
+@each_sparse
+def test_a_network_learns_from_a_tenth_of_its_gradients_too(kind: type[SparseSchedule]) -> None:
+    dense, compressed = losses_of(Sync()), losses_of(kind(density=0.1))
+    assert dense["end"] < dense["begin"] / 5
+    assert compressed["end"] < compressed["begin"] / 5

@@ -1,0 +1,223 @@
+"""The kernels for GPUs select what the plain algorithms do. Without a GPU, Triton's interpreter runs them.
+
+The interpreter is slow, so vectors are short, and they are cut into small tiles for every kernel to have several.
+"""
+
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+ON_GPU = torch.cuda.is_available()
+pytest.importorskip("triton")
+
+from hypothesis import given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+from real.kernels.topk import mstopk, select  # noqa: E402
+from real.kernels.triton_candidates import Layout  # noqa: E402
+from real.kernels.triton_dgc import dgc as dgc_kernels  # noqa: E402
+from real.kernels.triton_mstopk import mstopk as kernels  # noqa: E402
+from simdist.plan.ops import SelectMethod  # noqa: E402
+
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+DTYPES = [torch.float16, torch.bfloat16, torch.float32]
+TINY = Layout(tile=256, max_spans=2)
+gpu = pytest.mark.skipif(not ON_GPU, reason="no GPU: torch.cuda.is_available() is False")
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def whole_numbers(count: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return numbers whose sum is exact in any order, so that all see the same mean; 5 % are much larger."""
+    small = torch.randint(-64, 65, (count,), generator=seeded(1))
+    large = torch.randint(-30, 31, (count,), generator=seeded(2)) * 64
+    return torch.where(torch.rand(count, generator=seeded(3)) < 0.05, large, small).to(DEVICE, dtype)
+
+
+def assert_like_plain(
+    values: Tensor, k: int, *, drawn: float = 0.3, n_bisections: int = 12, layout: Layout = TINY
+) -> list[int]:
+    """Assert that kernels take k different positions, those that counting threshold by threshold finds."""
+    where = torch.tensor(drawn, dtype=torch.float64, device=values.device)
+    taken = kernels(values, k, where, n_bisections=n_bisections, layout=layout)
+    assert (taken.dtype, taken.shape) == (torch.int32, (k,))
+    found = sorted(taken.tolist())
+    assert found == sorted(mstopk.bisect(values, k, where, n_bisections=n_bisections).tolist())
+    assert len(set(found)) == k
+    return found
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("count", "k"),
+    [(2, 1), (256, 200), (257, 1), (1025, 1024), (1501, 20)],
+)
+def test_kernels_select_what_plain_bisection_does(count: int, k: int, dtype: torch.dtype) -> None:
+    assert_like_plain(whole_numbers(count, dtype=dtype), k)
+
+
+@pytest.mark.parametrize("n_bisections", [1, 4, 7, 8, 20, 23])
+def test_any_number_of_bisections_is_done_digit_by_digit(n_bisections: int) -> None:
+    assert_like_plain(whole_numbers(700), 10, n_bisections=n_bisections)
+
+
+@pytest.mark.parametrize("drawn", [0.0, 0.5, 1 - 2**-53])
+def test_stretch_lies_among_the_ties_wherever_it_begins(drawn: float) -> None:
+    values = torch.zeros(1000, device=DEVICE)
+    values[::3] = 1.0
+    values[5] = 2.0
+    found = assert_like_plain(values, 11, drawn=drawn)
+    assert 5 in found
+    begin = math.floor(drawn * (334 - 10 + 1))
+    assert [each // 3 for each in found if each != 5] == list(range(begin, begin + 10))
+
+
+@pytest.mark.parametrize("constant", [0.0, 0.1, -1e30, 1e-40])
+@pytest.mark.parametrize("k", [1, 499])
+def test_constant_vector_gives_any_k(constant: float, k: int) -> None:
+    values = torch.full((500,), constant, device=DEVICE)
+    taken = kernels(values, k, torch.tensor(0.9, dtype=torch.float64, device=DEVICE), n_bisections=20, layout=TINY)
+    assert taken.unique().numel() == k
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_not_finite_values_are_selected_first(bad: float, dtype: torch.dtype) -> None:
+    values = whole_numbers(1000, dtype=dtype)
+    values[[3, 700, 999]] = bad
+    assert {3, 700, 999} <= set(assert_like_plain(values, 10))
+
+
+def test_magnitudes_far_below_the_largest_are_told_apart() -> None:
+    values = whole_numbers(800) * 2.0**-40  # below the cells in which maxima are counted
+    values[77] = 1.0
+    assert 77 in assert_like_plain(values, 100, n_bisections=23)
+
+
+def test_all_large_ones_in_one_span_are_found() -> None:
+    values = whole_numbers(1000)
+    values[700:764] = 2.0**15
+    assert assert_like_plain(values, 64) == list(range(700, 764))
+
+
+def test_every_second_entry_of_a_buffer_is_a_vector_too() -> None:
+    assert_like_plain(whole_numbers(1000)[::2], 50)
+
+
+def test_default_cut_selects_the_same() -> None:
+    assert_like_plain(whole_numbers(9000), 90, layout=Layout())
+
+
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # numpy's, of a sum of numbers like the largest
+@settings(max_examples=40 if ON_GPU else 10)
+@given(values=st.lists(st.floats(width=16), min_size=2, max_size=40), data=st.data(), dtype=st.sampled_from(DTYPES))
+def test_any_vector_gives_exactly_k(values: list[float], data: st.DataObject, dtype: object) -> None:
+    assert isinstance(dtype, torch.dtype)
+    k = data.draw(st.integers(1, len(values) - 1))
+    drawn = torch.tensor(data.draw(st.floats(0, 1, exclude_max=True)), dtype=torch.float64, device=DEVICE)
+    taken = kernels(torch.tensor(values).to(DEVICE, dtype), k, drawn, n_bisections=20, layout=TINY).tolist()
+    assert len(set(taken)) == k
+    assert min(taken) >= 0
+    assert max(taken) < len(values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "rank", [100, 101, 300, 1000]
+)  # of the threshold: as many as k reach it, or a few more, or all
+def test_dgc_takes_the_largest_of_those_that_reach_the_threshold(rank: int, dtype: torch.dtype) -> None:
+    values = torch.randn(1000, generator=seeded()).to(DEVICE, dtype)
+    assert_largest(values, 100, reached_by=rank)
+
+
+@pytest.mark.parametrize("rank", [1, 99])
+def test_dgc_takes_from_all_if_too_few_reach_the_threshold(rank: int) -> None:
+    assert_largest(torch.randn(1000, generator=seeded()).to(DEVICE), 100, reached_by=rank)
+
+
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+def test_dgc_takes_what_is_not_finite_first(bad: float) -> None:
+    values = torch.randn(1000, generator=seeded()).to(DEVICE)
+    values[[0, 999]] = bad
+    assert {0, 999} <= set(assert_largest(values, 10, reached_by=20))
+
+
+def test_dgc_takes_some_of_many_equals() -> None:
+    assert_largest(torch.ones(700, device=DEVICE), 100, reached_by=300)
+
+
+def assert_largest(values: Tensor, k: int, *, reached_by: int) -> list[int]:
+    """Assert that dgc's kernels take the k largest, given what that many reach as threshold."""
+    magnitudes = values.float().abs().nan_to_num(nan=math.inf)
+    threshold = magnitudes.sort(descending=True).values[reached_by - 1]
+    drawn = torch.tensor(0.7, dtype=torch.float64, device=values.device)
+    taken = dgc_kernels(values, k, threshold.clamp(max=2.0**126), drawn, layout=TINY)
+    assert (taken.dtype, taken.unique().numel()) == (torch.int32, k)
+    largest = magnitudes.sort(descending=True).values[:k]
+    assert torch.equal(magnitudes[taken.long()].sort(descending=True).values, largest)
+    return [int(each) for each in taken.tolist()]
+
+
+def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    script = Path(__file__).resolve().parents[3] / "tests" / "compile_kernels.py"
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    compiled = dict(line.split(": ") for line in done.stdout.splitlines())
+    assert len(compiled) == 9
+    assert all(int(n) > 0 for n in compiled.values())
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", [2**16, 2**20 + 3, 2**24])
+@pytest.mark.parametrize("density", [0.0001, 0.001, 0.01, 0.3])
+def test_gpu_selects_what_plain_bisection_does(density: float, count: int, dtype: torch.dtype) -> None:
+    assert_like_plain(whole_numbers(count, dtype=dtype), int(density * count), n_bisections=20, layout=Layout())
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("method", ["mstopk", "dgc"])
+def test_host_of_the_gpu_never_waits(method: SelectMethod, dtype: torch.dtype) -> None:
+    values = whole_numbers(100_000, dtype=dtype)
+    select(values, 100, method, generator=seeded())  # compiles
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        _, indices = select(values, 100, method, generator=seeded())
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert indices.unique().numel() == 100
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.parametrize("method", ["mstopk", "dgc"])
+def test_same_draw_gives_the_same_selection_in_the_same_order(method: SelectMethod) -> None:
+    values = torch.randn(2**22, device=DEVICE)
+    first, again = (select(values, 4000, method, generator=seeded())[1] for _ in range(2))
+    assert torch.equal(first, again)
+
+
+@pytest.mark.gpu
+@gpu
+@pytest.mark.skipif(ON_GPU and torch.cuda.get_device_properties(0).total_memory < 16 * 2**30, reason="needs 16 GiB")
+def test_a_quarter_of_a_billion_entries_are_no_exception() -> None:
+    values = torch.randn(2**28 + 1, device=DEVICE)
+    values[-1] = 100.0
+    chosen, indices = select(values, 2**18, "mstopk", generator=seeded())
+    kth = torch.topk(values.abs(), 2**18, sorted=False).values.min()
+    assert indices.unique().numel() == 2**18
+    assert int(indices.max()) == 2**28
+    assert float((chosen.abs() >= kth).double().mean()) >= 0.9999

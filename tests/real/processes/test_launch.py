@@ -1,0 +1,368 @@
+"""Nothing hangs: each way in which ranks fail to meet, or fail later, ends in one error that names the rank."""
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+from processes import await_end, places, run, start  # noqa: E402
+
+from real.processes.launch import Place, connect, place  # noqa: E402
+from simdist.errors import RunError  # noqa: E402
+
+SOON_S = 2.0  # for what is meant to be late; ranks have START_S to meet, as they start slowly under load
+START_S = 20.0
+
+
+def meet(timeout_s: float = 20.0) -> None:
+    with connect(timeout_s=timeout_s) as connection:
+        ones = torch.ones(3, device=connection.device)
+        dist.all_reduce(ones)
+        connection.agree("plan", "abc")
+        connection.barrier("end")
+        print("sum", int(ones[0]), connection.backend, connection.device.type)
+
+
+def meet_twice() -> None:
+    meet()
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = "1"
+    meet()
+
+
+def disagree(stray: int) -> None:
+    with connect(timeout_s=20.0) as connection:
+        connection.agree("plan", "other" if connection.place.rank == stray else "usual")
+
+
+def reduce_forever(timeout_s: float) -> None:
+    """Let the collectives stop when a rank is killed, and ask the guard why."""
+    with connect(timeout_s=START_S) as connection:
+        group = dist.new_group(timeout=timedelta(seconds=timeout_s))
+        while True:
+            connection.guard.position += 1
+            try:
+                dist.all_reduce(torch.ones(1000), group=group)
+            except RuntimeError as error:
+                raise connection.guard.explain(error, "all_reduce(grad.3)") from error
+            if connection.guard.position == 20:
+                print("running")
+
+
+def reduce_late(stray: int) -> None:
+    with connect(timeout_s=START_S) as connection:
+        group = dist.new_group(timeout=timedelta(seconds=SOON_S))
+        guard = connection.guard
+        guard.position = 120
+        if connection.place.rank == stray:
+            while not guard.failed.wait(0.1):
+                pass
+            guard.check()
+        guard.position = 128
+        try:
+            dist.all_reduce(torch.ones(1000), group=group)
+        except RuntimeError as error:
+            raise guard.explain(error, "all_reduce(grad.3)") from error
+
+
+def fail(stray: int) -> None:
+    with connect(timeout_s=20.0) as connection:
+        if connection.place.rank == stray:
+            raise ValueError("the disk is full")
+        assert connection.guard.failed.wait(15.0)
+        connection.guard.check()
+
+
+def miss_barrier(stray: int) -> None:
+    with connect(timeout_s=START_S) as connection:
+        if connection.place.rank != stray:
+            replace(connection, timeout_s=SOON_S).barrier("start")
+        connection.guard.failed.wait(START_S)
+
+
+def wait_for_sigterm() -> None:
+    with connect(timeout_s=20.0) as connection, connection.guard.ending_on_sigterm():
+        print("running")
+        threading.Event().wait(15.0)
+
+
+def use(backend: str, device: str) -> None:
+    with connect(backend=backend, device=device, timeout_s=20.0):
+        pass
+
+
+def test_ranks_meet_and_reduce_and_part() -> None:
+    endings = run(meet, 3)
+    assert [ending.output for ending in endings.values()] == ["sum 3 gloo cpu\n"] * 3
+    assert {ending.code for ending in endings.values()} == {0}
+
+
+def test_ranks_meet_again_after_a_restart() -> None:
+    assert [ending.code for ending in run(meet_twice, 2).values()] == [0, 0]
+
+
+def test_missing_variables_are_named_with_the_way_to_start() -> None:
+    environ = places(0, 2, 29500)
+    del environ["RANK"], environ["MASTER_PORT"]
+    with pytest.raises(RunError, match=r"RANK, MASTER_PORT not set.*torchrun --standalone --nproc-per-node"):
+        place(environ)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("RANK", "2", r"RANK=2 is not in 0\.\.1"),
+        ("LOCAL_RANK", "-1", r"LOCAL_RANK=-1 is not in 0\.\.1"),
+        ("WORLD_SIZE", "two", "WORLD_SIZE='two'"),
+    ],
+)
+def test_a_place_out_of_range_is_refused(name: str, value: str, message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        place(places(0, 2, 29500) | {name: value})
+
+
+def test_a_port_out_of_range_is_refused() -> None:
+    with pytest.raises(RunError, match="MASTER_PORT must be a port from 1 to 65535, found '70000'"), connected(70000):
+        pass
+
+
+def test_place_reads_what_torchrun_sets() -> None:
+    assert place(places(1, 4, 29500)) == Place(rank=1, world_size=4, local_rank=1, local_world_size=4)
+
+
+def test_a_rank_that_never_starts_is_named_on_every_other_rank() -> None:
+    endings = run(meet, 4, 8.0, ranks=[0, 3])  # time enough for both to start on a busy machine
+    for ending in endings.values():
+        assert ending.code == 1
+        assert (
+            "ranks 1, 2 have not answered the roll call of 4 ranks within 8 s" in ending.output
+        )  # of itself or another
+
+
+def test_ranks_say_so_when_rank_0_never_starts() -> None:
+    (ending,) = run(meet, 2, 2.0, ranks=[1]).values()
+    assert "rank 0, which hosts the store at localhost:" in ending.output
+    assert "does not answer" in ending.output
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"], ids=["mute", "http"]
+)
+def test_a_port_that_another_program_has_is_named(answer: bytes) -> None:
+    with listening(answer) as port:
+        endings = run(meet, 2, 2.0, port=port)
+    assert f"cannot host the store at port {port}" in endings[0].output
+    assert f"which hosts the store at localhost:{port}, does not answer" in endings[1].output
+    for ending in endings.values():
+        assert ending.code == 1
+        assert "choose another --master-port, or use torchrun --standalone" in ending.output
+
+
+def test_a_port_that_another_run_has_is_named_and_the_other_run_goes_on() -> None:
+    with start(reduce_forever, 2, 60.0) as first:
+        first.until("running")
+        second = run(meet, 2, START_S, port=first.port)
+        assert "cannot host the store" in second[0].output
+        assert "found its rank taken by another process in the store" in second[1].output
+        for ending in second.values():
+            assert "choose another --master-port" in ending.output
+        assert [first.code(rank) for rank in (0, 1)] == [None, None]
+
+
+def test_ranks_that_disagree_are_named() -> None:
+    for ending in run(disagree, 3, 1).values():
+        assert "plan must be the same on every rank; most have 'usual', but found 'other' on rank 1" in ending.output
+
+
+def test_nccl_without_gpus_says_which_rank_and_to_use_gloo() -> None:
+    endings = run(use, 2, "nccl", "auto", environ={"CUDA_VISIBLE_DEVICES": ""})
+    for ending in endings.values():
+        assert "nccl needs a GPU for each rank, found 0 GPUs for 2 ranks on this machine" in ending.output
+        assert "use --backend gloo" in ending.output
+
+
+def test_cuda_without_gpus_says_to_use_the_cpu() -> None:
+    (ending,) = run(use, 1, "auto", "cuda", environ={"CUDA_VISIBLE_DEVICES": ""}).values()
+    assert "use --device cpu --backend gloo" in ending.output
+
+
+def test_nccl_on_the_cpu_is_refused() -> None:
+    (ending,) = run(use, 1, "nccl", "cpu").values()
+    assert "nccl moves tensors of GPUs only, and --device is cpu; use --backend gloo" in ending.output
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_killed_in_a_collective_is_named_by_the_others(victim: int) -> None:
+    with start(reduce_forever, 3, 10.0) as ranks:
+        ranks.until("running")
+        ranks.signal(victim, signal.SIGKILL)
+        endings = ranks.wait()
+    for rank in {0, 1, 2} - {victim}:
+        assert endings[rank].code == 1
+        assert f"RunError: all_reduce(grad.3): rank {victim} (" in endings[rank].output
+        assert f"pid {ranks.pid(victim)})" in endings[rank].output
+
+
+def test_a_rank_that_stands_still_is_named_by_the_others() -> None:
+    with start(reduce_forever, 3, 3.0) as ranks:
+        ranks.until("running")
+        ranks.signal(1, signal.SIGSTOP)
+        endings = ranks.wait([0, 2])
+    for ending in endings.values():
+        assert (
+            f"all_reduce(grad.3): rank 1 ({socket.gethostname()}, pid {ranks.pid(1)}) has been silent" in ending.output
+        )
+
+
+def test_a_store_that_stands_still_holds_nobody_up() -> None:
+    with start(reduce_forever, 3, 3.0) as ranks:
+        ranks.until("running")
+        ranks.signal(0, signal.SIGSTOP)
+        endings = ranks.wait([1, 2])
+    for ending in endings.values():
+        assert f"all_reduce(grad.3): rank 0 ({socket.gethostname()}, pid {ranks.pid(0)}), which hosts" in ending.output
+        assert "has not answered for" in ending.output
+
+
+def test_a_rank_that_is_late_is_named_with_its_position() -> None:
+    endings = run(reduce_late, 3, 1)
+    for rank in (0, 2):
+        assert "all_reduce(grad.3): rank 1 has not arrived: rank 1 (" in endings[rank].output
+        assert "is at operation 120, the others at 128" in endings[rank].output
+
+
+def test_a_rank_that_fails_tells_the_others_why() -> None:
+    endings = run(fail, 3, 0)
+    assert "ValueError: the disk is full" in endings[0].output
+    for rank in (1, 2):
+        assert f"RunError: rank 0 ({socket.gethostname()}, pid " in endings[rank].output
+        assert ") failed: the disk is full" in endings[rank].output
+
+
+def test_a_rank_that_misses_a_barrier_is_named() -> None:
+    assert "barrier 'start': rank 1 has not come within 2 s" in run(miss_barrier, 2, 1)[0].output
+
+
+def test_sigterm_names_the_rank_that_failed_first() -> None:
+    with start(wait_for_sigterm, 3) as ranks:
+        ranks.until("running")
+        ranks.signal(2, signal.SIGKILL)
+        ranks.signal(0, signal.SIGTERM)
+        ranks.signal(1, signal.SIGTERM)
+        endings = ranks.wait()
+    for rank in (0, 1):
+        assert "was ended by SIGTERM: rank 2 (" in endings[rank].output
+        assert "ended without a word (killed?)" in endings[rank].output
+
+
+ORPHAN = """
+import time
+from real.processes.launch import connect
+with connect(exit_with_parent=True):
+    print("running")
+    time.sleep(40)
+"""
+PARENT = f"""
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {ORPHAN!r}])
+os.write(1, f"child {{child.pid}}\\n".encode())  # whole, beside what the child prints
+child.wait()
+"""
+
+
+def test_a_rank_ends_with_the_process_that_started_it() -> None:
+    with start([sys.executable, "-c", PARENT], 1) as ranks:
+        ranks.until("running\n")
+        ranks.until("child")
+        child = int(ranks.output(0).split("child ")[1].split()[0])
+        ranks.signal(0, signal.SIGKILL)
+        ranks.wait()
+        await_end([child])
+        assert "the process that started it is gone; it ends too" in ranks.output(0)
+
+
+EXIT = """
+import threading, time
+import torch, torch.distributed as dist
+from real.processes.launch import connect
+with connect(timeout_s=100.0) as connection:
+    if connection.place.rank == 1:
+        time.sleep(100)
+    threading.Thread(target=dist.all_reduce, args=(torch.ones(1000),), daemon=True).start()
+    time.sleep(0.5)
+    raise ValueError("the disk is full")
+"""
+
+
+def test_an_error_ends_the_process_although_a_collective_still_waits() -> None:
+    with start([sys.executable, "-c", EXIT], 2) as ranks:
+        (ending,) = ranks.wait([0]).values()
+    assert ending.code == 1
+    assert "ValueError: the disk is full" in ending.output
+
+
+RESTART = """
+import os
+import torch, torch.distributed as dist
+from real.processes.launch import connect
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+with connect(timeout_s=20.0) as connection, connection.guard.ending_on_sigterm():
+    connection.agree("plan", attempt)
+    if attempt == "0" and connection.place.rank == 1:
+        raise ValueError("the disk is full")
+    connection.barrier("end")
+    os.write(1, f"attempt {attempt} ended\\n".encode())
+"""
+
+
+def test_a_run_restarted_by_torchrun_meets_anew(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(RESTART, encoding="utf-8")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    (ending,) = run([*torchrun, str(script)], 1).values()
+    assert ending.code == 0, ending.output
+    assert ending.output.count("attempt 1 ended") == 2
+    assert "attempt 0 ended" not in ending.output
+
+
+@contextmanager
+def connected(port: int) -> Iterator[None]:
+    with connect(timeout_s=2.0, environ=places(0, 1, port)):
+        yield
+
+
+@contextmanager
+def listening(answer: bytes) -> Iterator[int]:
+    """Accept connections and answer each with some bytes, or never."""
+    accepted = []
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            accepted.append(connection)
+            if answer:
+                with suppress(OSError):  # who asked may have given up
+                    connection.recv(100)
+                    connection.sendall(answer)
+                connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(5.0)
+    for connection in accepted:
+        connection.close()

@@ -1,0 +1,699 @@
+"""The command line: what it prints where, what it leaves on disk, how it ends."""
+
+import functools
+import inspect
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from commandline import LABELS, SMALL, call, edited, process, write
+
+from simdist import engines, report, scenario
+from simdist.cli import comparing, main, simulating
+from simdist.engines import simulate
+from simdist.errors import RunError, UnsupportedError
+from simdist.progress import ProgressBar
+from simdist.runs import build
+from simdist.runs.run_directory import PLAN, SIMULATED
+from simdist.scenario import presets
+from simdist.studies.comparison import compare
+from simdist.traces.breakdown import breakdown
+from simdist.traces.trace import Trace
+
+STATES = ("compute_s", "comm_s", "wait_s", "io_s", "host_s")
+
+
+@pytest.fixture
+def small(tmp_path):
+    return write(tmp_path / "small.yaml")
+
+
+def document(capsys, *args):
+    """Run a command with --json; return what it printed, which is nothing but one document on stdout."""
+    answer = call(capsys, *args, "--json")
+    assert answer.code == 0, answer.err
+    assert answer.out.count("\n") == 1
+    return json.loads(answer.out)
+
+
+def outside(*args, code=None, **options):
+    """Run a command line in a process of its own."""
+    command, environment = process(*args, code=code)
+    environment |= options.pop("environment", {})
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, **options)
+
+
+# What every command does
+
+
+@pytest.mark.parametrize(
+    "args", [[], ["--help"], ["compare", "--help"], ["plan", "-h"], ["trace", "--help"], ["--version"]]
+)
+def test_help_imports_nothing_heavy(args):
+    heavy = "numpy pandas matplotlib scipy simpy pydantic pydantic_core yaml rich"
+    code = f"""
+import sys
+from simdist.cli import main
+assert main(sys.argv[1:]) == 0
+sys.exit(" ".join(name for name in {heavy.split()} if name in sys.modules))
+"""
+    done = outside(*args, code=code)
+    assert done.stderr.strip() == ""
+    assert "simdist" in done.stdout
+
+
+def test_help_tells_of_every_command(capsys):
+    answer = call(capsys, "--help")
+    assert answer.code == 0
+    ours = "presets plan simulate compare validate comms data trace sweep results report import whatif tune chakra"
+    for command in ours.split():
+        assert f"\n  {command} " in answer.out
+        assert call(capsys, command, "--help").code == 0
+    assert "..." not in answer.out.partition("Commands:")[2]  # no short help is cut
+
+
+@pytest.mark.parametrize("args", [["presets"], ["compare", "small.yaml"], ["--help"]])
+def test_closed_stdout_is_a_failed_run(small, args):
+    done = outside(*args, cwd=small.parent, preexec_fn=functools.partial(os.close, 1))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("error: cannot print: stdout is closed; send it to a file")
+
+
+WARNING = "input.prefetch has no effect"
+
+
+@pytest.mark.parametrize("command", ["plan", "simulate", "compare"])
+def test_stdout_is_the_result_and_nothing_else(tmp_path, capsys, command):
+    path = write(tmp_path / "s.yaml", edited(("seed: 1", "seed: 1\ninput: {prefetch: 3}")))
+    for output in ([], ["-o", tmp_path / command]):
+        answer = call(capsys, command, path, "--json", *output)
+        assert answer.code == 0
+        json.loads(answer.out)
+        assert f"warning: {path}: {WARNING}" in answer.err
+        answer = call(capsys, command, path, *output)
+        assert WARNING not in answer.out
+
+
+def test_reader_that_leaves_early_is_no_error(tmp_path):
+    many = "\n".join(f"    - {{name: tensor{number}, count: 10}}" for number in range(600))
+    text = edited(
+        ("    - {name: weight, count: 100000}", many),
+        ("kind: sync", "{kind: sync, first_bucket_size: 1 B, bucket_size: 1 B}"),
+    )
+    command, environment = process("plan", write(tmp_path / "s.yaml", text))
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        assert running.stdout.read(4) == b"plan"
+        running.stdout.close()
+        assert running.stderr.read() == b""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="the system has no full device")
+def test_full_disk_fails_without_a_traceback(small):
+    with open("/dev/full", "w") as full:
+        command, environment = process("simulate", small)
+        done = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: cannot print: No space left on device\n")
+
+
+def test_terminal_without_the_characters_gets_others(small):
+    done = outside("compare", small, environment={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0
+    assert "+-" in done.stdout
+    assert done.stdout.isascii()
+
+
+def test_directory_that_cannot_be_written_is_a_failed_run(small, capsys):
+    for command in ("plan", "simulate", "compare"):
+        answer = call(capsys, command, small, "-o", small / "run")
+        assert (answer.code, answer.out) == (1, "")
+        assert answer.err.startswith(f"error: {small}")
+        assert "Not a directory" in answer.err
+
+
+def test_too_little_memory_is_a_failed_run(small, capsys, monkeypatch):
+    def fail(*_, **__):
+        raise MemoryError("Unable to allocate 1 PiB")
+
+    monkeypatch.setattr(comparing, "measure", fail)
+    answer = call(capsys, "compare", small)
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err == "error: not enough memory: Unable to allocate 1 PiB; simulate fewer steps, ranks or samples\n"
+
+
+def test_mistake_of_the_program_keeps_its_traceback(small, monkeypatch):
+    def fail(*_, **__):
+        raise EOFError
+
+    monkeypatch.setattr(comparing, "measure", fail)
+    with pytest.raises(EOFError):
+        main(["compare", str(small)])
+
+
+# presets
+
+
+def test_presets_lists_what_ships(capsys):
+    answer = call(capsys, "presets")
+    assert answer.code == 0
+    for kind in ("clusters", "workloads", "scenarios"):
+        assert all(name in answer.out for name in presets.names(kind))
+    facts = document(capsys, "presets", "workloads")
+    resnet = next(each for each in facts["workloads"] if each["name"] == "resnet50")
+    assert (resnet["parameters"], resnet["nbytes"]) == (25_557_032, 4 * 25_557_032)
+    ideal = next(each for each in document(capsys, "presets")["clusters"] if each["name"] == "ideal")
+    assert (ideal["ranks"], ideal["network_Bps"]) == (64, None)  # JSON has no number for unlimited
+
+
+def test_preset_is_shown_as_it_stands_in_its_file(capsys):
+    path = presets.path("clusters", "dgx-a100")
+    assert call(capsys, "presets", "clusters", "dgx-a100").out == path.read_text()
+    shown = document(capsys, "presets", "clusters", "dgx-a100")
+    assert shown["settings"]["gpus_per_node"] == 8
+
+
+@pytest.mark.parametrize("name", presets.names("scenarios"))
+def test_scenario_that_ships_goes_by_its_name(capsys, monkeypatch, tmp_path, name):
+    monkeypatch.chdir(tmp_path)
+    loaded = scenario.load(presets.path("scenarios", name))
+    label = loaded.schedules[0].name
+    plans = document(capsys, "plan", name, "--schedule", label)["plans"]
+    assert [(each["schedule"], each["world_size"]) for each in plans] == [(label, loaded.cluster.world_size)]
+    shown = next(each for each in document(capsys, "presets", "scenarios")["scenarios"] if each["name"] == name)
+    assert shown["schedules"] == [schedule.name for schedule in loaded.schedules]
+    write(tmp_path / name, "steps: 1")  # a file is preferred
+    assert call(capsys, "plan", name).err.count(f"{name}:1: ") == 3
+
+
+# plan
+
+
+def test_plan_prints_plans_and_what_was_proved(small, capsys):
+    answer = call(capsys, "plan", small, "--schedule", "local-4")
+    assert answer.out.startswith("plan local-4: 8 ranks, 12 steps")
+    assert "body 1, 3 steps" in answer.out
+    assert answer.out.endswith(
+        "proved: by following the contributions of all 8 ranks\n"
+        "    9 steps of 12: every rank applies its own gradient\n"
+        "    3 steps of 12: every rank applies its own gradient, then takes the mean parameters of all ranks\n"
+    )
+    assert call(capsys, "plan", small).out.count("\nproved: ") == 3
+
+
+def test_plan_as_json_tells_digests_and_proofs(small, capsys):
+    plans = document(capsys, "plan", small)["plans"]
+    assert [each["schedule"] for each in plans] == LABELS
+    assert plans[0]["proved"] == [
+        {"steps": 12, "gradients": {"size": 8, "stride": 1}, "parameters": {"size": 1, "stride": 1}}
+    ]
+    loaded = scenario.load(small)
+    assert plans[0]["digest"] == build.build(loaded, loaded.schedules[0]).plan.digest()
+    assert plans[0]["proved_ranks"] == 8
+
+
+def test_proof_of_a_sample_says_so(tmp_path, capsys):
+    text = edited(("nodes: 2", "nodes: 128"), ("levels: {2: 4, 4: world}", "levels: {2: 4, 4: 512}"))
+    answer = call(capsys, "plan", write(tmp_path / "s.yaml", text), "--schedule", "sync")
+    assert "proved: by following the contributions of 64 of 512 ranks, spread evenly\n" in answer.out
+    assert "every step of 12: every rank applies the mean gradient of all ranks\n" in answer.out
+
+
+def test_several_schedules_make_a_run_each_and_one_makes_one(small, tmp_path, capsys):
+    plans = document(capsys, "plan", small, "-o", tmp_path / "runs")["plans"]
+    assert [each["run"] for each in plans] == [str(tmp_path / "runs" / label) for label in LABELS]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted(LABELS)
+    document(capsys, "plan", small, "--schedule", "sync", "-o", tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["delays.npz", "plan.json", "scenario.yaml"]
+
+
+# simulate
+
+
+def test_simulate_prints_what_the_library_computes(small, capsys):
+    rows = document(capsys, "simulate", small)["rows"]
+    loaded = scenario.load(small)
+    for row, schedule in zip(rows, loaded.schedules, strict=True):
+        built = build.build(loaded, schedule)
+        where = breakdown(simulate(built.plan, built.costs, build.delays(loaded)))
+        assert row["schedule"] == schedule.name
+        assert row["step_s"] == where.step_s[0]
+        assert [row[state] for state in STATES] == [where.per_step_s(state[:-2])[0] for state in STATES]
+        assert sum(row[state] for state in STATES) == pytest.approx(row["step_s"], rel=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["auto", "fast", "des"])
+def test_run_directory_gives_the_times_of_its_scenario(small, tmp_path, capsys, engine):
+    direct = document(capsys, "simulate", small, "--engine", engine)["rows"]
+    document(capsys, "plan", small, "-o", tmp_path / "runs")
+    rows = document(capsys, "simulate", tmp_path / "runs", "--engine", engine)["rows"]
+    for row in rows:
+        path = tmp_path / "runs" / row["schedule"] / SIMULATED
+        assert row.pop("trace") == str(path)
+        assert row | {"trace": None} in direct
+        assert Trace.load(path).makespan_s == row["makespan_s"]
+    assert len(rows) == len(direct)
+
+
+def test_run_can_be_simulated_into_another_directory(small, tmp_path, capsys):
+    document(capsys, "plan", small, "--schedule", "sync", "-o", tmp_path / "a")
+    document(capsys, "simulate", tmp_path / "a", "-o", tmp_path / "b")
+    assert not (tmp_path / "a" / SIMULATED).exists()
+    document(capsys, "simulate", small, "--schedule", "sync", "-o", tmp_path / "c")
+    for file in (tmp_path / "c").iterdir():
+        assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
+
+
+def test_equal_input_gives_equal_traces_in_any_process(small, tmp_path):
+    for seed in ("1", "2"):
+        for engine in ("fast", "des"):
+            args = ("simulate", small, "--engine", engine, "-o", tmp_path / (engine + seed))
+            assert outside(*args, environment={"PYTHONHASHSEED": seed}).returncode == 0
+    for label in LABELS:
+        for engine in ("fast", "des"):
+            first, second = (tmp_path / (engine + seed) / label for seed in ("1", "2"))
+            names = sorted(file.name for file in first.iterdir())
+            assert names == ["delays.npz", "plan.json", "scenario.yaml", SIMULATED]
+            assert all((first / name).read_bytes() == (second / name).read_bytes() for name in names)
+        fast, des = (Trace.load(tmp_path / f"{engine}1" / label / SIMULATED) for engine in ("fast", "des"))
+        assert (fast.source, des.source) == ("simulated by fast", "simulated by des")
+        for name in ("ready_s", "start_s", "end_s"):
+            assert np.array_equal(getattr(fast, name), getattr(des, name))
+
+
+def test_plan_written_by_hand_is_simulated_with_a_warning(small, tmp_path, capsys):
+    document(capsys, "plan", small, "--schedule", "sync", "-o", tmp_path / "run")
+    path = tmp_path / "run" / "plan.json"
+    plan = json.loads(path.read_text())
+    plan["bodies"][0] = [op for op in plan["bodies"][0] if op["op"] != "AllReduce"]
+    path.write_text(json.dumps(plan))
+    answer = call(capsys, "simulate", tmp_path / "run", "--json")
+    assert answer.code == 0
+    assert json.loads(answer.out)["rows"][0]["comm_s"] == 0
+    assert f"warning: {path}: is not the plan that sync makes of the scenario" in answer.err
+
+
+def test_simulate_draws_a_timeline_of_each_schedule(small, tmp_path, capsys):
+    assert call(capsys, "simulate", small, "--plot", tmp_path / "one.png", "--schedule", "sync").code == 0
+    assert call(capsys, "simulate", small, "--plot", tmp_path / "all.svg").code == 0
+    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in tmp_path.glob("all*")) == sorted(f"all-{label}.svg" for label in LABELS)
+
+
+def fail(*_, **__):
+    raise AssertionError("done all the same")
+
+
+@pytest.mark.parametrize("engine", ["auto", "fast"])
+@pytest.mark.parametrize("steps", [12, 49])
+def test_times_are_the_same_without_a_trace_and_no_trace_is_made(tmp_path, capsys, monkeypatch, engine, steps):
+    path = write(tmp_path / "s.yaml", edited(("steps: 12", f"steps: {steps}")))
+    traced = document(capsys, "simulate", path, "--engine", engine, "-o", tmp_path / "runs")["rows"]
+    table = call(capsys, "simulate", path, "--engine", engine, "--plot", tmp_path / "a.png").out
+    for module in (engines.fast, engines.des):
+        monkeypatch.setattr(module, "Trace", fail)
+    assert document(capsys, "simulate", path, "--engine", engine)["rows"] == [row | {"trace": None} for row in traced]
+    assert call(capsys, "simulate", path, "--engine", engine).out == table
+
+
+def test_without_a_trace_auto_does_by_events_what_fast_refuses(small, capsys, monkeypatch):
+    expected = document(capsys, "simulate", small, "--engine", "des")
+
+    def refuse(*_, **__):
+        raise UnsupportedError("not exact")
+
+    monkeypatch.setattr(engines.fast, "measure", refuse)
+    assert document(capsys, "simulate", small) == expected
+    answer = call(capsys, "simulate", small, "--engine", "fast")
+    assert (answer.code, answer.out, answer.err) == (2, "", f"error: {small}: sync: not exact\n")
+
+
+def test_plan_just_made_is_not_priced_again(small, capsys, monkeypatch):
+    monkeypatch.setattr(simulating, "price", fail)
+    assert call(capsys, "simulate", small).code == 0
+
+
+@pytest.mark.parametrize("command", ["simulate", "compare"])
+def test_picture_that_fails_loses_no_result(small, tmp_path, capsys, monkeypatch, command):
+    plain = call(capsys, command, small).out
+
+    def full(_, path):
+        raise RunError(f"{path}: cannot be written")
+
+    monkeypatch.setattr(report, "save", full)
+    answer = call(capsys, command, small, "--plot", tmp_path / "a.png")
+    assert (answer.code, answer.out) == (1, plain)
+    assert "cannot be written" in answer.err
+
+
+def test_labels_with_dollars_are_drawn(tmp_path, capsys):
+    text = edited(("kind: sync", "{kind: sync, label: '$x_{$'}"))
+    path = write(tmp_path / "$x$ {.yaml", text)
+    for command, *options in (("compare", "--baseline", "sync"), ("simulate", "--schedule", "$x_{$")):
+        answer = call(capsys, command, path, *options, "--plot", tmp_path / f"{command}.png")
+        assert (answer.code, answer.err) == (0, f"wrote {tmp_path / command}.png\n")
+
+
+# compare
+
+
+def test_compare_prints_what_the_library_computes(small, capsys):
+    found = document(capsys, "compare", small, "--seeds", "5")
+    assert found.keys() == {"scenario", "baseline", "rows"}
+    assert (found["scenario"], found["baseline"]) == ("small", "sync")
+    expected = [row.document() for row in compare(scenario.load(small), n_seeds=5)]
+    assert found["rows"] == json.loads(json.dumps(expected))
+    assert set(found["rows"][0]) == {
+        *("schedule", "step_s", "step_s_ci95", "speedup", "speedup_ci95", *STATES, "engine", "seeds"),
+    }
+
+
+def test_compare_takes_another_baseline_and_keeps_the_order(small, capsys):
+    found = document(capsys, "compare", small, "--seeds", "3", "--baseline", "local_sgd", "--engine", "des")
+    assert found["baseline"] == "local-4"
+    assert [row["schedule"] for row in found["rows"]] == LABELS
+    assert [row["speedup"] == 1 for row in found["rows"]] == [False, True, False]
+    assert {row["engine"] for row in found["rows"]} == {"des"}
+
+
+def test_single_seed_has_no_interval(small, capsys):
+    for row in document(capsys, "compare", small, "--seeds", "1")["rows"]:
+        assert row["step_s_ci95"] is row["speedup_ci95"] is None
+    answer = call(capsys, "compare", small, "--seeds", "1")
+    assert "±" not in answer.out
+    assert "1 seed;" in answer.out
+
+
+def test_table_is_in_units_of_people(small, capsys):
+    out = call(capsys, "compare", small).out
+    title, header, *rows = (line for line in out.splitlines() if line and "─" not in line)
+    assert title == "small: 8 ranks, 12 steps, 20 seeds; speed-up over sync, 95 % confidence"
+    assert header.split() == ["schedule", "step", "time", "speed-up", *(state[:-2] for state in STATES), "engine"]
+    assert [row.split()[0] for row in rows] == LABELS
+    assert " ms ± " in rows[0]
+    assert " 1.00 " in rows[0]
+
+
+def test_compare_draws_the_table(small, tmp_path, capsys):
+    assert call(capsys, "compare", small, "--plot", tmp_path / "table.svg").code == 0
+    assert "<svg" in (tmp_path / "table.svg").read_text()
+
+
+def records(path):
+    return [json.loads(line) for line in path.read_text().splitlines() if line]
+
+
+def test_finished_schedules_are_kept_and_taken_up_again(small, tmp_path, capsys, monkeypatch):
+    plain = document(capsys, "compare", small, "--seeds", "4")
+    out = ("--seeds", "4", "-o", tmp_path / "out")
+    assert document(capsys, "compare", small, *out) == plain
+    kept = records(tmp_path / "out" / "rows.jsonl")
+    assert [{name: record[name] for name in row} for record, row in zip(kept, plain["rows"], strict=True)] == plain[
+        "rows"
+    ]
+    before = (tmp_path / "out" / "rows.jsonl").read_bytes()
+
+    monkeypatch.setattr(comparing, "measure", fail)
+    assert document(capsys, "compare", small, *out) == plain
+    other = call(capsys, "compare", small, *out, "--baseline", "local-4", "--json")
+    assert json.loads(other.out)["rows"][1]["speedup"] == 1
+    assert "sync: measured before, taken from" in other.err
+    assert (tmp_path / "out" / "rows.jsonl").read_bytes() == before
+
+
+CHANGES = {
+    "scenario": [("50 ms", "60 ms")],
+    "workload": [("forward: 20 ms", "forward: 21 ms")],
+    "steps": [("steps: 12", "steps: 16")],
+    "seed": [("seed: 1", "seed: 2")],
+}
+
+
+@pytest.mark.parametrize("edits", CHANGES.values(), ids=CHANGES)
+def test_changed_scenario_is_measured_anew(small, tmp_path, capsys, edits):
+    out = ("--seeds", "2", "-o", tmp_path / "out")
+    document(capsys, "compare", small, *out)
+    write(small, edited(*edits))
+    found = document(capsys, "compare", small, *out)
+    assert found == document(capsys, "compare", small, "--seeds", "2")
+    assert len(records(tmp_path / "out" / "rows.jsonl")) == 6
+
+
+def test_other_seeds_engine_recording_and_force_are_measured_anew(small, tmp_path, capsys):
+    np.savez(tmp_path / "r.npz", np.zeros((12, 8)))
+    write(small, edited(("{kind: transient, probability: 10%, delay: 50 ms}", "{kind: recorded, file: r.npz}")))
+    out = ("compare", small, "-o", tmp_path / "out", "--seeds", "2")
+    document(capsys, *out)
+    document(capsys, *out, "--engine", "des")
+    document(capsys, *out[:-1], "3")
+    document(capsys, *out, "--force")
+    np.savez(tmp_path / "r.npz", np.ones((12, 8)))
+    rows = document(capsys, *out)["rows"]
+    assert rows[0]["step_s"] > 1
+    assert len(records(tmp_path / "out" / "rows.jsonl")) == 15
+
+
+def test_torn_record_costs_only_itself(small, tmp_path, capsys):
+    out = ("compare", small, "-o", tmp_path / "out", "--seeds", "2")
+    plain = document(capsys, *out)
+    path = tmp_path / "out" / "rows.jsonl"
+    path.write_bytes(path.read_bytes()[:-30])
+    answer = call(capsys, *out, "--json")
+    assert json.loads(answer.out) == plain
+    assert answer.err.count("measured before") == 2
+    *_, torn, last = [line for line in path.read_text().splitlines() if line]
+    assert json.loads(last)["schedule"] == LABELS[-1]
+    with pytest.raises(ValueError, match=r"Unterminated|Expecting|delimiter"):
+        json.loads(torn)
+
+
+def damaged(record, **changes):
+    """Return the record with some samples replaced, or left out if None."""
+    samples = {name: values for name, values in (record["samples"] | changes).items() if values is not None}
+    return record | {"samples": samples}
+
+
+DAMAGES = {
+    "no samples": lambda record: record | {"samples": {name: [] for name in record["samples"]}},
+    "no samples, as it says": lambda record: record | {"samples": {key: [] for key in record["samples"]}, "seeds": 0},
+    "samples of one state missing": lambda record: damaged(record, wait=None),
+    "fewer samples": lambda record: record | {"samples": {name: x[:1] for name, x in record["samples"].items()}},
+    "lengths differ": lambda record: damaged(record, comm=[0.1]),
+    "not a number": lambda record: damaged(record, step=[float("nan"), 0.1]),
+    "endless": lambda record: damaged(record, step=[float("inf"), 0.1]),
+    "step without time": lambda record: damaged(record, step=[0.0, 0.1]),
+    "text": lambda record: damaged(record, step=["a", "b"]),
+    "list of lists": lambda record: damaged(record, step=[[0.1], [0.1]]),
+    "number too large": lambda record: damaged(record, step=[10**400, 10**400]),
+    "samples are a list": lambda record: record | {"samples": [1]},
+    "samples are null": lambda record: damaged(record) | {"samples": None},
+    "key is a list": lambda record: record | {"key": [1]},
+    "schedule is a number": lambda record: record | {"schedule": 1},
+    "unknown engine": lambda record: record | {"engine": "slow"},
+    "seeds are text": lambda record: record | {"seeds": "2"},
+    "no object": lambda record: [record],
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_damaged_record_is_measured_anew(small, tmp_path, capsys, damage):
+    out = ("compare", small, "-o", tmp_path / "out", "--seeds", "2")
+    plain = document(capsys, *out)
+    path = tmp_path / "out" / "rows.jsonl"
+    *others, last = records(path)
+    path.write_text("".join(f"\n{json.dumps(record)}" for record in [*others, damage(last)]))
+    answer = call(capsys, *out, "--json")
+    assert json.loads(answer.out) == plain
+    assert answer.err.count("measured before") == 2
+    assert records(path)[-1] == last
+
+
+def test_line_of_brackets_is_no_record(small, tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text("[" * 200_000)
+    assert call(capsys, "compare", small, "-o", tmp_path, "--seeds", "2").code == 0
+
+
+def test_place_where_no_directory_can_be_made_is_a_failed_run(small, capsys):
+    answer = call(capsys, "compare", small, "-o", small / "out")
+    assert (answer.code, answer.out) == (1, "")
+    assert answer.err == f"error: {small / 'out'}: cannot be made a directory: Not a directory\n"
+
+
+INTERRUPTIBLE = """
+import signal, sys
+from simdist.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_interruption_keeps_what_is_finished(tmp_path):
+    many = "".join(f"  - {{kind: local_sgd, period: {period}}}\n" for period in range(5, 45))
+    path, kept = write(tmp_path / "s.yaml", SMALL + many), tmp_path / "out" / "rows.jsonl"
+    args = ("compare", path, "--engine", "des", "--seeds", "400", "-o", tmp_path / "out", "--json")
+    command, environment = process(*args, code=INTERRUPTIBLE)
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as running:
+        until_s = time.monotonic() + 60
+        while not (kept.exists() and kept.stat().st_size) and time.monotonic() < until_s:
+            time.sleep(0.01)
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+    assert (running.returncode, out) == (130, "")
+    assert "Traceback" not in err
+    done = records(kept)
+    assert 1 <= len(done) < 43
+    assert done[0]["schedule"] == "sync"
+    assert err.strip().splitlines()[-1].startswith(f"interrupted; saved: sync in {kept}")
+    assert err.count(" in ") >= len(done)
+
+
+def interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+
+def test_interruption_without_output_says_that_nothing_was_saved(small, capsys, monkeypatch):
+    monkeypatch.setattr(comparing, "measure", interrupt)
+    answer = call(capsys, "compare", small)
+    assert (answer.code, answer.out) == (130, "")
+    assert answer.err.strip() == "interrupted; nothing was saved"
+
+
+def test_interrupted_simulation_names_the_directories_and_traces_it_wrote(small, tmp_path, capsys, monkeypatch):
+    real, calls = engines.des.simulate, []
+
+    def second_time(*args, **options):
+        calls.append(args)
+        return real(*args, **options) if len(calls) == 1 else interrupt()
+
+    monkeypatch.setattr(engines.des, "simulate", second_time)
+    answer = call(capsys, "simulate", small, "--engine", "des", "-o", tmp_path / "runs")
+    assert answer.code == 130
+    sync, local = tmp_path / "runs" / "sync", tmp_path / "runs" / "local-4"
+    assert answer.err.strip().endswith(f"interrupted; saved: {sync}, {sync / SIMULATED}, {local}")
+    assert (local / PLAN).exists()
+
+
+def test_interrupted_simulation_of_a_run_names_the_copy_it_wrote(small, tmp_path, capsys, monkeypatch):
+    document(capsys, "plan", small, "--schedule", "sync", "-o", tmp_path / "run")
+    monkeypatch.setattr(engines.des, "simulate", interrupt)
+    answer = call(capsys, "simulate", tmp_path / "run", "--engine", "des", "-o", tmp_path / "copy")
+    assert (answer.code, answer.err.strip()) == (130, f"interrupted; saved: {tmp_path / 'copy'}")
+
+
+# trace
+
+
+def test_trace_is_converted_for_viewers(small, tmp_path, capsys):
+    run = tmp_path / "run"
+    document(capsys, "simulate", small, "--schedule", "sync", "-o", run)
+    chrome = tmp_path / "chrome.json"
+    about = document(capsys, "trace", run, "--chrome", chrome)
+    assert (about["steps"], about["world_size"], about["source"]) == (12, 8, "simulated by fast")
+    everything = json.loads(chrome.read_text())["traceEvents"]
+    assert {event["pid"] for event in everything} == set(range(8))
+    document(capsys, "trace", run / SIMULATED, "--chrome", chrome, "--steps", "2:4", "--ranks", "0,4-5")
+    some = json.loads(chrome.read_text())["traceEvents"]
+    assert {event["pid"] for event in some} == {0, 4, 5}
+    assert {event["args"]["step"] for event in some if "step" in event["args"]} == {2, 3}
+    document(capsys, "trace", run, "--chrome", chrome, "--steps", "10:")
+    last = json.loads(chrome.read_text())["traceEvents"]
+    assert {event["args"]["step"] for event in last if "step" in event["args"]} == {10, 11}
+
+
+# progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _smart_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_bar_shows_what_is_done_on_a_terminal():
+    terminal = Terminal()
+    with ProgressBar(terminal, after_s=0.0) as bar:
+        bar.update("hsgd-2-8", 3, 4)
+    assert "hsgd-2-8" in terminal.getvalue()
+    assert "75%" in terminal.getvalue()
+
+
+def test_bar_shows_nothing_of_short_work():
+    terminal = Terminal()
+    with ProgressBar(terminal, after_s=3600.0) as bar:
+        bar.update("sync", 1, 4)
+    assert terminal.getvalue() == ""
+
+
+def test_bar_prints_lines_where_there_is_no_terminal_and_they_are_asked_for():
+    file = io.StringIO()
+    with ProgressBar(file, line_every_s=0.0) as bar:
+        bar.update("read", 0, None)
+        bar.update("sync", 0, 4)
+        bar.update("sync", 3, 4)
+    assert re.fullmatch(r"read\nsync: 0%\nsync: 75%, 0 min \d+ s left\n", file.getvalue())
+
+
+def test_bar_prints_no_line_before_its_time_nor_on_a_terminal():
+    file, terminal = io.StringIO(), Terminal()
+    with ProgressBar(file, line_every_s=3600.0) as bar:
+        bar.update("sync", 1, 4)
+    with ProgressBar(terminal, after_s=3600.0, line_every_s=0.0) as bar:
+        bar.update("sync", 1, 4)
+    assert (file.getvalue(), terminal.getvalue()) == ("", "")
+
+
+def test_bar_shows_nothing_where_nobody_looks():
+    file = io.StringIO()
+    with ProgressBar(file, after_s=0.0) as bar:
+        bar.update("sync", 1, 4)
+    assert file.getvalue() == ""
+
+
+def test_bar_goes_away_when_work_fails():
+    terminal = Terminal()
+    bar = ProgressBar(terminal, after_s=0.0)
+    with pytest.raises(ZeroDivisionError), bar:
+        bar.update("sync", 1, 1 / 0)
+    assert terminal.getvalue().endswith("\x1b[1A\x1b[2K")
+
+
+def test_bar_comes_after_two_seconds():
+    assert inspect.signature(ProgressBar).parameters["after_s"].default == 2.0
+
+
+def test_bar_tells_the_remaining_time_from_the_first_report_on_whatever_was_done_before(monkeypatch):
+    from simdist import progress
+
+    now_s = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now_s)
+    terminal = Terminal()
+    with ProgressBar(terminal, after_s=0.0) as bar:
+        bar.update("rows", 50, 100)  # of an earlier run
+        now_s = 3.0
+        bar.update("rows, 1 failed", 55, 100)
+    assert "0:00:27" in terminal.getvalue()  # 45 at 5 in 3 s
+
+
+def test_bar_forgets_the_speed_of_other_work(monkeypatch):
+    from simdist import progress
+
+    now_s = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now_s)
+    terminal = Terminal()
+    with ProgressBar(terminal, after_s=0.0) as bar:
+        for now_s, done in ((1.0, 90), (100.0, 0), (101.0, 10)):
+            bar.update("sync" if now_s < 2 else "torus", done, 100)
+    assert "0:00:09" in terminal.getvalue()

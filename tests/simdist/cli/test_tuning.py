@@ -1,0 +1,166 @@
+"""`simdist tune`, from its options to what it prints and writes."""
+
+import json
+
+import numpy as np
+import pytest
+from commandline import SMALL, edited, write
+
+from simdist.cli import tuning
+from simdist.cli.session import Session
+from simdist.cli.tuning import Asked
+from simdist.errors import ScenarioError
+from simdist.scenario import load, loads
+from simdist.studies import comparison
+
+QUICK = {"n_seeds": 4, "n_search_seeds": 2, "global_every": 2}
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    return write(tmp_path / "job.yaml", edited(("steps: 12", "steps: 24")))
+
+
+def tune(capsys, name, *, as_json=False, **options):
+    session = Session(as_json=as_json)
+    capsys.readouterr()
+    tuning.tune(session, str(name), Asked(**(QUICK | options)))
+    return capsys.readouterr()
+
+
+def test_prints_a_table_a_verdict_an_entry_that_loads_and_what_is_not_known(capsys, scenario):
+    out, err = tune(capsys, scenario)
+    assert err == ""
+    runs, tried = "runs of 24 steps or a few more", "10 plans of 10 candidates tried"
+    assert f"job: 8 ranks, {runs}; {tried}; finalists again with 4 other seeds" in " ".join(out.split())
+    assert "\nlocal-2 is 1." in out
+    assert "times as fast as sync.\n" in out
+    assert "Not known here: " in out
+    pasted = out[out.index("\nschedules:") : out.index("\n\nNot known")]
+    (schedule,) = loads(SMALL[: SMALL.index("schedules:")] + pasted.strip()).schedules
+    assert schedule.name == "local-2"
+
+
+def test_json_has_the_rows_of_fresh_seeds_and_what_the_search_thought(capsys, scenario):
+    out, _ = tune(capsys, scenario, as_json=True, max_bytes="600 kB")
+    document = json.loads(out)
+    assert document["change"] is True
+    assert document["best"] == document["rows"][0]["schedule"] == "local-2"
+    assert document["baseline"] == "sync"
+    assert document["constraints"]["global_every"] == 2
+    assert document["constraints"]["max_nbytes"] == 600_000
+    assert document["constraints"]["memory_nbytes"] is None
+    assert document["excluded"] == {"--max-bytes '600 kB'": 3}
+    first = document["rows"][0]
+    assert first["seeds"] == 4
+    assert first["search_step_s"] != first["step_s"]
+    assert first["global_every_steps"] == 2
+    assert first["entry"] == "- {kind: local_sgd, period: 2}"
+
+
+def test_writes_a_scenario_with_the_baseline_and_the_finalists(capsys, scenario, tmp_path):
+    _, err = tune(capsys, scenario, scenario_file=tmp_path / "tuned.yaml")
+    assert f"wrote {tmp_path / 'tuned.yaml'}" in err
+    written = load(tmp_path / "tuned.yaml")
+    names = [each.name for each in written.schedules]
+    assert names[0] == "sync"
+    assert "local-2" in names
+    assert written.changed(schedules=[{"kind": "sync"}]) == load(scenario).changed(schedules=[{"kind": "sync"}])
+    assert len(comparison.compare(written, n_seeds=1)) == len(names)
+
+
+def test_labels_of_the_user_are_left_alone_in_what_is_written(capsys, scenario, tmp_path):
+    text = scenario.read_text()
+    write(scenario, edited(("  - kind: sync\n", "  - {kind: sync, algorithm: tree, label: local-2}\n"), text=text))
+    tune(capsys, scenario, baseline="local-2", scenario_file=tmp_path / "tuned.yaml")
+    names = [each.name for each in load(tmp_path / "tuned.yaml").schedules]
+    assert names[0] == "local-2"
+    assert "local-2-tuned" in names
+
+
+def test_draws_the_front(capsys, scenario, tmp_path):
+    tune(capsys, scenario, plot=tmp_path / "front.png")
+    assert (tmp_path / "front.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_goes_on_where_it_was_interrupted(capsys, scenario, tmp_path, monkeypatch):
+    measured, simulate = [], comparison.measure
+
+    def fails_at_the_fifth(*args, **options):
+        measured.append(args)
+        if len(measured) == 5:
+            raise KeyboardInterrupt
+        return simulate(*args, **options)
+
+    monkeypatch.setattr(comparison, "measure", fails_at_the_fifth)
+    session = Session()
+    with pytest.raises(KeyboardInterrupt):
+        tuning.tune(session, str(scenario), Asked(**QUICK, output=tmp_path / "kept"))
+    assert session.saved == [f"4 evaluations in {tmp_path / 'kept' / 'rows.jsonl'}"]
+    assert "fastest so far, with the seeds of the search: " in capsys.readouterr().err
+    out, _ = tune(capsys, scenario, output=tmp_path / "kept")
+    n_rows = sum(1 for line in (tmp_path / "kept" / "rows.jsonl").read_text().splitlines() if line)
+    assert len(measured) == 5 + n_rows - 4
+    assert tune(capsys, scenario, output=tmp_path / "kept").out == out
+    assert len(measured) == 5 + n_rows - 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group_every": ("8",)}, r"--group-every '8': write RANKS:STEPS, .* such as 8:2"),
+        ({"group_every": ("1:2",)}, r"--group-every '1:2': write RANKS:STEPS"),
+        ({"max_bytes": "20"}, r"--max-bytes: "),
+        ({"memory": "20 Mbit"}, r"--memory: "),
+        ({"min_density": "2"}, r"--min-density: "),
+        ({"min_density": "0"}, r"--min-density 0: nothing would be sent"),
+        ({"baseline": "fast"}, r"no schedule is called 'fast' to compare with"),
+        ({"max_bytes": "1 B"}, r"no schedule keeps to the constraints: --max-bytes '1 B' excludes most, 10 candidates"),
+    ],
+)
+def test_wrong_options_get_one_clear_error(capsys, scenario, options, message):
+    with pytest.raises(ScenarioError, match=message):
+        tune(capsys, scenario, **options)
+
+
+def test_recordings_are_drawn_anew_for_every_seed_and_it_says_so(capsys, tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "late.npz", np.where(rng.random((24, 8)) < 0.1, 0.05, 0.0))
+    drawn = "{kind: transient, probability: 10%, delay: 50 ms}"
+    text = edited(("steps: 12", "steps: 24"), ("seed: 1\n", ""), (drawn, "{kind: recorded, on: host, file: late.npz}"))
+    out, err = tune(capsys, write(tmp_path / "job.yaml", text), as_json=True)
+    assert "recorded disturbances: every seed draws blocks of the recorded steps anew" in err
+    low, high = json.loads(out)["rows"][0]["speedup_ci95"]
+    assert 0 < low < high  # a recording that is played as it is has no interval
+
+
+@pytest.mark.parametrize(("resampling", "warnings"), [("", 0), (", resample_steps: 1", 1)])
+def test_a_recording_is_no_seed_without_effect_and_stated_blocks_are_warned_of(capsys, tmp_path, resampling, warnings):
+    np.savez(tmp_path / "late.npz", np.eye(12, 8) / 10)
+    played = f"{{kind: recorded, on: host, file: late.npz{resampling}}}"
+    text = edited(("{kind: transient, probability: 10%, delay: 50 ms}", played))
+    _, err = tune(capsys, write(tmp_path / "job.yaml", text), only=("local_sgd",))
+    assert err.count("warning") == warnings
+    assert err.count("blocks of 1 steps, as stated, are shorter than the longest period, 2 steps") == warnings
+
+
+def test_the_text_says_what_intervals_are_about(capsys, scenario, tmp_path):
+    assert "speed-up over sync, ± error of the simulation (95 %)" in " ".join(tune(capsys, scenario).out.split())
+    np.savez(tmp_path / "late.npz", np.eye(24, 8) / 10)
+    drawn = "{kind: transient, probability: 10%, delay: 50 ms}"
+    played = write(
+        tmp_path / "played.yaml",
+        edited((drawn, "{kind: recorded, on: host, file: late.npz}"), ("seed: 1\n", ""), ("steps: 12", "steps: 24")),
+    )
+    out = " ".join(tune(capsys, played).out.split())
+    assert "speed-up over sync, ± what 24 recorded steps leave open (95 %)" in out
+
+
+def test_a_run_of_few_periods_of_a_data_set_is_warned_of(capsys, tmp_path):
+    data = "data: {samples: 4096, file_size: 1 kB}\ninput: {source: storage}\n"
+    links = "  network: {latency: 25 us, bandwidth: 25 Gbit/s}\n"
+    stored = links + "  storage: {latency: 1 ms, bandwidth: 1 GB/s}\n"
+    text = edited((links, stored), ("steps: 12\n", "steps: 12\n" + data))
+    _, err = tune(capsys, write(tmp_path / "job.yaml", text), only=("sync",), n_seeds=2, n_search_seeds=1)
+    assert "warning: 12 steps of a data set hold fewer than 10 periods of 2 steps" in err
+    assert "write steps: 20 or more" in err

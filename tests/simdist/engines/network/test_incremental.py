@@ -1,0 +1,287 @@
+"""Crowds: the rates and times that are found anew at every event, whoever comes, goes, or changes its bottleneck."""
+
+import numpy as np
+import pytest
+from fluid import exact_end_s
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from simdist.cost import Stage, Transfer
+from simdist.engines.network.fluid import FluidNetwork
+from simdist.engines.network.incremental import Crowd
+from simdist.engines.network.level import Flow
+from simdist.engines.network.max_min import max_min_rates
+from simdist.engines.timeline import Timeline
+
+N_SHARED = 5
+N_OWN = 6
+PATIENCE = pytest.mark.parametrize("patience", [32, 0], ids=["moves", "asks fairness"])
+
+
+def stage(*pairs, latency_s=0.0):
+    """Return a stage of `(resource, nbytes)`."""
+    resources, nbytes = zip(*pairs, strict=True)
+    return Stage(latency_s, np.array(resources), np.array(nbytes, dtype=np.float64))
+
+
+@st.composite
+def readers(draw, sizes, n_max=9):
+    """Draw starts of stages over some shared resources; many also use one of their own, which sets their pace."""
+    starts = []
+    for number in range(draw(st.integers(1, n_max))):
+        used = draw(st.sets(st.integers(0, N_SHARED - 1), min_size=1, max_size=4))
+        own = {N_SHARED + number % N_OWN} if draw(st.booleans()) else set()
+        pairs = [(resource, draw(st.sampled_from(sizes))) for resource in sorted(used | own)]
+        starts.append((draw(st.sampled_from([0.0, 0.0, 0.25, 1.0])), stage(*pairs)))
+    return sorted(starts, key=lambda each: each[0])
+
+
+def loads(seed, n_max=40):
+    """
+    Draw starts of loads, and capacities. Half of them miss: they use the server's bytes and operations, client, NIC,
+    disk, memory and cores of their node, and their own readers; those that hit use disk, memory, cores and readers.
+    Some do without a few of these. Sizes and amounts are lognormal. Most resources carry about what all who use them
+    want together, so that who is held back by what changes often.
+    """
+    rng = np.random.default_rng(seed)
+    n_nodes, n, missing = rng.integers(2, 5), rng.integers(2, n_max), rng.choice([0.0, 0.05, 0.3])
+    server, nodes, own = np.split(np.arange(2 + 6 * n_nodes + n), [2, 2 + 6 * n_nodes])
+    wanted_Bps = np.zeros(len(server) + len(nodes) + n)
+    starts = []
+    for number in range(n):
+        client, nic, written, read, memory, cores = nodes.reshape(-1, 6)[rng.integers(n_nodes)]
+        shared = [read, memory, cores] if rng.random() < 0.5 else [*server, client, nic, written, memory, cores]
+        used = [each for each in shared if rng.random() >= missing] + [own[number]]
+        nbytes = rng.lognormal(0.0, 1.0) * rng.lognormal(0.0, 0.2, len(used))
+        wanted_Bps[used] += nbytes / nbytes.max()
+        starts.append((rng.choice([0.0, rng.uniform()]), stage(*zip(used, nbytes, strict=True))))
+    room = rng.lognormal(0.0, 0.2, len(wanted_Bps)) * rng.choice([1.0, 1.0, 5.0], len(wanted_Bps))
+    room[own] *= 10
+    return sorted(starts, key=lambda each: each[0]), np.where(wanted_Bps, wanted_Bps, 1.0) * room
+
+
+def capacities(of):
+    n = N_SHARED + N_OWN
+    return st.lists(st.sampled_from(of), min_size=n, max_size=n).map(np.array)
+
+
+def ends_s(starts, capacity_Bps, **options):
+    """Return when stages end in a network."""
+    timeline = Timeline()
+    network = FluidNetwork(timeline, capacity_Bps, **options)
+    end_s = np.full(len(starts), np.nan)
+    for number, (start_s, each) in enumerate(starts):
+        network.fly(
+            Transfer((each,)), lambda number=number: end_s.__setitem__(number, timeline.now), start_s=float(start_s)
+        )
+    timeline.run()
+    return end_s
+
+
+def crowd_ends_s(starts, capacity_Bps, look=lambda crowd: None, **options):
+    """Return when stages end in a crowd alone; `look` at it whenever it has settled."""
+    crowd = Crowd(capacity_Bps, 0.0, **options)
+    numbers = {Flow(each, lambda: None): number for number, (_, each) in enumerate(starts)}
+    waiting = [(start_s, flow) for (start_s, _), flow in zip(starts, numbers, strict=True)]
+    end_s = np.full(len(starts), np.nan)
+    next_end_s = np.inf
+    while waiting or len(crowd):
+        now_s = min(next_end_s, waiting[0][0] if waiting else np.inf)
+        if next_end_s == now_s:
+            for flow in crowd.end(now_s):
+                end_s[numbers[flow]] = now_s
+        while waiting and waiting[0][0] == now_s:
+            crowd.join(waiting.pop(0)[1], now_s)
+        next_end_s = crowd.settle(now_s)
+        if len(crowd):
+            look(crowd)
+    return end_s
+
+
+def fair(capacity_Bps):
+    """Return a look that compares the rates in a crowd with those found anew."""
+
+    def look(crowd):
+        flows, rates_Bps = zip(*crowd.rates_Bps(), strict=True)
+        expected_Bps = max_min_rates([flow.stage for flow in flows], capacity_Bps)
+        np.testing.assert_allclose(rates_Bps, expected_Bps, rtol=1e-9)
+
+    return look
+
+
+@PATIENCE
+@settings(max_examples=100, deadline=None)
+@given(readers([1, 3, 1e3, 1e6]), capacities([1.0, 2.0, 1e3, 1e9]))
+def test_rates_are_always_those_of_fairness(patience, starts, capacity_Bps):
+    crowd_ends_s(starts, capacity_Bps, fair(capacity_Bps), patience=patience)
+
+
+@settings(max_examples=200, deadline=None)
+@example(169)  # members move between levels that rise at the same time
+@example(183)
+@given(st.integers(0, 2**32))
+def test_rates_are_those_of_fairness_among_loads_over_many_hubs(seed):
+    starts, capacity_Bps = loads(seed)
+    crowd_ends_s(starts, capacity_Bps, fair(capacity_Bps))
+
+
+@settings(max_examples=100, deadline=None)
+@given(readers([1, 2, 3, 5, 8]), capacities([1.0, 2.0, 3.0, 7.0]))
+def test_rates_are_those_of_fairness_where_many_hubs_are_nearly_full(starts, capacity_Bps):
+    crowd_ends_s(starts, capacity_Bps, fair(capacity_Bps))
+
+
+@settings(max_examples=100, deadline=None)
+@given(readers([1, 2, 3, 8], n_max=6), capacities([1.0, 2.0, 5.0]))
+def test_times_are_those_of_exact_fractions(starts, capacity_Bps):
+    expected_s = exact_end_s([(start_s, Transfer((each,))) for start_s, each in starts], capacity_Bps)
+    np.testing.assert_allclose(ends_s(starts, capacity_Bps, few=0), expected_s, rtol=1e-11)
+
+
+@settings(max_examples=100, deadline=None)
+@given(readers([1, 3, 1e3, 1e6]), capacities([1.0, 2.0, 1e3, 1e9, np.inf]), st.integers(0, 6))
+def test_crowds_and_few_end_at_the_same_times(starts, capacity_Bps, few):
+    """Also where components become crowds and crowds become few again."""
+    anew_s = ends_s(starts, capacity_Bps, few=1000)
+    np.testing.assert_allclose(ends_s(starts, capacity_Bps, few=few), anew_s, rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("ranks_per_node", [1, 8])
+@pytest.mark.parametrize("server_Bps", [20.0, 60.0, 1e3])
+def test_readers_of_a_server_end_when_rates_found_anew_say(ranks_per_node, server_Bps):
+    """
+    Loads of different sizes come at random times over the server, the NIC of the node and the rank's own readers, and
+    now and then everybody's NIC is used by an all-reduce.
+    """
+    rng = np.random.default_rng(ranks_per_node)
+    n_ranks = 40
+    nic = 1 + np.arange(n_ranks) // ranks_per_node
+    own = 100 + np.arange(n_ranks)
+    capacity_Bps = np.concatenate([[server_Bps], np.full(99, 4.0 * ranks_per_node), rng.uniform(1.0, 3.0, n_ranks)])
+    starts = [
+        (start_s, stage((0, nbytes), (int(nic[rank]), nbytes), (int(own[rank]), nbytes * slow)))
+        for rank in range(n_ranks)
+        for start_s, nbytes, slow in rng.uniform((0.0, 1.0, 0.5), (30.0, 20.0, 1.5), (5, 3))
+    ]
+    starts += [(start_s, stage(*((each, 9.0) for each in np.unique(nic).tolist()))) for start_s in (0.0, 8.0, 16.0)]
+    starts.sort(key=lambda each: each[0])
+    np.testing.assert_allclose(ends_s(starts, capacity_Bps), ends_s(starts, capacity_Bps, few=1000), rtol=1e-12)
+
+
+@PATIENCE
+def test_server_serves_the_smallest_first(patience):
+    """Processor sharing: when the k-th smallest of n is done, smaller ones are done, and others have flowed as much."""
+    sizes = np.random.default_rng(0).uniform(1.0, 9.0, 60)
+    end_s = crowd_ends_s([(0.0, stage((0, nbytes))) for nbytes in sizes], np.array([2.0]), patience=patience)
+    np.testing.assert_allclose(end_s, [np.minimum(sizes, nbytes).sum() / 2 for nbytes in sizes], rtol=1e-12)
+
+
+@pytest.mark.parametrize("n", [2, 5, 9, 10, 11, 40])
+def test_utilisation_is_what_readers_demand_or_the_whole_server(n):
+    """n readers of 1 B/s each read 6 B from a server of 10 B/s: 6 s, or 6 n / 10."""
+    starts = [(0.0, stage((0, 6), (1 + number, 6))) for number in range(n)]
+    end_s = crowd_ends_s(starts, np.array([10.0, *[1.0] * n]))
+    np.testing.assert_allclose(end_s, max(6.0, 0.6 * n), rtol=1e-12)
+
+
+def test_slow_readers_leave_their_share_to_the_fast_ones_until_these_have_ended():
+    """
+    A server of 10 B/s; A reads 4 B at 1 B/s at most, B and C read 9 B each. B and C get 4.5: 2 s. A needs 4 s.
+    """
+    starts = [(0.0, stage((0, 4), (1, 4))), (0.0, stage((0, 9))), (0.0, stage((0, 9)))]
+    assert crowd_ends_s(starts, np.array([10.0, 1.0])).tolist() == [4.0, 2.0, 2.0]
+
+
+def test_reader_changes_between_its_pace_and_its_share():
+    """
+    A server of 4 B/s; A reads at 3 B/s at most. Alone for 1 s: 3 B. B comes with 4 B: 2 each until 3 s, when B is done.
+    A has 13 - 3 - 4 = 6 B left, at 3 B/s: 5 s.
+    """
+    starts = [(0.0, stage((0, 13), (1, 13))), (1.0, stage((0, 4)))]
+    rates_Bps = []
+    look = lambda crowd: rates_Bps.append([rate_Bps for _, rate_Bps in crowd.rates_Bps()])  # noqa: E731
+    assert crowd_ends_s(starts, np.array([4.0, 3.0]), look).tolist() == [5.0, 3.0]
+    assert rates_Bps == [[3], [2, 2], [3]]
+
+
+def test_hub_inside_the_server_holds_back_its_own_readers_only():
+    """
+    The server carries 9 B/s, the NIC of A and B 2 B/s: 1 each, and 7 for C, which has 14 B: 2 s. A has 2 B, B 4 B: 2 s
+    and 3 s.
+    """
+    starts = [(0.0, stage((0, 2), (1, 2))), (0.0, stage((0, 4), (1, 4))), (0.0, stage((0, 14)))]
+    assert crowd_ends_s(starts, np.array([9.0, 2.0])).tolist() == [2.0, 3.0, 2.0]
+
+
+def test_hub_learns_that_a_level_rose_before_its_members_moved_away_and_back():
+    """
+    Link 0 carries 12 B/s for A, B and X, link 1 20 B/s for A and D, link 2 13 B/s for B, X and E: A, B and X flow at 4,
+    D at 16, E at 5. X ends at 1 s. A and B rise to 6, which is more than the 5 of E, so B joins E; they rise to 6.5,
+    so B goes back. A has been at 6 all the while, and leaves 14 to D; E gets 7.
+    """
+    starts = [
+        (0.0, stage((0, 10), (1, 10))),
+        (0.0, stage((0, 10), (2, 10))),
+        (0.0, stage((0, 4), (2, 4))),
+        (0.0, stage((1, 30))),
+        (0.0, stage((2, 12))),
+    ]
+    rates_Bps = []
+    look = lambda crowd: rates_Bps.append([rate_Bps for _, rate_Bps in crowd.rates_Bps()])  # noqa: E731
+    assert crowd_ends_s(starts, np.array([12.0, 20.0, 13.0]), look).tolist() == [2.0, 2.0, 1.0, 2.0, 2.0]
+    assert rates_Bps == [[4, 4, 4, 16, 5], [6, 6, 14, 7]]
+
+
+def test_loads_of_three_nodes_that_read_from_server_and_disks_flow_at_rates_found_anew():
+    """
+    12 loads over the server (bytes, operations), and client, NIC, disk, cores and readers of 3 nodes; 8 over disk,
+    cores and readers. One of the server's has little left; when it ends, others move to another level and back.
+    """
+    missed = (
+        (0, (772557, 1272153)),
+        (1, (574736, 557700, 424495, 460300, 360515, 809406)),
+        (2, (417233, 432187, 437035, 358178)),
+    )
+    on_disk = ((0, (263257, 191903, 102640, 147264)), (1, (131635,)), (2, (175316, 253696, 72896)))
+    capacity_Bps = np.array([5e8, 1e5, *[1e9, 1e10, 2e8, 3e8, 3.0] * 3, *[1.0] * 20])
+    own, stages = iter(range(17, 37)), []
+    for node, sizes in missed:
+        client, nic, written, _, cores = range(2 + 5 * node, 7 + 5 * node)
+        for n in sizes:
+            by_node = ((client, n), (nic, n), (written, n), (cores, 0.001625))
+            pairs = ((0, n), (1, 4.0), *by_node, (next(own), 0.002 + n * 7e-9))
+            left = 1e-3 if n == 358178 else 1.0
+            stages.append(stage(*((resource, nbytes * left) for resource, nbytes in pairs)))
+    for node, sizes in on_disk:
+        read, cores = 5 + 5 * node, 6 + 5 * node
+        stages += [stage((read, n), (cores, 0.001625), (next(own), 1e-4 + n / 3e8)) for n in sizes]
+    starts = [(0.0, each) for each in stages]
+    crowd_ends_s(starts, capacity_Bps, fair(capacity_Bps))
+    np.testing.assert_allclose(ends_s(starts, capacity_Bps), ends_s(starts, capacity_Bps, few=1000), rtol=1e-12)
+
+
+def test_readers_that_have_nothing_in_common_any_more_part():
+    """Two links with 40 readers each, all joined by one transfer over both at the start."""
+    timeline = Timeline()
+    network = FluidNetwork(timeline, np.array([1.0, 1.0]))
+    rng = np.random.default_rng(0)
+    network.fly(Transfer((stage((0, 1e-3), (1, 1e-3)),)), lambda: None)
+    n_components = []
+
+    def read(link, n_left):
+        n_components.append(len(network._components))
+        if n_left:
+            network.fly(Transfer((stage((link, rng.uniform(0.5, 1.0))),)), lambda: read(link, n_left - 1))
+
+    for reader in range(80):
+        read(reader % 2, 40)
+    timeline.run()
+    assert n_components[100] == 1
+    assert n_components[2500] == 2
+
+
+def test_sums_are_found_anew_before_a_large_weight_has_left_its_rounding_behind():
+    """A puts 1e12 times as much on the server for each byte as B and C; in float64, 1 + 2e-12 - 1 is not 2e-12."""
+    b, c = (stage((0, 1e12), (own, 1e24)) for own in (1, 2))
+    capacity_Bps = np.array([2e12, 1e26, 1e26])
+    crowd_ends_s([(0.0, stage((0, 1e12))), (0.0, b), (0.0, c)], capacity_Bps, fair(capacity_Bps))

@@ -1,0 +1,627 @@
+"""Every way in which a plan can be illegal, with its message; and what is legal passes."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from plans import ALGORITHMS, legal_plans, schedule_plans
+
+from simdist.errors import PlanError
+from simdist.plan import (
+    COLLECTIVES,
+    AllGather,
+    AllReduce,
+    Backward,
+    Broadcast,
+    Buffer,
+    Copy,
+    Densify,
+    Forward,
+    Load,
+    Merge,
+    Op,
+    Optimize,
+    Pack,
+    Plan,
+    Reduce,
+    ReduceScatter,
+    Run,
+    Save,
+    Select,
+    Servers,
+    Tick,
+    TrustRatios,
+    Unpack,
+    Wait,
+    op_text,
+    stream_of,
+)
+from simdist.plan.check import check
+from simdist.plan.group import MAX_WORLD_SIZE, Group
+
+BUFFERS = (
+    Buffer("param", 12, tensors=(0, 2), initialized=True),
+    Buffer("grad.0", 8, tensors=(1, 2), initialized=True),
+    Buffer("grad.1", 4, tensors=(0, 1), initialized=True),
+    Buffer("momentum.0", 4, tensors=(1, 2), initialized=True),
+    Buffer("sparse_grad", 12, tensors=(0, 2), sparse=True, initialized=True),
+    Buffer("half", 12, "float16", tensors=(0, 2), initialized=True),
+    Buffer("whole", 16, initialized=True),
+    Buffer("slice", 4, initialized=True),
+    Buffer("half_slice", 4, "float16"),
+    Buffer("loss", 1),
+    Buffer("batch", 4, "uint8", place="host", initialized=True),
+    Buffer("input", 4, "uint8"),
+    Buffer("top", 3, sparse=True, initialized=True),
+    Buffer("residual", 16, initialized=True),
+    Buffer("fused", 16, "float16", initialized=True, padding=4),
+    Buffer("bytes", 12, "uint8", initialized=True),
+    Buffer("few", 2, sparse=True, initialized=True),
+    Buffer("half_few", 2, "float16", sparse=True),
+    Buffer("half_residual", 16, "float16", initialized=True),
+    Buffer("brain_residual", 16, "bfloat16", initialized=True),
+    Buffer("few_bytes", 2, "uint8", sparse=True),
+    Buffer("large", 2**31 - 1, initialized=True),
+    Buffer("huge", 2**31, initialized=True),
+    Buffer("many", 4, sparse=True),
+    Buffer("ratios", 2),
+    Buffer("one_ratio", 1, initialized=True),
+    Buffer("byte_ratio", 1, "uint8"),
+    Buffer("sparse_ratios", 2, sparse=True, initialized=True),
+)
+NAMES = ", ".join(sorted(buffer.name for buffer in BUFFERS))
+FIRST = Wait("param")
+
+ILLEGAL: dict[str, tuple[Op, str]] = {
+    "reads a buffer that is not declared": (
+        Save(("velocity",)),
+        f"buffer 'velocity' is not declared; declared: {NAMES}",
+    ),
+    "writes a buffer that is not declared": (
+        Forward(("param",), ("logits",)),
+        f"buffer 'logits' is not declared; declared: {NAMES}",
+    ),
+    "reads what nothing has written": (
+        Wait("loss"),
+        "reads 'loss', which nothing has written yet; write it first or declare it initialized",
+    ),
+    "loads to the device": (
+        Load("input"),
+        "loads into 'input' on the device; a load ends in host memory, a copy takes it to the device",
+    ),
+    "copies to another size": (
+        Copy("grad.0", "grad.1"),
+        "copies 8 x float32 to 4 x float32; sizes must be equal, and types equal or both floating-point",
+    ),
+    "copies to another type": (
+        Copy("slice", "input"),
+        "copies 4 x float32 to 4 x uint8; sizes must be equal, and types equal or both floating-point",
+    ),
+    "copies other tensors": (
+        Copy("grad.1", "momentum.0"),
+        "copies tensors (0, 1) over tensors (1, 2); they must be the same",
+    ),
+    "forward pass writes nothing": (
+        Forward(("param",), ()),
+        "writes nothing; a forward pass writes at least the loss",
+    ),
+    "backward pass writes no gradient": (
+        Backward(("param",), "whole"),
+        "writes 'whole', which names no tensors; a gradient bucket holds those of a range of tensors",
+    ),
+    "optimizer updates what is no parameter": (
+        Optimize(("whole",), ("grad.0",)),
+        "updates buffers that name no tensors; parameters and gradients hold ranges of tensors",
+    ),
+    "optimizer updates with what is no gradient": (
+        Optimize(("param",), ("whole",)),
+        "updates buffers that name no tensors; parameters and gradients hold ranges of tensors",
+    ),
+    "gradient missing": (
+        Optimize(("param",), ("grad.0",)),
+        "the gradients do not cover exactly the tensors of the parameters",
+    ),
+    "gradient twice": (
+        Optimize(("param",), ("grad.0", "grad.1", "grad.1")),
+        "the gradients do not cover exactly the tensors of the parameters",
+    ),
+    "gradient of other length": (
+        Optimize(("momentum.0",), ("grad.0",)),
+        "the gradients have other numbers of elements than the parameters of the same tensors",
+    ),
+    "optimizer updates with a sparse gradient": (
+        Optimize(("param",), ("sparse_grad",)),
+        "updates with the sparse buffer 'sparse_grad'; densify it first",
+    ),
+    "all_reduce over a group that does not divide": (
+        AllReduce("grad.0", Group(3)),
+        "group of 3 does not divide 8 ranks; sizes that do at stride 1: 1, 2, 4, 8",
+    ),
+    "broadcast over a group that does not divide": (
+        Broadcast("param", Group(4, 4)),
+        "group of 4 at stride 4 does not divide 8 ranks; sizes that do at stride 4: 1, 2",
+    ),
+    "reduce over a group that does not divide": (
+        Reduce("param", Group(2, 3)),
+        "group of 2 at stride 3 does not divide 8 ranks; sizes that do at stride 3: none",
+    ),
+    "reduce_scatter over a group that does not divide": (
+        ReduceScatter("whole", "slice", Group(5)),
+        "group of 5 does not divide 8 ranks; sizes that do at stride 1: 1, 2, 4, 8",
+    ),
+    "all_gather over a group that does not divide": (
+        AllGather("slice", "whole", Group(0)),
+        "group of 0 does not divide 8 ranks; sizes that do at stride 1: 1, 2, 4, 8",
+    ),
+    "reduce_scatter by a tree": (
+        ReduceScatter("whole", "slice", Group(4), "mean", "tree"),
+        "a tree reduces and broadcasts whole buffers, not slices; choose ring or halving_doubling",
+    ),
+    "all_gather by a tree": (
+        AllGather("slice", "whole", Group(4), "tree"),
+        "a tree reduces and broadcasts whole buffers, not slices; choose ring or halving_doubling",
+    ),
+    "reduce by halving_doubling": (
+        Reduce("param", Group(4), 0, "mean", "halving_doubling"),
+        "halving_doubling is no algorithm of a rooted collective; choose ring or tree",
+    ),
+    "broadcast by halving_doubling": (
+        Broadcast("param", Group(4), 0, "halving_doubling"),
+        "halving_doubling is no algorithm of a rooted collective; choose ring or tree",
+    ),
+    "all_reduce of a sparse buffer": (
+        AllReduce("top", Group(4)),
+        "reduces the sparse buffer 'top', whose indices differ by rank; all-gather it, then densify",
+    ),
+    "reduce of a sparse buffer": (
+        Reduce("top", Group(4)),
+        "reduces the sparse buffer 'top', whose indices differ by rank; all-gather it, then densify",
+    ),
+    "reduce_scatter of a sparse buffer": (
+        ReduceScatter("top", "top", Group(1)),
+        "reduces the sparse buffer 'top', whose indices differ by rank; all-gather it, then densify",
+    ),
+    "root outside the group of a reduce": (
+        Reduce("param", Group(4), root=4),
+        "root 4 is no member of a group of 4; members are numbered 0 to 3",
+    ),
+    "root outside the group of a broadcast": (
+        Broadcast("param", Group(2), root=-1),
+        "root -1 is no member of a group of 2; members are numbered 0 to 1",
+    ),
+    "reduce_scatter to slices of another size": (
+        ReduceScatter("whole", "slice", Group(8)),
+        "'slice' has 4 elements; 8 equal slices of 'whole' (16 elements) would have 2; pad 'whole' to a multiple of 8",
+    ),
+    "all_gather of slices of another size": (
+        AllGather("slice", "param", Group(8)),
+        "'slice' has 4 elements; 8 equal slices of 'param' (12 elements) would have 1.5; pad 'param' to a "
+        "multiple of 8",
+    ),
+    "reduce_scatter to another type": (
+        ReduceScatter("whole", "half_slice", Group(4)),
+        "'whole' and 'half_slice' differ in element type; they must be equal",
+    ),
+    "densify of a dense buffer": (
+        Densify("whole", "whole"),
+        "scatters a sparse buffer into a dense one; declare src sparse and dst not",
+    ),
+    "densify into a sparse buffer": (
+        Densify("top", "top"),
+        "scatters a sparse buffer into a dense one; declare src sparse and dst not",
+    ),
+    "select into a dense buffer": (
+        Select("whole", "slice", "residual", 4),
+        "selects 4 elements into 'slice'; declare it sparse with count 4",
+    ),
+    "select another number than the buffer holds": (
+        Select("whole", "top", "residual", 4),
+        "selects 4 elements into 'top'; declare it sparse with count 4",
+    ),
+    "select more than there is": (
+        Select("loss_in", "top", "loss_in", 3),
+        "k = 3 of 2 elements; must be from 1 to 2",
+    ),
+    "residual of another size": (
+        Select("param", "top", "residual", 3),
+        "residual 'residual' has 16 elements; 'param' has 12, so must it",
+    ),
+    "select from a sparse buffer": (
+        Select("top", "top", "top", 3),
+        "selects from the sparse buffer 'top'; src and residual are dense",
+    ),
+    "select with a residual of fewer bits": (
+        Select("whole", "few", "half_residual", 2),
+        "a residual of float16 for 'whole' of float32; both are floating-point, of the same type, or the residual has "
+        "more bits",
+    ),
+    "select with a residual of other bits": (
+        Select("half_residual", "half_few", "brain_residual", 2),
+        "a residual of bfloat16 for 'half_residual' of float16; both are floating-point, of the same type, or the "
+        "residual has more bits",
+    ),
+    "select into more bits than the residual has": (
+        Select("half_residual", "few", "half_residual", 2),
+        "a residual of float16 for 'few' of float32; both are floating-point, of the same type, or the residual has "
+        "more bits",
+    ),
+    "select from bytes": (
+        Select("bytes", "few_bytes", "bytes", 2),
+        "a residual of uint8 for 'bytes' of uint8; both are floating-point, of the same type, or the residual has "
+        "more bits",
+    ),
+    "select from more than indices reach": (
+        Select("huge", "few", "huge", 2),
+        "selects from 2147483648 elements; int32 indices reach 2147483647: select from smaller buckets",
+    ),
+    "densify into another type": (
+        Densify("few", "half_residual"),
+        "scatters float32 into float16; copy the entries to a sparse buffer of that type first",
+    ),
+    "merge of a dense buffer": (
+        Merge("whole", "few", "residual"),
+        "merges a sparse buffer into a sparse one, the rest goes to a dense one; declare them so",
+    ),
+    "merge into a dense buffer": (
+        Merge("top", "slice", "residual"),
+        "merges a sparse buffer into a sparse one, the rest goes to a dense one; declare them so",
+    ),
+    "merge whose rest goes to a sparse buffer": (
+        Merge("top", "few", "top"),
+        "merges a sparse buffer into a sparse one, the rest goes to a dense one; declare them so",
+    ),
+    "merge that keeps more than there is": (
+        Merge("top", "many", "residual"),
+        "keeps 4 of 3 entries; must be from 1 to 3",
+    ),
+    "merge with a residual of fewer bits": (
+        Merge("top", "few", "half_residual"),
+        "a residual of float16 for 'top' of float32; both are floating-point, of the same type, or the residual has "
+        "more bits",
+    ),
+    "merge divided by nothing": (
+        Merge("top", "few", "residual", divisor=0),
+        "divides by 0; a divisor is at least 1",
+    ),
+    "densify divided by a negative number": (
+        Densify("top", "whole", divisor=-8),
+        "divides by -8; a divisor is at least 1",
+    ),
+    "fusion buffer of another size": (
+        Pack(("grad.0",), "fused"),
+        "1 buffers have 8 elements; 'fused' holds 12",
+    ),
+    "fusion buffer of nothing": (
+        Pack((), "fused"),
+        "0 buffers have 0 elements; 'fused' holds 12",
+    ),
+    "fusion buffer taken apart into another number of elements": (
+        Unpack("fused", ("grad.0", "grad.1", "slice")),
+        "3 buffers have 16 elements; 'fused' holds 12",
+    ),
+    "fusion buffer taken apart into one buffer twice": (
+        Unpack("fused", ("grad.1", "slice", "grad.1")),
+        "writes 'grad.1' twice; take each part into a buffer of its own",
+    ),
+    "fusion of bytes": (
+        Pack(("bytes",), "fused"),
+        "fuses 'bytes', which is not dense and floating-point",
+    ),
+    "fusion of a sparse buffer": (
+        Pack(("sparse_grad",), "fused"),
+        "fuses 'sparse_grad', which is not dense and floating-point",
+    ),
+    "fusion into bytes": (
+        Pack(("grad.0", "grad.1"), "bytes"),
+        "fuses 'bytes', which is not dense and floating-point",
+    ),
+    "trust ratios over a group that does not divide": (
+        TrustRatios(("param",), ("grad.0", "grad.1"), "one_ratio", Group(3)),
+        "group of 3 does not divide 8 ranks; sizes that do at stride 1: 1, 2, 4, 8",
+    ),
+    "trust ratios of what are no parameters": (
+        TrustRatios(("whole",), ("grad.0",), "one_ratio", Group(1)),
+        "updates buffers that name no tensors; parameters and gradients hold ranges of tensors",
+    ),
+    "trust ratios of gradients of other tensors": (
+        TrustRatios(("param",), ("grad.0",), "ratios", Group(1)),
+        "the gradients do not cover exactly the tensors of the parameters",
+    ),
+    "too few trust ratios for a share": (
+        TrustRatios(("param",), ("grad.0", "grad.1"), "one_ratio", Group(1)),
+        "'one_ratio' holds 1 ratios; a share of 2 tensors over a group of 1 is 2",
+    ),
+    "more trust ratios than a share": (
+        TrustRatios(("param",), ("grad.0", "grad.1"), "ratios", Group(4)),
+        "'ratios' holds 2 ratios; a share of 2 tensors over a group of 4 is 1",
+    ),
+    "trust ratios in bytes": (
+        TrustRatios(("param",), ("grad.0", "grad.1"), "byte_ratio", Group(2)),
+        "writes ratios to 'byte_ratio', which is not dense and floating-point",
+    ),
+    "trust ratios in a sparse buffer": (
+        TrustRatios(("param",), ("grad.0", "grad.1"), "sparse_ratios", Group(1)),
+        "writes ratios to 'sparse_ratios', which is not dense and floating-point",
+    ),
+    "optimizer with too few trust ratios": (
+        Optimize(("param",), ("grad.0", "grad.1"), "one_ratio"),
+        "'one_ratio' holds 1 ratios; there are 2 tensors, and each takes one",
+    ),
+    "optimizer with trust ratios that nobody computed": (
+        Optimize(("param",), ("grad.0", "grad.1"), "ratios"),
+        "reads 'ratios', which nothing has written yet; write it first or declare it initialized",
+    ),
+    "clock without a period": (
+        Tick(("grad.0",), 0.0),
+        "ticks every 0.0 s; a period is a number of seconds above 0",
+    ),
+    "clock that never ticks": (
+        Tick(("grad.0",), float("inf")),
+        "ticks every inf s; a period is a number of seconds above 0",
+    ),
+    "clock of no number": (
+        Tick(("grad.0",), float("nan")),
+        "ticks every nan s; a period is a number of seconds above 0",
+    ),
+    "tick for nothing": (
+        Tick((), 0.005),
+        "waits for a tick after nothing; name the buffers that were written before",
+    ),
+    "servers without the algorithm": (
+        AllReduce("grad.0", Group(4), servers=Servers((8,))),
+        "the algorithm `server` and the field `servers` go together; set both or none",
+    ),
+    "algorithm without servers": (
+        AllReduce("grad.0", Group(4), "mean", "server"),
+        "the algorithm `server` and the field `servers` go together; set both or none",
+    ),
+    "servers that hold less than the buffer": (
+        AllReduce("grad.0", Group(4), "mean", "server", Servers((4, 3))),
+        "servers hold (4, 3) elements; 'grad.0' has 8, and they hold all of it",
+    ),
+    "server that holds less than nothing": (
+        AllReduce("grad.0", Group(4), "mean", "server", Servers((9, -1))),
+        "servers hold (9, -1) elements; 'grad.0' has 8, and they hold all of it",
+    ),
+    "no servers at all": (
+        AllReduce("grad.0", Group(4), "mean", "server", Servers(())),
+        "servers hold () elements; 'grad.0' has 8, and they hold all of it",
+    ),
+    "other number of members than servers": (
+        AllReduce("grad.0", Group(4), "mean", "server", Servers((4, 4), (0,))),
+        "servers are members (0,); write one member for each of the 2 parts, all different",
+    ),
+    "one member as two servers": (
+        AllReduce("grad.0", Group(4), "mean", "server", Servers((4, 4), (2, 2))),
+        "servers are members (2, 2); write one member for each of the 2 parts, all different",
+    ),
+    "server outside the group": (
+        AllReduce("grad.0", Group(4), "mean", "server", Servers((4, 4), (0, 4))),
+        "servers are members (0, 4) of a group of 4; members are numbered 0 to 3",
+    ),
+}
+for _algorithm in ("double_tree", "hierarchical", "server"):
+    for _op in (Reduce("param", Group(4)), Broadcast("param", Group(4)), AllGather("slice", "whole", Group(4))):
+        ILLEGAL[f"{type(_op).__name__} by {_algorithm}"] = (
+            replace(_op, algorithm=_algorithm),
+            f"{_algorithm} is an algorithm of all_reduce only; choose ring",
+        )
+for _op in (
+    AllReduce("grad.0", Group(12), "mean", "halving_doubling"),
+    ReduceScatter("param", "one", Group(12), "mean", "halving_doubling"),
+    AllGather("one", "param", Group(12), "halving_doubling"),
+):
+    ILLEGAL[f"{type(_op).__name__} by halving_doubling over a group that is no power of two"] = (
+        _op,
+        "halving_doubling over a group of 12; it needs a power of two, or choose ring",
+    )
+
+
+def plan_with(op: Op, *, world_size: int = 8) -> Plan:
+    """Return a plan in which `op` is the second operation of step 2."""
+    buffers = BUFFERS
+    if isinstance(op, Select) and op.src == "loss_in":
+        buffers = (*BUFFERS, Buffer("loss_in", 2, initialized=True))
+    if isinstance(op, COLLECTIVES) and op.group.size == 12:
+        buffers, world_size = (*BUFFERS, Buffer("one", 1, initialized=True)), 12
+    return Plan("broken", world_size, buffers, ((FIRST,), (FIRST, op, FIRST)), (Run((0,), 2), Run((1,), 3)))
+
+
+@pytest.mark.parametrize("what", ILLEGAL)
+def test_illegal_operation_is_reported_with_its_place_and_what_would_be_right(what: str) -> None:
+    op, problem = ILLEGAL[what]
+    with pytest.raises(PlanError) as error:
+        check(plan_with(op))
+    assert str(error.value) == (
+        f"plan broken: {op_text(op)} at step 2: {problem}\n"
+        "body 1:\n"
+        "    host     wait(param)\n"
+        f"--> {stream_of(op):8s} {op_text(op)}\n"
+        "    host     wait(param)"
+    )
+
+
+def legal(**changes: object) -> Plan:
+    fields: dict[str, object] = {
+        "name": "broken",
+        "world_size": 8,
+        "buffers": BUFFERS,
+        "bodies": ((FIRST,),),
+        "order": (Run((0,), 2),),
+    }
+    return Plan(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+PLAN_PROBLEMS: list[tuple[dict[str, object], str]] = [
+    ({"world_size": 0}, "world_size 0; must be from 1 to 1048576"),
+    ({"world_size": MAX_WORLD_SIZE + 1}, "world_size 1048577; must be from 1 to 1048576"),
+    ({"buffers": (*BUFFERS, Buffer("loss", 2))}, "buffer 'loss' is declared 2 times; names are unique"),
+    (
+        {"buffers": (*BUFFERS, Buffer("param", 2), Buffer("loss", 2), Buffer("param", 2))},
+        "buffer 'param' is declared 3 times; names are unique",
+    ),
+    ({"buffers": (*BUFFERS, Buffer("none", 0))}, "buffer 'none': count 0; must be at least 1"),
+    (
+        {"buffers": (*BUFFERS, Buffer("x", 1, tensors=(2, 2)))},
+        "buffer 'x': tensors (2, 2); must be a range [first, last) with 0 <= first < last",
+    ),
+    (
+        {"buffers": (*BUFFERS, Buffer("x", 1, tensors=(-1, 2)))},
+        "buffer 'x': tensors (-1, 2); must be a range [first, last) with 0 <= first < last",
+    ),
+    (
+        {"buffers": (*BUFFERS, Buffer("x", 4, padding=4))},
+        "buffer 'x': padding 4; must be from 0 to 3, less than its count",
+    ),
+    (
+        {"buffers": (*BUFFERS, Buffer("x", 4, padding=-1))},
+        "buffer 'x': padding -1; must be from 0 to 3, less than its count",
+    ),
+    ({"order": (Run((0,)), Run((0, 1)))}, "order[1]: body 1 does not exist; bodies are numbered 0 to 0"),
+    ({"order": (Run((-1,)),)}, "order[0]: body -1 does not exist; bodies are numbered 0 to 0"),
+    (
+        {"order": (Run((0,), 0),)},
+        "order[0]: Run(bodies=(0,), times=0) has no steps; times and the number of bodies must be at least 1",
+    ),
+    (
+        {"order": (Run(()),)},
+        "order[0]: Run(bodies=(), times=1) has no steps; times and the number of bodies must be at least 1",
+    ),
+    ({"order": ()}, "order is empty; a plan has at least one step"),
+]
+
+
+@pytest.mark.parametrize(("changes", "problem"), PLAN_PROBLEMS)
+def test_illegal_plan_is_reported_with_what_would_be_right(changes: dict[str, object], problem: str) -> None:
+    check(legal())
+    with pytest.raises(PlanError) as error:
+        check(legal(**changes))
+    assert str(error.value) == f"plan broken: {problem}"
+
+
+def test_buffer_written_by_an_earlier_operation_of_the_step_may_be_read() -> None:
+    check(legal(bodies=((Forward(("param",), ("loss",)), Wait("loss")),)))
+
+
+def test_buffer_written_by_an_earlier_step_may_be_read() -> None:
+    write, read = (Forward(("param",), ("loss",)),), (Wait("loss"),)
+    check(legal(bodies=(write, read), order=(Run((0, 1), 3),)))
+    with pytest.raises(PlanError, match=r"wait\(loss\) at step 0: reads 'loss', which nothing has written yet"):
+        check(legal(bodies=(write, read), order=(Run((1, 0), 3),)))
+
+
+LEGAL: dict[str, Op] = {
+    "copy to fewer bits": Copy("param", "half"),
+    "copy to more bits": Copy("half", "param"),
+    "pack with conversion and padding": Pack(("grad.0", "grad.1"), "fused"),
+    "unpack in another order": Unpack("fused", ("grad.1", "grad.0")),
+    "trust ratios of all tensors on every rank": TrustRatios(("param",), ("grad.0", "grad.1"), "ratios", Group(1)),
+    "trust ratios in shares": TrustRatios(("param",), ("grad.1", "grad.0"), "one_ratio", Group(2, 2)),
+    "more members than tensors": TrustRatios(("param",), ("grad.1", "grad.0"), "one_ratio", Group(8)),
+    "one trust ratio for one tensor": Optimize(("momentum.0",), ("momentum.0",), "one_ratio"),
+    "merge to fewer": Merge("top", "few", "residual", divisor=8, stream="comm"),
+    "merge to as many": Merge("few", "few", "residual"),
+    "select from half precision with a residual of more bits": Select("half_residual", "half_few", "residual", 2),
+    "select into half precision": Select("whole", "half_few", "residual", 2),
+    "merge into half precision": Merge("top", "half_few", "residual"),
+    "select from as many as indices reach": Select("large", "few", "large", 2),
+    "servers beside the ranks": AllReduce("grad.0", Group(4), "sum", "server", Servers((3, 5))),
+    "servers on members, in any order": AllReduce("grad.0", Group(4), "mean", "server", Servers((8, 0), (3, 1))),
+    "reduce directly": Reduce("param", Group(4), algorithm="direct"),
+}
+
+
+@pytest.mark.parametrize("what", LEGAL)
+def test_legal_operation_passes(what: str) -> None:
+    check(plan_with(LEGAL[what]))
+
+
+VECTOR_BUFFERS = (
+    *(Buffer(f"vector.{n}", n, initialized=True) for n in (16, 24)),
+    Buffer("shard", 16, initialized=True),
+    Buffer("given", 2, sparse=True, initialized=True),
+    Buffer("top", 2, sparse=True),
+    Buffer("other_top", 2, sparse=True),
+    Buffer("tops", 4, sparse=True),
+)
+SELECT_16 = Select("vector.16", "top", "shard", 2)
+PAIRS = AllGather("top", "tops", Group(2))
+
+
+@pytest.mark.parametrize(
+    ("ops", "name"),
+    [
+        pytest.param((SELECT_16, Densify("top", "vector.24")), "top", id="scattered"),
+        pytest.param((SELECT_16, PAIRS, Densify("tops", "vector.24")), "tops", id="gathered"),
+        pytest.param(
+            (SELECT_16, Copy("top", "other_top"), Densify("other_top", "vector.24")), "other_top", id="copied"
+        ),
+        pytest.param((SELECT_16, PAIRS, Merge("tops", "top", "vector.24")), "tops", id="rest"),
+        pytest.param(
+            (SELECT_16, Merge("top", "other_top", "shard"), Densify("other_top", "vector.24")), "other_top", id="merged"
+        ),
+        pytest.param(
+            (Densify("given", "vector.16"), Copy("given", "top"), Densify("top", "vector.24")), "top", id="given"
+        ),
+    ],
+)
+def test_entries_of_one_vector_go_into_no_vector_of_another_length(ops: tuple[Op, ...], name: str) -> None:
+    problem = (
+        f"{op_text(ops[-1])} at step 0: takes {name!r} for entries of a vector of 24 elements; elsewhere they "
+        f"are of one of 16: give the entries of each length a buffer of their own"
+    )
+    with pytest.raises(PlanError, match=re.escape(problem)):
+        check(Plan("hand", 2, VECTOR_BUFFERS, (ops,), (Run((0,)),)))
+    check(Plan("hand", 2, VECTOR_BUFFERS, (ops[:-1],), (Run((0,)),)))
+
+
+def test_length_that_becomes_known_later_counts_for_the_operations_before() -> None:
+    ops = (Copy("given", "top"), Densify("top", "vector.16"), Densify("given", "vector.24"))
+    with pytest.raises(PlanError, match=r"copy\(given -> top\) at step 0: takes 'top' for entries of a vector of 24"):
+        check(Plan("hand", 2, VECTOR_BUFFERS, (ops,), (Run((0,)),)))
+
+
+def test_entries_of_an_earlier_step_go_into_no_vector_of_another_length() -> None:
+    bodies = ((SELECT_16,), (Wait("top"), Densify("top", "vector.24")))
+    with pytest.raises(
+        PlanError, match=r"densify\(top -> vector.24\) at step 3: takes 'top' for entries of a vector of"
+    ):
+        check(Plan("hand", 2, VECTOR_BUFFERS, bodies, (Run((0,), 3), Run((1,)))))
+
+
+def test_body_that_no_step_runs_is_refused() -> None:
+    with pytest.raises(PlanError, match="body 1 stands in no run of the order; take it away, or give it a step"):
+        check(legal(bodies=((FIRST,), (Wait("nothing"),))))
+
+
+@pytest.mark.parametrize(
+    ("op", "problem"),
+    [
+        (AllReduce("bytes", Group(4)), "reduces 'bytes' of bytes (uint8); a reduction takes floating-point numbers"),
+        (AllReduce("far", Group(4)), "works on 'far' in host memory; copy it to a buffer on the device first"),
+        (Pack(("far",), "whole"), "works on 'far' in host memory; copy it to a buffer on the device first"),
+        (Tick(("far",), 0.005), "works on 'far' in host memory; copy it to a buffer on the device first"),
+        (Forward(("far",), ("whole",)), "works on 'far' in host memory; copy it to a buffer on the device first"),
+    ],
+)
+def test_what_no_gpu_can_do_is_refused(op: Op, problem: str) -> None:
+    buffers = (
+        Buffer("bytes", 8, "uint8", initialized=True),
+        Buffer("far", 8, place="host", initialized=True),
+        Buffer("whole", 8),
+    )
+    with pytest.raises(PlanError, match=re.escape(problem)):
+        check(Plan("hand", 8, buffers, ((op,),), (Run((0,)),)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(legal_plans(algorithms=ALGORITHMS))
+def test_random_legal_plans_pass(plan: Plan) -> None:
+    check(plan)
+
+
+@settings(max_examples=50, deadline=None)
+@given(schedule_plans())
+def test_plans_of_schedules_pass(plan: Plan) -> None:
+    check(plan)

@@ -1,0 +1,342 @@
+"""What an imported job takes: clocks, collectives without waiting, links, undisturbed times, and the proof of it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from profiled_jobs import Bucket, Delay, Truth, profiles_of, without_input
+
+from simdist.errors import ScenarioError, TraceError
+from simdist.plan.group import Group
+from simdist.profiles.estimates.base import base_times, parts
+from simdist.profiles.estimates.collectives import collective_times
+from simdist.profiles.estimates.fabrics import Fabric
+from simdist.profiles.estimates.links import predicted_s
+from simdist.profiles.importing import Options, import_job
+from simdist.profiles.job.clocks import synchronize
+from simdist.profiles.job.job import assemble
+from simdist.profiles.job.layout import find_layout
+from simdist.profiles.job.matching import match
+from simdist.profiles.steps.model import Call
+from simdist.scenario import Cluster, Link, Tensor
+from simdist.schedules import Sync
+
+SKEWS = (0.0, 2.5, -3.0, 0.4)
+JOB = without_input(n_ranks=4, n_steps=20, skew_s=SKEWS)
+LATE = replace(JOB, delays=(Delay("host", 1, 7, 0.08), *(Delay("compute", 3, step, 0.012) for step in range(20))))
+
+
+def matched(truth: Truth, device="cpu"):
+    job = assemble(profiles_of(truth, device))
+    calls = match(job)
+    return job, calls, synchronize(calls)
+
+
+def drifting(profile, drift):
+    """Return a profile of a clock that is slow or fast."""
+
+    def slower(call: Call) -> Call:
+        times = {name: at * (1 + drift) for name, at in (("start_s", call.start_s), ("end_s", call.end_s))}
+        return replace(call, issued_s=call.issued_s * (1 + drift), **times)
+
+    return replace(profile, steps=tuple(replace(step, calls=tuple(map(slower, step.calls))) for step in profile.steps))
+
+
+def _of_group(call: Call, ranks: tuple[int, ...] | None) -> Call:
+    """Return a collective of some ranks only, that averages no gradients."""
+    return replace(call, ranks=ranks, n_ranks=len(ranks) if ranks else 2, of_gradients=False)
+
+
+def test_skews_of_clocks_are_found_by_the_ends_of_collectives() -> None:
+    _, _, clocks = matched(LATE)
+    assert clocks.offset_s == pytest.approx(SKEWS, abs=1e-9)
+    assert (clocks.skew_s, clocks.residual_s) == pytest.approx((5.5, 0.0), abs=1e-9)
+    assert not clocks.drift.any()
+
+
+def test_a_drifting_clock_is_brought_back() -> None:
+    profiles = profiles_of(replace(LATE, n_steps=40))
+    calls = match(assemble([*profiles[:2], drifting(profiles[2], 2e-3), profiles[3]]))
+    clocks = synchronize(calls)
+    corrected_s = clocks.corrected_s(calls.end_s)
+    assert np.ptp(corrected_s, axis=1).max() < 20e-6
+    assert clocks.drift[2] == pytest.approx(2e-3, rel=0.01)
+    assert not clocks.drift[[0, 1, 3]].any()
+
+
+def test_ranks_that_share_no_collective_keep_their_clock_and_are_named() -> None:
+    """Ranks 0 and 1 talk to each other, and so do 2 and 3."""
+    profiles = []
+    for each in profiles_of(JOB):
+        pair = (0, 1) if each.rank < 2 else (2, 3)
+        steps = (replace(s, calls=tuple(_of_group(c, pair) for c in s.calls)) for s in each.steps)
+        profiles.append(replace(each, steps=tuple(steps)))
+    clocks = synchronize(match(assemble(profiles)))
+    assert clocks.offset_s == pytest.approx([0.0, 2.5, 0.0, 0.0])
+    assert clocks.unknown == (2, 3)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_collectives_are_timed_without_the_waiting_for_late_ranks(device) -> None:
+    job, calls, clocks = matched(LATE, device)
+    rows = collective_times(calls, clocks, find_layout(job))
+    assert [(row.nbytes, row.calls) for row in rows] == [(bucket.nbytes, 20) for bucket in LATE.buckets]
+    assert [row.seconds for row in rows] == pytest.approx([bucket.transfer_s for bucket in LATE.buckets], abs=1e-6)
+    assert all(row.is_complete for row in rows)
+    assert rows[0].wait_share > 0.3
+
+
+def test_collectives_that_run_at_once_take_no_more_than_both_did() -> None:
+    buckets = tuple(Bucket((count,), 0.001, transfer_s) for count, transfer_s in ((100_000, 0.004), (400_000, 0.009)))
+    job, calls, clocks = matched(replace(JOB, buckets=buckets))
+    rows = collective_times(calls, clocks, find_layout(job))
+    assert sum(row.seconds for row in rows) == pytest.approx(0.013, abs=1e-6)
+    assert all(row.seconds > 0 for row in rows)
+
+
+def test_without_the_last_rank_times_of_collectives_are_low_quantiles() -> None:
+    """The rank that is late in half of the steps left no trace: the others seem to take longer in these."""
+    late = tuple(Delay("host", 2, step, 0.05) for step in range(0, 20, 2))
+    job, calls, clocks = matched(replace(JOB, delays=late, missing=(2,)))
+    rows = collective_times(calls, clocks, find_layout(job))
+    assert [row.seconds for row in rows] == pytest.approx([bucket.transfer_s for bucket in JOB.buckets], abs=1e-6)
+    assert not any(row.is_complete for row in rows)
+
+
+def test_collectives_of_groups_that_nobody_tells_are_left_out_with_a_note() -> None:
+    profiles = profiles_of(JOB)
+    profiles = [
+        replace(
+            each,
+            steps=tuple(replace(s, calls=tuple(_of_group(c, None) for c in s.calls)) for s in each.steps),
+        )
+        for each in profiles
+    ]
+    calls = match(assemble(profiles))
+    assert calls.what == ()
+    assert "160 collectives" in calls.notes[0]
+
+
+def test_undisturbed_times_are_those_of_a_quiet_step() -> None:
+    job = assemble(profiles_of(replace(LATE, host_s=0.003)))
+    base = base_times(job, parts(job))
+    assert (base.forward_s, base.host_s, base.optimize_s) == pytest.approx((0.010, 0.003, 0.002))
+    assert base.buckets_s == pytest.approx((0.008, 0.012))
+    assert base.input_s == 0.0
+    assert not base.is_loaded
+
+
+def test_the_links_give_the_measured_times_back() -> None:
+    imported = import_job(profiles_of(LATE), name="job")
+    for bucket in LATE.buckets:
+        assert predicted_s(imported.scenario.cluster, Group(4), bucket.nbytes) == pytest.approx(
+            bucket.transfer_s, rel=1e-4
+        )
+
+
+@pytest.mark.parametrize("gpus_per_node", [1, 2, 4])
+def test_the_links_give_times_back_where_nccl_might_take_a_tree(gpus_per_node: int) -> None:
+    truth = without_input(n_ranks=8, n_steps=4, gpus_per_node=gpus_per_node)
+    imported = import_job(profiles_of(truth, "cuda"), name="job")
+    assert imported.scenario.cluster.library == "nccl"
+    for bucket in truth.buckets:
+        cluster = imported.scenario.cluster
+        assert predicted_s(cluster, Group(8), bucket.nbytes) == pytest.approx(bucket.transfer_s, rel=2e-3)
+
+
+def test_collectives_inside_nodes_and_between_them_tell_both_links() -> None:
+    """A ring over both has hops of both kinds; the links still give all times back."""
+    buckets = (
+        Bucket((100_000,), 0.010, 0.001),
+        Bucket((110_000,), 0.010, 0.006),
+        Bucket((200_000,), 0.020, 0.010),
+        Bucket((200_001,), 0.020, 0.0015),
+    )
+    profiles = []
+    for each in profiles_of(without_input(n_ranks=8, n_steps=4, gpus_per_node=4, buckets=buckets), "cuda"):
+        node = tuple(range(4)) if (each.rank or 0) < 4 else tuple(range(4, 8))
+        inside = {buckets[0].nbytes, buckets[3].nbytes}
+        steps = []
+        for step in each.steps:
+            calls = (_of_group(c, node) if c.nbytes in inside else c for c in step.calls)
+            steps.append(replace(step, calls=tuple(calls)))
+        profiles.append(replace(each, steps=tuple(steps)))
+    imported = import_job(profiles, name="job")
+    assert imported.links is not None
+    assert imported.links.measured == ("fabric", "network")
+    for bucket, size in zip(buckets, (4, 8, 8, 4), strict=True):
+        assert predicted_s(imported.scenario.cluster, Group(size), bucket.nbytes) == pytest.approx(
+            bucket.transfer_s, rel=1e-2
+        )
+
+
+def test_times_that_no_link_gives_back_are_told() -> None:
+    sizes = {2_000: 0.002, 4_000: 0.0021, 20_000: 0.02, 200_000: 0.021}
+    buckets = tuple(Bucket((count,), 0.005, transfer_s) for count, transfer_s in sizes.items())
+    truth = without_input(n_ranks=32, n_steps=4, gpus_per_node=1, buckets=buckets)
+    notes = import_job(profiles_of(truth, "cuda"), name="job").notes
+    assert any("no link gives all times of all_reduces back" in note for note in notes)
+
+
+def test_one_size_makes_a_line_without_latency_and_a_note() -> None:
+    imported = import_job(profiles_of(replace(JOB, buckets=JOB.buckets[:1])), name="job")
+    bucket = JOB.buckets[0]
+    assert imported.scenario.cluster.fabric == Link(
+        latency_s=0.0, bandwidth_Bps=round(bucket.nbytes / 4 / (bucket.transfer_s / 6))
+    )
+    assert any("one size only" in note for note in imported.notes)
+
+
+def test_times_that_shrink_with_size_are_pooled() -> None:
+    buckets = (Bucket((100_000,), 0.01, 0.006), Bucket((200_000,), 0.01, 0.004))
+    imported = import_job(profiles_of(replace(JOB, buckets=buckets)), name="job")
+    table = imported.scenario.cluster.fabric.table
+    assert table is not None
+    assert [point.time_s * 6 for point in table[:2]] == pytest.approx([0.005, 0.005])
+    assert table[2].time_s > 100 * table[1].time_s
+
+
+def test_links_between_nodes_stand_for_those_inside_with_a_warning() -> None:
+    imported = import_job(profiles_of(without_input(n_ranks=8, n_steps=4, gpus_per_node=4), "cuda"), name="job")
+    assert imported.scenario.cluster.fabric == imported.scenario.cluster.network
+    assert any(note.startswith("warning: no collective ran only inside nodes") for note in imported.notes)
+
+
+def test_links_that_are_given_are_taken() -> None:
+    given = Cluster(nodes=9, gpus_per_node=9, fabric=Link.ideal(), network=Link(latency_s=1e-3, bandwidth_Bps=1e9))
+    imported = import_job(profiles_of(JOB), name="job", options=Options(cluster=given))
+    cluster = imported.scenario.cluster
+    assert (cluster.nodes, cluster.gpus_per_node, cluster.network) == (1, 4, given.network)
+    assert imported.proof.predicted_s < imported.proof.measured_s
+
+
+def test_without_collectives_links_are_asked_for() -> None:
+    silent = [
+        replace(each, steps=tuple(replace(step, calls=(), buckets_s=()) for step in each.steps))
+        for each in profiles_of(JOB)
+    ]
+    with pytest.raises(TraceError, match=r"no all_reduce .*give --cluster"):
+        import_job(silent, name="job")
+    given = Cluster(nodes=1, gpus_per_node=1, fabric=Link.ideal(), network=Link.ideal())
+    imported = import_job(silent, name="job", options=Options(cluster=given))
+    assert imported.model.tensors[-1].count == JOB.buckets[0].counts[0]
+    assert imported.scenario.workload.tensors[0].backward_s is not None
+
+
+PROVED = {
+    "quiet": JOB,
+    "stragglers": LATE,
+    "input": replace(LATE, input_s=0.004, delays=(Delay("io", 2, 5, 0.06), Delay("host", 1, 7, 0.08))),
+    "a host that always pauses": replace(LATE, host_s=0.003),
+    "jitter": replace(LATE, jitter=0.2),
+    "a missing rank": replace(JOB, jitter=0.05, missing=(2,)),
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("case", PROVED)
+def test_the_scenario_predicts_the_step_that_was_measured(case: str, device) -> None:
+    imported = import_job(profiles_of(PROVED[case], device), name="job")
+    assert abs(imported.proof.error) < (0.02 if "jitter" in case or "missing" in case else 1e-3)
+    assert imported.proof.misses is None
+
+
+def test_a_host_that_runs_ahead_is_predicted_by_what_its_device_saw() -> None:
+    truth = replace(LATE, run_ahead=True, input_s=0.001)
+    imported = import_job(profiles_of(truth, "cuda"), name="job")
+    assert imported.scenario.host.run_ahead_steps is None
+    assert list(imported.delays) == ["compute"]
+    assert abs(imported.proof.error) < 1e-3
+
+
+def test_a_prediction_far_off_names_the_part_that_misses() -> None:
+    slow = Cluster(nodes=1, gpus_per_node=1, fabric=Link(latency_s=1.0, bandwidth_Bps=1e9), network=Link.ideal())
+    imported = import_job(profiles_of(JOB), name="job", options=Options(cluster=slow))
+    assert imported.proof.misses is not None
+    assert imported.proof.misses.startswith("mostly waiting for communication and other ranks: reproduced")
+
+
+def test_real_tensors_take_the_backward_seconds_of_their_bucket() -> None:
+    imported = import_job(profiles_of(JOB), name="job")
+    tensors = imported.scenario.workload.tensors
+    counts = [count for bucket in JOB.buckets for count in bucket.counts]
+    assert [tensor.count for tensor in tensors] == counts[::-1]
+    assert sum(tensor.backward_s or 0 for tensor in tensors[4:]) == pytest.approx(JOB.buckets[0].backward_s)
+    assert imported.model.is_real
+    assert imported.model.has_default_buckets
+
+
+def test_buckets_that_defaults_do_not_give_get_sizes_of_their_own() -> None:
+    buckets = tuple(Bucket((50_000, 50_000), 0.005, 0.003) for _ in range(4))
+    imported = import_job(profiles_of(replace(JOB, buckets=buckets)), name="job")
+    sync = imported.scenario.schedules[0]
+    assert sync == Sync(first_bucket_nbytes=400_000, bucket_nbytes=400_000)
+    assert abs(imported.proof.error) < 1e-3
+
+
+def test_without_shapes_a_tensor_stands_for_each_bucket() -> None:
+    imported = import_job(profiles_of(replace(JOB, shapes=False)), name="job")
+    assert [tensor.name for tensor in imported.scenario.workload.tensors] == ["bucket.1", "bucket.0"]
+    assert imported.scenario.schedules[0] == Sync()
+    assert abs(imported.proof.error) < 1e-3
+
+
+def test_tensors_that_are_given_must_have_the_elements_of_the_gradients() -> None:
+    with pytest.raises(ScenarioError, match=r"--tensors: has 5 elements in 1 tensors; the gradients .* have 1479110"):
+        import_job(profiles_of(JOB), name="job", options=Options(tensors=(Tensor(name="w", count=5),)))
+
+
+def test_tensors_that_are_given_share_the_backward_pass_by_flops() -> None:
+    ready = [
+        Tensor(name=f"t{number}", count=count, flops=flops)
+        for number, (count, flops) in enumerate([(497_710, 1.0), (490_700, 3.0), (490_700, 1.0)])
+    ]
+    options = Options(tensors=tuple(ready[::-1]))
+    imported = import_job(profiles_of(replace(JOB, shapes=False)), name="job", options=options)
+    seconds = {tensor.name: tensor.backward_s for tensor in imported.scenario.workload.tensors}
+    assert seconds == pytest.approx({"t0": 0.008, "t1": 0.009, "t2": 0.003})
+
+
+def test_steps_that_exchange_nothing_are_told() -> None:
+    profiles = [
+        replace(
+            each,
+            steps=tuple(step if step.number % 4 else replace(step, calls=(), buckets_s=()) for step in each.steps),
+        )
+        for each in profiles_of(JOB)
+    ]
+    imported = import_job(profiles, name="job")
+    assert any("20 of 80 steps of ranks exchange no gradients" in note for note in imported.notes)
+    assert len(imported.base.buckets_s) == 2
+
+
+def test_one_rank_is_a_job_too() -> None:
+    imported = import_job(profiles_of(without_input(n_ranks=1, n_steps=5)), name="job")
+    assert imported.scenario.cluster.world_size == 1
+    assert [schedule.name for schedule in imported.scenario.schedules] == ["sync"]
+
+
+def test_schedules_fit_the_machines() -> None:
+    profiles = profiles_of(without_input(n_ranks=16, n_steps=16, gpus_per_node=4), "cuda")
+    fabric = Fabric(Link(latency_s=3e-6, bandwidth_Bps=240e9), "known")
+    imported = import_job(profiles, name="job", options=Options(fabric=fabric))
+    names = [schedule.name for schedule in imported.scenario.schedules]
+    assert names == ["sync", "local-2", "local-4", "local-8", "hsgd-2-4,4-8,8-16", "hsgd-2-4,4-8,8-16-node-gradients"]
+
+
+def test_gradients_in_half_precision_have_half_the_bytes() -> None:
+    profiles = []
+    for each in profiles_of(JOB):
+        steps = (replace(s, calls=tuple(replace(c, nbytes=(c.nbytes or 0) // 2) for c in s.calls)) for s in each.steps)
+        profiles.append(replace(each, dtype="bfloat16", steps=tuple(steps)))
+    imported = import_job(profiles, name="job")
+    assert imported.scenario.workload.dtype == "bfloat16"
+    assert imported.model.is_real
+    assert abs(imported.proof.error) < 1e-3
+
+
+@pytest.mark.parametrize("n_steps", [1, 2, 3])
+def test_few_steps_are_imported_with_a_note(n_steps: int) -> None:
+    imported = import_job(profiles_of(replace(JOB, n_steps=n_steps, first_step=0)), name="job")
+    assert imported.scenario.steps == n_steps
+    assert any("steps are few" in note for note in imported.notes)

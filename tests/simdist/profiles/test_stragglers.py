@@ -1,0 +1,220 @@
+"""Stragglers of an imported job are those that were there: who, when, on what, by how much; a quiet job has none."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from profiled_jobs import Delay, profiles_of, without_input
+
+from simdist.profiles.estimates.stragglers import Straggler, find_stragglers, noise_of, without
+from simdist.profiles.importing import import_job
+from simdist.profiles.job.layout import Layout
+
+QUIET_S = 0.005
+JOB = without_input(n_ranks=8, n_steps=20, first_step=10, gpus_per_node=4, jitter=0.02)
+STEPS = tuple(range(10, 30))
+
+
+def found(truth, device="cpu"):
+    return import_job(profiles_of(truth, device), name="job").stragglers
+
+
+def always(channel, rank, seconds):
+    return tuple(Delay(channel, rank, step, seconds) for step in range(20))
+
+
+def told(stragglers):
+    return [(each.kind, each.who, each.channel, each.steps) for each in stragglers]
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.02, 0.2])
+def test_a_quiet_job_has_none(jitter: float) -> None:
+    assert found(replace(JOB, jitter=jitter)) == ()
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("channel", ["host", "compute", "io"])
+def test_a_rank_that_is_late_once_is_found(channel, n_ranks: int) -> None:
+    stragglers = found(replace(JOB, n_ranks=n_ranks, delays=(Delay(channel, 1, 7, 0.08),)))
+    assert told(stragglers) == [("transient", "rank 1", channel, (17,))]
+    assert stragglers[0].seconds == pytest.approx(0.08, rel=0.02)
+
+
+@pytest.mark.parametrize("n_ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("channel", ["host", "compute", "io"])
+def test_a_rank_that_is_always_late_is_found(channel, n_ranks: int) -> None:
+    stragglers = found(replace(JOB, n_ranks=n_ranks, delays=always(channel, 0, 0.012)))
+    assert told(stragglers) == [("persistent", "rank 0", channel, STEPS)]
+    assert stragglers[0].seconds == pytest.approx(0.012, rel=0.1)
+
+
+def test_steps_that_follow_one_another_are_one_burst() -> None:
+    delays = (*(Delay("host", 5, step, 0.05) for step in range(3, 7)), Delay("host", 5, 12, 0.05))
+    assert told(found(replace(JOB, delays=delays))) == [
+        ("transient", "rank 5", "host", (13, 14, 15, 16)),
+        ("transient", "rank 5", "host", (22,)),
+    ]
+
+
+def test_a_node_whose_ranks_are_all_late_is_the_straggler() -> None:
+    delays = tuple(delay for rank in range(4, 8) for delay in always("compute", rank, 0.01))
+    stragglers = found(replace(JOB, delays=delays))
+    assert told(stragglers) == [("persistent", "node 1 (ranks 4-7)", "compute", STEPS)]
+    assert stragglers[0].ranks == (4, 5, 6, 7)
+
+
+def test_a_node_that_is_late_once_is_one_straggler() -> None:
+    delays = tuple(Delay("host", rank, 4, 0.05) for rank in range(4))
+    assert told(found(replace(JOB, delays=delays))) == [("transient", "node 0 (ranks 0-3)", "host", (14,))]
+
+
+def test_two_late_ranks_of_a_node_are_two_stragglers() -> None:
+    delays = (*always("compute", 4, 0.01), *always("compute", 5, 0.01))
+    assert sorted(each.who for each in found(replace(JOB, delays=delays))) == ["rank 4", "rank 5"]
+
+
+def test_two_of_three_ranks_that_are_late_in_one_step_are_told_in_full() -> None:
+    delays = (Delay("host", 0, 7, 0.08), Delay("host", 1, 7, 0.06))
+    stragglers = found(replace(JOB, n_ranks=3, delays=delays))
+    assert told(stragglers) == [("transient", f"rank {rank}", "host", (17,)) for rank in (0, 1)]
+    assert [each.seconds for each in stragglers] == pytest.approx([0.08, 0.06], rel=0.02)
+
+
+def test_a_step_that_is_long_on_all_ranks_is_no_straggler() -> None:
+    assert found(replace(JOB, delays=tuple(Delay("host", rank, 4, 0.05) for rank in range(8)))) == ()
+
+
+def test_a_rank_that_is_always_late_may_be_later_in_a_step() -> None:
+    stragglers = found(replace(JOB, delays=(*always("host", 3, 0.01), Delay("host", 3, 5, 0.06))))
+    assert told(stragglers) == [("persistent", "rank 3", "host", STEPS), ("transient", "rank 3", "host", (15,))]
+    assert stragglers[1].seconds == pytest.approx(0.06, rel=0.01)
+
+
+def test_the_cost_of_stragglers_is_what_a_step_takes_less_without_them() -> None:
+    imported = import_job(profiles_of(replace(JOB, jitter=0.0, delays=always("compute", 2, 0.012))), name="job")
+    assert imported.proof.predicted_s - imported.proof.calm_s == pytest.approx(0.012, rel=0.05)
+    assert imported.proof.straggling_share == pytest.approx(0.012 / imported.proof.measured_s, rel=0.05)
+
+
+def test_without_its_stragglers_a_job_is_quiet() -> None:
+    delay_s = np.zeros((5, 3))
+    delay_s[2, 1] = 1.0
+    layout = Layout(1, 3, "")
+    stragglers = find_stragglers({"host": delay_s}, step_s=1.0, ranks=(0, 2, 5), numbers=range(5), layout=layout)
+    assert stragglers == (Straggler("transient", (2,), None, "host", (2,), 1.0),)
+    assert not without({"host": delay_s}, stragglers, ranks=(0, 2, 5), numbers=range(5))["host"].any()
+
+
+def test_delays_are_what_was_measured_beyond_the_undisturbed_times() -> None:
+    truth = replace(JOB, jitter=0.0, delays=(Delay("host", 1, 7, 0.08), Delay("compute", 6, 3, 0.03)))
+    delays = import_job(profiles_of(truth), name="job").delays
+    expected = {channel: np.zeros((20, 8)) for channel in ("host", "compute")}
+    expected["host"][7, 1], expected["compute"][3, 6] = 0.08, 0.03
+    assert list(delays) == ["host", "compute"]
+    for channel, seconds in expected.items():
+        assert delays[channel] == pytest.approx(seconds, abs=2e-9)
+
+
+def test_ranks_without_a_trace_have_the_delays_of_a_rank_that_is_not_late() -> None:
+    truth = replace(JOB, missing=(0,))
+    imported = import_job(profiles_of(truth), name="job")
+    compute_s = imported.delays["compute"]
+    assert compute_s.shape == (20, 8)
+    assert compute_s[:, 0] == pytest.approx(np.sort(compute_s[:, 1:], axis=1)[:, 1], abs=1e-9)  # second of seven
+
+
+def in_steps_of_1_s(delay_s, channel="compute"):
+    n_steps, n_ranks = delay_s.shape
+    ranks, layout = range(n_ranks), Layout(1, n_ranks, "")
+    return find_stragglers({channel: delay_s}, step_s=1.0, ranks=ranks, numbers=range(n_steps), layout=layout)
+
+
+def noise(rng, kind, spread, n_steps, n_ranks):
+    if kind == "exponential":
+        return rng.exponential(spread, (n_steps, n_ranks))
+    return np.maximum(0.0, rng.normal(1.645 * spread, spread, (n_steps, n_ranks)))
+
+
+@pytest.mark.parametrize("n_late", range(1, 21))
+def test_a_rank_is_late_by_its_full_size_however_many_steps_it_is_late_in(n_late: int) -> None:
+    delay_s = noise(np.random.default_rng(n_late), "normal", QUIET_S, 20, 8)
+    delay_s[:n_late, 3] += 0.3
+    (straggler,) = in_steps_of_1_s(delay_s)
+    assert (straggler.kind, straggler.ranks) == ("transient" if n_late <= 10 else "persistent", (3,))
+    assert straggler.steps == tuple(range(n_late))
+    assert straggler.seconds == pytest.approx(0.3, rel=0.1)
+
+
+def test_a_persistent_one_in_consecutive_steps_is_told_with_these() -> None:
+    delay_s = np.zeros((20, 4))
+    delay_s[2:14, 1] = 0.2
+    (straggler,) = in_steps_of_1_s(delay_s)
+    assert (straggler.kind, straggler.when(20)) == ("persistent", "steps 2-13")
+
+
+NOISES = [("normal", 0.05), ("normal", 0.1), ("exponential", 0.05)]
+
+
+@pytest.mark.parametrize("n_steps", [10, 20])
+@pytest.mark.parametrize("n_ranks", [2, 4, 8, 64])
+@pytest.mark.parametrize(("kind", "spread"), NOISES)
+def test_noise_makes_no_persistent_stragglers(kind, spread, n_ranks: int, n_steps: int) -> None:
+    rng, n_jobs = np.random.default_rng(7), 50 if n_ranks == 64 else 150
+    alarms = sum(
+        any(each.kind == "persistent" for each in in_steps_of_1_s(noise(rng, kind, spread, n_steps, n_ranks)))
+        for _ in range(n_jobs)
+    )
+    assert alarms <= 0.02 * n_jobs
+
+
+@pytest.mark.parametrize("n_steps", [10, 20])
+@pytest.mark.parametrize("n_ranks", [2, 4, 8, 64])
+def test_a_tenth_of_a_step_is_found_in_noise_of_a_fiftieth(n_ranks: int, n_steps: int) -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(30):
+        delay_s = noise(rng, "normal", 0.02, n_steps, n_ranks)
+        delay_s[:, 1] += 0.1
+        assert [(each.kind, each.ranks) for each in in_steps_of_1_s(delay_s)] == [("persistent", (1,))]
+
+
+@pytest.mark.parametrize("n_ranks", [4, 8, 64])
+def test_exponential_noise_makes_no_transient_stragglers(n_ranks: int) -> None:
+    rng, n_jobs = np.random.default_rng(3), 100
+    alarms = sum(bool(in_steps_of_1_s(noise(rng, "exponential", 0.05, 20, n_ranks))) for _ in range(n_jobs))
+    assert alarms <= 0.05 * n_jobs
+
+
+@pytest.mark.parametrize("probability", [0.05, 0.15, 0.3])
+def test_frequent_stragglers_do_not_hide_among_themselves(probability: float) -> None:
+    rng = np.random.default_rng(1)
+    delay_s = noise(rng, "normal", QUIET_S, 20, 64)
+    is_late = rng.random(delay_s.shape) < probability
+    delay_s[is_late] += 0.3
+    cells = {(step, each.ranks[0]) for each in in_steps_of_1_s(delay_s, "host") for step in each.steps}
+    assert len(cells & set(zip(*np.nonzero(is_late), strict=True))) >= 0.95 * is_late.sum()
+
+
+def test_noticeable_delays_that_noise_explains_are_counted() -> None:
+    delay_s = noise(np.random.default_rng(2), "exponential", 0.05, 20, 8)
+    found_, ranks, numbers = in_steps_of_1_s(delay_s), range(8), range(20)
+    rest = noise_of({"compute": delay_s}, found_, step_s=1.0, ranks=ranks, numbers=numbers)
+    assert found_ == ()
+    assert 20 < rest.count < 80
+    assert rest.seconds > 0.05 * rest.count
+
+
+def test_persistent_ones_come_first_and_both_kinds_by_size() -> None:
+    delay_s = noise(np.random.default_rng(4), "normal", QUIET_S, 20, 16)
+    delay_s[:, 2] += 0.1
+    delay_s[:, 5] += 0.2
+    delay_s[3, 7] += 0.5
+    delay_s[8, 1] += 0.9
+    assert [each.ranks[0] for each in in_steps_of_1_s(delay_s)] == [5, 2, 1, 7]
+
+
+def test_a_rank_that_is_late_in_most_steps_is_persistent_in_these() -> None:
+    late = (*range(9), *range(12, 20))
+    delays = tuple(Delay("compute", 2, step, 0.02) for step in late)
+    stragglers = found(replace(JOB, delays=delays))
+    assert told(stragglers) == [("persistent", "rank 2", "compute", tuple(10 + step for step in late))]
+    assert stragglers[0].when(20) == "17 of 20 steps"

@@ -1,0 +1,989 @@
+"""The proof accepts what computes the declared result, in any form, and refuses every mutation that does not."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plans import groups
+
+from simdist.errors import PlanError
+from simdist.plan import (
+    COLLECTIVES,
+    AllGather,
+    AllReduce,
+    Backward,
+    Body,
+    Broadcast,
+    Buffer,
+    Copy,
+    Delay,
+    Densify,
+    Forward,
+    Load,
+    Merge,
+    Op,
+    Optimize,
+    Pack,
+    Plan,
+    Reduce,
+    ReduceScatter,
+    Run,
+    Save,
+    Select,
+    Tick,
+    TrustRatios,
+    Unpack,
+    Wait,
+    op_text,
+)
+from simdist.plan.check import check
+from simdist.plan.group import Group
+from simdist.proof import Result, prove
+from simdist.schedules import InputPath, Job, Schedule, kinds
+
+Declared = Callable[[int], Result]
+
+WORLD = Group(8)
+SYNC = Result(gradients=WORLD, parameters=Group(1))
+FORWARD = Forward(("param",), ("loss",))
+BACKWARD = Backward(("param", "loss"), "grad")
+OPTIMIZE = Optimize(("param",), ("grad",))
+AVERAGE = (Copy("param", "flat"), AllReduce("flat", WORLD), Copy("flat", "param"))
+BUFFERS = (
+    Buffer("param", 64, tensors=(0, 1), initialized=True),
+    Buffer("loss", 1),
+    Buffer("grad", 64, tensors=(0, 1)),
+    Buffer("flat", 64, tensors=(0, 1)),
+    *(Buffer(f"slice.{n}", 64 // n) for n in (1, 2, 4, 8)),
+    Buffer("batch", 8, "uint8", place="host"),
+    Buffer("input", 8, "uint8"),
+)
+
+
+def plan_of(*steps: Body, buffers: tuple[Buffer, ...] = BUFFERS, world_size: int = 8) -> Plan:
+    return Plan.from_steps("hand", world_size=world_size, buffers=buffers, steps=steps)
+
+
+def verify(plan: Plan, result: Declared | Result) -> int:
+    """Check and prove, as everybody does who uses a plan."""
+    check(plan)
+    return prove(plan, (lambda _: result) if isinstance(result, Result) else result)
+
+
+def refusal(plan: Plan, result: Declared | Result) -> str:
+    with pytest.raises(PlanError) as error:
+        verify(plan, result)
+    return str(error.value)
+
+
+def synchronized(*collectives: Op) -> Body:
+    """Return a step that brings the gradients together by `collectives`."""
+    return (FORWARD, BACKWARD, *collectives, OPTIMIZE)
+
+
+# ---------------------------------------------------------------- equivalent forms
+
+EQUIVALENT: dict[str, Body] = {
+    "all_reduce": (AllReduce("grad", WORLD),),
+    "all_reduce twice": (AllReduce("grad", WORLD), AllReduce("grad", WORLD)),
+    "within nodes, then across": (AllReduce("grad", Group(4)), AllReduce("grad", Group(2, 4))),
+    "across nodes, then within": (AllReduce("grad", Group(2, 4)), AllReduce("grad", Group(4))),
+    "sums over ones": (AllReduce("grad", WORLD), AllReduce("grad", Group(1), "sum")),
+    "reduce_scatter, all_gather": (ReduceScatter("grad", "slice.8", WORLD), AllGather("slice.8", "grad", WORLD)),
+    "hierarchical reduce_scatter, all_reduce, all_gather": (
+        ReduceScatter("grad", "slice.4", Group(4)),
+        AllReduce("slice.4", Group(2, 4)),
+        AllGather("slice.4", "grad", Group(4)),
+    ),
+    "hierarchical over nodes of two": (
+        ReduceScatter("grad", "slice.2", Group(2)),
+        AllReduce("slice.2", Group(4, 2)),
+        AllGather("slice.2", "grad", Group(2)),
+    ),
+    "nested reduce_scatter, all_gather": (
+        ReduceScatter("grad", "slice.4", Group(4)),
+        ReduceScatter("slice.4", "slice.8", Group(2, 4)),
+        AllGather("slice.8", "slice.4", Group(2, 4)),
+        AllGather("slice.4", "grad", Group(4)),
+    ),
+    "reduce, broadcast": (Reduce("grad", WORLD), Broadcast("grad", WORLD)),
+    "reduce, broadcast with other roots": (Reduce("grad", WORLD, root=5), Broadcast("grad", WORLD, root=5)),
+    "reduce within nodes, all_reduce of leaders, broadcast": (
+        Reduce("grad", Group(4), root=1),
+        AllReduce("grad", Group(2, 4)),
+        Broadcast("grad", Group(4), root=1),
+    ),
+    "through a copy": (Copy("grad", "flat"), AllReduce("flat", WORLD), Copy("flat", "grad")),
+}
+
+
+@pytest.mark.parametrize("form", EQUIVALENT)
+def test_equivalent_forms_of_an_all_reduce_prove(form: str) -> None:
+    assert verify(plan_of(*[synchronized(*EQUIVALENT[form])] * 3), SYNC) == 8
+
+
+def test_parameters_may_be_averaged_in_place() -> None:
+    step = (FORWARD, BACKWARD, OPTIMIZE, AllReduce("param", WORLD))
+    verify(plan_of(step, step), Result(gradients=Group(1), parameters=WORLD))
+
+
+def test_average_of_equal_gradients_commutes_with_the_update() -> None:
+    step = (FORWARD, BACKWARD, AllReduce("grad", WORLD), *AVERAGE, OPTIMIZE)
+    verify(plan_of(step), Result(gradients=WORLD, parameters=WORLD))
+
+
+def test_waits_delays_and_saves_change_no_values() -> None:
+    step = (Delay("host"), FORWARD, Wait("loss"), BACKWARD, Delay("compute"), AllReduce("grad", WORLD), OPTIMIZE)
+    verify(plan_of((*step, Save(("param",)), Delay("io"))), SYNC)
+
+
+def test_buckets_may_be_reduced_and_applied_one_by_one() -> None:
+    buffers = (
+        Buffer("param.0", 8, tensors=(0, 2), initialized=True),
+        Buffer("param.1", 8, tensors=(2, 5), initialized=True),
+        Buffer("grad.0", 8, tensors=(0, 2)),
+        Buffer("grad.1", 8, tensors=(2, 5)),
+        Buffer("loss", 1),
+    )
+    params = ("param.0", "param.1")
+    step = (
+        Forward(params, ("loss",)),
+        Backward((*params, "loss"), "grad.1"),
+        AllReduce("grad.1", WORLD),
+        Backward((*params, "loss"), "grad.0"),
+        AllReduce("grad.0", WORLD),
+        Optimize(("param.1",), ("grad.1",)),
+        Optimize(("param.0",), ("grad.0",)),
+    )
+    verify(plan_of(step, step, buffers=buffers), SYNC)
+    assert "param.0" in refusal(plan_of(step[:-1], buffers=buffers), SYNC)
+
+
+# ---------------------------------------------------------------- mistakes, by hand
+
+MISTAKES: dict[str, tuple[Body, Result, str]] = {
+    "no all_reduce": (
+        synchronized(),
+        SYNC,
+        "backward(param, loss -> grad) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank 0; "
+        "the schedule declares 1/8",
+    ),
+    "all_reduce that nobody declares": (
+        synchronized(AllReduce("grad", Group(2))),
+        Result(Group(1), Group(1)),
+        "all_reduce(grad, mean over group of 2) at step 0: afterwards grad of rank 0 holds 1/2 of the gradient of rank "
+        "0; the schedule declares 1/1",
+    ),
+    "sum instead of mean": (
+        synchronized(AllReduce("grad", WORLD, "sum")),
+        SYNC,
+        "all_reduce(grad, sum over group of 8) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank "
+        "0; the schedule declares 1/8",
+    ),
+    "gradient all-reduced twice by sums": (
+        synchronized(AllReduce("grad", WORLD), AllReduce("grad", WORLD, "sum")),
+        SYNC,
+        "all_reduce(grad, sum over group of 8) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank "
+        "0; the schedule declares 1/8",
+    ),
+    "wrong group": (
+        synchronized(AllReduce("grad", Group(4))),
+        SYNC,
+        "all_reduce(grad, mean over group of 4) at step 0: afterwards grad of rank 0 holds 1/4 of the gradient of rank "
+        "0; the schedule declares 1/8",
+    ),
+    "right size, wrong stride": (
+        synchronized(AllReduce("grad", Group(4, 2))),
+        Result(Group(4), Group(1)),
+        "all_reduce(grad, mean over group of 4 at stride 2) at step 0: afterwards grad of rank 0 holds nothing of the "
+        "gradient of rank 1; the schedule declares 1/4",
+    ),
+    "reduce without broadcast": (
+        synchronized(Reduce("grad", WORLD)),
+        SYNC,
+        "reduce(grad, mean over group of 8 to member 0) at step 0: afterwards grad of rank 1 holds nothing of the "
+        "gradient of rank 0; the schedule declares 1/8",
+    ),
+    "reduce, where the others keep what they had": (
+        synchronized(Reduce("grad", Group(2), root=1)),
+        Result(Group(2), Group(1)),
+        "reduce(grad, mean over group of 2 to member 1) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient "
+        "of rank 0; the schedule declares 1/2",
+    ),
+    "broadcast from another root": (
+        synchronized(Reduce("grad", WORLD, root=1), Broadcast("grad", WORLD, root=2)),
+        SYNC,
+        "broadcast(grad, group of 8 from member 2) at step 0: afterwards grad of rank 0 holds nothing of the gradient "
+        "of rank 0; the schedule declares 1/8",
+    ),
+    "slices gathered over another group": (
+        synchronized(ReduceScatter("grad", "slice.4", Group(4)), AllGather("slice.4", "grad", Group(4, 2))),
+        Result(Group(4), Group(1)),
+        "grad holds other tensors, or slices in another order, than it declares",
+    ),
+    "nested slices gathered in the wrong order": (
+        synchronized(
+            ReduceScatter("grad", "slice.2", Group(2)),
+            ReduceScatter("slice.2", "slice.8", Group(4, 2)),
+            AllGather("slice.8", "slice.4", Group(2)),
+            AllGather("slice.4", "grad", Group(4, 2)),
+        ),
+        SYNC,
+        "optimize(param with grad) at step 0: grad holds other tensors, or slices in another order, than it declares",
+    ),
+    "slices of different places reduced": (
+        synchronized(ReduceScatter("grad", "slice.2", Group(2)), AllReduce("slice.2", Group(2))),
+        SYNC,
+        "all_reduce(slice.2, mean over group of 2) at step 0: reduces slices of different places; the members hold "
+        "other parts of the model",
+    ),
+    "average before the optimizer": (
+        (FORWARD, BACKWARD, *AVERAGE, OPTIMIZE),
+        Result(Group(1), WORLD),
+        "optimize(param with grad) at step 0: afterwards param of rank 0 holds 1/1 of the gradient of rank 0; the "
+        "schedule declares 1/8",
+    ),
+    "average that nobody declares": (
+        (*synchronized(AllReduce("grad", WORLD)), *AVERAGE),
+        SYNC,
+        "copy(flat -> param) at step 0: afterwards param of rank 0 holds 1/8 of the parameters of rank 0; the schedule "
+        "declares 1/1",
+    ),
+    "average not copied back": (
+        (FORWARD, BACKWARD, OPTIMIZE, *AVERAGE[:-1]),
+        Result(Group(1), WORLD),
+        "optimize(param with grad) at step 0: afterwards param of rank 0 holds 1/1 of the gradient of rank 0; the "
+        "schedule declares 1/8",
+    ),
+    "update twice": (
+        (*synchronized(AllReduce("grad", WORLD)), OPTIMIZE),
+        SYNC,
+        "optimize(param with grad) at step 0: afterwards param of rank 0 holds 1/4 of the gradient of rank 0; the "
+        "schedule declares 1/8",
+    ),
+    "no update": (
+        (FORWARD, BACKWARD, AllReduce("grad", WORLD)),
+        SYNC,
+        "all_reduce(grad, mean over group of 8) at step 0: afterwards param of rank 0 holds nothing of the gradient of "
+        "rank 0; the schedule declares 1/8",
+    ),
+    "no training at all": (
+        (FORWARD,),
+        SYNC,
+        "forward(param -> loss) at step 0: afterwards param of rank 0 holds nothing of the gradient of rank 0; the "
+        "schedule declares 1/8",
+    ),
+    "update before the all_reduce": (
+        (FORWARD, BACKWARD, OPTIMIZE, AllReduce("grad", WORLD)),
+        SYNC,
+        "optimize(param with grad) at step 0: afterwards param of rank 0 holds 1/1 of the gradient of rank 0; the "
+        "schedule declares 1/8",
+    ),
+    "forward pass without parameters": (
+        (Forward((), ("loss",)), *synchronized(AllReduce("grad", WORLD))[1:]),
+        SYNC,
+        "forward( -> loss) at step 0: does not read all parameters as they are when the step begins; add them to srcs",
+    ),
+    "forward pass on updated parameters": (
+        (*synchronized(AllReduce("grad", WORLD)), FORWARD),
+        SYNC,
+        "forward(param -> loss) at step 0: does not read all parameters as they are when the step begins; add them to "
+        "srcs",
+    ),
+    "backward pass of nothing": (
+        (FORWARD, Backward(("param",), "grad"), AllReduce("grad", WORLD), OPTIMIZE),
+        SYNC,
+        "backward(param -> grad) at step 0: reads nothing that a forward pass wrote; add its activations or loss to "
+        "srcs",
+    ),
+    "backward pass on changed parameters": (
+        (FORWARD, AllReduce("param", WORLD), BACKWARD, AllReduce("grad", WORLD), OPTIMIZE),
+        Result(WORLD, WORLD),
+        "backward(param, loss -> grad) at step 0: reads parameters that have changed since the step began",
+    ),
+    "average of losses": (
+        (FORWARD, AllReduce("loss", WORLD), BACKWARD, AllReduce("grad", WORLD), OPTIMIZE),
+        SYNC,
+        "backward(param, loss -> grad) at step 0: reads the activations of other ranks; each rank computes on its own",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_refused_with_its_step_and_operation(mistake: str) -> None:
+    step, declared, message = MISTAKES[mistake]
+    text = refusal(plan_of(step, step), declared)
+    assert text.startswith("plan hand: ")
+    assert message in text
+    assert "\nbody 0:\n" in text
+    assert len(re.findall(r"^--> ", text, re.MULTILINE)) == 1
+
+
+def test_plan_without_parameters_is_refused() -> None:
+    buffers = tuple(dataclasses.replace(buffer, tensors=None) for buffer in BUFFERS)
+    assert refusal(plan_of((Wait("param"),), buffers=buffers), SYNC) == (
+        "plan hand: no buffer holds parameters; declare one initialized, with tensors"
+    )
+
+
+def test_declaration_is_asked_for_every_step() -> None:
+    local, average = (FORWARD, BACKWARD, OPTIMIZE), (FORWARD, BACKWARD, OPTIMIZE, *AVERAGE)
+    plan = plan_of(local, average, local, average)
+    declared = {0: Group(1), 1: WORLD, 2: Group(1), 3: WORLD}
+    verify(plan, lambda step: Result(Group(1), declared[step]))
+    text = refusal(plan, lambda step: Result(Group(1), WORLD if step == 2 else declared[step]))
+    assert "optimize(param with grad) at step 2: afterwards param of rank 0 holds 1/1 of the gradient" in text
+    text = refusal(plan, lambda step: Result(Group(1), Group(1) if step == 3 else declared[step]))
+    assert "copy(flat -> param) at step 3: afterwards param of rank 0 holds 1/8 of the gradient" in text
+
+
+# ---------------------------------------------------------------- from one step to the next
+
+
+def test_gradient_of_the_step_before_is_stale() -> None:
+    good = synchronized(AllReduce("grad", WORLD))
+    text = refusal(plan_of(good, good, good, (FORWARD, AllReduce("grad", WORLD), OPTIMIZE)), SYNC)
+    assert "at step 3: afterwards grad of rank 0 holds nothing of the gradient of rank 0" in text
+
+
+def test_gradient_of_the_activations_of_the_step_before_is_stale() -> None:
+    good = synchronized(AllReduce("grad", WORLD))
+    assert "at step 2: afterwards grad of rank 0 holds nothing of the gradient" in refusal(
+        plan_of(good, good, good[1:]), SYNC
+    )
+
+
+def test_update_that_arrives_one_step_late_is_refused() -> None:
+    late = (FORWARD, OPTIMIZE, BACKWARD, AllReduce("grad", WORLD))
+    assert "at step 1: reads parameters that have changed since the step began" in refusal(
+        plan_of(synchronized(AllReduce("grad", WORLD)), late), SYNC
+    )
+
+
+def test_average_of_the_parameters_of_the_step_before_is_stale() -> None:
+    good = (FORWARD, BACKWARD, OPTIMIZE, *AVERAGE)
+    stale = (FORWARD, BACKWARD, OPTIMIZE, *AVERAGE[1:])
+    text = refusal(plan_of(good, stale), Result(Group(1), WORLD))
+    assert "copy(flat -> param) at step 1: afterwards param of rank 0 holds nothing of the gradient of rank 0" in text
+
+
+def test_a_mistake_in_a_late_repetition_is_found() -> None:
+    good = synchronized(AllReduce("grad", WORLD))
+    text = refusal(plan_of(*[good] * 500, synchronized(AllReduce("grad", Group(4))), *[good] * 10), SYNC)
+    assert "all_reduce(grad, mean over group of 4) at step 500: " in text
+
+
+def test_a_long_plan_is_proved_by_its_distinct_steps() -> None:
+    step = synchronized(AllReduce("grad", WORLD))
+    asked: list[int] = []
+
+    def declared(step: int) -> Result:
+        asked.append(step)
+        return SYNC
+
+    plan = Plan("long", 8, BUFFERS, (step,), (Run((0,), 20_000),))
+    assert verify(plan, declared) == 8
+    assert asked == list(range(20_000))
+
+
+# ---------------------------------------------------------------- input
+
+LOAD, UPLOAD = Load("batch"), Copy("batch", "input")
+TRAIN = (Forward(("param", "input"), ("loss",)), BACKWARD, AllReduce("grad", WORLD), OPTIMIZE)
+
+
+def test_every_step_may_train_on_a_batch_of_its_own() -> None:
+    verify(plan_of((LOAD, UPLOAD, *TRAIN), (LOAD, UPLOAD, *TRAIN)), SYNC)
+
+
+def test_batches_may_be_loaded_ahead() -> None:
+    verify(plan_of((LOAD, UPLOAD, LOAD, *TRAIN), (UPLOAD, LOAD, *TRAIN), (UPLOAD, *TRAIN)), SYNC)
+
+
+def test_a_step_that_was_proved_is_proved_anew_where_it_finds_other_data() -> None:
+    ahead, last = (LOAD, UPLOAD, LOAD, *TRAIN), (UPLOAD, *TRAIN)
+    verify(plan_of(ahead, last), SYNC)
+    assert "forward(param, input -> loss) at step 2: trains on a batch that was used before" in refusal(
+        plan_of(ahead, last, last), SYNC
+    )
+
+
+INPUT_MISTAKES: dict[str, tuple[tuple[Body, ...], str]] = {
+    "same input twice": (
+        ((LOAD, UPLOAD, *TRAIN), TRAIN),
+        "forward(param, input -> loss) at step 1: trains on a batch that was used before; load another one first",
+    ),
+    "same batch copied twice": (
+        ((LOAD, UPLOAD, *TRAIN), (UPLOAD, *TRAIN)),
+        "forward(param, input -> loss) at step 1: trains on a batch that was used before; load another one first",
+    ),
+    "batch not copied to the device": (
+        ((LOAD, UPLOAD, *TRAIN), (LOAD, *TRAIN)),
+        "forward(param, input -> loss) at step 1: trains on a batch that was used before; load another one first",
+    ),
+    "batch not read": (
+        ((LOAD, UPLOAD, FORWARD, *TRAIN[1:]),),
+        "forward(param -> loss) at step 0: reads no batch, though the plan loads some; add the input to srcs",
+    ),
+    "batch skipped by a load": (
+        ((LOAD, LOAD, UPLOAD, *TRAIN),),
+        "load(-> batch) at step 0: overwrites a batch in batch that nobody has used",
+    ),
+    "batch skipped by a copy": (
+        ((LOAD, UPLOAD, LOAD, UPLOAD, *TRAIN),),
+        "copy(batch -> input) at step 0: overwrites a batch in input that nobody has used",
+    ),
+    "same batch on all ranks": (
+        ((LOAD, UPLOAD, Broadcast("input", WORLD), *TRAIN),),
+        "forward(param, input -> loss) at step 0: reads the batch of other ranks; each rank computes on its own",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", INPUT_MISTAKES)
+def test_wrong_input_is_refused(mistake: str) -> None:
+    steps, message = INPUT_MISTAKES[mistake]
+    assert message in refusal(plan_of(*steps), SYNC)
+
+
+# ---------------------------------------------------------------- large worlds
+
+
+@pytest.mark.parametrize(("world_size", "n_followed"), [(1, 1), (96, 96), (256, 256), (512, 64), (16_384, 16)])
+def test_all_ranks_are_followed_in_small_worlds_and_a_sample_in_large_ones(world_size: int, n_followed: int) -> None:
+    step = synchronized(AllReduce("grad", Group(world_size)))
+    plan = plan_of(step, world_size=world_size)
+    assert verify(plan, Result(Group(world_size), Group(1))) == n_followed
+
+
+@pytest.mark.parametrize("world_size", [96, 256, 512])
+def test_wrong_group_is_found_in_worlds_of_any_size(world_size: int) -> None:
+    step = synchronized(AllReduce("grad", Group(world_size // 2)))
+    text = refusal(plan_of(step, world_size=world_size), Result(Group(world_size), Group(1)))
+    assert f"holds 1/{world_size // 2} of the gradient of rank 0; the schedule declares 1/{world_size}" in text
+
+
+# ---------------------------------------------------------------- against numbers
+
+
+def computed_mean(collectives: Body) -> bool:
+    """Execute collectives on random gradients, element by element; tell whether all ranks end with the mean."""
+    own = np.random.default_rng(0).standard_normal((8, 64))
+    state: dict[str, np.ndarray] = {"grad": own.copy()}
+    for op in collectives:
+        _execute(op, state)
+    return state["grad"].shape == own.shape and bool(np.allclose(state["grad"], own.mean(0)))
+
+
+def _execute(op: Op, state: dict[str, np.ndarray]) -> None:
+    assert isinstance(op, COLLECTIVES)
+    src = state[op.buffer if isinstance(op, AllReduce | Reduce | Broadcast) else op.src].copy()
+    for members in op.group.members(8):
+        scale = len(members) if getattr(op, "reduction", "sum") == "mean" else 1
+        total = sum(src[rank] for rank in members) / scale
+        match op:
+            case AllReduce():
+                state[op.buffer][members] = total
+            case Reduce():
+                state[op.buffer][members[op.root]] = total
+            case Broadcast():
+                state[op.buffer][members] = src[members[op.root]]
+            case ReduceScatter():
+                shards = np.split(total, len(members))
+                out = state.setdefault(op.dst, np.empty((8, len(shards[0]))))
+                for rank, shard in zip(members, shards, strict=True):
+                    out[rank] = shard
+            case AllGather():
+                whole = np.concatenate([src[rank] for rank in members])
+                state.setdefault(op.dst, np.empty((8, len(whole))))[members] = whole
+
+
+@st.composite
+def collective_sequences(draw: st.DrawFn) -> Body:
+    """Draw a correct sequence, with up to two operations dropped, doubled, inserted, swapped or given other groups."""
+    ops = list(draw(st.sampled_from(list(EQUIVALENT.values()))))
+    ops = [op for op in ops if not isinstance(op, Copy)] or [AllReduce("grad", WORLD)]
+    for _ in range(draw(st.integers(0, 2))):
+        at = draw(st.integers(0, len(ops) - 1))
+        match draw(st.sampled_from(["drop", "double", "regroup", "insert", "swap"])):
+            case "drop" if len(ops) > 1:
+                del ops[at]
+            case "double":
+                ops.insert(at, ops[at])
+            case "regroup":
+                size = ops[at].group.size
+                group = draw(st.sampled_from([Group(size, stride) for stride in (1, 2, 4) if size * stride <= 8]))
+                ops[at] = dataclasses.replace(ops[at], group=group)
+            case "insert":
+                reduction = draw(st.sampled_from(["mean", "sum"]))
+                ops.insert(at, AllReduce("grad", draw(groups(8)), reduction))
+            case "swap":
+                ops[at], ops[at - 1] = ops[at - 1], ops[at]
+    return tuple(ops)
+
+
+@settings(max_examples=300, deadline=None)
+@given(collective_sequences())
+def test_what_is_proved_is_what_numbers_give(collectives: Body) -> None:
+    plan = plan_of(synchronized(*collectives))
+    try:
+        check(plan)
+    except PlanError:
+        return
+    try:
+        prove(plan, lambda _: SYNC)
+    except PlanError:
+        proved = False
+    else:
+        proved = True
+    if proved:
+        assert computed_mean(collectives)
+    elif computed_mean(collectives):
+        assert any(isinstance(op, ReduceScatter | AllGather) for op in collectives), "refused, but right"
+
+
+# ---------------------------------------------------------------- mutations of every schedule
+
+STORAGE = InputPath("storage", prefetch=2)
+JOB = Job(
+    world_size=8,
+    ranks_per_node=4,
+    n_steps=9,
+    tensor_counts=(300_000, 300_000, 8),
+    batch_nbytes=64,
+    input_path=STORAGE,
+    run_ahead_steps=1,
+    delay_channels=frozenset({"host", "compute", "io"}),
+)
+SCHEDULES = [cls(**example) for cls in kinds().values() for example in cls.examples]
+OTHER_GROUPS = [Group(1), Group(2), Group(4), Group(8), Group(2, 2), Group(2, 4), Group(4, 2)]
+
+
+def mutations(body: Body, declared: Result) -> Iterator[tuple[str, Body]]:
+    """Yield every mutation of a step that changes what it computes."""
+    for at, op in enumerate(body):
+        before, after = body[:at], body[at + 1 :]
+        if not isinstance(op, Wait | Delay | Save | Tick | Broadcast):  # gtopk broadcasts what all hold already
+            yield f"drop {op_text(op)}", (*before, *after)
+        match op:
+            case AllReduce():
+                for group in OTHER_GROUPS:
+                    if group != op.group:
+                        yield f"{op_text(op)} over {group}", (*before, dataclasses.replace(op, group=group), *after)
+                if op.group.size > 1:
+                    summed = dataclasses.replace(op, reduction="sum")
+                    yield f"sum in {op_text(op)}", (*before, summed, *after)
+                    yield f"{op_text(op)} again by sum", (*before, op, summed, *after)
+                    yield f"{op_text(op)} by reduce", (*before, Reduce(op.buffer, op.group), *after)
+                    yield f"{op_text(op)} by broadcast", (*before, Broadcast(op.buffer, op.group), *after)
+                others = {each.buffer for each in body if isinstance(each, AllReduce)} - {op.buffer, "flat"}
+                for other in others if op.buffer != "flat" else ():
+                    yield f"{op_text(op)} on {other}", (*before, dataclasses.replace(op, buffer=other), *after)
+            case Optimize():
+                yield "update twice", (*before, op, op, *after)
+                last = max((i for i, each in enumerate(before) if isinstance(each, Backward)), default=0)
+                if declared.gradients.size > declared.parameters.size:
+                    yield "update before the last all_reduce", (*body[: last + 1], op, *body[last + 1 : at], *after)
+                if after and declared.gradients.size < declared.parameters.size:
+                    yield "average before the update", (*before, *after, op)
+            case Load():
+                yield f"{op_text(op)} twice", (*before, op, op, *after)
+            case Forward():
+                yield "backward before forward", (*before, *_backward_first(after, op))
+                yield "no parameters", (*before, Forward(op.srcs[1:], op.dsts), *after)
+                yield "no input", (*before, Forward(op.srcs[:1], op.dsts), *after)
+            case Copy() if op.dst == "param":
+                yield "copy the wrong way", (*before, Copy(op.dst, op.src), *after)
+            case AllGather():
+                for group in OTHER_GROUPS:
+                    if group != op.group:
+                        yield f"{op_text(op)} over {group}", (*before, dataclasses.replace(op, group=group), *after)
+            case Densify():
+                yield f"wrong divisor of {op_text(op)}", (*before, Densify(op.src, op.dst, op.divisor + 1), *after)
+            case Merge():
+                for divisor in {1, op.divisor // 2, op.divisor + 1, 2 * op.divisor} - {op.divisor}:
+                    wrong = dataclasses.replace(op, divisor=divisor)
+                    yield f"wrong divisor {divisor} of {op_text(op)}", (*before, wrong, *after)
+            case Select():
+                others = {each.residual for each in body if isinstance(each, Select)} - {op.residual}
+                for other in others:
+                    yield f"{op_text(op)} on {other}", (*before, dataclasses.replace(op, residual=other), *after)
+            case TrustRatios():
+                for group in OTHER_GROUPS:
+                    if group.size != op.group.size:
+                        yield f"{op_text(op)} by {group}", (*before, dataclasses.replace(op, group=group), *after)
+            case _:
+                pass
+
+
+def _backward_first(after: Body, forward: Op) -> Body:
+    """Put the forward pass behind the last backward pass."""
+    last = max(i for i, op in enumerate(after) if isinstance(op, Backward))
+    return (*after[: last + 1], forward, *after[last + 1 :])
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
+def test_schedule_is_proved(schedule: Schedule) -> None:
+    assert verify(schedule.plan(JOB), lambda step: schedule.result(step, JOB)) == 8
+
+
+def mistake_of(plan: Plan, schedule: Schedule) -> str:
+    """Return how a plan is refused; nothing if it is not."""
+    try:
+        verify(plan, lambda step: schedule.result(step, JOB))
+    except PlanError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
+def test_every_mutation_of_a_schedule_is_refused_with_its_step_and_operation(schedule: Schedule) -> None:
+    plan = schedule.plan(JOB)
+    steps = [plan.bodies[body] for body in plan.body_of_steps()]
+    last_step_of = {body: step for step, body in enumerate(plan.body_of_steps())}  # states are richest late
+    n_mutants = 0
+    for step in last_step_of.values():
+        for what, mutant in mutations(steps[step], schedule.result(step, JOB)):
+            mutated = Plan.from_steps(
+                "mutant", world_size=8, buffers=plan.buffers, steps=[*steps[:step], mutant, *steps[step + 1 :]]
+            )
+            text = mistake_of(mutated, schedule)
+            assert text, f"{what} at step {step} was not refused"
+            found = re.match(r"plan mutant: \w+\(.*\) at step (\d+): .*\nbody \d+:\n", text)
+            assert found, f"{what} at step {step}: {text}"
+            assert int(found[1]) >= step
+            assert len(re.findall(r"^--> ", text, re.MULTILINE)) == 1
+            n_mutants += 1
+    assert n_mutants > 50
+
+
+# ---------------------------------------------------------------- top-k
+
+K = 6
+TOP_BUFFERS = (
+    *BUFFERS,
+    Buffer("half", 64, "float16"),
+    Buffer("residual", 64, initialized=True),
+    Buffer("top", K, sparse=True),
+    *(Buffer(f"tops.{n}", K * n, sparse=True) for n in (2, 4, 8)),
+    Buffer("shard_residual", 16, initialized=True),
+)
+SELECT = Select("grad", "top", "residual", K)
+SHARD_SELECT = Select("slice.4", "top", "shard_residual", K, stream="comm")
+SCATTER, GATHER = ReduceScatter("grad", "slice.4", Group(4)), AllGather("slice.4", "grad", Group(4))
+
+MERGED: Body = (
+    SELECT,
+    *(
+        op
+        for n in (1, 2, 4)
+        for op in (AllGather("top", "tops.2", Group(2, n)), Merge("tops.2", "top", "residual", 2 * n, "comm"))
+    ),
+    Densify("top", "grad", 8),
+)
+SPARSE_FORMS: dict[str, Body] = {
+    "gather everything": (SELECT, AllGather("top", "tops.8", WORLD), Densify("tops.8", "grad", 8)),
+    "mean of own selections": (SELECT, Densify("top", "grad"), AllReduce("grad", WORLD)),
+    "shards of nodes, gathered across": (
+        SCATTER,
+        SHARD_SELECT,
+        AllGather("top", "tops.2", Group(2, 4)),
+        Densify("tops.2", "slice.4", 2, "comm"),
+        GATHER,
+    ),
+    "merged pair by pair": MERGED,
+    "shards of nodes, merged across": (
+        SCATTER,
+        SHARD_SELECT,
+        AllGather("top", "tops.2", Group(2, 4)),
+        Merge("tops.2", "top", "shard_residual", 2, "comm"),
+        Densify("top", "slice.4", 2, "comm"),
+        GATHER,
+    ),
+    "in half precision": (Copy("grad", "half"), AllReduce("half", WORLD), Copy("half", "grad")),
+}
+
+
+@pytest.mark.parametrize("form", SPARSE_FORMS)
+def test_compressed_forms_of_an_all_reduce_prove(form: str) -> None:
+    assert verify(plan_of(*[synchronized(*SPARSE_FORMS[form])] * 3, buffers=TOP_BUFFERS), SYNC) == 8
+
+
+SPARSE_MISTAKES: dict[str, tuple[Body, str]] = {
+    "own selection only": (
+        (SELECT, Densify("top", "grad")),
+        "densify(top -> grad) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank 0; the schedule "
+        "declares 1/8",
+    ),
+    "sum instead of mean": (
+        (SELECT, AllGather("top", "tops.8", WORLD), Densify("tops.8", "grad")),
+        "densify(tops.8 -> grad) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank 0; the "
+        "schedule declares 1/8",
+    ),
+    "wrong divisor": (
+        (SELECT, AllGather("top", "tops.8", WORLD), Densify("tops.8", "grad", 4)),
+        "densify(tops.8 / 4 -> grad) at step 0: afterwards grad of rank 0 holds 1/4 of the gradient of rank 0; the "
+        "schedule declares 1/8",
+    ),
+    "divided twice": (
+        (SELECT, Densify("top", "grad", 8), AllReduce("grad", WORLD)),
+        "all_reduce(grad, mean over group of 8) at step 0: afterwards grad of rank 0 holds 1/64 of the gradient of "
+        "rank 0; the schedule declares 1/8",
+    ),
+    "gathered within nodes only": (
+        (SELECT, AllGather("top", "tops.4", Group(4)), Densify("tops.4", "grad", 8)),
+        "densify(tops.4 / 8 -> grad) at step 0: afterwards grad of rank 0 holds nothing of the gradient of rank 4; the "
+        "schedule declares 1/8",
+    ),
+    "gathered and summed again": (
+        (SELECT, AllGather("top", "tops.8", WORLD), Densify("tops.8", "grad", 8), AllReduce("grad", WORLD, "sum")),
+        "all_reduce(grad, sum over group of 8) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank "
+        "0; the schedule declares 1/8",
+    ),
+    "selections of other shards gathered": (
+        (SCATTER, SHARD_SELECT, AllGather("top", "tops.2", Group(2)), Densify("tops.2", "slice.4", 2), GATHER),
+        "all_gather(top -> tops.2, group of 2) at step 0: reduces slices of different places; the members hold other "
+        "parts of the model",
+    ),
+    "shards gathered over another group": (
+        (
+            SCATTER,
+            SHARD_SELECT,
+            AllGather("top", "tops.2", Group(2, 4)),
+            Densify("tops.2", "slice.4", 2),
+            AllGather("slice.4", "grad", Group(4, 2)),
+        ),
+        "grad holds other tensors, or slices in another order, than it declares",
+    ),
+    "shards not gathered across": (
+        (SCATTER, SHARD_SELECT, Densify("top", "slice.4"), GATHER),
+        "all_gather(slice.4 -> grad, group of 4) at step 0: afterwards grad of rank 0 holds 1/4 of the gradient of "
+        "rank 0; the schedule declares 1/8",
+    ),
+    "merged, and each rank keeps all that all drop": (
+        tuple(dataclasses.replace(op, divisor=1) if isinstance(op, Merge) else op for op in MERGED),
+        "merge(tops.2 -> top, rest to residual) at step 0: 2 ranks hold the gradient of rank 0 and drop the same of "
+        "it, each keeping all; the divisor must be their number",
+    ),
+    "merged, and the ranks keep too little of what they drop": (
+        tuple(dataclasses.replace(op, divisor=8) if isinstance(op, Merge) else op for op in MERGED),
+        "merge(tops.2 -> top, rest / 8 to residual) at step 0: 2 ranks hold the gradient of rank 0 and drop the same "
+        "of it, each keeping 1/8; the divisor must be their number",
+    ),
+    "merged with the same rank twice": (
+        (
+            SELECT,
+            AllGather("top", "tops.2", Group(2)),
+            Merge("tops.2", "top", "residual", 2),
+            AllGather("top", "tops.2", Group(2)),
+            Merge("tops.2", "top", "residual", 2),
+            AllGather("top", "tops.2", Group(2, 4)),
+            Merge("tops.2", "top", "residual", 4),
+            Densify("top", "grad", 8),
+        ),
+        "densify(top / 8 -> grad) at step 0: afterwards grad of rank 0 holds 1/4 of the gradient of rank 0; the "
+        "schedule declares 1/8",
+    ),
+    "not scattered back": (
+        (SELECT, AllGather("top", "tops.8", WORLD)),
+        "backward(param, loss -> grad) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank 0; the "
+        "schedule declares 1/8",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", SPARSE_MISTAKES)
+def test_mistake_with_selections_is_refused_with_its_step_and_operation(mistake: str) -> None:
+    collectives, message = SPARSE_MISTAKES[mistake]
+    assert message in refusal(plan_of(*[synchronized(*collectives)] * 2, buffers=TOP_BUFFERS), SYNC)
+
+
+def test_selections_of_the_step_before_are_stale() -> None:
+    good = synchronized(*SPARSE_FORMS["gather everything"])
+    stale = tuple(op for op in good if op != SELECT)
+    text = refusal(plan_of(good, stale, buffers=TOP_BUFFERS), SYNC)
+    assert "at step 1: afterwards grad of rank 0 holds nothing of the gradient of rank 0" in text
+
+
+def test_residual_is_no_parameter_though_it_holds_tensors() -> None:
+    """Nothing demands that it be read by a forward pass, or updated."""
+    merge_only = (Select("grad", "top", "flat", K), Merge("top", "top", "residual"), Densify("top", "grad"))
+    buffers = tuple(
+        dataclasses.replace(buffer, initialized=True) if buffer.name == "flat" else buffer for buffer in TOP_BUFFERS
+    )
+    verify(plan_of(synchronized(*merge_only), buffers=buffers), Result(Group(1), Group(1)))
+
+
+# ---------------------------------------------------------------- buckets: fusion, residuals, trust ratios
+
+TWO_BUCKETS = (
+    *(Buffer(f"param.{n}", 8, tensors=(n, n + 1), initialized=True) for n in range(2)),
+    *(Buffer(f"grad.{n}", 8, tensors=(n, n + 1)) for n in range(2)),
+    Buffer("loss", 1),
+    Buffer("fused", 20, "float16", padding=4),
+    *(Buffer(f"residual.{n}", 8, initialized=True) for n in range(2)),
+    *(Buffer(f"top.{n}", 2, sparse=True) for n in range(2)),
+    Buffer("all_top", 16, sparse=True),
+    Buffer("ratio", 1),
+    Buffer("other_ratio", 1),
+    Buffer("ratios", 2),
+    Buffer("shuffled", 2),
+    Buffer("loaded_ratios", 2, initialized=True),
+)
+PARAMS, GRADS = ("param.0", "param.1"), ("grad.1", "grad.0")
+PASSES = (
+    Forward(PARAMS, ("loss",)),
+    Backward((*PARAMS, "loss"), "grad.1"),
+    Backward((*PARAMS, "loss"), "grad.0"),
+)
+UPDATE = Optimize(PARAMS, GRADS)
+FUSED = (Pack(GRADS, "fused"), AllReduce("fused", WORLD), Unpack("fused", GRADS))
+REDUCED = (AllReduce("grad.1", WORLD), AllReduce("grad.0", WORLD))
+
+
+def two_buckets(*steps: Body) -> Plan:
+    return plan_of(*steps, buffers=TWO_BUCKETS)
+
+
+def test_fused_gradients_prove() -> None:
+    step = (*PASSES, Tick(GRADS, 0.005), *FUSED, UPDATE)
+    verify(two_buckets(step, step), SYNC)
+
+
+FUSION_MISTAKES: dict[str, tuple[Body, str]] = {
+    "taken apart in another order": (
+        (*PASSES, *FUSED[:2], Unpack("fused", GRADS[::-1]), UPDATE),
+        "holds other tensors, or slices in another order, than it declares",
+    ),
+    "not taken apart": (
+        (*PASSES, *FUSED[:2], UPDATE),
+        "backward(param.0, param.1, loss -> grad.0) at step 0: afterwards grad.0 of rank 0 holds 1/1 of the gradient "
+        "of rank 0; the schedule declares 1/8",
+    ),
+    "taken apart before the all_reduce": (
+        (*PASSES, FUSED[0], FUSED[2], FUSED[1], UPDATE),
+        "afterwards grad.0 of rank 0 holds 1/1 of the gradient of rank 0; the schedule declares 1/8",
+    ),
+    "packed before the last backward pass": (
+        (*PASSES[:2], FUSED[0], PASSES[2], *FUSED[1:], UPDATE),
+        "reads 'grad.0', which nothing has written yet",
+    ),
+    "one bucket twice": (
+        (*PASSES, Pack(("grad.1", "grad.1"), "fused"), *FUSED[1:], UPDATE),
+        "holds other tensors, or slices in another order, than it declares",
+    ),
+    "one bucket reduced by itself as well, by a sum": (
+        (*PASSES, *FUSED, AllReduce("grad.0", WORLD, "sum"), UPDATE),
+        "all_reduce(grad.0, sum over group of 8) at step 0: afterwards grad.0 of rank 0 holds 1/1 of the gradient",
+    ),
+    "taken apart into too few": (
+        (*PASSES, *FUSED[:2], Unpack("fused", ("both",)), UPDATE),
+        "holds other tensors than the buffers it is taken apart into",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", FUSION_MISTAKES)
+def test_mistake_of_fusion_is_refused(mistake: str) -> None:
+    step, message = FUSION_MISTAKES[mistake]
+    buffers = (*TWO_BUCKETS, Buffer("both", 16, tensors=(0, 1)))
+    assert message in refusal(plan_of(step, step, buffers=buffers), SYNC)
+
+
+def test_gradients_packed_before_they_are_computed_are_stale() -> None:
+    good = (*PASSES, *FUSED, UPDATE)
+    stale = (*PASSES[:2], FUSED[0], PASSES[2], *FUSED[1:], UPDATE)
+    text = refusal(two_buckets(good, stale), SYNC)
+    assert "unpack(fused -> grad.1, grad.0) at step 1: afterwards grad.0 of rank 0 holds nothing of the" in text
+
+
+def compressed(residuals: tuple[str, str]) -> Body:
+    """Return a step whose buckets are compressed one after the other, with these residuals."""
+    exchanges = (
+        (
+            Select(f"grad.{n}", f"top.{n}", residual, 2),
+            AllGather(f"top.{n}", "all_top", WORLD),
+            Densify("all_top", f"grad.{n}", 8),
+        )
+        for n, residual in enumerate(residuals)
+    )
+    return (*PASSES, *(op for exchange in exchanges for op in exchange), UPDATE)
+
+
+def test_every_bucket_has_a_residual_of_its_own() -> None:
+    step = compressed(("residual.0", "residual.1"))
+    verify(two_buckets(step, step), SYNC)
+    shared, swapped = compressed(("residual.0", "residual.0")), compressed(("residual.1", "residual.0"))
+    for steps, at in (((shared,), 0), ((step, swapped), 1)):
+        text = refusal(two_buckets(*steps), SYNC)
+        assert f"at step {at}: residual." in text
+        assert "holds the rest of other tensors, or slices, than those of grad." in text
+
+
+# LARS: the four GPUs of a node share the work of the trust ratios; with two tensors, two of them have none.
+RATIOS = TrustRatios(PARAMS, GRADS, "ratios", Group(1))
+SHARES = (TrustRatios(PARAMS, GRADS, "ratio", Group(2)), AllGather("ratio", "ratios", Group(2)))
+RATED_UPDATE = Optimize(PARAMS, GRADS, "ratios")
+
+
+@pytest.mark.parametrize("rating", [(RATIOS,), SHARES], ids=["every rank all", "in shares"])
+def test_trust_ratios_change_no_weights_and_prove(rating: Body) -> None:
+    step = (*PASSES, *REDUCED, *rating, RATED_UPDATE)
+    verify(two_buckets(step, step), SYNC)
+
+
+def test_buckets_may_be_rated_and_updated_one_by_one() -> None:
+    pairs = [(("param.1",), ("grad.1",), "ratio"), (("param.0",), ("grad.0",), "other_ratio")]
+    rate = tuple(TrustRatios(params, grads, ratio, Group(1)) for params, grads, ratio in pairs)
+    update = tuple(Optimize(*pair) for pair in pairs)
+    step = (*PASSES, *REDUCED, *rate, *update)
+    verify(two_buckets(step, step), SYNC)
+    swapped = (*PASSES, *REDUCED, *rate, Optimize(("param.1",), ("grad.1",), "other_ratio"), update[1])
+    assert "other_ratio are trust ratios of other parameters or gradients than it updates" in refusal(
+        two_buckets(swapped), SYNC
+    )
+
+
+OTHER = "ratios are trust ratios of other parameters or gradients than it updates"
+ORDER = "ratios do not hold the trust ratios of all tensors, in order"
+RATIO_MISTAKES: dict[str, tuple[Body, str]] = {
+    "of gradients that were not reduced yet": ((*PASSES, RATIOS, *REDUCED, RATED_UPDATE), OTHER),
+    "of parameters that were updated since": ((*PASSES, *REDUCED, RATIOS, UPDATE, RATED_UPDATE), OTHER),
+    "of gradients of other ranks": (
+        (*PASSES, *SHARES, *REDUCED, RATED_UPDATE),
+        "grad.1 differs within a group of 2; share the work after the gradients are",
+    ),
+    "shares in another order": (
+        (*PASSES, *REDUCED, SHARES[0], AllGather("ratio", "ratios", Group(2, 2)), RATED_UPDATE),
+        ORDER,
+    ),
+    "a share only": (
+        (
+            *PASSES,
+            *REDUCED,
+            TrustRatios(("param.0",), ("grad.0",), "ratio", Group(4)),
+            Optimize(("param.0",), ("grad.0",), "ratio"),
+            Optimize(("param.1",), ("grad.1",)),
+        ),
+        "ratio do not hold the trust ratios of all tensors, in order",
+    ),
+    "nothing of the kind": ((*PASSES, *REDUCED, Optimize(PARAMS, GRADS, "loaded_ratios")), f"loaded_{ORDER}"),
+}
+
+
+@pytest.mark.parametrize("mistake", RATIO_MISTAKES)
+def test_wrong_trust_ratios_are_refused(mistake: str) -> None:
+    step, message = RATIO_MISTAKES[mistake]
+    text = refusal(two_buckets(step), SYNC)
+    assert message in text
+    assert "at step 0: " in text
+
+
+def test_trust_ratios_of_the_step_before_are_stale() -> None:
+    good = (*PASSES, *REDUCED, RATIOS, RATED_UPDATE)
+    text = refusal(two_buckets(good, (*PASSES, *REDUCED, RATED_UPDATE)), SYNC)
+    assert f"at step 1: {OTHER}" in text

@@ -1,0 +1,834 @@
+"""Pages about sweeps: their numbers are those of the frame, nothing gets in or out, and everybody can read them."""
+
+import json
+import math
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from browser import chromium, opened
+from commandline import SMALL, call, edited, write
+
+from simdist.report.page import read_sweep_report, sweep_page
+from simdist.report.page.sections.sweep_fastest import fastest_conclusion, lead_percent
+from simdist.report.page.sections.sweep_influence import correlation
+from simdist.report.page.sections.sweep_map import marks
+from simdist.report.page.sweep_data import sweep_data
+from simdist.report.page.sweep_fields import varying_fields
+from simdist.report.page.theme import DARK, LIGHT, contrast
+from simdist.sweep import InProcess, frame, load, read_results, run
+from simdist.sweep.definition import Choice
+from simdist.sweep.fastest import fastest
+from simdist.sweep.influence import main_effect, rank_correlation, ranks
+from simdist.sweep.store import DESIGN, ROWS
+from tests.simdist.report.test_page import Page, page_of
+
+GRID = """\
+scenario: small.yaml
+vary:
+  cluster.nodes: [2, 4, 8]
+  disturbances[0].probability: [1%, 20%]
+  cluster.network.bandwidth: [1 Gbit/s, 100 Gbit/s]
+seeds: 3
+"""
+SAMPLE = """\
+scenario: small.yaml
+vary:
+  cluster.network.bandwidth: {log_uniform: [1 Gbit/s, 100 Gbit/s]}
+  disturbances[0].delay: {uniform: [1 ms, 50 ms]}
+  cluster.network: [{latency: 5 us}, {latency: 50 us}]
+sample: {kind: sobol, points: 16}
+seeds: 2
+"""
+TIES = """\
+scenario: small.yaml
+vary: {cluster.network.bandwidth: [1 Gbit/s, 25 Gbit/s, 400 Gbit/s], workload.forward: [20 ms, 21 ms]}
+seeds: 2
+"""
+SAME = """\
+  - {kind: hierarchical_sgd, levels: {4: world}, intra_node_gradients: false, label: same}
+  - {kind: sync, label: s2}
+"""
+TICKS = "(texts) => texts.map((text) => text.textContent)"
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
+EVIL = "<script>alert(1)</script>"
+TWO = SMALL.replace("  - {kind: hierarchical_sgd, levels: {2: 4, 4: world}}\n", "")
+TIED = TWO + SAME  # `same` is `local-4` once more, and `s2` is `sync`
+EVIL_LABEL = "<img src=x onerror=alert(2)>"  # without /, because it names folders
+EVIL_SCENARIO = edited(("period: 4}", f'period: 4, label: "{EVIL_LABEL}"}}'), text=TWO)
+
+
+# ---------------------------------------------------------------- sweeps and pages
+
+
+def swept(folder: Path, sweep: str, scenario: str = SMALL) -> Path:
+    """Compute a sweep in this process; return its folder."""
+    folder.mkdir(exist_ok=True)
+    write(folder / "small.yaml", scenario)
+    run(load(write(folder / "study.yaml", sweep)), folder / "out", workers=InProcess())
+    return folder / "out"
+
+
+def reported(folder: Path) -> Path:
+    """Write the page of a sweep beside it."""
+    page = folder.parent / "page.html"
+    page.write_text(sweep_page(read_sweep_report(folder, baseline=None)), encoding="utf-8")
+    return page
+
+
+def page_of_sweep(folder: Path) -> Page:
+    return page_of(reported(folder))
+
+
+def data_of(page: Page) -> dict:
+    (found,) = [each for each in page.all("script") if each.attributes.get("id") == "sweep-data"]
+    return json.loads(found.text)
+
+
+def section_names(page: Page) -> list[str]:
+    return [each.attributes["id"] for each in page.all("section")]
+
+
+def edit_rows(folder: Path, change) -> None:
+    """Change the records of a sweep: `change` returns each anew, or None to drop it."""
+    records = [json.loads(line) for line in (folder / ROWS).read_text().splitlines()]
+    kept = [new for number, record in enumerate(records) if (new := change(number, record)) is not None]
+    (folder / ROWS).write_text("".join(f"{json.dumps(record)}\n" for record in kept))
+
+
+@pytest.fixture(scope="module")
+def grid(tmp_path_factory) -> Path:
+    """Return a grid in which `sync` is made the fastest where there are 8 nodes, so that the fastest one changes."""
+    folder = swept(tmp_path_factory.mktemp("grid"), GRID)
+    design = [json.loads(line) for line in (folder / DESIGN).read_text().splitlines()[1:]]
+    keys = {line["key"] for line in design if line["schedule"] == "sync" and line["values"][0] == 8}
+
+    def change(_, record):
+        return record | {"step_s": [seconds / 2 for seconds in record["step_s"]]} if record["key"] in keys else record
+
+    edit_rows(folder, change)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory) -> Path:
+    return swept(tmp_path_factory.mktemp("sample"), SAMPLE)
+
+
+@pytest.fixture(scope="module")
+def ties(tmp_path_factory) -> Path:
+    """Return a grid in which two schedules are always the fastest together, and another is the baseline again."""
+    return swept(tmp_path_factory.mktemp("ties"), TIES, TIED)
+
+
+@pytest.fixture(scope="module")
+def ties_path(ties) -> Path:
+    return reported(ties)
+
+
+@pytest.fixture(scope="module")
+def grid_path(grid) -> Path:
+    return reported(grid)
+
+
+@pytest.fixture(scope="module")
+def sample_path(sample) -> Path:
+    return reported(sample)
+
+
+@pytest.fixture(scope="module")
+def grid_page(grid_path) -> Page:
+    return page_of(grid_path)
+
+
+@pytest.fixture(scope="module")
+def sample_page(sample_path) -> Page:
+    return page_of(sample_path)
+
+
+@pytest.fixture
+def mine(grid, tmp_path) -> Path:
+    """Return a copy of the grid, to damage."""
+    return shutil.copytree(grid, tmp_path / "out")
+
+
+# ---------------------------------------------------------------- influence
+
+
+def test_ranks_of_equal_values_are_the_mean_of_their_places():
+    assert ranks([30, 10, 30, 20, 30]).tolist() == [4.0, 1.0, 4.0, 2.0, 4.0]
+
+
+def test_rank_correlation_is_that_of_the_textbook_with_and_without_ties():
+    # 1 - 6 sum d^2 / (n (n^2 - 1)), with d = 1, 1, 1, 1, 0
+    assert rank_correlation([1, 2, 3, 4, 5], [20, 10, 40, 30, 50]) == pytest.approx(1 - 6 * 4 / (5 * 24), abs=1e-15)
+    # ranks 1.5 1.5 3.5 3.5 and 1 2 3 4: covariance 4, variances 4 and 5
+    assert rank_correlation([1, 1, 2, 2], [1, 2, 3, 4]) == pytest.approx(4 / math.sqrt(4 * 5), abs=1e-15)
+
+
+def test_rank_correlation_sees_order_only():
+    assert rank_correlation([1, 2, 3], [1, 10, 1e9]) == 1.0
+    assert rank_correlation([1, 2, 3], [-1, -10, -1e9]) == -1.0
+
+
+def test_rank_correlation_is_none_where_it_says_nothing():
+    assert rank_correlation([1, 2], [1, 2]) is None
+    assert rank_correlation([1, 1, 1], [1, 2, 3]) is None
+    assert rank_correlation([1, 2, 3], [5, 5, 5]) is None
+
+
+def test_rank_correlation_is_that_of_pandas(sample):
+    table = frame(sample)
+    own = table[table.schedule == "local-4"]
+    x, y = own["disturbances[0].delay_s"], own.speedup
+    assert rank_correlation(x, y) == pytest.approx(x.corr(y, method="spearman"), abs=1e-12)
+
+
+def test_main_effect_is_the_range_of_means_and_names_their_places():
+    effect = main_effect(["b", "a", "b", "c"], [1.0, 5.0, 3.0, 4.0])
+    assert effect is not None
+    assert effect.means == (2.0, 5.0, 4.0)
+    assert (effect.lowest, effect.highest, effect.spread) == (0, 1, 3.0)
+    assert main_effect([1, 1], [2.0, 3.0]) is None
+
+
+# ---------------------------------------------------------------- the numbers
+
+
+def test_data_of_the_page_are_the_frame_with_six_digits(grid, grid_page):
+    table, rows = frame(grid), data_of(grid_page)["rows"]
+    assert rows["point"] == table.point.tolist()
+    for key, column in {
+        "step": "step_s",
+        "stepLow": "step_s_low",
+        "speedup": "speedup",
+        "speedupHigh": "speedup_high",
+        "wait": "wait_s",
+        "host": "host_s",
+    }.items():
+        assert rows[key] == pytest.approx(table[column].tolist(), rel=1e-5, abs=1e-15), key
+    data = data_of(grid_page)
+    assert [data["labels"][place] for place in rows["label"]] == table.schedule.tolist()
+    for field, column in zip(data["fields"], ["cluster.nodes", "disturbances[0].probability"], strict=False):
+        assert [field["numbers"][field["codes"][point]] for point in rows["point"]] == table[column].tolist()
+
+
+def test_table_of_rows_has_the_numbers_of_the_frame(grid, grid_page):
+    table = frame(grid)
+    (caption,) = [name for name in grid_page.tables if name.startswith("Rows;")]
+    lines = grid_page.tables[caption][1:]
+    assert [line[5] for line in lines] == table.step_s.tolist()
+    assert [line[6] for line in lines] == table.speedup.tolist()
+    assert lines[0][:5] == ["0", "2", "1%", "1 Gbit/s", "sync"]
+
+
+def leads_of(report, label: str) -> tuple[list[int], list[bool | None]]:
+    """Return the points at which a schedule is the fastest, and whether its leads are clear where it is so alone."""
+    points = [point for point, labels in report.leaders.items() if label in labels]
+    return points, [report.best[point].is_clear for point in points if len(report.leaders[point]) == 1]
+
+
+def test_leaders_have_the_least_mean_step_time(grid):
+    table = frame(grid)
+    for point, leaders in read_sweep_report(grid, baseline=None).leaders.items():
+        own = table[table.point == point]
+        near = own[own.step_s <= own.step_s.min() * (1 + 1e-9)]
+        assert list(leaders) == near.schedule.tolist()
+
+
+def test_schedules_are_counted_as_the_frame_counts_them(grid, grid_page):
+    table, report = frame(grid), read_sweep_report(grid, baseline=None)
+    lines = grid_page.rows("Schedules, with the range of their speed-up over sync")
+    for label, own in table.groupby("schedule"):
+        points, clear = leads_of(report, label)
+        n_points, n_wins, _, n_equal, n_clear, least, median, most = lines[label]
+        assert (n_points, n_wins, n_equal) == (12, len(points), len(points) - len(clear))
+        assert n_clear == sum(each is True for each in clear)
+        assert (least, most) == (own.speedup.min(), own.speedup.max())
+        assert median == pytest.approx(own.speedup.median())
+
+
+def test_conclusion_says_how_often_and_how_clearly(grid):
+    report = read_sweep_report(grid, baseline=None)
+    points, clear = leads_of(report, "local-4")
+    text = fastest_conclusion(report)[0]
+    n_ties = len(points) - len(clear)
+    assert n_ties > 1
+    assert text.startswith(f"local-4 is the fastest at {len(points)} (")
+    assert f", at {n_ties} of these equally with hsgd-2-4,4-world; " in text
+    assert text.endswith(f"; {sum(each is True for each in clear)} of the other {len(clear)} leads are clear.")
+
+
+def test_schedules_that_always_tie_are_the_fastest_together(ties):
+    assert fastest_conclusion(read_sweep_report(ties, baseline=None))[0] == (
+        "local-4 and same are the fastest, equally, at every one of 6 points."
+    )
+
+
+def test_a_schedule_that_equals_the_baseline_is_said_to(ties):
+    texts = fastest_conclusion(read_sweep_report(ties, baseline=None))
+    assert texts[-1] == "s2 takes as long as sync at all 6 points."
+
+
+def test_a_tie_counts_for_all_and_has_no_lead(ties):
+    page = page_of_sweep(ties)
+    lines = page.rows("Schedules, with the range of their speed-up over sync")
+    assert lines["local-4"][:5] == [6.0, 6.0, "100 %", 6.0, 0.0]
+    assert lines["same"] == lines["local-4"]
+    assert {each.text for each in page.all("td") if "won" in each.attributes["class"]} == {"B = C"}
+    assert "local-4 and same is most often the fastest at every value" not in page.text
+    assert "local-4 and same are most often the fastest at every value" in page.text
+
+
+def test_a_field_that_moves_nothing_is_not_said_to(ties):
+    text = page_of_sweep(ties).text
+    assert "s2: no field moves the speed-up, which is 1.00 everywhere." in text
+    assert "s2: bandwidth moves" not in text
+    assert "local-4: bandwidth moves the mean speed-up most, by " in text
+
+
+def test_rounding_has_no_rank(sample):
+    def change(number, record):
+        step_s = [0.1 * (1 + 1e-13 * (number % 5)) for _ in record["step_s"]]
+        return record | {"step_s": step_s}
+
+    folder = shutil.copytree(sample, sample.parent / "rounding")
+    edit_rows(folder, change)
+    page = page_of_sweep(folder)
+    assert page.rows("Rank correlation of the speed-up over sync, by field and schedule")["bandwidth"] == ["-", "-"]
+    assert "local-4: no field moves the speed-up, which is 1.00 everywhere." in page.text
+
+
+def test_a_correlation_that_chance_would_give_is_no_conclusion(sample):
+    step_s = [0.1, 0.12, 0.12, 0.1, 0.11, 0.13, 0.13, 0.11, 0.12, 0.1, 0.1, 0.12, 0.13, 0.11, 0.11, 0.13]
+
+    def change(number, record):
+        return record | {"step_s": [step_s[number // 3 % 16] if record["schedule"] == "local-4" else 0.2] * 2}
+
+    folder = shutil.copytree(sample, sample.parent / "chance")
+    edit_rows(folder, change)
+    report = read_sweep_report(folder, baseline=None)
+    strongest = max(abs(correlation(report, field, "local-4") or 0.0) for field in report.axes)
+    assert 0 < strongest < 1.96 / math.sqrt(len(report.leaders) - 1)
+    assert "local-4: the speed-up follows no field by more than chance does" in page_of_sweep(folder).text
+
+
+def set_steps(folder: Path, steps_s: dict[str, list[float]]) -> None:
+    edit_rows(folder, lambda _, record: record | {"step_s": steps_s[record["schedule"]]})
+
+
+NOISY_THIRD = {"local-4": [1.0, 1.1, 1.2], "sync": [1.01, 1.111, 1.212], "hsgd-2-4,4-world": [1.4, 0.9, 1.1]}
+
+
+def test_a_lead_is_not_clear_where_a_third_may_be_faster(mine):
+    set_steps(mine, NOISY_THIRD)
+    page = page_of_sweep(mine)
+    assert page.text.count("local-4 is the fastest at every one of 12 points; 0 of these 12 leads are clear.") == 1
+    assert page.rows("Schedules, with the range of their speed-up over sync")["local-4"][3] == 0
+    assert {each.text for each in page.all("td") if "won" in each.attributes["class"]} == {"B ≈ +1.0 %"}
+
+
+def test_leads_without_noise_are_called_exact_and_are_never_nothing(mine):
+    set_steps(mine, {"local-4": [0.1] * 3, "sync": [0.10004] * 3, "hsgd-2-4,4-world": [0.2] * 3})
+    page = page_of_sweep(mine)
+    assert "local-4 is the fastest at every one of 12 points, each time clearly (all exact)." in page.text
+    assert {each.text for each in page.all("td") if "won" in each.attributes["class"]} == {"B +0.04 %"}
+
+
+def test_page_says_that_chance_makes_some_leads_look_clear(grid_page, tmp_path):
+    words = "about one lead in twenty looks clear all the same"
+    assert words in grid_page.text
+    assert words not in page_of_sweep(swept(tmp_path, GRID.replace("seeds: 3", "seeds: 1"))).text
+
+
+def test_values_at_which_the_fastest_one_changes_are_told(grid, grid_page):
+    lines = [line for line in grid_page.tables["The schedule that is most often the fastest"][1:] if line[0] == "nodes"]
+    best = fastest(read_results([grid]))
+    wins = [each for each in best if each.result.choices["cluster.nodes"].number == 8]
+    assert [line[1:4] for line in lines] == [["2, 4", "local-4", "8 of 8"], ["8", "sync", f"{len(wins)} of 4"]]
+
+
+def test_map_names_the_fastest_schedule_and_its_lead(grid, grid_page):
+    best = {
+        (each.result.choices["cluster.nodes"].number, each.result.choices["disturbances[0].probability"].number): each
+        for each in fastest(read_results([grid]))
+        if each.result.choices["cluster.network.bandwidth_Bps"].number == 12.5e9
+    }
+    report = read_sweep_report(grid, baseline=None)
+    letters = marks(report)
+    cells = [each for each in grid_page.all("td") if "won" in each.attributes["class"]]
+    across = [best[nodes, share] for share in (0.01, 0.2) for nodes in (2, 4, 8)]
+    for cell, each in zip(cells, across, strict=True):
+        sign = "≈ " if each.is_clear is False else ""
+        leaders = [letters[label] for label in report.leaders[each.result.point]]
+        alone = f"{letters[each.result.schedule]} {sign}{lead_percent(each.lead)}"
+        assert cell.text == (alone if len(leaders) == 1 else " = ".join(leaders))
+        assert ("unclear" in cell.attributes["class"]) == (each.is_clear is False)
+
+
+def test_grids_show_how_far_each_field_moves_the_mean(grid, grid_page):
+    table = frame(grid)
+    own = table[table.schedule == "local-4"]
+    lines = grid_page.rows("Range of the mean speed-up over sync, by field and schedule")
+    for name, column in {"nodes": "cluster.nodes", "bandwidth": "cluster.network.bandwidth_Bps"}.items():
+        means = own.groupby(column).speedup.mean()
+        assert lines[name][0] == pytest.approx(means.max() - means.min(), rel=1e-12)
+
+
+def test_samples_show_rank_correlations_and_no_map(sample, sample_page):
+    table = frame(sample)
+    own = table[table.schedule == "local-4"]
+    lines = sample_page.rows("Rank correlation of the speed-up over sync, by field and schedule")
+    found = own["cluster.network.bandwidth_Bps"].corr(own.speedup, method="spearman")
+    assert lines["bandwidth"][0] == pytest.approx(found, abs=1e-12)
+    assert section_names(sample_page) == ["fastest", "chart", "influence", "rows"]
+
+
+def test_chart_of_a_grid_has_its_default_view_as_a_table(grid, grid_page):
+    table = frame(grid)
+    caption = "Speed-up over sync, by nodes, at disturbances[0].probability 20%, bandwidth 100 Gbit/s"
+    own = table[(table["disturbances[0].probability"] == 0.2) & (table["cluster.network.bandwidth_Bps"] == 12.5e9)]
+    for nodes, rows in own.groupby("cluster.nodes"):
+        assert grid_page.rows(caption)[str(nodes)] == rows.speedup.tolist()
+
+
+def test_heading_says_what_is_varied_with_units(grid_page, sample_page):
+    lines = grid_page.rows("What is varied")
+    assert lines["cluster.network.bandwidth_Bps"] == ["1 Gbit/s, 100 Gbit/s", "2"]
+    assert lines["cluster.nodes"] == ["2, 4, 8", "3"]
+    low, _, high = sample_page.rows("What is varied")["disturbances[0].delay_s"][0].partition(" to ")
+    assert low.endswith(" ms")
+    assert high.endswith(" ms")
+
+
+# ---------------------------------------------------------------- all kinds of sweeps
+
+
+def test_numbers_are_put_in_order_and_get_a_scale_that_suits():
+    (field,) = varying_fields(
+        ["a.delay_s"], [[Choice("100 ms", 0.1)], [Choice("1 ms", 0.001)], [Choice("10 ms", 0.01)]]
+    )
+    assert field.texts == ("1 ms", "10 ms", "100 ms")
+    assert field.codes == (2, 0, 1)
+    assert (field.is_log, field.unit, field.unit_size) == (True, "ms", 1e-3)
+
+
+def edit_header(folder: Path, **settings: object) -> None:
+    header, *lines = (folder / DESIGN).read_text().splitlines(keepends=True)
+    found = {key: value for key, value in (json.loads(header) | settings).items() if value is not None}
+    (folder / DESIGN).write_text("".join([f"{json.dumps(found)}\n", *lines]))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "is_grid", "how"),
+    [
+        ("grid", True, "all combinations of their values"),
+        ("random", False, "a random sample of their values"),
+        ("sobol", False, "a Sobol sequence of their values"),
+        (None, True, "all combinations of their values"),
+    ],
+)
+def test_the_design_says_how_points_were_taken(mine, sampling, is_grid, how):
+    edit_header(mine, sampling=sampling)
+    assert read_sweep_report(mine, baseline=None).is_grid == is_grid
+    assert f"with 3 fields varied: {how}." in page_of_sweep(mine).text
+
+
+def test_a_mapping_and_a_truth_value_are_texts():
+    first, second = varying_fields(
+        ["cluster.network", "x"],
+        [
+            [Choice({"latency": "5 us"}, "{latency: 5 us}"), Choice(True, True)],
+            [Choice("ideal", "ideal"), Choice(1, 1)],
+        ],
+    )
+    assert first.texts == ("{latency: 5 us}", "ideal")
+    assert (first.numbers, second.numbers) == (None, None)
+    assert second.codes == (0, 1)
+
+
+def test_a_mapping_as_a_value_is_a_field_of_words(sample_page):
+    assert "cluster.network" in sample_page.rows("What is varied")
+    (field,) = [each for each in data_of(sample_page)["fields"] if each["name"] == "network"]
+    assert field["numbers"] is None
+    assert len(field["texts"]) == 2
+
+
+def test_one_varied_field_has_a_chart_and_no_map(tmp_path):
+    page = page_of_sweep(swept(tmp_path, "{scenario: small.yaml, vary: {cluster.nodes: [2, 4]}, seeds: 1}"))
+    assert section_names(page) == ["fastest", "chart", "influence", "rows"]
+    assert "With one seed there are no intervals" in page.text
+    assert "how clearly is not known" in page.text
+
+
+def test_a_single_point_has_neither_chart_nor_map(tmp_path):
+    page = page_of_sweep(swept(tmp_path, "{scenario: small.yaml, vary: {cluster.nodes: [2]}, seeds: 2}"))
+    assert section_names(page) == ["fastest", "rows"]
+
+
+def test_cases_are_one_field_and_what_they_set_is_shown_beside(tmp_path):
+    sweep = """\
+scenario: small.yaml
+vary: {cluster.nodes: [1, 2]}
+cases:
+  - {name: slow, cluster.network.bandwidth: 1 Gbit/s, cluster.network.latency: 50 us}
+  - {name: fast, cluster.network.bandwidth: 100 Gbit/s}
+seeds: 2
+"""
+    folder = swept(tmp_path, sweep)
+    report = read_sweep_report(folder, baseline=None)
+    assert [field.column for field in report.axes] == ["case", "cluster.nodes"]
+    assert report.is_grid
+    page = page_of_sweep(folder)
+    assert page.rows("What is varied")["case"] == ["slow, fast", "2"]
+    assert "map" in section_names(page)
+    assert page.rows("What is varied")["cluster.network.latency_s"] == ["50 us, or as in the scenario", "1"]
+    fields = {field["name"]: field["axis"] for field in data_of(page)["fields"]}
+    assert fields == {"case": True, "nodes": True, "bandwidth": False, "latency": False}
+    (rows,) = [lines for caption, lines in page.tables.items() if caption.startswith("Rows;")]
+    assert {line[4] for line in rows[1:]} == {"50 us", "-"}
+
+
+def test_schedules_whose_settings_vary_share_a_line_by_kind(tmp_path):
+    sweep = "{scenario: small.yaml, vary: {schedules.1.period: [2, 4], cluster.nodes: [1, 2]}, seeds: 2}"
+    report = read_sweep_report(swept(tmp_path, sweep, TWO), baseline=None)
+    assert report.lines == ("sync", "local_sgd")
+    assert sweep_data(report)["labels"] == ["sync", "local-2", "local-4"]
+
+
+def test_another_baseline_can_be_asked_for(capsys, grid, tmp_path):
+    answer = call(capsys, "report", grid, "-o", tmp_path / "page.html", "--baseline", "local_sgd", "--json")
+    assert json.loads(answer.out)["baseline"] == "local_sgd"
+    rows = data_of(page_of(tmp_path / "page.html"))["rows"]
+    expected = frame(grid, baseline="local_sgd").speedup.tolist()
+    assert rows["speedup"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_an_incomplete_sweep_says_so_and_compares_what_is_there(mine):
+    edit_rows(mine, lambda number, record: record if number % 5 else None)
+    page = page_of_sweep(mine)
+    assert "8 of 36 rows are not there yet" in page.text
+    assert "Rows are missing or failed" in page.text
+    table = frame(mine)
+    lines = page.rows("Schedules, with the range of their speed-up over sync")
+    assert lines["local-4"][0] == (table.schedule == "local-4").sum()
+    assert any(cell.text.endswith("*") for cell in page.all("td"))
+
+
+def test_nothing_computed_yet_gives_a_page(mine):
+    (mine / ROWS).unlink()
+    page = page_of_sweep(mine)
+    assert section_names(page) == ["fastest", "rows"]
+    assert "At no point were two schedules measured" in page.text
+
+
+def test_failures_are_grouped_by_message_and_escaped(mine):
+    def change(number, record):
+        if number % 4 == 0:
+            return {"key": record["key"], "failed": "PlanError", "error": EVIL}
+        return {"key": record["key"], "failed": "RunError", "error": "killed"} if number == 1 else record
+
+    edit_rows(mine, change)
+    page = page_of_sweep(mine)
+    lines = [(row[0], row[2]) for row in page.tables["Failed rows by message"][1:]]
+    assert lines == [("PlanError", "9"), ("RunError", "1")]
+    assert EVIL not in reported(mine).read_text()
+    assert page.text.count(EVIL) > 0
+
+
+def test_a_sweep_of_which_all_failed_shows_why(mine):
+    edit_rows(mine, lambda _, record: {"key": record["key"], "failed": "PlanError", "error": "no"})
+    assert section_names(page_of_sweep(mine)) == ["fastest", "rows", "failures"]
+
+
+def test_without_the_baseline_step_times_are_shown(mine):
+    keys = {json.loads(line)["key"] for line in (mine / DESIGN).read_text().splitlines()[1::3]}
+    edit_rows(mine, lambda _, record: None if record["key"] in keys else record)
+    page = page_of_sweep(mine)
+    assert "no speed-ups at 12 points" in page.text
+    assert data_of(page)["metrics"][0]["key"] == "step"
+    assert page.rows("Schedules, with the range of their speed-up over sync")["local-4"][-3:] == ["-", "-", "-"]
+    assert section_names(page) == ["fastest", "chart", "map", "rows"]
+
+
+def test_what_users_write_is_escaped_everywhere(tmp_path):
+    sweep = f"""\
+scenario: small.yaml
+vary: {{cluster.nodes: [1, 2], disturbances.0.probability: [1%, 9%]}}
+cases: [{{name: "{EVIL}", cluster.gpus_per_node: 2}}, {{name: b}}]
+seeds: 2
+"""
+    page = reported(swept(tmp_path, sweep, EVIL_SCENARIO))
+    text = page.read_text()
+    for evil in (EVIL, EVIL_LABEL):
+        assert evil not in text
+        assert page_of(page).text.count(evil) > 3
+    assert {each.attributes.get("src") for each in page_of(page).all("script")} == {None}
+
+
+def test_backticks_in_names_of_users_are_shown(mine):
+    folder = mine.rename(mine.parent / "a`b`c")
+    edit_header(folder, baseline="d`e`")
+    edit_rows(folder, lambda number, record: record if number else None)
+    page = page_of_sweep(folder)
+    assert (
+        "1 of 36 rows are not there yet, so all below is of the others: simdist sweep into a`b`c goes on." in page.text
+    )
+    assert "no schedule called 'd`e`' was measured there" in page.text
+    assert "simdist sweep" in {each.text for each in page.all("code")}
+
+
+def test_equal_sweeps_give_equal_pages(grid):
+    first, second = (sweep_page(read_sweep_report(grid, baseline=None)) for _ in range(2))
+    assert first == second
+
+
+def test_colours_of_lines_have_contrast_on_both_grounds():
+    for theme in (LIGHT, DARK):
+        for number in range(6):
+            assert contrast(theme[f"line-{number}"], theme["bg"]) >= 3, number
+
+
+# ---------------------------------------------------------------- command line
+
+
+def test_report_says_what_the_page_is_of(capsys, grid, tmp_path):
+    answer = call(capsys, "report", grid, "-o", tmp_path / "page.html")
+    assert answer.code == 0
+    assert "study; 12 points, 36 rows;" in answer.out
+    document = json.loads(call(capsys, "report", grid, "-o", tmp_path / "page.html", "--json").out)
+    counts = {key: document[key] for key in ("sweep", "points", "rows", "failed", "missing")}
+    assert counts == {"sweep": "study", "points": 12, "rows": 36, "failed": 0, "missing": 0}
+    assert document["nbytes"] == (tmp_path / "page.html").stat().st_size
+
+
+def test_steps_of_a_sweep_are_refused(capsys, grid, tmp_path):
+    answer = call(capsys, "report", grid, "-o", tmp_path / "page.html", "--steps", "1:2")
+    assert answer.code == 2
+    assert "holds a sweep, which has no timeline" in answer.err
+
+
+def test_more_rows_than_a_page_holds_are_refused(capsys, grid, tmp_path, monkeypatch):
+    monkeypatch.setattr("simdist.report.page.sweep_model.MOST_ROWS", 35)
+    answer = call(capsys, "report", grid, "-o", tmp_path / "page.html")
+    assert answer.code == 2
+    assert "36 rows, of which a page holds 35" in answer.err
+
+
+# ---------------------------------------------------------------- in a browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as started:
+        yield started
+
+
+def cells(page, area: str) -> list[list[str]]:
+    """Return the lines of a table as they are shown."""
+    return page.eval_on_selector_all(
+        f"{area} tbody tr", "rows => rows.map(row => [...row.cells].map(c => c.innerText))"
+    )
+
+
+def assert_same(shown: list[list[str]], expected: list[list[str]]) -> None:
+    """Compare tables; six digits may round the last shown one the other way, as 1.565 ms."""
+    for line, other in zip(shown, expected, strict=True):
+        for cell, text in zip(line, other, strict=True):
+            assert NUMBER.sub("#", cell) == NUMBER.sub("#", text)
+            assert [float(each) for each in NUMBER.findall(cell)] == pytest.approx(
+                [float(each) for each in NUMBER.findall(text)], rel=0.012
+            )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1400])
+def test_pages_open_without_a_request_or_a_complaint(browser, grid_path, sample_path, scheme, width):
+    for path in (grid_path, sample_path):
+        settings = {"color_scheme": scheme, "viewport": {"width": width, "height": 800}}
+        with opened(browser, path, **settings) as watched:
+            watched.page.wait_for_selector("#sweep-chart[data-ready]")
+            assert watched.page.evaluate("document.documentElement.scrollWidth") == width
+
+
+def test_scripts_write_what_the_page_has_without_them(browser, grid_path):
+    with opened(browser, grid_path, java_script_enabled=False) as watched:
+        before = {area: cells(watched.page, area) for area in ("#sweep-chart-table", "#sweep-map", "#sweep-rows")}
+    with opened(browser, grid_path) as watched:
+        watched.page.wait_for_selector("#sweep-rows[data-ready]")
+        for area, expected in before.items():
+            assert_same(cells(watched.page, area), expected)
+
+
+def test_tables_of_a_sample_are_the_same_with_and_without_scripts(browser, sample_path):
+    with opened(browser, sample_path, java_script_enabled=False) as watched:
+        before = {area: cells(watched.page, area) for area in ("#sweep-chart-table", "#sweep-rows")}
+    with opened(browser, sample_path) as watched:
+        watched.page.wait_for_selector("#sweep-rows[data-ready]")
+        for area, expected in before.items():
+            assert_same(cells(watched.page, area), expected)
+
+
+def test_selectors_change_the_chart_and_its_table(browser, grid, grid_path):
+    table = frame(grid)
+    with opened(browser, grid_path) as watched:
+        page = watched.page
+        page.wait_for_selector("#sweep-chart[data-ready='speedup nodes']")
+        before = page.get_attribute(".sweep-line.line-1", "d")
+        page.select_option("#sweep-at-1", label="1%")
+        assert page.get_attribute(".sweep-line.line-1", "d") != before
+        page.select_option("#sweep-metric", "wait")
+        page.select_option("#sweep-x", label="bandwidth")
+        page.wait_for_selector("#sweep-chart[data-ready='wait bandwidth']")
+        assert page.is_hidden("#sweep-at-2")
+        nodes = page.input_value("#sweep-at-0")
+        own = table[(table["disturbances[0].probability"] == 0.01) & (table["cluster.nodes"] == (2, 4, 8)[int(nodes)])]
+        shares = own.wait_s / own.step_s
+        found = [cell for line in cells(page, "#sweep-chart-table") for cell in line[1:]]
+        assert [float(cell.removesuffix(" %")) for cell in found] == pytest.approx(100 * shares, rel=0.06, abs=1e-9)
+
+
+def test_a_unit_stands_at_the_ticks_or_in_the_title_of_the_axis(browser, grid_path, sample_path):
+    for path, expected in (
+        (grid_path, " bandwidth, logarithmic"),
+        (sample_path, "bandwidth (GB/s), logarithmic"),
+    ):
+        with opened(browser, path) as watched:
+            page = watched.page
+            page.select_option("#sweep-x", label="bandwidth")
+            texts = page.eval_on_selector_all("#sweep-chart text.axis", TICKS)
+            assert " ".join(texts).endswith(expected)
+            assert ("1 Gbit/s" in texts) == (path == grid_path)
+
+
+def test_ties_in_the_map_are_the_same_with_and_without_scripts(browser, ties_path):
+    with opened(browser, ties_path) as watched:
+        page = watched.page
+        page.wait_for_selector("#sweep-map[data-ready]")
+        assert {cell for line in cells(page, "#sweep-map") for cell in line[1:]} == {"B = C"}
+        assert page.get_attribute("#sweep-map td", "title") == "local-4 and same"
+
+
+def test_schedules_can_be_hidden(browser, grid_path):
+    with opened(browser, grid_path) as watched:
+        page = watched.page
+        assert page.locator(".sweep-chart .sweep-marks.line-1").count() == 1
+        page.get_by_label("local-4").uncheck()
+        assert page.locator(".sweep-chart .sweep-marks.line-1").count() == 0
+
+
+@pytest.mark.parametrize("kind", ["grid", "sample"])
+def test_keys_read_points_out(browser, kind, request):
+    folder = request.getfixturevalue(kind)
+    table = frame(folder)
+    with opened(browser, request.getfixturevalue(f"{kind}_path")) as watched:
+        page = watched.page
+        page.focus("#sweep-chart")
+        page.keyboard.press("ArrowRight")
+        first = page.inner_text("#sweep-readout")
+        assert first.startswith("local-4, ")
+        page.keyboard.press("ArrowRight")
+        second = page.inner_text("#sweep-readout")
+        assert second != first
+        page.keyboard.press("ArrowDown")
+        third = page.inner_text("#sweep-readout")
+        assert third.startswith("hsgd-2-4,4-world, ")
+        point = int(third.rpartition("(point ")[2].removesuffix(")"))
+        own = table[(table.point == point) & (table.schedule == "hsgd-2-4,4-world")]
+        assert float(third.partition("speed-up over sync ")[2].split()[0]) == pytest.approx(
+            own.speedup.item(), abs=6e-3
+        )
+
+
+def test_map_follows_its_selectors(browser, grid, grid_path):
+    letters = marks(read_sweep_report(grid, baseline=None))
+    best = {
+        (each.result.choices["cluster.nodes"].number, each.result.choices["cluster.network.bandwidth_Bps"].number): each
+        for each in fastest(read_results([grid]))
+        if each.result.choices["disturbances[0].probability"].number == 0.01
+    }
+    with opened(browser, grid_path) as watched:
+        page = watched.page
+        page.select_option("#sweep-map-rows", label="bandwidth")
+        page.select_option("#sweep-map-at-1", label="1%")
+        found = [cell for line in cells(page, "#sweep-map") for cell in line[1:]]
+        expected = [letters[best[nodes, Bps].result.schedule] for Bps in (0.125e9, 12.5e9) for nodes in (2, 4, 8)]
+        assert [cell.split()[0] for cell in found] == expected
+
+
+def test_choosing_the_other_field_of_the_map_swaps_both(browser, grid_path):
+    with opened(browser, grid_path) as watched:
+        page = watched.page
+        before = [line[1:] for line in cells(page, "#sweep-map")]
+        page.select_option("#sweep-map-rows", page.input_value("#sweep-map-columns"))
+        after = [line[1:] for line in cells(page, "#sweep-map")]
+        assert after == [list(line) for line in zip(*before, strict=True)]
+
+
+def test_rows_are_sorted_and_filtered(browser, grid, grid_path):
+    table = frame(grid)
+    with opened(browser, grid_path) as watched:
+        page = watched.page
+        page.fill("#sweep-filter", "LOCAL-4 100")
+        lines = cells(page, "#sweep-rows")
+        own = table[(table.schedule == "local-4") & (table["cluster.network.bandwidth_Bps"] == 12.5e9)]
+        assert [int(line[0]) for line in lines] == own.point.tolist()
+        assert page.inner_text("#sweep-count") == "6 of 36 rows."
+        header = page.get_by_role("button", name="speed-up")
+        header.click()
+        header.click()
+        assert page.get_attribute("#sweep-rows th[aria-sort]", "aria-sort") == "descending"
+        points = [int(line[0]) for line in cells(page, "#sweep-rows")]
+        assert [own.speedup[own.point == point].item() for point in points] == sorted(own.speedup, reverse=True)
+
+
+def test_page_with_evil_words_runs_none_of_them(browser, tmp_path):
+    sweep = f"""\
+scenario: small.yaml
+vary: {{cluster.nodes: [1, 2]}}
+cases: [{{name: "{EVIL}", disturbances.0.probability: 5%}}, {{name: b}}]
+seeds: 2
+"""
+    with opened(browser, reported(swept(tmp_path, sweep, EVIL_SCENARIO))) as watched:
+        page = watched.page
+        page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+        page.select_option("#sweep-x", label="case")
+        page.select_option("#sweep-x", label="nodes")
+        page.focus("#sweep-chart")
+        page.keyboard.press("ArrowRight")
+        assert page.inner_text("#sweep-readout").startswith(EVIL_LABEL)
+        assert EVIL in page.inner_text("#sweep-map")
+
+
+def made_up(folder: Path, n_points: int) -> Path:
+    """Write a sweep of random points as if it had been computed."""
+    folder.mkdir()
+    header = {"simdist": "0", "sweep": "many", "scenario": "x", "columns": ["a.delay_s", "b"], "has_cases": False}
+    design = [{**header, "baseline": "sync", "seeds": 2, "engine": "auto", "n_points": n_points}]
+    rows = []
+    for point in range(n_points):
+        values = [1e-3 + 1e-5 * (point * 7919 % n_points), point * 104729 % n_points / n_points]
+        for position, label in enumerate(("sync", "local-4", "other")):
+            key = f"{point}-{position}"
+            of_row = {"position": position, "schedule": label, "kind": label, "key": key}
+            design.append({"point": point, "case": "", "values": values, "written": values, **of_row})
+            step_s = 0.1 + values[0] * values[1] * (3 - position)
+            states = {"compute_s": 0.1, "comm_s": 0.0, "wait_s": step_s - 0.1, "io_s": 0.0, "host_s": 0.0}
+            rows.append({"key": key, "schedule": label, "engine": "fast", "step_s": [step_s, step_s * 1.01], **states})
+    for name, records in ((DESIGN, design), (ROWS, rows)):
+        (folder / name).write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return folder
+
+
+def test_ten_thousand_points_fit_on_a_page_and_open(browser, tmp_path):
+    path = reported(made_up(tmp_path / "many", 10_000))
+    assert path.stat().st_size < 6e6
+    with opened(browser, path) as watched:
+        page = watched.page
+        page.wait_for_selector("#sweep-rows[data-ready]")
+        assert page.inner_text("#sweep-count") == "The first 200 of 30,000 rows."
+        assert page.get_attribute(".sweep-dots.line-2", "d").count("M") == 10_000
+        page.fill("#sweep-filter", "other")
+        page.get_by_role("button", name="point").click()
+        assert [line[0] for line in cells(page, "#sweep-rows")] == [str(9999 - number) for number in range(200)]

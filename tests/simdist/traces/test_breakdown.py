@@ -1,0 +1,200 @@
+"""Where the time went: exact numbers of hand-made traces, and an independent count over random ones."""
+
+import itertools
+
+import numpy as np
+import plans
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simdist import scenario
+from simdist.cost import price
+from simdist.engines import des, fast
+from simdist.plan import AllReduce, Backward, Buffer, Copy, Forward, Load, Plan, Wait, walk
+from simdist.plan.group import Group
+from simdist.runs.build import build, delay_sampler, delays
+from simdist.scenario.cluster import Cluster, Link, Storage
+from simdist.scenario.workload import Tensor, Workload
+from simdist.traces.breakdown import breakdown
+from simdist.traces.trace import Trace
+from tests.simdist.engines.test_engines import WITHOUT_STORAGE, delays_of, runs, sharing
+
+STATES = ("compute_s", "comm_s", "wait_s", "io_s", "host_s")
+
+
+def counted(trace):
+    """Return seconds per state and rank `[5, world_size]`, by asking in every elementary interval what a rank does."""
+    totals = np.zeros((len(STATES), trace.plan.world_size))
+    streams = np.array([instance.stream for instance in walk(trace.plan)])
+    for rank in range(trace.plan.world_size):
+        ready_s, start_s, end_s = (array[:, rank] for array in (trace.ready_s, trace.start_s, trace.end_s))
+        borders = np.unique(np.concatenate([[0.0, trace.makespan_s], ready_s, start_s, end_s]))
+        rank_end_s = end_s.max()
+        for low_s, high_s in itertools.pairwise(borders):
+            middle_s = (low_s + high_s) / 2
+            runs_now = (start_s < middle_s) & (middle_s < end_s)
+            waits_now = (ready_s < middle_s) & (middle_s < start_s)
+            if (runs_now & (streams == "compute")).any():
+                state = "compute_s"
+            elif (runs_now & (streams == "comm")).any():
+                state = "comm_s"
+            elif (waits_now & (streams == "comm")).any() or middle_s > rank_end_s:
+                state = "wait_s"
+            elif (runs_now & (streams == "io")).any():
+                state = "io_s"
+            else:
+                state = "host_s"
+            totals[STATES.index(state), rank] += high_s - low_s
+    return totals
+
+
+def states(trace):
+    found = breakdown(trace)
+    return np.stack([getattr(found, name)[:, 0] for name in STATES])
+
+
+@settings(max_examples=100, deadline=None)
+@given(runs().filter(lambda run: run[0].n_instances))
+def test_states_add_up_to_the_makespan_on_every_rank(run):
+    trace = des.simulate(*run)
+    found = breakdown(trace)
+    assert found.makespan_s.tolist() == [trace.makespan_s]
+    np.testing.assert_allclose(states(trace).sum(axis=0), trace.makespan_s, rtol=1e-12, atol=1e-15)
+    assert (states(trace) >= 0).all()
+    assert sum(found.per_step_s(name.removesuffix("_s"))[0] for name in STATES) == pytest.approx(found.step_s[0])
+
+
+@settings(max_examples=150, deadline=None)
+@given(runs(op_kinds=WITHOUT_STORAGE).filter(lambda run: run[0].n_instances))
+def test_states_are_those_of_every_moment(run):
+    """Without loads and saves: a collective that stands behind a computation may run while that one waits for a load.
+
+    No schedule writes such plans: see the next test.
+    """
+    trace = des.simulate(*run)
+    np.testing.assert_allclose(states(trace), counted(trace), rtol=1e-9, atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_states_of_schedules_are_those_of_every_moment(data):
+    plan = data.draw(plans.schedule_plans())
+    storage = Storage(latency_s=1e-3, bandwidth_Bps=1e6)
+    line = Link(latency_s=1e-5, bandwidth_Bps=1e8)
+    tensors = tuple(Tensor(name=str(number), count=1) for number in range(plans.N_TENSORS))
+    workload = Workload(tensors=tensors, batch_size=1, forward_s=0.02, backward_s=0.03, optimize_s=0.001)
+    cluster = Cluster(nodes=2, gpus_per_node=4, fabric=line, network=line, storage=storage)
+    trace = des.simulate(plan, price(plan, cluster, workload), data.draw(delays_of(plan)))
+    np.testing.assert_allclose(states(trace), counted(trace), rtol=1e-9, atol=1e-12)
+
+
+BUFFERS = (
+    Buffer("param", 1, tensors=(0, 1), initialized=True),
+    Buffer("grad", 1, tensors=(0, 1)),
+    Buffer("other", 1, tensors=(0, 1)),
+    Buffer("loss", 1),
+    Buffer("batch", 1, "uint8", place="host"),
+    Buffer("input", 1, "uint8"),
+)
+WORLD = Group(2)
+
+
+def trace_of(body, *times):
+    """Return a trace of one step: a line per operation, `(ready, start, end)` per rank."""
+    plan = Plan.from_steps("made", world_size=2, buffers=BUFFERS, steps=[body])
+    array = np.array(times, dtype=np.float64)
+    return Trace(plan, array[:, :, 0].copy(), array[:, :, 1].copy(), array[:, :, 2].copy(), source="made by hand")
+
+
+def test_exposed_communication_and_waiting_are_told_apart():
+    """
+    rank 0   FFBBB....AA       rank 1   FF    BBB AA (late by 4 s, its host asleep)
+    """
+    trace = trace_of(
+        (Forward(("param",), ("loss",)), Backward(("param",), "grad"), AllReduce("grad", WORLD)),
+        [(0, 0, 2), (0, 0, 2)],
+        [(2, 2, 5), (6, 6, 9)],
+        [(5, 9, 11), (9, 9, 11)],
+    )
+    assert states(trace).tolist() == [[5, 5], [2, 2], [4, 0], [0, 0], [0, 4]]
+
+
+def test_communication_behind_compute_costs_nothing():
+    """Of the 4 s of the all-reduce, 3 are hidden behind the second backward pass."""
+    ops = (Backward(("param",), "grad"), AllReduce("grad", WORLD), Backward(("param",), "other"))
+    trace = trace_of(
+        (*ops, Copy("grad", "other")),
+        [(0, 0, 1), (0, 0, 1)],
+        [(1, 1, 5), (1, 1, 5)],
+        [(1, 1, 4), (1, 1, 4)],
+        [(5, 5, 6), (5, 5, 6)],
+    )
+    assert states(trace).tolist() == [[5, 5], [1, 1], [0, 0], [0, 0], [0, 0]]
+
+
+def test_communication_counts_before_a_load_and_a_load_before_the_host():
+    """
+    Until 1 s nothing, then a load to 4 s; an all-reduce from 2 to 3 s (rank 1 is ready at 1.5 s); compute from 5 s.
+    """
+    trace = trace_of(
+        (Load("batch"), AllReduce("param", WORLD), Copy("batch", "input")),
+        [(1, 1, 4), (1, 1, 4)],
+        [(2, 2, 3), (1.5, 2, 3)],
+        [(5, 5, 6), (5, 5, 6)],
+    )
+    assert states(trace).tolist() == [[1, 1], [1, 1], [0, 0.5], [2, 1.5], [2, 2]]
+
+
+def test_rank_that_is_done_waits_for_the_last_one():
+    trace = trace_of((Forward(("param",), ("loss",)), Wait("loss")), [(0, 0, 2), (0, 0, 5)], [(2, 2, 2), (5, 5, 5)])
+    assert states(trace).tolist() == [[2, 5], [0, 0], [3, 0], [0, 0], [0, 0]]
+    assert breakdown(trace).step_s.tolist() == [5]
+    assert breakdown(trace).per_step_s("wait").tolist() == [1.5]
+
+
+def test_injected_slow_gpu_counts_as_compute_and_sleeping_host_as_host():
+    chosen = scenario.loads(
+        "cluster: {preset: ideal, nodes: 1}\nworkload: {preset: resnet18, forward: 1 s, backward: 2 s, optimize: 0 s}\n"
+        "steps: 3\nschedules: [{kind: sync}]\n"
+        "disturbances:\n"
+        "  - {kind: persistent, delay: 0.5 s, ranks: [1], on: compute}\n"
+        "  - {kind: persistent, delay: 4 s, ranks: [2], on: host}\n"
+    )
+    built = build(chosen, chosen.schedules[0])
+    found = breakdown(fast.simulate(built.plan, built.costs, delays(chosen)))
+    assert found.compute_s[:, 0].tolist() == pytest.approx([9, 10.5, 9, 9])
+    assert found.host_s[:, 0].tolist() == pytest.approx([0, 0, 12, 0])
+    assert found.wait_s[:, 0].tolist() == pytest.approx([12, 10.5, 0, 12])
+
+
+@pytest.mark.parametrize(
+    ("cluster", "source", "disturbance"),
+    [
+        ("gcp-t4x4-32gbit", "device", "{kind: jitter, median: 5 ms, sigma: 1}"),
+        ("gcp-t4x4-32gbit", "memory", "{kind: exponential, mean: 5 ms, on: compute}"),
+        ("ideal", "storage", ""),  # readers start together, and nobody else uses the network: the fast engine can do it
+    ],
+)
+@pytest.mark.parametrize("kind", ["sync", "local_sgd, period: 2", "hierarchical_sgd, levels: {1: 2, 2: 8}"])
+def test_measuring_many_seeds_gives_the_breakdown_of_each_trace(kind, cluster, source, disturbance):
+    storage = ", storage: {latency: 1 ms, bandwidth: 4 GB/s}" if source == "storage" else ""
+    chosen = scenario.loads(
+        f"cluster: {{preset: {cluster}, nodes: 2{storage}}}\n"
+        "workload: {preset: resnet18, forward: 20 ms, backward: 35 ms, sample_size: 1 MB}\n"
+        "steps: 6\nhost: {run_ahead_steps: 1}\n"
+        f"input: {{source: {source}}}\n"
+        f"disturbances: [{disturbance}]\n"
+        f"schedules: [{{kind: {kind}}}]\n"
+    )
+    built = build(chosen, chosen.schedules[0])
+    measured = fast.measure(built.plan, built.costs, delay_sampler(chosen, [5, 6, 7]), n_seeds=3)
+    for number, seed in enumerate((5, 6, 7)):
+        one = delays(chosen.model_copy(update={"seed": seed}))
+        expected = breakdown(fast.simulate(built.plan, built.costs, one))
+        for name in STATES:
+            np.testing.assert_array_equal(getattr(measured, name)[:, number], getattr(expected, name)[:, 0])
+
+
+def test_breakdown_reads_traces_of_shared_links():
+    np.testing.assert_allclose(states(des.simulate(*sharing())), counted(des.simulate(*sharing())), atol=1e-15)

@@ -1,0 +1,314 @@
+"""How the tuner searches, and what it makes of what it finds."""
+
+import sys
+from functools import cache
+
+import numpy as np
+import pytest
+from commandline import edited
+
+from simdist.errors import ScenarioError
+from simdist.scenario import loads
+from simdist.schedules import LocalSGD, Sync
+from simdist.studies import comparison
+from simdist.studies.comparison import find_baseline
+from simdist.studies.resampling import WORTHWHILE, Runs
+from simdist.tune import Constraints, Extras, Wanted, tune
+from simdist.tune.evaluating import Evaluated, Evaluator
+from simdist.tune.searching import search, starts
+from simdist.tune.space import Space, space
+from simdist.tune.verdict import culprits
+from simdist.whatif import gains
+
+TRANSIENT = "{kind: transient, probability: 10%, delay: 50 ms}"
+LONGER = ("steps: 12", "steps: 48")
+FEW = {"n_seeds": 6, "n_search_seeds": 3}
+GPUS_64 = """\
+cluster: {preset: gcp-t4x4-32gbit, nodes: 16}
+workload:
+  tensors: [{name: first, count: 2000000}, {name: last, count: 2000000}]
+  batch_size: 32
+  forward: 18.3 ms
+  backward: 36.7 ms
+disturbances:
+  - {kind: transient, on: host, probability: 2%, delay: 1 s}
+host: {waits_for: update}
+schedules:
+  - kind: sync
+steps: 24
+"""
+QUIET_64 = edited(("disturbances:\n  - {kind: transient, on: host, probability: 2%, delay: 1 s}\n", ""), text=GPUS_64)
+
+
+def small(*edits):
+    return loads(edited(*edits))
+
+
+@cache
+def tuned_small():
+    return tune(small(LONGER), Wanted(Constraints(8), **FEW))
+
+
+class Spy:
+    """Measures, and remembers what."""
+
+    def __init__(self):
+        self.plans, self.seeds = [], []
+
+    def __call__(self, scenario, built, n_seeds):
+        self.plans.append(built.plan.digest())
+        self.seeds.append(tuple(range(scenario.seed, scenario.seed + n_seeds)))
+        return comparison.measure(scenario, built, n_seeds=n_seeds)
+
+
+@cache
+def every(text: str, constraints: Constraints, extras: Extras) -> tuple[Space, dict[object, Evaluated | None]]:
+    """Return the space of a scenario, and what each of its candidates achieves."""
+    scenario = loads(text)
+    evaluator = Evaluator(
+        Runs(scenario, None, constraints.global_every),
+        constraints,
+        lambda its, built: comparison.measure(its, built, n_seeds=1),
+    )
+    found = space(scenario, constraints, extras)
+    return found, {place.candidate: evaluator.evaluate(place.candidate) for place in found.places}
+
+
+@pytest.mark.parametrize(
+    ("text", "constraints", "extras"),
+    [
+        (GPUS_64, Constraints(8, ((8, 2),)), Extras()),
+        (QUIET_64, Constraints(4), Extras(min_density=0.01, allows_fp16=True)),
+    ],
+    ids=["stragglers: hierarchical", "none: sparse"],
+)
+def test_a_fifth_of_the_evaluations_find_the_optimum_of_64_gpus_with_every_seed_of_the_sampler(
+    text, constraints, extras
+):
+    found, table = every(text, constraints, extras)
+    plans = {id(each): each for each in table.values() if each}.values()
+    best_s = min(each.step_s for each in plans)
+    assert len(plans) > 60
+    for seed in range(10):
+        evaluated = search(found, table.__getitem__, budget=len(plans) // 5, seed=seed)
+        assert len(evaluated) <= len(plans) // 5
+        assert min(each.step_s for each in evaluated) == best_s, f"seed {seed}"
+
+
+def test_the_same_seed_searches_in_the_same_order_and_tries_nothing_twice():
+    found, table = every(GPUS_64, Constraints(8, ((8, 2),)), Extras())
+
+    def tried(seed):
+        order = []
+        search(found, lambda candidate: order.append(candidate) or table[candidate], budget=40, seed=seed)
+        return order
+
+    assert tried(3) == tried(3)
+    assert tried(3) != tried(4)
+    assert len(tried(3)) == len(set(tried(3)))
+
+
+def test_starts_are_one_for_each_family_and_each_time_between_exchanges_of_all():
+    found, _ = every(GPUS_64, Constraints(8, ((8, 2),)), Extras())
+    begun = starts(found.places)
+    averaging = [each.levels[-1][0] for each in begun if each.levels]
+    assert sorted(averaging) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert {each.kind for each in begun if not each.levels} == {"sync", "torus"}
+
+
+def test_a_small_space_is_searched_in_full_without_optuna(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    tuned = tune(small(LONGER), Wanted(Constraints(2), **FEW))
+    assert tuned.n_evaluated == tuned.n_candidates == 10
+
+
+def test_a_budget_without_optuna_names_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ScenarioError, match=r"10 candidates .* pip install optuna.*--exhaustive"):
+        tune(small(LONGER), Wanted(Constraints(2), evaluations=5, **FEW))
+
+
+def test_finalists_meet_seeds_that_the_search_has_not_seen_and_all_the_same_ones():
+    spy = Spy()
+    tuned = tune(small(LONGER), Wanted(Constraints(4), **FEW), measure=spy)
+    searched, fresh = spy.seeds[: -len(tuned.finalists)], spy.seeds[-len(tuned.finalists) :]
+    assert set(searched) == {(1, 2, 3)}
+    assert set(fresh) == {(4, 5, 6, 7, 8, 9)}
+
+
+def test_equal_plans_are_simulated_once():
+    spy = Spy()
+    tuned = tune(small(LONGER), Wanted(Constraints(4), **FEW), measure=spy)
+    searched = spy.plans[: -len(tuned.finalists)]
+    assert len(searched) == len(set(searched))
+
+
+def test_what_breaks_a_constraint_is_not_simulated():
+    spy = Spy()
+    constraints = Constraints(8, max_nbytes=100_000)  # 88,375 B with a period of 8, 101,000 B with one of 7
+    tuned = tune(small(LONGER), Wanted(constraints, Extras(only=("local_sgd",)), **FEW), measure=spy)
+    assert tuned.n_evaluated == 1
+    assert tuned.excluded == {"--max-bytes '100 kB'": 7}
+    assert len(set(spy.plans)) == 2  # and the baseline
+    assert {each.schedule.name for each in tuned.finalists} == {"local-8", "sync"}
+
+
+def test_random_stragglers_are_worth_a_change():
+    tuned = tuned_small()
+    assert tuned.verdict.winner.schedule.name == "local-8"
+    assert tuned.verdict.winner.row.speedup > WORTHWHILE
+    low, high = tuned.verdict.winner.row.speedup_ci95
+    assert tuned.verdict.sentence == (
+        f"local-8 is {tuned.verdict.winner.row.speedup:.2f} ({low:.2f}-{high:.2f}) times as fast as sync"
+    )
+
+
+def test_groups_that_have_to_exchange_more_often_make_it_hierarchical():
+    tuned = tune(small(LONGER), Wanted(Constraints(8, ((4, 2),)), **FEW))
+    assert tuned.verdict.sentence.startswith("hierarchical_sgd {2: 4, ")
+    assert all(len(each.facts.group_sizes) in range(80, 88) for each in tuned.finalists)
+
+
+def test_finalists_are_ordered_and_the_front_falls():
+    tuned = tuned_small()
+    assert [each.row.step_s for each in tuned.finalists] == sorted(each.row.step_s for each in tuned.finalists)
+    shown = sorted((each for each in tuned.finalists if each.on_front), key=lambda each: each.facts.global_gap)
+    assert shown[0].facts.global_gap == 1
+    assert shown[-1].schedule.name == "local-8"
+    assert [each.row.step_s for each in shown] == sorted((each.row.step_s for each in shown), reverse=True)
+    assert {each.schedule.kind for each in tuned.finalists} == {"sync", "torus", "local_sgd", "hierarchical_sgd"}
+
+
+def test_a_persistent_straggler_is_a_reason_to_stay():
+    slow = small(LONGER, (TRANSIENT, "{kind: persistent, on: compute, ranks: [5], factor: 1.5}"))
+    tuned = tune(slow, Wanted(Constraints(8), **FEW))
+    assert tuned.verdict.winner is None
+    assert tuned.verdict.sentence == "stay with sync"
+    (reason,) = (each for each in tuned.verdict.reasons if "straggler" in each)
+    assert reason.startswith("a persistent straggler, rank 5: 100% of the waiting is for it, in 100% of the steps")
+
+
+def test_without_stragglers_and_with_a_fast_network_the_shares_of_a_step_are_the_reason():
+    quiet = small(LONGER, (f"disturbances:\n  - {TRANSIENT}\n", ""))
+    tuned = tune(quiet, Wanted(Constraints(8), **FEW))
+    assert tuned.verdict.winner is None
+    assert not any("straggler" in each for each in tuned.verdict.reasons)
+    assert tuned.verdict.reasons[-1].startswith("of a step of sync, computing is 99")
+
+
+def test_random_stragglers_are_no_culprits():
+    scenario = small(LONGER)
+    assert culprits(scenario, find_baseline(scenario, "sync")) is None
+
+
+def test_a_rank_that_is_late_now_and_then_is_no_persistent_straggler():
+    now_and_then = small(LONGER, (TRANSIENT, "{kind: transient, ranks: [5], probability: 40%, delay: 50 ms}"))
+    assert culprits(now_and_then, find_baseline(now_and_then, "sync")) is None
+
+
+def test_a_persistent_straggler_is_the_same_with_a_schedule_that_seldom_synchronises():
+    slow = small(LONGER, (TRANSIENT, "{kind: persistent, on: compute, ranks: [5], delay: 10 ms}"))
+    for schedule in slow.schedules[:2]:
+        found = culprits(slow, schedule)
+        assert (found.ranks, found.share, found.steps) == ((5,), pytest.approx(1), 1)
+        assert found.waited_s == pytest.approx(10e-3 * 7 / 8)  # of 8 ranks, 7 wait
+
+
+def test_nothing_left_names_the_constraint_that_excluded_most():
+    constraints = Constraints(8, ((4, 2),), max_nbytes=1000)
+    with pytest.raises(
+        ScenarioError, match=r"--max-bytes '1 kB' excludes most, \d+ candidates \(--group-every 4:2 \d+"
+    ):
+        tune(small(LONGER), Wanted(constraints, **FEW))
+
+
+def test_a_baseline_that_breaks_a_constraint_is_compared_with_all_the_same():
+    tuned = tune(small(LONGER), Wanted(Constraints(4, max_nbytes=400_000), **FEW))
+    assert tuned.verdict.reasons[0] == "sync itself breaks --max-bytes '400 kB'"
+    assert sum(each.is_baseline for each in tuned.finalists) == 1
+    assert all(each.facts.sent_nbytes <= 400_000 for each in tuned.finalists if not each.is_baseline)
+
+
+def test_a_scenario_without_sync_is_compared_with_it_as_it_is_by_default():
+    scenario = small(LONGER).changed(schedules=[{"kind": "local_sgd", "period": 4}])
+    tuned = tune(scenario, Wanted(Constraints(2), **FEW))
+    assert [each.schedule.name for each in tuned.finalists if each.is_baseline] == ["sync"]
+    with pytest.raises(ScenarioError, match="no schedule is called 'torus'"):
+        tune(scenario, Wanted(Constraints(2), baseline="torus", **FEW))
+
+
+def test_tuning_twice_says_the_same():
+    wanted = Wanted(Constraints(4), evaluations=15, **FEW)
+    one, other = (tune(small(LONGER), wanted) for _ in range(2))
+    assert one.verdict.sentence == other.verdict.sentence
+    assert [each.row for each in one.finalists] == [each.row for each in other.finalists]
+
+
+def recorded(folder, n_steps, *, late_s=0.05):
+    """Return a scenario that plays a recording of pauses."""
+    np.savez(folder / "late.npz", np.where(np.random.default_rng(0).random((n_steps, 8)) < 0.1, late_s, 0.0))
+    return small().changed(
+        disturbances=[{"kind": "recorded", "on": "host", "file": str(folder / "late.npz")}], steps=12
+    )
+
+
+def test_more_seeds_do_not_make_a_recording_longer(tmp_path):
+    """Of a model that is drawn, the interval of the mean gets narrower; of a recording it stays."""
+    constraints, extras = Constraints(4), Extras(only=("local_sgd",))
+    widths = {}
+    for name, scenario in (("recorded", recorded(tmp_path, 60)), ("drawn", small(LONGER))):
+        for n_seeds in (20, 160):
+            tuned = tune(scenario, Wanted(constraints, extras, n_seeds=n_seeds, n_search_seeds=1))
+            low, high = tuned.finalists[0].row.speedup_ci95
+            widths[name, n_seeds] = high - low
+    assert widths["recorded", 160] == pytest.approx(widths["recorded", 20], rel=0.35)
+    assert widths["drawn", 160] < 0.5 * widths["drawn", 20]
+
+
+def test_intervals_are_about_those_of_the_analysis_of_stragglers(tmp_path):
+    scenario = recorded(tmp_path, 60)
+    tuned = tune(scenario, Wanted(Constraints(4), Extras(only=("local_sgd",)), n_seeds=200, n_search_seeds=1))
+    (row,) = (each.row for each in tuned.finalists if each.row.schedule == "local-4")
+    (other,) = gains(scenario, [LocalSGD(period=4)], baseline=Sync(), n_runs=200).rows
+    assert row.speedup == pytest.approx(other.speedup, rel=0.01)
+    low, high = row.speedup_ci95
+    assert high - low == pytest.approx(other.interval[1] - other.interval[0], rel=0.2)
+
+
+def test_what_a_recording_is_too_short_for_is_not_proposed_but_told(tmp_path):
+    tuned = tune(recorded(tmp_path, 20), Wanted(Constraints(16), Extras(only=("local_sgd",)), **FEW))
+    (long,) = (each for each in tuned.finalists if each.schedule.name == "local-16")
+    assert long.row.speedup_ci95 is None
+    assert long.problem == "20 recorded steps are too few to be sure with a period of 16 steps: record 32 or more"
+    assert tuned.verdict.best is long
+    assert tuned.verdict.winner is not long
+    assert any(long.problem in reason for reason in tuned.verdict.reasons)
+
+
+def test_periods_longer_than_the_scenario_may_be_tried_and_a_run_is_as_long_as_it_takes():
+    tuned = tune(small(), Wanted(Constraints(20), Extras(only=("local_sgd",)), **FEW))
+    assert "local-20" in {each.schedule.name for each in tuned.finalists}
+    assert tuned.runs.scenario.steps == 200
+
+
+def test_too_few_seeds_are_not_nothing_to_gain():
+    """With a rare and long pause, two seeds cannot tell; with a steady job, nothing gains, and that is sure."""
+    rare = small((TRANSIENT, "{kind: transient, probability: 1%, delay: 200 ms}"))
+    only = Extras(only=("local_sgd",))
+    unsure = tune(rare, Wanted(Constraints(2), only, n_seeds=2, n_search_seeds=1)).verdict
+    assert (unsure.winner, unsure.outcome) == (None, "unsure")
+    assert unsure.sentence == "stay with sync until something is surely faster"
+    assert "2 seeds are too few to be sure of that: write more with --seeds" in unsure.reasons
+    quiet = small((f"disturbances:\n  - {TRANSIENT}\n", ""))
+    steady = tune(quiet, Wanted(Constraints(2), only, n_seeds=2, n_search_seeds=1)).verdict
+    assert (steady.sentence, steady.outcome) == ("stay with sync", "stay")
+
+
+def test_nobody_is_called_late_in_every_step_of_a_few(tmp_path):
+    """Resampled, one recorded step in which rank 0 is late is a run in which it always is."""
+    for n_steps, n_told in ((1, 0), (20, 1)):
+        np.savez(tmp_path / "late.npz", np.eye(1, 8).repeat(n_steps, axis=0) / 10)
+        played = {"kind": "recorded", "on": "compute", "file": str(tmp_path / "late.npz")}
+        scenario = small().changed(disturbances=[played], steps=n_steps)
+        reasons = tune(scenario, Wanted(Constraints(2), Extras(only=("local_sgd",)), **FEW)).verdict.reasons
+        assert sum("persistent straggler" in each for each in reasons) == n_told
