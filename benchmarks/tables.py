@@ -1,7 +1,5 @@
 """Tables of what benchmarks measured, for people."""
 
-__all__ = ["shown", "table"]
-
 
 def table(title: str, rows: list[dict[str, object]]) -> str:
     """Return rows as aligned text."""

@@ -31,8 +31,6 @@ from simdist.errors import RunError
 from simdist.scenario import dump_cluster, dump_workload
 from simdist.settings.units import format_seconds, parse_Bps, parse_nbytes, parse_seconds
 
-__all__ = ["main"]
-
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line on one rank and return its exit code."""

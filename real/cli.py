@@ -35,8 +35,6 @@ from simdist.settings.units import format_seconds
 from simdist.traces.reads import Reads, expected
 from simdist.traces.trace import Trace
 
-__all__ = ["main"]
-
 PARTS = "parts"
 _DAY_S = 86_400.0
 

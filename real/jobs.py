@@ -29,8 +29,6 @@ from simdist.plan import COLLECTIVES, Load, Op, Plan, reads, writes
 from simdist.plan.group import Group
 from simdist.runs.run_directory import EMULATED, RunDirectory
 
-__all__ = ["AUTOCAST", "Build", "buffers_of", "find_build", "program_maker"]
-
 AUTOCAST: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _N_WARM_UP = 3

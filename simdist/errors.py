@@ -5,8 +5,6 @@ without a traceback and exits with 2 for wrong input (the `ValueError` and `NotI
 that failed.
 """
 
-__all__ = ["PlanError", "RunError", "ScenarioError", "SimdistError", "TraceError", "UnsupportedError"]
-
 
 class SimdistError(Exception):
     """Root of every error that simdist raises on purpose."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Self, TextIO, final
 if TYPE_CHECKING:
     import rich.progress
 
-__all__ = ["ProgressBar", "time_left"]
 
 _REDRAW_S = 0.1
 

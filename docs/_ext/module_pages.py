@@ -4,6 +4,7 @@ Docstrings are of Google's style, with plain text in the manner of Markdown: sin
 block for a formula. Sphinx reads reStructuredText, so that is translated first.
 """
 
+import ast
 import inspect
 import re
 from importlib import import_module
@@ -18,8 +19,6 @@ from sphinx.ext.autodoc.mock import mock
 from sphinx.parsers import RSTParser
 
 from simdist.settings.base import Settings
-
-__all__ = ["ModuleParser", "as_restructured", "module_name", "page", "setup"]
 
 _ARRAY = re.compile(r"~?(?:numpy\.)?ndarray\[tuple\[~?(?:typing\.)?Any, \.\.\.\], ~?(?:numpy\.)?dtype\[(.*?)\]\]")
 _SPECIAL = re.compile(r"[|]|(?<=\w)_(?=[\s,.;:)]|$)|[*]{2}(?=\S)")
@@ -69,7 +68,21 @@ def _members(module: ModuleType) -> str:
 
 
 def _exported(module: ModuleType) -> list[str]:
-    return list(vars(module).get("__all__", ()))
+    """Return what `__all__` names; without one, what the module itself defines without an underscore."""
+    if "__all__" in vars(module):
+        return list(module.__all__)
+    statements = ast.parse(inspect.getsource(module)).body
+    return [name for statement in statements for name in _defined(statement) if not name.startswith("_")]
+
+
+def _defined(statement: ast.stmt) -> list[str]:
+    match statement:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            return [name]
+        case _:
+            return []
 
 
 def _has_docstring(value: object) -> bool:

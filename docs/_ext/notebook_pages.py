@@ -7,8 +7,6 @@ from docutils import nodes
 from myst_parser.parsers.sphinx_ import MystParser
 from sphinx.application import Sphinx
 
-__all__ = ["NotebookParser", "as_markdown", "setup"]
-
 _Text = str | Sequence[str]
 
 

@@ -17,8 +17,6 @@ from pathlib import Path
 from sphinx.application import Sphinx
 from sphinx.project import Project
 
-__all__ = ["RepositoryProject", "contents", "find_pages", "setup"]
-
 _LINK = re.compile(r"^\* \[([^\]]+)\]\(([^)\s:#]+\.(?:md|ipynb|py))\)", re.M)
 
 

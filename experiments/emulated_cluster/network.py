@@ -45,8 +45,6 @@ from typing import IO, Literal, assert_never
 
 from simdist.errors import RunError
 
-__all__ = ["Node", "Scheduling", "clean", "cluster", "launch", "missing", "realtime"]
-
 Scheduling = Literal["realtime", "batch"]
 
 _PREFIX = "simdist-emulated-"

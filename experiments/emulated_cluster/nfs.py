@@ -31,8 +31,6 @@ import network
 
 from simdist.errors import RunError
 
-__all__ = ["Server", "missing", "serve"]
-
 _PORT = 2049  # that of NFS, which clients take where a URL names none
 _EXPORT = "export"
 _TIMEOUT_S = 60.0

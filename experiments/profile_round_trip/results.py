@@ -6,20 +6,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-__all__ = [
-    "Computing",
-    "Delay",
-    "Result",
-    "Timing",
-    "computing_table",
-    "load",
-    "profiler_table",
-    "save",
-    "straggler_table",
-    "summary",
-    "timing_table",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Timing:

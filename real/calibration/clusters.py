@@ -13,8 +13,6 @@ from simdist.plan.group import Group
 from simdist.scenario import Cluster, Device, Library, Link
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds
 
-__all__ = ["Derived", "Form", "derive"]
-
 _SHARING_TOLERANCE = 0.25
 
 

@@ -44,8 +44,6 @@ from real.recording.timing import now_s
 from simdist.cost.links import LinkCost
 from simdist.scenario import Cluster, Disk, HostMemory, Storage
 
-__all__ = ["DataRates", "Setup", "measure_data", "with_data"]
-
 _N_EACH = 64  # files of every rank, at least
 _LIMITED = 0.9  # of the rate of all: a node that gets less alone is limited by itself
 

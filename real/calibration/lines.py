@@ -21,8 +21,6 @@ from real.calibration.predict import predicted_s
 from real.calibration.tables import Measurement
 from simdist.scenario import Cluster, Link
 
-__all__ = ["Fit", "fit"]
-
 _N_ROUNDS = 5  # which link decides, and which chain is longest, depends on the parameters themselves
 _STEP = 1e-2
 

@@ -18,17 +18,6 @@ from simdist.errors import ScenarioError
 from simdist.scenario import Device, Workload, load_workload, presets
 from simdist.scenario.precision import Utilization
 
-__all__ = [
-    "Precision",
-    "StepTimes",
-    "device_name",
-    "measure_device",
-    "measure_step",
-    "preset_batch_size",
-    "source",
-    "workload_of",
-]
-
 Precision: TypeAlias = Literal["fp32", "bf16"]
 
 _GPU_NBYTES, _CPU_NBYTES = 2**29, 2**26  # several times the caches

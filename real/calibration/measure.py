@@ -25,8 +25,6 @@ from simdist.plan import AllGather, AllReduce, Broadcast, Buffer, Collective, Pl
 from simdist.plan.group import Group
 from simdist.settings.units import format_nbytes
 
-__all__ = ["ITEM_NBYTES", "Pace", "Task", "collective", "measure", "one_op_plan", "tasks"]
-
 _LEAST_REPETITIONS, _MOST_REPETITIONS = 3, 200
 ITEM_NBYTES = 4
 _Act: TypeAlias = Callable[[], None]

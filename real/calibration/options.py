@@ -12,8 +12,6 @@ from real.calibration.tables import OPS, OpName
 from real.processes.launch import Place
 from simdist.errors import ScenarioError
 
-__all__ = ["Data", "Options", "check_options", "ops_of", "parsed", "sizes_of"]
-
 T = TypeVar("T")
 
 

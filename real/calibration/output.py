@@ -15,8 +15,6 @@ from simdist.errors import RunError, ScenarioError
 from simdist.scenario import Cluster
 from simdist.settings.units import format_Bps, format_seconds
 
-__all__ = ["check_free", "data_text", "raw_results", "text", "write"]
-
 _COLUMNS = ("op", "group", "size", "count", "time", "p10", "p90", "algbw", "busbw", "model")
 _UNITS = ("", "", "(B)", "(elements)", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "(us)")
 

@@ -8,8 +8,6 @@ from real.calibration.measure import Task, collective, one_op_plan
 from simdist.cost import Costs, Shared, Stage, price
 from simdist.scenario import Cluster, Tensor, Workload
 
-__all__ = ["predicted_s"]
-
 _WORKLOAD = Workload(tensors=(Tensor(name="none", count=1),), batch_size=1, forward_s=0.0)
 
 

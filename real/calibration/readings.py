@@ -8,8 +8,6 @@ from real.data.index import Index
 from real.data.storages import FilesystemStorage, Storage
 from real.processes.launch import Place
 
-__all__ = ["N_ALONE", "Readings", "drop_cached", "fresh_readings", "kernel_caches", "same_readings"]
-
 N_ALONE = 32  # files of one thread
 
 

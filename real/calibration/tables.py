@@ -16,21 +16,6 @@ from numpy.typing import NDArray
 from simdist.errors import ScenarioError
 from simdist.scenario import Link, TablePoint
 
-__all__ = [
-    "OPS",
-    "Hop",
-    "Line",
-    "Measurement",
-    "OpName",
-    "Where",
-    "busbw_factor",
-    "hops",
-    "is_flat_at_end",
-    "line",
-    "pooled",
-    "table",
-]
-
 OpName: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "sendrecv"]
 Where: TypeAlias = Literal["node", "one per node", "all per node", "world", "pair in node", "pair of nodes"]
 OPS: tuple[OpName, ...] = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")

@@ -18,8 +18,6 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-__all__ = ["Blob", "DamagedError", "Index", "Job", "forget_unfinished", "read_blob", "read_index", "replacing", "write"]
-
 _HEAD = b"simdist checkpoint 1\n"
 _END_NBYTES = 8 + 32
 _PIECE_NBYTES = 2**24

@@ -24,8 +24,6 @@ from real.checkpoints.archive import DamagedError, Index, Job
 from real.collectives import byte_transfer
 from simdist.errors import RunError
 
-__all__ = ["Checkpoints", "Resumed"]
-
 T = TypeVar("T")
 
 _N_KEPT = 2

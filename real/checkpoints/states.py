@@ -23,8 +23,6 @@ from real.execution.memory import Memory
 from simdist.errors import RunError
 from simdist.plan import Optimize, Plan, reads, writes
 
-__all__ = ["LEARNED", "SECTIONS", "State", "Stateful", "carried_buffers", "fingerprint"]
-
 LEARNED = ("tensors", "optimizer")
 """Sections of what training has learned: rank 0's are everybody's before the first step."""
 SECTIONS = (*LEARNED, "carried", "random", "also")

@@ -6,8 +6,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["broadcast", "broadcast_text", "gather_rows", "recv", "send"]
-
 _PIECE_NBYTES = 2**27  # sent at once, so that no single wait is long
 
 

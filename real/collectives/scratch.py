@@ -10,8 +10,6 @@ from typing import Literal, TypeAlias, final
 import torch
 from torch import Tensor
 
-__all__ = ["Purpose", "Scratch"]
-
 Purpose: TypeAlias = Literal["reduced", "message", "messages", "on host", "arriving"]
 """What it is needed for; within a collective each purpose has memory of its own."""
 

@@ -22,8 +22,6 @@ from torch import Tensor
 from real.collectives.scratch import Scratch
 from simdist.plan import Servers
 
-__all__ = ["ARRIVING_NBYTES", "moves_gpu_tensors", "piece_count", "sum_by_servers"]
-
 ARRIVING_NBYTES = 2**26
 """What a server keeps for the pieces of all members."""
 

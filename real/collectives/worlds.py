@@ -46,8 +46,6 @@ from simdist.plan import (
 )
 from simdist.plan.group import Group
 
-__all__ = ["Members", "ProcessWorld", "check_servers", "groups_of", "scratch_nbytes"]
-
 
 @dataclass(frozen=True, slots=True)
 class Members:

@@ -14,8 +14,6 @@ from real.data.sources import Files
 from simdist.caching import BatchReads
 from simdist.errors import RunError
 
-__all__ = ["Agenda", "Leaving", "Place"]
-
 
 @dataclass(frozen=True, slots=True)
 class Place:

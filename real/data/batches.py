@@ -11,8 +11,6 @@ from real.programs.feeding import Batch, Feed
 from simdist.errors import PlanError
 from simdist.plan import Load, Plan, StageIn
 
-__all__ = ["Batches", "batch_buffers"]
-
 
 def batch_buffers(plan: Plan) -> set[str]:
     """Return the names of the buffers that batches are loaded into."""

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Board", "Want", "wait_for"]
-
 _LOOK_AGAIN_S = 0.002
 _HAS_LEFT = -1
 

@@ -6,8 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-__all__ = ["Connections", "shut"]
-
 
 class Connections:
     """Opens connections when they are needed, and keeps them.

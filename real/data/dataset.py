@@ -13,8 +13,6 @@ from torch.utils.data import Dataset
 from real.data.samples import SampleStore
 from real.data.sources import Sources
 
-__all__ = ["CachedDataset"]
-
 
 class CachedDataset(Dataset[tuple[Tensor, int]]):
     """Keeps what it has read: files on the node's disk, decoded samples in its memory, as far as they fit.

@@ -11,8 +11,6 @@ from PIL import Image
 
 from simdist.errors import RunError
 
-__all__ = ["Decode", "decode_image", "decode_raw"]
-
 Decode: TypeAlias = Callable[[bytes, NDArray[np.uint8], str], None]
 """Decodes a file into an array of a sample's shape; the name is for errors. Several threads call it at once."""
 

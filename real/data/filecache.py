@@ -35,8 +35,6 @@ from real.data.index import Entry, Index
 from real.data.ledger import Ledger, locked
 from simdist.errors import RunError, ScenarioError
 
-__all__ = ["FileCache", "FileCacheCounts"]
-
 N_LOCKS = 4096
 FREED_AT_ONCE = 0.05  # share of the capacity that is freed beyond need when the oldest leave: looking through is dear
 _FULL = {errno.ENOSPC, errno.EDQUOT}

@@ -27,8 +27,6 @@ from pathlib import Path
 from real.data.index import Index
 from simdist.errors import RunError
 
-__all__ = ["cold_folder", "default_folder", "folder_of_set", "warm_folder"]
-
 # Only what is called like this is ever removed: a folder that somebody gave may hold anything.
 _SET = re.compile(r"set-[0-9a-f]{8}")
 _COLD = re.compile(r"cold-.+-node-\d+")

@@ -22,8 +22,6 @@ from real.processes.exit_codes import run_command
 from simdist.errors import RunError, ScenarioError
 from simdist.settings.units import format_nbytes, parse_nbytes
 
-__all__ = ["Format", "SampleSet", "contents", "generate", "main"]
-
 Format: TypeAlias = Literal["jpeg", "png", "raw"]
 
 SMALLEST_NBYTES = 4000  # what no picture is made below

@@ -20,8 +20,6 @@ from real.data.memory import Geometry
 from real.data.wire import HELLO, receive, send
 from simdist.errors import RunError
 
-__all__ = ["Meeting", "greet", "welcome"]
-
 _MAGIC = b"simdist2"
 _LEAST_TOKEN_NBYTES = 16  # 128 bits: nobody guesses them
 

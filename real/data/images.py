@@ -25,8 +25,6 @@ from PIL import Image
 
 from simdist.errors import RunError, ScenarioError
 
-__all__ = ["Field", "jpeg_file", "make_field", "paint", "png_file", "raw_file", "sample_number"]
-
 GRID = 6
 NUMBER_BITS, CHECK_BITS = 28, 8
 MOST_SAMPLES = 1 << NUMBER_BITS

@@ -12,8 +12,6 @@ from real.data.index import INDEX, Entry, refuse_name, write_entries
 from real.processes.exit_codes import run_command
 from simdist.errors import RunError, ScenarioError
 
-__all__ = ["index_folder", "main"]
-
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".raw")
 CHUNK_NBYTES = 1 << 20
 

@@ -43,8 +43,6 @@ from simdist.caching import look_up, on_disk_at_first, staged_samples
 from simdist.errors import RunError, ScenarioError
 from simdist.plan import Plan
 
-__all__ = ["DataOptions", "Input", "OpenStorage", "Others", "open_input", "own_address"]
-
 _TOKEN_NBYTES = 32
 
 OpenStorage = Callable[[str], Storage]

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import final
 
-__all__ = ["Ledger", "locked"]
-
 
 @contextmanager
 def locked(path: Path) -> Iterator[int]:

@@ -42,8 +42,6 @@ from real.data.nfs4 import (
 )
 from simdist.errors import RunError
 
-__all__ = ["Connection", "load_library"]
-
 SONAME = "libnfs.so.13"  # libnfs 4; the structures of real.data.nfs4 are those of this ABI
 MISSING = f"{SONAME} (libnfs 4) is needed to read nfs:// and is not here: `apt-get install libnfs13`, or mount it"
 

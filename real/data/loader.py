@@ -38,8 +38,6 @@ from real.recording.timing import give_way
 from simdist.caching import BatchReads
 from simdist.errors import RunError
 
-__all__ = ["Limits", "Loader"]
-
 _ROOM_S = 0.005  # between two looks whether others have made room
 
 

@@ -9,8 +9,6 @@ from real.data.index import Index
 from simdist.errors import ScenarioError
 from simdist.plan import Dataset
 
-__all__ = ["check_index", "check_labels", "choose_decode", "sample_shape"]
-
 _RAW = ".raw"
 
 

@@ -34,8 +34,6 @@ from real.data.samples import Pixels, flat
 from real.data.segment import SHARED_MEMORY, Segment
 from simdist.errors import RunError
 
-__all__ = ["Geometry", "Loan", "MemoryStore"]
-
 _EMPTY, _WRITING, _READY = 0, 1, 2
 _ALIGNMENT = 64  # bytes of a cache line
 _PAGE_NBYTES = 4096

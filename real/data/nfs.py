@@ -16,8 +16,6 @@ from real.data.libnfs import Connection, load_library
 from real.data.nfs4 import Attributes
 from simdist.errors import ScenarioError
 
-__all__ = ["NfsFileSystem", "nfs_from_url"]
-
 PORT = 2049  # RFC 7530, section 3.1
 REQUEST_S = 10.0  # for one request, of which a large file takes many
 CONNECT_S = 5.0  # to be connected; TCP asks again after 1 and after 3 s

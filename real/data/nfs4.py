@@ -15,22 +15,6 @@ from ctypes import POINTER, Structure, Union, c_char_p, c_uint32, c_uint64, c_vo
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = [
-    "Attributes",
-    "Compound",
-    "Entry",
-    "Operation",
-    "Page",
-    "Piece",
-    "Reply",
-    "Request",
-    "decode",
-    "describe",
-    "list_after",
-    "read_at",
-    "request",
-]
-
 READ_NBYTES = 1 << 20  # asked for at once; a server gives less if its own limit is lower
 LIST_NBYTES = 1 << 16
 

@@ -12,8 +12,6 @@ from simdist.caching import look_up
 from simdist.errors import RunError
 from simdist.plan import Plan
 
-__all__ = ["Together", "most_kept"]
-
 _LOOK_AGAIN_S = 0.01
 
 

@@ -2,8 +2,6 @@
 
 import resource
 
-__all__ = ["MOST_CONNECTIONS", "connections_per_peer", "most_connections", "raise_limit"]
-
 MOST_CONNECTIONS = 4
 """Of a rank to a node: a few streams fill a network, one would wait for each answer before the next request."""
 

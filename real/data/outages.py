@@ -4,8 +4,6 @@ import threading
 from collections.abc import Callable
 from typing import final
 
-__all__ = ["Outage"]
-
 PATIENCE_S = 5.0  # shorter outages pass without a word
 
 

@@ -24,8 +24,6 @@ from real.data.samples import Pixels, flat
 from real.data.wire import HEAD, packed, receive, send, unpacked, want_nbytes
 from simdist.errors import RunError
 
-__all__ = ["MOST_WAIT_S", "PeerServer", "Peers"]
-
 MOST_WAIT_S = 3600.0
 """No server waits longer for samples that are about to come, whatever a client asks."""
 

@@ -14,8 +14,6 @@ import numpy as np
 from real.data.samples import Pixels, flat
 from simdist.errors import RunError
 
-__all__ = ["RedisStore"]
-
 _AT_ONCE = 32  # samples of a request: several MB, so that the way to the server and back is little of it
 
 

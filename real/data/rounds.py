@@ -12,8 +12,6 @@ from real.data.board import Want
 from simdist.errors import RunError
 from simdist.plan import LEVELS
 
-__all__ = ["Counts", "Read", "Round"]
-
 _LOOK_UP_S = 0.1  # how often a wait looks whether the run has failed elsewhere
 
 

@@ -9,8 +9,6 @@ from torch import Tensor
 
 from simdist.errors import RunError
 
-__all__ = ["Pixels", "SampleStore", "flat"]
-
 Pixels: TypeAlias = NDArray[np.uint8] | Tensor
 """A decoded sample in host memory, uint8, contiguous."""
 

@@ -25,8 +25,6 @@ from numpy.typing import NDArray
 
 from simdist.errors import RunError
 
-__all__ = ["SHARED_MEMORY", "Segment", "remove_stale"]
-
 SHARED_MEMORY = Path("/dev/shm")
 
 _PREFIX = "simdist-"

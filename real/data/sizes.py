@@ -7,17 +7,6 @@ from real.data.nodes import most_kept
 from real.data.open_files import connections_per_peer
 from simdist.plan import Load, Plan, StageIn
 
-__all__ = [
-    "LOADS_PER_WAIT",
-    "disk_ceiling_nbytes",
-    "geometry",
-    "limits",
-    "n_ahead",
-    "n_connections",
-    "uses_disk",
-    "uses_peers",
-]
-
 LOADS_PER_WAIT = 10
 """A load may take so many times the longest wait for a file: it reads many, each of which may wait for its server."""
 

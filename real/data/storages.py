@@ -27,8 +27,6 @@ from real.data.nfs import NfsFileSystem, nfs_from_url
 from real.data.outages import Outage
 from simdist.errors import RunError, ScenarioError
 
-__all__ = ["FilesystemStorage", "RetryingStorage", "Storage", "open_storage", "read_sample", "read_storage_index"]
-
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 

@@ -18,8 +18,6 @@ from real.recording.memmap import mapped
 from simdist.plan import LEVELS, Plan
 from simdist.traces.reads import Reads
 
-__all__ = ["Tally", "forget_tally", "gather_tallies", "reads_of", "salvage_tallies", "tally_path", "totals"]
-
 _N = len(LEVELS)
 _SAMPLES, _NBYTES = slice(0, _N), slice(_N, 2 * _N)
 _ELSEWHERE, _NOT_KEPT = 2 * _N, 2 * _N + 1

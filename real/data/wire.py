@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from real.data.board import Want
 
-__all__ = ["HEAD", "HELLO", "packed", "receive", "send", "unpacked", "want_nbytes"]
-
 HELLO = struct.Struct("<8sqq32s32s")
 """`simdist2`, n_samples, sample_nbytes, SHA-256 of the data set, and the proof of who says so."""
 HEAD = struct.Struct("<qd")

@@ -64,8 +64,6 @@ from simdist.plan import (
     walk,
 )
 
-__all__ = ["Executor", "Lanes", "Watch", "World"]
-
 OpT = TypeVar("OpT", bound=Op)
 
 _CODES = {stream: code for code, stream in enumerate(STREAMS)}

@@ -15,8 +15,6 @@ import torch
 from real.recording.timing import now_s
 from simdist.errors import RunError
 
-__all__ = ["GpuClock", "Mark", "NewEvent", "Spin", "await_event", "own_stream", "timed_event"]
-
 NewEvent = Callable[[], torch.cuda.Event]
 
 _POLL_S = 50e-6  # how late a host may notice that an event has happened

@@ -31,8 +31,6 @@ from real.recording.timing import now_s, precise_sleeps
 from simdist.errors import RunError
 from simdist.plan import Instance
 
-__all__ = ["CudaLane", "DirectLane", "Lane", "OnEnd", "Perform", "ThreadLane"]
-
 Perform = Callable[[Instance], None]
 OnEnd = Callable[[Instance, Ended], None]
 

@@ -16,8 +16,6 @@ from torch import Tensor
 from simdist.errors import RunError
 from simdist.plan import AllGather, Buffer, Copy, Merge, Plan, Select
 
-__all__ = ["DTYPES", "Memory", "SparseTensor", "distinct_counts"]
-
 DTYPES: Mapping[str, torch.dtype] = {
     "float64": torch.float64,
     "float32": torch.float32,

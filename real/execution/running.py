@@ -29,8 +29,6 @@ from simdist.plan import Channel, Collective, Plan
 from simdist.plan.text import op_text
 from simdist.traces.trace import Trace
 
-__all__ = ["MakeProgram", "Report", "check_world", "explaining", "forget", "perform", "rescue"]
-
 MakeProgram = Callable[[Memory, threading.Event], Program]
 
 _N_PROBES = 2000

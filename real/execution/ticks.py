@@ -20,8 +20,6 @@ from real.recording.timing import now_s, sleep_s
 from simdist.plan import Instance, Plan, Tick, writes
 from simdist.plan.ticks import tick_s
 
-__all__ = ["Ended", "Ticks"]
-
 Ended = Callable[[], float]
 """Tells when an operation has ended, by this rank's clock; to be asked when it has."""
 

@@ -19,8 +19,6 @@ from real.kernels import topk
 from simdist.plan import Copy, Densify, Merge, Pack, Plan, Select, Unpack, writes
 from simdist.plan.group import MAX_WORLD_SIZE
 
-__all__ = ["Transform", "copy", "transform", "warm_up"]
-
 Transform: TypeAlias = Select | Merge | Densify | Pack | Unpack
 
 

@@ -49,8 +49,6 @@ from simdist.plan import (
 )
 from simdist.plan.ops import Reduction
 
-__all__ = ["Make", "VirtualResult", "exchange", "perform", "train"]
-
 _CPU = torch.device("cpu")
 
 Make: TypeAlias = Callable[[int], tuple[nn.Module, torch.optim.Optimizer]]

@@ -21,21 +21,6 @@ from torch import Tensor
 
 from real.kernels.optional_triton import tl, triton
 
-__all__ = [
-    "DEFAULT",
-    "NARROW",
-    "WIDE",
-    "Candidates",
-    "Cut",
-    "Layout",
-    "add_histogram",
-    "append",
-    "ceil_div",
-    "kth_cell",
-    "magnitude",
-    "take_largest",
-]
-
 WIDE, NARROW = ({"num_warps": n, "enable_fp_fusion": False} for n in (8, 4))
 """How kernels are launched that read whole tiles, or candidates. Without fusion, all kernels round alike."""
 

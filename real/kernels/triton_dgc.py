@@ -15,8 +15,6 @@ from real.kernels.optional_triton import tl, triton
 from real.kernels.topk.parts import largest_magnitude
 from real.kernels.triton_candidates import DEFAULT, WIDE, Candidates, Cut, Layout, append, magnitude, take_largest
 
-__all__ = ["dgc"]
-
 _COLUMNS = 64  # of a tile, so that its candidates are counted by rows, and rows by few numbers
 _KEY_BITS = 31  # of a float32 without its sign
 _SIZES = ("k", "n_tiles", "n_spans")  # no kernel of its own for a size that 16 divides, or for 1

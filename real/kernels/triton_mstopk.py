@@ -32,8 +32,6 @@ from real.kernels.triton_candidates import (
     take_largest,
 )
 
-__all__ = ["mstopk"]
-
 _CELLS = {"CELLS": 256, "SHIFT": 19}  # 4 of float32's 23 bits of mantissa: 16 octaves, and the last cell for the rest
 _CHUNK = 4096  # maxima that a program counts
 _DENSEST = torch.finfo(torch.float32).max  # thresholds per unit, as in `real.kernels.topk.heights.Scale`

@@ -5,8 +5,6 @@ from torch import Tensor, nn
 
 from real.models.layers import MatrixProduct, ScaledDotProduct, named
 
-__all__ = ["Gpt", "feed_forward"]
-
 _INIT_STD = 0.02  # Radford et al. 2018, section 4.1
 
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["MatrixProduct", "ScaledDotProduct", "classifier", "conv_bn", "named"]
-
 
 class MatrixProduct(nn.Module):
     """A @ B without parameters: a module only so that a hook sees it."""

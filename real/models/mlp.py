@@ -6,8 +6,6 @@ from torch import nn
 
 from real.models.layers import named
 
-__all__ = ["mlp"]
-
 
 def mlp(*widths: int) -> nn.Sequential:
     """Return linear layers from width to width with ReLU between them, for inputs `[batch, widths[0]]`.

@@ -5,8 +5,6 @@ from torch import Tensor, nn
 
 from real.models.layers import classifier, conv_bn, named
 
-__all__ = ["Residual", "resnet"]
-
 
 class Residual(nn.Module):
     """ReLU(body(x) + shortcut(x)); the shortcut is a 1x1 convolution where the shape changes (option B).

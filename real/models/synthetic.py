@@ -6,8 +6,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["Samples", "Source", "texts", "vectors", "windows"]
-
 Samples = tuple[Tensor, Tensor]
 """Inputs and targets, the samples along the first axis."""
 

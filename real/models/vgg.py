@@ -4,8 +4,6 @@ from torch import nn
 
 from real.models.layers import named
 
-__all__ = ["vgg"]
-
 _WIDTHS = (64, 128, 256, 512, 512)
 
 

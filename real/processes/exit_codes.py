@@ -9,8 +9,6 @@ import click
 
 from simdist.errors import RunError, SimdistError
 
-__all__ = ["run_command"]
-
 
 def run_command(command: click.Command, args: Sequence[str] | None, *, program: str) -> int:
     """Run a command on one rank and return its exit code: 0; 1 for a run that failed; 2 for wrong input.

@@ -29,8 +29,6 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 from real.processes.heartbeat import Beat, is_alive, machine, ranks_have
 from simdist.errors import RunError
 
-__all__ = ["Guard"]
-
 BEAT_S = 0.5
 SILENT_BEATS = 12
 SETTLE_S = 3.0  # time for news of a failure in another process to arrive: two beats there, two here, and a reserve

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Beat", "is_alive", "machine", "ranks_have"]
-
 
 @dataclass(frozen=True, slots=True)
 class Beat:

@@ -17,8 +17,6 @@ from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-
 from real.processes.guard import Guard
 from simdist.errors import RunError
 
-__all__ = ["Meeting", "Place", "bounded", "meet", "place"]
-
 T = TypeVar("T")
 SET_BY_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PORT_ADVICE = "choose another --master-port, or use torchrun --standalone on one machine"

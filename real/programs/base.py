@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable
 from real.execution.transforms import Transform
 from simdist.plan import Copy, Forward, Load, Optimize, Save, StageIn, TrustRatios
 
-__all__ = ["Program"]
-
 
 class Program(abc.ABC):
     """Performs the operations of a plan that compute, load and save; the executor says when.

@@ -34,8 +34,6 @@ from simdist.plan import (
     writes,
 )
 
-__all__ = ["Binding", "trained_parameters"]
-
 
 def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
     """Return the parameters that are trained, each once, in order: the tensors that a plan counts."""

@@ -15,8 +15,6 @@ from real.recording.timing import sleep_s
 from simdist.errors import RunError
 from simdist.plan import Backward, Copy, Forward, Load, Op, Optimize, Save, StageIn, TrustRatios, stream_of
 
-__all__ = ["EmulatedProgram", "Hold"]
-
 Hold = Callable[[float], None]
 """Holds up a stream for some seconds: a sleep of its thread, or on a GPU a kernel that spins on the current stream."""
 

@@ -8,8 +8,6 @@ from torch import Tensor
 
 from simdist.plan import Load, StageIn
 
-__all__ = ["Batch", "Feed", "normalised"]
-
 Batch: TypeAlias = tuple[Tensor, Tensor]
 """Inputs and targets, samples along the first axis."""
 

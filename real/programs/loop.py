@@ -11,8 +11,6 @@ from real.programs.rating import Rating
 from simdist.errors import RunError
 from simdist.plan import Copy, Forward, Load, Optimize, Save, StageIn, TrustRatios
 
-__all__ = ["LoopProgram"]
-
 
 @final
 class LoopProgram(Program):

@@ -18,8 +18,6 @@ from torch import Tensor
 
 from simdist.errors import RunError
 
-__all__ = ["Lars"]
-
 _VELOCITY = "velocity"
 
 

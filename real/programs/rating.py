@@ -11,8 +11,6 @@ from real.programs.optimizers import Lars
 from simdist.errors import PlanError
 from simdist.plan import Optimize, Plan, TrustRatios
 
-__all__ = ["Rating", "takes_ratios"]
-
 
 def takes_ratios(plan: Plan) -> bool:
     """Tell whether a plan updates with trust ratios."""

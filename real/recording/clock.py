@@ -22,8 +22,6 @@ from torch import Tensor
 
 from real.recording.timing import now_s, sleep_s
 
-__all__ = ["Clock", "Clocks", "common_start_s", "compare", "drift", "to_common_s"]
-
 Clock = Callable[[], float]
 
 _N_ROUNDS = 16

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from simdist.errors import RunError
 
-__all__ = ["mapped"]
-
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 _ATTEMPTS = 10

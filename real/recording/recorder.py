@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from real.recording.memmap import mapped
 from simdist.plan import Plan
 
-__all__ = ["Notes", "Recorder", "Silent"]
-
 Times = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
 

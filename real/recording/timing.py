@@ -10,8 +10,6 @@ import threading
 import time
 from contextlib import suppress
 
-__all__ = ["Sleeper", "give_way", "now_s", "precise_sleeps", "share_cores", "sleep_s"]
-
 _PR_SET_TIMERSLACK = 29
 _SLACK_NS = 1
 _LEARNING = 0.1

@@ -20,8 +20,6 @@ from simdist.plan import COLLECTIVES, Plan, occurrences
 from simdist.plan.group import Group
 from simdist.traces.trace import Trace
 
-__all__ = ["Part", "assemble", "gather", "part_path", "salvage", "write_part"]
-
 
 @dataclass(frozen=True, slots=True)
 class Part:

@@ -17,8 +17,6 @@ from real.training.peers import Peers
 from simdist.errors import RunError, ScenarioError
 from simdist.plan import Plan, StageIn
 
-__all__ = ["Batches", "open_batches"]
-
 _LOOK_S = 0.1  # between two looks whether the run has failed
 
 

@@ -30,8 +30,6 @@ from real.training.peers import Peers
 from simdist.errors import RunError, UnsupportedError
 from simdist.plan import Backward, Body, Forward, Instance, Optimize, Plan, Save
 
-__all__ = ["Hooks", "check_shape", "gradient_buckets"]
-
 
 class _At(Enum):
     """Where in a step the loop is."""

@@ -19,8 +19,6 @@ from real.processes.launch import Connection, connect
 from real.processes.rendezvous import bounded
 from simdist.errors import RunError
 
-__all__ = ["Peers", "meet_peers"]
-
 _LONGEST_VALUE = 4096  # bytes
 _PATIENCE_S = 1800.0  # a checkpoint may be large, and the disk slow
 

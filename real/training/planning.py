@@ -21,8 +21,6 @@ from simdist.proof import prove
 from simdist.runs import run_directory
 from simdist.schedules import Job, Schedule
 
-__all__ = ["Wanted", "check_optimizer", "device_of", "planned"]
-
 _DTYPES: Mapping[torch.dtype, DType] = {
     torch.float64: "float64",
     torch.float32: "float32",

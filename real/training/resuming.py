@@ -15,8 +15,6 @@ from real.training.peers import Peers
 from simdist.errors import RunError
 from simdist.plan import Plan
 
-__all__ = ["Resuming"]
-
 
 @final
 class Resuming:

@@ -47,8 +47,6 @@ from simdist.plan.delays import Delays
 from simdist.runs import run_directory
 from simdist.schedules import Schedule
 
-__all__ = ["Worker", "wrap"]
-
 _LAST_COLLECTIVE_S = 5.0  # for one that fails because another rank has
 
 

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 from simdist.plan.dataset import LEVELS
 
-__all__ = ["DISK", "MEMORY", "NOWHERE", "PEER", "STORAGE", "BatchReads"]
-
 MEMORY, PEER, DISK, STORAGE = range(len(LEVELS))
 NOWHERE = -1
 

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from simdist.caching.batch import DISK, MEMORY, NOWHERE, PEER, STORAGE, BatchReads
 from simdist.plan import LEVELS, Dataset, Load
 
-__all__ = ["EvictingCaches"]
-
 _Held: TypeAlias = tuple[int, int]
 Evicted: TypeAlias = list[_Held]
 

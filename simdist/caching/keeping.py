@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from simdist.caching.batch import DISK, NOWHERE, STORAGE, BatchReads
 from simdist.plan import LEVELS, Dataset, Level, Load
 
-__all__ = ["KeepingCaches", "that_fit"]
-
 ScalarT = TypeVar("ScalarT", bound=np.generic)
 
 

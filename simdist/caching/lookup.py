@@ -28,8 +28,6 @@ from simdist.caching.keeping import KeepingCaches, that_fit
 from simdist.caching.order import epoch_order, node_part
 from simdist.plan import Dataset, Level, Load, Plan, StageIn
 
-__all__ = ["look_up", "on_disk_at_first", "staged_samples"]
-
 Caches: TypeAlias = KeepingCaches | EvictingCaches
 
 

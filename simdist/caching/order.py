@@ -7,9 +7,6 @@ from numpy.typing import NDArray
 
 from simdist.plan.dataset import Dataset
 
-__all__ = ["epoch_order", "node_part"]
-
-
 _N_KEYS = 2**20
 """Random keys that are held at once, or as many as samples are read."""
 

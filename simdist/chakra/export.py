@@ -32,8 +32,6 @@ from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Tick, Wait, w
 from simdist.plan.delays import Delays
 from simdist.scenario import Workload
 
-__all__ = ["SCHEMA", "Export"]
-
 SCHEMA = "0.0.4"  # what consumers expect; 1.0.0 has the same messages
 _NODE_NBYTES = 180  # of a node, about: a name, dependencies and 5 to 8 attributes
 

@@ -16,8 +16,6 @@ from simdist.chakra.schema import Metadata, Node
 from simdist.chakra.wire import DamageError, varint
 from simdist.errors import TraceError
 
-__all__ = ["MAX_MESSAGE_NBYTES", "read_trace", "write_trace"]
-
 MAX_MESSAGE_NBYTES = 64 * 1024**2  # nodes take hundreds of bytes, some thousands; a damaged length may say gigabytes
 _MAX_LENGTH_NBYTES = 5  # a varint of 32 bits
 _GZIP = b"\x1f\x8b"

@@ -7,8 +7,6 @@ from pathlib import Path
 from simdist.errors import ScenarioError, TraceError
 from simdist.settings.base import shown
 
-__all__ = ["find_traces", "groups_beside", "prefix_of"]
-
 
 def find_traces(names: Sequence[Path]) -> list[Path]:
     """Return the traces that are meant: files, all of a folder, or all that begin with `PREFIX.`.

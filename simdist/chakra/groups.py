@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from simdist.plan import COLLECTIVES, Plan
 from simdist.plan.group import Group
 
-__all__ = ["WORLD", "Groups"]
-
 WORLD = "0"
 
 

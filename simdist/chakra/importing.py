@@ -21,8 +21,6 @@ from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.scenario import Tensor, Workload
 from simdist.settings.base import shown
 
-__all__ = ["Imported", "import_traces"]
-
 _SLOW = 1.05  # of the median rank's work: ranks above it are named
 _NAMED = 5
 

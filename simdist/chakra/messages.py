@@ -17,8 +17,6 @@ from typing import get_args
 from simdist.chakra.schema import Attribute, Io, Kind, Metadata, Node, Scalar
 from simdist.chakra.wire import I32, I64, LEN, VARINT, DamageError, Field, encoded, fields, packed, varint
 
-__all__ = ["decode_metadata", "decode_node", "encode_metadata", "encode_node"]
-
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 _NOTHING = Io()
 _FIRST_VALUE = 3  # the n-th kind is field 3 + 2 n of an attribute, a list of it the field after that

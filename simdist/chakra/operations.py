@@ -45,8 +45,6 @@ from simdist.plan import (
 from simdist.plan.text import op_name
 from simdist.scenario import Workload
 
-__all__ = ["Described", "Describing", "cautions"]
-
 _MAX_INT64 = 2**63 - 1
 
 

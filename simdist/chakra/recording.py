@@ -16,8 +16,6 @@ from simdist.chakra.files import read_trace
 from simdist.chakra.schema import CollectiveType, Metadata, Node, NodeType
 from simdist.errors import TraceError, UnsupportedError
 
-__all__ = ["Call", "Event", "Phase", "Recording", "Work", "read_recording"]
-
 Phase: TypeAlias = Literal["forward", "backward", "optimize"]
 
 _PHASES: tuple[tuple[re.Pattern[str], Phase], ...] = (

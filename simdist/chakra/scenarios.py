@@ -11,8 +11,6 @@ from simdist.scenario import Cluster, Scenario, Workload, dump, presets
 from simdist.scenario.files import read_part
 from simdist.settings.base import FromFile, nearest
 
-__all__ = ["fit_cluster", "scenario_of", "scenario_text"]
-
 
 def fit_cluster(name: str, world_size: int) -> Cluster:
     """Return a cluster with as many nodes as a job needs.

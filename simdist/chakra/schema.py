@@ -15,17 +15,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Literal, TypeAlias
 
-__all__ = [
-    "Attribute",
-    "CollectiveType",
-    "Io",
-    "Kind",
-    "Metadata",
-    "Node",
-    "NodeType",
-    "Scalar",
-]
-
 
 class NodeType(IntEnum):
     """What a node does."""

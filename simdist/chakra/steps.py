@@ -13,8 +13,6 @@ from itertools import accumulate, pairwise
 from simdist.chakra.recording import Call, Event, Recording, Work
 from simdist.errors import TraceError, UnsupportedError
 
-__all__ = ["Rhythm", "Step", "cut", "find_rhythm", "names_phases"]
-
 
 @dataclass(frozen=True, slots=True)
 class Step:

@@ -14,20 +14,6 @@ Source:
 from collections.abc import Iterator
 from typing import NamedTuple
 
-__all__ = [
-    "I32",
-    "I64",
-    "LEN",
-    "VARINT",
-    "DamageError",
-    "Field",
-    "encoded",
-    "fields",
-    "packed",
-    "read_varint",
-    "varint",
-]
-
 VARINT, I64, LEN, I32 = 0, 1, 2, 5
 _WIDTHS = {I64: 8, I32: 4}
 _MAX_VARINT_NBYTES = 10  # 64 bits, seven a byte

@@ -11,8 +11,6 @@ from simdist.errors import PlanError, RunError
 from simdist.runs.run_directory import replacing
 from simdist.settings.units import format_nbytes
 
-__all__ = ["MAX_NBYTES", "refuse_size", "write"]
-
 MAX_NBYTES = 2 * 10**9
 """An export that would be larger is refused unless it is asked for: without loops, every step is written out."""
 

@@ -21,8 +21,6 @@ from simdist.runs.build import build, delays
 from simdist.scenario import Recorded, Scenario
 from simdist.settings.units import format_nbytes, format_seconds
 
-__all__ = ["export", "import_"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Written:

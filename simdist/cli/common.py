@@ -9,20 +9,6 @@ import click
 
 from simdist.cli.session import Session
 
-__all__ = [
-    "ENGINES",
-    "TRACES",
-    "engine",
-    "force",
-    "numbers",
-    "options",
-    "path",
-    "plot",
-    "scenario",
-    "schedule",
-    "slice_of_steps",
-]
-
 ENGINES = ("auto", "des", "fast")
 TRACES = ("simulated", "real")
 

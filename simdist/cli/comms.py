@@ -16,8 +16,6 @@ from simdist.runs.run_directory import RunDirectory
 from simdist.settings.units import format_seconds
 from simdist.traces.collectives import CollectiveRow, collective_rows, waiting_share
 
-__all__ = ["comms"]
-
 _TRACES = {"simulated": run_directory.SIMULATED, "measured": run_directory.REAL}
 
 

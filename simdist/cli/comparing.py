@@ -18,8 +18,6 @@ from simdist.schedules import Schedule
 from simdist.studies.comparison import EpochMeans, Measured, Row, find_baseline, measure, row
 from simdist.traces.breakdown import STATES
 
-__all__ = ["compare"]
-
 
 @dataclass(frozen=True)
 class _Comparison:

@@ -24,8 +24,6 @@ from simdist.studies.limits import Limits, limits
 from simdist.traces.reads import Reads, differences, expected
 from simdist.traces.trace import Trace
 
-__all__ = ["Loading", "compared", "data", "reads_text"]
-
 _LINE_S = 30.0
 
 

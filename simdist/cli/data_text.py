@@ -12,8 +12,6 @@ from simdist.studies.data_knobs import Effect, Effects
 from simdist.studies.epochs import HIDDEN_SHARE, Epoch, EpochError, Epochs
 from simdist.studies.limits import LIMITS, Limits
 
-__all__ = ["both_text", "epochs_text", "errors_text", "knobs_text", "limits_text", "percent", "shown_epochs"]
-
 EpochT = TypeVar("EpochT")
 
 _ROUNDING = 0.0005  # prints as 0.0 %

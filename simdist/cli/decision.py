@@ -8,8 +8,6 @@ import click
 from simdist.cli import common
 from simdist.cli.session import Session
 
-__all__ = ["COMMANDS"]
-
 _TUNED = ("sync", "torus", "local_sgd", "hierarchical_sgd", "parameter_server", "hitopk", "gtopk", "naive_ag")
 
 _cluster_of_a_job = click.option(

@@ -23,8 +23,6 @@ from simdist.scenario import Scenario
 from simdist.studies.comparison import EpochMeans, Measured, Row
 from simdist.traces.breakdown import STATES
 
-__all__ = ["Finished", "key"]
-
 _SAMPLES = {"step", *STATES}
 
 

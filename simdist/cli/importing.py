@@ -22,8 +22,6 @@ from simdist.scenario import Link, Tensor, Workload, load_workload, presets
 from simdist.settings.base import nearest
 from simdist.settings.units import format_seconds, parse_Bps, parse_seconds
 
-__all__ = ["import_traces"]
-
 
 def import_traces(
     session: Session,

@@ -12,8 +12,6 @@ from simdist.profiles.notes import listed
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds
 from simdist.traces.collectives import bus_factor
 
-__all__ = ["document", "text"]
-
 _TOLD = 10  # stragglers
 
 

@@ -13,8 +13,6 @@ from simdist.schedules import Schedule
 from simdist.settings.base import nearest, shown
 from simdist.studies.resampling import longest_period, runs_of
 
-__all__ = ["check_picture", "choose", "measure_command", "naming", "read_runs", "read_scenario", "targets"]
-
 _PICTURES = (".png", ".svg", ".pdf")
 
 

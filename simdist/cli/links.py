@@ -6,8 +6,6 @@ from simdist.errors import ScenarioError
 from simdist.scenario import Cluster, Scenario, load_cluster, presets
 from simdist.settings.base import nearest
 
-__all__ = ["read_cluster", "with_links"]
-
 _OF_LINKS = (
     *("name", "source", "fabric", "network", "nics_per_node", "host_bridge_Bps", "oversubscription"),
     *("collective_overhead_s", "library"),

@@ -13,8 +13,6 @@ from simdist.scenario.strict_yaml import parse
 from simdist.settings.base import FromFile
 from simdist.settings.units import format_Bps, format_nbytes
 
-__all__ = ["show"]
-
 _WORDS = ("name", "device", "cluster", "workload", "schedules", "source")
 _SOURCE_LENGTH = 90
 

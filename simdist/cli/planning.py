@@ -15,8 +15,6 @@ from simdist.runs import run_directory
 from simdist.runs.build import Built, build, delays, job
 from simdist.scenario import Scenario
 
-__all__ = ["plan"]
-
 
 def plan(session: Session, name: str, *, output: Path | None, label: str | None, force: bool) -> None:
     """Build, check and prove plans; print them and write run directories."""

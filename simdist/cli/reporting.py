@@ -22,8 +22,6 @@ from simdist.runs.calibrated import Calibrated
 from simdist.settings.units import format_nbytes
 from simdist.sweep.computed import is_sweep
 
-__all__ = ["MOST_RUNS", "report"]
-
 _PAGES = (".html", ".htm")
 MOST_RUNS = 24
 """Run directories on a page; of more, charts and lists are too long to be read."""

@@ -18,8 +18,6 @@ from simdist.sweep.results import read_results
 from simdist.sweep.selection import order
 from simdist.sweep.table import Columns, Table, columns
 
-__all__ = ["Wanted", "results"]
-
 STDOUT = "-"
 _SHOWN = 30
 

@@ -15,8 +15,6 @@ from simdist.sweep.fastest import Fastest
 from simdist.sweep.selection import short_names
 from simdist.sweep.table import Result, Table, shown_text, source_text
 
-__all__ = ["failed_text", "fastest_text", "results_text"]
-
 _NOTHING = "-"
 
 

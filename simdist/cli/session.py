@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 import click
 
-__all__ = ["Session"]
-
 
 @dataclass
 class Session:

@@ -21,8 +21,6 @@ from simdist.scenario import Scenario
 from simdist.traces.breakdown import STATES, Breakdown, breakdown
 from simdist.traces.trace import Trace
 
-__all__ = ["simulate"]
-
 
 @dataclass(frozen=True)
 class _Run:

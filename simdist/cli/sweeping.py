@@ -20,8 +20,6 @@ from simdist.sweep.store import DESIGN, ROWS, read_jsonl
 from simdist.sweep.table import RUNS
 from simdist.sweep.workers import n_cores
 
-__all__ = ["Ticker", "sweep"]
-
 _LINE_S = 30.0
 _MAX_ERRORS = 5
 

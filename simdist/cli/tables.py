@@ -13,8 +13,6 @@ from rich.text import Text
 
 from simdist.settings.units import format_seconds
 
-__all__ = ["factor_with_interval", "lead_with_interval", "seconds_in_state", "seconds_with_interval", "table_text"]
-
 _ROUNDING_S = 1e-12  # shorter than anything that is simulated
 _ROUNDING = 1e-9
 _MOST_DIGITS = 5  # of a factor, behind the point

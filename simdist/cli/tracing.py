@@ -13,8 +13,6 @@ from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.traces.trace import Trace
 
-__all__ = ["Which", "trace"]
-
 Which: TypeAlias = Literal["simulated", "real"]
 
 _FILES: dict[Which, str] = {"simulated": run_directory.SIMULATED, "real": run_directory.REAL}

@@ -22,8 +22,6 @@ from simdist.tune import tune as find
 from simdist.tune.candidates import unlike
 from simdist.tune.tuning import baseline_of
 
-__all__ = ["Asked", "tune"]
-
 _FEW_PERIODS = 10  # in fewer, a last one that is cut off saves a schedule an average that others pay for
 
 

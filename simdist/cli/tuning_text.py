@@ -9,8 +9,6 @@ from simdist.tune import Tuned, Wanted
 from simdist.tune.finals import Finalist
 from simdist.tune.verdict import entry
 
-__all__ = ["tuned_document", "tuned_text"]
-
 _HEADER = ("schedule", "all exchange every", "step time", "speed-up", "sent per step", "memory", "front")
 _NOT_KNOWN = (
     "Not known here: how averaging more seldom, or sending a part of the gradient, changes what is learnt in a step. "

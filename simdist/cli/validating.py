@@ -20,8 +20,6 @@ from simdist.studies.validation import Validation
 from simdist.studies.validation import validate as validate_traces
 from simdist.traces.trace import Trace
 
-__all__ = ["validate"]
-
 
 @dataclass(frozen=True)
 class _Validated:

@@ -8,8 +8,6 @@ from simdist.settings.units import format_seconds
 from simdist.studies.ranking import Summary
 from simdist.studies.validation import Validation
 
-__all__ = ["summary_text", "validation_text"]
-
 _MOST_RANKS = 16  # lines of a table of ranks; JSON has all
 
 

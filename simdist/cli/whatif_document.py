@@ -6,8 +6,6 @@ from simdist.whatif.gains import Gain, Gains
 from simdist.whatif.pattern import Pattern
 from simdist.whatif.slowdown import Slowdown
 
-__all__ = ["gains_document", "slowdown_document"]
-
 
 def slowdown_document(found: Slowdown, spread: Pattern) -> dict[str, object]:
     """Return the analysis of a job; seconds are per step unless they are of one step."""

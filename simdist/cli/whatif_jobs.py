@@ -22,8 +22,6 @@ from simdist.traces.waiting import first_steps
 from simdist.whatif.candidates import candidates
 from simdist.whatif.recording import as_recorded
 
-__all__ = ["Job", "Wanted", "Which", "read_job", "schedules_of"]
-
 Which: TypeAlias = Literal["simulated", "real"]
 
 _FILES: dict[Which, str] = {"real": run_directory.REAL, "simulated": run_directory.SIMULATED}  # in order of preference

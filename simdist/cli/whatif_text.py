@@ -13,8 +13,6 @@ from simdist.whatif.gains import Gain, Gains
 from simdist.whatif.pattern import Pattern
 from simdist.whatif.slowdown import Slowdown
 
-__all__ = ["spread_sentence", "verdict_sentence", "whatif_text"]
-
 _MOST_ROWS = 10  # of a table of ranks, nodes or steps; JSON has all
 _ROUNDING_S = 1e-12
 _NOTABLE = 0.02  # share of the loss

@@ -12,8 +12,6 @@ from simdist.scenario.cluster import Cluster
 from simdist.scenario.precision import Precision
 from simdist.scenario.workload import Workload
 
-__all__ = ["ComputeCost", "compute_s", "tensor_backward_s"]
-
 _OPTIMIZER_PASSES = 5
 """SGD with momentum reads parameter, gradient and momentum, and writes parameter and momentum."""
 

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 from simdist.scenario.link import Link
 
-__all__ = ["LinkCost"]
-
 
 @dataclass(frozen=True, slots=True)
 class LinkCost:

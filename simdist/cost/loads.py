@@ -42,8 +42,6 @@ from simdist.plan import Plan, StageIn
 from simdist.scenario.cluster import Cluster, Disk, HostMemory, Storage
 from simdist.scenario.workload import Workload
 
-__all__ = ["LoadCosts"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Files:

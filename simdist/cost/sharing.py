@@ -17,8 +17,6 @@ from simdist.cost.topology import Topology
 from simdist.cost.transfers import Shared
 from simdist.plan import Op, Stream, stream_of
 
-__all__ = ["contested_ops"]
-
 _SEVERAL = -1
 
 

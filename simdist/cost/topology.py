@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from simdist.cost.links import LinkCost
 from simdist.cost.transfers import Stage, Transfer
 
-__all__ = ["ChunkTimes", "Messages", "Paths", "Topology"]
-
 
 @dataclass(frozen=True, slots=True)
 class ChunkTimes:

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from simdist.plan.group import Group
 
-__all__ = ["Shared", "Stage", "Transfer"]
-
 
 @dataclass(frozen=True, slots=True)
 class Stage:

@@ -13,8 +13,6 @@ from simdist.engines.network.fluid import common_start_s
 from simdist.errors import UnsupportedError
 from simdist.plan import Op, op_text
 
-__all__ = ["Contention"]
-
 Times = NDArray[np.float64]
 
 

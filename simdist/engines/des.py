@@ -31,8 +31,6 @@ from simdist.plan.delays import Delays, check_delays
 from simdist.plan.ticks import tick_s
 from simdist.traces.trace import Trace
 
-__all__ = ["simulate"]
-
 _HOST = STREAMS.index("host")
 _NAN = float("nan")
 _COLLECT_AFTER = 500_000  # objects; Python's default is 700

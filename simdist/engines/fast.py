@@ -32,8 +32,6 @@ from simdist.plan.walk import Stretch, Template, stretches
 from simdist.traces.breakdown import Attribution, Breakdown, Observer
 from simdist.traces.trace import Trace
 
-__all__ = ["measure", "simulate"]
-
 Times: TypeAlias = NDArray[np.float64]
 Progress: TypeAlias = Callable[[int], None]
 

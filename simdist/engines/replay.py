@@ -33,8 +33,6 @@ from simdist.plan.walk import Stretch, Template, stretches
 from simdist.traces.breakdown import Observer
 from simdist.traces.trace import Trace
 
-__all__ = ["Durations", "Timing", "replay", "replayed_trace", "step_end_s", "timing"]
-
 Times: TypeAlias = NDArray[np.float64]
 Progress: TypeAlias = Callable[[int], None]
 

@@ -6,8 +6,6 @@ from heapq import heappush
 import simpy
 from simpy.events import NORMAL, EventPriority
 
-__all__ = ["LAST", "Timeline"]
-
 LAST = EventPriority(2)  # SimPy runs events of one moment by priority: 0 urgent, 1 normal
 
 

@@ -46,8 +46,6 @@ from simdist.plan.plan import ITEM_NBYTES
 from simdist.plan.text import body_text
 from simdist.plan.vectors import misfits
 
-__all__ = ["check", "fail_at"]
-
 _MAX_SELECTED_FROM = 2**31 - 1  # elements; indices are int32
 
 

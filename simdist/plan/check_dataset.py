@@ -7,8 +7,6 @@ from simdist.plan import LEVELS, Buffer, Dataset, Load, StageIn
 from simdist.plan.dataset import MAX_FILE_NBYTES, MAX_NBYTES, MAX_SAMPLES, Eviction, Shuffle
 from simdist.plan.group import Group
 
-__all__ = ["dataset_problems", "load_problems", "stage_in_problems"]
-
 _KEEPS = ("memory", "disk")
 
 

@@ -19,7 +19,6 @@ from simdist.plan.plan import Buffer, Plan, Run
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-__all__ = ["FORMAT", "canonical_bytes", "dumps", "load", "loads", "save"]
 
 FORMAT = "simdist-plan-1"
 _UNWRITTEN: dict[str, object] = {

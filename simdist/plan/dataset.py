@@ -22,8 +22,6 @@ from typing import Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["LEVELS", "MAX_FILE_NBYTES", "MAX_NBYTES", "MAX_SAMPLES", "Dataset", "Eviction", "Level", "Shuffle"]
-
 MAX_SAMPLES = 2**31  # each epoch draws a random number for every one
 MAX_FILE_NBYTES = 2**40
 MAX_NBYTES = 2**62  # of all files; sums are int64

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from simdist.errors import PlanError
 from simdist.plan import Channel, Delay, Plan
 
-__all__ = ["DelaySource", "Delays", "DrawnDelays", "check_delays"]
-
 Delays: TypeAlias = Mapping[Channel, NDArray[np.float64]]
 
 

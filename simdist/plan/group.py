@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from simdist.errors import PlanError
 
-__all__ = ["MAX_WORLD_SIZE", "Group"]
-
 MAX_WORLD_SIZE = 2**20  # a trace holds one float64 per rank and operation
 
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from simdist.errors import ScenarioError
 from simdist.plan.dataset import MAX_FILE_NBYTES
 
-__all__ = ["COLUMNS", "INDEX", "Entry", "parse_entries", "refuse_name"]
-
 INDEX = "index.csv"
 COLUMNS = ("name", "label", "nbytes", "crc32")
 _INT64 = (-(2**63), 2**63 - 1)

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from simdist.plan.ops import Op
 from simdist.plan.plan import Plan
 
-__all__ = ["Occurrences", "occurrences"]
-
 
 @dataclass(frozen=True)
 class Occurrences:

@@ -14,41 +14,6 @@ from typing import Literal, TypeAlias, assert_never
 from simdist.plan.dataset import Level
 from simdist.plan.group import Group
 
-__all__ = [
-    "COLLECTIVES",
-    "STREAMS",
-    "Algorithm",
-    "AllGather",
-    "AllReduce",
-    "Backward",
-    "Broadcast",
-    "Channel",
-    "Collective",
-    "Copy",
-    "Delay",
-    "Densify",
-    "Forward",
-    "Load",
-    "Merge",
-    "Op",
-    "Optimize",
-    "Pack",
-    "Reduce",
-    "ReduceScatter",
-    "Save",
-    "Select",
-    "Servers",
-    "StageIn",
-    "Stream",
-    "Tick",
-    "TrustRatios",
-    "Unpack",
-    "Wait",
-    "reads",
-    "stream_of",
-    "writes",
-]
-
 Stream: TypeAlias = Literal["host", "compute", "comm", "io"]
 Channel: TypeAlias = Literal["host", "compute", "io"]
 Reduction: TypeAlias = Literal["mean", "sum"]

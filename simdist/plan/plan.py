@@ -29,8 +29,6 @@ import numpy as np
 from simdist.plan.dataset import Dataset
 from simdist.plan.ops import Load, Op
 
-__all__ = ["Body", "Buffer", "DType", "Plan", "Run"]
-
 DType: TypeAlias = Literal["float64", "float32", "float16", "bfloat16", "uint8"]
 Body: TypeAlias = tuple[Op, ...]
 

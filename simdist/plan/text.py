@@ -35,8 +35,6 @@ from simdist.plan.ops import (
 from simdist.plan.plan import Body, Buffer, Plan, Run
 from simdist.settings.units import format_nbytes, format_seconds
 
-__all__ = ["body_text", "op_name", "op_text", "order_text", "plan_text"]
-
 
 def op_name(op: Op) -> str:
     """Return the operation's name in the field's spelling.

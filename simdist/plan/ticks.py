@@ -3,8 +3,6 @@
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["next_tick", "tick_s"]
-
 _SLACK = 1e-9  # of a period: a time that should fall on a tick may have been rounded to just after it
 
 

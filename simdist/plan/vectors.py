@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from simdist.plan.ops import AllGather, Copy, Densify, Merge, Op, Select
 from simdist.plan.plan import Buffer, Plan
 
-__all__ = ["Misfit", "misfits"]
-
 
 @dataclass(frozen=True, slots=True)
 class Misfit:

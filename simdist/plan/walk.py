@@ -29,8 +29,6 @@ from typing import TypeAlias
 from simdist.plan.ops import STREAMS, Op, Stream, reads, stream_of, writes
 from simdist.plan.plan import Plan, Run
 
-__all__ = ["Instance", "Stretch", "Template", "stretches", "walk"]
-
 
 @dataclass(frozen=True, slots=True)
 class Instance:

@@ -30,8 +30,6 @@ from simdist.scenario.cluster import DeviceOverride
 from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds
 
-__all__ = ["Imported", "Options", "import_job"]
-
 _FEW = 10  # steps; a low quantile of fewer says little
 _SAMPLE_NBYTES = 1  # the latency of the storage is all that loading takes
 

@@ -2,8 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["grouped", "listed"]
-
 
 def listed(numbers: Sequence[int]) -> str:
     """Write numbers in ascending order as ranges.

@@ -11,8 +11,6 @@ from simdist.profiles.notes import listed
 from simdist.scenario import Cluster, Device, Link, Tensor, strict_yaml
 from simdist.schedules import Schedule
 
-__all__ = ["Names", "has_own_workload", "scenario_text"]
-
 _MANY_TENSORS = 16  # more stand in a file of their own
 _TOLD = 10  # stragglers, the largest
 _WIDTH = 118

@@ -12,8 +12,6 @@ from simdist.scenario import load
 from simdist.scenario.files import dump_workload
 from simdist.traces.trace import write_npz
 
-__all__ = ["check_free", "write_scenario"]
-
 
 def check_free(path: Path, *, force: bool) -> None:
     """Refuse to replace files, before the work is done.

@@ -83,8 +83,6 @@ from simdist.proof.symbols import (
     total,
 )
 
-__all__ = ["Result", "prove"]
-
 _FULL_WORLD_SIZE = 256  # up to here the contributions of all ranks are followed; beyond, those of some, spread evenly
 _N_SOURCES = 64  # ranks followed at a time
 _MAX_WEIGHTS = 2**18  # of one atom

@@ -11,27 +11,6 @@ from numpy.typing import NDArray
 
 from simdist.errors import UnsupportedError
 
-__all__ = [
-    "State",
-    "Tag",
-    "Value",
-    "Weights",
-    "aged",
-    "assembled",
-    "at_root",
-    "concatenated",
-    "digest",
-    "fraction_text",
-    "gather",
-    "reduced",
-    "root_mask",
-    "same",
-    "scatter",
-    "spread",
-    "tag_text",
-    "total",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Tag:

@@ -44,7 +44,6 @@ from simdist.traces.waiting import host_waits, step_end_s
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["HOST_BLOCKED", "LEGEND", "WAITING_FOR_OTHERS", "View", "draw_lanes", "style_of"]
 
 Seconds: TypeAlias = NDArray[np.float64]
 

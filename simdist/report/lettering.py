@@ -4,8 +4,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["literal_text", "shortened"]
-
 
 @contextmanager
 def literal_text() -> Iterator[None]:

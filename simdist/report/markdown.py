@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-__all__ = ["insert_tables", "page_command", "print_tables", "write_tables"]
-
 
 def insert_tables(page: str, tables: Mapping[str, str]) -> str:
     r"""Replace what stands between `<!-- table NAME -->` and `<!-- end -->` in a page.

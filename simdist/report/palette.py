@@ -6,26 +6,6 @@ Source:
 
 from dataclasses import dataclass
 
-__all__ = [
-    "BLACK",
-    "BLUE",
-    "DARK_GREEN",
-    "DARK_PURPLE",
-    "DARK_YELLOW",
-    "GREEN",
-    "GREY",
-    "ORANGE",
-    "PALE_GREEN",
-    "PALE_GREY",
-    "PURPLE",
-    "SKY",
-    "VERMILLION",
-    "WHITE",
-    "YELLOW",
-    "Style",
-    "time_unit",
-]
-
 BLACK, GREY, WHITE = "#000000", "#8C8C8C", "#FFFFFF"
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["panels"]
 
 _WIDTH_IN = 9.0  # 900 pixels, the column of a notebook
 

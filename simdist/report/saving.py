@@ -9,7 +9,6 @@ from simdist.report.lettering import literal_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["save"]
 
 _UNDATED: dict[str, dict[str, str | None]] = {
     ".png": {"Software": None},

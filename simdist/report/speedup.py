@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["speedup_figure"]
 
 _STATES: dict[str, Style] = {
     "compute_s": Style("compute", BLUE),

@@ -13,7 +13,6 @@ from simdist.traces.trace import Trace
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["schedules_figure"]
 
 _WIDTH_IN = 9.0  # 900 pixels, the column of a notebook
 _LANE_IN, _TITLE_IN, _LEGEND_IN = 0.17, 0.9, 0.6

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["stragglers_figure"]
 
 _COLORS: dict[Cause, str] = {"host": VERMILLION, "compute": BLUE, "io": ORANGE, "communication": GREEN}
 _MOST_BARS = 10

@@ -17,7 +17,6 @@ from simdist.traces.waiting import waiting
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["comparison_figure", "timeline_figure"]
 
 _MOST_RANKS = 16
 

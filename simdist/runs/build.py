@@ -18,8 +18,6 @@ from simdist.scenario.scenario import Scenario
 from simdist.schedules import InputPath, Job, Schedule
 from simdist.traces.trace import Trace
 
-__all__ = ["Built", "build", "dataset", "delay_sampler", "delays", "job", "simulate"]
-
 
 @dataclass(frozen=True)
 class Built:

@@ -11,8 +11,6 @@ from simdist.runs.run_directory import RunDirectory
 from simdist.scenario import Cluster, load_cluster
 from simdist.traces.trace import Trace
 
-__all__ = ["Calibrated", "simulate_run"]
-
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:

@@ -38,29 +38,6 @@ from simdist.scenario.disturbances import read_recorded
 from simdist.traces.reads import Reads
 from simdist.traces.trace import Trace, write_npz
 
-__all__ = [
-    "EMULATED",
-    "PARTIAL",
-    "PARTIAL_READS",
-    "PLAN",
-    "REAL",
-    "REAL_READS",
-    "REPORT",
-    "SIMULATED",
-    "RunDirectory",
-    "contents",
-    "find",
-    "inside",
-    "read",
-    "read_delays",
-    "read_reads",
-    "read_trace",
-    "replacing",
-    "save_reads",
-    "save_trace",
-    "write",
-]
-
 PLAN, SCENARIO, DELAYS = "plan.json", "scenario.yaml", "delays.npz"
 SIMULATED, REAL, PARTIAL = "trace.simulated.npz", "trace.real.npz", "trace.partial.npz"
 REPORT, REAL_READS, PARTIAL_READS = "real.json", "real-reads.npz", "partial-reads.npz"

@@ -16,8 +16,6 @@ from simdist.schedules.data import Policy
 from simdist.settings.base import FromFile, Settings, refuse, shown
 from simdist.settings.units import Factor, Nbytes, Whole, format_nbytes, parse_nbytes, parse_whole
 
-__all__ = ["Data", "Lognormal", "read_sizes"]
-
 _KEYS_PER_SIZE_BITS = 53
 _MOST_SIGMAS = 8.3  # no quantile of so many bits is farther from the median
 _MOST_OF_A_FILE = f"a file has {format_nbytes(MAX_FILE_NBYTES)} (2^40 B) or less"

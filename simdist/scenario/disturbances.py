@@ -19,19 +19,6 @@ from simdist.scenario.cluster import Selection
 from simdist.settings.base import Fault, FromFile, refuse, shown
 from simdist.settings.units import Factor, Fraction, Seconds, Whole
 
-__all__ = [
-    "Bursts",
-    "Disturbance",
-    "Exponential",
-    "HeavyTail",
-    "Jitter",
-    "Persistent",
-    "Recorded",
-    "Transient",
-    "read_recorded",
-]
-
-
 _NAME = "write the name of a .npz or .csv file"
 _CSV = (
     "write lines of numbers in seconds, one per step, one column per rank, separated by commas; begin a header with #"

@@ -13,8 +13,6 @@ from simdist.scenario.strict_yaml import Problem
 from simdist.scenario.workload import Workload
 from simdist.settings.base import FromFile, shown
 
-__all__ = ["Part", "dump_cluster", "dump_workload", "load_cluster", "load_workload", "read_part", "read_text"]
-
 Part: TypeAlias = Literal["cluster", "workload"]
 PartT = TypeVar("PartT", Cluster, Workload)
 

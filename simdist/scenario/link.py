@@ -8,8 +8,6 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 from simdist.settings.base import Fault, Settings, nearest, refuse, shown
 from simdist.settings.units import BytesPerSecond, Fraction, Nbytes, Seconds, format_nbytes, parse_fraction
 
-__all__ = ["Link", "TablePoint", "Transport", "above_0"]
-
 Transport: TypeAlias = Literal["tcp", "rdma"]
 
 

@@ -13,8 +13,6 @@ from simdist.scenario.scenario import Scenario
 from simdist.scenario.strict_yaml import Problem
 from simdist.settings.base import FromFile, shown
 
-__all__ = ["dump", "load", "loads"]
-
 _SHAPE = "write cluster, workload, steps and schedules, each as `key: value`"
 
 

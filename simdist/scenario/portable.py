@@ -10,8 +10,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["exp", "log", "normal_quantile"]
-
 Floats = NDArray[np.float64]
 
 # ln 2 = _LN2_HIGH + _LN2_LOW; the high part has 33 bits, so that its product with an exponent is exact.

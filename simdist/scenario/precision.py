@@ -20,8 +20,6 @@ from pydantic import (
 from simdist.settings.base import Settings, shown
 from simdist.settings.units import FlopsPerSecond
 
-__all__ = ["Peak", "PerPrecision", "Precision", "Utilization"]
-
 Precision: TypeAlias = Literal["fp32", "tf32", "fp16", "bf16"]
 
 _PRECISIONS: tuple[Precision, ...] = get_args(Precision)

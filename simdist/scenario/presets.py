@@ -11,8 +11,6 @@ from simdist.scenario.files import Part, read_part
 from simdist.scenario.problems import scenario_error
 from simdist.settings.base import nearest, refuse, shown
 
-__all__ = ["Kind", "expand", "names", "path", "read"]
-
 Kind: TypeAlias = Literal["clusters", "workloads", "scenarios"]
 
 _BASES = {"preset", "file"}

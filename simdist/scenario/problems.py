@@ -7,8 +7,6 @@ from pydantic import ValidationError
 from simdist.errors import ScenarioError
 from simdist.scenario.strict_yaml import Document, Path, Problem
 
-__all__ = ["path_text", "problems_of", "scenario_error"]
-
 _MAX_LINES = 100
 
 

@@ -37,8 +37,6 @@ from simdist.scenario.disturbances import (
 )
 from simdist.scenario.portable import exp, log, normal_quantile
 
-__all__ = ["DelaySampler", "draw", "resampled_steps", "sampler"]
-
 Floats: TypeAlias = NDArray[np.float64]
 Words: TypeAlias = NDArray[np.uint64]
 

@@ -40,7 +40,6 @@ from simdist.settings.units import Whole
 
 MAX_STEPS = 10_000_000  # a plan names the body of each
 
-__all__ = ["MAX_STEPS", "Host", "Input", "Scenario"]
 
 _DISTURBANCES: dict[str, type[Settings]] = {
     "transient": Transient,

@@ -29,7 +29,6 @@ try:
 except ImportError:  # PyYAML without libyaml
     from yaml import SafeLoader as _Loader  # type: ignore[assignment]
 
-__all__ = ["Document", "Place", "Problem", "dump", "dump_line", "parse"]
 
 Path: TypeAlias = tuple[str | int, ...]
 

@@ -11,8 +11,6 @@ from simdist.settings.units import format_nbytes
 if TYPE_CHECKING:
     from simdist.scenario.scenario import Scenario
 
-__all__ = ["idle_data_settings"]
-
 
 def idle_data_settings(scenario: "Scenario") -> Iterator[str]:
     """Yield a sentence for each."""

@@ -12,8 +12,6 @@ from simdist.scenario.precision import Precision, Utilization
 from simdist.settings.base import Fault, FromFile, Settings, refuse, shown
 from simdist.settings.units import Nbytes, Seconds, Whole, format_seconds
 
-__all__ = ["Tensor", "Workload"]
-
 _COLUMNS = ["name", "count", "flops"]
 
 

@@ -12,8 +12,6 @@ from simdist.schedules.every import Every
 from simdist.schedules.job import Job
 from simdist.settings.units import Whole
 
-__all__ = ["AveragingSchedule"]
-
 _WHOLE_MODEL_NBYTES = 2**62  # one bucket
 _LOOKED_AT_STEPS = 100_000  # to find an average; longer periods are nobody's mistake
 _LONGEST_PERIOD = 1_000  # that is found by looking

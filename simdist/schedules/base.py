@@ -14,8 +14,6 @@ from simdist.schedules.job import InputPath, Job
 from simdist.settings.base import Settings
 from simdist.settings.units import Whole
 
-__all__ = ["Schedule"]
-
 
 class Schedule(Settings, abc.ABC):
     """A way to synchronise the ranks.

@@ -18,8 +18,6 @@ from typing import Literal, TypeAlias, assert_never, get_args
 
 from simdist.plan import Level
 
-__all__ = ["POLICIES", "Policy", "levels", "uses_disk", "uses_memory"]
-
 Policy: TypeAlias = Literal["naive", "files", "memory", "datacache", "staged"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Every"]
-
 
 @dataclass(frozen=True, slots=True)
 class Every:

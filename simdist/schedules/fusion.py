@@ -33,8 +33,6 @@ from simdist.plan.ticks import next_tick
 from simdist.settings.base import Settings
 from simdist.settings.units import Nbytes, Seconds
 
-__all__ = ["Fusion", "fuse"]
-
 
 class Fusion(Settings):
     """How gradients are fused.

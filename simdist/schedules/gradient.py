@@ -16,8 +16,6 @@ from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
 from simdist.settings.units import Nbytes
 
-__all__ = ["Exchange", "GradientSchedule"]
-
 _WHOLE_MODEL_NBYTES = 2**62  # one bucket
 
 

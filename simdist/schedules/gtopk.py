@@ -8,8 +8,6 @@ from simdist.schedules.gradient import Exchange
 from simdist.schedules.job import Job
 from simdist.schedules.sparse import SparseSchedule
 
-__all__ = ["GTopK"]
-
 
 @final
 class GTopK(SparseSchedule):

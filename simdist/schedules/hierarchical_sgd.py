@@ -10,8 +10,6 @@ from simdist.schedules.averaging import AveragingSchedule
 from simdist.schedules.job import Job
 from simdist.settings.units import Whole
 
-__all__ = ["HierarchicalSGD"]
-
 
 @final
 class HierarchicalSGD(AveragingSchedule):

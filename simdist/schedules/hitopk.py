@@ -10,8 +10,6 @@ from simdist.schedules.gradient import Exchange
 from simdist.schedules.job import Job
 from simdist.schedules.sparse import SparseSchedule
 
-__all__ = ["HiTopK"]
-
 
 @final
 class HiTopK(SparseSchedule):

@@ -7,8 +7,6 @@ from simdist.plan import Channel, Dataset
 from simdist.plan.plan import DType
 from simdist.schedules.data import Policy
 
-__all__ = ["InputPath", "Job"]
-
 
 @dataclass(frozen=True, slots=True)
 class InputPath:

@@ -9,8 +9,6 @@ from simdist.schedules.averaging import AveragingSchedule
 from simdist.schedules.job import Job
 from simdist.settings.units import Whole
 
-__all__ = ["LocalSGD"]
-
 
 @final
 class LocalSGD(AveragingSchedule):

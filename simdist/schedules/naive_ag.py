@@ -8,8 +8,6 @@ from simdist.schedules.gradient import Exchange
 from simdist.schedules.job import Job
 from simdist.schedules.sparse import SparseSchedule
 
-__all__ = ["NaiveAllGather"]
-
 
 @final
 class NaiveAllGather(SparseSchedule):

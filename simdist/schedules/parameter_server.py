@@ -10,8 +10,6 @@ from simdist.schedules.gradient import Exchange, GradientSchedule
 from simdist.schedules.job import Job
 from simdist.settings.units import Whole
 
-__all__ = ["ParameterServer"]
-
 
 @final
 class ParameterServer(GradientSchedule):

@@ -26,25 +26,6 @@ from simdist.plan.plan import ITEM_NBYTES
 from simdist.schedules.data import levels
 from simdist.schedules.job import Job
 
-__all__ = [
-    "ALONE",
-    "BUCKET_NBYTES",
-    "FIRST_BUCKET_NBYTES",
-    "FLAT",
-    "RATIOS",
-    "SLICING",
-    "Bucket",
-    "average_parameters",
-    "backward",
-    "begin_step",
-    "flat_buffer",
-    "gradient_buckets",
-    "gradient_buffers",
-    "optimize",
-    "slicing_problems",
-    "training_buffers",
-]
-
 Bucket: TypeAlias = tuple[int, int]  # half-open range of tensors
 
 FIRST_BUCKET_NBYTES = 1024**2  # DistributedDataParallel's first bucket is small, so that communication begins early

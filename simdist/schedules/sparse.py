@@ -14,8 +14,6 @@ from simdist.schedules.gradient import GradientSchedule
 from simdist.schedules.job import Job
 from simdist.settings.units import Fraction, Nbytes, Whole
 
-__all__ = ["SparseSchedule"]
-
 
 class SparseSchedule(GradientSchedule, abc.ABC):
     """Send the k largest magnitudes of a gradient plus the residual of earlier steps; keep the rest as residual.

@@ -10,8 +10,6 @@ from simdist.schedules.fusion import Fusion, fuse
 from simdist.schedules.gradient import Exchange, GradientSchedule
 from simdist.schedules.job import Job
 
-__all__ = ["Sync"]
-
 _ONE_TENSOR_NBYTES = 1  # a bucket is full with its first tensor
 
 

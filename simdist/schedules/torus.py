@@ -7,8 +7,6 @@ from simdist.schedules import parts, two_level
 from simdist.schedules.gradient import Exchange, GradientSchedule
 from simdist.schedules.job import Job
 
-__all__ = ["Torus"]
-
 
 @final
 class Torus(GradientSchedule):

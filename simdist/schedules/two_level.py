@@ -9,8 +9,6 @@ from simdist.plan import AllGather, Body, Buffer, Group, ReduceScatter
 from simdist.plan.ops import Algorithm
 from simdist.schedules.job import Job
 
-__all__ = ["peers", "shard_of", "within_nodes"]
-
 
 def peers(job: Job) -> Group:
     """Return the groups of the j-th GPUs of all nodes."""

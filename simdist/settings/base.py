@@ -23,8 +23,6 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-__all__ = ["Fault", "FromFile", "Settings", "choose", "key_of", "nearest", "refuse", "shown"]
-
 Fault: TypeAlias = tuple[tuple[str | int, ...], str]
 """What is wrong: the keys and indices that lead to the value, and the message."""
 

@@ -24,18 +24,6 @@ from simdist.traces.reads import Reads, expected
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "EpochMeans",
-    "Measured",
-    "Row",
-    "compare",
-    "find_baseline",
-    "find_label",
-    "frame",
-    "measure",
-    "measure_each",
-    "row",
-]
 
 Progress = Callable[[str, int, int], None]
 """Called with a schedule's label, rank-steps done and rank-steps in all."""

@@ -20,8 +20,6 @@ from simdist.schedules import Schedule
 from simdist.schedules.data import POLICIES, uses_disk, uses_memory
 from simdist.studies.epochs import Epochs, epochs
 
-__all__ = ["Effect", "Effects", "Knob", "Known", "Progress", "effects", "knobs", "settings", "what_to_write"]
-
 Progress = Callable[[str, int, int], None]
 """Called with what is simulated, how much of it is done, and how much there is."""
 

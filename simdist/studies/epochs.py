@@ -35,7 +35,6 @@ from simdist.traces.waiting import step_end_s
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["HIDDEN_SHARE", "Epoch", "EpochError", "Epochs", "epoch_errors", "epochs"]
 
 HIDDEN_SHARE = 0.01
 """Compute hides the loading if stalls are less of an epoch than this."""

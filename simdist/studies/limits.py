@@ -24,8 +24,6 @@ from simdist.errors import PlanError
 from simdist.plan import Load, Op, Plan, StageIn, stream_of
 from simdist.plan.group import Group
 
-__all__ = ["LIMITS", "Limits", "limits"]
-
 LIMITS = (
     "computing",
     "communication",

@@ -16,8 +16,6 @@ import numpy as np
 
 from simdist.studies.validation import Validation
 
-__all__ = ["Order", "Pair", "StepTime", "Summary", "SummaryRow", "order", "summarize", "together"]
-
 _CLEAR = 1.05  # of two schedules that differ by less, repetitions of a run may come in either order
 
 Pair: TypeAlias = tuple[str, str]

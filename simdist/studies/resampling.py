@@ -38,8 +38,6 @@ from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import read_recorded
 from simdist.schedules import Schedule
 
-__all__ = ["WORTHWHILE", "Recording", "Runs", "longest_period", "runs_of"]
-
 WORTHWHILE = 1.02
 """Speed-up below which a change is not proposed: models are not better than that, and changes cost work."""
 

@@ -30,7 +30,6 @@ from simdist.traces.waiting import host_waits, only_steps, waiting
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Blame", "Injection", "Kind", "Validation", "finished_steps", "validate"]
 
 Seconds: TypeAlias = NDArray[np.float64]
 

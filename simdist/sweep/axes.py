@@ -25,8 +25,6 @@ from simdist.sweep.sampling import (
     Uniform,
 )
 
-__all__ = ["Reader"]
-
 _NAME = "name"  # of a case; all other keys of it are paths
 _KINDS: dict[str, type[Distribution] | type[Spacing]] = {
     "linear": Linear,

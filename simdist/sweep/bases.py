@@ -6,8 +6,6 @@ from typing import Any
 from simdist.scenario.problems import path_text
 from simdist.sweep.paths import Field
 
-__all__ = ["kept_fields"]
-
 _PARTS = ("cluster", "workload")
 _BASES = ("preset", "file")
 _CHOSEN = {

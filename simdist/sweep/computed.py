@@ -17,8 +17,6 @@ from simdist.sweep.store import DESIGN, ROWS, read_jsonl
 from simdist.sweep.table import EPOCHS, Result, Table, compared, lonely
 from simdist.traces.breakdown import STATES
 
-__all__ = ["is_sweep", "read_sweep"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Header:

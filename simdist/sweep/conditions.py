@@ -12,8 +12,6 @@ from simdist.settings.units import parse_Bps, parse_flops, parse_nbytes, parse_s
 from simdist.sweep.selection import find_column
 from simdist.sweep.table import Result, Table, columns, shown_text, source_text, written_text
 
-__all__ = ["where"]
-
 _CONDITION = re.compile(r"([^<>=!]+)(>=|<=|!=|=|>|<)(.*)", re.DOTALL)
 _ORDERS: dict[str, Callable[[float, float], bool]] = {
     ">": operator.gt,

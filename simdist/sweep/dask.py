@@ -22,7 +22,6 @@ from simdist.settings.base import nearest, shown
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["SYSTEMS", "DaskCluster", "connected", "jobs"]
 
 SYSTEMS = {
     "htcondor": "HTCondorCluster",

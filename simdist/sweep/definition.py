@@ -35,8 +35,6 @@ from simdist.sweep.labels import Labels
 from simdist.sweep.paths import Field, replaced
 from simdist.sweep.sampling import Distribution, Sampling, unit_cube
 
-__all__ = ["Axis", "Case", "Choice", "Point", "RowKey", "Sweep"]
-
 _KEY_DIGITS = 32
 
 

@@ -14,8 +14,6 @@ from simdist.sweep.definition import Choice
 from simdist.sweep.keys import canonical
 from simdist.sweep.paths import Path
 
-__all__ = ["differing", "fields_of", "schedule_fields_of"]
-
 _APART = ("name", "schedules")  # have columns of their own
 _MANY = 16  # items of a list that each get columns; a model has hundreds of tensors
 

@@ -29,8 +29,6 @@ from simdist.sweep.store import Store
 from simdist.sweep.tasks import Batch, Finished, Record, Task, evaluate, failure, late, written
 from simdist.sweep.workers import GUARD, LocalPool, Workers, n_cores
 
-__all__ = ["Outcome", "Progress", "State", "run"]
-
 _BATCH_S = 0.5
 _MAX_BATCH = 2_000  # points
 _MAX_LATE = 4  # rows of a batch that may each take as long as a row may

@@ -14,7 +14,6 @@ from simdist.sweep.table import Columns
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["check_parquet", "csv_text", "frame_of", "write_csv", "write_parquet"]
 
 _FLOATS = ("_s", "_low", "_high", "speedup", "_ratio")
 """Endings of columns that are float64 even where nothing stands in them."""

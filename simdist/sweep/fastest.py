@@ -6,9 +6,6 @@ from dataclasses import dataclass, replace
 from simdist.studies.comparison import Measured, row
 from simdist.sweep.table import Columns, Result, Table, columns
 
-__all__ = ["Fastest", "fastest", "fastest_columns"]
-
-
 _KEPT = {"folder", "point", "case", "source", "schedule", "kind", "seeds"} | {
     f"{name}{end}" for name in ("step_s", "speedup") for end in ("", "_low", "_high")
 }

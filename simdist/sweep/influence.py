@@ -13,8 +13,6 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Effect", "main_effect", "rank_correlation", "ranks"]
-
 T = TypeVar("T", bound=Hashable)
 _FEWEST = 3  # two points are always on a line
 

@@ -18,8 +18,6 @@ import simdist
 from simdist import schedules
 from simdist.scenario import strict_yaml
 
-__all__ = ["Content", "canonical", "code_digest", "code_version", "file_digest"]
-
 _NAMING_FILES = ("file", "tensors_file", "index")  # keys of a scenario whose values are names of files
 _NO_NUMBERS = ("cli", "report", "sweep")  # parts of simdist that do not change what a scenario comes to
 _CODE = (".py", ".yaml", ".csv")

@@ -8,8 +8,6 @@ from simdist.schedules import kinds
 from simdist.sweep.keys import canonical
 from simdist.sweep.paths import ANYWHERE
 
-__all__ = ["Labels"]
-
 
 @final
 class Labels:

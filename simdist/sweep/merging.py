@@ -11,8 +11,6 @@ from dataclasses import replace
 from simdist.sweep.performed import extras_of, with_links_note
 from simdist.sweep.table import Result, Table, joined
 
-__all__ = ["merged"]
-
 _SAME = 1e-6  # relative difference of step times of two engines
 
 

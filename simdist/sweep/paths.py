@@ -24,8 +24,6 @@ from simdist.scenario.problems import path_text
 from simdist.settings.base import FromFile, Settings, nearest, shown
 from simdist.settings.units import SI, Unit
 
-__all__ = ["ANYWHERE", "Field", "Path", "find_field", "flat_text", "parse_path", "replaced"]
-
 Path: TypeAlias = tuple[str | int, ...]
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+|\[\d+\])*", re.ASCII)

@@ -19,8 +19,6 @@ from simdist.sweep.differences import differing, fields_of, schedule_fields_of
 from simdist.sweep.table import EPOCHS, Result, Source, Table, compared, lonely
 from simdist.traces.breakdown import STATES, breakdown
 
-__all__ = ["POINT", "PlannedPoint", "extras_of", "read_runs", "with_links_note"]
-
 POINT = "point.json"
 """Beside the run directories of a point: what it sets."""
 

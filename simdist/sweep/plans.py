@@ -14,8 +14,6 @@ from simdist.sweep.performed import POINT, PlannedPoint
 from simdist.sweep.table import RUNS
 from simdist.sweep.tasks import alone
 
-__all__ = ["MAX_PLANS", "Planned", "check_number", "write_plans"]
-
 MAX_PLANS = 1_000
 """Run directories that are written at most: someone has to run them."""
 

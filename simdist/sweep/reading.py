@@ -23,8 +23,6 @@ from simdist.sweep.axes import Reader
 from simdist.sweep.definition import Sweep
 from simdist.sweep.sampling import Sampling
 
-__all__ = ["MAX_POINTS", "SweepFile", "load", "loads"]
-
 MAX_POINTS = 1_000_000
 _SHAPE = "write scenario: FILE and vary: {path: [values]}"
 _INDEX_IN_BRACES = re.compile(r"\{[^}]*?([A-Za-z_][\w.]*)\[(\d+)\]")

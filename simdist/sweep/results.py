@@ -17,8 +17,6 @@ from simdist.sweep.table import Table, columns, joined
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["frame", "read_results"]
-
 
 def frame(*folders: str | Path, baseline: str | None = None) -> "pd.DataFrame":
     """Return the results of sweeps and of runs as a pandas frame, a row per point, source and schedule.

@@ -28,18 +28,6 @@ from simdist.settings.units import Factor, Whole
 if TYPE_CHECKING:
     from scipy.stats import qmc
 
-__all__ = [
-    "Distribution",
-    "Geometric",
-    "Integers",
-    "Linear",
-    "LogUniform",
-    "Lognormal",
-    "Sampling",
-    "Spacing",
-    "Uniform",
-    "unit_cube",
-]
 
 _BATCH = 1024  # points that are made at once
 _N_DIGITS = 6

@@ -8,8 +8,6 @@ from simdist.errors import ScenarioError
 from simdist.settings.base import nearest, shown
 from simdist.sweep.table import Columns
 
-__all__ = ["find_column", "order", "short_names"]
-
 _UNIT = re.compile(r"_(per_s|s|Bps|nbytes)$")
 
 

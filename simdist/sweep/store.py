@@ -22,8 +22,6 @@ from typing import IO, Any, Self, final
 
 from simdist.errors import RunError
 
-__all__ = ["DESIGN", "LOCK", "ROWS", "Store", "read_jsonl"]
-
 DESIGN, ROWS, LOCK = "design.jsonl", "rows.jsonl", "sweep.lock"
 
 _SYNC_S = 1.0

@@ -13,23 +13,6 @@ from simdist.scenario import strict_yaml
 from simdist.studies.comparison import Measured, Row, find_label, row
 from simdist.sweep.definition import Choice
 
-__all__ = [
-    "EPOCHS",
-    "OPTIONAL",
-    "RUNS",
-    "Columns",
-    "Result",
-    "Source",
-    "Table",
-    "columns",
-    "compared",
-    "joined",
-    "lonely",
-    "shown_text",
-    "source_text",
-    "written_text",
-]
-
 Source: TypeAlias = Literal["simulated", "real"]
 Columns: TypeAlias = dict[str, list[object]]
 """Name -> a value for each row; None where there is none."""

@@ -30,8 +30,6 @@ from simdist.studies.comparison import Measured, measure
 from simdist.sweep.definition import RowKey
 from simdist.sweep.keys import code_version, file_digest
 
-__all__ = ["Batch", "Finished", "Record", "Task", "alone", "evaluate", "failure", "late", "record", "written"]
-
 
 @dataclass(frozen=True, slots=True)
 class Task:

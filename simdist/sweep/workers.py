@@ -24,8 +24,6 @@ from typing import Any, Protocol, Self, final
 
 from simdist.errors import RunError
 
-__all__ = ["GUARD", "InProcess", "LocalPool", "Workers", "n_cores"]
-
 GUARD = "write `if __name__ == '__main__':` above what runs the sweep, and indent that"
 """What a script with a `LocalPool` needs."""
 

@@ -28,8 +28,6 @@ from simdist.plan import Stream
 from simdist.plan.walk import Template, stretches
 from simdist.traces.trace import Trace
 
-__all__ = ["STATES", "Attribution", "Breakdown", "Observer", "breakdown"]
-
 Times: TypeAlias = NDArray[np.float64]
 
 STATES = ("compute", "comm", "wait", "io", "host")

@@ -70,8 +70,6 @@ from simdist.traces.reads import Reads, expected
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import host_waits, step_end_s
 
-__all__ = ["chrome_trace", "write_chrome"]
-
 _THREADS = ("steps", *STREAMS)
 _NEVER = -(2**62)
 

@@ -41,8 +41,6 @@ from simdist.plan.ops import Algorithm
 from simdist.plan.text import op_name
 from simdist.traces.trace import Trace
 
-__all__ = ["CollectiveKind", "CollectiveRow", "bus_factor", "collective_rows", "waiting_share"]
-
 Seconds: TypeAlias = NDArray[np.float64]
 
 

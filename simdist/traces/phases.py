@@ -48,8 +48,6 @@ from simdist.plan import (
 )
 from simdist.plan.text import op_name
 
-__all__ = ["Journey", "Phase", "journeys"]
-
 Moment: TypeAlias = Literal["ready", "start", "end"]
 
 

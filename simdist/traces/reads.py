@@ -19,8 +19,6 @@ from simdist.plan import LEVELS, Plan
 from simdist.settings.units import format_nbytes
 from simdist.traces.trace import write_npz
 
-__all__ = ["Reads", "differences", "expected"]
-
 _FORMAT = "simdist-reads-1"
 _ARRAYS = ("n_samples", "nbytes")
 _WRITERS = "a real run with a data set writes one, `torchrun ... -m real RUN`"

@@ -27,7 +27,6 @@ from simdist.plan.text import op_name
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Trace", "write_npz"]
 
 _FORMAT = "simdist-trace-1"
 _ARRAYS = ("ready_s", "start_s", "end_s")

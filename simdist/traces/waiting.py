@@ -28,19 +28,6 @@ from simdist.traces.trace import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "HostWaits",
-    "Waiting",
-    "first_steps",
-    "host_waits",
-    "injected_s",
-    "only_steps",
-    "op_table",
-    "rank_table",
-    "step_end_s",
-    "step_s",
-    "waiting",
-]
 
 Seconds: TypeAlias = NDArray[np.float64]
 

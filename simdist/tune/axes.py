@@ -10,8 +10,6 @@ from simdist.schedules import kinds
 from simdist.schedules.data import POLICIES
 from simdist.tune.candidates import Axis, Value
 
-__all__ = ["AVERAGING", "KINDS", "Extras", "input_axes", "own_axes"]
-
 AVERAGING = ("local_sgd", "hierarchical_sgd")
 """Kinds that average parameters."""
 _DENSE = ("sync", "torus")

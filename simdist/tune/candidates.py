@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from simdist.schedules import Schedule, kinds
 from simdist.tune.ladders import Levels
 
-__all__ = ["Axis", "Candidate", "Options", "Value", "family_of", "n_changes", "schedule_of", "unlike"]
-
 Value = str | int | float | bool | None
 """What a setting may be."""
 

@@ -18,8 +18,6 @@ from simdist.runs.build import Built, job
 from simdist.scenario import Link, Scenario
 from simdist.settings.units import format_nbytes
 
-__all__ = ["Constraints", "Facts", "broken", "exchanged", "facts", "longest_gap", "sent_nbytes"]
-
 _COUNTED_BPS = 1e12  # of a link that is there to count bytes: any finite number
 
 Ranks = NDArray[np.int64]

@@ -19,8 +19,6 @@ from simdist.tune.candidates import Candidate
 from simdist.tune.constraints import Constraints, Facts, broken, facts
 from simdist.tune.space import legal
 
-__all__ = ["Evaluated", "Evaluator", "Measure"]
-
 Measure = Callable[[Scenario, Built], Measured]
 """Simulates a schedule of a scenario."""
 

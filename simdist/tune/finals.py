@@ -20,8 +20,6 @@ from simdist.tune.constraints import Facts
 from simdist.tune.evaluating import Evaluated
 from simdist.tune.pareto import front
 
-__all__ = ["Finalist", "chosen", "clearly_faster", "finalists", "measure_finalists"]
-
 _N_FASTEST = 3
 
 

@@ -8,8 +8,6 @@ says itself; the chains are only written so that nearly all of them are.
 from collections.abc import Iterator, Sequence
 from itertools import product
 
-__all__ = ["MOST_LEVELS", "Levels", "chains", "divisors", "level_chains", "periods"]
-
 Levels = tuple[tuple[int, int], ...]
 """Pairs of a period in steps and the ranks of a group, both growing."""
 

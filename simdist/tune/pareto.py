@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 
-__all__ = ["front"]
-
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:
     """Return which points no other one beats: as small or smaller in both numbers, and smaller in one.

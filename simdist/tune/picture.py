@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["front_figure"]
 
 _MOST_TICKS = 10
 _TITLE_CHARACTERS = 90  # that fit into the width

@@ -19,8 +19,6 @@ from simdist.tune.evaluating import Evaluated
 from simdist.tune.space import Place, Space
 from simdist.tune.suggesting import Suggester
 
-__all__ = ["Evaluate", "search", "starts"]
-
 Evaluate = Callable[[Candidate], Evaluated | None]
 """Returns what a candidate achieves; None if it is illegal or breaks a constraint."""
 

@@ -21,8 +21,6 @@ from simdist.tune.candidates import Axis, Candidate, Options, schedule_of
 from simdist.tune.constraints import Constraints, exchanged
 from simdist.tune.ladders import Levels, level_chains
 
-__all__ = ["Place", "Space", "legal", "space"]
-
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -14,8 +14,6 @@ from typing import TypeAlias, final
 from simdist.errors import ScenarioError
 from simdist.tune.candidates import Axis, Candidate, Value, family_of
 
-__all__ = ["Suggester"]
-
 _FAMILY = "family"
 _Point: TypeAlias = dict[str, int]  # axis -> place on its ladder
 

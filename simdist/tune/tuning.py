@@ -24,8 +24,6 @@ from simdist.tune.searching import search
 from simdist.tune.space import space
 from simdist.tune.verdict import Verdict, verdict
 
-__all__ = ["MOST_EXHAUSTIVE", "Measure", "Progress", "Tuned", "Wanted", "baseline_of", "tune"]
-
 MOST_EXHAUSTIVE = 200
 """Candidates that are all tried if nobody says how many."""
 

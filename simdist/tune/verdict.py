@@ -17,8 +17,6 @@ from simdist.traces.waiting import waiting
 from simdist.tune.constraints import Constraints, broken
 from simdist.tune.finals import Finalist, chosen, clearly_faster
 
-__all__ = ["Culprits", "Verdict", "culprits", "entry", "is_worthwhile", "named", "verdict"]
-
 _LOOKED_AT_STEPS = 200
 _MOST_OF_THE_WAITING = 0.8
 _NEARLY_ALL_STEPS = 0.8

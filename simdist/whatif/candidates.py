@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from simdist.scenario import Scenario
 from simdist.schedules import HierarchicalSGD, LocalSGD, Schedule
 
-__all__ = ["candidates"]
-
 _PERIODS = (2, 4, 8)
 
 

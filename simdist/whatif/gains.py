@@ -28,8 +28,6 @@ from simdist.schedules import Schedule
 from simdist.studies.comparison import Measured, measure
 from simdist.studies.resampling import Recording, Runs, longest_period, runs_of
 
-__all__ = ["Drawn", "Gain", "Gains", "gains"]
-
 Drawn: TypeAlias = Literal["recorded", "random", "fixed"]
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with a schedule's label, rank-steps done and rank-steps in all."""

@@ -25,8 +25,6 @@ from simdist.engines.replay import Timing
 from simdist.plan import Op, Plan, occurrences, stream_of
 from simdist.plan.text import op_name
 
-__all__ = ["CHANNELS", "GAPS", "Cause", "Ideal", "Kind", "ideal", "persistent", "simultaneous"]
-
 Floats: TypeAlias = NDArray[np.float64]
 Cause: TypeAlias = Literal["host", "compute", "io", "communication"]
 

@@ -16,8 +16,6 @@ import numpy as np
 
 from simdist.whatif.slowdown import Slowdown
 
-__all__ = ["NOTABLE", "Pattern", "Shape", "pattern"]
-
 Shape: TypeAlias = Literal["even", "persistent", "transient", "simultaneous", "unknown"]
 
 NOTABLE = 1.03  # slowdown from which the analyzer of Lin et al. asks for its causes (its decompose_threshold)

@@ -20,8 +20,6 @@ from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import read_recorded
 from simdist.traces.trace import Trace, write_npz
 
-__all__ = ["as_recorded", "measured_delays", "only_steps", "with_recording"]
-
 Floats: TypeAlias = NDArray[np.float64]
 
 

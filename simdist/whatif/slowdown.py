@@ -34,8 +34,6 @@ from simdist.traces.waiting import step_end_s as traced_end_s
 from simdist.whatif.ideal import CHANNELS, Cause, Ideal, Kind, ideal, persistent, simultaneous
 from simdist.whatif.variants import Kept, Variants
 
-__all__ = ["Part", "Slowdown", "slowdown"]
-
 Floats: TypeAlias = NDArray[np.float64]
 Progress: TypeAlias = Callable[[float, float], None]
 """Called with work done and work in all."""

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from simdist.engines.replay import Timing
 from simdist.whatif.ideal import GAPS, Ideal, Kind
 
-__all__ = ["Kept", "Variants"]
-
 Floats: TypeAlias = NDArray[np.float64]
 
 

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from expansion.round import Round
 
-__all__ = ["double_tree", "parents"]
-
 Ints = NDArray[np.int64]
 
 

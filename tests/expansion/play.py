@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from expansion.round import Round
 
-__all__ = ["Played", "Wire", "Wires", "play"]
-
 Times = NDArray[np.float64]
 Ints = NDArray[np.int64]
 

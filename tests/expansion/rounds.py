@@ -15,8 +15,6 @@ from expansion.round import Round
 from simdist.errors import PlanError
 from simdist.plan import AllGather, AllReduce, Broadcast, Collective, Reduce, ReduceScatter, op_text
 
-__all__ = ["rounds"]
-
 Ints = NDArray[np.int64]
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 from real.kernels.topk.groups import reaching, summarize
 from real.kernels.topk.parts import can_use_triton, finite_magnitudes, sampled_threshold, take, uniform
 
-__all__ = ["dgc"]
-
 _MAX_CANDIDATES = 4  # times k: where the host cannot know how many there are, memory is for that many
 
 

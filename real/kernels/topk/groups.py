@@ -13,8 +13,6 @@ from torch import Tensor
 
 from real.kernels.topk.parts import finite_magnitudes, largest_magnitude, wide
 
-__all__ = ["Groups", "kth_cell", "reached_by", "reaching", "summarize"]
-
 _CHUNK = 2**20
 _MANTISSA_BITS = {torch.float32: 23, torch.float64: 52}
 _INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Scale", "heights"]
-
 
 @dataclass(frozen=True, slots=True)
 class Scale:

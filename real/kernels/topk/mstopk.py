@@ -29,8 +29,6 @@ from real.kernels.topk import mstopk_cpu
 from real.kernels.topk.heights import Scale, heights
 from real.kernels.topk.parts import can_use_triton, finite_magnitudes, take, uniform
 
-__all__ = ["bisect", "mstopk"]
-
 _N_BISECTIONS = 20  # recall of at least 0.9999 at densities of 0.001 and 0.01
 
 

@@ -7,8 +7,6 @@ from real.kernels.topk.groups import Groups, kth_cell, reached_by, reaching, sum
 from real.kernels.topk.heights import Scale, heights
 from real.kernels.topk.parts import sampled_threshold
 
-__all__ = ["foot", "mstopk"]
-
 
 def mstopk(values: Tensor, k: int, drawn: float, *, n_bisections: int) -> Tensor:
     """Return k positions, the same as `real.kernels.topk.mstopk.bisect`.

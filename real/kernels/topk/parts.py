@@ -5,8 +5,6 @@ import importlib.util
 import torch
 from torch import Tensor
 
-__all__ = ["can_use_triton", "finite_magnitudes", "largest_magnitude", "sampled_threshold", "take", "uniform", "wide"]
-
 _SAMPLED_SHARE = 0.01  # Lin et al., section 3.1: 0.1 % to 1 %
 _MIN_SELECTED_SAMPLES = 32  # so the number that reaches the threshold is off by about 1 / sqrt(32)
 

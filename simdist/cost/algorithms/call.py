@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 from simdist.cost.topology import Topology
 from simdist.plan import Collective
 
-__all__ = ["Call"]
-
 
 @dataclass(frozen=True, slots=True)
 class Call:

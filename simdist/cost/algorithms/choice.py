@@ -30,8 +30,6 @@ from simdist.cost.transfers import Transfer
 from simdist.plan import AllReduce
 from simdist.scenario.cluster import Library
 
-__all__ = ["collective_transfer"]
-
 
 def collective_transfer(call: Call, library: Library, capacity_Bps: NDArray[np.float64]) -> Transfer:
     """Return what a group moves.

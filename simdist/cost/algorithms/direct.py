@@ -24,8 +24,6 @@ from simdist.cost.topology import Messages
 from simdist.errors import PlanError
 from simdist.plan import AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, op_text
 
-__all__ = ["direct"]
-
 _MOST_MEMBERS = 4096  # 16 million messages
 
 

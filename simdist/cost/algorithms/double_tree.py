@@ -28,8 +28,6 @@ from simdist.cost.topology import ChunkTimes, Messages, Paths
 from simdist.errors import PlanError
 from simdist.plan import AllReduce, op_text
 
-__all__ = ["double_tree", "parents"]
-
 _NO_CHUNKS = ChunkTimes(0.0, 0.0)
 
 

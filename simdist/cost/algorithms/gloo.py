@@ -26,8 +26,6 @@ from simdist.cost.algorithms.ring import around
 from simdist.cost.topology import Messages, Paths
 from simdist.plan import AllGather, AllReduce, Broadcast, Reduce, ReduceScatter
 
-__all__ = ["gloo"]
-
 
 def gloo(call: Call) -> Iterator[Messages]:
     """Yield the messages that gloo sends."""

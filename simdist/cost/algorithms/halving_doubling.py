@@ -21,8 +21,6 @@ from simdist.cost.topology import Messages
 from simdist.errors import PlanError
 from simdist.plan import AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, op_text
 
-__all__ = ["halving_doubling"]
-
 
 def halving_doubling(call: Call) -> Iterator[Messages]:
     """Yield the messages of halving, of doubling, or of both.

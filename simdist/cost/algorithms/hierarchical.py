@@ -23,8 +23,6 @@ from simdist.cost.topology import Messages
 from simdist.errors import PlanError
 from simdist.plan import AllReduce, op_text
 
-__all__ = ["hierarchical"]
-
 
 def hierarchical(call: Call) -> Iterator[Messages]:
     """Yield the messages of the three steps; those of a single node, or of single members, leave out what is empty.

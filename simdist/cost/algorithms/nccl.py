@@ -34,8 +34,6 @@ from simdist.cost.algorithms.double_tree import double_tree
 from simdist.cost.topology import ChunkTimes
 from simdist.cost.transfers import Transfer
 
-__all__ = ["NcclLibrary", "nccl_tree"]
-
 NcclLibrary: TypeAlias = Literal["nccl", "nccl_simple"]
 
 _TREE_SHARE = 0.9  # tuning.cc: busBw*.9 of every tree

@@ -22,8 +22,6 @@ from simdist.cost.algorithms.call import Call
 from simdist.cost.topology import Messages
 from simdist.plan import AllGather, AllReduce, Broadcast, Reduce, ReduceScatter
 
-__all__ = ["around", "ring"]
-
 
 def ring(call: Call) -> Iterator[Messages]:
     """Yield the messages of a ring."""

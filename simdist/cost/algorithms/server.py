@@ -23,8 +23,6 @@ from simdist.cost.topology import Messages
 from simdist.errors import PlanError
 from simdist.plan import AllReduce, Collective, Servers, op_text
 
-__all__ = ["n_machines", "server"]
-
 
 def n_machines(op: Collective, world_size: int) -> int:
     """Return how many servers of a collective are machines of their own; each group has its own servers."""

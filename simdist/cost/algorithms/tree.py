@@ -23,8 +23,6 @@ from simdist.cost.topology import Messages
 from simdist.errors import PlanError
 from simdist.plan import AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, op_text
 
-__all__ = ["tree"]
-
 
 def tree(call: Call) -> Iterator[Messages]:
     """Yield the messages of a binomial tree.

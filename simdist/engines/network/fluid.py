@@ -28,8 +28,6 @@ from simdist.engines.network.level import Flow
 from simdist.engines.network.max_min import max_min_rates
 from simdist.engines.timeline import LAST, Timeline
 
-__all__ = ["FluidNetwork", "common_start_s"]
-
 Then: TypeAlias = Callable[[], object]
 
 _TOGETHER = 1e-12  # transfers due within this share of the time to the next end end together

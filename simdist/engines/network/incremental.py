@@ -44,8 +44,6 @@ from simdist.engines.network.level import Flow, Level, first
 from simdist.engines.network.max_min import max_min_rates
 from simdist.engines.network.standing import SAME, Standing
 
-__all__ = ["Crowd"]
-
 _WORN = 2.0**-10  # a sum that subtraction has brought below this share of itself is summed anew
 _MOST_GROWTH = 4.0  # of the levels, until the next audit
 _REFRESH = 1024  # changes, at least, until all sums are summed anew

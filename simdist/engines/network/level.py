@@ -16,8 +16,6 @@ from typing import TypeAlias
 
 from simdist.cost import Stage
 
-__all__ = ["NO_HUB", "Flow", "Level", "Member", "first"]
-
 NO_HUB = -1
 
 

@@ -42,8 +42,6 @@ from numpy.typing import NDArray
 
 from simdist.cost import Stage
 
-__all__ = ["max_min_rates"]
-
 _SAME = 1e-12  # resources that are full within this share of the level are full together
 _WORN = 2.0**-10  # a load that subtraction has brought below this share of itself is summed anew
 

@@ -10,8 +10,6 @@ from itertools import count
 
 from simdist.engines.network.level import NO_HUB, Flow, Level, Member
 
-__all__ = ["SAME", "Standing"]
-
 SAME = 1e-12
 """Rates and loads that differ by less, relative to themselves, are equal."""
 

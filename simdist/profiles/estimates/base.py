@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from simdist.profiles.job.job import TracedJob
 from simdist.profiles.steps.model import RankStep
 
-__all__ = ["BaseTimes", "Parts", "base_times", "parts"]
-
 _LOW = 0.05
 _NOTICEABLE = 0.01  # of a step, for input to be more than fetching what is there
 

@@ -6,8 +6,6 @@ from simdist.profiles.estimates.tensors import Model
 from simdist.profiles.job.layout import Layout
 from simdist.schedules import HierarchicalSGD, LocalSGD, Schedule, Sync
 
-__all__ = ["candidates", "levels"]
-
 _PERIODS = (2, 4, 8)
 
 

@@ -12,8 +12,6 @@ from simdist.profiles.job.matching import Matched
 from simdist.profiles.job.untraced_ranks import Unseen, find_unseen
 from simdist.profiles.steps.model import Kind
 
-__all__ = ["CollectiveTimes", "collective_times"]
-
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTimes:

@@ -21,8 +21,6 @@ from simdist.plan.ops import Channel
 from simdist.profiles.estimates.base import BaseTimes, Parts
 from simdist.profiles.job.job import TracedJob
 
-__all__ = ["HostModel", "Measured", "host_model", "measured", "recorded", "typical_s"]
-
 _CHANNELS: tuple[Channel, ...] = ("host", "compute", "io")
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from simdist.profiles.steps.model import RankProfile
 from simdist.scenario import Link, load_cluster, presets
 
-__all__ = ["Fabric", "fabric_of_gpus"]
-
 _NVLINK = {  # names of GPUs that only come with NVLink, as CUDA tells them -> cluster preset, which has the sources
     "V100-SXM2": "v100x8-25gbit",
     "A100-SXM4": "dgx-a100",

@@ -8,8 +8,6 @@ from numpy.typing import NDArray
 
 from simdist.scenario import Link
 
-__all__ = ["fitted_line"]
-
 _MOST = 300  # tries
 _NEAR = 1e-4  # of a factor
 

@@ -23,8 +23,6 @@ from simdist.profiles.estimates.line_fit import fitted_line
 from simdist.scenario import Cluster, Link, Tensor, Workload
 from simdist.settings.units import format_nbytes
 
-__all__ = ["Links", "as_group", "derive_links", "predicted_s"]
-
 Which: TypeAlias = Literal["fabric", "network"]
 
 _WHICH: tuple[Which, ...] = ("fabric", "network")

@@ -24,8 +24,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FALSE_ALARM", "by_chance_once_s", "by_chance_usually_s", "lower_median_s"]
-
 FALSE_ALARM = 0.01
 """Probability that a job without stragglers is said to have one, of each channel and kind."""
 

@@ -19,8 +19,6 @@ from simdist.runs.build import build
 from simdist.scenario import Scenario
 from simdist.traces.breakdown import breakdown
 
-__all__ = ["TOLERANCE", "Proof", "prove_step"]
-
 TOLERANCE = 0.10
 """Share of the measured step that a reproduced one may miss it by; beyond, the scenario is doubtful."""
 

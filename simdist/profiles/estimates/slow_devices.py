@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from simdist.profiles.estimates.stragglers import Straggler
 from simdist.scenario.cluster import DeviceOverride
 
-__all__ = ["slow_devices", "slow_throughout"]
-
 _NEARLY = 0.9  # of the steps
 
 

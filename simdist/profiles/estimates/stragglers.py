@@ -27,8 +27,6 @@ from simdist.profiles.estimates.noise import by_chance_once_s, by_chance_usually
 from simdist.profiles.job.layout import Layout
 from simdist.profiles.notes import listed
 
-__all__ = ["Noise", "Straggler", "find_stragglers", "noise_of", "without"]
-
 _NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 _SPREADS = 3.0
 _PERSISTENT_SHARE, _TRANSIENT_SHARE = 0.03, 0.05  # of a step; less changes nothing that anybody decides

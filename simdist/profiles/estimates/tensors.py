@@ -21,8 +21,6 @@ from simdist.scenario import Tensor
 from simdist.schedules import Job
 from simdist.schedules.parts import BUCKET_NBYTES, FIRST_BUCKET_NBYTES, gradient_buckets
 
-__all__ = ["Model", "find_model"]
-
 _ONE_TENSOR = 1  # a bucket is full with its first tensor
 
 

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from simdist.profiles.steps.model import RankProfile, RankStep
 
-__all__ = ["shifted"]
-
 _FEWEST = 3  # steps that must overlap
 _TOLERATED = 0.01  # of a step
 _NOISE = 3.0  # median deviations

@@ -13,8 +13,6 @@ from simdist.errors import TraceError
 from simdist.profiles.notes import listed
 from simdist.profiles.steps.model import Call, RankProfile, RankStep
 
-__all__ = ["check_every_step", "one_group"]
-
 _TOLD = 3  # groups, steps
 
 _Group = tuple[int, ...]

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from simdist.profiles.job.matching import Matched
 from simdist.profiles.steps.model import Kind
 
-__all__ = ["Clocks", "synchronize"]
-
 _TOGETHER: tuple[Kind, ...] = ("all_reduce", "all_gather")  # nobody is done before everybody has come
 _FEWEST = 9  # calls that show a drift
 _LEAST_DRIFT_S = 100e-6  # over the whole trace; less is none

@@ -14,8 +14,6 @@ from simdist.profiles.job.averaging import check_every_step, one_group
 from simdist.profiles.notes import grouped, listed
 from simdist.profiles.steps.model import Call, RankProfile, RankStep
 
-__all__ = ["TracedJob", "assemble"]
-
 
 @dataclass(frozen=True, slots=True)
 class TracedJob:

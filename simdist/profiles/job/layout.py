@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from simdist.errors import ScenarioError
 from simdist.profiles.job.job import TracedJob
 
-__all__ = ["Layout", "find_layout"]
-
 
 @dataclass(frozen=True, slots=True)
 class Layout:

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from simdist.profiles.job.job import TracedJob
 from simdist.profiles.steps.model import Call, Kind, RankProfile
 
-__all__ = ["Matched", "What", "match"]
-
 
 @dataclass(frozen=True, slots=True)
 class What:

@@ -8,8 +8,6 @@ from simdist.profiles.job.job import TracedJob
 from simdist.profiles.job.matching import Matched
 from simdist.settings.units import format_seconds
 
-__all__ = ["check_one_run"]
-
 _SLICE_S = 5e-3  # by so much a busy host sees an end late: about a time slice of Linux (sched_base_slice_ns, 3-4 ms)
 
 

@@ -28,8 +28,6 @@ from simdist.profiles.job.matching import Matched
 from simdist.profiles.notes import listed
 from simdist.settings.units import format_seconds
 
-__all__ = ["Unseen", "find_unseen", "unseen_note", "with_unseen"]
-
 _LOW = 0.1  # quantile over the steps of one place: the rank without a trace need not be late in all of them
 _SAME_SIZE = 1.25  # sizes nearer than this factor take the links as long per byte
 _LONGER = 1.15  # times the base; places differ by less without any late rank

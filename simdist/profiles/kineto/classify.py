@@ -10,8 +10,6 @@ Source: torch/optim/optimizer.py, torch/utils/data/dataloader.py, torch/nn/paral
 import re
 from enum import IntEnum
 
-__all__ = ["What", "meaning_of"]
-
 
 class What(IntEnum):
     """What an event is, as far as it matters to the phases of a step.

@@ -11,8 +11,6 @@ from typing import TypeAlias
 from msgspec import DecodeError, Raw, Struct, convert, field
 from msgspec.json import Decoder, decode
 
-__all__ = ["Args", "Dims", "Event", "args_of"]
-
 Dims: TypeAlias = list[list[int | list[int]]]
 """Shapes of an operator's inputs: a list of sizes each, or a list of such lists where an input is a list of tensors."""
 

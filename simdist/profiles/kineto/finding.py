@@ -7,8 +7,6 @@ from pathlib import Path
 
 from simdist.errors import TraceError
 
-__all__ = ["find_traces"]
-
 _SUFFIXES = (".json", ".json.gz")
 _PARTS = re.compile(r"(\D*)(\d*)")
 

@@ -4,8 +4,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Device", "Group", "Header", "header_of", "hostname_in_name", "rank_in_name"]
-
 
 @dataclass(frozen=True, slots=True)
 class Device:

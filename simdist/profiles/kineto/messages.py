@@ -8,8 +8,6 @@ from typing import Final
 from simdist.profiles.kineto.events import Args
 from simdist.profiles.steps.model import Kind
 
-__all__ = ["Message", "dtype_of", "element_count", "message_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Message:

@@ -10,8 +10,6 @@ from simdist.profiles.steps.model import RankProfile
 from simdist.profiles.steps.ranks import profile_rank
 from simdist.sweep.workers import LocalPool, n_cores
 
-__all__ = ["Outcome", "profile_all"]
-
 _LITTLE_NBYTES = 16 << 20  # read in about the second that a process takes to start, if it is not compressed
 
 Outcome: TypeAlias = RankProfile | TraceError

@@ -14,8 +14,6 @@ from msgspec.json import Decoder, encode
 
 from simdist.profiles.kineto.events import Event
 
-__all__ = ["Taken", "repaired", "take"]
-
 _KEYS = "ph|cat|name|pid|tid|ts|dur|args|id|s|bp|tts|cname"
 _CUT = re.compile(rf'\}}\s*(,)\s*\{{\s*"(?:{_KEYS})"'.encode())
 _RESUME = re.compile(rf'\}}\s*(?:,\s*(?=\{{\s*"(?:{_KEYS})")|(?=\]\s*(?:,\s*"|\}}|$)))')

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from simdist.errors import TraceError
 
-__all__ = ["CHUNK_NBYTES", "Chunks"]
-
 CHUNK_NBYTES = 4 << 20  # so large that the time per chunk does not count, so small that memory does not
 _START_NBYTES = 64  # enough to see what a file is
 _GZIP = b"\x1f\x8b"

@@ -14,8 +14,6 @@ from simdist.profiles.kineto.classify import What, meaning_of
 from simdist.profiles.kineto.events import Event, args_of
 from simdist.profiles.kineto.messages import Message, dtype_of, element_count, message_of
 
-__all__ = ["UNKNOWN", "Events", "Floats", "Ints", "Timeline", "timeline_of"]
-
 Floats: TypeAlias = NDArray[np.float64]
 """A number, mostly of seconds, for each of many."""
 Ints: TypeAlias = NDArray[np.int64]

@@ -13,8 +13,6 @@ from simdist.profiles.kineto.timeline import Events, Floats, Timeline
 from simdist.profiles.steps.host import Passes
 from simdist.profiles.steps.model import Call
 
-__all__ = ["Transfers", "backend_transfers", "calls_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Transfers:

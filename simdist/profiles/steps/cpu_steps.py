@@ -21,8 +21,6 @@ from simdist.profiles.steps.calls import Transfers
 from simdist.profiles.steps.host import Passes, gaps_between, host_strokes
 from simdist.profiles.steps.phase_spans import Phase, Phases, Stroke, paint
 
-__all__ = ["PAUSE_S", "cpu_phases", "waits_of"]
-
 PAUSE_S = 0.5e-3
 LATE_S = 0.2e-3  # by which a thread of the backend may report the beginning or end of a collective too late
 _OPERATORS = (What.BACKWARD, What.NODE, What.COPY_BACK, What.ISSUE, What.LAYER, What.WORK, What.READY)

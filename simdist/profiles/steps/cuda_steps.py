@@ -29,8 +29,6 @@ from simdist.profiles.steps.phase_spans import Phase, Phases, Stroke, paint
 from simdist.profiles.steps.steps import Span
 from simdist.profiles.steps.windows import Window
 
-__all__ = ["Kernels", "are_whole", "collectives_of", "cuda_phases", "cuda_spans", "host_blocks", "kernels_of"]
-
 CLOCKS_S = 50e-6  # by which the clocks of host and device may disagree after the profiler converted them
 
 

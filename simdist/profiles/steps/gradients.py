@@ -12,8 +12,6 @@ from simdist.profiles.steps.model import Gradient
 from simdist.profiles.steps.phase_spans import Phase, Phases
 from simdist.profiles.steps.steps import Computed, Span
 
-__all__ = ["batch_size_of", "gradients_of"]
-
 
 def gradients_of(
     host: Events, spans: Sequence[Span], passes: Passes, phases: Phases, computed: Computed

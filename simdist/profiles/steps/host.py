@@ -15,9 +15,6 @@ from simdist.profiles.kineto.classify import What
 from simdist.profiles.kineto.timeline import Events, Floats
 from simdist.profiles.steps.phase_spans import Phase, Stroke
 
-__all__ = ["Passes", "backward_passes", "gaps_between", "host_strokes", "main_thread"]
-
-
 HOOK_S = 0.5e-3  # from a node's end to the hand-over of the bucket that it filled
 
 

@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["Call", "Gradient", "Kind", "RankProfile", "RankStep"]
-
 Kind: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast", "other"]
 
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from simdist.profiles.kineto.timeline import Floats
 
-__all__ = ["Phase", "Phases", "Stroke", "paint"]
-
 
 class Phase(IntEnum):
     """What a rank's device spends time on; `RankStep` says what each means."""

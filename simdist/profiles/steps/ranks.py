@@ -29,8 +29,6 @@ from simdist.profiles.steps.phase_spans import Phases
 from simdist.profiles.steps.steps import Computed, Span, rank_steps
 from simdist.profiles.steps.windows import Window, windows_of
 
-__all__ = ["profile_rank"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Computing:

@@ -11,8 +11,6 @@ from simdist.profiles.steps.model import Call, RankStep
 from simdist.profiles.steps.phase_spans import Phase, Phases
 from simdist.profiles.steps.windows import Window
 
-__all__ = ["Computed", "Span", "rank_steps"]
-
 Computed: TypeAlias = Callable[[Floats], Floats]
 """From instants on the host to when the device had computed what had been launched before."""
 

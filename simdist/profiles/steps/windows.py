@@ -12,8 +12,6 @@ from simdist.profiles.kineto.classify import What
 from simdist.profiles.kineto.timeline import Events, Floats
 from simdist.profiles.steps.host import Passes
 
-__all__ = ["Window", "windows_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class Window:

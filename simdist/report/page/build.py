@@ -13,8 +13,6 @@ from simdist.report.page.sections.stragglers import stragglers_section
 from simdist.report.page.sections.timelines import Shown, timelines_section
 from simdist.report.page.timeline import timeline_assets
 
-__all__ = ["runs_page"]
-
 
 def runs_page(report: Report, shown: Sequence[Shown]) -> str:
     """Return the page of one run or of several, the same for equal files.

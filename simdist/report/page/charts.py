@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from simdist.report.lettering import shortened
 from simdist.report.page.html import Html, tag
 
-__all__ = ["HATCHED", "Bar", "BarGroup", "Segment", "bar_chart", "ticks"]
-
 _HEADING, _LABEL, _BAR, _GAP, _GROUP_GAP, _AXIS = 26, 22, 18, 5, 12, 44  # heights in pixels
 _SCALE = 66.0  # percent of the width; the text of the longest bar fits into the rest on a phone
 

@@ -11,8 +11,6 @@ from string import Template
 from simdist.report.page.html import Html, escape, join, tag
 from simdist.report.page.theme import theme_css
 
-__all__ = ["Section", "asset", "document", "json_block", "json_text", "program"]
-
 
 @dataclass(frozen=True, slots=True)
 class Section:

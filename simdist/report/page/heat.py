@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MOST_RANKS", "MOST_STEPS", "Cells", "cells", "packed", "unpacked"]
-
 MOST_STEPS, MOST_RANKS = 1024, 256  # cells along each side; more than most screens have pixels for
 _DROPPED_BITS = 7  # of 23: numbers stay exact to 8e-6 of their size, and pack into two thirds
 

@@ -7,20 +7,6 @@ from typing import TypeAlias, final
 
 from simdist.settings.units import format_seconds
 
-__all__ = [
-    "Attribute",
-    "Html",
-    "duration",
-    "escape",
-    "join",
-    "number",
-    "percent",
-    "prose",
-    "signed_percent",
-    "table",
-    "tag",
-]
-
 Attribute: TypeAlias = str | int | float | bool | None
 
 _VOID = {"br", "input", "meta"}

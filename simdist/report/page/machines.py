@@ -7,8 +7,6 @@ from pathlib import Path
 
 from simdist.errors import TraceError
 
-__all__ = ["Machines"]
-
 
 @dataclass(frozen=True, slots=True)
 class Machines:

@@ -15,8 +15,6 @@ from simdist.traces.breakdown import STATES, breakdown
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import Waiting, waiting
 
-__all__ = ["ORIGINS", "Execution", "Origin", "Report", "ReportedPoint", "ReportedRun"]
-
 Origin: TypeAlias = Literal["simulated", "measured"]
 ORIGINS: tuple[Origin, ...] = ("simulated", "measured")
 

@@ -38,8 +38,6 @@ from simdist.report.palette import Style
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import host_waits, only_steps, step_end_s
 
-__all__ = ["DID_NOT_RUN", "PackedTrace", "Record", "pack", "plan_record", "rows_of_streams", "style_key", "styles_of"]
-
 DID_NOT_RUN = 2**32 - 1
 """What stands for the length of an operation that did not run."""
 

@@ -16,8 +16,6 @@ from simdist.sweep.performed import POINT, PlannedPoint
 from simdist.sweep.selection import short_names
 from simdist.sweep.table import written_text
 
-__all__ = ["NamedRun", "RunsOfPoint", "points_of"]
-
 _MOST_FIELDS = 4  # that a title names
 
 

@@ -19,8 +19,6 @@ from simdist.studies.validation import finished_steps, validate
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
 
-__all__ = ["read_report"]
-
 T = TypeVar("T")
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with what is done now, the runs done, and the runs in all."""

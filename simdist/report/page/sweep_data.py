@@ -9,8 +9,6 @@ from simdist.report.page.sweep_model import SweepReport
 from simdist.studies.comparison import Row
 from simdist.sweep.table import Result
 
-__all__ = ["METRICS", "Metric", "measured_metrics", "sweep_data"]
-
 Unit: TypeAlias = Literal["factor", "seconds", "share"]
 
 _DIGITS = 6  # of a number in the page's data; its tables have all

@@ -10,8 +10,6 @@ from simdist.sweep.definition import Choice
 from simdist.sweep.selection import short_names
 from simdist.sweep.table import written_text
 
-__all__ = ["CASE", "VaryingField", "case_field", "is_log", "varying_fields"]
-
 CASE = "case"
 _LISTED = 24  # values of a number that are called as they are written
 _WIDE = 3.0  # ratio of the ends from which on a logarithmic axis may be better

@@ -17,8 +17,6 @@ from simdist.sweep.fastest import Fastest, fastest
 from simdist.sweep.store import DESIGN, read_jsonl
 from simdist.sweep.table import Result, Table
 
-__all__ = ["MOST_ROWS", "ROUNDING", "SweepReport", "read_sweep_report"]
-
 MOST_ROWS = 200_000
 """Rows that a page holds: some 20 MB."""
 

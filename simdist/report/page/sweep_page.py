@@ -9,8 +9,6 @@ from simdist.report.page.sections.sweep_map import map_section
 from simdist.report.page.sections.sweep_rows import failures_section, rows_section
 from simdist.report.page.sweep_model import SweepReport
 
-__all__ = ["sweep_page"]
-
 _SCRIPTS = ("data", "chart", "map", "rows")
 
 

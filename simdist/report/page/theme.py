@@ -15,8 +15,6 @@ from simdist.report.palette import (
     YELLOW,
 )
 
-__all__ = ["DARK", "LIGHT", "contrast", "theme_css"]
-
 LIGHT: dict[str, str] = {
     "bg": WHITE,
     "fg": "#1B1F24",

@@ -17,8 +17,6 @@ from simdist.report.page.document import json_text, program
 from simdist.report.page.packing import pack, plan_record, rows_of_streams, style_key, styles_of
 from simdist.traces.trace import Trace
 
-__all__ = ["timeline_assets", "timeline_section"]
-
 _SCRIPTS = (
     "decode",
     "units",

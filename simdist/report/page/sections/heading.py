@@ -11,8 +11,6 @@ from simdist.report.page.machines import Machines
 from simdist.report.page.model import Report
 from simdist.runs.run_directory import RunDirectory
 
-__all__ = ["heading", "title"]
-
 _LONG = 24  # letters; more need two columns
 
 

@@ -9,8 +9,6 @@ from simdist.report.page.model import Report, ReportedPoint, ReportedRun
 from simdist.studies.ranking import Summary, summarize
 from simdist.studies.validation import Validation
 
-__all__ = ["reality_section"]
-
 _MOST_RANKS = 10  # lines of a table of ranks
 
 _ABOUT = (

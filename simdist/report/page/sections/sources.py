@@ -6,8 +6,6 @@ from simdist.report.page.html import Html, join, tag
 from simdist.report.page.model import Report, ReportedRun
 from simdist.runs import run_directory
 
-__all__ = ["sources_section"]
-
 _ABOUT = (
     "With these files every number on this page can be computed again: the scenario of each run, and the plan that "
     "was made of it."

@@ -11,8 +11,6 @@ from simdist.settings.units import format_seconds
 from simdist.studies.comparison import Row
 from simdist.traces.breakdown import STATES
 
-__all__ = ["STATE_WORDS", "speed_conclusion", "speed_section"]
-
 STATE_WORDS = {
     "compute": "computing",
     "comm": "exposed communication",

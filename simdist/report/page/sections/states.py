@@ -9,8 +9,6 @@ from simdist.report.palette import time_unit
 from simdist.settings.units import format_seconds
 from simdist.traces.breakdown import STATES
 
-__all__ = ["states_conclusion", "states_section"]
-
 _SEEN_S = 1e-9  # less is what is left when floating-point numbers are summed
 _ABOUT = (
     "The seconds of a step, averaged over ranks and steps, by what a rank does: at any moment it is in the first of "

@@ -10,8 +10,6 @@ from simdist.report.page.model import Execution, Report, ReportedRun
 from simdist.settings.units import format_seconds
 from simdist.traces.waiting import injected_s
 
-__all__ = ["stragglers_conclusion", "stragglers_section"]
-
 _MOST_RANKS = 10  # lines of the table
 _SAME = 1e-9  # sums that differ by less are the same
 _HEADING = "Stragglers: who waited for whom"

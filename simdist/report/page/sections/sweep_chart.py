@@ -13,17 +13,6 @@ from simdist.report.page.sweep_model import SweepReport
 from simdist.settings.units import format_seconds
 from simdist.sweep.table import Result
 
-__all__ = [
-    "View",
-    "chart_section",
-    "controls",
-    "default_view",
-    "factor_text",
-    "metric_text",
-    "metric_value",
-    "select",
-]
-
 _GRID = (
     "Each line is a schedule, at the chosen values of the other fields. Bars are 95 % confidence intervals over seeds, "
     "where they are larger than the marks."

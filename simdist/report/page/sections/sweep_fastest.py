@@ -11,8 +11,6 @@ from simdist.report.page.sweep_fields import VaryingField
 from simdist.report.page.sweep_model import ROUNDING, SweepReport
 from simdist.sweep.fastest import Fastest
 
-__all__ = ["compared", "fastest_conclusion", "fastest_section", "lead_percent"]
-
 _MOST_LISTED = 12  # values of a field that are told one by one
 _N_PARTS = 4
 _LEAST_PERCENT = 0.001  # that is written

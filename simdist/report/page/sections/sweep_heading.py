@@ -11,8 +11,6 @@ from simdist.report.page.html import Html, escape, join, table, tag
 from simdist.report.page.sweep_fields import VaryingField
 from simdist.report.page.sweep_model import SweepReport
 
-__all__ = ["sweep_heading"]
-
 _LONG = 24  # letters; more need two columns
 _NAMED = 12  # values that are all named
 

@@ -10,8 +10,6 @@ from simdist.report.page.sweep_fields import VaryingField
 from simdist.report.page.sweep_model import SweepReport
 from simdist.sweep.influence import main_effect, rank_correlation
 
-__all__ = ["correlation", "influence_section"]
-
 _SAMPLE = (
     "Spearman's rank correlation of the speed-up with each field, over all points: +1 if the speed-up rises with the "
     "field wherever the others are, -1 if it falls, 0 if the field says nothing by itself. It does not say by how "

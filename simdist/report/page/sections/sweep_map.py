@@ -10,8 +10,6 @@ from simdist.report.page.sweep_fields import VaryingField
 from simdist.report.page.sweep_model import SweepReport
 from simdist.sweep.fastest import Fastest
 
-__all__ = ["map_section", "marks"]
-
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _COLOURS = 6
 _MOST_CELLS = 60  # of a row or column; more cannot be read

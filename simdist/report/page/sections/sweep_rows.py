@@ -10,8 +10,6 @@ from simdist.report.page.sweep_data import METRICS, sweep_data
 from simdist.report.page.sweep_model import SweepReport
 from simdist.sweep.table import Result
 
-__all__ = ["SHOWN", "failures_section", "rows_section"]
-
 SHOWN = 200
 """Rows that stand in the table at once."""
 

@@ -12,8 +12,6 @@ from simdist.report.page.timeline import timeline_section
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
 
-__all__ = ["MOST_SPANS", "Shown", "fitting_steps", "shown_runs", "timelines_section"]
-
 MOST_SPANS = 2_000_000
 """Operation instances times ranks of one trace in a page, and twice as many in all; then it still opens at once."""
 
