@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/installed
 TOOLS := $(VENV)/installed-dev
 KERNELS := $(VENV)/installed-triton
 
-.PHONY: demo test lint docs notebooks benchmark clean
+.PHONY: demo test check lint size docs notebooks benchmark clean
 
 # Four local processes. torchrun would set OMP_NUM_THREADS itself, with a warning.
 LAUNCH := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4
@@ -25,10 +25,16 @@ demo: $(INSTALLED)  ## simulate the published straggler experiment; run a plan o
 test: lint  ## everything that .ci/run checks
 	$(BIN)/python -m pytest -n auto
 
+check: lint  ## while editing: what needs no other processes, no browser and no notebook
+	$(BIN)/python -m pytest -n auto -m "not slow"
+
 lint: $(TOOLS) $(KERNELS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+size:  ## files, lines of code and public names by package
+	@$(PYTHON) tools/size.py
 
 docs: $(TOOLS)  ## the documentation as a site, build/docs/index.html
 	$(BIN)/sphinx-build -W --keep-going -b html docs build/docs
