@@ -6,7 +6,6 @@ differences are not noise. Intervals are 95 % confidence intervals over seeds, f
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +17,7 @@ from simdist.runs.build import Built, build, delay_sampler
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.studies.epochs import Epochs, epochs
+from simdist.studies.statistics import mean_interval, ratio_interval
 from simdist.traces.breakdown import STATES, Breakdown, breakdown
 from simdist.traces.reads import Reads, expected
 
@@ -277,10 +277,9 @@ def row(measured: Measured, baseline: Measured) -> Row:
     return Row(
         schedule=measured.label,
         step_s=step_s,
-        step_s_ci95=_interval(step_s, measured.step_s),
+        step_s_ci95=mean_interval(measured.step_s),
         speedup=speedup,
-        # of a ratio r of means of paired samples, by the delta method: residuals b - r s, over the mean s
-        speedup_ci95=_interval(speedup, (baseline.step_s - speedup * measured.step_s) / step_s),
+        speedup_ci95=ratio_interval(speedup, baseline.step_s, measured.step_s),
         compute_s=means["compute"],
         comm_s=means["comm"],
         wait_s=means["wait"],
@@ -291,19 +290,3 @@ def row(measured: Measured, baseline: Measured) -> Row:
         epochs=measured.epochs,
         staging_s=measured.staging_s,
     )
-
-
-def _interval(center: float, samples: NDArray[np.float64]) -> tuple[float, float] | None:
-    n = len(samples)
-    if n < 2:
-        return None
-    half = float(_quantile(n - 1) * samples.std(ddof=1) / np.sqrt(n))
-    return center - half, center + half
-
-
-@cache
-def _quantile(n_free: int) -> float:
-    """Return the 97.5 % quantile of Student's t distribution with so many degrees of freedom."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(n_free, 0.975))

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from simdist.errors import TraceError
 from simdist.plan import LEVELS, Load, Plan, StageIn, occurrences, stream_of
 from simdist.plan import reads as buffers_read
+from simdist.studies.statistics import relative_error
 from simdist.studies.validation import finished_steps
 from simdist.traces.reads import Reads, expected
 from simdist.traces.trace import Trace
@@ -246,10 +247,6 @@ class EpochError:
 def epoch_errors(simulated: Epochs, measured: Epochs) -> tuple[EpochError, ...]:
     """Compare the epochs of two traces of one plan, those that both have."""
     return tuple(
-        EpochError(theirs.number, ours.seconds, theirs.seconds, _ratio(ours.seconds - theirs.seconds, theirs.seconds))
+        EpochError(theirs.number, ours.seconds, theirs.seconds, relative_error(ours.seconds, theirs.seconds))
         for ours, theirs in zip(simulated.epochs, measured.epochs, strict=False)
     )
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else float("nan")

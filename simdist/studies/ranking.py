@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from simdist.studies.statistics import ratio
 from simdist.studies.validation import Validation
 
 _CLEAR = 1.05  # of two schedules that differ by less, repetitions of a run may come in either order
@@ -167,8 +168,8 @@ def summarize(validations: Sequence[Validation], *, baseline: str) -> Summary:
             each.simulated_s,
             each.measured_s,
             each.error,
-            simulated_speedup=_speedup(base.simulated_s, time.simulated_s),
-            measured_speedup=_speedup(base.measured_s, time.measured_s),
+            simulated_speedup=ratio(base.simulated_s, time.simulated_s),
+            measured_speedup=ratio(base.measured_s, time.measured_s),
         )
         for each, time in zip(validations, times, strict=True)
     )
@@ -180,7 +181,3 @@ def summarize(validations: Sequence[Validation], *, baseline: str) -> Summary:
         median_error=float(np.median(np.abs(errors))),
         worst_error=max(errors, key=abs),
     )
-
-
-def _speedup(baseline_s: float, step_s: float) -> float:
-    return baseline_s / step_s if step_s else np.nan

@@ -37,6 +37,7 @@ from simdist.runs.build import dataset, job
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import read_recorded
 from simdist.schedules import Schedule
+from simdist.studies.statistics import NORMAL_QUANTILE, student_quantile
 
 WORTHWHILE = 1.02
 """Speed-up below which a change is not proposed: models are not better than that, and changes cost work."""
@@ -44,8 +45,6 @@ WORTHWHILE = 1.02
 _N_PERIODS = 10  # of the longest schedule in a run
 _MOST_BLOCK_SHARE = 5  # of a recording, one in so many
 _LEAST_BLOCKS = 2  # in a recording: one block has no spread
-_CONFIDENCE = 0.975  # quantile at the upper end of the middle 95 %
-_NORMAL_QUANTILE = 1.959964  # of that
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +111,8 @@ class Runs:
         n_steps = max(self.of(schedule).steps for schedule in schedules)
         return (
             math.sqrt(n_steps / n_recorded / (1 - block / n_recorded))
-            * _student_quantile(n_recorded / block - 1)
-            / _NORMAL_QUANTILE
+            * student_quantile(n_recorded / block - 1)
+            / NORMAL_QUANTILE
         )
 
     @property
@@ -176,10 +175,3 @@ def _resampled(scenario: Scenario, block_steps: int) -> Scenario:
         for each in scenario.disturbances
     )
     return scenario.changed(disturbances=disturbances)
-
-
-def _student_quantile(n_free: float) -> float:
-    """Return the 97.5 % quantile of Student's t distribution with so many degrees of freedom."""
-    from scipy.special import stdtrit
-
-    return float(stdtrit(n_free, _CONFIDENCE))

@@ -24,6 +24,7 @@ from simdist.plan.delays import Delays
 from simdist.plan.group import Group
 from simdist.plan.text import op_name
 from simdist.settings.units import format_seconds
+from simdist.studies import statistics
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import host_waits, only_steps, waiting
 
@@ -145,7 +146,7 @@ class Validation:
     @property
     def error(self) -> float:
         """Error of the makespan."""
-        return _error(self.simulated_s, self.measured_s)
+        return statistics.relative_error(self.simulated_s, self.measured_s)
 
     @property
     def verdict(self) -> str:
@@ -185,8 +186,8 @@ def validate(real: Trace, simulated: Trace, delays: Delays) -> Validation:
         kinds=_kinds(real, simulated),
         injections=_injections(real, delays),
         blames=_blames(blamed.sum(axis=0), measured.sum(axis=0)),
-        correlation=_correlation(blamed.sum(axis=0), measured.sum(axis=0)),
-        overlap=_ratio(float(np.minimum(blamed, measured).sum()), float(measured.sum())),
+        correlation=statistics.correlation(blamed.sum(axis=0), measured.sum(axis=0)),
+        overlap=statistics.ratio(float(np.minimum(blamed, measured).sum()), float(measured.sum())),
     )
 
 
@@ -245,12 +246,12 @@ def _kind(op: str, stream: Stream, group: str, simulated_s: Seconds, measured_s:
         stream,
         group,
         len(measured_s),
-        _median(simulated_s),
-        _median(measured_s),
+        statistics.median(simulated_s),
+        statistics.median(measured_s),
         *totals_s,
-        error=_error(*totals_s),
-        signed_instance_error=_median(errors),
-        instance_error=_median(np.abs(errors)),
+        error=statistics.relative_error(*totals_s),
+        signed_instance_error=statistics.median(errors),
+        instance_error=statistics.median(np.abs(errors)),
     )
 
 
@@ -309,20 +310,3 @@ def _verdict(blames: Sequence[Blame]) -> str:
 
 def _seconds(blame: Blame) -> str:
     return f"simulated {format_seconds(blame.simulated_s)}, measured {format_seconds(blame.measured_s)}"
-
-
-def _correlation(a: Seconds, b: Seconds) -> float:
-    a, b = a - a.mean(), b - b.mean()
-    return _ratio(float(a @ b), float(np.sqrt((a @ a) * (b @ b))))
-
-
-def _median(values: Seconds) -> float:
-    return float(np.median(values)) if values.size else np.nan
-
-
-def _error(simulated: float, measured: float) -> float:
-    return _ratio(simulated - measured, measured)
-
-
-def _ratio(part: float, whole: float) -> float:
-    return part / whole if whole else np.nan

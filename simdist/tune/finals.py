@@ -16,6 +16,7 @@ from simdist.runs.build import Built, build
 from simdist.schedules import Schedule
 from simdist.studies.comparison import Measured, Row, row
 from simdist.studies.resampling import Runs
+from simdist.studies.statistics import widened
 from simdist.tune.constraints import Facts
 from simdist.tune.evaluating import Evaluated
 from simdist.tune.pareto import front
@@ -102,13 +103,9 @@ def _row(runs: Runs, one: tuple[Schedule, Measured], base: tuple[Schedule, Measu
     factor = math.sqrt(found.seeds) * runs.widening(one[0], base[0])  # from a mean over seeds to a single run
     return replace(
         found,
-        step_s_ci95=_widened(found.step_s, found.step_s_ci95, factor),
-        speedup_ci95=_widened(found.speedup, found.speedup_ci95, factor),
+        step_s_ci95=widened(found.step_s, found.step_s_ci95, factor),
+        speedup_ci95=widened(found.speedup, found.speedup_ci95, factor),
     )
-
-
-def _widened(center: float, interval: tuple[float, float] | None, factor: float) -> tuple[float, float] | None:
-    return interval and (center + factor * (interval[0] - center), center + factor * (interval[1] - center))
 
 
 def clearly_faster(runs: Runs, one: Finalist, other: Finalist) -> bool:

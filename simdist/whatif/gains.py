@@ -19,20 +19,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-import numpy as np
-
 from simdist.errors import ScenarioError
 from simdist.runs.build import build
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.studies.comparison import Measured, measure
 from simdist.studies.resampling import Recording, Runs, longest_period, runs_of
+from simdist.studies.statistics import resampled_interval
 
 Drawn: TypeAlias = Literal["recorded", "random", "fixed"]
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with a schedule's label, rank-steps done and rank-steps in all."""
 
-_MIDDLE = (2.5, 97.5)  # percentiles that hold 95 %
 _LEAST_RUNS = 40  # 2.5 % of them is one run
 _ROUNDING = 1e-6  # a speed-up without noise that differs less from 1 is none
 
@@ -157,8 +155,8 @@ def _gain(measured: Measured, base: Measured, runs: Runs, compared: tuple[Schedu
     problem = _problem(runs, len(base.step_s), compared)
     interval = None
     if runs.scenario.is_random and not problem:
-        deviations = np.percentile(base.step_s / measured.step_s, _MIDDLE) - speedup
-        low, high = (speedup + runs.widening(*compared) * deviations).tolist()
+        speedups, widening = base.step_s / measured.step_s, runs.widening(*compared)
+        low, high = resampled_interval(speedup, speedups, widening=widening)
         interval = max(0.0, low), high
     return Gain(measured.label, float(measured.step_s.mean()), speedup, interval, measured.engine, problem)
 

@@ -1,0 +1,44 @@
+"""The statistics of the studies against tables, simulation and what they promise of the edges."""
+
+import math
+
+import numpy as np
+import pytest
+
+from simdist.studies import statistics
+
+
+@pytest.mark.parametrize(("n_free", "quantile"), [(1, 12.7062), (4, 2.7764), (19, 2.0930), (1e9, 1.959964)])
+def test_student_quantile_is_that_of_the_tables(n_free: float, quantile: float) -> None:
+    assert statistics.student_quantile(n_free) == pytest.approx(quantile, rel=2e-5)
+
+
+def test_intervals_of_means_and_ratios_hold_the_truth_in_95_percent_of_the_cases() -> None:
+    rng = np.random.default_rng(1)
+    means = ratios = 0
+    for _ in range(2000):
+        above, below = rng.normal(3.0, 0.3, 40), rng.normal(2.0, 0.2, 40)
+        low, high = statistics.mean_interval(above) or (0.0, 0.0)
+        means += low <= 3.0 <= high
+        low, high = statistics.ratio_interval(float(above.mean() / below.mean()), above, below) or (0.0, 0.0)
+        ratios += low <= 1.5 <= high
+    assert 0.935 < means / 2000 < 0.965
+    assert 0.935 < ratios / 2000 < 0.965
+
+
+def test_single_sample_has_no_interval() -> None:
+    one = np.array([2.0])
+    assert statistics.mean_interval(one) is None
+    assert statistics.ratio_interval(1.0, one, one) is None
+    assert statistics.widened(2.0, None, 3.0) is None
+
+
+def test_resampled_interval_holds_the_middle_of_the_resamples_made_wider() -> None:
+    resamples = np.linspace(1.0, 2.0, 1001)
+    assert statistics.resampled_interval(1.5, resamples, widening=2.0) == pytest.approx((0.55, 2.45))
+
+
+def test_what_is_undefined_is_nan() -> None:
+    assert math.isnan(statistics.relative_error(1.0, 0.0))
+    assert math.isnan(statistics.median(np.array([])))
+    assert math.isnan(statistics.correlation(np.array([1.0, 2.0]), np.array([3.0, 3.0])))
