@@ -515,7 +515,8 @@ def test_chunks_of_delays_do_not_change_any_time(monkeypatch):
 WRITE_A_TRACE = """
 import hashlib, sys
 from pathlib import Path
-from simdist import build, engines, scenario
+from simdist import engines, scenario
+from simdist.runs import build
 chosen = scenario.loads(sys.argv[1])
 for number, schedule in enumerate(chosen.schedules):
     built = build.build(chosen, schedule)

@@ -1,0 +1,38 @@
+"""What a Python user starts with is a function of the package, and imported only when it is asked for."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import simdist
+from simdist import compare
+from simdist.scenario import presets
+
+SCENARIO = presets.path("scenarios", "cloud-stragglers")
+IMPORTED = """
+import sys, simdist
+print(sorted(name for name in sys.modules if name.startswith("simdist.") or name in ("numpy", "pydantic")))
+"""
+
+
+def test_scenario_is_loaded_and_its_schedules_are_compared() -> None:
+    scenario = simdist.load(SCENARIO).changed(steps=4)
+    assert [row.schedule for row in compare(scenario, n_seeds=1)] == [each.name for each in scenario.schedules]
+
+
+def test_import_of_the_package_imports_nothing_else() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", IMPORTED],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(simdist.__file__).parents[1],
+    )
+    assert found.stdout.strip() == "[]"
+
+
+def test_unknown_name_is_refused() -> None:
+    with pytest.raises(AttributeError, match="module 'simdist' has no attribute 'simulator'"):
+        _ = simdist.simulator  # type: ignore[attr-defined]
