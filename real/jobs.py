@@ -9,11 +9,11 @@ from functools import partial
 import torch
 
 from real import models
+from real.buffers.memory import Memory
 from real.data.batches import Batches, batch_buffers
 from real.data.inputs import Input
 from real.data.matching import check_labels
 from real.execution.gpu import Spin
-from real.execution.memory import Memory
 from real.execution.running import MakeProgram
 from real.models import Job
 from real.processes.launch import Connection
@@ -21,7 +21,7 @@ from real.programs.base import Program
 from real.programs.binding import Binding
 from real.programs.emulated import EmulatedProgram
 from real.programs.module import ModuleProgram
-from real.programs.rating import takes_ratios
+from real.programs.optimizers import takes_ratios
 from real.recording.timing import Sleeper
 from simdist.cost import Local, Shared, Varying, price
 from simdist.errors import ScenarioError

@@ -17,12 +17,11 @@ from torch.distributed.algorithms.model_averaging.hierarchical_model_averager im
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from real.collectives.scratch import Scratch
+from real.buffers.memory import Memory, Scratch
 from real.collectives.servers import sum_by_servers
 from real.collectives.worlds import ProcessWorld, groups_of
 from real.execution import virtual
 from real.execution.executor import Executor, Lanes
-from real.execution.memory import Memory
 from real.programs.binding import Binding, trained_parameters
 from real.programs.module import ModuleProgram
 from real.programs.optimizers import Lars

@@ -32,8 +32,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from real.models import create  # noqa: E402
-from real.models.gpt import feed_forward  # noqa: E402
-from real.models.layers import MatrixProduct, ScaledDotProduct, classifier, conv_bn  # noqa: E402
+from real.models.classifiers import classifier, conv_bn  # noqa: E402
+from real.models.gpt import MatrixProduct, ScaledDotProduct, feed_forward  # noqa: E402
 
 WORKLOADS = ROOT / "simdist" / "scenario" / "presets" / "workloads"
 

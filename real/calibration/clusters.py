@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from real.calibration.lines import Fit, fit
+from real.calibration.line_fit import Fit, fit, predicted_s
 from real.calibration.measure import ITEM_NBYTES, Task
-from real.calibration.predict import predicted_s
 from real.calibration.tables import Hop, Line, Measurement, Where, hops, is_flat_at_end, line, table
 from simdist.plan.group import Group
 from simdist.scenario import Cluster, Device, Library, Link

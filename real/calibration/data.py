@@ -15,6 +15,7 @@ A request to another node is measured by asking for a sample that is not there: 
 """
 
 import json
+import os
 import secrets
 import statistics
 import tempfile
@@ -28,7 +29,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from real.calibration.readings import N_ALONE, Readings, drop_cached, fresh_readings, kernel_caches, same_readings
 from real.data.board import Want
 from real.data.decoding import Decode
 from real.data.filecache import FileCache
@@ -37,12 +37,98 @@ from real.data.index import Index
 from real.data.inputs import own_address
 from real.data.memory import Geometry, MemoryStore
 from real.data.peers import Peers, PeerServer
-from real.data.storages import Storage as Files
-from real.data.storages import read_sample
-from real.processes.launch import Connection
+from real.data.storages import FilesystemStorage, read_sample
+from real.data.storages import Storage as OpenedStorage
+from real.processes.launch import Connection, Place
 from real.recording.timing import now_s
 from simdist.cost.links import LinkCost
 from simdist.scenario import Cluster, Disk, HostMemory, Storage
+
+N_ALONE = 32  # files of one thread
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Says which samples a rank reads in each of the three readings of a level.
+
+    Args:
+        alone: By one thread of rank 0; others leave them out.
+        of_node: By the ranks of the first node; others leave them out.
+        of_all: By all ranks.
+        n_alone: How often each of `alone` is read; the quickest time counts.
+        said: What is to be known about them.
+    """
+
+    alone: tuple[int, ...]
+    of_node: tuple[int, ...]
+    of_all: tuple[int, ...]
+    n_alone: int
+    said: str
+
+
+def fresh_readings(place: Place, n_each: int, n_samples: int) -> Readings:
+    """Return readings of which no two ranks, and no two readings, have a sample in common; as far as there are enough.
+
+    Args:
+        place: Of the rank that asks.
+        n_each: Samples of a rank in a reading.
+        n_samples: Of the data set.
+    """
+    n_alone = min(N_ALONE, n_each)
+    begin_of_node = n_alone
+    begin_of_all = begin_of_node + place.local_world_size * n_each
+    n_wanted = begin_of_all + place.world_size * n_each
+
+    def part(begin: int) -> tuple[int, ...]:
+        return tuple(number % n_samples for number in range(begin, begin + n_each))
+
+    said = "every file was read once"
+    if n_wanted > n_samples:
+        said = f"of {n_wanted} reads {n_wanted - n_samples} were of files read before, for the data set has no more"
+    return Readings(
+        alone=tuple(range(n_alone)) if place.rank == 0 else (),
+        of_node=part(begin_of_node + place.rank * n_each) if place.rank < place.local_world_size else (),
+        of_all=part(begin_of_all + place.rank * n_each),
+        n_alone=1,
+        said=said,
+    )
+
+
+def same_readings(samples: Sequence[int]) -> Readings:
+    """Return readings of the same samples, for a level where they are kept."""
+    mine = tuple(samples)
+    return Readings(mine[:N_ALONE], mine, mine, n_alone=2, said="every file was read several times")
+
+
+def drop_cached(storage: OpenedStorage, index: Index, samples: Sequence[int]) -> bool:
+    """Drop what this machine's kernel holds of samples' files; return whether it could.
+
+    Source: posix_fadvise(2): POSIX_FADV_DONTNEED frees clean pages, so those to be written are written first.
+    """
+    folder = storage.local_folder if isinstance(storage, FilesystemStorage) else None
+    if folder is None:
+        return False
+    try:
+        for sample in samples:
+            descriptor = os.open(folder / index.names[sample], os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fdatasync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+    except OSError:  # a file system that cannot; or no such file, which reading it tells better
+        return False
+    return True
+
+
+def kernel_caches(storage: OpenedStorage, dropped: bool) -> str:
+    """Say what the page cache of the nodes had to do with reads from a storage."""
+    if not isinstance(storage, FilesystemStorage) or storage.local_folder is None:
+        return "read without a page cache of the nodes"
+    if dropped:
+        return "pages of the files were dropped from the nodes' caches before"
+    return "the nodes' page caches may have held the files"
+
 
 _N_EACH = 64  # files of every rank, at least
 _LIMITED = 0.9  # of the rate of all: a node that gets less alone is limited by itself
@@ -62,7 +148,7 @@ class Setup:
     """
 
     index: Index
-    storage: Files
+    storage: OpenedStorage
     decode: Decode
     shape: tuple[int, ...]
     cache: Path

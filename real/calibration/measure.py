@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from real.buffers.memory import Memory
 from real.calibration.tables import Measurement, OpName, Where
 from real.collectives.worlds import ProcessWorld
-from real.execution.memory import Memory
 from real.processes.launch import Connection
 from real.recording.clock import Clocks, compare
 from real.recording.timing import now_s, precise_sleeps, sleep_s

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from real.calibration.data import DataRates
+from real.calibration.line_fit import predicted_s
 from real.calibration.measure import Task
-from real.calibration.predict import predicted_s
 from real.calibration.tables import Measurement, busbw_factor
 from simdist.errors import RunError, ScenarioError
 from simdist.scenario import Cluster

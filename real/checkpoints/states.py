@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from real.execution.memory import Memory
+from real.buffers.memory import Memory
 from simdist.errors import RunError
 from simdist.plan import Optimize, Plan, reads, writes
 

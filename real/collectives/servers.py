@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from real.collectives.scratch import Scratch
+from real.buffers.memory import Scratch
 from simdist.plan import Servers
 
 ARRIVING_NBYTES = 2**26

@@ -10,7 +10,7 @@ those beside the ranks exist in simulations only.
 A sparse buffer travels in one message: the bytes of its values, then those of its indices.
 
 gloo has no reduce-scatter of its own: torch makes one of an all-reduce of a copy. Here the same happens in memory that
-is kept, see `real.collectives.scratch`.
+is kept, see `real.buffers.memory`.
 """
 
 import datetime
@@ -28,9 +28,8 @@ except ImportError:  # their names before torch 2.13
     from torch.distributed import all_gather_into_tensor as all_gather_single
     from torch.distributed import reduce_scatter_tensor as reduce_scatter_single
 
-from real.collectives.scratch import Purpose, Scratch
+from real.buffers.memory import Memory, Purpose, Scratch
 from real.collectives.servers import moves_gpu_tensors, piece_count, sum_by_servers
-from real.execution.memory import Memory
 from simdist.errors import RunError
 from simdist.plan import (
     COLLECTIVES,

@@ -5,9 +5,9 @@ from typing import final
 import torch
 from torch import Tensor
 
+from real.buffers.memory import Memory
 from real.data.inputs import Input
-from real.execution.memory import Memory
-from real.programs.feeding import Batch, Feed
+from real.programs.base import Batch, Feed
 from simdist.errors import PlanError
 from simdist.plan import Load, Plan, StageIn
 

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from real.data.rounds import Counts
-from real.recording.memmap import mapped
+from real.recording.recorder import memmap
 from simdist.plan import LEVELS, Plan
 from simdist.traces.reads import Reads
 
@@ -37,7 +37,7 @@ class Tally:
 
     def __init__(self, n_loads: int, path: Path | None = None) -> None:
         zeros = np.zeros((n_loads, _N_COLUMNS), dtype=np.int64)
-        self.rows: NDArray[np.int64] = zeros if path is None else mapped(path, zeros)
+        self.rows: NDArray[np.int64] = zeros if path is None else memmap(path, zeros)
 
     def note(self, number: int, counts: Counts) -> None:
         """Write down a load."""

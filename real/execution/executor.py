@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from real.buffers.memory import Memory
 from real.execution.gpu import GpuClock, Spin
 from real.execution.lanes import CudaLane, DirectLane, Lane, ThreadLane
-from real.execution.memory import Memory
 from real.execution.ticks import Ended, Ticks
 from real.programs.base import Program
 from real.recording.recorder import Notes

@@ -13,17 +13,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from real.buffers.memory import Memory
 from real.collectives.byte_transfer import gather_rows
 from real.collectives.worlds import ProcessWorld, check_servers, groups_of, scratch_nbytes
 from real.execution.executor import Executor, Lanes
-from real.execution.memory import Memory
-from real.processes.guard import Guard
+from real.processes.heartbeat import Guard
 from real.processes.launch import Connection
 from real.programs.base import Program
 from real.recording.clock import Clocks, common_start_s, compare
-from real.recording.recorder import Recorder
+from real.recording.recorder import Part, Recorder, gather, part_path, salvage, write_part
 from real.recording.timing import now_s, precise_sleeps
-from real.recording.traces import Part, gather, part_path, salvage, write_part
 from simdist.errors import RunError
 from simdist.plan import Channel, Collective, Plan
 from simdist.plan.text import op_text

@@ -17,7 +17,7 @@ from typing import TypeAlias, assert_never, final
 import torch
 from torch import Tensor, nn
 
-from real.execution.memory import Memory
+from real.buffers.memory import Memory
 from real.programs.binding import Binding, trained_parameters
 from real.programs.module import Batch, ModuleProgram
 from simdist.plan import (

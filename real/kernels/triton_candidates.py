@@ -1,4 +1,5 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def, no-untyped-call, misc"
+# mypy: disable-error-code="import-not-found, import-untyped, assignment"
 """Candidates for the largest k, on a GPU: entries of a vector that were worth a second look, and the choice among them.
 
 A vector is cut into *spans*, one per program, and a span into tiles. A program writes its candidates to where its span
@@ -15,11 +16,19 @@ but integers together, so the result does not depend on which one comes first.
 """
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
-from real.kernels.optional_triton import tl, triton
+try:
+    import triton
+    import triton.language as tl
+except ImportError:
+    triton = tl = SimpleNamespace(jit=lambda kernel=None, **_: kernel or (lambda each: each), constexpr=int)
+
+__all__ = ["tl", "triton"]
+
 
 WIDE, NARROW = ({"num_warps": n, "enable_fp_fusion": False} for n in (8, 4))
 """How kernels are launched that read whole tiles, or candidates. Without fusion, all kernels round alike."""

@@ -11,9 +11,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from real.kernels.optional_triton import tl, triton
-from real.kernels.topk.parts import largest_magnitude
-from real.kernels.triton_candidates import DEFAULT, WIDE, Candidates, Cut, Layout, append, magnitude, take_largest
+from real.kernels.magnitudes import largest_magnitude
+from real.kernels.triton_candidates import (
+    DEFAULT,
+    WIDE,
+    Candidates,
+    Cut,
+    Layout,
+    append,
+    magnitude,
+    take_largest,
+    tl,
+    triton,
+)
 
 _COLUMNS = 64  # of a tile, so that its candidates are counted by rows, and rows by few numbers
 _KEY_BITS = 31  # of a float32 without its sign

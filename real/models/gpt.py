@@ -1,11 +1,36 @@
 """GPT-2: a transformer that predicts the next token."""
 
+from collections import OrderedDict
+
 import torch
 from torch import Tensor, nn
-
-from real.models.layers import MatrixProduct, ScaledDotProduct, named
+from torch.nn import functional
 
 _INIT_STD = 0.02  # Radford et al. 2018, section 4.1
+
+
+class MatrixProduct(nn.Module):
+    """A @ B without parameters: a module only so that a hook sees it."""
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return the product."""
+        return a @ b
+
+
+class ScaledDotProduct(nn.Module):
+    """softmax(Q K^T / sqrt(width)) V, without parameters: a module only so that a hook sees it.
+
+    Args:
+        causal: A position sees only itself and those before it.
+    """
+
+    def __init__(self, *, causal: bool) -> None:
+        super().__init__()
+        self.causal = causal
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Return the mixed values; all shapes are `[batch, heads, positions, width]`."""
+        return functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
 
 
 class _Attention(nn.Module):
@@ -14,7 +39,7 @@ class _Attention(nn.Module):
     def __init__(self, width: int, n_heads: int) -> None:
         super().__init__()
         self.n_heads = n_heads
-        self.project = named({"qkv": nn.Linear(width, 3 * width)})
+        self.project = nn.Sequential(OrderedDict(qkv=nn.Linear(width, 3 * width)))
         self.mix = ScaledDotProduct(causal=True)
         self.output = nn.Linear(width, width)
 

@@ -1,16 +1,45 @@
-"""What ranks tell each other, and how to see whether a process of the same machine lives."""
+"""Heartbeats: know which rank has failed, and say so instead of hanging.
+
+A collective that never ends looks the same on every rank, whoever is to blame. So each rank beats: twice a second a
+thread writes into the store how far its rank is and whether it is well, and reads what the others wrote. From this
+table a rank learns, within seconds and without any collective, that another one has
+
+* ended without a word: its process is gone from this machine (killed, out of memory, a crash in native code);
+* failed: it said so before it ended, and why;
+* fallen silent: many of our own beats went through and not one of its (its machine is gone or stands still).
+
+Silence is counted in own beats and not in seconds: a slow store, or a machine under load, slows both sides alike.
+The first cause that a rank learns is the one it passes on, so that all ranks blame the rank that failed first and not
+one that failed because of it. Only the thread talks to the store: a store that stands still cannot hold up its rank.
+"""
 
 import json
 import os
+import signal
 import socket
-from collections.abc import Sequence
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from types import FrameType
+from typing import Literal, NoReturn
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from simdist.errors import RunError
+
+BEAT_S = 0.5
+SILENT_BEATS = 12
+SETTLE_S = 3.0  # time for news of a failure in another process to arrive: two beats there, two here, and a reserve
+LAST_WORDS_S = 2.0
+LINGER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Heartbeat:
     """Holds what one rank tells the others twice a second.
 
     Args:
@@ -41,9 +70,9 @@ class Beat:
         return json.dumps(asdict(self))
 
     @staticmethod
-    def decode(text: str | bytes) -> "Beat":
+    def decode(text: str | bytes) -> "Heartbeat":
         """Read what `encode` wrote."""
-        return Beat(**json.loads(text))
+        return Heartbeat(**json.loads(text))
 
 
 def ranks_have(ranks: Sequence[int]) -> str:
@@ -74,3 +103,265 @@ def machine() -> str:
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return socket.gethostname()
+
+
+class Guard:
+    """Watches the other ranks, and tells them about this one.
+
+    Args:
+        store: reached by every rank; used by the guard alone.
+        rank: this rank.
+        world_size: number of ranks.
+        store_at: address and port of the store, for the message when it is gone.
+        store_rank: the rank whose process hosts the store; None if torchrun's agent does.
+        exit_with_parent: end this process when the one that started it is gone, so that no orphan stays behind.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        *,
+        store_at: str,
+        store_rank: int | None = 0,
+        exit_with_parent: bool = False,
+    ) -> None:
+        self.position = 0
+        self.failed = threading.Event()
+        self._store = store
+        self._keys = [f"beat/{other}" for other in range(world_size)]
+        self._store_at = store_at
+        self._store_rank = store_rank
+        self._parent = os.getppid() if exit_with_parent else None
+        self._me = Heartbeat(rank, 0, 0, socket.gethostname(), machine(), os.getpid(), "alive", "")
+        self._table: dict[int, Heartbeat] = {}
+        self._missing = list(range(world_size))
+        self._quiet = dict.fromkeys(range(world_size), 0)  # own beats since the last one of each rank
+        self._cause = ""
+        self._own_failure = ""
+        self._leaving = False
+        self._said: Literal["alive", "failed", "done"] = "alive"
+        self._lock = threading.Lock()
+        self._called = threading.Event()  # everybody has answered the roll call
+        self._over = threading.Event()
+        self._wake = threading.Event()
+        self._beaten = threading.Condition()
+        self._n_beats = 0
+        self._last_beat_s = time.monotonic()
+        self._last_count_s = self._last_beat_s
+        self._thread = threading.Thread(target=self._run, name="guard", daemon=True)
+
+    def start(self, timeout_s: float) -> None:
+        """Call the roll, then watch.
+
+        Raises:
+            RunError: a rank did not answer in `timeout_s`; names the missing ones.
+        """
+        self._thread.start()
+        deadline_s = time.monotonic() + timeout_s
+        while not self._called.wait(0.05):
+            self.check()
+            if time.monotonic() > deadline_s:
+                raise RunError(self._absent(timeout_s))
+
+    def check(self) -> None:
+        """Raise RunError if this or another rank has failed."""
+        if self.failed.is_set():
+            raise RunError(self._cause)
+
+    def fail(self, reason: str) -> None:
+        """Tell the others that this rank ends, and why; unless another rank is known to have failed before it."""
+        self._own_failure = f"{self._me} failed: {reason}"
+        self._await_beats(1, LAST_WORDS_S)
+        self._blame(self._own_failure)
+
+    def explain(self, error: BaseException | None, doing: str) -> RunError:
+        """Find out who is to blame, waiting a few seconds for the news.
+
+        Args:
+            error: what a collective raised; None where a wait timed out.
+            doing: what this rank was doing, to begin the sentence with.
+
+        Returns:
+            An error that names the ranks that are dead, or that have not arrived, or else repeats `error`.
+        """
+        self._await_news()
+        if self.failed.is_set():
+            return RunError(f"{doing}: {self._cause}")
+        if self._thread.is_alive() and time.monotonic() - self._last_beat_s > SETTLE_S:
+            return RunError(f"{doing}: {self.store_host()} has not answered for {SETTLE_S:g} s")
+        if late := self._late():
+            return RunError(f"{doing}: {late}; look there for what it waits for, or raise the timeout if it is slow")
+        reason = f"{type(error).__name__}: {error}" if error else "timed out"
+        return RunError(f"{doing}: {reason} (every rank lives, all at operation {self.position})")
+
+    def leave(self) -> None:
+        """Say the last words and stop watching; whoever hosts the store waits a while for the others to read them."""
+        counts = {rank: beat.count for rank, beat in self._table.items()}
+        self._leaving = True
+        if self._said == "alive" and time.monotonic() - self._last_beat_s < LAST_WORDS_S:
+            self._await_beats(1, LAST_WORDS_S)
+        deadline_s = time.monotonic() + LINGER_S
+        while self._store_rank == self._me.rank and time.monotonic() < deadline_s and not self._heard(counts):
+            self._await_beats(1, 0.1)
+        self._over.set()
+        self._wake.set()
+        self._thread.join(LAST_WORDS_S)
+
+    def store_host(self) -> str:
+        """Say who hosts the store, and where."""
+        rank = self._store_rank
+        who = "torchrun" if rank is None else str(self._table.get(rank, f"rank {rank}"))
+        return f"{who}, which hosts the store at {self._store_at},"
+
+    @contextmanager
+    def ending_on_sigterm(self) -> Iterator[None]:
+        """Raise RunError in the main thread on SIGTERM, by which torchrun ends all ranks once one has failed.
+
+        A second SIGTERM ends the process at once. Native code that blocks the main thread delays the error.
+        """
+
+        def end(_signum: int, _frame: FrameType | None) -> NoReturn:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            raise self.explain(RunError("no other rank is known to have failed"), f"{self._me} was ended by SIGTERM")
+
+        before = signal.signal(signal.SIGTERM, end)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def _run(self) -> None:
+        while not self._over.is_set() and not self._finished():
+            try:
+                self._beat()
+            except RuntimeError as error:  # torch's DistError is one
+                self._lose_store(error)
+                return
+            self._end_with_parent()
+            self._wake.wait(BEAT_S if self._called.is_set() and not self._leaving else 0.05)
+            self._wake.clear()
+
+    def _finished(self) -> bool:
+        """Return whether this rank has said its last words, or nobody is left to host the store."""
+        if self._store_rank == self._me.rank:
+            return False
+        host = None if self._store_rank is None else self._table.get(self._store_rank)
+        return self._said != "alive" or (host is not None and host.state != "alive")
+
+    def _beat(self) -> None:
+        """Look at the others first, so that this rank's last words name the first cause."""
+        gone = [beat for beat in self._table.values() if self._is_gone(beat)]
+        self._read()
+        self._judge({beat.rank for beat in gone})
+        if self._own_failure:
+            self._blame(self._own_failure)
+        words = self._words()
+        self._store.set(self._keys[self._me.rank], words.encode())
+        with self._beaten:
+            self._n_beats += 1
+            self._said = words.state
+            self._last_beat_s = time.monotonic()
+            self._beaten.notify_all()
+
+    def _words(self) -> Heartbeat:
+        failed = self._own_failure or (self._leaving and self._cause)
+        state: Literal["alive", "failed", "done"] = "failed" if failed else "done" if self._leaving else "alive"
+        me = self._me
+        return Heartbeat(me.rank, self._n_beats + 1, self.position, me.host, me.machine, me.pid, state, self._cause)
+
+    def _read(self) -> None:
+        self._missing = [rank for rank in self._missing if not self._store.check([self._keys[rank]])]
+        absent = set(self._missing)
+        present = [key for rank, key in enumerate(self._keys) if rank not in absent]
+        now_s = time.monotonic()
+        counts = now_s - self._last_count_s > 0.8 * BEAT_S  # hurried beats say nothing about the others' silence
+        self._last_count_s = now_s if counts else self._last_count_s
+        for text in self._store.multi_get(present) if present else []:
+            beat = Heartbeat.decode(text)
+            before = self._table.get(beat.rank)
+            quiet = before is not None and before.count == beat.count
+            self._quiet[beat.rank] = self._quiet[beat.rank] + counts if quiet else 0
+            self._table[beat.rank] = beat
+        if not self._missing:
+            self._called.set()
+
+    def _judge(self, gone: set[int]) -> None:
+        """Blame the first rank that failed, is gone, or is silent, in this order."""
+        others = [beat for beat in self._table.values() if beat.rank != self._me.rank]
+        for beat in others:
+            if beat.state == "failed":
+                self._blame(beat.cause)
+        for beat in others:
+            if beat.state == "alive" and beat.rank in gone:
+                self._blame(f"{beat} ended without a word (killed?)")
+        for beat in others:
+            if beat.state == "alive" and self._quiet[beat.rank] >= SILENT_BEATS:
+                self._blame(
+                    f"{beat} has been silent for {SILENT_BEATS * BEAT_S:g} s: its process or machine stands still"
+                )
+
+    def _is_gone(self, beat: Heartbeat) -> bool:
+        return beat.machine == self._me.machine and not is_alive(beat.pid)
+
+    def _blame(self, cause: str) -> None:
+        with self._lock:
+            self._cause = self._cause or cause
+            self.failed.set()
+
+    def _lose_store(self, error: RuntimeError) -> None:
+        if not self._leaving:
+            self._blame(f"{self.store_host()} is gone ({str(error).splitlines()[0]})")
+
+    def _end_with_parent(self) -> None:
+        if self._parent is None or os.getppid() == self._parent:
+            return
+        print(f"{self._me}: the process that started it is gone; it ends too", file=sys.stderr, flush=True)  # noqa: T201
+        self._blame(f"{self._me} lost the process that started it")
+        os.kill(self._me.pid, signal.SIGTERM)
+        time.sleep(LAST_WORDS_S + SETTLE_S)
+        os._exit(1)  # the main thread is held up in native code
+
+    def _await_beats(self, n_beats: int, timeout_s: float) -> None:
+        """Wait for whole beats that began after this call."""
+        with self._beaten:
+            wanted = self._n_beats + n_beats + 1  # one may be under way
+            deadline_s = time.monotonic() + timeout_s
+            while self._n_beats < wanted and self._thread.is_alive() and time.monotonic() < deadline_s:
+                self._wake.set()
+                self._beaten.wait(0.05)
+
+    def _await_news(self) -> None:
+        """Wait until a failure is known, or long enough to know that there is none."""
+        begin_s = time.monotonic()
+        while not self.failed.wait(0.05) and self._thread.is_alive():
+            waited_s = time.monotonic() - begin_s
+            doubtful = any(self._quiet[rank] > 3 and beat.state == "alive" for rank, beat in self._table.items())
+            if waited_s > SETTLE_S + (SILENT_BEATS * BEAT_S if doubtful else 0.0):
+                return
+
+    def _heard(self, counts: dict[int, int]) -> bool:
+        """Return whether every other rank has ended or beaten twice since `counts`, and so has read the table."""
+        others = [beat for beat in self._table.values() if beat.rank != self._me.rank and not self._is_gone(beat)]
+        silent = {rank for rank, n_beats in self._quiet.items() if n_beats >= SILENT_BEATS}
+        return all(b.state != "alive" or b.rank in silent or b.count >= counts.get(b.rank, 0) + 2 for b in others)
+
+    def _late(self) -> str:
+        """Say which ranks are behind the others; nothing if none is."""
+        positions = {rank: beat.position for rank, beat in self._table.items()} | {self._me.rank: self.position}
+        first = max(positions.values())
+        late = [self._table[rank] for rank, position in positions.items() if position < first]
+        if not late:
+            return ""
+        where = ", ".join(f"{beat} is at operation {positions[beat.rank]}" for beat in late[:8])
+        more = f" and {len(late) - 8} more" if len(late) > 8 else ""
+        return f"{ranks_have([beat.rank for beat in late])} not arrived: {where}{more}, the others at {first}"
+
+    def _absent(self, timeout_s: float) -> str:
+        if len(self._missing) == len(self._keys):
+            return f"{self.store_host()} has not answered for {timeout_s:g} s"
+        return (
+            f"{ranks_have(self._missing)} not answered the roll call of {len(self._keys)} ranks within "
+            f"{timeout_s:g} s: see the output there, and that all have the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+        )

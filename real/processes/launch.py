@@ -20,8 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from real.processes.guard import Guard
-from real.processes.heartbeat import ranks_have
+from real.processes.heartbeat import Guard, ranks_have
 from real.processes.rendezvous import Place, bounded, meet, place
 from simdist.errors import RunError
 

@@ -14,7 +14,7 @@ from typing import NoReturn, TypeVar
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
-from real.processes.guard import Guard
+from real.processes.heartbeat import Guard
 from simdist.errors import RunError
 
 T = TypeVar("T")

@@ -1,10 +1,50 @@
-"""What a program is: the computation of a training job, in the operations of a plan."""
+"""Programs, the computation of a training job in the operations of a plan; and feeds, which read its batches."""
 
 import abc
 from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
-from real.execution.transforms import Transform
+import torch
+from torch import Tensor
+
+from real.buffers.transforms import Transform
 from simdist.plan import Copy, Forward, Load, Optimize, Save, StageIn, TrustRatios
+
+Batch: TypeAlias = tuple[Tensor, Tensor]
+"""Inputs and targets, samples along the first axis."""
+
+# The means over the channels of ImageNet's mean and deviation, 0.485 0.456 0.406 and 0.229 0.224 0.225.
+# Source: https://pytorch.org/vision/stable/models.html, "Using the pre-trained models".
+_MEAN, _DEVIATION = 255 * 0.449, 255 * 0.226
+
+
+class Feed(abc.ABC):
+    """Performs the operations of a plan that read a data set."""
+
+    @abc.abstractmethod
+    def load(self, op: Load, number: int) -> None:
+        """Read batch `number` into the host buffer `op.dst`."""
+
+    @abc.abstractmethod
+    def stage_in(self, op: StageIn) -> None:
+        """Bring the node's files to its disk; return when all ranks of the node have."""
+
+    @abc.abstractmethod
+    def batch(self, name: str) -> Batch:
+        """Return the batch that is in a host buffer, uint8 `[batch, *shape]` and int64 labels."""
+
+
+def normalised(images: Tensor, shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return images on the device, with about mean 0 and deviation 1; always a copy.
+
+    Args:
+        images: uint8 `[batch, ...]`, on the host; the copy of pinned ones does not hold up the caller.
+        shape: Of a sample for the model.
+        device: Where to.
+        dtype: Of the result.
+    """
+    there = images.to(device, non_blocking=True).view(len(images), *shape)
+    return there.to(dtype).sub_(_MEAN).div_(_DEVIATION)
 
 
 class Program(abc.ABC):

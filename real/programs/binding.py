@@ -14,7 +14,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from real.execution.memory import DTYPES, Memory
+from real.buffers.memory import DTYPES, Memory
 from simdist.errors import PlanError, RunError
 from simdist.plan import (
     COLLECTIVES,

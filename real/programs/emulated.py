@@ -8,9 +8,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import final
 
-from real.execution.transforms import Transform
-from real.programs.base import Program
-from real.programs.feeding import Feed
+from real.buffers.transforms import Transform
+from real.programs.base import Feed, Program
 from real.recording.timing import sleep_s
 from simdist.errors import RunError
 from simdist.plan import Backward, Copy, Forward, Load, Op, Optimize, Save, StageIn, TrustRatios, stream_of

@@ -1,21 +1,20 @@
-"""A program that trains any model: module, loss, optimiser and batches as a user has them."""
+"""Programs of any model, its loss, optimiser and batches as a user has them: alone, or beside a loop of the user."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import final
+from typing import NoReturn, final
 
 import torch
 from torch import Tensor, nn
 
-from real.execution import transforms
-from real.execution.memory import Memory
-from real.execution.transforms import Transform
-from real.programs.base import Program
+from real.buffers import transforms
+from real.buffers.memory import Memory
+from real.buffers.transforms import Transform
+from real.programs.base import Batch, Feed, Program, normalised
 from real.programs.binding import Binding
-from real.programs.feeding import Batch, Feed, normalised
-from real.programs.rating import Rating
-from simdist.errors import PlanError
+from real.programs.optimizers import Rating
+from simdist.errors import PlanError, RunError
 from simdist.plan import Copy, Forward, Load, Optimize, Plan, Save, StageIn, TrustRatios
 
 __all__ = ["Batch", "ModuleProgram"]
@@ -171,3 +170,55 @@ def _check_updates(plan: Plan) -> None:
             raise PlanError(
                 f"plan {plan.name} has {len(updates)} updates in a step; a torch optimizer updates everything at once"
             )
+
+
+@final
+class LoopProgram(Program):
+    """Copies, fuses and compresses buffers of the model.
+
+    Args:
+        memory: The buffers.
+        rating: Of the model's optimizer.
+        rank: Whose they are.
+    """
+
+    def __init__(self, memory: Memory, rating: Rating, rank: int) -> None:
+        self._memory, self._rating, self._rank = memory, rating, rank
+
+    def load(self, op: Load, number: int) -> None:
+        """Do nothing: the loop has its own data."""
+
+    def stage_in(self, op: StageIn) -> None:
+        """Do nothing: the loop has its own data."""
+
+    def copy(self, op: Copy, step: int) -> None:
+        """Copy a buffer of parameters or gradients; the loop brings its batches to the device itself."""
+        if op.src in self._memory and op.dst in self._memory:
+            transforms.copy(self._memory, op)
+
+    def forward(self, op: Forward, step: int) -> None:
+        """Refuse: the loop does it."""
+        self._refuse(op)
+
+    def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
+        """Refuse: the loop does it."""
+        self._refuse(f"Backward of {', '.join(buckets)}")
+
+    def transform(self, op: Transform, step: int) -> None:
+        """Select, merge, densify, pack or unpack."""
+        transforms.transform(self._memory, op, step=step, rank=self._rank)
+
+    def trust_ratios(self, op: TrustRatios) -> None:
+        """Compute this rank's share of the trust ratios."""
+        self._rating.rate(op)
+
+    def optimize(self, op: Optimize) -> None:
+        """Refuse: the loop does it."""
+        self._refuse(op)
+
+    def save(self, op: Save, step: int) -> None:
+        """Refuse: checkpoints are written between steps."""
+        self._refuse(op)
+
+    def _refuse(self, what: object) -> NoReturn:
+        raise RunError(f"{what} is for the training loop to do, not for the plan")

@@ -1,18 +1,56 @@
 """What one rank did when, written to a file as it happens, so that a rank that is killed leaves what it had.
 
 The file is a .npy of float64 `[3, n_instances]` (ready, start, end), mapped into memory: the kernel keeps what was
-written even if the process is gone. Times are of the rank's own monotonic clock; `real.recording.traces` brings
-them together.
+written even if the process is gone. Times are of the rank's own monotonic clock; `gather` brings those of all ranks to
+one trace in common time.
+
+Ranks note when they were ready for a collective and when they were done with it. When it *began*, none of them can
+know: that is when the last member was ready, and it is computed here, after the clocks have been brought together.
 """
 
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
+import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 
-from real.recording.memmap import mapped
-from simdist.plan import Plan
+from real.recording.clock import Clocks, drift, to_common_s
+from simdist.errors import RunError
+from simdist.plan import COLLECTIVES, Plan, occurrences
+from simdist.plan.group import Group
+from simdist.traces.trace import Trace
+
+ScalarT = TypeVar("ScalarT", bound=np.generic)
+
+_ATTEMPTS = 10
+
+
+def memmap(path: Path, values: NDArray[ScalarT]) -> NDArray[ScalarT]:
+    """Write a .npy file and map it; its blocks are there then, because a disk without room would kill who maps it.
+
+    A rank that is done removes the folder if it is empty, perhaps just before this one writes there: it is made again.
+
+    Raises:
+        RunError: The file cannot be written.
+    """
+    content = io.BytesIO()
+    np.save(content, values)
+    for attempt in range(_ATTEMPTS):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content.getvalue())
+            return np.lib.format.open_memmap(path, mode="r+")
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError) or attempt == _ATTEMPTS - 1:
+                raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+    raise AssertionError
+
 
 Times = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
@@ -53,7 +91,7 @@ class Recorder:
     def __init__(self, plan: Plan, path: Path | None = None) -> None:
         shape = (3, plan.n_instances)
         unknown: NDArray[np.float64] = np.full(shape, np.nan)
-        self.times_s = unknown if path is None else mapped(path, unknown)
+        self.times_s = unknown if path is None else memmap(path, unknown)
         self._ready_s, self._start_s, self._end_s = self.times_s
 
     def begin(self, index: int, at_s: float) -> None:
@@ -63,3 +101,97 @@ class Recorder:
     def end(self, index: int, at_s: float) -> None:
         """Note when an instance was done."""
         self._end_s[index] = at_s
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What belongs to the times that one rank has noted.
+
+    Args:
+        rank: Whose they are.
+        digest: Of the plan.
+        start_s: The common start by the rank's own clock.
+    """
+
+    rank: int
+    digest: str
+    start_s: float
+
+
+def part_path(folder: Path, rank: int) -> Path:
+    """Return the file in which a rank notes its times."""
+    return folder / f"rank-{rank:05d}.npy"
+
+
+def write_part(folder: Path, part: Part) -> None:
+    """Write what belongs to the times of a rank beside them."""
+    part_path(folder, part.rank).with_suffix(".json").write_text(json.dumps(asdict(part)), encoding="utf-8")
+
+
+def gather(
+    recorder: Recorder, plan: Plan, *, start_s: float, clocks: tuple[Clocks, Clocks], source: str
+) -> Trace | None:
+    """Bring the times of all ranks together; all take part, rank 0 gets the trace.
+
+    Args:
+        recorder: Of this rank.
+        plan: What was executed.
+        start_s: The common start by this rank's clock.
+        clocks: At the start and at the end.
+        source: Who made the trace.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    noted_s = np.asarray(recorder.times_s)
+    mine = torch.from_numpy(to_common_s(noted_s, start_s=start_s, drift=drift(clocks, rank)))
+    if rank:
+        dist.send(mine, dst=0)
+        return None
+    times_s = np.empty((3, plan.n_instances, world_size))
+    times_s[:, :, 0] = mine.numpy()
+    for other in range(1, world_size):
+        theirs = torch.empty_like(mine)
+        dist.recv(theirs, src=other)
+        times_s[:, :, other] = theirs.numpy()
+    return assemble(plan, times_s, source)
+
+
+def salvage(folder: Path, plan: Plan, source: str) -> Trace | None:
+    """Make a trace of what the ranks of a failed run have left; None if that is nothing.
+
+    What is missing is NaN; a collective began when the last member was ready of which this machine knows. Clocks are
+    taken to run alike: how they drift would have been known at the end.
+    """
+    times_s = np.full((3, plan.n_instances, plan.world_size), np.nan)
+    for rank in range(plan.world_size):
+        path = part_path(folder, rank)
+        try:
+            part = Part(**json.loads(path.with_suffix(".json").read_text(encoding="utf-8")))
+            theirs = np.load(path, allow_pickle=False)
+        except (OSError, EOFError, ValueError, TypeError):  # it is not there, or not whole
+            continue
+        if part.digest == plan.digest() and theirs.shape == times_s.shape[:2]:
+            times_s[:, :, rank] = to_common_s(theirs, start_s=part.start_s)
+    times_s[:, np.isnan(times_s[2])] = np.nan  # what has begun and not ended did not run
+    return None if np.isnan(times_s).all() else assemble(plan, times_s, source)
+
+
+def assemble(plan: Plan, times_s: NDArray[np.float64], source: str) -> Trace:
+    """Return the trace of times in common time, float64 `[3, n_instances, world_size]`."""
+    ready_s, start_s, end_s = times_s
+    for group, rows in _collectives(plan):
+        start_s[rows] = _last_ready_s(ready_s[rows], group)
+    start_s = np.maximum(np.minimum(start_s, end_s), ready_s)  # clocks are not perfect, and a root may leave early
+    end_s = np.maximum(start_s, end_s)
+    return Trace(plan, ready_s, start_s, end_s, source)
+
+
+def _collectives(plan: Plan) -> Sequence[tuple[Group, NDArray[np.int64]]]:
+    """Return the rows of the collectives in a trace, with their group."""
+    return [(each.op.group, each.rows) for each in occurrences(plan) if isinstance(each.op, COLLECTIVES)]
+
+
+def _last_ready_s(ready_s: NDArray[np.float64], group: Group) -> NDArray[np.float64]:
+    """Return when the last member of each rank's group was ready, of those that are known; both `[n, world_size]`."""
+    members_s = ready_s.reshape(len(ready_s), *group.shape(ready_s.shape[1]))
+    last_s = np.broadcast_to(np.fmax.reduce(members_s, axis=2, keepdims=True), members_s.shape)
+    return last_s.reshape(ready_s.shape)

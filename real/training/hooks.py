@@ -22,10 +22,10 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
+from real.buffers.memory import Memory
 from real.execution.executor import Executor
-from real.execution.memory import Memory
 from real.programs.binding import Binding, trained_parameters
-from real.programs.rating import Rating
+from real.programs.optimizers import Rating
 from real.training.peers import Peers
 from simdist.errors import RunError, UnsupportedError
 from simdist.plan import Backward, Body, Forward, Instance, Optimize, Plan, Save

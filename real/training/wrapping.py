@@ -24,18 +24,17 @@ import numpy as np
 import torch
 from torch import nn
 
+from real.buffers import transforms
+from real.buffers.memory import Memory
 from real.checkpoints.states import State, Stateful, carried_buffers, fingerprint
 from real.collectives.worlds import ProcessWorld, groups_of, scratch_nbytes
 from real.data.inputs import OpenStorage
-from real.execution import transforms
 from real.execution.executor import Executor, Lanes
-from real.execution.memory import Memory
 from real.programs.binding import Binding
-from real.programs.loop import LoopProgram
-from real.programs.rating import Rating
+from real.programs.module import LoopProgram
+from real.programs.optimizers import Rating
 from real.recording.clock import Clocks, common_start_s, compare
-from real.recording.recorder import Recorder, Silent
-from real.recording.traces import gather
+from real.recording.recorder import Recorder, Silent, gather
 from real.training.feeding import Batches, open_batches
 from real.training.hooks import Hooks
 from real.training.peers import Peers, meet_peers

@@ -21,10 +21,10 @@ from traces import plan_of
 from trainings import CPU, Training, in_virtual_world, loss
 
 from real import models
+from real.buffers import transforms
+from real.buffers.memory import Memory
 from real.collectives.worlds import ProcessWorld, groups_of
-from real.execution import transforms
 from real.execution.executor import Executor, Lanes
-from real.execution.memory import Memory
 from real.processes.launch import connect
 from real.programs.base import Program
 from real.programs.binding import Binding

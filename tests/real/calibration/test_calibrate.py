@@ -17,11 +17,10 @@ from processes import run  # noqa: E402
 
 from real import calibrate  # noqa: E402
 from real.calibration.clusters import Form, derive  # noqa: E402
-from real.calibration.data import DataRates, Setup, measure_data, with_data  # noqa: E402
+from real.calibration.data import DataRates, Setup, drop_cached, fresh_readings, kernel_caches, measure_data, with_data  # noqa: E402  # noqa: E402
+from real.calibration.line_fit import predicted_s  # noqa: E402
 from real.calibration.measure import collective as collective_of  # noqa: E402
 from real.calibration.measure import one_op_plan, tasks  # noqa: E402
-from real.calibration.predict import predicted_s  # noqa: E402
-from real.calibration.readings import drop_cached, fresh_readings, kernel_caches  # noqa: E402
 from real.calibration.tables import OPS, Hop, Measurement, busbw_factor, hops, line, pooled, table  # noqa: E402
 from real.data.decoding import decode_raw  # noqa: E402
 from real.data.generate import SampleSet, generate  # noqa: E402

@@ -22,6 +22,7 @@ from data_files import index_of  # noqa: E402
 from data_runs import Looking, Still  # noqa: E402
 
 from real import jobs  # noqa: E402
+from real.buffers.memory import Memory  # noqa: E402
 from real.data.agenda import Place  # noqa: E402
 from real.data.decoding import decode_image, decode_raw  # noqa: E402
 from real.data.folders import cold_folder, default_folder, folder_of_set, warm_folder  # noqa: E402
@@ -31,10 +32,9 @@ from real.data.matching import check_index, choose_decode, sample_shape  # noqa:
 from real.data.nodes import Together, most_kept  # noqa: E402
 from real.data.rounds import Counts  # noqa: E402
 from real.data.tallies import Tally, forget_tally, reads_of, salvage_tallies, tally_path, totals  # noqa: E402
-from real.execution.memory import Memory  # noqa: E402
 from real.programs import emulated  # noqa: E402
+from real.programs.base import Feed, normalised  # noqa: E402
 from real.programs.binding import Binding  # noqa: E402
-from real.programs.feeding import Feed, normalised  # noqa: E402
 from real.programs.module import ModuleProgram  # noqa: E402
 from simdist.errors import RunError, ScenarioError  # noqa: E402
 from simdist.plan import Copy, Dataset, Forward, Load, Plan, StageIn  # noqa: E402

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from plans import legal_plans
 from traces import plan_of
 
+from real.buffers.memory import Memory
+from real.buffers.transforms import Transform
 from real.execution.executor import Executor, Lanes
-from real.execution.memory import Memory
-from real.execution.transforms import Transform
 from real.programs.base import Program
 from real.programs.emulated import EmulatedProgram
 from real.recording.recorder import Recorder

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+from real.buffers.memory import Memory  # noqa: E402
 from real.execution import virtual  # noqa: E402
-from real.execution.memory import Memory  # noqa: E402
 from real.execution.running import check_world  # noqa: E402
 from real.programs.module import ModuleProgram  # noqa: E402
 from simdist.errors import RunError  # noqa: E402

@@ -26,9 +26,9 @@ from trainings import (
     summed_by_servers,
 )
 
+from real.buffers.memory import Memory
 from real.collectives.worlds import scratch_nbytes
 from real.execution import virtual
-from real.execution.memory import Memory
 from real.programs.binding import Binding
 from real.programs.module import ModuleProgram
 from simdist.errors import PlanError, RunError

@@ -15,8 +15,10 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from real.kernels.topk import densify, groups, mstopk, mstopk_cpu, select  # noqa: E402
-from real.kernels.topk.heights import Scale, heights  # noqa: E402
+from real.kernels import magnitudes as magnitudes_of  # noqa: E402
+from real.kernels import mstopk  # noqa: E402
+from real.kernels.mstopk import Scale, heights  # noqa: E402
+from real.kernels.topk import densify, select  # noqa: E402
 from simdist.errors import RunError  # noqa: E402
 from simdist.plan.ops import SelectMethod as Method  # noqa: E402
 
@@ -124,7 +126,7 @@ def test_every_way_to_mstopk_takes_what_the_paper_does(k: int, n_bisections: int
     assert len(expected) == k
     plain = mstopk.bisect(values, k, torch.tensor(drawn, dtype=torch.float64), n_bisections=n_bisections)
     assert set(plain.tolist()) == expected
-    assert set(mstopk_cpu.mstopk(values, k, drawn, n_bisections=n_bisections).tolist()) == expected
+    assert set(mstopk.by_groups(values, k, drawn, n_bisections=n_bisections).tolist()) == expected
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -135,7 +137,7 @@ def test_one_read_selects_what_many_reads_do(count: int, density: float, dtype: 
     values = whole_numbers(count, dtype=dtype)
     k = max(1, int(density * count))
     drawn = torch.tensor(0.3, dtype=torch.float64)
-    fast = mstopk_cpu.mstopk(values, k, 0.3, n_bisections=12)
+    fast = mstopk.by_groups(values, k, 0.3, n_bisections=12)
     assert set(fast.tolist()) == set(mstopk.bisect(values, k, drawn, n_bisections=12).tolist())
 
 
@@ -158,7 +160,7 @@ def test_heavy_tails_are_no_obstacle(method: Method) -> None:
 def test_what_the_kth_largest_is_rounded_down_to_is_reached_by_few_more(dtype: torch.dtype) -> None:
     magnitudes = normal(100_000, dtype=dtype).abs()
     kth = float(magnitudes.sort(descending=True).values[999])
-    rounded = groups.reached_by(magnitudes, 1000)
+    rounded = magnitudes_of.reached_by(magnitudes, 1000)
     assert kth / (1 + 2**-4) < rounded <= kth
 
 
@@ -167,7 +169,7 @@ def test_all_that_reach_the_level_of_a_magnitude_reach_its_foot() -> None:
     scale = Scale.of(magnitudes.double().mean(), magnitudes[-1], 10)
     _, counts = heights(magnitudes, scale).unique_consecutive(return_counts=True)
     ends = counts.cumsum(0)
-    feet = [mstopk_cpu.foot(highest, scale) for highest in magnitudes[ends - 1].tolist()]
+    feet = [mstopk.foot(highest, scale) for highest in magnitudes[ends - 1].tolist()]
     n_below = torch.searchsorted(magnitudes, torch.tensor(feet))
     assert (n_below <= ends - counts).all()
     assert (n_below >= ends - counts - 2).all()

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from real.buffers.memory import Memory
 from real.checkpoints.states import carried_buffers
-from real.execution.memory import Memory
 from real.programs.binding import Binding
 from simdist.errors import RunError
 from simdist.schedules import Job, Sync

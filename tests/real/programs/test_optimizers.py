@@ -10,7 +10,7 @@ from torch import Tensor, nn  # noqa: E402
 
 import real  # noqa: E402
 from real import models  # noqa: E402
-from real.execution.memory import Memory  # noqa: E402
+from real.buffers.memory import Memory  # noqa: E402
 from real.programs.binding import Binding  # noqa: E402
 from real.programs.module import ModuleProgram  # noqa: E402
 from simdist.errors import PlanError, RunError  # noqa: E402

@@ -14,7 +14,7 @@ from typing import TypeAlias, assert_never
 import torch
 from torch import Tensor
 
-from real.execution.memory import Memory
+from real.buffers.memory import Memory
 from real.kernels import topk
 from simdist.plan import Copy, Densify, Merge, Pack, Plan, Select, Unpack, writes
 from simdist.plan.group import MAX_WORLD_SIZE

@@ -16,10 +16,36 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from real.calibration.measure import Task
-from real.calibration.predict import predicted_s
+from real.calibration.measure import Task, collective, one_op_plan
 from real.calibration.tables import Measurement
-from simdist.scenario import Cluster, Link
+from simdist.cost import Costs, Shared, Stage, price
+from simdist.scenario import Cluster, Link, Tensor, Workload
+
+_WORKLOAD = Workload(tensors=(Tensor(name="none", count=1),), batch_size=1, forward_s=0.0)
+
+
+def predicted_s(cluster: Cluster, task: Task) -> float | None:
+    """Return what the cost model says that a collective takes; None for a message, which is no operation of a plan.
+
+    Groups that share a link share it evenly, as in the simulator.
+    """
+    if task.op == "sendrecv":
+        return None
+    op = collective(task.op, task.group)
+    costs = price(one_op_plan(op, task.count, cluster.world_size), cluster, _WORKLOAD)
+    shared = costs.of[op]
+    assert isinstance(shared, Shared)  # as of every collective
+    transfers = shared.transfers[: len(task.taking_part(cluster.world_size))]
+    return sum(_stage_s(stages, costs) for stages in zip(*(each.stages for each in transfers), strict=True))
+
+
+def _stage_s(stages: Sequence[Stage], costs: Costs) -> float:
+    """Return what equal stages take that all groups go through at the same time."""
+    nbytes = np.zeros(costs.topology.n_resources)
+    for stage in stages:
+        nbytes[stage.resources] += stage.nbytes
+    return max(stage.latency_s for stage in stages) + float((nbytes / costs.capacity_Bps).max())
+
 
 _N_ROUNDS = 5  # which link decides, and which chain is longest, depends on the parameters themselves
 _STEP = 1e-2

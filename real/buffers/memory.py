@@ -2,6 +2,11 @@
 
 A dense buffer is a flat tensor; a sparse one is a pair of `count` values and `count` int32 indices. Nothing is
 allocated before its size has been compared with the memory that there is, because a plan is a file that somebody sent.
+
+Collectives need memory beside the buffers. It is kept from call to call, because the kernel gives fresh memory page by
+page, each at the first touch. For a tensor of many megabytes that is a fault for every 4 KiB of it, which takes as long
+as the network needs to send them; allocators return large blocks to the kernel, so a new tensor in every step would pay
+in every step.
 """
 
 import copy
@@ -9,6 +14,7 @@ import math
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -162,3 +168,29 @@ def _cached_nbytes() -> int:
     except OSError:
         return 0
     return int(rows["Cached"].split()[0]) * 1024 if "Cached" in rows else 0
+
+
+Purpose: TypeAlias = Literal["reduced", "message", "messages", "on host", "arriving"]
+"""What it is needed for; within a collective each purpose has memory of its own."""
+
+
+@final
+class Scratch:
+    """The scratch memory of one rank, whose collectives take place one after the other."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Purpose, torch.device], Tensor] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are kept."""
+        return sum(map(torch.numel, self._kept.values()))
+
+    def take(self, purpose: Purpose, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return a tensor of any contents, `[count]`; it is lent until the next collective."""
+        nbytes = count * dtype.itemsize
+        kept = self._kept.get((purpose, device))
+        if kept is None or kept.numel() < nbytes:
+            self._kept.pop((purpose, device), None)  # before there is another
+            self._kept[purpose, device] = kept = torch.empty(nbytes, dtype=torch.uint8, device=device)
+        return kept[:nbytes].view(dtype)

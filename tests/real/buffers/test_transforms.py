@@ -7,8 +7,8 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import Tensor  # noqa: E402
 
-from real.execution.memory import Memory, distinct_counts  # noqa: E402
-from real.execution.transforms import Transform, copy, transform, warm_up  # noqa: E402
+from real.buffers.memory import Memory, distinct_counts  # noqa: E402
+from real.buffers.transforms import Transform, copy, transform, warm_up  # noqa: E402
 from simdist.plan import (  # noqa: E402
     AllGather,
     Broadcast,

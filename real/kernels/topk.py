@@ -1,8 +1,9 @@
 """Top-k: the k entries of a vector that are largest in magnitude, found in one of three ways.
 
 `exact` is `torch.topk`. `mstopk` (Shi et al.) bisects a threshold between the mean and the maximum; how that takes
-little more than one read of the vector is told in `real.kernels.topk.mstopk`. `dgc` (Lin et al.) reads a threshold off
-a small sample.
+little more than one read of the vector is told in `real.kernels.mstopk`. `dgc` (Lin et al.) reads a threshold off
+a small sample. The paper aims at k entries and lets the number selected vary; here the threshold aims at 2k, and the
+largest k of those are taken, so the largest k are found unless the sample was far off.
 
 **No waiting.** On a GPU nothing is copied to the host to decide what comes next, so the host runs ahead of a selection
 as it does of any other kernel.
@@ -17,13 +18,21 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from real.kernels.topk import dgc, mstopk
+from real.kernels import mstopk
+from real.kernels.magnitudes import (
+    can_use_triton,
+    finite_magnitudes,
+    reaching,
+    sampled_threshold,
+    summarize,
+    take,
+    uniform,
+)
 from simdist.errors import RunError
 from simdist.plan.ops import SelectMethod
 
-__all__ = ["densify", "select"]
-
 _MAX_COUNT = 2**31 - 1  # indices are int32
+_MAX_CANDIDATES = 4  # times k: where the host cannot know how many there are, memory is for that many
 
 
 def select(
@@ -59,7 +68,7 @@ def select(
         case "mstopk":
             indices = mstopk.mstopk(values, k, generator)
         case "dgc":
-            indices = dgc.dgc(values, k, generator)
+            indices = dgc(values, k, generator)
         case _:
             assert_never(method)
     return values[indices], indices.to(torch.int32)
@@ -88,3 +97,46 @@ def _check(values: Tensor, k: int) -> None:
         raise RunError(f"top-k of {values.numel()} elements: int32 indices reach {_MAX_COUNT}; select from shards")
     if not 0 <= k <= values.numel():
         raise RunError(f"top-k with k = {k} of {values.numel()} elements; must be from 0 to {values.numel()}")
+
+
+def dgc(values: Tensor, k: int, generator: torch.Generator | None = None) -> Tensor:
+    """Return k positions of nearly the largest magnitudes.
+
+    Args:
+        values: Floating point `[count]`.
+        k: More than 0 and less than `count`.
+        generator: Draws where the sample begins.
+
+    Source: Lin et al., ICLR 2018, arXiv 1712.01887, section 3.1.
+    """
+    if _MAX_CANDIDATES * k >= values.numel():
+        return torch.topk(finite_magnitudes(values), k, sorted=False).indices
+    drawn = uniform(generator, values.device)
+    threshold = sampled_threshold(values, 2 * k, drawn)
+    if values.device.type == "cpu":
+        return _among_all_that_reach(threshold.item(), values, k)
+    if can_use_triton(values):
+        from real.kernels import triton_dgc  # takes a second, and a GPU to be of use
+
+        return triton_dgc.dgc(values, k, threshold, drawn)
+    return _among_some_that_reach(threshold, finite_magnitudes(values), k, drawn)
+
+
+def _among_all_that_reach(threshold: float, values: Tensor, k: int) -> Tensor:
+    candidates, magnitudes = reaching(summarize(values, k), threshold)
+    if candidates.numel() < k:
+        return torch.topk(finite_magnitudes(values), k, sorted=False).indices
+    return candidates[torch.topk(magnitudes, k, sorted=False).indices]
+
+
+def _among_some_that_reach(threshold: Tensor, magnitudes: Tensor, k: int, drawn: Tensor) -> Tensor:
+    """Select from as many candidates as there is memory for, without waiting to learn how many there are."""
+    n_candidates = _MAX_CANDIDATES * k
+    above = torch.nextafter(threshold, torch.full_like(threshold, torch.inf))
+    above_all, zero = torch.full_like(threshold, torch.inf), torch.zeros_like(threshold)
+    too_few = (magnitudes >= threshold).sum() < n_candidates
+    too_many = (magnitudes >= above).sum() > n_candidates  # if neither, many equal the threshold, e.g. 0
+    lower = torch.where(too_few, zero, threshold)
+    upper = torch.where(too_few, threshold, torch.where(too_many, above_all, above))
+    candidates = take(magnitudes, n_candidates, lower=lower, upper=upper, drawn=drawn)
+    return candidates[torch.topk(magnitudes[candidates], k, sorted=False).indices]

@@ -5,13 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from real.recording.memmap import mapped
+from real.recording.recorder import memmap
 from simdist.errors import RunError
 
 
 def test_what_is_written_to_the_map_is_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "parts" / "times.npy"
-    values = mapped(path, np.zeros((2, 3)))
+    values = memmap(path, np.zeros((2, 3)))
     values[1, 2] = 7.5
     assert np.load(path).tolist() == [[0, 0, 0], [0, 0, 7.5]]
 
@@ -28,10 +28,10 @@ def test_folder_that_another_rank_removes_in_between_is_made_anew(
         return write(self, content)
 
     monkeypatch.setattr(Path, "write_bytes", write_late)
-    assert mapped(path, np.ones(4)).tolist() == [1, 1, 1, 1]
+    assert memmap(path, np.ones(4)).tolist() == [1, 1, 1, 1]
 
 
 def test_folder_that_cannot_be_made_is_one_error_that_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "parts").write_text("in the way")
     with pytest.raises(RunError, match=r"parts/times.npy: cannot be written: (File exists|Not a directory)"):
-        mapped(tmp_path / "parts" / "times.npy", np.ones(4))
+        memmap(tmp_path / "parts" / "times.npy", np.ones(4))

@@ -1,0 +1,179 @@
+"""Shared by the ways to top-k: magnitudes that compare, random numbers, taking exactly n without waiting for a GPU.
+
+On a CPU, one read finds the maxima of groups of neighbours, and they tell which groups to read again. That goes chunk
+by chunk through memory that stays in the cache: fresh memory of the size of the vector would cost more than to read it.
+"""
+
+import importlib.util
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_SAMPLED_SHARE = 0.01  # Lin et al., section 3.1: 0.1 % to 1 %
+_MIN_SELECTED_SAMPLES = 32  # so the number that reaches the threshold is off by about 1 / sqrt(32)
+
+
+def can_use_triton(values: Tensor) -> bool:
+    """Tell whether there are kernels for the device and dtype, and whether what compiles them is installed."""
+    dtypes = (torch.float32, torch.float16, torch.bfloat16)
+    return values.is_cuda and values.dtype in dtypes and importlib.util.find_spec("triton") is not None
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which to compute with magnitudes: at least float32, for halves would round thresholds."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def largest_magnitude(dtype: torch.dtype) -> float:
+    """Return what stands for all above it: a quarter of the largest number, so that the sum of two is finite."""
+    return torch.finfo(wide(dtype)).max / 4
+
+
+def finite_magnitudes(values: Tensor) -> Tensor:
+    """Return |values|, wide, with the largest magnitude for NaN, infinities and whatever exceeds it."""
+    magnitudes = values.abs().to(wide(values.dtype))
+    return torch.fmin(magnitudes, magnitudes.new_full((), largest_magnitude(values.dtype)))
+
+
+def uniform(generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """Draw from [0, 1), shape `[]`, to `device`; float64, so that it resolves every position.
+
+    A number drawn on the host travels as an argument of a kernel, for which the host need not wait.
+    """
+    source = torch.device("cpu") if generator is None else generator.device
+    drawn = torch.rand((), dtype=torch.float64, device=source, generator=generator)
+    return drawn if source == device else torch.full((), drawn.item(), dtype=torch.float64, device=device)
+
+
+def take(heights: Tensor, n: int, *, lower: Tensor, upper: Tensor, drawn: Tensor) -> Tensor:
+    """Return n positions: all that reach `upper`, and a stretch of those that reach `lower` only.
+
+    The host does not wait: hence prefix sums where `nonzero` would do, whose size the host must know.
+
+    Args:
+        heights: `[count]`, without NaN.
+        n: At most n reach `upper`, and at least n `lower`.
+        lower: Of shape `[]`, as `upper`.
+        upper: At least `lower`.
+        drawn: Where the stretch begins: from 0, at the first that it can, to 1, at the last; float64 `[]`.
+    """
+    is_certain = heights >= upper
+    certain = is_certain.cumsum(0, dtype=torch.int32)  # the i-th is where the sum comes to i
+    possible = ((heights >= lower) & ~is_certain).cumsum(0, dtype=torch.int32)
+    n_certain, n_possible = certain[-1], possible[-1]
+    first = (drawn * (n_possible - (n - n_certain) + 1)).int()
+    rank = torch.arange(1, n + 1, dtype=torch.int32, device=heights.device)
+    filling = torch.searchsorted(possible, first + rank - n_certain)
+    return torch.where(rank <= n_certain, torch.searchsorted(certain, rank), filling)
+
+
+def sampled_threshold(values: Tensor, k: int, drawn: Tensor) -> Tensor:
+    """Return what the k-th largest would be if every stride-th entry, from a random one on, were typical of all.
+
+    Args:
+        values: Floating point `[count]`.
+        k: From 1 to `count`.
+        drawn: Where the sample begins: from 0, at the first entry, to 1, at the last that it can; float64 `[]`.
+
+    Source: Lin et al., ICLR 2018, arXiv 1712.01887, section 3.1.
+    """
+    count = values.numel()
+    n_samples = max(int(_SAMPLED_SHARE * count), _MIN_SELECTED_SAMPLES * count // k)
+    stride = max(1, count // n_samples)
+    n_samples = count // stride
+    first = (drawn * stride).long()
+    samples = finite_magnitudes(values[first + stride * torch.arange(n_samples, device=values.device)])
+    n_selected = max(1, round(k * n_samples / count))
+    return torch.topk(samples, n_selected, sorted=False).values.min()
+
+
+_CHUNK = 2**20
+_MANTISSA_BITS = {torch.float32: 23, torch.float64: 52}
+_INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
+_CELLS_PER_OCTAVE = 4  # as a power of two
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMaxima:
+    """A vector, and what one read of it tells."""
+
+    values: Tensor
+    """`[count]`, as they are; magnitudes if any was not finite."""
+    size: int
+    """Entries per group; the last group may have fewer."""
+    maxima: Tensor
+    """Largest magnitude of each group, finite, of the wide dtype."""
+    total: float
+    """Sum of magnitudes."""
+
+
+def summarize(values: Tensor, k: int) -> GroupMaxima:
+    """Return groups, small enough that of those to select from, most have but one of the largest k."""
+    size = 64 if 256 * k <= values.numel() else 32  # fewer are slower to reduce than to read twice
+    groups = _summarize(values, size)
+    if bool(groups.maxima.max() <= largest_magnitude(values.dtype)):
+        return groups
+    return _summarize(finite_magnitudes(values), size)
+
+
+def _summarize(values: Tensor, size: int) -> GroupMaxima:
+    dtype = wide(values.dtype)
+    maxima = torch.empty(-(-values.numel() // size), dtype=dtype)
+    scratch = torch.empty(min(values.numel(), _CHUNK), dtype=dtype)
+    total = 0.0
+    for chunk, found in zip(values.split(_CHUNK), maxima.split(_CHUNK // size), strict=True):
+        magnitudes = scratch[: chunk.numel()].copy_(chunk).abs_()
+        total += magnitudes.sum().item()
+        n_whole = chunk.numel() // size
+        torch.amax(magnitudes[: n_whole * size].view(n_whole, size), 1, out=found[:n_whole])
+        if n_whole < found.numel():
+            found[n_whole] = magnitudes[n_whole * size :].max()
+    return GroupMaxima(values, size, maxima, total)
+
+
+def reached_by(magnitudes: Tensor, k: int) -> float:
+    """Return a number that at least k of the magnitudes reach, and not many more: the k-th largest, rounded down.
+
+    As integers, the bits of floats that are not negative have the order of the floats.
+    """
+    shift = _MANTISSA_BITS[magnitudes.dtype] - _CELLS_PER_OCTAVE
+    bits = magnitudes.view(_INTEGERS[magnitudes.dtype])
+    cell, _ = kth_cell(bits >> shift, k)
+    return torch.tensor(cell << shift, dtype=bits.dtype).view(magnitudes.dtype).item()
+
+
+def kth_cell(cells: Tensor, k: int) -> tuple[int, int]:
+    """Return the k-th largest of the integers, none of them negative, and how many are larger.
+
+    >>> kth_cell(torch.tensor([5, 2, 2, 9, 2]), 3)
+    (2, 2)
+    """
+    counts = torch.bincount(cells)
+    not_above = counts.cumsum(0)
+    cell = int(torch.searchsorted(not_above, cells.numel() - k, right=True))
+    return cell, cells.numel() - int(not_above[cell])
+
+
+def reaching(groups: GroupMaxima, threshold: float) -> tuple[Tensor, Tensor]:
+    """Return ascending positions, int64, and magnitudes, wide, of all entries that reach the threshold."""
+    found = list(_reaching(groups, threshold))
+    return torch.cat([positions for positions, _ in found]), torch.cat([magnitudes for _, magnitudes in found])
+
+
+def _reaching(groups: GroupMaxima, threshold: float) -> Iterator[tuple[Tensor, Tensor]]:
+    size = groups.size
+    scratch = torch.empty(min(groups.values.numel(), _CHUNK), dtype=groups.maxima.dtype)
+    chunks = zip(groups.values.split(_CHUNK), groups.maxima.split(_CHUNK // size), strict=True)
+    for first, (chunk, maxima) in zip(itertools.count(0, _CHUNK), chunks, strict=False):
+        chosen = (maxima >= threshold).nonzero().squeeze(1)
+        if 2 * chosen.numel() > maxima.numel() or chunk.numel() % size:  # to read all is no slower than to gather
+            magnitudes = scratch[: chunk.numel()].copy_(chunk).abs_()
+            within = (magnitudes >= threshold).nonzero().squeeze(1)
+            yield within + first, magnitudes[within]
+        else:
+            magnitudes = chunk.view(-1, size).index_select(0, chosen).abs_().to(maxima.dtype).view(-1)
+            within = (magnitudes >= threshold).nonzero().squeeze(1)
+            yield chosen[within // size].mul_(size).add_(within % size).add_(first), magnitudes[within]

@@ -1,0 +1,183 @@
+"""MSTopK: bisect a threshold, take what reaches it, and fill up with a stretch of those that nearly do.
+
+**The definition.** The threshold of the paper is mean + ratio (max - mean), and N bisections move the ratio through
+[0, 1]. The ratio of an entry is its *height*, here in units of 2^-N, so all thresholds that N bisections can try are
+the whole numbers below 2^N; what lies between two of them is a *level*. N bisections find the level of the k-th largest
+entry: fewer than k entries stand on higher levels, at least k on it or higher. All of the former are taken, and the
+rest is a contiguous stretch, from a random place on, of the entries on that level.
+
+**The paper's gaps.** Its thresholds lie in [mean, max], so more entries than reach the mean (42 % of a normal
+distribution) cannot be bracketed; here levels go on below, 2^N of them from the mean down to 0. The first bracket holds
+the k-th largest whatever the vector is, so constant vectors, many ties and a threshold that is never met need no
+special case.
+
+**Several bisections at once.** The levels are numbers of N + 1 binary digits, and a bisection finds one digit of one of
+them, the k-th largest's. To count the entries by their next b digits is to try 2^b thresholds in one read, which gives
+exactly what b bisections give.
+
+**Few reads.** Cut the vector into groups. If k groups have a maximum that reaches t, then k entries reach t, so the
+k-th largest is among the entries that reach t: a few more than k if the groups are small against 1 / density. The
+maxima are found in the read that yields mean and maximum, and only groups whose maximum reaches t, or the foot of the
+level of t, are read again. All digits are then counted on what reaches it. `by_groups`, on a CPU, and
+`real.kernels.triton_mstopk` do that; `bisect` reads the vector N times, as published. All three select the same.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from real.kernels.magnitudes import (
+    GroupMaxima,
+    can_use_triton,
+    finite_magnitudes,
+    kth_cell,
+    reached_by,
+    reaching,
+    sampled_threshold,
+    summarize,
+    take,
+    uniform,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Thresholds at equal distances: 2^N from the mean to the maximum, 2^N from 0 to the mean. All of shape `[]`."""
+
+    mean: Tensor
+    up: Tensor
+    """Thresholds per unit of magnitude above the mean."""
+    down: Tensor
+    """Below it."""
+    n_bisections: int
+
+    @classmethod
+    def of(cls, mean: Tensor, highest: Tensor, n_bisections: int) -> "Scale":
+        """Return the scale of magnitudes with that mean and that maximum, in the dtype of the latter.
+
+        Where the distance of two thresholds is too small a number, as between equal magnitudes, it is a little larger.
+        """
+        mean = torch.minimum(mean.to(highest.dtype), highest)  # of equal numbers, the mean may be rounded up
+        densest = torch.finfo(highest.dtype).max
+        up, down = ((2**n_bisections / distance).clamp(max=densest) for distance in (highest - mean, mean))
+        return cls(mean, up, down, n_bisections)
+
+
+def heights(magnitudes: Tensor, scale: Scale) -> Tensor:
+    """Return whole numbers from -2^N to 2^N - 1: the last threshold that each magnitude reaches; 0 is the mean.
+
+    Args:
+        magnitudes: Finite, of the scale's dtype.
+        scale: Of the vector that they are from.
+    """
+    offset = magnitudes - scale.mean
+    exact = torch.where(offset >= 0, scale.up, scale.down).mul_(offset)
+    return exact.floor_().clamp_(-(2**scale.n_bisections), 2**scale.n_bisections - 1)
+
+
+_N_BISECTIONS = 20  # recall of at least 0.9999 at densities of 0.001 and 0.01
+
+
+def mstopk(
+    values: Tensor, k: int, generator: torch.Generator | None = None, *, n_bisections: int = _N_BISECTIONS
+) -> Tensor:
+    """Return k positions of nearly the largest magnitudes, in the way that is fastest on the device of `values`.
+
+    Args:
+        values: Floating point `[count]`.
+        k: More than 0 and less than `count`.
+        generator: Draws where the stretch begins.
+        n_bisections: From 1 to 23, for a float32 has 24 digits. At 10 to 15, 20 the recall of a normal distribution is
+            0.96, 0.999 and 0.9999.
+
+    Returns:
+        int32 or int64 `[k]`, all different, in no special order.
+
+    Source: Shi et al., MLSys 2021, arXiv 2010.10458, algorithm 1.
+    """
+    drawn = uniform(generator, values.device)
+    if values.device.type == "cpu":
+        return by_groups(values, k, drawn.item(), n_bisections=n_bisections)
+    if can_use_triton(values):
+        from real.kernels import triton_mstopk  # takes a second, and a GPU to be of use
+
+        return triton_mstopk.mstopk(values, k, drawn, n_bisections=n_bisections)
+    return bisect(values, k, drawn, n_bisections=n_bisections)
+
+
+def bisect(values: Tensor, k: int, drawn: Tensor, *, n_bisections: int) -> Tensor:
+    """Return what `mstopk` does, by counting what reaches one threshold after the other, on any device.
+
+    Args:
+        values: As for `mstopk`, like `k` and `n_bisections`.
+        k: How many.
+        drawn: Where the stretch begins, from 0 to 1; float64 `[]` on the same device.
+        n_bisections: How many thresholds to try between mean and maximum, or mean and 0.
+    """
+    magnitudes = finite_magnitudes(values)
+    mean = magnitudes.sum(dtype=torch.float64) / magnitudes.numel()
+    entries = heights(magnitudes, Scale.of(mean, magnitudes.max(), n_bisections))
+    top = torch.full((), 2.0**n_bisections, dtype=entries.dtype, device=entries.device)  # which none reaches
+    zero = torch.zeros_like(top)
+    mean_reached = (entries >= zero).sum() >= k
+    lower, upper = torch.where(mean_reached, zero, -top), torch.where(mean_reached, top, zero)
+    for _ in range(n_bisections):
+        threshold = (lower + upper) / 2
+        is_upper = (entries >= threshold).sum() <= k
+        upper = torch.where(is_upper, threshold, upper)
+        lower = torch.where(is_upper, lower, threshold)
+    return take(entries, k, lower=lower, upper=upper, drawn=drawn)
+
+
+def by_groups(values: Tensor, k: int, drawn: float, *, n_bisections: int) -> Tensor:
+    """Return k positions, the same as `bisect`.
+
+    Args:
+        values: Floating point `[count]` on the CPU.
+        k: More than 0 and less than `count`.
+        drawn: Where the stretch begins, from 0 to 1.
+        n_bisections: How many binary digits of a height are told apart, besides the sign.
+    """
+    groups = summarize(values, k)
+    mean = torch.tensor(groups.total / values.numel(), dtype=torch.float64)
+    scale = Scale.of(mean, groups.maxima.max(), n_bisections)
+    positions, magnitudes = _candidates(groups, k, scale, drawn)
+    keys = heights(magnitudes, scale).int().add_(2**n_bisections)
+    kth = _kth_largest(keys, k, n_bisections + 1)
+    certain, possible = positions[keys > kth], positions[keys == kth]
+    n_missing = k - certain.numel()
+    first = int(drawn * (possible.numel() - n_missing + 1))
+    return torch.cat([certain, possible[first : first + n_missing]])
+
+
+def _candidates(groups: GroupMaxima, k: int, scale: Scale, drawn: float) -> tuple[Tensor, Tensor]:
+    """Return positions and magnitudes of at least k, and rarely many more: all on the level of the least, or above."""
+    if 2 * k <= groups.maxima.numel():
+        return reaching(groups, foot(reached_by(groups.maxima, k), scale))
+    aim = min(groups.values.numel(), k + k // 4)
+    threshold = sampled_threshold(groups.values, aim, torch.tensor(drawn, dtype=torch.float64))
+    positions, magnitudes = reaching(groups, foot(threshold.item(), scale))
+    return (positions, magnitudes) if positions.numel() >= k else reaching(groups, 0.0)
+
+
+def foot(magnitude: float, scale: Scale) -> float:
+    """Return a number, at most that magnitude, that all reach which stand on its level or above.
+
+    It is a little below the threshold of the level, for heights are rounded: twice, by 2^-24 of them each time.
+
+    Args:
+        magnitude: From 0 to the maximum.
+        scale: That of the levels.
+    """
+    height = heights(torch.tensor(magnitude, dtype=scale.mean.dtype), scale).item()
+    offset = height / (scale.up if height >= 0 else scale.down).item()
+    return min(magnitude, scale.mean.item() + offset - abs(offset) * 2**-20)
+
+
+def _kth_largest(keys: Tensor, k: int, n_digits: int) -> int:
+    """Return the k-th largest of the integers below 2^n_digits: its upper binary digits, then its lower ones."""
+    n_lower = n_digits // 2
+    upper, n_above = kth_cell(keys >> n_lower, k)
+    lower, _ = kth_cell(keys[keys >> n_lower == upper] & (2**n_lower - 1), k - n_above)
+    return (upper << n_lower) + lower
