@@ -14,26 +14,37 @@ the plan, and all ranks reach their collectives in the same order.
 no link. It holds whole microseconds, so `simdist_duration_s` tells the seconds.
 """
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, takewhile
-from typing import assert_never
+from pathlib import Path
+from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simdist import __version__
-from simdist.chakra.groups import Groups
-from simdist.chakra.operations import Described, Describing
-from simdist.chakra.schema import Attribute, Metadata, Node
+from simdist.chakra.files import write_trace
+from simdist.chakra.operations import NodeTemplates, ProcessGroups
+from simdist.chakra.schema import add_attribute, message_classes
 from simdist.cost import Costs, Local, OpCost, Shared, Varying
+from simdist.errors import PlanError, RunError
 from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Tick, Wait, walk
 from simdist.plan.delays import Delays
+from simdist.runs.run_directory import replacing
 from simdist.scenario import Workload
+from simdist.settings.units import format_nbytes
 
-SCHEMA = "0.0.4"  # what consumers expect; 1.0.0 has the same messages
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+_VERSION = "0.0.4"  # of the schema that consumers expect; 1.0.0 has the same messages
 _NODE_NBYTES = 180  # of a node, about: a name, dependencies and 5 to 8 attributes
+MAX_NBYTES = 2 * 10**9
+"""An export that would be larger is refused unless it is asked for: without loops, every step is written out."""
 
 
 @dataclass(frozen=True)
@@ -62,32 +73,22 @@ class Export:
         return n_nodes * self.plan.world_size * _NODE_NBYTES
 
     @cached_property
-    def groups(self) -> Groups:
+    def groups(self) -> ProcessGroups:
         """The process groups."""
-        return Groups.of(self.plan)
+        return ProcessGroups.of(self.plan)
 
     @cached_property
     def _digest(self) -> str:
         return self.plan.digest()
 
-    def metadata(self, rank: int) -> Metadata:
-        """Return the head of a rank's trace."""
-        return Metadata(
-            SCHEMA,
-            (
-                Attribute("simdist_version", "string", __version__),
-                Attribute("simdist_plan", "string", self.plan.name),
-                Attribute("simdist_digest", "string", self._digest),
-                Attribute("simdist_rank", "int64", rank),
-                Attribute("simdist_world_size", "int64", self.plan.world_size),
-                Attribute("simdist_steps", "int64", self.n_steps),
-            ),
-        )
+    def messages(self, rank: int) -> "Iterator[Message]":
+        """Yield the trace of a rank: its head, then its nodes in program order.
 
-    def nodes(self, rank: int) -> Iterator[Node]:
-        """Yield the nodes of a rank in program order; the id of a node is the operation's place in the plan, from 1."""
-        describing = Describing(self.plan, self.workload, self.groups)
-        described = {op: describing.of(op, rank) for op in self.costs.of}
+        The id of a node is the operation's place in the plan, from 1.
+        """
+        yield self._head(rank)
+        templates = NodeTemplates(self.plan, self.workload, self.groups)
+        nodes = {op: templates.make(op, rank) for op in self.costs.of}
         alone_s = {op: self._alone_s(cost, rank) for op, cost in self.costs.of.items()}
         order, loads_s = _Order(), iter(self._loads_s)
         for instance in takewhile(lambda each: each.step < self.n_steps, walk(self.plan)):
@@ -99,7 +100,17 @@ class Export:
             has_node = _has_node(op, seconds)
             after = order.add(instance, has_node=has_node)
             if has_node:
-                yield _node(instance, described[op], after, seconds)
+                yield _node(instance, nodes[op], after, seconds)
+
+    def _head(self, rank: int) -> "Message":
+        head = message_classes().head(version=_VERSION)
+        add_attribute(head, "simdist_version", "string", __version__)
+        add_attribute(head, "simdist_plan", "string", self.plan.name)
+        add_attribute(head, "simdist_digest", "string", self._digest)
+        add_attribute(head, "simdist_rank", "int64", rank)
+        add_attribute(head, "simdist_world_size", "int64", self.plan.world_size)
+        add_attribute(head, "simdist_steps", "int64", self.n_steps)
+        return head
 
     def _alone_s(self, cost: OpCost, rank: int) -> float:
         """Return what an operation takes on a rank that shares its links with nobody; of loads that differ, 0."""
@@ -158,16 +169,76 @@ def _has_node(op: Op, seconds: float) -> bool:
     return not isinstance(op, Wait | Tick) and not (isinstance(op, Delay) and not seconds)
 
 
-def _node(instance: Instance, described: Described, after: tuple[int, ...], seconds: float) -> Node:
-    return Node(
-        instance.index + 1,
-        described.name,
-        described.type,
-        data_deps=tuple(index + 1 for index in after),
-        duration_us=round(seconds * 1e6),
-        attributes=(
-            *described.attributes,
-            Attribute("simdist_step", "int64", instance.step),
-            Attribute("simdist_duration_s", "double", seconds),
-        ),
+def _node(instance: Instance, template: "Message", after: tuple[int, ...], seconds: float) -> "Message":
+    node = message_classes().node()
+    node.CopyFrom(template)
+    node.id = instance.index + 1
+    node.data_deps.extend(index + 1 for index in after)
+    node.duration_micros = round(seconds * 1e6)
+    add_attribute(node, "simdist_step", "int64", instance.step)
+    add_attribute(node, "simdist_duration_s", "double", seconds)
+    return node
+
+
+def refuse_size(export: Export) -> None:
+    """Refuse an export that would be larger than `MAX_NBYTES`.
+
+    Raises:
+        PlanError: It would; says how large, and how many steps fit.
+    """
+    if export.nbytes <= MAX_NBYTES:
+        return
+    fitting = int(export.n_steps * MAX_NBYTES / export.nbytes)
+    raise PlanError(
+        f"plan {export.plan.name}: {export.n_steps:,} steps of {export.plan.world_size:,} ranks would take about "
+        f"{format_nbytes(export.nbytes)}, for traces have no loops; "
+        + (f"--steps {fitting} takes {format_nbytes(MAX_NBYTES)}" if fitting else "a step is too large already")
+        + "; --force writes all"
     )
+
+
+def write(
+    export: Export, folder: Path, prefix: str, *, force: bool, progress: Callable[[int], None] | None = None
+) -> int:
+    """Write `PREFIX.<rank>.et` for every rank and `PREFIX.json` with the process groups; return the bytes they take.
+
+    Args:
+        export: What they tell.
+        folder: Made if it is not there.
+        prefix: Of the names of the files.
+        force: Replace those that are there.
+        progress: Called with the number of ranks that are done.
+
+    Raises:
+        PlanError: There are such traces already.
+        RunError: They cannot be written.
+        UnsupportedError: protobuf is not installed.
+    """
+    message_classes()  # before traces that are there are removed
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _clear(folder, prefix, force=force)
+        nbytes = 0
+        for rank in range(export.plan.world_size):
+            with replacing(folder / f"{prefix}.{rank}.et") as part, part.open("wb") as file:
+                nbytes += write_trace(file, export.messages(rank))
+            if progress:
+                progress(rank + 1)
+        with replacing(folder / f"{prefix}.json") as part:
+            part.write_text(json.dumps(export.groups.document()) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise RunError(f"{error.filename or folder}: cannot be written: {error.strerror or error}") from None
+    return nbytes
+
+
+def _clear(folder: Path, prefix: str, *, force: bool) -> None:
+    """Remove the traces of another export: those of more ranks would be taken for ranks of this one."""
+    pattern = re.compile(re.escape(prefix) + r"\.(\d+\.et(\.gz)?|json)")
+    there = sorted(file for file in folder.iterdir() if pattern.fullmatch(file.name))
+    if there and not force:
+        raise PlanError(
+            f"{there[0]}: is there already, with {len(there) - 1} more; choose another folder with -o, or replace them "
+            f"with --force"
+        )
+    for file in there:
+        file.unlink()

@@ -1,39 +1,49 @@
 """Files of execution traces: one per rank, `PREFIX.<rank>.et`, messages that follow one another, each after its length.
 
 The first message is the head, the others are nodes. There is no mark at the beginning and none at the end. A file may
-be compressed with gzip, which readers in Python take, and simulators mostly do not.
+be compressed with gzip, which readers in Python take, and simulators mostly do not. Beside the traces of a job may lie
+`PREFIX.json` with its process groups.
 """
 
 import gzip
+import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import IO, TYPE_CHECKING
 
-from simdist.chakra.messages import decode_metadata, decode_node, encode_metadata, encode_node
-from simdist.chakra.schema import Metadata, Node
-from simdist.chakra.wire import DamageError, varint
-from simdist.errors import TraceError
+from simdist.chakra.schema import message_classes
+from simdist.errors import ScenarioError, TraceError
+from simdist.settings.base import shown
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 MAX_MESSAGE_NBYTES = 64 * 1024**2  # nodes take hundreds of bytes, some thousands; a damaged length may say gigabytes
 _MAX_LENGTH_NBYTES = 5  # a varint of 32 bits
 _GZIP = b"\x1f\x8b"
 
-_Message = TypeVar("_Message")
 
-
-def write_trace(file: IO[bytes], metadata: Metadata, nodes: Iterable[Node]) -> int:
-    """Write a trace and return its size in bytes."""
-    nbytes = _write_message(file, encode_metadata(metadata))
-    return nbytes + sum(_write_message(file, encode_node(node)) for node in nodes)
+def write_trace(file: IO[bytes], messages: "Iterable[Message]") -> int:
+    """Write a head and the nodes behind it; return their size in bytes."""
+    return sum(_write_message(file, message.SerializeToString()) for message in messages)
 
 
 def _write_message(file: IO[bytes], message: bytes) -> int:
-    return file.write(varint(len(message)) + message)
+    return file.write(_varint(len(message)) + message)
 
 
-def read_trace(path: Path) -> Iterator[Metadata | Node]:
+def _varint(number: int) -> bytes:
+    """Return a number in seven bits a byte, the lowest first; all bytes but its last have the high bit set."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes((*out, number))
+
+
+def read_trace(path: Path) -> "Iterator[Message]":
     """Yield the head of a trace, then its nodes; one of them is in memory at a time.
 
     Args:
@@ -41,14 +51,15 @@ def read_trace(path: Path) -> Iterator[Metadata | Node]:
 
     Raises:
         TraceError: It cannot be read or is damaged; names the byte, which of a compressed file is one of its contents.
+        UnsupportedError: protobuf is not installed.
     """
+    classes = message_classes()
     try:
         with _open(path) as file:
             messages = _messages(path, file)
-            at, first = next(messages)
-            yield _decoded(path, at, first, decode_metadata)
+            yield _parsed(path, *next(messages), classes.head)
             for at, message in messages:
-                yield _decoded(path, at, message, decode_node)
+                yield _parsed(path, at, message, classes.node)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TraceError(f"{path}: its compression is damaged: {error}: write or copy it again") from None
     except OSError as error:
@@ -101,12 +112,75 @@ def _read_length(path: Path, file: BufferedReader | gzip.GzipFile, at: int) -> t
     raise TraceError(f"{path}: byte {at}: a length of more than {_MAX_LENGTH_NBYTES} bytes: it is no Chakra trace")
 
 
-def _decoded(path: Path, at: int, message: bytes, decode: Callable[[bytes], _Message]) -> _Message:
+def _parsed(path: Path, at: int, data: bytes, kind: "type[Message]") -> "Message":
+    from google.protobuf.message import DecodeError
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    message = kind()
+    where = f"{path}: byte {at}: the {'head' if kind is message_classes().head else 'node'} that begins here"
     try:
-        return decode(message)
-    except DamageError as damage:
-        what = "the head" if decode is decode_metadata else "a node"
+        message.ParseFromString(data)
+    except DecodeError:
+        raise TraceError(f"{where} is no message: it is damaged, or no Chakra trace") from None
+    for field in UnknownFieldSet(message):  # of another type than the schema's; what it does not have is skipped
+        if field.field_number in message.DESCRIPTOR.fields_by_number:
+            raise TraceError(
+                f"{where} has wire type {field.wire_type} in field {field.field_number}: it is damaged, or no Chakra "
+                f"trace"
+            )
+    return message
+
+
+def find_traces(names: Sequence[Path]) -> list[Path]:
+    """Return the traces that are meant: files, all of a folder, or all that begin with `PREFIX.`.
+
+    Raises:
+        ScenarioError: There are none, or a folder holds those of several exports.
+    """
+    return [path for name in names for path in _found(name)]
+
+
+def _found(name: Path) -> list[Path]:
+    if name.is_file():
+        return [name]
+    folder, prefix = (name, "") if name.is_dir() else (name.parent, name.name + ".")
+    files = [file for file in folder.glob("*") if file.name.startswith(prefix)] if folder.is_dir() else []
+    traces = sorted(file for file in files if file.name.endswith((".et", ".et.gz")))
+    if not traces:
+        raise ScenarioError(
+            f"{name}: there are no Chakra traces: write a folder, PREFIX for the files PREFIX.0.et, PREFIX.1.et, ..., "
+            f"or the files themselves"
+        )
+    prefixes = sorted({prefix_of(file) for file in traces})
+    if len(prefixes) > 1:
+        names = ", ".join(str(folder / each) for each in prefixes)
+        raise ScenarioError(f"{name}: holds traces of several jobs; name one of {names}")
+    return traces
+
+
+def prefix_of(path: Path) -> str:
+    """Return the part of a trace's name before the rank."""
+    return path.name.removesuffix(".gz").removesuffix(".et").rsplit(".", 1)[0]
+
+
+def groups_beside(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the process groups of `PREFIX.json` beside a trace, if there is such a file.
+
+    Raises:
+        TraceError: It holds something else.
+    """
+    file = path.with_name(f"{prefix_of(path)}.json")
+    if not file.exists():
+        return {}
+    try:
+        document = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise TraceError(
-            f"{path}: byte {at + damage.at}: {damage}, in {what} that begins at byte {at}: it is damaged, or no Chakra "
-            f"trace"
+            f"{file}: cannot be read as process groups: {error}: write it again, or move it away"
         ) from None
+    if not isinstance(document, dict):
+        raise TraceError(f'{file}: {shown(document)} are no process groups: write e.g. {{"1": [0, 1, 2, 3]}}')
+    for name, ranks in document.items():
+        if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
+            raise TraceError(f'{file}: group {name}: {shown(ranks)} is no list of ranks: write e.g. "{name}": [0, 1]')
+    return {name: tuple(ranks) for name, ranks in document.items()}

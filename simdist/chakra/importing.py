@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from pydantic import ValidationError
 
-from simdist.chakra.finding import groups_beside, prefix_of
-from simdist.chakra.groups import WORLD
-from simdist.chakra.recording import Call, Recording, read_recording
-from simdist.chakra.steps import Rhythm, Step, cut, find_rhythm, names_phases
+from simdist.chakra.files import groups_beside, prefix_of
+from simdist.chakra.operations import WORLD
+from simdist.chakra.rank_traces import AllReduceCall, RankTrace, Rhythm, Step, cut, find_rhythm, names_phases, read_rank
 from simdist.errors import ScenarioError, TraceError, UnsupportedError
 from simdist.plan.plan import ITEM_NBYTES, DType
-from simdist.scenario import Tensor, Workload
+from simdist.scenario import Cluster, Scenario, Tensor, Workload, dump
 from simdist.settings.base import shown
 
 _SLOW = 1.05  # of the median rank's work: ranks above it are named
@@ -26,7 +26,7 @@ _NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ChakraJob:
     """What traces say of a training job.
 
     Args:
@@ -46,7 +46,7 @@ class Imported:
 
 def import_traces(
     paths: Sequence[Path], *, n_steps: int | None = None, progress: Callable[[int], None] | None = None
-) -> Imported:
+) -> ChakraJob:
     """Read the traces of a job, one rank after the other.
 
     Args:
@@ -61,7 +61,7 @@ def import_traces(
     """
     job = _Job(n_steps)
     for number, path in enumerate(paths, 1):
-        job.add(read_recording(path))
+        job.add(read_rank(path))
         if progress:
             progress(number)
     return job.imported()
@@ -74,35 +74,35 @@ class _Job:
         self._n_steps = n_steps
         self._rhythm: Rhythm | None = None
         self._paths: dict[int, Path] = {}
-        self._calls: list[Call] = []  # of the first trace
+        self._calls: list[AllReduceCall] = []  # of the first trace
         self._steps: dict[int, list[Step]] = {}
         self._groups: dict[str, tuple[int, ...]] = {}
-        self._used: dict[str, Call] = {}  # process groups, and a call over each
+        self._used: dict[str, AllReduceCall] = {}  # process groups, and a call over each
         self._world_size = 0
         self._left_out: Counter[str] = Counter()
         self._notes: list[str] = []
 
-    def add(self, recording: Recording) -> None:
-        rank = len(self._steps) if recording.rank is None else recording.rank
+    def add(self, trace: RankTrace) -> None:
+        rank = len(self._steps) if trace.rank is None else trace.rank
         if rank in self._paths:
-            raise ScenarioError(f"{recording.path}: is of rank {rank}, and so is {self._paths[rank]}: leave one out")
-        if self._world_size and recording.world_size != self._world_size:
+            raise ScenarioError(f"{trace.path}: is of rank {rank}, and so is {self._paths[rank]}: leave one out")
+        if self._world_size and trace.world_size != self._world_size:
             raise TraceError(
-                f"{recording.path}: is of a job of {recording.world_size} ranks, the traces before it of one of "
+                f"{trace.path}: is of a job of {trace.world_size} ranks, the traces before it of one of "
                 f"{self._world_size}: leave it out"
             )
-        calls = [event for event in recording.events if isinstance(event, Call)]
+        calls = [event for event in trace.events if isinstance(event, AllReduceCall)]
         if not self._calls:
-            self._begin(recording, calls)
-        self._compare(recording.path, calls)
-        self._paths[rank] = recording.path
-        self._steps[rank] = cut(recording, self._rhythm)
-        self._groups |= groups_beside(recording.path) | recording.groups
+            self._begin(trace, calls)
+        self._compare(trace.path, calls)
+        self._paths[rank] = trace.path
+        self._steps[rank] = cut(trace, self._rhythm)
+        self._groups |= groups_beside(trace.path) | trace.groups
         self._used |= {call.group: call for call in calls}
-        self._world_size = recording.world_size or 0
-        self._left_out += recording.left_out
+        self._world_size = trace.world_size or 0
+        self._left_out += trace.left_out
 
-    def _begin(self, recording: Recording, calls: list[Call]) -> None:
+    def _begin(self, trace: RankTrace, calls: list[AllReduceCall]) -> None:
         """Find out from the first trace how all-reduces make up steps."""
         self._calls = calls
         if calls[0].step is not None and self._n_steps is None:
@@ -112,7 +112,7 @@ class _Job:
         if self._rhythm is None:
             legal = [str(n) for n in range(1, len(calls) + 1) if len(calls) % n == 0]
             raise UnsupportedError(
-                f"{recording.path}: {len(calls)} all-reduces are not {self._n_steps} equal steps: --steps takes "
+                f"{trace.path}: {len(calls)} all-reduces are not {self._n_steps} equal steps: --steps takes "
                 f"{', '.join(legal[:10])}"
             )
         if self._n_steps is None:
@@ -120,10 +120,10 @@ class _Job:
             self._notes.append(f"steps are not marked; all-reduces repeat as {found}: if that is wrong, write --steps")
         if self._rhythm.n_skipped:
             self._notes.append("the first step has other all-reduces than those after it and was left out")
-        if not names_phases(recording):
+        if not names_phases(trace):
             self._notes.append("names tell no phases: the backward pass of the first bucket counts as forward pass")
 
-    def _compare(self, path: Path, calls: list[Call]) -> None:
+    def _compare(self, path: Path, calls: list[AllReduceCall]) -> None:
         """Refuse a rank whose all-reduces are not those of the first trace."""
         for number, (call, first) in enumerate(zip(calls, self._calls, strict=False)):
             if call.nbytes != first.nbytes:
@@ -137,7 +137,7 @@ class _Job:
                 f"{len(self._calls)}: in data-parallel training all ranks reduce the same"
             )
 
-    def imported(self) -> Imported:
+    def imported(self) -> ChakraJob:
         """Put the ranks together."""
         world_size = self._find_world_size()
         self._check_groups(world_size)
@@ -149,7 +149,7 @@ class _Job:
         self._notes += [f"left out: {number:,} {what}" for what, number in sorted(self._left_out.items())]
         self._note_slow_ranks()
         n_steps = min(map(len, self._steps.values()))
-        return Imported(self._workload(), world_size, len(self._steps), n_steps, tuple(self._notes))
+        return ChakraJob(self._workload(), world_size, len(self._steps), n_steps, tuple(self._notes))
 
     def _find_world_size(self) -> int:
         known = self._groups.get(WORLD, ())
@@ -202,3 +202,59 @@ class _Job:
             forward_s=float(np.median([step.forward_s for step in steps])),
             optimize_s=float(np.median([step.optimize_s for step in steps])),
         )
+
+
+def fit_cluster(cluster: Cluster, world_size: int, *, name: str) -> Cluster:
+    """Return a cluster with as many nodes as a job needs.
+
+    Args:
+        cluster: Such nodes, however many.
+        world_size: Ranks of the job; fewer than a node has take one node with as many GPUs.
+        name: Of the cluster, for messages.
+
+    Raises:
+        ScenarioError: Ranks do not fill its nodes, or it does not fit that many.
+    """
+    gpus_per_node = min(cluster.gpus_per_node, world_size)
+    if world_size % gpus_per_node:
+        raise ScenarioError(
+            f"{name}: {world_size} ranks do not fill nodes of {gpus_per_node} GPUs: write a cluster file with another "
+            f"gpus_per_node"
+        )
+    numbers = {"nodes": world_size // gpus_per_node, "gpus_per_node": gpus_per_node}
+    try:
+        return Cluster.model_validate(dict(cluster) | numbers)
+    except ValidationError as error:
+        problem = error.errors()[0]["msg"]
+        raise ScenarioError(f"{name}: does not fit {world_size} ranks: {problem}") from None
+
+
+def scenario_of(job: ChakraJob, cluster: Cluster, *, name: str) -> Scenario:
+    """Return the scenario: the job as it was traced, synchronous, every tensor a bucket."""
+    return Scenario.model_validate(
+        {
+            "name": name,
+            "cluster": cluster,
+            "workload": _in_ns(job.workload),
+            "steps": job.n_steps,
+            "schedules": [{"kind": "sync", "first_bucket_nbytes": 1, "bucket_nbytes": 1}],
+        }
+    )
+
+
+def _in_ns(workload: Workload) -> Workload:
+    """Round times to nanoseconds, as traces tell no less; rounded sums, so that many buckets add up as they did."""
+    ends_s = np.round(np.cumsum([0.0, *(tensor.backward_s or 0.0 for tensor in workload.tensors)]), 9)
+    tensors = tuple(
+        tensor.model_copy(update={"backward_s": round(float(seconds), 9)})
+        for tensor, seconds in zip(workload.tensors, np.diff(ends_s), strict=True)
+    )
+    forward_s, optimize_s = (round(seconds or 0.0, 9) for seconds in (workload.forward_s, workload.optimize_s))
+    return workload.model_copy(update={"tensors": tensors, "forward_s": forward_s, "optimize_s": optimize_s})
+
+
+def scenario_text(scenario: Scenario, job: ChakraJob) -> str:
+    """Return the file: what to know about it as comments, then the scenario."""
+    about = ["Imported from Chakra execution traces.", "bucket_size 1 B: every tensor is a bucket, as it was traced."]
+    lines = [*about, *(f"Note: {note}." for note in job.notes)]
+    return "".join(f"# {line}\n" for line in lines) + dump(scenario)

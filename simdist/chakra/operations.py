@@ -5,106 +5,117 @@ buffer is an all-gather of its values and indices, `k * (4 + 4)` bytes a rank: t
 `tensor_size` is the bytes of the buffers that an operation reads and writes; activations are no buffers.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeGuard, assert_never
+from typing import TYPE_CHECKING, TypeGuard, assert_never
 
-from simdist.chakra.groups import Groups
-from simdist.chakra.schema import Attribute, CollectiveType, NodeType
-from simdist.plan import (
-    COLLECTIVES,
-    AllGather,
-    AllReduce,
-    Backward,
-    Broadcast,
-    Buffer,
-    Collective,
-    Copy,
-    Delay,
-    Densify,
-    Forward,
-    Load,
-    Merge,
-    Op,
-    Optimize,
-    Pack,
-    Plan,
-    Reduce,
-    ReduceScatter,
-    Save,
-    Select,
-    StageIn,
-    Tick,
-    TrustRatios,
-    Unpack,
-    Wait,
-    op_text,
-    reads,
-    writes,
-)
+from simdist.chakra.schema import CollectiveType, NodeType, add_attribute, message_classes
+from simdist.plan import COLLECTIVES, Buffer, Collective, Op, Plan, op_text, ops, reads, writes
+from simdist.plan.group import Group
 from simdist.plan.text import op_name
 from simdist.scenario import Workload
 
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+WORLD = "0"
+"""What traces call the process group of all ranks."""
 _MAX_INT64 = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
-    """What the node of an operation says in every step.
+class ProcessGroups:
+    """The process groups of a plan: 0 is the world, and every other group has a number from 1.
 
     Args:
-        name: The operation as a line of text.
-        type: Of the node.
-        attributes: All but those that differ from step to step.
+        world_size: Ranks.
+        first: Number of the first group of each partition of the ranks that is neither the world nor single ranks.
     """
 
-    name: str
-    type: NodeType
-    attributes: tuple[Attribute, ...]
+    world_size: int
+    first: dict[Group, int]
+
+    @classmethod
+    def of(cls, plan: Plan) -> "ProcessGroups":
+        """Return the groups of a plan, in the order in which its bodies use them."""
+        used = dict.fromkeys(op.group for body in plan.bodies for op in body if isinstance(op, COLLECTIVES))
+        first, number = {}, 1
+        for group in used:
+            if 1 < group.size < plan.world_size:
+                first[group] = number
+                number += plan.world_size // group.size
+        return cls(plan.world_size, first)
+
+    def place(self, group: Group, rank: int) -> int:
+        """Return which of the groups of a partition a rank belongs to, as in `Group.members`.
+
+        >>> ProcessGroups(8, {}).place(Group(2, stride=4), rank=7)
+        3
+        """
+        return rank // (group.size * group.stride) * group.stride + rank % group.stride
+
+    def members(self, group: Group, rank: int) -> range:
+        """Return the ranks of the group of a rank.
+
+        >>> list(ProcessGroups(8, {}).members(Group(2, stride=4), rank=7))
+        [3, 7]
+        """
+        block = group.size * group.stride
+        first = rank // block * block + rank % group.stride
+        return range(first, first + block, group.stride)
+
+    def name(self, group: Group, rank: int) -> str:
+        """Return what traces call the group of a rank."""
+        return str(self.first[group] + self.place(group, rank)) if group in self.first else WORLD
+
+    def document(self) -> dict[str, list[int]]:
+        """Return the ranks of every group but the world, by name: the file that simulators take beside the traces."""
+        return {
+            str(first + n): ranks
+            for group, first in self.first.items()
+            for n, ranks in enumerate(group.members(self.world_size))
+        }
 
 
-class Describing:
-    """Describes the operations of a plan."""
+class NodeTemplates:
+    """Makes nodes that say of an operation what is the same in every step."""
 
-    def __init__(self, plan: Plan, workload: Workload, groups: Groups) -> None:
+    def __init__(self, plan: Plan, workload: Workload, groups: ProcessGroups) -> None:
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._groups = groups
         self._flops = _flops_before(workload)
 
-    def of(self, op: Op, rank: int) -> Described:
-        """Return what the node of an operation says on a rank."""
-        is_on_host = isinstance(op, Delay) and op.channel != "compute"
-        return Described(
-            op_text(op),
-            _node_type(op),
-            (
-                Attribute("is_cpu_op", "bool", is_on_host),
-                *(self._communication(op, rank) if _communicates(op) else self._work(op)),
-                Attribute("simdist_op", "string", op_name(op)),
-            ),
-        )
+    def make(self, op: Op, rank: int) -> "Message":
+        """Return a node with the name, the type and the attributes of an operation on a rank."""
+        node = message_classes().node(name=op_text(op), type=_node_type(op))
+        add_attribute(node, "is_cpu_op", "bool", isinstance(op, ops.Delay) and op.channel != "compute")
+        if _communicates(op):
+            self._add_communication(node, op, rank)
+        else:
+            self._add_work(node, op)
+        add_attribute(node, "simdist_op", "string", op_name(op))
+        return node
 
-    def _communication(self, op: Collective, rank: int) -> Iterator[Attribute]:
-        yield Attribute("comm_type", "int64", int(_collective_type(op)))
-        yield Attribute("comm_size", "int64", self._buffers[_sent(op)].nbytes)
-        yield Attribute("pg_name", "string", self._groups.name(op.group, rank))
-        if isinstance(op, Reduce | Broadcast):
-            root = self._groups.members(op.group, rank)[op.root]
-            yield Attribute("simdist_root", "int64", root)
+    def _add_communication(self, node: "Message", op: Collective, rank: int) -> None:
+        kind, buffer = _collective(op)
+        add_attribute(node, "comm_type", "int64", kind)
+        add_attribute(node, "comm_size", "int64", self._buffers[buffer].nbytes)
+        add_attribute(node, "pg_name", "string", self._groups.name(op.group, rank))
+        if isinstance(op, ops.Reduce | ops.Broadcast):
+            add_attribute(node, "simdist_root", "int64", self._groups.members(op.group, rank)[op.root])
 
-    def _work(self, op: Op) -> Iterator[Attribute]:
+    def _add_work(self, node: "Message", op: Op) -> None:
         match op:
-            case Forward():
+            case ops.Forward():
                 flops = sum(self._flops_of(self._buffers[name]) for name in op.srcs)
-            case Backward():
+            case ops.Backward():
                 flops = 2 * self._flops_of(self._buffers[op.dst])
             case _:
                 flops = 0.0
         if 1 <= flops <= _MAX_INT64:
-            yield Attribute("num_ops", "int64", round(flops))
+            add_attribute(node, "num_ops", "int64", round(flops))
         nbytes = sum(self._buffers[name].nbytes for name in dict.fromkeys(reads(op) + writes(op)))
         if nbytes:
-            yield Attribute("tensor_size", "uint64", nbytes)
+            add_attribute(node, "tensor_size", "uint64", nbytes)
 
     def _flops_of(self, buffer: Buffer) -> float:
         """Return the forward FLOPs of the tensors of a buffer, of a whole batch."""
@@ -114,15 +125,15 @@ class Describing:
 
 def cautions(plan: Plan) -> list[str]:
     """Return what consumers of a plan's traces will not see, or may not take, a sentence each."""
-    ops = {op for body in plan.bodies for op in body}
+    used = {op for body in plan.bodies for op in body}
     found = []
-    if any(isinstance(op, Reduce | Broadcast) for op in ops):
+    if any(isinstance(op, ops.Reduce | ops.Broadcast) for op in used):
         found.append("it has reduce or broadcast, which some simulators refuse or take for free")
-    if any(isinstance(op, Tick) for op in ops):
+    if any(isinstance(op, ops.Tick) for op in used):
         found.append("ticks of a clock have no node: what waits for one does not wait in the traces")
-    if any(isinstance(op, AllReduce) and op.servers for op in ops):
+    if any(isinstance(op, ops.AllReduce) and op.servers for op in used):
         found.append("parameter servers have no node: all-reduces through them stand as all-reduces")
-    if any(isinstance(op, Load | StageIn | Save) for op in ops):
+    if any(isinstance(op, ops.Load | ops.StageIn | ops.Save) for op in used):
         found.append("loads and saves are memory nodes: simulators need a model of remote memory for them")
     return found
 
@@ -140,44 +151,36 @@ def _communicates(op: Op) -> TypeGuard[Collective]:
     return isinstance(op, COLLECTIVES) and op.group.size > 1
 
 
-def _sent(op: Collective) -> str:
-    """Return the buffer whose bytes are a collective's `comm_size`."""
+def _collective(op: Collective) -> tuple[CollectiveType, str]:
+    """Return what a collective does, and the buffer whose bytes are its `comm_size`."""
     match op:
-        case AllReduce() | Reduce() | Broadcast():
-            return op.buffer
-        case ReduceScatter() | AllGather():
-            return op.src
-        case _:
-            assert_never(op)
-
-
-def _collective_type(op: Collective) -> CollectiveType:
-    match op:
-        case AllReduce():
-            return CollectiveType.ALL_REDUCE
-        case ReduceScatter():
-            return CollectiveType.REDUCE_SCATTER
-        case AllGather():
-            return CollectiveType.ALL_GATHER
-        case Reduce():
-            return CollectiveType.REDUCE
-        case Broadcast():
-            return CollectiveType.BROADCAST
+        case ops.AllReduce():
+            return CollectiveType.ALL_REDUCE, op.buffer
+        case ops.ReduceScatter():
+            return CollectiveType.REDUCE_SCATTER, op.src
+        case ops.AllGather():
+            return CollectiveType.ALL_GATHER, op.src
+        case ops.Reduce():
+            return CollectiveType.REDUCE, op.buffer
+        case ops.Broadcast():
+            return CollectiveType.BROADCAST, op.buffer
         case _:
             assert_never(op)
 
 
 def _node_type(op: Op) -> NodeType:
     match op:
-        case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast():
+        case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Reduce() | ops.Broadcast():
             return NodeType.COMM_COLL if op.group.size > 1 else NodeType.COMP
-        case Load() | StageIn():
+        case ops.Load() | ops.StageIn():
             return NodeType.MEM_LOAD
-        case Save():
+        case ops.Save():
             return NodeType.MEM_STORE
-        case Forward() | Backward() | Optimize() | TrustRatios() | Copy() | Pack() | Unpack():
+        case (
+            ops.Forward() | ops.Backward() | ops.Optimize() | ops.TrustRatios() | ops.Copy() | ops.Pack() | ops.Unpack()
+        ):
             return NodeType.COMP
-        case Select() | Merge() | Densify() | Delay() | Wait() | Tick():
+        case ops.Select() | ops.Merge() | ops.Densify() | ops.Delay() | ops.Wait() | ops.Tick():
             return NodeType.COMP
         case _:
             assert_never(op)

@@ -1,9 +1,10 @@
 """The messages of a Chakra execution trace: a head, then nodes, each with attributes.
 
-How they are written is in `simdist.chakra.messages`.
+The classes of the messages are made from `SCHEMA` when they are first needed, by the library protobuf (extra `chakra`).
 
->>> node = Node(7, "forward", NodeType.COMP, data_deps=(3,), attributes=(Attribute("is_cpu_op", "bool", False),))
->>> node.find("is_cpu_op"), node.find("num_ops")
+>>> node = message_classes().node(id=7, name="forward", type=NodeType.COMP, data_deps=[3])
+>>> add_attribute(node, "is_cpu_op", "bool", False)
+>>> find(node, "is_cpu_op"), find(node, "num_ops")
 (False, None)
 
 Source:
@@ -11,9 +12,14 @@ Source:
     arXiv 2305.14516; schema ChakraProtoMsg 1.0.0, github.com/mlcommons/chakra (et_def.proto), wire-equal to 0.0.4.
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Literal, TypeAlias
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from simdist.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 
 class NodeType(IntEnum):
@@ -44,93 +50,81 @@ class CollectiveType(IntEnum):
     BARRIER = 9
 
 
-Kind: TypeAlias = Literal[
-    "double",
-    "float",
-    "int32",
-    "int64",
-    "uint32",
-    "uint64",
-    "sint32",
-    "sint64",
-    "fixed32",
-    "fixed64",
-    "sfixed32",
-    "sfixed64",
-    "bool",
-    "string",
-    "bytes",
-]
-Scalar: TypeAlias = bool | int | float | str | bytes
+_PACKAGE = "ChakraProtoMsg"
+_SCALARS = (
+    *("double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64"),
+    *("fixed32", "fixed64", "sfixed32", "sfixed64", "bool", "string", "bytes"),
+)
+_VALUES = tuple(field for kind in _SCALARS for field in (f"{kind} {kind}_val", f"{kind}_values {kind}_list"))
+
+SCHEMA: dict[str, tuple[str, ...]] = {
+    **{f"{kind}_values": (f"{kind}* values",) for kind in _SCALARS},
+    "AttributeProto": ("string name", "string doc_string", *_VALUES),  # at most one of its values is set
+    "IOInfo": ("string values", "string shapes", "string types"),
+    "GlobalMetadata": ("string version", "AttributeProto* attr"),
+    "Node": (
+        *("uint64 id", "string name", "int32 type", "uint64* ctrl_deps", "uint64* data_deps"),
+        *("uint64 start_time_micros", "uint64 duration_micros", "IOInfo inputs", "IOInfo outputs"),
+        "AttributeProto* attr",
+    ),
+}
+"""Message -> its fields, which are numbered from 1: type and name, an asterisk after the type of a repeated field."""
+
+AttributeValue: TypeAlias = bool | int | float | str | bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Attribute:
-    """A named value.
+class MessageClasses(NamedTuple):
+    """The classes of what a trace consists of."""
 
-    Args:
-        name: What it is called.
-        kind: Its type.
-        value: One value, or a tuple of values for a list; None if the trace gives none.
-        doc: A description.
+    head: "type[Message]"
+    node: "type[Message]"
+
+
+@cache
+def message_classes() -> MessageClasses:
+    """Return the classes that protobuf makes of `SCHEMA`.
+
+    Raises:
+        UnsupportedError: protobuf is not installed.
     """
-
-    name: str
-    kind: Kind
-    value: Scalar | tuple[Scalar, ...] | None
-    doc: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Io:
-    """Describes the inputs or the outputs of a node, as text."""
-
-    values: str = ""
-    shapes: str = ""
-    types: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Metadata:
-    """The head of a trace.
-
-    Args:
-        version: Of the schema. A head without one is of length 0, which readers take for the end of the trace.
-        attributes: Further facts.
-    """
-
-    version: str
-    attributes: tuple[Attribute, ...] = ()
+    try:
+        from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+    except ImportError:
+        raise UnsupportedError("Chakra traces need protobuf, which is not installed: pip install protobuf") from None
+    kinds = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="et_def.proto", package=_PACKAGE, syntax="proto3")
+    for message, fields in SCHEMA.items():
+        made = file.message_type.add(name=message)
+        for number, (kind, name) in enumerate(map(str.split, fields), 1):
+            label = kinds.LABEL_REPEATED if kind.endswith("*") else kinds.LABEL_OPTIONAL
+            field = made.field.add(name=name, number=number, label=label)
+            kind = kind.removesuffix("*")
+            if kind in _SCALARS:
+                field.type = kinds.Type.Value(f"TYPE_{kind.upper()}")
+            else:
+                field.type, field.type_name = kinds.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
+            if name.endswith(("_val", "_list")):
+                field.oneof_index = 0
+    next(each for each in file.message_type if each.name == "AttributeProto").oneof_decl.add(name="value")
+    pool = descriptor_pool.DescriptorPool()
+    pool.AddSerializedFile(file.SerializeToString())
+    names = (f"{_PACKAGE}.GlobalMetadata", f"{_PACKAGE}.Node")
+    return MessageClasses(*(message_factory.GetMessageClass(pool.FindMessageTypeByName(name)) for name in names))
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """One operation of one rank.
+def add_attribute(message: "Message", name: str, kind: str, value: AttributeValue) -> None:
+    """Add a named value of a type such as `int64` to a head or a node."""
+    message.attr.add(name=name, **{f"{kind}_val": value})
 
-    Args:
-        id: Unique in the trace.
-        name: For people.
-        type: A `NodeType`, or a number that it does not have.
-        ctrl_deps: Nodes that this one was called from.
-        data_deps: Nodes that must be done before this one starts.
-        start_us: When it started, microseconds.
-        duration_us: How long it took, microseconds.
-        inputs: What went in.
-        outputs: What came out.
-        attributes: Further facts.
-    """
 
-    id: int
-    name: str
-    type: int
-    ctrl_deps: tuple[int, ...] = ()
-    data_deps: tuple[int, ...] = ()
-    start_us: int = 0
-    duration_us: int = 0
-    inputs: Io = Io()
-    outputs: Io = Io()
-    attributes: tuple[Attribute, ...] = ()
+def find(message: "Message", name: str) -> AttributeValue | tuple[AttributeValue, ...] | None:
+    """Return the value of an attribute; None if there is none of that name, or it has no value."""
+    return next((_value(each) for each in message.attr if each.name == name), None)
 
-    def find(self, name: str) -> Scalar | tuple[Scalar, ...] | None:
-        """Return the value of an attribute, or None if there is none of that name."""
-        return next((attribute.value for attribute in self.attributes if attribute.name == name), None)
+
+def _value(attribute: "Message") -> AttributeValue | tuple[AttributeValue, ...] | None:
+    field = attribute.WhichOneof("value")
+    if not field:
+        return None
+    value = getattr(attribute, field)
+    return tuple(value.values) if field.endswith("_list") else value

@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from simdist.chakra.export import Export
-from simdist.chakra.finding import find_traces
-from simdist.chakra.importing import Imported, import_traces
+from simdist.chakra.export import Export, refuse_size, write
+from simdist.chakra.files import find_traces
+from simdist.chakra.importing import ChakraJob, fit_cluster, import_traces, scenario_of, scenario_text
 from simdist.chakra.operations import cautions
-from simdist.chakra.scenarios import fit_cluster, scenario_of, scenario_text
-from simdist.chakra.writing import refuse_size, write
 from simdist.cli import inputs
+from simdist.cli.links import read_cluster
 from simdist.cli.session import Session
 from simdist.cost import price
 from simdist.errors import RunError, ScenarioError
@@ -132,7 +131,9 @@ def import_(
     paths = find_traces(names)
     with ProgressBar(sys.stderr) as bar:
         imported = import_traces(paths, n_steps=n_steps, progress=lambda n: bar.update("read traces", n, len(paths)))
-    scenario = scenario_of(imported, fit_cluster(cluster, imported.world_size), name=output.stem)
+    scenario = scenario_of(
+        imported, fit_cluster(read_cluster(cluster), imported.world_size, name=cluster), name=output.stem
+    )
     try:
         with run_directory.replacing(output) as part:
             part.write_text(scenario_text(scenario, imported), encoding="utf-8")
@@ -144,7 +145,7 @@ def import_(
     session.result(_imported_document(imported, output), _imported_text(imported, output))
 
 
-def _imported_document(imported: Imported, output: Path) -> dict[str, object]:
+def _imported_document(imported: ChakraJob, output: Path) -> dict[str, object]:
     workload = imported.workload
     return {
         "scenario": str(output),
@@ -162,7 +163,7 @@ def _imported_document(imported: Imported, output: Path) -> dict[str, object]:
     }
 
 
-def _imported_text(imported: Imported, output: Path) -> str:
+def _imported_text(imported: ChakraJob, output: Path) -> str:
     workload = imported.workload
     backward_s = sum(tensor.backward_s or 0.0 for tensor in workload.tensors)
     times = (("forward", workload.forward_s), ("backward", backward_s), ("optimizer", workload.optimize_s))

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 from commandline import SMALL, STORAGE, Answer, call, edited, write
 
-from simdist.chakra.export import Export
+from simdist.chakra.export import MAX_NBYTES, Export, refuse_size
+from simdist.chakra.export import write as chakra_write
 from simdist.chakra.files import read_trace
-from simdist.chakra.groups import Groups
-from simdist.chakra.operations import Describing, cautions
-from simdist.chakra.schema import NodeType
-from simdist.chakra.writing import MAX_NBYTES, refuse_size
-from simdist.chakra.writing import write as chakra_write
+from simdist.chakra.operations import NodeTemplates, ProcessGroups, cautions
+from simdist.chakra.schema import NodeType, find
 from simdist.cost import Varying
 from simdist.engines import simulate
 from simdist.errors import PlanError
@@ -49,8 +47,14 @@ def without_sharing(text: str = SMALL) -> str:
     return edited(("bandwidth: 25 Gbit/s", "bandwidth: unlimited"), text=text)
 
 
-def attributes(node) -> dict[str, object]:
-    return {attribute.name: attribute.value for attribute in node.attributes}
+def nodes_of(export: Export, rank: int):
+    head, *nodes = export.messages(rank)
+    assert head.version
+    return nodes
+
+
+def attributes(message) -> dict[str, object]:
+    return {attribute.name: find(message, attribute.name) for attribute in message.attr}
 
 
 def replay(export: Export) -> list[dict[int, float]]:
@@ -60,7 +64,7 @@ def replay(export: Export) -> list[dict[int, float]]:
     nothing of plans.
     """
     world_size = export.plan.world_size
-    nodes = [list(export.nodes(rank)) for rank in range(world_size)]
+    nodes = [nodes_of(export, rank) for rank in range(world_size)]
     members = {"0": list(range(world_size))} | export.groups.document()
     ends: list[dict[int, float]] = [{} for _ in range(world_size)]
     at, waiting = [0] * world_size, defaultdict(dict)
@@ -75,13 +79,13 @@ def replay(export: Export) -> list[dict[int, float]]:
                     break
                 moved = True
                 at[rank] += 1
-                seconds = node.find("simdist_duration_s")
+                seconds = find(node, "simdist_duration_s")
                 if node.type != NodeType.COMM_COLL:
                     ends[rank][node.id] = ready + seconds
                     continue
-                group = waiting[node.id, node.find("pg_name")]
+                group = waiting[node.id, find(node, "pg_name")]
                 group[rank] = ready
-                if sorted(group) == members[node.find("pg_name")]:
+                if sorted(group) == members[find(node, "pg_name")]:
                     for member in group:
                         ends[member][node.id] = max(group.values()) + seconds
     assert at == [len(each) for each in nodes], "the replay hangs"
@@ -132,11 +136,11 @@ def test_loads_of_a_data_set_last_as_long_as_their_own_files():
     export = export_of("{kind: sync}", text)
     cost = next(cost for cost in export.costs.of.values() if isinstance(cost, Varying))
     for rank in (0, 5):
-        loads = [node for node in export.nodes(rank) if node.type == NodeType.MEM_LOAD]
+        loads = [node for node in nodes_of(export, rank) if node.type == NodeType.MEM_LOAD]
         assert len(loads) == 4
         for number, node in enumerate(loads):
             transfer = cost.transfers(number)[rank]
-            assert node.find("simdist_duration_s") == transfer.alone_s(export.costs.capacity_Bps) > 0
+            assert find(node, "simdist_duration_s") == transfer.alone_s(export.costs.capacity_Bps) > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -145,9 +149,9 @@ def test_all_ranks_reach_the_collectives_of_a_group_in_the_same_order(kind):
     orders = defaultdict(set)
     for rank in range(8):
         by_group = defaultdict(list)
-        for node in export.nodes(rank):
+        for node in nodes_of(export, rank):
             if node.type == NodeType.COMM_COLL:
-                by_group[node.find("pg_name")].append((node.id, node.find("comm_type"), node.find("comm_size")))
+                by_group[find(node, "pg_name")].append((node.id, find(node, "comm_type"), find(node, "comm_size")))
         for group, order in by_group.items():
             orders[group].add(tuple(order))
     assert orders
@@ -162,52 +166,52 @@ def test_nodes_depend_on_nodes_before_them_only_and_never_twice():
 
 def ids_before(export: Export, rank: int):
     seen: set[int] = set()
-    for node in export.nodes(rank):
+    for node in nodes_of(export, rank):
         yield seen, node
         seen.add(node.id)
 
 
 def test_a_step_of_sync_is_forward_backward_all_reduce_optimizer():
     export = export_of("{kind: sync}", edited(("probability: 10%", "probability: 100%")), n_steps=1)
-    nodes = list(export.nodes(5))
-    assert [(node.id, node.type, node.data_deps, node.duration_us) for node in nodes] == [
+    nodes = nodes_of(export, 5)
+    assert [(node.id, node.type, tuple(node.data_deps), node.duration_micros) for node in nodes] == [
         (1, NodeType.COMP, (), 20000),
         (3, NodeType.COMP, (1,), 50000),  # the delay of the host, which waited for the loss
         (4, NodeType.COMP, (1, 3), 40000),
-        (5, NodeType.COMM_COLL, (4,), nodes[3].duration_us),
-        (6, NodeType.COMP, (4, 5), nodes[4].duration_us),
+        (5, NodeType.COMM_COLL, (4,), nodes[3].duration_micros),
+        (6, NodeType.COMP, (4, 5), nodes[4].duration_micros),
     ]
     assert [attributes(node)["is_cpu_op"] for node in nodes] == [False, True, False, False, False]
     all_reduce = attributes(nodes[3])
     assert [all_reduce[name] for name in ("comm_type", "comm_size", "pg_name")] == [0, 404000, "0"]
-    kinds = {attribute.name: attribute.kind for attribute in nodes[3].attributes}
+    kinds = {attribute.name: attribute.WhichOneof("value").removesuffix("_val") for attribute in nodes[3].attr}
     assert (kinds["comm_size"], kinds["comm_type"], kinds["pg_name"]) == ("int64", "int64", "string")
 
 
 def test_delays_of_nothing_and_waits_have_no_nodes():
-    names = [node.name for node in export_of("{kind: sync}", edited(("10%", "0%")), n_steps=2).nodes(0)]
+    names = [node.name for node in nodes_of(export_of("{kind: sync}", edited(("10%", "0%")), n_steps=2), 0)]
     assert [name.partition("(")[0] for name in names] == ["forward", "backward", "all_reduce", "optimize"] * 2
 
 
 def test_durations_of_slow_devices_are_their_own():
     text = edited(("  gpus_per_node: 4", "  gpus_per_node: 4\n  slow_devices: [{ranks: [6], speed: 0.5}]"))
     export = export_of("{kind: sync}", text, n_steps=1)
-    assert [next(export.nodes(rank)).duration_us for rank in (5, 6)] == [20000, 40000]
+    assert [nodes_of(export, rank)[0].duration_micros for rank in (5, 6)] == [20000, 40000]
 
 
 def test_flops_of_a_batch_stand_at_forward_and_backward():
     text = edited(("{name: weight, count: 100000}", "{name: weight, count: 100000, flops: 1000}"))
-    nodes = list(export_of("{kind: sync}", text, n_steps=1).nodes(0))
-    assert [node.find("num_ops") for node in nodes] == [32_000, 64_000, None, None]
-    assert nodes[0].find("tensor_size") == 4 * 101_000 + 4 + 4
+    nodes = nodes_of(export_of("{kind: sync}", text, n_steps=1), 0)
+    assert [find(node, "num_ops") for node in nodes] == [32_000, 64_000, None, None]
+    assert find(nodes[0], "tensor_size") == 4 * 101_000 + 4 + 4
 
 
 def test_an_all_gather_states_the_part_of_one_rank_and_a_reduce_scatter_the_whole():
     found = {}
     for kind in ("torus", "sparse"):
-        for node in export_of(KINDS[kind], n_steps=1).nodes(0):
+        for node in nodes_of(export_of(KINDS[kind], n_steps=1), 0):
             if node.type == NodeType.COMM_COLL:
-                found.setdefault((kind, node.find("comm_type")), node.find("comm_size"))
+                found.setdefault((kind, find(node, "comm_type")), find(node, "comm_size"))
     assert found["torus", 7] == 404_000
     assert found["torus", 2] == found["torus", 0] == 404_000 // 4
     (k,) = {op.k for body in export_of(KINDS["sparse"]).plan.bodies for op in body if isinstance(op, Select)}
@@ -215,7 +219,7 @@ def test_an_all_gather_states_the_part_of_one_rank_and_a_reduce_scatter_the_whol
 
 
 def test_every_group_has_a_number_of_its_own():
-    groups = Groups.of(export_of(KINDS["torus"]).plan)
+    groups = ProcessGroups.of(export_of(KINDS["torus"]).plan)
     document = groups.document()
     assert document == {
         "1": [0, 1, 2, 3],
@@ -234,16 +238,16 @@ def test_a_broadcast_names_its_root_and_is_warned_of():
     op = Broadcast("param", Group(2, stride=2), root=1)
     plan = Plan.from_steps("p", world_size=4, buffers=(Buffer("param", 10), Buffer("loss", 1)), steps=[(op,)])
     scenario = scenario_of("{kind: sync}")
-    described = Describing(plan, scenario.workload, Groups.of(plan)).of(op, rank=1)
-    assert {each.name: each.value for each in described.attributes}["simdist_root"] == 3
+    node = NodeTemplates(plan, scenario.workload, ProcessGroups.of(plan)).make(op, rank=1)
+    assert find(node, "simdist_root") == 3
     assert cautions(plan) == ["it has reduce or broadcast, which some simulators refuse or take for free"]
 
 
 def test_the_head_tells_version_plan_and_digest():
     export = export_of("{kind: sync}")
-    head = export.metadata(3)
+    head = next(export.messages(3))
     assert head.version == "0.0.4"
-    told = {attribute.name: attribute.value for attribute in head.attributes}
+    told = attributes(head)
     assert told["simdist_digest"] == export.plan.digest()
     assert (told["simdist_plan"], told["simdist_rank"], told["simdist_world_size"]) == ("sync", 3, 8)
 
@@ -282,7 +286,7 @@ def test_the_command_writes_a_trace_for_every_rank_and_the_groups(capsys, tmp_pa
     assert [file.name for file in files] == [*(f"sync.{rank}.et" for rank in range(8)), "sync.json"]
     assert found["size"] == sum(file.stat().st_size for file in files[:-1])
     assert json.loads(files[-1].read_text()) == {}
-    assert {node.find("simdist_step") for node in list(read_trace(files[2]))[1:]} == {0, 1, 2}
+    assert {find(node, "simdist_step") for node in list(read_trace(files[2]))[1:]} == {0, 1, 2}
 
 
 def test_a_run_is_exported_with_its_own_delays(capsys, tmp_path):
@@ -292,7 +296,9 @@ def test_a_run_is_exported_with_its_own_delays(capsys, tmp_path):
     drawn = run_directory.read(tmp_path / "run").delays["host"]
     for rank in range(8):
         nodes = list(read_trace(tmp_path / "out" / f"sync.{rank}.et"))[1:]
-        delayed = {node.find("simdist_step"): node.duration_us for node in nodes if node.find("simdist_op") == "delay"}
+        delayed = {
+            find(node, "simdist_step"): node.duration_micros for node in nodes if find(node, "simdist_op") == "delay"
+        }
         assert delayed == {step: 50000 for step in range(12) if drawn[step, rank]}
 
 
@@ -307,7 +313,7 @@ def recorded(folder, *, keys: str = "") -> str:
 
 def delays_ms(folder) -> list[float]:
     nodes = list(read_trace(folder / "sync.3.et"))[1:]
-    return [node.duration_us / 1e3 for node in nodes if node.find("simdist_op") == "delay"]
+    return [node.duration_micros / 1e3 for node in nodes if find(node, "simdist_op") == "delay"]
 
 
 def test_recorded_delays_are_exported_as_recorded(capsys, tmp_path):

@@ -6,16 +6,16 @@ shape was imported with the same result.
 
 import gzip
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from chakra_messages import Attribute, head, node, replaced
 from commandline import Answer, call, edited, write
 
 from simdist.chakra.files import read_trace, write_trace
 from simdist.chakra.importing import import_traces
-from simdist.chakra.schema import Attribute, Io, Metadata, Node, NodeType
-from simdist.chakra.steps import Rhythm, find_rhythm
+from simdist.chakra.rank_traces import Rhythm, find_rhythm
+from simdist.chakra.schema import NodeType
 from simdist.errors import UnsupportedError
 from simdist.runs.build import simulate
 from simdist.scenario import load, loads
@@ -51,15 +51,14 @@ def imported(capsys, tmp_path, *names, cluster: str = CLUSTER, args: tuple[str, 
 
 def traced(path: Path, change) -> None:
     """Write a trace again with its head and nodes changed; None leaves a message out."""
-    head, *nodes = (change(message) for message in list(read_trace(path)))
+    messages = [change(message) for message in read_trace(path)]
     with path.open("wb") as file:
-        write_trace(file, head, [node for node in nodes if node is not None])
+        write_trace(file, [message for message in messages if message is not None])
 
 
-def without_own(message: Metadata | Node) -> Metadata | Node:
+def without_own(message):
     """Take away what only simdist writes, so that a trace looks like any other, in whole microseconds."""
-    kept = tuple(each for each in message.attributes if not each.name.startswith("simdist"))
-    return replace(message, attributes=kept)
+    return replaced(message, attr=[each for each in message.attr if not each.name.startswith("simdist")])
 
 
 @pytest.mark.parametrize(
@@ -104,27 +103,27 @@ def test_the_scenario_states_times_in_whole_nanoseconds_that_add_up(capsys, tmp_
     assert sum(tensor.backward_s for tensor in workload.tensors) == pytest.approx(0.040000247, abs=1e-15)
 
 
-def pytorch(rank: int, *, n_steps: int = 3, named: bool = True, sizes=(4000, 24000), broadcasts: int = 0) -> list[Node]:
+def pytorch(rank: int, *, n_steps: int = 3, named: bool = True, sizes=(4000, 24000), broadcasts: int = 0) -> list:
     """Return nodes as the converter for PyTorch writes them: host operations, and the kernels that they launch.
 
     Kernels have ids far behind those of the host, and those of communication stand where they ran.
     """
-    nodes: list[Node] = []
+    nodes = []
 
     def host(name: str, parent: int | None = None) -> int:
         deps = () if parent is None else (parent,)
-        cpu = (Attribute("is_cpu_op", "bool", True),)
-        nodes.append(Node(2 + len(nodes), name, NodeType.COMP, ctrl_deps=deps, duration_us=3, attributes=cpu))
+        cpu = ("is_cpu_op", "bool", True)
+        nodes.append(node(2 + len(nodes), name, NodeType.COMP, cpu, ctrl_deps=deps, duration_micros=3))
         return nodes[-1].id
 
     def kernel(name: str, parent: int, micros: int, *attributes: Attribute) -> None:
         kind = NodeType.COMM_COLL if attributes else NodeType.COMP
-        told = (Attribute("is_cpu_op", "bool", False), *attributes)
+        told = (("is_cpu_op", "bool", False), *attributes)
         late = 100_000 - 1000 * len(attributes) + len(nodes)  # collectives have smaller ids than what ran before them
-        nodes.append(Node(late, name, kind, ctrl_deps=(parent,), duration_us=micros, attributes=told))
+        nodes.append(node(late, name, kind, *told, ctrl_deps=(parent,), duration_micros=micros))
 
     groups = json.dumps([{"pg_name": "0", "pg_desc": "default_pg", "pg_size": 2, "ranks": [0, 1]}])
-    nodes.append(Node(1, "## process_group:init ##", NodeType.METADATA, inputs=Io(values=f"[{groups!r}]")))
+    nodes.append(node(1, "## process_group:init ##", NodeType.METADATA, inputs={"values": f"[{groups!r}]"}))
     for _ in range(n_steps):
         for _ in range(broadcasts):
             of_buffers = host("c10d::broadcast_")
@@ -142,17 +141,17 @@ def pytorch(rank: int, *, n_steps: int = 3, named: bool = True, sizes=(4000, 240
 
 def collective(kind: int, nbytes: int, group: str = "0") -> tuple[Attribute, ...]:
     return (
-        Attribute("comm_type", "int64", kind),
-        Attribute("comm_size", "int64", nbytes),
-        Attribute("pg_name", "string", group),
+        ("comm_type", "int64", kind),
+        ("comm_size", "int64", nbytes),
+        ("pg_name", "string", group),
     )
 
 
-def written(folder: Path, *ranks: list[Node], prefix: str = "job") -> Path:
+def written(folder: Path, *ranks: list, prefix: str = "job") -> Path:
     folder.mkdir(exist_ok=True)
     for rank, nodes in enumerate(ranks):
         with (folder / f"{prefix}.{rank}.et").open("wb") as file:
-            write_trace(file, Metadata("0.0.4"), nodes)
+            write_trace(file, [head("0.0.4"), *nodes])
     return folder
 
 
@@ -191,8 +190,8 @@ def test_missing_ranks_are_told(tmp_path):
 
 
 def test_a_slow_rank_is_told_by_how_much(tmp_path):
-    usual = [replace(node, inputs=Io()) for node in pytorch(0)]
-    slow = [replace(node, duration_us=2 * node.duration_us) for node in usual]
+    usual = [replaced(each, inputs=None) for each in pytorch(0)]
+    slow = [replaced(each, duration_micros=2 * each.duration_micros) for each in usual]
     job = read(written(tmp_path / "job", usual, slow, usual))
     assert any("count as the others: 1 by 100%; cluster.slow_devices" in note for note in job.notes)
 
@@ -227,8 +226,8 @@ def test_steps_are_found_where_all_reduces_repeat(sizes, n_steps, rhythm):
 def test_a_first_step_with_other_buckets_is_left_out(tmp_path):
     first = pytorch(0, n_steps=1, sizes=(20000, 8000))
     later = [
-        replace(node, id=node.id + 1_000_000, ctrl_deps=tuple(dep + 1_000_000 for dep in node.ctrl_deps))
-        for node in pytorch(0)
+        replaced(each, id=each.id + 1_000_000, ctrl_deps=[dep + 1_000_000 for dep in each.ctrl_deps])
+        for each in pytorch(0)
     ]
     job = read(written(tmp_path / "job", first + later))
     assert job.n_steps == 3
@@ -243,26 +242,27 @@ def test_steps_that_are_stated_are_taken_and_checked(tmp_path):
         read(folder, n_steps=4)
 
 
-def changed(nodes: list[Node], index: int, **fields) -> list[Node]:
-    """Change one node: of all-reduces the index-th."""
-    places = [place for place, node in enumerate(nodes) if node.type == NodeType.COMM_COLL]
-    return [replace(node, **fields) if place == places[index] else node for place, node in enumerate(nodes)]
+def changed(nodes: list, index: int, *attributes: Attribute, **fields) -> list:
+    """Change one node, of all-reduces the index-th: its attributes, or other fields."""
+    places = [place for place, each in enumerate(nodes) if each.type == NodeType.COMM_COLL]
+    new = replaced(nodes[places[index]], *attributes, keep=bool(fields), **fields)
+    return [new if place == places[index] else each for place, each in enumerate(nodes)]
 
 
 REFUSED = {
     "sends": (changed(pytorch(0), 1, type=NodeType.COMM_SEND), "'ncclDevKernel_AllReduce' sends to one rank"),
     "receives": (changed(pytorch(0), 1, type=NodeType.COMM_RECV), "receives from one rank"),
-    "all-to-all": (changed(pytorch(0), 0, attributes=collective(6, 8)), "is of kind all-to-all"),
-    "reduce-scatter": (changed(pytorch(0), 0, attributes=collective(7, 8)), "is of kind reduce-scatter"),
-    "unknown kind": (changed(pytorch(0), 0, attributes=collective(77, 8)), "is of comm_type 77"),
-    "no kind": (changed(pytorch(0), 0, attributes=()), "is of comm_type None"),
-    "no size": (changed(pytorch(0), 0, attributes=collective(0, 8)[:1]), "comm_size is None; it is the bytes"),
-    "size 0": (changed(pytorch(0), 0, attributes=collective(0, 0)), "comm_size is 0; it is the bytes"),
-    "another size": (changed(pytorch(0), 3, attributes=collective(0, 8)), "all-reduce 3 of its rank, of 8 bytes; that"),
+    "all-to-all": (changed(pytorch(0), 0, *collective(6, 8)), "is of kind all-to-all"),
+    "reduce-scatter": (changed(pytorch(0), 0, *collective(7, 8)), "is of kind reduce-scatter"),
+    "unknown kind": (changed(pytorch(0), 0, *collective(77, 8)), "is of comm_type 77"),
+    "no kind": (changed(pytorch(0), 0), "is of comm_type None"),
+    "no size": (changed(pytorch(0), 0, *collective(0, 8)[:1]), "comm_size is None; it is the bytes"),
+    "size 0": (changed(pytorch(0), 0, *collective(0, 0)), "comm_size is 0; it is the bytes"),
+    "another size": (changed(pytorch(0), 3, *collective(0, 8)), "all-reduce 3 of its rank, of 8 bytes; that"),
     "fewer": (pytorch(0, n_steps=2), "has 4 all-reduces; "),
-    "none": ([node for node in pytorch(0) if node.type == NodeType.COMP], "has no all-reduce among 45 nodes"),
+    "none": ([each for each in pytorch(0) if each.type == NodeType.COMP], "has no all-reduce among 45 nodes"),
     "infinite": (
-        [Node(1, "x", NodeType.COMP, attributes=(Attribute("simdist_duration_s", "double", float("inf")),))],
+        [node(1, "x", NodeType.COMP, ("simdist_duration_s", "double", float("inf")))],
         "node 1 'x': simdist_duration_s is inf; it is seconds, 0 or more",
     ),
 }
@@ -346,7 +346,7 @@ def test_traces_of_jobs_of_different_sizes_are_refused(capsys, tmp_path):
 
 @pytest.mark.parametrize(
     ("cluster", "problem"),
-    [("dgx-a100x", "there is no such cluster file, nor a preset of that name"), ("", "is empty, not a cluster")],
+    [("dgx-a100x", "there is no such file, nor a preset: "), ("", "is empty, not a cluster")],
 )
 def test_a_wrong_cluster_is_told(capsys, tmp_path, cluster, problem):
     folder = written(tmp_path / "job", pytorch(0), pytorch(1))
@@ -356,7 +356,7 @@ def test_a_wrong_cluster_is_told(capsys, tmp_path, cluster, problem):
 
 
 def test_ranks_that_do_not_fill_nodes_are_told(capsys, tmp_path):
-    alone = [replace(node, inputs=Io()) for node in pytorch(0)]
+    alone = [replaced(each, inputs=None) for each in pytorch(0)]
     answer = imported(capsys, tmp_path, written(tmp_path / "job", *[alone] * 6))
     assert (answer.code, "6 ranks do not fill nodes of 4 GPUs" in answer.err) == (2, True), answer.err
 

@@ -1,0 +1,368 @@
+"""One rank of data-parallel training: its work and its all-reduces in program order, cut into training steps.
+
+A node that a host operation launched stands where that operation stands, so that a kernel which ran late, because
+communication held it up, still counts where the program has it. Other nodes stand in the order of their ids.
+
+Traces carry no marks of steps, but those of `simdist chakra export` do. Elsewhere the sequence of all-reduces repeats,
+and what stands between the last of a step and the first of the next is the optimizer, then the forward pass, then the
+backward pass of the first bucket. Names tell which is which; where they do not, what follows the very last all-reduce
+is the optimizer, and the rest counts as forward pass.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from simdist.chakra.files import read_trace
+from simdist.chakra.schema import CollectiveType, NodeType, find
+from simdist.errors import TraceError, UnsupportedError
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
+TrainingPhase: TypeAlias = Literal["forward", "backward", "optimize"]
+
+_PHASES: tuple[tuple[re.Pattern[str], TrainingPhase], ...] = (
+    (re.compile(r"optimizer\.|^(optimize|trust_ratios)\b", re.IGNORECASE), "optimize"),
+    (re.compile(r"backward", re.IGNORECASE), "backward"),
+    (re.compile(r"\bforward\b", re.IGNORECASE), "forward"),
+)
+"""Names of phases, and of the host operations that launch them: those of PyTorch's autograd, modules and optimizers."""
+
+_GROUP = re.compile(r'\{[^{}]*"pg_name"[^{}]*\}')
+_LEFT_OUT = (CollectiveType.BROADCAST, CollectiveType.BARRIER)
+_HINT = "only training that all-reduces its gradients over all ranks in every step can be imported"
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Computes on the device.
+
+    Args:
+        seconds: For how long.
+        phase: Of what; None if the trace does not tell.
+        step: Of which step; None if the trace does not tell.
+    """
+
+    seconds: float
+    phase: TrainingPhase | None
+    step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AllReduceCall:
+    """Reduces a gradient bucket over a group.
+
+    Args:
+        node: The node, for messages.
+        nbytes: Bytes of the bucket.
+        group: What the trace calls the process group.
+        step: Of which step; None if the trace does not tell.
+    """
+
+    node: str
+    nbytes: int
+    group: str
+    step: int | None
+
+
+RankEvent: TypeAlias = Work | AllReduceCall
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    """One rank's trace.
+
+    Args:
+        path: The file, for messages.
+        rank: From the trace or from the name of the file; None if neither tells.
+        world_size: None if the trace does not tell.
+        groups: Ranks of the process groups that the trace describes, by name.
+        events: Work and all-reduces, in program order.
+        left_out: How many nodes of what kind were left out.
+    """
+
+    path: Path
+    rank: int | None
+    world_size: int | None
+    groups: dict[str, tuple[int, ...]]
+    events: tuple[RankEvent, ...]
+    left_out: Counter[str]
+
+
+def read_rank(path: Path) -> RankTrace:
+    """Read one rank's trace, node by node.
+
+    Raises:
+        TraceError: It cannot be read, or is damaged.
+        UnsupportedError: It does not all-reduce gradients, or does something else besides.
+    """
+    messages = read_trace(path)
+    facts = _facts(next(messages))
+    reader = _Reader(path)
+    for node in messages:
+        reader.add(node)
+    events = tuple(event for _, _, event in sorted(reader.events, key=lambda each: each[:2]))
+    if not any(isinstance(event, AllReduceCall) for event in events):
+        raise UnsupportedError(f"{path}: has no all-reduce among {reader.n_nodes:,} nodes: {_HINT}")
+    rank = facts.get("simdist_rank", _rank_of_name(path))
+    return RankTrace(path, rank, facts.get("simdist_world_size"), reader.groups, events, reader.left_out)
+
+
+def _facts(head: "Message") -> dict[str, int]:
+    found = ((each.name, find(head, each.name)) for each in head.attr)
+    return {name: value for name, value in found if isinstance(value, int)}
+
+
+def _rank_of_name(path: Path) -> int | None:
+    found = re.search(r"\.(\d{1,9})\.et(\.gz)?$", path.name)
+    return int(found[1]) if found else None
+
+
+class _Reader:
+    """Takes the nodes of a trace one by one and keeps what counts."""
+
+    def __init__(self, path: Path) -> None:
+        self.events: list[tuple[int, int, RankEvent]] = []  # where it stands in the program, its id
+        self.groups: dict[str, tuple[int, ...]] = {}
+        self.left_out: Counter[str] = Counter()
+        self.n_nodes = 0
+        self._path = path
+        self._hosts: dict[int, TrainingPhase | None] = {}  # host operations by id
+
+    def add(self, node: "Message") -> None:
+        self.n_nodes += 1
+        match node.type:
+            case NodeType.METADATA:
+                self.groups.update(_groups(node.inputs.values))
+            case NodeType.COMP if find(node, "is_cpu_op") is True:
+                self._add_host(node)
+            case NodeType.COMP:
+                self._add_work(node)
+            case NodeType.COMM_COLL:
+                self._add_collective(node)
+            case NodeType.MEM_LOAD | NodeType.MEM_STORE:
+                self.left_out["loads and saves"] += 1
+            case NodeType.COMM_SEND | NodeType.COMM_RECV:
+                word = "sends to" if node.type == NodeType.COMM_SEND else "receives from"
+                raise UnsupportedError(f"{self._where(node)} {word} one rank: {_HINT}")
+            case _:
+                self.left_out["nodes of unknown type"] += 1
+
+    def _add_host(self, node: "Message") -> None:
+        if find(node, "simdist_op") == "delay":
+            self.left_out["delays"] += 1
+        self._hosts[node.id] = self._phase(node)
+
+    def _add_work(self, node: "Message") -> None:
+        if find(node, "simdist_op") == "delay":
+            self.left_out["delays"] += 1
+            return
+        seconds = find(node, "simdist_duration_s")
+        if not isinstance(seconds, float):
+            seconds = node.duration_micros * 1e-6
+        if not 0 <= seconds < float("inf"):
+            raise TraceError(f"{self._where(node)}: simdist_duration_s is {seconds}; it is seconds, 0 or more")
+        self._keep(node, Work(seconds, self._phase(node), _marked_step(node)))
+
+    def _add_collective(self, node: "Message") -> None:
+        kind, nbytes, group = find(node, "comm_type"), find(node, "comm_size"), find(node, "pg_name")
+        if kind in _LEFT_OUT:
+            self.left_out["broadcasts and barriers"] += 1
+            return
+        if kind != CollectiveType.ALL_REDUCE:
+            raise UnsupportedError(f"{self._where(node)} is {_collective_text(kind)}: {_HINT}")
+        if not isinstance(nbytes, int) or nbytes <= 0:
+            raise TraceError(f"{self._where(node)}: comm_size is {nbytes!r}; it is the bytes of the buffer, 1 or more")
+        self._keep(node, AllReduceCall(self._where(node), nbytes, str(group or ""), _marked_step(node)))
+
+    def _keep(self, node: "Message", event: RankEvent) -> None:
+        launched_by = next((dep for dep in node.ctrl_deps if dep in self._hosts), node.id)
+        self.events.append((launched_by, node.id, event))
+
+    def _phase(self, node: "Message") -> TrainingPhase | None:
+        """Return the phase that the name tells, or that of the host operation that this node was called from."""
+        for pattern, phase in _PHASES:
+            if pattern.search(node.name):
+                return phase
+        return next((self._hosts[dep] for dep in node.ctrl_deps if dep in self._hosts), None)
+
+    def _where(self, node: "Message") -> str:
+        name = node.name if len(node.name) <= 60 else node.name[:57] + "..."
+        return f"{self._path}: node {node.id} {name!r}"
+
+
+def _collective_text(kind: object) -> str:
+    names = {int(each): each.name.lower().replace("_", "-") for each in CollectiveType}
+    return f"of kind {names[kind]}" if isinstance(kind, int) and kind in names else f"of comm_type {kind!r}"
+
+
+def _marked_step(node: "Message") -> int | None:
+    step = find(node, "simdist_step")
+    return step if isinstance(step, int) else None
+
+
+def _groups(text: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the process groups in the text of PyTorch's `process_group:init`, and nothing of what is no such text."""
+    for found in _GROUP.finditer(text):
+        try:
+            group = json.loads(found[0])
+        except ValueError:
+            continue
+        ranks = group.get("ranks")
+        if isinstance(ranks, list) and all(type(rank) is int for rank in ranks):
+            yield str(group["pg_name"]), tuple(sorted(ranks))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of one rank.
+
+    Args:
+        forward_s: Seconds before the first bucket's backward pass.
+        buckets_s: Seconds of each bucket's backward pass, in the order of the all-reduces.
+        optimize_s: Seconds after the last all-reduce.
+        nbytes: Bytes of each all-reduce, in order.
+    """
+
+    forward_s: float
+    buckets_s: tuple[float, ...]
+    optimize_s: float
+    nbytes: tuple[int, ...]
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of all work."""
+        return self.forward_s + sum(self.buckets_s) + self.optimize_s
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """How all-reduces make up steps.
+
+    Args:
+        n_skipped: All-reduces before the first whole step.
+        n_calls: All-reduces of a step.
+        n_steps: Steps.
+    """
+
+    n_skipped: int
+    n_calls: int
+    n_steps: int
+
+
+def find_rhythm(sizes: Sequence[int], n_steps: int | None) -> Rhythm | None:
+    """Return how a sequence of all-reduces repeats; None if `n_steps` equal parts do not make it up.
+
+    Of several ways to cut it, the shortest step is taken. A first step may differ, as that of PyTorch's
+    DistributedDataParallel does, which makes its buckets anew after it. A sequence that does not repeat is one step.
+
+    >>> find_rhythm([4, 1, 7, 2, 7, 2, 7, 2], None)
+    Rhythm(n_skipped=2, n_calls=2, n_steps=3)
+    """
+    n = len(sizes)
+    if n_steps is not None:
+        return Rhythm(0, n // n_steps, n_steps) if n % n_steps == 0 else None
+    for n_calls in range(1, n // 2 + 1):
+        n_equal = 0
+        while n_equal < n - n_calls and sizes[n - 1 - n_equal] == sizes[n - 1 - n_equal - n_calls]:
+            n_equal += 1
+        found = 1 + n_equal // n_calls
+        n_skipped = n - found * n_calls
+        if found > 1 and n_skipped <= n_calls:
+            return Rhythm(n_skipped, n_calls, found)
+    return Rhythm(0, n, 1)
+
+
+def names_phases(rank_trace: RankTrace) -> bool:
+    """Tell whether names in a trace say what belongs to which phase."""
+    return any(isinstance(event, Work) and event.phase == "backward" for event in rank_trace.events)
+
+
+def cut(rank_trace: RankTrace, rhythm: Rhythm | None) -> list[Step]:
+    """Return the steps of a rank_trace.
+
+    Args:
+        rank_trace: Of one rank.
+        rhythm: How all-reduces make up steps; None if events tell their steps.
+
+    Raises:
+        TraceError: Some all-reduces tell their step, and others do not.
+        UnsupportedError: Not every step has the same all-reduces.
+    """
+    parts = _by_mark(rank_trace) if rhythm is None else _by_rhythm(rank_trace.events, rhythm)
+    steps = [_step(events) for events in parts]
+    for number, step in enumerate(steps):
+        if step.nbytes != steps[0].nbytes:
+            raise UnsupportedError(
+                f"{rank_trace.path}: {_calls_text(step)} in step {number}, {_calls_text(steps[0])} in step 0: only "
+                f"training that all-reduces the same gradients in every step can be imported"
+            )
+    return steps
+
+
+def _calls_text(step: Step) -> str:
+    return f"{len(step.nbytes)} all-reduces of {sum(step.nbytes):,} bytes"
+
+
+def _by_mark(rank_trace: RankTrace) -> list[list[RankEvent]]:
+    parts: dict[int, list[RankEvent]] = {}
+    for event in rank_trace.events:
+        if event.step is not None:
+            parts.setdefault(event.step, []).append(event)
+        elif isinstance(event, AllReduceCall):
+            raise TraceError(f"{event.node} tells no step, other all-reduces do: write --steps to cut by their number")
+    return [parts[step] for step in sorted(parts)]
+
+
+def _by_rhythm(events: Sequence[RankEvent], rhythm: Rhythm) -> list[list[RankEvent]]:
+    """Cut events between the last all-reduce of each step and the first of the next."""
+    calls = [place for place, event in enumerate(events) if isinstance(event, AllReduceCall)][rhythm.n_skipped :]
+    firsts, lasts = calls[:: rhythm.n_calls], calls[rhythm.n_calls - 1 :: rhythm.n_calls]
+    optimize_s = _seconds(events[lasts[-1] + 1 :])
+    before = [place for place in range(firsts[0]) if isinstance(events[place], AllReduceCall)]
+    begin = before[-1] + 1 + _border(events[before[-1] + 1 : firsts[0]], optimize_s) if before else 0
+    joints = zip(lasts, firsts[1:], strict=False)
+    borders = [last + 1 + _border(events[last + 1 : first], optimize_s) for last, first in joints]
+    return [list(events[start:stop]) for start, stop in pairwise([begin, *borders, len(events)])]
+
+
+def _border(joint: Sequence[RankEvent], optimize_s: float) -> int:
+    """Return where a step ends in what stands between its last all-reduce and the first of the next step."""
+    phases = [event.phase for event in joint if isinstance(event, Work)]
+    if "optimize" in phases:
+        return len(phases) - phases[::-1].index("optimize")
+    if any(phases):
+        return next((place for place, phase in enumerate(phases) if phase != "backward"), 0)
+    ends_s = list(accumulate((_seconds([event]) for event in joint), initial=0.0))
+    return min(range(len(ends_s)), key=lambda place: abs(ends_s[place] - optimize_s))
+
+
+def _seconds(events: Sequence[RankEvent]) -> float:
+    return sum(event.seconds for event in events if isinstance(event, Work))
+
+
+def _step(events: Sequence[RankEvent]) -> Step:
+    """Add up a step. The forward pass ends where the first work is that is known to be of the backward pass."""
+    nbytes = tuple(event.nbytes for event in events if isinstance(event, AllReduceCall))
+    buckets_s, forward_s, optimize_s = [0.0] * len(nbytes), 0.0, 0.0
+    n_calls, is_backward = 0, False
+    for event in events:
+        if isinstance(event, AllReduceCall):
+            n_calls += 1
+            continue
+        is_backward = is_backward or event.phase == "backward"
+        if n_calls == 0 and not is_backward:
+            forward_s += event.seconds
+        elif n_calls < len(nbytes):
+            buckets_s[n_calls] += event.seconds
+        elif event.phase == "backward" and nbytes:
+            buckets_s[-1] += event.seconds
+        else:
+            optimize_s += event.seconds
+    return Step(forward_s, tuple(buckets_s), optimize_s, nbytes)
