@@ -16,7 +16,7 @@ from real.processes.launch import Connection
 from real.recording.timing import now_s
 from simdist.errors import ScenarioError
 from simdist.scenario import Device, Workload, load_workload, presets
-from simdist.scenario.precision import Utilization
+from simdist.settings.precision import Utilization
 
 Precision: TypeAlias = Literal["fp32", "bf16"]
 

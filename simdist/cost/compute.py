@@ -9,8 +9,8 @@ from simdist.errors import ScenarioError
 from simdist.plan import Buffer, Copy, Densify, Select, TrustRatios
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.scenario.cluster import Cluster
-from simdist.scenario.precision import Precision
 from simdist.scenario.workload import Workload
+from simdist.settings.precision import Precision
 
 _OPTIMIZER_PASSES = 5
 """SGD with momentum reads parameter, gradient and momentum, and writes parameter and momentum."""

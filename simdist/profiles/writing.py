@@ -9,7 +9,7 @@ from simdist.profiles.importing import Imported
 from simdist.profiles.scenario_text import Names, has_own_workload, scenario_text
 from simdist.runs.run_directory import replacing
 from simdist.scenario import load
-from simdist.scenario.files import dump_workload
+from simdist.scenario.loading import dump_workload
 from simdist.traces.trace import write_npz
 
 

@@ -12,11 +12,10 @@ from simdist.scenario.disturbances import (
     Recorded,
     Transient,
 )
-from simdist.scenario.files import dump_cluster, dump_workload, load_cluster, load_workload
 from simdist.scenario.link import Link, TablePoint
-from simdist.scenario.loading import dump, load, loads
+from simdist.scenario.loading import dump_cluster, dump_workload, load_cluster, load_workload
 from simdist.scenario.sampling import DelaySampler, draw, sampler
-from simdist.scenario.scenario import Host, Input, Scenario
+from simdist.scenario.scenario import Host, Input, Scenario, dump, load, loads
 from simdist.scenario.workload import Tensor, Workload
 
 __all__ = [

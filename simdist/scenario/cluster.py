@@ -5,25 +5,13 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from simdist.plan.group import MAX_WORLD_SIZE
-from simdist.scenario.link import Link, above_0
-from simdist.scenario.precision import Peak
+from simdist.scenario.link import Link
 from simdist.settings.base import Fault, Settings, refuse
+from simdist.settings.precision import Peak
 from simdist.settings.units import BytesPerSecond, Factor, Nbytes, PerSecond, Seconds, Whole
-
-__all__ = [
-    "Cluster",
-    "Device",
-    "DeviceOverride",
-    "Disk",
-    "HostMemory",
-    "Library",
-    "Link",
-    "Selection",
-    "Storage",
-]
 
 Library: TypeAlias = Literal["nccl", "nccl_simple", "gloo"]
 
@@ -47,11 +35,6 @@ class Device(Settings):
     host_bandwidth_Bps: BytesPerSecond = math.inf
     peak_flops: Peak = Peak()
     speed: Factor = 1.0
-
-    @field_validator("memory_bandwidth_Bps", "host_bandwidth_Bps")
-    @classmethod
-    def _positive(cls, value: float) -> float | None:
-        return above_0(value)
 
 
 class Selection(Settings):
@@ -125,11 +108,6 @@ class Storage(Settings):
     request_nbytes: Annotated[Nbytes, Field(ge=1)] = 1024**2  # the largest `rsize` that Linux negotiates
     source: str = ""
 
-    @field_validator("bandwidth_Bps", "client_bandwidth_Bps")
-    @classmethod
-    def _positive(cls, value: float) -> float | None:
-        return above_0(value)
-
 
 class Disk(Settings):
     """The local disk of a node, where it keeps files.
@@ -148,11 +126,6 @@ class Disk(Settings):
     capacity_nbytes: Nbytes | None = Field(default=None, alias="capacity")
     source: str = ""
 
-    @field_validator("read_Bps", "write_Bps")
-    @classmethod
-    def _positive(cls, value: float) -> float | None:
-        return above_0(value)
-
 
 class HostMemory(Settings):
     """The memory of a node, where it keeps decoded samples.
@@ -169,11 +142,6 @@ class HostMemory(Settings):
     capacity_nbytes: Nbytes | None = Field(default=None, alias="capacity")
     latency_s: Seconds = 0.0
     source: str = ""
-
-    @field_validator("bandwidth_Bps")
-    @classmethod
-    def _positive(cls, value: float) -> float | None:
-        return above_0(value)
 
 
 class Cluster(Settings):
@@ -217,11 +185,6 @@ class Cluster(Settings):
     disk: Disk | None = None
     memory: HostMemory | None = None
     cores_per_node: Count | None = None
-
-    @field_validator("host_bridge_Bps")
-    @classmethod
-    def _positive(cls, value: float) -> float | None:
-        return above_0(value)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

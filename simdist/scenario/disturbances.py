@@ -8,7 +8,7 @@ import io
 import math
 import zipfile
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, assert_never, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from simdist.plan.ops import Channel
 from simdist.scenario.cluster import Selection
-from simdist.settings.base import Fault, FromFile, refuse, shown
+from simdist.settings.base import Fault, FromFile, Settings, refuse, shown
 from simdist.settings.units import Factor, Fraction, Seconds, Whole
 
 _NAME = "write the name of a .npz or .csv file"
@@ -166,6 +166,29 @@ class Recorded(_Disturbance):
 
 
 Disturbance: TypeAlias = Transient | Persistent | Jitter | Exponential | HeavyTail | Bursts | Recorded
+KINDS: dict[str, type[Settings]] = {each.model_fields["kind"].default: each for each in get_args(Disturbance)}
+"""The classes by the `kind` that scenarios call them."""
+
+
+def never_delays(disturbance: Disturbance) -> bool:
+    """Tell whether a disturbance delays nothing, as its settings are."""
+    match disturbance:
+        case Transient():
+            return disturbance.probability == 0 or disturbance.delay_s == 0
+        case Persistent():
+            return not disturbance.delay_s and disturbance.factor in (None, 1)
+        case Jitter():
+            return disturbance.median_s == 0
+        case Exponential():
+            return disturbance.mean_s == 0
+        case HeavyTail():
+            return disturbance.probability == 0 or disturbance.scale_s == 0
+        case Bursts():
+            return disturbance.enter == 0 or disturbance.delay_s == 0
+        case Recorded():
+            return False
+        case _:
+            assert_never(disturbance)
 
 
 def read_recorded(recorded: Recorded) -> NDArray[np.float64]:

@@ -3,7 +3,7 @@
 import math
 from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from simdist.settings.base import Fault, Settings, nearest, refuse, shown
 from simdist.settings.units import BytesPerSecond, Fraction, Nbytes, Seconds, format_nbytes, parse_fraction
@@ -72,11 +72,6 @@ class Link(Settings):
             example = "efficiency: {tcp: 60%, rdma: 92%}"
             refuse("Link", [(("transport",), f"'transport' without efficiencies to choose from: write e.g. {example}")])
         return value
-
-    @field_validator("bandwidth_Bps")
-    @classmethod
-    def _positive(cls, value: float) -> float | None:
-        return above_0(value)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -154,10 +149,3 @@ def _efficiency_faults(transport: str, value: object) -> list[Fault]:
     except ValueError as error:
         return [(("efficiency", transport), str(error))]
     return [] if fraction > 0 else [(("efficiency", transport), f"{shown(value)}: write more than 0")]
-
-
-def above_0(value: float | None) -> float | None:
-    """Return `value`; ValueError if it is 0."""
-    if value == 0:
-        raise ValueError("0 would never finish: write a value above 0, or leave the key out")
-    return value

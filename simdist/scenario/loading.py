@@ -1,76 +1,181 @@
-"""From a file to a scenario, with every problem at once, and back."""
+"""From a file to settings, with every problem at once: `file.yaml:12: cluster.network.bandwidth: ...`.
 
-from collections.abc import Mapping
+Clusters and workloads stand in files of their own, too, in the form of the presets: measured once, used by many
+scenarios.
+"""
+
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Literal, TypeAlias, TypeVar
 
 from pydantic import ValidationError
 
 from simdist.errors import ScenarioError
 from simdist.scenario import strict_yaml
-from simdist.scenario.files import read_text
-from simdist.scenario.problems import problems_of, scenario_error
-from simdist.scenario.scenario import Scenario
-from simdist.scenario.strict_yaml import Problem
-from simdist.settings.base import FromFile, shown
+from simdist.scenario.cluster import Cluster
+from simdist.scenario.strict_yaml import Document, Problem
+from simdist.scenario.workload import Workload
+from simdist.settings.base import FromFile, Settings, shown
 
-_SHAPE = "write cluster, workload, steps and schedules, each as `key: value`"
+Part: TypeAlias = Literal["cluster", "workload"]
+SettingsT = TypeVar("SettingsT", bound=Settings)
+
+_MAX_LINES = 100
+_CLUSTER = "a cluster: write nodes, gpus_per_node, fabric and network, each as `key: value`"
+_WORKLOAD = "a workload: write tensors_file, batch_size and forward, each as `key: value`"
 
 
-def load(path: str | Path) -> Scenario:
-    """Read a scenario file.
+def load_cluster(path: str | Path) -> Cluster:
+    """Read a cluster file: the keys of `cluster` in a scenario.
 
     Raises:
         ScenarioError: It cannot be read, or is wrong; a line for every problem.
     """
-    path = Path(path)
-    return loads(read_text(path), name=str(path), folder=path.parent)
+    return _read_file(Cluster, Path(path), _CLUSTER)[0]
 
 
-def loads(text: str, *, name: str = "<text>", folder: Path = Path()) -> Scenario:
-    """Read a scenario from text.
-
-    Args:
-        text: YAML.
-        name: Of the file, for messages; its stem names the scenario unless the text does.
-        folder: Files that the text names are relative to it.
+def load_workload(path: str | Path) -> Workload:
+    """Read a workload file: the keys of `workload` in a scenario. A `tensors_file` is relative to it.
 
     Raises:
-        ScenarioError: It is wrong; a line for every problem, each beginning with `name` and the line's number.
+        ScenarioError: It cannot be read, or is wrong; a line for every problem.
     """
-    document = strict_yaml.parse(text)
-    if isinstance(document.root, dict) and _is_sweep(document.root):
-        raise ScenarioError(f"{name}: is a sweep, and no scenario: simdist sweep {name} -o DIR")
-    problems, scenario = list(document.problems), None
+    return _read_file(Workload, Path(path), _WORKLOAD)[0]
+
+
+def dump_cluster(cluster: Cluster) -> str:
+    """Write YAML that `load_cluster` reads as an equal cluster.
+
+    >>> from simdist.scenario import Link
+    >>> print(dump_cluster(Cluster(nodes=2, gpus_per_node=4, fabric=Link.ideal(), network=Link.ideal())), end="")
+    name: ''
+    source: ''
+    nodes: 2
+    gpus_per_node: 4
+    fabric: ideal
+    network: ideal
+    nics_per_node: 1
+    host_bridge: unlimited
+    oversubscription: 1.0
+    library: nccl
+    collective_overhead: 0 s
+    device:
+      name: ''
+      memory_bandwidth: unlimited
+      host_bandwidth: unlimited
+      peak: {}
+      speed: 1.0
+    slow_devices: []
+    """
+    return strict_yaml.dump(cluster.model_dump(mode="json"))
+
+
+def dump_workload(workload: Workload) -> str:
+    """Write YAML that `load_workload` reads as an equal workload, without any other file."""
+    return strict_yaml.dump(workload.model_dump(mode="json"))
+
+
+def read_part(part: Part, path: Path) -> dict[str, object]:
+    """Return the keys and values of a file that is right by itself, for others to override.
+
+    A `tensors_file` in it becomes an absolute path.
+
+    Raises:
+        ScenarioError: It cannot be read, or is wrong; a line for every problem.
+    """
+    _, keys = _read_file(Cluster, path, _CLUSTER) if part == "cluster" else _read_file(Workload, path, _WORKLOAD)
+    if isinstance(tensors_file := keys.get("tensors_file"), str):
+        keys["tensors_file"] = str((path.parent / tensors_file).absolute())
+    return keys
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a file.
+
+    Raises:
+        ScenarioError: It cannot be read, or is not UTF-8.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        message = f"byte {content[error.start]:#04x} is not UTF-8: save the file as UTF-8"
+        raise scenario_error(str(path), [Problem(line, (), message)]) from None
+
+
+def _read_file(cls: type[SettingsT], path: Path, shape: str) -> tuple[SettingsT, dict[str, object]]:
+    """Return what a file says, and its keys and values as they stand there."""
+    document = strict_yaml.parse(read_text(path))
+    settings = validated(cls, document, name=str(path), folder=path.parent, shape=shape)
+    return settings, dict(document.root) if isinstance(document.root, dict) else {}
+
+
+def validated(
+    cls: type[SettingsT],
+    document: Document,
+    *,
+    name: str,
+    folder: Path,
+    shape: str,
+    defaults: Mapping[str, object] | None = None,
+) -> SettingsT:
+    """Validate a document as settings.
+
+    Args:
+        cls: Which settings.
+        document: As it was parsed.
+        name: Of the file, for messages.
+        folder: Files that the document names are relative to it.
+        shape: What the document should be and what to write, for messages.
+        defaults: Keys and values that the document may leave out.
+
+    Raises:
+        ScenarioError: It is wrong; a line for every problem.
+    """
+    problems, settings = list(document.problems), None
     if isinstance(document.root, dict):
-        tree = {"name": Path(name).stem.strip("<>")} | document.root
         try:
-            scenario = Scenario.model_validate(tree, context=FromFile(folder))
+            settings = cls.model_validate({**(defaults or {}), **document.root}, context=FromFile(folder))
         except ValidationError as error:
             problems += problems_of(error, document)
     elif document.root is not None:
-        problems.append(Problem(1, (), f"{shown(document.root)} is not a scenario: {_SHAPE}"))
+        problems.append(Problem(1, (), f"{shown(document.root)} is not {shape}"))
     elif not problems:
-        problems.append(Problem(1, (), f"is empty: {_SHAPE}"))
-    if scenario is None or problems:
+        problems.append(Problem(1, (), f"is empty, not {shape}"))
+    if settings is None or problems:
         raise scenario_error(name, problems)
-    return scenario
+    return settings
 
 
-def _is_sweep(root: Mapping[str | int, object]) -> bool:
-    return "scenario" in root and not root.keys() & {"cluster", "workload", "schedules"}
+def problems_of(error: ValidationError, document: Document) -> list[Problem]:
+    """Return the problems of a failed validation, each with the line of its value in the document."""
+    problems = []
+    for details in error.errors(include_url=False, include_context=False, include_input=False):
+        place, path = document.locate(details["loc"])
+        problems.append(Problem(place.line, path, details["msg"]))
+    return problems
 
 
-def dump(scenario: Scenario) -> str:
-    """Write YAML that loads to an equal scenario without any other file, recordings excepted."""
-    return strict_yaml.dump(_with_numbers_as_keys(scenario.model_dump(mode="json")))
+def scenario_error(name: str, problems: Iterable[Problem]) -> ScenarioError:
+    """Return one error for all problems of a file, a line each, from top to bottom."""
+    lines = [_line(name, problem) for problem in sorted(problems, key=lambda problem: problem.line)]
+    hidden = len(lines) - _MAX_LINES
+    return ScenarioError("\n".join(lines[:_MAX_LINES] + ([f"{name}: and {hidden} more"] if hidden > 0 else [])))
 
 
-def _with_numbers_as_keys(value: object) -> object:
-    """Undo that JSON has only text as keys: `levels: {2: 8}` must not become `levels: {'2': 8}`."""
-    match value:
-        case dict():
-            return {int(key) if key.isdigit() else key: _with_numbers_as_keys(item) for key, item in value.items()}
-        case list():
-            return [_with_numbers_as_keys(item) for item in value]
-        case _:
-            return value
+def path_text(path: strict_yaml.Path) -> str:
+    """Write a path as people do.
+
+    >>> path_text(("cluster", "slow_devices", 0, "speed"))
+    'cluster.slow_devices[0].speed'
+    """
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+
+
+def _line(name: str, problem: Problem) -> str:
+    path = f"{path_text(problem.path)}: " if problem.path else ""
+    return f"{name}:{problem.line}: {path}{problem.message}"

@@ -7,8 +7,7 @@ from typing import Literal, TypeAlias, get_args
 
 from simdist.errors import ScenarioError
 from simdist.scenario import strict_yaml
-from simdist.scenario.files import Part, read_part
-from simdist.scenario.problems import scenario_error
+from simdist.scenario.loading import Part, read_part, scenario_error
 from simdist.settings.base import nearest, refuse, shown
 
 Kind: TypeAlias = Literal["clusters", "workloads", "scenarios"]

@@ -1,8 +1,8 @@
 """A scenario: everything that a comparison of schedules depends on. One that exists is valid."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeVar, assert_never
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -17,21 +17,12 @@ from pydantic import (
 )
 
 from simdist.errors import ScenarioError
-from simdist.scenario import presets
+from simdist.scenario import presets, strict_yaml
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import Data
-from simdist.scenario.disturbances import (
-    Bursts,
-    Disturbance,
-    Exponential,
-    HeavyTail,
-    Jitter,
-    Persistent,
-    Recorded,
-    Transient,
-)
-from simdist.scenario.problems import path_text
-from simdist.scenario.unused_settings import idle_data_settings
+from simdist.scenario.disturbances import KINDS, Disturbance, Recorded
+from simdist.scenario.loading import SettingsT, path_text, read_text, validated
+from simdist.scenario.unused_settings import unused_settings
 from simdist.scenario.workload import Workload
 from simdist.schedules import GradientSchedule, Schedule, kinds
 from simdist.schedules.data import Policy, uses_disk, uses_memory
@@ -39,17 +30,7 @@ from simdist.settings.base import Fault, FromFile, Settings, choose, refuse, sho
 from simdist.settings.units import Whole
 
 MAX_STEPS = 10_000_000  # a plan names the body of each
-
-
-_DISTURBANCES: dict[str, type[Settings]] = {
-    "transient": Transient,
-    "persistent": Persistent,
-    "jitter": Jitter,
-    "exponential": Exponential,
-    "heavy_tail": HeavyTail,
-    "bursts": Bursts,
-    "recorded": Recorded,
-}
+_SHAPE = "a scenario: write cluster, workload, steps and schedules, each as `key: value`"
 
 
 class Host(Settings):
@@ -111,9 +92,6 @@ def _folder(info: ValidationInfo) -> Path:
     return info.context.folder if isinstance(info.context, FromFile) else Path()
 
 
-SettingsT = TypeVar("SettingsT", bound=Settings)
-
-
 def _forget_base(settings: SettingsT, value: object) -> SettingsT:
     """Count as written only what the user wrote, not what a preset or another file says."""
     if isinstance(value, str):
@@ -124,7 +102,7 @@ def _forget_base(settings: SettingsT, value: object) -> SettingsT:
 
 
 def _choose_disturbance(value: object, info: ValidationInfo) -> Disturbance:
-    disturbance: Disturbance = choose(value, _DISTURBANCES, info)
+    disturbance: Disturbance = choose(value, KINDS, info)
     cluster, n_steps = info.data.get("cluster"), info.data.get("steps")
     if cluster:
         refuse("Disturbance", disturbance.range_faults(cluster.world_size, cluster.gpus_per_node))
@@ -247,7 +225,7 @@ class Scenario(Settings):
     @property
     def warnings(self) -> tuple[str, ...]:
         """Its doubts, and settings that have no effect in this scenario, a sentence each."""
-        return (*self.doubts, *_idle_settings(self))
+        return (*self.doubts, *unused_settings(self))
 
     # What two settings must agree on is checked with the later one, so that it is checked even if a third is wrong:
     # `info.data` holds those before it that are valid.
@@ -302,59 +280,49 @@ class Scenario(Settings):
         return schedules
 
 
-def _idle_settings(scenario: Scenario) -> Iterator[str]:
-    cluster, workload, source = scenario.cluster, scenario.workload, scenario.input.source
-    if scenario.host.waits_for == "update" and scenario.host.run_ahead_steps is None:
-        yield "host.waits_for has no effect: with host.run_ahead_steps null the host never waits"
-    if source == "device" and scenario.input.copy_method != "pinned":
-        yield "input.copy has no effect: with input.source device nothing is copied"
-    if source != "storage" and scenario.input.prefetch != 2:
-        yield f"input.prefetch has no effect: with input.source {source} nothing is read ahead"
-    yield from idle_data_settings(scenario)
-    if source != "storage" and "storage" in cluster.model_fields_set and cluster.storage:
-        yield f"cluster.storage has no effect: with input.source {source} nothing reads from it"
-    ahead = scenario.host.run_ahead_steps
-    if ahead is not None and ahead >= scenario.steps:
-        yield f"host.run_ahead_steps has no effect: with {scenario.steps} steps the host never waits"
-    for i, schedule in enumerate(scenario.schedules):
-        for sentence in schedule.idle(cluster.world_size, cluster.gpus_per_node, scenario.steps):
-            yield f"schedules[{i}] ({schedule.name}) {sentence}"
-        if isinstance(schedule, GradientSchedule) and schedule.compression == "fp16" and workload.dtype != "float32":
-            yield f"schedules[{i}].compression has no effect: gradients are of type {workload.dtype} already"
-    if workload.optimizer == "sgd" and workload.trust_ratios_s is not None:
-        yield "workload.trust_ratios has no effect: with workload.optimizer sgd there are none"
-    if cluster.nodes == 1 and cluster.nics_per_node != 1:
-        yield "cluster.nics_per_node has no effect: one node sends nothing over its NICs"
-    if cluster.nodes == 1 and cluster.oversubscription != 1:
-        yield "cluster.oversubscription has no effect: one node sends nothing through a switch"
-    if workload.forward_s is not None:
-        for key, stated in (("utilization", workload.utilization.stated), ("precision", workload.precision != "fp32")):
-            if stated and key in workload.model_fields_set:
-                yield f"workload.{key} has no effect: workload.forward states the time"
-    for i, disturbance in enumerate(scenario.disturbances):
-        if disturbance.on == "io" and source != "storage":
-            yield f"disturbances[{i}] has no effect: it is on io, and with input.source {source} nothing is loaded"
-        if _never_delays(disturbance):
-            yield f"disturbances[{i}] has no effect: it never delays"
-    if scenario.seed and not scenario.is_random:
-        yield "seed has no effect: nothing is random"
+def load(path: str | Path) -> Scenario:
+    """Read a scenario file.
+
+    Raises:
+        ScenarioError: It cannot be read, or is wrong; a line for every problem.
+    """
+    path = Path(path)
+    return loads(read_text(path), name=str(path), folder=path.parent)
 
 
-def _never_delays(disturbance: Disturbance) -> bool:
-    match disturbance:
-        case Transient():
-            return disturbance.probability == 0 or disturbance.delay_s == 0
-        case Persistent():
-            return not disturbance.delay_s and disturbance.factor in (None, 1)
-        case Jitter():
-            return disturbance.median_s == 0
-        case Exponential():
-            return disturbance.mean_s == 0
-        case HeavyTail():
-            return disturbance.probability == 0 or disturbance.scale_s == 0
-        case Bursts():
-            return disturbance.enter == 0 or disturbance.delay_s == 0
-        case Recorded():
-            return False
+def loads(text: str, *, name: str = "<text>", folder: Path = Path()) -> Scenario:
+    """Read a scenario from text.
+
+    Args:
+        text: YAML.
+        name: Of the file, for messages; its stem names the scenario unless the text does.
+        folder: Files that the text names are relative to it.
+
+    Raises:
+        ScenarioError: It is wrong; a line for every problem, each beginning with `name` and the line's number.
+    """
+    document = strict_yaml.parse(text)
+    if isinstance(document.root, dict) and _is_sweep(document.root):
+        raise ScenarioError(f"{name}: is a sweep, and no scenario: simdist sweep {name} -o DIR")
+    stem = Path(name).stem.strip("<>")
+    return validated(Scenario, document, name=name, folder=folder, shape=_SHAPE, defaults={"name": stem})
+
+
+def _is_sweep(root: Mapping[str | int, object]) -> bool:
+    return "scenario" in root and not root.keys() & {"cluster", "workload", "schedules"}
+
+
+def dump(scenario: Scenario) -> str:
+    """Write YAML that loads to an equal scenario without any other file, recordings excepted."""
+    return strict_yaml.dump(_with_numbers_as_keys(scenario.model_dump(mode="json")))
+
+
+def _with_numbers_as_keys(value: object) -> object:
+    """Undo that JSON has only text as keys: `levels: {2: 8}` must not become `levels: {'2': 8}`."""
+    match value:
+        case dict():
+            return {int(key) if key.isdigit() else key: _with_numbers_as_keys(item) for key, item in value.items()}
+        case list():
+            return [_with_numbers_as_keys(item) for item in value]
         case _:
-            assert_never(disturbance)
+            return value

@@ -1,10 +1,12 @@
-"""Settings of a data set, and of what it is read from, that have no effect in a scenario."""
+"""Settings that have no effect in a scenario."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import Data, Lognormal
+from simdist.scenario.disturbances import never_delays
+from simdist.schedules import GradientSchedule
 from simdist.schedules.data import Policy, uses_disk, uses_memory
 from simdist.settings.units import format_nbytes
 
@@ -12,8 +14,47 @@ if TYPE_CHECKING:
     from simdist.scenario.scenario import Scenario
 
 
-def idle_data_settings(scenario: "Scenario") -> Iterator[str]:
-    """Yield a sentence for each."""
+def unused_settings(scenario: "Scenario") -> Iterator[str]:
+    """Yield a sentence for each setting that has no effect."""
+    cluster, workload, source = scenario.cluster, scenario.workload, scenario.input.source
+    if scenario.host.waits_for == "update" and scenario.host.run_ahead_steps is None:
+        yield "host.waits_for has no effect: with host.run_ahead_steps null the host never waits"
+    if source == "device" and scenario.input.copy_method != "pinned":
+        yield "input.copy has no effect: with input.source device nothing is copied"
+    if source != "storage" and scenario.input.prefetch != 2:
+        yield f"input.prefetch has no effect: with input.source {source} nothing is read ahead"
+    yield from _unused_data_settings(scenario)
+    if source != "storage" and "storage" in cluster.model_fields_set and cluster.storage:
+        yield f"cluster.storage has no effect: with input.source {source} nothing reads from it"
+    ahead = scenario.host.run_ahead_steps
+    if ahead is not None and ahead >= scenario.steps:
+        yield f"host.run_ahead_steps has no effect: with {scenario.steps} steps the host never waits"
+    for i, schedule in enumerate(scenario.schedules):
+        for sentence in schedule.idle(cluster.world_size, cluster.gpus_per_node, scenario.steps):
+            yield f"schedules[{i}] ({schedule.name}) {sentence}"
+        if isinstance(schedule, GradientSchedule) and schedule.compression == "fp16" and workload.dtype != "float32":
+            yield f"schedules[{i}].compression has no effect: gradients are of type {workload.dtype} already"
+    if workload.optimizer == "sgd" and workload.trust_ratios_s is not None:
+        yield "workload.trust_ratios has no effect: with workload.optimizer sgd there are none"
+    if cluster.nodes == 1 and cluster.nics_per_node != 1:
+        yield "cluster.nics_per_node has no effect: one node sends nothing over its NICs"
+    if cluster.nodes == 1 and cluster.oversubscription != 1:
+        yield "cluster.oversubscription has no effect: one node sends nothing through a switch"
+    if workload.forward_s is not None:
+        for key, stated in (("utilization", workload.utilization.stated), ("precision", workload.precision != "fp32")):
+            if stated and key in workload.model_fields_set:
+                yield f"workload.{key} has no effect: workload.forward states the time"
+    for i, disturbance in enumerate(scenario.disturbances):
+        if disturbance.on == "io" and source != "storage":
+            yield f"disturbances[{i}] has no effect: it is on io, and with input.source {source} nothing is loaded"
+        if never_delays(disturbance):
+            yield f"disturbances[{i}] has no effect: it never delays"
+    if scenario.seed and not scenario.is_random:
+        yield "seed has no effect: nothing is random"
+
+
+def _unused_data_settings(scenario: "Scenario") -> Iterator[str]:
+    """Yield a sentence for each setting of a data set, and of what it is read from."""
     source = scenario.input.source
     if source != "storage":
         yield from (f"{key} has no effect: with input.source {source} nothing is read" for key in _overrides(scenario))
@@ -22,7 +63,7 @@ def idle_data_settings(scenario: "Scenario") -> Iterator[str]:
     elif source != "storage":
         yield f"data has no effect: with input.source {source} nothing is read"
     else:
-        yield from _idle_beside_data(scenario, scenario.data)
+        yield from _unused_beside_data(scenario, scenario.data)
 
 
 def _overrides(scenario: "Scenario") -> Iterator[str]:
@@ -47,7 +88,7 @@ def _of_data_sets(scenario: "Scenario") -> Iterator[str]:
         yield from (f"cluster.storage.{key}" for name, key in keys.items() if name in storage.model_fields_set)
 
 
-def _idle_beside_data(scenario: "Scenario", data: Data) -> Iterator[str]:
+def _unused_beside_data(scenario: "Scenario", data: Data) -> Iterator[str]:
     cluster = scenario.cluster
     policies: set[Policy] = {schedule.data or data.policy for schedule in scenario.schedules}
     keep = f"{_who_keeps(policies)} no"

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, model_validator
 
 from simdist.plan.plan import ITEM_NBYTES
-from simdist.scenario.precision import Precision, Utilization
 from simdist.settings.base import Fault, FromFile, Settings, refuse, shown
+from simdist.settings.precision import Precision, Utilization
 from simdist.settings.units import Nbytes, Seconds, Whole, format_seconds
 
 _COLUMNS = ["name", "count", "flops"]

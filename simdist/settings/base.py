@@ -1,7 +1,7 @@
 """Base of everything that a user writes, and the wording of its errors.
 
 A message says what is wrong, the value, and what would be right. Where it stands (file, line, path) is added once, in
-`simdist.scenario.problems`.
+`simdist.scenario.loading`.
 """
 
 import difflib

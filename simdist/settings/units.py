@@ -22,35 +22,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, TypeAlias
 
-from pydantic import BeforeValidator, Field, PlainSerializer, ValidationInfo
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, ValidationInfo
 
-from simdist.settings.base import FromFile, Settings, shown
-
-__all__ = [
-    "SI",
-    "BytesPerSecond",
-    "Factor",
-    "FlopsPerSecond",
-    "Fraction",
-    "Nbytes",
-    "PerSecond",
-    "Seconds",
-    "Settings",
-    "Unit",
-    "Whole",
-    "format_Bps",
-    "format_nbytes",
-    "format_seconds",
-    "parse_Bps",
-    "parse_factor",
-    "parse_flops",
-    "parse_fraction",
-    "parse_nbytes",
-    "parse_per_s",
-    "parse_seconds",
-    "parse_whole",
-    "unit_of",
-]
+from simdist.settings.base import FromFile, shown
 
 _PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY_PREFIXES = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -341,6 +315,12 @@ def _validator(parse: Callable[[object], float]) -> Callable[[object, Validation
     return validate
 
 
+def _above_0(value: float) -> float:
+    if value == 0:
+        raise ValueError("0 would never finish: write a value above 0, or leave the key out")
+    return value
+
+
 def _exact_text(
     parse: Callable[[object], float], dimension: _Dimension, units: Sequence[str]
 ) -> Callable[[float], str]:
@@ -372,6 +352,7 @@ Nbytes: TypeAlias = Annotated[
 BytesPerSecond: TypeAlias = Annotated[
     float,
     BeforeValidator(_validator(parse_Bps)),
+    AfterValidator(_above_0),
     PlainSerializer(
         _exact_text(parse_Bps, _BANDWIDTH, ["B/s", "Gbit/s", "GB/s", "MB/s"]), when_used="json-unless-none"
     ),
@@ -380,6 +361,7 @@ BytesPerSecond: TypeAlias = Annotated[
 FlopsPerSecond: TypeAlias = Annotated[
     float,
     BeforeValidator(_validator(parse_flops)),
+    AfterValidator(_above_0),
     PlainSerializer(_exact_text(parse_flops, _COMPUTE, ["FLOP/s", "GFLOP/s", "TFLOP/s"]), when_used="json-unless-none"),
     Field(examples=["125 TFLOP/s"]),
 ]

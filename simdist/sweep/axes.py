@@ -8,7 +8,7 @@ from typing import Any, final
 from pydantic import ValidationError
 
 from simdist.scenario import Scenario
-from simdist.scenario.problems import path_text
+from simdist.scenario.loading import path_text
 from simdist.scenario.strict_yaml import Document, Problem
 from simdist.settings.base import FromFile, shown
 from simdist.settings.units import SI, Unit, unit_of

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from simdist.scenario.problems import path_text
+from simdist.scenario.loading import path_text
 from simdist.sweep.paths import Field
 
 _PARTS = ("cluster", "workload")

@@ -26,7 +26,7 @@ from typing import Any, final
 from simdist import __version__
 from simdist.engines import Engine
 from simdist.scenario import Scenario
-from simdist.scenario.problems import path_text
+from simdist.scenario.loading import path_text
 from simdist.settings.base import shown
 from simdist.settings.units import SI, Unit
 from simdist.sweep.bases import kept_fields

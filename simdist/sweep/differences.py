@@ -7,7 +7,7 @@ from pathlib import Path as FilePath
 from pydantic.fields import FieldInfo
 
 from simdist.scenario import Scenario, strict_yaml
-from simdist.scenario.problems import path_text
+from simdist.scenario.loading import path_text
 from simdist.schedules import Schedule
 from simdist.settings.base import Settings
 from simdist.sweep.definition import Choice

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeGuard, Union, get_arg
 from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 
 from simdist.scenario import Scenario, strict_yaml
-from simdist.scenario.problems import path_text
+from simdist.scenario.loading import path_text
 from simdist.settings.base import FromFile, Settings, nearest, shown
 from simdist.settings.units import SI, Unit
 

@@ -13,8 +13,7 @@ from simdist import scenario as scenarios
 from simdist.engines import Engine
 from simdist.errors import ScenarioError
 from simdist.scenario import Scenario, presets, strict_yaml
-from simdist.scenario.files import read_text
-from simdist.scenario.problems import problems_of, scenario_error
+from simdist.scenario.loading import problems_of, read_text, scenario_error
 from simdist.scenario.strict_yaml import Document, Problem
 from simdist.settings.base import FromFile, Settings, nearest, shown
 from simdist.settings.units import Seconds, Whole

@@ -27,7 +27,7 @@ LAYERS: dict[str, set[str]] = {
     "traces": {"caching", "errors", "plan", "settings"},
     "schedules": {"errors", "plan", "proof", "settings"},
     "scenario": {"errors", "plan", "schedules", "settings"},
-    "cost": {"caching", "errors", "plan", "scenario"},
+    "cost": {"caching", "errors", "plan", "scenario", "settings"},
     "engines": {"cost", "errors", "plan", "traces"},
     "runs": {"cost", "engines", "errors", "plan", "proof", "scenario", "schedules", "traces"},
     "chakra": {"cost", "errors", "plan", "runs", "scenario", "settings"},

@@ -189,7 +189,7 @@ def test_broken_value_is_named_with_its_line_and_path(old, new, line, path, mess
 
 # Whole files: the start of the error, and what it says besides.
 BROKEN_FILES = [
-    ("", "x.yaml:1: is empty: write cluster, workload, steps and schedules"),
+    ("", "x.yaml:1: is empty, not a scenario: write cluster, workload, steps and schedules"),
     ("# nothing\n", "x.yaml:1: is empty"),
     ("- 1\n- 2", "x.yaml:1: [1, 2] is not a scenario: write cluster"),
     ("just text", "x.yaml:1: 'just text' is not a scenario"),

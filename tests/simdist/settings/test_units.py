@@ -158,12 +158,17 @@ def test_numbers_per_second_need_no_unit_and_may_be_unlimited(written, rate):
 
 @given(
     latency_s=st.floats(0, 1e6),
-    bandwidth_Bps=st.floats(0, 1e300) | st.just(math.inf),
+    bandwidth_Bps=st.floats(0, 1e300, exclude_min=True) | st.just(math.inf),
     sample_nbytes=st.integers(0, 2**50),
 )
 def test_printed_settings_read_back_as_the_very_same_numbers(latency_s, bandwidth_Bps, sample_nbytes):
     transfer = Transfer(latency_s=latency_s, bandwidth_Bps=bandwidth_Bps, sample_nbytes=sample_nbytes)
     assert Transfer.model_validate(transfer.model_dump(mode="json"), context=FromFile(Path())) == transfer
+
+
+def test_bandwidth_of_0_would_never_finish():
+    with pytest.raises(ValueError, match="0 would never finish: write a value above 0"):
+        Transfer(latency_s=0.0, bandwidth_Bps=0.0)
 
 
 def test_printed_settings_are_short():

@@ -12,7 +12,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     SerializerFunctionWrapHandler,
-    field_validator,
     model_serializer,
     model_validator,
 )
@@ -23,9 +22,8 @@ from simdist.settings.units import FlopsPerSecond
 Precision: TypeAlias = Literal["fp32", "tf32", "fp16", "bf16"]
 
 _PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-_MAX_SHARE = (
-    2  # 3x3 Winograd convolution needs 2.25 times fewer multiplications, less its transforms (arXiv 1509.09308)
-)
+# 3x3 Winograd convolution needs 2.25 times fewer multiplications, less its transforms (arXiv 1509.09308)
+_MAX_SHARE = 2
 _NUMBER = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*(%?)\s*", re.ASCII)
 
 ValueT = TypeVar("ValueT")
@@ -80,13 +78,6 @@ class Peak(PerPrecision[FlopsPerSecond]):
     @classmethod
     def _one_value_is_fp32(cls, value: Any) -> Any:
         return {"fp32": value} if isinstance(value, str | int | float) else value
-
-    @field_validator("*")
-    @classmethod
-    def _positive(cls, value: float | None) -> float | None:
-        if value == 0:
-            raise ValueError("0 would never finish: write a value above 0, or leave the key out")
-        return value
 
     @model_serializer(mode="wrap", when_used="json")
     def _shortest(self, handler: SerializerFunctionWrapHandler) -> Any:
