@@ -9,6 +9,7 @@
 """
 
 import importlib
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,16 +21,34 @@ __all__ = ["build", "compare", "load", "simulate"]
 
 __version__ = "0.1.0"
 
-_MODULES = {
-    "build": "simdist.runs.build",
-    "compare": "simdist.studies.comparison",
-    "load": "simdist.scenario",
-    "simulate": "simdist.runs.build",
-}
+
+def _exporting(package: str, module_of: Mapping[str, str]) -> Callable[[str], object]:
+    """Return the `__getattr__` of a package that imports a module of it when a name is asked for that it exports.
+
+    A command then imports what it uses, not all that its packages hold.
+
+    Args:
+        package: Name of the package.
+        module_of: Exported name -> the module, below the package, that defines it.
+
+    Source:
+        PEP 562, Module __getattr__ and __dir__.
+    """
+
+    def exported(name: str) -> object:
+        if name not in module_of:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return vars(importlib.import_module(f"{package}.{module_of[name]}"))[name]
+
+    return exported
 
 
-def __getattr__(name: str) -> object:
-    """Import what a Python user starts with when it is asked for: a command imports only what it needs."""
-    if name in _MODULES:
-        return vars(importlib.import_module(_MODULES[name]))[name]
-    raise AttributeError(f"module 'simdist' has no attribute {name!r}")
+__getattr__ = _exporting(
+    __name__,
+    {
+        "build": "runs.build",
+        "compare": "studies.comparison",
+        "load": "scenario.loading",
+        "simulate": "runs.build",
+    },
+)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from simdist.plan import LEVELS, Body, Buffer, Dataset, Level, Load, Plan, StageIn
 from simdist.plan.group import Group
-from simdist.schedules.data import Policy, levels
+from simdist.schedules.job import Policy, levels
 
 
 def loads_plan(

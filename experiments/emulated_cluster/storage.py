@@ -18,7 +18,7 @@ from simdist.runs import run_directory
 from simdist.runs.build import build, delays
 from simdist.scenario import Cluster, Scenario, dump_cluster, load, load_cluster
 from simdist.scenario.data import Data
-from simdist.schedules.data import Policy
+from simdist.schedules.job import Policy
 from simdist.settings.units import BytesPerSecond
 from simdist.studies.epochs import epochs
 from simdist.traces.reads import Reads, differences, expected
@@ -72,7 +72,7 @@ class Case:
     """A way to read the data set.
 
     Args:
-        policy: See `simdist.schedules.data`.
+        policy: See `simdist.schedules.job`.
         start: With `warm`, disks hold what the same run has left there before.
         small: A level that has room for `ROOM` of a node's part only.
         eviction: Of that level.

@@ -61,8 +61,8 @@ from simdist.plan import (
     Unpack,
     Wait,
     stream_of,
-    walk,
 )
+from simdist.plan.walk import walk
 
 OpT = TypeVar("OpT", bound=Op)
 

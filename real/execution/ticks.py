@@ -18,7 +18,7 @@ from typing import TypeAlias, final
 
 from real.recording.timing import now_s, sleep_s
 from simdist.plan import Instance, Plan, Tick, writes
-from simdist.plan.ticks import tick_s
+from simdist.plan.ops import tick_s
 
 Ended = Callable[[], float]
 """Tells when an operation has ended, by this rank's clock; to be asked when it has."""

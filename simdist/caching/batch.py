@@ -6,7 +6,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.plan.dataset import LEVELS
+from simdist.plan.ops import LEVELS
 
 MEMORY, PEER, DISK, STORAGE = range(len(LEVELS))
 NOWHERE = -1

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.plan.dataset import Dataset
+from simdist.plan.plan import Dataset
 
 _N_KEYS = 2**20
 """Random keys that are held at once, or as many as samples are read."""

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from simdist.cli import inputs
 from simdist.cli.session import Session
-from simdist.plan import plan_text
+from simdist.plan import Result, plan_text
 from simdist.plan.group import Group
 from simdist.progress import ProgressBar
-from simdist.proof import Result
 from simdist.runs import run_directory
 from simdist.runs.build import Built, build, delays, job
 from simdist.scenario import Scenario

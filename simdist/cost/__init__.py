@@ -132,8 +132,8 @@ def price(plan: Plan, cluster: Cluster, workload: Workload) -> Costs:
                 f"workload {workload.name or 'without a name'} has {n_tensors}; build the plan again for this workload"
             )
     pricing = _Pricing(plan, cluster, workload)
-    ops = dict.fromkeys(op for body in plan.bodies for op in body)
-    of = {op: pricing.cost(op) for op in ops}
+    distinct = dict.fromkeys(op for body in plan.bodies for op in body)
+    of = {op: pricing.cost(op) for op in distinct}
     shared = {op: cost for op, cost in of.items() if isinstance(cost, Shared)} | pricing.loads_together(of)
     return Costs(pricing.topology, pricing.capacity_Bps, of, contested_ops(shared, pricing.topology))
 
@@ -228,7 +228,7 @@ class _Pricing:
                 return Shared.of(op.group, self._loads.staging(op), self.capacity_Bps)
             case Save():
                 return self._storage(sum(self._buffer(name).nbytes for name in op.srcs), inward=False)
-            case Delay() | Wait() | Tick():  # ticks: see `simdist.plan.ticks`
+            case Delay() | Wait() | Tick():  # ticks: see `simdist.plan.ops`
                 return Local(0.0)
             case _:
                 assert_never(op)

@@ -26,9 +26,10 @@ from numpy.typing import NDArray
 from simdist.cost import Costs, Local, Shared, Transfer, Varying
 from simdist.engines.network.fluid import FluidNetwork
 from simdist.engines.timeline import Timeline
-from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Tick, walk
+from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Tick
 from simdist.plan.delays import Delays, check_delays
-from simdist.plan.ticks import tick_s
+from simdist.plan.ops import tick_s
+from simdist.plan.walk import walk
 from simdist.traces.trace import Trace
 
 _HOST = STREAMS.index("host")

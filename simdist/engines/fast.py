@@ -27,7 +27,7 @@ from simdist.engines.contention import Contention
 from simdist.errors import UnsupportedError
 from simdist.plan import COLLECTIVES, Channel, Delay, Op, Plan, Tick, op_text
 from simdist.plan.delays import Delays, DelaySource, DrawnDelays, check_delays
-from simdist.plan.ticks import tick_s
+from simdist.plan.ops import tick_s
 from simdist.plan.walk import Stretch, Template, stretches
 from simdist.traces.breakdown import Attribution, Breakdown, Observer
 from simdist.traces.trace import Trace

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from simdist.errors import TraceError
 from simdist.plan import COLLECTIVES, Plan, Tick, op_text, stream_of
-from simdist.plan.ticks import tick_s
+from simdist.plan.ops import tick_s
 from simdist.plan.walk import Stretch, Template, stretches
 from simdist.traces.breakdown import Observer
 from simdist.traces.trace import Trace

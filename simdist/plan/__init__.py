@@ -1,11 +1,12 @@
 """The plan (intermediate representation): one value that the simulator and the real executor both interpret."""
 
-from simdist.plan.codec import dumps, load, loads, save
-from simdist.plan.dataset import LEVELS, Dataset, Level
-from simdist.plan.group import Group
-from simdist.plan.occurrences import Occurrences, occurrences
+from typing import TYPE_CHECKING
+
+from simdist import _exporting
+from simdist.plan.group import Group, Result
 from simdist.plan.ops import (
     COLLECTIVES,
+    LEVELS,
     STREAMS,
     AllGather,
     AllReduce,
@@ -17,6 +18,7 @@ from simdist.plan.ops import (
     Delay,
     Densify,
     Forward,
+    Level,
     Load,
     Merge,
     Op,
@@ -37,9 +39,12 @@ from simdist.plan.ops import (
     stream_of,
     writes,
 )
-from simdist.plan.plan import Body, Buffer, Plan, Run
-from simdist.plan.text import op_text, plan_text
-from simdist.plan.walk import Instance, walk
+from simdist.plan.plan import Body, Buffer, Dataset, Plan, Run
+
+if TYPE_CHECKING:
+    from simdist.plan.codec import dumps, load, loads, save
+    from simdist.plan.text import op_text, plan_text
+    from simdist.plan.walk import Instance, Occurrences, occurrences
 
 __all__ = [
     "COLLECTIVES",
@@ -70,6 +75,7 @@ __all__ = [
     "Plan",
     "Reduce",
     "ReduceScatter",
+    "Result",
     "Run",
     "Save",
     "Select",
@@ -89,6 +95,12 @@ __all__ = [
     "reads",
     "save",
     "stream_of",
-    "walk",
     "writes",
 ]
+
+__getattr__ = _exporting(
+    __name__,
+    dict.fromkeys(("dumps", "load", "loads", "save"), "codec")
+    | dict.fromkeys(("op_text", "plan_text"), "text")
+    | dict.fromkeys(("Instance", "Occurrences", "occurrences"), "walk"),
+)

@@ -7,44 +7,11 @@ from itertools import chain
 from typing import NoReturn, assert_never
 
 from simdist.errors import PlanError
-from simdist.plan import (
-    AllGather,
-    AllReduce,
-    Backward,
-    Broadcast,
-    Buffer,
-    Collective,
-    Copy,
-    Dataset,
-    Delay,
-    Densify,
-    Forward,
-    Group,
-    Load,
-    Merge,
-    Op,
-    Optimize,
-    Pack,
-    Plan,
-    Reduce,
-    ReduceScatter,
-    Save,
-    Select,
-    StageIn,
-    Tick,
-    TrustRatios,
-    Unpack,
-    Wait,
-    op_text,
-    reads,
-    stream_of,
-    writes,
-)
+from simdist.plan import Buffer, Dataset, Group, Plan, op_text, ops
 from simdist.plan.check_dataset import dataset_problems, load_problems, stage_in_problems
 from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.plan.text import body_text
-from simdist.plan.vectors import misfits
 
 _MAX_SELECTED_FROM = 2**31 - 1  # elements; indices are int32
 
@@ -64,9 +31,9 @@ def check(plan: Plan) -> None:
         if number not in seen:
             seen.add(number)
             _check_body(plan, number, step, buffers, written)
-    for misfit in misfits(plan):
-        step = next(step for step, number in enumerate(plan.body_of_steps()) if number == misfit.body)
-        fail_at(plan, step=step, body=misfit.body, position=misfit.position, problem=misfit.problem)
+    for body, position, problem in _misfits(plan):
+        step = next(step for step, number in enumerate(plan.body_of_steps()) if number == body)
+        fail_at(plan, step=step, body=body, position=position, problem=problem)
 
 
 def fail_at(plan: Plan, *, step: int, body: int, position: int, problem: str) -> NoReturn:
@@ -110,12 +77,12 @@ def _buffer_problems(buffer: Buffer) -> Iterator[str]:
 
 def _check_body(plan: Plan, number: int, step: int, buffers: dict[str, Buffer], written: set[str]) -> None:
     for position, op in enumerate(plan.bodies[number]):
-        for name in (*reads(op), *writes(op)):
+        for name in (*ops.reads(op), *ops.writes(op)):
             if name not in buffers:
                 known = ", ".join(sorted(buffers))
                 problem = f"buffer {name!r} is not declared; declared: {known}"
                 fail_at(plan, step=step, body=number, position=position, problem=problem)
-        for name in reads(op):
+        for name in ops.reads(op):
             if name not in written:
                 problem = f"reads {name!r}, which nothing has written yet; write it first or declare it initialized"
                 fail_at(plan, step=step, body=number, position=position, problem=problem)
@@ -125,73 +92,73 @@ def _check_body(plan: Plan, number: int, step: int, buffers: dict[str, Buffer], 
             _op_problems(op, buffers, plan.world_size),
         ):
             fail_at(plan, step=step, body=number, position=position, problem=problem)
-        written.update(writes(op))
+        written.update(ops.writes(op))
 
 
-def _place_problems(op: Op, buffers: dict[str, Buffer]) -> Iterator[str]:
+def _place_problems(op: ops.Op, buffers: dict[str, Buffer]) -> Iterator[str]:
     """The GPU computes and communicates in its own memory; only copies, loads and saves reach the host's."""
-    if stream_of(op) not in ("compute", "comm") or isinstance(op, Copy | Delay):
+    if ops.stream_of(op) not in ("compute", "comm") or isinstance(op, ops.Copy | ops.Delay):
         return
-    for name in dict.fromkeys((*reads(op), *writes(op))):
+    for name in dict.fromkeys((*ops.reads(op), *ops.writes(op))):
         if buffers[name].place != "device":
             yield f"works on {name!r} in host memory; copy it to a buffer on the device first"
 
 
-def _data_problems(op: Op, buffers: dict[str, Buffer], dataset: Dataset | None) -> Iterator[str]:
-    if isinstance(op, Load):
+def _data_problems(op: ops.Op, buffers: dict[str, Buffer], dataset: Dataset | None) -> Iterator[str]:
+    if isinstance(op, ops.Load):
         yield from load_problems(op, buffers[op.dst], dataset)
-    if isinstance(op, StageIn):
+    if isinstance(op, ops.StageIn):
         yield from stage_in_problems(op, dataset)
 
 
-def _op_problems(op: Op, buffers: dict[str, Buffer], world_size: int) -> Iterator[str]:
+def _op_problems(op: ops.Op, buffers: dict[str, Buffer], world_size: int) -> Iterator[str]:
     match op:
-        case Load():
+        case ops.Load():
             if buffers[op.dst].place != "host":
                 yield f"loads into {op.dst!r} on the device; a load ends in host memory, a copy takes it to the device"
-        case StageIn():
+        case ops.StageIn():
             yield from _group_problems(op.group, world_size)
-        case Copy():
+        case ops.Copy():
             yield from _same_size(buffers[op.src], buffers[op.dst])
-        case Pack():
+        case ops.Pack():
             yield from _fusion_problems([buffers[name] for name in op.srcs], buffers[op.dst])
-        case Unpack():
+        case ops.Unpack():
             yield from _fusion_problems([buffers[name] for name in op.dsts], buffers[op.src])
             yield from (f"writes {name!r} twice; take each part into a buffer of its own" for name in _twice(op.dsts))
-        case Forward():
+        case ops.Forward():
             if not op.dsts:
                 yield "writes nothing; a forward pass writes at least the loss"
-        case Backward():
+        case ops.Backward():
             if buffers[op.dst].tensors is None:
                 yield f"writes {op.dst!r}, which names no tensors; a gradient bucket holds those of a range of tensors"
-        case TrustRatios():
+        case ops.TrustRatios():
             yield from _group_problems(op.group, world_size)
             yield from _update_problems(op, buffers)
             yield from _share_problems(op, buffers)
-        case Optimize():
+        case ops.Optimize():
             yield from _update_problems(op, buffers)
             yield from _ratio_problems(op, buffers)
-        case AllReduce() | Reduce() | Broadcast() | ReduceScatter() | AllGather():
+        case ops.AllReduce() | ops.Reduce() | ops.Broadcast() | ops.ReduceScatter() | ops.AllGather():
             yield from _group_problems(op.group, world_size)
             yield from _algorithm_problems(op)
             yield from _collective_problems(op, buffers)
-        case Select():
+        case ops.Select():
             yield from _select_problems(op, buffers)
-        case Merge():
+        case ops.Merge():
             yield from _merge_problems(op, buffers)
-        case Densify():
+        case ops.Densify():
             if not buffers[op.src].sparse or buffers[op.dst].sparse:
                 yield "scatters a sparse buffer into a dense one; declare src sparse and dst not"
             elif buffers[op.src].dtype != buffers[op.dst].dtype:
                 types = f"{buffers[op.src].dtype} into {buffers[op.dst].dtype}"
                 yield f"scatters {types}; copy the entries to a sparse buffer of that type first"
             yield from _divisor_problems(op.divisor)
-        case Tick():
+        case ops.Tick():
             if not op.srcs:
                 yield "waits for a tick after nothing; name the buffers that were written before"
             if not 0 < op.period_s < math.inf:
                 yield f"ticks every {op.period_s} s; a period is a number of seconds above 0"
-        case Delay() | Wait() | Save():
+        case ops.Delay() | ops.Wait() | ops.Save():
             pass
         case _:
             assert_never(op)
@@ -204,36 +171,36 @@ def _group_problems(group: Group, world_size: int) -> Iterator[str]:
         yield str(error)
 
 
-def _algorithm_problems(op: Collective) -> Iterator[str]:
+def _algorithm_problems(op: ops.Collective) -> Iterator[str]:
     if op.algorithm == "halving_doubling" and op.group.size & (op.group.size - 1):
         yield f"halving_doubling over a {op.group}; it needs a power of two, or choose ring"
-    if op.algorithm == "halving_doubling" and isinstance(op, Reduce | Broadcast):
+    if op.algorithm == "halving_doubling" and isinstance(op, ops.Reduce | ops.Broadcast):
         yield "halving_doubling is no algorithm of a rooted collective; choose ring or tree"
-    if op.algorithm == "tree" and isinstance(op, ReduceScatter | AllGather):
+    if op.algorithm == "tree" and isinstance(op, ops.ReduceScatter | ops.AllGather):
         yield "a tree reduces and broadcasts whole buffers, not slices; choose ring or halving_doubling"
-    if op.algorithm in ("double_tree", "hierarchical", "server") and not isinstance(op, AllReduce):
+    if op.algorithm in ("double_tree", "hierarchical", "server") and not isinstance(op, ops.AllReduce):
         yield f"{op.algorithm} is an algorithm of all_reduce only; choose ring"
-    if isinstance(op, AllReduce) and (op.algorithm == "server") != (op.servers is not None):
+    if isinstance(op, ops.AllReduce) and (op.algorithm == "server") != (op.servers is not None):
         yield "the algorithm `server` and the field `servers` go together; set both or none"
 
 
-def _collective_problems(op: Collective, buffers: dict[str, Buffer]) -> Iterator[str]:
+def _collective_problems(op: ops.Collective, buffers: dict[str, Buffer]) -> Iterator[str]:
     match op:
-        case AllReduce():
+        case ops.AllReduce():
             yield from _dense_problems(buffers[op.buffer])
             yield from _server_problems(op, buffers[op.buffer])
-        case Reduce():
+        case ops.Reduce():
             yield from _dense_problems(buffers[op.buffer])
-        case Broadcast():
+        case ops.Broadcast():
             pass
-        case ReduceScatter():
+        case ops.ReduceScatter():
             yield from _dense_problems(buffers[op.src])
             yield from _shard_problems(buffers[op.src], buffers[op.dst], op.group)
-        case AllGather():
+        case ops.AllGather():
             yield from _shard_problems(buffers[op.dst], buffers[op.src], op.group)
         case _:
             assert_never(op)
-    if isinstance(op, Reduce | Broadcast) and not 0 <= op.root < op.group.size:
+    if isinstance(op, ops.Reduce | ops.Broadcast) and not 0 <= op.root < op.group.size:
         yield f"root {op.root} is no member of a {op.group}; members are numbered 0 to {op.group.size - 1}"
 
 
@@ -244,7 +211,7 @@ def _dense_problems(buffer: Buffer) -> Iterator[str]:
         yield f"reduces the sparse buffer {buffer.name!r}, whose indices differ by rank; all-gather it, then densify"
 
 
-def _server_problems(op: AllReduce, buffer: Buffer) -> Iterator[str]:
+def _server_problems(op: ops.AllReduce, buffer: Buffer) -> Iterator[str]:
     if op.servers is None:
         return
     parts, members = op.servers.parts, op.servers.members
@@ -295,7 +262,7 @@ def _shard_problems(whole: Buffer, shard: Buffer, group: Group) -> Iterator[str]
         yield f"{whole.name!r} and {shard.name!r} differ in element type; they must be equal"
 
 
-def _update_problems(op: Optimize | TrustRatios, buffers: dict[str, Buffer]) -> Iterator[str]:
+def _update_problems(op: ops.Optimize | ops.TrustRatios, buffers: dict[str, Buffer]) -> Iterator[str]:
     params, grads = (_tensors(names, buffers) for names in (op.params, op.grads))
     if None in params or None in grads:
         yield "updates buffers that name no tensors; parameters and gradients hold ranges of tensors"
@@ -316,7 +283,7 @@ def _n_tensors(names: tuple[str, ...], buffers: dict[str, Buffer]) -> int:
     return len(set(_covered(_tensors(names, buffers))))
 
 
-def _share_problems(op: TrustRatios, buffers: dict[str, Buffer]) -> Iterator[str]:
+def _share_problems(op: ops.TrustRatios, buffers: dict[str, Buffer]) -> Iterator[str]:
     dst, n_tensors = buffers[op.dst], _n_tensors(op.params, buffers)
     share = math.ceil(n_tensors / op.group.size)
     if dst.count != share:
@@ -325,7 +292,7 @@ def _share_problems(op: TrustRatios, buffers: dict[str, Buffer]) -> Iterator[str
         yield f"writes ratios to {op.dst!r}, which is not dense and floating-point"
 
 
-def _ratio_problems(op: Optimize, buffers: dict[str, Buffer]) -> Iterator[str]:
+def _ratio_problems(op: ops.Optimize, buffers: dict[str, Buffer]) -> Iterator[str]:
     if op.ratios is None:
         return
     ratios, n_tensors = buffers[op.ratios], _n_tensors(op.params, buffers)
@@ -342,7 +309,7 @@ def _covered(ranges: list[tuple[int, int] | None]) -> Iterator[int]:
         yield from range(*tensors) if tensors else ()
 
 
-def _select_problems(op: Select, buffers: dict[str, Buffer]) -> Iterator[str]:
+def _select_problems(op: ops.Select, buffers: dict[str, Buffer]) -> Iterator[str]:
     src, dst, residual = buffers[op.src], buffers[op.dst], buffers[op.residual]
     for buffer in (src, residual):
         if buffer.sparse:
@@ -359,7 +326,7 @@ def _select_problems(op: Select, buffers: dict[str, Buffer]) -> Iterator[str]:
     yield from _residual_problems(src, dst, residual)
 
 
-def _merge_problems(op: Merge, buffers: dict[str, Buffer]) -> Iterator[str]:
+def _merge_problems(op: ops.Merge, buffers: dict[str, Buffer]) -> Iterator[str]:
     src, dst, residual = buffers[op.src], buffers[op.dst], buffers[op.residual]
     if not src.sparse or not dst.sparse or residual.sparse:
         yield "merges a sparse buffer into a sparse one, the rest goes to a dense one; declare them so"
@@ -383,3 +350,43 @@ def _residual_problems(src: Buffer, dst: Buffer, residual: Buffer) -> Iterator[s
 def _divisor_problems(divisor: int) -> Iterator[str]:
     if divisor < 1:
         yield f"divides by {divisor}; a divisor is at least 1"
+
+
+def _misfits(plan: Plan) -> Iterator[tuple[int, int, str]]:
+    """Yield body, position and problem of operations that take a sparse buffer for entries of a vector of two lengths.
+
+    A sparse buffer does not say how long the vector is that its indices point into. What is selected from a vector of
+    one length and scattered into one of another would be written beside it. So every operation must imply one length.
+    """
+    buffers = {buffer.name: buffer for buffer in plan.buffers}
+    counts: dict[str, int] = {}  # sparse buffer -> elements of its vector
+    n_known = -1
+    while len(counts) > n_known:  # what a later operation implies may be news for an earlier one
+        n_known = len(counts)
+        for number, body in enumerate(plan.bodies):
+            for position, op in enumerate(body):
+                for name, count in _implied(op, buffers, counts):
+                    if counts.setdefault(name, count) != count:
+                        yield number, position, _misfit_text(name, counts[name], count)
+
+
+def _implied(op: ops.Op, buffers: dict[str, Buffer], counts: dict[str, int]) -> Iterator[tuple[str, int]]:
+    """Yield `(sparse buffer, elements of its vector)`, given those known so far."""
+    match op:
+        case ops.Select():
+            yield op.dst, buffers[op.src].count
+        case ops.Densify():
+            yield op.src, buffers[op.dst].count
+        case ops.Merge():
+            yield from ((name, buffers[op.residual].count) for name in (op.src, op.dst))
+        case ops.AllGather() | ops.Copy() if buffers[op.src].sparse:
+            yield from ((a, counts[b]) for a, b in ((op.dst, op.src), (op.src, op.dst)) if b in counts)
+        case _:
+            pass
+
+
+def _misfit_text(name: str, known: int, count: int) -> str:
+    return (
+        f"takes {name!r} for entries of a vector of {count} elements; elsewhere they are of one of {known}: give the "
+        f"entries of each length a buffer of their own"
+    )

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import get_args
 
 from simdist.plan import LEVELS, Buffer, Dataset, Load, StageIn
-from simdist.plan.dataset import MAX_FILE_NBYTES, MAX_NBYTES, MAX_SAMPLES, Eviction, Shuffle
 from simdist.plan.group import Group
+from simdist.plan.plan import MAX_FILE_NBYTES, MAX_NBYTES, MAX_SAMPLES, Eviction, Shuffle
 
 _KEEPS = ("memory", "disk")
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from simdist.errors import PlanError
 from simdist.plan import ops
-from simdist.plan.dataset import Dataset
 from simdist.plan.group import Group
-from simdist.plan.plan import Buffer, Plan, Run
+from simdist.plan.plan import Buffer, Dataset, Plan, Run
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

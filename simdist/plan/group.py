@@ -61,3 +61,16 @@ class Group:
 
     def __str__(self) -> str:
         return f"group of {self.size}" + (f" at stride {self.stride}" if self.stride != 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a step leaves behind: what a schedule claims, and `simdist.proof` proves.
+
+    Args:
+        gradients: Every rank updates its parameters with the mean gradient over its group; `Group(1)` is its own.
+        parameters: After the update, every rank holds the mean of the parameters over its group; `Group(1)`: no mean.
+    """
+
+    gradients: Group
+    parameters: Group

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from simdist.errors import ScenarioError
-from simdist.plan.dataset import MAX_FILE_NBYTES
+from simdist.plan.plan import MAX_FILE_NBYTES
 
 INDEX = "index.csv"
 COLUMNS = ("name", "label", "nbytes", "crc32")

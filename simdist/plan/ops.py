@@ -9,9 +9,11 @@ concurrently with each other.
 """
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, assert_never
+from typing import Literal, TypeAlias, assert_never, get_args
 
-from simdist.plan.dataset import Level
+import numpy as np
+from numpy.typing import NDArray
+
 from simdist.plan.group import Group
 
 Stream: TypeAlias = Literal["host", "compute", "comm", "io"]
@@ -23,7 +25,21 @@ Algorithm: TypeAlias = Literal[
 SelectMethod: TypeAlias = Literal["exact", "mstopk", "dgc"]
 KernelStream: TypeAlias = Literal["compute", "comm"]
 
+_TICK_SLACK = 1e-9  # of a period: a time that should fall on a tick may have been rounded to just after it
+
 STREAMS: tuple[Stream, ...] = ("host", "compute", "comm", "io")
+
+Level: TypeAlias = Literal["memory", "peer", "disk", "storage"]
+"""A level of storage that samples are read from, the fastest first.
+
+memory: the decoded samples in the memory of the own node; peer: those in the memory of another node, over the network;
+disk: the raw files that the own node keeps on a local disk; storage: the raw files on the server.
+
+Source:
+    Shi et al., Towards Scalable Distributed Training of Deep Learning on Public Cloud Clusters, MLSys 2021,
+    arXiv 2010.10458, section 3.2 (DataCache).
+"""
+LEVELS: tuple[Level, ...] = get_args(Level)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,3 +357,26 @@ def writes(op: Op) -> tuple[str, ...]:
             return (op.dst, op.residual)
         case _:
             assert_never(op)
+
+
+def next_tick(ready_s: NDArray[np.float64] | float, period_s: float) -> NDArray[np.float64]:
+    """Return the number of the first tick that is not before `ready_s`; tick n is n periods after the start.
+
+    >>> next_tick(np.array([0.0, 0.012, 0.015]), 0.005).tolist()
+    [0.0, 3.0, 3.0]
+
+    Sums of seconds are rounded. What is ready at a tick, but for that, has not missed it:
+
+    >>> 0.1 + 0.2 > 0.3, float(next_tick(0.1 + 0.2, 0.3))
+    (True, 1.0)
+    """
+    return np.asarray(np.ceil(ready_s / period_s - _TICK_SLACK) + 0.0)  # no negative zero
+
+
+def tick_s(ready_s: NDArray[np.float64] | float, period_s: float) -> NDArray[np.float64]:
+    """Return the time of the first tick, a multiple of `period_s`, that is not before `ready_s`.
+
+    >>> tick_s(np.array([0.0, 0.012, 0.015]), 0.005).round(9).tolist()
+    [0.0, 0.015, 0.015]
+    """
+    return np.asarray(np.maximum(next_tick(ready_s, period_s) * period_s, ready_s))

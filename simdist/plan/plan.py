@@ -25,15 +25,20 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from simdist.plan.dataset import Dataset
 from simdist.plan.ops import Load, Op
 
 DType: TypeAlias = Literal["float64", "float32", "float16", "bfloat16", "uint8"]
 Body: TypeAlias = tuple[Op, ...]
+Shuffle: TypeAlias = Literal["global", "node", "none"]
+Eviction: TypeAlias = Literal["none", "lru"]
 
 ITEM_NBYTES: dict[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
 INDEX_NBYTES = 4  # int32 indices of sparse buffers
+MAX_SAMPLES = 2**31  # each epoch draws a random number for every one
+MAX_FILE_NBYTES = 2**40
+MAX_NBYTES = 2**62  # of all files; sums are int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,60 @@ class Run:
     def n_steps(self) -> int:
         """Steps in this stretch."""
         return len(self.bodies) * self.times
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """The data set that loads read, in which order, and what the caches of a node hold.
+
+    A sample is a file on a storage server that all nodes share, its *raw* form; decoded it is a tensor of
+    `sample_nbytes`. A `Load` says which levels of storage it may read, in order of preference, and where its node keeps
+    what it had to read; which sample it finds where follows from the plan alone (`simdist.caching`), so that all who
+    interpret it read alike.
+
+    Args:
+        n_samples: Samples; an epoch reads each at most once. What does not fill a batch of all ranks is left out.
+        batch_size: Samples of one rank and step.
+        ranks_per_node: Ranks of one node; they are consecutive and share its disk and memory.
+        sample_nbytes: Bytes of a decoded sample.
+        file_nbytes: Bytes of the file of every sample, or one number for all.
+        shuffle: `global`: each epoch deals all samples to all ranks anew; `node`: each node has its own part of the
+            samples, which each epoch deals to its ranks anew; `none`: in order, the same in every epoch.
+        seed: Of the shuffling.
+        disk_nbytes: What a node's disk keeps; None without limit.
+        memory_nbytes: What a node's memory keeps; None without limit.
+        eviction: What happens when a level is full. `none`: it keeps what it has; `lru`: what was used least recently
+            leaves it.
+        warm: The disks hold what an earlier run of this plan has left.
+        readers: Files that a rank reads at the same time.
+        decoders: Samples that a rank decodes at the same time.
+    """
+
+    n_samples: int
+    batch_size: int
+    ranks_per_node: int
+    sample_nbytes: int
+    file_nbytes: tuple[int, ...]
+    shuffle: Shuffle = "global"
+    seed: int = 0
+    disk_nbytes: int | None = None
+    memory_nbytes: int | None = None
+    eviction: Eviction = "none"
+    warm: bool = False
+    readers: int = 8
+    decoders: int = 1
+
+    def steps_per_epoch(self, world_size: int) -> int:
+        """Return how many batches of all ranks there are in an epoch.
+
+        >>> Dataset(100, 4, 2, 10, (5,)).steps_per_epoch(world_size=8)
+        3
+        """
+        return self.n_samples // (self.batch_size * world_size)
+
+    def files_nbytes(self) -> NDArray[np.int64]:
+        """Return the bytes of the file of every sample, `[n_samples]`."""
+        return np.broadcast_to(np.array(self.file_nbytes, dtype=np.int64), self.n_samples)
 
 
 @dataclass(frozen=True)
@@ -127,7 +186,7 @@ class Plan:
             for _ in range(run.times):
                 yield from run.bodies
 
-    def first_instances(self) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+    def first_instances(self) -> NDArray[np.int64]:
         """Return the index of each step's first instance, shape `[n_steps + 1]`; the last entry is `n_instances`."""
         lengths = np.array([len(body) for body in self.bodies], dtype=np.int64)
         bodies = np.fromiter(self.body_of_steps(), dtype=np.int64, count=self.n_steps)
@@ -153,7 +212,7 @@ class Plan:
         return hashlib.sha256(canonical_bytes(self)).hexdigest()
 
 
-def _fold(sequence: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> tuple[Run, ...]:
+def _fold(sequence: NDArray[np.int64]) -> tuple[Run, ...]:
     """Write a sequence as few runs: at each place take the shortest pattern that repeats furthest."""
     runs: list[Run] = []
     literal: list[int] = []
@@ -174,7 +233,7 @@ def _fold(sequence: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> tuple[Run, 
     return tuple(runs)
 
 
-def _best_repeat(rest: "np.ndarray[tuple[int], np.dtype[np.int64]]", max_period: int = 4096) -> tuple[int, int]:
+def _best_repeat(rest: NDArray[np.int64], max_period: int = 4096) -> tuple[int, int]:
     best = (1, 1)
     for period in range(1, min(max_period, len(rest) // 2) + 1):
         if rest[0] != rest[period] or (rest[:period] != rest[period : 2 * period]).any():

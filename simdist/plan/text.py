@@ -5,106 +5,80 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import assert_never
 
-from simdist.plan.dataset import Dataset
-from simdist.plan.ops import (
-    AllGather,
-    AllReduce,
-    Backward,
-    Broadcast,
-    Copy,
-    Delay,
-    Densify,
-    Forward,
-    Load,
-    Merge,
-    Op,
-    Optimize,
-    Pack,
-    Reduce,
-    ReduceScatter,
-    Save,
-    Select,
-    Servers,
-    StageIn,
-    Tick,
-    TrustRatios,
-    Unpack,
-    Wait,
-    stream_of,
-)
-from simdist.plan.plan import Body, Buffer, Plan, Run
+from simdist.plan import ops
+from simdist.plan.plan import Body, Buffer, Dataset, Plan, Run
 from simdist.settings.units import format_nbytes, format_seconds
 
 
-def op_name(op: Op) -> str:
+def op_name(op: ops.Op) -> str:
     """Return the operation's name in the field's spelling.
 
     >>> from simdist.plan.group import Group
-    >>> op_name(AllReduce("grad", Group(8)))
+    >>> op_name(ops.AllReduce("grad", Group(8)))
     'all_reduce'
     """
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(op).__name__).lower()
 
 
-def op_text(op: Op) -> str:
+def op_text(op: ops.Op) -> str:
     """Return the operation as one line of text.
 
     >>> from simdist.plan.group import Group
-    >>> op_text(AllReduce("grad.2", Group(8)))
+    >>> op_text(ops.AllReduce("grad.2", Group(8)))
     'all_reduce(grad.2, mean over group of 8)'
     """
     return f"{op_name(op)}({_arguments(op)})"
 
 
-def _arguments(op: Op) -> str:
+def _arguments(op: ops.Op) -> str:
     match op:
-        case Load():
+        case ops.Load():
             return f"{_levels(op)}-> {op.dst}"
-        case StageIn():
+        case ops.StageIn():
             return f"storage -> disk, {op.group}"
-        case Copy():
+        case ops.Copy():
             return f"{op.src} -> {op.dst}"
-        case Pack():
+        case ops.Pack():
             return f"{', '.join(op.srcs)} -> {op.dst}"
-        case Unpack():
+        case ops.Unpack():
             return f"{op.src} -> {', '.join(op.dsts)}"
-        case Merge():
+        case ops.Merge():
             return f"{op.src} -> {op.dst}, rest{_divided(op.divisor)} to {op.residual}"
-        case Densify():
+        case ops.Densify():
             return f"{op.src}{_divided(op.divisor)} -> {op.dst}"
-        case TrustRatios():
+        case ops.TrustRatios():
             return f"{', '.join(op.params)} with {', '.join(op.grads)} -> {op.dst}, shared by {op.group}"
-        case Forward():
+        case ops.Forward():
             return f"{', '.join(op.srcs)} -> {', '.join(op.dsts)}"
-        case Backward():
+        case ops.Backward():
             return f"{', '.join(op.srcs)} -> {op.dst}"
-        case Optimize():
+        case ops.Optimize():
             return f"{', '.join(op.params)} with {', '.join(op.grads)}{f', {op.ratios}' if op.ratios else ''}"
-        case AllReduce():
+        case ops.AllReduce():
             return f"{op.buffer}, {op.reduction} over {op.group}{_by(op.algorithm)}{_served(op.servers)}"
-        case ReduceScatter():
+        case ops.ReduceScatter():
             return f"{op.src} -> {op.dst}, {op.reduction} over {op.group}{_by(op.algorithm)}"
-        case AllGather():
+        case ops.AllGather():
             return f"{op.src} -> {op.dst}, {op.group}{_by(op.algorithm)}"
-        case Reduce():
+        case ops.Reduce():
             return f"{op.buffer}, {op.reduction} over {op.group} to member {op.root}{_by(op.algorithm)}"
-        case Broadcast():
+        case ops.Broadcast():
             return f"{op.buffer}, {op.group} from member {op.root}{_by(op.algorithm)}"
-        case Select():
+        case ops.Select():
             return f"{op.src} -> {op.dst}, {op.k} of it by {op.method}, rest to {op.residual}"
-        case Delay():
+        case ops.Delay():
             return op.channel
-        case Tick():
+        case ops.Tick():
             return f"{', '.join(op.srcs)}, every {format_seconds(op.period_s)}"
-        case Wait():
+        case ops.Wait():
             return op.buffer
-        case Save():
+        case ops.Save():
             return ", ".join(op.srcs)
         case _:
             assert_never(op)
 
 
-def _levels(op: Load) -> str:
+def _levels(op: ops.Load) -> str:
     """Return where a load reads and what it keeps, such as `disk, else storage (kept on disk) `."""
     kept = f" (kept on {' and '.join(op.keep)})" if op.keep else ""
     return f"{', else '.join(op.read)}{kept} " if op.read else ""
@@ -118,7 +92,7 @@ def _divided(divisor: int) -> str:
     return "" if divisor == 1 else f" / {divisor}"
 
 
-def _served(servers: Servers | None) -> str:
+def _served(servers: ops.Servers | None) -> str:
     if servers is None:
         return ""
     where = f"members {', '.join(map(str, servers.members))}" if servers.members else f"{len(servers.parts)} apart"
@@ -130,7 +104,8 @@ def body_text(body: Body, *, marked: int | None = None) -> str:
     if not body:
         return "    nothing"
     return "\n".join(
-        f"{'-->' if position == marked else '   '} {stream_of(op):8s} {op_text(op)}" for position, op in enumerate(body)
+        f"{'-->' if position == marked else '   '} {ops.stream_of(op):8s} {op_text(op)}"
+        for position, op in enumerate(body)
     )
 
 

@@ -1,5 +1,5 @@
 """A proof that a plan computes what its schedule declares."""
 
-from simdist.proof.prover import Result, prove
+from simdist.proof.prover import prove
 
-__all__ = ["Result", "prove"]
+__all__ = ["prove"]

@@ -26,42 +26,15 @@ import math
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import PlanError
-from simdist.plan import (
-    AllGather,
-    AllReduce,
-    Backward,
-    Broadcast,
-    Collective,
-    Copy,
-    Delay,
-    Densify,
-    Forward,
-    Load,
-    Merge,
-    Op,
-    Optimize,
-    Pack,
-    Plan,
-    Reduce,
-    ReduceScatter,
-    Save,
-    Select,
-    StageIn,
-    Tick,
-    TrustRatios,
-    Unpack,
-    Wait,
-    writes,
-)
+from simdist.plan import Plan, ops
 from simdist.plan.check import fail_at
-from simdist.plan.group import Group
+from simdist.plan.group import Group, Result
 from simdist.proof.symbols import (
     State,
     Tag,
@@ -87,19 +60,6 @@ _FULL_WORLD_SIZE = 256  # up to here the contributions of all ranks are followed
 _N_SOURCES = 64  # ranks followed at a time
 _MAX_WEIGHTS = 2**18  # of one atom
 _RATIOS = "ratios of update "  # kind of source, followed by its number in the step
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a step leaves behind.
-
-    Args:
-        gradients: Every rank updates its parameters with the mean gradient over its group; `Group(1)` is its own.
-        parameters: After the update, every rank holds the mean of the parameters over its group; `Group(1)`: no mean.
-    """
-
-    gradients: Group
-    parameters: Group
 
 
 class _BrokenError(Exception):
@@ -129,7 +89,7 @@ def prove(plan: Plan, result: Callable[[int], Result]) -> int:
     return len(sources)
 
 
-def _updated(op: Optimize | TrustRatios, state: State) -> tuple[Value, ...]:
+def _updated(op: ops.Optimize | ops.TrustRatios, state: State) -> tuple[Value, ...]:
     """Return what the parameters and gradients of an update hold; equal only where they are the same values."""
     return tuple(state[name] for name in (*op.params, *op.grads))
 
@@ -146,14 +106,16 @@ class _Proof:
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._own = Weights((np.arange(plan.world_size)[:, None, None] == sources).astype(np.int64))
         self._sources = sources
-        ops = dict.fromkeys(op for body in plan.bodies for op in body)
-        residuals = {op.residual for op in ops if isinstance(op, Select | Merge)}
+        distinct = dict.fromkeys(op for body in plan.bodies for op in body)
+        residuals = {op.residual for op in distinct if isinstance(op, ops.Select | ops.Merge)}
         self._params = [b.name for b in plan.buffers if b.initialized and b.tensors and b.name not in residuals]
-        self._grads = {op.dst for op in ops if isinstance(op, Backward)}
+        self._grads = {op.dst for op in distinct if isinstance(op, ops.Backward)}
         self._asked: tuple[Value | None, bool] = None, False
         self._rated: list[tuple[Value, ...]] = []  # what this step's trust ratios are of
-        self._loads = any(isinstance(op, Load) for op in ops)
-        self._n_slices = math.prod(group.size for group in {op.group for op in ops if isinstance(op, ReduceScatter)})
+        self._loads = any(isinstance(op, ops.Load) for op in distinct)
+        self._n_slices = math.prod(
+            group.size for group in {op.group for op in distinct if isinstance(op, ops.ReduceScatter)}
+        )
         bounds = {bound for buffer in plan.buffers if buffer.tensors for bound in buffer.tensors}
         self._atom_of_tensor = {bound: atom for atom, bound in enumerate(sorted(bounds))}
 
@@ -203,17 +165,17 @@ class _Proof:
         first, last = (self._atom_of_tensor[bound] * self._n_slices for bound in tensors)
         return first, last
 
-    def _execute(self, op: Op, state: State) -> None:
+    def _execute(self, op: ops.Op, state: State) -> None:
         """Execute one operation on the weights."""
         match op:
-            case StageIn() | Delay() | Wait() | Save() | Tick():
+            case ops.StageIn() | ops.Delay() | ops.Wait() | ops.Save() | ops.Tick():
                 pass
-            case Load():
+            case ops.Load():
                 self._demand_used(op.dst, state)
                 state[op.dst] = self._value(op.dst, {Tag("batch"): self._own})
-            case Forward():
+            case ops.Forward():
                 self._forward(op, state)
-            case Backward():
+            case ops.Backward():
                 ages = {tag.age for name in op.srcs for tag in state[name].weights if tag.kind == "forward"}
                 if not ages:
                     raise _BrokenError("reads nothing that a forward pass wrote; add its activations or loss to srcs")
@@ -221,51 +183,51 @@ class _Proof:
                 if any(name in self._params and not self._is_current(state[name]) for name in op.srcs):
                     raise _BrokenError("reads parameters that have changed since the step began")
                 state[op.dst] = self._value(op.dst, {Tag("gradient", max(ages)): self._own})
-            case Copy():
+            case ops.Copy():
                 self._demand_used(op.dst, state)
                 state[op.dst] = state[op.src]
                 self._use_batch(op.src, state)
-            case Optimize():
+            case ops.Optimize():
                 if op.ratios:
                     self._demand_ratios(op, op.ratios, state)
                 for param in op.params:
                     state[param] = self._optimized(param, op.grads, state)
-            case TrustRatios():
+            case ops.TrustRatios():
                 state[op.dst] = self._ratios(op, state)
-            case Pack():
+            case ops.Pack():
                 state[op.dst] = self._packed([state[name] for name in op.srcs])
-            case Unpack():
+            case ops.Unpack():
                 self._unpack(op, state)
-            case AllReduce():
+            case ops.AllReduce():
                 state[op.buffer] = self._map(op, state[op.buffer], total)
-            case Reduce():
+            case ops.Reduce():
                 state[op.buffer] = self._map(op, state[op.buffer], lambda view: at_root(view, op.root))
-            case Broadcast():
+            case ops.Broadcast():
                 root = slice(op.root, op.root + 1)
                 state[op.buffer] = self._map(op, state[op.buffer], lambda view: spread(view[:, root], view))
-            case ReduceScatter():
+            case ops.ReduceScatter():
                 state[op.dst] = self._map(op, state[op.src], scatter)
-            case AllGather():
+            case ops.AllGather():
                 move = total if self._buffers[op.src].sparse else gather
                 state[op.dst] = self._map(op, state[op.src], move)
-            case Select() | Merge():
-                if isinstance(op, Merge):
+            case ops.Select() | ops.Merge():
+                if isinstance(op, ops.Merge):
                     self._demand_shares(op, state[op.src])
                 state[op.residual] = self._kept(op, state)
                 state[op.dst] = state[op.src]
-            case Densify():
+            case ops.Densify():
                 state[op.dst] = self._divided(state[op.src], op.divisor)
             case _:
                 assert_never(op)
 
-    def _kept(self, op: Select | Merge, state: State) -> Value:
+    def _kept(self, op: ops.Select | ops.Merge, state: State) -> Value:
         """Return what a residual holds afterwards: the rest of the same places as before."""
         before, places = state[op.residual], state[op.src].places
         if before.has("kept") and not np.array_equal(before.places, places):
             raise _BrokenError(f"{op.residual} holds the rest of other tensors, or slices, than those of {op.src}")
         return Value(places, {Tag("kept"): self._own.repeated(places.shape[1])})
 
-    def _demand_shares(self, op: Merge, value: Value) -> None:
+    def _demand_shares(self, op: ops.Merge, value: Value) -> None:
         """Demand of a merge that all ranks which hold a source's data hold equally much, and be `divisor` ranks."""
         places, of_atom = np.unique(value.places, return_inverse=True)
         of_atom = of_atom.reshape(value.places.shape)
@@ -302,7 +264,7 @@ class _Proof:
         zero = np.zeros((*value.places.shape, len(self._sources)), dtype=np.int64)
         return value.weights.get(tag, Weights(zero))
 
-    def _unpack(self, op: Unpack, state: State) -> None:
+    def _unpack(self, op: ops.Unpack, state: State) -> None:
         """Take the atoms of a fusion buffer apart again."""
         value, first = state[op.src], 0
         for name in op.dsts:
@@ -316,7 +278,7 @@ class _Proof:
         if first != value.places.shape[1]:
             raise _BrokenError(f"{op.src} holds other tensors than the buffers it is taken apart into")
 
-    def _ratios(self, op: TrustRatios, state: State) -> Value:
+    def _ratios(self, op: ops.TrustRatios, state: State) -> Value:
         """Return one atom a rank: the number of its share. The source says what was rated."""
         n_blocks, size, stride = op.group.shape(self._plan.world_size)
         for name in op.grads if size > 1 else ():
@@ -328,7 +290,7 @@ class _Proof:
         self._rated.append(_updated(op, state))
         return Value(share.reshape(-1, 1), {Tag(f"{_RATIOS}{len(self._rated) - 1}"): self._own})
 
-    def _demand_ratios(self, op: Optimize, ratios: str, state: State) -> None:
+    def _demand_ratios(self, op: ops.Optimize, ratios: str, state: State) -> None:
         held = [tag for tag in state[ratios].weights if tag.kind.startswith(_RATIOS)]
         rated = [self._rated[int(tag.kind.removeprefix(_RATIOS))] for tag in held if tag.age == 0]
         now = _updated(op, state)
@@ -338,7 +300,7 @@ class _Proof:
         if len(held) != 1 or (shares != np.arange(shares.shape[1])).any():
             raise _BrokenError(f"{ratios} do not hold the trust ratios of all tensors, in order")
 
-    def _forward(self, op: Forward, state: State) -> None:
+    def _forward(self, op: ops.Forward, state: State) -> None:
         if any(state[name].has("used") for name in op.srcs):
             raise _BrokenError("trains on a batch that was used before; load another one first")
         self._demand_own("batch", "batch", op.srcs, state)
@@ -395,31 +357,31 @@ class _Proof:
         if value.places.shape[1:] != expected.shape or (value.places != expected).any():
             raise _BrokenError(f"{name} holds other tensors, or slices in another order, than it declares")
 
-    def _map(self, op: Collective, value: Value, move: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> Value:
+    def _map(self, op: ops.Collective, value: Value, move: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> Value:
         """Apply a collective to the weights, viewed as `[block, member, offset, atom, source]`, and to the places."""
         shape = op.group.shape(self._plan.world_size)
         n_atoms = value.places.shape[1]
-        if isinstance(op, ReduceScatter) and n_atoms % op.group.size:
+        if isinstance(op, ops.ReduceScatter) and n_atoms % op.group.size:
             raise _BrokenError(f"scatters {n_atoms} slices over a {op.group}; a buffer is scattered once over a group")
-        mean = isinstance(op, AllReduce | Reduce | ReduceScatter) and op.reduction == "mean"
+        mean = isinstance(op, ops.AllReduce | ops.Reduce | ops.ReduceScatter) and op.reduction == "mean"
         divisor = op.group.size if mean else 1
         weights = {}
         for tag, each in value.weights.items():
             each.demand_room(op.group.size * divisor)
             moved = move(each.numerators.reshape(*shape, *each.numerators.shape[1:]))
-            if isinstance(op, Reduce):  # only the root holds a mean; the others keep what they had
+            if isinstance(op, ops.Reduce):  # only the root holds a mean; the others keep what they had
                 moved = np.where(root_mask(moved, op.root), moved, moved * divisor)
             rows = moved.reshape(self._plan.world_size, -1, moved.shape[-1])
             weights[tag] = reduced(rows, each.denominator * divisor)
         return Value(self._move_places(op, value.places.reshape(*shape, n_atoms, 1), move), weights)
 
     def _move_places(
-        self, op: Collective, places: NDArray[np.int64], move: Callable[[NDArray[np.int64]], NDArray[np.int64]]
+        self, op: ops.Collective, places: NDArray[np.int64], move: Callable[[NDArray[np.int64]], NDArray[np.int64]]
     ) -> NDArray[np.int64]:
-        if isinstance(op, AllReduce | Reduce | ReduceScatter) or move is total:
+        if isinstance(op, ops.AllReduce | ops.Reduce | ops.ReduceScatter) or move is total:
             if (places != places[:, :1]).any():
                 raise _BrokenError("reduces slices of different places; the members hold other parts of the model")
-            places = scatter(places) // op.group.size if isinstance(op, ReduceScatter) else places
+            places = scatter(places) // op.group.size if isinstance(op, ops.ReduceScatter) else places
         else:
             places = move(places)
         return places.reshape(self._plan.world_size, -1)
@@ -462,5 +424,7 @@ class _Proof:
         return None
 
     def _last_writer(self, name: str, body: int) -> int:
-        ops = self._plan.bodies[body]
-        return max((position for position, op in enumerate(ops) if name in writes(op)), default=len(ops) - 1)
+        program = self._plan.bodies[body]
+        return max(
+            (position for position, op in enumerate(program) if name in ops.writes(op)), default=len(program) - 1
+        )

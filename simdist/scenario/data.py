@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from pydantic import Field, PlainSerializer, PlainValidator, ValidationInfo, model_validator
 
 from simdist.errors import ScenarioError
-from simdist.plan.dataset import MAX_FILE_NBYTES, MAX_NBYTES, MAX_SAMPLES, Eviction, Shuffle
 from simdist.plan.index import parse_entries
+from simdist.plan.plan import MAX_FILE_NBYTES, MAX_NBYTES, MAX_SAMPLES, Eviction, Shuffle
 from simdist.scenario import portable
-from simdist.schedules.data import Policy
+from simdist.schedules.job import Policy
 from simdist.settings.base import FromFile, Settings, refuse, shown
 from simdist.settings.units import Factor, Nbytes, Whole, format_nbytes, parse_nbytes, parse_whole
 

@@ -25,7 +25,7 @@ from simdist.scenario.loading import SettingsT, path_text, read_text, validated
 from simdist.scenario.unused_settings import unused_settings
 from simdist.scenario.workload import Workload
 from simdist.schedules import GradientSchedule, Schedule, kinds
-from simdist.schedules.data import Policy, uses_disk, uses_memory
+from simdist.schedules.job import Policy, uses_disk, uses_memory
 from simdist.settings.base import Fault, FromFile, Settings, choose, refuse, shown
 from simdist.settings.units import Whole
 

@@ -7,7 +7,7 @@ from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import Data, Lognormal
 from simdist.scenario.disturbances import never_delays
 from simdist.schedules import GradientSchedule
-from simdist.schedules.data import Policy, uses_disk, uses_memory
+from simdist.schedules.job import Policy, uses_disk, uses_memory
 from simdist.settings.units import format_nbytes
 
 if TYPE_CHECKING:

@@ -5,19 +5,39 @@ import importlib
 import inspect
 import os
 import pkgutil
+from typing import TYPE_CHECKING
 
-from simdist.schedules.base import Schedule
-from simdist.schedules.every import Every
-from simdist.schedules.gradient import GradientSchedule
-from simdist.schedules.gtopk import GTopK
-from simdist.schedules.hierarchical_sgd import HierarchicalSGD
-from simdist.schedules.hitopk import HiTopK
-from simdist.schedules.job import InputPath, Job
-from simdist.schedules.local_sgd import LocalSGD
-from simdist.schedules.naive_ag import NaiveAllGather
-from simdist.schedules.parameter_server import ParameterServer
-from simdist.schedules.sync import Sync
-from simdist.schedules.torus import Torus
+from simdist import _exporting
+
+if TYPE_CHECKING:
+    from simdist.schedules.averaging import Every
+    from simdist.schedules.base import Schedule
+    from simdist.schedules.gradient import GradientSchedule
+    from simdist.schedules.gtopk import GTopK
+    from simdist.schedules.hierarchical_sgd import HierarchicalSGD
+    from simdist.schedules.hitopk import HiTopK
+    from simdist.schedules.job import InputPath, Job
+    from simdist.schedules.local_sgd import LocalSGD
+    from simdist.schedules.naive_ag import NaiveAllGather
+    from simdist.schedules.parameter_server import ParameterServer
+    from simdist.schedules.sync import Sync
+    from simdist.schedules.torus import Torus
+
+_MODULE_OF = {
+    "Every": "averaging",
+    "GTopK": "gtopk",
+    "GradientSchedule": "gradient",
+    "HiTopK": "hitopk",
+    "HierarchicalSGD": "hierarchical_sgd",
+    "InputPath": "job",
+    "Job": "job",
+    "LocalSGD": "local_sgd",
+    "NaiveAllGather": "naive_ag",
+    "ParameterServer": "parameter_server",
+    "Schedule": "base",
+    "Sync": "sync",
+    "Torus": "torus",
+}
 
 __all__ = [
     "Every",
@@ -36,8 +56,10 @@ __all__ = [
     "kinds",
 ]
 
+__getattr__ = _exporting(__name__, _MODULE_OF)
 
-def kinds() -> dict[str, type[Schedule]]:
+
+def kinds() -> "dict[str, type[Schedule]]":
     """Return every schedule class by the `kind` that scenarios call it, in alphabetical order.
 
     >>> kinds()["sync"].__name__
@@ -47,8 +69,10 @@ def kinds() -> dict[str, type[Schedule]]:
 
 
 @functools.lru_cache(maxsize=4)
-def _kinds(folders: tuple[tuple[str, int], ...]) -> dict[str, type[Schedule]]:
+def _kinds(folders: tuple[tuple[str, int], ...]) -> "dict[str, type[Schedule]]":
     """Look at every module of the package; `folders` and when they changed tell whether there are others by now."""
+    from simdist.schedules.base import Schedule
+
     found: dict[str, type[Schedule]] = {}
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
         for value in vars(importlib.import_module(module.name)).values():

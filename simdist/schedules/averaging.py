@@ -1,20 +1,46 @@
 """What local and hierarchical SGD share: a synchronous warm-up, then local steps and averages of parameters."""
 
 import abc
+from dataclasses import dataclass
 
 from pydantic import Field
 
-from simdist.plan import Body, Group, Plan
-from simdist.proof import Result
+from simdist.plan import Body, Group, Plan, Result
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
-from simdist.schedules.every import Every
 from simdist.schedules.job import Job
 from simdist.settings.units import Whole
 
 _WHOLE_MODEL_NBYTES = 2**62  # one bucket
 _LOOKED_AT_STEPS = 100_000  # to find an average; longer periods are nobody's mistake
 _LONGEST_PERIOD = 1_000  # that is found by looking
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """Fire on the last step of each period, counted from step `start`.
+
+    >>> [step for step in range(10) if Every(4, start=2).fires(step)]
+    [5, 9]
+
+    Some libraries fire elsewhere: with a `phase`, fire at the steps from `start` on that are `phase` modulo `period`.
+    PyTorch's `HierarchicalModelAverager` has phase 0, its `PeriodicModelAverager` phase `warmup_steps % period`.
+
+    >>> [step for step in range(10) if Every(4, start=2, phase=0).fires(step)]
+    [4, 8]
+    """
+
+    period: int
+    start: int = 0
+    phase: int | None = None
+
+    def fires(self, step: int) -> bool:
+        """Tell whether it happens in `step`."""
+        if step < self.start:
+            return False
+        if self.phase is None:
+            return (step - self.start) % self.period == self.period - 1
+        return step % self.period == self.phase % self.period
 
 
 class AveragingSchedule(Schedule, abc.ABC):

@@ -6,11 +6,9 @@ from typing import ClassVar
 
 from pydantic import Field, field_validator
 
-from simdist.plan import Plan
+from simdist.plan import Plan, Result
 from simdist.plan.ops import Algorithm
-from simdist.proof import Result
-from simdist.schedules.data import Policy
-from simdist.schedules.job import InputPath, Job
+from simdist.schedules.job import InputPath, Job, Policy
 from simdist.settings.base import Settings
 from simdist.settings.units import Whole
 

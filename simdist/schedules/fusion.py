@@ -29,7 +29,7 @@ from typing import Annotated, TypeAlias
 from pydantic import Field
 
 from simdist.plan import AllReduce, Backward, Body, Buffer, Copy, Op, Pack, Plan, Tick, Unpack
-from simdist.plan.ticks import next_tick
+from simdist.plan.ops import next_tick
 from simdist.settings.base import Settings
 from simdist.settings.units import Nbytes, Seconds
 

@@ -8,9 +8,8 @@ from typing import Literal
 from pydantic import Field
 
 from simdist.errors import PlanError
-from simdist.plan import AllReduce, Backward, Body, Buffer, Copy, Group, Op, Plan
+from simdist.plan import AllReduce, Backward, Body, Buffer, Copy, Group, Op, Plan, Result
 from simdist.plan.plan import ITEM_NBYTES, DType
-from simdist.proof import Result
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job

@@ -23,8 +23,7 @@ from simdist.plan import (
 )
 from simdist.plan.ops import Algorithm
 from simdist.plan.plan import ITEM_NBYTES
-from simdist.schedules.data import levels
-from simdist.schedules.job import Job
+from simdist.schedules.job import Job, levels
 
 Bucket: TypeAlias = tuple[int, int]  # half-open range of tensors
 

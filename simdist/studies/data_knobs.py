@@ -17,7 +17,7 @@ from simdist.runs.build import build, dataset
 from simdist.scenario import Scenario
 from simdist.scenario.cluster import Storage
 from simdist.schedules import Schedule
-from simdist.schedules.data import POLICIES, uses_disk, uses_memory
+from simdist.schedules.job import POLICIES, uses_disk, uses_memory
 from simdist.studies.epochs import Epochs, epochs
 
 Progress = Callable[[str, int, int], None]

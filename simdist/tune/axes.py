@@ -7,7 +7,7 @@ from simdist.errors import ScenarioError
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.scenario import Scenario
 from simdist.schedules import kinds
-from simdist.schedules.data import POLICIES
+from simdist.schedules.job import POLICIES
 from simdist.tune.candidates import Axis, Value
 
 AVERAGING = ("local_sgd", "hierarchical_sgd")

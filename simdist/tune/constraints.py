@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost import Costs, Shared, price
-from simdist.plan import COLLECTIVES, occurrences
-from simdist.proof import Result
+from simdist.plan import COLLECTIVES, Result, occurrences
 from simdist.runs.build import Built, job
 from simdist.scenario import Link, Scenario
 from simdist.settings.units import format_nbytes

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from simdist.proof import Result
+from simdist.plan import Result
 from simdist.runs.build import job
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule

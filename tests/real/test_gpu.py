@@ -32,7 +32,8 @@ from real.programs.module import ModuleProgram
 from real.recording.recorder import Recorder
 from real.recording.timing import now_s
 from simdist.errors import RunError
-from simdist.plan import AllGather, Backward, Buffer, Delay, Densify, Forward, Group, Load, Plan, Select, Wait, walk
+from simdist.plan import AllGather, Backward, Buffer, Delay, Densify, Forward, Group, Load, Plan, Select, Wait
+from simdist.plan.walk import walk
 from simdist.runs import run_directory
 from simdist.schedules import GradientSchedule, InputPath, Schedule, kinds
 from simdist.schedules.fusion import Fusion, fuse

@@ -10,7 +10,8 @@ from real.execution.gpu import GpuClock, await_event
 from real.execution.lanes import CudaLane, OnEnd
 from real.recording.recorder import Recorder
 from simdist.errors import RunError
-from simdist.plan import Forward, Instance, walk
+from simdist.plan import Forward, Instance
+from simdist.plan.walk import walk
 
 LOOK_S = 2e-6
 """What a call of the host takes."""

@@ -42,10 +42,10 @@ from simdist.plan import (
     TrustRatios,
     Unpack,
     Wait,
-    walk,
 )
 from simdist.plan.group import Group
-from simdist.plan.ticks import tick_s
+from simdist.plan.ops import tick_s
+from simdist.plan.walk import walk
 from simdist.schedules import InputPath, Job, Sync
 
 CPU = torch.device("cpu")

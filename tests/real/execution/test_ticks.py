@@ -15,9 +15,10 @@ from real.execution.ticks import Ticks
 from real.recording.timing import now_s
 from simdist.cost import Costs, Local, price
 from simdist.engines import fast
-from simdist.plan import AllReduce, Backward, Delay, Instance, Plan, Tick, Wait, walk
+from simdist.plan import AllReduce, Backward, Delay, Instance, Plan, Tick, Wait
 from simdist.plan.group import Group
-from simdist.plan.ticks import tick_s
+from simdist.plan.ops import tick_s
+from simdist.plan.walk import walk
 from simdist.scenario.cluster import Cluster, Link
 from simdist.scenario.workload import Tensor, Workload
 

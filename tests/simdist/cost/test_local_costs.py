@@ -6,7 +6,7 @@ import pytest
 from simdist.cost import Local, price
 from simdist.plan import Buffer, Merge, Op, Pack, Plan, Tick, TrustRatios, Unpack
 from simdist.plan.group import Group
-from simdist.plan.ticks import tick_s
+from simdist.plan.ops import tick_s
 from simdist.scenario.cluster import Cluster, Device, Link
 from simdist.scenario.workload import Tensor, Workload
 

@@ -32,10 +32,10 @@ from simdist.plan import (
     TrustRatios,
     Wait,
     stream_of,
-    walk,
 )
 from simdist.plan.check import check
 from simdist.plan.group import Group
+from simdist.plan.walk import walk
 from simdist.scenario.cluster import Cluster, Device, DeviceOverride, Link, Storage
 from simdist.scenario.workload import Tensor, Workload
 from simdist.schedules import Job, kinds

@@ -13,9 +13,10 @@ import pytest
 from simdist.cost import price
 from simdist.engines import des, fast
 from simdist.errors import UnsupportedError
-from simdist.plan import AllReduce, Backward, Buffer, Delay, Forward, Load, Optimize, Plan, Wait, walk
+from simdist.plan import AllReduce, Backward, Buffer, Delay, Forward, Load, Optimize, Plan, Wait
 from simdist.plan.group import Group
 from simdist.plan.text import op_name
+from simdist.plan.walk import walk
 from simdist.scenario.cluster import Cluster, Device, Link, Storage
 from simdist.scenario.workload import Tensor, Workload
 from simdist.schedules import InputPath, Job, kinds

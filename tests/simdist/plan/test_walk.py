@@ -27,11 +27,10 @@ from simdist.plan import (
     Wait,
     reads,
     stream_of,
-    walk,
     writes,
 )
 from simdist.plan.group import Group
-from simdist.plan.walk import Stretch, stretches
+from simdist.plan.walk import Stretch, stretches, walk
 from simdist.schedules import InputPath, Job, Schedule, kinds
 
 # ---------------------------------------------------------------- by hand

@@ -31,6 +31,7 @@ from simdist.plan import (
     Plan,
     Reduce,
     ReduceScatter,
+    Result,
     Run,
     Save,
     Select,
@@ -42,7 +43,7 @@ from simdist.plan import (
 )
 from simdist.plan.check import check
 from simdist.plan.group import Group
-from simdist.proof import Result, prove
+from simdist.proof import prove
 from simdist.schedules import InputPath, Job, Schedule, kinds
 
 Declared = Callable[[int], Result]

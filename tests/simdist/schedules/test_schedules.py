@@ -36,14 +36,14 @@ from simdist.plan import (
     dumps,
     loads,
     plan_text,
-    walk,
 )
 from simdist.plan.check import check
 from simdist.plan.group import Group
 from simdist.plan.ops import Algorithm
+from simdist.plan.walk import walk
 from simdist.proof import prove
 from simdist.schedules import Every, GradientSchedule, InputPath, Job, Schedule, kinds
-from simdist.schedules.data import POLICIES, Policy, levels
+from simdist.schedules.job import POLICIES, Policy, levels
 from simdist.schedules.parts import gradient_buckets
 
 GOLDEN = Path(__file__).resolve().parents[3] / "tests" / "golden"
@@ -370,7 +370,7 @@ NEW_SCHEDULE = '''
 from typing import Literal, final
 
 from simdist.plan import Group, Plan
-from simdist.proof import Result
+from simdist.plan import Result
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from simdist import scenario
 from simdist.cost import price
 from simdist.engines import des, fast
-from simdist.plan import AllReduce, Backward, Buffer, Copy, Forward, Load, Plan, Wait, walk
+from simdist.plan import AllReduce, Backward, Buffer, Copy, Forward, Load, Plan, Wait
 from simdist.plan.group import Group
+from simdist.plan.walk import walk
 from simdist.runs.build import build, delay_sampler, delays
 from simdist.scenario.cluster import Cluster, Link, Storage
 from simdist.scenario.workload import Tensor, Workload

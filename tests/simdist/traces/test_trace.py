@@ -10,8 +10,8 @@ import pytest
 from simdist.cost import price
 from simdist.engines import des, fast
 from simdist.errors import TraceError
-from simdist.plan import walk
 from simdist.plan.text import op_name
+from simdist.plan.walk import walk
 from simdist.scenario.cluster import Cluster, Link
 from simdist.scenario.workload import Tensor, Workload
 from simdist.schedules import Job, kinds

@@ -7,7 +7,7 @@ import pytest
 from commandline import SMALL, edited
 
 from simdist.errors import ScenarioError
-from simdist.proof import Result
+from simdist.plan import Result
 from simdist.runs.build import build, job
 from simdist.scenario import loads
 from simdist.tune import Constraints, Extras
