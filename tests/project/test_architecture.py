@@ -117,7 +117,9 @@ def test_module_imports_only_what_its_layer_may(path: Path) -> None:
     for line, name in imports(path):
         if name.split(".")[0] == "simdist":
             used = layer_of(name)
-            assert used in {layer, "", "__version__", "_exporting"} | LAYERS[layer], f"{path}:{line}: {layer} imports {name}"
+            assert used in {layer, "", "__version__", "_exporting"} | LAYERS[layer], (
+                f"{path}:{line}: {layer} imports {name}"
+            )
 
 
 @each_module
