@@ -8,7 +8,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from simdist.profiles.steps.model import Call, RankStep
+from simdist.profiles.steps.model import RankStep, TracedCollective
 
 Device: TypeAlias = Literal["cpu", "cuda"]
 Doing: TypeAlias = Literal[
@@ -164,7 +164,7 @@ def _step(truth: Truth, device: Device, ranks: list[_Rank], step: int) -> list[L
             rank.note("all_reduce", issue, (start_s, end_s), b)
             everybody = tuple(range(truth.n_ranks))
             times_s = (issue[0] + skew_s, start_s + skew_s, end_s + skew_s)
-            calls.append(Call("all_reduce", bucket.nbytes, everybody, truth.n_ranks, *times_s, True))
+            calls.append(TracedCollective("all_reduce", bucket.nbytes, everybody, truth.n_ranks, *times_s, True))
         parts |= _after_reducing(truth, device, rank, ends_s)
         parts["forward_s"] += parts.pop("read_s")
         parts["wait_s"] += sent[1] if sent else 0.0
@@ -193,11 +193,11 @@ def _load(truth: Truth, device: Device, rank: _Rank, step: int) -> float:
     return rank.device_s - begin_s
 
 
-def _broadcast(truth: Truth, device: Device, ranks: list[_Rank]) -> list[tuple[Call, float] | None]:
+def _broadcast(truth: Truth, device: Device, ranks: list[_Rank]) -> list[tuple[TracedCollective, float] | None]:
     """Send buffers from rank 0 to all; return each rank's call and how long it waited. Rank 0 waits for nobody."""
     if not truth.buffer_count:
         return [None for _ in ranks]
-    sent: list[tuple[Call, float] | None] = []
+    sent: list[tuple[TracedCollective, float] | None] = []
     launch_s = LAUNCH_S if device == "cuda" else 0.0
     root_s = max(ranks[0].host_s + launch_s, ranks[0].device_s)
     for rank in ranks:
@@ -210,7 +210,9 @@ def _broadcast(truth: Truth, device: Device, ranks: list[_Rank]) -> list[tuple[C
         rank.host_s = end_s if device == "cpu" else issue[1]
         own_s = (each + truth.skew_of(rank.rank) for each in (issue[0], start_s, end_s))
         everybody = tuple(range(truth.n_ranks))
-        sent.append((Call("broadcast", 4 * truth.buffer_count, everybody, truth.n_ranks, *own_s, False), wait_s))
+        sent.append(
+            (TracedCollective("broadcast", 4 * truth.buffer_count, everybody, truth.n_ranks, *own_s, False), wait_s)
+        )
     return sent
 
 

@@ -10,12 +10,11 @@ from simdist.cli.importing_text import document, text
 from simdist.cli.links import read_cluster
 from simdist.cli.session import Session
 from simdist.errors import ScenarioError, TraceError
-from simdist.profiles.estimates.fabrics import Fabric
-from simdist.profiles.importing import Options, import_job
-from simdist.profiles.kineto.finding import find_traces
-from simdist.profiles.kineto.parallel import profile_all
+from simdist.profiles.estimates.links import Fabric
+from simdist.profiles.importing import ImportOptions, import_job
 from simdist.profiles.steps.model import RankProfile
 from simdist.profiles.steps.ranks import profile_rank
+from simdist.profiles.trace_files import find_traces, profile_all
 from simdist.profiles.writing import check_free, write_scenario
 from simdist.progress import ProgressBar
 from simdist.scenario import Link, Tensor, Workload, load_workload, presets
@@ -39,7 +38,7 @@ def import_traces(
 ) -> None:
     """Read the traces of a job, write its scenario, and say what slowed the job."""
     check_free(output, force=force)
-    options = Options(
+    options = ImportOptions(
         nodes,
         gpus_per_node,
         cluster=read_cluster(cluster) if cluster else None,

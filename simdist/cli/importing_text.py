@@ -7,15 +7,15 @@ from simdist.cli.tables import table_text
 from simdist.profiles.estimates.collectives import CollectiveTimes
 from simdist.profiles.estimates.links import as_group, predicted_s
 from simdist.profiles.estimates.stragglers import Straggler
-from simdist.profiles.importing import Imported
-from simdist.profiles.notes import listed
+from simdist.profiles.importing import ImportedJob
+from simdist.profiles.steps.model import listed
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds
 from simdist.traces.collectives import bus_factor
 
 _TOLD = 10  # stragglers
 
 
-def document(imported: Imported, written: Sequence[Path]) -> dict[str, object]:
+def document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, object]:
     """Return what was found as JSON has it."""
     job, base, proof = imported.job, imported.base, imported.proof
     return {
@@ -53,7 +53,7 @@ def document(imported: Imported, written: Sequence[Path]) -> dict[str, object]:
     }
 
 
-def text(imported: Imported) -> str:
+def text(imported: ImportedJob) -> str:
     """Return what was found, for people."""
     parts = [_head(imported), _slowed(imported), _undisturbed(imported)]
     if imported.times:
@@ -61,7 +61,7 @@ def text(imported: Imported) -> str:
     return "\n\n".join(parts)
 
 
-def _head(imported: Imported) -> str:
+def _head(imported: ImportedJob) -> str:
     job, proof, layout = imported.job, imported.proof, imported.layout
     backend = "gloo" if imported.scenario.cluster.library == "gloo" else "NCCL"
     lines = [
@@ -79,7 +79,7 @@ def _head(imported: Imported) -> str:
     return "\n".join(lines)
 
 
-def _slowed(imported: Imported) -> str:
+def _slowed(imported: ImportedJob) -> str:
     """Answer what slowed the job."""
     proof = imported.proof
     among = " among the traced ranks" if imported.job.missing else ""
@@ -97,7 +97,7 @@ def _slowed(imported: Imported) -> str:
     return "\n".join(lines)
 
 
-def _lines(imported: Imported) -> Iterator[str]:
+def _lines(imported: ImportedJob) -> Iterator[str]:
     for each in imported.stragglers[:_TOLD]:
         is_seen = set(each.ranks) <= set(imported.job.ranks)
         who = each.who if is_seen else f"{each.who} (no trace; from the waiting of the others)"
@@ -111,14 +111,14 @@ def _lines(imported: Imported) -> Iterator[str]:
         yield f"... and {len(imported.stragglers) - _TOLD} more; --json has all"
 
 
-def _percent(imported: Imported, straggler: Straggler) -> str:
+def _percent(imported: ImportedJob, straggler: Straggler) -> str:
     """Say how large a delay is: of the computing of a step, or of the whole step."""
     if straggler.channel == "compute" and imported.base.compute_s > 0:
         return f"+{straggler.seconds / imported.base.compute_s:.0%} of its computing"
     return f"+{straggler.seconds / imported.proof.measured_s:.0%} of a step"
 
 
-def _straggler(imported: Imported, straggler: Straggler) -> dict[str, object]:
+def _straggler(imported: ImportedJob, straggler: Straggler) -> dict[str, object]:
     base_s = imported.base.compute_s if straggler.channel == "compute" else imported.proof.measured_s
     return {
         "kind": straggler.kind,
@@ -132,7 +132,7 @@ def _straggler(imported: Imported, straggler: Straggler) -> dict[str, object]:
     }
 
 
-def _undisturbed(imported: Imported) -> str:
+def _undisturbed(imported: ImportedJob) -> str:
     base = imported.base
     parts = {
         "input": base.input_s,
@@ -147,7 +147,7 @@ def _undisturbed(imported: Imported) -> str:
     return f"an undisturbed step without communication: {times or '0 s'} ({size})"
 
 
-def _collectives_table(imported: Imported) -> str:
+def _collectives_table(imported: ImportedJob) -> str:
     given = imported.links is None
     header = ("collective", "size", "ranks", "calls", "time", "busbw", "waiting", *(["predicted"] if given else []))
     rows = [
@@ -172,7 +172,7 @@ def _busbw(each: CollectiveTimes) -> str:
     return format_Bps(each.nbytes / each.seconds * bus_factor(each.kind, len(each.group)))
 
 
-def _predicted_s(imported: Imported, each: CollectiveTimes) -> float | None:
+def _predicted_s(imported: ImportedJob, each: CollectiveTimes) -> float | None:
     """Return what the scenario's links make of an all_reduce; None of another collective, or group."""
     cluster = imported.scenario.cluster
     group = as_group(each.group, cluster.world_size)
@@ -181,14 +181,14 @@ def _predicted_s(imported: Imported, each: CollectiveTimes) -> float | None:
     return predicted_s(cluster, group, each.nbytes)
 
 
-def _predicted_text(imported: Imported, each: CollectiveTimes) -> str:
+def _predicted_text(imported: ImportedJob, each: CollectiveTimes) -> str:
     seconds = _predicted_s(imported, each)
     if seconds is None or not each.seconds:
         return "-"
     return f"{format_seconds(seconds)} ({seconds / each.seconds - 1:+.0%})"
 
 
-def _collective(imported: Imported, each: CollectiveTimes) -> dict[str, object]:
+def _collective(imported: ImportedJob, each: CollectiveTimes) -> dict[str, object]:
     return {
         "kind": each.kind,
         "nbytes": each.nbytes,

@@ -8,22 +8,30 @@ from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
 from simdist.plan.ops import Channel
-from simdist.profiles.estimates.base import BaseTimes, base_times, parts
+from simdist.profiles.estimates.base import BaseTimes, HostModel, base_times, host_model, measured, parts, recorded
 from simdist.profiles.estimates.candidates import candidates
-from simdist.profiles.estimates.collectives import CollectiveTimes, collective_times
-from simdist.profiles.estimates.delays import HostModel, host_model, measured, recorded
-from simdist.profiles.estimates.fabrics import Fabric, fabric_of_gpus
-from simdist.profiles.estimates.links import Links, derive_links
+from simdist.profiles.estimates.collectives import (
+    CollectiveTimes,
+    collective_times,
+    find_unseen,
+    unseen_note,
+    with_unseen,
+)
+from simdist.profiles.estimates.links import Fabric, Links, derive_links, fabric_of_gpus
 from simdist.profiles.estimates.proof import Proof, prove_step
-from simdist.profiles.estimates.slow_devices import slow_devices, slow_throughout
-from simdist.profiles.estimates.stragglers import Noise, Straggler, find_stragglers, noise_of, without
+from simdist.profiles.estimates.stragglers import (
+    Noise,
+    Straggler,
+    find_stragglers,
+    noise_of,
+    slow_devices,
+    slow_throughout,
+    without,
+)
 from simdist.profiles.estimates.tensors import Model, find_model
-from simdist.profiles.job.clocks import Clocks, synchronize
 from simdist.profiles.job.job import TracedJob, assemble
-from simdist.profiles.job.layout import Layout, find_layout
-from simdist.profiles.job.matching import match
-from simdist.profiles.job.same_run import check_one_run
-from simdist.profiles.job.untraced_ranks import find_unseen, unseen_note, with_unseen
+from simdist.profiles.job.layout import RankLayout, find_layout
+from simdist.profiles.job.matching import RankClocks, check_one_run, match, synchronize
 from simdist.profiles.steps.model import RankProfile
 from simdist.scenario import Cluster, Host, Input, Link, Persistent, Scenario, Storage, Tensor, Workload
 from simdist.scenario.cluster import DeviceOverride
@@ -35,7 +43,7 @@ _SAMPLE_NBYTES = 1  # the latency of the storage is all that loading takes
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ImportOptions:
     """What the user knows beyond the traces.
 
     Args:
@@ -56,7 +64,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Imported:
+class ImportedJob:
     """A traced job as a scenario, and what was found on the way.
 
     Args:
@@ -77,8 +85,8 @@ class Imported:
     """
 
     job: TracedJob
-    layout: Layout
-    clocks: Clocks
+    layout: RankLayout
+    clocks: RankClocks
     times: tuple[CollectiveTimes, ...]
     links: Links | None
     base: BaseTimes
@@ -92,7 +100,7 @@ class Imported:
     notes: tuple[str, ...]
 
 
-def import_job(profiles: Sequence[RankProfile], *, name: str, options: Options | None = None) -> Imported:
+def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOptions | None = None) -> ImportedJob:
     """Return the job that the traces of its ranks show.
 
     Args:
@@ -104,7 +112,7 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: Options |
         TraceError: The traces are of different jobs, or do not tell enough.
         ScenarioError: What the user knows contradicts them.
     """
-    options = options or Options()
+    options = options or ImportOptions()
     job = assemble(profiles, steps=options.steps)
     layout = find_layout(job, nodes=options.nodes, gpus_per_node=options.gpus_per_node)
     of = parts(job)
@@ -143,13 +151,13 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: Options |
     if any(not each.is_complete for each in times):
         notes.append(unseen_note(unseen, job, step_s=step_s))
     slowed = slowed.model_copy(update={"doubts": _doubts(job, links, proof)})
-    return Imported(
+    return ImportedJob(
         job, layout, clocks, times, links, base, host, model, slowed, delays, stragglers, noise, proof, tuple(notes)
     )
 
 
 def _cluster(
-    job: TracedJob, layout: Layout, times: Sequence[CollectiveTimes], options: Options
+    job: TracedJob, layout: RankLayout, times: Sequence[CollectiveTimes], options: ImportOptions
 ) -> tuple[Cluster, Links | None]:
     """Return the machines: those given, as many as were traced, or with links from what collectives took."""
     if options.fabric and (options.cluster or layout.nodes == 1 or layout.gpus_per_node == 1):
@@ -253,7 +261,7 @@ def _more_notes(
     base: BaseTimes,
     host: HostModel,
     clipped_share: float,
-    clocks: Clocks,
+    clocks: RankClocks,
 ) -> list[str]:
     notes = []
     if len(job.numbers) < _FEW:

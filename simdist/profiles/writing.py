@@ -1,15 +1,24 @@
-"""The files of an imported job: its scenario, the recorded delays beside it, and a workload of many tensors."""
+"""The files of an imported job: its scenario, the recorded delays beside it, and a workload of many tensors.
 
+The scenario is YAML that people read and change, with comments on where numbers are from.
+"""
+
+import textwrap
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from simdist.errors import RunError, ScenarioError
-from simdist.profiles.importing import Imported
-from simdist.profiles.scenario_text import Names, has_own_workload, scenario_text
+from simdist.profiles.estimates.stragglers import Straggler
+from simdist.profiles.importing import ImportedJob
+from simdist.profiles.steps.model import listed
 from simdist.runs.run_directory import replacing
-from simdist.scenario import load
+from simdist.scenario import Cluster, Device, Link, Tensor, load, strict_yaml
 from simdist.scenario.loading import dump_workload
+from simdist.schedules import Schedule
 from simdist.traces.trace import write_npz
 
 
@@ -37,7 +46,7 @@ def check_free(path: Path, *, force: bool) -> None:
         raise _unwritten(path, error) from None
 
 
-def write_scenario(imported: Imported, path: Path, *, force: bool = False) -> list[Path]:
+def write_scenario(imported: ImportedJob, path: Path, *, force: bool = False) -> list[Path]:
     """Write the files, and return which.
 
     Raises:
@@ -73,3 +82,219 @@ def _unwritten(path: Path, error: OSError) -> RunError:
 
 def _beside(path: Path) -> tuple[Path, Path]:
     return path.with_suffix(".delays.npz"), path.with_suffix(".workload.yaml")
+
+
+_MANY_TENSORS = 16  # more stand in a file of their own
+_TOLD = 10  # stragglers, the largest
+_WIDTH = 118
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names of the files beside the scenario.
+
+    Args:
+        delays: Recorded delays.
+        workload: The workload, if it has many tensors.
+    """
+
+    delays: str
+    workload: str
+
+
+def has_own_workload(imported: ImportedJob) -> bool:
+    """Tell whether the workload stands in a file of its own."""
+    return len(imported.model.tensors) > _MANY_TENSORS
+
+
+def scenario_text(imported: ImportedJob, names: Names) -> str:
+    """Return the YAML of the scenario."""
+    sections = (
+        _head(imported),
+        _cluster(imported),
+        _workload(imported, names.workload),
+        _behaviour(imported),
+        _disturbances(imported, names.delays),
+        _schedules(imported),
+        _doubts(imported),
+    )
+    return "".join(f"{line}\n" for section in sections for line in section)
+
+
+def _head(imported: ImportedJob) -> Iterator[str]:
+    job, proof = imported.job, imported.proof
+    yield from _comment(
+        f"Imported from profiler traces of {len(job.ranks)} of {job.world_size} ranks, "
+        f"steps {listed(job.numbers)}. Measured {_ms(proof.measured_s)} a step; reproduced by this scenario's sync "
+        f"with the delays as they happened: {_ms(proof.predicted_s)} ({proof.error_text})."
+    )
+    if proof.misses:
+        yield from _comment(f"The scenario does not reproduce the traced steps: {proof.misses}.")
+    for note in imported.notes:
+        yield from _comment(f"* {note}")
+    yield f"name: {strict_yaml.dump_line(imported.scenario.name)}"
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="#   " if text[:1] == "*" else "# ")
+
+
+def _cluster(imported: ImportedJob) -> Iterator[str]:
+    cluster, layout = imported.scenario.cluster, imported.layout
+    plain = Cluster(nodes=1, gpus_per_node=1, fabric=Link.ideal(), network=Link.ideal()).model_dump(mode="json")
+    yield "cluster:"
+    yield f"  nodes: {layout.nodes}  # {layout.source}"
+    yield f"  gpus_per_node: {layout.gpus_per_node}"
+    yield from _link(imported, "fabric", cluster.fabric)
+    yield from _link(imported, "network", cluster.network)
+    for key, value in cluster.model_dump(mode="json").items():
+        if key in ("nodes", "gpus_per_node", "fabric", "network", "storage") or value == plain.get(key):
+            continue
+        if key == "device":
+            value = _changed(value, Device().model_dump(mode="json"))
+        if key == "slow_devices":
+            yield from _slow_devices(value)
+            continue
+        yield f"  {key}: {strict_yaml.dump_line(value)}"
+    if cluster.storage:
+        yield f"  # {cluster.storage.source}: what an undisturbed step waits for its batch"
+        yield f"  storage: {{latency: {_time(cluster.storage.latency_s)}, bandwidth: unlimited}}"
+
+
+def _slow_devices(devices: list[dict[str, object]]) -> Iterator[str]:
+    yield "  slow_devices:  # ranks whose computing takes longer in every step"
+    for each in devices:
+        yield f"    - {strict_yaml.dump_line({key: value for key, value in each.items() if value is not None})}"
+
+
+def _changed(written: Mapping[str, object], plain: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in written.items() if value != plain.get(key)}
+
+
+def _link(imported: ImportedJob, key: str, link: Link) -> Iterator[str]:
+    layout, links = imported.layout, imported.links
+    if links is None:
+        source = "as given"
+    elif key == "fabric" and links.fabric_source:
+        source = f"not measured: {links.fabric_source}"
+    elif key in links.measured:
+        source = "from the time that all_reduces took, without waiting" + _bound(imported)
+    elif layout.nodes > 1 and layout.gpus_per_node > 1:
+        source = "not measured"
+    else:
+        source = "not used: there is one " + ("node" if key == "network" else "GPU per node")
+    if link.table is None:
+        yield f"  # {key}: {source}"
+        yield f"  {key}: {strict_yaml.dump_line(link.model_dump(mode='json'))}"
+        return
+    comment = f"{key}: {source}; bytes from one rank to the next, and what they take"
+    yield from ("  " + line for line in _comment(comment))
+    yield f"  {key}:"
+    yield "    table:"
+    for point in link.table:
+        yield f"      - {{size: {point.nbytes} B, time: {_time(point.time_s)}}}"
+
+
+def _bound(imported: ImportedJob) -> str:
+    """Say whether times on the links may hold waiting for a rank without a trace."""
+    if all(each.is_complete for each in imported.times):
+        return ""
+    return " for traced ranks: an upper bound"
+
+
+def _workload(imported: ImportedJob, file: str) -> Iterator[str]:
+    workload, base = imported.scenario.workload, imported.base
+    yield "workload:"
+    if has_own_workload(imported):
+        yield f"  file: {strict_yaml.dump_line(file)}  # {len(workload.tensors)} tensors"
+        yield f"  # forward {_ms(workload.forward_s or 0.0)}, backward {_ms(base.backward_s)}"
+        return
+    yield f"  name: {strict_yaml.dump_line(workload.name)}"
+    yield "  tensors:  # in forward order; backward: seconds until the gradient is ready, from the one before"
+    for tensor in workload.tensors:
+        yield f"    - {_tensor_line(tensor)}"
+    yield f"  dtype: {workload.dtype}"
+    yield f"  batch_size: {workload.batch_size}"
+    if workload.sample_nbytes:
+        yield f"  sample_size: {workload.sample_nbytes} B  # the latency of the storage is all that loading takes"
+    inside = [f"{_ms(base.host_s)} of the host"] * (base.host_s > 0)
+    inside += [f"{_ms(base.input_s)} of input"] * (base.input_s > 0 and not imported.host.loads)
+    comment = f"  # with {' and '.join(inside)}, which every step has" if inside else ""
+    yield f"  forward: {_time(workload.forward_s or 0.0)}{comment}"
+    yield f"  optimize: {_time(workload.optimize_s or 0.0)}"
+
+
+def _tensor_line(tensor: Tensor) -> str:
+    flops = f", flops: {tensor.flops!r}" if tensor.flops else ""
+    name, backward = strict_yaml.dump_line(tensor.name), _time(tensor.backward_s or 0.0)
+    return f"{{name: {name}, count: {tensor.count}{flops}, backward: {backward}}}"
+
+
+def _behaviour(imported: ImportedJob) -> Iterator[str]:
+    scenario = imported.scenario
+    first = imported.job.numbers[0]
+    counted = f"; step 0 is step {first} of the profiler" if first else ""
+    yield f"steps: {scenario.steps}  # as many as were traced{counted}"
+    ahead = "null" if scenario.host.run_ahead_steps is None else str(scenario.host.run_ahead_steps)
+    waits = ", waits_for: update" if scenario.host.waits_for == "update" else ""
+    yield f"host: {{run_ahead_steps: {ahead}{waits}}}"
+    if imported.host.loads:
+        yield "input: {source: storage, prefetch: 1}  # a batch is loaded when the step asks for it"
+
+
+def _disturbances(imported: ImportedJob, file: str) -> Iterator[str]:
+    if not imported.delays:
+        return
+    yield "disturbances:  # what steps took beyond an undisturbed one, by step and rank"
+    for each in _told(imported.stragglers, len(imported.job.numbers)):
+        yield from ("  " + line for line in _comment(each))
+    for channel in imported.delays:
+        yield f"  - {{kind: recorded, on: {channel}, file: {strict_yaml.dump_line(file)}}}"
+    yield "  # played as they happened; add resample_steps: N to draw blocks of N steps anew for every seed"
+
+
+def _schedules(imported: ImportedJob) -> Iterator[str]:
+    yield "schedules:"
+    for schedule in imported.scenario.schedules:
+        yield f"  - {_schedule_line(schedule)}"
+
+
+def _doubts(imported: ImportedJob) -> Iterator[str]:
+    if imported.scenario.doubts:
+        yield "doubts:  # repeated by every command that reads this"
+        for doubt in imported.scenario.doubts:
+            yield "  - >-"
+            yield from textwrap.wrap(doubt, _WIDTH, initial_indent="    ", subsequent_indent="    ")
+
+
+def _told(stragglers: tuple[Straggler, ...], n_steps: int) -> Iterator[str]:
+    for each in stragglers[:_TOLD]:
+        yield f"{each.who}, {each.when(n_steps)}, {each.channel}: +{_ms(each.seconds)}"
+    if len(stragglers) > _TOLD:
+        yield f"and {len(stragglers) - _TOLD} more"
+
+
+def _schedule_line(schedule: Schedule) -> str:
+    stated = {"kind", *(_key(schedule, name) for name in schedule.model_fields_set if name != "kind")}
+    written = {key: value for key, value in schedule.model_dump(mode="json").items() if key in stated}
+    if "levels" in written:
+        written["levels"] = {int(period): size for period, size in written["levels"].items()}
+    return strict_yaml.dump_line(written)
+
+
+def _key(schedule: Schedule, name: str) -> str:
+    return type(schedule).model_fields[name].alias or name
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.4g} ms"
+
+
+def _time(seconds: float) -> str:
+    """Write a time exactly, in the unit of its size.
+
+    >>> _time(0.0123), _time(4.2e-06), _time(3.0)
+    ('12.3 ms', '4.2 us', '3 s')
+    """
+    unit, power = next(((unit, power) for unit, power in (("s", 0), ("ms", 3)) if seconds >= 10.0**-power), ("us", 6))
+    return f"{(Decimal(repr(seconds)) * 10**power).normalize():f} {unit}"

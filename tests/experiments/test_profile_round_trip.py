@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 
 import processes  # noqa: E402
 
-from simdist.profiles.importing import Options, import_job  # noqa: E402
-from simdist.profiles.kineto.finding import find_traces  # noqa: E402
+from simdist.profiles.importing import ImportOptions, import_job  # noqa: E402
+from simdist.profiles.trace_files import find_traces  # noqa: E402
 from simdist.profiles.steps.ranks import profile_rank  # noqa: E402
 from simdist.profiles.writing import write_scenario  # noqa: E402
 from simdist.report import insert_tables  # noqa: E402
@@ -50,7 +50,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def imported(traces: Path):
     profiles = [profile_rank(path) for path in find_traces([str(traces)])]
-    return import_job(profiles, name="job", options=Options(steps=range(FIRST, FIRST + TRACED)))
+    return import_job(profiles, name="job", options=ImportOptions(steps=range(FIRST, FIRST + TRACED)))
 
 
 def test_job_comes_back_with_its_ranks_steps_and_tensors(imported) -> None:

@@ -3,13 +3,13 @@
 import math
 
 from simdist.profiles.estimates.tensors import Model
-from simdist.profiles.job.layout import Layout
+from simdist.profiles.job.layout import RankLayout
 from simdist.schedules import HierarchicalSGD, LocalSGD, Schedule, Sync
 
 _PERIODS = (2, 4, 8)
 
 
-def candidates(model: Model, layout: Layout, n_steps: int, *, hierarchical: bool = True) -> tuple[Schedule, ...]:
+def candidates(model: Model, layout: RankLayout, n_steps: int, *, hierarchical: bool = True) -> tuple[Schedule, ...]:
     """Return synchronous SGD with the buckets that were seen, and local and hierarchical SGD by several periods.
 
     Hierarchical SGD averages over a node first; on several nodes also with gradients averaged within each node in every
@@ -35,10 +35,10 @@ def candidates(model: Model, layout: Layout, n_steps: int, *, hierarchical: bool
     return tuple(found)
 
 
-def levels(layout: Layout) -> dict[int, int]:
+def levels(layout: RankLayout) -> dict[int, int]:
     """Return groups by period: a node first, then at most one size between, then the world; nothing where none fits.
 
-    >>> levels(Layout(8, 8, "")), levels(Layout(1, 4, ""))
+    >>> levels(RankLayout(8, 8, "")), levels(RankLayout(1, 4, ""))
     ({2: 8, 4: 32, 8: 64}, {2: 2, 4: 4})
     """
     world_size = layout.nodes * layout.gpus_per_node

@@ -1,16 +1,179 @@
-"""How long collectives took without the waiting for those that came late."""
+"""How long collectives took without waiting for late ranks, and what waiting tells of ranks without a trace.
 
-from collections import defaultdict
+A collective ends when its last member has come and the links have done their work. If that member left no trace, both
+look alike. What tells them apart is that collectives of one size take the links equally long, whatever their place in
+the step; and that a late rank is late for the first ones of a step, or for the last, and less for those in between,
+that queue for the links anyway. So the place with the shortest calls is the base, and what others take beyond is
+waiting for a rank without a trace.
+
+What this cannot tell: waiting that all places have alike; and all waiting, where no two collectives of a step are of
+about one size. Both count with the links. Nor does it tell anything of steps in which a traced rank is much later than
+the others: what they have queued meanwhile then shares the links. So lateness found here is at least that, and times of
+collectives are upper bounds.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.profiles.job.clocks import Clocks
-from simdist.profiles.job.layout import Layout
-from simdist.profiles.job.matching import Matched
-from simdist.profiles.job.untraced_ranks import Unseen, find_unseen
-from simdist.profiles.steps.model import Kind
+from simdist.plan.ops import Channel
+from simdist.profiles.estimates.base import typical_s
+from simdist.profiles.estimates.noise import by_chance_once_s
+from simdist.profiles.job.job import TracedJob
+from simdist.profiles.job.layout import RankLayout
+from simdist.profiles.job.matching import Matched, RankClocks
+from simdist.profiles.kineto.messages import CollectiveKind
+from simdist.profiles.steps.model import listed
+from simdist.settings.units import format_seconds
+
+_LOW = 0.1  # quantile over the steps of one place: the rank without a trace need not be late in all of them
+_SAME_SIZE = 1.25  # sizes nearer than this factor take the links as long per byte
+_LONGER = 1.15  # times the base; places differ by less without any late rank
+_LAST_LONGER = 1.65  # likewise of the last place: gloo's last one shares the links with fewer, and seems longer
+_NOTICEABLE = 0.03  # of a step
+
+
+@dataclass(frozen=True, slots=True)
+class Unseen:
+    """What waiting for ranks without a trace could be told apart.
+
+    Args:
+        alone_s: What each collective takes without it, at most, `[n_calls]`; of no meaning where all members were
+            traced.
+        late_s: How long the traced ranks waited in each step after the last of them had come, at least, `[n_steps]`.
+        behind_s: How much later than a typical traced rank the last of them came to the first of these collectives,
+            likewise; 0 where there are none.
+        is_comparable: Whether there were collectives to tell it by.
+    """
+
+    alone_s: NDArray[np.float64]
+    late_s: NDArray[np.float64]
+    behind_s: NDArray[np.float64]
+    is_comparable: bool
+
+
+def find_unseen(matched: Matched, clocks: RankClocks) -> Unseen:
+    """Tell waiting for ranks without a trace from the time on the links, as far as that is possible."""
+    n_steps = int(matched.step.max()) + 1 if len(matched.step) else 0
+    arrival_s, end_s = clocks.corrected_s(matched.arrival_s), clocks.corrected_s(matched.end_s)
+    if not len(matched.collectives):
+        return Unseen(np.zeros(0), np.zeros(0), np.zeros(0), is_comparable=False)
+    last_s = np.nanmax(arrival_s, axis=1)
+    ahead_s = last_s - np.nanmedian(arrival_s, axis=1)
+    seconds = np.maximum(0.0, np.nanmedian(end_s, axis=1) - last_s)
+    alone_s, late_s, behind_s = seconds.copy(), np.zeros(n_steps), np.zeros(n_steps)
+    is_comparable = False
+    for places in _alike(matched, np.isfinite(end_s).sum(axis=1)):
+        lows = [_low(seconds[rows] / _nbytes(matched, rows)) for rows in places]  # seconds per byte
+        longer = [*[_LONGER] * (len(places) - 1), _LAST_LONGER]
+        for rows, low in zip(places, lows, strict=True):
+            alone_s[rows] = (low if low <= _LONGER * min(lows) else min(lows)) * _nbytes(matched, rows)
+        if len(places) > 1:
+            is_comparable = True
+            for rows, factor in zip(places, longer, strict=True):
+                steps = matched.step[rows]
+                waited_s = np.where(ahead_s[rows] < alone_s[rows], _waited_s(seconds[rows], alone_s[rows], factor), 0.0)
+                behind_s[steps] = np.where((waited_s > 0) & (late_s[steps] == 0), ahead_s[rows], behind_s[steps])
+                late_s[steps] += waited_s
+    return Unseen(alone_s, late_s, behind_s, is_comparable)
+
+
+def _waited_s(seconds: NDArray[np.float64], alone_s: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
+    """Return what the collectives of one place took beyond the base; nothing where noise explains it.
+
+    Args:
+        seconds: That they took, `[n_steps]`.
+        alone_s: The base, likewise.
+        factor: Times the base that is nobody's.
+    """
+    beyond_s = seconds - alone_s
+    least_s = (factor - 1) * alone_s
+    if _low(beyond_s / alone_s) <= factor - 1:  # not always late
+        least_s = np.maximum(least_s, by_chance_once_s(beyond_s))
+    return np.where(beyond_s > least_s, beyond_s, 0.0)
+
+
+def _low(values: NDArray[np.float64]) -> float:
+    return max(float(np.quantile(values, _LOW)), 1e-30)
+
+
+def with_unseen(
+    excess: dict[Channel, NDArray[np.float64]], unseen: Unseen, job: TracedJob, *, step_s: float
+) -> tuple[dict[Channel, NDArray[np.float64]], tuple[int, ...]]:
+    """Return the delays and their ranks; if exactly one left no trace and the others waited for it, with its own.
+
+    Args:
+        excess: Channel -> delays, `[n_steps, n_traced_ranks]`.
+        unseen: What the others waited for it.
+        job: The traced ranks.
+        step_s: A typical step; waiting that is a small part of it is nobody's.
+    """
+    waited = unseen.late_s > _NOTICEABLE * step_s
+    if len(job.missing) != 1 or not waited.any():
+        return excess, job.ranks
+    late_s = np.where(waited, unseen.late_s + unseen.behind_s, 0.0)
+    of_all = {}
+    for channel, seconds in excess.items():
+        own_s = typical_s(seconds) + (late_s if channel == "compute" else 0.0)
+        of_all[channel] = np.column_stack([seconds, own_s])
+    return of_all, (*job.ranks, *job.missing)
+
+
+def unseen_note(unseen: Unseen, job: TracedJob, *, step_s: float) -> str:
+    """Say what is known about ranks without a trace that were members of collectives."""
+    is_one = len(job.missing) == 1
+    who = f"rank{'' if is_one else 's'} {listed(job.missing)}, without a trace"
+    bound = "times of collectives, and so of links, are upper bounds"
+    late_s = float(np.median(unseen.late_s)) if len(unseen.late_s) else 0.0
+    if late_s > _NOTICEABLE * step_s:
+        whose = "it is probably a persistent straggler, and this is recorded as its delay"
+        whose_of_many = (
+            "a persistent straggler is probably among them, but which one cannot be told: no delay is recorded"
+        )
+        return (
+            f"warning: the traced ranks waited at least {format_seconds(late_s)} a step for {who}: "
+            f"{whose if is_one else whose_of_many}. Waiting that all collectives have alike cannot be told from slow "
+            f"links: {bound}"
+        )
+    why = "" if unseen.is_comparable else "; no two collectives of a step are of one size, to tell them apart"
+    return f"warning: {bound}: a persistent straggler among {who}, would look exactly like slow links{why}"
+
+
+def _alike(matched: Matched, n_seen: NDArray[np.int64]) -> list[list[list[int]]]:
+    """Return the incomplete collectives of each kind, group and about one size: rows of each place in the step."""
+    of_group: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
+    for row, what in enumerate(matched.collectives):
+        if n_seen[row] < len(what.group):
+            of_group[what.kind, what.group].append(row)
+    found = []
+    for rows in of_group.values():
+        places = _places(matched, rows)
+        smallest = 0.0
+        for row in sorted(rows, key=lambda row: matched.collectives[row].nbytes or 0):
+            nbytes = matched.collectives[row].nbytes or 1
+            if not smallest or nbytes > _SAME_SIZE * smallest:
+                smallest = nbytes
+                of_place: dict[int, list[int]] = defaultdict(list)
+                found.append(of_place)
+            of_place[places[row]].append(row)
+    return [[rows for _, rows in sorted(of_place.items())] for of_place in found]
+
+
+def _places(matched: Matched, rows: Sequence[int]) -> dict[int, int]:
+    """Return how many of these collectives came before in the same step, by row."""
+    counts: Counter[int] = Counter()
+    places = {}
+    for row in rows:
+        places[row] = counts[int(matched.step[row])]
+        counts[int(matched.step[row])] += 1
+    return places
+
+
+def _nbytes(matched: Matched, rows: Sequence[int]) -> NDArray[np.float64]:
+    return np.array([matched.collectives[row].nbytes or 1.0 for row in rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +192,7 @@ class CollectiveTimes:
             `seconds` is an upper bound: see `unseen`.
     """
 
-    kind: Kind
+    kind: CollectiveKind
     nbytes: int | None
     group: tuple[int, ...]
     between_nodes: bool
@@ -40,7 +203,7 @@ class CollectiveTimes:
 
 
 def collective_times(
-    matched: Matched, clocks: Clocks, layout: Layout, unseen: Unseen | None = None
+    matched: Matched, clocks: RankClocks, layout: RankLayout, unseen: Unseen | None = None
 ) -> tuple[CollectiveTimes, ...]:
     """Return a row for each kind, size and number of members, by these.
 
@@ -53,12 +216,12 @@ def collective_times(
     unseen = unseen or find_unseen(matched, clocks)
     arrival_s, end_s = clocks.corrected_s(matched.arrival_s), clocks.corrected_s(matched.end_s)
     rows: dict[tuple[str, int, int, bool], list[int]] = defaultdict(list)
-    for row, what in enumerate(matched.what):
+    for row, what in enumerate(matched.collectives):
         nbytes = -1 if what.nbytes is None else what.nbytes
         rows[what.kind, nbytes, len(what.group), layout.spans(what.group)].append(row)
     found = []
     for (_, _, size, spans), of in sorted(rows.items()):
-        what = matched.what[of[0]]
+        what = matched.collectives[of[0]]
         seen = np.isfinite(end_s[of])
         is_complete = bool((seen.sum(axis=1) == size).all())
         alone_s, wait_share = _times(arrival_s[of], end_s[of])

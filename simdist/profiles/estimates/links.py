@@ -7,20 +7,20 @@ tree sends other sizes than a ring; where scaling leads nowhere for that reason,
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simdist.cost import Shared, price
 from simdist.errors import PlanError, TraceError
 from simdist.plan import AllReduce, Buffer, Plan
 from simdist.plan.group import Group
 from simdist.profiles.estimates.collectives import CollectiveTimes
-from simdist.profiles.estimates.fabrics import Fabric
-from simdist.profiles.estimates.line_fit import fitted_line
-from simdist.scenario import Cluster, Link, Tensor, Workload
+from simdist.profiles.steps.model import RankProfile
+from simdist.scenario import Cluster, Link, Tensor, Workload, load_cluster, presets
 from simdist.settings.units import format_nbytes
 
 Which: TypeAlias = Literal["fabric", "network"]
@@ -32,6 +32,37 @@ _BEYOND = 1024  # times the largest size: nobody sends more
 _FLATTEST = 0.1  # slope at the end over time / size there; below, times hardly grow, and more would come for nothing
 _ROUNDS, _NEAR = 30, 1e-4  # of scaling; share that may be missed
 _TOLD = 0.05  # share that is told if it is missed
+
+
+_NVLINK = {  # names of GPUs that only come with NVLink, as CUDA tells them -> cluster preset, which has the sources
+    "V100-SXM2": "v100x8-25gbit",
+    "A100-SXM4": "dgx-a100",
+    "H100 80GB HBM3": "dgx-h100",  # the SXM5 module; the others are called `H100 PCIe` and `H100 NVL`
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """The links inside nodes, not measured.
+
+    Args:
+        link: One of them.
+        source: Where it is from, for people.
+    """
+
+    link: Link
+    source: str
+
+
+def fabric_of_gpus(profiles: Sequence[RankProfile]) -> Fabric | None:
+    """Return the links that the GPUs of a job have by their kind; None if that does not tell."""
+    names = {profile.device_name for profile in profiles}
+    kinds = {preset for name in names for kind, preset in _NVLINK.items() if kind in name and "MIG" not in name}
+    if len(kinds) != 1 or not all(any(kind in name for kind in _NVLINK) for name in names):
+        return None
+    (preset,) = kinds
+    cluster = load_cluster(presets.path("clusters", preset))
+    return Fabric(cluster.fabric, f"that of the preset {preset} (NVLink), by the GPUs' name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,3 +288,32 @@ def _growing(points: Sequence[_Point], hops_s: Sequence[float]) -> list[float]:
 
 def _mean_s(block: tuple[int, list[float]]) -> float:
     return math.fsum(block[1]) / len(block[1])
+
+
+_MOST = 300  # tries
+_NEAR = 1e-4  # of a factor
+
+
+def fitted_line(start: Link, ratios: Callable[[Link], list[float]]) -> Link:
+    """Return the line whose times are nearest to those measured, in the sum of the squared logarithms of the ratios.
+
+    Args:
+        start: A line that is not too far off.
+        ratios: Of a link -> measured / predicted times.
+
+    Source:
+        Nelder, Mead, A Simplex Method for Function Minimization, The Computer Journal 7, 1965.
+    """
+    from scipy.optimize import minimize  # takes half a second
+
+    def miss(factors: NDArray[np.float64]) -> float:
+        return math.fsum(math.log(ratio) ** 2 for ratio in ratios(_line(factors)))
+
+    first = np.log([max(start.latency_s, 1e-6), start.bandwidth_Bps])
+    found = minimize(miss, first, method="Nelder-Mead", options={"maxfev": _MOST, "xatol": _NEAR, "fatol": _NEAR**2})
+    return _line(found.x)
+
+
+def _line(factors: NDArray[np.float64]) -> Link:
+    latency_s, bandwidth_Bps = np.exp(np.clip(factors, -30, 40)).tolist()
+    return Link(latency_s=float(f"{latency_s:.4g}"), bandwidth_Bps=float(f"{bandwidth_Bps:.6g}"))

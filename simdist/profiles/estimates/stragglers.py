@@ -11,6 +11,11 @@ With d[s, r] the delay of rank r in step s, and all medians lower ones:
 
 So a rank that is late in at most half of the steps has bursts of full size, and one that is in more is persistently
 late by its full size. Delays above 5 % of a step that noise explains are counted, not listed.
+
+A rank that computes longer in nearly every step is a device of a lower speed in the scenario, not a rank with a delay.
+A delay comes as a whole, before the forward pass; behind it gradients would be ready as fast as on any other rank, and
+their collectives would queue. On a device that is slow throughout, every layer takes longer, and more of the
+communication hides behind it.
 """
 
 from collections import defaultdict
@@ -24,8 +29,9 @@ from numpy.typing import NDArray
 
 from simdist.plan.ops import Channel
 from simdist.profiles.estimates.noise import by_chance_once_s, by_chance_usually_s, lower_median_s
-from simdist.profiles.job.layout import Layout
-from simdist.profiles.notes import listed
+from simdist.profiles.job.layout import RankLayout
+from simdist.profiles.steps.model import listed
+from simdist.scenario.cluster import DeviceOverride
 
 _NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 _SPREADS = 3.0
@@ -92,7 +98,7 @@ def find_stragglers(
     step_s: float,
     ranks: Sequence[int],
     numbers: Sequence[int],
-    layout: Layout,
+    layout: RankLayout,
 ) -> tuple[Straggler, ...]:
     """Return who is late: those in every step first, both kinds by size; of the same size, longer bursts first.
 
@@ -222,7 +228,7 @@ def _spread_s(seconds: NDArray[np.float64]) -> float:
     return _NORMAL * float(np.median(np.abs(seconds - np.median(seconds))))
 
 
-def _by_node(found: list[Straggler], ranks: Sequence[int], layout: Layout) -> list[Straggler]:
+def _by_node(found: list[Straggler], ranks: Sequence[int], layout: RankLayout) -> list[Straggler]:
     """Put together what all traced ranks of a node have in common: the same steps, and sizes alike."""
     traced: dict[int, set[int]] = defaultdict(set)
     for rank in ranks:
@@ -241,3 +247,28 @@ def _by_node(found: list[Straggler], ranks: Sequence[int], layout: Layout) -> li
         steps = tuple(sorted({step for each in of for step in each.steps}))
         merged.append(Straggler(of[0].kind, members, node, of[0].channel, steps, float(np.median(sizes_s))))
     return merged
+
+
+_NEARLY = 0.9  # of the steps
+
+
+def slow_throughout(stragglers: Sequence[Straggler], n_steps: int) -> tuple[Straggler, ...]:
+    """Return those whose computing takes longer in nearly every step."""
+    return tuple(
+        each
+        for each in stragglers
+        if each.kind == "persistent" and each.channel == "compute" and len(each.steps) >= _NEARLY * n_steps
+    )
+
+
+def slow_devices(slow: Sequence[Straggler], computing_s: float) -> tuple[DeviceOverride, ...]:
+    """Return the devices of ranks whose computing takes longer by as much as they are late.
+
+    Args:
+        slow: Who is slow throughout.
+        computing_s: What a step computes undisturbed; what the host always holds it up by is part of it.
+    """
+    if computing_s <= 0:
+        return ()
+    speeds = ((each.ranks, computing_s / (computing_s + each.seconds)) for each in slow)
+    return tuple(DeviceOverride(ranks=ranks, speed=round(speed, 6)) for ranks, speed in speeds)

@@ -10,8 +10,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from simdist.errors import TraceError
-from simdist.profiles.notes import listed
-from simdist.profiles.steps.model import Call, RankProfile, RankStep
+from simdist.profiles.steps.model import RankProfile, RankStep, TracedCollective, listed
 
 _TOLD = 3  # groups, steps
 
@@ -124,7 +123,7 @@ def _step_inside(step: RankStep, group: _Group, world_size: int) -> RankStep:
     return replace(step, calls=tuple(calls), buckets_s=tuple(buckets_s))
 
 
-def _is_inside(call: Call, group: _Group, world_size: int) -> bool:
+def _is_inside(call: TracedCollective, group: _Group, world_size: int) -> bool:
     if call.ranks is None and call.n_ranks is not None and call.n_ranks != world_size:
         return call.n_ranks == len(group)
     return _members(call.ranks, call.n_ranks, world_size) == group

@@ -1,7 +1,7 @@
 """Profiles of single ranks put together: who took part, whether they are of one job, and the steps that all saw."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -11,8 +11,7 @@ from simdist.errors import TraceError
 from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.profiles.job.alignment import shifted
 from simdist.profiles.job.averaging import check_every_step, one_group
-from simdist.profiles.notes import grouped, listed
-from simdist.profiles.steps.model import Call, RankProfile, RankStep
+from simdist.profiles.steps.model import RankProfile, RankStep, TracedCollective, listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +133,7 @@ def _world_size(profiles: Sequence[RankProfile]) -> int:
     return world_size
 
 
-def _least_world(call: Call) -> int:
+def _least_world(call: TracedCollective) -> int:
     return max(call.n_ranks or 1, 1 + max(call.ranks or (0,)))
 
 
@@ -254,3 +253,15 @@ def _shown(step: RankStep) -> str:
     calls = _signature(step)
     sizes = ", ".join(str(nbytes) for _, nbytes, _ in calls[:4]) + ", ..." * (len(calls) > 4)
     return f"{len(calls)} ({sizes} B)" if calls else "none"
+
+
+def grouped(notes: Iterable[tuple[int | None, str]]) -> list[str]:
+    """Say what several ranks say once, in the order in which it comes first.
+
+    >>> grouped([(0, "no input"), (1, "no input"), (1, "no marks")])
+    ['ranks 0-1: no input', 'rank 1: no marks']
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, note in notes:
+        ranks.setdefault(note, []).append(rank or 0)
+    return [f"rank{'s' * (len(of) > 1)} {listed(sorted(of))}: {note}" for note, of in ranks.items()]

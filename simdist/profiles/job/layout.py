@@ -8,7 +8,7 @@ from simdist.profiles.job.job import TracedJob
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RankLayout:
     """Machines and the ranks of each; consecutive ranks share one.
 
     Args:
@@ -32,7 +32,7 @@ class Layout:
         return len({self.node(rank) for rank in group}) > 1
 
 
-def find_layout(job: TracedJob, *, nodes: int | None = None, gpus_per_node: int | None = None) -> Layout:
+def find_layout(job: TracedJob, *, nodes: int | None = None, gpus_per_node: int | None = None) -> RankLayout:
     """Return where ranks are, by what was asked for, else by names of hosts, else by numbers of GPUs, else one machine.
 
     Raises:
@@ -48,29 +48,29 @@ def find_layout(job: TracedJob, *, nodes: int | None = None, gpus_per_node: int 
         legal = [size for size in sizes if _fits_hosts(hosts, size)]
         fitting = [size for size in legal if _fits_gpus(gpus, size)] or legal
         if fitting:
-            return Layout(world_size // fitting[-1], fitting[-1], "names of hosts in the traces")
+            return RankLayout(world_size // fitting[-1], fitting[-1], "names of hosts in the traces")
         note = (
             f"{len(set(hosts.values()))} hosts do not hold equally many consecutive ranks: taken for one node; give "
             f"--nodes or --gpus-per-node"
         )
-        return Layout(1, world_size, "assumed", (note,))
+        return RankLayout(1, world_size, "assumed", (note,))
     if any(gpus.values()) and (fitting := [size for size in sizes if _fits_gpus(gpus, size)]):
-        return Layout(world_size // fitting[0], fitting[0], "numbers of GPUs in the traces")
+        return RankLayout(world_size // fitting[0], fitting[0], "numbers of GPUs in the traces")
     if world_size == 1:
-        return Layout(1, 1, "one rank")
+        return RankLayout(1, 1, "one rank")
     told = "all ranks use GPU 0" if set(gpus.values()) == {0} else "the traces do not tell which ranks share a machine"
     note = f"warning: {told}: taken for one node; links depend on it: give --nodes or --gpus-per-node"
-    return Layout(1, world_size, "assumed", (note,))
+    return RankLayout(1, world_size, "assumed", (note,))
 
 
-def _asked(world_size: int, nodes: int | None, gpus_per_node: int | None) -> Layout:
+def _asked(world_size: int, nodes: int | None, gpus_per_node: int | None) -> RankLayout:
     option, count = ("--nodes", nodes) if nodes is not None else ("--gpus-per-node", gpus_per_node)
     both = f" x {gpus_per_node} GPUs" if nodes is not None and gpus_per_node is not None else ""
     if not count or count < 1 or world_size % count or (both and (gpus_per_node or 0) * count != world_size):
         legal = ", ".join(str(n) for n in range(1, world_size + 1) if world_size % n == 0)
         raise ScenarioError(f"{option} {count}{both}: the traces are of {world_size} ranks; write one of {legal}")
     n_nodes = count if nodes is not None else world_size // count
-    return Layout(n_nodes, world_size // n_nodes, option)
+    return RankLayout(n_nodes, world_size // n_nodes, option)
 
 
 def _fits_hosts(hosts: dict[int, str | None], size: int) -> bool:

@@ -1,4 +1,8 @@
-"""Collectives of all ranks, matched: the n-th of a kind in a group and step is the same one on all of its members."""
+"""Collectives of all ranks, matched, and with them the clocks of ranks.
+
+The n-th collective of a kind in a group and step is the same one on all of its members. One in which all hear from all
+ends everywhere at about the same time.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -7,13 +11,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.errors import TraceError
 from simdist.profiles.job.job import TracedJob
-from simdist.profiles.steps.model import Call, Kind, RankProfile
+from simdist.profiles.kineto.messages import CollectiveKind
+from simdist.profiles.steps.model import RankProfile, TracedCollective
+from simdist.settings.units import format_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class What:
-    """What a collective does, and between whom.
+class CollectiveKey:
+    """A collective: its kind, its size, and its members.
 
     Args:
         kind: Such as `all_reduce`.
@@ -21,7 +28,7 @@ class What:
         group: Its members, in ascending order.
     """
 
-    kind: Kind
+    kind: CollectiveKind
     nbytes: int | None
     group: tuple[int, ...]
 
@@ -31,7 +38,7 @@ class Matched:
     """Collectives that were matched; times are NaN on ranks that take no part, and on their own clocks.
 
     Args:
-        what: Of each.
+        collectives: All of them.
         step: Index of the step in which it was issued, `[n_calls]`.
         arrival_s: When the rank was ready for it: so long before the end as it took, less what the rank did for others
             of the group meanwhile, `[n_calls, n_traced_ranks]`.
@@ -39,15 +46,15 @@ class Matched:
         notes: What could not be matched.
     """
 
-    what: tuple[What, ...]
+    collectives: tuple[CollectiveKey, ...]
     step: NDArray[np.int64]
     arrival_s: NDArray[np.float64]
     end_s: NDArray[np.float64]
     notes: tuple[str, ...]
 
 
-_Key = tuple[int, Kind, tuple[int, ...]]  # step, kind, group
-_Place = tuple[int, Kind, tuple[int, ...], int]  # and how many of these came before in the step
+_Key = tuple[int, CollectiveKind, tuple[int, ...]]  # step, kind, group
+_Place = tuple[int, CollectiveKind, tuple[int, ...], int]  # and how many of these came before in the step
 
 
 def match(job: TracedJob) -> Matched:
@@ -72,11 +79,11 @@ def match(job: TracedJob) -> Matched:
         table = np.array(times)
         places = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
         arrival_s[places], end_s[places] = table[:, 2], table[:, 3]
-    what = tuple(What(kind, nbytes, group) for (_, kind, group, _), nbytes in zip(rows, sizes, strict=True))
+    what = tuple(CollectiveKey(kind, nbytes, group) for (_, kind, group, _), nbytes in zip(rows, sizes, strict=True))
     return Matched(what, np.array([step for step, *_ in rows], dtype=np.int64), arrival_s, end_s, _notes(unknown))
 
 
-def _places(profile: RankProfile, world_size: int) -> Iterator[tuple[_Place | None, Call, float]]:
+def _places(profile: RankProfile, world_size: int) -> Iterator[tuple[_Place | None, TracedCollective, float]]:
     """Yield every collective with its place, None if its members are unknown, and when the rank was ready for it."""
     calls = [(index, call, _group(call, world_size)) for index, step in enumerate(profile.steps) for call in step.calls]
     groups = {group for _, _, group in calls if group}
@@ -91,7 +98,7 @@ def _places(profile: RankProfile, world_size: int) -> Iterator[tuple[_Place | No
             seen[key] += 1
 
 
-def _alone_s(calls: Sequence[Call]) -> list[float]:
+def _alone_s(calls: Sequence[TracedCollective]) -> list[float]:
     """Return the seconds of each call of a group if it had its links to itself.
 
     While several run at once, as with gloo's two threads, each has an equal share of the links: k of them for t seconds
@@ -104,7 +111,7 @@ def _alone_s(calls: Sequence[Call]) -> list[float]:
     return list(np.interp(end_s, at_s, done_s) - np.interp(start_s, at_s, done_s))
 
 
-def _group(call: Call, world_size: int) -> tuple[int, ...] | None:
+def _group(call: TracedCollective, world_size: int) -> tuple[int, ...] | None:
     """Return the members; a trace that does not tell them, nor that they are fewer, means the world."""
     if call.ranks is not None:
         return call.ranks
@@ -117,3 +124,144 @@ def _notes(unknown: int) -> tuple[str, ...]:
     if not unknown:
         return ()
     return (f"{unknown} collectives of groups whose members the traces do not tell were left out of the calibration",)
+
+
+_TOGETHER: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather")  # nobody is done before everybody has come
+_FEWEST = 9  # calls that show a drift
+_LEAST_DRIFT_S = 100e-6  # over the whole trace; less is none
+
+
+@dataclass(frozen=True, slots=True)
+class RankClocks:
+    """What must be taken off a rank's times to have them on the first rank's clock.
+
+    Args:
+        offset_s: At time `zero_s`, `[n_traced_ranks]`.
+        drift: Seconds more per second, likewise.
+        zero_s: On each rank's own clock, likewise.
+        residual_s: The ends of one collective still differ by, in the median.
+        apart_s: How far each rank's ends of collectives still are from those of the other ranks, in the median,
+            `[n_traced_ranks]`; 0 for a rank without others.
+        unknown: Ranks (as indices) that share no collective with the others: they have their own clock.
+    """
+
+    offset_s: NDArray[np.float64]
+    drift: NDArray[np.float64]
+    zero_s: NDArray[np.float64]
+    residual_s: float
+    apart_s: NDArray[np.float64]
+    unknown: tuple[int, ...]
+
+    @property
+    def skew_s(self) -> float:
+        """The largest difference between two clocks."""
+        return float(np.ptp(self.offset_s))
+
+    def corrected_s(self, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return times of all ranks, `[..., n_traced_ranks]`, on the first rank's clock."""
+        return np.asarray(at_s - self.offset_s - self.drift * (at_s - self.zero_s))
+
+
+def synchronize(matched: Matched) -> RankClocks:
+    """Find the skew of all clocks, and their drift where there is one."""
+    together = [each.kind in _TOGETHER for each in matched.collectives]
+    end_s = matched.end_s[together]
+    n_ranks = matched.end_s.shape[1]
+    offset_s, drift, zero_s = np.zeros(n_ranks), np.zeros(n_ranks), np.zeros(n_ranks)
+    known = {0}
+    corrected_s = end_s.copy()
+    for rank, reference_s in _reachable(end_s, corrected_s, known):
+        offset_s[rank], drift[rank], zero_s[rank] = _difference(end_s[:, rank], reference_s)
+        own_s = end_s[:, rank]
+        corrected_s[:, rank] = own_s - offset_s[rank] - drift[rank] * (own_s - zero_s[rank])
+    unknown = tuple(sorted(set(range(n_ranks)) - known))
+    residual_s = _residual_s(corrected_s[:, sorted(known)])
+    return RankClocks(offset_s, drift, zero_s, residual_s, _apart_s(corrected_s), unknown)
+
+
+def _reachable(
+    end_s: NDArray[np.float64], corrected_s: NDArray[np.float64], known: set[int]
+) -> Iterator[tuple[int, NDArray[np.float64]]]:
+    """Yield a rank that shares collectives with known ones, and their ends there; the caller corrects it."""
+    waiting = list(range(1, end_s.shape[1]))
+    while waiting:
+        for rank in waiting:
+            first = np.full(len(end_s), np.nan)
+            for other in sorted(known, reverse=True):  # the first known member counts
+                first = np.where(np.isnan(corrected_s[:, other]), first, corrected_s[:, other])
+            if np.isfinite(first - end_s[:, rank]).any():
+                break
+        else:
+            return
+        waiting.remove(rank)
+        yield rank, first
+        known.add(rank)
+
+
+def _difference(own_s: NDArray[np.float64], reference_s: NDArray[np.float64]) -> tuple[float, float, float]:
+    """Return offset, drift, and the time at which the offset is that."""
+    both = np.isfinite(own_s - reference_s)
+    own_s, difference_s = own_s[both], (own_s - reference_s)[both]
+    order = np.argsort(own_s)
+    own_s, difference_s = own_s[order], difference_s[order]
+    offset_s, zero_s = float(np.median(difference_s)), float(np.median(own_s))
+    third = len(own_s) // 3
+    if len(own_s) < _FEWEST:
+        return offset_s, 0.0, zero_s
+    span_s = float(np.median(own_s[-third:]) - np.median(own_s[:third]))
+    change_s = float(np.median(difference_s[-third:]) - np.median(difference_s[:third]))
+    if span_s <= 0:
+        return offset_s, 0.0, zero_s
+    drift = change_s / span_s
+    straight_s = difference_s - drift * (own_s - zero_s)
+    noise_s = float(np.median(np.abs(straight_s - np.median(straight_s))))
+    if abs(change_s) < max(_LEAST_DRIFT_S, 3 * noise_s):
+        return offset_s, 0.0, zero_s
+    return float(np.median(straight_s)), drift, zero_s
+
+
+def _residual_s(corrected_s: NDArray[np.float64]) -> float:
+    shared = np.isfinite(corrected_s).sum(axis=1) > 1
+    if not shared.any():
+        return 0.0
+    spread_s = np.nanmax(corrected_s[shared], axis=1) - np.nanmin(corrected_s[shared], axis=1)
+    return float(np.median(spread_s))
+
+
+def _apart_s(corrected_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    n_ranks = corrected_s.shape[1]
+    shared = np.isfinite(corrected_s).sum(axis=1) > 1
+    apart_s = np.zeros(n_ranks)
+    for rank in range(n_ranks):
+        own_s = corrected_s[shared & np.isfinite(corrected_s[:, rank])]
+        if len(own_s):
+            others_s = np.nanmedian(np.delete(own_s, rank, axis=1), axis=1)
+            apart_s[rank] = np.median(np.abs(own_s[:, rank] - others_s))
+    return apart_s
+
+
+_SLICE_S = 5e-3  # by so much a busy host sees an end late: about a time slice of Linux (sched_base_slice_ns, 3-4 ms)
+
+
+def check_one_run(job: TracedJob, matched: Matched, clocks: RankClocks) -> None:
+    """Refuse a rank whose collectives are not those of the others.
+
+    Nobody is done with a collective before its last member has come, so its ends differ by less than the time that it
+    takes from then on. That time is what it took the last one to come, by that rank's own clock: the shortest of all.
+
+    Raises:
+        TraceError: The ends on a rank are further from those on the others, in the median, after its clock was
+            corrected.
+    """
+    if not len(matched.end_s) or not len(clocks.apart_s):
+        return
+    alone_s = float(np.median(np.nanmin(matched.end_s - matched.arrival_s, axis=1)))
+    worst = int(np.argmax(clocks.apart_s))
+    apart_s = float(clocks.apart_s[worst])
+    if apart_s <= max(_SLICE_S, alone_s):
+        return
+    raise TraceError(
+        f"{job.profiles[worst].path}: collectives of rank {job.ranks[worst]} end {format_seconds(apart_s)} apart from "
+        f"the same ones on other ranks, with clocks corrected, and take only {format_seconds(alone_s)}: it is of "
+        f"another run, or its steps are numbered otherwise: give the traces of one run"
+    )

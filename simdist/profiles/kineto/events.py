@@ -1,10 +1,16 @@
-"""One event of a profiler trace, and the arguments of an event that tell something about training.
+"""One event of a profiler trace: its arguments, and its meaning for training.
 
 Only what every event has is decoded at once: a trace holds hundreds of thousands of events, and few of their arguments
-are ever looked at. Those stay text until `args_of` is called.
+are ever looked at. Those stay text until `args_of` is called. The meaning is decided once per category and name, then
+looked up. Names are those that PyTorch gives to its own operators and annotations; what users annotate themselves only
+wraps other events and means nothing here.
+
+Source: torch/optim/optimizer.py, torch/utils/data/dataloader.py, torch/nn/parallel/distributed.py,
+    torch/csrc/autograd/engine.cpp and torch/csrc/distributed/c10d of https://github.com/pytorch/pytorch.
 """
 
 import re
+from enum import IntEnum
 from math import nan
 from typing import TypeAlias
 
@@ -160,3 +166,109 @@ def _ranks(value: str | list[int]) -> tuple[int, ...] | None:
             return None
         value = decode(value, type=list[int])
     return tuple(sorted(value)) or None
+
+
+class EventKind(IntEnum):
+    """The meaning of an event for the phases of a step.
+
+    On a host's thread: `WRAPPER` encloses others and is no work of its own; `STEP` is the profiler's mark of a step;
+    `INPUT` the data loader's next batch; `FORWARD` that of a DDP module; `OPTIMIZER` an update; `BACKWARD` a node of
+    the backward graph with all that belongs to it, and `NODE` without; `READY` a gradient; `COPY_BACK` reduced
+    gradients copied from their bucket; `ISSUE` a collective handed over; `TRANSFER` a collective on a thread of its
+    backend; `LAYER` an operator whose input tells the batch size; `WORK` any other operator; `LAUNCH` hands work to the
+    device; `SYNC` waits for the device; `BLOCKING` does both. On a device: `KERNEL`, `COLLECTIVE`, `COPY_IN` from the
+    host, `COPY` any other.
+    """
+
+    WRAPPER = 0
+    STEP = 1
+    INPUT = 2
+    FORWARD = 3
+    OPTIMIZER = 4
+    BACKWARD = 5
+    NODE = 6
+    READY = 7
+    COPY_BACK = 8
+    ISSUE = 9
+    TRANSFER = 10
+    LAYER = 11
+    WORK = 12
+    LAUNCH = 13
+    SYNC = 14
+    BLOCKING = 15
+    KERNEL = 16
+    COLLECTIVE = 17
+    COPY_IN = 18
+    COPY = 19
+
+
+def meaning_of(category: str, name: str) -> EventKind | None:
+    """Return what an event means; None if it says nothing about training.
+
+    Example:
+        >>> meaning_of("user_annotation", "Optimizer.step#SGD.step")
+        <EventKind.OPTIMIZER: 4>
+        >>> meaning_of("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
+        <EventKind.COLLECTIVE: 17>
+        >>> meaning_of("ac2g", "ac2g") is None
+        True
+    """
+    match category:
+        case "cpu_op" | "user_annotation":
+            return _on_host(category, name)
+        case "cuda_runtime" | "cuda_driver":
+            return _call_of_driver(name)
+        case "kernel":
+            return EventKind.COLLECTIVE if _is_collective_kernel(name) else EventKind.KERNEL
+        case "gpu_memcpy" | "gpu_memset":
+            return EventKind.COPY_IN if "HtoD" in name or "HostToDevice" in name else EventKind.COPY
+        case _:
+            return None
+
+
+_PREFIXES = (
+    ("ProfilerStep#", EventKind.STEP),
+    ("enumerate(DataLoader)#", EventKind.INPUT),
+    ("DistributedDataParallel.forward", EventKind.FORWARD),
+    ("Optimizer.step#", EventKind.OPTIMIZER),
+    ("Optimizer.zero_grad#", EventKind.WORK),
+    ("autograd::engine::evaluate_function", EventKind.BACKWARD),
+    ("torch::autograd::AccumulateGrad", EventKind.READY),
+    ("torch.distributed.ddp.reducer::copy_bucket_to_grad", EventKind.COPY_BACK),
+    ("gloo:", EventKind.TRANSFER),
+    ("mpi:", EventKind.TRANSFER),
+    ("ucc:", EventKind.TRANSFER),
+    ("nccl:", EventKind.ISSUE),
+    ("c10d::", EventKind.ISSUE),
+    ("record_param_comms", EventKind.ISSUE),
+)
+_NODE = re.compile(r"Backwards?\d*$")
+_LAYERS = frozenset(f"aten::{name}" for name in ("conv1d", "conv2d", "conv3d", "linear", "embedding"))
+
+
+def _on_host(category: str, name: str) -> EventKind:
+    if name in _LAYERS:
+        return EventKind.LAYER
+    for prefix, what in _PREFIXES:
+        if name.startswith(prefix):
+            return what
+    if _NODE.search(name) and not name.startswith("aten::"):
+        return EventKind.NODE
+    return EventKind.WRAPPER if category == "user_annotation" else EventKind.WORK
+
+
+def _call_of_driver(name: str) -> EventKind | None:
+    """Tell the calls that launch or wait from the many others, by parts of their names: CUDA's and HIP's alike."""
+    lower = name.lower()
+    if "synchronize" in lower:
+        return EventKind.SYNC
+    if "launch" in lower or "memset" in lower:
+        return EventKind.LAUNCH
+    if "memcpy" in lower:
+        return EventKind.LAUNCH if "async" in lower else EventKind.BLOCKING
+    return None
+
+
+def _is_collective_kernel(name: str) -> bool:
+    lower = name.lower()
+    return "nccldev" in lower or "ncclkernel" in lower or lower.startswith(("nccl", "rccl", "msccl"))

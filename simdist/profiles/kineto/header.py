@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class Gpu:
     """A GPU of the machine.
 
     Args:
@@ -19,7 +19,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ProcessGroup:
     """A process group.
 
     Args:
@@ -62,9 +62,9 @@ class Header:
     rank: int | None
     world_size: int | None
     backend: str
-    groups: tuple[Group, ...]
+    groups: tuple[ProcessGroup, ...]
     hostname: str | None
-    devices: tuple[Device, ...]
+    devices: tuple[Gpu, ...]
     has_shapes: bool
     base_ns: int | None
     trace_name: str
@@ -119,12 +119,14 @@ def header_of(path: Path, metadata: dict[str, object], *, n_events: int, notes: 
     )
 
 
-def _groups(value: object) -> list[Group]:
+def _groups(value: object) -> list[ProcessGroup]:
     """Read process groups from a list or, in older traces, from a mapping of names."""
     if isinstance(value, dict):
         value = [{"pg_name": name, **_mapping(config)} for name, config in value.items()]
     return [
-        Group(_text(each.get("pg_name")), _text(each.get("pg_desc")), _text(each.get("backend_config")), _ranks(each))
+        ProcessGroup(
+            _text(each.get("pg_name")), _text(each.get("pg_desc")), _text(each.get("backend_config")), _ranks(each)
+        )
         for each in _mappings(value)
     ]
 
@@ -139,9 +141,9 @@ def _ranks(group: dict[str, object]) -> tuple[int, ...] | None:
     return tuple(sorted(told)) if is_whole else None
 
 
-def _devices(value: object) -> list[Device]:
+def _devices(value: object) -> list[Gpu]:
     numbered = [(_whole(each.get("id")), _text(each.get("name"))) for each in _mappings(value)]
-    return [Device(number, name) for number, name in numbered if number is not None]
+    return [Gpu(number, name) for number, name in numbered if number is not None]
 
 
 def _mappings(value: object) -> list[dict[str, object]]:

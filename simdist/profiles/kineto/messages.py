@@ -3,10 +3,11 @@
 import re
 from dataclasses import dataclass
 from math import prod
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
 from simdist.profiles.kineto.events import Args
-from simdist.profiles.steps.model import Kind
+
+CollectiveKind: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast", "other"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Message:
         n_ranks: How many take part; None if the trace does not tell.
     """
 
-    kind: Kind
+    kind: CollectiveKind
     count: int | None
     dtype: str
     ranks: tuple[int, ...] | None
@@ -120,7 +121,7 @@ _ITEM_NBYTES: Final = {
     "uint8": 1,
     "bool": 1,
 }
-_KINDS: Final[tuple[tuple[str, Kind], ...]] = (
+_KINDS: Final[tuple[tuple[str, CollectiveKind], ...]] = (
     ("reducescatter", "reduce_scatter"),
     ("allreduce", "all_reduce"),
     ("allgather", "all_gather"),
@@ -129,7 +130,7 @@ _KINDS: Final[tuple[tuple[str, Kind], ...]] = (
 )
 
 
-def _kind_of(name: str) -> Kind:
+def _kind_of(name: str) -> CollectiveKind:
     """Find the collective in a name such as `c10d::_allgather_base_`, whatever its underscores."""
     plain = name.lower().replace("_", "")
     if "barrier" in plain:

@@ -20,12 +20,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from simdist.errors import TraceError
-from simdist.profiles.kineto.events import Args, Dims, Event, args_of
-from simdist.profiles.kineto.header import Device, Group, Header, header_of
-from simdist.profiles.kineto.splitting import repaired, take
-from simdist.profiles.kineto.streaming import CHUNK_NBYTES, Chunks
-
-__all__ = ["SKIPPED", "Args", "Device", "Dims", "Event", "Group", "Header", "TraceFile", "args_of"]
+from simdist.profiles.kineto.chunks import CHUNK_NBYTES, Chunks, repaired, take
+from simdist.profiles.kineto.events import Event
+from simdist.profiles.kineto.header import Header, header_of
 
 SKIPPED = frozenset({"python_function", "fwdbwd", "ac2g", "async_cpu_to_gpu", "async_gpu", "Trace", "overhead"})
 """Categories that say nothing about steps: Python's call stack, arrows between events, and the profiler's own work."""

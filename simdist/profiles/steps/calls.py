@@ -6,12 +6,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.plan.group import MAX_WORLD_SIZE
-from simdist.profiles.kineto.classify import What
+from simdist.profiles.kineto.columns import EventColumns, Floats, RankEvents
+from simdist.profiles.kineto.events import EventKind
 from simdist.profiles.kineto.header import Header
 from simdist.profiles.kineto.messages import Message
-from simdist.profiles.kineto.timeline import Events, Floats, Timeline
 from simdist.profiles.steps.host import Passes
-from simdist.profiles.steps.model import Call
+from simdist.profiles.steps.model import TracedCollective
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class Transfers:
 HAND_OVER_S = 1e-3  # from the operator's end to the beginning of what a thread of the backend reports
 
 
-def backend_transfers(timeline: Timeline) -> Transfers:
+def backend_transfers(timeline: RankEvents) -> Transfers:
     """Return the collectives that threads of a backend such as gloo report.
 
     A report begins when a thread takes the collective or, in some versions, when the host hands it over, even if the
     thread is still in the one before.
     """
-    done = timeline.host.of(What.TRANSFER)
+    done = timeline.host.of(EventKind.TRANSFER)
     start_s = done.start_s.copy()
     for thread in np.unique(done.thread):
         on_thread = np.flatnonzero(done.thread == thread)
@@ -57,13 +57,13 @@ def backend_transfers(timeline: Timeline) -> Transfers:
     return Transfers(issued_s[order], start_s[order], done.end_s[order], messages)
 
 
-def _issued_s(timeline: Timeline, done: Events) -> Floats:
+def _issued_s(timeline: RankEvents, done: EventColumns) -> Floats:
     """Return when the operator that issued each collective began.
 
     A backend takes collectives of a kind in the order in which they are issued. If some of them are missing, it is the
     operator during or right behind which a report begins, or else the beginning of the report.
     """
-    issues = timeline.host.of(What.ISSUE)
+    issues = timeline.host.of(EventKind.ISSUE)
     kinds_issued = np.array([timeline.messages[i].kind for i in issues.link.tolist()])
     kinds_done = np.array([timeline.messages[i].kind for i in done.link.tolist()])
     issued_s = done.start_s.copy()
@@ -77,13 +77,13 @@ def _issued_s(timeline: Timeline, done: Events) -> Floats:
     return issued_s
 
 
-def _enclosing_s(issues: Events, starts_s: Floats) -> Floats:
+def _enclosing_s(issues: EventColumns, starts_s: Floats) -> Floats:
     before = np.searchsorted(issues.start_s, starts_s, side="right") - 1
     is_operator = (before >= 0) & (starts_s <= issues.end_s[before] + HAND_OVER_S)
     return np.where(is_operator, issues.start_s[before], starts_s)
 
 
-def calls_of(transfers: Transfers, passes: Passes, header: Header) -> tuple[Call, ...]:
+def calls_of(transfers: Transfers, passes: Passes, header: Header) -> tuple[TracedCollective, ...]:
     """Return the collectives as calls, with what the trace's header adds to their messages."""
     in_backward = passes.containing(transfers.issued_s).tolist()
     everybody = _everybody(header)
@@ -93,7 +93,9 @@ def calls_of(transfers: Transfers, passes: Passes, header: Header) -> tuple[Call
         ranks = message.ranks or everybody
         n_ranks = message.n_ranks or (len(ranks) if ranks else None)
         of_gradients = is_in and _may_be_gradients(message)
-        calls.append(Call(message.kind, message.nbytes, ranks, n_ranks, issued_s, start_s, end_s, of_gradients))
+        calls.append(
+            TracedCollective(message.kind, message.nbytes, ranks, n_ranks, issued_s, start_s, end_s, of_gradients)
+        )
     return tuple(calls)
 
 

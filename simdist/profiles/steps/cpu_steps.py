@@ -15,18 +15,26 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from simdist.profiles.kineto.classify import What
-from simdist.profiles.kineto.timeline import Events, Floats, Ints
+from simdist.profiles.kineto.columns import EventColumns, Floats, Ints
+from simdist.profiles.kineto.events import EventKind
 from simdist.profiles.steps.calls import Transfers
-from simdist.profiles.steps.host import Passes, gaps_between, host_strokes
-from simdist.profiles.steps.phase_spans import Phase, Phases, Stroke, paint
+from simdist.profiles.steps.host import Passes, gaps_between, host_spans
+from simdist.profiles.steps.phase_spans import Phases, PhaseSpan, StepPhase, overlaid
 
 PAUSE_S = 0.5e-3
 LATE_S = 0.2e-3  # by which a thread of the backend may report the beginning or end of a collective too late
-_OPERATORS = (What.BACKWARD, What.NODE, What.COPY_BACK, What.ISSUE, What.LAYER, What.WORK, What.READY)
+_OPERATORS = (
+    EventKind.BACKWARD,
+    EventKind.NODE,
+    EventKind.COPY_BACK,
+    EventKind.ISSUE,
+    EventKind.LAYER,
+    EventKind.WORK,
+    EventKind.READY,
+)
 
 
-def cpu_phases(own: Events, passes: Passes, waits: list[Stroke], edges_s: tuple[float, float]) -> Phases:
+def cpu_phases(own: EventColumns, passes: Passes, waits: list[PhaseSpan], edges_s: tuple[float, float]) -> Phases:
     """Return which phase each instant belongs to.
 
     Args:
@@ -35,16 +43,16 @@ def cpu_phases(own: Events, passes: Passes, waits: list[Stroke], edges_s: tuple[
         waits: When it waited for collectives.
         edges_s: From where to where.
     """
-    strokes = host_strokes(own, passes)
-    updates = [stroke for stroke in strokes if stroke.phase == Phase.OPTIMIZE]
-    others = [stroke for stroke in strokes if stroke.phase != Phase.OPTIMIZE]
+    strokes = host_spans(own, passes)
+    updates = [stroke for stroke in strokes if stroke.phase == StepPhase.OPTIMIZE]
+    others = [stroke for stroke in strokes if stroke.phase != StepPhase.OPTIMIZE]
     pauses = _pauses(own, passes, [*strokes, *waits], edges_s)
-    return paint(np.array(edges_s), np.array([Phase.FORWARD], np.int8), [*updates, *pauses, *others, *waits])
+    return overlaid(np.array(edges_s), np.array([StepPhase.FORWARD], np.int8), [*updates, *pauses, *others, *waits])
 
 
 def waits_of(
-    own: Events, passes: Passes, transfers: Transfers, edges_s: tuple[float, float]
-) -> tuple[list[Stroke], Transfers]:
+    own: EventColumns, passes: Passes, transfers: Transfers, edges_s: tuple[float, float]
+) -> tuple[list[PhaseSpan], Transfers]:
     """Return when the main thread waited for collectives, and these without reports that came too late.
 
     Args:
@@ -74,9 +82,9 @@ class _Pauses:
     of_pass: Ints
 
     @classmethod
-    def of(cls, own: Events, passes: Passes, edges_s: tuple[float, float]) -> "_Pauses":
+    def of(cls, own: EventColumns, passes: Passes, edges_s: tuple[float, float]) -> "_Pauses":
         """Find the pauses of a main thread."""
-        regions = own.of(What.INPUT, What.OPTIMIZER)
+        regions = own.of(EventKind.INPUT, EventKind.OPTIMIZER)
         operators = own.of(*_OPERATORS)
         starts_s = np.concatenate([operators.start_s, regions.start_s, edges_s])
         ends_s = np.concatenate([operators.end_s, regions.start_s, edges_s])
@@ -95,7 +103,7 @@ class _Pauses:
         return np.flatnonzero(n_issued > n_done).tolist()
 
 
-def _until_reduced(pauses: _Pauses, i: int, passes: Passes, transfers: Transfers) -> Iterator[Stroke]:
+def _until_reduced(pauses: _Pauses, i: int, passes: Passes, transfers: Transfers) -> Iterator[PhaseSpan]:
     """Find the wait in a pause that finishes a backward pass; all of it where gradients are copied back behind it."""
     start_s, end_s, of_pass = float(pauses.start_s[i]), float(pauses.end_s[i]), pauses.of_pass[i]
     if of_pass < 0:
@@ -104,10 +112,10 @@ def _until_reduced(pauses: _Pauses, i: int, passes: Passes, transfers: Transfers
     runs &= transfers.issued_s >= passes.start_s[of_pass]
     if np.any(runs):
         is_copied = end_s <= passes.end_s[of_pass]
-        yield Stroke(start_s, end_s if is_copied else min(end_s, float(transfers.end_s[runs].max())), Phase.WAIT)
+        yield PhaseSpan(start_s, end_s if is_copied else min(end_s, float(transfers.end_s[runs].max())), StepPhase.WAIT)
 
 
-def _blocked(pauses: _Pauses, i: int, transfers: Transfers) -> Iterator[Stroke]:
+def _blocked(pauses: _Pauses, i: int, transfers: Transfers) -> Iterator[PhaseSpan]:
     """Find the wait in any other pause: until the last collective that ended in it."""
     start_s, end_s = float(pauses.start_s[i]), float(pauses.end_s[i])
     if pauses.of_pass[i] >= 0:
@@ -115,10 +123,10 @@ def _blocked(pauses: _Pauses, i: int, transfers: Transfers) -> Iterator[Stroke]:
     runs = (transfers.issued_s <= start_s + LATE_S) & (transfers.end_s > start_s)
     runs &= transfers.end_s <= end_s + LATE_S
     if np.any(runs):
-        yield Stroke(start_s, min(end_s, float(transfers.end_s[runs].max())), Phase.WAIT)
+        yield PhaseSpan(start_s, min(end_s, float(transfers.end_s[runs].max())), StepPhase.WAIT)
 
 
-def _until_resumed(transfers: Transfers, passes: Passes, waits: list[Stroke]) -> Transfers:
+def _until_resumed(transfers: Transfers, passes: Passes, waits: list[PhaseSpan]) -> Transfers:
     """Let collectives of a backward pass end when DDP went on, if the backend reported their end later than that."""
     waits_end_s = np.array([wait.end_s for wait in waits])
     end_s = transfers.end_s.copy()
@@ -131,16 +139,18 @@ def _until_resumed(transfers: Transfers, passes: Passes, waits: list[Stroke]) ->
     return replace(transfers, end_s=end_s)
 
 
-def _pauses(own: Events, passes: Passes, painted: list[Stroke], edges_s: tuple[float, float]) -> Iterator[Stroke]:
+def _pauses(
+    own: EventColumns, passes: Passes, painted: list[PhaseSpan], edges_s: tuple[float, float]
+) -> Iterator[PhaseSpan]:
     """Find the main thread's pauses outside of what else was painted; an update begins when it is called."""
-    others = [stroke for stroke in painted if stroke.phase != Phase.OPTIMIZE]
-    busy, updates = own.of(*_OPERATORS), own.of(What.OPTIMIZER)
+    others = [stroke for stroke in painted if stroke.phase != StepPhase.OPTIMIZE]
+    busy, updates = own.of(*_OPERATORS), own.of(EventKind.OPTIMIZER)
     begun_s = np.maximum(updates.start_s, _end_of_last(passes, updates.end_s))
     starts_s = np.concatenate([busy.start_s, begun_s, [stroke.start_s for stroke in others], edges_s])
     ends_s = np.concatenate([busy.end_s, updates.end_s, [stroke.end_s for stroke in others], edges_s])
     for start_s, end_s in gaps_between(starts_s, ends_s).tolist():
         if end_s - start_s > PAUSE_S:
-            yield Stroke(start_s, end_s, Phase.HOST)
+            yield PhaseSpan(start_s, end_s, StepPhase.HOST)
 
 
 def _end_of_last(passes: Passes, times_s: Floats) -> Floats:

@@ -19,15 +19,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.profiles.kineto.classify import What
+from simdist.profiles.kineto.columns import EventColumns, Floats, RankEvents
+from simdist.profiles.kineto.events import EventKind
 from simdist.profiles.kineto.messages import Message
-from simdist.profiles.kineto.timeline import Events, Floats, Timeline
 from simdist.profiles.steps.calls import Transfers
 from simdist.profiles.steps.cpu_steps import PAUSE_S
-from simdist.profiles.steps.host import Passes, host_strokes
-from simdist.profiles.steps.phase_spans import Phase, Phases, Stroke, paint
-from simdist.profiles.steps.steps import Span
-from simdist.profiles.steps.windows import Window
+from simdist.profiles.steps.host import Passes, host_spans
+from simdist.profiles.steps.phase_spans import Phases, PhaseSpan, StepPhase, overlaid
+from simdist.profiles.steps.steps import StepSpan, Window
 
 CLOCKS_S = 50e-6  # by which the clocks of host and device may disagree after the profiler converted them
 
@@ -43,13 +42,13 @@ class Kernels:
         start_s: When each began, or the one before it ended, `[n]`.
         end_s: When each ended, not before `start_s`, `[n]`.
         launch_s: When the host launched it; -inf if that was before the trace began, `[n]`.
-        what: A `What`, `[n]`.
+        kind: An `EventKind`, `[n]`.
     """
 
     start_s: Floats
     end_s: Floats
     launch_s: Floats
-    what: NDArray[np.int8]
+    kind: NDArray[np.int8]
 
     def computed(self, times_s: Floats) -> Floats:
         """Return when the device had done all that the host had launched before some instants; -inf if nothing."""
@@ -58,28 +57,28 @@ class Kernels:
         return done_s[np.searchsorted(self.launch_s[order], times_s, side="left")]
 
 
-def kernels_of(timeline: Timeline) -> Kernels:
+def kernels_of(timeline: RankEvents) -> Kernels:
     """Return what the compute streams did."""
     device = timeline.device
-    is_kernel = device.what == What.KERNEL
+    is_kernel = device.kind == EventKind.KERNEL
     busy_s = np.bincount(device.thread[is_kernel], weights=(device.end_s - device.start_s)[is_kernel])
-    is_copy = (device.what == What.COPY_IN) | (device.what == What.COPY)
+    is_copy = (device.kind == EventKind.COPY_IN) | (device.kind == EventKind.COPY)
     events = device.where(is_kernel | (is_copy & (device.thread == int(busy_s.argmax()))))
     ended_s = np.maximum.accumulate(events.end_s)
     launch_s = _launch_s(timeline, events)
     known = np.maximum.accumulate(np.where(np.isnan(launch_s), -1, np.arange(len(launch_s))))
     filled_s = np.where(known < 0, -np.inf, launch_s[np.maximum(known, 0)])
-    return Kernels(np.maximum(events.start_s, np.append(-np.inf, ended_s[:-1])), ended_s, filled_s, events.what)
+    return Kernels(np.maximum(events.start_s, np.append(-np.inf, ended_s[:-1])), ended_s, filled_s, events.kind)
 
 
-def _launch_s(timeline: Timeline, events: Events) -> Floats:
+def _launch_s(timeline: RankEvents, events: EventColumns) -> Floats:
     """Return when the host launched each of a device's events; NaN where the trace does not tell."""
-    launches = timeline.host.of(What.LAUNCH, What.BLOCKING)
+    launches = timeline.host.of(EventKind.LAUNCH, EventKind.BLOCKING)
     found = _launch_of(launches, events)
     return np.where(found < 0, np.nan, np.append(launches.start_s, np.nan)[found])
 
 
-def _launch_of(launches: Events, events: Events) -> NDArray[np.intp]:
+def _launch_of(launches: EventColumns, events: EventColumns) -> NDArray[np.intp]:
     """Return the index of the launch of each of a device's events; -1 where there is none."""
     if not len(launches):
         return np.full(len(events), -1, np.intp)
@@ -89,14 +88,14 @@ def _launch_of(launches: Events, events: Events) -> NDArray[np.intp]:
     return np.where((links[at] == events.link) & (events.link >= 0), order[at], -1)
 
 
-def collectives_of(timeline: Timeline) -> Transfers:
+def collectives_of(timeline: RankEvents) -> Transfers:
     """Return the collectives that the GPU executed; what their kernels do not tell, the host's operators may."""
-    done = timeline.device.of(What.COLLECTIVE)
-    launches = timeline.host.of(What.LAUNCH, What.BLOCKING)
+    done = timeline.device.of(EventKind.COLLECTIVE)
+    launches = timeline.host.of(EventKind.LAUNCH, EventKind.BLOCKING)
     found = _launch_of(launches, done)
     issued_s = np.where(found < 0, done.start_s, np.append(launches.start_s, np.nan)[found])
     threads = np.append(launches.thread, -1)[found].tolist()
-    issues = timeline.host.of(What.ISSUE)
+    issues = timeline.host.of(EventKind.ISSUE)
     messages = [
         _filled(timeline.device_messages[link], timeline.messages, issues, at_s, thread)
         for link, at_s, thread in zip(done.link.tolist(), issued_s.tolist(), threads, strict=True)
@@ -109,7 +108,7 @@ def collectives_of(timeline: Timeline) -> Transfers:
 NESTED = 6  # operators of one collective within each other, at most: c10d, the parameters, the annotation
 
 
-def _filled(message: Message, told: Sequence[Message], issues: Events, at_s: float, thread: int) -> Message:
+def _filled(message: Message, told: Sequence[Message], issues: EventColumns, at_s: float, thread: int) -> Message:
     last = int(np.searchsorted(issues.start_s, at_s, side="right"))
     for i in range(last - 1, max(last - 1 - NESTED, -1), -1):
         if issues.thread[i] == thread and issues.end_s[i] >= at_s:
@@ -117,25 +116,25 @@ def _filled(message: Message, told: Sequence[Message], issues: Events, at_s: flo
     return message
 
 
-def cuda_spans(windows: Sequence[Window], kernels: Kernels) -> list[Span]:
+def cuda_spans(windows: Sequence[Window], kernels: Kernels) -> list[StepSpan]:
     """Return from when to when each step was on the device; steps that launched nothing last no time there."""
     borders_s = np.array([[window.start_s, window.end_s] for window in windows])
     reached_s = kernels.computed(borders_s)
-    spans: list[Span] = []
+    spans: list[StepSpan] = []
     for i, window in enumerate(windows):
         is_next = i > 0 and windows[i - 1].end_s == window.start_s
         start_s = spans[-1].end_s if is_next else max(window.start_s, float(reached_s[i, 0]))
-        spans.append(Span(window, start_s, max(start_s, float(reached_s[i, 1]))))
+        spans.append(StepSpan(window, start_s, max(start_s, float(reached_s[i, 1]))))
     return spans
 
 
-def are_whole(timeline: Timeline, windows: Sequence[Window]) -> list[bool]:
+def are_whole(timeline: RankEvents, windows: Sequence[Window]) -> list[bool]:
     """Tell of which steps the trace has what they launched: of a damaged one, the device's part may be missing.
 
     Some calls launch nothing that the profiler sees; of those, every step has its share. What is launched after the
     last thing that is seen is missing at the end of the trace, so a step that reaches beyond that is not whole.
     """
-    launches = timeline.host.of(What.LAUNCH)
+    launches = timeline.host.of(EventKind.LAUNCH)
     is_seen = np.isin(launches.link, timeline.device.link) & (launches.link >= 0)
     n_seen = np.append(0, np.cumsum(is_seen))
     borders = np.searchsorted(launches.start_s, [[window.start_s, window.end_s] for window in windows])
@@ -147,7 +146,12 @@ def are_whole(timeline: Timeline, windows: Sequence[Window]) -> list[bool]:
 
 
 def cuda_phases(
-    timeline: Timeline, own: Events, passes: Passes, kernels: Kernels, transfers: Transfers, spans: Sequence[Span]
+    timeline: RankEvents,
+    own: EventColumns,
+    passes: Passes,
+    kernels: Kernels,
+    transfers: Transfers,
+    spans: Sequence[StepSpan],
 ) -> Phases:
     """Return which phase each instant belongs to on the device.
 
@@ -165,26 +169,28 @@ def cuda_phases(
     ends_s = np.clip(kernels.end_s[inside], begin_s, end_s)
     launch_s = kernels.launch_s[inside]
     phase = _launched_in(own, passes, launch_s)
-    phase[(kernels.what[inside] == What.COPY_IN) & (phase == Phase.FORWARD)] = Phase.INPUT
+    phase[(kernels.kind[inside] == EventKind.COPY_IN) & (phase == StepPhase.FORWARD)] = StepPhase.INPUT
     edges_s = np.concatenate([[begin_s], np.stack([starts_s, ends_s], axis=1).ravel()])
     gaps_s = np.stack([edges_s[:-1:2], starts_s], axis=1)
-    return paint(edges_s, np.repeat(phase, 2), _gaps(timeline, own, gaps_s, launch_s, transfers))
+    return overlaid(edges_s, np.repeat(phase, 2), _gaps(timeline, own, gaps_s, launch_s, transfers))
 
 
-def _launched_in(own: Events, passes: Passes, launch_s: Floats) -> NDArray[np.int8]:
+def _launched_in(own: EventColumns, passes: Passes, launch_s: Floats) -> NDArray[np.int8]:
     """Return the phase in which the host was when it launched each kernel."""
-    host = [stroke for stroke in host_strokes(own, passes) if stroke.start_s < stroke.end_s]
+    host = [stroke for stroke in host_spans(own, passes) if stroke.start_s < stroke.end_s]
     if not host:
-        return np.full(len(launch_s), Phase.FORWARD, np.int8)
+        return np.full(len(launch_s), StepPhase.FORWARD, np.int8)
     edges_s = np.array([min(stroke.start_s for stroke in host) - 1.0, max(stroke.end_s for stroke in host) + 1.0])
-    phases = paint(edges_s, np.array([Phase.FORWARD], np.int8), host)
+    phases = overlaid(edges_s, np.array([StepPhase.FORWARD], np.int8), host)
     return phases.at(launch_s)
 
 
-def _gaps(timeline: Timeline, own: Events, gaps_s: Floats, launch_s: Floats, transfers: Transfers) -> Iterator[Stroke]:
+def _gaps(
+    timeline: RankEvents, own: EventColumns, gaps_s: Floats, launch_s: Floats, transfers: Transfers
+) -> Iterator[PhaseSpan]:
     """Paint the gaps that are no mere launching."""
-    loads = own.of(What.INPUT)
-    blocks = timeline.host.of(What.SYNC, What.BLOCKING)
+    loads = own.of(EventKind.INPUT)
+    blocks = timeline.host.of(EventKind.SYNC, EventKind.BLOCKING)
     done_s = np.sort(transfers.end_s)
     last_done = np.searchsorted(done_s, gaps_s[:, 1] + CLOCKS_S) - 1
     done_s = np.append(done_s, -np.inf)[last_done]
@@ -194,18 +200,18 @@ def _gaps(timeline: Timeline, own: Events, gaps_s: Floats, launch_s: Floats, tra
     for i in np.flatnonzero(has_waited | (n_loads > 0) | is_long).tolist():
         start_s, end_s = gaps_s[i].tolist()
         if has_waited[i] and (launch_s[i] <= done_s[i] + CLOCKS_S or _is_blocked(blocks, float(done_s[i]))):
-            yield Stroke(start_s, min(float(done_s[i]), end_s), Phase.WAIT)
+            yield PhaseSpan(start_s, min(float(done_s[i]), end_s), StepPhase.WAIT)
             start_s = min(float(done_s[i]), end_s)
         yield from _idle(start_s, end_s, float(launch_s[i]), loads)
 
 
-def _is_blocked(blocks: Events, time_s: float) -> bool:
+def _is_blocked(blocks: EventColumns, time_s: float) -> bool:
     """Tell whether the host waited for the device then."""
     last = int(np.searchsorted(blocks.start_s, time_s, side="right")) - 1
     return any(blocks.end_s[i] >= time_s - CLOCKS_S for i in range(last, max(last - 4, -1), -1))
 
 
-def _idle(start_s: float, end_s: float, launch_s: float, loads: Events) -> Iterator[Stroke]:
+def _idle(start_s: float, end_s: float, launch_s: float, loads: EventColumns) -> Iterator[PhaseSpan]:
     """Paint a gap without collectives: the data loader's share of it, and the host's before, between and after."""
     first, last = np.searchsorted(loads.end_s, start_s), np.searchsorted(loads.start_s, end_s)
     for i in range(int(first), int(last)):
@@ -214,19 +220,19 @@ def _idle(start_s: float, end_s: float, launch_s: float, loads: Events) -> Itera
             break
         begin_s = max(float(loads.start_s[i]), start_s)
         if begin_s - start_s > PAUSE_S:
-            yield Stroke(start_s, begin_s, Phase.HOST)
-        yield Stroke(begin_s, load_s, Phase.INPUT)
+            yield PhaseSpan(start_s, begin_s, StepPhase.HOST)
+        yield PhaseSpan(begin_s, load_s, StepPhase.INPUT)
         start_s = max(start_s, load_s)
     if end_s - start_s > PAUSE_S:
-        yield Stroke(start_s, end_s, Phase.HOST)
+        yield PhaseSpan(start_s, end_s, StepPhase.HOST)
 
 
-def host_blocks(own: Events, windows: Sequence[Window], kernels: Kernels) -> bool:
+def host_blocks(own: EventColumns, windows: Sequence[Window], kernels: Kernels) -> bool:
     """Tell whether the host waits for its device in nearly every step; of a few steps, one may differ.
 
     It does where it calls what waits, and all that it launched before was done when that returned.
     """
-    blocks = own.of(What.SYNC, What.BLOCKING)
+    blocks = own.of(EventKind.SYNC, EventKind.BLOCKING)
     done_s = kernels.computed(blocks.start_s)
     blocks = blocks.where((done_s <= blocks.end_s + CLOCKS_S) & np.isfinite(done_s))
     counts = [int(np.diff(np.searchsorted(blocks.start_s, [w.start_s, w.end_s]))[0]) for w in windows]

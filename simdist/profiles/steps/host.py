@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.profiles.kineto.classify import What
-from simdist.profiles.kineto.timeline import Events, Floats
-from simdist.profiles.steps.phase_spans import Phase, Stroke
+from simdist.profiles.kineto.columns import EventColumns, Floats
+from simdist.profiles.kineto.events import EventKind
+from simdist.profiles.steps.phase_spans import PhaseSpan, StepPhase
 
 HOOK_S = 0.5e-3  # from a node's end to the hand-over of the bucket that it filled
 
@@ -38,22 +38,22 @@ class Passes:
         return (of_pass >= 0) & (times_s <= np.append(self.end_s, np.inf)[of_pass])
 
 
-def main_thread(host: Events) -> int | None:
+def main_thread(host: EventColumns) -> int | None:
     """Return the thread that runs the training loop, or None if nothing ran.
 
     It is the one with the profiler's marks; without marks the one that updates, loads or calls the model; or else the
     busiest.
     """
-    for what in (What.STEP, What.OPTIMIZER, What.INPUT, What.FORWARD):
-        if len(found := host.thread[host.what == what]):
+    for what in (EventKind.STEP, EventKind.OPTIMIZER, EventKind.INPUT, EventKind.FORWARD):
+        if len(found := host.thread[host.kind == what]):
             return int(np.bincount(found).argmax())
-    own = host.thread[(host.what != What.TRANSFER) & (host.what < What.LAUNCH)]
+    own = host.thread[(host.kind != EventKind.TRANSFER) & (host.kind < EventKind.LAUNCH)]
     return int(np.bincount(own).argmax()) if len(own) else None
 
 
-def backward_passes(host: Events, main: int) -> Passes:
+def backward_passes(host: EventColumns, main: int) -> Passes:
     """Find the backward passes, on whichever threads they ran."""
-    nodes, copies = _nodes(host), host.of(What.COPY_BACK)
+    nodes, copies = _nodes(host), host.of(EventKind.COPY_BACK)
     if not len(nodes):
         return Passes(np.zeros(0), np.zeros(0), np.zeros(0))
     ended_s = np.maximum.accumulate(nodes.end_s)
@@ -71,37 +71,37 @@ def backward_passes(host: Events, main: int) -> Passes:
     return Passes(starts_s, computed_s, ends_s)
 
 
-def _nodes(host: Events) -> Events:
+def _nodes(host: EventColumns) -> EventColumns:
     """Return the nodes of the backward graph with what belongs to them.
 
     Older profilers do not wrap a node and its hooks: there, a collective right behind a node belongs to it.
     """
-    wrapped = host.of(What.BACKWARD)
-    bare = host.of(What.NODE, What.READY)
+    wrapped = host.of(EventKind.BACKWARD)
+    bare = host.of(EventKind.NODE, EventKind.READY)
     if len(wrapped) or not len(bare):
         return wrapped
     ended_s = np.append(np.maximum.accumulate(bare.end_s), -np.inf)
     before_s = ended_s[np.searchsorted(bare.start_s, host.start_s, side="right") - 1]
-    is_hook = np.isin(host.what, (What.ISSUE, What.TRANSFER)) & (host.start_s - before_s < HOOK_S)
-    nodes = host.where(is_hook | np.isin(host.what, (What.NODE, What.READY)))
-    return replace(nodes, end_s=np.where(nodes.what == What.TRANSFER, nodes.start_s, nodes.end_s))
+    is_hook = np.isin(host.kind, (EventKind.ISSUE, EventKind.TRANSFER)) & (host.start_s - before_s < HOOK_S)
+    nodes = host.where(is_hook | np.isin(host.kind, (EventKind.NODE, EventKind.READY)))
+    return replace(nodes, end_s=np.where(nodes.kind == EventKind.TRANSFER, nodes.start_s, nodes.end_s))
 
 
-def _breaks_s(own: Events) -> Floats:
+def _breaks_s(own: EventColumns) -> Floats:
     """Return when something began that no backward pass reaches over.
 
     Where no module tells its forward pass, any operator outside of the backward graph tells one.
     """
-    whats = [What.STEP, What.INPUT, What.FORWARD, What.OPTIMIZER]
-    if np.any(own.what == What.FORWARD):
+    whats = [EventKind.STEP, EventKind.INPUT, EventKind.FORWARD, EventKind.OPTIMIZER]
+    if np.any(own.kind == EventKind.FORWARD):
         return own.of(*whats).start_s
-    top = own.where((own.what > What.FORWARD) & (own.what < What.LAUNCH) & (own.what != What.TRANSFER))
+    top = own.where((own.kind > EventKind.FORWARD) & (own.kind < EventKind.LAUNCH) & (own.kind != EventKind.TRANSFER))
     top = top.where(_outermost(top))
-    others = top.where((top.what == What.LAYER) | (top.what == What.WORK))
+    others = top.where((top.kind == EventKind.LAYER) | (top.kind == EventKind.WORK))
     return np.concatenate([own.of(*whats).start_s, others.start_s])
 
 
-def _outermost(events: Events) -> NDArray[np.bool_]:
+def _outermost(events: EventColumns) -> NDArray[np.bool_]:
     """Tell which events of one thread no other encloses."""
     ended_s = np.maximum.accumulate(events.end_s)
     return np.append(True, events.start_s[1:] >= ended_s[:-1])[: len(events)]
@@ -120,17 +120,17 @@ def gaps_between(starts_s: Floats, ends_s: Floats) -> Floats:
     return np.stack([reached_s[is_gap], starts_s[is_gap]], axis=1)
 
 
-def host_strokes(own: Events, passes: Passes) -> list[Stroke]:
+def host_spans(own: EventColumns, passes: Passes) -> list[PhaseSpan]:
     """Paint what the main thread did: updates, batches and backward passes; all else is the forward pass."""
-    inputs, updates = own.of(What.INPUT), own.of(What.OPTIMIZER)
-    breaks_s = np.sort(own.of(What.STEP, What.INPUT, What.FORWARD).start_s)
+    inputs, updates = own.of(EventKind.INPUT), own.of(EventKind.OPTIMIZER)
+    breaks_s = np.sort(own.of(EventKind.STEP, EventKind.INPUT, EventKind.FORWARD).start_s)
     strokes = [
-        Stroke(_update_start_s(start_s, end_s, passes, breaks_s), end_s, Phase.OPTIMIZE)
+        PhaseSpan(_update_start_s(start_s, end_s, passes, breaks_s), end_s, StepPhase.OPTIMIZE)
         for start_s, end_s in zip(updates.start_s.tolist(), updates.end_s.tolist(), strict=True)
     ]
-    spans = ((inputs.start_s, inputs.end_s, Phase.INPUT), (passes.start_s, passes.end_s, Phase.BACKWARD))
+    spans = ((inputs.start_s, inputs.end_s, StepPhase.INPUT), (passes.start_s, passes.end_s, StepPhase.BACKWARD))
     for starts_s, ends_s, phase in spans:
-        strokes += [Stroke(a, b, phase) for a, b in zip(starts_s.tolist(), ends_s.tolist(), strict=True)]
+        strokes += [PhaseSpan(a, b, phase) for a, b in zip(starts_s.tolist(), ends_s.tolist(), strict=True)]
     return strokes
 
 

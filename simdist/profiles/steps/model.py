@@ -1,13 +1,14 @@
 """What one rank's profiler trace says, step by step: the language between reading traces and putting ranks together."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal
 
-Kind: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast", "other"]
+from simdist.profiles.kineto.messages import CollectiveKind
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class TracedCollective:
     """A collective, as one rank saw it.
 
     Args:
@@ -22,7 +23,7 @@ class Call:
         of_gradients: It was issued during the backward pass, and reduces numbers that are no integers.
     """
 
-    kind: Kind
+    kind: CollectiveKind
     nbytes: int | None
     ranks: tuple[int, ...] | None
     n_ranks: int | None
@@ -63,7 +64,7 @@ class RankStep:
     wait_s: float
     optimize_s: float
     buckets_s: tuple[float, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[TracedCollective, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +118,18 @@ class RankProfile:
     host_waits: bool
     notes: tuple[str, ...]
     is_cut: bool = False
+
+
+def listed(numbers: Sequence[int]) -> str:
+    """Write numbers in ascending order as ranges.
+
+    >>> listed([0, 1, 2, 5, 7, 8])
+    '0-2, 5, 7-8'
+    """
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ", ".join("-".join(map(str, run)) for run in runs)

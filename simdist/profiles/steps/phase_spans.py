@@ -1,6 +1,6 @@
 """Time, cut into phases: every instant belongs to exactly one, so that phases add up to the time that they share.
 
-Phases are painted one over the other, each a `Stroke` on a ground; what is painted last is seen.
+Spans of phases are laid one over the other, on a base of phases; the last one counts.
 """
 
 from collections.abc import Iterable
@@ -10,11 +10,11 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.profiles.kineto.timeline import Floats
+from simdist.profiles.kineto.columns import Floats
 
 
-class Phase(IntEnum):
-    """What a rank's device spends time on; `RankStep` says what each means."""
+class StepPhase(IntEnum):
+    """A phase of a step on a rank's device; `RankStep` says what each means."""
 
     INPUT = 0
     FORWARD = 1
@@ -25,12 +25,12 @@ class Phase(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Stroke:
+class PhaseSpan:
     """A phase from one instant to another."""
 
     start_s: float
     end_s: float
-    phase: Phase
+    phase: StepPhase
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Phases:
     phase: NDArray[np.int8]
     spent_s: Floats
 
-    def before(self, phase: Phase, times_s: Floats) -> Floats:
+    def before(self, phase: StepPhase, times_s: Floats) -> Floats:
         """Return how long a phase lasted altogether before some instants."""
         spent_s: Floats = np.interp(times_s, self.edges_s, self.spent_s[phase])
         return spent_s
@@ -58,29 +58,30 @@ class Phases:
         return self.phase[np.clip(piece, 0, len(self.phase) - 1)]
 
 
-def paint(edges_s: Floats, ground: NDArray[np.int8], strokes: Iterable[Stroke]) -> Phases:
-    """Paint strokes over a ground, the last on top; what lies outside of the ground is cut off.
+def overlaid(edges_s: Floats, base: NDArray[np.int8], spans: Iterable[PhaseSpan]) -> Phases:
+    """Lay spans over a base, the last on top; what lies outside of the base is cut off.
 
     Args:
-        edges_s: Where pieces of the ground begin and end, ascending, `[n + 1]`.
-        ground: The phase of each piece, `[n]`.
-        strokes: What to paint, in this order.
+        edges_s: Where pieces of the base begin and end, ascending, `[n + 1]`.
+        base: The phase of each piece, `[n]`.
+        spans: In this order.
 
     Example:
-        >>> ground = np.array([Phase.FORWARD], np.int8)
-        >>> phases = paint(np.array([0.0, 10.0]), ground, [Stroke(2.0, 5.0, Phase.HOST), Stroke(4.0, 6.0, Phase.WAIT)])
+        >>> base = np.array([StepPhase.FORWARD], np.int8)
+        >>> spans = [PhaseSpan(2.0, 5.0, StepPhase.HOST), PhaseSpan(4.0, 6.0, StepPhase.WAIT)]
+        >>> phases = overlaid(np.array([0.0, 10.0]), base, spans)
         >>> phases.spent_s[:, -1].tolist()
         [0.0, 6.0, 2.0, 0.0, 2.0, 0.0]
     """
-    kept = [stroke for stroke in strokes if stroke.start_s < stroke.end_s]
-    borders_s = np.clip([[stroke.start_s, stroke.end_s] for stroke in kept], edges_s[0], edges_s[-1]).reshape(-1, 2)
+    kept = [span for span in spans if span.start_s < span.end_s]
+    borders_s = np.clip([[span.start_s, span.end_s] for span in kept], edges_s[0], edges_s[-1]).reshape(-1, 2)
     cuts_s = np.unique(np.concatenate([edges_s, borders_s.ravel()]))
     pieces = np.searchsorted(edges_s, cuts_s[:-1], side="right") - 1
-    phase = ground[np.clip(pieces, 0, len(ground) - 1)]
-    for stroke, (first, last) in zip(kept, np.searchsorted(cuts_s, borders_s).tolist(), strict=True):
-        phase[first:last] = stroke.phase
-    spent_s = np.zeros((len(Phase), len(cuts_s)))
+    phase = base[np.clip(pieces, 0, len(base) - 1)]
+    for span, (first, last) in zip(kept, np.searchsorted(cuts_s, borders_s).tolist(), strict=True):
+        phase[first:last] = span.phase
+    spent_s = np.zeros((len(StepPhase), len(cuts_s)))
     lengths_s = np.diff(cuts_s)
-    for each in Phase:
+    for each in StepPhase:
         np.cumsum(np.where(phase == each, lengths_s, 0.0), out=spent_s[each, 1:])
     return Phases(cuts_s, phase, spent_s)

@@ -8,10 +8,10 @@ from typing import Literal
 import numpy as np
 
 from simdist.errors import TraceError
-from simdist.profiles.kineto.classify import What
+from simdist.profiles.kineto.columns import EventColumns, Floats, RankEvents, rank_events
+from simdist.profiles.kineto.events import EventKind
 from simdist.profiles.kineto.header import Header
 from simdist.profiles.kineto.reading import TraceFile
-from simdist.profiles.kineto.timeline import Events, Floats, Timeline, timeline_of
 from simdist.profiles.steps.calls import Transfers, backend_transfers, calls_of
 from simdist.profiles.steps.cpu_steps import cpu_phases, waits_of
 from simdist.profiles.steps.cuda_steps import (
@@ -22,12 +22,10 @@ from simdist.profiles.steps.cuda_steps import (
     host_blocks,
     kernels_of,
 )
-from simdist.profiles.steps.gradients import batch_size_of, gradients_of
 from simdist.profiles.steps.host import Passes, backward_passes, main_thread
-from simdist.profiles.steps.model import Call, RankProfile, RankStep
+from simdist.profiles.steps.model import RankProfile, RankStep, TracedCollective
 from simdist.profiles.steps.phase_spans import Phases
-from simdist.profiles.steps.steps import Computed, Span, rank_steps
-from simdist.profiles.steps.windows import Window, windows_of
+from simdist.profiles.steps.steps import Computed, StepSpan, Window, batch_size_of, gradients_of, rank_steps, windows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +33,7 @@ class _Computing:
     """What computed, and when: a GPU, or the CPU itself."""
 
     kind: Literal["cpu", "cuda"]
-    spans: list[Span]
+    spans: list[StepSpan]
     phases: Phases
     transfers: Transfers
     computed: Computed
@@ -53,11 +51,11 @@ def profile_rank(path: Path) -> RankProfile:
         TraceError: Nothing of a training step can be learned from it.
     """
     trace = TraceFile(path)
-    timeline = timeline_of(trace.batches())
+    timeline = rank_events(trace.batches())
     return _profile(timeline, trace.header())
 
 
-def _profile(timeline: Timeline, header: Header) -> RankProfile:
+def _profile(timeline: RankEvents, header: Header) -> RankProfile:
     main = main_thread(timeline.host)
     if main is None:
         raise TraceError(f"{header.path}: no operators of the host; profile with `ProfilerActivity.CPU`, too")
@@ -95,8 +93,8 @@ def _profile(timeline: Timeline, header: Header) -> RankProfile:
     )
 
 
-def _has_kernels(timeline: Timeline, header: Header) -> bool:
-    if np.any(timeline.device.what == What.KERNEL):
+def _has_kernels(timeline: RankEvents, header: Header) -> bool:
+    if np.any(timeline.device.kind == EventKind.KERNEL):
         return True
     if "nccl" in timeline.backends:
         raise TraceError(
@@ -111,12 +109,12 @@ def _damage(header: Header) -> str:
     return f". Besides, {'; '.join(header.notes)}" if header.notes else ""
 
 
-def _on_cpu(timeline: Timeline, own: Events, passes: Passes, windows: Sequence[Window]) -> _Computing:
+def _on_cpu(timeline: RankEvents, own: EventColumns, passes: Passes, windows: Sequence[Window]) -> _Computing:
     edges_s = (windows[0].start_s, windows[-1].end_s)
     waits, transfers = waits_of(own, passes, backend_transfers(timeline), edges_s)
     phases = cpu_phases(own, passes, waits, edges_s)
-    spans = [Span(window, window.start_s, window.end_s) for window in windows]
-    n_issued = int(np.count_nonzero(timeline.host.what == What.ISSUE))
+    spans = [StepSpan(window, window.start_s, window.end_s) for window in windows]
+    n_issued = int(np.count_nonzero(timeline.host.kind == EventKind.ISSUE))
     n_lost = n_issued - len(transfers.end_s)
     notes = [f"the ends of {n_lost} of {n_issued} collectives are not in the trace"] if n_lost > 0 else []
     return _Computing("cpu", spans, phases, transfers, _at_once, host_waits=True, notes=notes)
@@ -127,7 +125,9 @@ def _at_once(times_s: Floats) -> Floats:
     return times_s
 
 
-def _on_gpu(timeline: Timeline, own: Events, passes: Passes, windows: Sequence[Window], header: Header) -> _Computing:
+def _on_gpu(
+    timeline: RankEvents, own: EventColumns, passes: Passes, windows: Sequence[Window], header: Header
+) -> _Computing:
     kernels = kernels_of(timeline)
     transfers = collectives_of(timeline)
     transfers = transfers if len(transfers.end_s) else backend_transfers(timeline)
@@ -145,7 +145,9 @@ def _on_gpu(timeline: Timeline, own: Events, passes: Passes, windows: Sequence[W
     return _Computing("cuda", whole, phases, transfers, kernels.computed, host_waits=waits, notes=notes)
 
 
-def _training(spans: Sequence[Span], own: Events, passes: Passes, header: Header) -> tuple[list[Span], list[str]]:
+def _training(
+    spans: Sequence[StepSpan], own: EventColumns, passes: Passes, header: Header
+) -> tuple[list[StepSpan], list[str]]:
     """Leave out steps that do not train, and a last one that was cut short."""
     trains = _has(passes.start_s, spans)
     if not any(trains):
@@ -160,40 +162,40 @@ def _training(spans: Sequence[Span], own: Events, passes: Passes, header: Header
         raise TraceError(f"{header.path}: no kernel was launched in any of its {len(kept)} steps")
     if len(computed) < len(kept):
         notes.append(f"steps that launched no kernels were left out: {_numbers(kept, computed)}")
-    updates = _has(own.of(What.OPTIMIZER).start_s, computed)
+    updates = _has(own.of(EventKind.OPTIMIZER).start_s, computed)
     if len(computed) > 1 and all(updates[:-1]) and not updates[-1]:
         notes.append(f"step {computed.pop().host.number} ends before its update and was left out")
     return computed, notes
 
 
-def _numbers(spans: Sequence[Span], kept: Sequence[Span]) -> str:
+def _numbers(spans: Sequence[StepSpan], kept: Sequence[StepSpan]) -> str:
     """List the steps that were not kept."""
     return ", ".join(str(span.host.number) for span in spans if span not in kept)
 
 
-def _has(times_s: Floats, spans: Sequence[Span]) -> list[bool]:
+def _has(times_s: Floats, spans: Sequence[StepSpan]) -> list[bool]:
     """Tell which steps some ascending instants on the host lie in."""
     borders_s = np.array([[span.host.start_s, span.host.end_s] for span in spans])
     counts = np.diff(np.searchsorted(times_s, borders_s), axis=1)[:, 0]
     return [count > 0 for count in counts.tolist()]
 
 
-def _gpu(timeline: Timeline) -> int | None:
+def _gpu(timeline: RankEvents) -> int | None:
     """Return the number of the GPU that computed most."""
     busiest = np.bincount(timeline.device.thread).argmax()
     number = timeline.threads[busiest][0]
     return number if isinstance(number, int) else None
 
 
-def _backend(timeline: Timeline, header: Header) -> str:
+def _backend(timeline: RankEvents, header: Header) -> str:
     if header.backend:
         return header.backend
-    if np.any(timeline.device.what == What.COLLECTIVE):
+    if np.any(timeline.device.kind == EventKind.COLLECTIVE):
         return "nccl"
     return min(timeline.backends, default="")
 
 
-def _dtype(timeline: Timeline, transfers: Transfers, calls: Sequence[Call]) -> str:
+def _dtype(timeline: RankEvents, transfers: Transfers, calls: Sequence[TracedCollective]) -> str:
     """Return the type of gradients or, if shapes were not recorded, that in which they are reduced."""
     if timeline.dtypes:
         return timeline.dtypes.most_common(1)[0][0]
@@ -201,7 +203,7 @@ def _dtype(timeline: Timeline, transfers: Transfers, calls: Sequence[Call]) -> s
     return next((dtype for dtype in reduced if dtype), "")
 
 
-def _missing(own: Events, steps: Sequence[RankStep]) -> list[str]:
+def _missing(own: EventColumns, steps: Sequence[RankStep]) -> list[str]:
     """Say what the trace does not tell."""
     notes = []
     calls = [call for step in steps for call in step.calls]
@@ -211,6 +213,6 @@ def _missing(own: Events, steps: Sequence[RankStep]) -> list[str]:
     sized = [call for call in calls if call.kind != "other"]
     if n_unsized := sum(call.nbytes is None for call in sized):
         notes.append(f"sizes of {n_unsized} of {len(sized)} collectives are unknown; profile with `record_shapes=True`")
-    if not np.any(own.what == What.INPUT):
+    if not np.any(own.kind == EventKind.INPUT):
         notes.append("no `DataLoader` was seen; time spent on input counts as the host's")
     return notes

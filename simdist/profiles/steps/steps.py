@@ -1,22 +1,87 @@
-"""A rank's steps, put together from windows, phases and collectives; the same for CPUs and GPUs."""
+"""A rank's steps, put together from the host's windows, phases and collectives; the same for CPUs and GPUs.
 
-from collections.abc import Callable, Iterable
+Marked steps reach from one mark to the next, so that no time between them is lost; without marks a step reaches from
+one update to the next.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 
-from simdist.profiles.kineto.timeline import Floats
-from simdist.profiles.steps.model import Call, RankStep
-from simdist.profiles.steps.phase_spans import Phase, Phases
-from simdist.profiles.steps.windows import Window
+from simdist.profiles.kineto.columns import UNKNOWN, EventColumns, Floats, Ints
+from simdist.profiles.kineto.events import EventKind
+from simdist.profiles.steps.host import Passes
+from simdist.profiles.steps.model import Gradient, RankStep, TracedCollective
+from simdist.profiles.steps.phase_spans import Phases, StepPhase
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A step, as the host began and ended it."""
+
+    number: int
+    start_s: float
+    end_s: float
+
+
+def windows_of(own: EventColumns, passes: Passes) -> tuple[list[Window], list[str]]:
+    """Return the steps in order, and notes on how they were found.
+
+    Args:
+        own: What the main thread did.
+        passes: The backward passes.
+    """
+    marks = own.of(EventKind.STEP)
+    if len(marks):
+        return _marked(marks), []
+    for edges_s, name in _repeating(own, passes):
+        if len(edges_s) > 1:
+            pairs = zip(edges_s[:-1].tolist(), edges_s[1:].tolist(), strict=True)
+            windows = [Window(number, start_s, end_s) for number, (start_s, end_s) in enumerate(pairs)]
+            return windows, [
+                f"steps carry no marks; they are taken to reach {name}; call `profiler.step()` to mark them"
+            ]
+    return [], []
+
+
+def _marked(marks: EventColumns) -> list[Window]:
+    """Let a step reach to the next one's mark where that follows; the profiler may have paused between them."""
+    numbers, starts_s = marks.link.tolist(), marks.start_s.tolist()
+    windows = []
+    for i, (number, start_s, end_s) in enumerate(zip(numbers, starts_s, marks.end_s.tolist(), strict=True)):
+        is_followed = i + 1 < len(numbers) and numbers[i + 1] == number + 1
+        windows.append(Window(number, start_s, starts_s[i + 1] if is_followed else end_s))
+    return windows
+
+
+def _repeating(own: EventColumns, passes: Passes) -> list[tuple[Floats, str]]:
+    """Return what repeats once in every step, the most trustworthy first."""
+    updates = own.of(EventKind.OPTIMIZER)
+    return [
+        (_last_updates_s(updates, passes), "from the end of one `Optimizer.step` to the end of the next"),
+        (own.of(EventKind.INPUT).start_s, "from one batch of the data loader to the next"),
+        (own.of(EventKind.FORWARD).start_s, "from one forward pass to the next"),
+        (passes.end_s, "from the end of one backward pass to the end of the next"),
+    ]
+
+
+def _last_updates_s(updates: EventColumns, passes: Passes) -> Floats:
+    """Return when updates ended, of several without a backward pass between them the last."""
+    n_passes = np.searchsorted(passes.start_s, updates.start_s)
+    is_last = np.append(n_passes[1:] > n_passes[:-1], True)[: len(updates)]
+    ends_s: Floats = np.sort(updates.end_s)[is_last]
+    return ends_s
+
 
 Computed: TypeAlias = Callable[[Floats], Floats]
 """From instants on the host to when the device had computed what had been launched before."""
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class StepSpan:
     """A step: as the host saw it, and from when to when it was on the device."""
 
     host: Window
@@ -24,7 +89,9 @@ class Span:
     end_s: float
 
 
-def rank_steps(spans: Iterable[Span], phases: Phases, calls: tuple[Call, ...], computed: Computed) -> list[RankStep]:
+def rank_steps(
+    spans: Iterable[StepSpan], phases: Phases, calls: tuple[TracedCollective, ...], computed: Computed
+) -> list[RankStep]:
     """Return the steps with their phases, buckets and calls.
 
     Args:
@@ -38,19 +105,19 @@ def rank_steps(spans: Iterable[Span], phases: Phases, calls: tuple[Call, ...], c
     for span in spans:
         first, last = np.searchsorted(issued_s, [span.host.start_s, span.host.end_s]).tolist()
         borders_s = np.array([span.start_s, span.end_s])
-        spent_s = {phase: float(np.diff(phases.before(phase, borders_s))[0]) for phase in Phase}
+        spent_s = {phase: float(np.diff(phases.before(phase, borders_s))[0]) for phase in StepPhase}
         own = calls[first:last]
         steps.append(
             RankStep(
                 number=span.host.number,
                 start_s=span.start_s,
                 end_s=span.end_s,
-                input_s=spent_s[Phase.INPUT],
-                forward_s=spent_s[Phase.FORWARD],
-                host_s=spent_s[Phase.HOST],
-                backward_s=spent_s[Phase.BACKWARD],
-                wait_s=spent_s[Phase.WAIT],
-                optimize_s=spent_s[Phase.OPTIMIZE],
+                input_s=spent_s[StepPhase.INPUT],
+                forward_s=spent_s[StepPhase.FORWARD],
+                host_s=spent_s[StepPhase.HOST],
+                backward_s=spent_s[StepPhase.BACKWARD],
+                wait_s=spent_s[StepPhase.WAIT],
+                optimize_s=spent_s[StepPhase.OPTIMIZE],
                 buckets_s=_buckets_s(own, phases, computed, borders_s),
                 calls=own,
             )
@@ -58,11 +125,61 @@ def rank_steps(spans: Iterable[Span], phases: Phases, calls: tuple[Call, ...], c
     return steps
 
 
-def _buckets_s(calls: tuple[Call, ...], phases: Phases, computed: Computed, borders_s: Floats) -> tuple[float, ...]:
+def _buckets_s(
+    calls: tuple[TracedCollective, ...], phases: Phases, computed: Computed, borders_s: Floats
+) -> tuple[float, ...]:
     """Cut the backward pass where gradients were handed over; what follows the last goes to the last."""
     handed_over_s = np.array([call.issued_s for call in calls if call.of_gradients])
     if not len(handed_over_s):
         return ()
     ready_s = np.clip(computed(handed_over_s), *borders_s)
     cuts_s = np.concatenate([borders_s[:1], ready_s[:-1], borders_s[1:]])
-    return tuple(np.diff(phases.before(Phase.BACKWARD, np.maximum.accumulate(cuts_s))).tolist())
+    return tuple(np.diff(phases.before(StepPhase.BACKWARD, np.maximum.accumulate(cuts_s))).tolist())
+
+
+def gradients_of(
+    host: EventColumns, spans: Sequence[StepSpan], passes: Passes, phases: Phases, computed: Computed
+) -> tuple[tuple[Gradient, ...], list[str]]:
+    """Return the parameters in the order in which their gradients become ready, and notes on what is amiss.
+
+    Args:
+        host: What the host did.
+        spans: The steps; each has a backward pass.
+        passes: The backward passes; the last of each step counts, because it is the one that reduces gradients.
+        phases: Of the device.
+        computed: When the device had computed what was launched before an instant.
+    """
+    ready = host.of(EventKind.READY)
+    found: dict[tuple[int, ...], list[Floats]] = {}
+    for span in spans:
+        counts, seconds = _in_step(ready, span, passes, phases, computed)
+        if len(counts) and np.all(counts != UNKNOWN):
+            found.setdefault(tuple(counts.tolist()), []).append(seconds)
+    if not found:
+        return (), []
+    counts_of, times = max(found.items(), key=lambda item: len(item[1]))
+    medians_s = np.median(times, axis=0).tolist()
+    gradients = tuple(Gradient(count, max(0.0, median_s)) for count, median_s in zip(counts_of, medians_s, strict=True))
+    other = sum(map(len, found.values())) - len(times)
+    note = f"in {other} of {len(spans)} steps gradients become ready in another order; their times are left out"
+    return gradients, [note] if other else []
+
+
+def _in_step(
+    ready: EventColumns, span: StepSpan, passes: Passes, phases: Phases, computed: Computed
+) -> tuple[Ints, Floats]:
+    """Return sizes of the gradients of a step's last backward pass, and the backward seconds before each."""
+    last = int(np.searchsorted(passes.start_s, span.host.end_s)) - 1
+    begin_s, end_s = passes.start_s[last], passes.end_s[last]
+    first, behind = np.searchsorted(ready.start_s, [begin_s, end_s]).tolist()
+    instants_s = computed(np.append(begin_s, ready.end_s[first:behind]))
+    spent_s = phases.before(StepPhase.BACKWARD, np.clip(instants_s, span.start_s, span.end_s))
+    return ready.link[first:behind], np.diff(np.maximum.accumulate(spent_s))
+
+
+def batch_size_of(own: EventColumns, spans: Iterable[StepSpan]) -> int | None:
+    """Return the samples of a batch: the first dimension of what the first layer of a step takes, in most steps."""
+    layers = own.of(EventKind.LAYER)
+    firsts = np.searchsorted(layers.start_s, [span.host.start_s for span in spans])
+    told = [int(size) for size in layers.link[firsts[firsts < len(layers)]] if size != UNKNOWN]
+    return Counter(told).most_common(1)[0][0] if told else None

@@ -11,10 +11,8 @@ from profiled_jobs import profiles_of, without_input
 from simdist import scenario as scenarios
 from simdist.errors import ScenarioError
 from simdist.plan.group import Group
-from simdist.profiles.estimates.fabrics import Fabric, fabric_of_gpus
-from simdist.profiles.estimates.line_fit import fitted_line
-from simdist.profiles.estimates.links import predicted_s
-from simdist.profiles.importing import Options, import_job
+from simdist.profiles.estimates.links import Fabric, fabric_of_gpus, fitted_line, predicted_s
+from simdist.profiles.importing import ImportOptions, import_job
 from simdist.scenario import Link, presets
 
 TRUTH = without_input(n_ranks=8, n_steps=4, gpus_per_node=4)
@@ -47,7 +45,7 @@ def test_the_network_is_fitted_around_the_nvlink_of_known_gpus() -> None:
 
 @pytest.mark.parametrize("link", [FAST.link, Link(latency_s=30e-6, bandwidth_Bps=10e9), Link.ideal()])
 def test_the_network_is_fitted_around_a_fabric_that_is_stated(link) -> None:
-    imported = import_job(named(A100), name="job", options=Options(fabric=Fabric(link, "known")))
+    imported = import_job(named(A100), name="job", options=ImportOptions(fabric=Fabric(link, "known")))
     assert imported.scenario.cluster.fabric == link
     assert is_explained(imported)
 
@@ -85,10 +83,10 @@ def test_only_gpus_that_always_have_nvlink_tell_the_fabric(names) -> None:
 def test_a_fabric_is_refused_where_it_says_nothing() -> None:
     one_node = profiles_of(replace(TRUTH, gpus_per_node=8), "cuda")
     with pytest.raises(ScenarioError, match=r"--fabric: is for several nodes of several GPUs; the job ran on 1 x 8"):
-        import_job(one_node, name="job", options=Options(fabric=FAST))
+        import_job(one_node, name="job", options=ImportOptions(fabric=FAST))
     given = scenarios.load_cluster(presets.path("clusters", "dgx-a100"))
     with pytest.raises(ScenarioError, match=r"--fabric: --cluster has the links inside nodes, too"):
-        import_job(named(A100), name="job", options=Options(cluster=given, fabric=FAST))
+        import_job(named(A100), name="job", options=ImportOptions(cluster=given, fabric=FAST))
 
 
 def test_a_line_is_found_from_its_times() -> None:

@@ -6,10 +6,10 @@ import pytest
 from profiled_jobs import Bucket, Delay, Truth, changed, profiles_of, without_input
 
 from simdist.errors import ScenarioError, TraceError
-from simdist.profiles.importing import Options, import_job
-from simdist.profiles.job.job import assemble
+from simdist.profiles.importing import ImportOptions, import_job
+from simdist.profiles.job.job import assemble, grouped
 from simdist.profiles.job.layout import find_layout
-from simdist.profiles.notes import grouped, listed
+from simdist.profiles.steps.model import listed
 
 JOB = without_input(n_ranks=4, n_steps=8, first_step=0)
 
@@ -213,7 +213,7 @@ def test_files_in_another_order_give_the_same_scenario() -> None:
 
 
 def test_the_user_may_give_the_nodes_of_an_import() -> None:
-    imported = import_job(profiles_of(JOB), name="job", options=Options(nodes=4))
+    imported = import_job(profiles_of(JOB), name="job", options=ImportOptions(nodes=4))
     assert imported.scenario.cluster.nodes == 4
 
 

@@ -10,14 +10,12 @@ from simdist.errors import ScenarioError, TraceError
 from simdist.plan.group import Group
 from simdist.profiles.estimates.base import base_times, parts
 from simdist.profiles.estimates.collectives import collective_times
-from simdist.profiles.estimates.fabrics import Fabric
-from simdist.profiles.estimates.links import predicted_s
-from simdist.profiles.importing import Options, import_job
-from simdist.profiles.job.clocks import synchronize
+from simdist.profiles.estimates.links import Fabric, predicted_s
+from simdist.profiles.importing import ImportOptions, import_job
 from simdist.profiles.job.job import assemble
 from simdist.profiles.job.layout import find_layout
-from simdist.profiles.job.matching import match
-from simdist.profiles.steps.model import Call
+from simdist.profiles.job.matching import match, synchronize
+from simdist.profiles.steps.model import TracedCollective
 from simdist.scenario import Cluster, Link, Tensor
 from simdist.schedules import Sync
 
@@ -35,14 +33,14 @@ def matched(truth: Truth, device="cpu"):
 def drifting(profile, drift):
     """Return a profile of a clock that is slow or fast."""
 
-    def slower(call: Call) -> Call:
+    def slower(call: TracedCollective) -> TracedCollective:
         times = {name: at * (1 + drift) for name, at in (("start_s", call.start_s), ("end_s", call.end_s))}
         return replace(call, issued_s=call.issued_s * (1 + drift), **times)
 
     return replace(profile, steps=tuple(replace(step, calls=tuple(map(slower, step.calls))) for step in profile.steps))
 
 
-def _of_group(call: Call, ranks: tuple[int, ...] | None) -> Call:
+def _of_group(call: TracedCollective, ranks: tuple[int, ...] | None) -> TracedCollective:
     """Return a collective of some ranks only, that averages no gradients."""
     return replace(call, ranks=ranks, n_ranks=len(ranks) if ranks else 2, of_gradients=False)
 
@@ -204,7 +202,7 @@ def test_links_between_nodes_stand_for_those_inside_with_a_warning() -> None:
 
 def test_links_that_are_given_are_taken() -> None:
     given = Cluster(nodes=9, gpus_per_node=9, fabric=Link.ideal(), network=Link(latency_s=1e-3, bandwidth_Bps=1e9))
-    imported = import_job(profiles_of(JOB), name="job", options=Options(cluster=given))
+    imported = import_job(profiles_of(JOB), name="job", options=ImportOptions(cluster=given))
     cluster = imported.scenario.cluster
     assert (cluster.nodes, cluster.gpus_per_node, cluster.network) == (1, 4, given.network)
     assert imported.proof.predicted_s < imported.proof.measured_s
@@ -218,7 +216,7 @@ def test_without_collectives_links_are_asked_for() -> None:
     with pytest.raises(TraceError, match=r"no all_reduce .*give --cluster"):
         import_job(silent, name="job")
     given = Cluster(nodes=1, gpus_per_node=1, fabric=Link.ideal(), network=Link.ideal())
-    imported = import_job(silent, name="job", options=Options(cluster=given))
+    imported = import_job(silent, name="job", options=ImportOptions(cluster=given))
     assert imported.model.tensors[-1].count == JOB.buckets[0].counts[0]
     assert imported.scenario.workload.tensors[0].backward_s is not None
 
@@ -251,7 +249,7 @@ def test_a_host_that_runs_ahead_is_predicted_by_what_its_device_saw() -> None:
 
 def test_a_prediction_far_off_names_the_part_that_misses() -> None:
     slow = Cluster(nodes=1, gpus_per_node=1, fabric=Link(latency_s=1.0, bandwidth_Bps=1e9), network=Link.ideal())
-    imported = import_job(profiles_of(JOB), name="job", options=Options(cluster=slow))
+    imported = import_job(profiles_of(JOB), name="job", options=ImportOptions(cluster=slow))
     assert imported.proof.misses is not None
     assert imported.proof.misses.startswith("mostly waiting for communication and other ranks: reproduced")
 
@@ -283,7 +281,7 @@ def test_without_shapes_a_tensor_stands_for_each_bucket() -> None:
 
 def test_tensors_that_are_given_must_have_the_elements_of_the_gradients() -> None:
     with pytest.raises(ScenarioError, match=r"--tensors: has 5 elements in 1 tensors; the gradients .* have 1479110"):
-        import_job(profiles_of(JOB), name="job", options=Options(tensors=(Tensor(name="w", count=5),)))
+        import_job(profiles_of(JOB), name="job", options=ImportOptions(tensors=(Tensor(name="w", count=5),)))
 
 
 def test_tensors_that_are_given_share_the_backward_pass_by_flops() -> None:
@@ -291,7 +289,7 @@ def test_tensors_that_are_given_share_the_backward_pass_by_flops() -> None:
         Tensor(name=f"t{number}", count=count, flops=flops)
         for number, (count, flops) in enumerate([(497_710, 1.0), (490_700, 3.0), (490_700, 1.0)])
     ]
-    options = Options(tensors=tuple(ready[::-1]))
+    options = ImportOptions(tensors=tuple(ready[::-1]))
     imported = import_job(profiles_of(replace(JOB, shapes=False)), name="job", options=options)
     seconds = {tensor.name: tensor.backward_s for tensor in imported.scenario.workload.tensors}
     assert seconds == pytest.approx({"t0": 0.008, "t1": 0.009, "t2": 0.003})
@@ -319,7 +317,7 @@ def test_one_rank_is_a_job_too() -> None:
 def test_schedules_fit_the_machines() -> None:
     profiles = profiles_of(without_input(n_ranks=16, n_steps=16, gpus_per_node=4), "cuda")
     fabric = Fabric(Link(latency_s=3e-6, bandwidth_Bps=240e9), "known")
-    imported = import_job(profiles, name="job", options=Options(fabric=fabric))
+    imported = import_job(profiles, name="job", options=ImportOptions(fabric=fabric))
     names = [schedule.name for schedule in imported.scenario.schedules]
     assert names == ["sync", "local-2", "local-4", "local-8", "hsgd-2-4,4-8,8-16", "hsgd-2-4,4-8,8-16-node-gradients"]
 

@@ -15,10 +15,11 @@ import pytest
 from msgspec import Raw
 
 from simdist.errors import TraceError
-from simdist.profiles.kineto.finding import find_traces
-from simdist.profiles.kineto.parallel import profile_all
-from simdist.profiles.kineto.reading import Args, Device, Event, Group, TraceFile, args_of
+from simdist.profiles.kineto.events import Args, Event, args_of
+from simdist.profiles.kineto.header import Gpu, ProcessGroup
+from simdist.profiles.kineto.reading import TraceFile
 from simdist.profiles.steps.model import RankProfile
+from simdist.profiles.trace_files import find_traces, profile_all
 
 
 def operator(name="aten::mm", *, at=0.0, **others):
@@ -297,8 +298,8 @@ def test_header_tells_the_job(tmp_path):
     for document in ({**metadata, "traceEvents": operators(1)}, {"traceEvents": operators(1), **metadata}):
         _, header = read_bytes(tmp_path, pretty(document))
         assert (header.rank, header.world_size, header.backend, header.hostname) == (1, 2, "nccl", "node7")
-        assert header.groups == (Group("0", "default_pg", "cuda:nccl", (0, 1)), Group("1", "", "", None))
-        assert header.devices == (Device(0, "NVIDIA A100"), Device(1, ""))
+        assert header.groups == (ProcessGroup("0", "default_pg", "cuda:nccl", (0, 1)), ProcessGroup("1", "", "", None))
+        assert header.devices == (Gpu(0, "NVIDIA A100"), Gpu(1, ""))
         assert (header.has_shapes, header.base_ns) == (True, 1790857026000000000)
 
 
@@ -306,7 +307,7 @@ def test_header_of_odd_types_tells_what_it_can(tmp_path):
     metadata = {"distributedInfo": {"rank": -1, "world_size": True, "pg_config": {"0": {"ranks": "all"}}}}
     _, header = read_bytes(tmp_path, compact(trace(operators(1), **metadata, host_name=None, deviceProperties="?")))
     assert (header.rank, header.world_size, header.hostname, header.devices) == (None, None, None, ())
-    assert header.groups == (Group("0", "", "", None),)
+    assert header.groups == (ProcessGroup("0", "", "", None),)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from profiled_jobs import Delay, profiles_of, without_input
 
 from simdist.profiles.estimates.stragglers import Straggler, find_stragglers, noise_of, without
 from simdist.profiles.importing import import_job
-from simdist.profiles.job.layout import Layout
+from simdist.profiles.job.layout import RankLayout
 
 QUIET_S = 0.005
 JOB = without_input(n_ranks=8, n_steps=20, first_step=10, gpus_per_node=4, jitter=0.02)
@@ -99,7 +99,7 @@ def test_the_cost_of_stragglers_is_what_a_step_takes_less_without_them() -> None
 def test_without_its_stragglers_a_job_is_quiet() -> None:
     delay_s = np.zeros((5, 3))
     delay_s[2, 1] = 1.0
-    layout = Layout(1, 3, "")
+    layout = RankLayout(1, 3, "")
     stragglers = find_stragglers({"host": delay_s}, step_s=1.0, ranks=(0, 2, 5), numbers=range(5), layout=layout)
     assert stragglers == (Straggler("transient", (2,), None, "host", (2,), 1.0),)
     assert not without({"host": delay_s}, stragglers, ranks=(0, 2, 5), numbers=range(5))["host"].any()
@@ -125,7 +125,7 @@ def test_ranks_without_a_trace_have_the_delays_of_a_rank_that_is_not_late() -> N
 
 def in_steps_of_1_s(delay_s, channel="compute"):
     n_steps, n_ranks = delay_s.shape
-    ranks, layout = range(n_ranks), Layout(1, n_ranks, "")
+    ranks, layout = range(n_ranks), RankLayout(1, n_ranks, "")
     return find_stragglers({channel: delay_s}, step_s=1.0, ranks=ranks, numbers=range(n_steps), layout=layout)
 
 

@@ -10,8 +10,7 @@ from msgspec import DecodeError, Meta, Raw, Struct
 from msgspec.json import Decoder
 from numpy.typing import NDArray
 
-from simdist.profiles.kineto.classify import What, meaning_of
-from simdist.profiles.kineto.events import Event, args_of
+from simdist.profiles.kineto.events import Event, EventKind, args_of, meaning_of
 from simdist.profiles.kineto.messages import Message, dtype_of, element_count, message_of
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -24,15 +23,15 @@ NOTHING = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
+class EventColumns:
     """Events in the order in which they began, an enclosing one before those that it encloses.
 
     Args:
         start_s: On the trace's clock, `[n]`.
         end_s: On the trace's clock, `[n]`.
-        thread: Number of the thread or stream, counted in `Timeline.threads`, `[n]`.
-        what: A `What`, `[n]`.
-        link: By `what`: the number of a `STEP`; the index in `Timeline.messages` of an `ISSUE`, a `TRANSFER` or a
+        thread: Number of the thread or stream, counted in `RankEvents.threads`, `[n]`.
+        kind: An `EventKind`, `[n]`.
+        link: By `kind`: the number of a `STEP`; the index in `RankEvents.messages` of an `ISSUE`, a `TRANSFER` or a
             `COLLECTIVE`; elements of what is `READY`; samples of a `LAYER`'s batch; of launches and the device's work
             what ties them together; -1 where the trace does not tell, `[n]`.
     """
@@ -40,43 +39,43 @@ class Events:
     start_s: Floats
     end_s: Floats
     thread: NDArray[np.int32]
-    what: NDArray[np.int8]
+    kind: NDArray[np.int8]
     link: Ints
 
     def __len__(self) -> int:
         return len(self.start_s)
 
-    def where(self, chosen: NDArray[np.bool_]) -> "Events":
+    def where(self, chosen: NDArray[np.bool_]) -> "EventColumns":
         """Return those events that are chosen, `[n]`."""
-        return Events(
-            self.start_s[chosen], self.end_s[chosen], self.thread[chosen], self.what[chosen], self.link[chosen]
+        return EventColumns(
+            self.start_s[chosen], self.end_s[chosen], self.thread[chosen], self.kind[chosen], self.link[chosen]
         )
 
-    def of(self, *whats: What) -> "Events":
+    def of(self, *kinds: EventKind) -> "EventColumns":
         """Return the events that are one of these."""
-        return self.where(np.isin(self.what, whats))
+        return self.where(np.isin(self.kind, kinds))
 
-    def on(self, thread: int) -> "Events":
+    def on(self, thread: int) -> "EventColumns":
         """Return the events of one thread or stream."""
         return self.where(self.thread == thread)
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class RankEvents:
     """What a trace tells of one rank.
 
     Args:
         host: What its threads did.
         device: What its GPU did; empty without one.
-        threads: Process and thread, or GPU and stream, of each number in `Events.thread`.
-        messages: Of collectives; see `Events.link`.
+        threads: Process and thread, or GPU and stream, of each number in `EventColumns.thread`.
+        messages: Of collectives; see `EventColumns.link`.
         device_messages: Of collectives' kernels, by their `link`.
         dtypes: How often gradients were of each type.
         backends: That annotated their collectives, such as `gloo`.
     """
 
-    host: Events
-    device: Events
+    host: EventColumns
+    device: EventColumns
     threads: tuple[tuple[int | str, int | str], ...]
     messages: tuple[Message, ...]
     device_messages: dict[int, Message]
@@ -84,7 +83,7 @@ class Timeline:
     backends: frozenset[str]
 
 
-def timeline_of(batches: Iterable[Sequence[Event]]) -> Timeline:
+def rank_events(batches: Iterable[Sequence[Event]]) -> RankEvents:
     """Read all events once and keep what matters of them.
 
     Args:
@@ -94,8 +93,8 @@ def timeline_of(batches: Iterable[Sequence[Event]]) -> Timeline:
     for batch in batches:
         reading.read(batch)
     events = reading.columns.events()
-    on_device = events.what >= What.KERNEL
-    return Timeline(
+    on_device = events.kind >= EventKind.KERNEL
+    return RankEvents(
         events.where(~on_device),
         events.where(on_device),
         tuple(reading.threads),
@@ -114,9 +113,13 @@ class _Link(Struct, frozen=True, gc=False):
 
 _LINK = Decoder(_Link)
 _BACKENDS = frozenset({"gloo", "mpi", "nccl", "ucc"})
-_IS_LINKED = np.isin(np.arange(len(What)), (What.KERNEL, What.COPY_IN, What.COPY, What.LAUNCH, What.BLOCKING))
+_IS_LINKED = np.isin(
+    np.arange(len(EventKind)),
+    (EventKind.KERNEL, EventKind.COPY_IN, EventKind.COPY, EventKind.LAUNCH, EventKind.BLOCKING),
+)
 _IS_TELLING = np.isin(
-    np.arange(len(What)), (What.STEP, What.ISSUE, What.TRANSFER, What.READY, What.LAYER, What.COLLECTIVE)
+    np.arange(len(EventKind)),
+    (EventKind.STEP, EventKind.ISSUE, EventKind.TRANSFER, EventKind.READY, EventKind.LAYER, EventKind.COLLECTIVE),
 )
 
 
@@ -133,25 +136,25 @@ def _correlations(texts: list[Raw]) -> list[int]:
 class _Columns:
     """Events as they are read, a column per field and batch: 29 bytes each."""
 
-    __slots__ = ("dur_us", "link", "thread", "ts_us", "what")
+    __slots__ = ("dur_us", "kind", "link", "thread", "ts_us")
 
     def __init__(self) -> None:
         self.ts_us: list[Floats] = [np.zeros(0)]
         self.dur_us: list[Floats] = [np.zeros(0)]
         self.thread: list[NDArray[np.int32]] = [np.zeros(0, np.int32)]
-        self.what: list[NDArray[np.int8]] = [np.zeros(0, np.int8)]
+        self.kind: list[NDArray[np.int8]] = [np.zeros(0, np.int8)]
         self.link: list[Ints] = [np.zeros(0, np.int64)]
 
-    def events(self) -> Events:
+    def events(self) -> EventColumns:
         """Return the events in order."""
         start_us = np.concatenate(self.ts_us)
         end_us = start_us + np.concatenate(self.dur_us)
         order = np.lexsort((-end_us, start_us))
-        return Events(
+        return EventColumns(
             1e-6 * start_us[order],
             1e-6 * end_us[order],
             np.concatenate(self.thread)[order],
-            np.concatenate(self.what)[order],
+            np.concatenate(self.kind)[order],
             np.concatenate(self.link)[order],
         )
 
@@ -186,7 +189,7 @@ class _Reading:
         columns.ts_us.append(np.array([event.ts_us for event in events], np.float64))
         columns.dur_us.append(np.array([event.dur_us for event in events], np.float64))
         columns.thread.append(np.array([self.threads[key] for key in keys], np.int32))
-        columns.what.append(what)
+        columns.kind.append(what)
         columns.link.append(link)
 
     def _whats(self, batch: Sequence[Event]) -> list[int]:
@@ -201,20 +204,20 @@ class _Reading:
             return self._whats(batch)
 
     def _told(self, what: int, event: Event) -> int:
-        if what == What.STEP:
+        if what == EventKind.STEP:
             number = event.name.partition("#")[2]
             return int(number) if number.isdecimal() else UNKNOWN
         args = args_of(event)
-        if what == What.COLLECTIVE:  # without a number, one that no launch has
+        if what == EventKind.COLLECTIVE:  # without a number, one that no launch has
             link = -2 - len(self.device_messages) if args.correlation is None else args.correlation
             self.device_messages[link] = message_of(event.name, args)
             return link
-        if what in (What.ISSUE, What.TRANSFER):
+        if what in (EventKind.ISSUE, EventKind.TRANSFER):
             self.messages.append(message_of(event.name, args))
             self.backends |= {event.name.partition(":")[0]} & _BACKENDS
             return len(self.messages) - 1
         dims = args.input_dims
-        if what == What.READY:
+        if what == EventKind.READY:
             if dims and args.input_types:
                 self.dtypes[dtype_of(args.input_types[0])] += 1
             return element_count(dims[0]) if dims else UNKNOWN
