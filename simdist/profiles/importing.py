@@ -8,33 +8,18 @@ from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
 from simdist.plan.ops import Channel
-from simdist.profiles.estimates.base import BaseTimes, HostModel, base_times, host_model, measured, parts, recorded
+from simdist.profiles.estimates import collectives, stragglers
+from simdist.profiles.estimates.base import BaseTimes, HostModel, base_times, excess_times, host_model, parts, recorded
 from simdist.profiles.estimates.candidates import candidates
-from simdist.profiles.estimates.collectives import (
-    CollectiveTimes,
-    collective_times,
-    find_unseen,
-    unseen_note,
-    with_unseen,
-)
 from simdist.profiles.estimates.links import Fabric, Links, derive_links, fabric_of_gpus
 from simdist.profiles.estimates.proof import Proof, prove_step
-from simdist.profiles.estimates.stragglers import (
-    Noise,
-    Straggler,
-    find_stragglers,
-    noise_of,
-    slow_devices,
-    slow_throughout,
-    without,
-)
+from simdist.profiles.estimates.stragglers import DelayTable, Noise, Straggler
 from simdist.profiles.estimates.tensors import Model, find_model
 from simdist.profiles.job.job import TracedJob, assemble
 from simdist.profiles.job.layout import RankLayout, find_layout
-from simdist.profiles.job.matching import RankClocks, check_one_run, match, synchronize
+from simdist.profiles.job.matching import RankClocks, check_same_run, match, synchronize
 from simdist.profiles.steps.model import RankProfile
 from simdist.scenario import Cluster, Host, Input, Link, Persistent, Scenario, Storage, Tensor, Workload
-from simdist.scenario.cluster import DeviceOverride
 from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds
 
@@ -87,7 +72,7 @@ class ImportedJob:
     job: TracedJob
     layout: RankLayout
     clocks: RankClocks
-    times: tuple[CollectiveTimes, ...]
+    times: tuple[collectives.CollectiveTimes, ...]
     links: Links | None
     base: BaseTimes
     host: HostModel
@@ -115,49 +100,58 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
     options = options or ImportOptions()
     job = assemble(profiles, steps=options.steps)
     layout = find_layout(job, nodes=options.nodes, gpus_per_node=options.gpus_per_node)
-    of = parts(job)
-    base = base_times(job, of)
+    seconds = parts(job)
+    step_s = float(np.median(seconds.step_s))
+    base = base_times(job, seconds)
+    host = host_model(job, base)
     model = find_model(job, base, options.tensors)
     matched = match(job)
     clocks = synchronize(matched)
-    check_one_run(job, matched, clocks)
-    unseen = find_unseen(matched, clocks)
-    times = collective_times(matched, clocks, layout, unseen)
-    host, traced = host_model(job, base), measured(of, base)
+    check_same_run(job, matched, clocks)
+    untraced = collectives.find_untraced_waits(matched, clocks)
+    times = collectives.collective_times(matched, clocks, layout, untraced)
     cluster, links = _cluster(job, layout, times, options)
-    step_s = float(np.median(of.step_s))
-    excess, ranks = with_unseen(traced.of, unseen, job, step_s=step_s)
-    stragglers = find_stragglers(excess, step_s=step_s, ranks=ranks, numbers=job.numbers, layout=layout)
-    noise = noise_of(excess, stragglers, step_s=step_s, ranks=ranks, numbers=job.numbers)
-    seen = [each for each in stragglers if set(each.ranks) <= set(job.ranks)]
-    slow = slow_throughout(seen, len(job.numbers))  # of a rank without a trace only what is exposed is known: a delay
-    rest, calm = (without(excess, who, ranks=ranks, numbers=job.numbers) for who in (slow, stragglers))
-    delays = recorded(rest, host, ranks, job.world_size)
+    traced = excess_times(seconds, base)
+    excess = collectives.with_untraced_rank(DelayTable(traced.of, job.ranks, job.numbers, step_s), untraced, job)
+    late = stragglers.find_stragglers(excess, layout)
+    seen = [each for each in late if set(each.ranks) <= set(job.ranks)]
+    # of a rank without a trace only what is exposed is known: that is a delay, not a slow device
+    slow = stragglers.slow_throughout(seen, len(job.numbers))
+    without = (stragglers.without(excess, who) for who in (slow, late))
+    delays, calm = (recorded(rest, host, excess.ranks, job.world_size) for rest in without)
     schedules = candidates(model, layout, len(job.numbers), hierarchical=links is None or links.is_complete)
-    scenario = _scenario(name, job, cluster, model, base, host, tuple(delays), schedules)
-    slowed = scenario.model_copy(
-        update={"cluster": _slowed(scenario.cluster, slow_devices(slow, _computing_s(scenario)))}
-    )
-    proof = prove_step(slowed, delays, of, job, calm=(scenario, recorded(calm, host, ranks, job.world_size)))
+    disturbances = tuple(Persistent(on=channel, delay_s=0.0) for channel in delays)
+    plain = _scenario(name, job, cluster, model, base, host, disturbances, schedules)
+    slow_ones = (*plain.cluster.slow_devices, *stragglers.slow_devices(slow, _computing_s(plain)))
+    slowed_cluster = plain.cluster.model_copy(update={"slow_devices": slow_ones})
+    slowed = plain.model_copy(update={"cluster": slowed_cluster})
+    proof = prove_step(slowed, delays, seconds, job, calm=(plain, calm))
     notes = [*job.notes, *layout.notes, *base.notes, *model.notes, *matched.notes, *(links.notes if links else ())]
-    if links is not None:
-        notes.append(
-            "traces do not tell how fast memory is: compressing gradients takes no time in this scenario until "
-            "cluster.device.memory_bandwidth is set"
-        )
-    notes += _more_notes(job, base, host, traced.clipped_s / step_s if step_s else 0.0, clocks)
+    notes += _more_notes(job, base, host, clocks, links, traced.clipped_s / step_s if step_s else 0.0)
     if proof.is_silent:
         notes.append("warning: no gradients are exchanged in the traces; schedules of the scenario exchange them")
     if any(not each.is_complete for each in times):
-        notes.append(unseen_note(unseen, job, step_s=step_s))
-    slowed = slowed.model_copy(update={"doubts": _doubts(job, links, proof)})
+        notes.append(collectives.untraced_note(untraced, job, step_s=step_s))
     return ImportedJob(
-        job, layout, clocks, times, links, base, host, model, slowed, delays, stragglers, noise, proof, tuple(notes)
+        job=job,
+        layout=layout,
+        clocks=clocks,
+        times=times,
+        links=links,
+        base=base,
+        host=host,
+        model=model,
+        scenario=slowed.model_copy(update={"doubts": _caveats(job, links, proof)}),
+        delays=delays,
+        stragglers=late,
+        noise=stragglers.noise_of(excess, late),
+        proof=proof,
+        notes=tuple(notes),
     )
 
 
 def _cluster(
-    job: TracedJob, layout: RankLayout, times: Sequence[CollectiveTimes], options: ImportOptions
+    job: TracedJob, layout: RankLayout, times: Sequence[collectives.CollectiveTimes], options: ImportOptions
 ) -> tuple[Cluster, Links | None]:
     """Return the machines: those given, as many as were traced, or with links from what collectives took."""
     if options.fabric and (options.cluster or layout.nodes == 1 or layout.gpus_per_node == 1):
@@ -175,14 +169,10 @@ def _cluster(
             raise ScenarioError("--cluster: has slow_devices, but the traces tell who is slow: leave them out")
         return given, None
     device = {"name": next((each.device_name for each in job.profiles if each.device_name), "")}
-    library = "gloo" if _is_gloo(job) else "nccl"
-    bare = Cluster(
-        **shape,
-        fabric=Link.ideal(),
-        network=Link.ideal(),
-        library=library,
-        device=device,
-    )
+    backend = next((each.backend for each in job.profiles if each.backend), "")
+    is_gloo = "gloo" in backend or (not backend and job.profiles[0].device == "cpu")
+    library = "gloo" if is_gloo else "nccl"
+    bare = Cluster(**shape, fabric=Link.ideal(), network=Link.ideal(), library=library, device=device)
     links = derive_links(times, bare, given=options.fabric, usual=fabric_of_gpus(job.profiles))
     return bare.model_copy(update={"fabric": links.fabric, "network": links.network}), links
 
@@ -194,29 +184,20 @@ def _computing_s(scenario: Scenario) -> float:
     return (workload.forward_s or 0.0) + backward_s + (workload.optimize_s or 0.0)
 
 
-def _slowed(cluster: Cluster, slow: tuple[DeviceOverride, ...]) -> Cluster:
-    return cluster.model_copy(update={"slow_devices": (*cluster.slow_devices, *slow)})
-
-
-def _doubts(job: TracedJob, links: Links | None, proof: Proof) -> tuple[str, ...]:
+def _caveats(job: TracedJob, links: Links | None, proof: Proof) -> tuple[str, ...]:
     """Return what those who use the scenario must know."""
-    doubts = []
+    caveats = []
     if job.missing:
         n_missing = f"{len(job.missing)} of {job.world_size} ranks"
-        doubts.append(
+        caveats.append(
             f"{n_missing} left no trace: a straggler among them looks like slow links, so links may be too slow and "
             f"gains of averaging more seldom too large"
         )
     if links is not None and not links.is_complete:
-        doubts.append("the links inside nodes were not measured: do not trust schedules with groups inside nodes")
+        caveats.append("the links inside nodes were not measured: do not trust schedules with groups inside nodes")
     if proof.misses:
-        doubts.append(f"the steps it was imported from are reproduced {proof.error_text} off: {proof.misses}")
-    return tuple(doubts)
-
-
-def _is_gloo(job: TracedJob) -> bool:
-    backend = next((each.backend for each in job.profiles if each.backend), "")
-    return "gloo" in backend or (not backend and job.profiles[0].device == "cpu")
+        caveats.append(f"the steps it was imported from are reproduced {proof.error_text} off: {proof.misses}")
+    return tuple(caveats)
 
 
 def _scenario(
@@ -226,10 +207,10 @@ def _scenario(
     model: Model,
     base: BaseTimes,
     host: HostModel,
-    channels: Sequence[Channel],
+    disturbances: tuple[Persistent, ...],
     schedules: tuple[Schedule, ...],
 ) -> Scenario:
-    """Return the scenario, its channels disturbed by 0 s."""
+    """Return the scenario of the job."""
     batch_size = next((each.batch_size for each in job.profiles if each.batch_size), 1)
     forward_s = base.forward_s + base.host_s + (0.0 if host.loads else base.input_s)
     workload = Workload(
@@ -251,27 +232,27 @@ def _scenario(
         steps=len(job.numbers),
         host=Host(waits_for="update" if host.loads else "loss", run_ahead_steps=0 if host.waits else None),
         input=Input(source="storage", prefetch=1) if host.loads else Input(),
-        disturbances=tuple(Persistent(on=channel, delay_s=0.0) for channel in channels),
+        disturbances=disturbances,
         schedules=schedules,
     )
 
 
 def _more_notes(
-    job: TracedJob,
-    base: BaseTimes,
-    host: HostModel,
-    clipped_share: float,
-    clocks: RankClocks,
+    job: TracedJob, base: BaseTimes, host: HostModel, clocks: RankClocks, links: Links | None, clipped_share: float
 ) -> list[str]:
     notes = []
+    if links is not None:
+        notes.append(
+            "traces do not tell how fast memory is: compressing gradients takes no time in this scenario until "
+            "cluster.device.memory_bandwidth is set"
+        )
     if len(job.numbers) < _FEW:
         notes.append(f"{len(job.numbers)} steps are few: trace {_FEW} or more to tell what is usual from what is not")
     if clipped_share > 0.01:
         notes.append(f"parts of steps below the undisturbed times, {clipped_share:.1%} of a step, are left out")
     if clocks.unknown:
-        notes.append(
-            f"{len(clocks.unknown)} ranks share no collective with the others: their clocks are taken as they are"
-        )
+        n_unknown = len(clocks.unknown)
+        notes.append(f"{n_unknown} ranks share no collective with the others: their clocks are taken as they are")
     if base.is_loaded and not host.loads:
         notes.append(
             f"input of {format_seconds(base.input_s)} counts with the forward pass: the host runs ahead, and how long "
@@ -281,7 +262,7 @@ def _more_notes(
         notes.append(
             "delays of the host are recorded on compute, because the host waits for the update before it loads"
         )
-    if not host.waits and job.profiles:
+    if not host.waits:
         notes.append("delays are recorded on compute, as the device saw them, because the host never waits for it")
     if not any(each.batch_size for each in job.profiles):
         notes.append("the traces do not tell the batch size: written as 1; only rates of samples depend on it")

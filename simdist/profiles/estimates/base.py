@@ -196,7 +196,7 @@ def host_model(job: TracedJob, base: BaseTimes) -> HostModel:
     return HostModel(waits, waits and base.is_loaded)
 
 
-def measured(of: Parts, base: BaseTimes) -> ExcessTimes:
+def excess_times(of: Parts, base: BaseTimes) -> ExcessTimes:
     """Return what was beyond the base times."""
     excess: dict[Channel, NDArray[np.float64]] = {
         "host": of.host_s - base.host_s,

@@ -14,14 +14,14 @@ collectives are upper bounds.
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.plan.ops import Channel
 from simdist.profiles.estimates.base import typical_s
 from simdist.profiles.estimates.noise import by_chance_once_s
+from simdist.profiles.estimates.stragglers import DelayTable
 from simdist.profiles.job.job import TracedJob
 from simdist.profiles.job.layout import RankLayout
 from simdist.profiles.job.matching import Matched, RankClocks
@@ -37,7 +37,7 @@ _NOTICEABLE = 0.03  # of a step
 
 
 @dataclass(frozen=True, slots=True)
-class Unseen:
+class UntracedWaits:
     """What waiting for ranks without a trace could be told apart.
 
     Args:
@@ -55,12 +55,12 @@ class Unseen:
     is_comparable: bool
 
 
-def find_unseen(matched: Matched, clocks: RankClocks) -> Unseen:
+def find_untraced_waits(matched: Matched, clocks: RankClocks) -> UntracedWaits:
     """Tell waiting for ranks without a trace from the time on the links, as far as that is possible."""
     n_steps = int(matched.step.max()) + 1 if len(matched.step) else 0
     arrival_s, end_s = clocks.corrected_s(matched.arrival_s), clocks.corrected_s(matched.end_s)
     if not len(matched.collectives):
-        return Unseen(np.zeros(0), np.zeros(0), np.zeros(0), is_comparable=False)
+        return UntracedWaits(np.zeros(0), np.zeros(0), np.zeros(0), is_comparable=False)
     last_s = np.nanmax(arrival_s, axis=1)
     ahead_s = last_s - np.nanmedian(arrival_s, axis=1)
     seconds = np.maximum(0.0, np.nanmedian(end_s, axis=1) - last_s)
@@ -78,7 +78,7 @@ def find_unseen(matched: Matched, clocks: RankClocks) -> Unseen:
                 waited_s = np.where(ahead_s[rows] < alone_s[rows], _waited_s(seconds[rows], alone_s[rows], factor), 0.0)
                 behind_s[steps] = np.where((waited_s > 0) & (late_s[steps] == 0), ahead_s[rows], behind_s[steps])
                 late_s[steps] += waited_s
-    return Unseen(alone_s, late_s, behind_s, is_comparable)
+    return UntracedWaits(alone_s, late_s, behind_s, is_comparable)
 
 
 def _waited_s(seconds: NDArray[np.float64], alone_s: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
@@ -100,34 +100,25 @@ def _low(values: NDArray[np.float64]) -> float:
     return max(float(np.quantile(values, _LOW)), 1e-30)
 
 
-def with_unseen(
-    excess: dict[Channel, NDArray[np.float64]], unseen: Unseen, job: TracedJob, *, step_s: float
-) -> tuple[dict[Channel, NDArray[np.float64]], tuple[int, ...]]:
-    """Return the delays and their ranks; if exactly one left no trace and the others waited for it, with its own.
-
-    Args:
-        excess: Channel -> delays, `[n_steps, n_traced_ranks]`.
-        unseen: What the others waited for it.
-        job: The traced ranks.
-        step_s: A typical step; waiting that is a small part of it is nobody's.
-    """
-    waited = unseen.late_s > _NOTICEABLE * step_s
+def with_untraced_rank(delays: DelayTable, untraced: UntracedWaits, job: TracedJob) -> DelayTable:
+    """Return the delays; if exactly one rank left no trace and the others waited for it, with its own."""
+    waited = untraced.late_s > _NOTICEABLE * delays.step_s
     if len(job.missing) != 1 or not waited.any():
-        return excess, job.ranks
-    late_s = np.where(waited, unseen.late_s + unseen.behind_s, 0.0)
+        return delays
+    late_s = np.where(waited, untraced.late_s + untraced.behind_s, 0.0)
     of_all = {}
-    for channel, seconds in excess.items():
+    for channel, seconds in delays.of.items():
         own_s = typical_s(seconds) + (late_s if channel == "compute" else 0.0)
         of_all[channel] = np.column_stack([seconds, own_s])
-    return of_all, (*job.ranks, *job.missing)
+    return replace(delays, of=of_all, ranks=(*job.ranks, *job.missing))
 
 
-def unseen_note(unseen: Unseen, job: TracedJob, *, step_s: float) -> str:
+def untraced_note(untraced: UntracedWaits, job: TracedJob, *, step_s: float) -> str:
     """Say what is known about ranks without a trace that were members of collectives."""
     is_one = len(job.missing) == 1
     who = f"rank{'' if is_one else 's'} {listed(job.missing)}, without a trace"
     bound = "times of collectives, and so of links, are upper bounds"
-    late_s = float(np.median(unseen.late_s)) if len(unseen.late_s) else 0.0
+    late_s = float(np.median(untraced.late_s)) if len(untraced.late_s) else 0.0
     if late_s > _NOTICEABLE * step_s:
         whose = "it is probably a persistent straggler, and this is recorded as its delay"
         whose_of_many = (
@@ -138,15 +129,15 @@ def unseen_note(unseen: Unseen, job: TracedJob, *, step_s: float) -> str:
             f"{whose if is_one else whose_of_many}. Waiting that all collectives have alike cannot be told from slow "
             f"links: {bound}"
         )
-    why = "" if unseen.is_comparable else "; no two collectives of a step are of one size, to tell them apart"
+    why = "" if untraced.is_comparable else "; no two collectives of a step are of one size, to tell them apart"
     return f"warning: {bound}: a persistent straggler among {who}, would look exactly like slow links{why}"
 
 
-def _alike(matched: Matched, n_seen: NDArray[np.int64]) -> list[list[list[int]]]:
+def _alike(matched: Matched, n_traced: NDArray[np.int64]) -> list[list[list[int]]]:
     """Return the incomplete collectives of each kind, group and about one size: rows of each place in the step."""
     of_group: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
     for row, what in enumerate(matched.collectives):
-        if n_seen[row] < len(what.group):
+        if n_traced[row] < len(what.group):
             of_group[what.kind, what.group].append(row)
     found = []
     for rows in of_group.values():
@@ -189,7 +180,7 @@ class CollectiveTimes:
         seconds: From when the last member came until it was done; median over the calls.
         wait_share: Share of waiting for the last one in all the time that members spent in these calls.
         is_complete: Whether all members were traced; if not, the last one to come may not have been seen, and
-            `seconds` is an upper bound: see `unseen`.
+            `seconds` is an upper bound: see `untraced`.
     """
 
     kind: CollectiveKind
@@ -203,7 +194,7 @@ class CollectiveTimes:
 
 
 def collective_times(
-    matched: Matched, clocks: RankClocks, layout: RankLayout, unseen: Unseen | None = None
+    matched: Matched, clocks: RankClocks, layout: RankLayout, untraced: UntracedWaits | None = None
 ) -> tuple[CollectiveTimes, ...]:
     """Return a row for each kind, size and number of members, by these.
 
@@ -211,9 +202,9 @@ def collective_times(
         matched: Collectives of all traced ranks.
         clocks: Of these ranks.
         layout: Which ranks share a node.
-        unseen: What waiting for ranks without a trace was told apart; found out if None.
+        untraced: What waiting for ranks without a trace was told apart; found out if None.
     """
-    unseen = unseen or find_unseen(matched, clocks)
+    untraced = untraced or find_untraced_waits(matched, clocks)
     arrival_s, end_s = clocks.corrected_s(matched.arrival_s), clocks.corrected_s(matched.end_s)
     rows: dict[tuple[str, int, int, bool], list[int]] = defaultdict(list)
     for row, what in enumerate(matched.collectives):
@@ -225,7 +216,7 @@ def collective_times(
         seen = np.isfinite(end_s[of])
         is_complete = bool((seen.sum(axis=1) == size).all())
         alone_s, wait_share = _times(arrival_s[of], end_s[of])
-        seconds = float(np.median(alone_s if is_complete else unseen.alone_s[of]))
+        seconds = float(np.median(alone_s if is_complete else untraced.alone_s[of]))
         found.append(
             CollectiveTimes(what.kind, what.nbytes, what.group, spans, len(of), seconds, wait_share, is_complete)
         )

@@ -80,6 +80,28 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True)
+class DelayTable:
+    """Delays of ranks in steps.
+
+    Args:
+        of: Channel -> seconds, `[n_steps, n_ranks]`.
+        ranks: Of the columns.
+        steps: Numbers of the rows.
+        step_s: A typical step.
+    """
+
+    of: dict[Channel, NDArray[np.float64]]
+    ranks: Sequence[int]
+    steps: Sequence[int]
+    step_s: float
+
+    def cells(self, straggler: Straggler) -> tuple[NDArray[np.intp], ...]:
+        """Return the index of the delays of a straggler."""
+        rows = [self.steps.index(step) for step in straggler.steps]
+        return np.ix_(rows, [self.ranks.index(rank) for rank in straggler.ranks])
+
+
+@dataclass(frozen=True, slots=True)
 class Noise:
     """Noticeable delays of single ranks and steps that are no straggler's, because noise alone explains them.
 
@@ -92,65 +114,42 @@ class Noise:
     seconds: float
 
 
-def find_stragglers(
-    excess: dict[Channel, NDArray[np.float64]],
-    *,
-    step_s: float,
-    ranks: Sequence[int],
-    numbers: Sequence[int],
-    layout: RankLayout,
-) -> tuple[Straggler, ...]:
+def find_stragglers(delays: DelayTable, layout: RankLayout) -> tuple[Straggler, ...]:
     """Return who is late: those in every step first, both kinds by size; of the same size, longer bursts first.
 
     Args:
-        excess: Channel -> delays, `[n_steps, n_traced_ranks]`.
-        step_s: A typical step.
-        ranks: Of the columns.
-        numbers: Of the steps.
+        delays: Of the traced ranks.
         layout: Which ranks share a node.
     """
     found: list[Straggler] = []
-    for channel, delay_s in excess.items():
-        usual = _persistent(delay_s, step_s, channel, ranks, numbers)
-        more_s = _more_s(delay_s, [ranks.index(each.ranks[0]) for each in usual])
-        bursts = _transient(more_s, step_s, channel, ranks, numbers)
-        found += [*_by_node(usual, ranks, layout), *_by_node(bursts, ranks, layout)]
-    return tuple(sorted(found, key=lambda each: _importance(each, step_s)))
+    for channel, delay_s in delays.of.items():
+        usual = _persistent(delays, channel)
+        more_s = _more_s(delay_s, [delays.ranks.index(each.ranks[0]) for each in usual])
+        bursts = _transient(delays, channel, more_s)
+        found += [*_by_node(usual, delays.ranks, layout), *_by_node(bursts, delays.ranks, layout)]
+    return tuple(sorted(found, key=lambda each: _importance(each, delays.step_s)))
 
 
-def noise_of(
-    excess: dict[Channel, NDArray[np.float64]],
-    stragglers: Sequence[Straggler],
-    *,
-    step_s: float,
-    ranks: Sequence[int],
-    numbers: Sequence[int],
-) -> Noise:
+def noise_of(delays: DelayTable, stragglers: Sequence[Straggler]) -> Noise:
     """Return the noticeable delays that are none of the stragglers'."""
     count, seconds = 0, 0.0
-    for channel, delay_s in excess.items():
+    for channel, delay_s in delays.of.items():
         own = [each for each in stragglers if each.channel == channel]
-        usual = [ranks.index(rank) for each in own if each.kind == "persistent" for rank in each.ranks]
+        usual = [delays.ranks.index(rank) for each in own if each.kind == "persistent" for rank in each.ranks]
         more_s = _more_s(delay_s, usual).min(axis=0)
         for each in own:
             if each.kind == "transient":
-                more_s[_cells(each, ranks, numbers)] = 0.0
-        noticeable = more_s > _TRANSIENT_SHARE * step_s
+                more_s[delays.cells(each)] = 0.0
+        noticeable = more_s > _TRANSIENT_SHARE * delays.step_s
         count, seconds = count + int(noticeable.sum()), seconds + float(more_s[noticeable].sum())
     return Noise(count, seconds)
 
 
-def without(
-    excess: dict[Channel, NDArray[np.float64]],
-    stragglers: Sequence[Straggler],
-    *,
-    ranks: Sequence[int],
-    numbers: Sequence[int],
-) -> dict[Channel, NDArray[np.float64]]:
+def without(delays: DelayTable, stragglers: Sequence[Straggler]) -> dict[Channel, NDArray[np.float64]]:
     """Return the delays as they would be if the stragglers were typical ranks."""
-    kept = {channel: seconds.copy() for channel, seconds in excess.items()}
+    kept = {channel: seconds.copy() for channel, seconds in delays.of.items()}
     for each in stragglers:
-        kept[each.channel][_cells(each, ranks, numbers)] -= each.seconds
+        kept[each.channel][delays.cells(each)] -= each.seconds
     return {channel: np.maximum(0.0, seconds) for channel, seconds in kept.items()}
 
 
@@ -159,25 +158,19 @@ def _importance(each: Straggler, step_s: float) -> tuple[str, float, int, tuple[
     return each.kind, -per_cent, -len(each.steps), each.ranks, each.steps
 
 
-def _cells(straggler: Straggler, ranks: Sequence[int], numbers: Sequence[int]) -> tuple[NDArray[np.intp], ...]:
-    rows, columns = [numbers.index(step) for step in straggler.steps], [ranks.index(rank) for rank in straggler.ranks]
-    return np.ix_(rows, columns)
-
-
-def _persistent(
-    delay_s: NDArray[np.float64], step_s: float, channel: Channel, ranks: Sequence[int], numbers: Sequence[int]
-) -> list[Straggler]:
+def _persistent(delays: DelayTable, channel: Channel) -> list[Straggler]:
     """Return the ranks that are late in most steps; their steps are those in which they are by half of it or more."""
+    delay_s = delays.of[channel]
     usual_s = lower_median_s(delay_s)
-    least_s = max(by_chance_usually_s(delay_s), _PERSISTENT_SHARE * step_s)
+    least_s = max(by_chance_usually_s(delay_s), _PERSISTENT_SHARE * delays.step_s)
     found = []
     for column in range(len(usual_s)) if len(usual_s) > 1 else ():
         others_s = np.delete(usual_s, column)
         late_s = float(usual_s[column] - lower_median_s(others_s))
         if late_s > max(_SPREADS * _spread_s(others_s), least_s):
             more_s = delay_s[:, column] - lower_median_s(np.delete(delay_s, column, axis=1), axis=1)
-            steps = tuple(numbers[row] for row in np.flatnonzero(more_s >= late_s / 2).tolist())
-            found.append(Straggler("persistent", (ranks[column],), None, channel, steps, late_s))
+            steps = tuple(delays.steps[row] for row in np.flatnonzero(more_s >= late_s / 2).tolist())
+            found.append(Straggler("persistent", (delays.ranks[column],), None, channel, steps, late_s))
     return found
 
 
@@ -199,19 +192,18 @@ def _more_s(delay_s: NDArray[np.float64], persistent: Sequence[int]) -> NDArray[
     return np.stack([own_s, own_s - _of_others_s(own_s)])
 
 
-def _transient(
-    more_s: NDArray[np.float64], step_s: float, channel: Channel, ranks: Sequence[int], numbers: Sequence[int]
-) -> list[Straggler]:
+def _transient(delays: DelayTable, channel: Channel, more_s: NDArray[np.float64]) -> list[Straggler]:
     """Return the bursts of all ranks."""
     own_s, beyond_others_s = more_s
-    is_late = more_s.min(axis=0) > max(by_chance_once_s(own_s), _TRANSIENT_SHARE * step_s)
+    is_late = more_s.min(axis=0) > max(by_chance_once_s(own_s), _TRANSIENT_SHARE * delays.step_s)
     found = []
     for column in range(own_s.shape[1]):
         late = np.flatnonzero(is_late[:, column])
         for _, run in groupby(enumerate(late.tolist()), key=lambda item: item[1] - item[0]):
             rows = [row for _, row in run]
-            steps, seconds = tuple(numbers[row] for row in rows), float(beyond_others_s[rows, column].mean())
-            found.append(Straggler("transient", (ranks[column],), None, channel, steps, seconds))
+            steps = tuple(delays.steps[row] for row in rows)
+            seconds = float(beyond_others_s[rows, column].mean())
+            found.append(Straggler("transient", (delays.ranks[column],), None, channel, steps, seconds))
     return found
 
 

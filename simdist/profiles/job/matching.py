@@ -243,7 +243,7 @@ def _apart_s(corrected_s: NDArray[np.float64]) -> NDArray[np.float64]:
 _SLICE_S = 5e-3  # by so much a busy host sees an end late: about a time slice of Linux (sched_base_slice_ns, 3-4 ms)
 
 
-def check_one_run(job: TracedJob, matched: Matched, clocks: RankClocks) -> None:
+def check_same_run(job: TracedJob, matched: Matched, clocks: RankClocks) -> None:
     """Refuse a rank whose collectives are not those of the others.
 
     Nobody is done with a collective before its last member has come, so its ends differ by less than the time that it

@@ -92,7 +92,7 @@ def rank_events(batches: Iterable[Sequence[Event]]) -> RankEvents:
     reading = _Reading()
     for batch in batches:
         reading.read(batch)
-    events = reading.columns.events()
+    events = reading.events()
     on_device = events.kind >= EventKind.KERNEL
     return RankEvents(
         events.where(~on_device),
@@ -133,37 +133,11 @@ def _correlations(texts: list[Raw]) -> list[int]:
         return [link for text in texts for link in _correlations([text])]
 
 
-class _Columns:
-    """Events as they are read, a column per field and batch: 29 bytes each."""
-
-    __slots__ = ("dur_us", "kind", "link", "thread", "ts_us")
-
-    def __init__(self) -> None:
-        self.ts_us: list[Floats] = [np.zeros(0)]
-        self.dur_us: list[Floats] = [np.zeros(0)]
-        self.thread: list[NDArray[np.int32]] = [np.zeros(0, np.int32)]
-        self.kind: list[NDArray[np.int8]] = [np.zeros(0, np.int8)]
-        self.link: list[Ints] = [np.zeros(0, np.int64)]
-
-    def events(self) -> EventColumns:
-        """Return the events in order."""
-        start_us = np.concatenate(self.ts_us)
-        end_us = start_us + np.concatenate(self.dur_us)
-        order = np.lexsort((-end_us, start_us))
-        return EventColumns(
-            1e-6 * start_us[order],
-            1e-6 * end_us[order],
-            np.concatenate(self.thread)[order],
-            np.concatenate(self.kind)[order],
-            np.concatenate(self.link)[order],
-        )
-
-
 class _Reading:
     """Where reading a trace has got to."""
 
     def __init__(self) -> None:
-        self.columns = _Columns()
+        self.columns: list[tuple[Floats, Floats, NDArray[np.int32], NDArray[np.int8], Ints]] = []
         self.threads: dict[tuple[int | str, int | str], int] = {}
         self.messages: list[Message] = []
         self.device_messages: dict[int, Message] = {}
@@ -173,51 +147,56 @@ class _Reading:
 
     def read(self, batch: Sequence[Event]) -> None:
         """Keep what matters of some events; whole columns at a time, because there are millions."""
-        whats = np.array(self._whats(batch), np.int8)
-        kept = np.flatnonzero(whats != NOTHING)
+        kinds = np.array(self._kinds(batch), np.int8)
+        kept = np.flatnonzero(kinds != NOTHING)
         events = [batch[i] for i in kept.tolist()]
-        what = whats[kept]
+        kind = kinds[kept]
         link = np.full(len(events), UNKNOWN, np.int64)
-        linked = np.flatnonzero(_IS_LINKED[what])
+        linked = np.flatnonzero(_IS_LINKED[kind])
         link[linked] = _correlations([events[i].args for i in linked.tolist()])
-        for i in np.flatnonzero(_IS_TELLING[what]).tolist():
-            link[i] = self._told(int(what[i]), events[i])
+        for i in np.flatnonzero(_IS_TELLING[kind]).tolist():
+            link[i] = self._told(int(kind[i]), events[i])
         keys = [(event.pid, event.tid) for event in events]
         for key in set(keys) - self.threads.keys():
             self.threads[key] = len(self.threads)
-        columns = self.columns
-        columns.ts_us.append(np.array([event.ts_us for event in events], np.float64))
-        columns.dur_us.append(np.array([event.dur_us for event in events], np.float64))
-        columns.thread.append(np.array([self.threads[key] for key in keys], np.int32))
-        columns.kind.append(what)
-        columns.link.append(link)
+        start_us = np.array([event.ts_us for event in events], np.float64)
+        dur_us = np.array([event.dur_us for event in events], np.float64)
+        self.columns.append((start_us, dur_us, np.array([self.threads[key] for key in keys], np.int32), kind, link))
 
-    def _whats(self, batch: Sequence[Event]) -> list[int]:
+    def events(self) -> EventColumns:
+        """Return the events in order."""
+        none = (np.zeros(0), np.zeros(0), np.zeros(0, np.int32), np.zeros(0, np.int8), np.zeros(0, np.int64))
+        start_us, dur_us, thread, kind, link = map(np.concatenate, zip(none, *self.columns, strict=True))
+        end_us = start_us + dur_us
+        order = np.lexsort((-end_us, start_us))
+        return EventColumns(1e-6 * start_us[order], 1e-6 * end_us[order], thread[order], kind[order], link[order])
+
+    def _kinds(self, batch: Sequence[Event]) -> list[int]:
         meanings = self._meanings
         try:
             return [meanings[event.cat][event.name] if event.ph == "X" else NOTHING for event in batch]
         except KeyError:
             for event in batch:
                 if event.name not in meanings.setdefault(event.cat, {}):
-                    what = meaning_of(event.cat, event.name)
-                    meanings[event.cat][event.name] = NOTHING if what is None else int(what)
-            return self._whats(batch)
+                    kind = meaning_of(event.cat, event.name)
+                    meanings[event.cat][event.name] = NOTHING if kind is None else int(kind)
+            return self._kinds(batch)
 
-    def _told(self, what: int, event: Event) -> int:
-        if what == EventKind.STEP:
+    def _told(self, kind: int, event: Event) -> int:
+        if kind == EventKind.STEP:
             number = event.name.partition("#")[2]
             return int(number) if number.isdecimal() else UNKNOWN
         args = args_of(event)
-        if what == EventKind.COLLECTIVE:  # without a number, one that no launch has
+        if kind == EventKind.COLLECTIVE:  # without a number, one that no launch has
             link = -2 - len(self.device_messages) if args.correlation is None else args.correlation
             self.device_messages[link] = message_of(event.name, args)
             return link
-        if what in (EventKind.ISSUE, EventKind.TRANSFER):
+        if kind in (EventKind.ISSUE, EventKind.TRANSFER):
             self.messages.append(message_of(event.name, args))
             self.backends |= {event.name.partition(":")[0]} & _BACKENDS
             return len(self.messages) - 1
         dims = args.input_dims
-        if what == EventKind.READY:
+        if kind == EventKind.READY:
             if dims and args.input_types:
                 self.dtypes[dtype_of(args.input_types[0])] += 1
             return element_count(dims[0]) if dims else UNKNOWN

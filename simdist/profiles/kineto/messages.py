@@ -31,8 +31,7 @@ class Message:
     @property
     def nbytes(self) -> int | None:
         """Bytes of the largest of its buffers on this rank; None if the trace does not tell."""
-        item_nbytes = _ITEM_NBYTES.get(self.dtype)
-        return None if self.count is None or item_nbytes is None else self.count * item_nbytes
+        return None if self.count is None or self.dtype not in _TYPES else self.count * _TYPES[self.dtype][0]
 
     def filled_from(self, other: "Message") -> "Message":
         """Return this message with what another event of the same collective adds to it."""
@@ -58,10 +57,10 @@ def message_of(name: str, args: Args) -> Message:
         >>> message_of("c10d::_allgather_base_", Args()).kind, message_of("nccl:all_reduce_barrier", Args()).kind
         ('all_gather', 'other')
     """
-    dtype = dtype_of(args.dtype) or _dtype_of_inputs(args) or _dtype_of_kernel(name)
-    ranks = args.ranks
-    n_ranks = args.group_size or (len(ranks) if ranks else None)
-    return Message(_kind_of(args.collective or name), _count(args), dtype, ranks, n_ranks)
+    of_inputs = (dtype_of(each) for each in args.input_types)
+    dtype = dtype_of(args.dtype) or next(filter(None, of_inputs), "") or _dtype_of_kernel(name)
+    n_ranks = args.group_size or len(args.ranks or ()) or None
+    return Message(_kind_of(args.collective or name), _count(args), dtype, args.ranks, n_ranks)
 
 
 def dtype_of(name: str) -> str:
@@ -85,42 +84,21 @@ def element_count(shape: list[int] | list[int | list[int]]) -> int:
     return sum(prod(sizes) for sizes in tensors) if tensors else prod(size for size in shape if isinstance(size, int))
 
 
-# Names of types in C++, in the arguments of collectives, and in the names of NCCL's kernels.
-_DTYPES: Final = {
-    "float": "float32",
-    "f32": "float32",
-    "double": "float64",
-    "f64": "float64",
-    "half": "float16",
-    "f16": "float16",
-    "bfloat16": "bfloat16",
-    "bf16": "bfloat16",
-    "float8_e4m3fn": "float8",
-    "float8_e5m2": "float8",
-    "int": "int32",
-    "long": "int64",
-    "long int": "int64",
-    "short": "int16",
-    "short int": "int16",
-    "char": "int8",
-    "signed char": "int8",
-    "byte": "uint8",
-    "unsigned char": "uint8",
-    "bool": "bool",
+# Of each type: bytes, and its names in C++, in the arguments of collectives, and in the names of NCCL's kernels.
+_TYPES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
+    "float32": (4, ("float", "f32")),
+    "float64": (8, ("double", "f64")),
+    "float16": (2, ("half", "f16")),
+    "bfloat16": (2, ("bfloat16", "bf16")),
+    "float8": (1, ("float8_e4m3fn", "float8_e5m2")),
+    "int32": (4, ("int",)),
+    "int64": (8, ("long", "long int")),
+    "int16": (2, ("short", "short int")),
+    "int8": (1, ("char", "signed char")),
+    "uint8": (1, ("byte", "unsigned char")),
+    "bool": (1, ("bool",)),
 }
-_ITEM_NBYTES: Final = {
-    "float32": 4,
-    "float64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "float8": 1,
-    "int32": 4,
-    "int64": 8,
-    "int16": 2,
-    "int8": 1,
-    "uint8": 1,
-    "bool": 1,
-}
+_DTYPES: Final = {name: dtype for dtype, (_, names) in _TYPES.items() for name in names}
 _KINDS: Final[tuple[tuple[str, CollectiveKind], ...]] = (
     ("reducescatter", "reduce_scatter"),
     ("allreduce", "all_reduce"),
@@ -148,10 +126,6 @@ def _count(args: Args) -> int | None:
         if dtype_of(of_type) or of_type == "TensorList"
     ]
     return sum(counts) if counts else None
-
-
-def _dtype_of_inputs(args: Args) -> str:
-    return next((dtype_of(name) for name in args.input_types if dtype_of(name)), "")
 
 
 # `..._sum_f32(...)` up to NCCL 2.7, `..._Sum_float(...)` up to 2.18, `..._Sum_f32_RING_LL(...)` from 2.19 on

@@ -43,10 +43,10 @@ def cpu_phases(own: EventColumns, passes: Passes, waits: list[PhaseSpan], edges_
         waits: When it waited for collectives.
         edges_s: From where to where.
     """
-    strokes = host_spans(own, passes)
-    updates = [stroke for stroke in strokes if stroke.phase == StepPhase.OPTIMIZE]
-    others = [stroke for stroke in strokes if stroke.phase != StepPhase.OPTIMIZE]
-    pauses = _pauses(own, passes, [*strokes, *waits], edges_s)
+    spans = host_spans(own, passes)
+    updates = [span for span in spans if span.phase == StepPhase.OPTIMIZE]
+    others = [span for span in spans if span.phase != StepPhase.OPTIMIZE]
+    pauses = _pauses(own, passes, [*others, *waits], edges_s)
     return overlaid(np.array(edges_s), np.array([StepPhase.FORWARD], np.int8), [*updates, *pauses, *others, *waits])
 
 
@@ -62,9 +62,9 @@ def waits_of(
         edges_s: From where to where.
     """
     pauses = _Pauses.of(own, passes, edges_s)
-    waits = [wait for i in pauses.running(transfers) for wait in _until_reduced(pauses, i, passes, transfers)]
+    waits = list(_waits(pauses, transfers, passes, finishing=True))
     transfers = _until_resumed(transfers, passes, waits)
-    return waits + [wait for i in pauses.running(transfers) for wait in _blocked(pauses, i, transfers)], transfers
+    return waits + list(_waits(pauses, transfers, passes, finishing=False)), transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,27 +103,22 @@ class _Pauses:
         return np.flatnonzero(n_issued > n_done).tolist()
 
 
-def _until_reduced(pauses: _Pauses, i: int, passes: Passes, transfers: Transfers) -> Iterator[PhaseSpan]:
-    """Find the wait in a pause that finishes a backward pass; all of it where gradients are copied back behind it."""
-    start_s, end_s, of_pass = float(pauses.start_s[i]), float(pauses.end_s[i]), pauses.of_pass[i]
-    if of_pass < 0:
-        return
-    runs = (transfers.issued_s <= start_s + LATE_S) & (transfers.end_s > start_s)
-    runs &= transfers.issued_s >= passes.start_s[of_pass]
-    if np.any(runs):
-        is_copied = end_s <= passes.end_s[of_pass]
-        yield PhaseSpan(start_s, end_s if is_copied else min(end_s, float(transfers.end_s[runs].max())), StepPhase.WAIT)
+def _waits(pauses: _Pauses, transfers: Transfers, passes: Passes, *, finishing: bool) -> Iterator[PhaseSpan]:
+    """Find the waits in pauses that finish a backward pass, or in all others: until the last collective ended.
 
-
-def _blocked(pauses: _Pauses, i: int, transfers: Transfers) -> Iterator[PhaseSpan]:
-    """Find the wait in any other pause: until the last collective that ended in it."""
-    start_s, end_s = float(pauses.start_s[i]), float(pauses.end_s[i])
-    if pauses.of_pass[i] >= 0:
-        return
-    runs = (transfers.issued_s <= start_s + LATE_S) & (transfers.end_s > start_s)
-    runs &= transfers.end_s <= end_s + LATE_S
-    if np.any(runs):
-        yield PhaseSpan(start_s, min(end_s, float(transfers.end_s[runs].max())), StepPhase.WAIT)
+    Where gradients are copied back behind a pause that finishes a pass, all of it was waiting. In any other pause, only
+    those collectives count that ended in it.
+    """
+    for i in pauses.running(transfers):
+        start_s, end_s, of_pass = float(pauses.start_s[i]), float(pauses.end_s[i]), pauses.of_pass[i]
+        if (of_pass >= 0) != finishing:
+            continue
+        runs = (transfers.issued_s <= start_s + LATE_S) & (transfers.end_s > start_s)
+        runs &= transfers.issued_s >= passes.start_s[of_pass] if finishing else transfers.end_s <= end_s + LATE_S
+        if np.any(runs):
+            is_copied = finishing and end_s <= passes.end_s[of_pass]
+            done_s = end_s if is_copied else min(end_s, float(transfers.end_s[runs].max()))
+            yield PhaseSpan(start_s, done_s, StepPhase.WAIT)
 
 
 def _until_resumed(transfers: Transfers, passes: Passes, waits: list[PhaseSpan]) -> Transfers:
@@ -140,20 +135,14 @@ def _until_resumed(transfers: Transfers, passes: Passes, waits: list[PhaseSpan])
 
 
 def _pauses(
-    own: EventColumns, passes: Passes, painted: list[PhaseSpan], edges_s: tuple[float, float]
+    own: EventColumns, passes: Passes, others: list[PhaseSpan], edges_s: tuple[float, float]
 ) -> Iterator[PhaseSpan]:
-    """Find the main thread's pauses outside of what else was painted; an update begins when it is called."""
-    others = [stroke for stroke in painted if stroke.phase != StepPhase.OPTIMIZE]
+    """Find the main thread's pauses outside of other spans; an update begins when it is called."""
     busy, updates = own.of(*_OPERATORS), own.of(EventKind.OPTIMIZER)
-    begun_s = np.maximum(updates.start_s, _end_of_last(passes, updates.end_s))
-    starts_s = np.concatenate([busy.start_s, begun_s, [stroke.start_s for stroke in others], edges_s])
-    ends_s = np.concatenate([busy.end_s, updates.end_s, [stroke.end_s for stroke in others], edges_s])
+    last = np.searchsorted(passes.end_s, updates.end_s, side="right")  # the backward pass before, if any
+    begun_s = np.maximum(updates.start_s, np.append(-np.inf, passes.end_s)[last])
+    starts_s = np.concatenate([busy.start_s, begun_s, [span.start_s for span in others], edges_s])
+    ends_s = np.concatenate([busy.end_s, updates.end_s, [span.end_s for span in others], edges_s])
     for start_s, end_s in gaps_between(starts_s, ends_s).tolist():
         if end_s - start_s > PAUSE_S:
             yield PhaseSpan(start_s, end_s, StepPhase.HOST)
-
-
-def _end_of_last(passes: Passes, times_s: Floats) -> Floats:
-    """Return when the last backward pass before some instants ended; -inf if there is none."""
-    ends_s: Floats = np.append(-np.inf, passes.end_s)[np.searchsorted(passes.end_s, times_s, side="right")]
-    return ends_s

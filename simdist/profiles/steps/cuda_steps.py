@@ -177,10 +177,10 @@ def cuda_phases(
 
 def _launched_in(own: EventColumns, passes: Passes, launch_s: Floats) -> NDArray[np.int8]:
     """Return the phase in which the host was when it launched each kernel."""
-    host = [stroke for stroke in host_spans(own, passes) if stroke.start_s < stroke.end_s]
+    host = [span for span in host_spans(own, passes) if span.start_s < span.end_s]
     if not host:
         return np.full(len(launch_s), StepPhase.FORWARD, np.int8)
-    edges_s = np.array([min(stroke.start_s for stroke in host) - 1.0, max(stroke.end_s for stroke in host) + 1.0])
+    edges_s = np.array([min(span.start_s for span in host) - 1.0, max(span.end_s for span in host) + 1.0])
     phases = overlaid(edges_s, np.array([StepPhase.FORWARD], np.int8), host)
     return phases.at(launch_s)
 
@@ -188,7 +188,7 @@ def _launched_in(own: EventColumns, passes: Passes, launch_s: Floats) -> NDArray
 def _gaps(
     timeline: RankEvents, own: EventColumns, gaps_s: Floats, launch_s: Floats, transfers: Transfers
 ) -> Iterator[PhaseSpan]:
-    """Paint the gaps that are no mere launching."""
+    """Find the phases of gaps that are no mere launching."""
     loads = own.of(EventKind.INPUT)
     blocks = timeline.host.of(EventKind.SYNC, EventKind.BLOCKING)
     done_s = np.sort(transfers.end_s)
@@ -212,7 +212,7 @@ def _is_blocked(blocks: EventColumns, time_s: float) -> bool:
 
 
 def _idle(start_s: float, end_s: float, launch_s: float, loads: EventColumns) -> Iterator[PhaseSpan]:
-    """Paint a gap without collectives: the data loader's share of it, and the host's before, between and after."""
+    """Divide a gap without collectives: the data loader's share of it, and the host's before, between and after."""
     first, last = np.searchsorted(loads.end_s, start_s), np.searchsorted(loads.start_s, end_s)
     for i in range(int(first), int(last)):
         load_s = min(float(loads.end_s[i]), end_s)

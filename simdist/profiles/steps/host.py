@@ -121,17 +121,17 @@ def gaps_between(starts_s: Floats, ends_s: Floats) -> Floats:
 
 
 def host_spans(own: EventColumns, passes: Passes) -> list[PhaseSpan]:
-    """Paint what the main thread did: updates, batches and backward passes; all else is the forward pass."""
+    """Return the phases of the main thread: updates, batches and backward passes; all else is the forward pass."""
     inputs, updates = own.of(EventKind.INPUT), own.of(EventKind.OPTIMIZER)
     breaks_s = np.sort(own.of(EventKind.STEP, EventKind.INPUT, EventKind.FORWARD).start_s)
-    strokes = [
+    found = [
         PhaseSpan(_update_start_s(start_s, end_s, passes, breaks_s), end_s, StepPhase.OPTIMIZE)
         for start_s, end_s in zip(updates.start_s.tolist(), updates.end_s.tolist(), strict=True)
     ]
     spans = ((inputs.start_s, inputs.end_s, StepPhase.INPUT), (passes.start_s, passes.end_s, StepPhase.BACKWARD))
     for starts_s, ends_s, phase in spans:
-        strokes += [PhaseSpan(a, b, phase) for a, b in zip(starts_s.tolist(), ends_s.tolist(), strict=True)]
-    return strokes
+        found += [PhaseSpan(a, b, phase) for a, b in zip(starts_s.tolist(), ends_s.tolist(), strict=True)]
+    return found
 
 
 def _update_start_s(start_s: float, end_s: float, passes: Passes, breaks_s: Floats) -> float:

@@ -111,7 +111,7 @@ def test_collectives_of_groups_that_nobody_tells_are_left_out_with_a_note() -> N
         for each in profiles
     ]
     calls = match(assemble(profiles))
-    assert calls.what == ()
+    assert calls.collectives == ()
     assert "160 collectives" in calls.notes[0]
 
 

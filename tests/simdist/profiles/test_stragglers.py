@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from profiled_jobs import Delay, profiles_of, without_input
 
-from simdist.profiles.estimates.stragglers import Straggler, find_stragglers, noise_of, without
+from simdist.profiles.estimates.stragglers import DelayTable, Straggler, find_stragglers, noise_of, without
 from simdist.profiles.importing import import_job
 from simdist.profiles.job.layout import RankLayout
 
@@ -100,9 +100,10 @@ def test_without_its_stragglers_a_job_is_quiet() -> None:
     delay_s = np.zeros((5, 3))
     delay_s[2, 1] = 1.0
     layout = RankLayout(1, 3, "")
-    stragglers = find_stragglers({"host": delay_s}, step_s=1.0, ranks=(0, 2, 5), numbers=range(5), layout=layout)
+    delays = DelayTable({"host": delay_s}, (0, 2, 5), range(5), step_s=1.0)
+    stragglers = find_stragglers(delays, layout)
     assert stragglers == (Straggler("transient", (2,), None, "host", (2,), 1.0),)
-    assert not without({"host": delay_s}, stragglers, ranks=(0, 2, 5), numbers=range(5))["host"].any()
+    assert not without(delays, stragglers)["host"].any()
 
 
 def test_delays_are_what_was_measured_beyond_the_undisturbed_times() -> None:
@@ -126,7 +127,7 @@ def test_ranks_without_a_trace_have_the_delays_of_a_rank_that_is_not_late() -> N
 def in_steps_of_1_s(delay_s, channel="compute"):
     n_steps, n_ranks = delay_s.shape
     ranks, layout = range(n_ranks), RankLayout(1, n_ranks, "")
-    return find_stragglers({channel: delay_s}, step_s=1.0, ranks=ranks, numbers=range(n_steps), layout=layout)
+    return find_stragglers(DelayTable({channel: delay_s}, ranks, range(n_steps), step_s=1.0), layout)
 
 
 def noise(rng, kind, spread, n_steps, n_ranks):
@@ -197,7 +198,7 @@ def test_frequent_stragglers_do_not_hide_among_themselves(probability: float) ->
 def test_noticeable_delays_that_noise_explains_are_counted() -> None:
     delay_s = noise(np.random.default_rng(2), "exponential", 0.05, 20, 8)
     found_, ranks, numbers = in_steps_of_1_s(delay_s), range(8), range(20)
-    rest = noise_of({"compute": delay_s}, found_, step_s=1.0, ranks=ranks, numbers=numbers)
+    rest = noise_of(DelayTable({"compute": delay_s}, ranks, numbers, step_s=1.0), found_)
     assert found_ == ()
     assert 20 < rest.count < 80
     assert rest.seconds > 0.05 * rest.count
