@@ -31,10 +31,7 @@ _OTHERS = {
     b"BZh": "compressed with bzip2: unpack it",
     b"\xff\xfe": "UTF-16 text: convert it to UTF-8",
     b"\xfe\xff": "UTF-16 text: convert it to UTF-8",
-    b"\x80\x02": "a Python pickle",
-    b"\x80\x03": "a Python pickle",
-    b"\x80\x04": "a Python pickle",
-    b"\x80\x05": "a Python pickle",
+    b"\x80": "a Python pickle",
     b"SQLite format 3": "an SQLite database, such as Nsight Systems exports",
     b"<": "HTML or XML, perhaps the error page of a download",
 }

@@ -12,11 +12,12 @@ Source: torch/optim/optimizer.py, torch/utils/data/dataloader.py, torch/nn/paral
 import re
 from enum import IntEnum
 from math import nan
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from msgspec import DecodeError, Raw, Struct, convert, field
 from msgspec.json import Decoder, decode
 
+T = TypeVar("T", bound=Struct)
 Dims: TypeAlias = list[list[int | list[int]]]
 """Shapes of an operator's inputs: a list of sizes each, or a list of such lists where an input is a list of tensors."""
 
@@ -59,42 +60,24 @@ class Args(Struct, frozen=True, gc=False):
     Args:
         input_dims: Shapes of the inputs, if the profiler recorded shapes.
         input_types: Their types, such as `float` or `c10::BFloat16`; empty for what is no tensor.
-        concrete_inputs: Values of those inputs that are numbers, as text.
         correlation: Number that a kernel and the call that launched it share.
-        external_id: Number that an operator and the calls within it share.
-        sequence_number: Number that an operator and its backward share.
-        device: Which GPU did it.
-        stream: On which stream.
-        nbytes: Of a copy.
         collective: Such as `allreduce` or `_allgather_base`.
         in_nelems: Elements that a rank puts in.
         out_nelems: Elements that a rank gets out.
         group_size: How many ranks take part.
         dtype: Of a collective, such as `Float` or `BFloat16`.
-        group_name: Name of the process group, such as `0`.
         group_ranks: Ranks of the process group as the trace tells them; see `ranks`.
-        seq: How many collectives the process group issued before.
-        label: The name that a metadata event gives to its process or thread.
     """
 
     input_dims: Dims = field(default_factory=list, name="Input Dims")
     input_types: list[str] = field(default_factory=list, name="Input type")
-    concrete_inputs: list[str] = field(default_factory=list, name="Concrete Inputs")
     correlation: int | None = None
-    external_id: int | None = field(default=None, name="External id")
-    sequence_number: int | None = field(default=None, name="Sequence number")
-    device: int | None = None
-    stream: int | None = None
-    nbytes: int | None = field(default=None, name="bytes")
     collective: str = field(default="", name="Collective name")
     in_nelems: int | None = field(default=None, name="In msg nelems")
     out_nelems: int | None = field(default=None, name="Out msg nelems")
     group_size: int | None = field(default=None, name="Group size")
     dtype: str = ""
-    group_name: str = field(default="", name="Process Group Name")
     group_ranks: str | list[int] = field(default="", name="Process Group Ranks")
-    seq: int | None = field(default=None, name="Seq")
-    label: str = field(default="", name="name")
 
     @property
     def ranks(self) -> tuple[int, ...] | None:
@@ -106,7 +89,6 @@ _DECODER = Decoder(Args, strict=False)  # not strict: a number may be quoted
 _RANKS = re.compile(r"\s*\[\s*\d+(?:\s*,\s*\d+)*\s*\]\s*")
 _OLDER_NAMES = {
     "Input dims": "Input Dims",
-    "external id": "External id",
     "In msg size": "In msg nelems",  # elements, too
     "Out msg size": "Out msg nelems",
 }
@@ -130,33 +112,28 @@ def args_of(event: Event) -> Args:
             return args
     except (DecodeError, UnicodeDecodeError):
         pass
-    return _lenient(text)
-
-
-def _has_older_names(args: Args, text: bytes) -> bool:
-    """Tell whether something stands there under an older name; it is looked for only where the newer one is missing."""
-    return (
-        (args.external_id is None and b'"external id"' in text)
-        or (not args.input_dims and b'"Input dims"' in text)
-        or (bool(args.collective) and b' msg size"' in text)
-    )
-
-
-def _lenient(text: bytes) -> Args:
-    """Decode value by value, so that one of an unexpected type does not cost the others."""
     try:
         values = decode(text.decode(errors="replace"), type=dict[str, object])
     except DecodeError:
         return Args()
+    return lenient({_OLDER_NAMES.get(name, name): value for name, value in values.items()}, Args)
+
+
+def _has_older_names(args: Args, text: bytes) -> bool:
+    """Tell whether something stands there under an older name; it is looked for only where the newer one is missing."""
+    return (not args.input_dims and b'"Input dims"' in text) or (bool(args.collective) and b' msg size"' in text)
+
+
+def lenient(values: object, kind: type[T]) -> T:
+    """Convert a mapping value by value, so that one of an unexpected type does not cost the others."""
     known: dict[str, object] = {}
-    for name, value in values.items():
-        name = _OLDER_NAMES.get(name, name)
+    for name, value in values.items() if isinstance(values, dict) else ():
         try:
-            convert({name: value}, Args, strict=False)
+            convert({name: value}, kind, strict=False)
         except DecodeError:
             continue
         known[name] = value
-    return convert(known, Args, strict=False)
+    return convert(known, kind, strict=False)
 
 
 def _ranks(value: str | list[int]) -> tuple[int, ...] | None:

@@ -1,38 +1,13 @@
-"""What a trace tells besides its events, and what the name of its file tells where the trace does not."""
+"""The rest of a trace besides its events, and what the name of its file tells where the trace does not."""
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from msgspec import Meta, Struct
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU of the machine.
-
-    Args:
-        number: Its index on the machine.
-        name: Such as `NVIDIA A100-SXM4-80GB`; empty if the trace does not tell.
-    """
-
-    number: int
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessGroup:
-    """A process group.
-
-    Args:
-        name: By which events refer to it, such as `0`.
-        description: Such as `default_pg`; empty if the trace does not tell.
-        backend: Such as `cuda:nccl`; empty if the trace does not tell.
-        ranks: In ascending order; None if the trace does not tell.
-    """
-
-    name: str
-    description: str
-    backend: str
-    ranks: tuple[int, ...] | None
+from simdist.profiles.kineto.events import lenient
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,36 +16,29 @@ class Header:
 
     Args:
         path: The file.
-        schema_version: None if the trace does not tell; so are the others.
-        rank: From the trace or, failing that, from the name of the file.
-        world_size: How many ranks the job has.
+        rank: From the trace or, failing that, from the name of the file; None if neither tells.
+        world_size: How many ranks the job has; None if the trace does not tell.
         backend: Such as `nccl` or `gloo`; empty if the trace does not tell.
-        groups: Process groups; empty if the trace does not tell.
-        hostname: Of the machine, from the trace or, failing that, from the name of the file.
-        devices: GPUs of the machine; empty if it has none, or if the trace does not tell.
-        has_shapes: The profiler recorded shapes of inputs.
-        base_ns: What the trace's clock counts from, as nanoseconds since 1970; None if it counts from an instant that
+        groups: Ranks of each process group in ascending order, None where the trace does not tell them; empty if it
+            tells no groups.
+        hostname: Of the machine, from the trace or, failing that, from the name of the file; None if neither tells.
+        gpus: Number of a GPU on the machine -> its name, such as `NVIDIA A100-SXM4-80GB`; empty if it has none, or if
             the trace does not tell.
-        trace_name: The file's name when it was written; empty if the trace does not tell.
         n_events: Events that were read, skipped ones included.
-        is_cut: The end of the file is missing.
         notes: What was left out of the trace, and what contradicts itself, a sentence each.
+        is_cut: The end of the file is missing.
     """
 
     path: str
-    schema_version: int | None
     rank: int | None
     world_size: int | None
     backend: str
-    groups: tuple[ProcessGroup, ...]
+    groups: tuple[tuple[int, ...] | None, ...]
     hostname: str | None
-    devices: tuple[Gpu, ...]
-    has_shapes: bool
-    base_ns: int | None
-    trace_name: str
+    gpus: dict[int, str]
     n_events: int
     notes: tuple[str, ...]
-    is_cut: bool = False
+    is_cut: bool
 
 
 _RANK = re.compile(r"(?<![a-z])(?<!local_)(?<!local-)rank[-_ =]?(\d{1,6})(?!\d)", re.IGNORECASE)
@@ -97,76 +65,53 @@ def hostname_in_name(path: Path) -> str | None:
     return found["host"] if found and rank_in_name(path) is None else None
 
 
-def header_of(path: Path, metadata: dict[str, object], *, n_events: int, notes: list[str]) -> Header:
+class _Metadata(Struct, rename={"job": "distributedInfo", "gpus": "deviceProperties"}):
+    host_name: str = ""
+    job: dict[str, object] = {}
+    gpus: list[object] = []
+
+
+class _Job(Struct):
+    rank: Annotated[int, Meta(ge=0)] | None = None
+    world_size: Annotated[int, Meta(ge=1)] | None = None
+    backend: str = ""
+    pg_config: list[object] | dict[str, object] = []  # older traces map names of groups
+
+
+class _Gpu(Struct):
+    id: int | None = None
+    name: str = ""
+
+
+class _ProcessGroup(Struct):
+    ranks: list[int] = []
+    pg_size: int | None = None
+    group_size: int | None = None  # as older traces call it
+
+
+def header_of(path: Path, metadata: dict[str, object], *, n_events: int, notes: list[str], is_cut: bool) -> Header:
     """Make a header from what stands beside the events; what is of an unexpected type counts as not told."""
-    job = _mapping(metadata.get("distributedInfo"))
-    rank, named = _at_least(0, job.get("rank")), rank_in_name(path)
-    contradiction = [f"the name says rank {named}, the trace says rank {rank}, which counts"]
+    told = lenient(metadata, _Metadata)
+    job, named = lenient(told.job, _Job), rank_in_name(path)
+    if None not in (job.rank, named) and job.rank != named:
+        notes = [*notes, f"the name says rank {named}, the trace says rank {job.rank}, which counts"]
+    gpus = [lenient(each, _Gpu) for each in told.gpus]
+    groups = job.pg_config.values() if isinstance(job.pg_config, dict) else job.pg_config
     return Header(
         path=str(path),
-        schema_version=_whole(metadata.get("schemaVersion")),
-        rank=named if rank is None else rank,
-        world_size=_at_least(1, job.get("world_size")),
-        backend=_text(job.get("backend")),
-        groups=tuple(_groups(job.get("pg_config"))),
-        hostname=_text(metadata.get("host_name")) or hostname_in_name(path),
-        devices=tuple(_devices(metadata.get("deviceProperties"))),
-        has_shapes=metadata.get("record_shapes") in (1, True, "1", "true"),
-        base_ns=_whole(metadata.get("baseTimeNanoseconds", metadata.get("baseTimeNanosecond"))),
-        trace_name=_text(metadata.get("traceName")),
+        rank=named if job.rank is None else job.rank,
+        world_size=job.world_size,
+        backend=job.backend,
+        groups=tuple(_ranks(lenient(each, _ProcessGroup)) for each in groups),
+        hostname=told.host_name or hostname_in_name(path),
+        gpus={gpu.id: gpu.name for gpu in gpus if gpu.id is not None},
         n_events=n_events,
-        notes=tuple(notes + (contradiction if None not in (rank, named) and rank != named else [])),
+        notes=tuple(notes),
+        is_cut=is_cut,
     )
 
 
-def _groups(value: object) -> list[ProcessGroup]:
-    """Read process groups from a list or, in older traces, from a mapping of names."""
-    if isinstance(value, dict):
-        value = [{"pg_name": name, **_mapping(config)} for name, config in value.items()]
-    return [
-        ProcessGroup(
-            _text(each.get("pg_name")), _text(each.get("pg_desc")), _text(each.get("backend_config")), _ranks(each)
-        )
-        for each in _mappings(value)
-    ]
-
-
-def _ranks(group: dict[str, object]) -> tuple[int, ...] | None:
+def _ranks(group: _ProcessGroup) -> tuple[int, ...] | None:
     """Return the ranks of a group, unless the profiler cut their list short."""
-    value = group.get("ranks")
-    ranks = [_whole(each) for each in value] if isinstance(value, list) else []
-    told = [rank for rank in ranks if rank is not None]
-    size = _whole(group.get("pg_size", group.get("group_size")))
-    is_whole = bool(told) and len(told) == len(ranks) and size in (None, len(told))
-    return tuple(sorted(told)) if is_whole else None
-
-
-def _devices(value: object) -> list[Gpu]:
-    numbered = [(_whole(each.get("id")), _text(each.get("name"))) for each in _mappings(value)]
-    return [Gpu(number, name) for number, name in numbered if number is not None]
-
-
-def _mappings(value: object) -> list[dict[str, object]]:
-    return [_mapping(each) for each in value] if isinstance(value, list) else []
-
-
-def _mapping(value: object) -> dict[str, object]:
-    return value if isinstance(value, dict) else {}
-
-
-def _text(value: object) -> str:
-    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
-
-
-def _at_least(least: int, value: object) -> int | None:
-    number = _whole(value)
-    return number if number is not None and number >= least else None
-
-
-def _whole(value: object) -> int | None:
-    """Return a whole number that may be written as text."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, str) and value.strip().lstrip("-").isdecimal():
-        return int(value)
-    return value if isinstance(value, int) else None
+    size = group.group_size if group.pg_size is None else group.pg_size
+    return tuple(sorted(group.ranks)) if group.ranks and size in (None, len(group.ranks)) else None

@@ -9,10 +9,9 @@
 The header comes last because some of it stands behind the events in the file.
 """
 
-import dataclasses
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from itertools import chain
 from math import inf
 from pathlib import Path
@@ -49,21 +48,12 @@ class TraceFile:
 
     Args:
         path: The file, plain or compressed with gzip.
-        skipped: Categories of events that are left out.
         chunk_nbytes: Bytes that are read at once.
         event_nbytes: Bytes that one event may take at most.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        skipped: Collection[str] = SKIPPED,
-        chunk_nbytes: int = CHUNK_NBYTES,
-        event_nbytes: int = EVENT_NBYTES,
-    ) -> None:
+    def __init__(self, path: Path, *, chunk_nbytes: int = CHUNK_NBYTES, event_nbytes: int = EVENT_NBYTES) -> None:
         self.path = path
-        self._skipped = frozenset(skipped)
         self._chunks = Chunks(path, chunk_nbytes=chunk_nbytes)
         self._event_nbytes = event_nbytes
         self._metadata: dict[str, object] = {}
@@ -102,8 +92,8 @@ class TraceFile:
         """
         if not self._is_read:
             raise TraceError(f"{self.path}: the header is known after the last of the events; read them all first")
-        header = header_of(self.path, self._metadata, n_events=self._n_events, notes=self._notes)
-        return dataclasses.replace(header, is_cut=self._is_cut)
+        n_events, notes = self._n_events, self._notes
+        return header_of(self.path, self._metadata, n_events=n_events, notes=notes, is_cut=self._is_cut)
 
     def _start(self, chunks: Iterator[bytes]) -> bytes:
         """Read what stands before the events; return what was read of the events with it."""
@@ -133,15 +123,14 @@ class TraceFile:
         return text[starts[0].end() :]
 
     def _chosen(self, events: list[Event]) -> list[Event]:
-        """Count events, translate older categories and leave out those that nobody asked for."""
+        """Count events, translate older categories and leave out those that say nothing about steps."""
         self._n_events += len(events)
         if not self._cats & _WORK:
             self._cats |= {event.cat for event in events}
         if self._cats & _OLDER_CATS.keys():
             events = [replace(event, cat=_OLDER_CATS.get(event.cat, event.cat)) for event in events]
             self._cats |= {event.cat for event in events}
-        skipped = self._skipped
-        chosen = [event for event in events if event.cat not in skipped and event.ph not in _ARROWS]
+        chosen = [event for event in events if event.cat not in SKIPPED and event.ph not in _ARROWS]
         timed = [event for event in chosen if (-inf < event.ts_us < inf and 0 <= event.dur_us < inf) or event.ph == "M"]
         self._n_untimed += len(chosen) - len(timed)
         return timed

@@ -102,7 +102,7 @@ def calls_of(transfers: Transfers, passes: Passes, header: Header) -> tuple[Trac
 def _everybody(header: Header) -> tuple[int, ...] | None:
     """Return the ranks of the only process group there is."""
     if len(header.groups) == 1:
-        return header.groups[0].ranks
+        return header.groups[0]
     if header.groups or header.world_size is None or not 0 < header.world_size <= MAX_WORLD_SIZE:
         return None
     return tuple(range(header.world_size))

@@ -81,7 +81,7 @@ def _profile(timeline: RankEvents, header: Header) -> RankProfile:
         hostname=header.hostname,
         local_gpu=gpu,
         device=computing.kind,
-        device_name=next((device.name for device in header.devices if device.number == gpu), ""),
+        device_name="" if gpu is None else header.gpus.get(gpu, ""),
         backend=_backend(timeline, header),
         steps=tuple(steps),
         gradients=gradients,
