@@ -14,8 +14,7 @@ from simdist import scenario as scenarios
 from simdist.errors import RunError, ScenarioError
 from simdist.profiles import writing
 from simdist.profiles.importing import import_job
-from simdist.profiles.writing import Names, scenario_text
-from simdist.profiles.writing import write_scenario
+from simdist.profiles.writing import Names, scenario_text, write_scenario
 from simdist.scenario import Recorded, presets
 
 LATE = Truth(
