@@ -156,14 +156,11 @@ def _nodes(connection: Connection) -> int:
 def _data(connection: Connection, data: Data, timeout_s: float) -> DataRates:
     """Measure what samples are read from."""
     storage = open_storage(data.url, timeout_s=timeout_s)
-    try:
-        index = read_storage_index(storage)
-        shape = sample_shape(data.sample_nbytes)
-        decode = choose_decode(index, shape, data.url)
-        cache = data.cache or default_folder()
-        return measure_data(connection, Setup(index, storage, decode, shape, cache, data.n_readers))
-    finally:
-        storage.close()
+    index = read_storage_index(storage)
+    shape = sample_shape(data.sample_nbytes)
+    decode = choose_decode(index, shape, data.url)
+    cache = data.cache or default_folder()
+    return measure_data(connection, Setup(index, storage, decode, shape, cache, data.n_readers))
 
 
 def _links(connection: Connection, options: Options, nodes: int, measured: str, rates: DataRates | None) -> None:

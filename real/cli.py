@@ -89,7 +89,7 @@ def main(args: Sequence[str] | None = None) -> int:
     "--data",
     default=None,
     metavar="URL",
-    help="Read this data set, the plan's: a folder with index.csv, nfs://HOST/PATH, or another URL of fsspec.",
+    help="Read this data set, the plan's: a folder with index.csv, or a URL of fsspec.",
 )
 @click.option(
     "--cache",

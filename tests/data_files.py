@@ -1,10 +1,18 @@
-"""Files of samples for tests: their contents are random, and the same in every process."""
+"""Files of samples for tests: random and the same in every process, or pictures that show their numbers."""
 
+import sys
 import zlib
+from pathlib import Path
 
 import numpy as np
 
 from real.data.index import Entry, Index, make_index
+
+sys.path.append(str(Path(__file__).parents[1] / "experiments" / "emulated_cluster"))
+from data_set import SampleSet, generate
+from pictures import sample_number
+
+__all__ = ["SampleSet", "content_of", "entry", "generate", "index_of", "sample_number"]
 
 
 def entry(name: str, content: bytes, label: int = 0) -> Entry:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from data_files import sample_number
 from torch import Tensor, nn
 
 import real
 from real.cli import main
 from real.data import filecache, inputs
-from real.data.images import sample_number
 from real.data.storages import FilesystemStorage
 from real.models import Job
 from real.programs import feeding
@@ -100,11 +100,11 @@ def perform_with_full_disk_and_outage(n_files: int, outage_s: float, *args: obje
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write_all(descriptor, content)
 
-    def away(self: FilesystemStorage, name: str, *, left_s: float) -> bytes:
+    def away(self: FilesystemStorage, name: str) -> bytes:
         reads.append(time.monotonic())
         if len(reads) > n_files and time.monotonic() < reads[n_files] + outage_s:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "no NFS server")
-        return read_once(self, name, left_s=left_s)
+        return read_once(self, name)
 
     filecache._write_all, FilesystemStorage.read_once = full, away
     perform(*args)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from data_set import SampleSet
 from pydantic import TypeAdapter
 from study import HERE, RESULTS
 
-from real.data.generate import SampleSet
 from simdist.cost import price
 from simdist.engines import simulate
 from simdist.plan import Plan

@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, final
@@ -36,7 +36,7 @@ from real.data.sizes import (
     uses_peers,
 )
 from real.data.sources import Sources
-from real.data.storages import Storage, open_storage, read_storage_index
+from real.data.storages import open_storage, read_storage_index
 from real.data.tallies import Tally
 from real.processes.heartbeat import machine, ranks_have
 from simdist.caching import look_up, on_disk_at_first, staged_samples
@@ -44,8 +44,6 @@ from simdist.errors import RunError, ScenarioError
 from simdist.plan import Plan
 
 _TOKEN_NBYTES = 32
-
-OpenStorage = Callable[[str], Storage]
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +80,6 @@ def open_input(
     others: Others,
     failed: threading.Event,
     tally: Tally,
-    open_storage: OpenStorage | None = None,
     tell: Callable[[str], object] | None = None,
 ) -> Iterator["Input"]:
     """Open the reader of a rank; all ranks do this together.
@@ -94,7 +91,6 @@ def open_input(
         others: All ranks.
         failed: Set when the run has failed; ends every wait.
         tally: Takes the counts.
-        open_storage: In place of what the URL says.
         tell: Takes a line about an outage of the storage, and one about its end.
 
     Raises:
@@ -106,7 +102,7 @@ def open_input(
         raise ScenarioError(f"plan {plan.name} has no data set to read: give its scenario `data`, or leave the URL out")
     place = Place(rank, dataset.ranks_per_node)
     with ExitStack() as stack:
-        storage = stack.enter_context(closing(_opened(options, open_storage, failed, tell)))
+        storage = open_storage(options.url, timeout_s=options.timeout_s, stop=failed, tell=tell)
         index = read_storage_index(storage)
         check_index(index, dataset, options.url)
         shape = sample_shape(dataset.sample_nbytes)
@@ -242,14 +238,6 @@ class _Node:
             n_connections=n_connections(plan),
         )
         return _Node(store, together, stack.enter_context(peers))
-
-
-def _opened(
-    options: DataOptions, given: OpenStorage | None, failed: threading.Event, tell: Callable[[str], object] | None
-) -> Storage:
-    if given is not None:
-        return given(options.url)
-    return open_storage(options.url, timeout_s=options.timeout_s, stop=failed, tell=tell)
 
 
 def _meet(others: Others, place: Place, index: Index) -> tuple[str, bytes]:

@@ -1,7 +1,7 @@
-"""Where the files of a data set lie: a folder, a mount, an object store, an NFS server. One way to read them all.
+"""Where the files of a data set lie: a folder, a mount, an object store. One way to read them all.
 
-What a URL means is fsspec's business (`/mnt/set`, `s3://bucket/set`, `memory://set`); `nfs://` is read by libnfs, see
-`real.data.nfs`. What is added here is how an outage is borne: a read that fails is tried again, less and less often,
+What a URL means is fsspec's business (`/mnt/set`, `s3://bucket/set`, `memory://set`), and of the file systems that are
+registered with it. What is added here is how an outage is borne: a read that fails is tried again, less and less often,
 until `timeout_s` are over; then one error says what happened, where, and for how long it was tried. Who waits is told
 why, see `real.data.outages`.
 
@@ -14,7 +14,6 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import final
 
@@ -23,7 +22,6 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from real.data.index import INDEX, Entry, Index, parse_index, refuse_name
-from real.data.nfs import NfsFileSystem, nfs_from_url
 from real.data.outages import Outage
 from simdist.errors import RunError, ScenarioError
 
@@ -60,10 +58,6 @@ class Storage(ABC):
             RunError: It cannot be read; names URL, file, what happened, and for how long it was tried.
             ScenarioError: The name leaves the folder.
         """
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of connections."""
 
 
 class RetryingStorage(Storage):
@@ -103,8 +97,8 @@ class RetryingStorage(Storage):
         return self._n_retries
 
     @abstractmethod
-    def read_once(self, name: str, *, left_s: float) -> bytes:
-        """Read a whole file, or raise any exception; not later than `left_s` from now, as far as it is in its power."""
+    def read_once(self, name: str) -> bytes:
+        """Read a whole file, or raise any exception."""
 
     @final
     def read(self, name: str) -> bytes:
@@ -114,7 +108,7 @@ class RetryingStorage(Storage):
         pause_s = FIRST_PAUSE_S
         while True:
             try:
-                content = self.read_once(name, left_s=start_s + self._timeout_s - self._now())
+                content = self.read_once(name)
             except Exception as error:
                 now_s = self._now()
                 tried_s = now_s - start_s
@@ -143,7 +137,7 @@ class FilesystemStorage(RetryingStorage):
 
     Args:
         url: Of the folder.
-        filesystem: That it lies in; closed with the storage if it is ours.
+        filesystem: That it lies in.
         root: The folder's path there.
         timeout_s: How long a read is tried.
         stop: Ends the trying when set.
@@ -164,12 +158,9 @@ class FilesystemStorage(RetryingStorage):
         self._filesystem = filesystem
         self._root = root.rstrip("/")
 
-    def read_once(self, name: str, *, left_s: float) -> bytes:
+    def read_once(self, name: str) -> bytes:
         """Read a file in as few round trips as the file system needs."""
-        path = f"{self._root}/{name}"
-        if isinstance(self._filesystem, NfsFileSystem):
-            return self._filesystem.cat_file(path, timeout_s=left_s)
-        return bytes(self._filesystem.cat_file(path))
+        return bytes(self._filesystem.cat_file(f"{self._root}/{name}"))
 
     @property
     def local_folder(self) -> Path | None:
@@ -179,15 +170,6 @@ class FilesystemStorage(RetryingStorage):
     def is_folder(self) -> bool:
         """Return whether there is a folder at the URL."""
         return bool(self._filesystem.isdir(self._root))
-
-    def __reduce__(self) -> tuple[Callable[[str], Storage], tuple[str]]:
-        """Open the same URL again, in another process."""
-        return partial(open_storage, timeout_s=self._timeout_s), (self.url,)
-
-    def close(self) -> None:
-        """Drop connections to an NFS server; fsspec keeps those of other file systems for whoever asks next."""
-        if isinstance(self._filesystem, NfsFileSystem):
-            self._filesystem.close()
 
 
 def open_storage(
@@ -200,7 +182,7 @@ def open_storage(
     """Open the storage at a URL; nothing is read yet.
 
     Args:
-        url: A folder (`/mnt/set`), `nfs://HOST/EXPORT/path?version=4&nfsport=PORT`, or what else fsspec knows.
+        url: A folder (`/mnt/set`), or another URL that fsspec knows (`s3://bucket/set`).
         timeout_s: How long a read is tried before it fails.
         stop: Ends the trying when set, because nobody waits for the result any more.
         tell: Takes a line about an outage that lasts, and one about its end.
@@ -211,10 +193,7 @@ def open_storage(
     """
     if not timeout_s > 0:
         raise ScenarioError(f"timeout_s is {timeout_s}: write a number of seconds above 0")
-    if url.startswith("nfs://"):
-        filesystem, root = nfs_from_url(url)
-    else:
-        filesystem, root = _from_url(url)
+    filesystem, root = _from_url(url)
     return FilesystemStorage(url, filesystem, root, timeout_s=timeout_s, stop=stop, tell=tell)
 
 
@@ -264,7 +243,9 @@ def _from_url(url: str) -> tuple[AbstractFileSystem, str]:
     except ImportError as error:  # s3fs and the like are packages of their own
         raise RunError(f"{url}: {error}") from error
     except ValueError as error:
-        raise ScenarioError(f"{url}: {error}; write a folder, nfs://HOST/EXPORT/path, or a URL of fsspec") from error
+        raise ScenarioError(
+            f"{url}: {error}; write a folder, or a URL that fsspec knows; an NFS server: mount it and write the folder"
+        ) from error
     return filesystem, str(root)
 
 

@@ -10,7 +10,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from real.data.inputs import DataOptions, Input, OpenStorage, open_input
+from real.data.inputs import DataOptions, Input, open_input
 from real.data.sizes import n_ahead
 from real.data.tallies import Tally, totals
 from real.training.peers import Peers
@@ -28,7 +28,6 @@ def open_batches(
     url: str,
     cache: Path | None,
     timeout_s: float,
-    open_storage: OpenStorage | None,
 ) -> "Batches":
     """Open the data set of a plan for a training loop; all ranks take part.
 
@@ -39,7 +38,6 @@ def open_batches(
         url: Of the data set.
         cache: Folder on the node's disk, which is kept.
         timeout_s: For a file, and for other ranks.
-        open_storage: In place of what the URL says.
 
     Raises:
         ScenarioError: The plan has no data set, or this is another one, or not every step has a batch.
@@ -55,11 +53,7 @@ def open_batches(
     stop, tally = threading.Event(), Tally(n_loads)
     options = DataOptions(url, cache, cold=False, timeout_s=timeout_s)
     with ExitStack() as stack:
-        source = stack.enter_context(
-            open_input(
-                plan, options, rank=peers.rank, others=peers, failed=stop, tally=tally, open_storage=open_storage
-            )
-        )
+        source = stack.enter_context(open_input(plan, options, rank=peers.rank, others=peers, failed=stop, tally=tally))
         return Batches(plan, source, peers, first_step=first_step, stop=stop, opened=stack.pop_all())
 
 

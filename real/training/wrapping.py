@@ -28,7 +28,6 @@ from real.buffers import transforms
 from real.buffers.memory import Memory
 from real.checkpoints.states import State, Stateful, carried_buffers, fingerprint
 from real.collectives.worlds import ProcessWorld, groups_of, scratch_nbytes
-from real.data.inputs import OpenStorage
 from real.execution.executor import Executor, Lanes
 from real.programs.binding import Binding
 from real.programs.module import LoopProgram
@@ -173,11 +172,10 @@ class Worker:
         *,
         cache: Path | str | None = None,
         timeout_s: float = 60.0,
-        open_storage: OpenStorage | None = None,
     ) -> Batches:
         """Read the plan's data set for this rank, from the next step on; all ranks call this.
 
-            batches = worker.feed("nfs://server/imagenet", cache="/nvme/cache")
+            batches = worker.feed("/mnt/imagenet", cache="/nvme/cache")
             for step, (images, labels) in zip(worker.steps(), batches):
                 ...
 
@@ -186,7 +184,6 @@ class Worker:
             cache: Folder on this node's disk for files; it is kept, so that a restart finds them. By default a
                 temporary one of this user.
             timeout_s: How long a file is tried, and other ranks are waited for.
-            open_storage: Opens the storage in place of what the URL says.
 
         Returns:
             An iterator over batches, uint8 `[batch_size, *sample shape]` and int64 labels, on the device of the model.
@@ -203,7 +200,6 @@ class Worker:
             url=url,
             cache=folder,
             timeout_s=timeout_s,
-            open_storage=open_storage,
         )
         return self._until_closed.enter_context(opened)
 

@@ -17,8 +17,8 @@ import nfs  # noqa: E402
 import run  # noqa: E402
 import storage  # noqa: E402
 import storage_run  # noqa: E402
+from data_set import SampleSet, generate  # noqa: E402
 
-from real.data.generate import SampleSet, generate  # noqa: E402
 from simdist.caching import epoch_order  # noqa: E402
 from simdist.cost import price  # noqa: E402
 from simdist.engines import simulate  # noqa: E402

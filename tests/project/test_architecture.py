@@ -75,7 +75,6 @@ LAYERS: dict[str, set[str]] = {
 # talk to the user.
 EXECUTES = {"caching", "errors", "plan", "settings", "traces"}
 TALKS_TO_USERS = {"__main__", "calibrate", "calibration", "cli", "jobs", "training"}
-COMMANDS = {"real.data.generate"}  # a command in a folder that else executes
 
 
 def module_name(path: Path) -> str:
@@ -130,7 +129,7 @@ def test_module_does_not_import_torch_or_the_real_executor(path: Path) -> None:
 
 @each_real_module
 def test_what_executes_knows_plans_and_traces_only(path: Path) -> None:
-    if layer_of(module_name(path)) in TALKS_TO_USERS or module_name(path) in COMMANDS:
+    if layer_of(module_name(path)) in TALKS_TO_USERS:
         return
     for line, name in imports(path):
         if name.split(".")[0] == "simdist":

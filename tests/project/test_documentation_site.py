@@ -18,7 +18,6 @@ import pytest
 
 import real.calibrate
 import real.cli
-import real.data.generate
 import real.data.indexing
 import simdist
 import simdist.cli
@@ -261,7 +260,6 @@ PROGRAMS: dict[str, tuple[Run, list[str]]] = {
     **{" ".join(["simdist", *names]): (simdist.cli.main, names) for names in names_of(simdist.cli.cli)},
     "python -m real": (real.cli.main, []),
     "python -m real.calibrate": (real.calibrate.main, []),
-    "python -m real.data.generate": (real.data.generate.main, []),
     "python -m real.data.indexing": (real.data.indexing.main, []),
 }
 EVERYWHERE = {"--json", "--debug", "--help"}  # described once, above the first command

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
+from data_files import SampleSet, generate  # noqa: E402
 from processes import run  # noqa: E402
 
 from real import calibrate  # noqa: E402
@@ -23,7 +24,6 @@ from real.calibration.measure import collective as collective_of  # noqa: E402
 from real.calibration.measure import one_op_plan, tasks  # noqa: E402
 from real.calibration.tables import OPS, Hop, Measurement, busbw_factor, hops, line, pooled, table  # noqa: E402
 from real.data.decoding import decode_raw  # noqa: E402
-from real.data.generate import SampleSet, generate  # noqa: E402
 from real.data.index import read_index  # noqa: E402
 from real.data.storages import FilesystemStorage, open_storage  # noqa: E402
 from real.processes.launch import Place  # noqa: E402
@@ -519,9 +519,9 @@ def test_the_storage_is_never_measured_by_the_page_cache_of_a_node(stored: Path,
     """Eight files are read by one thread, by a node, and by all: 24 times."""
     read_once, cached = FilesystemStorage.read_once, []
 
-    def watched(self: FilesystemStorage, name: str, *, left_s: float) -> bytes:
+    def watched(self: FilesystemStorage, name: str) -> bytes:
         cached.append(is_cached(stored / name))
-        return read_once(self, name, left_s=left_s)
+        return read_once(self, name)
 
     monkeypatch.setattr(FilesystemStorage, "read_once", watched)
     index, storage = read_index(stored / "index.csv"), open_storage(str(stored))

@@ -1,7 +1,6 @@
 """What a user reads whose data set cannot be read: an outage, a wrong URL, labels that the model does not have."""
 
 import errno
-import socket
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,11 +14,10 @@ from processes import run  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from real import jobs, models  # noqa: E402
-from real.data import nfs  # noqa: E402
 from real.data.index import Index, make_index  # noqa: E402
 from real.data.matching import check_labels  # noqa: E402
 from real.data.storages import RetryingStorage, open_storage, read_storage_index  # noqa: E402
-from simdist.errors import RunError, ScenarioError  # noqa: E402
+from simdist.errors import ScenarioError  # noqa: E402
 from simdist.runs import run_directory  # noqa: E402
 from simdist.runs.build import build, delays  # noqa: E402
 from simdist.scenario import loads  # noqa: E402
@@ -61,16 +59,13 @@ class Away(RetryingStorage):
         )
         self.answers = list(answers)
 
-    def read_once(self, name: str, *, left_s: float) -> bytes:
+    def read_once(self, name: str) -> bytes:
         self.clock_s += self.read_s
         match self.answers.pop(0):
             case bytes(content):
                 return content
             case error:
                 raise error
-
-    def close(self) -> None:
-        pass
 
     def _pass(self, pause_s: float) -> None:
         self.clock_s += pause_s
@@ -104,44 +99,6 @@ def test_the_time_in_which_a_server_is_silent_counts() -> None:
     storage = Away([TimeoutError(errno.ETIMEDOUT, "host:2049 does not answer"), b"here"], read_s=5.0)
     assert storage.read("1.jpg") == b"here"
     assert storage.lines[0].startswith("5.00 s: cannot reach nfs://host/set: host:2049 does not answer; trying until")
-
-
-def libnfs_is_missing() -> bool:
-    try:
-        open_storage("nfs://127.0.0.1/set").close()
-    except RunError:
-        return True
-    return False
-
-
-needs_libnfs = pytest.mark.skipif(libnfs_is_missing(), reason="libnfs is not installed")
-
-
-@needs_libnfs
-def test_nobody_at_an_nfs_port_is_a_refused_connection() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    storage = open_storage(f"nfs://127.0.0.1/set?nfsport={port}", timeout_s=0.1)
-    with pytest.raises(RunError, match=rf"last: 127\.0\.0\.1:{port}: connection refused$"):
-        storage.read("1.jpg")
-
-
-@needs_libnfs
-def test_a_server_that_takes_no_connection_is_given_up_before_one_that_takes_long_to_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    deadlines_s = []
-
-    def refuse(*_server: object, deadline_s: float, **_settings: object) -> None:
-        deadlines_s.append(deadline_s)
-        raise REFUSED
-
-    monkeypatch.setattr(nfs, "Connection", refuse)
-    monkeypatch.setattr(nfs.time, "monotonic", lambda: 100.0)
-    for timeout_s in (10.0, 2.0):
-        with pytest.raises(ConnectionRefusedError):
-            nfs.NfsFileSystem("host").cat_file("/set/1.jpg", timeout_s=timeout_s)
-    assert deadlines_s == [105.0, 102.0]
 
 
 # --- what is not there ---

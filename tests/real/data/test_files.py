@@ -1,12 +1,8 @@
-"""Files of a data set: their index, made-up ones, storages, and a node's copies. Whatever fails, no wrong byte."""
+"""Files of a data set: their index, storages, and a node's copies. Whatever fails, no wrong byte."""
 
-import ctypes
 import errno
 import fcntl
 import os
-import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,25 +11,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
 import numpy as np
 import pytest
-from data_files import content_of, entry, index_of
+from data_files import SampleSet, content_of, entry, generate, index_of
 
-from real.data import filecache, libnfs, nfs
-from real.data.decoding import decode_image, decode_raw
+from real.data import filecache
 from real.data.filecache import FileCache
-from real.data.generate import SampleSet, contents, generate
-from real.data.generate import main as generate_command
-from real.data.images import sample_number
 from real.data.index import Entry, Index, make_index, parse_index, read_index, write_entries, write_index
 from real.data.indexing import index_folder
 from real.data.indexing import main as index_command
-from real.data.nfs import NfsFileSystem, nfs_from_url
-from real.data.nfs4 import Operation, Piece
 from real.data.storages import RetryingStorage, open_storage, read_sample, read_storage_index
 from simdist.errors import RunError, ScenarioError
 
@@ -141,98 +131,6 @@ def test_index_command_writes_the_index_once(tmp_path: Path, capsys: pytest.Capt
     assert sorted(read_index(tmp_path / "index.csv").labels) == [0, 0, 1, 1]
 
 
-# Made-up data sets.
-
-
-def test_larger_set_begins_with_the_smaller_one() -> None:
-    small, large = (list(contents(SampleSet(n_samples=n, nbytes=6000))) for n in (2, 3))
-    assert large[:2] == small
-    assert len({content for _, content in large}) == 3
-    assert list(contents(SampleSet(n_samples=2, nbytes=6000, seed=1))) != small
-
-
-@pytest.mark.parametrize("format_", ["jpeg", "png"])
-def test_files_have_the_sizes_that_were_drawn(format_: str) -> None:
-    samples = SampleSet(n_samples=6, nbytes=9000, sigma=0.6, format=format_, seed=5)
-    drawn = [9000 * np.exp(0.6 * np.random.default_rng([5, sample]).standard_normal()) for sample in range(6)]
-    assert [len(content) for _, content in contents(samples)] == [max(4000, round(nbytes)) for nbytes in drawn]
-
-
-def test_sizes_come_from_the_picture_and_hardly_from_filling() -> None:
-    from io import BytesIO
-
-    from PIL import Image
-
-    for nbytes in (4000, 110_000):
-        for _, content in contents(SampleSet(n_samples=3, nbytes=nbytes, sigma=0)):
-            with Image.open(BytesIO(content)) as image:
-                assert len(image.info.get("comment", b"")) < 0.1 * nbytes
-
-
-def test_filling_is_exact_where_one_comment_is_not_enough() -> None:
-    from real.data.images import _comment
-
-    rng = np.random.default_rng(0)
-    for nbytes in (0, 4, 5, 65537, 65538, 65540, 65541, 65542, 131_074, 200_000):
-        assert len(_comment(b"\xff\xd8\xff\xd9", nbytes, rng)) == 4 + nbytes
-
-
-@pytest.mark.parametrize("format_", ["jpeg", "png"])
-def test_sample_number_is_read_from_the_decoded_sample(format_: str) -> None:
-    samples = SampleSet(n_samples=5, nbytes=8000, format=format_)
-    for sample, (each, content) in enumerate(contents(samples)):
-        out = np.empty((3, 48, 48), np.uint8)
-        decode_image(content, out, each.name)
-        assert sample_number(out) == sample
-
-
-def test_raw_file_is_the_sample_itself() -> None:
-    samples = SampleSet(n_samples=3, nbytes=3 * 40 * 40 + 5, format="raw", sigma=0)
-    for sample, (each, content) in enumerate(contents(samples)):
-        out = np.empty((3, 40, 40), np.uint8)
-        decode_raw(content, out, each.name)
-        assert sample_number(out) == sample
-
-
-def test_picture_without_a_number_is_noticed() -> None:
-    with pytest.raises(RunError, match="no sample's number"):
-        sample_number(np.zeros((3, 48, 48), np.uint8))
-
-
-def test_generated_set_matches_its_index_and_is_not_overwritten(tmp_path: Path) -> None:
-    samples = SampleSet(n_samples=5, nbytes=5000, n_classes=2)
-    assert generate(tmp_path, samples) == sum(path.stat().st_size for path in tmp_path.rglob("*.jpg"))
-    index = read_index(tmp_path / "index.csv")
-    assert list(index.labels) == [0, 1, 0, 1, 0]
-    assert all(index[sample].matches((tmp_path / index.names[sample]).read_bytes()) for sample in range(5))
-    with pytest.raises(ScenarioError, match=r"index\.csv: is there already"):
-        generate(tmp_path, samples)
-
-
-def test_interrupted_generation_leaves_no_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, content: bytes) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device", str(path))
-
-    generate(tmp_path, SampleSet(n_samples=1, nbytes=5000))
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(RunError, match=r"0000/00000000\.jpg: cannot be written: No space left"):
-        generate(tmp_path, SampleSet(n_samples=1, nbytes=6000), force=True)
-    assert not (tmp_path / "index.csv").exists()
-
-
-def test_wrong_sample_sets_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for options, message in (
-        (["--samples", "0"], "samples is 0: write a number from 1"),
-        (["--samples", "1", "--size", "1 kB"], "size is 1000: write a number from 4000"),
-        (["--samples", "1", "--size", "much"], "--size 'much'"),
-        (["--samples", "1", "--format", "raw", "--sigma", "1"], "raw samples are all of one size"),
-    ):
-        assert generate_command([str(tmp_path), *options]) == 2
-        assert message in capsys.readouterr().err
-    assert generate_command([str(tmp_path), "--samples", "2", "--format", "raw", "--size", "5 kB"]) == 0
-    assert "2 raw files of uint8 [3, 40, 40], 9.6 kB" in capsys.readouterr().out
-
-
 # Storages.
 
 
@@ -245,16 +143,12 @@ class FakeStorage(RetryingStorage):
         super().__init__("fake://set", timeout_s=timeout_s, now=lambda: self.clock_s, sleep=self._pass)
         self._answers = list(answers)
 
-    def read_once(self, name: str, *, left_s: float) -> bytes:
-        assert left_s > 0
+    def read_once(self, name: str) -> bytes:
         match self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]:
             case bytes(content):
                 return content
             case error:
                 raise error
-
-    def close(self) -> None:
-        pass
 
     def _pass(self, pause_s: float) -> None:
         self.pauses_s.append(pause_s)
@@ -329,7 +223,6 @@ def test_folders_and_memory_are_storages(tmp_path: Path) -> None:
             assert [len(read_sample(storage, index[sample])) for sample in range(2)] == list(index.nbytes)
             with pytest.raises(RunError, match=rf"{url}: none.jpg: FileNotFoundError"):
                 storage.read("none.jpg")
-            storage.close()
     finally:
         memory.rm("/test_data_files", recursive=True)
 
@@ -338,323 +231,12 @@ def test_folders_and_memory_are_storages(tmp_path: Path) -> None:
     ("url", "message"),
     [
         ("nosuch://set", "nosuch://set: Protocol not known"),
-        ("nfs://host", "write nfs://HOST/EXPORT/path"),
-        ("nfs://host/set?version=3", "version=3: only 4"),
-        ("nfs://host/set?nfsport=x", "nfsport=x: a port is a number"),
-        ("nfs://host/set?nfsport=70000", "nfsport=70000: a port is a number"),
-        ("nfs://host/set?uid=0", "uid is no option here"),
+        ("nfs://host/set", r"nfs://host/set: Protocol not known.*mount it and write the folder"),
     ],
 )
 def test_wrong_urls_are_refused(url: str, message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
         open_storage(url)
-
-
-def test_missing_libnfs_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libnfs, "SONAME", "libnosuch.so.1")
-    with pytest.raises(RunError, match="apt-get install libnfs13"):
-        open_storage("nfs://host/set")
-
-
-def test_operation_of_nfs_is_as_large_as_in_libnfs() -> None:
-    assert ctypes.sizeof(Operation) == 136  # sizeof(nfs_argop4): requests are arrays of them
-
-
-# A real NFS server.
-
-SETTINGS = """
-NFS_CORE_PARAM {{ Protocols = 4; NFS_Port = {port}; Bind_addr = 127.0.0.1; Enable_NLM = false; Enable_RQUOTA = false;
-                  Enable_UDP = false; }}
-NFSV4 {{ Graceless = true; RecoveryBackend = fs; RecoveryRoot = "/run/ganesha"; }}
-EXPORT {{ Export_Id = 1; Path = "{folder}"; Pseudo = "/set"; FSAL {{ Name = VFS; }} Protocols = 4; Transports = TCP;
-          SecType = sys; Squash = No_Root_Squash; Access_Type = RO; Attr_Expiration_Time = 0; }}
-"""
-# A /run of its own: another server, or a message bus, may have taken names there.
-START = 'mount -t tmpfs run /run && mkdir /run/ganesha && printf %s "$1" >/run/ganesha/settings && exec ganesha.nfsd '
-START += "-F -f /run/ganesha/settings -p /run/ganesha/pid -L STDOUT -N NIV_WARN"
-
-TO_END_WITH_US = ["setpriv", "--pdeathsig", "KILL"]  # however the tests end
-
-
-def missing_server() -> str | None:
-    try:
-        libnfs.load_library()
-    except RunError as error:
-        return str(error)
-    if shutil.which("ganesha.nfsd") is None:
-        return "ganesha.nfsd is not here: apt-get install nfs-ganesha nfs-ganesha-vfs"
-    if os.geteuid() or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
-        return "needs root, and mount namespaces"
-    if shutil.which("setpriv") is None:
-        return "setpriv is not here: apt-get install util-linux"
-    return None
-
-
-REASON = missing_server()
-needs_server = pytest.mark.skipif(REASON is not None, reason=f"no NFS server here: {REASON}")
-
-
-class Server:
-    """A file server on this machine; `stop` and `start` make an outage."""
-
-    def __init__(self, folder: Path, log: Path) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            self.port = probe.getsockname()[1]
-        self.folder, self.log = folder, log
-        self.process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def url(self) -> str:
-        return f"nfs://127.0.0.1/set?version=4&nfsport={self.port}"
-
-    def start(self) -> None:
-        settings = SETTINGS.format(port=self.port, folder=self.folder)
-        with self.log.open("ab") as log:
-            command = [*TO_END_WITH_US, "unshare", "--mount", "sh", "-c", START, "nfs", settings]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-
-    @contextmanager
-    def silenced(self) -> Iterator[None]:
-        """Stand still for a while, connections and all."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
-        os.waitpid(self.process.pid, os.WUNTRACED)  # until all its threads stand
-        try:
-            yield
-        finally:
-            self.process.send_signal(signal.SIGCONT)
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("served")
-    (folder / "deep").mkdir()
-    (folder / "deep" / "large").write_bytes(content_of(0, 2_500_000))
-    (folder / "link").symlink_to("deep")
-    for sample in range(40):
-        (folder / f"{sample}.jpg").write_bytes(content_of(sample))
-    write_index(index_of(40), folder / "index.csv")
-    server = Server(folder, tmp_path_factory.mktemp("log") / "log")
-    try:
-        server.start()
-        with opened(server) as storage:
-            storage.read("index.csv")  # waits until it answers
-        yield server
-    finally:
-        server.stop()
-
-
-@contextmanager
-def opened(server: Server, timeout_s: float = TIMEOUT_S) -> Iterator[RetryingStorage]:
-    storage = open_storage(server.url, timeout_s=timeout_s)
-    try:
-        yield storage
-    finally:
-        storage.close()
-
-
-@needs_server
-def test_nfs_server_gives_every_file_to_many_threads(running: Server) -> None:
-    with opened(running) as storage, ThreadPoolExecutor(6) as threads:
-        index = read_storage_index(storage)
-        read = list(threads.map(lambda sample: read_sample(storage, index[sample]), list(range(40)) * 5))
-        assert read == [content_of(sample) for sample in range(40)] * 5
-        assert storage.read("deep/large") == content_of(0, 2_500_000)
-
-
-@needs_server
-def test_nfs_file_system_lists_and_describes_files(running: Server) -> None:
-    filesystem, root = nfs_from_url(running.url)
-    assert root == "/set"
-    assert filesystem.info("/set/deep/large") == {"name": "/set/deep/large", "size": 2_500_000, "type": "file"}
-    assert filesystem.ls("/set/deep", detail=False) == ["/set/deep/large"]
-    assert len(filesystem.find("/set")) == 43
-    assert {each["type"] for each in filesystem.ls("/set")} == {"file", "directory", "link"}
-    with filesystem.open("/set/3.jpg") as file:
-        assert file.read() == content_of(3)
-    assert filesystem.cat_file("/set/3.jpg", 10, 20) == content_of(3)[10:20]
-    assert filesystem.exists("/set/3.jpg")
-    assert not filesystem.exists("/set/none")
-    filesystem.close()
-
-
-@needs_server
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [("none.jpg", "FileNotFoundError"), ("deep", "IsADirectoryError"), ("1.jpg/2.jpg", "NotADirectoryError")],
-)
-def test_file_that_nfs_does_not_have_is_an_error_at_once(running: Server, name: str, error: str) -> None:
-    with opened(running) as storage:
-        with pytest.raises(RunError, match=rf"nfs://.*: {name}: {error}"):
-            storage.read(name)
-        assert storage.read("1.jpg") == content_of(1)
-
-
-class CountingLibrary:
-    """libnfs, and how many requests were sent by it."""
-
-    def __init__(self, library: object) -> None:
-        self._library = library
-        self.n_requests = 0
-
-    def __getattr__(self, name: str) -> object:
-        self.n_requests += name == "rpc_nfs4_compound_async"
-        return getattr(self._library, name)
-
-
-@needs_server
-def test_file_on_nfs_takes_one_round_trip(running: Server) -> None:
-    filesystem = NfsFileSystem("127.0.0.1", port=running.port)
-    library = filesystem._library = CountingLibrary(filesystem._library)
-    filesystem.cat_file("/set/1.jpg")
-    assert library.n_requests == 1
-    filesystem.cat_file("/set/deep/large")
-    assert library.n_requests == 1 + 3  # a MiB each
-    assert len(filesystem._idle) == 1
-    filesystem.close()
-
-
-class Clock:
-    """A clock that moves when a request is sent, and by nothing else; it takes the place of the module `time`."""
-
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock by which requests to an NFS server are given up."""
-    clock = Clock()
-    monkeypatch.setattr(libnfs, "time", clock)
-    monkeypatch.setattr(nfs, "time", clock)
-    return clock
-
-
-NO_RETRY = threading.Event()  # of a run that has ended: the first failure is the last
-NO_RETRY.set()
-
-
-class SlowLibrary:
-    """libnfs, on a network where each answer takes a while."""
-
-    def __init__(self, library: object, clock: Clock, answer_s: float) -> None:
-        self._library, self._clock, self._answer_s = library, clock, answer_s
-
-    def __getattr__(self, name: str) -> object:
-        if name == "rpc_nfs4_compound_async":
-            self._clock.now_s += self._answer_s
-        return getattr(self._library, name)
-
-
-@needs_server
-def test_file_whose_parts_come_in_time_may_take_longer_than_a_request(running: Server, clock: Clock) -> None:
-    with closing(open_storage(running.url, timeout_s=6 * nfs.REQUEST_S, stop=NO_RETRY)) as storage:
-        filesystem = storage._filesystem
-        filesystem._library = SlowLibrary(filesystem._library, clock, 0.9 * nfs.REQUEST_S)
-        assert storage.read("deep/large") == content_of(0, 2_500_000)
-    assert clock.now_s == pytest.approx(100 + 2.7 * nfs.REQUEST_S)
-
-
-class NoLibrary:
-    """In place of libnfs: all goes well, nothing happens."""
-
-    def __getattr__(self, name: str) -> Callable[..., int]:
-        return lambda *_: int(name == "rpc_init_context")
-
-
-@pytest.fixture
-def parts(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> list[bytes]:
-    """The parts that a server has given of a file with 30; each takes nine tenths of the longest time for a request."""
-    given: list[bytes] = []
-
-    def wait(connection: libnfs.Connection, deadline_s: float) -> None:
-        if connection.broken:  # it connects
-            return
-        clock.now_s += 0.9 * nfs.REQUEST_S
-        if clock.now_s > deadline_s:
-            raise TimeoutError(errno.ETIMEDOUT, "host:1 does not answer")
-        given.append(b"part")
-        connection._reply = Piece(given[-1], len(given) == 30)
-
-    monkeypatch.setattr(nfs, "load_library", NoLibrary)
-    monkeypatch.setattr(libnfs.Connection, "_wait", wait)
-    return given
-
-
-def test_server_that_goes_on_answering_is_waited_for(parts: list[bytes], clock: Clock) -> None:
-    with closing(open_storage("nfs://host/set", timeout_s=30 * nfs.REQUEST_S, stop=NO_RETRY)) as storage:
-        assert storage.read("large") == b"part" * 30
-    assert clock.now_s == pytest.approx(100 + 27 * nfs.REQUEST_S)
-
-
-def test_whole_file_has_a_limit_and_who_gives_up_says_how_far_it_came(parts: list[bytes]) -> None:
-    filesystem = NfsFileSystem("host")
-    with pytest.raises(TimeoutError, match=r"host:1 does not answer in time any more, after 12 bytes"):
-        filesystem.cat_file("/set/large", timeout_s=2.8 * nfs.REQUEST_S)
-    assert len(parts) == 3
-    filesystem.close()
-
-
-@needs_server
-def test_file_that_changed_on_nfs_is_an_error(running: Server) -> None:
-    with opened(running) as storage:
-        index = read_storage_index(storage)
-        assert read_sample(storage, index[39]) == content_of(39)
-        (running.folder / "39.jpg").write_bytes(content_of(1))
-        with pytest.raises(RunError, match=r"39\.jpg: has changed on the storage"):
-            read_sample(storage, index[39])
-    (running.folder / "39.jpg").write_bytes(content_of(39))
-
-
-@needs_server
-def test_reading_goes_on_when_the_nfs_server_comes_back(running: Server) -> None:
-    with opened(running) as storage, ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(storage.read, ["1.jpg"] * 8)) == [content_of(1)] * 8  # connections to lose
-        running.stop()
-        reads = [threads.submit(storage.read, f"{sample}.jpg") for sample in range(8)]
-        while not storage.n_retries:
-            time.sleep(0.01)
-        running.start()
-        assert [each.result(TIMEOUT_S) for each in reads] == [content_of(sample) for sample in range(8)]
-
-
-@needs_server
-def test_nfs_server_that_falls_silent_ends_in_an_error_that_names_it(running: Server) -> None:
-    with opened(running, timeout_s=0.8) as storage:
-        storage.read("1.jpg")
-        message = rf"2\.jpg: cannot be read; tried .* of 0\.8 s.*{running.port} does not answer"
-        with running.silenced(), pytest.raises(RunError, match=message):
-            storage.read("2.jpg")
-        assert storage.read("2.jpg") == content_of(2)
-
-
-@needs_server
-def test_forked_child_does_not_use_the_connections_of_its_parent(running: Server) -> None:
-    filesystem = NfsFileSystem("127.0.0.1", port=running.port)
-    filesystem.cat_file("/set/1.jpg")
-    (connection,) = filesystem._idle
-    filesystem._pid = -1  # what a child finds
-    assert filesystem.cat_file("/set/2.jpg") == content_of(2)
-    assert connection not in filesystem._idle
-    connection.close()
-    filesystem.close()
-
-
-@pytest.mark.skipif(REASON is not None and "libnfs" in REASON, reason=REASON or "")
-def test_nobody_at_an_nfs_port_is_an_error_after_the_timeout() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
-    storage = open_storage(f"nfs://127.0.0.1/set?nfsport={port}", timeout_s=0.3)
-    with pytest.raises(RunError, match=rf"1\.jpg: cannot be read; tried for .* of 0\.3 s, .*127\.0\.0\.1:{port}"):
-        storage.read("1.jpg")
 
 
 # A node's copies.

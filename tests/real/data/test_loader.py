@@ -3,25 +3,21 @@
 import errno
 import io
 import json
-import os
-import pickle
 import subprocess
 import sys
 import threading
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from processes import ROOT
-from torch.utils.data import DataLoader
 
 from real.data.agenda import Agenda, Leaving, Place
-from real.data.dataset import CachedDataset
 from real.data.decoding import decode_image, decode_raw
 from real.data.filecache import FileCache
 from real.data.hello import Meeting
@@ -70,9 +66,6 @@ class Shelf(Storage):
         self.before(name)
         self.reads.append(name)
         return self.files[name]
-
-    def close(self):
-        pass
 
 
 @dataclass
@@ -613,59 +606,6 @@ def test_samples_of_images_have_the_channels_of_images():
 def test_raw_sample_of_another_size_is_named():
     with pytest.raises(RunError, match=r"a\.raw: 99 bytes, a raw sample of shape \[1, 4, 25\] has 100"):
         decode_raw(b"x" * 99, np.zeros(SHAPE, np.uint8), "a.raw")
-
-
-@pytest.mark.parametrize("n_workers", [0, 2])
-def test_dataset_serves_a_data_loader_and_reads_storage_once(tmp_path, n_workers):
-    store = MemoryStore("memory", Geometry(N_SAMPLES, 20, NBYTES), folder=tmp_path)
-    with FileCache(tmp_path / "disk", INDEX, capacity_nbytes=None) as files:
-        sources = Sources(INDEX, Shelf(), decode_raw, SHAPE, files)
-        dataset = CachedDataset(sources, store)
-        for _ in range(2):
-            loader = DataLoader(
-                dataset,
-                batch_size=8,
-                shuffle=True,
-                num_workers=n_workers,
-                multiprocessing_context="fork" if n_workers else None,
-            )
-            seen = [
-                (row.numpy().tobytes(), int(label))
-                for rows, labels in loader
-                for row, label in zip(rows, labels, strict=True)
-            ]
-            assert sorted(seen) == sorted((content(sample), sample % 3) for sample in range(N_SAMPLES))
-        assert len(store) == 20
-        empty = CachedDataset(replace(sources, storage=Shelf({})), store)
-        assert len(empty) == N_SAMPLES
-        assert all(empty[sample][0].numpy().tobytes() == content(sample) for sample in range(N_SAMPLES))
-    store.close()
-
-
-def test_dataset_without_caches_is_storage(tmp_path):
-    storage = Shelf()
-    dataset = CachedDataset(Sources(INDEX, storage, decode_raw, SHAPE))
-    assert [label for _, label in dataset.__getitems__([3, 4, 3])] == [0, 1, 0]
-    assert len(storage.reads) == 3
-
-
-def test_dataset_goes_to_workers_that_are_spawned(tmp_path):
-    from real.data.storages import open_storage
-
-    for name, data in BY_NAME.items():
-        (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "set" / name).write_bytes(data)
-    store = MemoryStore("memory", Geometry(N_SAMPLES, 20, NBYTES), folder=tmp_path)
-    files = FileCache(tmp_path / "disk", INDEX, capacity_nbytes=None)
-    sources = Sources(INDEX, open_storage(str(tmp_path / "set")), decode_raw, SHAPE, files)
-    copy = pickle.loads(pickle.dumps(CachedDataset(sources, store)))
-    assert copy[5][0].numpy().tobytes() == content(5)
-    assert 5 in store
-    assert os.listdir(tmp_path / "disk")
-    copy.store.close()
-    copy.sources.files.close()
-    files.close()
-    store.close()
 
 
 def test_benchmark_tells_machines_what_it_measured():

@@ -2,12 +2,9 @@
 
 import errno
 import os
-import pickle
 import resource
-import shutil
 import signal
 import socket
-import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +25,6 @@ from real.data.hello import Meeting, greet, welcome
 from real.data.memory import Geometry, MemoryStore
 from real.data.open_files import connections_per_peer, most_connections, raise_limit
 from real.data.peers import MOST_WAIT_S, Peers, PeerServer
-from real.data.redis_store import RedisStore
 from real.data.segment import SHARED_MEMORY, remove_stale
 from real.data.wire import HEAD, HELLO, packed, receive, send, unpacked
 from simdist.errors import RunError
@@ -427,13 +423,6 @@ def test_geometry_must_make_sense(sizes):
         Geometry(*sizes)
 
 
-def test_pickled_store_is_the_same_store(store):
-    store.put(1, pattern(1))
-    other = pickle.loads(pickle.dumps(store))
-    assert (fetched(other, 1) == pattern(1)).all()
-    other.close()
-
-
 def board_of(n_ranks, n_samples=4):
     return Board(*(np.zeros(n, np.int64) for n in (n_ranks, n_ranks, n_samples)), nullcontext)
 
@@ -780,63 +769,3 @@ def test_many_buffers_are_sent_whole_although_the_kernel_takes_parts():
 def test_address_that_is_not_of_this_machine_is_named(store):
     with pytest.raises(RunError, match=r"serving samples at 203\.0\.113\.1"):
         PeerServer(store, host="203.0.113.1", meeting=MEETING)
-
-
-@pytest.fixture
-def redis_server(tmp_path):
-    pytest.importorskip("redis", reason="redis-py is not installed")
-    if shutil.which("redis-server") is None:
-        pytest.skip("no redis-server on this machine")
-    socket_path = tmp_path / "redis"
-    options = ["--port", 0, "--unixsocket", socket_path, "--save", "", "--dir", tmp_path, "--maxmemory", "9mb"]
-    with subprocess.Popen(["redis-server", *map(str, options)], stdout=subprocess.DEVNULL) as server:
-        deadline_s = time.monotonic() + 60
-        while not socket_path.exists() and time.monotonic() < deadline_s:
-            time.sleep(0.02)
-        yield f"unix://{socket_path}", server
-        server.terminate()
-
-
-def test_redis_does_what_shared_memory_does(redis_server):
-    redis_url, _ = redis_server
-    store = RedisStore(redis_url, prefix="a", sample_nbytes=NBYTES)
-    for sample in range(40):
-        assert store.put(sample, pattern(sample))
-    outs = np.zeros((41, NBYTES), np.uint8)
-    assert store.get_many(range(41), outs) == [True] * 40 + [False]
-    assert all((out == pattern(sample)).all() for sample, out in enumerate(outs[:40]))
-    assert store.evict(3)
-    assert not store.evict(3)
-    assert 3 not in store
-    assert 4 in store
-    other = RedisStore(redis_url, prefix="b", sample_nbytes=NBYTES)
-    assert fetched(other, 4) is None
-    smaller = RedisStore(redis_url, prefix="a", sample_nbytes=10)
-    with pytest.raises(RunError, match="a:4 has 1000 bytes, samples of this run 10"):
-        smaller.get(4, np.zeros(10, np.uint8))
-    large = RedisStore(redis_url, prefix="c", sample_nbytes=10**6)
-    kept = [large.put(sample, np.zeros(10**6, np.uint8)) for sample in range(12)]
-    assert kept[0]
-    assert not kept[-1]
-    assert large.complaint == ""
-    for each in (store, other, smaller, large):
-        each.close()
-
-
-def test_redis_that_ends_has_nothing_any_more(redis_server):
-    url, server = redis_server
-    store = RedisStore(url, prefix="a", sample_nbytes=NBYTES)
-    store.put(1, pattern(1))
-    assert 1 in store
-    server.terminate()
-    server.wait()
-    assert fetched(store, 1) is None
-    assert [store.put(1, pattern(1)), store.evict(1), 1 in store] == [False] * 3
-    assert store.complaint.startswith(f"Redis at {url}: ")
-    store.close()
-
-
-def test_redis_that_is_not_there_is_named():
-    pytest.importorskip("redis", reason="redis-py is not installed")
-    with reserved_port() as port, pytest.raises(RunError, match=rf"Redis at .*:{port}: .*; is the server running"):
-        RedisStore(f"redis://127.0.0.1:{port}", prefix="a", sample_nbytes=1)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+from data_files import SampleSet, generate  # noqa: E402
 from data_runs import (  # noqa: E402
     RUN,
     SAMPLE_NBYTES,
@@ -20,7 +21,6 @@ from data_runs import (  # noqa: E402
 from processes import Ending, places, run  # noqa: E402
 
 from real.cli import main  # noqa: E402
-from real.data.generate import SampleSet, generate  # noqa: E402
 from real.data.segment import SHARED_MEMORY  # noqa: E402
 from simdist.caching import epoch_order, on_disk_at_first  # noqa: E402
 from simdist.plan import LEVELS, Plan  # noqa: E402

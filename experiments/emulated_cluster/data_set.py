@@ -1,4 +1,4 @@
-"""Make a labelled data set of realistic files: `python -m real.data.generate FOLDER --samples N`.
+"""Make a labelled data set of realistic files: `python experiments/emulated_cluster/data_set.py FOLDER --samples N`.
 
 Every sample depends on the seed and its own number only, so a larger set begins with the smaller one (with the same
 releases of Pillow and its libraries, which encode). Sizes are lognormal around a median; `index.csv` is written last,
@@ -15,8 +15,8 @@ from typing import Literal, TypeAlias, assert_never
 
 import click
 import numpy as np
+from pictures import MOST_SAMPLES, SMALLEST_SIDE, NoiseField, jpeg_file, make_field, paint, png_file, raw_file
 
-from real.data.images import MOST_SAMPLES, SMALLEST_SIDE, Field, jpeg_file, make_field, paint, png_file, raw_file
 from real.data.index import INDEX, Entry, write_entries
 from real.processes.exit_codes import run_command
 from simdist.errors import RunError, ScenarioError
@@ -119,7 +119,7 @@ def contents(samples: SampleSet) -> Iterator[tuple[Entry, bytes]]:
         yield Entry(name, label, len(content), zlib.crc32(content)), content
 
 
-def _content(samples: SampleSet, field: Field, sample: int) -> bytes:
+def _content(samples: SampleSet, field: NoiseField, sample: int) -> bytes:
     rng = np.random.default_rng([samples.seed, sample])
     nbytes = max(SMALLEST_NBYTES, round(samples.nbytes * math.exp(samples.sigma * rng.standard_normal())))
     match samples.format:
@@ -133,8 +133,8 @@ def _content(samples: SampleSet, field: Field, sample: int) -> bytes:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Run `python -m real.data.generate` and return its exit code."""
-    return run_command(_command, args, program="real.data.generate")
+    """Run the command and return its exit code."""
+    return run_command(_command, args, program="data_set.py")
 
 
 @click.command(help=f"Write a labelled data set into FOLDER: files of realistic sizes, and {INDEX}.")

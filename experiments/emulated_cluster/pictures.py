@@ -42,13 +42,13 @@ COMMENT_NBYTES = 65533  # the largest content of a comment segment
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Field:
+class NoiseField:
     """Holds the random field that pictures are cut from, float32 `[2, side, side]` of mean 0 and deviation 1."""
 
     values: NDArray[np.float32]
 
 
-def make_field(seed: int) -> Field:
+def make_field(seed: int) -> NoiseField:
     """Draw a field with a 1/f spectrum: brightness, and the smoother course of colour.
 
     It repeats itself after half its side, farther than any encoder looks.
@@ -62,10 +62,10 @@ def make_field(seed: int) -> Field:
         white = np.fft.rfft2(rng.standard_normal((side, side), np.float32))
         plain = np.fft.irfft2(white / frequency**power, s=(side, side))
         values[plane] = np.tile(plain / plain.std(), (2, 2))
-    return Field(values)
+    return NoiseField(values)
 
 
-def paint(field: Field, rng: np.random.Generator, *, sample: int, size: tuple[int, int]) -> NDArray[np.uint8]:
+def paint(field: NoiseField, rng: np.random.Generator, *, sample: int, size: tuple[int, int]) -> NDArray[np.uint8]:
     """Paint a picture with its number in it.
 
     Args:
@@ -102,7 +102,7 @@ def sample_number(image: NDArray[np.uint8]) -> int:
         bits = bits << 1 | int(cell.mean() > 128)
     number = bits >> CHECK_BITS
     if bits != _coded(number):
-        raise RunError("the picture holds no sample's number; this reads only those of `python -m real.data.generate`")
+        raise RunError("the picture holds no sample's number; this reads only those of data_set.py")
     return number
 
 
@@ -111,7 +111,7 @@ def raw_file(picture: NDArray[np.uint8]) -> bytes:
     return np.ascontiguousarray(picture.transpose(2, 0, 1)).tobytes()
 
 
-def jpeg_file(field: Field, rng: np.random.Generator, *, sample: int, nbytes: int) -> bytes:
+def jpeg_file(field: NoiseField, rng: np.random.Generator, *, sample: int, nbytes: int) -> bytes:
     """Paint a picture and encode it as a JPEG file of exactly `nbytes`.
 
     Raises:
@@ -125,7 +125,7 @@ def jpeg_file(field: Field, rng: np.random.Generator, *, sample: int, nbytes: in
         size = _smaller(size, 0.8, nbytes)
 
 
-def png_file(field: Field, rng: np.random.Generator, *, sample: int, nbytes: int) -> bytes:
+def png_file(field: NoiseField, rng: np.random.Generator, *, sample: int, nbytes: int) -> bytes:
     """Paint a picture and encode it as a PNG file of exactly `nbytes`.
 
     Raises:

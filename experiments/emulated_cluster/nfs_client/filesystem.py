@@ -1,4 +1,8 @@
-"""A read-only fsspec file system over NFS, for processes that may not mount: `nfs://HOST/EXPORT/path?version=4`."""
+"""A read-only fsspec file system over NFS, for processes that may not mount: `nfs://HOST/EXPORT/path?version=4`.
+
+register()
+fsspec.open("nfs://10.0.0.1/export/set/1.jpg?version=4")
+"""
 
 import io
 import math
@@ -10,10 +14,11 @@ from pathlib import PurePosixPath
 from typing import Literal, TypedDict, TypeVar, final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import fsspec
 from fsspec import AbstractFileSystem
 
-from real.data.libnfs import Connection, load_library
-from real.data.nfs4 import Attributes
+from nfs_client.connection import Connection, load_library
+from nfs_client.messages import Attributes
 from simdist.errors import ScenarioError
 
 PORT = 2049  # RFC 7530, section 3.1
@@ -62,7 +67,13 @@ class NfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
 
     @classmethod
     def _strip_protocol(cls, path: str) -> str:
-        return "/" + path.removeprefix("nfs://").strip("/")
+        if path.startswith("nfs://"):
+            path = unquote(urlsplit(path).path)
+        return "/" + path.strip("/")
+
+    @staticmethod
+    def _get_kwargs_from_urls(path: str) -> dict[str, str | int]:
+        return _server_of(path) if path.startswith("nfs://") else {}
 
     def cat_file(
         self, path: str, start: int | None = None, end: int | None = None, *, timeout_s: float | None = None
@@ -124,7 +135,7 @@ class NfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
                 self._pid, self._idle = os.getpid(), []
             if self._idle:
                 return self._idle.pop()
-        deadline_s = min(deadline_s, time.monotonic() + CONNECT_S)
+        deadline_s = min(deadline_s, time.monotonic() + min(CONNECT_S, self.request_s))
         return Connection(self._library, self.host, port=self.port, request_s=self.request_s, deadline_s=deadline_s)
 
     def _put(self, connection: Connection) -> None:
@@ -136,29 +147,29 @@ class NfsFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no 
             self._idle.append(connection)
 
 
-def nfs_from_url(url: str, *, request_s: float = REQUEST_S) -> tuple[NfsFileSystem, str]:
-    """Return the file system of `nfs://HOST/EXPORT/path?version=4&nfsport=PORT`, and the path there.
+def register() -> None:
+    """Let fsspec open `nfs://HOST/EXPORT/path?version=4&nfsport=PORT`, as libnfs writes it; only version 4 is read."""
+    fsspec.register_implementation("nfs", NfsFileSystem, clobber=True)
 
-    Args:
-        url: As libnfs writes it; of its options, `version` (4 only) and `nfsport`.
-        request_s: Longest time for one request.
+
+def _server_of(url: str) -> dict[str, str | int]:
+    """Return host and port of a URL.
 
     Raises:
         ScenarioError: The URL is wrong.
-        RunError: libnfs is not installed.
     """
     parts = urlsplit(url)
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     version, port = options.pop("version", "4"), options.pop("nfsport", str(PORT))
     if not parts.hostname or not parts.path.strip("/"):
-        raise ScenarioError(f"{url}: write nfs://HOST/EXPORT/path?version=4&nfsport={PORT}")
+        raise ScenarioError(f"write nfs://HOST/EXPORT/path?version=4&nfsport={PORT}")
     if options:
-        raise ScenarioError(f"{url}: {sorted(options)[0]} is no option here; these are: version, nfsport")
+        raise ScenarioError(f"{sorted(options)[0]} is no option here; these are: version, nfsport")
     if version != "4":
-        raise ScenarioError(f"{url}: version={version}: only 4 is read without a mount; mount older ones")
+        raise ScenarioError(f"version={version}: only 4 is read without a mount; mount older ones")
     if not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ScenarioError(f"{url}: nfsport={port}: a port is a number from 1 to 65535")
-    return NfsFileSystem(parts.hostname, port=int(port), request_s=request_s), "/" + unquote(parts.path).strip("/")
+        raise ScenarioError(f"nfsport={port}: a port is a number from 1 to 65535")
+    return {"host": parts.hostname, "port": int(port)}
 
 
 def _info(name: str, attributes: Attributes) -> _Info:

@@ -26,7 +26,7 @@ import time
 from ctypes import POINTER, c_char_p, c_int, c_void_p
 from typing import final
 
-from real.data.nfs4 import (
+from nfs_client.messages import (
     Attributes,
     Compound,
     Entry,
@@ -42,7 +42,7 @@ from real.data.nfs4 import (
 )
 from simdist.errors import RunError
 
-SONAME = "libnfs.so.13"  # libnfs 4; the structures of real.data.nfs4 are those of this ABI
+SONAME = "libnfs.so.13"  # libnfs 4; the structures of nfs_client.messages are those of this ABI
 MISSING = f"{SONAME} (libnfs 4) is needed to read nfs:// and is not here: `apt-get install libnfs13`, or mount it"
 
 POLL_MS = 100  # between looks at the deadline
