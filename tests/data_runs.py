@@ -17,7 +17,7 @@ from real.cli import main
 from real.data import filecache, inputs
 from real.data.storages import FilesystemStorage
 from real.models import Job
-from real.programs import feeding
+from real.programs import base
 
 SIDE = 37
 SAMPLE_NBYTES = 3 * SIDE * SIDE
@@ -62,7 +62,7 @@ def job(batch_size: int, device: torch.device, dtype: torch.dtype, seed: int) ->
 
 def shown(images: Tensor) -> list[int]:
     """Return the numbers of samples that normalised images show."""
-    pixels = (images * feeding._DEVIATION + feeding._MEAN).round().to(torch.uint8)
+    pixels = (images * base._DEVIATION + base._MEAN).round().to(torch.uint8)
     return [sample_number(image.numpy()) for image in pixels]
 
 
