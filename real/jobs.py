@@ -25,7 +25,7 @@ from real.programs.optimizers import takes_ratios
 from real.recording.timing import Sleeper
 from simdist.cost import Local, Shared, Varying, price
 from simdist.errors import ScenarioError
-from simdist.plan import COLLECTIVES, Load, Op, Plan, reads, writes
+from simdist.plan import Plan, ops
 from simdist.plan.group import Group
 from simdist.runs.run_directory import EMULATED, RunDirectory
 
@@ -77,8 +77,8 @@ def buffers_of(plan: Plan, build: Build | None, *, with_data: bool) -> set[str]:
     loaded = batch_buffers(plan) if with_data else set()
     if build is not None:
         return loaded | Binding.buffers_of(plan)
-    sent = [op for body in plan.bodies for op in body if isinstance(op, COLLECTIVES)]
-    return loaded | {name for op in sent for name in (*reads(op), *writes(op))}
+    sent = [op for body in plan.bodies for op in body if isinstance(op, ops.COLLECTIVES)]
+    return loaded | {name for op in sent for name in (*ops.reads(op), *ops.writes(op))}
 
 
 def program_maker(
@@ -159,23 +159,23 @@ class _Prices:
         load_s: (load, number) -> seconds of the other ones.
     """
 
-    seconds: Mapping[Op, float]
-    load_s: Callable[[Load, int], float]
+    seconds: Mapping[ops.Op, float]
+    load_s: Callable[[ops.Load, int], float]
 
     @staticmethod
     def of(run: RunDirectory, rank: int) -> "_Prices":
         """Price a run."""
         costs = price(run.plan, run.scenario.cluster, run.scenario.workload)
-        seconds: dict[Op, float] = {}
+        seconds: dict[ops.Op, float] = {}
         for op, cost in costs.of.items():
             match cost:
                 case Local():
                     seconds[op] = float(cost.seconds) if isinstance(cost.seconds, float) else float(cost.seconds[rank])
-                case Shared() if not isinstance(op, COLLECTIVES):
+                case Shared() if not isinstance(op, ops.COLLECTIVES):
                     alone_s = cost.alone_s
                     seconds[op] = float(alone_s if isinstance(alone_s, float) else alone_s[_number(cost.group, rank)])
 
-        def load_s(op: Load, number: int) -> float:
+        def load_s(op: ops.Load, number: int) -> float:
             cost = costs.of[op]
             assert isinstance(cost, Varying)
             return cost.transfers(number)[rank].alone_s(costs.capacity_Bps)

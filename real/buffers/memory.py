@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from simdist.errors import RunError
-from simdist.plan import AllGather, Buffer, Copy, Merge, Plan, Select
+from simdist.plan import Buffer, Plan, ops
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float64": torch.float64,
@@ -137,15 +137,15 @@ def distinct_counts(plan: Plan) -> Mapping[str, int]:
     """
     lengths = {buffer.name: 1 if buffer.initialized else 0 for buffer in plan.buffers if buffer.sparse}
     counts = {buffer.name: buffer.count for buffer in plan.buffers}
-    ops = dict.fromkeys(op for body in plan.bodies for op in body)
+    each_op = dict.fromkeys(op for body in plan.bodies for op in body)
     before: Mapping[str, int] = {}
     while lengths != before:  # the slices of a buffer may come from one that is written further down
         before = dict(lengths)
-        for op in ops:
+        for op in each_op:
             match op:
-                case Select() | Merge():
+                case ops.Select() | ops.Merge():
                     lengths[op.dst] = math.gcd(lengths[op.dst], counts[op.dst])
-                case AllGather() | Copy():
+                case ops.AllGather() | ops.Copy():
                     if op.dst in lengths:
                         lengths[op.dst] = math.gcd(lengths[op.dst], lengths[op.src])
                 case _:

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from real.buffers.memory import Memory
 from real.kernels import topk
-from simdist.plan import Copy, Densify, Merge, Pack, Plan, Select, Unpack, writes
+from simdist.plan import Plan, ops
 from simdist.plan.group import MAX_WORLD_SIZE
 
-Transform: TypeAlias = Select | Merge | Densify | Pack | Unpack
+Transform: TypeAlias = ops.Select | ops.Merge | ops.Densify | ops.Pack | ops.Unpack
 
 
 def transform(memory: Memory, op: Transform, *, step: int, rank: int) -> None:
@@ -32,15 +32,15 @@ def transform(memory: Memory, op: Transform, *, step: int, rank: int) -> None:
         rank: Whose buffers they are.
     """
     match op:
-        case Select():
+        case ops.Select():
             _select(memory, op, torch.Generator().manual_seed(step * MAX_WORLD_SIZE + rank))
-        case Merge():
+        case ops.Merge():
             _merge(memory, op)
-        case Densify():
+        case ops.Densify():
             _densify(memory, op)
-        case Pack():
+        case ops.Pack():
             _pack(map(memory.dense, op.srcs), memory.dense(op.dst))
-        case Unpack():
+        case ops.Unpack():
             _unpack(memory.dense(op.src), list(map(memory.dense, op.dsts)))
         case _:
             assert_never(op)
@@ -54,20 +54,20 @@ def warm_up(plan: Plan, memory: Memory) -> None:
         memory: Of this rank, where indices are within their vectors.
     """
     for op in dict.fromkeys(op for body in plan.bodies for op in body if isinstance(op, Transform)):
-        tensors = [tensor for name in writes(op) for tensor in memory.tensors(name)]
+        tensors = [tensor for name in ops.writes(op) for tensor in memory.tensors(name)]
         before = [tensor.clone() for tensor in tensors]
         transform(memory, op, step=0, rank=0)
         for tensor, contents in zip(tensors, before, strict=True):
             tensor.copy_(contents)
 
 
-def copy(memory: Memory, op: Copy) -> None:
+def copy(memory: Memory, op: ops.Copy) -> None:
     """Copy a buffer, converted to the type of the other; from pinned memory without holding up the host."""
     for src, dst in zip(memory.tensors(op.src), memory.tensors(op.dst), strict=True):
         dst.copy_(src, non_blocking=True)
 
 
-def _select(memory: Memory, op: Select, generator: torch.Generator) -> None:
+def _select(memory: Memory, op: ops.Select, generator: torch.Generator) -> None:
     """Take the largest magnitudes of the gradient plus the residual; what is not taken stays in the residual.
 
     So does what the values lose where they are converted to a type of fewer bits.
@@ -83,7 +83,7 @@ def _select(memory: Memory, op: Select, generator: torch.Generator) -> None:
     residual.index_copy_(0, indices.long(), _lost(values, taken.values))
 
 
-def _merge(memory: Memory, op: Merge) -> None:
+def _merge(memory: Memory, op: ops.Merge) -> None:
     """Keep the largest sums of what has equal indices; add the other sums, divided, to the residual.
 
     Sums are of the residual's type. What the kept ones lose where they are converted to fewer bits is dropped, too.
@@ -109,7 +109,7 @@ def _lost(values: Tensor, converted: Tensor) -> Tensor:
     return torch.zeros_like(values) if converted.dtype == values.dtype else values - converted
 
 
-def _densify(memory: Memory, op: Densify) -> None:
+def _densify(memory: Memory, op: ops.Densify) -> None:
     taken, out = memory.sparse(op.src), memory.dense(op.dst)
     values = taken.values / op.divisor if op.divisor > 1 else taken.values
     if taken.n_distinct > 1:

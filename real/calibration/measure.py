@@ -21,7 +21,7 @@ from real.processes.launch import Connection
 from real.recording.clock import Clocks, compare
 from real.recording.timing import now_s, precise_sleeps, sleep_s
 from simdist.errors import RunError
-from simdist.plan import AllGather, AllReduce, Broadcast, Buffer, Collective, Plan, Reduce, ReduceScatter
+from simdist.plan import Buffer, Plan, ops
 from simdist.plan.group import Group
 from simdist.settings.units import format_nbytes
 
@@ -109,26 +109,26 @@ def tasks(n_nodes: int, ranks_per_node: int, sizes: Sequence[int], ops: Sequence
     ]
 
 
-def collective(op: OpName, group: Group) -> Collective:
+def collective(op: OpName, group: Group) -> ops.Collective:
     """Return the operation of a plan; a message between two ranks is none."""
     match op:
         case "all_reduce":
-            return AllReduce("whole", group)
+            return ops.AllReduce("whole", group)
         case "reduce_scatter":
-            return ReduceScatter("whole", "slice", group)
+            return ops.ReduceScatter("whole", "slice", group)
         case "all_gather":
-            return AllGather("slice", "whole", group)
+            return ops.AllGather("slice", "whole", group)
         case "broadcast":
-            return Broadcast("whole", group)
+            return ops.Broadcast("whole", group)
         case "reduce":
-            return Reduce("whole", group)
+            return ops.Reduce("whole", group)
         case "sendrecv":
             raise ValueError("sendrecv is no collective")
         case _:
             assert_never(op)
 
 
-def one_op_plan(op: Collective, count: int, world_size: int) -> Plan:
+def one_op_plan(op: ops.Collective, count: int, world_size: int) -> Plan:
     """Return a plan of this operation alone, on `count` float32 elements."""
     buffers = Buffer("whole", count, initialized=True), Buffer("slice", count // op.group.size, initialized=True)
     return Plan.from_steps("calibration", world_size=world_size, buffers=buffers, steps=[(op,)])

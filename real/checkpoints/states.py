@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from real.buffers.memory import Memory
 from simdist.errors import RunError
-from simdist.plan import Optimize, Plan, reads, writes
+from simdist.plan import Plan, ops
 
 LEARNED = ("tensors", "optimizer")
 """Sections of what training has learned: rank 0's are everybody's before the first step."""
@@ -125,13 +125,13 @@ _NAMES = {
 
 def carried_buffers(plan: Plan) -> tuple[str, ...]:
     """Return the buffers, without parameters, that some step reads before it has written them."""
-    parameters = {name for body in plan.bodies for op in body if isinstance(op, Optimize) for name in op.params}
+    parameters = {name for body in plan.bodies for op in body if isinstance(op, ops.Optimize) for name in op.params}
     carried: dict[str, None] = {}
     for body in plan.bodies:
         written: set[str] = set()
         for op in body:
-            carried.update(dict.fromkeys(name for name in reads(op) if name not in written))
-            written.update(writes(op))
+            carried.update(dict.fromkeys(name for name in ops.reads(op) if name not in written))
+            written.update(ops.writes(op))
     return tuple(name for name in carried if name not in parameters)
 
 

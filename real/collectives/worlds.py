@@ -31,18 +31,7 @@ except ImportError:  # their names before torch 2.13
 from real.buffers.memory import Memory, Purpose, Scratch
 from real.collectives.servers import moves_gpu_tensors, piece_count, sum_by_servers
 from simdist.errors import RunError
-from simdist.plan import (
-    COLLECTIVES,
-    AllGather,
-    AllReduce,
-    Broadcast,
-    Buffer,
-    Collective,
-    Plan,
-    Reduce,
-    ReduceScatter,
-    op_text,
-)
+from simdist.plan import Buffer, Plan, op_text, ops
 from simdist.plan.group import Group
 
 
@@ -61,8 +50,8 @@ class Members:
 
 def groups_of(plan: Plan) -> list[Group]:
     """Return the groups that the collectives of a plan use, each once, in the order of the program."""
-    ops = (op for body in plan.bodies for op in body if isinstance(op, COLLECTIVES))
-    return list(dict.fromkeys(op.group for op in ops))
+    collectives = (op for body in plan.bodies for op in body if isinstance(op, ops.COLLECTIVES))
+    return list(dict.fromkeys(op.group for op in collectives))
 
 
 def check_servers(plan: Plan) -> None:
@@ -72,7 +61,7 @@ def check_servers(plan: Plan) -> None:
         RunError: It has some.
     """
     for op in (op for body in plan.bodies for op in body):
-        if isinstance(op, AllReduce) and op.servers and not op.servers.members:
+        if isinstance(op, ops.AllReduce) and op.servers and not op.servers.members:
             raise RunError(
                 f"plan {plan.name}: {op_text(op)} goes through servers beside the ranks, which can be simulated only; "
                 f"let ranks be the servers (apart: false), or leave this run out"
@@ -87,28 +76,28 @@ def scratch_nbytes(plan: Plan) -> int:
 def _most_needed(plan: Plan) -> Mapping[Purpose, int]:
     buffers = {buffer.name: buffer for buffer in plan.buffers}
     needed: dict[Purpose, int] = {}
-    for op in dict.fromkeys(op for body in plan.bodies for op in body if isinstance(op, COLLECTIVES)):
+    for op in dict.fromkeys(op for body in plan.bodies for op in body if isinstance(op, ops.COLLECTIVES)):
         for purpose, nbytes in _needs(op, buffers) if op.group.size > 1 else ():
             needed[purpose] = max(needed.get(purpose, 0), nbytes)
     return needed
 
 
-def _needs(op: Collective, buffers: Mapping[str, Buffer]) -> Iterator[tuple[Purpose, int]]:
+def _needs(op: ops.Collective, buffers: Mapping[str, Buffer]) -> Iterator[tuple[Purpose, int]]:
     match op:
-        case AllReduce():
+        case ops.AllReduce():
             if op.servers:
                 itemsize = buffers[op.buffer].nbytes // buffers[op.buffer].count
                 count = min(piece_count(op.group.size, itemsize), max(op.servers.parts))
                 yield "arriving", op.group.size * count * itemsize
-        case ReduceScatter():
+        case ops.ReduceScatter():
             yield "reduced", buffers[op.src].nbytes
-        case Reduce():
+        case ops.Reduce():
             yield "reduced", buffers[op.buffer].nbytes
-        case AllGather():
+        case ops.AllGather():
             if buffers[op.src].sparse:
                 yield "message", buffers[op.src].nbytes
                 yield "messages", buffers[op.dst].nbytes
-        case Broadcast():
+        case ops.Broadcast():
             if buffers[op.buffer].sparse:
                 yield "message", buffers[op.buffer].nbytes
         case _:
@@ -159,32 +148,32 @@ class ProcessWorld:
             if serves or purpose != "arriving":
                 self.scratch.take(purpose, nbytes, torch.uint8, device).zero_()
 
-    def perform(self, op: Collective, memory: Memory) -> None:
+    def perform(self, op: ops.Collective, memory: Memory) -> None:
         """Perform a collective on the buffers of this rank; returns when its result is there, or enqueued on a GPU."""
         members = self._members[op.group]
         if len(members.ranks) == 1:
             self._alone(op, memory)
             return
         match op:
-            case AllReduce():
+            case ops.AllReduce():
                 buffer = memory.dense(op.buffer)
                 _scaled(buffer, op, buffer)
                 if op.servers:
                     sum_by_servers(buffer, op.servers, members.ranks, members.process_group, self.scratch)
                 else:
                     dist.all_reduce(buffer, group=members.process_group)
-            case ReduceScatter():
+            case ops.ReduceScatter():
                 self._reduce_scatter(op, memory.dense(op.src), memory.dense(op.dst), members)
-            case AllGather():
+            case ops.AllGather():
                 self._all_gather(memory.tensors(op.src), memory.tensors(op.dst), members)
-            case Reduce():
+            case ops.Reduce():
                 self._reduce(op, memory.dense(op.buffer), members)
-            case Broadcast():
+            case ops.Broadcast():
                 self._broadcast(memory.tensors(op.buffer), members.ranks[op.root], members)
             case _:
                 assert_never(op)
 
-    def _reduce_scatter(self, op: ReduceScatter, src: Tensor, dst: Tensor, members: Members) -> None:
+    def _reduce_scatter(self, op: ops.ReduceScatter, src: Tensor, dst: Tensor, members: Members) -> None:
         """Reduce a copy of the source, which stays as it is."""
         taken = _scaled(src, op, self._like(src))
         if taken.is_cuda and moves_gpu_tensors(members.process_group):
@@ -193,7 +182,7 @@ class ProcessWorld:
         dist.all_reduce(taken, group=members.process_group)
         dst.copy_(taken.view(len(members.ranks), -1)[members.ranks.index(self.rank)])
 
-    def _reduce(self, op: Reduce, buffer: Tensor, members: Members) -> None:
+    def _reduce(self, op: ops.Reduce, buffer: Tensor, members: Members) -> None:
         """Reduce to the root; torch uses the buffers of the others as scratch, a plan leaves them as they were."""
         root = members.ranks[op.root]
         taken = _scaled(buffer, op, buffer if self.rank == root else self._like(buffer))
@@ -225,12 +214,12 @@ class ProcessWorld:
     def _like(self, tensor: Tensor) -> Tensor:
         return self.scratch.take("reduced", tensor.numel(), tensor.dtype, tensor.device)
 
-    def _alone(self, op: Collective, memory: Memory) -> None:
+    def _alone(self, op: ops.Collective, memory: Memory) -> None:
         """Perform a collective of one member: what there is to move, is here."""
         match op:
-            case AllReduce() | Reduce() | Broadcast():
+            case ops.AllReduce() | ops.Reduce() | ops.Broadcast():
                 return
-            case ReduceScatter() | AllGather():
+            case ops.ReduceScatter() | ops.AllGather():
                 for src, dst in zip(memory.tensors(op.src), memory.tensors(op.dst), strict=True):
                     dst.copy_(src)
             case _:
@@ -254,13 +243,13 @@ class ProcessWorld:
         return mine
 
 
-def _served(plan: Plan) -> list[AllReduce]:
+def _served(plan: Plan) -> list[ops.AllReduce]:
     """Return the all-reduces through servers, one for each group and its servers."""
-    ops = (op for body in plan.bodies for op in body if isinstance(op, AllReduce) and op.servers)
-    return list({(op.group, op.servers.members): op for op in ops if op.servers}.values())
+    served = (op for body in plan.bodies for op in body if isinstance(op, ops.AllReduce) and op.servers)
+    return list({(op.group, op.servers.members): op for op in served if op.servers}.values())
 
 
-def _scaled(buffer: Tensor, op: AllReduce | Reduce | ReduceScatter, out: Tensor) -> Tensor:
+def _scaled(buffer: Tensor, op: ops.AllReduce | ops.Reduce | ops.ReduceScatter, out: Tensor) -> Tensor:
     """Return what this member adds to the reduction: in `out`, which may be the buffer itself."""
     if op.reduction == "mean":
         return torch.div(buffer, op.group.size, out=out)

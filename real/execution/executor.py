@@ -17,7 +17,7 @@ performs; `done` ends it.
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, assert_never
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -31,42 +31,12 @@ from real.programs.base import Program
 from real.recording.recorder import Notes
 from real.recording.timing import sleep_s
 from simdist.errors import RunError
-from simdist.plan import (
-    STREAMS,
-    AllGather,
-    AllReduce,
-    Backward,
-    Broadcast,
-    Channel,
-    Collective,
-    Copy,
-    Delay,
-    Densify,
-    Forward,
-    Instance,
-    Load,
-    Merge,
-    Op,
-    Optimize,
-    Pack,
-    Plan,
-    Reduce,
-    ReduceScatter,
-    Save,
-    Select,
-    StageIn,
-    Stream,
-    Tick,
-    TrustRatios,
-    Unpack,
-    Wait,
-    stream_of,
-)
+from simdist.plan import Instance, Plan, ops
 from simdist.plan.walk import walk
 
-OpT = TypeVar("OpT", bound=Op)
+OpT = TypeVar("OpT", bound=ops.Op)
 
-_CODES = {stream: code for code, stream in enumerate(STREAMS)}
+_CODES = {stream: code for code, stream in enumerate(ops.STREAMS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +58,7 @@ class Lanes:
 class World(Protocol):
     """Performs collectives, with whoever the other ranks are."""
 
-    def perform(self, op: Collective, memory: Memory) -> None:
+    def perform(self, op: ops.Collective, memory: Memory) -> None:
         """Perform a collective; return when its result is there, or enqueued on a GPU."""
         ...
 
@@ -135,7 +105,7 @@ class Executor:
         plan: Plan,
         *,
         rank: int,
-        delays: Mapping[Channel, NDArray[np.float64]],
+        delays: Mapping[ops.Channel, NDArray[np.float64]],
         world: World,
         program: Program,
         memory: Memory,
@@ -189,7 +159,7 @@ class Executor:
             if isinstance(instance.op, kind):
                 self._submitted = instance.index
                 self._begin(instance)
-                if isinstance(instance.op, Backward):
+                if isinstance(instance.op, ops.Backward):
                     self._pass = _Pass(instance, len(self.buckets(instance)))
                 return instance, instance.op
             self._submit(instance)
@@ -216,7 +186,7 @@ class Executor:
             return False
         for instance in self._computing():
             (self._execute if self._computes_in_thread else self._submit)(instance)
-            if isinstance(instance.op, Backward):
+            if isinstance(instance.op, ops.Backward):
                 return True
         raise RunError("the plan ends within a backward pass")
 
@@ -224,9 +194,9 @@ class Executor:
         """Return the buckets of the backward pass that begins with an instance: to the next forward pass, if any."""
         buckets: list[str] = []
         for op in self._plan.bodies[self._body_of_step[first.step]][first.position :]:
-            if isinstance(op, Forward):
+            if isinstance(op, ops.Forward):
                 break
-            if isinstance(op, Backward):
+            if isinstance(op, ops.Backward):
                 buckets.append(op.dst)
         return tuple(buckets)
 
@@ -246,7 +216,7 @@ class Executor:
         for lane in self._lanes.values():
             lane.join(timeout_s)
 
-    def _make_lanes(self, lanes: Lanes) -> dict[Stream, Lane]:
+    def _make_lanes(self, lanes: Lanes) -> dict[ops.Stream, Lane]:
         compute, comm = self._gpu_lanes(lanes) if self._on_gpu else self._cpu_lanes(lanes)
         return {"host": self._direct(), "compute": compute, "comm": comm, "io": self._thread("io")}
 
@@ -268,7 +238,7 @@ class Executor:
     def _direct(self) -> DirectLane:
         return DirectLane(self._execute, recorder=self._recorder, on_end=self._on_end)
 
-    def _thread(self, stream: Stream) -> ThreadLane:
+    def _thread(self, stream: ops.Stream) -> ThreadLane:
         return ThreadLane(
             stream,
             self._execute,
@@ -302,7 +272,7 @@ class Executor:
     def _submit(self, instance: Instance) -> None:
         self._submitted = instance.index
         self._check()
-        if isinstance(instance.op, Tick):
+        if isinstance(instance.op, ops.Tick):
             self._ticks.submitted(instance)
         self._lane(instance).submit(instance)
 
@@ -314,7 +284,7 @@ class Executor:
         """Perform an instance, in its lane."""
         with self._lane(instance).active():
             self._begin(instance)
-            if isinstance(instance.op, Backward):
+            if isinstance(instance.op, ops.Backward):
                 self._backward(instance)
             else:
                 if instance.stream == "comm":
@@ -326,7 +296,7 @@ class Executor:
         lane = self._lane(instance)
         for index in instance.after:
             if index >= self._first_index or index in self._loads.early:
-                other = self._lanes[STREAMS[self._stream_of_instance[index]]]
+                other = self._lanes[ops.STREAMS[self._stream_of_instance[index]]]
                 other.order(index, lane.cuda_stream)
         lane.begin(instance)
 
@@ -344,34 +314,20 @@ class Executor:
     def _perform(self, instance: Instance) -> None:
         op, step = instance.op, instance.step
         match op:
-            case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast():
+            case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Reduce() | ops.Broadcast():
                 self._world.perform(op, self._memory)
-            case Load():
+            case ops.Load():
                 self._program.load(op, self._loads.number(instance))
-            case StageIn():
-                self._program.stage_in(op)
-            case Copy():
-                self._program.copy(op, step)
-            case Forward():
-                self._program.forward(op, step)
-            case TrustRatios():
-                self._program.trust_ratios(op)
-            case Optimize():
-                self._program.optimize(op)
-            case Select() | Merge() | Densify() | Pack() | Unpack():
-                self._program.transform(op, step)
-            case Tick():
+            case ops.Tick():
                 self._ticks.wait(instance)
-            case Save():
-                self._program.save(op, step)
-            case Delay():
+            case ops.Delay():
                 self._delay(op, step)
-            case Wait() | Backward():  # a wait is over when what it comes after is; backward passes are not for here
+            case ops.Wait() | ops.Backward():  # over when what it comes after is; backward passes are not for here
                 pass
             case _:
-                assert_never(op)
+                self._program.perform(op, step)
 
-    def _delay(self, op: Delay, step: int) -> None:
+    def _delay(self, op: ops.Delay, step: int) -> None:
         seconds = self._delays_s[op.channel][step]
         if op.channel == "compute" and self._spin:
             self._spin(seconds)
@@ -398,7 +354,7 @@ class _Loads:
     """Numbers the loads of a plan, and finds those before a first step that load a batch of it or of a later one."""
 
     def __init__(self, plan: Plan, body_of_step: NDArray[np.int64], first_step: int) -> None:
-        self._places = [[at for at, op in enumerate(body) if isinstance(op, Load)] for body in plan.bodies]
+        self._places = [[at for at, op in enumerate(body) if isinstance(op, ops.Load)] for body in plan.bodies]
         per_step = np.array([len(places) for places in self._places], dtype=np.int64)[body_of_step]
         self._before_step = np.concatenate(([0], np.cumsum(per_step)))
         self._body_of_step = body_of_step
@@ -418,5 +374,5 @@ class _Loads:
 
 def _streams(plan: Plan, body_of_step: NDArray[np.int64]) -> bytes:
     """Return the stream of every instance, as its number in STREAMS."""
-    bodies = [bytes(_CODES[stream_of(op)] for op in body) for body in plan.bodies]
+    bodies = [bytes(_CODES[ops.stream_of(op)] for op in body) for body in plan.bodies]
     return b"".join(map(bodies.__getitem__, body_of_step))

@@ -20,34 +20,7 @@ from torch import Tensor, nn
 from real.buffers.memory import Memory
 from real.programs.binding import Binding, trained_parameters
 from real.programs.module import Batch, ModuleProgram
-from simdist.plan import (
-    COLLECTIVES,
-    AllGather,
-    AllReduce,
-    Backward,
-    Broadcast,
-    Collective,
-    Copy,
-    Delay,
-    Densify,
-    Forward,
-    Load,
-    Merge,
-    Op,
-    Optimize,
-    Pack,
-    Plan,
-    Reduce,
-    ReduceScatter,
-    Save,
-    Select,
-    StageIn,
-    Tick,
-    TrustRatios,
-    Unpack,
-    Wait,
-)
-from simdist.plan.ops import Reduction
+from simdist.plan import Plan, ops
 
 _CPU = torch.device("cpu")
 
@@ -137,7 +110,7 @@ def perform(
     with torch.random.fork_rng(devices=[]):
         for step, number in enumerate(plan.body_of_steps()):
             for op in plan.bodies[number]:
-                if isinstance(op, COLLECTIVES):
+                if isinstance(op, ops.COLLECTIVES):
                     exchange(op, memory, plan.world_size)
                 else:
                     ranks.compute(op, step)
@@ -156,45 +129,33 @@ class _Ranks:
         self._has_gradients = False
         self._n_loaded = 0
 
-    def compute(self, op: Op, step: int) -> None:
+    def compute(self, op: ops.Op, step: int) -> None:
         """Perform what is no collective, rank after rank."""
         for rank, program in enumerate(self._programs):
             torch.set_rng_state(self._random_states[rank])
             self._compute(op, step, program)
             self._random_states[rank] = torch.get_rng_state()
-        self._n_loaded += isinstance(op, Load)
-        if isinstance(op, Forward | Backward):
-            self._has_gradients = isinstance(op, Backward)
+        self._n_loaded += isinstance(op, ops.Load)
+        if isinstance(op, ops.Forward | ops.Backward):
+            self._has_gradients = isinstance(op, ops.Backward)
 
-    def _compute(self, op: Op, step: int, program: ModuleProgram) -> None:
+    def _compute(self, op: ops.Op, step: int, program: ModuleProgram) -> None:
         match op:
-            case Load():
+            case ops.Load():
                 program.load(op, self._n_loaded)
-            case Copy():
-                program.copy(op, step)
-            case Forward():
-                program.forward(op, step)
-            case Backward():
+            case ops.Backward():
                 if not self._has_gradients:
                     program.differentiate()  # all of them at the first `Backward` after a forward pass
                 program.fill_bucket(op.dst)
-            case Optimize():
-                program.optimize(op)
-            case TrustRatios():
-                program.trust_ratios(op)
-            case Select() | Merge() | Densify() | Pack() | Unpack():
-                program.transform(op, step)
-            case Save():
-                program.save(op, step)
-            case StageIn() | Delay() | Wait() | Tick():
+            case ops.Delay() | ops.Wait() | ops.Tick():
                 pass
-            case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast():
+            case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Reduce() | ops.Broadcast():
                 raise TypeError(f"{op} takes all ranks")
             case _:
-                assert_never(op)
+                program.perform(op, step)
 
 
-def exchange(op: Collective, memory: Memory, world_size: int) -> None:
+def exchange(op: ops.Collective, memory: Memory, world_size: int) -> None:
     """Perform a collective of all groups.
 
     Args:
@@ -204,21 +165,21 @@ def exchange(op: Collective, memory: Memory, world_size: int) -> None:
     """
     stacked = op.group.shape(world_size)
     match op:
-        case AllReduce():
+        case ops.AllReduce():
             members = memory.dense(op.buffer).unflatten(0, stacked)
             members.copy_(_reduced(members, op.reduction))
-        case Reduce():
+        case ops.Reduce():
             members = memory.dense(op.buffer).unflatten(0, stacked)
             members[:, op.root] = _reduced(members, op.reduction).squeeze(1)
-        case Broadcast():
+        case ops.Broadcast():
             for tensor in memory.tensors(op.buffer):
                 members = tensor.unflatten(0, stacked)
                 members.copy_(members[:, [op.root]])
-        case ReduceScatter():
+        case ops.ReduceScatter():
             reduced = _reduced(memory.dense(op.src).unflatten(0, stacked), op.reduction)
             slices = reduced.unflatten(3, (op.group.size, -1))  # [n_blocks, 1, stride, slice, count]
             memory.dense(op.dst).unflatten(0, stacked).copy_(slices.squeeze(1).transpose(1, 2))
-        case AllGather():
+        case ops.AllGather():
             for src, dst in zip(memory.tensors(op.src), memory.tensors(op.dst), strict=True):
                 slices = src.unflatten(0, stacked).transpose(1, 2)  # [n_blocks, stride, slice, count]
                 dst.unflatten(0, stacked).copy_(slices.flatten(2).unsqueeze(1))
@@ -226,7 +187,7 @@ def exchange(op: Collective, memory: Memory, world_size: int) -> None:
             assert_never(op)
 
 
-def _reduced(members: Tensor, reduction: Reduction) -> Tensor:
+def _reduced(members: Tensor, reduction: ops.Reduction) -> Tensor:
     return members.mean(dim=1, keepdim=True) if reduction == "mean" else members.sum(dim=1, keepdim=True)
 
 

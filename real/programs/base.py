@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from real.buffers.transforms import Transform
-from simdist.plan import Copy, Forward, Load, Optimize, Save, StageIn, TrustRatios
+from simdist.plan import ops
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
 """Inputs and targets, samples along the first axis."""
+
+Computation: TypeAlias = ops.StageIn | ops.Copy | ops.Forward | ops.TrustRatios | ops.Optimize | Transform | ops.Save
+"""An operation that programs perform; loads and backward passes go other ways."""
 
 # The means over the channels of ImageNet's mean and deviation, 0.485 0.456 0.406 and 0.229 0.224 0.225.
 # Source: https://pytorch.org/vision/stable/models.html, "Using the pre-trained models".
@@ -22,11 +25,11 @@ class Feed(abc.ABC):
     """Performs the operations of a plan that read a data set."""
 
     @abc.abstractmethod
-    def load(self, op: Load, number: int) -> None:
+    def load(self, op: ops.Load, number: int) -> None:
         """Read batch `number` into the host buffer `op.dst`."""
 
     @abc.abstractmethod
-    def stage_in(self, op: StageIn) -> None:
+    def stage_in(self, op: ops.StageIn) -> None:
         """Bring the node's files to its disk; return when all ranks of the node have."""
 
     @abc.abstractmethod
@@ -54,20 +57,12 @@ class Program(abc.ABC):
     """
 
     @abc.abstractmethod
-    def load(self, op: Load, number: int) -> None:
+    def load(self, op: ops.Load, number: int) -> None:
         """Read batch `number` into the host buffer `op.dst`."""
 
     @abc.abstractmethod
-    def stage_in(self, op: StageIn) -> None:
-        """Bring the files of this rank's node from storage to its disk; return when all ranks of the node have."""
-
-    @abc.abstractmethod
-    def copy(self, op: Copy, step: int) -> None:
-        """Copy a buffer."""
-
-    @abc.abstractmethod
-    def forward(self, op: Forward, step: int) -> None:
-        """Compute the loss."""
+    def perform(self, op: Computation, step: int) -> None:
+        """Perform an operation, in whichever stream the plan says; `StageIn` ends when all ranks of the node have."""
 
     @abc.abstractmethod
     def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
@@ -78,19 +73,3 @@ class Program(abc.ABC):
             complete: To be called once for each of them, in that order, as soon as its gradients are there. It may
                 block, and other operations may be performed inside it.
         """
-
-    @abc.abstractmethod
-    def trust_ratios(self, op: TrustRatios) -> None:
-        """Compute this rank's share of the trust ratios."""
-
-    @abc.abstractmethod
-    def optimize(self, op: Optimize) -> None:
-        """Update parameters."""
-
-    @abc.abstractmethod
-    def transform(self, op: Transform, step: int) -> None:
-        """Select, merge, densify, pack or unpack; called in whichever stream the plan says."""
-
-    @abc.abstractmethod
-    def save(self, op: Save, step: int) -> None:
-        """Write buffers to storage."""

@@ -16,23 +16,7 @@ from torch import Tensor, nn
 
 from real.buffers.memory import DTYPES, Memory
 from simdist.errors import PlanError, RunError
-from simdist.plan import (
-    COLLECTIVES,
-    Backward,
-    Buffer,
-    Copy,
-    Densify,
-    Merge,
-    Op,
-    Optimize,
-    Pack,
-    Plan,
-    Select,
-    TrustRatios,
-    Unpack,
-    reads,
-    writes,
-)
+from simdist.plan import Buffer, Plan, ops
 
 
 def trained_parameters(module: nn.Module) -> list[nn.Parameter]:
@@ -56,23 +40,25 @@ class Binding:
         self._parameters = trained_parameters(module)
         self._names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         self._memory = memory
-        ops = [op for body in plan.bodies for op in body]
-        params = dict.fromkeys(name for op in ops if isinstance(op, Optimize) for name in op.params)
-        grads = dict.fromkeys(op.dst for op in ops if isinstance(op, Backward))
+        all_ops = [op for body in plan.bodies for op in body]
+        params = dict.fromkeys(name for op in all_ops if isinstance(op, ops.Optimize) for name in op.params)
+        grads = dict.fromkeys(op.dst for op in all_ops if isinstance(op, ops.Backward))
         self._check_model(plan, [plan.buffer(name) for name in params])
         for name in params:
             self._lay(plan.buffer(name))
         self._buckets = _Buckets({name: self._places(plan.buffer(name)) for name in grads})
         self._laid = {name: self._of(plan.buffer(name)) for name in params}
-        updates = dict.fromkeys(name for op in ops if isinstance(op, Optimize | TrustRatios) for name in op.grads)
+        updates = dict.fromkeys(
+            name for op in all_ops if isinstance(op, ops.Optimize | ops.TrustRatios) for name in op.grads
+        )
         self._gradients = {name: self._places(plan.buffer(name)) for name in updates}
 
     @staticmethod
     def buffers_of(plan: Plan) -> set[str]:
         """Return the names of the buffers that a model needs: all but inputs, activations and losses."""
-        ops = list(dict.fromkeys(op for body in plan.bodies for op in body))
-        needed = {name for op in ops for name in _kept_by(op)}
-        copies = [(op.src, op.dst) for op in ops if isinstance(op, Copy)]
+        all_ops = list(dict.fromkeys(op for body in plan.bodies for op in body))
+        needed = {name for op in all_ops for name in _kept_by(op)}
+        copies = [(op.src, op.dst) for op in all_ops if isinstance(op, ops.Copy)]
         while more := [ends for ends in copies if len(needed.intersection(ends)) == 1]:
             needed.update(*more)
         return needed
@@ -105,14 +91,14 @@ class Binding:
         """Complete a bucket after a backward pass that was not watched."""
         self._buckets.fill(bucket)
 
-    def give_gradients(self, op: Optimize) -> None:
+    def give_gradients(self, op: ops.Optimize) -> None:
         """Let an update find the gradients that it names, and none of other parameters, so that it skips those."""
         self.forget_gradients()
         for name in op.grads:
             for parameter, place in self._gradients[name]:
                 parameter.grad = place
 
-    def parameters_and_gradients(self, op: Optimize | TrustRatios) -> tuple[list[nn.Parameter], list[Tensor]]:
+    def parameters_and_gradients(self, op: ops.Optimize | ops.TrustRatios) -> tuple[list[nn.Parameter], list[Tensor]]:
         """Return the parameters that an operation names, in that order, and the place of the gradient of each."""
         places = {parameter: place for name in op.grads for parameter, place in self._gradients[name]}
         parameters = [parameter for name in op.params for parameter in self._laid[name]]
@@ -241,12 +227,14 @@ class _Buckets:
             self._missing = {}
 
 
-def _kept_by(op: Op) -> tuple[str, ...]:
+def _kept_by(op: ops.Op) -> tuple[str, ...]:
     """Return the buffers of an operation whose contents are in the memory of the plan, and not with the model."""
-    if isinstance(op, Backward):
+    if isinstance(op, ops.Backward):
         return (op.dst,)
-    works_on_them = isinstance(op, (*COLLECTIVES, Optimize, TrustRatios, Select, Merge, Densify, Pack, Unpack))
-    return (*reads(op), *writes(op)) if works_on_them else ()
+    works_on_them = isinstance(
+        op, (*ops.COLLECTIVES, ops.Optimize, ops.TrustRatios, ops.Select, ops.Merge, ops.Densify, ops.Pack, ops.Unpack)
+    )
+    return (*ops.reads(op), *ops.writes(op)) if works_on_them else ()
 
 
 def _bring(parameter: Tensor, place: Tensor) -> None:

@@ -8,11 +8,10 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import final
 
-from real.buffers.transforms import Transform
-from real.programs.base import Feed, Program
+from real.programs.base import Computation, Feed, Program
 from real.recording.timing import sleep_s
 from simdist.errors import RunError
-from simdist.plan import Backward, Copy, Forward, Load, Op, Optimize, Save, StageIn, TrustRatios, stream_of
+from simdist.plan import ops
 
 Hold = Callable[[float], None]
 """Holds up a stream for some seconds: a sleep of its thread, or on a GPU a kernel that spins on the current stream."""
@@ -33,20 +32,20 @@ class EmulatedProgram(Program):
 
     def __init__(
         self,
-        seconds: Mapping[Op, float],
+        seconds: Mapping[ops.Op, float],
         *,
         compute: Hold,
         comm: Hold,
         interrupted: threading.Event,
-        load_s: Callable[[Load, int], float] | None = None,
+        load_s: Callable[[ops.Load, int], float] | None = None,
         feed: Feed | None = None,
     ) -> None:
         self._load_s, self._feed = load_s, feed
         self._seconds, self._interrupted = seconds, interrupted
         self._hold, self._hold_comm = compute, comm
-        self._backward_s: dict[str, float] = {op.dst: s for op, s in seconds.items() if isinstance(op, Backward)}
+        self._backward_s: dict[str, float] = {op.dst: s for op, s in seconds.items() if isinstance(op, ops.Backward)}
 
-    def load(self, op: Load, number: int) -> None:
+    def load(self, op: ops.Load, number: int) -> None:
         """Read the batch, or sleep for the seconds that the load takes undisturbed."""
         if self._feed is not None:
             self._feed.load(op, number)
@@ -54,20 +53,19 @@ class EmulatedProgram(Program):
         seconds = self._load_s(op, number) if self._load_s and op not in self._seconds else self._seconds_of(op)
         sleep_s(seconds, self._interrupted)
 
-    def stage_in(self, op: StageIn) -> None:
-        """Bring the files, or sleep for the seconds that this takes undisturbed."""
-        if self._feed is not None:
+    def perform(self, op: Computation, step: int) -> None:
+        """Bring the node's files; or take the seconds of the operation in its stream, undisturbed where that is io."""
+        if isinstance(op, ops.StageIn) and self._feed is not None:
             self._feed.stage_in(op)
             return
-        sleep_s(self._seconds_of(op), self._interrupted)
-
-    def copy(self, op: Copy, step: int) -> None:
-        """Take the copy's seconds."""
-        self._compute(op)
-
-    def forward(self, op: Forward, step: int) -> None:
-        """Take the forward pass's seconds."""
-        self._compute(op)
+        seconds = self._seconds_of(op)
+        match ops.stream_of(op):
+            case "io":
+                sleep_s(seconds, self._interrupted)
+            case "comm":
+                self._hold_comm(seconds)
+            case _:
+                self._hold(seconds)
 
     def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
         """Take the seconds of each bucket in turn."""
@@ -75,27 +73,7 @@ class EmulatedProgram(Program):
             self._hold(self._backward_s[bucket])
             complete()
 
-    def trust_ratios(self, op: TrustRatios) -> None:
-        """Take the seconds of this rank's share."""
-        self._compute(op)
-
-    def optimize(self, op: Optimize) -> None:
-        """Take the update's seconds."""
-        self._compute(op)
-
-    def transform(self, op: Transform, step: int) -> None:
-        """Take the seconds of the operation in its stream."""
-        hold = self._hold_comm if stream_of(op) == "comm" else self._hold
-        hold(self._seconds_of(op))
-
-    def save(self, op: Save, step: int) -> None:
-        """Sleep for the seconds that the save takes undisturbed."""
-        sleep_s(self._seconds_of(op), self._interrupted)
-
-    def _compute(self, op: Op) -> None:
-        self._hold(self._seconds_of(op))
-
-    def _seconds_of(self, op: Op) -> float:
+    def _seconds_of(self, op: ops.Op) -> float:
         seconds = self._seconds.get(op)
         if seconds is None:
             raise RunError(f"no seconds are known for {op}; the emulated program takes them from the scenario's costs")

@@ -3,19 +3,18 @@
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import NoReturn, final
+from typing import final
 
 import torch
 from torch import Tensor, nn
 
 from real.buffers import transforms
 from real.buffers.memory import Memory
-from real.buffers.transforms import Transform
-from real.programs.base import Batch, Feed, Program, normalised
+from real.programs.base import Batch, Computation, Feed, Program, normalised
 from real.programs.binding import Binding
 from real.programs.optimizers import Rating
 from simdist.errors import PlanError, RunError
-from simdist.plan import Copy, Forward, Load, Optimize, Plan, Save, StageIn, TrustRatios
+from simdist.plan import Plan, ops
 
 __all__ = ["Batch", "ModuleProgram"]
 
@@ -82,36 +81,33 @@ class ModuleProgram(Program):
             buffer.copy_(before)
         transforms.warm_up(self._plan, self._memory)
 
-    def load(self, op: Load, number: int) -> None:
+    def load(self, op: ops.Load, number: int) -> None:
         """Read or make batch `number` of the data, on the host."""
         if self._feed is not None:
             self._feed.load(op, number)
         else:
             self._batches[op.dst] = self._batch(number)
 
-    def stage_in(self, op: StageIn) -> None:
-        """Bring the files of a data set to the node's disk; data that is made is at hand."""
-        if self._feed is not None:
-            self._feed.stage_in(op)
-
-    def copy(self, op: Copy, step: int) -> None:
-        """Copy a batch to the device, or a buffer of parameters or gradients."""
-        if op.dst in self._memory:
-            transforms.copy(self._memory, op)
-            return
-        if self._feed is not None:
-            self._batches[op.dst] = self._from_feed(self._feed, op.src)
-            return
-        inputs, targets = self._batch(step) if op.src in self._in_memory else self._batches[op.src]
-        self._batches[op.dst] = self._on_device(inputs), self._on_device(targets)
-
-    def forward(self, op: Forward, step: int) -> None:
-        """Compute the loss of the batch that the plan has brought to the device, or else of the data's next."""
-        brought = next((self._batches[name] for name in op.srcs if name in self._batches), None)
-        inputs, targets = brought or map(self._on_device, self._batch(step))
-        self._binding.forget_gradients()
-        with self._precision():
-            self.loss = self._loss_of(self._module(inputs), targets)
+    def perform(self, op: Computation, step: int) -> None:
+        """Perform an operation; data that is made, and not read, is at hand and not staged in."""
+        match op:
+            case ops.StageIn():
+                if self._feed is not None:
+                    self._feed.stage_in(op)
+            case ops.Copy():
+                self._copy(op, step)
+            case ops.Forward():
+                self._forward(op, step)
+            case ops.TrustRatios():
+                self._rating.rate(op)
+            case ops.Optimize():
+                self._binding.give_gradients(op)
+                self._rating.give(op)
+                self._optimizer.step()
+            case ops.Save():
+                self._save(op, step)
+            case _:
+                transforms.transform(self._memory, op, step=step, rank=self._rank)
 
     def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
         """Run autograd; its hooks complete the buckets."""
@@ -127,21 +123,26 @@ class ModuleProgram(Program):
         """Bring the gradients of a bucket there."""
         self._binding.fill_bucket(bucket)
 
-    def transform(self, op: Transform, step: int) -> None:
-        """Select, merge, densify, pack or unpack."""
-        transforms.transform(self._memory, op, step=step, rank=self._rank)
+    def _copy(self, op: ops.Copy, step: int) -> None:
+        """Copy a batch to the device, or a buffer of parameters or gradients."""
+        if op.dst in self._memory:
+            transforms.copy(self._memory, op)
+            return
+        if self._feed is not None:
+            self._batches[op.dst] = self._from_feed(self._feed, op.src)
+            return
+        inputs, targets = self._batch(step) if op.src in self._in_memory else self._batches[op.src]
+        self._batches[op.dst] = self._on_device(inputs), self._on_device(targets)
 
-    def trust_ratios(self, op: TrustRatios) -> None:
-        """Compute this rank's share of the trust ratios."""
-        self._rating.rate(op)
+    def _forward(self, op: ops.Forward, step: int) -> None:
+        """Compute the loss of the batch that the plan has brought to the device, or else of the data's next."""
+        brought = next((self._batches[name] for name in op.srcs if name in self._batches), None)
+        inputs, targets = brought or map(self._on_device, self._batch(step))
+        self._binding.forget_gradients()
+        with self._precision():
+            self.loss = self._loss_of(self._module(inputs), targets)
 
-    def optimize(self, op: Optimize) -> None:
-        """Let the optimizer step, with the gradients and the trust ratios that the operation names."""
-        self._binding.give_gradients(op)
-        self._rating.give(op)
-        self._optimizer.step()
-
-    def save(self, op: Save, step: int) -> None:
+    def _save(self, op: ops.Save, step: int) -> None:
         """Write the buffers to a file of this step."""
         if self._saved is not None:
             self._saved.mkdir(parents=True, exist_ok=True)
@@ -162,16 +163,6 @@ class ModuleProgram(Program):
         return torch.autocast(self._device.type, dtype=self._autocast) if self._autocast else nullcontext()
 
 
-def _check_updates(plan: Plan) -> None:
-    """Refuse plans whose update is in parts: an optimizer of torch updates all its parameters at once."""
-    for body in plan.bodies:
-        updates = [op for op in body if isinstance(op, Optimize)]
-        if len(updates) > 1:
-            raise PlanError(
-                f"plan {plan.name} has {len(updates)} updates in a step; a torch optimizer updates everything at once"
-            )
-
-
 @final
 class LoopProgram(Program):
     """Copies, fuses and compresses buffers of the model.
@@ -185,40 +176,38 @@ class LoopProgram(Program):
     def __init__(self, memory: Memory, rating: Rating, rank: int) -> None:
         self._memory, self._rating, self._rank = memory, rating, rank
 
-    def load(self, op: Load, number: int) -> None:
+    def load(self, op: ops.Load, number: int) -> None:
         """Do nothing: the loop has its own data."""
 
-    def stage_in(self, op: StageIn) -> None:
-        """Do nothing: the loop has its own data."""
+    def perform(self, op: Computation, step: int) -> None:
+        """Copy, fuse or compress a buffer of parameters or gradients, or compute trust ratios.
 
-    def copy(self, op: Copy, step: int) -> None:
-        """Copy a buffer of parameters or gradients; the loop brings its batches to the device itself."""
-        if op.src in self._memory and op.dst in self._memory:
-            transforms.copy(self._memory, op)
-
-    def forward(self, op: Forward, step: int) -> None:
-        """Refuse: the loop does it."""
-        self._refuse(op)
+        Raises:
+            RunError: The loop does it; or, of checkpoints, they are written between steps.
+        """
+        match op:
+            case ops.StageIn():
+                pass
+            case ops.Copy():
+                if op.src in self._memory and op.dst in self._memory:  # the loop brings batches to the device itself
+                    transforms.copy(self._memory, op)
+            case ops.TrustRatios():
+                self._rating.rate(op)
+            case ops.Forward() | ops.Optimize() | ops.Save():
+                raise RunError(f"{op} is for the training loop to do, not for the plan")
+            case _:
+                transforms.transform(self._memory, op, step=step, rank=self._rank)
 
     def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
         """Refuse: the loop does it."""
-        self._refuse(f"Backward of {', '.join(buckets)}")
+        raise RunError(f"Backward of {', '.join(buckets)} is for the training loop to do, not for the plan")
 
-    def transform(self, op: Transform, step: int) -> None:
-        """Select, merge, densify, pack or unpack."""
-        transforms.transform(self._memory, op, step=step, rank=self._rank)
 
-    def trust_ratios(self, op: TrustRatios) -> None:
-        """Compute this rank's share of the trust ratios."""
-        self._rating.rate(op)
-
-    def optimize(self, op: Optimize) -> None:
-        """Refuse: the loop does it."""
-        self._refuse(op)
-
-    def save(self, op: Save, step: int) -> None:
-        """Refuse: checkpoints are written between steps."""
-        self._refuse(op)
-
-    def _refuse(self, what: object) -> NoReturn:
-        raise RunError(f"{what} is for the training loop to do, not for the plan")
+def _check_updates(plan: Plan) -> None:
+    """Refuse plans whose update is in parts: an optimizer of torch updates all its parameters at once."""
+    for body in plan.bodies:
+        updates = [op for op in body if isinstance(op, ops.Optimize)]
+        if len(updates) > 1:
+            raise PlanError(
+                f"plan {plan.name} has {len(updates)} updates in a step; a torch optimizer updates everything at once"
+            )

@@ -28,7 +28,7 @@ from real.programs.binding import Binding, trained_parameters
 from real.programs.optimizers import Rating
 from real.training.peers import Peers
 from simdist.errors import RunError, UnsupportedError
-from simdist.plan import Backward, Body, Forward, Instance, Optimize, Plan, Save
+from simdist.plan import Body, Instance, Plan, ops
 
 
 class _At(Enum):
@@ -126,7 +126,7 @@ class Hooks:
             raise RunError(f"the plan has {self._plan.n_steps} steps, and all are done; wrap with a larger n_steps")
         self._check_in_place()
         with self._explained():
-            self._forward = self._reach(Forward)
+            self._forward = self._reach(ops.Forward)
         self._at = _At.FORWARD
 
     def _forward_ends(self, _module: nn.Module, _inputs: object, output: object) -> None:
@@ -134,7 +134,7 @@ class Hooks:
             return
         with self._explained():
             self._executor.done(self._forward)
-            first = self._reach(Backward)
+            first = self._reach(ops.Backward)
             self._binding.backward(None, self._executor.buckets(first), self._bucket_is_complete)
         for tensor in _tensors_in(output):
             if tensor.requires_grad:
@@ -162,7 +162,7 @@ class Hooks:
     def _bucket_is_complete(self) -> None:
         with self._explained():
             if not self._executor.bucket_complete():
-                self._update = self._reach(Optimize)
+                self._update = self._reach(ops.Optimize)
                 self._at = _At.UPDATE
 
     def _backward_ends(self) -> None:
@@ -178,7 +178,7 @@ class Hooks:
                 f"mode, then loss.backward(), then optimizer.step() without a closure"
             )
         update = self._update.op
-        assert isinstance(update, Optimize)
+        assert isinstance(update, ops.Optimize)
         if self._rating.are_stale(update):
             raise RunError(
                 f"step {self.step}: gradients have changed since backward() returned, and their trust ratios are of "
@@ -198,7 +198,7 @@ class Hooks:
         self._at = _At.BEGIN
         self._after_step()
 
-    def _reach(self, kind: type[Forward] | type[Backward] | type[Optimize]) -> Instance:
+    def _reach(self, kind: type[ops.Forward] | type[ops.Backward] | type[ops.Optimize]) -> Instance:
         reached = self._executor.reach(kind)
         if reached is None or reached[0].step != self.step:
             raise RunError(f"step {self.step}: plan {self._plan.name} has no {kind.__name__} there")
@@ -255,7 +255,7 @@ def _storage(tensor: Tensor) -> int:
 
 def gradient_buckets(plan: Plan) -> tuple[str, ...]:
     """Return the buffers that backward passes write, each once."""
-    return tuple(dict.fromkeys(op.dst for body in plan.bodies for op in body if isinstance(op, Backward)))
+    return tuple(dict.fromkeys(op.dst for body in plan.bodies for op in body if isinstance(op, ops.Backward)))
 
 
 def check_shape(plan: Plan) -> None:
@@ -274,14 +274,14 @@ def check_shape(plan: Plan) -> None:
 
 
 def _problem(plan: Plan, body: Body, n_tensors: int) -> str:
-    kinds = [type(op) for op in body if isinstance(op, Forward | Backward | Optimize)]
-    n_buckets = kinds.count(Backward)
-    if kinds != [Forward, *[Backward] * n_buckets, Optimize] or not n_buckets:
+    kinds = [type(op) for op in body if isinstance(op, ops.Forward | ops.Backward | ops.Optimize)]
+    n_buckets = kinds.count(ops.Backward)
+    if kinds != [ops.Forward, *[ops.Backward] * n_buckets, ops.Optimize] or not n_buckets:
         return f"its passes are {', '.join(kind.__name__ for kind in kinds) or 'none'}"
-    if any(isinstance(op, Save) for op in body):
+    if any(isinstance(op, ops.Save) for op in body):
         return "it saves in the middle of a step"
-    buckets = [op.dst for op in body if isinstance(op, Backward)]
-    update = next(op for op in body if isinstance(op, Optimize))
+    buckets = [op.dst for op in body if isinstance(op, ops.Backward)]
+    update = next(op for op in body if isinstance(op, ops.Optimize))
     for what, names in (("its backward pass computes", buckets), ("it updates", update.params)):
         covered = sorted(plan.buffer(name).tensors or (0, 0) for name in names)
         if [at for pair in covered for at in pair] != _follow_on(covered, n_tensors):

@@ -32,7 +32,20 @@ from real.programs.module import ModuleProgram
 from real.recording.recorder import Recorder
 from real.recording.timing import now_s
 from simdist.errors import RunError
-from simdist.plan import AllGather, Backward, Buffer, Delay, Densify, Forward, Group, Load, Plan, Select, Wait
+from simdist.plan import (
+    COLLECTIVES,
+    AllGather,
+    Backward,
+    Buffer,
+    Delay,
+    Densify,
+    Forward,
+    Group,
+    Load,
+    Plan,
+    Select,
+    Wait,
+)
 from simdist.plan.walk import walk
 from simdist.runs import run_directory
 from simdist.schedules import GradientSchedule, InputPath, Schedule, kinds
@@ -103,8 +116,8 @@ def test_every_instance_runs_once_and_after_what_it_depends_on(lanes: Lanes, pla
 
 def test_the_host_runs_ahead_of_the_gpu() -> None:
     class Long(Spinning):
-        def forward(self, op: Forward, step: int) -> None:
-            torch.cuda._sleep(500 * CYCLES)
+        def perform(self, op, step) -> None:
+            torch.cuda._sleep((500 if isinstance(op, Forward) else 1) * CYCLES)
 
     plan = plan_of((STEP[0], Load("batch")), world_size=1)
     ready_s, _, end_s = execute(plan, Long(), ENQUEUED)
@@ -114,7 +127,7 @@ def test_the_host_runs_ahead_of_the_gpu() -> None:
 def test_a_collective_overlaps_the_rest_of_the_backward_pass() -> None:
     class Long(Spinning):
         def perform(self, op, memory) -> None:
-            torch.cuda._sleep(100 * CYCLES)
+            torch.cuda._sleep((100 if isinstance(op, COLLECTIVES) else 1) * CYCLES)
 
     plan = plan_of(STEP, world_size=1)
     ready_s, _, end_s = execute(plan, Long(), ENQUEUED)
@@ -135,12 +148,12 @@ def test_the_clocks_of_gpu_and_host_agree_on_how_long_a_run_takes(lanes: Lanes) 
     job = models.build("resnet18", batch_size=8, device=GPU, dtype=torch.float32, seed=0)
 
     class Inference(Spinning):
-        def forward(self, op: Forward, step: int) -> None:
+        def perform(self, op, step) -> None:
             with torch.no_grad():
                 job.module(job.batch(step, 0)[0].to(GPU, non_blocking=True))
 
     program = Inference()
-    program.forward(STEP[0], 0)
+    program.perform(STEP[0], 0)
     torch.cuda.synchronize()
     plan = plan_of(*[(Delay("compute"), Forward(("param",), ("loss",)))] * 20, (Wait("loss"),), world_size=1)
     recorder = Recorder(plan)

@@ -398,9 +398,9 @@ def test_a_model_computes_with_its_batch_while_the_next_one_comes(tmp_path: Path
     program = ModuleProgram(
         plan, module, loss, Still(), lambda _: (torch.zeros(2, 1000), feed.labels), memory, device=CPU, feed=feed
     )
-    program.copy(ops_of(plan, Copy)[0], 0)
+    program.perform(ops_of(plan, Copy)[0], 0)
     program.load(ops_of(plan, Load)[0], 1)
-    program.forward(ops_of(plan, Forward)[0], 0)
+    program.perform(ops_of(plan, Forward)[0], 0)
     assert torch.equal(module.images, normalised(torch.full((2, 1000), 7), torch.Size([1000]), CPU, torch.float32))
     assert seen[0].tolist() == [3, 4]
 
@@ -436,5 +436,5 @@ def test_without_data_staging_sleeps_for_the_price_of_its_node(tmp_path: Path, m
     run = run_of(tmp_path, "staged")
     for rank, nbytes in ((1, 1000), (3, 2000)):
         program, slept = program_of(run, rank, monkeypatch)
-        program.stage_in(ops_of(run.plan, StageIn)[0])
+        program.perform(ops_of(run.plan, StageIn)[0], 0)
         assert slept == pytest.approx([1e-3 + 8 * nbytes / 1e6], rel=1e-2)

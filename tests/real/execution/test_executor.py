@@ -13,7 +13,6 @@ from plans import legal_plans
 from traces import plan_of
 
 from real.buffers.memory import Memory
-from real.buffers.transforms import Transform
 from real.execution.executor import Executor, Lanes
 from real.programs.base import Program
 from real.programs.emulated import EmulatedProgram
@@ -24,7 +23,6 @@ from simdist.plan import (
     STREAMS,
     AllReduce,
     Backward,
-    Collective,
     Copy,
     Delay,
     Densify,
@@ -35,11 +33,8 @@ from simdist.plan import (
     Optimize,
     Pack,
     Plan,
-    Save,
     Select,
-    StageIn,
     Tick,
-    TrustRatios,
     Unpack,
     Wait,
 )
@@ -78,41 +73,18 @@ class Pretended(Program):
         self.seen.append(op)
         self.threads[op] = threading.current_thread().name
 
-    def _do(self, op: Op, step: int = 0) -> None:
+    def load(self, op: Load, number: int) -> None:
+        self.perform(op, number)
+
+    def perform(self, op: Op, _step_or_memory: object) -> None:
+        """Perform what a program does, or a world."""
         self.note(op)
         self.act(op)
-
-    def load(self, op: Load, number: int) -> None:
-        self._do(op)
-
-    def stage_in(self, op: StageIn) -> None:
-        self._do(op)
-
-    def copy(self, op: Copy, step: int) -> None:
-        self._do(op)
-
-    def forward(self, op: Forward, step: int) -> None:
-        self._do(op)
 
     def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
         for bucket in buckets:
             self.note(bucket)
             complete()
-
-    def optimize(self, op: Optimize) -> None:
-        self._do(op)
-
-    def transform(self, op: Transform, step: int) -> None:
-        self._do(op)
-
-    def trust_ratios(self, op: TrustRatios) -> None:
-        self._do(op)
-
-    def save(self, op: Save, step: int) -> None:
-        self._do(op)
-
-    def perform(self, op: Collective, memory: Memory) -> None:
-        self._do(op)
 
 
 def execute(
@@ -165,7 +137,8 @@ def test_execution_may_begin_at_any_step(plan: Plan, data: st.DataObject) -> Non
     first_step = data.draw(st.integers(0, plan.n_steps - 1))
     (_, _, end_s), _ = execute(plan, Pretended(), first_step=first_step)
     first = plan.first_instances()[first_step]
-    assert np.isnan(end_s[:first]).all()
+    before = [each.index for each in walk(plan) if each.index < first and not isinstance(each.op, Load)]
+    assert np.isnan(end_s[before]).all()  # a load before it may bring a batch that is still to be used
     assert not np.isnan(end_s[first:]).any()
 
 
@@ -182,8 +155,9 @@ class Loading(Pretended):
         self.loaded.append(number)
         self.held[op.dst] = number
 
-    def copy(self, op: Copy, step: int) -> None:
-        self.copied[step] = self.held[op.src]
+    def perform(self, op: Op, step: int) -> None:
+        if isinstance(op, Copy):
+            self.copied[step] = self.held[op.src]
 
 
 @both_modes
@@ -259,7 +233,7 @@ def test_an_emulated_program_holds_up_the_stream_of_an_operation() -> None:
         interrupted=threading.Event(),
     )
     for op in ops:
-        program.transform(op, 0)
+        program.perform(op, 0)
     assert held == [("compute", 0.0), *[("comm", float(number)) for number in (1, 2, 3, 4)]]
 
 
@@ -288,7 +262,7 @@ def test_a_bucket_is_reduced_while_the_backward_pass_goes_on(lanes: Lanes) -> No
             may_end.set()
             complete()
 
-        def perform(self, op: Collective, memory: Memory) -> None:
+        def perform(self, op: Op, _step_or_memory: object) -> None:
             if isinstance(op, AllReduce) and op.buffer == "grad.0":
                 began.set()
                 assert may_end.wait(60)
@@ -345,9 +319,10 @@ def test_who_waits_for_a_stuck_collective_stops_when_another_rank_fails(lanes: L
     never = threading.Event()
 
     class Stuck(Pretended):
-        def perform(self, op: Collective, memory: Memory) -> None:
-            watch.failed.set()
-            never.wait(60)
+        def perform(self, op: Op, _step_or_memory: object) -> None:
+            if isinstance(op, AllReduce):
+                watch.failed.set()
+                never.wait(60)
 
     plan, program, watch = plan_of(STEP, world_size=2), Stuck(), Nobody()
     executor = Executor(

@@ -147,7 +147,7 @@ def test_each_member_computes_the_ratios_of_its_share(world_size: int) -> None:
         program = ModuleProgram(plan, module, loss, optimizer, batch_of, memory, device=CPU, rank=rank)
         for name in op.grads:
             memory.dense(name).fill_(0.5)
-        program.trust_ratios(op)
+        program.perform(op, 0)
         found += memory.dense(op.dst).tolist()
     parameters = list(module.parameters())
     expected = optimizer.ratios(parameters, [torch.full_like(each, 0.5) for each in parameters])
