@@ -11,11 +11,8 @@ from simdist.cli.results_text import failed_text, fastest_text, results_text
 from simdist.cli.session import Session
 from simdist.errors import ScenarioError
 from simdist.progress import ProgressBar
-from simdist.sweep.conditions import where
-from simdist.sweep.export import check_parquet, csv_text, write_csv, write_parquet
-from simdist.sweep.fastest import Fastest, fastest, fastest_columns
-from simdist.sweep.results import read_results
-from simdist.sweep.selection import order
+from simdist.sweep.results import check_parquet, csv_text, read_results, write_csv, write_parquet
+from simdist.sweep.selection import Fastest, fastest, fastest_columns, order, where
 from simdist.sweep.table import Columns, Table, columns
 
 STDOUT = "-"

@@ -11,8 +11,7 @@ from simdist.cli.tables import (
     seconds_with_interval,
     table_text,
 )
-from simdist.sweep.fastest import Fastest
-from simdist.sweep.selection import short_names
+from simdist.sweep.selection import Fastest, short_names
 from simdist.sweep.table import Result, Table, shown_text, source_text
 
 _NOTHING = "-"

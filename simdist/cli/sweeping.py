@@ -15,7 +15,7 @@ from simdist.progress import ProgressBar, time_left
 from simdist.sweep import InProcess, LocalPool, Sweep, Workers, load, run, write_plans
 from simdist.sweep.dask import SYSTEMS, connected, jobs
 from simdist.sweep.driver import Outcome, State
-from simdist.sweep.plans import check_number
+from simdist.sweep.runs import check_number
 from simdist.sweep.store import DESIGN, ROWS, read_jsonl
 from simdist.sweep.table import RUNS
 from simdist.sweep.workers import n_cores

@@ -94,6 +94,12 @@ class Row:
     epochs: tuple[EpochMeans, ...] = ()
     staging_s: float = 0.0
 
+    @property
+    def states_s(self) -> dict[str, float]:
+        """Seconds per step in each state of `simdist.traces.breakdown`."""
+        seconds = (self.compute_s, self.comm_s, self.wait_s, self.io_s, self.host_s)
+        return dict(zip(STATES, seconds, strict=True))
+
     def document(self) -> dict[str, object]:
         """Return the line as JSON has it: a key per attribute; of epochs and staging only with a data set."""
         document = asdict(self)

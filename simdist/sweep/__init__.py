@@ -7,9 +7,9 @@ frame(Path("runs/sweep"))          # a pandas table
 
 from simdist.sweep.definition import Axis, Case, Choice, Point, RowKey, Sweep
 from simdist.sweep.driver import Outcome, run
-from simdist.sweep.plans import write_plans
 from simdist.sweep.reading import load, loads
 from simdist.sweep.results import frame, read_results
+from simdist.sweep.runs import write_plans
 from simdist.sweep.table import Result, Table
 from simdist.sweep.workers import InProcess, LocalPool, Workers
 

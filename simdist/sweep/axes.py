@@ -13,7 +13,7 @@ from simdist.scenario.strict_yaml import Document, Problem
 from simdist.settings.base import FromFile, shown
 from simdist.settings.units import SI, Unit, unit_of
 from simdist.sweep.definition import Axis, Case, Choice
-from simdist.sweep.paths import Field, Path, find_field, parse_path, replaced
+from simdist.sweep.fields import Field, Path, find_field, parse_path, replaced
 from simdist.sweep.sampling import (
     Distribution,
     Geometric,

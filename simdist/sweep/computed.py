@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from simdist.errors import RunError
 from simdist.studies.comparison import Measured
-from simdist.sweep.definition import Choice
+from simdist.sweep.fields import Choice
 from simdist.sweep.store import DESIGN, ROWS, read_jsonl
 from simdist.sweep.table import EPOCHS, Result, Table, compared, lonely
 from simdist.traces.breakdown import STATES

@@ -18,37 +18,27 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, final
 
+from pydantic import ValidationError
+
 from simdist import __version__
 from simdist.engines import Engine
 from simdist.scenario import Scenario
 from simdist.scenario.loading import path_text
+from simdist.schedules import Schedule, kinds
 from simdist.settings.base import shown
 from simdist.settings.units import SI, Unit
-from simdist.sweep.bases import kept_fields
+from simdist.sweep.fields import ANYWHERE, BASED, BASES, Choice, Field, replaced
 from simdist.sweep.keys import Content, canonical, code_digest
-from simdist.sweep.labels import Labels
-from simdist.sweep.paths import Field, replaced
 from simdist.sweep.sampling import Distribution, Sampling, unit_cube
 
 _KEY_DIGITS = 32
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A value of a field.
-
-    Args:
-        written: As a scenario file has it.
-        number: As tables have it: in SI units.
-    """
-
-    written: Any
-    number: object
+_CHOSEN = {"name", "source", "nodes", "gpus_per_node", "batch_size"}  # keys that say how a base is used
 
 
 @dataclass(frozen=True)
@@ -79,17 +69,6 @@ class Axis:
             return Choice(written, self.field.number(written))
         except ValueError:  # more than the field allows, as 130 % is; its rows fail and say so
             return Choice(written, self.unit.number(count))
-
-    def repeated(self) -> list[Choice]:
-        """Return the listed values that are in the list before."""
-        seen: set[str] = set()
-        found = []
-        for choice in self.choices:
-            text = canonical(choice.number)
-            if text in seen:
-                found.append(choice)
-            seen.add(text)
-        return found
 
 
 @dataclass(frozen=True)
@@ -187,8 +166,11 @@ class Sweep:
             return  # twice in a list is twice as likely
         twice = "is in the list twice: its points are computed once, and stand in the table twice"
         for axis in self.axes:
-            for choice in axis.repeated():
-                yield f"vary.{path_text(axis.field.path)}: {shown(choice.written)} {twice}"
+            seen: set[str] = set()
+            for choice in axis.choices:
+                if (text := canonical(choice.number)) in seen:
+                    yield f"vary.{path_text(axis.field.path)}: {shown(choice.written)} {twice}"
+                seen.add(text)
 
     def points(self) -> Iterator[Point]:
         """Yield all points, case by case."""
@@ -218,10 +200,15 @@ class Sweep:
         shared = {name: item for name, item in tree.items() if name not in ("schedules", "name")}
         before = self._how.copy()
         before.update(self._content.text(shared).encode())
-        return [
-            RowKey(position, _key(before, self._content.text(schedule)), *self._labels.of(schedule))
-            for position, schedule in enumerate(each)
-        ]
+        return [self._row_key(before, position, schedule) for position, schedule in enumerate(each)]
+
+    def _row_key(self, before: "hashlib._Hash", position: int, schedule: object) -> RowKey:
+        text = self._content.text(schedule)
+        digest = before.copy()
+        digest.update(text.encode())
+        if text not in self._labels:
+            self._labels[text] = label_and_kind(schedule, self._kinds)
+        return RowKey(position, digest.hexdigest()[:_KEY_DIGITS], *self._labels[text])
 
     def digests(self, trees: Iterable[Mapping[str, Any]]) -> dict[str, str]:
         """Return the hash of each file that points name, as it was when their rows were named."""
@@ -249,11 +236,55 @@ class Sweep:
         return Content(self.tree, self.folder)
 
     @cached_property
-    def _labels(self) -> Labels:
-        return Labels()
+    def _kinds(self) -> dict[str, type[Schedule]]:
+        return kinds()
+
+    @cached_property
+    def _labels(self) -> dict[str, tuple[str, str]]:
+        """Label and kind of each schedule, by its text, so that each is read once."""
+        return {}
 
 
-def _key(before: "hashlib._Hash", schedule: str) -> str:
-    digest = before.copy()
-    digest.update(schedule.encode())
-    return digest.hexdigest()[:_KEY_DIGITS]
+def label_and_kind(schedule: object, kinds: Mapping[str, type[Schedule]]) -> tuple[str, str]:
+    """Return the label of a schedule and its kind, also of one that is wrong, so that rows that fail have names.
+
+    >>> label_and_kind({"kind": "local_sgd", "period": 4}, kinds())
+    ('local-4', 'local_sgd')
+    >>> label_and_kind({"kind": "local_sgd", "period": "often"}, kinds())
+    ('local_sgd', 'local_sgd')
+    """
+    settings = schedule if isinstance(schedule, dict) else {}
+    kind, label = str(settings.get("kind", "")), str(settings.get("label", ""))
+    if kind in kinds:
+        with suppress(ValidationError):
+            return kinds[kind].model_validate(settings, context=ANYWHERE).name, kind
+    return label or kind, kind
+
+
+def kept_fields(tree: Mapping[str, Any], fields: Iterable[Field]) -> Iterator[str]:
+    """Yield a warning for each preset or file that is varied while the scenario writes fields over it.
+
+    Args:
+        tree: The scenario, as a file has it.
+        fields: What the sweep sets.
+
+    >>> from simdist.sweep import loads
+    >>> workload = "{preset: resnet50, batch_size: 32, forward: 30 ms}"
+    >>> base = f"{{cluster: ideal, workload: {workload}, steps: 8, schedules: [{{kind: sync}}]}}"
+    >>> loads(f"{{scenario: {base}, vary: {{workload.preset: [resnet50, vgg16]}}}}").warnings[0]
+    'workload.preset is varied, but the scenario writes workload.forward, which all points keep: vary it as well, or ...
+    """
+    varied = {field.path for field in fields}
+    for part in BASED:
+        written = tree.get(part)
+        base = next((base for base in BASES if (part, base) in varied), None)
+        if base is None or not isinstance(written, dict):
+            continue
+        of_sweep = {path[1] for path in varied if path[0] == part and len(path) > 1}
+        if kept := [key for key in written if key not in {*BASES, *_CHOSEN, *of_sweep}]:
+            names = ", ".join(path_text((part, key)) for key in kept)
+            them = "them" if len(kept) > 1 else "it"
+            yield (
+                f"{part}.{base} is varied, but the scenario writes {names}, which all points keep: vary {them} as "
+                f"well, or remove {them} from the scenario"
+            )

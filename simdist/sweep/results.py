@@ -1,21 +1,27 @@
-"""The table of a folder: of a sweep that was computed there, of the runs in it, or of both."""
+"""The table of a folder, of a sweep that was computed there, of the runs in it, or of both; as a frame and as files."""
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simdist.errors import ScenarioError
+from simdist.errors import RunError, ScenarioError, UnsupportedError
 from simdist.runs import run_directory
 from simdist.sweep.computed import is_sweep, read_sweep
-from simdist.sweep.export import frame_of
-from simdist.sweep.merging import merged
-from simdist.sweep.performed import read_runs
+from simdist.sweep.runs import merged, read_runs
 from simdist.sweep.store import DESIGN
-from simdist.sweep.table import Table, columns, joined
+from simdist.sweep.table import Columns, Table, columns, joined
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+_FLOATS = ("_s", "_low", "_high", "speedup", "_ratio")
+"""Endings of columns that are float64 even where nothing stands in them."""
+_COUNTS = ("point", "seeds")
 
 
 def frame(*folders: str | Path, baseline: str | None = None) -> "pd.DataFrame":
@@ -82,3 +88,74 @@ def _tables(folder: Path, baseline: str | None) -> list[Table]:
 def _of_folder(table: Table, folder: str | Path) -> Table:
     results = tuple(replace(each, folder=str(folder)) for each in table.results)
     return replace(table, results=results, extras=table.extras | {"folder"})
+
+
+def frame_of(columns: Columns) -> "pd.DataFrame":
+    """Return a frame: numbers as int64 or float64 with NaN where there is none, truth values as bool, others as str."""
+    import pandas as pd
+
+    return pd.DataFrame({name: _series(name, values) for name, values in columns.items()})
+
+
+def _series(name: str, values: Sequence[object]) -> "pd.Series":
+    import pandas as pd
+
+    if not values and name in _COUNTS:
+        return pd.Series([], dtype="int64")
+    if all(value is None for value in values) and name.endswith(_FLOATS):
+        return pd.Series(values, dtype="float64")
+    found = pd.Series(values)
+    return found if found.dtype.kind in "bif" else pd.Series(list(map(_text, values)), dtype=str)
+
+
+def csv_text(columns: Columns) -> str:
+    """Return a table as CSV: numbers to the last bit, nothing where there is none; equal tables give equal text."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(map(_text, row) for row in zip(*columns.values(), strict=True))
+    return text.getvalue()
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def write_csv(columns: Columns, path: Path) -> None:
+    """Write a CSV file; an interruption leaves the old one or none.
+
+    Raises:
+        RunError: It cannot be written.
+    """
+    _write(path, lambda part: part.write_text(csv_text(columns), encoding="utf-8", newline=""))
+
+
+def check_parquet() -> None:
+    """Refuse to write Parquet before the work is done.
+
+    Raises:
+        UnsupportedError: A package is missing.
+    """
+    if find_spec("pyarrow") is None:
+        raise UnsupportedError("Parquet needs pyarrow, which is not installed: pip install pyarrow")
+
+
+def write_parquet(columns: Columns, path: Path) -> None:
+    """Write a Parquet file; an interruption leaves the old one or none.
+
+    Raises:
+        UnsupportedError: A package is missing.
+        RunError: It cannot be written.
+    """
+    check_parquet()
+    _write(path, lambda part: frame_of(columns).to_parquet(part, engine="pyarrow", index=False))
+
+
+def _write(path: Path, write: Callable[[Path], object]) -> None:
+    try:
+        with run_directory.replacing(path) as part:
+            write(part)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None

@@ -4,14 +4,15 @@ The same columns serve pandas, CSV, Parquet and JSON; `columns` makes them. What
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from simdist.errors import SimdistError
 from simdist.scenario import strict_yaml
 from simdist.studies.comparison import Measured, Row, find_label, row
-from simdist.sweep.definition import Choice
+from simdist.sweep.fields import Choice
+from simdist.traces.breakdown import STATES
 
 Source: TypeAlias = Literal["simulated", "real"]
 Columns: TypeAlias = dict[str, list[object]]
@@ -37,7 +38,7 @@ class Result:
         point: Number in its sweep; of runs, the folder that they are in.
         case: Of the sweep.
         choices: What the point sets, by column.
-        source: Who took so long.
+        source: Whether its times were simulated or measured.
         schedule: Label.
         kind: Of the schedule.
         n_seeds: Over which it was averaged, or would have been.
@@ -147,33 +148,41 @@ def _compared(result: Result, base: Measured | None) -> Result:
 
 def columns(table: Table) -> Columns:
     """Return the columns of a table, each with a value for every row."""
-    results, rows = table.results, [each.row for each in table.results]
-    found: Columns = {
-        "folder": [each.folder for each in results],
-        "point": [each.point for each in results],
-        "case": [each.case for each in results],
-        **{name: [_number(each, name) for each in results] for name in table.varied},
-        "source": [each.source for each in results],
-        "run": [each.run for each in results],
-        "schedule": [each.schedule for each in results],
-        "kind": [each.kind for each in results],
-        **_with_interval("step_s", [(each.step_s, each.step_s_ci95) if each else None for each in rows]),
-        **_with_interval("speedup", [_speedup(each) for each in results]),
-        "compute_s": [each.compute_s if each else None for each in rows],
-        "comm_s": [each.comm_s if each else None for each in rows],
-        "wait_s": [each.wait_s if each else None for each in rows],
-        "io_s": [each.io_s if each else None for each in rows],
-        "host_s": [each.host_s if each else None for each in rows],
-        "staging_s": [each.row.staging_s if each.row and each.epochs_s else None for each in results],
-        "epoch_first_s": [each.epochs_s[0] if each.epochs_s else None for each in results],
-        "epoch_last_s": [each.epochs_s[-1] if each.epochs_s else None for each in results],
-        "engine": [each.engine if each else "" for each in rows],
-        "seeds": [each.n_seeds for each in results],
-        "error_ratio": [each.error_ratio for each in results],
-        "failed": [each.failed for each in results],
-        "error": [each.error for each in results],
+    nothing = Result("", "", {}, "simulated", "", "", 0)  # its row has the names of all columns
+    rows = [_values(each, table.varied) for each in (nothing, *table.results)]
+    return {name: [row[name] for row in rows[1:]] for name in rows[0] if name not in OPTIONAL - table.extras}
+
+
+def _values(result: Result, varied: Sequence[str]) -> dict[str, object]:
+    """Return the value of a row in each column."""
+    row, epochs_s = result.row, result.epochs_s
+    compared = row if result.has_baseline else None
+    return {
+        "folder": result.folder,
+        "point": result.point,
+        "case": result.case,
+        **{name: result.choices[name].number if name in result.choices else None for name in varied},
+        "source": result.source,
+        "run": result.run,
+        "schedule": result.schedule,
+        "kind": result.kind,
+        **_with_interval("step_s", row and row.step_s, row and row.step_s_ci95),
+        **_with_interval("speedup", compared and compared.speedup, compared and compared.speedup_ci95),
+        **{f"{state}_s": row and row.states_s[state] for state in STATES},
+        "staging_s": row.staging_s if row and epochs_s else None,
+        "epoch_first_s": epochs_s[0] if epochs_s else None,
+        "epoch_last_s": epochs_s[-1] if epochs_s else None,
+        "engine": row.engine if row else "",
+        "seeds": result.n_seeds,
+        "error_ratio": result.error_ratio,
+        "failed": result.failed,
+        "error": result.error,
     }
-    return {name: values for name, values in found.items() if name not in OPTIONAL - table.extras}
+
+
+def _with_interval(name: str, value: float | None, interval: tuple[float, float] | None) -> dict[str, object]:
+    low, high = interval or (None, None)
+    return {name: value, f"{name}_low": low, f"{name}_high": high}
 
 
 def written_text(choice: Choice) -> str:
@@ -191,23 +200,5 @@ def shown_text(choice: Choice) -> str:
 
 
 def source_text(source: Source) -> str:
-    """Return the word for people for who took so long."""
+    """Return what people call a source."""
     return "measured" if source == "real" else "simulated"
-
-
-def _number(result: Result, column: str) -> object:
-    return result.choices[column].number if column in result.choices else None
-
-
-def _speedup(result: Result) -> tuple[float, tuple[float, float] | None] | None:
-    return (result.row.speedup, result.row.speedup_ci95) if result.row and result.has_baseline else None
-
-
-def _with_interval(name: str, values: Iterable[tuple[float, tuple[float, float] | None] | None]) -> Columns:
-    found: Columns = {name: [], f"{name}_low": [], f"{name}_high": []}
-    for value in values:
-        center, interval = value or (None, None)
-        low, high = interval or (None, None)
-        for column, number in zip(found.values(), (center, low, high), strict=True):
-            column.append(number)
-    return found

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from simdist.report.lettering import shortened
 from simdist.runs.run_directory import RunDirectory
-from simdist.sweep.definition import Choice
-from simdist.sweep.differences import differing, fields_of
-from simdist.sweep.performed import POINT, PlannedPoint
+from simdist.sweep.fields import Choice, differing, fields_of
+from simdist.sweep.runs import POINT, PlannedPoint
 from simdist.sweep.selection import short_names
 from simdist.sweep.table import written_text
 

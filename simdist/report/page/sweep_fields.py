@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from simdist.report.lettering import shortened
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds
-from simdist.sweep.definition import Choice
+from simdist.sweep.fields import Choice
 from simdist.sweep.selection import short_names
 from simdist.sweep.table import written_text
 

@@ -12,8 +12,8 @@ from simdist.report.page.sweep_fields import VaryingField, case_field, varying_f
 from simdist.runs import run_directory
 from simdist.studies.comparison import Row
 from simdist.sweep.computed import read_sweep
-from simdist.sweep.definition import Choice
-from simdist.sweep.fastest import Fastest, fastest
+from simdist.sweep.fields import Choice
+from simdist.sweep.selection import Fastest, fastest
 from simdist.sweep.store import DESIGN, read_jsonl
 from simdist.sweep.table import Result, Table
 

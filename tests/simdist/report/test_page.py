@@ -29,8 +29,8 @@ from simdist.runs import run_directory
 from simdist.settings.units import format_seconds
 from simdist.studies.comparison import Row
 from simdist.studies.validation import validate
-from simdist.sweep.definition import Choice
-from simdist.sweep.performed import POINT, PlannedPoint
+from simdist.sweep.fields import Choice
+from simdist.sweep.runs import POINT, PlannedPoint
 from simdist.traces.breakdown import STATES, breakdown
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps, injected_s, only_steps, rank_table, waiting

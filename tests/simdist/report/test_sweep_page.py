@@ -18,9 +18,9 @@ from simdist.report.page.sweep_data import sweep_data
 from simdist.report.page.sweep_fields import varying_fields
 from simdist.report.page.theme import DARK, LIGHT, contrast
 from simdist.sweep import InProcess, frame, load, read_results, run
-from simdist.sweep.definition import Choice
-from simdist.sweep.fastest import fastest
+from simdist.sweep.fields import Choice
 from simdist.sweep.influence import main_effect, rank_correlation, ranks
+from simdist.sweep.selection import fastest
 from simdist.sweep.store import DESIGN, ROWS
 from tests.simdist.report.test_page import Page, page_of
 

@@ -19,8 +19,8 @@ from simdist.runs import run_directory
 from simdist.scenario import loads as scenario_of
 from simdist.studies.comparison import compare
 from simdist.sweep import InProcess, LocalPool, frame, load, read_results, run, write_plans
-from simdist.sweep.export import csv_text
-from simdist.sweep.fastest import fastest
+from simdist.sweep.results import csv_text
+from simdist.sweep.selection import fastest
 from simdist.sweep.store import DESIGN, ROWS
 from simdist.sweep.table import columns
 from simdist.traces.breakdown import breakdown
@@ -296,7 +296,7 @@ def test_parquet_holds_the_frame(swept, tmp_path, capsys):
 
 
 def test_parquet_without_pyarrow_says_what_to_install(swept, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("simdist.sweep.export.find_spec", lambda name: None)
+    monkeypatch.setattr("simdist.sweep.results.find_spec", lambda name: None)
     answer = call(capsys, "results", swept, "--parquet", tmp_path / "all.parquet")
     assert (answer.code, answer.out) == (2, "")
     assert "pip install pyarrow" in answer.err

@@ -9,7 +9,7 @@ from simdist.report.page.document import Section
 from simdist.report.page.html import Html, join, number, percent, table, tag
 from simdist.report.page.sweep_fields import VaryingField
 from simdist.report.page.sweep_model import ROUNDING, SweepReport
-from simdist.sweep.fastest import Fastest
+from simdist.sweep.selection import Fastest
 
 _MOST_LISTED = 12  # values of a field that are told one by one
 _N_PARTS = 4

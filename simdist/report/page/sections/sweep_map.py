@@ -8,7 +8,7 @@ from simdist.report.page.sections.sweep_chart import controls, select
 from simdist.report.page.sections.sweep_fastest import compared, lead_percent
 from simdist.report.page.sweep_fields import VaryingField
 from simdist.report.page.sweep_model import SweepReport
-from simdist.sweep.fastest import Fastest
+from simdist.sweep.selection import Fastest
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _COLOURS = 6

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simdist.scenario import Scenario, loads, strict_yaml
 from simdist.scenario.loading import path_text
-from simdist.sweep.paths import find_field, flat_text, parse_path, replaced
+from simdist.sweep.fields import find_field, flat_text, parse_path, replaced
 
 TEXT = """\
 cluster:
