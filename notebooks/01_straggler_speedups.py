@@ -25,9 +25,9 @@ import numpy as np
 
 from simdist.engines import simulate
 from simdist.report import speedup_figure
+from simdist.report.figures import panels
 from simdist.report.palette import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILLION
-from simdist.report.panels import panels
-from simdist.report.stacked import schedules_figure
+from simdist.report.timeline import schedules_figure
 from simdist.runs.build import build
 from simdist.scenario import load
 from simdist.studies.comparison import compare

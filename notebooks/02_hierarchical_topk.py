@@ -27,9 +27,9 @@ import runpy
 import numpy as np
 
 from simdist.report import speedup_figure
+from simdist.report.figures import panels
 from simdist.report.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
-from simdist.report.panels import panels
-from simdist.report.stacked import schedules_figure
+from simdist.report.timeline import schedules_figure
 from simdist.runs.build import simulate
 from simdist.scenario import load
 from simdist.scenario.workload import Tensor

@@ -24,8 +24,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from simdist.report import palette
-from simdist.report.panels import panels
-from simdist.report.stacked import schedules_figure
+from simdist.report.figures import panels
+from simdist.report.timeline import schedules_figure
 from simdist.runs import run_directory
 from simdist.runs.build import simulate
 from simdist.studies.ranking import StepTime, order, together

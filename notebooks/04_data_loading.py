@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 
 from simdist.plan import LEVELS
 from simdist.report import palette
-from simdist.report.panels import panels
+from simdist.report.figures import panels
 from simdist.runs.build import build, delays, simulate
 from simdist.scenario import load
 from simdist.scenario.presets import path

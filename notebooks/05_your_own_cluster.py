@@ -32,7 +32,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from simdist.plan import AllReduce, occurrences
 from simdist.report import palette, speedup_figure
-from simdist.report.panels import panels
+from simdist.report.figures import panels
 from simdist.runs.build import build, delays, simulate
 from simdist.scenario import Scenario, load
 from simdist.studies.comparison import Measured, Row, measure, row

@@ -5,8 +5,8 @@ notebook the figure is the value of a cell; otherwise `save` writes it. Importin
 matplotlib.
 """
 
+from simdist.report.figures import save
 from simdist.report.markdown import insert_tables, page_command, print_tables, write_tables
-from simdist.report.saving import save
 from simdist.report.speedup import speedup_figure
 from simdist.report.timeline import comparison_figure, timeline_figure
 

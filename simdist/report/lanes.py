@@ -7,35 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.plan import (
-    COLLECTIVES,
-    STREAMS,
-    AllGather,
-    AllReduce,
-    Backward,
-    Broadcast,
-    Copy,
-    Delay,
-    Densify,
-    Forward,
-    Load,
-    Merge,
-    Op,
-    Optimize,
-    Pack,
-    Reduce,
-    ReduceScatter,
-    Save,
-    Select,
-    StageIn,
-    Stream,
-    Tick,
-    TrustRatios,
-    Unpack,
-    Wait,
-    occurrences,
-    stream_of,
-)
+from simdist.plan import STREAMS, Stream, occurrences, ops, stream_of
 from simdist.report import palette
 from simdist.report.palette import Style
 from simdist.traces.trace import Trace
@@ -47,59 +19,48 @@ if TYPE_CHECKING:
 
 Seconds: TypeAlias = NDArray[np.float64]
 
-HOST_BLOCKED = Style("host blocked", palette.PALE_GREY)
-_DELAY = Style("injected delay", palette.VERMILLION, palette.BLACK, "xxxxx")
-_FORWARD = Style("forward", palette.SKY)
-_BACKWARD = Style("backward", palette.BLUE)
-_OPTIMIZE = Style("optimize", palette.PURPLE, palette.DARK_PURPLE, "\\\\\\\\\\")
-_COPY = Style("copy", palette.YELLOW, palette.DARK_YELLOW, ".....")
-_COMPRESS = Style("select, densify", palette.YELLOW, palette.DARK_YELLOW, "+++++")
-WAITING_FOR_OTHERS = Style("waiting for others", palette.PALE_GREEN, palette.GREEN, "/////")
-_TRANSFER = Style("transfer", palette.GREEN, palette.DARK_GREEN)
-_LOAD = Style("load", palette.ORANGE)
-_SAVE = Style("save", palette.ORANGE, palette.BLACK, "|||||")
 LEGEND = (
-    _DELAY,
-    HOST_BLOCKED,
-    _FORWARD,
-    _BACKWARD,
-    _OPTIMIZE,
-    _COPY,
-    _COMPRESS,
-    WAITING_FOR_OTHERS,
-    _TRANSFER,
-    _LOAD,
-    _SAVE,
+    _DELAY := Style("injected delay", palette.VERMILLION, palette.BLACK, "xxxxx"),
+    HOST_BLOCKED := Style("host blocked", palette.PALE_GREY),
+    _FORWARD := Style("forward", palette.SKY),
+    _BACKWARD := Style("backward", palette.BLUE),
+    _OPTIMIZE := Style("optimize", palette.PURPLE, palette.DARK_PURPLE, "\\\\\\\\\\"),
+    _COPY := Style("copy", palette.YELLOW, palette.DARK_YELLOW, "....."),
+    _COMPRESS := Style("select, densify", palette.YELLOW, palette.DARK_YELLOW, "+++++"),
+    WAITING_FOR_OTHERS := Style("waiting for others", palette.PALE_GREEN, palette.GREEN, "/////"),
+    _TRANSFER := Style("transfer", palette.GREEN, palette.DARK_GREEN),
+    _LOAD := Style("load", palette.ORANGE),
+    _SAVE := Style("save", palette.ORANGE, palette.BLACK, "|||||"),
 )
 """All styles, in the order of the legend."""
 
 
 @dataclass(frozen=True)
-class View:
-    """The part of a trace that is drawn, and where.
+class LaneView:
+    """A trace, the part of it that is drawn, and where.
 
     Args:
+        trace: What happened.
         ranks: The ranks, from top to bottom.
-        steps: The steps.
         begin_s: Left edge.
         end_s: Right edge.
         lanes: The streams in use, from top to bottom of a band.
     """
 
+    trace: Trace
     ranks: list[int]
-    steps: range
     begin_s: float
     end_s: float
     lanes: list[Stream]
 
     @classmethod
-    def of(cls, trace: Trace, steps: range, ranks: list[int]) -> "View":
+    def of(cls, trace: Trace, steps: range, ranks: list[int]) -> "LaneView":
         """Choose the time in which the ranks run the steps."""
         ends_s = step_end_s(trace)[:, ranks]
         begin_s = float(ends_s[steps[0] - 1].min()) if steps[0] else 0.0
         end_s = max(float(ends_s[steps[-1]].max()), begin_s + 1e-9)
         used = {stream_of(op) for body in trace.plan.bodies for op in body}
-        return cls(ranks, steps, begin_s, end_s, [stream for stream in STREAMS if stream in used])
+        return cls(trace, ranks, begin_s, end_s, [stream for stream in STREAMS if stream in used])
 
     def top(self, band: int, lane: Stream) -> float:
         """Return where the upper edge of a lane is; a band is 1 high, a tenth of it is a gap."""
@@ -111,17 +72,16 @@ class View:
         return 0.9 / len(self.lanes)
 
 
-def draw_lanes(axes: "Axes", trace: Trace, view: View, scale: float) -> set[Style]:
+def draw_lanes(axes: "Axes", view: LaneView, scale: float) -> set[Style]:
     """Draw all spans of a view that can be seen, and the ends of steps; return the styles.
 
     Args:
         axes: Where.
-        trace: What happened.
-        view: What of it.
+        view: What is drawn.
         scale: Units of the axis in a second.
     """
-    styles = _draw_spans(axes, trace, view, scale)
-    _draw_steps(axes, trace, view, scale)
+    styles = _draw_spans(axes, view, scale)
+    _draw_steps(axes, view, scale)
     _label(axes, view, scale)
     return styles
 
@@ -142,51 +102,48 @@ def _spans(trace: Trace, ranks: list[int]) -> Iterator[_Spans]:
         ready_s, start_s, end_s = (
             array[each.rows[:, None], ranks] for array in (trace.ready_s, trace.start_s, trace.end_s)
         )
-        if isinstance(each.op, COLLECTIVES):
+        if isinstance(each.op, ops.COLLECTIVES):
             yield _Spans(WAITING_FOR_OTHERS, "comm", ready_s, start_s)
-        if not isinstance(each.op, Wait):
+        if not isinstance(each.op, ops.Wait):
             yield _Spans(style_of(each.op), stream_of(each.op), start_s, end_s)
     blocked = host_waits(trace)
     yield _Spans(HOST_BLOCKED, "host", blocked.begin_s[:, ranks], blocked.end_s[:, ranks])
 
 
-def style_of(op: Op) -> Style:
+def style_of(op: ops.Op) -> Style:
     """Return how an operation is drawn from its start to its end."""
     match op:
-        case Load() | StageIn():
+        case ops.Load() | ops.StageIn():
             return _LOAD
-        case Save():
+        case ops.Save():
             return _SAVE
-        case Copy() | Pack() | Unpack():
+        case ops.Copy() | ops.Pack() | ops.Unpack():
             return _COPY
-        case Forward():
+        case ops.Forward():
             return _FORWARD
-        case Backward():
+        case ops.Backward():
             return _BACKWARD
-        case Optimize() | TrustRatios():
+        case ops.Optimize() | ops.TrustRatios():
             return _OPTIMIZE
-        case Select() | Merge() | Densify():
+        case ops.Select() | ops.Merge() | ops.Densify():
             return _COMPRESS
-        case Delay() | Tick():
+        case ops.Delay() | ops.Tick():
             return _DELAY
-        case Wait():
+        case ops.Wait():
             return HOST_BLOCKED
-        case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast():
+        case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Reduce() | ops.Broadcast():
             return _TRANSFER
         case _:
             assert_never(op)
 
 
-def _draw_spans(axes: "Axes", trace: Trace, view: View, scale: float) -> set[Style]:
+def _draw_spans(axes: "Axes", view: LaneView, scale: float) -> set[Style]:
     """Draw all spans that can be seen; return their styles."""
     from matplotlib.collections import PolyCollection
 
     boxes: dict[Style, list[Seconds]] = {}
-    for spans in _spans(trace, view.ranks):
-        begin_s, end_s = (
-            np.clip(spans.begin_s, view.begin_s, view.end_s),
-            np.clip(spans.end_s, view.begin_s, view.end_s),
-        )
+    for spans in _spans(view.trace, view.ranks):
+        begin_s, end_s = np.clip([spans.begin_s, spans.end_s], view.begin_s, view.end_s)
         seen, band = np.nonzero(end_s > begin_s)
         if len(seen):
             left, right = begin_s[seen, band] * scale, end_s[seen, band] * scale
@@ -207,11 +164,11 @@ def _draw_spans(axes: "Axes", trace: Trace, view: View, scale: float) -> set[Sty
     return set(boxes)
 
 
-def _draw_steps(axes: "Axes", trace: Trace, view: View, scale: float) -> None:
+def _draw_steps(axes: "Axes", view: LaneView, scale: float) -> None:
     """Mark the end of every step on every rank, and number the steps of the first rank above it."""
     from matplotlib.collections import LineCollection
 
-    ends_s = step_end_s(trace)[:, view.ranks]
+    ends_s = step_end_s(view.trace)[:, view.ranks]
     steps, bands = np.nonzero((ends_s > view.begin_s) & (ends_s <= view.end_s))
     at = ends_s[steps, bands] * scale
     marks = np.stack([np.stack([at, bands - 0.5], axis=-1), np.stack([at, bands + 0.5], axis=-1)], axis=1)
@@ -232,7 +189,7 @@ def _step_text(step: int, *, share: float) -> str:
     return str(step) if share >= 0.015 else ""
 
 
-def _label(axes: "Axes", view: View, scale: float) -> None:
+def _label(axes: "Axes", view: LaneView, scale: float) -> None:
     """Name ranks and lanes, and set the limits."""
     n_bands = len(view.ranks)
     axes.set_xlim(view.begin_s * scale, view.end_s * scale)

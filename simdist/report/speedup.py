@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from simdist.errors import ScenarioError
-from simdist.report.lettering import literal_text, shortened
+from simdist.report.figures import literal_text, shortened, tidy
 from simdist.report.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PALE_GREEN, VERMILLION, Style, time_unit
 from simdist.studies.comparison import Row
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 _STATES: dict[str, Style] = {
-    "compute_s": Style("compute", BLUE),
-    "comm_s": Style("exposed communication", GREEN, hatch="..."),
-    "wait_s": Style("waiting for others", PALE_GREEN, GREEN, "////"),
-    "io_s": Style("input and output", ORANGE, hatch="\\\\\\\\"),
-    "host_s": Style("held up by the host", VERMILLION, BLACK, "xxxx"),
+    "compute": Style("compute", BLUE),
+    "comm": Style("exposed communication", GREEN, hatch="..."),
+    "wait": Style("waiting for others", PALE_GREEN, GREEN, "////"),
+    "io": Style("input and output", ORANGE, hatch="\\\\\\\\"),
+    "host": Style("held up by the host", VERMILLION, BLACK, "xxxx"),
 }
 
 _VISIBLE = 1e-3  # of the longest bar
@@ -56,6 +56,9 @@ def speedup_figure(rows: Sequence[Row], *, title: str, published: Mapping[str, f
         left.set_yticks(range(len(rows)), [shortened(label) for label in labels])
         left.tick_params(axis="y", length=0)
         left.invert_yaxis()
+        for axes in (left, right):
+            axes.set_xlim(left=0)
+            tidy(axes, grid="x")
         figure.legend(loc="outside lower right", ncols=len(_STATES) + 1, frameon=False, columnspacing=1.5)
     return figure
 
@@ -80,7 +83,7 @@ def _draw_speedups(axes: "Axes", rows: Sequence[Row], published: Mapping[str, fl
         axes.plot(values, marked, "D", color=ORANGE, markeredgecolor=BLACK, markersize=6.5, label="published")
     for place, row in zip(places, rows, strict=True):
         _note(axes, place, _speedup_text(row))
-    _tidy(axes, _baseline_text(rows) + (", 95 % interval over seeds" if has_whiskers else ""))
+    axes.set_xlabel(_baseline_text(rows) + (", 95 % interval over seeds" if has_whiskers else ""))
 
 
 def _speedup_text(row: Row) -> str:
@@ -98,8 +101,8 @@ def _draw_states(axes: "Axes", rows: Sequence[Row]) -> None:
     longest_s = max(row.step_s for row in rows)
     unit, scale = time_unit(longest_s)
     left = np.zeros(len(rows))
-    for name, style in _STATES.items():
-        widths = np.array([getattr(row, name) for row in rows]) * scale
+    for state, style in _STATES.items():
+        widths = np.array([row.states_s[state] for row in rows]) * scale
         if widths.max() > _VISIBLE * longest_s * scale:
             axes.barh(
                 range(len(rows)),
@@ -116,7 +119,7 @@ def _draw_states(axes: "Axes", rows: Sequence[Row]) -> None:
     for place, row in enumerate(rows):
         _note(axes, place, f"{_three_digits(row.step_s * scale)} {unit}")
     axes.tick_params(left=False, labelleft=False)
-    _tidy(axes, f"{unit} per step, average over ranks")
+    axes.set_xlabel(f"{unit} per step, average over ranks")
 
 
 def _three_digits(value: float) -> str:
@@ -126,11 +129,3 @@ def _three_digits(value: float) -> str:
 def _note(axes: "Axes", place: float, text: str) -> None:
     """Write into the column at the right of the axes."""
     axes.text(1.015, place, text, transform=axes.get_yaxis_transform(), va="center", ha="left")
-
-
-def _tidy(axes: "Axes", label: str) -> None:
-    axes.set_xlabel(label)
-    axes.set_xlim(left=0)
-    axes.grid(axis="x", color="#DDDDDD", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)

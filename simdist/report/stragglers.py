@@ -1,10 +1,11 @@
 """Who slowed a job, and when: a map of ranks and steps, and what each kind of operation and each rank costs."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from simdist.report.lettering import literal_text, shortened
+from simdist.report.figures import literal_text, shortened, tidy
 from simdist.report.palette import BLUE, GREEN, GREY, ORANGE, VERMILLION, time_unit
 from simdist.whatif.ideal import Cause
 from simdist.whatif.slowdown import Slowdown
@@ -70,11 +71,10 @@ def _draw_map(axes: "Axes", found: Slowdown) -> None:
 def _draw_kinds(axes: "Axes", found: Slowdown) -> None:
     parts = [part for part in found.kinds if part.lost_s > _ROUNDING_S][:_MOST_BARS] or list(found.kinds[:1])
     unit, scale = time_unit(max(part.lost_s for part in parts))
-    axes.barh(range(len(parts)), [part.lost_s * scale for part in parts], height=0.62)
-    for bar, part in zip(axes.patches, parts, strict=True):
-        bar.set_color(_COLORS[part.channel])
-    axes.set_yticks(range(len(parts)), [f"{part.name} ({part.channel})" for part in parts])
-    _tidy(axes, f"{unit} per step lost by one kind of operation alone")
+    colors = [_COLORS[part.channel] for part in parts]
+    axes.barh(range(len(parts)), [part.lost_s * scale for part in parts], height=0.62, color=colors)
+    names = [f"{part.name} ({part.channel})" for part in parts]
+    _name_bars(axes, names, f"{unit} per step lost by one kind of operation alone")
 
 
 def _draw_ranks(axes: "Axes", found: Slowdown) -> None:
@@ -82,16 +82,15 @@ def _draw_ranks(axes: "Axes", found: Slowdown) -> None:
     lost_s = (found.rank_slowdowns[order] - 1) * found.ideal_s
     unit, scale = time_unit(float(lost_s.max()))
     axes.barh(range(len(order)), np.maximum(lost_s, 0) * scale, height=0.62, color=GREY)
-    axes.set_yticks(range(len(order)), [f"rank {rank}" for rank in order])
     most = "" if found.world_size <= _MOST_BARS else f" ({_MOST_BARS} of {found.world_size})"
-    _tidy(axes, f"{unit} per step lost by one rank alone{most}")
+    _name_bars(axes, [f"rank {rank}" for rank in order], f"{unit} per step lost by one rank alone{most}")
 
 
-def _tidy(axes: "Axes", label: str) -> None:
-    axes.set_xlabel(label)
-    axes.invert_yaxis()
-    axes.set_xlim(left=0)
+def _name_bars(axes: "Axes", names: Sequence[str], label: str) -> None:
+    """Name bars at the left, from top to bottom, and their axis, which begins at 0."""
+    axes.set_yticks(range(len(names)), names)
     axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", color="#DDDDDD", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+    axes.set_xlim(left=0)
+    tidy(axes, grid="x")

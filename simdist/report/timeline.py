@@ -1,6 +1,6 @@
-"""What every stream of some ranks did, as a timeline; and that of a simulation above that of a measurement."""
+"""Timelines: what every stream of some ranks did, in one execution or in several above each other."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -8,17 +8,20 @@ import numpy as np
 from simdist.errors import TraceError
 from simdist.plan import Plan
 from simdist.report import palette
-from simdist.report.lanes import LEGEND, View, draw_lanes
-from simdist.report.lettering import literal_text, shortened
+from simdist.report.figures import WIDTH_IN, literal_text, shortened
+from simdist.report.lanes import LEGEND, LaneView, draw_lanes
 from simdist.report.palette import Style, time_unit
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import waiting
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
 _MOST_RANKS = 16
+_LANE_IN, _TITLE_IN, _LEGEND_IN = 0.17, 0.9, 0.6  # of schedules above each other
+_SMALLEST_PT = 9.0
 
 
 def timeline_figure(
@@ -41,18 +44,15 @@ def timeline_figure(
     """
     from matplotlib.figure import Figure
 
-    plan = trace.plan
-    steps = _steps(plan, first_step, n_steps)
+    steps = _steps(trace.plan, first_step, n_steps)
     chosen, why = _choose_ranks(trace, steps, ranks, most=_MOST_RANKS)
-    view = View.of(trace, steps, chosen)
-    unit, scale = time_unit(view.end_s)
+    view = LaneView.of(trace, steps, chosen)
     figure = Figure(figsize=(12.0, 1.7 + _height(view)), layout="constrained")
     with literal_text():
         axes = figure.subplots()
-        styles = draw_lanes(axes, trace, view, scale)
-        axes.set_xlabel(f"time since the start ({unit})")
-        axes.set_title(_title(plan, steps, why), loc="left", fontweight="bold", pad=18)
-        _explain(figure, [style for style in LEGEND if style in styles])
+        styles = _draw([axes], [view])
+        axes.set_title(_title(trace.plan, steps, why), loc="left", fontweight="bold", pad=18)
+        _explain(figure, styles)
     return figure
 
 
@@ -77,24 +77,73 @@ def comparison_figure(
     from matplotlib.figure import Figure
 
     simulated.difference_s(measured)  # refuses traces of different plans
-    plan = simulated.plan
-    steps = _steps(plan, first_step, n_steps)
+    steps = _steps(simulated.plan, first_step, n_steps)
     chosen, why = _choose_ranks(measured, steps, ranks, most=_MOST_RANKS // 2)
-    views = [View.of(trace, steps, chosen) for trace in (simulated, measured)]
-    longest_s = max(view.end_s - view.begin_s for view in views)
-    unit, scale = time_unit(max(view.end_s for view in views))
+    views = [LaneView.of(trace, steps, chosen) for trace in (simulated, measured)]
     figure = Figure(figsize=(12.0, 1.9 + 2 * _height(views[0])), layout="constrained")
-    styles: set[Style] = set()
     with literal_text():
         panels = figure.subplots(2, 1)
-        for axes, trace, view in zip(panels, (simulated, measured), views, strict=True):
-            styles |= draw_lanes(axes, trace, view, scale)
-            axes.set_xlim(view.begin_s * scale, (view.begin_s + longest_s) * scale)
-            axes.set_title(shortened(trace.source, most=100), loc="left", fontsize="medium", pad=18)
-        panels[-1].set_xlabel(f"time since the start ({unit})")
-        figure.suptitle(_title(plan, steps, why), x=0.01, ha="left", fontweight="bold")
-        _explain(figure, [style for style in LEGEND if style in styles])
+        styles = _draw(panels, views)
+        panels[0].set_xlabel("")
+        for axes, view in zip(panels, views, strict=True):
+            axes.set_title(shortened(view.trace.source, most=100), loc="left", fontsize="medium", pad=18)
+        figure.suptitle(_title(simulated.plan, steps, why), x=0.01, ha="left", fontweight="bold")
+        _explain(figure, styles)
     return figure
+
+
+def schedules_figure(
+    traces: Mapping[str, Trace], *, ranks: Sequence[int], first_step: int = 0, n_steps: int = 4
+) -> "Figure":
+    """Draw the same steps of several schedules above each other; what takes longer reaches further to the right.
+
+    Args:
+        traces: Title -> what happened, from top to bottom.
+        ranks: The ranks of each.
+        first_step: First step drawn.
+        n_steps: Steps drawn.
+
+    Raises:
+        TraceError: There are no traces, or one has no such step or rank.
+    """
+    from matplotlib.figure import Figure
+
+    if not traces:
+        raise TraceError("no traces to draw; give at least one")
+    steps = range(first_step, first_step + n_steps)
+    views = [_view(title, trace, ranks, steps) for title, trace in traces.items()]
+    heights_in = [_TITLE_IN + _LANE_IN * len(view.lanes) * len(ranks) for view in views]
+    figure = Figure(figsize=(WIDTH_IN, sum(heights_in) + _LEGEND_IN), layout="constrained")
+    with literal_text():
+        panels = figure.subplots(len(views), 1, squeeze=False, height_ratios=heights_in)[:, 0]
+        styles = _draw(panels, views)
+        for axes, title in zip(panels, traces, strict=True):
+            axes.set_title(shortened(title, most=90), loc="left", fontsize="medium", fontweight="bold", pad=18)
+            for text in axes.texts:
+                text.set_fontsize(_SMALLEST_PT)
+        _explain(figure, styles, is_narrow=True)
+    return figure
+
+
+def _view(title: str, trace: Trace, ranks: Sequence[int], steps: range) -> LaneView:
+    last = trace.plan.n_steps - 1
+    if not 0 <= steps.start < steps.stop <= last + 1:
+        raise TraceError(f"{title}: steps {steps.start} to {steps.stop - 1}; the trace has 0 to {last}")
+    if problem := _ranks_problem(ranks, trace.plan.world_size):
+        raise TraceError(f"{title}: {problem}")
+    return LaneView.of(trace, steps, list(ranks))
+
+
+def _draw(panels: "Iterable[Axes]", views: Sequence[LaneView]) -> set[Style]:
+    """Draw views on one scale of time, the longest as wide as its axes; return their styles."""
+    longest_s = max(view.end_s - view.begin_s for view in views)
+    unit, scale = time_unit(max(view.end_s for view in views))
+    styles: set[Style] = set()
+    for axes, view in zip(panels, views, strict=True):
+        styles |= draw_lanes(axes, view, scale)
+        axes.set_xlim(view.begin_s * scale, (view.begin_s + longest_s) * scale)
+        axes.set_xlabel(f"time since the start ({unit})")
+    return styles
 
 
 def _steps(plan: Plan, first_step: int, n_steps: int) -> range:
@@ -108,19 +157,26 @@ def _title(plan: Plan, steps: range, why: str) -> str:
     return f"{shortened(plan.name)}: {which} of {plan.n_steps}, {why}"
 
 
-def _height(view: View) -> float:
+def _height(view: LaneView) -> float:
     """Return the inches that the bands of a view take."""
     return (0.15 * len(view.lanes) + 0.08) * len(view.ranks)
+
+
+def _ranks_problem(ranks: Sequence[int], world_size: int) -> str | None:
+    """Say what is wrong with a choice of ranks, if anything."""
+    outside = [rank for rank in ranks if not 0 <= rank < world_size]
+    if ranks and not outside:
+        return None
+    found = f"rank {outside[0]} is not in the trace" if outside else "no rank is chosen"
+    return f"{found}; choose among 0 to {world_size - 1}"
 
 
 def _choose_ranks(trace: Trace, steps: range, ranks: Sequence[int] | None, *, most: int) -> tuple[list[int], str]:
     """Return the ranks to draw, and which these are in words."""
     world_size = trace.plan.world_size
     if ranks is not None:
-        outside = [rank for rank in ranks if not 0 <= rank < world_size]
-        if outside or not ranks:
-            found = f"rank {outside[0]} is not in the trace" if outside else "no rank is chosen"
-            raise TraceError(f"{found}; choose among 0 to {world_size - 1}")
+        if problem := _ranks_problem(ranks, world_size):
+            raise TraceError(problem)
         chosen = sorted(set(ranks))
         return chosen, f"{len(chosen)} of {world_size} ranks"
     if world_size <= most:
@@ -134,21 +190,22 @@ def _choose_ranks(trace: Trace, steps: range, ranks: Sequence[int] | None, *, mo
     return sorted([*worst, *spread.tolist()]), why
 
 
-def _explain(figure: "Figure", styles: Sequence[Style]) -> None:
-    """Put the legend below."""
+def _explain(figure: "Figure", styles: set[Style], *, is_narrow: bool = False) -> None:
+    """Put the legend below; in a narrow figure in rows that fit into the width."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     handles: list[Patch | Line2D] = [
         Patch(facecolor=style.face, edgecolor=style.ink, linewidth=0.4, hatch=style.hatch or None, label=style.label)
-        for style in styles
+        for style in LEGEND
+        if style in styles
     ]
     handles.append(Line2D([], [], color=palette.BLACK, linewidth=1.0, label="end of step"))
     figure.legend(
         handles=handles,
         loc="outside lower center",
-        ncols=len(handles),
+        ncols=min(len(handles), 5) if is_narrow else len(handles),
         frameon=False,
-        fontsize="small",
-        columnspacing=1.5,
+        fontsize=_SMALLEST_PT if is_narrow else "small",
+        columnspacing=None if is_narrow else 1.5,
     )

@@ -5,8 +5,9 @@ run(sweep, Path("runs/sweep"))     # compute the rows that are missing there
 frame(Path("runs/sweep"))          # a pandas table
 """
 
-from simdist.sweep.definition import Axis, Case, Choice, Point, RowKey, Sweep
+from simdist.sweep.definition import Axis, Case, Point, RowKey, Sweep
 from simdist.sweep.driver import Outcome, run
+from simdist.sweep.fields import Choice
 from simdist.sweep.reading import load, loads
 from simdist.sweep.results import frame, read_results
 from simdist.sweep.runs import write_plans

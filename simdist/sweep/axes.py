@@ -12,8 +12,8 @@ from simdist.scenario.loading import path_text
 from simdist.scenario.strict_yaml import Document, Problem
 from simdist.settings.base import FromFile, shown
 from simdist.settings.units import SI, Unit, unit_of
-from simdist.sweep.definition import Axis, Case, Choice
-from simdist.sweep.fields import Field, Path, find_field, parse_path, replaced
+from simdist.sweep.definition import Axis, Case
+from simdist.sweep.fields import Choice, Field, Path, find_field, parse_path, replaced
 from simdist.sweep.sampling import (
     Distribution,
     Geometric,

@@ -104,7 +104,7 @@ def _series(name: str, values: Sequence[object]) -> "pd.Series":
         return pd.Series([], dtype="int64")
     if all(value is None for value in values) and name.endswith(_FLOATS):
         return pd.Series(values, dtype="float64")
-    found = pd.Series(values)
+    found: pd.Series = pd.Series(list(values))
     return found if found.dtype.kind in "bif" else pd.Series(list(map(_text, values)), dtype=str)
 
 

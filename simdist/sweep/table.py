@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 from simdist.errors import SimdistError
 from simdist.scenario import strict_yaml
 from simdist.studies.comparison import Measured, Row, find_label, row
+from simdist.studies.statistics import Interval
 from simdist.sweep.fields import Choice
 from simdist.traces.breakdown import STATES
 
@@ -166,8 +167,8 @@ def _values(result: Result, varied: Sequence[str]) -> dict[str, object]:
         "run": result.run,
         "schedule": result.schedule,
         "kind": result.kind,
-        **_with_interval("step_s", row and row.step_s, row and row.step_s_ci95),
-        **_with_interval("speedup", compared and compared.speedup, compared and compared.speedup_ci95),
+        **_with_interval("step_s", (row.step_s, row.step_s_ci95) if row else None),
+        **_with_interval("speedup", (compared.speedup, compared.speedup_ci95) if compared else None),
         **{f"{state}_s": row and row.states_s[state] for state in STATES},
         "staging_s": row.staging_s if row and epochs_s else None,
         "epoch_first_s": epochs_s[0] if epochs_s else None,
@@ -180,7 +181,8 @@ def _values(result: Result, varied: Sequence[str]) -> dict[str, object]:
     }
 
 
-def _with_interval(name: str, value: float | None, interval: tuple[float, float] | None) -> dict[str, object]:
+def _with_interval(name: str, found: tuple[float, Interval | None] | None) -> dict[str, object]:
+    value, interval = found or (None, None)
     low, high = interval or (None, None)
     return {name: value, f"{name}_low": low, f"{name}_high": high}
 

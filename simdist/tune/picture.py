@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from simdist.report.lettering import literal_text, shortened
+from simdist.report.figures import literal_text, shortened
 from simdist.report.palette import BLACK, BLUE, GREY, VERMILLION, time_unit
 from simdist.tune.finals import Finalist
 from simdist.tune.tuning import Tuned

@@ -14,7 +14,7 @@ from nbclient.exceptions import CellExecutionError
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from scripts import ROOT
 
-from simdist.report.panels import panels
+from simdist.report.figures import panels
 
 sys.path.append(str(ROOT / "tools"))  # where a script finds its neighbours
 TOOL, EXECUTION, RULES, FIGURES = map(
@@ -72,7 +72,7 @@ def test_a_notebook_runs_from_a_fresh_clone_and_prints_and_draws_what_is_committ
 TITLE = "# Title\n\n**Question.** Why?\n\n**Answer.** Because.\n\n**Source.** A paper."
 CAPTION = "*Figure 1. Time by size.*\n\n**Result.** It grows."
 DRAWING = """# %matplotlib inline
-from simdist.report.panels import panels
+from simdist.report.figures import panels
 
 figure, (axes,) = panels()
 axes.plot([1, 2], [3, 4])

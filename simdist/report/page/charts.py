@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from simdist.report.lettering import shortened
+from simdist.report.figures import shortened
 from simdist.report.page.html import Html, tag
 
 _HEADING, _LABEL, _BAR, _GAP, _GROUP_GAP, _AXIS = 26, 22, 18, 5, 12, 44  # heights in pixels

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from simdist.report.lettering import shortened
+from simdist.report.figures import shortened
 from simdist.runs.run_directory import RunDirectory
 from simdist.sweep.fields import Choice, differing, fields_of
 from simdist.sweep.runs import POINT, PlannedPoint

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from simdist.report.lettering import shortened
+from simdist.report.figures import shortened
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds
 from simdist.sweep.fields import Choice
 from simdist.sweep.selection import short_names

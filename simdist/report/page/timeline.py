@@ -12,7 +12,7 @@ from string import Template
 
 from simdist.errors import TraceError
 from simdist.plan import Plan
-from simdist.report.lettering import shortened
+from simdist.report.figures import shortened
 from simdist.report.page.document import json_text, program
 from simdist.report.page.packing import pack, plan_record, rows_of_streams, style_key, styles_of
 from simdist.traces.trace import Trace

@@ -7,8 +7,8 @@ from matplotlib.text import Text
 from simdist.engines import simulate
 from simdist.errors import ScenarioError, TraceError
 from simdist.report import save
-from simdist.report.panels import panels
-from simdist.report.stacked import schedules_figure
+from simdist.report.figures import panels
+from simdist.report.timeline import schedules_figure
 from simdist.runs.build import build
 from simdist.scenario import load
 from simdist.traces.trace import Trace
