@@ -48,7 +48,7 @@ __getattr__ = _exporting(
     {
         "build": "runs.build",
         "compare": "studies.comparison",
-        "load": "scenario.loading",
+        "load": "scenario.scenario",
         "simulate": "runs.build",
     },
 )

@@ -30,7 +30,7 @@ def unused_settings(scenario: "Scenario") -> Iterator[str]:
     if ahead is not None and ahead >= scenario.steps:
         yield f"host.run_ahead_steps has no effect: with {scenario.steps} steps the host never waits"
     for i, schedule in enumerate(scenario.schedules):
-        for sentence in schedule.idle(cluster.world_size, cluster.gpus_per_node, scenario.steps):
+        for sentence in schedule.unused_settings(cluster.world_size, cluster.gpus_per_node, scenario.steps):
             yield f"schedules[{i}] ({schedule.name}) {sentence}"
         if isinstance(schedule, GradientSchedule) and schedule.compression == "fp16" and workload.dtype != "float32":
             yield f"schedules[{i}].compression has no effect: gradients are of type {workload.dtype} already"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from simdist import _exporting
 
 if TYPE_CHECKING:
-    from simdist.schedules.averaging import Every
     from simdist.schedules.base import Schedule
     from simdist.schedules.gradient import GradientSchedule
     from simdist.schedules.gtopk import GTopK
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from simdist.schedules.torus import Torus
 
 _MODULE_OF = {
-    "Every": "averaging",
     "GTopK": "gtopk",
     "GradientSchedule": "gradient",
     "HiTopK": "hitopk",
@@ -40,7 +38,6 @@ _MODULE_OF = {
 }
 
 __all__ = [
-    "Every",
     "GTopK",
     "GradientSchedule",
     "HiTopK",

@@ -1,7 +1,6 @@
 """What local and hierarchical SGD share: a synchronous warm-up, then local steps and averages of parameters."""
 
 import abc
-from dataclasses import dataclass
 
 from pydantic import Field
 
@@ -11,36 +10,8 @@ from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
 from simdist.settings.units import Whole
 
-_WHOLE_MODEL_NBYTES = 2**62  # one bucket
-_LOOKED_AT_STEPS = 100_000  # to find an average; longer periods are nobody's mistake
+_LOOKED_AT_STEPS = 100_000  # to find an average; a longer period is meant
 _LONGEST_PERIOD = 1_000  # that is found by looking
-
-
-@dataclass(frozen=True, slots=True)
-class Every:
-    """Fire on the last step of each period, counted from step `start`.
-
-    >>> [step for step in range(10) if Every(4, start=2).fires(step)]
-    [5, 9]
-
-    Some libraries fire elsewhere: with a `phase`, fire at the steps from `start` on that are `phase` modulo `period`.
-    PyTorch's `HierarchicalModelAverager` has phase 0, its `PeriodicModelAverager` phase `warmup_steps % period`.
-
-    >>> [step for step in range(10) if Every(4, start=2, phase=0).fires(step)]
-    [4, 8]
-    """
-
-    period: int
-    start: int = 0
-    phase: int | None = None
-
-    def fires(self, step: int) -> bool:
-        """Tell whether it happens in `step`."""
-        if step < self.start:
-            return False
-        if self.phase is None:
-            return (step - self.start) % self.period == self.period - 1
-        return step % self.period == self.phase % self.period
 
 
 class AveragingSchedule(Schedule, abc.ABC):
@@ -55,14 +26,23 @@ class AveragingSchedule(Schedule, abc.ABC):
 
     @abc.abstractmethod
     def average(self, step: int, job: Job) -> Group | None:
-        """Return over whom the parameters are averaged at the end of a step; None for nobody."""
+        """Return over whom the parameters are averaged at the end of a step; None if they are not."""
 
     def fires(self, period: int, step: int) -> bool:
-        """Tell whether a period ends with `step`, after the warm-up and by the schedule's phase."""
-        return Every(period, start=self.warmup_steps, phase=self.phase).fires(step)
+        """Tell whether `step` is the last of a period, counted from the end of the warm-up.
+
+        Some libraries average elsewhere: with a `phase`, at the steps after the warm-up that are `phase` modulo
+        `period`. PyTorch's `HierarchicalModelAverager` has phase 0, its `PeriodicModelAverager` phase
+        `warmup_steps % period`.
+        """
+        if step < self.warmup_steps:
+            return False
+        if self.phase is None:
+            return (step - self.warmup_steps) % period == period - 1
+        return step % period == self.phase % period
 
     def local_gradients(self, job: Job) -> Group | None:
-        """Return over whom gradients are averaged in every step after the warm-up; None, as by default, for nobody."""
+        """Return over whom gradients are averaged in every step after the warm-up; by default None: they are not."""
         return None
 
     def cycle(self, job: Job) -> range:
@@ -73,7 +53,7 @@ class AveragingSchedule(Schedule, abc.ABC):
         period = next((each for each in periods if groups[each:] == groups[:-each]), _LONGEST_PERIOD)
         return range(first, first + period)
 
-    def idle(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+    def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
         """Return whether it never averages over the world."""
         job = Job(world_size, ranks_per_node, n_steps, tensor_counts=(1,))
         if self.warmup_steps >= n_steps:
@@ -88,7 +68,7 @@ class AveragingSchedule(Schedule, abc.ABC):
     def write(self, job: Job) -> Plan:
         """Write the plan."""
         overlaps = self.warmup_steps > 0 or self.local_gradients(job) is not None
-        limits = (parts.FIRST_BUCKET_NBYTES, parts.BUCKET_NBYTES) if overlaps else (_WHOLE_MODEL_NBYTES,) * 2
+        limits = (parts.FIRST_BUCKET_NBYTES, parts.BUCKET_NBYTES) if overlaps else (parts.WHOLE_MODEL_NBYTES,) * 2
         buckets = parts.gradient_buckets(job, first_nbytes=limits[0], nbytes=limits[1])
         buffers = (*parts.training_buffers(job, buckets), parts.flat_buffer(job))
         steps = (self._step(job, step, buckets) for step in range(job.n_steps))

@@ -91,7 +91,7 @@ class Schedule(Settings, abc.ABC):
             ]
         return []
 
-    def idle(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+    def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
         """Return what this schedule never gets to do in so many steps, a sentence each; nothing by default."""
         return []
 

@@ -15,8 +15,6 @@ from simdist.schedules.base import Schedule
 from simdist.schedules.job import Job
 from simdist.settings.units import Nbytes
 
-_WHOLE_MODEL_NBYTES = 2**62  # one bucket
-
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
@@ -67,9 +65,9 @@ class GradientSchedule(Schedule, abc.ABC):
         compresses = self.compression == "fp16" and ITEM_NBYTES[job.dtype] > ITEM_NBYTES["float16"]
         return "float16" if compresses else job.dtype
 
-    def idle(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+    def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
         """Return which settings have no effect: the size of a first bucket that is all, or ratios shared by one."""
-        found = super().idle(world_size, ranks_per_node, n_steps)
+        found = super().unused_settings(world_size, ranks_per_node, n_steps)
         if self.bucket_nbytes is None and self.first_bucket_nbytes != parts.FIRST_BUCKET_NBYTES:
             found.append("has one bucket: first_bucket_size has no effect beside bucket_size null")
         if self.parallel_optimizer and world_size == 1:
@@ -128,7 +126,7 @@ class GradientSchedule(Schedule, abc.ABC):
     def limits(self) -> tuple[int, int]:
         """Return the sizes, in bytes, that close the first bucket and the others."""
         if self.bucket_nbytes is None:
-            return _WHOLE_MODEL_NBYTES, _WHOLE_MODEL_NBYTES
+            return parts.WHOLE_MODEL_NBYTES, parts.WHOLE_MODEL_NBYTES
         return self.first_bucket_nbytes, self.bucket_nbytes
 
     def _raters(self, job: Job) -> Group:

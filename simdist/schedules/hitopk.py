@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, final
 
 from simdist.plan import AllGather, Body, Buffer, Densify, Op, Select
 from simdist.plan.ops import SelectMethod
-from simdist.schedules import two_level
+from simdist.schedules import parts
 from simdist.schedules.gradient import Exchange
 from simdist.schedules.job import Job
 from simdist.schedules.sparse import SparseSchedule
@@ -50,23 +50,23 @@ class HiTopK(SparseSchedule):
         nodes = world_size // ranks_per_node
         return nodes - 1, 2 * (nodes - 1) / nodes
 
-    def idle(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
-        """Return also whether there is nobody to send entries to."""
-        found = super().idle(world_size, ranks_per_node, n_steps)
+    def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+        """Return also whether there is no other node to send entries to."""
+        found = super().unused_settings(world_size, ranks_per_node, n_steps)
         if ranks_per_node == world_size:
             found.append("selects entries to send between nodes, and there is one node: sync sends as little")
         return found
 
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
         """Reduce-scatter, select, gather between nodes, sum, all-gather."""
-        shard = two_level.shard_of(sent, number, job)
+        shard = parts.shard_of(sent, number, job)
         between, buffers = self._between(shard, number, job)
-        ops = two_level.within_nodes(sent, shard, between, job, algorithm=self.algorithm)
+        ops = parts.within_nodes(sent, shard, between, job, algorithm=self.algorithm)
         return Exchange(ops, buffers=buffers if shard == sent else (shard, *buffers))
 
     def _between(self, shard: Buffer, number: int, job: Job) -> tuple[Body, tuple[Buffer, ...]]:
         """Return how the slice is averaged over the nodes, and the buffers for it; one node gathers nothing."""
-        peers = two_level.peers(job)
+        peers = parts.node_peers(job)
         top, residual = self.selected(shard, number, job)
         gathered = replace(top, name=f"gathered.{number}", count=top.count * peers.size) if peers.size > 1 else top
         ops: list[Op] = [Select(shard.name, top.name, residual.name, top.count, self.method, stream="comm")]

@@ -95,7 +95,7 @@ class Job:
             waits.
         delay_channels: Channels on which delays are injected.
         tensor_backward_s: Seconds of the backward pass of every tensor, in forward order, on an undisturbed device; for
-            schedules that depend on when gradients are ready. Empty where nobody knows.
+            schedules that depend on when gradients are ready. Empty if not known.
     """
 
     world_size: int

@@ -11,7 +11,7 @@ from simdist.schedules.sparse import SparseSchedule
 
 @final
 class NaiveAllGather(SparseSchedule):
-    """Gather everybody's largest entries and add them up; traffic grows with the number of ranks.
+    """Gather the largest entries of all ranks and add them up; traffic grows with the number of ranks.
 
     Each of P ranks receives (P - 1) k values and as many indices.
 

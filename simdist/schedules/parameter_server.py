@@ -37,7 +37,7 @@ class ParameterServer(GradientSchedule):
     servers: Whole = Field(ge=1)
     """How many. Server i is rank i x world // servers, rounded down, so they spread over the nodes."""
     apart: bool = False
-    """Servers are machines of their own, beside the ranks; the simulator knows them, the real backend does not."""
+    """Servers are machines of their own, beside the ranks; the simulator has them, the real backend refuses them."""
     placement: Literal["even", "tensors", "greedy"] = "even"
     """`even`: every bucket is split evenly. `tensors`: tensor t is on server t modulo their number. `greedy`: each
     tensor, in forward order, is on the server that holds the fewest elements so far."""
@@ -59,9 +59,9 @@ class ParameterServer(GradientSchedule):
             )
         return found
 
-    def idle(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+    def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
         """Return also whether there is only one server to place tensors on."""
-        found = super().idle(world_size, ranks_per_node, n_steps)
+        found = super().unused_settings(world_size, ranks_per_node, n_steps)
         if self.servers == 1 and self.placement != "even":
             found.append(f"has one server, which holds everything: placement {self.placement} has no effect")
         return found

@@ -4,23 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from simdist.plan import (
-    AllGather,
-    AllReduce,
-    Backward,
-    Body,
-    Buffer,
-    Copy,
-    Delay,
-    Forward,
-    Group,
-    Load,
-    Op,
-    Optimize,
-    StageIn,
-    TrustRatios,
-    Wait,
-)
+from simdist.plan import Body, Buffer, Group, Op, ops
 from simdist.plan.ops import Algorithm
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.schedules.job import Job, levels
@@ -29,6 +13,7 @@ Bucket: TypeAlias = tuple[int, int]  # half-open range of tensors
 
 FIRST_BUCKET_NBYTES = 1024**2  # DistributedDataParallel's first bucket is small, so that communication begins early
 BUCKET_NBYTES = 25 * 1024**2  # its bucket_cap_mb
+WHOLE_MODEL_NBYTES = 2**62  # one bucket
 FLAT = "flat"
 ALONE = Group(1)  # every rank for itself
 RATIOS = "ratios"
@@ -121,15 +106,15 @@ def begin_step(job: Job, step: int) -> Body:
     """
     loss = f"loss.{step % _n_losses(job)}"
     srcs = ("param",) if job.input_path.source == "device" else ("param", "input")
-    ops: list[Op] = [*_input(job, step)]
+    body: list[Op] = [*_input(job, step)]
     if "compute" in job.delay_channels:
-        ops.append(Delay("compute"))
-    ops.append(Forward(srcs, ("activations", loss)))
+        body.append(ops.Delay("compute"))
+    body.append(ops.Forward(srcs, ("activations", loss)))
     if job.host_waits_for == "loss" and job.run_ahead_steps is not None and step >= job.run_ahead_steps:
-        ops.append(Wait(f"loss.{(step - job.run_ahead_steps) % _n_losses(job)}"))
+        body.append(ops.Wait(f"loss.{(step - job.run_ahead_steps) % _n_losses(job)}"))
     if "host" in job.delay_channels:
-        ops.append(Delay("host"))
-    return tuple(ops)
+        body.append(ops.Delay("host"))
+    return tuple(body)
 
 
 def _input(job: Job, step: int) -> Body:
@@ -144,34 +129,34 @@ def _input(job: Job, step: int) -> Body:
             upcoming = range(depth) if step == 0 else range(step + depth - 1, step + depth)
             loads: list[Op] = [_load(job, batch) for batch in upcoming if batch < job.n_steps]
             if loads and "io" in job.delay_channels:
-                loads.insert(len(loads) - 1, Delay("io"))
+                loads.insert(len(loads) - 1, ops.Delay("io"))
             if step == 0 and job.input_path.dataset and job.input_path.policy == "staged":
-                loads.insert(0, StageIn(Group(job.ranks_per_node)))
+                loads.insert(0, ops.StageIn(Group(job.ranks_per_node)))
             batch = f"batch.{step % depth}"
-            return (*loads, Wait(batch), *_copy_input(job, batch))
+            return (*loads, ops.Wait(batch), *_copy_input(job, batch))
 
 
-def _load(job: Job, batch: int) -> Load:
+def _load(job: Job, batch: int) -> ops.Load:
     path = job.input_path
     buffer = f"batch.{batch % path.prefetch}"
     if path.dataset is None:
-        return Load(buffer)
-    return Load(buffer, *levels(path.policy, epoch=batch // path.dataset.steps_per_epoch(job.world_size)))
+        return ops.Load(buffer)
+    return ops.Load(buffer, *levels(path.policy, epoch=batch // path.dataset.steps_per_epoch(job.world_size)))
 
 
 def _copy_input(job: Job, batch: str) -> Body:
-    copy = Copy(batch, "input")
-    return (copy, Wait("input")) if job.input_path.copy == "pageable" else (copy,)
+    copy = ops.Copy(batch, "input")
+    return (copy, ops.Wait("input")) if job.input_path.copy == "pageable" else (copy,)
 
 
 def backward(buckets: Sequence[Bucket], *, all_reduce: Group | None, algorithm: Algorithm) -> Body:
     """Return the backward pass, each bucket followed by its all-reduce over the group `all_reduce`, if any."""
-    ops: list[Op] = []
+    body: list[Op] = []
     for number in range(len(buckets)):
-        ops.append(Backward(("param", "activations"), f"grad.{number}"))
+        body.append(ops.Backward(("param", "activations"), f"grad.{number}"))
         if all_reduce:
-            ops.append(AllReduce(f"grad.{number}", all_reduce, algorithm=algorithm))
-    return tuple(ops)
+            body.append(ops.AllReduce(f"grad.{number}", all_reduce, algorithm=algorithm))
+    return tuple(body)
 
 
 def optimize(job: Job, buckets: Sequence[Bucket], *, raters: Group = ALONE, algorithm: Algorithm = "auto") -> Body:
@@ -187,15 +172,15 @@ def optimize(job: Job, buckets: Sequence[Bucket], *, raters: Group = ALONE, algo
     ratios = RATIOS if job.optimizer == "lars" else None
     rating = _rate(grads, raters, algorithm) if ratios else ()
     waits = job.host_waits_for == "update" and job.run_ahead_steps == 0
-    return (*rating, Optimize(("param",), grads, ratios), *((Wait("param"),) if waits else ()))
+    return (*rating, ops.Optimize(("param",), grads, ratios), *((ops.Wait("param"),) if waits else ()))
 
 
 def _rate(grads: tuple[str, ...], raters: Group, algorithm: Algorithm) -> Body:
     if raters.size == 1:
-        return (TrustRatios(("param",), grads, RATIOS, raters),)
+        return (ops.TrustRatios(("param",), grads, RATIOS, raters),)
     return (
-        TrustRatios(("param",), grads, _RATIOS_SHARE, raters),
-        AllGather(_RATIOS_SHARE, RATIOS, raters, algorithm=algorithm if algorithm in SLICING else "auto"),
+        ops.TrustRatios(("param",), grads, _RATIOS_SHARE, raters),
+        ops.AllGather(_RATIOS_SHARE, RATIOS, raters, algorithm=algorithm if algorithm in SLICING else "auto"),
     )
 
 
@@ -219,8 +204,8 @@ def average_parameters(group: Group, *, synchronize: bool, algorithm: Algorithm)
     Source:
         torch.distributed.algorithms.model_averaging.utils.average_parameters.
     """
-    wait: Body = (Wait(FLAT),) if synchronize else ()
-    return (Copy("param", FLAT), *wait, AllReduce(FLAT, group, algorithm=algorithm), Copy(FLAT, "param"))
+    wait: Body = (ops.Wait(FLAT),) if synchronize else ()
+    return (ops.Copy("param", FLAT), *wait, ops.AllReduce(FLAT, group, algorithm=algorithm), ops.Copy(FLAT, "param"))
 
 
 def slicing_problems(algorithm: Algorithm) -> list[tuple[str, str]]:
@@ -228,3 +213,32 @@ def slicing_problems(algorithm: Algorithm) -> list[tuple[str, str]]:
     if algorithm in (*SLICING, "server"):
         return []
     return [("algorithm", f"{algorithm} moves whole buffers, not slices: write {', '.join(SLICING)}")]
+
+
+def node_peers(job: Job) -> Group:
+    """Return the groups of the j-th GPUs of all nodes."""
+    return Group(job.world_size // job.ranks_per_node, stride=job.ranks_per_node)
+
+
+def shard_of(bucket: Buffer, number: int, job: Job) -> Buffer:
+    """Return the buffer of a GPU's slice of a bucket; with one GPU a node, that is the bucket itself."""
+    if job.ranks_per_node == 1:
+        return bucket
+    return Buffer(f"shard.{number}", bucket.count // job.ranks_per_node, bucket.dtype)
+
+
+def within_nodes(bucket: Buffer, shard: Buffer, between: Body, job: Job, *, algorithm: Algorithm) -> Body:
+    """Return collectives on two levels: slices of a bucket within each node, then each slice between nodes.
+
+    reduce_scatter(bucket -> shard)     within the node
+    between                             on the shard, over the j-th GPUs of all nodes
+    all_gather(shard -> bucket)         within the node
+    """
+    if shard == bucket:
+        return between
+    node = Group(job.ranks_per_node)
+    return (
+        ops.ReduceScatter(bucket.name, shard.name, node, algorithm=algorithm),
+        *between,
+        ops.AllGather(shard.name, bucket.name, node, algorithm=algorithm),
+    )

@@ -46,7 +46,7 @@ class SparseSchedule(GradientSchedule, abc.ABC):
         return Buffer(f"top.{number}", self.k_of(src.count), self.wire_dtype(job), sparse=True), residual
 
     def scattered(self, src: Buffer, dst: Buffer, number: int, job: Job) -> tuple[Body, tuple[Buffer, ...]]:
-        """Return how a gradient becomes the mean of everybody's entries `src`, in its own type, and buffers for it."""
+        """Return how a gradient becomes the mean of all ranks' entries `src`, in its own type, and buffers for it."""
         if src.dtype == dst.dtype:
             return (Densify(src.name, dst.name, divisor=job.world_size),), ()
         wide = replace(src, name=f"wide.{number}", dtype=dst.dtype)
@@ -64,9 +64,9 @@ class SparseSchedule(GradientSchedule, abc.ABC):
     def received(self, world_size: int, ranks_per_node: int) -> tuple[float, float]:
         """Return how many times k entries a rank receives, and how many times all of the gradient without selecting."""
 
-    def idle(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+    def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
         """Return also whether it never sends less than whole gradients are."""
-        found = super().idle(world_size, ranks_per_node, n_steps)
+        found = super().unused_settings(world_size, ranks_per_node, n_steps)
         if self.warmup_steps >= n_steps:
             return [*found, f"warms up in all of the {n_steps} steps: it is synchronous SGD, in the same buckets"]
         value_nbytes = ITEM_NBYTES["float16" if self.compression == "fp16" else "float32"]

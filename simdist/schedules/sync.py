@@ -55,7 +55,7 @@ class Sync(GradientSchedule):
         """Write the plan.
 
         Raises:
-            PlanError: See `GradientSchedule`; also, fusion has cycles and nobody knows when gradients are ready.
+            PlanError: See `GradientSchedule`; also, fusion has cycles and it is not known when gradients are ready.
         """
         plan = super().write(job)
         return fuse(plan, self.fusion, self._ready_s(job)) if self.fusion else plan

@@ -3,7 +3,7 @@
 from typing import ClassVar, Literal, final
 
 from simdist.plan import AllReduce, Buffer
-from simdist.schedules import parts, two_level
+from simdist.schedules import parts
 from simdist.schedules.gradient import Exchange, GradientSchedule
 from simdist.schedules.job import Job
 
@@ -36,9 +36,9 @@ class Torus(GradientSchedule):
         """Return what is wrong with the algorithm."""
         return [*super().problems(world_size, ranks_per_node), *parts.slicing_problems(self.algorithm)]
 
-    def idle(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
+    def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
         """Return also whether the torus has one dimension only."""
-        found = super().idle(world_size, ranks_per_node, n_steps)
+        found = super().unused_settings(world_size, ranks_per_node, n_steps)
         if ranks_per_node == world_size:
             found.append("has one node, and nothing to share between nodes: sync does the same in one all-reduce")
         elif ranks_per_node == 1:
@@ -47,7 +47,7 @@ class Torus(GradientSchedule):
 
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
         """Reduce-scatter, all-reduce and all-gather the bucket."""
-        shard, peers = two_level.shard_of(sent, number, job), two_level.peers(job)
+        shard, peers = parts.shard_of(sent, number, job), parts.node_peers(job)
         between = (AllReduce(shard.name, peers, algorithm=self.algorithm),) if peers.size > 1 else ()
-        ops = two_level.within_nodes(sent, shard, between, job, algorithm=self.algorithm)
+        ops = parts.within_nodes(sent, shard, between, job, algorithm=self.algorithm)
         return Exchange(ops, buffers=(shard,) if shard != sent else ())

@@ -44,7 +44,7 @@ class Space:
     Args:
         places: Legal candidates, those that are likely to be fast first.
         axes: What may differ beside the levels, by kind.
-        n_illegal: How many the schedules or the scenario refused, or called idle.
+        n_illegal: How many the schedules or the scenario refused, or that have settings without effect.
         excluded: How many each constraint excluded.
     """
 
@@ -70,7 +70,7 @@ def space(scenario: Scenario, constraints: Constraints, extras: Extras) -> Space
     described = replace(job(scenario), n_steps=window)
     for candidate in _candidates(own, scenario, constraints):
         schedule = legal(candidate, scenario)
-        if schedule is None or schedule.idle(described.world_size, described.ranks_per_node, window):
+        if schedule is None or schedule.unused_settings(described.world_size, described.ranks_per_node, window):
             n_illegal += len(inputs)
             continue
         results = [schedule.result(step, described) for step in range(window)]

@@ -21,7 +21,7 @@ def candidates(scenario: Scenario) -> tuple[Schedule, ...]:
         schedule
         for schedule in _all(world_size, ranks_per_node)
         if not list(schedule.problems(world_size, ranks_per_node))
-        and not schedule.idle(world_size, ranks_per_node, scenario.steps)
+        and not schedule.unused_settings(world_size, ranks_per_node, scenario.steps)
         and schedule.name not in labels
     )
 

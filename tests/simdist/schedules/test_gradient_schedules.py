@@ -245,10 +245,10 @@ def test_hitopk_on_one_node_gathers_no_entries_and_says_that_it_is_pointless() -
         Densify,
         AllGather,
     ]
-    assert HiTopK().idle(8, 8, 10) == [
+    assert HiTopK().unused_settings(8, 8, 10) == [
         "selects entries to send between nodes, and there is one node: sync sends as little"
     ]
-    assert HiTopK().idle(8, 4, 10) == []
+    assert HiTopK().unused_settings(8, 4, 10) == []
 
 
 NO_SAVING = "sends no less than whole gradients at density {}: each value takes an index along; it saves below a "
@@ -272,7 +272,7 @@ NO_SAVING = "sends no less than whole gradients at density {}: each value takes 
 def test_density_at_which_entries_outweigh_the_gradient_is_named(schedule: GradientSchedule, limit: str | None) -> None:
     """8 ranks on 2 nodes."""
     problem = [f"{NO_SAVING.format(f'{schedule.density:g}')}density of {limit}"] if limit else []
-    assert schedule.idle(8, 4, 10) == problem
+    assert schedule.unused_settings(8, 4, 10) == problem
 
 
 @pytest.mark.parametrize(
@@ -300,7 +300,7 @@ def test_density_at_which_entries_outweigh_the_gradient_is_named(schedule: Gradi
 def test_what_has_no_effect_on_this_cluster_is_named(
     schedule: GradientSchedule, shape: tuple[int, int], sentence: str
 ) -> None:
-    assert schedule.idle(*shape, 10) == [sentence]
+    assert schedule.unused_settings(*shape, 10) == [sentence]
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_what_has_no_effect_on_this_cluster_is_named(
     ids=label,
 )
 def test_what_has_an_effect_is_not_named(schedule: GradientSchedule) -> None:
-    assert schedule.idle(8, 4, 10) == []
+    assert schedule.unused_settings(8, 4, 10) == []
 
 
 def test_hitopk_on_nodes_of_one_gpu_is_the_flat_all_gather() -> None:
@@ -352,8 +352,10 @@ def test_warm_up_all_reduces_whole_gradients(schedule: GradientSchedule) -> None
     assert [type(op) for op in plan.bodies[0] if isinstance(op, COLLECTIVES)] == [AllReduce]
     assert list(plan.body_of_steps()) == [0, 0, 1]
     assert plan.bodies[1] == schedule.plan(JOB).bodies[0]
-    assert warmed.idle(8, 4, 2) == ["warms up in all of the 2 steps: it is synchronous SGD, in the same buckets"]
-    assert warmed.idle(8, 4, 3) == []
+    assert warmed.unused_settings(8, 4, 2) == [
+        "warms up in all of the 2 steps: it is synchronous SGD, in the same buckets"
+    ]
+    assert warmed.unused_settings(8, 4, 3) == []
 
 
 @pytest.mark.parametrize("schedule", SPARSE, ids=label)

@@ -42,7 +42,7 @@ from simdist.plan.group import Group
 from simdist.plan.ops import Algorithm
 from simdist.plan.walk import walk
 from simdist.proof import prove
-from simdist.schedules import Every, GradientSchedule, InputPath, Job, Schedule, kinds
+from simdist.schedules import GradientSchedule, InputPath, Job, Schedule, kinds
 from simdist.schedules.job import POLICIES, Policy, levels
 from simdist.schedules.parts import gradient_buckets
 
@@ -554,22 +554,26 @@ def test_phase_reproduces_the_averagers_of_pytorch(period: int, warmup_steps: in
     steps = range(30)
     hierarchical_averager = [step for step in steps if step >= warmup_steps and step % period == 0]
     periodic_averager = [step for step in steps if step >= warmup_steps and (step - warmup_steps) % period == 0]
-    assert [step for step in steps if Every(period, warmup_steps, phase=0).fires(step)] == hierarchical_averager
+    assert [
+        step for step in steps if local(period=period, warmup_steps=warmup_steps, phase=0).fires(period, step)
+    ] == hierarchical_averager
     phase = warmup_steps % period
-    assert [step for step in steps if Every(period, warmup_steps, phase=phase).fires(step)] == periodic_averager
+    assert [
+        step for step in steps if local(period=period, warmup_steps=warmup_steps, phase=phase).fires(period, step)
+    ] == periodic_averager
 
 
 @given(st.integers(1, 20), st.integers(0, 30), st.integers(0, 10))
 def test_periodic_event_falls_on_the_last_step_of_each_period(period: int, start: int, n_periods: int) -> None:
-    every = Every(period, start)
-    fired = [step for step in range(start + n_periods * period) if every.fires(step)]
+    every = local(period=period, warmup_steps=start)
+    fired = [step for step in range(start + n_periods * period) if every.fires(period, step)]
     assert fired == [start + number * period - 1 for number in range(1, n_periods + 1)]
 
 
 @given(st.integers(1, 20), st.integers(0, 30), st.integers(0, 50))
 def test_event_with_a_phase_falls_once_a_period_from_the_start_on(period: int, start: int, phase: int) -> None:
-    every = Every(period, start, phase)
-    fired = [step for step in range(start + 5 * period) if every.fires(step)]
+    every = local(period=period, warmup_steps=start, phase=phase)
+    fired = [step for step in range(start + 5 * period) if every.fires(period, step)]
     assert len(fired) == 5
     assert start <= fired[0] < start + period
     assert fired[0] % period == phase % period
