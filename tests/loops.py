@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from trainings import Training, loss
 
 import real
-from real.checkpoints import archive
+from real.checkpoints.checkpoint import replacing
 from simdist.errors import SimdistError
 from simdist.plan import AllGather, Backward, Buffer, Densify, Forward, Optimize, Plan, Select
 from simdist.plan.group import Group
@@ -526,7 +526,7 @@ def saves_also_in_plain_loop(folder: Path) -> str:
 
 
 def killed_while_writing(path: Path) -> None:
-    with archive.replacing(path) as file:
+    with replacing(path) as file:
         file.write(b"simdist")
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -1,32 +1,80 @@
 """Checkpoints: one file for all ranks, from which a run goes on as if it had never stopped.
 
-`FOLDER/step-0000000200.ckpt` is what every rank knew before step 200. Rank 0 writes it; the others send, one after the
-other, what it has not got yet, so it never holds more than two states. The file before it is kept, in case the newest
-is damaged. To resume, rank 0 reads the newest complete file and sends each rank its state, so only its machine needs to
-reach the folder.
+`FOLDER/step-0000000200.ckpt` is what every rank knew before step 200: a ZIP archive without compression. Its members
+are named by the SHA-256 of their contents, so what several ranks have in common is there once, and `index.json` says
+which of them make up the state of which rank. A ZIP archive ends with its directory, which has a checksum of every
+member: one that was cut off, or has changed, is noticed.
+
+Rank 0 writes it; the others send, one after the other, what it has not got yet, so it never holds more than two states.
+The file before it is kept, in case the newest is damaged. To resume, rank 0 reads the newest complete file and sends
+each rank its state, so only its machine needs to reach the folder.
 """
 
 import hashlib
 import json
 import os
+import secrets
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar, final
+from typing import BinaryIO, final
 
 import torch
 import torch.distributed as dist
+from pydantic import TypeAdapter
 from torch import Tensor
 
-from real.checkpoints import archive
-from real.checkpoints.archive import DamagedError, Index, Job
 from real.collectives import byte_transfer
 from simdist.errors import RunError
 
-T = TypeVar("T")
-
 _N_KEPT = 2
+_INDEX_NAME = "index.json"
+_UNFINISHED = ".ckpt.part"
+
+
+class DamagedError(Exception):
+    """A file is not a complete checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobIdentity:
+    """The job that a checkpoint belongs to; it is of no use to any other.
+
+    Args:
+        plan: Name of the plan, for people.
+        digest: Of the plan.
+        world_size: Ranks.
+        model: See `real.checkpoints.states.fingerprint`.
+    """
+
+    plan: str = field(compare=False)
+    digest: str
+    world_size: int
+    model: str
+
+    def __str__(self) -> str:
+        return f"plan {self.plan} ({self.digest[:12]}) on {self.world_size} ranks, model {self.model}"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointIndex:
+    """The contents of a checkpoint.
+
+    Args:
+        step: The next step of the job.
+        job: That it belongs to.
+        ranks: For every rank: section -> SHA-256, the name of a member.
+    """
+
+    step: int
+    job: JobIdentity
+    ranks: tuple[dict[str, str], ...]
+
+
+_INDEX = TypeAdapter(CheckpointIndex)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +90,61 @@ class Resumed:
     sections: Mapping[str, Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """A complete checkpoint."""
+def write(path: Path, index: CheckpointIndex, members: Iterable[tuple[str, Tensor]]) -> None:
+    """Write a checkpoint; it gets its name when it is complete and on the disk.
 
-    path: Path
-    index: Index
+    Args:
+        path: The file; its folder is made if it is not there.
+        index: Its contents.
+        members: SHA-256 and contents, uint8 `[nbytes]`, of every member, in turn.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+        for name, content in members:
+            archive.writestr(zipfile.ZipInfo(name), content.numpy().data)
+        archive.writestr(zipfile.ZipInfo(_INDEX_NAME), _INDEX.dump_json(index))
+
+
+def read_index(path: Path) -> CheckpointIndex:
+    """Read what is in a checkpoint, and check all of it.
+
+    Raises:
+        DamagedError: It is not complete, or has changed.
+        OSError: It cannot be opened.
+    """
+    with path.open("rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:
+                changed = archive.testzip()
+                index = _INDEX.validate_json(archive.read(_INDEX_NAME))
+                missing = {name for sections in index.ranks for name in sections.values()} - set(archive.namelist())
+        except Exception as error:  # zipfile has many for a file that is no archive
+            raise DamagedError(f"cut off or changed: {error}") from None
+    if changed or missing or len(index.ranks) != index.job.world_size:
+        raise DamagedError(f"damaged: {changed or ', '.join(missing) or 'its index'} has changed")
+    return index
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file that takes the place of `path` at the end; an interruption leaves the old one or none."""
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_UNFINISHED}")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)  # the name is on the disk, too
+        finally:
+            os.close(folder)
+    finally:
+        part.unlink(missing_ok=True)
 
 
 @final
@@ -64,7 +161,7 @@ class Checkpoints:
     def __init__(
         self,
         folder: Path,
-        job: Job,
+        job: JobIdentity,
         *,
         group: dist.ProcessGroup | None,
         wait: Callable[[Callable[[], None]], None],
@@ -97,7 +194,7 @@ class Checkpoints:
 
     def _save(self, step: int, sections: Mapping[str, Tensor]) -> None:
         mine = list(sections.values())
-        rows = byte_transfer.gather_rows(torch.stack([_sha256(parcel) for parcel in mine]), group=self._group)
+        rows = byte_transfer.gather_rows(torch.stack([_sha256(content) for content in mine]), group=self._group)
         sha256 = [[bytes(digest.tolist()).hex() for digest in row] for row in rows]
         owners = _first_owners(sha256)
         problem = ""
@@ -116,7 +213,7 @@ class Checkpoints:
         """Write what arrives, and return what went wrong, if anything."""
         path = self._folder / f"step-{step:010d}.ckpt"
         try:
-            archive.write(path, step, self._job, arriving, ranks)
+            write(path, CheckpointIndex(step, self._job, tuple(ranks)), arriving)
             older = [each for each in self._files() if each.name < path.name]
             for old in older[_N_KEPT - 1 :]:
                 old.unlink(missing_ok=True)
@@ -127,7 +224,7 @@ class Checkpoints:
         return ""
 
     def _learn(self, problem: str) -> None:
-        """Tell everybody what went wrong on rank 0."""
+        """Tell all ranks what went wrong on rank 0."""
         if problem := byte_transfer.broadcast_text(problem, group=self._group):
             raise RunError(problem)
 
@@ -148,29 +245,29 @@ class Checkpoints:
             except RunError as error:
                 problem = str(error)
         self._learn(problem)
-        known = {"step": found.index.step, "names": list(found.index.ranks[0])} if found else None
+        known = {"step": found[1].step, "names": list(found[1].ranks[0])} if found else None
         known = json.loads(byte_transfer.broadcast_text(json.dumps(known), group=self._group))
         if known is None:
             return None
         if found:
-            return self._distribute(found)
+            return self._distribute(*found)
         return Resumed(known["step"], {name: byte_transfer.recv(src=0, group=self._group) for name in known["names"]})
 
-    def _distribute(self, found: _Found) -> Resumed:
-        index = found.index
-        for rank in range(1, self._job.world_size):
-            for number in index.ranks[rank].values():
-                byte_transfer.send(archive.read_blob(found.path, index.blobs[number]), dst=rank, group=self._group)
-        mine = {name: archive.read_blob(found.path, index.blobs[at]) for name, at in index.ranks[0].items()}
-        return Resumed(index.step, mine)
+    def _distribute(self, path: Path, index: CheckpointIndex) -> Resumed:
+        with zipfile.ZipFile(path) as archive:
+            for rank in range(1, self._job.world_size):
+                for name in index.ranks[rank].values():
+                    byte_transfer.send(_content(archive, name), dst=rank, group=self._group)
+            return Resumed(index.step, {section: _content(archive, name) for section, name in index.ranks[0].items()})
 
-    def _find(self) -> _Found | None:
-        """Return the newest complete checkpoint, None if there is no file."""
-        archive.forget_unfinished(self._folder)
+    def _find(self) -> tuple[Path, CheckpointIndex] | None:
+        """Return the newest complete checkpoint, None if there is no file; delete what killed writers have left."""
+        for part in self._folder.glob(f".*{_UNFINISHED}"):
+            part.unlink(missing_ok=True)
         damaged: list[str] = []
         for path in self._files():
             try:
-                index = archive.read_index(path)
+                index = read_index(path)
             except DamagedError as error:
                 damaged.append(f"{path}: {error}")
                 continue
@@ -180,14 +277,14 @@ class Checkpoints:
                 )
             for text in damaged:
                 warnings.warn(f"{text}; going on from {path}", RuntimeWarning, stacklevel=2)
-            return _Found(path, index)
+            return path, index
         if damaged:
-            raise RunError(f"no checkpoint is complete: {'; '.join(damaged)}; delete them to begin anew")
+            raise RunError(f"no checkpoint is complete: {'; '.join(damaged)}; delete them to begin again")
         return None
 
 
 def _first_owners(sha256: Sequence[Sequence[str]]) -> dict[str, tuple[int, int]]:
-    """Return who is the first to have each parcel, and at which place of its row: SHA-256 -> (rank, place)."""
+    """Return who is the first to have each content, and at which place of its row: SHA-256 -> (rank, place)."""
     owners: dict[str, tuple[int, int]] = {}
     for rank, row in enumerate(sha256):
         for at, each in enumerate(row):
@@ -195,6 +292,10 @@ def _first_owners(sha256: Sequence[Sequence[str]]) -> dict[str, tuple[int, int]]
     return owners
 
 
-def _sha256(parcel: Tensor) -> Tensor:
-    """Return the SHA-256 of a parcel, uint8 `[32]`."""
-    return torch.frombuffer(bytearray(hashlib.sha256(parcel.numpy().data).digest()), dtype=torch.uint8)
+def _content(archive: zipfile.ZipFile, name: str) -> Tensor:
+    return torch.frombuffer(bytearray(archive.read(name)), dtype=torch.uint8)
+
+
+def _sha256(content: Tensor) -> Tensor:
+    """Return the SHA-256 of bytes, uint8 `[32]`."""
+    return torch.frombuffer(bytearray(hashlib.sha256(content.numpy().data).digest()), dtype=torch.uint8)

@@ -173,15 +173,13 @@ def _plain(value: Any) -> Any:
 
 
 def _random_state(device: torch.device) -> dict[str, Any]:
-    version, words, gauss = random.getstate()
     numbers = np.random.get_state(legacy=False)
-    words_of = numbers["state"]
+    key = torch.tensor(numbers["state"]["key"].astype(np.int64))
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
-        "python": [version, torch.tensor(words), gauss],
-        "numpy": [torch.tensor(words_of["key"].astype(np.int64)), words_of["pos"], numbers["has_gauss"]],
-        "numpy gauss": numbers["gauss"],
+        "python": random.getstate(),
+        "numpy": {**numbers, "state": {**numbers["state"], "key": key}},
     }
 
 
@@ -189,7 +187,6 @@ def _set_random_state(found: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(found["torch"])
     if device.type == "cuda" and found["cuda"] is not None:
         torch.cuda.set_rng_state(found["cuda"], device)
-    version, words, gauss = found["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
-    key, position, has_gauss = found["numpy"]
-    np.random.set_state(("MT19937", key.numpy().astype(np.uint32), position, has_gauss, found["numpy gauss"]))
+    random.setstate(found["python"])
+    numbers = found["numpy"]
+    np.random.set_state({**numbers, "state": {**numbers["state"], "key": numbers["state"]["key"].numpy()}})

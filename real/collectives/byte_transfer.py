@@ -9,27 +9,27 @@ from torch import Tensor
 _PIECE_NBYTES = 2**27  # sent at once, so that no single wait is long
 
 
-def broadcast(parcel: Tensor | None, *, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Return rank 0's parcel on every rank.
+def broadcast(content: Tensor | None, *, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Return rank 0's bytes on every rank.
 
     Args:
-        parcel: uint8 `[nbytes]` on rank 0; not looked at elsewhere.
+        content: uint8 `[nbytes]` on rank 0; not looked at elsewhere.
         group: Of all ranks, and able to move tensors of the host.
     """
-    size = torch.tensor([0 if parcel is None else len(parcel)])
+    size = torch.tensor([0 if content is None else len(content)])
     dist.broadcast(size, src=0, group=group)
-    if parcel is None or dist.get_rank():
-        parcel = torch.empty(int(size), dtype=torch.uint8)
-    for piece in _pieces(parcel):
+    if content is None or dist.get_rank():
+        content = torch.empty(int(size), dtype=torch.uint8)
+    for piece in _pieces(content):
         dist.broadcast(piece, src=0, group=group)
-    return parcel
+    return content
 
 
 def broadcast_text(text: str, *, group: dist.ProcessGroup | None = None) -> str:
     """Return rank 0's text on every rank."""
     data = bytearray(text.encode())
-    parcel = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-    return bytes(broadcast(parcel, group=group).tolist()).decode()
+    content = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return bytes(broadcast(content, group=group).tolist()).decode()
 
 
 def gather_rows(row: Tensor, *, group: dist.ProcessGroup | None = None) -> Tensor:
@@ -39,22 +39,22 @@ def gather_rows(row: Tensor, *, group: dist.ProcessGroup | None = None) -> Tenso
     return rows
 
 
-def send(parcel: Tensor, *, dst: int, group: dist.ProcessGroup | None = None) -> None:
-    """Send a parcel to a rank that receives it with `recv`."""
-    dist.send(torch.tensor([len(parcel)]), dst=dst, group=group)
-    for piece in _pieces(parcel):
+def send(content: Tensor, *, dst: int, group: dist.ProcessGroup | None = None) -> None:
+    """Send bytes to a rank that receives it with `recv`."""
+    dist.send(torch.tensor([len(content)]), dst=dst, group=group)
+    for piece in _pieces(content):
         dist.send(piece, dst=dst, group=group)
 
 
 def recv(*, src: int, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Return the parcel that a rank sends."""
+    """Return the bytes that a rank sends."""
     size = torch.zeros(1, dtype=torch.int64)
     dist.recv(size, src=src, group=group)
-    parcel = torch.empty(int(size), dtype=torch.uint8)
-    for piece in _pieces(parcel):
+    content = torch.empty(int(size), dtype=torch.uint8)
+    for piece in _pieces(content):
         dist.recv(piece, src=src, group=group)
-    return parcel
+    return content
 
 
-def _pieces(parcel: Tensor) -> Iterator[Tensor]:
-    return (parcel[at : at + _PIECE_NBYTES] for at in range(0, len(parcel), _PIECE_NBYTES))
+def _pieces(content: Tensor) -> Iterator[Tensor]:
+    return (content[at : at + _PIECE_NBYTES] for at in range(0, len(content), _PIECE_NBYTES))

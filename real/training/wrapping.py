@@ -14,7 +14,7 @@ says; when `optimizer.step()` returns, parameters are. `real.training.hooks` tel
 What is performed is a plan, the same that the simulator takes; nothing here knows what schedules are.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -22,11 +22,13 @@ from typing import Self, final
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from real.buffers import transforms
 from real.buffers.memory import Memory
-from real.checkpoints.states import State, Stateful, carried_buffers, fingerprint
+from real.checkpoints.checkpoint import Checkpoints, JobIdentity
+from real.checkpoints.states import LEARNED, SECTIONS, State, Stateful, carried_buffers, fingerprint
+from real.collectives import byte_transfer
 from real.collectives.worlds import ProcessWorld, groups_of, scratch_nbytes
 from real.execution.executor import Executor, Lanes
 from real.programs.binding import Binding
@@ -38,7 +40,6 @@ from real.training.feeding import Batches, open_batches
 from real.training.hooks import Hooks
 from real.training.peers import Peers, meet_peers
 from real.training.planning import Wanted, check_optimizer, device_of, planned
-from real.training.resuming import Resuming
 from simdist.errors import RunError, ScenarioError
 from simdist.plan import Plan
 from simdist.plan.delays import Delays
@@ -108,7 +109,7 @@ def wrap(
         stack.callback(rating.release)
         carried = tuple(name for name in carried_buffers(plan) if name in memory)  # batches and losses are the loop's
         state = State(module, optimizer, memory, carried, device, also or {})
-        resuming = Resuming(plan, state, peers, folder=Path(checkpoint) if checkpoint else None, every=every)
+        resuming = _Resuming(plan, state, peers, folder=Path(checkpoint) if checkpoint else None, every=every)
         tracing = _Tracing(plan, peers, Path(trace)) if trace else None
         program = LoopProgram(memory, rating, peers.rank)
         executor = _executor(plan, delays, memory, peers, program, resuming.first_step, tracing)
@@ -128,7 +129,7 @@ class Worker:
         peers: Peers,
         hooks: Hooks,
         executor: Executor,
-        resuming: Resuming,
+        resuming: "_Resuming",
         tracing: "_Tracing | None",
         until_closed: ExitStack,
     ) -> None:
@@ -320,3 +321,73 @@ def _executor(
     elif executor.has_ticks:  # they fall at the same time on all ranks
         executor.start_clock(common_start_s(compare()))
     return executor
+
+
+@final
+class _Resuming:
+    """Keeps the state of one rank.
+
+    Args:
+        plan: What is performed.
+        state: Of this rank.
+        peers: The others; all of them make this together.
+        folder: For checkpoints; None writes none.
+        every: Steps from one to the next.
+
+    Raises:
+        RunError: The checkpoint is of another job, or damaged; the state holds what cannot be saved.
+    """
+
+    def __init__(self, plan: Plan, state: State, peers: Peers, *, folder: Path | None, every: int) -> None:
+        self._plan, self._state, self._peers, self._every = plan, state, peers, every
+        self.first_step = 0
+        self._random: Tensor | None = None
+        self._checkpoints: Checkpoints | None = None
+        if folder:
+            state.restore("also", state.pack("also"))  # now, and not after the first hours, see that it can be saved
+            model = fingerprint(state.module, state.optimizer)
+            job = JobIdentity(plan.name, plan.digest(), plan.world_size, model)
+            self._checkpoints = Checkpoints(folder, job, group=peers.patient_group(), wait=self._wait)
+        self._begin()
+
+    def rewind_random(self) -> None:
+        """Set the random numbers to where they were before the first step, if that is after a checkpoint."""
+        if self._random is not None:
+            self._state.restore("random", self._random)
+
+    def after(self, step: int, executor: Executor) -> None:
+        """Write a checkpoint, if one is due after so many steps.
+
+        Args:
+            step: The next step.
+            executor: Is waited for.
+        """
+        if self._checkpoints and (step % self._every == 0 or step == self._plan.n_steps):
+            executor.drain()
+            self._checkpoints.save(step, self._packed(SECTIONS))
+
+    def check_also(self) -> None:
+        """Refuse what would be saved too early: a loop without `steps()` has not told that its step is over."""
+        if self._checkpoints and self._state.also:
+            names = ", ".join(self._state.also)
+            raise RunError(
+                f"checkpoints of {names} are written where the loop asks for its next step: "
+                f"write `for step in worker.steps():`"
+            )
+
+    def _begin(self) -> None:
+        resumed = self._checkpoints.resume() if self._checkpoints else None
+        if resumed:
+            for section in SECTIONS:
+                self._state.restore(section, resumed.sections[section])
+            self.first_step, self._random = resumed.step, resumed.sections["random"]
+            return
+        sent = self._packed(LEARNED) if self._peers.rank == 0 else {}
+        for section in LEARNED:
+            self._state.restore(section, byte_transfer.broadcast(sent.get(section)))
+
+    def _packed(self, sections: tuple[str, ...]) -> Mapping[str, Tensor]:
+        return {section: self._state.pack(section) for section in sections}
+
+    def _wait(self, function: Callable[[], None]) -> None:
+        self._peers.wait(function, "a checkpoint")

@@ -5,6 +5,7 @@ import hashlib
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from simdist.schedules import GTopK, HiTopK, LocalSGD, Sync
 from tests.real.training.test_training import SCHEDULES, assert_equal
 
 torch = pytest.importorskip("torch")
-from real.checkpoints import archive  # noqa: E402
+from real.checkpoints import checkpoint  # noqa: E402
 
 LOOP = Loop(SCHEDULES[0], Training("dropout"), 12, every=4)
 
@@ -109,10 +110,10 @@ def test_residuals_belong_to_the_state(pools: dict[int, Pool], tmp_path: Path) -
 
 def test_equal_states_are_stored_once(four: Pool, tmp_path: Path) -> None:
     four.run(loops.train, dataclasses.replace(LOOP, checkpoint=tmp_path, stop_before=5))
-    index = archive.read_index(tmp_path / "step-0000000004.ckpt")
+    index = checkpoint.read_index(tmp_path / "step-0000000004.ckpt")
     of_rank = {section: [sections[section] for sections in index.ranks] for section in index.ranks[0]}
     assert len(set(of_rank.pop("random"))) == 4
-    assert {section: len(set(blobs)) for section, blobs in of_rank.items()} == dict.fromkeys(of_rank, 1)
+    assert {section: len(set(names)) for section, names in of_rank.items()} == dict.fromkeys(of_rank, 1)
 
 
 def test_a_damaged_checkpoint_is_left_for_the_one_before_with_a_warning(
@@ -130,7 +131,7 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before_with_a_warning(
 
 
 def test_damaged_checkpoints_alone_are_an_error_on_every_rank(four: Pool, tmp_path: Path) -> None:
-    (tmp_path / "step-0000000004.ckpt").write_bytes(b"simdist checkpoint 1\nand nothing else")
+    (tmp_path / "step-0000000004.ckpt").write_bytes(b"PK\x03\x04and nothing else")
     for error in four.run(loops.error_of_loop, dataclasses.replace(LOOP, checkpoint=tmp_path)):
         assert re.match(r"RunError: no checkpoint is complete: .*step-0000000004.ckpt: .*; delete them", error)
 
@@ -175,34 +176,50 @@ def test_a_plain_loop_cannot_say_when_others_are_saved(pools: dict[int, Pool], t
 
 # --- the format ---
 
-JOB = archive.Job("sync", "0" * 64, 2, "Linear of 6 elements")
+JOB = checkpoint.JobIdentity("sync", "0" * 64, 2, "Linear of 6 elements")
 
 
-def write(path: Path, *texts: bytes) -> None:
-    parcels = [
+def write(path: Path, *texts: bytes) -> checkpoint.CheckpointIndex:
+    members = [
         (hashlib.sha256(text).hexdigest(), torch.frombuffer(bytearray(text), dtype=torch.uint8)) for text in texts
     ]
-    archive.write(path, 3, JOB, parcels, [{"tensors": parcels[0][0]}, {"tensors": parcels[-1][0]}])
+    index = checkpoint.CheckpointIndex(3, JOB, ({"tensors": members[0][0]}, {"tensors": members[-1][0]}))
+    checkpoint.write(path, index, members)
+    return index
+
+
+def contents(path: Path, index: checkpoint.CheckpointIndex) -> list[bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return [archive.read(sections["tensors"]) for sections in index.ranks]
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "step.ckpt"
-    write(path, b"one state", b"another")
-    index = archive.read_index(path)
-    assert (index.step, index.job) == (3, JOB)
-    read = [bytes(archive.read_blob(path, index.blobs[sections["tensors"]]).tolist()) for sections in index.ranks]
-    assert read == [b"one state", b"another"]
+    written = write(path, b"one state", b"another")
+    assert checkpoint.read_index(path) == written
+    assert contents(path, written) == [b"one state", b"another"]
 
 
-def test_every_cut_and_every_changed_byte_is_noticed(tmp_path: Path) -> None:
+def test_every_cut_and_every_change_of_the_contents_is_noticed(tmp_path: Path) -> None:
+    """What is not noticed, such as another date of a member, changes nothing."""
     path = tmp_path / "step.ckpt"
-    write(path, b"one state", b"another")
+    written = write(path, b"one state", b"another")
     whole = path.read_bytes()
+    n_unnoticed = 0
     for at in range(len(whole)):
-        for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
-            path.write_bytes(damaged)
-            with pytest.raises(archive.DamagedError):
-                archive.read_index(path)
+        path.write_bytes(whole[:at])
+        with pytest.raises(checkpoint.DamagedError):
+            checkpoint.read_index(path)
+        for bit in (1, 128):
+            path.write_bytes(whole[:at] + bytes([whole[at] ^ bit]) + whole[at + 1 :])
+            try:
+                index = checkpoint.read_index(path)
+            except checkpoint.DamagedError:
+                continue
+            n_unnoticed += 1
+            assert index == written
+            assert contents(path, index) == [b"one state", b"another"]
+    assert n_unnoticed < len(whole) / 2
 
 
 def test_an_interruption_while_writing_leaves_the_old_file(tmp_path: Path) -> None:
@@ -214,7 +231,7 @@ def test_an_interruption_while_writing_leaves_the_old_file(tmp_path: Path) -> No
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        archive.write(path, 3, JOB, interrupted(), [])
+        checkpoint.write(path, checkpoint.CheckpointIndex(3, JOB, ()), interrupted())
     assert path.read_bytes() == b"old"
     assert names(tmp_path) == ["step.ckpt"]
 
