@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.tables import shown, table
 from simdist import scenario
 from simdist.engines import DrawnDelays, des, fast
-from simdist.runs import build
+from simdist.runs import building
 from simdist.studies.comparison import compare
 
 SYNC = "{kind: sync}"
@@ -87,11 +87,11 @@ def engines(sizes: Sizes) -> list[dict[str, object]]:
     levels = f"2: {n // 16}, 4: {n // 4}, 8: {n}"
     schedules = [SYNC, LOCAL % 4, HSGD % levels, WITH_GRADIENTS % levels]
     chosen = straggling(n, sizes.steps, schedules)
-    drawn = build.delays(chosen)
-    batch = build.delay_sampler(chosen, range(sizes.batch_seeds)).take(sizes.steps)
+    drawn = building.delays(chosen)
+    batch = building.delay_sampler(chosen, range(sizes.batch_seeds)).take(sizes.steps)
     rows: list[dict[str, object]] = []
     for schedule in chosen.schedules:
-        built = build.build(chosen, schedule)
+        built = building.build(chosen, schedule)
         plan, costs = built.plan, built.costs
         n_rank_ops = plan.n_instances * plan.world_size
         fast_s, des_s, batch_s = [], [], []
@@ -139,9 +139,9 @@ def large(n_ranks: int, n_steps: int) -> dict[str, float]:
     levels = f"2: {max(2, n_ranks // 64)}, 4: {n_ranks // 8}, 8: {n_ranks}"
     chosen = straggling(n_ranks, n_steps, [HSGD % levels])
     began_s = time.perf_counter()
-    built = build.build(chosen, chosen.schedules[0])
+    built = building.build(chosen, chosen.schedules[0])
     built_s = time.perf_counter()
-    fast.measure(built.plan, built.costs, build.delay_sampler(chosen, [0]), n_seeds=1)
+    fast.measure(built.plan, built.costs, building.delay_sampler(chosen, [0]), n_seeds=1)
     return {
         "ranks": n_ranks,
         "steps": n_steps,

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.engines import SYNC, straggling
 from benchmarks.tables import shown, table
 from simdist.report.page.timeline import timeline_assets, timeline_section
-from simdist.runs import build
+from simdist.runs import building
 from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a tiny trace")
     options = parser.parse_args()
     sizes = QUICK if options.quick else Sizes()
-    trace = build.simulate(straggling(sizes.ranks, sizes.steps, [SYNC]))
+    trace = building.simulate(straggling(sizes.ranks, sizes.steps, [SYNC]))
     noisy = jittered(trace)
     shown_traces = {
         "simulated": {"simulated": trace},

@@ -28,7 +28,7 @@ from simdist.report import speedup_figure
 from simdist.report.figures import panels
 from simdist.report.palette import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILLION
 from simdist.report.timeline import schedules_figure
-from simdist.runs.build import build
+from simdist.runs.building import build
 from simdist.scenario import load
 from simdist.studies.comparison import compare
 

@@ -30,7 +30,7 @@ from simdist.report import speedup_figure
 from simdist.report.figures import panels
 from simdist.report.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILLION
 from simdist.report.timeline import schedules_figure
-from simdist.runs.build import simulate
+from simdist.runs.building import simulate
 from simdist.scenario import load
 from simdist.scenario.workload import Tensor
 from simdist.studies.comparison import compare

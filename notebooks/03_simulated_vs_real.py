@@ -27,7 +27,7 @@ from simdist.report import palette
 from simdist.report.figures import panels
 from simdist.report.timeline import schedules_figure
 from simdist.runs import run_directory
-from simdist.runs.build import simulate
+from simdist.runs.building import simulate
 from simdist.studies.ranking import StepTime, order, together
 from simdist.studies.validation import validate
 

@@ -26,11 +26,11 @@ from matplotlib.figure import Figure
 from simdist.plan import LEVELS
 from simdist.report import palette
 from simdist.report.figures import panels
-from simdist.runs.build import build, delays, simulate
+from simdist.runs.building import build, delays, simulate
 from simdist.scenario import load
 from simdist.scenario.presets import path
-from simdist.studies.data_knobs import effects
-from simdist.studies.epochs import epochs
+from simdist.studies.data_knobs import knob_effects
+from simdist.studies.epochs import find_epochs
 from simdist.traces.reads import expected
 
 EXPERIMENTS = Path("../experiments")
@@ -45,7 +45,7 @@ EXPERIMENTS = Path("../experiments")
 
 # %%
 scenario = load(path("scenarios", "cloud-data"))
-found = {schedule.name: epochs(simulate(scenario, label=schedule.name)) for schedule in scenario.schedules}
+found = {schedule.name: find_epochs(simulate(scenario, label=schedule.name)) for schedule in scenario.schedules}
 table = pd.concat({label: each.frame() for label, each in found.items()}, names=["policy", "row"]).reset_index()
 rounded = table.assign(stalled=100 * table.stall_share).pivot(
     index="policy", columns="epoch", values=["seconds", "stalled"]
@@ -139,7 +139,7 @@ figure
 
 # %%
 naive = scenario.schedules[0]
-turned = effects(scenario, naive, delays(scenario))
+turned = knob_effects(scenario, naive, delays(scenario))
 names = ["as it is", *(each.knob for each in turned.effects)]
 seconds = [turned.baseline.seconds, *(each.seconds for each in turned.effects)]
 waiting = [turned.baseline.waiting_s, *(each.staging_s + sum(each.stall_s) for each in turned.effects)]

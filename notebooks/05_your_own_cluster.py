@@ -33,9 +33,9 @@ from matplotlib.patches import Patch, Rectangle
 from simdist.plan import AllReduce, occurrences
 from simdist.report import palette, speedup_figure
 from simdist.report.figures import panels
-from simdist.runs.build import build, delays, simulate
+from simdist.runs.building import build, delays, simulate
 from simdist.scenario import Scenario, load
-from simdist.studies.comparison import Measured, Row, measure, row
+from simdist.studies.comparison import Row, ScheduleTimes, measure, row
 
 JOB = "data/job.yaml"
 CALIBRATION = "data/calibration.json"
@@ -150,7 +150,7 @@ def history(seed: int, scale: float = 1.0) -> dict[str, object]:
     return {"kind": "recorded", "on": "host", "file": file}
 
 
-def measured(scenario: Scenario, *, n_histories: int, scale: float = 1.0) -> list[Measured]:
+def measured(scenario: Scenario, *, n_histories: int, scale: float = 1.0) -> list[ScheduleTimes]:
     """Simulate every schedule of a scenario through some histories."""
     lives = [scenario.changed(steps=N_STEPS, disturbances=[history(seed, scale)]) for seed in range(n_histories)]
     found = []
@@ -159,7 +159,7 @@ def measured(scenario: Scenario, *, n_histories: int, scale: float = 1.0) -> lis
         parts = [measure(life, built, n_seeds=1) for life in lives]
         step_s = np.concatenate([part.step_s for part in parts])
         states_s = {state: np.concatenate([part.states_s[state] for part in parts]) for state in parts[0].states_s}
-        found.append(Measured(schedule.name, parts[0].engine, step_s, states_s))
+        found.append(ScheduleTimes(schedule.name, parts[0].engine, step_s, states_s))
     return found
 
 

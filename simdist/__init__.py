@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from simdist.runs.build import build, simulate
+    from simdist.runs.building import build, simulate
     from simdist.scenario import load
     from simdist.studies.comparison import compare
 
@@ -46,9 +46,9 @@ def _exporting(package: str, module_of: Mapping[str, str]) -> Callable[[str], ob
 __getattr__ = _exporting(
     __name__,
     {
-        "build": "runs.build",
+        "build": "runs.building",
         "compare": "studies.comparison",
         "load": "scenario.scenario",
-        "simulate": "runs.build",
+        "simulate": "runs.building",
     },
 )

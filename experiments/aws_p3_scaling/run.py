@@ -10,7 +10,7 @@ from pathlib import Path
 
 from simdist.cost import price
 from simdist.report import page_command
-from simdist.runs.build import Built, job
+from simdist.runs.building import Built, job
 from simdist.scenario import Scenario, load
 from simdist.schedules.sync import Sync
 from simdist.studies.comparison import measure
@@ -32,7 +32,8 @@ def scenario() -> Scenario:
 def images_per_s(base: Scenario, n_gpus: int) -> float:
     """Simulate the images per second of a number of GPUs, 8 to a machine.
 
-    Plans are not proved here, as `simdist.runs.build.build` would do: with 161 tensors on 128 GPUs that takes seconds.
+    Plans are not proved here, as `simdist.runs.building.build` would do: with 161 tensors on 128 GPUs, that takes
+    seconds.
     """
     cluster = base.cluster.model_copy(update={"nodes": n_gpus // base.cluster.gpus_per_node})
     scenario = base.changed(cluster=cluster)

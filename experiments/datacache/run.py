@@ -18,7 +18,7 @@ import numpy as np
 from simdist.cost import price
 from simdist.engines import des
 from simdist.report import print_tables, write_tables
-from simdist.runs.build import delays, job
+from simdist.runs.building import delays, job
 from simdist.scenario import Scenario, load
 from simdist.schedules import Schedule
 from simdist.schedules.sync import Sync
@@ -51,7 +51,7 @@ def named(policy: str) -> Schedule:
 def epochs_s(scenario: Scenario, schedule: Schedule) -> list[float]:
     """Simulate, and return the seconds of every epoch; what comes before the first step counts to the first.
 
-    Plans are not proved here, as `simdist.runs.build.build` would do: a test proves one.
+    Plans are not proved here, as `simdist.runs.building.build` would do: a test proves one.
     """
     plan = schedule.plan(job(scenario))
     trace = des.simulate(plan, price(plan, scenario.cluster, scenario.workload), delays(scenario))

@@ -13,7 +13,7 @@ import numpy as np
 
 from simdist.cost import Shared
 from simdist.report import page_command
-from simdist.runs.build import build
+from simdist.runs.building import build
 from simdist.scenario import Scenario, load
 from simdist.studies.comparison import measure
 

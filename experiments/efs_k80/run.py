@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from simdist.report import page_command
-from simdist.runs.build import simulate
+from simdist.runs.building import simulate
 from simdist.scenario import Scenario, load
 from simdist.traces.waiting import step_end_s
 

@@ -15,12 +15,12 @@ from simdist.cost import price
 from simdist.engines import simulate
 from simdist.plan import Plan
 from simdist.runs import run_directory
-from simdist.runs.build import build, delays
+from simdist.runs.building import build, delays
 from simdist.scenario import Cluster, Scenario, dump_cluster, load, load_cluster
-from simdist.scenario.data import Data
+from simdist.scenario.data import DataSettings
 from simdist.schedules.job import Policy
 from simdist.settings.units import BytesPerSecond
-from simdist.studies.epochs import epochs
+from simdist.studies.epochs import find_epochs
 from simdist.traces.reads import Reads, differences, expected
 
 NAME = "storage"
@@ -258,7 +258,7 @@ def scenario_of(case: Case, shape: Shape, calibrated: Calibrated, *, n_epochs: i
         small = {"memory": cluster.memory, "disk": cluster.disk}[level]
         assert small is not None
         cluster = cluster.model_copy(update={level: small.model_copy(update=room)})
-    data = Data(file_nbytes=files_nbytes, policy=case.policy, start=case.start, eviction=case.eviction, seed=1)
+    data = DataSettings(file_nbytes=files_nbytes, policy=case.policy, start=case.start, eviction=case.eviction, seed=1)
     return base.changed(
         name=case.name,
         cluster=cluster,
@@ -283,8 +283,8 @@ def compare(path: Path, case: Case) -> Result:
         wanted = found = _nothing(run.plan)
     else:
         wanted, found = expected(run.plan), run_directory.read_reads(run.path / run_directory.REAL_READS, plan=run.plan)
-    predicted = epochs(simulated, wanted)
-    measured = epochs(run_directory.read_trace(run.path / run_directory.REAL, plan=run.plan), found)
+    predicted = find_epochs(simulated, wanted)
+    measured = find_epochs(run_directory.read_trace(run.path / run_directory.REAL, plan=run.plan), found)
     rows = tuple(
         EpochResult(ours.seconds, theirs.seconds, ours.stall_s, theirs.stall_s, ours.n_samples, theirs.n_samples)
         for ours, theirs in zip(predicted.epochs, measured.epochs, strict=True)

@@ -15,14 +15,14 @@ from simdist.cost import price
 from simdist.engines import simulate
 from simdist.plan.delays import Delays
 from simdist.runs import run_directory
-from simdist.runs.build import build, delays
+from simdist.runs.building import build, delays
 from simdist.scenario import Cluster, Scenario, load, load_cluster
 from simdist.settings.units import BytesPerSecond
 from simdist.studies import ranking
 from simdist.studies.ranking import Order, StepTime
 from simdist.studies.validation import Validation, validate
 from simdist.traces.trace import Trace
-from simdist.traces.waiting import waiting
+from simdist.traces.waiting import attribute_waiting
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -200,7 +200,7 @@ def charged(measured: Trace, simulated: Trace, delays: Delays) -> tuple[int, int
     """
     if "host" not in delays:
         return 0, 0
-    predicted_s, measured_s = (waiting(trace).caused_s for trace in (simulated, measured))
+    predicted_s, measured_s = (attribute_waiting(trace).caused_s for trace in (simulated, measured))
     shared = np.isclose(predicted_s[:, :, None], predicted_s[:, None, :], rtol=1e-6).sum(axis=2) > 1
     late = (delays["host"] > 0) & (predicted_s > MATTERS_S) & ~shared
     return int(late.sum()), int((late & (measured_s > predicted_s / 2) & (measured_s < 2 * predicted_s)).sum())

@@ -16,7 +16,7 @@ import numpy as np
 
 from simdist.cost import Shared
 from simdist.report import print_tables, write_tables
-from simdist.runs.build import build
+from simdist.runs.building import build
 from simdist.scenario import Link, Scenario, load
 from simdist.schedules import Schedule
 from simdist.studies.comparison import Row, compare, measure

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from simdist.cost import price
 from simdist.report import page_command
-from simdist.runs.build import Built, job
+from simdist.runs.building import Built, job
 from simdist.scenario import Link, Scenario, Workload, load, load_cluster, load_workload, presets
 from simdist.schedules.sync import Sync
 from simdist.studies.comparison import measure
@@ -69,7 +69,7 @@ def parameter_servers(model: str) -> Scenario:
 def images_per_s(scenario: Scenario, *, gpus_per_rank: int = 1) -> float:
     """Simulate the images per second of all GPUs.
 
-    Plans are not proved here, as `simdist.runs.build.build` would do: with 314 tensors on 128 GPUs that takes half a
+    Plans are not proved here, as `simdist.runs.building.build` would do: with 314 tensors on 128 GPUs that takes half a
     minute.
     """
     (schedule,) = scenario.schedules

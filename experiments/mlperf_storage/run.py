@@ -15,7 +15,7 @@ import numpy as np
 
 from simdist.caching import epoch_order
 from simdist.report import page_command
-from simdist.runs.build import dataset, simulate
+from simdist.runs.building import dataset, simulate
 from simdist.scenario import Scenario, load
 from simdist.traces.waiting import step_end_s
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from simdist.cost import price
 from simdist.report import write_tables
-from simdist.runs.build import build
+from simdist.runs.building import build
 from simdist.scenario import Scenario, Tensor, Workload, load
 from simdist.schedules import Schedule
 from simdist.studies import comparison

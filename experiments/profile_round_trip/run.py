@@ -34,7 +34,7 @@ from results import Computing, Delay, Result, Timing  # noqa: E402
 from simdist.engines import simulate  # noqa: E402
 from simdist.errors import RunError  # noqa: E402
 from simdist.report import print_tables, write_tables  # noqa: E402
-from simdist.runs.build import build, delays  # noqa: E402
+from simdist.runs.building import build, delays  # noqa: E402
 from simdist.scenario import Scenario, load  # noqa: E402
 
 RESULTS = HERE / "results"

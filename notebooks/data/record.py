@@ -28,7 +28,7 @@ import network  # noqa: E402
 import study  # noqa: E402
 
 from simdist.runs import run_directory  # noqa: E402
-from simdist.runs.build import build, delays  # noqa: E402
+from simdist.runs.building import build, delays  # noqa: E402
 from simdist.scenario import Scenario, load, load_cluster  # noqa: E402
 
 RATE = "400 Mbit/s"

@@ -16,7 +16,7 @@ from simdist.cost import price
 from simdist.errors import RunError, ScenarioError
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
-from simdist.runs.build import build, delays
+from simdist.runs.building import build, delays
 from simdist.scenario import Recorded, Scenario
 from simdist.settings.units import format_nbytes, format_seconds
 

@@ -12,10 +12,10 @@ from simdist.cli.tables import factor_with_interval, seconds_in_state, seconds_w
 from simdist.engines import Engine
 from simdist.plan import LEVELS
 from simdist.progress import ProgressBar
-from simdist.runs.build import build
+from simdist.runs.building import build
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
-from simdist.studies.comparison import EpochMeans, Measured, Row, find_baseline, measure, row
+from simdist.studies.comparison import EpochMeans, Row, ScheduleTimes, find_baseline, measure, row
 from simdist.traces.breakdown import STATES
 
 
@@ -45,7 +45,7 @@ class _Comparison:
 
     def _rows(self, bar: ProgressBar, keys: dict[str, str]) -> Iterator[Row]:
         others = [schedule for schedule in self.scenario.schedules if schedule is not self.baseline]
-        base: Measured | None = None
+        base: ScheduleTimes | None = None
         for number, schedule in enumerate((self.baseline, *others)):
             with inputs.naming(f"{self.name}: {schedule.name}"):
                 keys[schedule.name], measured, is_new = self._measure(schedule, number, bar)
@@ -59,7 +59,7 @@ class _Comparison:
     def _file(self) -> Path | None:
         return self.kept.path if self.kept else None
 
-    def _measure(self, schedule: Schedule, number: int, bar: ProgressBar) -> tuple[str, Measured, bool]:
+    def _measure(self, schedule: Schedule, number: int, bar: ProgressBar) -> tuple[str, ScheduleTimes, bool]:
         """Return the key under which a measurement is kept, the measurement, and whether it was made now."""
 
         def progress(label: str, done: int, total: int) -> None:

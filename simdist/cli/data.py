@@ -14,13 +14,13 @@ from simdist.errors import ScenarioError
 from simdist.plan import LEVELS, Plan
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
-from simdist.runs.build import Built, build, delays
+from simdist.runs.building import Built, build, delays
 from simdist.runs.run_directory import RunDirectory
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
-from simdist.studies.data_knobs import Effects, Known, Progress, effects, settings, what_to_write
-from simdist.studies.epochs import Epoch, EpochError, Epochs, epoch_errors, epochs
-from simdist.studies.limits import Limits, limits
+from simdist.studies.data_knobs import KnobEffects, Known, Progress, knob_effects, settings, what_to_write
+from simdist.studies.epochs import Epoch, EpochError, Epochs, epoch_errors, find_epochs
+from simdist.studies.limits import EpochLimits, epoch_limits
 from simdist.traces.reads import Reads, differences, expected
 from simdist.traces.trace import Trace
 
@@ -84,7 +84,7 @@ def data(session: Session, name: str, *, label: str | None, with_knobs: bool) ->
             loading = _loading(session, source, None if with_knobs else progress)
             with inputs.naming(f"{name}: {source.schedule.name}"):
                 turned = _effects(source, loading, known, progress) if with_knobs else None
-            least = limits(source.plan, source.costs)
+            least = epoch_limits(source.plan, source.costs)
             rows.append(_document(source, loading, least, turned))
             texts.append(_text(source, loading, least, turned))
     session.result({"scenario": name, "rows": rows}, "\n\n\n".join(texts))
@@ -150,7 +150,7 @@ def _loading(session: Session, source: _Source, report: Progress | None) -> Load
 
     trace = source.simulate(progress)
     if source.run is None or not (source.run.path / run_directory.REAL).exists():
-        return Loading(epochs(trace))
+        return Loading(find_epochs(trace))
     real = run_directory.read_trace(source.run.path / run_directory.REAL, plan=source.plan)
     loading = compared(source.run, trace, real)
     if loading.measured and len(loading.measured.step_stall_s) < source.plan.n_steps:
@@ -173,21 +173,21 @@ def compared(run: RunDirectory, simulated: Trace, real: Trace) -> Loading:
     path = run.path / run_directory.REAL_READS
     wanted = expected(run.plan)
     found: Reads | None = run_directory.read_reads(path, plan=run.plan) if path.exists() else None
-    measured = epochs(real, found or wanted)
-    ours = epochs(simulated, wanted, n_steps=len(measured.step_stall_s))
+    measured = find_epochs(real, found or wanted)
+    ours = find_epochs(simulated, wanted, n_steps=len(measured.step_stall_s))
     differing = None if found is None else differences(found, wanted)
     return Loading(ours, measured, epoch_errors(ours, measured), differing)
 
 
-def _effects(source: _Source, loading: Loading, known: Known, progress: Progress) -> Effects:
+def _effects(source: _Source, loading: Loading, known: Known, progress: Progress) -> KnobEffects:
     """Turn the knobs of a schedule; all of a scenario have the same delays, so what is `known` of one holds for all."""
     if source.run:  # has delays of its own, and its trace may be of other machines
-        return effects(source.scenario, source.schedule, source.delays, progress=progress)
+        return knob_effects(source.scenario, source.schedule, source.delays, progress=progress)
     known[settings(source.scenario, source.schedule)] = loading.simulated
-    return effects(source.scenario, source.schedule, source.delays, known=known, progress=progress)
+    return knob_effects(source.scenario, source.schedule, source.delays, known=known, progress=progress)
 
 
-def _text(source: _Source, loading: Loading, least: tuple[Limits, ...], turned: Effects | None) -> str:
+def _text(source: _Source, loading: Loading, least: tuple[EpochLimits, ...], turned: KnobEffects | None) -> str:
     plan, simulated, measured = source.plan, loading.simulated, loading.measured
     dataset = plan.dataset
     assert dataset is not None
@@ -212,7 +212,7 @@ def reads_text(loading: Loading) -> str:
 
 
 def _document(
-    source: _Source, loading: Loading, least: tuple[Limits, ...], turned: Effects | None
+    source: _Source, loading: Loading, least: tuple[EpochLimits, ...], turned: KnobEffects | None
 ) -> dict[str, object]:
     traces = {"simulated": loading.simulated, "measured": loading.measured}
     return {
@@ -252,7 +252,7 @@ def _epoch_document(epoch: Epoch) -> dict[str, object]:
     }
 
 
-def _limits_document(each: Limits) -> dict[str, object]:
+def _limits_document(each: EpochLimits) -> dict[str, object]:
     return {
         "epoch": each.epoch,
         "least_s": each.least_s,
@@ -263,7 +263,7 @@ def _limits_document(each: Limits) -> dict[str, object]:
     }
 
 
-def _knobs_document(turned: Effects) -> dict[str, object]:
+def _knobs_document(turned: KnobEffects) -> dict[str, object]:
     return {
         "seconds": turned.baseline.seconds,
         "waiting_s": turned.baseline.waiting_s,

@@ -8,9 +8,9 @@ from simdist.cli.tables import seconds_in_state, table_text
 from simdist.plan import LEVELS
 from simdist.scenario.cluster import Storage
 from simdist.settings.units import format_Bps, format_nbytes
-from simdist.studies.data_knobs import Effect, Effects
+from simdist.studies.data_knobs import KnobEffect, KnobEffects
 from simdist.studies.epochs import HIDDEN_SHARE, Epoch, EpochError, Epochs
-from simdist.studies.limits import LIMITS, Limits
+from simdist.studies.limits import LIMITS, EpochLimits
 
 EpochT = TypeVar("EpochT")
 
@@ -128,7 +128,7 @@ def errors_text(errors: Sequence[EpochError]) -> str:
     return f"error of an epoch: median {percent(middle)}, worst {percent(found[-1], signed=True)}"
 
 
-def limits_text(least: Sequence[Limits], simulated: Epochs, storage: Storage | None) -> str:
+def limits_text(least: Sequence[EpochLimits], simulated: Epochs, storage: Storage | None) -> str:
     """Return what epochs take at least, by what limits them, beside what they take; and what storage would have to do.
 
     Args:
@@ -147,13 +147,13 @@ def limits_text(least: Sequence[Limits], simulated: Epochs, storage: Storage | N
     return "\n".join([table, *_needs(least, storage)])
 
 
-def _limit_cells(each: Limits, seconds: float, names: Sequence[str]) -> list[str]:
+def _limit_cells(each: EpochLimits, seconds: float, names: Sequence[str]) -> list[str]:
     epoch = "staging" if each.epoch is None else str(each.epoch)
     by_limit = (seconds_in_state(each.seconds[name]) if each.seconds[name] else "-" for name in names)
     return [epoch, seconds_in_state(seconds), seconds_in_state(each.least_s), each.name, *by_limit]
 
 
-def _needs(least: Sequence[Limits], storage: Storage | None) -> Iterator[str]:
+def _needs(least: Sequence[EpochLimits], storage: Storage | None) -> Iterator[str]:
     """Yield what storage has to deliver in the epoch that asks most of it."""
     needs = [(Bps, each.epoch) for each in least if each.epoch is not None and (Bps := each.needed_Bps)]
     if needs and storage:
@@ -163,7 +163,7 @@ def _needs(least: Sequence[Limits], storage: Storage | None) -> Iterator[str]:
         yield f"{sentence}; its bandwidth is {format_Bps(storage.bandwidth_Bps)}"
 
 
-def knobs_text(found: Effects) -> str:
+def knobs_text(found: KnobEffects) -> str:
     """Return what knobs do to the waiting for data, by epoch and in all."""
     numbers = [each.number for each in found.baseline.epochs]
     shown = shown_epochs(numbers)
@@ -179,7 +179,7 @@ def knobs_text(found: Effects) -> str:
     return "\n".join([table, *(f"{name}: not simulated, needs {what}" for name, what in found.missing.items())])
 
 
-def _effect_cells(each: Effect, shown: Sequence[int | None]) -> list[str]:
+def _effect_cells(each: KnobEffect, shown: Sequence[int | None]) -> list[str]:
     waiting_s = each.staging_s + sum(each.stall_s)
     epochs = ("" if n is None else _removed(each.removed_by_epoch[n]) for n in shown)
     return [each.knob, seconds_in_state(each.seconds), seconds_in_state(waiting_s), _removed(each.removed), *epochs]

@@ -18,9 +18,9 @@ from simdist import __version__
 from simdist.errors import RunError
 from simdist.plan import LEVELS
 from simdist.runs import run_directory
-from simdist.runs.build import Built
+from simdist.runs.building import Built
 from simdist.scenario import Scenario
-from simdist.studies.comparison import EpochMeans, Measured, Row
+from simdist.studies.comparison import EpochMeans, Row, ScheduleTimes
 from simdist.traces.breakdown import STATES
 
 _SAMPLES = {"step", *STATES}
@@ -61,7 +61,7 @@ class Finished:
         lines = self.path.read_bytes().splitlines() if self.path.exists() else []
         return {record["key"]: record for record in map(_record, lines) if record}
 
-    def get(self, key: str) -> Measured | None:
+    def get(self, key: str) -> ScheduleTimes | None:
         """Return what was measured under a key."""
         record = self._records.get(key)
         if record is None:
@@ -69,9 +69,9 @@ class Finished:
         samples = {name: np.array(values, dtype=np.float64) for name, values in record["samples"].items()}
         epochs = tuple(EpochMeans(**epoch) for epoch in record.get("epochs", ()))
         staging_s = record.get("staging_s", 0.0)
-        return Measured(record["schedule"], record["engine"], samples.pop("step"), samples, epochs, staging_s)
+        return ScheduleTimes(record["schedule"], record["engine"], samples.pop("step"), samples, epochs, staging_s)
 
-    def append(self, key: str, scenario: Scenario, baseline: str, row: Row, measured: Measured) -> None:
+    def append(self, key: str, scenario: Scenario, baseline: str, row: Row, measured: ScheduleTimes) -> None:
         """Save a measured schedule.
 
         Raises:

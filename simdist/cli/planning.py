@@ -11,7 +11,7 @@ from simdist.plan import Result, plan_text
 from simdist.plan.group import Group
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
-from simdist.runs.build import Built, build, delays, job
+from simdist.runs.building import Built, build, delays, job
 from simdist.scenario import Scenario
 
 

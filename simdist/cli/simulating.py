@@ -16,9 +16,9 @@ from simdist.plan import Plan
 from simdist.plan.delays import Delays
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
-from simdist.runs.build import build, delay_sampler, delays, job
+from simdist.runs.building import build, delay_sampler, delays, job
 from simdist.scenario import Scenario
-from simdist.traces.breakdown import STATES, Breakdown, breakdown
+from simdist.traces.breakdown import STATES, Breakdown, break_down
 from simdist.traces.trace import Trace
 
 
@@ -152,7 +152,7 @@ def _simulate_one(run: _Run, engine: Engine, bar: ProgressBar) -> _Simulated:
             engine = "des"
     injected = delays(run.scenario) if run.delays is None else run.delays
     trace = simulate_plan(run.plan, run.costs, injected, engine=engine, progress=progress)
-    return _Simulated(breakdown(trace), trace.source.removeprefix("simulated by "), trace)
+    return _Simulated(break_down(trace), trace.source.removeprefix("simulated by "), trace)
 
 
 def _row(run: _Run, done: _Simulated) -> dict[str, object]:

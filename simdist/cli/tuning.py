@@ -10,13 +10,13 @@ from simdist.cli.session import Session
 from simdist.cli.tuning_text import tuned_document, tuned_text
 from simdist.errors import RunError, ScenarioError
 from simdist.progress import ProgressBar
-from simdist.runs.build import Built, dataset
+from simdist.runs.building import Built, dataset
 from simdist.scenario import Recorded, Scenario, dump
 from simdist.schedules import Schedule
 from simdist.settings.base import shown
 from simdist.settings.units import parse_fraction, parse_nbytes
 from simdist.studies import comparison
-from simdist.studies.comparison import Measured, Row, row
+from simdist.studies.comparison import Row, ScheduleTimes, row
 from simdist.tune import Constraints, Extras, Tuned, Wanted
 from simdist.tune import tune as find
 from simdist.tune.candidates import unlike
@@ -156,7 +156,7 @@ class _Kept:
 
     def __init__(self, session: Session, baseline: Schedule, kept: finished.Finished | None) -> None:
         self._session, self._baseline, self._kept = session, baseline, kept
-        self._first: dict[tuple[int, int], Measured] = {}  # by seed and number of seeds: the baseline is always first
+        self._first: dict[tuple[int, int], ScheduleTimes] = {}  # by seed and number of seeds: the baseline comes first
         self._fastest: Row | None = None
         self._n_kept = 0
 
@@ -173,7 +173,7 @@ class _Kept:
             found = f"{self._fastest.schedule}, {self._fastest.speedup:.2f} times as fast as {self._baseline.name}"
             self._session.say(f"fastest so far, with the seeds of the search: {found}")
 
-    def measure(self, scenario: Scenario, built: Built, n_seeds: int) -> Measured:
+    def measure(self, scenario: Scenario, built: Built, n_seeds: int) -> ScheduleTimes:
         """Simulate a plan with so many seeds, unless it was before."""
         key = finished.key(scenario, built, n_seeds=n_seeds, engine="auto") if self._kept else ""
         known = self._kept.get(key) if self._kept else None

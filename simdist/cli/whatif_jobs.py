@@ -13,7 +13,7 @@ from simdist.cli.session import Session
 from simdist.engines import simulate
 from simdist.errors import PlanError, ScenarioError, TraceError
 from simdist.runs import run_directory
-from simdist.runs.build import build, delays
+from simdist.runs.building import build, delays
 from simdist.runs.run_directory import RunDirectory
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule

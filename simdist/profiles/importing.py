@@ -19,7 +19,7 @@ from simdist.profiles.job.job import TracedJob, assemble
 from simdist.profiles.job.layout import RankLayout, find_layout
 from simdist.profiles.job.matching import RankClocks, check_same_run, match, synchronize
 from simdist.profiles.steps.model import RankProfile
-from simdist.scenario import Cluster, Host, Input, Link, Persistent, Scenario, Storage, Tensor, Workload
+from simdist.scenario import Cluster, Host, InputSettings, Link, Persistent, Scenario, Storage, Tensor, Workload
 from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds
 
@@ -231,7 +231,7 @@ def _scenario(
         workload=workload,
         steps=len(job.numbers),
         host=Host(waits_for="update" if host.loads else "loss", run_ahead_steps=0 if host.waits else None),
-        input=Input(source="storage", prefetch=1) if host.loads else Input(),
+        input=InputSettings(source="storage", prefetch=1) if host.loads else InputSettings(),
         disturbances=disturbances,
         schedules=schedules,
     )

@@ -12,7 +12,7 @@ from simdist.report.figures import WIDTH_IN, literal_text, shortened
 from simdist.report.lanes import LEGEND, LaneView, draw_lanes
 from simdist.report.palette import Style, time_unit
 from simdist.traces.trace import Trace
-from simdist.traces.waiting import waiting
+from simdist.traces.waiting import attribute_waiting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -181,7 +181,7 @@ def _choose_ranks(trace: Trace, steps: range, ranks: Sequence[int] | None, *, mo
         return chosen, f"{len(chosen)} of {world_size} ranks"
     if world_size <= most:
         return list(range(world_size)), "all ranks" if world_size > 1 else "1 rank"
-    caused_s = waiting(trace).caused_s[steps.start : steps.stop].sum(axis=0)
+    caused_s = attribute_waiting(trace).caused_s[steps.start : steps.stop].sum(axis=0)
     worst = [int(rank) for rank in np.argsort(-caused_s, kind="stable")[: most // 2] if caused_s[rank] > 0]
     rest = np.setdiff1d(np.arange(world_size), worst)
     spread = rest[np.linspace(0, len(rest) - 1, most - len(worst)).round().astype(int)]

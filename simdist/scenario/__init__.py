@@ -1,7 +1,7 @@
 """What the user writes: machines, a training job, disturbances and the schedules to compare."""
 
 from simdist.scenario.cluster import Cluster, Device, DeviceOverride, Disk, HostMemory, Library, Storage
-from simdist.scenario.data import Data, Lognormal
+from simdist.scenario.data import DataSettings, Lognormal
 from simdist.scenario.disturbances import (
     Bursts,
     Disturbance,
@@ -15,13 +15,13 @@ from simdist.scenario.disturbances import (
 from simdist.scenario.link import Link, TablePoint
 from simdist.scenario.loading import dump_cluster, dump_workload, load_cluster, load_workload
 from simdist.scenario.sampling import DelaySampler, draw, sampler
-from simdist.scenario.scenario import Host, Input, Scenario, dump, load, loads
+from simdist.scenario.scenario import Host, InputSettings, Scenario, dump, load, loads
 from simdist.scenario.workload import Tensor, Workload
 
 __all__ = [
     "Bursts",
     "Cluster",
-    "Data",
+    "DataSettings",
     "DelaySampler",
     "Device",
     "DeviceOverride",
@@ -31,7 +31,7 @@ __all__ = [
     "HeavyTail",
     "Host",
     "HostMemory",
-    "Input",
+    "InputSettings",
     "Jitter",
     "Library",
     "Link",

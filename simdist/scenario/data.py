@@ -117,7 +117,7 @@ def _written_file_nbytes(value: int | tuple[int, ...] | Lognormal) -> object:
             return f"{value} B"
 
 
-class Data(Settings):
+class DataSettings(Settings):
     """A data set of files on the cluster's storage, one file a sample.
 
     Args:
@@ -148,11 +148,11 @@ class Data(Settings):
     def _check(self) -> Self:
         listed = len(self.file_nbytes) if isinstance(self.file_nbytes, tuple) else None
         if self.samples is None and listed is None:
-            refuse("Data", [(("samples",), "how many samples are there? Write e.g. samples: 1281167")])
+            refuse("DataSettings", [(("samples",), "how many samples are there? Write e.g. samples: 1281167")])
         if listed is not None and self.samples not in (None, listed):
-            refuse("Data", [(("samples",), f"{self.samples}, but file_size lists {listed}: leave samples out")])
+            refuse("DataSettings", [(("samples",), f"{self.samples}, but file_size lists {listed}: leave samples out")])
         if fault := self._size_fault():
-            refuse("Data", [(("file_size",), fault)])
+            refuse("DataSettings", [(("file_size",), fault)])
         return self
 
     def _size_fault(self) -> str | None:

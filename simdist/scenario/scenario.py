@@ -19,7 +19,7 @@ from pydantic import (
 from simdist.errors import ScenarioError
 from simdist.scenario import presets, strict_yaml
 from simdist.scenario.cluster import Cluster
-from simdist.scenario.data import Data
+from simdist.scenario.data import DataSettings
 from simdist.scenario.disturbances import KINDS, Disturbance, Recorded
 from simdist.scenario.loading import SettingsT, path_text, read_text, validated
 from simdist.scenario.unused_settings import unused_settings
@@ -59,7 +59,7 @@ class Host(Settings):
         return self
 
 
-class Input(Settings):
+class InputSettings(Settings):
     """How a batch reaches the GPU.
 
     Args:
@@ -125,7 +125,7 @@ def _choose_schedule(value: object, info: ValidationInfo) -> Schedule:
     return schedule
 
 
-def _data_problems(schedule: Schedule, data: Data | None, cluster: Cluster) -> Iterator[tuple[str, str]]:
+def _data_problems(schedule: Schedule, data: DataSettings | None, cluster: Cluster) -> Iterator[tuple[str, str]]:
     """Yield what a schedule asks of the input that the scenario does not have."""
     for field in ("data", "readers", "decode_workers"):
         if data is None and field in schedule.model_fields_set and schedule.model_dump()[field] is not None:
@@ -183,11 +183,11 @@ class Scenario(Settings):
     name: str = "scenario"
     cluster: Annotated[Cluster, WrapValidator(_expand_cluster)]
     workload: Annotated[Workload, WrapValidator(_expand_workload)]
-    data: Data | None = None
+    data: DataSettings | None = None
     steps: Annotated[Whole, BeforeValidator(_count_epochs), Field(ge=1, le=MAX_STEPS, examples=[1000])]
     seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
     host: Host = Host()
-    input: Input = Input()
+    input: InputSettings = InputSettings()
     disturbances: tuple[Annotated[Disturbance, BeforeValidator(_choose_disturbance)], ...] = ()
     schedules: Annotated[
         tuple[Annotated[SerializeAsAny[Schedule], BeforeValidator(_choose_schedule)], ...],
@@ -244,16 +244,16 @@ class Scenario(Settings):
 
     @field_validator("data")
     @classmethod
-    def _check_data(cls, data: Data | None, info: ValidationInfo) -> Data | None:
+    def _check_data(cls, data: DataSettings | None, info: ValidationInfo) -> DataSettings | None:
         cluster, workload = info.data.get("cluster"), info.data.get("workload")
         if data and cluster and workload and cluster.world_size * workload.batch_size > data.n_samples:
             needed = f"a step of {cluster.world_size} ranks reads {cluster.world_size * workload.batch_size}"
-            refuse("Data", [(("samples",), f"{data.n_samples}: {needed}, and an epoch has one step or more")])
+            refuse("DataSettings", [(("samples",), f"{data.n_samples}: {needed}, and an epoch has one step or more")])
         return data
 
     @field_validator("input")
     @classmethod
-    def _check_input(cls, value: Input, info: ValidationInfo) -> Input:
+    def _check_input(cls, value: InputSettings, info: ValidationInfo) -> InputSettings:
         cluster = info.data.get("cluster")
         workload = info.data.get("workload")
         faults: list[Fault] = []
@@ -262,7 +262,7 @@ class Scenario(Settings):
         if workload and workload.sample_nbytes == 0 and value.source != "device":
             hint = "write workload.sample_size, e.g. 150 kB"
             faults.append((("source",), f"{value.source!r}: how large is a sample? {hint}"))
-        refuse("Input", faults)
+        refuse("InputSettings", faults)
         return value
 
     @field_validator("schedules")

@@ -11,7 +11,7 @@ The document is built from the parser's events, without recursion in foreign cod
 
 >>> document = parse("a: {b: NO, c: 1e9}")
 >>> document.root, document.locate(("a", "c"))[0]
-({'a': {'b': 'NO', 'c': 1000000000.0}}, Place(line=1, column=12))
+({'a': {'b': 'NO', 'c': 1000000000.0}}, TextPosition(line=1, column=12))
 """
 
 import math
@@ -39,7 +39,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 
-class Place(NamedTuple):
+class TextPosition(NamedTuple):
     """Where a key, or an item of a list, begins; both count from 1."""
 
     line: int
@@ -61,16 +61,16 @@ class Document:
 
     root: object = None
     problems: list[Problem] = field(default_factory=list)
-    places: dict[tuple[int, str | int], Place] = field(default_factory=dict)
+    places: dict[tuple[int, str | int], TextPosition] = field(default_factory=dict)
     """By the id of the container in `root` and the key in it: an alias is stored once, however often it is used."""
 
-    def locate(self, path: Path) -> tuple[Place, Path]:
+    def locate(self, path: Path) -> tuple[TextPosition, Path]:
         """Return where the value is that `path` leads to, or the last one on the way that exists.
 
         What goes on below a value that is no container names no value (but, say, one of the types that it could have
         had); the path that is returned is without it.
         """
-        value, place = self.root, Place(1, 1)
+        value, place = self.root, TextPosition(1, 1)
         for depth, key in enumerate(path):
             if not isinstance(value, dict | list):
                 return place, path[:depth]
@@ -228,8 +228,8 @@ def _scalar(text: str) -> object:
     return text
 
 
-def _place(event: Any) -> Place:
-    return Place(event.start_mark.line + 1, event.start_mark.column + 1)
+def _place(event: Any) -> TextPosition:
+    return TextPosition(event.start_mark.line + 1, event.start_mark.column + 1)
 
 
 def _syntax_problem(text: str, error: yaml.MarkedYAMLError) -> Problem:

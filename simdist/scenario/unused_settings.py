@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from simdist.scenario.cluster import Cluster
-from simdist.scenario.data import Data, Lognormal
+from simdist.scenario.data import DataSettings, Lognormal
 from simdist.scenario.disturbances import never_delays
 from simdist.schedules import GradientSchedule
 from simdist.schedules.job import Policy, uses_disk, uses_memory
@@ -88,7 +88,7 @@ def _of_data_sets(scenario: "Scenario") -> Iterator[str]:
         yield from (f"cluster.storage.{key}" for name, key in keys.items() if name in storage.model_fields_set)
 
 
-def _unused_beside_data(scenario: "Scenario", data: Data) -> Iterator[str]:
+def _unused_beside_data(scenario: "Scenario", data: DataSettings) -> Iterator[str]:
     cluster = scenario.cluster
     policies: set[Policy] = {schedule.data or data.policy for schedule in scenario.schedules}
     keep = f"{_who_keeps(policies)} no"

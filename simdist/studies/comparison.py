@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from simdist.engines import Engine, des, fast
 from simdist.errors import ScenarioError, UnsupportedError
-from simdist.runs.build import Built, build, delay_sampler
+from simdist.runs.building import Built, build, delay_sampler
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
-from simdist.studies.epochs import Epochs, epochs
+from simdist.studies.epochs import Epochs, find_epochs
 from simdist.studies.statistics import mean_interval, ratio_interval
-from simdist.traces.breakdown import STATES, Breakdown, breakdown
+from simdist.traces.breakdown import STATES, Breakdown, break_down
 from simdist.traces.reads import Reads, expected
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class EpochMeans:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ScheduleTimes:
     """One schedule, simulated for many seeds.
 
     Args:
@@ -174,7 +174,7 @@ def measure_each(
     n_seeds: int,
     engine: Engine = "auto",
     progress: Progress | None = None,
-) -> Iterator[Measured]:
+) -> Iterator[ScheduleTimes]:
     """Measure schedule after schedule, yielding each as it is done."""
     for schedule in schedules:
         yield measure(scenario, build(scenario, schedule), n_seeds=n_seeds, engine=engine, progress=progress)
@@ -182,7 +182,7 @@ def measure_each(
 
 def measure(
     scenario: Scenario, built: Built, *, n_seeds: int, engine: Engine = "auto", progress: Progress | None = None
-) -> Measured:
+) -> ScheduleTimes:
     """Simulate one schedule for many seeds, keeping no traces.
 
     Raises:
@@ -226,7 +226,7 @@ def _measure_des(
         report = _reporter(progress, built, n_seeds=len(different), before=number, each=1)
         delays = {channel: array[:, :, 0] for channel, array in drawn.items()}
         trace = des.simulate(built.plan, built.costs, delays, progress=report)
-        measured = breakdown(trace), epochs(trace, reads) if reads else None
+        measured = break_down(trace), find_epochs(trace, reads) if reads else None
         yield from [measured] * (len(seeds) // len(different))
 
 
@@ -257,8 +257,8 @@ def _reporter(
     return report
 
 
-def _collect(built: Built, engine: str, parts: list[Breakdown]) -> Measured:
-    return Measured(
+def _collect(built: Built, engine: str, parts: list[Breakdown]) -> ScheduleTimes:
+    return ScheduleTimes(
         label=built.schedule.name,
         engine=engine,
         step_s=np.concatenate([part.step_s for part in parts]),
@@ -266,7 +266,7 @@ def _collect(built: Built, engine: str, parts: list[Breakdown]) -> Measured:
     )
 
 
-def row(measured: Measured, baseline: Measured) -> Row:
+def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
     """Return the line of the table that compares `measured` with `baseline`.
 
     Raises:

@@ -13,12 +13,12 @@ from typing import TypeAlias
 from simdist import engines
 from simdist.engines import Delays
 from simdist.errors import ScenarioError
-from simdist.runs.build import build, dataset
+from simdist.runs.building import build, dataset
 from simdist.scenario import Scenario
 from simdist.scenario.cluster import Storage
 from simdist.schedules import Schedule
 from simdist.schedules.job import POLICIES, uses_disk, uses_memory
-from simdist.studies.epochs import Epochs, epochs
+from simdist.studies.epochs import Epochs, find_epochs
 
 Progress = Callable[[str, int, int], None]
 """Called with what is simulated, how much of it is done, and how much there is."""
@@ -45,7 +45,7 @@ class Knob:
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class KnobEffect:
     """What a knob does.
 
     Args:
@@ -66,7 +66,7 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True)
-class Effects:
+class KnobEffects:
     """What all knobs do to a schedule.
 
     Args:
@@ -76,7 +76,7 @@ class Effects:
     """
 
     baseline: Epochs
-    effects: tuple[Effect, ...]
+    effects: tuple[KnobEffect, ...]
     missing: dict[str, str]
 
 
@@ -156,14 +156,14 @@ def settings(scenario: Scenario, schedule: Schedule) -> tuple[str, str]:
     return scenario.model_dump_json(exclude={"schedules"}), schedule.model_dump_json(exclude={"label"})
 
 
-def effects(
+def knob_effects(
     scenario: Scenario,
     schedule: Schedule,
     delays: Delays,
     *,
     known: Known | None = None,
     progress: Progress | None = None,
-) -> Effects:
+) -> KnobEffects:
     """Simulate a schedule as it is, and with every knob turned.
 
     Args:
@@ -195,21 +195,21 @@ def effects(
                 progress(f"{schedule.name}: {knob.name}", number * scenario.steps + step, total)
 
         built = build(knob.scenario, knob.schedule)
-        return epochs(engines.simulate(built.plan, built.costs, delays, progress=report))
+        return find_epochs(engines.simulate(built.plan, built.costs, delays, progress=report))
 
     baseline = simulated(Knob("as it is", scenario, schedule), 0)
     turned = ((knob, simulated(knob, number)) for number, knob in enumerate(possible, 1))
-    return Effects(
+    return KnobEffects(
         baseline,
         tuple(sorted((_effect(knob.name, each, baseline) for knob, each in turned), key=_rounded_s)),
         {knob.name: knob.missing for knob in found if knob.missing},
     )
 
 
-def _effect(name: str, turned: Epochs, baseline: Epochs) -> Effect:
+def _effect(name: str, turned: Epochs, baseline: Epochs) -> KnobEffect:
     stalls_s = tuple(epoch.stall_s for epoch in turned.epochs)
     before_s = (epoch.stall_s for epoch in baseline.epochs)
-    return Effect(
+    return KnobEffect(
         name,
         turned.seconds,
         turned.staging_s,
@@ -223,6 +223,6 @@ def _removed(now_s: float, then_s: float) -> float:
     return 1 - now_s / then_s if then_s else math.nan
 
 
-def _rounded_s(effect: Effect) -> float:
+def _rounded_s(effect: KnobEffect) -> float:
     """Return the seconds by which effects are sorted; those that differ by rounding only stay in order."""
     return round(effect.seconds, 9)

@@ -133,7 +133,7 @@ class Epochs:
         )
 
 
-def epochs(trace: Trace, reads: Reads | None = None, *, n_steps: int | None = None) -> Epochs:
+def find_epochs(trace: Trace, reads: Reads | None = None, *, n_steps: int | None = None) -> Epochs:
     """Return the epochs of a trace.
 
     Args:

@@ -36,11 +36,11 @@ LIMITS = (
     "decoding",
     "reading",
 )
-"""What may limit an epoch: see `Limits`."""
+"""What may limit an epoch: see `EpochLimits`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class EpochLimits:
     """What an epoch, or staging, takes at least.
 
     Args:
@@ -76,7 +76,7 @@ class Limits:
         return self.storage_nbytes / busy_s if busy_s and self.storage_nbytes else None
 
 
-def limits(plan: Plan, costs: Costs) -> tuple[Limits, ...]:
+def epoch_limits(plan: Plan, costs: Costs) -> tuple[EpochLimits, ...]:
     """Return the limits of staging, if files are staged in, and of every epoch.
 
     Args:
@@ -94,7 +94,7 @@ def limits(plan: Plan, costs: Costs) -> tuple[Limits, ...]:
     return tuple(([staging] if staging.least_s else []) + list(_of_epochs(plan, costs, work_of_body)))
 
 
-def _of_epochs(plan: Plan, costs: Costs, work_of_body: Sequence["_Work"]) -> Iterator[Limits]:
+def _of_epochs(plan: Plan, costs: Costs, work_of_body: Sequence["_Work"]) -> Iterator[EpochLimits]:
     """Yield the limits of every epoch: its loads, and as many steps, of which each reads a batch."""
     assert plan.dataset is not None
     per_epoch = plan.dataset.steps_per_epoch(plan.world_size)
@@ -211,7 +211,7 @@ def _of_transfers(op: Op, costs: Costs, number: int = 0) -> _Work:
     )
 
 
-def _limits(work: _Work, epoch: int | None, costs: Costs) -> Limits:
+def _limits(work: _Work, epoch: int | None, costs: Costs) -> EpochLimits:
     topology = costs.topology
     nodes, machines, ranks = (np.arange(n) for n in (topology.n_nodes, topology.n_machines, topology.world_size))
     busy_s = work.amounts / costs.capacity_Bps
@@ -238,4 +238,4 @@ def _limits(work: _Work, epoch: int | None, costs: Costs) -> Limits:
         "decoding": float(decoding_s.max(where=decodes, initial=0.0)),
         "reading": float((work.reading_s + busy_s[topology.readers(ranks)]).max()),
     }
-    return Limits(epoch, seconds, float(work.amounts[topology.storage_server]))
+    return EpochLimits(epoch, seconds, float(work.amounts[topology.storage_server]))

@@ -33,7 +33,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from simdist.errors import ScenarioError
-from simdist.runs.build import dataset, job
+from simdist.runs.building import dataset, job
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import read_recorded
 from simdist.schedules import Schedule
@@ -48,7 +48,7 @@ _LEAST_BLOCKS = 2  # in a recording: one block has no spread
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class ResampledRecording:
     """The recorded disturbances of a scenario.
 
     Args:
@@ -73,10 +73,10 @@ class Runs:
     """
 
     scenario: Scenario
-    recording: Recording | None
+    recording: ResampledRecording | None
     longest_period: int
 
-    def of(self, schedule: Schedule) -> Scenario:
+    def scenario_for(self, schedule: Schedule) -> Scenario:
         """Return the scenario in which a schedule runs for whole periods."""
         if dataset(self.scenario) is not None:
             return self.scenario
@@ -108,7 +108,7 @@ class Runs:
         if self.recording is None:
             return 1.0
         n_recorded, block = self.recording.n_steps, self.recording.block_steps
-        n_steps = max(self.of(schedule).steps for schedule in schedules)
+        n_steps = max(self.scenario_for(schedule).steps for schedule in schedules)
         return (
             math.sqrt(n_steps / n_recorded / (1 - block / n_recorded))
             * student_quantile(n_recorded / block - 1)
@@ -154,7 +154,7 @@ def runs_of(scenario: Scenario, longest_period: int, *, block_steps: int | None 
     return Runs(scenario.changed(steps=steps), recording, longest_period)
 
 
-def _recording(scenario: Scenario, longest_period: int, wanted: int | None) -> Recording | None:
+def _recording(scenario: Scenario, longest_period: int, wanted: int | None) -> ResampledRecording | None:
     recorded = [each for each in scenario.disturbances if isinstance(each, Recorded)]
     if not recorded:
         return None
@@ -164,9 +164,9 @@ def _recording(scenario: Scenario, longest_period: int, wanted: int | None) -> R
         raise ScenarioError(f"blocks of {wanted} steps; {n_steps} were recorded: write --block {hint}")
     stated = wanted or max(each.resample_steps or 0 for each in recorded)  # of several the most, which suits all
     if stated:
-        return Recording(n_steps, min(stated, n_steps), is_stated=True)
+        return ResampledRecording(n_steps, min(stated, n_steps), is_stated=True)
     best = max(longest_period, math.ceil(math.cbrt(n_steps) - 1e-9))
-    return Recording(n_steps, max(1, min(best, n_steps // _MOST_BLOCK_SHARE)), is_stated=False)
+    return ResampledRecording(n_steps, max(1, min(best, n_steps // _MOST_BLOCK_SHARE)), is_stated=False)
 
 
 def _resampled(scenario: Scenario, block_steps: int) -> Scenario:

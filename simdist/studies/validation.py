@@ -26,7 +26,7 @@ from simdist.plan.text import op_name
 from simdist.settings.units import format_seconds
 from simdist.studies import statistics
 from simdist.traces.trace import Trace
-from simdist.traces.waiting import host_waits, only_steps, waiting
+from simdist.traces.waiting import attribute_waiting, host_waits, only_steps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +36,7 @@ Seconds: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class OperationKind:
     """What a kind of operation took: seconds from start to end, of `wait` the seconds that the host was blocked.
 
     A collective lasts until its last member is done. The simulator lets all members end together; in a real ring they
@@ -137,7 +137,7 @@ class Validation:
     n_steps: int
     simulated_s: float
     measured_s: float
-    kinds: tuple[Kind, ...]
+    kinds: tuple[OperationKind, ...]
     injections: tuple[Injection, ...]
     blames: tuple[Blame, ...]
     correlation: float
@@ -154,10 +154,10 @@ class Validation:
         return _verdict(self.blames)
 
     def frame(self) -> "pd.DataFrame":
-        """Return one row per kind of operation, with the attributes of `Kind` as columns."""
+        """Return one row per kind of operation, with the attributes of `OperationKind` as columns."""
         import pandas as pd
 
-        return pd.DataFrame([asdict(kind) for kind in self.kinds], columns=list(Kind.__dataclass_fields__))
+        return pd.DataFrame([asdict(kind) for kind in self.kinds], columns=list(OperationKind.__dataclass_fields__))
 
 
 def validate(real: Trace, simulated: Trace, delays: Delays) -> Validation:
@@ -176,7 +176,7 @@ def validate(real: Trace, simulated: Trace, delays: Delays) -> Validation:
     if n_steps == 0:
         raise TraceError(f"trace of {real.plan.name} ({real.source}): no step was finished by all ranks: run it again")
     real, simulated = (only_steps(trace, range(n_steps)) for trace in (real, simulated))
-    blamed, measured = (waiting(trace).caused_s for trace in (simulated, real))
+    blamed, measured = (attribute_waiting(trace).caused_s for trace in (simulated, real))
     return Validation(
         schedule=simulated.plan.name,
         source=real.source,
@@ -200,7 +200,7 @@ def finished_steps(trace: Trace) -> int:
     return int(np.logical_and.accumulate(finished).sum())
 
 
-def _kinds(real: Trace, simulated: Trace) -> tuple[Kind, ...]:
+def _kinds(real: Trace, simulated: Trace) -> tuple[OperationKind, ...]:
     """Compare every kind of operation but delays, which are compared with what was drawn."""
     rows: dict[tuple[str, Stream, str], list[NDArray[np.int64]]] = {}
     groups: dict[tuple[str, Stream, str], Group] = {}
@@ -235,13 +235,13 @@ def _spans(trace: Trace, rows: NDArray[np.int64]) -> Seconds:
     return np.asarray(trace.end_s[rows] - trace.start_s[rows])
 
 
-def _kind(op: str, stream: Stream, group: str, simulated_s: Seconds, measured_s: Seconds) -> Kind:
+def _kind(op: str, stream: Stream, group: str, simulated_s: Seconds, measured_s: Seconds) -> OperationKind:
     ran = np.isfinite(simulated_s) & np.isfinite(measured_s)
     simulated_s, measured_s = simulated_s[ran], measured_s[ran]
     some = measured_s > 0
     errors = (simulated_s[some] - measured_s[some]) / measured_s[some]
     totals_s = float(simulated_s.sum()), float(measured_s.sum())
-    return Kind(
+    return OperationKind(
         op,
         stream,
         group,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import RunError
-from simdist.studies.comparison import Measured
+from simdist.studies.comparison import ScheduleTimes
 from simdist.sweep.fields import Choice
 from simdist.sweep.store import DESIGN, ROWS, read_jsonl
 from simdist.sweep.table import EPOCHS, Result, Table, compared, lonely
@@ -139,7 +139,7 @@ def _completed(result: Result, record: Mapping[str, Any], path: Path) -> Result:
                 means_s = _array([parts[f"{state}_s"] for state in STATES])
                 states_s = {state: means_s[number : number + 1] for number, state in enumerate(STATES)}
                 staging_s, epochs_s = float(parts.get("staging_s", 0.0)), tuple(map(float, parts.get("epochs_s", ())))
-                measured = Measured(label, engine, _array(record["step_s"]), states_s, staging_s=staging_s)
+                measured = ScheduleTimes(label, engine, _array(record["step_s"]), states_s, staging_s=staging_s)
             except (KeyError, TypeError, ValueError):
                 pass
             else:

@@ -17,15 +17,15 @@ from pathlib import Path
 from simdist.errors import PlanError, RunError, ScenarioError, SimdistError, TraceError, UnsupportedError
 from simdist.plan import Plan
 from simdist.runs import run_directory
-from simdist.runs.build import build, delays
+from simdist.runs.building import build, delays
 from simdist.scenario import Scenario
-from simdist.studies.comparison import Measured
-from simdist.studies.epochs import epochs
+from simdist.studies.comparison import ScheduleTimes
+from simdist.studies.epochs import find_epochs
 from simdist.sweep.definition import Point, Sweep
 from simdist.sweep.fields import Choice, differing, fields_of, schedule_fields_of
 from simdist.sweep.table import EPOCHS, RUNS, Result, Source, Table, compared, joined, lonely
 from simdist.sweep.tasks import alone
-from simdist.traces.breakdown import STATES, breakdown
+from simdist.traces.breakdown import STATES, break_down
 
 POINT = "point.json"
 """Beside the run directories of a point: what it sets."""
@@ -236,26 +236,26 @@ def _measured(row: Result, path: Path, plan: Plan) -> Result | None:
         trace = run_directory.read_trace(path, plan=plan)
         if row.source == "real" and not trace.source.startswith("real"):
             raise TraceError(f"{path}: is {trace.source!r}, and no measurement: move it away")
-        times = breakdown(trace)
-        found = epochs(trace) if plan.dataset else None
+        times = break_down(trace)
+        found = find_epochs(trace) if plan.dataset else None
     except SimdistError as error:
         return _failed(row, error)
     states_s = {state: times.per_step_s(state) for state in STATES}
     staging_s = found.staging_s if found else 0.0
-    measured = Measured(row.schedule, trace.source, times.step_s, states_s, staging_s=staging_s)
+    measured = ScheduleTimes(row.schedule, trace.source, times.step_s, states_s, staging_s=staging_s)
     return replace(row, measured=measured, epochs_s=tuple(each.seconds for each in found.epochs) if found else ())
 
 
 def _with_error_ratio(results: list[Result]) -> list[Result]:
     """Note how far the simulation of a run is from its measurement, if it has both."""
     match [each.measured for each in results]:
-        case [Measured() as simulated, Measured() as real]:
+        case [ScheduleTimes() as simulated, ScheduleTimes() as real]:
             return [replace(each, error_ratio=_error_ratio(float(simulated.step_s[0]), real)) for each in results]
         case _:
             return results
 
 
-def _error_ratio(simulated_s: float, real: Measured) -> float | None:
+def _error_ratio(simulated_s: float, real: ScheduleTimes) -> float | None:
     real_s = float(real.step_s[0])
     return (simulated_s - real_s) / real_s if real_s > 0 else None
 

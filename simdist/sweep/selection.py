@@ -11,7 +11,7 @@ from typing import TypeGuard
 from simdist.errors import ScenarioError
 from simdist.settings.base import nearest, shown
 from simdist.settings.units import parse_Bps, parse_flops, parse_nbytes, parse_seconds
-from simdist.studies.comparison import Measured, row
+from simdist.studies.comparison import ScheduleTimes, row
 from simdist.sweep.table import Columns, Result, Table, columns, shown_text, source_text, written_text
 
 _UNIT = re.compile(r"_(per_s|s|Bps|nbytes)$")
@@ -203,14 +203,14 @@ class Fastest:
 
 def fastest(table: Table) -> list[Fastest]:
     """Return the fastest schedule of each point and source, in the order of the table."""
-    points: dict[object, list[tuple[float, Result, Measured]]] = {}
+    points: dict[object, list[tuple[float, Result, ScheduleTimes]]] = {}
     for each in table.results:
         if each.measured:
             points.setdefault(each.group, []).append((float(each.measured.step_s.mean()), each, each.measured))
     return [_fastest(of_point) for of_point in points.values()]
 
 
-def _fastest(of_point: Sequence[tuple[float, Result, Measured]]) -> Fastest:
+def _fastest(of_point: Sequence[tuple[float, Result, ScheduleTimes]]) -> Fastest:
     (_, first, measured), *others = sorted(of_point, key=lambda item: item[0])
     if not others:
         return Fastest(first, 1)

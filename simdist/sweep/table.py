@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 
 from simdist.errors import SimdistError
 from simdist.scenario import strict_yaml
-from simdist.studies.comparison import Measured, Row, find_label, row
+from simdist.studies.comparison import Row, ScheduleTimes, find_label, row
 from simdist.studies.statistics import Interval
 from simdist.sweep.fields import Choice
 from simdist.traces.breakdown import STATES
@@ -61,7 +61,7 @@ class Result:
     schedule: str
     kind: str
     n_seeds: int
-    measured: Measured | None = None
+    measured: ScheduleTimes | None = None
     row: Row | None = None
     has_baseline: bool = False
     epochs_s: tuple[float, ...] = ()
@@ -138,7 +138,7 @@ def lonely(n_points: int, baseline: str) -> str:
     return f"no speed-ups at {points}: no schedule called {baseline!r} was measured there"
 
 
-def _compared(result: Result, base: Measured | None) -> Result:
+def _compared(result: Result, base: ScheduleTimes | None) -> Result:
     if result.measured is None:
         return result
     try:

@@ -22,11 +22,11 @@ from pydantic import ValidationError
 
 from simdist.engines import Engine
 from simdist.errors import RunError, ScenarioError, SimdistError
-from simdist.runs.build import build
+from simdist.runs.building import build
 from simdist.scenario import Scenario
 from simdist.scenario.loading import path_text
 from simdist.settings.base import FromFile
-from simdist.studies.comparison import Measured, measure
+from simdist.studies.comparison import ScheduleTimes, measure
 from simdist.sweep.definition import RowKey
 from simdist.sweep.keys import code_version, file_digest
 
@@ -141,7 +141,7 @@ def _measure(task: Task, row: RowKey, scenario: Scenario | None, batch: Batch) -
     return record(measure(one, built, n_seeds=batch.n_seeds, engine=batch.engine))
 
 
-def record(measured: Measured) -> dict[str, object]:
+def record(measured: ScheduleTimes) -> dict[str, object]:
     """Return what is kept of a measured row: seconds per step with every seed, and the means of its parts.
 
     Raises:

@@ -172,7 +172,7 @@ def _clip(at_s: Times, low_s: Times, high_s: Times) -> Times:
     return np.asarray(np.minimum(np.maximum(at_s, low_s), high_s))
 
 
-def breakdown(trace: Trace) -> Breakdown:
+def break_down(trace: Trace) -> Breakdown:
     """Return where the time of every rank of a trace went.
 
     Raises:

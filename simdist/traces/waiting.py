@@ -22,7 +22,7 @@ from simdist.plan import COLLECTIVES, Channel, Delay, Plan, Wait, occurrences, s
 from simdist.plan.delays import Delays
 from simdist.plan.group import Group
 from simdist.plan.text import op_name
-from simdist.traces.breakdown import breakdown
+from simdist.traces.breakdown import break_down
 from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class Waiting:
         )
 
 
-def waiting(trace: Trace) -> Waiting:
+def attribute_waiting(trace: Trace) -> Waiting:
     """Attribute all waiting in collectives to the ranks that were waited for."""
     shape = (trace.plan.n_steps, trace.plan.world_size)
     caused_s, suffered_s = np.zeros(shape), np.zeros(shape)
@@ -236,7 +236,7 @@ def rank_table(trace: Trace) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    states, waits = breakdown(trace), waiting(trace)
+    states, waits = break_down(trace), attribute_waiting(trace)
     exposed_s = states.comm_s[:, 0]
     return pd.DataFrame(
         {

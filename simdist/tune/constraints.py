@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from simdist.cost import Costs, Shared, price
 from simdist.plan import COLLECTIVES, Result, occurrences
-from simdist.runs.build import Built, job
+from simdist.runs.building import Built, job
 from simdist.scenario import Link, Scenario
 from simdist.settings.units import format_nbytes
 

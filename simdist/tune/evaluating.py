@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import final
 
 from simdist.errors import PlanError
-from simdist.runs.build import Built, build
+from simdist.runs.building import Built, build
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
-from simdist.studies.comparison import Measured
+from simdist.studies.comparison import ScheduleTimes
 from simdist.studies.resampling import Runs
 from simdist.tune.candidates import Candidate
 from simdist.tune.constraints import Constraints, Facts, broken, facts
 from simdist.tune.space import legal
 
-Measure = Callable[[Scenario, Built], Measured]
+Measure = Callable[[Scenario, Built], ScheduleTimes]
 """Simulates a schedule of a scenario."""
 
 
@@ -37,7 +37,7 @@ class Evaluated:
     candidate: Candidate | None
     schedule: Schedule
     facts: Facts
-    measured: Measured
+    measured: ScheduleTimes
 
     @property
     def step_s(self) -> float:
@@ -73,14 +73,14 @@ class Evaluator:
         Raises:
             PlanError: It does not fit the cluster.
         """
-        scenario = self._runs.of(schedule)
+        scenario = self._runs.scenario_for(schedule)
         built = build(scenario, schedule)
         return self._simulate(None, scenario, built, facts(scenario, built))
 
     def evaluate(self, candidate: Candidate) -> Evaluated | None:
         """Simulate a candidate, unless its plan was before; None if it is illegal or breaks a constraint."""
         schedule = legal(candidate, self._runs.scenario)
-        scenario = self._runs.of(schedule) if schedule else self._runs.scenario
+        scenario = self._runs.scenario_for(schedule) if schedule else self._runs.scenario
         built = _built(scenario, schedule) if schedule else None
         if built is None:
             self.n_illegal += 1

@@ -12,9 +12,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from simdist.runs.build import Built, build
+from simdist.runs.building import Built, build
 from simdist.schedules import Schedule
-from simdist.studies.comparison import Measured, Row, row
+from simdist.studies.comparison import Row, ScheduleTimes, row
 from simdist.studies.resampling import Runs
 from simdist.studies.statistics import widened
 from simdist.tune.constraints import Facts
@@ -42,7 +42,7 @@ class Finalist:
     schedule: Schedule
     facts: Facts
     row: Row
-    measured: Measured
+    measured: ScheduleTimes
     search_step_s: float
     is_baseline: bool
     on_front: bool
@@ -63,7 +63,7 @@ def finalists(evaluated: Sequence[Evaluated]) -> list[Evaluated]:
 
 
 def measure_finalists(
-    runs: Runs, baseline: Evaluated, others: Iterable[Evaluated], measure: Callable[[Built], Measured]
+    runs: Runs, baseline: Evaluated, others: Iterable[Evaluated], measure: Callable[[Built], ScheduleTimes]
 ) -> list[Finalist]:
     """Simulate the baseline and the others again; return them, the fastest first.
 
@@ -74,7 +74,7 @@ def measure_finalists(
         measure: Simulates a plan for all fresh seeds.
     """
     each_once = [baseline, *(each for each in others if each is not baseline)]
-    measured = [measure(build(runs.of(each.schedule), each.schedule)) for each in each_once]
+    measured = [measure(build(runs.scenario_for(each.schedule), each.schedule)) for each in each_once]
     step_s = [float(each.step_s.mean()) for each in measured]
     on_front = front([(each.facts.global_gap, time_s) for each, time_s in zip(each_once, step_s, strict=True)])
     found = [
@@ -93,7 +93,7 @@ def measure_finalists(
     return sorted(found, key=lambda each: each.row.step_s)
 
 
-def _row(runs: Runs, one: tuple[Schedule, Measured], base: tuple[Schedule, Measured]) -> Row:
+def _row(runs: Runs, one: tuple[Schedule, ScheduleTimes], base: tuple[Schedule, ScheduleTimes]) -> Row:
     """Return the line of a schedule; its intervals are those of the recording, if there is one."""
     found = row(one[1], base[1])
     if runs.recording is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 
 from simdist.plan import Result
-from simdist.runs.build import job
+from simdist.runs.building import job
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.tune.axes import AVERAGING, Extras, input_axes, own_axes

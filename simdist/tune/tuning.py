@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from simdist.errors import ScenarioError
-from simdist.runs.build import Built
+from simdist.runs.building import Built
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule, kinds
 from simdist.studies import comparison
-from simdist.studies.comparison import Measured, find_baseline, find_label
+from simdist.studies.comparison import ScheduleTimes, find_baseline, find_label
 from simdist.studies.resampling import Runs, longest_period, runs_of
 from simdist.tune.axes import Extras
 from simdist.tune.candidates import Candidate
@@ -33,7 +33,7 @@ _LONGEST_PERIOD = 1_000  # that is tried where the scenario has no more steps: r
 
 Progress = Callable[[str, float, float], None]
 """Called with what is done, how much of it is done, and how much there is in all."""
-Measure = Callable[[Scenario, Built, int], Measured]
+Measure = Callable[[Scenario, Built, int], ScheduleTimes]
 """Simulates a schedule of a scenario with so many seeds, from the scenario's own on."""
 
 
@@ -137,10 +137,10 @@ def tune(
     fresh = runs.from_seed(drawn.seed + n_search_seeds)
     again = finalists(evaluated)
 
-    def measure_again(built: Built) -> Measured:
+    def measure_again(built: Built) -> ScheduleTimes:
         if progress:
             progress(f"fresh seeds: {built.schedule.name}", next(numbers), len(again) + 1)
-        return simulated(fresh.of(built.schedule), built, n_seeds)
+        return simulated(fresh.scenario_for(built.schedule), built, n_seeds)
 
     numbers = iter(range(len(again) + 1))
     shown = measure_finalists(fresh, baseline, again, measure_again)
@@ -165,7 +165,7 @@ def baseline_of(scenario: Scenario, name: str) -> Schedule:
     return kinds()["sync"].model_validate({}) if found is None and name == "sync" else find_baseline(scenario, name)
 
 
-def _measure(scenario: Scenario, built: Built, n_seeds: int) -> Measured:
+def _measure(scenario: Scenario, built: Built, n_seeds: int) -> ScheduleTimes:
     return comparison.measure(scenario, built, n_seeds=n_seeds)
 
 

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.plan import COLLECTIVES, Plan, occurrences
-from simdist.runs.build import simulate
+from simdist.runs.building import simulate
 from simdist.scenario import Scenario, strict_yaml
 from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds
 from simdist.studies.resampling import WORTHWHILE, Runs
-from simdist.traces.waiting import waiting
+from simdist.traces.waiting import attribute_waiting
 from simdist.tune.constraints import Constraints, broken
 from simdist.tune.finals import Finalist, chosen, clearly_faster
 
@@ -147,7 +147,7 @@ def culprits(scenario: Scenario, schedule: Schedule) -> Culprits | None:
     """
     short = scenario.changed(steps=min(scenario.steps, _LOOKED_AT_STEPS), schedules=(schedule,))
     trace = simulate(short)
-    caused_s = waiting(trace).caused_s
+    caused_s = attribute_waiting(trace).caused_s
     by_rank_s, total_s = caused_s.sum(axis=0), float(caused_s.sum())
     if not total_s:
         return None

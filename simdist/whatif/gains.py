@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from simdist.errors import ScenarioError
-from simdist.runs.build import build
+from simdist.runs.building import build
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
-from simdist.studies.comparison import Measured, measure
-from simdist.studies.resampling import Recording, Runs, longest_period, runs_of
+from simdist.studies.comparison import ScheduleTimes, measure
+from simdist.studies.resampling import ResampledRecording, Runs, longest_period, runs_of
 from simdist.studies.statistics import resampled_interval
 
 Drawn: TypeAlias = Literal["recorded", "random", "fixed"]
@@ -87,7 +87,7 @@ class Gains:
     drawn: Drawn
     n_runs: int
     n_steps: int
-    recording: Recording | None
+    recording: ResampledRecording | None
     remark: str | None
 
     @property
@@ -129,25 +129,28 @@ def gains(
         raise ScenarioError(f"{n_runs} resamples; must be at least 1")
     runs = runs_of(scenario, longest_period(scenario, [baseline, *schedules]), block_steps=block_steps)
     n_seeds = n_runs if runs.scenario.is_random else 1
-    base = _measure(runs.of(baseline), baseline, n_seeds, progress)
-    rows = [_gain(_measure(runs.of(each), each, n_seeds, progress), base, runs, (baseline, each)) for each in schedules]
+    base = _measure(runs.scenario_for(baseline), baseline, n_seeds, progress)
+    rows = [
+        _gain(_measure(runs.scenario_for(each), each, n_seeds, progress), base, runs, (baseline, each))
+        for each in schedules
+    ]
     return Gains(
         baseline=baseline.name,
         baseline_step_s=float(base.step_s.mean()),
         rows=tuple(rows),
         drawn="recorded" if runs.recording else "random" if scenario.is_random else "fixed",
         n_runs=n_seeds,
-        n_steps=runs.of(baseline).steps,
+        n_steps=runs.scenario_for(baseline).steps,
         recording=runs.recording,
         remark=runs.remark,
     )
 
 
-def _measure(scenario: Scenario, schedule: Schedule, n_seeds: int, progress: Progress | None) -> Measured:
+def _measure(scenario: Scenario, schedule: Schedule, n_seeds: int, progress: Progress | None) -> ScheduleTimes:
     return measure(scenario, build(scenario, schedule), n_seeds=n_seeds, progress=progress)
 
 
-def _gain(measured: Measured, base: Measured, runs: Runs, compared: tuple[Schedule, Schedule]) -> Gain:
+def _gain(measured: ScheduleTimes, base: ScheduleTimes, runs: Runs, compared: tuple[Schedule, Schedule]) -> Gain:
     """Compare a schedule with the baseline, of which the schedules are given in the other order."""
     if not measured.step_s.all():
         raise ScenarioError(f"{measured.label}: a step takes no time, so there is no speed-up")

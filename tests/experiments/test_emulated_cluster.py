@@ -9,7 +9,7 @@ import pytest
 
 from simdist.engines import simulate
 from simdist.report import insert_tables
-from simdist.runs.build import build, delays
+from simdist.runs.building import build, delays
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "emulated_cluster"
 sys.path.insert(0, str(FOLDER))

@@ -25,9 +25,9 @@ from simdist.engines import simulate  # noqa: E402
 from simdist.plan import LEVELS  # noqa: E402
 from simdist.report import insert_tables  # noqa: E402
 from simdist.runs import run_directory  # noqa: E402
-from simdist.runs.build import build, delays  # noqa: E402
+from simdist.runs.building import build, delays  # noqa: E402
 from simdist.scenario import loads  # noqa: E402
-from simdist.studies.epochs import epochs  # noqa: E402
+from simdist.studies.epochs import find_epochs  # noqa: E402
 from simdist.traces.reads import differences, expected  # noqa: E402
 
 REASON = nfs.missing()
@@ -96,7 +96,7 @@ def test_simulator_still_predicts_what_was_recorded(shape):
     for case, result in zip(storage.CASES[shape], recorded(shape), strict=True):
         scenario = storage.scenario_of(case, shape, calibrated)
         plan = build(scenario, scenario.schedules[0]).plan
-        predicted = epochs(simulate(plan, price(plan, scenario.cluster, scenario.workload), delays(scenario)))
+        predicted = find_epochs(simulate(plan, price(plan, scenario.cluster, scenario.workload), delays(scenario)))
         assert result.case == case.name
         assert [each.predicted_s for each in result.epochs] == pytest.approx(
             [each.seconds for each in predicted.epochs]

@@ -8,7 +8,7 @@ import pytest
 from scripts import ROOT, load_script
 
 from simdist.report import insert_tables
-from simdist.runs.build import build
+from simdist.runs.building import build
 from simdist.scenario import load, load_cluster
 
 EXPERIMENTS = ROOT / "experiments"

@@ -11,7 +11,7 @@ from scripts import ROOT, load_script
 
 from simdist.plan import Plan, Select
 from simdist.report import insert_tables
-from simdist.runs.build import build
+from simdist.runs.building import build
 from simdist.scenario import load
 
 EXPERIMENTS = ROOT / "experiments"

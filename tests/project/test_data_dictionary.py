@@ -28,7 +28,7 @@ from simdist.cli import main
 from simdist.runs import run_directory
 from simdist.scenario import load
 from simdist.studies.comparison import Row, compare, frame
-from simdist.studies.epochs import epochs
+from simdist.studies.epochs import find_epochs
 from simdist.studies.validation import validate
 from simdist.traces import waiting
 from simdist.traces.reads import expected
@@ -351,8 +351,8 @@ def of_frames(study: Study, _: Path) -> dict[str, Found]:
         "Trace.frame": columns(trace.frame()),
         "analysis.op_table": columns(waiting.op_table(trace)),
         "analysis.rank_table": columns(waiting.rank_table(trace)),
-        "Waiting.frame": columns(waiting.waiting(trace).frame()),
-        "Epochs.frame": columns(epochs(trace).frame()),
+        "Waiting.frame": columns(waiting.attribute_waiting(trace).frame()),
+        "Epochs.frame": columns(find_epochs(trace).frame()),
     }
 
 

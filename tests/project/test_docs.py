@@ -32,7 +32,7 @@ import simdist.schedules
 from simdist import sweep
 from simdist.cli import main
 from simdist.engines import des, fast
-from simdist.runs.build import build, delays
+from simdist.runs.building import build, delays
 from simdist.scenario import Scenario, load, loads, strict_yaml
 from simdist.schedules import Schedule, kinds
 from simdist.settings.base import Settings

@@ -29,11 +29,11 @@ from real.recording.clock import common_start_s, compare, drift, to_common_s  # 
 from real.recording.timing import now_s  # noqa: E402
 from simdist.plan import COLLECTIVES, Delay, Forward, occurrences, walk  # noqa: E402
 from simdist.runs import run_directory  # noqa: E402
-from simdist.runs.build import build, delays  # noqa: E402
+from simdist.runs.building import build, delays  # noqa: E402
 from simdist.scenario import loads  # noqa: E402
 from simdist.studies.validation import finished_steps  # noqa: E402
 from simdist.traces.trace import Trace  # noqa: E402
-from simdist.traces.waiting import waiting  # noqa: E402
+from simdist.traces.waiting import attribute_waiting  # noqa: E402
 
 SMALL = """\
 cluster: {nodes: 1, gpus_per_node: 3, fabric: ideal, network: ideal}
@@ -266,7 +266,7 @@ def test_injected_delays_come_back(done: run_directory.RunDirectory, trace: Trac
 
 
 def test_waiting_is_blamed_on_the_rank_that_slept(trace: Trace) -> None:
-    caused_s = waiting(trace).caused_s[LATE_STEPS]
+    caused_s = attribute_waiting(trace).caused_s[LATE_STEPS]
     assert (caused_s.argmax(axis=1) == STRAGGLER).all()
     assert (caused_s[:, STRAGGLER] > 0.5 * caused_s.sum(axis=1)).all()
     assert (caused_s[:, STRAGGLER] > 0.5 * LATE_S).all()

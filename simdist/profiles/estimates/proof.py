@@ -15,9 +15,9 @@ from simdist.engines import simulate
 from simdist.plan.ops import Channel
 from simdist.profiles.estimates.base import Parts
 from simdist.profiles.job.job import TracedJob
-from simdist.runs.build import build
+from simdist.runs.building import build
 from simdist.scenario import Scenario
-from simdist.traces.breakdown import breakdown
+from simdist.traces.breakdown import break_down
 
 TOLERANCE = 0.10
 """Share of the measured step that a reproduced one may miss it by; beyond, the scenario is doubtful."""
@@ -91,7 +91,7 @@ def prove_step(
     calm_built, left = build(calm[0], calm[0].schedules[0]), calm[1]
     left = none | {channel: left[channel] for channel in left if channel in none}
     quiet = simulate(calm_built.plan, calm_built.costs, left)
-    states = breakdown(trace)
+    states = break_down(trace)
     predicted = {state: float(states.per_step_s(state)[0]) for state in ("compute", "comm", "wait", "io", "host")}
     loads = scenario.input.source == "storage"
     measured_input_s = float(of.input_s.mean())

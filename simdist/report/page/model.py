@@ -9,11 +9,11 @@ from simdist.errors import TraceError
 from simdist.report.page.machines import Machines
 from simdist.runs.calibrated import Calibrated
 from simdist.runs.run_directory import RunDirectory
-from simdist.studies.comparison import Measured, Row, row
+from simdist.studies.comparison import Row, ScheduleTimes, row
 from simdist.studies.validation import Validation
-from simdist.traces.breakdown import STATES, breakdown
+from simdist.traces.breakdown import STATES, break_down
 from simdist.traces.trace import Trace
-from simdist.traces.waiting import Waiting, waiting
+from simdist.traces.waiting import Waiting, attribute_waiting
 
 Origin: TypeAlias = Literal["simulated", "measured"]
 ORIGINS: tuple[Origin, ...] = ("simulated", "measured")
@@ -32,7 +32,7 @@ class Execution:
 
     origin: Origin
     trace: Trace
-    times: Measured
+    times: ScheduleTimes
     waits: Waiting
 
     @classmethod
@@ -42,11 +42,11 @@ class Execution:
         Raises:
             TraceError: An operation did not run on some rank, or none takes any time.
         """
-        where = breakdown(trace)
+        where = break_down(trace)
         if not where.makespan_s[0]:
             raise TraceError(f"{label}, {origin}: no operation takes any time; give e.g. forward: 20 ms")
         states_s = {state: where.per_step_s(state) for state in STATES}
-        return cls(origin, trace, Measured(label, trace.source, where.step_s, states_s), waiting(trace))
+        return cls(origin, trace, ScheduleTimes(label, trace.source, where.step_s, states_s), attribute_waiting(trace))
 
     @property
     def n_steps(self) -> int:

@@ -19,7 +19,7 @@ from real.data.matching import check_labels  # noqa: E402
 from real.data.storages import RetryingStorage, open_storage, read_storage_index  # noqa: E402
 from simdist.errors import ScenarioError  # noqa: E402
 from simdist.runs import run_directory  # noqa: E402
-from simdist.runs.build import build, delays  # noqa: E402
+from simdist.runs.building import build, delays  # noqa: E402
 from simdist.scenario import loads  # noqa: E402
 
 SCENARIO = """\

@@ -39,7 +39,7 @@ from real.programs.module import ModuleProgram  # noqa: E402
 from simdist.errors import RunError, ScenarioError  # noqa: E402
 from simdist.plan import Copy, Dataset, Forward, Load, Plan, StageIn  # noqa: E402
 from simdist.runs import run_directory  # noqa: E402
-from simdist.runs.build import build, delays  # noqa: E402
+from simdist.runs.building import build, delays  # noqa: E402
 from simdist.scenario import loads  # noqa: E402
 
 CPU = torch.device("cpu")

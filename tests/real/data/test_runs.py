@@ -25,7 +25,7 @@ from real.data.segment import SHARED_MEMORY  # noqa: E402
 from simdist.caching import epoch_order, on_disk_at_first  # noqa: E402
 from simdist.plan import LEVELS, Plan  # noqa: E402
 from simdist.runs import run_directory  # noqa: E402
-from simdist.runs.build import build, delays  # noqa: E402
+from simdist.runs.building import build, delays  # noqa: E402
 from simdist.scenario import loads  # noqa: E402
 from simdist.traces.reads import Reads, differences, expected  # noqa: E402
 

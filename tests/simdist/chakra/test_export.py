@@ -18,7 +18,7 @@ from simdist.errors import PlanError
 from simdist.plan import Broadcast, Buffer, Plan, Select
 from simdist.plan.group import Group
 from simdist.runs import run_directory
-from simdist.runs.build import build, delays
+from simdist.runs.building import build, delays
 from simdist.scenario import loads
 
 KINDS = {

@@ -17,7 +17,7 @@ from simdist.chakra.importing import import_traces
 from simdist.chakra.rank_traces import Rhythm, find_rhythm
 from simdist.chakra.schema import NodeType
 from simdist.errors import UnsupportedError
-from simdist.runs.build import simulate
+from simdist.runs.building import simulate
 from simdist.scenario import load, loads
 
 ROUNDING_S = 12 * 4 * 0.5e-9  # 12 steps of 4 computations, each to the nanosecond

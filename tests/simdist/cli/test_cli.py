@@ -19,11 +19,11 @@ from simdist.cli import comparing, main, simulating
 from simdist.engines import simulate
 from simdist.errors import RunError, UnsupportedError
 from simdist.progress import ProgressBar
-from simdist.runs import build
+from simdist.runs import building
 from simdist.runs.run_directory import PLAN, SIMULATED
 from simdist.scenario import presets
 from simdist.studies.comparison import compare
-from simdist.traces.breakdown import breakdown
+from simdist.traces.breakdown import break_down
 from simdist.traces.trace import Trace
 
 STATES = ("compute_s", "comm_s", "wait_s", "io_s", "host_s")
@@ -213,7 +213,7 @@ def test_plan_as_json_tells_digests_and_proofs(small, capsys):
         {"steps": 12, "gradients": {"size": 8, "stride": 1}, "parameters": {"size": 1, "stride": 1}}
     ]
     loaded = scenario.load(small)
-    assert plans[0]["digest"] == build.build(loaded, loaded.schedules[0]).plan.digest()
+    assert plans[0]["digest"] == building.build(loaded, loaded.schedules[0]).plan.digest()
     assert plans[0]["proved_ranks"] == 8
 
 
@@ -239,8 +239,8 @@ def test_simulate_prints_what_the_library_computes(small, capsys):
     rows = document(capsys, "simulate", small)["rows"]
     loaded = scenario.load(small)
     for row, schedule in zip(rows, loaded.schedules, strict=True):
-        built = build.build(loaded, schedule)
-        where = breakdown(simulate(built.plan, built.costs, build.delays(loaded)))
+        built = building.build(loaded, schedule)
+        where = break_down(simulate(built.plan, built.costs, building.delays(loaded)))
         assert row["schedule"] == schedule.name
         assert row["step_s"] == where.step_s[0]
         assert [row[state] for state in STATES] == [where.per_step_s(state[:-2])[0] for state in STATES]

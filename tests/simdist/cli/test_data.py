@@ -13,11 +13,11 @@ from simdist import engines, scenario
 from simdist.cli.data_text import shown_epochs
 from simdist.cost import Costs
 from simdist.plan import LEVELS, Plan
-from simdist.runs import build, run_directory
+from simdist.runs import building, run_directory
 from simdist.studies.comparison import compare
-from simdist.studies.data_knobs import effects, settings
-from simdist.studies.epochs import epochs
-from simdist.studies.limits import limits
+from simdist.studies.data_knobs import knob_effects, settings
+from simdist.studies.epochs import find_epochs
+from simdist.studies.limits import epoch_limits
 from simdist.traces.reads import Reads, expected
 from simdist.traces.trace import Trace
 
@@ -89,7 +89,7 @@ def test_epochs_of_a_scenario_are_those_of_its_traces(small, capsys):
     assert [row["schedule"] for row in found["rows"]] == LABELS
     for row in found["rows"]:
         (trace,) = row["traces"]
-        known = epochs(build.simulate(scenario.load(small), label=row["schedule"]))
+        known = find_epochs(building.simulate(scenario.load(small), label=row["schedule"]))
         assert (trace["which"], trace["staging_s"]) == ("simulated", known.staging_s)
         assert [each["seconds"] for each in trace["epochs"]] == [each.seconds for each in known.epochs]
         assert [each["stall_s"] for each in trace["epochs"]] == [each.stall_s for each in known.epochs]
@@ -172,7 +172,7 @@ def test_staging_has_a_line_of_limits(small, capsys):
 def test_limits_in_json_are_those_of_every_epoch(small, runs, capsys):
     found = document(call(capsys, "data", small, "--json"))
     for row in found["rows"]:
-        known = limits(*plan_and_costs(small, row["schedule"]))
+        known = epoch_limits(*plan_and_costs(small, row["schedule"]))
         assert [each["epoch"] for each in row["limits"]] == [each.epoch for each in known]
         assert [each["least_s_by_limit"] for each in row["limits"]] == [each.seconds for each in known]
         assert [each["least_s"] for each in row["limits"]] == [each.least_s for each in known]
@@ -183,7 +183,7 @@ def test_limits_in_json_are_those_of_every_epoch(small, runs, capsys):
 
 def plan_and_costs(path: Path, label: str) -> tuple[Plan, Costs]:
     read = scenario.load(path)
-    built = build.build(read, next(each for each in read.schedules if each.name == label))
+    built = building.build(read, next(each for each in read.schedules if each.name == label))
     return built.plan, built.costs
 
 
@@ -291,12 +291,12 @@ def test_what_is_known_of_one_schedule_changes_nothing_of_another(small, capsys)
 def test_knob_that_is_known_is_not_simulated_again(small, monkeypatch):
     found = scenario.load(small)
     sync, files, *_ = found.schedules
-    drawn, known = build.delays(found), {}
-    first = effects(found, sync, drawn, known=known)
+    drawn, known = building.delays(found), {}
+    first = knob_effects(found, sync, drawn, known=known)
     assert {settings(found, sync), settings(found, files)} <= known.keys()
     assert len(known) == 1 + len(first.effects)
     monkeypatch.setattr(engines, "simulate", lambda *args, **kwargs: pytest.fail("simulated again"))
-    assert effects(found, sync, drawn, known=known) == first
+    assert knob_effects(found, sync, drawn, known=known) == first
 
 
 def test_knobs_of_a_run_meet_its_own_delays(tmp_path, capsys):
@@ -396,7 +396,7 @@ def test_every_key_of_the_result_is_documented(runs, capsys):
 def test_rows_of_a_comparison_have_epochs(small, capsys):
     found = document(call(capsys, "compare", small, "--seeds", "2", "--json"))
     for row in found["rows"]:
-        known = epochs(build.simulate(scenario.load(small), label=row["schedule"]))
+        known = find_epochs(building.simulate(scenario.load(small), label=row["schedule"]))
         assert row["staging_s"] == known.staging_s
         assert [each["epoch"] for each in row["epochs"]] == [0, 1, 2]
         assert [each["seconds"] for each in row["epochs"]] == [each.seconds for each in known.epochs]
@@ -423,7 +423,9 @@ def test_epochs_are_averaged_over_seeds(tmp_path):
     text = DATA + "disturbances: [{kind: exponential, mean: 40 ms, on: io}]\n"
     read = scenario.load(write(tmp_path / "s.yaml", text))
     (row, *_) = compare(read, n_seeds=3)
-    of_seeds = [epochs(build.simulate(read.model_copy(update={"seed": seed}), label="sync")) for seed in range(3)]
+    of_seeds = [
+        find_epochs(building.simulate(read.model_copy(update={"seed": seed}), label="sync")) for seed in range(3)
+    ]
     for number, epoch in enumerate(row.epochs):
         same = [each.epochs[number] for each in of_seeds]
         assert len({each.seconds for each in same}) == 3

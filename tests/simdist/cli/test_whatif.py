@@ -10,7 +10,7 @@ from commandline import SMALL, Answer, call, edited, write
 
 from simdist.cli.whatif_text import verdict_sentence
 from simdist.runs import run_directory
-from simdist.studies.resampling import Recording
+from simdist.studies.resampling import ResampledRecording
 from simdist.traces.trace import Trace
 from simdist.whatif import Gain, Gains, pattern
 from tests.simdist.whatif.test_whatif import analysed, job
@@ -248,7 +248,7 @@ def gains_of(*steps_s: tuple[float, tuple[float, float] | None, str | None], n_r
         Gain(f"local-{number}", 1 / speedup, speedup, interval, "fast", problem)
         for number, (speedup, interval, problem) in enumerate(steps_s, start=1)
     )
-    recording = Recording(n_recorded, 4, is_stated=False) if n_recorded else None
+    recording = ResampledRecording(n_recorded, 4, is_stated=False) if n_recorded else None
     return Gains("sync", 1.0, rows, "recorded" if n_recorded else "random", 200, 80, recording, None)
 
 

@@ -20,11 +20,11 @@ from simdist.engines import des, fast
 from simdist.errors import PlanError, UnsupportedError
 from simdist.plan import LEVELS, AllReduce, Buffer, Dataset, Load, Plan, Save
 from simdist.plan.group import Group
-from simdist.runs.build import build
+from simdist.runs.building import build
 from simdist.scenario import Scenario
 from simdist.scenario.cluster import Cluster, Disk, HostMemory, Link, Storage
-from simdist.scenario.data import Data
-from simdist.scenario.scenario import Input
+from simdist.scenario.data import DataSettings
+from simdist.scenario.scenario import InputSettings
 from simdist.scenario.workload import Tensor, Workload
 from simdist.schedules import kinds
 from simdist.traces.trace import Trace
@@ -373,9 +373,9 @@ def scenario(
     return Scenario(
         cluster=cluster,
         workload=workload(),
-        data=Data(samples=8 * n_batches * cluster.world_size, file_nbytes=16, policy=policy, **settings),
+        data=DataSettings(samples=8 * n_batches * cluster.world_size, file_nbytes=16, policy=policy, **settings),
         steps=epochs * n_batches,
-        input=Input(source="storage", prefetch=prefetch, readers=64),
+        input=InputSettings(source="storage", prefetch=prefetch, readers=64),
         schedules=(kinds()["sync"](),),
     )
 
@@ -440,9 +440,9 @@ def test_server_of_12_gigabytes_a_second_keeps_four_accelerators_nine_tenths_bus
     settings = Scenario(
         cluster=nodes(n, storage=Storage(latency_s=0.0, bandwidth_Bps=12e9)),
         workload=workload(batch_size=7, sample_nbytes=2_097_152, forward_s=0.323),
-        data=Data(samples=7 * n * 20, file_nbytes=146_600_628),
+        data=DataSettings(samples=7 * n * 20, file_nbytes=146_600_628),
         steps=20,
-        input=Input(source="storage", readers=7),
+        input=InputSettings(source="storage", readers=7),
         schedules=(kinds()["sync"](),),
     )
     steady = step_s(simulated(settings))[4:]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from simdist import scenario
 from simdist.cost import price
 from simdist.engines import DrawnDelays, des, fast
-from simdist.runs.build import build, delay_sampler, job
+from simdist.runs.building import build, delay_sampler, job
 from simdist.scenario.cluster import Cluster, Link
 from simdist.scenario.workload import Tensor, Workload
 from simdist.schedules import Job, kinds

@@ -39,7 +39,7 @@ from simdist.plan.walk import walk
 from simdist.scenario.cluster import Cluster, Device, DeviceOverride, Link, Storage
 from simdist.scenario.workload import Tensor, Workload
 from simdist.schedules import Job, kinds
-from simdist.traces.breakdown import breakdown
+from simdist.traces.breakdown import break_down
 
 ARRAYS = ("ready_s", "start_s", "end_s")
 STATES = ("compute_s", "comm_s", "wait_s", "io_s", "host_s")
@@ -171,7 +171,7 @@ def test_measuring_without_a_trace_gives_the_breakdown_of_the_trace(run):
     plan, costs, delays = run
     source = DrawnDelays({channel: array[:, :, None] for channel, array in delays.items()})
     try:
-        expected = breakdown(fast.simulate(plan, costs, delays))
+        expected = break_down(fast.simulate(plan, costs, delays))
     except UnsupportedError:
         with pytest.raises(UnsupportedError):
             fast.measure(plan, costs, source, n_seeds=1)
@@ -516,12 +516,12 @@ WRITE_A_TRACE = """
 import hashlib, sys
 from pathlib import Path
 from simdist import engines, scenario
-from simdist.runs import build
+from simdist.runs import building
 chosen = scenario.loads(sys.argv[1])
 for number, schedule in enumerate(chosen.schedules):
-    built = build.build(chosen, schedule)
+    built = building.build(chosen, schedule)
     path = Path(sys.argv[2]) / f"{number}.npz"
-    engines.simulate(built.plan, built.costs, build.delays(chosen), engine=sys.argv[3]).save(path)
+    engines.simulate(built.plan, built.costs, building.delays(chosen), engine=sys.argv[3]).save(path)
     print(hashlib.sha256(path.read_bytes()).hexdigest())
 """
 

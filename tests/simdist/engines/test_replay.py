@@ -10,7 +10,7 @@ from simdist.engines.replay import Timing, replayed_trace, step_end_s, timing
 from simdist.errors import TraceError, UnsupportedError
 from simdist.plan import AllReduce, Backward, Forward, Optimize, Plan
 from simdist.plan.group import Group
-from simdist.runs.build import build, delays
+from simdist.runs.building import build, delays
 from simdist.scenario import load
 from simdist.scenario.presets import path as preset_path
 from simdist.traces.trace import Trace

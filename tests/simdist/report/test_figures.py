@@ -9,7 +9,7 @@ from simdist.errors import ScenarioError, TraceError
 from simdist.report import save
 from simdist.report.figures import panels
 from simdist.report.timeline import schedules_figure
-from simdist.runs.build import build
+from simdist.runs.building import build
 from simdist.scenario import load
 from simdist.traces.trace import Trace
 

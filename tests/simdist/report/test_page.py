@@ -31,9 +31,9 @@ from simdist.studies.comparison import Row
 from simdist.studies.validation import validate
 from simdist.sweep.fields import Choice
 from simdist.sweep.runs import POINT, PlannedPoint
-from simdist.traces.breakdown import STATES, breakdown
+from simdist.traces.breakdown import STATES, break_down
 from simdist.traces.trace import Trace
-from simdist.traces.waiting import first_steps, injected_s, only_steps, rank_table, waiting
+from simdist.traces.waiting import attribute_waiting, first_steps, injected_s, only_steps, rank_table
 
 EVIL = "<script>alert(1)</script>"
 EVIL_LABEL = "<img src=x onerror=alert(2)>"  # without /, because it names a folder
@@ -184,7 +184,7 @@ def test_states_are_those_of_the_breakdown(page, folder):
     found = traces(folder)
     assert {(line[0], line[1]) for line in lines} == set(found)
     for label, origin, step_s, *rest in lines:
-        where = breakdown(found[label, origin])
+        where = break_down(found[label, origin])
         assert step_s == where.step_s[0]
         assert rest[:5] == [where.per_step_s(state)[0] for state in STATES]
         assert sum(rest[:5]) == pytest.approx(step_s)
@@ -237,7 +237,7 @@ def test_data_of_the_heat_map_are_the_waiting(page, folder):
     (block,) = (each for each in page.all("script") if each.attributes.get("id") == "stragglers-data")
     runs = {each["name"]: each for each in json.loads(block.text)}
     for (label, origin), trace in traces(folder).items():
-        data, waits = runs[f"{label}, {origin}"], waiting(trace)
+        data, waits = runs[f"{label}, {origin}"], attribute_waiting(trace)
         assert (data["steps"], data["ranks"], data["stepsPerCell"], data["ranksPerCell"]) == (12, 8, 1, 1)
         for name, expected in (("caused", waits.caused_s), ("suffered", waits.suffered_s)):
             np.testing.assert_allclose(unpacked(data[name]), expected.ravel(), rtol=1e-5, atol=1e-12)
@@ -266,7 +266,7 @@ def test_first_steps_are_a_trace_of_a_shorter_plan(folder):
     shorter = first_steps(trace, 5)
     assert shorter.plan.n_steps == 5
     assert (shorter.end_s == trace.end_s[: shorter.plan.n_instances]).all()
-    assert waiting(shorter).caused_s == pytest.approx(waiting(trace).caused_s[:5])
+    assert attribute_waiting(shorter).caused_s == pytest.approx(attribute_waiting(trace).caused_s[:5])
 
 
 def test_only_chosen_steps_did_run(folder):
@@ -330,7 +330,7 @@ def test_conclusion_does_not_say_most_of_less_than_half():
 
 def test_page_names_the_rank_that_caused_most_and_what_was_injected(page, folder):
     run = run_directory.read(folder / "runs" / "sync")
-    caused_s = waiting(traces(folder)["sync", "simulated"]).caused_by_rank_s
+    caused_s = attribute_waiting(traces(folder)["sync", "simulated"]).caused_by_rank_s
     rank = caused_s.argmax()
     assert f"sync, simulated: rank {rank} caused most waiting, {format_seconds(caused_s[rank])} or " in page.text
     n_delays, total_s = (run.delays["host"] > 0).sum(), run.delays["host"].sum()
@@ -883,7 +883,7 @@ def rgb(color: str) -> str:
 
 
 def test_heat_map_reads_out_what_the_analysis_says(browser, folder):
-    waits = waiting(traces(folder)["sync", "simulated"])
+    waits = attribute_waiting(traces(folder)["sync", "simulated"])
     with opened(browser, folder / "page.html") as watched:
         page = watched.page
         draw_heat_map(page)
@@ -900,7 +900,7 @@ def test_heat_map_reads_out_what_the_analysis_says(browser, folder):
 
 
 def test_heat_map_follows_the_choice_of_run_and_quantity(browser, folder):
-    suffered_s = waiting(traces(folder)["local-4", "measured"]).suffered_s
+    suffered_s = attribute_waiting(traces(folder)["local-4", "measured"]).suffered_s
     with opened(browser, folder / "page.html") as watched:
         page = watched.page
         page.select_option("#heat-view", label="local-4, measured")
@@ -931,7 +931,7 @@ CHOOSE_TWICE = """async () => {
 
 
 def test_the_heat_map_shows_what_was_chosen_last_though_the_first_is_ready_later(browser, folder):
-    caused_s = waiting(traces(folder)["sync", "simulated"]).caused_s
+    caused_s = attribute_waiting(traces(folder)["sync", "simulated"]).caused_s
     with opened(browser, folder / "page.html") as watched:
         page = watched.page
         draw_heat_map(page)
@@ -943,7 +943,7 @@ def test_the_heat_map_shows_what_was_chosen_last_though_the_first_is_ready_later
 
 
 def test_pointer_reads_out_the_cell_below_it(browser, folder):
-    caused_s = waiting(traces(folder)["sync", "simulated"]).caused_s
+    caused_s = attribute_waiting(traces(folder)["sync", "simulated"]).caused_s
     with opened(browser, folder / "page.html") as watched:
         page = watched.page
         draw_heat_map(page)
@@ -987,7 +987,7 @@ def test_narrow_heat_map_sums_steps_and_says_so(browser, capsys, tmp_path):
     text = edited(("steps: 12", "steps: 2500"))
     call(capsys, "simulate", write(tmp_path / "long.yaml", text), "--schedule", "sync", "-o", run)
     report(capsys, run, "--steps", ":10")
-    caused_s = waiting(run_directory.read_trace(run / run_directory.SIMULATED)).caused_s
+    caused_s = attribute_waiting(run_directory.read_trace(run / run_directory.SIMULATED)).caused_s
     with opened(browser, tmp_path / "page.html", viewport={"width": 400, "height": 800}) as watched:
         page = watched.page
         draw_heat_map(page)

@@ -23,7 +23,7 @@ from simdist.plan.group import Group
 from simdist.report.page.packing import DID_NOT_RUN, pack, rows_of_streams
 from simdist.report.page.theme import theme_css
 from simdist.report.page.timeline import timeline_assets, timeline_section
-from simdist.runs import build
+from simdist.runs import building
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import host_waits, step_end_s
 
@@ -83,7 +83,7 @@ def unpacked(trace: Trace) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def simulated() -> Trace:
-    return build.simulate(scenario.loads(SMALL))
+    return building.simulate(scenario.loads(SMALL))
 
 
 def with_noise(trace: Trace) -> Trace:

@@ -11,7 +11,7 @@ from simdist.cost import price
 from simdist.engines import simulate
 from simdist.errors import PlanError, RunError, ScenarioError, TraceError
 from simdist.runs import run_directory
-from simdist.runs.build import build, delays
+from simdist.runs.building import build, delays
 from simdist.scenario import load, loads
 
 FILES = ["delays.npz", "plan.json", "scenario.yaml"]

@@ -9,9 +9,9 @@ import pytest
 
 from simdist.errors import ScenarioError
 from simdist.plan import Dataset
-from simdist.runs.build import dataset
+from simdist.runs.building import dataset
 from simdist.scenario import Scenario, dump, load, loads
-from simdist.scenario.data import Data, Lognormal
+from simdist.scenario.data import DataSettings, Lognormal
 
 GOLDEN_SIZES = [104168, 83788, 84119, 131016, 190580]
 GOOD = """\
@@ -284,5 +284,5 @@ def test_setting_without_effect_warns(edits: list[tuple[str, str]], warnings: li
 
 def test_data_written_in_python_equals_the_file() -> None:
     scenario: Scenario = loads(GOOD)
-    assert scenario.data == Data(samples=330, file_nbytes=110_000)
-    assert scenario.changed(data=Data(file_nbytes=(1000,) * 40), steps=1).data.n_samples == 40
+    assert scenario.data == DataSettings(samples=330, file_nbytes=110_000)
+    assert scenario.changed(data=DataSettings(file_nbytes=(1000,) * 40), steps=1).data.n_samples == 40

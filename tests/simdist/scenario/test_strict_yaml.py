@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simdist.scenario import strict_yaml
-from simdist.scenario.strict_yaml import Place, Problem, parse
+from simdist.scenario.strict_yaml import Problem, TextPosition, parse
 
 
 @pytest.mark.parametrize(
@@ -46,17 +46,17 @@ def test_every_value_has_its_place():
     document = parse("a:\n  b: 1\n  c:\n    - x\n    - {d: 2}\n")
     places = {path: document.locate(path)[0] for path in [("a",), ("a", "b"), ("a", "c", 1), ("a", "c", 1, "d")]}
     assert places == {
-        ("a",): Place(1, 1),
-        ("a", "b"): Place(2, 3),
-        ("a", "c", 1): Place(5, 7),
-        ("a", "c", 1, "d"): Place(5, 8),
+        ("a",): TextPosition(1, 1),
+        ("a", "b"): TextPosition(2, 3),
+        ("a", "c", 1): TextPosition(5, 7),
+        ("a", "c", 1, "d"): TextPosition(5, 8),
     }
 
 
 def test_missing_value_has_the_place_of_what_would_hold_it():
     document = parse("a:\n  b: 1\n")
-    assert document.locate(("a", "z", "y")) == (Place(1, 1), ("a", "z", "y"))
-    assert document.locate(("a", "b", "int")) == (Place(2, 3), ("a", "b"))
+    assert document.locate(("a", "z", "y")) == (TextPosition(1, 1), ("a", "z", "y"))
+    assert document.locate(("a", "b", "int")) == (TextPosition(2, 3), ("a", "b"))
 
 
 def test_alias_is_the_value_of_its_anchor():

@@ -9,7 +9,7 @@ from simdist.engines import simulate
 from simdist.errors import PlanError
 from simdist.plan import AllReduce, Backward, Copy, Forward, Group, Optimize, Pack, Plan, Tick, Unpack, op_text
 from simdist.plan.plan import Buffer
-from simdist.runs.build import build, job
+from simdist.runs.building import build, job
 from simdist.scenario import Scenario
 from simdist.schedules import Job, Sync
 from simdist.schedules.fusion import Fusion, fuse

@@ -26,7 +26,7 @@ from simdist.plan import (
 from simdist.plan.check import check
 from simdist.plan.group import Group
 from simdist.proof import prove
-from simdist.runs.build import build, delays, job
+from simdist.runs.building import build, delays, job
 from simdist.schedules import (
     GradientSchedule,
     GTopK,

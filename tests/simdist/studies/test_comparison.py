@@ -8,8 +8,8 @@ from scipy import stats
 
 from simdist import scenario
 from simdist.errors import ScenarioError, UnsupportedError
-from simdist.runs.build import build
-from simdist.studies.comparison import Measured, compare, find_baseline, measure, measure_each, row
+from simdist.runs.building import build
+from simdist.studies.comparison import ScheduleTimes, compare, find_baseline, measure, measure_each, row
 
 STATES = ("compute", "comm", "wait", "io", "host")
 
@@ -43,7 +43,7 @@ def small():
 def measured(step_s, label="made"):
     step_s = np.asarray(step_s, dtype=np.float64)
     states_s = {state: np.zeros_like(step_s) for state in STATES}
-    return Measured(label, "fast", step_s, {**states_s, "compute": step_s})
+    return ScheduleTimes(label, "fast", step_s, {**states_s, "compute": step_s})
 
 
 def test_rows_stand_in_the_order_of_the_schedules():

@@ -10,10 +10,10 @@ from traces import plan_of, trace_of
 from simdist.cli.data_text import both_text, epochs_text
 from simdist.errors import ScenarioError, TraceError
 from simdist.plan import AllReduce, Copy, Dataset, Forward, Group, Load, Optimize, StageIn
-from simdist.runs import build
+from simdist.runs import building
 from simdist.scenario import Scenario, loads
-from simdist.studies.data_knobs import effects, knobs
-from simdist.studies.epochs import epoch_errors, epochs
+from simdist.studies.data_knobs import knob_effects, knobs
+from simdist.studies.epochs import epoch_errors, find_epochs
 from simdist.traces.reads import expected
 from simdist.traces.trace import Trace
 
@@ -47,20 +47,20 @@ def by_hand():
 
 
 def test_stall_is_from_the_end_of_the_compute_before_to_the_end_of_the_load(by_hand):
-    assert epochs(by_hand).step_stall_s.tolist() == [[3, 4], [1, 0], [0, 0], [2, 1]]
+    assert find_epochs(by_hand).step_stall_s.tolist() == [[3, 4], [1, 0], [0, 0], [2, 1]]
 
 
 def test_epochs_follow_one_another(by_hand):
-    first, second = epochs(by_hand).epochs
+    first, second = find_epochs(by_hand).epochs
     assert (first.number, first.n_steps, first.seconds) == (0, 2, 8)
     assert (first.stall_s, first.mean_stall_s) == (4 + 1, 3.5 + 0.5)
     assert (second.number, second.n_steps, second.seconds) == (1, 2, 6)
     assert (second.stall_s, second.mean_stall_s, second.stall_share) == (2, 1.5, 2 / 6)
-    assert epochs(by_hand).seconds == by_hand.makespan_s
+    assert find_epochs(by_hand).seconds == by_hand.makespan_s
 
 
 def test_samples_and_bytes_are_those_of_all_ranks(by_hand):
-    for epoch in epochs(by_hand).epochs:
+    for epoch in find_epochs(by_hand).epochs:
         assert epoch.n_samples == (0, 0, 0, 8)
         assert epoch.nbytes == (0, 0, 0, 40)
         assert epoch.hits == {"memory": 0, "peer": 0, "disk": 0, "storage": 1}
@@ -70,7 +70,7 @@ def test_counts_of_a_run_take_the_place_of_what_the_plan_expects(by_hand):
     counted = expected(by_hand.plan)
     counted.n_samples[2, 0] = [1, 0, 1, 0]
     counted.nbytes[2, 0] = [10, 0, 5, 0]
-    first, second = epochs(by_hand, counted).epochs
+    first, second = find_epochs(by_hand, counted).epochs
     assert (first.n_samples, second.n_samples) == ((0, 0, 0, 8), (1, 0, 1, 6))
     assert second.nbytes == (10, 0, 5, 30)
     assert second.hits == {"memory": 1 / 8, "peer": 0, "disk": 1 / 8, "storage": 6 / 8}
@@ -83,12 +83,12 @@ def test_slower_communication_is_no_stall():
         *[*at(load=1, copy=1, forward=2), (2, 2, 9), (9, 9, 9)],
         *[*at(load=4, copy=9, forward=10), (10, 10, 11), (11, 11, 11)],
     ]
-    assert epochs(traced(step, step, times=times)).step_stall_s.tolist() == [[1, 1], [0, 0]]
+    assert find_epochs(traced(step, step, times=times)).step_stall_s.tolist() == [[1, 1], [0, 0]]
 
 
 def test_first_epoch_begins_when_all_nodes_are_staged_in():
     times = [(0, 0, (4, 7)), *at(load=(5, 9), copy=(5, 9), forward=(5.5, 10)), *TIMES[3:]]
-    found = epochs(traced((StageIn(Group(1)), *STEP), *[STEP] * 3, times=times))
+    found = find_epochs(traced((StageIn(Group(1)), *STEP), *[STEP] * 3, times=times))
     assert found.staging_s == 7
     assert found.step_stall_s[:2].tolist() == [[0, 2], [0, 0]]
     assert found.epochs[0].seconds == 10 - 7
@@ -108,24 +108,24 @@ def test_batch_that_is_read_ahead_belongs_to_the_step_that_reads_it():
         *[(6, 6, 9), (7, 7, 7), (7, 7, 9)],
         *[(9, 9, 9), (9, 9, 11)],
     ]
-    assert epochs(traced(*steps, times=times)).step_stall_s[:, 0].tolist() == [1, 5 - 3, 0, 0]
+    assert find_epochs(traced(*steps, times=times)).step_stall_s[:, 0].tolist() == [1, 5 - 3, 0, 0]
 
 
 def test_step_that_reads_no_batch_belongs_to_the_epoch_before():
     steps = [STEP, STEP, (Forward(("input",), ("loss",)),), STEP]
     times = [*TIMES[:6], (8, 8, 9), *at(load=10, copy=10, forward=14)]
-    first, second = epochs(traced(*steps, times=times)).epochs
+    first, second = find_epochs(traced(*steps, times=times)).epochs
     assert (first.n_steps, first.seconds, second.n_steps, second.seconds) == (3, 9, 1, 5)
 
 
 def test_batch_that_is_read_twice_counts_once():
     twice = (LOAD, Copy("batch", "input"), Copy("batch", "other"), Forward(("input",), ("loss",)))
-    (epoch,) = epochs(traced(twice, twice, times=[(0, 0, 1), *[(2, 2, 2)] * 3] * 2)).epochs
+    (epoch,) = find_epochs(traced(twice, twice, times=[(0, 0, 1), *[(2, 2, 2)] * 3] * 2)).epochs
     assert epoch.n_samples == (0, 0, 0, 8)
 
 
 def test_last_epoch_may_be_cut_short():
-    first, second = epochs(traced(*[STEP] * 3, times=TIMES[:9])).epochs
+    first, second = find_epochs(traced(*[STEP] * 3, times=TIMES[:9])).epochs
     assert (first.n_steps, second.n_steps) == (2, 1)
     assert second.n_samples == (0, 0, 0, 4)
 
@@ -133,37 +133,37 @@ def test_last_epoch_may_be_cut_short():
 def test_of_a_run_that_ended_early_the_steps_count_that_all_ranks_finished(by_hand):
     end_s = by_hand.end_s.copy()
     end_s[8, 1] = np.nan  # the forward pass of step 2
-    first, *others = epochs(dataclasses.replace(by_hand, end_s=end_s)).epochs
+    first, *others = find_epochs(dataclasses.replace(by_hand, end_s=end_s)).epochs
     assert (first.seconds, others) == (8, [])
 
 
 def test_run_of_which_no_step_was_finished_has_no_epochs(by_hand):
     end_s = by_hand.end_s.copy()
     end_s[2, 1] = np.nan  # the forward pass of step 0
-    found = epochs(dataclasses.replace(by_hand, end_s=end_s))
+    found = find_epochs(dataclasses.replace(by_hand, end_s=end_s))
     assert (found.epochs, found.seconds, found.waiting_s, len(found.frame())) == ((), 0, 0, 0)
     assert found.step_stall_s.shape == (0, 2)
-    assert epochs(by_hand, n_steps=0).epochs == ()
+    assert find_epochs(by_hand, n_steps=0).epochs == ()
     assert epochs_text(found).endswith("no epoch: no step was finished by all ranks")
-    assert both_text(epochs(by_hand, n_steps=0), found, ()).endswith("error of an epoch: none was finished")
+    assert both_text(find_epochs(by_hand, n_steps=0), found, ()).endswith("error of an epoch: none was finished")
 
 
 def test_steps_that_read_no_batch_are_of_no_epoch():
-    assert epochs(traced((LOAD, STEP[2]), times=[(0, 0, 1), (1, 1, 2)])).epochs == ()
+    assert find_epochs(traced((LOAD, STEP[2]), times=[(0, 0, 1), (1, 1, 2)])).epochs == ()
 
 
 def test_plan_without_a_data_set_has_no_epochs():
     with pytest.raises(TraceError, match="plan by hand has no data set, so it has no epochs"):
-        epochs(traced(STEP, times=TIMES[:3], dataset=None))
+        find_epochs(traced(STEP, times=TIMES[:3], dataset=None))
 
 
 def test_counts_of_another_plan_are_refused(by_hand):
     with pytest.raises(TraceError, match="reads of another plan"):
-        epochs(by_hand, expected(traced(STEP, times=TIMES[:3]).plan))
+        find_epochs(by_hand, expected(traced(STEP, times=TIMES[:3]).plan))
 
 
 def test_frame_has_a_row_per_epoch(by_hand):
-    frame = epochs(by_hand).frame()
+    frame = find_epochs(by_hand).frame()
     assert frame["seconds"].tolist() == [8, 6]
     assert frame["storage_nbytes"].tolist() == [40, 40]
     assert frame["stall_share"].tolist() == [5 / 8, 2 / 6]
@@ -171,7 +171,7 @@ def test_frame_has_a_row_per_epoch(by_hand):
 
 def test_error_of_an_epoch_is_relative_to_the_measured(by_hand):
     slower = dataclasses.replace(by_hand, end_s=2 * by_hand.end_s)
-    errors = epoch_errors(epochs(by_hand), epochs(slower))
+    errors = epoch_errors(find_epochs(by_hand), find_epochs(slower))
     assert [(each.simulated_s, each.measured_s, each.error) for each in errors] == [(8, 16, -0.5), (6, 12, -0.5)]
 
 
@@ -182,7 +182,7 @@ def test_stall_of_one_rank_is_what_the_epoch_lasts_longer():
         *[*at(load=(0, 2), copy=(0, 2), forward=(1, 3)), (3, 3, 3), (3, 3, 3)],
         *[*at(load=(5, 2), copy=(5, 3), forward=(6, 4)), (6, 6, 6), (6, 6, 6)],
     ]
-    (epoch,) = epochs(traced(step, step, times=times)).epochs
+    (epoch,) = find_epochs(traced(step, step, times=times)).epochs
     assert (epoch.seconds, epoch.stall_s, epoch.mean_stall_s) == (2 * 1 + 2 * 2, 2 * 2, 2 * 1)
 
 
@@ -214,7 +214,7 @@ schedules: [{{kind: sync}}]
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9, 1.0, 1.5, 10.0])
 def test_utilisation_is_the_share_of_the_server_over_the_demand(ratio):
     share_Bps = ratio * BATCH_NBYTES / COMPUTE_S
-    found = epochs(build.simulate(scenario_of(share_Bps=share_Bps)))
+    found = find_epochs(building.simulate(scenario_of(share_Bps=share_Bps)))
     for epoch in found.epochs[1:]:
         assert 1 - epoch.stall_share == pytest.approx(min(1, ratio), rel=1e-9)
         assert epoch.seconds == pytest.approx(N_STEPS * COMPUTE_S / min(1, ratio), rel=1e-9)
@@ -224,7 +224,7 @@ def test_utilisation_is_the_share_of_the_server_over_the_demand(ratio):
 
 @pytest.mark.parametrize("load_s", [0.03, 0.15])
 def test_first_epoch_also_waits_for_its_first_batch(load_s):
-    first = epochs(build.simulate(scenario_of(share_Bps=BATCH_NBYTES / load_s))).epochs[0]
+    first = find_epochs(building.simulate(scenario_of(share_Bps=BATCH_NBYTES / load_s))).epochs[0]
     step_s = max(load_s, COMPUTE_S)
     assert first.seconds == pytest.approx(load_s + (N_STEPS - 1) * step_s + COMPUTE_S)
     assert first.stall_s == pytest.approx(load_s + (N_STEPS - 1) * (step_s - COMPUTE_S))
@@ -232,7 +232,7 @@ def test_first_epoch_also_waits_for_its_first_batch(load_s):
 
 def test_file_cache_takes_later_epochs_from_storage_to_compute():
     """4 MB at 33 MB/s take 120 ms; from disk, shared by two, 8 ms."""
-    found = epochs(build.simulate(scenario_of(share_Bps=BATCH_NBYTES / 0.12, policy="files")))
+    found = find_epochs(building.simulate(scenario_of(share_Bps=BATCH_NBYTES / 0.12, policy="files")))
     first, *later = found.epochs
     assert first.seconds == pytest.approx(N_STEPS * 0.12 + COMPUTE_S)
     assert first.hits["storage"] == 1
@@ -243,7 +243,7 @@ def test_file_cache_takes_later_epochs_from_storage_to_compute():
 
 
 def test_staging_takes_as_long_as_the_server_needs_for_all_files():
-    found = epochs(build.simulate(scenario_of(share_Bps=50e6, policy="staged")))
+    found = find_epochs(building.simulate(scenario_of(share_Bps=50e6, policy="staged")))
     assert found.staging_s == pytest.approx(80 * 1e6 / 100e6)
     assert all(epoch.hits["disk"] == 1 for epoch in found.epochs)
 
@@ -252,7 +252,7 @@ def test_staging_takes_as_long_as_the_server_needs_for_all_files():
 
 
 def effects_of(scenario: Scenario):
-    found = effects(scenario, scenario.schedules[0], build.delays(scenario))
+    found = knob_effects(scenario, scenario.schedules[0], building.delays(scenario))
     return found, {effect.knob: effect for effect in found.effects}
 
 

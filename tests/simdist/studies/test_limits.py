@@ -8,12 +8,12 @@ from simdist.cost import price
 from simdist.engines import des
 from simdist.errors import PlanError
 from simdist.plan import Dataset, Plan
-from simdist.runs.build import build
+from simdist.runs.building import build
 from simdist.scenario import loads
 from simdist.scenario.cluster import Cluster, Disk, HostMemory, Link, Storage
 from simdist.scenario.workload import Tensor, Workload
-from simdist.studies.epochs import epochs
-from simdist.studies.limits import LIMITS, limits
+from simdist.studies.epochs import find_epochs
+from simdist.studies.limits import LIMITS, epoch_limits
 
 SCENARIO = """\
 cluster:
@@ -53,7 +53,7 @@ def of(plan: Plan, *, cluster: Cluster = CLUSTER, decode_s: float = 0.125):
         decode_s=decode_s,
         forward_s=1.0,
     )
-    return limits(plan, price(plan, cluster, workload))
+    return epoch_limits(plan, price(plan, cluster, workload))
 
 
 def test_epoch_from_storage_is_limited_by_bytes_operations_and_threads() -> None:
@@ -119,7 +119,7 @@ def test_gradients_count_where_they_travel() -> None:
     """4 ranks on 2 nodes; the gradient of 4 MB crosses each NIC in a ring, 3/2 times, and so it does the samples."""
     scenario = loads(SCENARIO)
     built = build(scenario, scenario.schedules[0])
-    (found, *_) = limits(built.plan, built.costs)
+    (found, *_) = epoch_limits(built.plan, built.costs)
     copy_s = found.seconds["computing"] - 4 * 0.03
     assert 0 <= copy_s < 1e-9
     nic_Bps = 1.25e9
@@ -137,7 +137,7 @@ def test_no_run_of_loads_is_faster_than_its_limits(plan: Plan) -> None:
     nodes = plan.world_size // plan.dataset.ranks_per_node
     cluster = CLUSTER.model_copy(update={"nodes": nodes, "gpus_per_node": plan.dataset.ranks_per_node})
     costs = price(plan, cluster, workload)
-    found = limits(plan, costs)
+    found = epoch_limits(plan, costs)
     end_s = des.simulate(plan, costs, {}).end_s.max() * (1 + 1e-9)
     assert end_s >= max(each.least_s for each in found)
     for shared in ("server", "operations"):
@@ -147,8 +147,8 @@ def test_no_run_of_loads_is_faster_than_its_limits(plan: Plan) -> None:
 def test_simulated_epochs_take_as_long_as_their_largest_limit_or_longer() -> None:
     scenario = loads(SCENARIO)
     built = build(scenario, scenario.schedules[0])
-    simulated = epochs(des.simulate(built.plan, built.costs, {}))
-    for least, epoch in zip(limits(built.plan, built.costs), simulated.epochs, strict=True):
+    simulated = find_epochs(des.simulate(built.plan, built.costs, {}))
+    for least, epoch in zip(epoch_limits(built.plan, built.costs), simulated.epochs, strict=True):
         assert least.least_s <= epoch.seconds * (1 + 1e-9)
 
 
@@ -157,4 +157,4 @@ def test_plan_without_a_data_set_has_no_limits() -> None:
     scenario = loads(text)
     built = build(scenario, scenario.schedules[0])
     with pytest.raises(PlanError, match="plan sync has no data set, so it has no epochs"):
-        limits(built.plan, built.costs)
+        epoch_limits(built.plan, built.costs)

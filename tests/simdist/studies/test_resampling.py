@@ -11,7 +11,7 @@ from commandline import SMALL, edited
 
 from simdist.errors import ScenarioError
 from simdist.plan import Group
-from simdist.runs.build import build, delays, job
+from simdist.runs.building import build, delays, job
 from simdist.scenario import Recorded, Scenario, loads
 from simdist.scenario.sampling import resampled_steps
 from simdist.schedules import HierarchicalSGD, Job, LocalSGD, Schedule, Sync, kinds
@@ -78,7 +78,7 @@ def test_the_period_of_a_schedule_that_does_not_tell_it_is_seen_from_its_average
     ],
 )
 def test_a_schedule_runs_for_whole_periods_after_its_warm_up(schedule: Schedule, steps: int) -> None:
-    assert runs_of(small(20), 8).of(schedule).steps == steps
+    assert runs_of(small(20), 8).scenario_for(schedule).steps == steps
 
 
 def test_runs_are_as_long_as_the_scenario_or_its_recording_but_ten_periods_at_least(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_runs_are_as_long_as_the_scenario_or_its_recording_but_ten_periods_at_le
 
 def test_runs_of_different_length_meet_the_same_delays() -> None:
     runs = runs_of(small(20), 8)
-    short, long = (delays(runs.of(schedule))["host"] for schedule in (Sync(), LocalSGD(period=7)))
+    short, long = (delays(runs.scenario_for(schedule))["host"] for schedule in (Sync(), LocalSGD(period=7)))
     assert long[: len(short)].tolist() == short.tolist()
 
 
@@ -99,13 +99,13 @@ def test_with_a_data_set_the_steps_of_the_scenario_stand() -> None:
         ("  network: {latency: 25 us, bandwidth: 25 Gbit/s}\n", STORED), ("steps: 12\n", "steps: 12\n" + EPOCHS)
     )
     runs = runs_of(loads(text), 8)
-    assert runs.of(LocalSGD(period=7)).steps == runs.scenario.steps == 12
+    assert runs.scenario_for(LocalSGD(period=7)).steps == runs.scenario.steps == 12
 
 
 @pytest.mark.parametrize("period", [1, 3, 7, 8])
 def test_bytes_per_step_are_exact_shares_of_the_model(period: int) -> None:
     """Around the ring of 8 ranks, 2 (8 - 1) / 8 of the model leave a node in each average."""
-    scenario = runs_of(small(20), 8).of(LocalSGD(period=period))
+    scenario = runs_of(small(20), 8).scenario_for(LocalSGD(period=period))
     sent = facts(scenario, build(scenario, LocalSGD(period=period))).sent_nbytes
     assert sent == pytest.approx(2 * 7 / 8 * 404_000 / period, rel=1e-12)
 
@@ -152,7 +152,7 @@ def test_intervals_of_95_percent_hold_the_truth_of_at_least_nine_in_ten_recordin
     """Of exponential delays, the mean; runs are longer than the recording or as long."""
     runs: Runs = runs_of(recorded(tmp_path, n_steps), longest)
     assert runs.recording is not None
-    block, length = runs.recording.block_steps, runs.of(Sync()).steps
+    block, length = runs.recording.block_steps, runs.scenario_for(Sync()).steps
     steps = np.array([resampled_steps(seed, n_steps, block, 0, length) for seed in range(200)])
     rng, n_held, widths = np.random.default_rng(0), 0, []
     for _ in range(400):

@@ -18,7 +18,7 @@ from simdist.plan import AllReduce, Backward, Delay, Forward, Wait
 from simdist.plan.group import Group
 from simdist.report import comparison_figure
 from simdist.runs import run_directory
-from simdist.runs.build import delays, simulate
+from simdist.runs.building import delays, simulate
 from simdist.scenario import loads
 from simdist.studies.ranking import StepTime, order, summarize
 from simdist.studies.validation import Blame, Injection, Validation, finished_steps, validate

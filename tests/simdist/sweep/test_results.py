@@ -23,7 +23,7 @@ from simdist.sweep.results import csv_text
 from simdist.sweep.selection import fastest
 from simdist.sweep.store import DESIGN, ROWS
 from simdist.sweep.table import columns
-from simdist.traces.breakdown import breakdown
+from simdist.traces.breakdown import break_down
 
 SWEEP = """\
 scenario: small.yaml
@@ -521,7 +521,7 @@ def test_numbers_of_runs_are_those_of_their_traces_and_speedups_stay_within_a_so
         ("deep/n1/sync", "simulated", run_directory.SIMULATED),
         ("deep/n2/local-4", "real", run_directory.REAL),
     ):
-        found = breakdown(run_directory.read_trace(runs / run_name / file))
+        found = break_down(run_directory.read_trace(runs / run_name / file))
         row = table.loc[(run_name, source)]
         assert row.step_s == found.step_s[0]
         assert row.wait_s == found.per_step_s("wait")[0]

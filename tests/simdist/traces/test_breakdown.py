@@ -14,10 +14,10 @@ from simdist.engines import des, fast
 from simdist.plan import AllReduce, Backward, Buffer, Copy, Forward, Load, Plan, Wait
 from simdist.plan.group import Group
 from simdist.plan.walk import walk
-from simdist.runs.build import build, delay_sampler, delays
+from simdist.runs.building import build, delay_sampler, delays
 from simdist.scenario.cluster import Cluster, Link, Storage
 from simdist.scenario.workload import Tensor, Workload
-from simdist.traces.breakdown import breakdown
+from simdist.traces.breakdown import break_down
 from simdist.traces.trace import Trace
 from tests.simdist.engines.test_engines import WITHOUT_STORAGE, delays_of, runs, sharing
 
@@ -51,7 +51,7 @@ def counted(trace):
 
 
 def states(trace):
-    found = breakdown(trace)
+    found = break_down(trace)
     return np.stack([getattr(found, name)[:, 0] for name in STATES])
 
 
@@ -59,7 +59,7 @@ def states(trace):
 @given(runs().filter(lambda run: run[0].n_instances))
 def test_states_add_up_to_the_makespan_on_every_rank(run):
     trace = des.simulate(*run)
-    found = breakdown(trace)
+    found = break_down(trace)
     assert found.makespan_s.tolist() == [trace.makespan_s]
     np.testing.assert_allclose(states(trace).sum(axis=0), trace.makespan_s, rtol=1e-12, atol=1e-15)
     assert (states(trace) >= 0).all()
@@ -150,8 +150,8 @@ def test_communication_counts_before_a_load_and_a_load_before_the_host():
 def test_rank_that_is_done_waits_for_the_last_one():
     trace = trace_of((Forward(("param",), ("loss",)), Wait("loss")), [(0, 0, 2), (0, 0, 5)], [(2, 2, 2), (5, 5, 5)])
     assert states(trace).tolist() == [[2, 5], [0, 0], [3, 0], [0, 0], [0, 0]]
-    assert breakdown(trace).step_s.tolist() == [5]
-    assert breakdown(trace).per_step_s("wait").tolist() == [1.5]
+    assert break_down(trace).step_s.tolist() == [5]
+    assert break_down(trace).per_step_s("wait").tolist() == [1.5]
 
 
 def test_injected_slow_gpu_counts_as_compute_and_sleeping_host_as_host():
@@ -163,7 +163,7 @@ def test_injected_slow_gpu_counts_as_compute_and_sleeping_host_as_host():
         "  - {kind: persistent, delay: 4 s, ranks: [2], on: host}\n"
     )
     built = build(chosen, chosen.schedules[0])
-    found = breakdown(fast.simulate(built.plan, built.costs, delays(chosen)))
+    found = break_down(fast.simulate(built.plan, built.costs, delays(chosen)))
     assert found.compute_s[:, 0].tolist() == pytest.approx([9, 10.5, 9, 9])
     assert found.host_s[:, 0].tolist() == pytest.approx([0, 0, 12, 0])
     assert found.wait_s[:, 0].tolist() == pytest.approx([12, 10.5, 0, 12])
@@ -192,7 +192,7 @@ def test_measuring_many_seeds_gives_the_breakdown_of_each_trace(kind, cluster, s
     measured = fast.measure(built.plan, built.costs, delay_sampler(chosen, [5, 6, 7]), n_seeds=3)
     for number, seed in enumerate((5, 6, 7)):
         one = delays(chosen.model_copy(update={"seed": seed}))
-        expected = breakdown(fast.simulate(built.plan, built.costs, one))
+        expected = break_down(fast.simulate(built.plan, built.costs, one))
         for name in STATES:
             np.testing.assert_array_equal(getattr(measured, name)[:, number], getattr(expected, name)[:, 0])
 

@@ -14,7 +14,7 @@ from traces import plan_of, trace_of
 from simdist.plan import AllGather, AllReduce, Broadcast, Buffer, Op, Plan, Reduce, ReduceScatter, Wait
 from simdist.plan.group import Group
 from simdist.runs import run_directory
-from simdist.runs.build import simulate
+from simdist.runs.building import simulate
 from simdist.scenario import loads
 from simdist.traces.collectives import CollectiveRow, bus_factor, collective_rows, waiting_share
 from simdist.traces.trace import Trace

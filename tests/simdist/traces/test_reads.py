@@ -12,7 +12,7 @@ from traces import trace_of
 from simdist import scenario
 from simdist.errors import RunError, TraceError
 from simdist.plan import LEVELS, Buffer, Copy, Dataset, Load, Plan
-from simdist.runs import build, run_directory
+from simdist.runs import building, run_directory
 from simdist.traces.reads import Reads, differences, expected
 from simdist.traces.trace import write_npz
 
@@ -224,8 +224,8 @@ def run(tmp_path):
     """A run directory of a plan with a data set."""
     read = scenario.load(write(tmp_path / "s.yaml", DATA))
     one = read.model_copy(update={"schedules": read.schedules[:1]})
-    plan = build.build(one, one.schedules[0]).plan
-    run_directory.write(tmp_path / "run", one, plan, build.delays(one))
+    plan = building.build(one, one.schedules[0]).plan
+    run_directory.write(tmp_path / "run", one, plan, building.delays(one))
     return run_directory.read(tmp_path / "run")
 
 
@@ -245,16 +245,16 @@ def test_reads_of_another_plan_in_a_run_directory_are_refused(run):
 def test_replacing_a_run_deletes_what_it_has_read(run):
     run_directory.save_reads(expected(run.plan), run.path / run_directory.REAL_READS)
     other = run.scenario.model_copy(update={"steps": 5})
-    plan = build.build(other, other.schedules[0]).plan
-    run_directory.write(run.path, other, plan, build.delays(other), force=True)
+    plan = building.build(other, other.schedules[0]).plan
+    run_directory.write(run.path, other, plan, building.delays(other), force=True)
     assert not (run.path / run_directory.REAL_READS).exists()
 
 
 def test_replacing_a_run_deletes_what_one_that_ended_early_has_read(run):
     run_directory.save_reads(expected(run.plan), run.path / run_directory.PARTIAL_READS)
     other = run.scenario.model_copy(update={"steps": 5})
-    plan = build.build(other, other.schedules[0]).plan
-    run_directory.write(run.path, other, plan, build.delays(other), force=True)
+    plan = building.build(other, other.schedules[0]).plan
+    run_directory.write(run.path, other, plan, building.delays(other), force=True)
     assert not (run.path / run_directory.PARTIAL_READS).exists()
 
 

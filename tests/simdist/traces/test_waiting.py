@@ -26,7 +26,7 @@ def one_collective(ready_s: list[float], *, group: Group, end_s: list[float]) ->
 
 def test_waiting_is_charged_to_the_member_that_was_ready_last():
     trace = one_collective([1.0, 4.0, 2.0], group=Group(3), end_s=[5.0] * 3)
-    waits = waiting.waiting(trace)
+    waits = waiting.attribute_waiting(trace)
     assert waits.suffered_s.tolist() == [[3.0, 0.0, 2.0]]
     assert waits.caused_s.tolist() == [[0.0, 5.0, 0.0]]
     assert waits.total_s == 5.0
@@ -34,18 +34,18 @@ def test_waiting_is_charged_to_the_member_that_was_ready_last():
 
 def test_groups_are_charged_apart():
     trace = one_collective([0.0, 1.0, 7.0, 5.0], group=Group(2), end_s=[2.0, 2.0, 8.0, 8.0])
-    assert waiting.waiting(trace).caused_s.tolist() == [[0.0, 1.0, 2.0, 0.0]]
+    assert waiting.attribute_waiting(trace).caused_s.tolist() == [[0.0, 1.0, 2.0, 0.0]]
 
 
 def test_groups_with_a_stride_are_charged_apart():
     trace = one_collective([0.0, 7.0, 1.0, 5.0], group=Group(2, stride=2), end_s=[2.0, 8.0, 2.0, 8.0])
-    assert waiting.waiting(trace).caused_s.tolist() == [[0.0, 2.0, 1.0, 0.0]]
-    assert waiting.waiting(trace).suffered_s.tolist() == [[1.0, 0.0, 0.0, 2.0]]
+    assert waiting.attribute_waiting(trace).caused_s.tolist() == [[0.0, 2.0, 1.0, 0.0]]
+    assert waiting.attribute_waiting(trace).suffered_s.tolist() == [[1.0, 0.0, 0.0, 2.0]]
 
 
 def test_members_that_are_last_together_share_the_blame_equally():
     trace = one_collective([1.0, 3.0, 3.0], group=Group(3), end_s=[4.0] * 3)
-    assert waiting.waiting(trace).caused_s.tolist() == [[0.0, 1.0, 1.0]]
+    assert waiting.attribute_waiting(trace).caused_s.tolist() == [[0.0, 1.0, 1.0]]
 
 
 def test_blame_is_added_up_by_step_and_by_rank():
@@ -60,7 +60,7 @@ def test_blame_is_added_up_by_step_and_by_rank():
             ([6.0, 6.5], 6.5, 7.0),
         ],
     )
-    waits = waiting.waiting(trace)
+    waits = waiting.attribute_waiting(trace)
     assert waits.caused_s.tolist() == [[0.0, 1.0], [0.0, 0.0], [2.0, 0.5]]
     assert waits.suffered_s.tolist() == [[1.0, 0.0], [0.0, 0.0], [0.5, 2.0]]
     assert waits.caused_by_rank_s.tolist() == [2.0, 1.5]
@@ -76,7 +76,7 @@ def test_blame_is_added_up_by_step_and_by_rank():
 
 def test_a_collective_that_did_not_run_is_nobodys_fault():
     trace = trace_of(plan_of((AllReduce("grad", Group(2)),), world_size=2), [(NAN, NAN, NAN)])
-    waits = waiting.waiting(trace)
+    waits = waiting.attribute_waiting(trace)
     assert waits.total_s == 0
     assert waits.caused_s.tolist() == [[0.0, 0.0]]
 
@@ -95,7 +95,7 @@ def traces(draw: st.DrawFn) -> Trace:
 @settings(max_examples=50, deadline=None)
 @given(traces())
 def test_caused_and_suffered_both_add_up_to_all_waiting_of_collectives(trace):
-    waits = waiting.waiting(trace)
+    waits = waiting.attribute_waiting(trace)
     frame = trace.frame()
     in_collectives = frame[frame["op"].isin(COLLECTIVE_NAMES)]
     total_s = (in_collectives["start_s"] - in_collectives["ready_s"]).sum()

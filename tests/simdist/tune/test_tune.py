@@ -8,7 +8,7 @@ from commandline import SMALL, edited
 
 from simdist.errors import ScenarioError
 from simdist.plan import Result
-from simdist.runs.build import build, job
+from simdist.runs.building import build, job
 from simdist.scenario import loads
 from simdist.tune import Constraints, Extras
 from simdist.tune.axes import input_axes

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from simdist.errors import ScenarioError
-from simdist.runs.build import build, delays
+from simdist.runs.building import build, delays
 from simdist.scenario import Recorded, Scenario
 from simdist.schedules import LocalSGD, Schedule, Sync
 from simdist.studies.comparison import measure
-from simdist.studies.resampling import Recording
+from simdist.studies.resampling import ResampledRecording
 from simdist.whatif import Gains, gains
 from simdist.whatif.candidates import candidates
 from tests.simdist.whatif.test_whatif import job
@@ -89,7 +89,7 @@ def test_few_runs_are_never_sure(tmp_path: Path) -> None:
 def test_a_block_that_is_asked_for_is_taken_or_refused(tmp_path: Path) -> None:
     scenario = recorded(job(PAUSES, steps=20), tmp_path)
     found = compared(scenario, LocalSGD(period=2), block_steps=7)
-    assert found.recording == Recording(20, 7, is_stated=True)
+    assert found.recording == ResampledRecording(20, 7, is_stated=True)
     assert found.rows[0].problem is None
     longer = compared(scenario, LocalSGD(period=2), block_steps=11).rows[0]
     assert longer.problem == "20 recorded steps are too few to be sure with blocks of 11 steps: record 22 or more"
@@ -137,9 +137,9 @@ def test_a_block_that_the_scenario_states_is_taken_but_not_its_number_of_steps(t
     (playing,) = scenario.disturbances
     resampling = scenario.changed(disturbances=(playing.model_copy(update={"resample_steps": 5}),), steps=500)
     found = compared(resampling, LocalSGD(period=2))
-    assert (found.recording, found.n_steps) == (Recording(30, 5, is_stated=True), 30)
+    assert (found.recording, found.n_steps) == (ResampledRecording(30, 5, is_stated=True), 30)
     other = compared(resampling, LocalSGD(period=2), block_steps=6)
-    assert other.recording == Recording(30, 6, is_stated=True)
+    assert other.recording == ResampledRecording(30, 6, is_stated=True)
 
 
 def test_a_stated_block_that_is_shorter_than_a_period_is_told(tmp_path: Path) -> None:

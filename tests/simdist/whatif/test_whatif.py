@@ -12,7 +12,7 @@ from simdist.engines.replay import timing
 from simdist.errors import TraceError
 from simdist.plan import AllReduce, Delay, Forward
 from simdist.plan.group import Group
-from simdist.runs.build import build, delays
+from simdist.runs.building import build, delays
 from simdist.scenario import Recorded, Scenario, loads
 from simdist.traces.trace import Trace
 from simdist.whatif import Slowdown, pattern, slowdown
