@@ -6,7 +6,7 @@ from dataclasses import asdict
 from simdist.cli.tables import factor_with_interval, seconds_with_interval, table_text
 from simdist.settings.units import format_nbytes
 from simdist.tune import Tuned, Wanted
-from simdist.tune.finals import Finalist
+from simdist.tune.evaluating import Finalist
 from simdist.tune.verdict import entry
 
 _HEADER = ("schedule", "all exchange every", "step time", "speed-up", "sent per step", "memory", "front")

@@ -17,9 +17,9 @@ from simdist.runs.building import build, delays
 from simdist.runs.run_directory import RunDirectory
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
+from simdist.studies.proposals import few_schedules
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
-from simdist.whatif.candidates import candidates
 from simdist.whatif.recording import as_recorded
 
 Which: TypeAlias = Literal["simulated", "real"]
@@ -196,7 +196,7 @@ def schedules_of(session: Session, job: Job, wanted: str | None) -> tuple[Schedu
         ScenarioError: One is neither a file nor a label, or does not fit the cluster.
     """
     if wanted is None:
-        found = job.others or candidates(job.scenario)
+        found = job.others or few_schedules(job.scenario)
         if not found:
             session.say(f"warning: {job.name}: no other schedule fits it, so there is nothing to compare with")
         return found
@@ -204,7 +204,7 @@ def schedules_of(session: Session, job: Job, wanted: str | None) -> tuple[Schedu
         theirs = inputs.read_scenario(session, wanted).schedules
         fitting = job.scenario.changed(schedules=theirs).schedules
         return tuple(schedule for schedule in fitting if schedule.name != job.baseline.name)
-    known = {schedule.name: schedule for schedule in (*job.others, *candidates(job.scenario))}
+    known = {schedule.name: schedule for schedule in (*job.others, *few_schedules(job.scenario))}
     return tuple(_labelled(job, known, label) for label in _split(wanted, known))
 
 

@@ -1,6 +1,6 @@
 """The fastest schedule for a scenario, among all that are legal and keep to what the user demands."""
 
-from simdist.tune.axes import KINDS, Extras
+from simdist.tune.candidates import KINDS, Extras
 from simdist.tune.constraints import Constraints
 from simdist.tune.tuning import Tuned, Wanted, tune
 

@@ -1,20 +1,40 @@
-"""A candidate: a schedule with its settings, and how far it is from another."""
+"""Candidates: schedules with settings of theirs, what may be varied about them, and how far they are from another."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
+from simdist.errors import ScenarioError
+from simdist.plan.plan import ITEM_NBYTES
+from simdist.scenario import Scenario
 from simdist.schedules import Schedule, kinds
-from simdist.tune.ladders import Levels
+from simdist.schedules.job import POLICIES
+from simdist.studies.proposals import Levels
 
-Value = str | int | float | bool | None
+Value: TypeAlias = str | int | float | bool | None
 """What a setting may be."""
 
-Options = tuple[tuple[str, Value], ...]
+ChangedSettings: TypeAlias = tuple[tuple[str, Value], ...]
 """Settings that are not the default: attribute and value."""
+
+AVERAGING = ("local_sgd", "hierarchical_sgd")
+"""Kinds that average parameters."""
+_DENSE = ("sync", "torus")
+_SERVERS = ("parameter_server",)
+_SPARSE = ("hitopk", "gtopk", "naive_ag")
+KINDS = (*_DENSE, *AVERAGING, *_SERVERS, *_SPARSE)
+"""Kinds that are tuned."""
+
+_MIB = 1024**2
+_BUCKETS: tuple[Value, ...] = (_MIB, 4 * _MIB, 10 * _MIB, 25 * _MIB, 50 * _MIB, 100 * _MIB, None)
+_SPARSE_BUCKETS: tuple[Value, ...] = (25 * _MIB, None)
+_DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.1)
+_PREFETCH = (1, 2, 4, 8)
+_TIMES_READERS = (1, 2, 4)
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class Choices:
     """A setting of a schedule, and what it may be.
 
     Args:
@@ -35,12 +55,17 @@ class Candidate:
     Args:
         kind: As scenarios call it.
         levels: Of schedules that average parameters: how often over how many ranks.
-        options: Settings that are not the default, attribute and value.
+        changed: Settings that are not the default, attribute and value.
     """
 
     kind: str
     levels: Levels = ()
-    options: Options = ()
+    changed: ChangedSettings = ()
+
+    @property
+    def global_every(self) -> int:
+        """Steps from one exchange of all ranks to the next; 1 if all exchange in every step."""
+        return self.levels[-1][0] if self.levels else 1
 
     def settings(self) -> dict[str, object]:
         """Return the schedule's attributes."""
@@ -49,7 +74,7 @@ class Candidate:
             settings["period"] = self.levels[-1][0]
         elif self.levels:
             settings |= {"levels": dict(self.levels), "intra_node_gradients": False}
-        return settings | dict(self.options)
+        return settings | dict(self.changed)
 
 
 def schedule_of(candidate: Candidate) -> Schedule:
@@ -57,12 +82,12 @@ def schedule_of(candidate: Candidate) -> Schedule:
 
     >>> schedule_of(Candidate("hierarchical_sgd", ((2, 4), (8, 64)))).name
     'hsgd-2-4,8-64'
-    >>> schedule_of(Candidate("sync", options=(("bucket_nbytes", None),))).name
+    >>> schedule_of(Candidate("sync", changed=(("bucket_nbytes", None),))).name
     'sync-one-bucket'
     """
     schedule = kinds()[candidate.kind].model_validate(candidate.settings())
     own, of_input = schedule.default_label(), schedule.name
-    told = "".join(_label_of(name, value) for name, value in candidate.options)
+    told = "".join(_label_of(name, value) for name, value in candidate.changed)
     return schedule.model_copy(update={"label": own + told + of_input.removeprefix(own)}) if told else schedule
 
 
@@ -88,9 +113,9 @@ def n_changes(one: Candidate, other: Candidate) -> int:
     1
     """
     levels, others = set(one.levels), set(other.levels)
-    options = {name for name, _ in set(one.options) ^ set(other.options)}
+    changed = {name for name, _ in set(one.changed) ^ set(other.changed)}
     family = family_of(one) != family_of(other)
-    return max(len(levels - others), len(others - levels)) + len(options) + family
+    return max(len(levels - others), len(others - levels)) + len(changed) + family
 
 
 def family_of(candidate: Candidate) -> str:
@@ -107,3 +132,69 @@ def unlike(labels: Sequence[str], label: str) -> str:
     while label in labels:
         label += "-tuned"
     return label
+
+
+@dataclass(frozen=True, slots=True)
+class Extras:
+    """Which schedules may be tried.
+
+    Args:
+        only: Kinds, of `KINDS`; all that are allowed if empty.
+        min_density: Least share of a gradient that may be sent; None: all of it is, so no schedule is sparse.
+        allows_fp16: Gradients may be sent in half precision.
+        allows_servers: There may be parameter servers.
+    """
+
+    only: tuple[str, ...] = ()
+    min_density: float | None = None
+    allows_fp16: bool = False
+    allows_servers: bool = False
+
+    def kinds(self) -> tuple[str, ...]:
+        """Return the kinds that may be tried.
+
+        Raises:
+            ScenarioError: A sparse kind is asked for, but not how sparse it may be.
+        """
+        sparse = [kind for kind in self.only if kind in _SPARSE]
+        if sparse and self.min_density is None:
+            raise ScenarioError(
+                f"--only {sparse[0]}: it sends a part of the gradient, which changes what is learnt; say how small a "
+                f"part it may be, e.g. --min-density 0.001"
+            )
+        allowed = (*_DENSE, *AVERAGING, *_SERVERS * self.allows_servers, *_SPARSE * (self.min_density is not None))
+        return self.only or allowed
+
+
+def own_choices(kind: str, scenario: Scenario, extras: Extras) -> tuple[Choices, ...]:
+    """Return what may be varied about how the schedules of a kind synchronise: of these settings, those that it has."""
+    workload, cluster = scenario.workload, scenario.cluster
+    fields = kinds()[kind].model_fields
+    whole_nbytes = sum(workload.tensor_counts) * ITEM_NBYTES[workload.dtype]
+    buckets = _SPARSE_BUCKETS if kind in _SPARSE else _BUCKETS
+    values: dict[str, Sequence[Value]] = {
+        "bucket_nbytes": [each for each in buckets if not isinstance(each, int) or each < whole_nbytes]
+    }
+    if extras.allows_fp16 and workload.dtype == "float32":
+        values["compression"] = ("none", "fp16")
+    values["servers"] = sorted({1, cluster.nodes, cluster.world_size})
+    if extras.min_density is not None:
+        least = extras.min_density
+        values["density"] = (least, *(density for density in _DENSITIES if density > least))
+    found = [Choices(name, tuple(values[name]), fields[name].default) for name in values if name in fields]
+    if "intra_node_gradients" in fields:
+        has_levels = 1 < cluster.gpus_per_node < cluster.world_size
+        found.append(Choices("intra_node_gradients", (False, True) if has_levels else (False,), False))
+    return tuple(found)
+
+
+def input_choices(scenario: Scenario) -> tuple[Choices, ...]:
+    """Return what may be varied about how batches are read, if they are read from storage."""
+    path = scenario.input
+    if path.source != "storage":
+        return ()
+    prefetch = Choices("prefetch", tuple(sorted({*_PREFETCH, path.prefetch})), path.prefetch)
+    if scenario.data is None:
+        return (prefetch,)
+    readers = Choices("readers", tuple(times * path.readers for times in _TIMES_READERS), path.readers)
+    return (prefetch, Choices("data", POLICIES, scenario.data.policy), readers)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from simdist.report.figures import literal_text, shortened
 from simdist.report.palette import BLACK, BLUE, GREY, VERMILLION, time_unit
-from simdist.tune.finals import Finalist
+from simdist.tune.evaluating import Finalist
 from simdist.tune.tuning import Tuned
 
 if TYPE_CHECKING:

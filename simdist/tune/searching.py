@@ -10,14 +10,26 @@ All, if there are few. Otherwise as many as the budget allows:
 
 The neighbours find what is near the best start, which the suggestions of a sampler come across by luck; the suggestions
 find what the guess behind the starts is wrong about.
+
+Suggestions are those of Optuna's tree-structured Parzen estimator, made legal: it models every setting by itself, so
+what it suggests need not be a legal schedule, nor a new one. The nearest candidate that was not tried takes its place,
+and Optuna is told about that one.
+
+Source:
+    Bergstra et al., Algorithms for Hyper-Parameter Optimization, NIPS 2011; Akiba et al., Optuna: A Next-generation
+    Hyperparameter Optimization Framework, KDD 2019.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias, final
 
-from simdist.tune.candidates import Candidate, family_of, n_changes
+from simdist.errors import ScenarioError
+from simdist.tune.candidates import Candidate, Choices, Value, family_of, n_changes
 from simdist.tune.evaluating import Evaluated
-from simdist.tune.space import Place, Space
-from simdist.tune.suggesting import Suggester
+from simdist.tune.space import Space
+
+_FAMILY = "family"
+_Point: TypeAlias = dict[str, int]  # setting -> which of its values
 
 Evaluate = Callable[[Candidate], Evaluated | None]
 """Returns what a candidate achieves; None if it is illegal or breaks a constraint."""
@@ -35,13 +47,12 @@ def search(space: Space, evaluate: Evaluate, *, budget: int | None, seed: int) -
     Raises:
         ScenarioError: Not all can be tried, and Optuna is not installed.
     """
-    candidates = [place.candidate for place in space.places]
-    if budget is None or budget >= len(candidates):
-        return _distinct(map(evaluate, candidates))
-    suggester = Suggester(candidates, space.axes, seed=seed)
+    if budget is None or budget >= len(space.candidates):
+        return _distinct(map(evaluate, space.candidates))
+    suggester = Suggester(space.candidates, space.choices, seed=seed)
     found: dict[int, Evaluated] = {}  # by identity: equal plans have one
-    untried = dict.fromkeys(candidates)
-    proposals = _proposals(starts(space.places), suggester, found, untried)
+    untried = dict.fromkeys(space.candidates)
+    proposals = _proposals(starts(space.candidates), suggester, found, untried)
     while untried and len(found) < budget:
         candidate = next(proposals)
         del untried[candidate]
@@ -54,7 +65,7 @@ def search(space: Space, evaluate: Evaluate, *, budget: int | None, seed: int) -
 
 def _proposals(
     starts: Sequence[Candidate],
-    suggester: Suggester,
+    suggester: "Suggester",
     found: Mapping[int, Evaluated],
     untried: Mapping[Candidate, None],
 ) -> Iterator[Candidate]:
@@ -80,13 +91,94 @@ def _distinct(evaluated: Iterable[Evaluated | None]) -> list[Evaluated]:
     return list({id(each): each for each in evaluated if each is not None}.values())
 
 
-def starts(places: Sequence[Place]) -> list[Candidate]:
+def starts(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the first candidate of each family and each time between exchanges of all ranks.
 
     Args:
-        places: Those first that are likely to be fast.
+        candidates: Those first that are likely to be fast.
     """
     first: dict[tuple[str, int], Candidate] = {}
-    for place in places:
-        first.setdefault((family_of(place.candidate), place.global_every), place.candidate)
+    for each in candidates:
+        first.setdefault((family_of(each), each.global_every), each)
     return list(first.values())
+
+
+@final
+class Suggester:
+    """Suggests what to try next, given what was tried."""
+
+    def __init__(self, candidates: Sequence[Candidate], choices: Mapping[str, Sequence[Choices]], *, seed: int) -> None:
+        """Know all candidates and the result of none.
+
+        Args:
+            candidates: All there are.
+            choices: What may differ beside their levels, by kind.
+            seed: Of the sampler.
+
+        Raises:
+            ScenarioError: Optuna is not installed.
+        """
+        try:
+            import optuna
+        except ImportError:
+            raise ScenarioError(
+                f"{len(candidates):,} candidates are searched with Optuna, which is not installed: "
+                "pip install optuna, or write --exhaustive to try them all"
+            ) from None
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._optuna = optuna
+        self._study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+        self._choices = _choices_of_families(candidates, choices)
+        self._points = {candidate: _point(candidate, self._choices[family_of(candidate)]) for candidate in candidates}
+
+    def suggest(self, untried: Sequence[Candidate]) -> Candidate:
+        """Return the untried candidate that is nearest to a suggestion; of equally near ones, the first."""
+        trial = self._study.ask()
+        family = trial.suggest_categorical(_FAMILY, sorted(self._choices))
+        wanted = {
+            name: trial.suggest_int(f"{family} {name}", 0, len(each.values) - 1)
+            for name, each in self._choices[family].items()
+        }
+        self._study.tell(trial, state=self._optuna.trial.TrialState.FAIL)  # `tell` says what was tried instead
+        return min(untried, key=lambda each: (family_of(each) != family, _distance(self._points[each], wanted)))
+
+    def tell(self, candidate: Candidate, step_s: float) -> None:
+        """Take the result of a candidate, whoever suggested it."""
+        family, optuna = family_of(candidate), self._optuna
+        distributions = {_FAMILY: optuna.distributions.CategoricalDistribution(sorted(self._choices))} | {
+            f"{family} {name}": optuna.distributions.IntDistribution(0, len(each.values) - 1)
+            for name, each in self._choices[family].items()
+        }
+        values = {f"{family} {name}": place for name, place in self._points[candidate].items()}
+        params = {_FAMILY: family} | values
+        self._study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=step_s))
+
+
+def _choices_of_families(
+    candidates: Sequence[Candidate], choices: Mapping[str, Sequence[Choices]]
+) -> dict[str, dict[str, Choices]]:
+    """Return the choices of each family by name; one for each size of a group is how often groups of it average."""
+    levels = {level for candidate in candidates for level in candidate.levels}
+    periods = sorted({period for period, _ in levels})
+    found: dict[str, dict[str, Choices]] = {}
+    for candidate in {each.kind: each for each in candidates}.values():
+        sizes = sorted({ranks for _, ranks in levels}) if candidate.levels else []
+        of_levels = [Choices(_over(ranks), (None, *periods)) for ranks in sizes]
+        of_family = found.setdefault(family_of(candidate), {})
+        of_family |= {each.name: each for each in (*of_levels, *choices[candidate.kind])}
+    return found
+
+
+def _point(candidate: Candidate, of_family: Mapping[str, Choices]) -> _Point:
+    values: dict[str, Value] = {_over(ranks): period for period, ranks in candidate.levels}
+    values |= dict(candidate.changed)
+    return {name: each.values.index(values.get(name, each.default)) for name, each in of_family.items()}
+
+
+def _over(ranks: int) -> str:
+    return f"over {ranks}"
+
+
+def _distance(one: _Point, other: _Point) -> int:
+    """Return the distance between two points of one family, summed over its settings."""
+    return sum(abs(one[name] - place) for name, place in other.items() if name in one)

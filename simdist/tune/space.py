@@ -12,29 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from simdist.plan import Result
 from simdist.runs.building import job
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
-from simdist.tune.axes import AVERAGING, Extras, input_axes, own_axes
-from simdist.tune.candidates import Axis, Candidate, Options, schedule_of
+from simdist.studies.proposals import Levels, level_chains
+from simdist.tune import candidates
+from simdist.tune.candidates import AVERAGING, Candidate, ChangedSettings, Choices, Extras
 from simdist.tune.constraints import Constraints, exchanged
-from simdist.tune.ladders import Levels, level_chains
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A candidate in the space.
-
-    Args:
-        candidate: What it is.
-        waited_for: Other ranks that a rank waits for per step, as far as the first steps tell.
-        global_every: Period of its exchanges of all ranks; 1 if all exchange in every step.
-    """
-
-    candidate: Candidate
-    waited_for: float
-    global_every: int
 
 
 @dataclass(frozen=True)
@@ -42,14 +26,14 @@ class Space:
     """What may be tried.
 
     Args:
-        places: Legal candidates, those that are likely to be fast first.
-        axes: What may differ beside the levels, by kind.
+        candidates: Legal ones, those first that are likely to be fast.
+        choices: What may differ beside the levels, by kind.
         n_illegal: How many the schedules or the scenario refused, or that have settings without effect.
         excluded: How many each constraint excluded.
     """
 
-    places: tuple[Place, ...]
-    axes: Mapping[str, tuple[Axis, ...]]
+    candidates: tuple[Candidate, ...]
+    choices: Mapping[str, tuple[Choices, ...]]
     n_illegal: int = 0
     excluded: Counter[str] = field(default_factory=Counter)
 
@@ -60,12 +44,12 @@ def space(scenario: Scenario, constraints: Constraints, extras: Extras) -> Space
     Raises:
         ScenarioError: See `Extras.kinds`.
     """
-    own = {kind: own_axes(kind, scenario, extras) for kind in extras.kinds()}
-    of_input = input_axes(scenario)
-    places: list[Place] = []
+    own = {kind: candidates.own_choices(kind, scenario, extras) for kind in extras.kinds()}
+    of_input = candidates.input_choices(scenario)
+    found: list[tuple[float, Candidate]] = []  # with the ranks that a rank waits for per step
     excluded: Counter[str] = Counter()
     n_illegal = 0
-    inputs = [each for each in _products(of_input) if legal(Candidate("sync", options=each), scenario)]
+    inputs = [each for each in _products(of_input) if legal(Candidate("sync", changed=each), scenario)]
     window = min(scenario.steps, 2 * constraints.global_every + 1)
     described = replace(job(scenario), n_steps=window)
     for candidate in _candidates(own, scenario, constraints):
@@ -77,15 +61,17 @@ def space(scenario: Scenario, constraints: Constraints, extras: Extras) -> Space
         if faults := tuple(constraints.broken_by(exchanged(results), described.world_size)):
             excluded.update(dict.fromkeys(faults, len(inputs)))
         else:
-            places += _places(candidate, results, inputs)
-    places.sort(key=lambda place: (place.waited_for, len(place.candidate.options)))
-    return Space(tuple(places), {kind: (*axes, *of_input) for kind, axes in own.items()}, n_illegal, excluded)
+            waited_for = sum(each.gradients.size + each.parameters.size - 2 for each in results) / window
+            found += [(waited_for, replace(candidate, changed=(*candidate.changed, *each))) for each in inputs]
+    found.sort(key=lambda each: (each[0], len(each[1].changed)))
+    choices = {kind: (*of_kind, *of_input) for kind, of_kind in own.items()}
+    return Space(tuple(candidate for _, candidate in found), choices, n_illegal, excluded)
 
 
 def legal(candidate: Candidate, scenario: Scenario) -> Schedule | None:
     """Return a candidate's schedule if the schedule itself and the scenario allow it."""
     try:
-        schedule = schedule_of(candidate)
+        schedule = candidates.schedule_of(candidate)
         scenario.changed(schedules=(schedule,))
     except ValueError:  # pydantic's, if a value is refused, or that of a scenario
         return None
@@ -93,22 +79,21 @@ def legal(candidate: Candidate, scenario: Scenario) -> Schedule | None:
 
 
 def _candidates(
-    own: Mapping[str, tuple[Axis, ...]], scenario: Scenario, constraints: Constraints
+    own: Mapping[str, tuple[Choices, ...]], scenario: Scenario, constraints: Constraints
 ) -> Iterator[Candidate]:
     """Yield every kind with every way to average and every setting of its own."""
     for kind, of_kind in own.items():
-        for levels, options in product(_levels(kind, scenario, constraints), _products(of_kind)):
-            is_local_sgd = len(levels) == 1 and not options  # which is a kind of its own
+        for levels, changed in product(_levels(kind, scenario, constraints), _products(of_kind)):
+            is_local_sgd = len(levels) == 1 and not changed  # which is a kind of its own
             if kind != "hierarchical_sgd" or not is_local_sgd:
-                yield Candidate(kind, levels, options)
+                yield Candidate(kind, levels, changed)
 
 
-def _products(axes: Sequence[Axis]) -> list[Options]:
-    """Return every choice from axes, without what is the default."""
-    choices = product(*(axis.values for axis in axes))
+def _products(choices: Sequence[Choices]) -> list[ChangedSettings]:
+    """Return every combination of choices, without what is the default."""
     return [
-        tuple((axis.name, value) for axis, value in zip(axes, values, strict=True) if value != axis.default)
-        for values in choices
+        tuple((each.name, value) for each, value in zip(choices, values, strict=True) if value != each.default)
+        for values in product(*(each.values for each in choices))
     ]
 
 
@@ -120,11 +105,3 @@ def _levels(kind: str, scenario: Scenario, constraints: Constraints) -> Iterator
     for levels in level_chains(scenario.cluster.world_size, min(constraints.global_every, scenario.steps)):
         if kind == "hierarchical_sgd" or len(levels) == 1:
             yield levels
-
-
-def _places(candidate: Candidate, results: Sequence[Result], inputs: Sequence[Options]) -> Iterator[Place]:
-    """Yield a candidate with every way to read its input."""
-    waited_for = sum(each.gradients.size + each.parameters.size - 2 for each in results) / len(results)
-    global_every = candidate.levels[-1][0] if candidate.levels else 1
-    for each in inputs:
-        yield Place(replace(candidate, options=(*candidate.options, *each)), waited_for, global_every)

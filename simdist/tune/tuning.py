@@ -15,11 +15,9 @@ from simdist.schedules import Schedule, kinds
 from simdist.studies import comparison
 from simdist.studies.comparison import ScheduleTimes, find_baseline, find_label
 from simdist.studies.resampling import Runs, longest_period, runs_of
-from simdist.tune.axes import Extras
-from simdist.tune.candidates import Candidate
+from simdist.tune.candidates import Candidate, Extras
 from simdist.tune.constraints import Constraints
-from simdist.tune.evaluating import Evaluated, Evaluator
-from simdist.tune.finals import Finalist, finalists, measure_finalists
+from simdist.tune.evaluating import Evaluated, Evaluator, Finalist, finalists, measure_finalists
 from simdist.tune.searching import search
 from simdist.tune.space import space
 from simdist.tune.verdict import Verdict, verdict
@@ -120,8 +118,8 @@ def tune(
     n_fresh = wanted.n_seeds or (_SEEDS_OF_A_RECORDING if runs.recording else _SEEDS)
     n_seeds, n_search_seeds = (n_fresh, wanted.n_search_seeds) if drawn.is_random else (1, 1)
     found = space(drawn, within, wanted.extras)
-    budget = wanted.budget(len(found.places))
-    n_expected = len(found.places) if budget is None else min(budget, len(found.places))
+    budget = wanted.budget(len(found.candidates))
+    n_expected = len(found.candidates) if budget is None else min(budget, len(found.candidates))
     evaluator = Evaluator(runs, wanted.constraints, lambda its, built: simulated(its, built, n_search_seeds))
 
     def evaluate(candidate: Candidate) -> Evaluated | None:
@@ -149,7 +147,7 @@ def tune(
         tuple(shown),
         verdict(fresh, shown, wanted.constraints),
         tuple(evaluated),
-        n_candidates=len(found.places),
+        n_candidates=len(found.candidates),
         excluded=excluded,
         n_illegal=found.n_illegal + evaluator.n_illegal,
     )

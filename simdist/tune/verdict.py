@@ -15,7 +15,7 @@ from simdist.settings.units import format_seconds
 from simdist.studies.resampling import WORTHWHILE, Runs
 from simdist.traces.waiting import attribute_waiting
 from simdist.tune.constraints import Constraints, broken
-from simdist.tune.finals import Finalist, chosen, clearly_faster
+from simdist.tune.evaluating import Finalist, chosen, clearly_faster
 
 _LOOKED_AT_STEPS = 200
 _MOST_OF_THE_WAITING = 0.8
@@ -118,7 +118,7 @@ def _ties(runs: Runs, best: Finalist, found: Sequence[Finalist]) -> tuple[str, .
     """Name the finalists that may be as fast."""
     others = (each for each in found if each is not best and not each.is_baseline and not each.problem)
     equal = [each.schedule.name for each in others if not clearly_faster(runs, best, each)]
-    return (f"it cannot be told from {', '.join(equal)} by their step times",) if equal else ()
+    return (f"it is statistically indistinguishable from {', '.join(equal)} by their step times",) if equal else ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def every(text: str, constraints: Constraints, extras: Extras) -> tuple[Space, d
         lambda its, built: comparison.measure(its, built, n_seeds=1),
     )
     found = space(scenario, constraints, extras)
-    return found, {place.candidate: evaluator.evaluate(place.candidate) for place in found.places}
+    return found, {each: evaluator.evaluate(each) for each in found.candidates}
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_the_same_seed_searches_in_the_same_order_and_tries_nothing_twice():
 
 def test_starts_are_one_for_each_family_and_each_time_between_exchanges_of_all():
     found, _ = every(GPUS_64, Constraints(8, ((8, 2),)), Extras())
-    begun = starts(found.places)
+    begun = starts(found.candidates)
     averaging = [each.levels[-1][0] for each in begun if each.levels]
     assert sorted(averaging) == [1, 2, 3, 4, 5, 6, 7, 8]
     assert {each.kind for each in begun if not each.levels} == {"sync", "torus"}

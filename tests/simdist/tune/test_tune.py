@@ -11,11 +11,9 @@ from simdist.plan import Result
 from simdist.runs.building import build, job
 from simdist.scenario import loads
 from simdist.tune import Constraints, Extras
-from simdist.tune.axes import input_axes
-from simdist.tune.candidates import Candidate, n_changes, schedule_of
+from simdist.tune.candidates import Candidate, input_choices, n_changes, schedule_of
 from simdist.tune.constraints import broken, exchanged, facts, longest_gap
-from simdist.tune.ladders import level_chains, periods
-from simdist.tune.pareto import front
+from simdist.tune.evaluating import front
 from simdist.tune.space import legal, space
 from simdist.tune.verdict import entry
 
@@ -32,7 +30,7 @@ def small(*edits, text=SMALL):
 
 
 def labels(found):
-    return sorted(schedule_of(place.candidate).name for place in found.places)
+    return sorted(schedule_of(each).name for each in found.candidates)
 
 
 def known(scenario, **settings):
@@ -59,21 +57,6 @@ def test_space_of_two_nodes_of_four_ranks_is_what_one_counts_by_hand():
     )
 
 
-def test_chains_of_eight_ranks_up_to_four_steps_are_all_there():
-    chains = list(level_chains(8, 4))
-    one = [((p, 8),) for p in (1, 2, 3, 4)]
-    two = [((p, g), (q, 8)) for p, q in ((1, 2), (1, 3), (1, 4), (2, 4)) for g in (2, 4)]
-    three = [((1, 2), (2, 4), (4, 8))]
-    assert sorted(chains) == sorted(one + two + three)
-    assert len(chains) == len(set(chains))
-
-
-def test_periods_end_with_the_longest_that_is_allowed():
-    assert periods(1) == (1,)
-    assert periods(50)[-1] == 50
-    assert list(periods(50)) == sorted(set(periods(50)))
-
-
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 2), (1, 6), (2, 1), (2, 3), (3, 4), (4, 2), (5, 1)])
 def test_every_candidate_is_legal_proved_and_meets_the_demands_on_exchanges(nodes, gpus):
     scenario = small(
@@ -86,28 +69,28 @@ def test_every_candidate_is_legal_proved_and_meets_the_demands_on_exchanges(node
     scenario = scenario.changed(steps=9)
     found = space(scenario, constraints, extras)
     names = set()
-    for place in found.places:
-        schedule = legal(place.candidate, scenario)
+    for each in found.candidates:
+        schedule = legal(each, scenario)
         assert schedule is not None
         assert schedule.problems(nodes * gpus, gpus) == []
         plan = build(scenario, schedule)
         assert broken(facts(scenario, plan), constraints) == ()
         names.add(schedule.name)
-    assert len(names) == len(found.places)  # labels tell them apart
+    assert len(names) == len(found.candidates)  # labels tell them apart
 
 
 def test_gtopk_is_left_out_where_it_says_that_the_world_is_no_power_of_two():
     only = Extras(only=("gtopk",), min_density=0.01)
-    assert space(small(), Constraints(8), only).places
+    assert space(small(), Constraints(8), only).candidates
     odd = space(small(("nodes: 2", "nodes: 3"), ("{2: 4, 4: world}", "{2: 4, 4: 12}")), Constraints(8), only)
-    assert odd.places == ()
+    assert odd.candidates == ()
     assert odd.n_illegal > 0
 
 
 def test_schedules_that_change_the_mathematics_need_to_be_allowed():
-    kinds = {place.candidate.kind for place in space(small(), Constraints(8), Extras()).places}
+    kinds = {each.kind for each in space(small(), Constraints(8), Extras()).candidates}
     assert kinds == {"sync", "torus", "local_sgd", "hierarchical_sgd"}
-    settings = [place.candidate.settings() for place in space(small(), Constraints(8), Extras()).places]
+    settings = [each.settings() for each in space(small(), Constraints(8), Extras()).candidates]
     assert not any("compression" in each or "density" in each for each in settings)
     with pytest.raises(ScenarioError, match=r"--only hitopk: .*--min-density 0\.001"):
         space(small(), Constraints(8), Extras(only=("hitopk",)))
@@ -115,31 +98,37 @@ def test_schedules_that_change_the_mathematics_need_to_be_allowed():
 
 def test_no_density_is_below_the_least_one():
     found = space(small(), Constraints(8), Extras(only=("hitopk",), min_density=0.02))
-    assert {schedule_of(place.candidate).density for place in found.places} == {0.02, 0.03, 0.1}
+    assert {schedule_of(each).density for each in found.candidates} == {0.02, 0.03, 0.1}
 
 
 def test_a_setting_that_has_no_effect_is_not_tried():
     """On one node a torus is synchronous SGD."""
     one_node = small(("nodes: 2", "nodes: 1"), ("{2: 4, 4: world}", "{2: 2, 4: world}"))
-    assert "torus" not in {place.candidate.kind for place in space(one_node, Constraints(8), Extras()).places}
+    assert "torus" not in {each.kind for each in space(one_node, Constraints(8), Extras()).candidates}
 
 
 def test_input_is_varied_only_where_it_is_read_from_storage():
-    assert input_axes(small()) == ()
+    assert input_choices(small()) == ()
     stored = small(
         ("  network: {latency: 25 us, bandwidth: 25 Gbit/s}\n", STORED), ("steps: 12\n", "steps: 12\n" + DATA)
     )
     found = space(stored, Constraints(1), Extras(only=("sync",)))
-    tried = {tuple(sorted(dict(place.candidate.options).items())) for place in found.places}
+    tried = {tuple(sorted(dict(each.changed).items())) for each in found.candidates}
     assert {dict(each).get("prefetch", 3) for each in tried} == {1, 2, 3, 4, 8}
     assert {dict(each).get("readers", 2) for each in tried} == {2, 4, 8}
     assert {dict(each).get("data", "naive") for each in tried} == {"naive"}  # the cluster has no disk and no memory
 
 
 def test_first_candidates_wait_for_the_fewest():
-    found = space(small(), Constraints(8, ((4, 2),)), Extras())
-    assert found.places[0].candidate == Candidate("hierarchical_sgd", ((2, 4), (8, 8)))
-    assert [place.waited_for for place in found.places] == sorted(place.waited_for for place in found.places)
+    scenario = small()
+    found = space(scenario, Constraints(8, ((4, 2),)), Extras())
+    assert found.candidates[0] == Candidate("hierarchical_sgd", ((2, 4), (8, 8)))
+    waited_for = []
+    for each in found.candidates:
+        results = [schedule_of(each).result(step, job(scenario)) for step in range(12)]
+        waited_for.append(sum(result.gradients.size + result.parameters.size - 2 for result in results))
+    assert len(set(waited_for)) > 4
+    assert waited_for == sorted(waited_for)
 
 
 def test_local_sgd_and_one_more_level_are_one_change_apart():
@@ -201,8 +190,8 @@ def test_gaps_are_those_of_the_plan_with_its_warm_up_and_its_last_steps():
 
 def test_exchanges_of_a_schedule_and_of_its_plan_are_the_same():
     scenario = small()
-    for place in space(scenario, Constraints(4), Extras()).places:
-        schedule = schedule_of(place.candidate)
+    for each in space(scenario, Constraints(4), Extras()).candidates:
+        schedule = schedule_of(each)
         results: list[Result] = [schedule.result(step, job(scenario)) for step in range(scenario.steps)]
         assert facts(scenario, build(scenario, schedule)).group_sizes.tolist() == exchanged(results).tolist()
 
@@ -230,9 +219,9 @@ def test_front_has_what_no_other_point_beats():
 def test_entry_of_a_schedule_can_be_pasted_into_a_scenario():
     scenario = small()
     extras = Extras(min_density=0.01, allows_fp16=True, allows_servers=True)
-    places = space(scenario, Constraints(4), extras).places
-    for place, _ in zip(places, range(60), strict=False):
-        schedule = schedule_of(place.candidate)
+    candidates = space(scenario, Constraints(4), extras).candidates
+    for each, _ in zip(candidates, range(60), strict=False):
+        schedule = schedule_of(each)
         text = SMALL[: SMALL.index("schedules:")] + f"schedules:\n  {entry(schedule)}\n"
         (read,) = loads(text).schedules
         assert read.name == schedule.name

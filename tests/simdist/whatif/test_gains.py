@@ -12,7 +12,6 @@ from simdist.schedules import LocalSGD, Schedule, Sync
 from simdist.studies.comparison import measure
 from simdist.studies.resampling import ResampledRecording
 from simdist.whatif import Gains, gains
-from simdist.whatif.candidates import candidates
 from tests.simdist.whatif.test_whatif import job
 
 SYNC = Sync()
@@ -154,20 +153,3 @@ def test_a_stated_block_that_is_shorter_than_a_period_is_told(tmp_path: Path) ->
 def test_no_runs_are_refused() -> None:
     with pytest.raises(ScenarioError, match="0 resamples; must be at least 1"):
         compared(job(PAUSES), n_runs=0)
-
-
-@pytest.mark.parametrize(
-    ("nodes", "labels"),
-    [
-        (4, ["local-2", "local-4", "local-8", "hsgd-2-2,4-8", "hsgd-2-2,8-8", "hsgd-2-2,4-4,8-8"]),
-        (2, ["local-2", "local-4", "local-8", "hsgd-2-2,4-4", "hsgd-2-2,8-4"]),
-        (1, ["local-2", "local-4", "local-8"]),
-    ],
-)
-def test_candidates_fit_the_world(nodes: int, labels: list[str]) -> None:
-    assert [schedule.name for schedule in candidates(job(nodes=nodes))] == labels
-
-
-def test_candidates_average_over_all_ranks_within_the_run_and_are_new() -> None:
-    scenario = job(steps=4).changed(schedules=(SYNC, LocalSGD(period=2)))
-    assert [schedule.name for schedule in candidates(scenario)] == ["local-4", "hsgd-2-2,4-8"]

@@ -1,0 +1,143 @@
+"""Schedules to propose for a job: a few for `whatif` and `import` to compare it with, and the levels that `tune` tries.
+
+A chain of levels {2: 8, 4: 32, 8: 64} is a chain of periods, each a multiple of the one before, beside a chain of group
+sizes, each a multiple of the one before and the last the world. Whether a schedule with them is legal, the schedule
+says itself; the chains are only written so that nearly all of them are.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import TypeAlias
+
+from simdist.scenario import Scenario
+from simdist.schedules import HierarchicalSGD, LocalSGD, Schedule, Sync
+
+Levels: TypeAlias = tuple[tuple[int, int], ...]
+"""Pairs of a period in steps and the ranks of a group, both growing."""
+
+_PERIODS = (2, 4, 8)  # of the few
+_MOST_LEVELS = 4  # GPUs, node, rack, world: deeper hierarchies are not built
+_EVERY_ONE_TO = 8  # beyond, two periods per doubling are close enough
+
+
+def averaging(levels: Levels) -> Schedule:
+    """Return local SGD of one level, hierarchical SGD of several; gradients are not averaged.
+
+    >>> averaging(((4, 64),)).name, averaging(((2, 8), (4, 64))).name
+    ('local-4', 'hsgd-2-8,4-64')
+    """
+    if len(levels) == 1:
+        return LocalSGD(period=levels[0][0])
+    return HierarchicalSGD(levels=dict(levels), intra_node_gradients=False)
+
+
+def few_schedules(scenario: Scenario) -> tuple[Schedule, ...]:
+    """Return a few schedules that fit the cluster of a scenario and average over all ranks in its steps.
+
+    Local SGD of periods 2, 4 and 8; hierarchical SGD that averages within nodes (within halves of a single node) every
+    2 steps and over all ranks every 4 or 8, and in three levels where there are four nodes or more.
+    """
+    world_size, ranks_per_node = scenario.cluster.world_size, scenario.cluster.gpus_per_node
+    near = ranks_per_node if 1 < ranks_per_node < world_size else world_size // 2
+    chains: list[Levels] = [((period, world_size),) for period in _PERIODS]
+    chains += [((2, near), (period, world_size)) for period in _PERIODS[1:]] if near > 1 else []
+    chains += [((2, near), (4, 2 * near), (8, world_size))] if 1 < near <= world_size // 4 else []
+    labels = {schedule.name for schedule in scenario.schedules}
+    return tuple(
+        schedule
+        for schedule in (map(averaging, chains) if world_size > 1 else ())
+        if not schedule.problems(world_size, ranks_per_node)
+        and not schedule.unused_settings(world_size, ranks_per_node, scenario.steps)
+        and schedule.name not in labels
+    )
+
+
+def traced_schedules(
+    traced: Sync, n_steps: int, *, nodes: int, gpus_per_node: int, has_links: bool
+) -> tuple[Schedule, ...]:
+    """Return the schedule of a traced job, and local and hierarchical SGD by several periods.
+
+    Hierarchical SGD averages over a node first; on several nodes also with gradients averaged within each node in every
+    step, as PyTorch's hook does. What would never average over all ranks in so many steps is left out.
+
+    Args:
+        traced: Synchronous SGD, with the buckets that were seen.
+        n_steps: Of the scenario.
+        nodes: Machines.
+        gpus_per_node: Ranks of each.
+        has_links: Whether links are known well enough for hierarchical SGD.
+    """
+    world_size = nodes * gpus_per_node
+    if world_size == 1:
+        return (traced,)
+    found: list[Schedule] = [traced, *(averaging(((period, world_size),)) for period in _PERIODS if period <= n_steps)]
+    levels = _levels_by_node(nodes, gpus_per_node) if has_links else ()
+    if levels and levels[-1][0] <= n_steps:
+        hierarchical = averaging(levels)
+        found.append(hierarchical)
+        if nodes > 1 and gpus_per_node > 1:
+            found.append(HierarchicalSGD(levels=dict(levels), label=f"{hierarchical.name}-node-gradients"))
+    return tuple(found)
+
+
+def _levels_by_node(nodes: int, gpus_per_node: int) -> Levels:
+    """Return a chain of levels: a node first, then at most one size between, then the world; empty where none fits.
+
+    >>> _levels_by_node(8, 8), _levels_by_node(1, 4)
+    (((2, 8), (4, 32), (8, 64)), ((2, 2), (4, 4)))
+    """
+    *parts, world_size = divisors(nodes * gpus_per_node)
+    if not parts:
+        return ()
+    first = min(parts, key=lambda size: (size != gpus_per_node, abs(size - math.sqrt(world_size)), size))
+    between = [size for size in parts if size % first == 0 and size > first]
+    return tuple(zip(_PERIODS, (first, *between[-1:], world_size), strict=False))
+
+
+def periods(most: int) -> tuple[int, ...]:
+    """Return the periods to try, up to `most` steps: all up to 8, then 2^k and 3 x 2^k, and `most` itself.
+
+    >>> periods(20)
+    (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 20)
+    """
+    doubled = {base * 2**k for base in (2, 3) for k in range(most.bit_length())}
+    every_one = set(range(1, _EVERY_ONE_TO + 1))
+    return tuple(sorted(period for period in every_one | doubled | {most} if period <= most))
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    """Return the divisors of a number from 2 on, itself included.
+
+    >>> divisors(12)
+    (2, 3, 4, 6, 12)
+    """
+    return tuple(size for size in range(2, number + 1) if number % size == 0)
+
+
+def chains(last: int, values: Sequence[int], length: int) -> Iterator[tuple[int, ...]]:
+    """Yield the growing chains of so many values that end with `last`, in which each divides the next.
+
+    >>> list(chains(8, (1, 2, 4, 8), 3))
+    [(1, 2, 8), (1, 4, 8), (2, 4, 8)]
+    """
+    if length == 1:
+        yield (last,)
+        return
+    for value in values:
+        if value < last and last % value == 0:
+            yield from ((*chain, last) for chain in chains(value, values, length - 1))
+
+
+def level_chains(world_size: int, most_steps: int) -> Iterator[Levels]:
+    """Yield every way to average over growing groups, the world at least every `most_steps` steps.
+
+    >>> list(level_chains(4, 2))
+    [((1, 4),), ((2, 4),), ((1, 2), (2, 4))]
+    """
+    ladder, sizes = periods(most_steps), divisors(world_size)
+    for length in range(1, _MOST_LEVELS + 1):
+        grown = list(chains(world_size, sizes, length))
+        for last in ladder:
+            for steps, ranks in product(chains(last, ladder, length), grown):
+                yield tuple(zip(steps, ranks, strict=True))
