@@ -216,7 +216,7 @@ def _write(session: Session, scenario: Scenario, tuned: Tuned, path: Path) -> No
 
 def _draw(session: Session, tuned: Tuned, path: Path) -> None:
     from simdist.report import save
-    from simdist.tune.picture import front_figure
+    from simdist.report.tuning import front_figure
 
     save(front_figure(tuned), path)
     session.wrote(path)

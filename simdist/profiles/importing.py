@@ -10,7 +10,6 @@ from simdist.errors import ScenarioError
 from simdist.plan.ops import Channel
 from simdist.profiles.estimates import collectives, stragglers
 from simdist.profiles.estimates.base import BaseTimes, HostModel, base_times, excess_times, host_model, parts, recorded
-from simdist.profiles.estimates.candidates import candidates
 from simdist.profiles.estimates.links import Fabric, Links, derive_links, fabric_of_gpus
 from simdist.profiles.estimates.proof import Proof, prove_step
 from simdist.profiles.estimates.stragglers import DelayTable, Noise, Straggler
@@ -22,6 +21,7 @@ from simdist.profiles.steps.model import RankProfile
 from simdist.scenario import Cluster, Host, InputSettings, Link, Persistent, Scenario, Storage, Tensor, Workload
 from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds
+from simdist.studies.proposals import traced_schedules
 
 _FEW = 10  # steps; a low quantile of fewer says little
 _SAMPLE_NBYTES = 1  # the latency of the storage is all that loading takes
@@ -119,7 +119,13 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
     slow = stragglers.slow_throughout(seen, len(job.numbers))
     without = (stragglers.without(excess, who) for who in (slow, late))
     delays, calm = (recorded(rest, host, excess.ranks, job.world_size) for rest in without)
-    schedules = candidates(model, layout, len(job.numbers), hierarchical=links is None or links.is_complete)
+    schedules = traced_schedules(
+        model.schedule,
+        len(job.numbers),
+        nodes=layout.nodes,
+        gpus_per_node=layout.gpus_per_node,
+        has_links=links is None or links.is_complete,
+    )
     disturbances = tuple(Persistent(on=channel, delay_s=0.0) for channel in delays)
     plain = _scenario(name, job, cluster, model, base, host, disturbances, schedules)
     slow_ones = (*plain.cluster.slow_devices, *stragglers.slow_devices(slow, _computing_s(plain)))

@@ -18,7 +18,7 @@ from simdist.profiles.estimates.base import BaseTimes
 from simdist.profiles.job.job import TracedJob
 from simdist.profiles.steps.model import Gradient
 from simdist.scenario import Tensor
-from simdist.schedules import Job
+from simdist.schedules import Job, Sync
 from simdist.schedules.parts import BUCKET_NBYTES, FIRST_BUCKET_NBYTES, gradient_buckets
 
 _ONE_TENSOR = 1  # a bucket is full with its first tensor
@@ -53,6 +53,13 @@ class Model:
     def has_default_buckets(self) -> bool:
         """Whether the sizes of buckets are those that `sync` has by default."""
         return (self.first_bucket_nbytes, self.bucket_nbytes) == (FIRST_BUCKET_NBYTES, BUCKET_NBYTES)
+
+    @property
+    def schedule(self) -> Sync:
+        """Synchronous SGD with the buckets that were seen."""
+        if self.has_default_buckets:
+            return Sync()
+        return Sync(first_bucket_nbytes=self.first_bucket_nbytes, bucket_nbytes=self.bucket_nbytes)
 
 
 def find_model(job: TracedJob, base: BaseTimes, given: Sequence[Tensor] = ()) -> Model:
