@@ -1,6 +1,5 @@
-"""Settings of all tests."""
+"""Settings of all tests, and which of them are slow."""
 
-import importlib.util
 import os
 import signal
 
@@ -15,6 +14,22 @@ settings.register_profile(
 )
 settings.load_profile("simdist")
 
+# What starts other processes or computes whole experiments; other tests say themselves that they are slow.
+SLOW = ("tests/experiments/", "tests/project/test_docs.py", "tests/project/test_documentation_site.py", "tests/real/")
+QUICK = ("tests/real/kernels/test_topk.py", "tests/real/programs/", "tests/real/recording/")
+COMPUTED_ONCE = ("tests/experiments/",)  # the tests of a file share what takes long, so one worker gets them all
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the slow tests, and let them start first, so that no worker is left with a long one at the end."""
+    for item in items:
+        path = item.path.relative_to(item.config.rootpath).as_posix()
+        if path.startswith(SLOW) and not path.startswith(QUICK):
+            item.add_marker(pytest.mark.slow)
+        if path.startswith(COMPUTED_ONCE):
+            item.add_marker(pytest.mark.xdist_group(path))
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
@@ -25,9 +40,3 @@ def pytest_xdist_auto_num_workers() -> int:
 # A shell without job control starts what runs in its background with SIGINT ignored, and processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-if importlib.util.find_spec("torch") is not None:
-    import torch
-
-    if not torch.cuda.is_available():
-        os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported, whoever does so first

@@ -20,7 +20,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TypeVar
 
-from processes import LOADED, TIMEOUT_S
+from processes import LOADED
+from timeouts import TIMEOUT_S
 
 T = TypeVar("T")
 

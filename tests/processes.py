@@ -23,10 +23,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from real.processes.heartbeat import is_alive
+from timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[1]
-TIMEOUT_S = 180.0  # for what hangs; a machine under load starts processes in tens of seconds
 LOADED = [
     "torch",
     "torch.distributed",
@@ -161,14 +160,6 @@ def reserved_port() -> Iterator[int]:
         if sys.platform != "linux":
             holder.close()
         yield port
-
-
-def await_end(pids: Sequence[int]) -> None:
-    """Wait until processes have ended that are not our children."""
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while left := [pid for pid in pids if is_alive(pid)]:
-        assert time.monotonic() < deadline_s, f"processes {left} are left"
-        time.sleep(0.05)
 
 
 def _start_command(command: Sequence[str], environment: Mapping[str, str], output: Path) -> subprocess.Popen:

@@ -1,221 +1,245 @@
-"""Imports point one way, torch stays out, and every public name is documented and listed."""
+"""Imports point one way, torch stays out of simdist, and one name means one thing.
+
+That every public name has a docstring, and that every `__all__` is sorted and right, are rules of ruff.
+"""
 
 import ast
-import importlib
 import re
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from scripts import ROOT
 
-import real
-import simdist
-
-PACKAGE = Path(simdist.__file__).parent
-REAL = Path(real.__file__).parent
-MODULES = sorted(PACKAGE.rglob("*.py"))
-REAL_MODULES = sorted(REAL.rglob("*.py"))
-
-# What the modules of each package may import, besides their own package: those named before it.
-LAYERS: dict[str, set[str]] = {
-    "errors": set(),
-    "settings": set(),
-    "progress": set(),
-    "plan": {"errors", "settings"},
-    "caching": {"plan"},
-    "proof": {"errors", "plan"},
-    "traces": {"caching", "errors", "plan", "settings"},
-    "schedules": {"errors", "plan", "settings"},
-    "scenario": {"errors", "plan", "schedules", "settings"},
-    "cost": {"caching", "errors", "plan", "scenario", "settings"},
-    "engines": {"cost", "errors", "plan", "traces"},
-    "runs": {"cost", "engines", "errors", "plan", "proof", "scenario", "schedules", "traces"},
-    "chakra": {"cost", "errors", "plan", "runs", "scenario", "settings"},
-    "studies": {"cost", "engines", "errors", "plan", "runs", "scenario", "schedules", "settings", "traces"},
-    "sweep": {"engines", "errors", "plan", "runs", "scenario", "schedules", "settings", "studies", "traces"},
-    "whatif": {"cost", "engines", "errors", "plan", "runs", "scenario", "schedules", "studies", "traces"},
-    "profiles": {
-        "cost",
-        "engines",
-        "errors",
-        "plan",
-        "runs",
-        "scenario",
-        "schedules",
-        "settings",
-        "studies",
-        "sweep",
-        "traces",
-    },
-    "tune": {
-        "cost",
-        "errors",
-        "plan",
-        "runs",
-        "scenario",
-        "schedules",
-        "settings",
-        "studies",
-        "traces",
-    },
-    "report": {"errors", "plan", "runs", "settings", "studies", "sweep", "traces", "tune", "whatif"},
-    "cli": {
-        "chakra",
-        "cost",
-        "engines",
-        "errors",
-        "plan",
-        "profiles",
-        "progress",
-        "proof",
-        "report",
-        "runs",
-        "scenario",
-        "schedules",
-        "settings",
-        "studies",
-        "sweep",
-        "traces",
-        "tune",
-        "whatif",
-    },
+# What the modules of each package may import, besides their own package: packages named before it.
+LAYERS: dict[str, str] = {
+    "simdist": "",
+    "simdist.errors": "",
+    "simdist.progress": "",
+    "simdist.settings": "errors",
+    "simdist.plan": "errors settings",
+    "simdist.caching": "plan",
+    "simdist.proof": "errors plan",
+    "simdist.traces": "caching errors plan settings",
+    "simdist.schedules": "errors plan settings",
+    "simdist.scenario": "errors plan schedules settings",
+    "simdist.cost": "caching errors plan scenario settings",
+    "simdist.engines": "cost errors plan traces",
+    "simdist.runs": "cost engines errors plan proof scenario schedules traces",
+    "simdist.chakra": "cost errors plan runs scenario settings",
+    "simdist.studies": "cost engines errors plan runs scenario schedules settings traces",
+    "simdist.sweep": "engines errors plan runs scenario schedules settings studies traces",
+    "simdist.whatif": "cost engines errors plan runs scenario schedules studies traces",
+    "simdist.profiles": "cost engines errors plan runs scenario schedules settings studies sweep traces whatif",
+    "simdist.report": "errors plan runs settings studies sweep traces whatif",
+    "simdist.tune": "cost errors plan report runs scenario schedules settings studies traces",
+    "simdist.cli": "chakra cost engines errors plan profiles progress proof report runs scenario schedules settings"
+    " studies sweep traces tune whatif",
 }
-
 
 # What executes a plan knows plans and traces. How schedules, scenarios and costs become plans, only those know that
 # talk to the user.
-EXECUTES = {"caching", "errors", "plan", "settings", "traces"}
-TALKS_TO_USERS = {"__main__", "calibrate", "calibration", "cli", "jobs", "training"}
+EXECUTES = {"simdist", *(f"simdist.{name}" for name in ("caching", "errors", "plan", "settings", "traces"))}
+TALKS_TO_USERS = {"real.__main__", "real.calibrate", "real.calibration", "real.cli", "real.jobs", "real.training"}
+WORDS_OF_SCHEDULES = {"period", "periods", "level", "levels", "warmup_steps"}
+IMPORTED_ON_DEMAND = {"scipy", "matplotlib", "pandas"}
 
 
-def module_name(path: Path) -> str:
-    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+@dataclass(frozen=True)
+class Module:
+    """A module and what it says: `imports` are pairs of line and name, those in functions included."""
+
+    name: str
+    tree: ast.Module
+    imports: list[tuple[int, str]]
+    is_package: bool
+
+    @property
+    def package(self) -> str:
+        """Return its first two parts, such as `simdist.plan`; `simdist` for what stands above all packages."""
+        return package_of(self.name)
 
 
-def layer_of(module: str) -> str:
-    """Return the part after `simdist.`: `plan` for `simdist.plan.walk`; empty for `simdist` itself."""
-    return (*module.split("."), "")[1]
+def package_of(name: str) -> str:
+    return ".".join(name.split(".")[:2])
 
 
-def imports(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line and absolute name of every import of a file, those in functions included."""
-    package = module_name(path).split(".")
-    package = package if path.name == "__init__.py" else package[:-1]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            source = ".".join([*base, *([node.module] if node.module else [])])
-            if source == "simdist":
-                yield from ((node.lineno, f"simdist.{alias.name}") for alias in node.names)
-            else:
-                yield node.lineno, source
-
-
-each_module = pytest.mark.parametrize("path", MODULES, ids=module_name)
-each_real_module = pytest.mark.parametrize("path", REAL_MODULES, ids=module_name)
-every_module = pytest.mark.parametrize("path", MODULES + REAL_MODULES, ids=module_name)
-
-
-@each_module
-def test_module_imports_only_what_its_layer_may(path: Path) -> None:
-    layer = layer_of(module_name(path))
-    if layer in {"", "__main__"}:
-        return
-    for line, name in imports(path):
-        if name.split(".")[0] == "simdist":
-            used = layer_of(name)
-            assert used in {layer, "", "__version__", "_exporting"} | LAYERS[layer], (
-                f"{path}:{line}: {layer} imports {name}"
-            )
-
-
-@each_module
-def test_module_does_not_import_torch_or_the_real_executor(path: Path) -> None:
-    for line, name in imports(path):
-        assert name.split(".")[0] not in {"torch", "real"}, f"{path}:{line}: {name}"
-
-
-@each_real_module
-def test_what_executes_knows_plans_and_traces_only(path: Path) -> None:
-    if layer_of(module_name(path)) in TALKS_TO_USERS:
-        return
-    for line, name in imports(path):
-        if name.split(".")[0] == "simdist":
-            assert layer_of(name) in EXECUTES, f"{path}:{line}: {name}"
-
-
-@each_real_module
-def test_what_executes_knows_nothing_of_schedules(path: Path) -> None:
-    """No period, level or warm-up of a schedule is decided in `real`: those words do not occur as names."""
-    names = {node.id for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Name)}
-    assert not names & {"period", "periods", "level", "levels", "warmup_steps"}
-
-
-def test_layers_have_no_cycle() -> None:
-    reached: dict[str, set[str]] = {}
-    for layer, below in LAYERS.items():
-        assert below <= reached.keys(), f"{layer} stands before what it imports: {below - reached.keys()}"
-        reached[layer] = below
-
-
-def test_every_layer_exists() -> None:
-    assert LAYERS.keys() <= {layer_of(module_name(path)) for path in MODULES}
-
-
-@every_module
-def test_module_has_a_docstring(path: Path) -> None:
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    assert docstring, f"{path} has no docstring"
-    assert re.search(r"[.:?]$", docstring.splitlines()[0]), f"{path}: the first line is a sentence"
-
-
-@every_module
-def test_all_lists_what_a_package_exports_in_order(path: Path) -> None:
-    """What a module defines without an underscore is public; a package says in `__all__` what it hands on."""
-    module = importlib.import_module(module_name(path))
-    if not hasattr(module, "__all__"):
-        return
+def read(path: Path) -> Module:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    public = {name for name in defined if not name.startswith("_")}
-    names = list(module.__all__)
-    assert public <= set(names), f"{path}: not in __all__: {sorted(public - set(names))}"
-    assert names == sorted(names, key=_as_ruff_sorts), f"{path}: __all__ is not sorted"
-    assert len(names) == len(set(names))
-    for name in names:
-        assert hasattr(module, name), f"{path}: __all__ names {name}, which does not exist"
+    return Module(name, tree, imports_of(tree), path.name == "__init__.py")
 
 
-def _as_ruff_sorts(name: str) -> tuple[int, list[tuple[int, str | int]]]:
-    """Sort constants first, then classes, then the rest, each in natural order (rule RUF022)."""
-    kind = 0 if name.isupper() and len(name) > 1 else 1 if name[0].isupper() else 2
-    return kind, [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name)]
+def imports_of(tree: ast.Module) -> list[tuple[int, str]]:
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"line {node.lineno}: imports are absolute"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            found += [(node.lineno, name if name in EVERY_MODULE else str(node.module)) for name in names]
+    return found
 
 
-@every_module
-def test_every_public_class_function_and_method_has_a_docstring(path: Path) -> None:
-    missing = list(undocumented(ast.parse(path.read_text(encoding="utf-8")), ""))
-    assert not missing, f"{path}: no docstring: {', '.join(missing)}"
+def names_of_modules(folder: str) -> set[str]:
+    paths = (path.relative_to(ROOT).with_suffix("") for path in (ROOT / folder).rglob("*.py"))
+    return {".".join(path.parts).removesuffix(".__init__") for path in paths}
 
 
-def undocumented(scope: ast.Module | ast.ClassDef, prefix: str) -> Iterator[str]:
-    for node in scope.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not node.name.startswith("_"):
-            if not ast.get_docstring(node):
-                yield f"{prefix}{node.name} (line {node.lineno})"
+EVERY_MODULE = names_of_modules("simdist") | names_of_modules("real")
+SIMDIST = [read(path) for path in sorted((ROOT / "simdist").rglob("*.py"))]
+REAL = [read(path) for path in sorted((ROOT / "real").rglob("*.py"))]
+TESTS = [read(path) for path in sorted((ROOT / "tests").rglob("*.py"))]
+
+
+def arrows(modules: list[Module], top: str) -> list[tuple[str, str, str]]:
+    """Return where one package imports from another: importing package, imported package, where."""
+    return [
+        (module.package, package_of(name), f"{module.name}, line {line}: {name}")
+        for module in modules
+        for line, name in module.imports
+        if name.split(".")[0] == top and package_of(name) != module.package
+    ]
+
+
+def test_a_package_imports_only_what_its_layer_may() -> None:
+    allowed = {name: {"simdist", *(f"simdist.{each}" for each in below.split())} for name, below in LAYERS.items()}
+    packages = {module.package for module in SIMDIST} - {"simdist.__main__"}
+    assert packages == set(LAYERS)
+    assert [
+        where for package, used, where in arrows(SIMDIST, "simdist") if used not in allowed.get(package, {used})
+    ] == []
+
+
+def test_layers_stand_above_what_they_import() -> None:
+    names = list(LAYERS)
+    upward = [
+        (name, each)
+        for number, (name, below) in enumerate(LAYERS.items())
+        for each in below.split()
+        if f"simdist.{each}" not in names[:number]
+    ]
+    assert upward == []
+
+
+def test_simdist_knows_nothing_of_torch_and_the_real_backend() -> None:
+    found = [(module.name, line, name) for module in SIMDIST for line, name in module.imports]
+    assert [each for each in found if each[2].split(".")[0] in {"torch", "real"}] == []
+
+
+def test_what_executes_knows_plans_and_traces_only() -> None:
+    found = arrows([module for module in REAL if module.package not in TALKS_TO_USERS], "simdist")
+    assert [where for _, used, where in found if used not in EXECUTES] == []
+
+
+def test_what_executes_knows_nothing_of_schedules() -> None:
+    """No period, level or warm-up of a schedule is decided in `real`: those words do not occur as names."""
+    found = [
+        (module.name, node.id)
+        for module in REAL
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Name) and node.id in WORDS_OF_SCHEDULES
+    ]
+    assert found == []
+
+
+def test_tests_of_simdist_import_neither_torch_nor_real() -> None:
+    """Nor do the helpers that they import, so that they start fast and run without torch."""
+    by_name = {module.name.removeprefix("tests."): module for module in TESTS}
+    todo = [module for module in TESTS if module.name.startswith("tests.simdist.") or module.name == "tests.conftest"]
+    seen = {module.name for module in todo}
+    found = []
+    while todo:
+        module = todo.pop()
+        for line, name in module.imports:
+            if name.split(".")[0] in {"torch", "real"}:
+                found.append(f"{module.name}, line {line}: {name}")
+            helper = by_name.get(name.removeprefix("tests."))
+            if helper is not None and helper.name not in seen:
+                seen.add(helper.name)
+                todo.append(helper)
+    assert found == []
+
+
+@pytest.mark.parametrize("modules", [SIMDIST, REAL], ids=["simdist", "real"])
+def test_packages_do_not_import_each_other_in_a_circle(modules: list[Module]) -> None:
+    below: dict[str, set[str]] = defaultdict(set)
+    for package, used, _ in arrows(modules, modules[0].name):
+        if used != modules[0].name:
+            below[package].add(used)
+    while free := [package for package, used in below.items() if not used & below.keys()]:
+        for package in free:
+            del below[package]
+    assert below == {}
+
+
+def test_one_class_name_means_one_thing() -> None:
+    defined: dict[str, set[str]] = defaultdict(set)
+    for module in SIMDIST + REAL:
+        for node in ast.walk(module.tree):
             if isinstance(node, ast.ClassDef):
-                yield from undocumented(node, f"{prefix}{node.name}.")
+                defined[node.name].add(module.name)
+    twice = {name: modules for name, modules in defined.items() if len(modules) > 1}
+    assert len(twice) <= 5, twice
+
+
+def test_no_package_hands_on_a_function_under_the_name_of_one_of_its_modules() -> None:
+    """`from simdist.plan import check` must leave no doubt about what is imported."""
+    found = [
+        f"{module.name}.{alias.asname or alias.name}"
+        for module in SIMDIST + REAL
+        if module.is_package
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if f"{module.name}.{alias.asname or alias.name}" in EVERY_MODULE
+        and f"{node.module}.{alias.name}" != f"{module.name}.{alias.name}"
+    ]
+    assert found == []
 
 
 def test_what_help_needs_imports_no_heavy_library() -> None:
-    heavy = {"scipy", "matplotlib", "pandas"}
-    for path in MODULES:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-                assert not heavy & {name.split(".")[0] for name in names}, (
-                    f"{path}:{node.lineno}: import it where it is used"
-                )
+    found = [
+        f"{module.name}, line {node.lineno}: import it where it is used"
+        for module in SIMDIST
+        for node in module.tree.body
+        for name in _imported_at_start(node)
+        if name.split(".")[0] in IMPORTED_ON_DEMAND
+    ]
+    assert found == []
+
+
+def _imported_at_start(node: ast.stmt) -> list[str]:
+    match node:
+        case ast.Import(names=names):
+            return [alias.name for alias in names]
+        case ast.ImportFrom(module=module):
+            return [module or ""]
+        case _:
+            return []
+
+
+@pytest.mark.parametrize(
+    ("code", "most"),
+    [
+        ("import simdist.schedules.hierarchical_sgd", 15),
+        ("import simdist.engines.des", 22),
+        ("from simdist.cli import main; main(['compare', 'docs/examples/first.yaml', '--seeds', '2', '--json'])", 65),
+    ],
+)
+def test_a_reader_of_the_core_needs_few_modules(code: str, most: int) -> None:
+    count = "import sys; print(*(name for name in sys.modules if re.match(r'simdist(\\.|$)', name)), file=sys.stderr)"
+    ended = subprocess.run(
+        [sys.executable, "-c", f"import re; {code}; {count}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = ended.stderr.split("\n")[-2].split()
+    assert len(names) <= most, re.sub(r"\s+", "\n", " ".join(sorted(names)))

@@ -19,7 +19,8 @@ import pytest
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from commandline import call  # noqa: E402
-from processes import TIMEOUT_S, Ending, Ranks, await_end, places, run, start  # noqa: E402
+from processes import Ending, Ranks, places, run, start  # noqa: E402
+from timeouts import TIMEOUT_S, await_end  # noqa: E402
 
 import real.execution.running  # noqa: E402
 from real.cli import main  # noqa: E402

@@ -15,7 +15,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from processes import await_end, places, run, start  # noqa: E402
+from processes import places, run, start  # noqa: E402
+from timeouts import await_end  # noqa: E402
 
 from real.processes.launch import Place, connect, place  # noqa: E402
 from simdist.errors import RunError  # noqa: E402

@@ -13,7 +13,7 @@ from pathlib import Path
 import misbehaving
 import pytest
 from commandline import call
-from processes import TIMEOUT_S, await_end
+from timeouts import TIMEOUT_S, await_end
 
 from simdist import __version__
 from simdist.errors import RunError, ScenarioError

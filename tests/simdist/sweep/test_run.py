@@ -16,7 +16,7 @@ import misbehaving
 import numpy as np
 import pytest
 from commandline import SMALL, call
-from processes import TIMEOUT_S, await_end
+from timeouts import TIMEOUT_S, await_end
 
 from simdist.cli.sweeping import Ticker
 from simdist.errors import RunError

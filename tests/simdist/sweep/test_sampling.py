@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from processes import TIMEOUT_S
 from pydantic import ValidationError
+from timeouts import TIMEOUT_S
 
 from simdist.settings.base import Settings
 from simdist.sweep.sampling import (

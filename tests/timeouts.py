@@ -1,0 +1,25 @@
+"""How long tests wait for what hangs, and how they wait for processes that are not theirs."""
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+TIMEOUT_S = 180.0  # a machine under load starts processes in tens of seconds
+
+
+def await_end(pids: Sequence[int]) -> None:
+    """Wait until processes have ended that are not our children."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while left := [pid for pid in pids if is_alive(pid)]:
+        assert time.monotonic() < deadline_s, f"processes {left} are left"
+        time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    """Return whether a process runs; one that has ended and is not yet collected by its parent does not."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in {"Z", "X"}
+    except (ProcessLookupError, FileNotFoundError):
+        return False
