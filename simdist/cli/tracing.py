@@ -39,7 +39,7 @@ def trace(
         ranks: Which ranks.
         tensors: With what gradients go through.
     """
-    from simdist.traces.chrome import write_chrome
+    from simdist.traces.chrome import chrome_trace, write_chrome
 
     with ProgressBar(sys.stderr) as bar:
         bar.update("read the trace", 0, None)
@@ -51,7 +51,7 @@ def trace(
         if steps is not None and steps.stop == sys.maxsize:
             steps = range(steps.start, max(n_steps, steps.start + 1))
         bar.update("write it for viewers", 0, None)
-        write_chrome(loaded, chrome, steps=steps, ranks=ranks, tensors=tensors, reads=reads)
+        write_chrome(chrome, chrome_trace(loaded, steps=steps, ranks=ranks, tensors=tensors, reads=reads))
     session.wrote(chrome)
     document = {
         "trace": str(path),

@@ -36,33 +36,13 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import RunError, TraceError
-from simdist.plan import (
-    COLLECTIVES,
-    LEVELS,
-    STREAMS,
-    Backward,
-    Delay,
-    Forward,
-    Load,
-    Op,
-    Optimize,
-    Plan,
-    Tick,
-    TrustRatios,
-    Unpack,
-    Wait,
-    op_text,
-    reads,
-    stream_of,
-    writes,
-)
+from simdist.plan import LEVELS, STREAMS, Op, Plan, op_text, ops
 from simdist.plan.group import Group
 from simdist.plan.text import op_name
 from simdist.traces.phases import Journey, journeys
@@ -72,39 +52,27 @@ from simdist.traces.waiting import host_waits, step_end_s
 
 _THREADS = ("steps", *STREAMS)
 _NEVER = -(2**62)
+_PAUSES = ops.Delay | ops.Tick | ops.Wait
+_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
 
-def write_chrome(
-    trace: Trace,
-    path: Path,
-    *,
-    steps: Sequence[int] | None = None,
-    ranks: Sequence[int] | None = None,
-    tensors: bool = False,
-    reads: Reads | None = None,
-) -> None:
-    """Write a trace for Perfetto; a path that ends in `.gz` is compressed, and Perfetto opens that too.
+def write_chrome(path: Path, lines: Iterator[str]) -> None:
+    """Write the text of a trace for Perfetto; a path that ends in `.gz` is compressed, and Perfetto opens that too.
 
     Args:
-        trace: What to write.
         path: Such as `trace.json` or `trace.json.gz`. Equal traces give equal bytes.
-        steps: Only these, such as `range(100, 110)`.
-        ranks: Only these.
-        tensors: With the journeys of what is communicated.
-        reads: Which level samples came from; what the plan expects if None.
+        lines: From `chrome_trace`.
 
     Raises:
-        TraceError: The trace has no such step or rank, or the reads are of another plan.
         RunError: The file cannot be written.
     """
-    text = chrome_trace(trace, steps=steps, ranks=ranks, tensors=tensors, reads=reads)
     try:
         with path.open("wb") as file:
             if path.suffix == ".gz":
                 with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0, compresslevel=6) as packed:
-                    packed.writelines(line.encode() for line in text)
+                    packed.writelines(line.encode() for line in lines)
             else:
-                file.writelines(line.encode() for line in text)
+                file.writelines(line.encode() for line in lines)
     except OSError as error:
         raise RunError(
             f"{path}: cannot be written ({error.strerror or error}); give a file in a writable folder"
@@ -123,7 +91,7 @@ def chrome_trace(
 
     Args:
         trace: What to write.
-        steps: Only these; all if None.
+        steps: Only these, such as `range(100, 110)`; all if None.
         ranks: Only these; all if None.
         tensors: With the journeys of what is communicated.
         reads: Which level samples came from; what the plan expects if None.
@@ -140,7 +108,7 @@ def chrome_trace(
         reads = expected(trace.plan)
     if reads:
         reads.check(trace.plan)
-    return _lines(trace, chosen_steps, chosen_ranks, _Hits(trace.plan, reads), tensors=tensors)
+    return _lines(trace, chosen_steps, chosen_ranks, reads, tensors=tensors)
 
 
 def _chosen(what: str, wanted: Sequence[int] | None, count: int) -> list[int]:
@@ -153,30 +121,12 @@ def _chosen(what: str, wanted: Sequence[int] | None, count: int) -> list[int]:
     return sorted(set(wanted))
 
 
-class _Hits:
-    """What loads read, as pieces of JSON."""
-
-    def __init__(self, plan: Plan, reads: Reads | None) -> None:
-        self._reads = reads
-        numbers = count()
-        instances = (op for body in plan.body_of_steps() for op in plan.bodies[body])
-        self._number = {row: next(numbers) for row, op in enumerate(instances) if isinstance(op, Load)} if reads else {}
-
-    def of(self, row: int, rank: int) -> str:
-        """Return the samples that an instance read from each level, if it is a load and they are known."""
-        number = self._number.get(row)
-        if number is None or self._reads is None:
-            return ""
-        n_samples = self._reads.n_samples[number, rank].tolist()
-        return f',"samples":{_json({level: n for level, n in zip(LEVELS, n_samples, strict=True) if n})}'
-
-
-def _lines(trace: Trace, steps: list[int], ranks: list[int], hits: _Hits, *, tensors: bool) -> Iterator[str]:
+def _lines(trace: Trace, steps: list[int], ranks: list[int], reads: Reads | None, *, tensors: bool) -> Iterator[str]:
     about = {"plan": trace.plan.name, "digest": trace.plan.digest(), "source": trace.source}
     yield f'{{"displayTimeUnit":"ms","otherData":{_json(about)},"traceEvents":[\n'
-    used = {stream_of(op) for body in trace.plan.bodies for op in body}
+    used = {ops.stream_of(op) for body in trace.plan.bodies for op in body}
     yield ",\n".join(_metadata(ranks, [thread for thread in _THREADS if thread in ("steps", *used)]))
-    for event in _events(trace, steps, ranks, hits):
+    for event in _events(trace, steps, ranks, reads):
         yield f",\n{event}"
     for event in _tensor_events(trace, steps, ranks) if tensors else ():
         yield f",\n{event}"
@@ -205,53 +155,44 @@ def _tid(rank: int, thread: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Label:
-    """What all spans of an operation have in common, as pieces of JSON."""
+    """What all spans of an operation have in common."""
 
     thread: str
-    head: str
-    args: str
+    name: str
+    args: dict[str, object]
     is_collective: bool
     is_pause: bool
 
 
 def _label(plan: Plan, op: Op) -> _Label:
-    stream = stream_of(op)
-    about: dict[str, str | int] = {"op": op_text(op)}
-    if not isinstance(op, Delay | Tick | Wait | Forward | Backward | TrustRatios | Optimize):
-        about["bytes"] = max(_nbytes(plan, reads(op)), _nbytes(plan, writes(op)))
-    if isinstance(op, COLLECTIVES):
-        about["group"] = str(op.group)
-    return _Label(
-        thread=stream,
-        head=f'"name":{_json(_name(op))},"cat":"{stream}"',
-        args=f",{_json(about)[1:-1]}",
-        is_collective=isinstance(op, COLLECTIVES),
-        is_pause=isinstance(op, Delay | Tick | Wait),
-    )
+    args: dict[str, object] = {"op": op_text(op)}
+    if not isinstance(op, _PAUSES | ops.Forward | ops.Backward | ops.TrustRatios | ops.Optimize):
+        touched = ops.reads(op), ops.writes(op)
+        args["bytes"] = max(sum(plan.buffer(name).nbytes for name in names) for names in touched)
+    if isinstance(op, ops.COLLECTIVES):
+        args["group"] = str(op.group)
+    return _Label(ops.stream_of(op), _name(op), args, isinstance(op, ops.COLLECTIVES), isinstance(op, _PAUSES))
 
 
 def _name(op: Op) -> str:
     """Return the operation and, if there is just one, the buffer that it is about."""
     match op:
-        case Wait():
+        case ops.Wait():
             buffers: tuple[str, ...] = (op.buffer,)
-        case Unpack():
+        case ops.Unpack():
             buffers = (op.src,)
         case _:
-            buffers = writes(op)
+            buffers = ops.writes(op)
     return f"{op_name(op)} {buffers[0]}" if len(buffers) == 1 else op_name(op)
 
 
-def _nbytes(plan: Plan, buffers: tuple[str, ...]) -> int:
-    return sum(plan.buffer(name).nbytes for name in buffers)
-
-
-def _events(trace: Trace, steps: list[int], ranks: list[int], hits: _Hits) -> Iterator[str]:
+def _events(trace: Trace, steps: list[int], ranks: list[int], reads: Reads | None) -> Iterator[str]:
     plan = trace.plan
     first, bodies = plan.first_instances().tolist(), list(plan.body_of_steps())
     labels = [[(op, _label(plan, op)) for op in body] for body in plan.bodies]
     waits = host_waits(trace)
     waits_begin_s = dict(zip(waits.rows.tolist(), waits.begin_s, strict=True))
+    samples = _samples(plan, reads) if reads else {}
     ends_s = np.vstack([np.zeros(plan.world_size), step_end_s(trace)])
     pens = [_Pen(rank) for rank in ranks]
     for step in steps:
@@ -259,12 +200,23 @@ def _events(trace: Trace, steps: list[int], ranks: list[int], hits: _Hits) -> It
             start_s, end_s = trace.start_s[row], trace.end_s[row]
             begin_s = trace.ready_s[row] if label.is_collective else waits_begin_s.get(row, start_s)
             times = (_ns(array[ranks]) for array in (begin_s, start_s, end_s))
-            last = _last_ready(trace.ready_s[row], op.group)[ranks].tolist() if isinstance(op, COLLECTIVES) else ranks
-            for pen, begin_ns, start_ns, end_ns, culprit in zip(pens, *times, last, strict=True):
-                if end_ns != _NEVER:
-                    yield from pen.operation(label, step, (begin_ns, start_ns, end_ns), culprit, hits.of(row, pen.rank))
+            last = _last_ready(trace.ready_s[row], op.group) if isinstance(op, ops.COLLECTIVES) else None
+            for pen, *moments_ns in zip(pens, *times, strict=True):
+                if moments_ns[2] != _NEVER:
+                    args = {"step": step, **label.args}
+                    if row in samples:
+                        counts = zip(LEVELS, samples[row][pen.rank].tolist(), strict=True)
+                        args["samples"] = {level: n for level, n in counts if n}
+                    yield from pen.operation(label, moments_ns, args, None if last is None else last[pen.rank])
         for pen, begin_ns, end_ns in zip(pens, _ns(ends_s[step, ranks]), _ns(ends_s[step + 1, ranks]), strict=True):
             yield from pen.step(step, begin_ns, end_ns)
+
+
+def _samples(plan: Plan, reads: Reads) -> dict[int, NDArray[np.int64]]:
+    """Return how many samples each rank read from each level, `[world_size, len(LEVELS)]`, by row of the load."""
+    instances = (op for body in plan.body_of_steps() for op in plan.bodies[body])
+    rows = (row for row, op in enumerate(instances) if isinstance(op, ops.Load))
+    return dict(zip(rows, reads.n_samples, strict=True))
 
 
 class _Pen:
@@ -272,44 +224,42 @@ class _Pen:
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self._where = {thread: f'"pid":{rank},"tid":{_tid(rank, thread)}' for thread in _THREADS}
         self._free_ns = dict.fromkeys(_THREADS, 0)
 
     def operation(
-        self, label: _Label, step: int, times: tuple[int, int, int], culprit: int, hits: str
+        self, label: _Label, moments_ns: Sequence[int], args: dict[str, object], last: int | None
     ) -> Iterator[str]:
-        """Write an operation; for a collective, also what it consists of, and for a load, what it read."""
-        begin_ns, start_ns, end_ns = self._after_the_last(label.thread, times)
+        """Write an operation; for a collective, also what it consists of, and which rank was ready last."""
+        begin_ns, start_ns, end_ns = self._after_the_last(label.thread, moments_ns)
         if label.is_pause and begin_ns == end_ns:
             return
-        args = f'"step":{step}{label.args}{hits}'
-        yield self._span(label.thread, label.head, begin_ns, end_ns, args)
-        if label.is_collective:
-            if begin_ns < start_ns:
-                head, args = '"name":"wait for others","cat":"wait"', f'"step":{step},"last":"rank {culprit}"'
-                yield self._span(label.thread, head, begin_ns, start_ns, args)
-            if start_ns < end_ns:
-                yield self._span(label.thread, '"name":"transfer","cat":"transfer"', start_ns, end_ns, f'"step":{step}')
+        tid, step = _tid(self.rank, label.thread), {"step": args["step"]}
+        yield _span(label.name, label.thread, (self.rank, tid), (begin_ns, end_ns), args)
+        if label.is_collective and begin_ns < start_ns:
+            blamed = {**step, "last": f"rank {last}"}
+            yield _span("wait for others", "wait", (self.rank, tid), (begin_ns, start_ns), blamed)
+        if label.is_collective and start_ns < end_ns:
+            yield _span("transfer", "transfer", (self.rank, tid), (start_ns, end_ns), step)
 
     def step(self, step: int, begin_ns: int, end_ns: int) -> Iterator[str]:
         """Write a step."""
         begin_ns, _, end_ns = self._after_the_last("steps", (begin_ns, begin_ns, end_ns))
         if begin_ns < end_ns:
-            yield self._span("steps", f'"name":"step {step}","cat":"step"', begin_ns, end_ns, f'"step":{step}')
+            where = self.rank, _tid(self.rank, "steps")
+            yield _span(f"step {step}", "step", where, (begin_ns, end_ns), {"step": step})
 
-    def _after_the_last(self, thread: str, times: tuple[int, int, int]) -> tuple[int, int, int]:
-        begin_ns, start_ns, end_ns = times
+    def _after_the_last(self, thread: str, moments_ns: Sequence[int]) -> tuple[int, int, int]:
+        begin_ns, start_ns, end_ns = moments_ns
         begin_ns = max(begin_ns, self._free_ns[thread])
         end_ns = self._free_ns[thread] = max(end_ns, begin_ns)
         return begin_ns, min(max(start_ns, begin_ns), end_ns), end_ns
 
-    def _span(self, thread: str, head: str, begin_ns: int, end_ns: int, args: str) -> str:
-        return _span(head, self._where[thread], begin_ns, end_ns, args)
 
-
-def _span(head: str, where: str, begin_ns: int, end_ns: int, args: str) -> str:
-    times = f'"ts":{_us(begin_ns)},"dur":{_us(end_ns - begin_ns)}'
-    return f'{{"ph":"X",{head},{where},{times},"args":{{{args}}}}}'
+def _span(name: str, cat: str, where: tuple[int, int], when_ns: tuple[int, int], args: Mapping[str, object]) -> str:
+    """Return a span of a process and thread, from one moment to another."""
+    begin_ns, end_ns = when_ns
+    times = {"ts": _us(begin_ns), "dur": _us(end_ns - begin_ns)}
+    return _json({"ph": "X", "name": name, "cat": cat, "pid": where[0], "tid": where[1], **times, "args": args})
 
 
 def _tensor_events(trace: Trace, steps: list[int], ranks: list[int]) -> Iterator[str]:
@@ -358,11 +308,10 @@ class _TensorPen:
         if moments_ns[0] == _NEVER or not phases:
             return
         self._free_ns[name] = phases[-1][2]
-        where = f'"pid":{self._pid},"tid":{self._tids[name]}'
-        args = f'"step":{step},"bytes":{self._nbytes[name]}'
-        yield _span(f'"name":{_json(name)},"cat":"tensor"', where, phases[0][1], phases[-1][2], args)
+        where, args = (self._pid, self._tids[name]), {"step": step, "bytes": self._nbytes[name]}
+        yield _span(name, "tensor", where, (phases[0][1], phases[-1][2]), args)
         for phase, begin_ns, end_ns in phases:
-            yield _span(f'"name":{_json(phase)},"cat":"phase"', where, begin_ns, end_ns, f'"step":{step}')
+            yield _span(phase, "phase", where, (begin_ns, end_ns), {"step": step})
 
 
 def _spans_of(journey: Journey, moments_ns: Sequence[int]) -> list[tuple[str, int, int]]:
@@ -394,15 +343,11 @@ def _ns(seconds: NDArray[np.float64]) -> list[int]:
     return [int(ns) for ns in rounded.tolist()]
 
 
-def _us(ns: int) -> str:
+def _us(ns: int) -> float:
     """Return microseconds as a number that, times 1000 and cut, gives the nanoseconds back.
 
     >>> _us(2000), _us(1500), _us(1001)
-    ('2.0', '1.5', '1.0010000000000001')
+    (2.0, 1.5, 1.0010000000000001)
     """
     us = ns / 1000
-    return repr(us if int(us * 1000) == ns else math.nextafter(us, math.inf))
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return us if int(us * 1000) == ns else math.nextafter(us, math.inf)

@@ -24,18 +24,7 @@ from typing import TypeAlias, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.plan import (
-    COLLECTIVES,
-    AllGather,
-    AllReduce,
-    Broadcast,
-    Buffer,
-    Collective,
-    Plan,
-    Reduce,
-    ReduceScatter,
-    occurrences,
-)
+from simdist.plan import Buffer, Collective, Plan, occurrences, ops
 from simdist.plan.group import Group
 from simdist.plan.ops import Algorithm
 from simdist.plan.text import op_name
@@ -103,7 +92,7 @@ def collective_rows(trace: Trace) -> tuple[CollectiveRow, ...]:
     """Return a row for each kind of collective of which there were calls, by name, group and size."""
     kinds: dict[CollectiveKind, list[NDArray[np.int64]]] = {}
     for each in occurrences(trace.plan):
-        if isinstance(each.op, COLLECTIVES):
+        if isinstance(each.op, ops.COLLECTIVES):
             kinds.setdefault(_kind(each.op, trace.plan), []).append(each.rows)
     rows = (_row(kind, trace, np.concatenate(parts)) for kind, parts in kinds.items())
     return tuple(sorted((row for row in rows if row.calls), key=lambda row: _order(row.kind)))
@@ -143,11 +132,11 @@ def _kind(op: Collective, plan: Plan) -> CollectiveKind:
 def _buffers(op: Collective, plan: Plan) -> tuple[Buffer, Buffer]:
     """Return the buffer that the size is of, and the one that the count is of."""
     match op:
-        case AllReduce() | Reduce() | Broadcast():
+        case ops.AllReduce() | ops.Reduce() | ops.Broadcast():
             return plan.buffer(op.buffer), plan.buffer(op.buffer)
-        case ReduceScatter():
+        case ops.ReduceScatter():
             return plan.buffer(op.src), plan.buffer(op.dst)
-        case AllGather():
+        case ops.AllGather():
             return plan.buffer(op.dst), plan.buffer(op.src)
         case _:
             assert_never(op)

@@ -29,23 +29,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from simdist.plan import (
-    COLLECTIVES,
-    Backward,
-    Body,
-    Forward,
-    Merge,
-    Op,
-    Optimize,
-    Pack,
-    Select,
-    Tick,
-    TrustRatios,
-    Unpack,
-    reads,
-    stream_of,
-    writes,
-)
+from simdist.plan import Body, Op, ops
 from simdist.plan.text import op_name
 
 Moment: TypeAlias = Literal["ready", "start", "end"]
@@ -90,11 +74,11 @@ def journeys(body: Body) -> tuple[Journey, ...]:
 
 
 def _begins(op: Op) -> tuple[str, ...]:
-    return writes(op) if isinstance(op, Backward | Optimize | TrustRatios) else ()
+    return ops.writes(op) if isinstance(op, ops.Backward | ops.Optimize | ops.TrustRatios) else ()
 
 
 def _communicates(body: Body, phase: Phase) -> bool:
-    return any(isinstance(body[position], COLLECTIVES) for position in phase.positions)
+    return any(isinstance(body[position], ops.COLLECTIVES) for position in phase.positions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +109,7 @@ class _Uses:
 
     def tick(self, after: int, before: int) -> int | None:
         """Return the last tick between two operations that holds the stream of the second; None if there is none."""
-        if stream_of(self.body[before]) != "comm":
+        if ops.stream_of(self.body[before]) != "comm":
             return None
         tick = _last_before(self.ticks, before)
         return tick if tick is not None and tick > after else None
@@ -135,11 +119,11 @@ def _uses(body: Body) -> _Uses:
     reading: defaultdict[str, list[int]] = defaultdict(list)
     writing: defaultdict[str, list[int]] = defaultdict(list)
     for position, op in enumerate(body):
-        for name in reads(op):
+        for name in ops.reads(op):
             reading[name].append(position)
-        for name in writes(op):
+        for name in ops.writes(op):
             writing[name].append(position)
-    return _Uses(body, reading, writing, [position for position, op in enumerate(body) if isinstance(op, Tick)])
+    return _Uses(body, reading, writing, [position for position, op in enumerate(body) if isinstance(op, ops.Tick)])
 
 
 def _first_after(positions: Sequence[int], after: int) -> int | None:
@@ -157,41 +141,42 @@ def _phases(uses: _Uses, written: int, name: str) -> Iterator[Phase]:
     held, last, position = {name}, written, uses.next({name}, written)
     while position is not None:
         op = uses.body[position]
-        works_on_it = not held.isdisjoint(reads(op))
-        if works_on_it and isinstance(op, Forward | Backward | Optimize | TrustRatios):
+        works_on_it = not held.isdisjoint(ops.reads(op))
+        if works_on_it and isinstance(op, ops.Forward | ops.Backward | ops.Optimize | ops.TrustRatios):
             return
-        if works_on_it and writes(op):
+        if works_on_it and ops.writes(op):
             yield from _waits(uses, position, last, held)
             yield Phase(op_name(op), "end", (position,))
             held |= _taken(op, held)
             last = position
         else:
-            held -= {*writes(op)}  # other data takes its place
+            held -= {*ops.writes(op)}  # other data takes its place
         position = uses.next(held, position)
 
 
 def _waits(uses: _Uses, position: int, last: int, held: set[str]) -> Iterator[Phase]:
     """Yield what data waits for between the operations at `last` and at `position`."""
     op, tick = uses.body[position], uses.tick(last, position)
-    together = [each for each in (op, uses.body[tick] if tick is not None else None) if isinstance(each, Pack | Tick)]
-    others = (uses.writer(name, position) for each in together for name in each.srcs if name not in held)
+    both = [op] if tick is None else [op, uses.body[tick]]
+    needed = {name for each in both if isinstance(each, ops.Pack | ops.Tick) for name in each.srcs} - held
+    others = (uses.writer(name, position) for name in needed)
     in_this_step = tuple(sorted({writer for writer in others if writer is not None}))
     if in_this_step:
         yield Phase("wait for other tensors", "end", in_this_step)
     if tick is not None:
         yield Phase("queue", "ready", (tick,))
         yield Phase("wait for the tick", "end", (tick,))
-    yield Phase("queue" if stream_of(op) == "comm" else "wait for compute", "ready", (position,))
-    if isinstance(op, COLLECTIVES):
+    yield Phase("queue" if ops.stream_of(op) == "comm" else "wait for compute", "ready", (position,))
+    if isinstance(op, ops.COLLECTIVES):
         yield Phase("wait for other ranks", "start", (position,))
 
 
 def _taken(op: Op, held: set[str]) -> set[str]:
     """Return the buffers that hold the data after `op`: of those that a fusion buffer is taken apart into, its own."""
     match op:
-        case Unpack():
+        case ops.Unpack():
             return held & {*op.dsts}
-        case Select() | Merge():
+        case ops.Select() | ops.Merge():
             return {op.dst}
         case _:
-            return {*writes(op)}
+            return {*ops.writes(op)}

@@ -5,7 +5,6 @@ counts. Both are `Reads`, so a cache that did something else than the plan says 
 that travel: of a file as it is stored from disk and storage, of a decoded sample from memories.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from simdist.caching import look_up
 from simdist.errors import TraceError
 from simdist.plan import LEVELS, Plan
 from simdist.settings.units import format_nbytes
-from simdist.traces.trace import write_npz
+from simdist.traces.trace import read_with_header, write_with_header
 
 _FORMAT = "simdist-reads-1"
 _ARRAYS = ("n_samples", "nbytes")
@@ -56,9 +55,8 @@ class Reads:
 
     def save(self, path: Path | str) -> None:
         """Write to an .npz file; equal reads give equal bytes."""
-        header = json.dumps({"format": _FORMAT, "levels": LEVELS, "digest": self.digest})
         arrays = {"n_samples": self.n_samples, "nbytes": self.nbytes}
-        write_npz(path, {"header": np.frombuffer(header.encode(), dtype=np.uint8), **arrays})
+        write_with_header(path, {"format": _FORMAT, "levels": LEVELS, "digest": self.digest}, arrays)
 
     @classmethod
     def load(cls, path: Path | str) -> "Reads":
@@ -67,21 +65,12 @@ class Reads:
         Raises:
             TraceError: It cannot be read, holds no reads, or is damaged.
         """
-        try:
-            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
-                header = json.loads(archive["header"].tobytes())
-                n_samples, nbytes = (np.asarray(archive[name]) for name in _ARRAYS)
-        except Exception as error:  # of a dozen kinds: see `Trace.load`
-            raise TraceError(f"{path}: cannot be read as counts of reads ({error}); {_WRITERS}") from None
-        match header:
-            case {"format": str(found), "levels": [*levels], "digest": str(digest)} if found == _FORMAT:
-                pass
-            case _:
-                raise TraceError(f"{path}: not a {_FORMAT} file; {_WRITERS}")
-        if tuple(levels) != LEVELS:
+        header, arrays = read_with_header(path, _FORMAT, _ARRAYS, what="counts of reads", hint=_WRITERS)
+        levels = header.get("levels")
+        if levels != [*LEVELS]:
             raise TraceError(f"{path}: counts by the levels {levels}; they are {', '.join(LEVELS)}: {_WRITERS}")
         try:
-            return cls(n_samples, nbytes, digest)
+            return cls(*arrays, digest=str(header.get("digest")))
         except TraceError as error:
             raise TraceError(f"{path}: {error}") from None
 
@@ -108,7 +97,7 @@ def expected(plan: Plan) -> Reads:
     """
     dataset = plan.dataset
     if dataset is None:
-        raise TraceError(f"plan {plan.name} has no data set, so nobody counts its samples")
+        raise TraceError(f"plan {plan.name} has no data set, so no samples are counted")
     shape = (sum(1 for _ in plan.loads()), plan.world_size, len(LEVELS))
     n_reads = shape[0] * plan.world_size * dataset.batch_size
     if (most_nbytes := n_reads * max(*dataset.file_nbytes, dataset.sample_nbytes)) >= _COUNTED_NBYTES:

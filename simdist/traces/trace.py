@@ -2,7 +2,7 @@
 
 A trace is three arrays over `[operation instance, rank]`, in seconds from the start, and the plan they belong to. Row
 i is instance i of `simdist.plan.walk`, so two traces of one plan are compared by subtraction; traces of different
-plans are refused. NaN means that it did not run. Whoever reads a trace need not know who wrote it.
+plans are refused. NaN means that it did not run. A reader need not know what wrote it.
 
     ready_s   the host has reached it, its stream is free and the buffers it needs are there
     start_s   it began; a collective begins when its last member is ready, so start - ready is waiting for others
@@ -12,10 +12,10 @@ plans are refused. NaN means that it did not run. Whoever reads a trace need not
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,9 +81,8 @@ class Trace:
 
     def save(self, path: Path | str) -> None:
         """Write to an .npz file; equal traces give equal bytes."""
-        header = json.dumps({"format": _FORMAT, "source": self.source, "plan": dumps(self.plan)})
         arrays = {"ready_s": self.ready_s, "start_s": self.start_s, "end_s": self.end_s}
-        write_npz(path, {"header": np.frombuffer(header.encode(), dtype=np.uint8), **arrays})
+        write_with_header(path, {"format": _FORMAT, "source": self.source, "plan": dumps(self.plan)}, arrays)
 
     @classmethod
     def load(cls, path: Path | str) -> "Trace":
@@ -92,19 +91,10 @@ class Trace:
         Raises:
             TraceError: It cannot be read, is no trace, or is damaged.
         """
-        try:
-            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
-                header = json.loads(archive["header"].tobytes())
-                ready_s, start_s, end_s = (np.asarray(archive[name]) for name in _ARRAYS)
-        except (
-            Exception
-        ) as error:  # of a dozen kinds: numpy, zipfile and tokenize each have their own for damaged files
-            raise TraceError(f"{path}: cannot be read as a trace ({error}); {_WRITERS}") from None
-        if not isinstance(header, dict) or header.get("format") != _FORMAT:
-            raise TraceError(f"{path}: not a {_FORMAT} file; {_WRITERS}")
+        header, arrays = read_with_header(path, _FORMAT, _ARRAYS, what="a trace", hint=_WRITERS)
         try:
             plan = loads(str(header.get("plan")), name="plan")
-            return cls(plan, ready_s, start_s, end_s, source=str(header.get("source")))
+            return cls(plan, *arrays, source=str(header.get("source")))
         except (PlanError, TraceError, IndexError) as error:
             raise TraceError(f"{path}: {error}") from None
 
@@ -136,6 +126,43 @@ class Trace:
         step = np.repeat(np.arange(len(bodies)), lengths[bodies])
         position = np.arange(len(step)) - self.plan.first_instances()[step]
         return step, position, bodies[step]
+
+
+def write_with_header(
+    path: Path | str, header: Mapping[str, object], arrays: Mapping[str, NDArray[np.generic]]
+) -> None:
+    """Write arrays, and what they are, to an .npz file; equal contents give equal bytes."""
+    text = json.dumps(header).encode()
+    write_npz(path, {"header": np.frombuffer(text, dtype=np.uint8), **arrays})
+
+
+def read_with_header(
+    path: Path | str, file_format: str, names: Sequence[str], *, what: str, hint: str
+) -> tuple[dict[str, object], list[NDArray[Any]]]:
+    """Read what `write_with_header` wrote.
+
+    Args:
+        path: The file.
+        file_format: The header's `format`.
+        names: Of the arrays.
+        what: What the file should hold, for messages.
+        hint: What writes such a file, for messages.
+
+    Returns:
+        The header, and the arrays in the order of their names.
+
+    Raises:
+        TraceError: The file cannot be read, or is of another format.
+    """
+    try:
+        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            header = json.loads(archive["header"].tobytes())
+            arrays = [np.asarray(archive[name]) for name in names]
+    except Exception as error:  # of a dozen kinds: numpy, zipfile and tokenize each have their own for damaged files
+        raise TraceError(f"{path}: cannot be read as {what} ({error}); {hint}") from None
+    if not isinstance(header, dict) or header.get("format") != file_format:
+        raise TraceError(f"{path}: not a {file_format} file; {hint}")
+    return header, arrays
 
 
 def write_npz(file: Path | str | IO[bytes], arrays: Mapping[str, NDArray[np.generic]]) -> None:

@@ -408,9 +408,9 @@ def test_a_journey_that_was_cut_short_ends_where_its_last_phase_ended():
 
 def test_a_file_is_the_same_text_and_may_be_compressed(tmp_path: Path):
     text = "".join(chrome_trace(straggler(), ranks=[0]))
-    write_chrome(straggler(), tmp_path / "trace.json", ranks=[0])
-    write_chrome(straggler(), tmp_path / "trace.json.gz", ranks=[0])
-    write_chrome(straggler(), tmp_path / "again.json.gz", ranks=[0])
+    write_chrome(tmp_path / "trace.json", chrome_trace(straggler(), ranks=[0]))
+    write_chrome(tmp_path / "trace.json.gz", chrome_trace(straggler(), ranks=[0]))
+    write_chrome(tmp_path / "again.json.gz", chrome_trace(straggler(), ranks=[0]))
     assert (tmp_path / "trace.json").read_text() == text
     assert gzip.decompress((tmp_path / "trace.json.gz").read_bytes()).decode() == text
     assert (tmp_path / "trace.json.gz").read_bytes() == (tmp_path / "again.json.gz").read_bytes()
@@ -428,10 +428,10 @@ def test_the_command_adds_tensors_on_request(tensors, tmp_path, capsys):
 
 def test_a_wrong_choice_leaves_no_file_behind(tmp_path: Path):
     with pytest.raises(TraceError):
-        write_chrome(straggler(), tmp_path / "trace.json", steps=[7])
+        write_chrome(tmp_path / "trace.json", chrome_trace(straggler(), steps=[7]))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_that_cannot_be_written_is_an_error_that_names_it(tmp_path: Path):
     with pytest.raises(RunError, match=r"nowhere.trace\.json: cannot be written \(No such file or directory\)"):
-        write_chrome(straggler(), tmp_path / "nowhere" / "trace.json")
+        write_chrome(tmp_path / "nowhere" / "trace.json", chrome_trace(straggler()))

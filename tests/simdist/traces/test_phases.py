@@ -203,7 +203,7 @@ def test_journeys_look_only_at_operations_on_their_own_data(monkeypatch: pytest.
         looks += 1
         return reads(op)
 
-    monkeypatch.setattr(phases, "reads", counted)
+    monkeypatch.setattr(phases.ops, "reads", counted)
     grads = tuple(f"grad.{n}" for n in range(n_grads))
     backward = (op for grad in grads for op in (Backward(("param",), grad), AllReduce(grad, WORLD)))
     body = (*backward, Optimize(("param",), grads))
