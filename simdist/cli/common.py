@@ -1,18 +1,81 @@
-"""What options of several commands are called and take; arguments that are written in a form of their own."""
+"""What commands have in common: a run of the command line, and the options that several of them take."""
 
+import json
+import math
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from simdist.cli.session import Session
-
-ENGINES = ("auto", "des", "fast")
-TRACES = ("simulated", "real")
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+@dataclass
+class Session:
+    """What the commands share.
+
+    Args:
+        as_json: The result is wanted as JSON.
+        debug: The traceback of an error is wanted.
+        saved: What is safe on disk, for the message after an interruption.
+    """
+
+    as_json: bool = False
+    debug: bool = False
+    saved: list[str] = field(default_factory=list)
+
+    def say(self, message: str) -> None:
+        """Tell the person; never part of the result."""
+        click.echo(message, err=True)
+
+    def result(self, document: object, text: str) -> None:
+        """Print the result, as JSON or as text."""
+        click.echo(json.dumps(_finite(document), allow_nan=False) if self.as_json else _encodable(text))
+
+    def wrote(self, path: object) -> None:
+        """Remember and tell that a file or directory was written."""
+        self.saved.append(str(path))
+        self.say(f"wrote {path}")
+
+    def draw(self, figure: "Figure", path: Path) -> None:
+        """Write a picture.
+
+        Raises:
+            RunError: It cannot be written.
+        """
+        from simdist import report
+
+        report.save(figure, path)
+        self.wrote(path)
+
+
+def _encodable(text: str) -> str:
+    """Return the text with plain characters for those that stdout has not."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.replace("±", "+-").replace("─", "-").encode(encoding, "replace").decode(encoding)
+    return text
+
+
+def _finite(value: object) -> object:
+    """Replace what JSON has no number for by null."""
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case dict():
+            return {key: _finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+        case _:
+            return value
 
 
 def _set_json(context: click.Context, _: click.Parameter, value: bool) -> None:
@@ -23,13 +86,13 @@ def _set_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
     context.ensure_object(Session).debug = value
 
 
-def options(function: _Function) -> _Function:
-    """Add the options that every command has."""
+def options(function: _Function) -> Callable[..., Any]:
+    """Add the options that every command has; the command gets the session as its first argument."""
     as_json = click.option("--json", is_flag=True, expose_value=False, callback=_set_json, help="Print JSON on stdout.")
     debug = click.option(
         "--debug", is_flag=True, expose_value=False, callback=_set_debug, help="Show the traceback of an error."
     )
-    return as_json(debug(function))
+    return as_json(debug(click.pass_obj(function)))
 
 
 def slice_of_steps(_: click.Context, __: click.Parameter, value: str | None) -> range | None:
@@ -56,10 +119,16 @@ def numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[i
 
 
 path = click.Path(path_type=Path)
-scenario = click.argument("scenario")
+scenario = click.argument("name", metavar="SCENARIO")
+scenario_or_run = click.argument("name", metavar="SCENARIO|RUN")
+run = click.argument("name", metavar="RUN")
 schedule = click.option("--schedule", metavar="LABEL", help="Take only the schedule with this label.")
 engine = click.option(
-    "--engine", type=click.Choice(ENGINES), default="auto", show_default=True, help="auto: fast where it is exact."
+    "--engine",
+    type=click.Choice(("auto", "des", "fast")),
+    default="auto",
+    show_default=True,
+    help="auto: fast where it is exact.",
 )
 plot = click.option("--plot", type=path, metavar="FILE", help="Draw into a .png, .svg or .pdf file.")
 force = click.option("--force", is_flag=True, help="Replace what another run left there, its traces included.")

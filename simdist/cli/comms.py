@@ -2,25 +2,45 @@
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from simdist.cli import inputs
-from simdist.cli.session import Session
-from simdist.cli.tables import table_text
+import click
+
+from simdist.cli import common, inputs
+from simdist.cli.common import Session
+from simdist.cli.tables import Column, count, seconds, table_text
 from simdist.errors import ScenarioError
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.run_directory import RunDirectory
-from simdist.settings.units import format_seconds
+from simdist.settings.units import format_share
 from simdist.traces.collectives import CollectiveRow, collective_rows, waiting_share
 
-_TRACES = {"simulated": run_directory.SIMULATED, "measured": run_directory.REAL}
+
+def _in(unit: float, spec: str) -> Callable[[float], str]:
+    """Return what prints a number in a unit, or a dash for NaN."""
+    return lambda value: "-" if math.isnan(value) else format(value / unit, "," + spec)
+
+
+_COLUMNS = (
+    *(Column("operation", "op"), Column("group"), Column("algorithm")),
+    Column("size (B)", "nbytes", form=count),
+    Column("count", form=count),
+    *(Column("type"), Column("trace")),
+    Column("calls", form=count),
+    Column("time (us)", "time_s", form=_in(1e-6, ".1f")),
+    Column("algbw (GB/s)", "algbw_Bps", form=_in(1e9, ".2f")),
+    Column("busbw (GB/s)", "busbw_Bps", form=_in(1e9, ".2f")),
+    Column("wait, median", "wait_median_s", form=seconds),
+    Column("mean", "wait_mean_s", form=seconds),
+    Column("share", "wait_share", form=format_share),
+)
 
 
 @dataclass(frozen=True)
-class _Collectives:
+class _TraceCollectives:
     """What the collectives of one trace achieved."""
 
     which: str
@@ -29,25 +49,35 @@ class _Collectives:
     rows: tuple[CollectiveRow, ...]
 
 
-def comms(session: Session, name: str, *, label: str | None) -> None:
-    """Print what collectives achieved, simulated and measured.
+@click.command("comms")
+@common.run
+@common.schedule
+@common.options
+def command(session: Session, name: str, *, schedule: str | None) -> None:
+    """Show what collectives achieved.
 
-    Args:
-        session: This run of the command line.
-        name: A run directory, or a directory with several.
-        label: Only this schedule.
+    RUN holds a simulated trace, a measured one, or both. The columns are those of nccl-tests; what members waited for
+    the last one is shown apart.
     """
     with ProgressBar(sys.stderr) as bar:
         bar.update("read the traces", 0, None)
-        runs = _with_traces(session, name, inputs.read_runs(name, label))
-        done = [(run, _collectives(run)) for run in runs]
+        runs = _with_traces(session, name, inputs.read_runs(name, schedule))
+        done = [(run, list(_collectives(run))) for run in runs]
     document = {"run": name, "rows": [_document(run, traces) for run, traces in done]}
     session.result(document, "\n\n\n".join(_text(run, traces) for run, traces in done))
 
 
+def _collectives(run: RunDirectory) -> Iterator[_TraceCollectives]:
+    for which, file in (("simulated", run_directory.SIMULATED), ("measured", run_directory.REAL)):
+        path = run.path / file
+        if path.exists():
+            trace = run_directory.read_trace(path, plan=run.plan)
+            yield _TraceCollectives(which, path, trace.source, collective_rows(trace))
+
+
 def _with_traces(session: Session, name: str, runs: Sequence[RunDirectory]) -> list[RunDirectory]:
     """Return the runs that hold a trace; tell of the others."""
-    empty = [run for run in runs if not any((run.path / file).exists() for file in _TRACES.values())]
+    empty = [run for run in runs if not any((run.path / file).exists() for file in inputs.TRACES.values())]
     if len(empty) == len(runs):
         raise ScenarioError(f"{name}: holds no trace yet; {_how(empty[0])}")
     for run in empty:
@@ -63,13 +93,7 @@ def _how(run: RunDirectory) -> str:
     return f"`simdist simulate {run.path}` writes one"
 
 
-def _collectives(run: RunDirectory) -> list[_Collectives]:
-    paths = {which: run.path / file for which, file in _TRACES.items()}
-    traces = {which: run_directory.read_trace(path, plan=run.plan) for which, path in paths.items() if path.exists()}
-    return [_Collectives(which, paths[which], trace.source, collective_rows(trace)) for which, trace in traces.items()]
-
-
-def _document(run: RunDirectory, traces: Sequence[_Collectives]) -> dict[str, object]:
+def _document(run: RunDirectory, traces: Sequence[_TraceCollectives]) -> dict[str, object]:
     return {
         "schedule": run.plan.name,
         "run": str(run.path),
@@ -82,77 +106,42 @@ def _document(run: RunDirectory, traces: Sequence[_Collectives]) -> dict[str, ob
                 "trace": str(each.path),
                 "source": each.source,
                 "wait_share": waiting_share(each.rows),
-                "collectives": [_row_document(row) for row in each.rows],
+                "collectives": [_record(row) for row in each.rows],
             }
             for each in traces
         ],
     }
 
 
-def _row_document(row: CollectiveRow) -> dict[str, object]:
+def _record(row: CollectiveRow) -> dict[str, object]:
     achieved = {name: value for name, value in asdict(row).items() if name != "kind"}
     return asdict(row.kind) | achieved | {"wait_share": row.wait_share}
 
 
-_HEADER = (
-    *("operation", "group", "algorithm", "size (B)", "count", "type", "trace", "calls"),
-    *("time (us)", "algbw (GB/s)", "busbw (GB/s)", "wait, median", "mean", "share"),
-)
-
-
-def _text(run: RunDirectory, traces: Sequence[_Collectives]) -> str:
+def _text(run: RunDirectory, traces: Sequence[_TraceCollectives]) -> str:
     plan = run.plan
     sources = "; ".join(_source(each) for each in traces)
     about = f"{plan.name}: {plan.world_size:,} ranks, {plan.n_steps:,} steps; {sources}"
     if not any(each.rows for each in traces):
         return f"{about}\nno collectives were done"
-    rows = [cells for _, cells in sorted(_cells(traces), key=lambda item: item[0])]
+    kinds = dict.fromkeys(row.kind for each in traces for row in each.rows)
+    records = [  # the same kind in both traces stands together
+        _record(row)
+        | {"group": str(kind.group), "type": f"{kind.dtype}{' + index' if kind.sparse else ''}", "trace": each.which}
+        for kind in kinds
+        for each in traces
+        for row in each.rows
+        if row.kind == kind
+    ]
     title = "time: median over calls, from when the last member is ready; wait: of members for the last one"
-    table = table_text(title, _HEADER, rows, words=("operation", "group", "algorithm", "type", "trace"))
-    return "\n".join([about, table, *map(_waiting_text, traces)])
+    return "\n".join([about, table_text(title, _COLUMNS, records), *map(_waiting_text, traces)])
 
 
-def _source(each: _Collectives) -> str:
+def _source(each: _TraceCollectives) -> str:
     return each.source if each.source.startswith(each.which) else f"{each.which}: {each.source}"
 
 
-def _cells(traces: Sequence[_Collectives]) -> list[tuple[tuple[int, int], list[str]]]:
-    """Return the cells of every row, to be sorted so that the same kind in both traces stands together."""
-    kinds = list(dict.fromkeys(row.kind for each in traces for row in each.rows))
-    return [
-        ((kinds.index(row.kind), number), _row_cells(row, each.which))
-        for number, each in enumerate(traces)
-        for row in each.rows
-    ]
-
-
-def _row_cells(row: CollectiveRow, which: str) -> list[str]:
-    kind = row.kind
-    return [
-        kind.op,
-        str(kind.group),
-        kind.algorithm,
-        f"{kind.nbytes:,}",
-        f"{kind.count:,}",
-        f"{kind.dtype}{' + index' if kind.sparse else ''}",
-        which,
-        f"{row.calls:,}",
-        _number(row.time_s, 1e-6, ".1f"),
-        _number(row.algbw_Bps, 1e9, ".2f"),
-        _number(row.busbw_Bps, 1e9, ".2f"),
-        format_seconds(row.wait_median_s),
-        format_seconds(row.wait_mean_s),
-        _percent(row.wait_share),
-    ]
-
-
-def _waiting_text(each: _Collectives) -> str:
-    return f"waiting, {each.which}: {_percent(waiting_share(each.rows))} of the time that ranks spent in collectives"
-
-
-def _number(value: float, unit: float, spec: str) -> str:
-    return "-" if math.isnan(value) else format(value / unit, "," + spec)
-
-
-def _percent(share: float) -> str:
-    return "-" if math.isnan(share) else f"{100 * share:.1f} %"
+def _waiting_text(each: _TraceCollectives) -> str:
+    return (
+        f"waiting, {each.which}: {format_share(waiting_share(each.rows))} of the time that ranks spent in collectives"
+    )

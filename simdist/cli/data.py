@@ -1,89 +1,103 @@
 """`simdist data`."""
 
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any, TypeAlias
 
-from simdist.cli import inputs
-from simdist.cli.data_text import both_text, epochs_text, knobs_text, limits_text
-from simdist.cli.session import Session
-from simdist.cost import Costs, price
-from simdist.engines import Delays, simulate
+import click
+
+from simdist.cli import common, inputs
+from simdist.cli.common import Session
+from simdist.cli.inputs import PlannedSchedule
+from simdist.cli.tables import Column, seconds, shown_epochs, table_text
+from simdist.engines import simulate
 from simdist.errors import ScenarioError
-from simdist.plan import LEVELS, Plan
+from simdist.plan import LEVELS
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
-from simdist.runs.building import Built, build, delays
-from simdist.runs.run_directory import RunDirectory
-from simdist.scenario import Scenario
-from simdist.schedules import Schedule
+from simdist.scenario.cluster import Storage
+from simdist.settings.units import format_Bps, format_error, format_nbytes, format_share
 from simdist.studies.data_knobs import KnobEffects, Known, Progress, knob_effects, settings, what_to_write
-from simdist.studies.epochs import Epoch, EpochError, Epochs, epoch_errors, find_epochs
-from simdist.studies.limits import EpochLimits, epoch_limits
-from simdist.traces.reads import Reads, differences, expected
+from simdist.studies.epochs import HIDDEN_SHARE, Epoch, Epochs, find_epochs
+from simdist.studies.limits import LIMITS, EpochLimits, epoch_limits
+from simdist.studies.loading import Loading, compare_loading
 from simdist.traces.trace import Trace
 
+_Record: TypeAlias = dict[str, Any]
+
 _LINE_S = 30.0
+_GAP = {"epoch": "..."}
 
 
-@dataclass(frozen=True)
-class Loading:
-    """How a plan reads its data, simulated and, if it was, measured.
+def _per_step(seconds_of_epoch: float, n_steps: int) -> str:
+    return seconds(seconds_of_epoch / n_steps)
 
-    Args:
-        simulated: The epochs of the simulation; those that were measured too, if any were.
-        measured: The epochs of the measurement.
-        errors: Of the simulated epochs.
-        differences: In what the counts of the run differ from those of the plan, a sentence for each level; None if
-            the run has no counts.
+
+def _at(level: str) -> Callable[[dict[str, int], dict[str, int]], str]:
+    """Return what prints the samples from a level, and their bytes."""
+    return lambda samples, nbytes: f"{samples[level]:,} ({format_nbytes(nbytes[level])})" if samples[level] else "-"
+
+
+def _removed(share: float) -> str:
+    return "more than twice" if share < -1 else format_share(share)
+
+
+_LEVEL_COLUMNS = tuple(Column(level, "samples", "nbytes", form=_at(level)) for level in LEVELS)
+_EPOCH_COLUMNS = (
+    Column("epoch"),
+    Column("time", "seconds", form=seconds),
+    Column("step", "seconds", "steps", form=_per_step),
+    Column("stall per step", "stall_s", "steps", form=_per_step),
+    Column("share", "stall_share", form=format_share),
+    Column("mean of ranks", "mean_stall_s", "steps", form=_per_step),
+    *_LEVEL_COLUMNS,
+)
+_BOTH_COLUMNS = (
+    Column("epoch"),
+    Column("simulated", "simulated_s", form=seconds),
+    Column("measured", "measured_s", form=seconds),
+    Column("error", form=format_error),
+    Column("stall per step, simulated", "simulated_stall_s", "steps", form=_per_step),
+    Column("measured", "stall_s", "steps", form=_per_step),
+    *_LEVEL_COLUMNS,
+)
+_LIMIT_COLUMNS = (
+    Column("epoch"),
+    Column("simulated", "simulated_s", form=seconds),
+    Column("at least", "least_s", form=seconds),
+    Column("for", "limit"),
+)
+_KNOB_COLUMNS = (
+    Column("change", "knob"),
+    Column("run", "seconds", form=seconds),
+    Column("waiting", "waiting_s", form=seconds),
+    Column("removed", form=_removed),
+)
+
+
+@click.command("data")
+@common.scenario_or_run
+@click.option("--knobs", is_flag=True, help="Also change one thing at a time, and show which stalls that removes.")
+@common.schedule
+@common.options
+def command(session: Session, name: str, *, knobs: bool, schedule: str | None) -> None:
+    """Show what loading data costs, by epoch.
+
+    The time of each epoch, for how long ranks stall for want of a batch, and from which level of storage samples come;
+    of a RUN that was measured, simulated and real side by side.
     """
-
-    simulated: Epochs
-    measured: Epochs | None = None
-    errors: tuple[EpochError, ...] = ()
-    differences: tuple[str, ...] | None = None
-
-    @property
-    def hits_identical(self) -> bool | None:
-        """Whether every load read from the levels that the plan says; None if the run has no counts."""
-        return None if self.differences is None else not self.differences
-
-
-@dataclass(frozen=True)
-class _Source:
-    """A schedule whose loading is to be shown, and where it is from."""
-
-    scenario: Scenario
-    schedule: Schedule
-    plan: Plan
-    costs: Costs
-    delays: Delays
-    simulate: Callable[[Callable[[int], None]], Trace]
-    run: RunDirectory | None
-
-
-def data(session: Session, name: str, *, label: str | None, with_knobs: bool) -> None:
-    """Print how schedules read their data, epoch by epoch, simulated and measured.
-
-    Args:
-        session: This run of the command line.
-        name: A scenario, a run directory, or a directory with several.
-        label: Only this schedule.
-        with_knobs: Also simulate what would shorten the waiting for data.
-    """
-    rows: list[dict[str, object]] = []
+    rows: list[_Record] = []
     texts: list[str] = []
     known: Known = {}
     with ProgressBar(sys.stderr, line_every_s=_LINE_S) as bar:
         bar.update("read", 0, None)
-        is_run = Path(name).is_dir()
-        sources = list(_from_directory(session, name, label) if is_run else _from_scenario(session, name, label))
+        sources = _reading_data(session, name, list(inputs.planned(session, name, schedule)))
         for number, source in enumerate(sources):
             progress = _part(bar, number, len(sources))
-            loading = _loading(session, source, None if with_knobs else progress)
+            loading = _loading(session, source, None if knobs else progress)
             with inputs.naming(f"{name}: {source.schedule.name}"):
-                turned = _effects(source, loading, known, progress) if with_knobs else None
+                turned = _effects(source, loading, known, progress) if knobs else None
             least = epoch_limits(source.plan, source.costs)
             rows.append(_document(source, loading, least, turned))
             texts.append(_text(source, loading, least, turned))
@@ -95,125 +109,55 @@ def _part(bar: ProgressBar, number: int, n_parts: int) -> Progress:
     return lambda what, done, total: bar.update(what, number + done / total, n_parts)
 
 
-def _from_scenario(session: Session, name: str, label: str | None) -> Iterator[_Source]:
-    scenario = inputs.read_scenario(session, name)
-    schedules = inputs.choose(scenario, label, where=name)
-    drawn = delays(scenario)
-    for schedule in schedules:
-        with inputs.naming(name):
-            built = build(scenario, schedule)
-        if built.plan.dataset is None:
-            raise ScenarioError(f"{name}: reads no data set, so it has no epochs: {what_to_write(scenario)}")
-
-        yield _Source(scenario, schedule, built.plan, built.costs, drawn, _of_scenario(built, drawn), None)
-
-
-def _of_scenario(built: Built, drawn: Delays) -> Callable[[Callable[[int], None]], Trace]:
-    """Return what simulates a schedule."""
-    return lambda progress: simulate(built.plan, built.costs, drawn, progress=progress)
-
-
-def _from_directory(session: Session, name: str, label: str | None) -> Iterator[_Source]:
-    runs = inputs.read_runs(name, label)
-    reading = [run for run in runs if run.plan.dataset is not None]
+def _reading_data(session: Session, name: str, sources: Sequence[PlannedSchedule]) -> list[PlannedSchedule]:
+    """Return the plans that read a data set; tell of the other runs."""
+    reading = [each for each in sources if each.plan.dataset is not None]
     if not reading:
-        raise ScenarioError(
-            f"{name}: reads no data set, so it has no epochs: `simdist simulate` a scenario that has data"
-        )
-    for run in runs:
-        if run.plan.dataset is None:
-            session.say(f"warning: {run.path}: reads no data set; left out")
-    for run in reading:
-        with inputs.naming(str(run.path)):
-            costs = price(run.plan, run.scenario.cluster, run.scenario.workload)
-        schedule = run.scenario.schedules[0]
-        yield _Source(run.scenario, schedule, run.plan, costs, run.delays, _of_run(run, costs), run)
+        first = sources[0]
+        how = "`simdist simulate` a scenario that has data" if first.run else what_to_write(first.scenario)
+        raise ScenarioError(f"{name}: reads no data set, so it has no epochs: {how}")
+    for each in sources:
+        if each.run and each.plan.dataset is None:
+            session.say(f"warning: {each.run.path}: reads no data set; left out")
+    return reading
 
 
-def _of_run(run: RunDirectory, costs: Costs) -> Callable[[Callable[[int], None]], Trace]:
-    """Return what reads the simulated trace of a run, or makes it if there is none."""
-
-    def simulated(progress: Callable[[int], None]) -> Trace:
-        path = run.path / run_directory.SIMULATED
-        if path.exists():
-            return run_directory.read_trace(path, plan=run.plan)
-        with inputs.naming(str(run.path)):
-            return simulate(run.plan, costs, run.delays, progress=progress)
-
-    return simulated
-
-
-def _loading(session: Session, source: _Source, report: Progress | None) -> Loading:
+def _loading(session: Session, source: PlannedSchedule, report: Progress | None) -> Loading:
     def progress(step: int) -> None:
         if report:
             report(source.schedule.name, step, source.plan.n_steps)
 
-    trace = source.simulate(progress)
+    trace = _simulated(source, progress)
     if source.run is None or not (source.run.path / run_directory.REAL).exists():
         return Loading(find_epochs(trace))
-    real = run_directory.read_trace(source.run.path / run_directory.REAL, plan=source.plan)
-    loading = compared(source.run, trace, real)
-    if loading.measured and len(loading.measured.step_stall_s) < source.plan.n_steps:
-        n_steps = len(loading.measured.step_stall_s)
-        session.say(
-            f"warning: {source.run.path / run_directory.REAL}: "
-            f"only {n_steps} of {source.plan.n_steps} steps were finished"
-        )
+    path = source.run.path / run_directory.REAL
+    loading = compare_loading(source.run, trace, run_directory.read_trace(path, plan=source.plan))
+    n_steps = len(loading.simulated.step_stall_s)
+    if n_steps < source.plan.n_steps:
+        session.say(f"warning: {path}: only {n_steps} of {source.plan.n_steps} steps were finished")
     return loading
 
 
-def compared(run: RunDirectory, simulated: Trace, real: Trace) -> Loading:
-    """Compare how a plan with a data set read its data in a simulation and in a real run.
-
-    Args:
-        run: Whose counts of what was read are taken, if it has any; else those of the plan.
-        simulated: A trace of its plan.
-        real: Another.
-    """
-    path = run.path / run_directory.REAL_READS
-    wanted = expected(run.plan)
-    found: Reads | None = run_directory.read_reads(path, plan=run.plan) if path.exists() else None
-    measured = find_epochs(real, found or wanted)
-    ours = find_epochs(simulated, wanted, n_steps=len(measured.step_stall_s))
-    differing = None if found is None else differences(found, wanted)
-    return Loading(ours, measured, epoch_errors(ours, measured), differing)
+def _simulated(source: PlannedSchedule, progress: Callable[[int], None]) -> Trace:
+    """Read the simulated trace of a run, or make it if there is none."""
+    path = source.run.path / run_directory.SIMULATED if source.run else None
+    if path and path.exists():
+        return run_directory.read_trace(path, plan=source.plan)
+    with inputs.naming(str(source.run.path) if source.run else source.schedule.name):
+        return simulate(source.plan, source.costs, source.drawn_delays(), progress=progress)
 
 
-def _effects(source: _Source, loading: Loading, known: Known, progress: Progress) -> KnobEffects:
+def _effects(source: PlannedSchedule, loading: Loading, known: Known, progress: Progress) -> KnobEffects:
     """Turn the knobs of a schedule; all of a scenario have the same delays, so what is `known` of one holds for all."""
     if source.run:  # has delays of its own, and its trace may be of other machines
-        return knob_effects(source.scenario, source.schedule, source.delays, progress=progress)
+        return knob_effects(source.scenario, source.schedule, source.drawn_delays(), progress=progress)
     known[settings(source.scenario, source.schedule)] = loading.simulated
-    return knob_effects(source.scenario, source.schedule, source.delays, known=known, progress=progress)
-
-
-def _text(source: _Source, loading: Loading, least: tuple[EpochLimits, ...], turned: KnobEffects | None) -> str:
-    plan, simulated, measured = source.plan, loading.simulated, loading.measured
-    dataset = plan.dataset
-    assert dataset is not None
-    per_epoch = dataset.steps_per_epoch(plan.world_size)
-    sources = simulated.source + (f"; measured: {measured.source}" if measured else "")
-    about = f"{plan.name}: {plan.world_size:,} ranks, {plan.n_steps:,} steps, {per_epoch:,} an epoch; {sources}"
-    tables = both_text(simulated, measured, loading.errors) if measured else epochs_text(simulated)
-    counts = [reads_text(loading)] if measured else []
-    below = [limits_text(least, simulated, source.scenario.cluster.storage), *([knobs_text(turned)] if turned else [])]
-    return "\n".join([about, tables, *counts, *(f"\n{text}" for text in below)])
-
-
-def reads_text(loading: Loading) -> str:
-    """Return whether a run read from the levels that the plan says, a line for each level where it did not."""
-    match loading.differences:
-        case None:
-            return f"samples by level: the run has no {run_directory.REAL_READS}; shown is what the plan says"
-        case ():
-            return "samples by level: as the plan says, in every load on every rank"
-        case lines:
-            return "\n".join(f"samples by level: not as the plan says: {line}" for line in lines)
+    return knob_effects(source.scenario, source.schedule, source.drawn_delays(), known=known, progress=progress)
 
 
 def _document(
-    source: _Source, loading: Loading, least: tuple[EpochLimits, ...], turned: KnobEffects | None
-) -> dict[str, object]:
+    source: PlannedSchedule, loading: Loading, least: Sequence[EpochLimits], turned: KnobEffects | None
+) -> _Record:
     traces = {"simulated": loading.simulated, "measured": loading.measured}
     return {
         "schedule": source.schedule.name,
@@ -223,21 +167,21 @@ def _document(
         "errors": [asdict(error) for error in loading.errors],
         "hits_identical": loading.hits_identical,
         "hits_differences": loading.differences,
-        "limits": [_limits_document(each) for each in least],
+        "limits": [_limits_record(each) for each in least],
         "knobs": _knobs_document(turned) if turned else None,
     }
 
 
-def _trace_document(which: str, found: Epochs) -> dict[str, object]:
+def _trace_document(which: str, found: Epochs) -> _Record:
     return {
         "which": which,
         "source": found.source,
         "staging_s": found.staging_s,
-        "epochs": [_epoch_document(epoch) for epoch in found.epochs],
+        "epochs": [_epoch_record(epoch) for epoch in found.epochs],
     }
 
 
-def _epoch_document(epoch: Epoch) -> dict[str, object]:
+def _epoch_record(epoch: Epoch) -> _Record:
     return {
         "epoch": epoch.number,
         "steps": epoch.n_steps,
@@ -252,7 +196,7 @@ def _epoch_document(epoch: Epoch) -> dict[str, object]:
     }
 
 
-def _limits_document(each: EpochLimits) -> dict[str, object]:
+def _limits_record(each: EpochLimits) -> _Record:
     return {
         "epoch": each.epoch,
         "least_s": each.least_s,
@@ -263,10 +207,113 @@ def _limits_document(each: EpochLimits) -> dict[str, object]:
     }
 
 
-def _knobs_document(turned: KnobEffects) -> dict[str, object]:
+def _knobs_document(turned: KnobEffects) -> _Record:
     return {
         "seconds": turned.baseline.seconds,
         "waiting_s": turned.baseline.waiting_s,
         "effects": [asdict(effect) for effect in turned.effects],
         "missing": turned.missing,
     }
+
+
+def _text(source: PlannedSchedule, loading: Loading, least: Sequence[EpochLimits], turned: KnobEffects | None) -> str:
+    plan, simulated, measured = source.plan, loading.simulated, loading.measured
+    assert plan.dataset is not None
+    per_epoch = plan.dataset.steps_per_epoch(plan.world_size)
+    sources = simulated.source + (f"; measured: {measured.source}" if measured else "")
+    about = f"{plan.name}: {plan.world_size:,} ranks, {plan.n_steps:,} steps, {per_epoch:,} an epoch; {sources}"
+    below = [
+        _limits_text(least, simulated, source.scenario.cluster.storage),
+        *([_knobs_text(turned)] if turned else []),
+    ]
+    return "\n".join([about, loading_text(loading), *(f"\n{text}" for text in below)])
+
+
+def loading_text(loading: Loading) -> str:
+    """Return the epochs of a simulation, beside those of the measurement if there was one."""
+    simulated, measured = loading.simulated, loading.measured
+    if measured is None:
+        records = [_GAP if each is None else _epoch_record(each) for each in shown_epochs(simulated.epochs)]
+        title = "stall: for want of a batch, of the slowest rank; samples (bytes) by level"
+        return "\n".join([table_text(title, _EPOCH_COLUMNS, records), *_sentences(simulated)])
+    pairs = list(zip(loading.errors, simulated.epochs, measured.epochs, strict=True))
+    records = [
+        _GAP if each is None else _epoch_record(each[2]) | asdict(each[0]) | {"simulated_stall_s": each[1].stall_s}
+        for each in shown_epochs(pairs)
+    ]
+    lines = [table_text("times of epochs; samples (bytes) by level as measured", _BOTH_COLUMNS, records)]
+    if simulated.staging_s or measured.staging_s:
+        lines.append(f"staging in: simulated {seconds(simulated.staging_s)}, measured {seconds(measured.staging_s)}")
+    return "\n".join([*lines, *loading.sentences()])
+
+
+def _sentences(found: Epochs) -> Iterator[str]:
+    if found.staging_s:
+        yield f"staging in: {seconds(found.staging_s)} before the first epoch"
+    hidden = [each.number for each in found.epochs if each.is_hidden]
+    seen = [each.number for each in found.epochs if not each.is_hidden]
+    if not found.epochs:
+        yield "no epoch: no step was finished by all ranks"
+    elif not seen:
+        yield f"compute hides the loading: stalls are less than {100 * HIDDEN_SHARE:g} % of every epoch"
+    elif not hidden:
+        yield f"compute does not hide the loading: stalls are {100 * HIDDEN_SHARE:g} % or more of every epoch"
+    else:
+        yield f"compute hides the loading in {_numbers(hidden)}, but not in {_numbers(seen)}"
+
+
+def _numbers(epochs: Sequence[int]) -> str:
+    """Print numbers of epochs, neighbours as a range.
+
+    >>> _numbers([0]), _numbers([1, 2, 3, 7])
+    ('epoch 0', 'epochs 1-3, 7')
+    """
+    ranges: list[list[int]] = []
+    for number in epochs:
+        if ranges and number == ranges[-1][-1] + 1:
+            ranges[-1] = [ranges[-1][0], number]
+        else:
+            ranges.append([number])
+    return f"epoch{'s' * (len(epochs) > 1)} {', '.join('-'.join(map(str, each)) for each in ranges)}"
+
+
+def _limits_text(least: Sequence[EpochLimits], simulated: Epochs, storage: Storage | None) -> str:
+    """Return what epochs take at least, by what limits them, beside what they take; and what storage has to do."""
+    names = [name for name in LIMITS if any(each.seconds[name] for each in least)]
+    simulated_s: dict[int | None, float] = {each.number: each.seconds for each in simulated.epochs}
+    simulated_s[None] = simulated.staging_s
+    records = [
+        _GAP
+        if each is None
+        else _limits_record(each)
+        | {"epoch": "staging" if each.epoch is None else each.epoch, "simulated_s": simulated_s[each.epoch]}
+        | {name: each.seconds[name] or None for name in names}
+        for each in shown_epochs([each for each in least if each.epoch in simulated_s])
+    ]
+    title = "limits: what an epoch would take if all but one were free"
+    columns = [*_LIMIT_COLUMNS, *(Column(name, form=seconds) for name in names)]
+    return "\n".join([table_text(title, columns, records), *_needs(least, storage)])
+
+
+def _needs(least: Sequence[EpochLimits], storage: Storage | None) -> Iterator[str]:
+    """Yield what storage has to deliver in the epoch that asks most of it."""
+    needs = [(Bps, each.epoch) for each in least if each.epoch is not None and (Bps := each.needed_Bps)]
+    if needs and storage:
+        needed_Bps, epoch = max(needs, key=lambda each: float(f"{each[0]:.2e}"))  # the first of those that print alike
+        would = "has" if needed_Bps <= storage.bandwidth_Bps else "would have"
+        sentence = f"storage {would} to deliver {format_Bps(needed_Bps)} for computing to hide it in epoch {epoch}"
+        yield f"{sentence}; its bandwidth is {format_Bps(storage.bandwidth_Bps)}"
+
+
+def _knobs_text(found: KnobEffects) -> str:
+    """Return what knobs do to the waiting for data, by epoch and in all."""
+    numbers = shown_epochs([each.number for each in found.baseline.epochs])
+    now = found.baseline
+    records = [{"knob": "as it is", "seconds": now.seconds, "waiting_s": now.waiting_s}]
+    for each in found.effects:
+        by_epoch = {f"epoch {n}": each.removed_by_epoch[n] for n in numbers if n is not None}
+        records.append(asdict(each) | {"waiting_s": each.staging_s + sum(each.stall_s)} | by_epoch)
+    title = "one change at a time; waiting: staging and stalls"
+    epoch_columns = (Column("..." if n is None else f"epoch {n}", form=_removed) for n in numbers)
+    table = table_text(title, [*_KNOB_COLUMNS, *epoch_columns], records)
+    return "\n".join([table, *(f"{name}: not simulated, needs {what}" for name, what in found.missing.items())])

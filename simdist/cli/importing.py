@@ -1,30 +1,68 @@
 """`simdist import`."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import click
 from pydantic import ValidationError
 
-from simdist.cli.importing_text import document, text
-from simdist.cli.links import read_cluster
-from simdist.cli.session import Session
+from simdist.cli import common, inputs
+from simdist.cli.common import Session
+from simdist.cli.tables import Column, table_text
 from simdist.errors import ScenarioError, TraceError
-from simdist.profiles.estimates.links import Fabric
-from simdist.profiles.importing import ImportOptions, import_job
-from simdist.profiles.steps.model import RankProfile
+from simdist.profiles.estimates.collectives import CollectiveTimes
+from simdist.profiles.estimates.links import Fabric, as_group, predicted_s
+from simdist.profiles.estimates.stragglers import Straggler
+from simdist.profiles.importing import ImportedJob, ImportOptions, import_job
+from simdist.profiles.steps.model import RankProfile, listed
 from simdist.profiles.steps.ranks import profile_rank
 from simdist.profiles.trace_files import find_traces, profile_all
 from simdist.profiles.writing import check_free, write_scenario
 from simdist.progress import ProgressBar
 from simdist.scenario import Link, Tensor, Workload, load_workload, presets
 from simdist.settings.base import nearest
-from simdist.settings.units import format_seconds, parse_Bps, parse_seconds
+from simdist.settings.units import format_Bps, format_nbytes, format_seconds, parse_Bps, parse_seconds
+from simdist.traces.collectives import bus_factor
+
+_TOLD = 10  # stragglers
 
 
-def import_traces(
+def _predicted(predicted_s: float, measured_s: float) -> str:
+    return f"{format_seconds(predicted_s)} ({predicted_s / measured_s - 1:+.0%})" if measured_s else "-"
+
+
+_COLUMNS = (
+    Column("collective", "kind"),
+    Column("size", form=str),
+    Column("ranks", "n_ranks", form=str),
+    Column("calls", form=str),
+    Column("time", "seconds", form=format_seconds),
+    Column("busbw", form=format_Bps),
+    Column("waiting", "wait_share", form="{:.0%}".format),
+)
+_PREDICTED = Column("predicted", "predicted_s", "seconds", form=_predicted)
+
+
+@click.command("import")
+@click.argument("traces", nargs=-1, required=True)
+@click.option("-o", "--output", type=common.path, metavar="SCENARIO", required=True, help="The .yaml file to write.")
+@click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="The ranks were on so many nodes.")
+@click.option("--gpus-per-node", type=click.IntRange(min=1), metavar="N", help="So many ranks were on each node.")
+@click.option("--cluster", metavar="FILE|PRESET", help="Take the links from there, not from what the traces show.")
+@click.option(
+    "--fabric",
+    metavar="LINK|FILE|PRESET",
+    help="The links inside nodes, e.g. '3 us, 240 GB/s', or those of a cluster; only the network is from the traces.",
+)
+@click.option("--tensors", metavar="FILE|PRESET", help="The model's tensors, if the traces have no shapes.")
+@click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1 of the profiler.")
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help="Read in so many processes; one per core.")
+@click.option("--force", is_flag=True, help="Replace files that are there.")
+@common.options
+def command(
     session: Session,
-    traces: Sequence[str],
+    traces: tuple[str, ...],
     *,
     output: Path,
     nodes: int | None,
@@ -33,20 +71,25 @@ def import_traces(
     fabric: str | None,
     tensors: str | None,
     steps: range | None,
-    n_workers: int | None,
+    workers: int | None,
     force: bool,
 ) -> None:
-    """Read the traces of a job, write its scenario, and say what slowed the job."""
+    """Make a scenario of a job that was profiled.
+
+    TRACES are the files that the PyTorch profiler wrote of a DistributedDataParallel job, one of each rank, plain or
+    compressed, or folders with them. Says what slowed the job, and writes the job as a SCENARIO: its computation, its
+    links, and what held up which rank in which step.
+    """
     check_free(output, force=force)
     options = ImportOptions(
         nodes,
         gpus_per_node,
-        cluster=read_cluster(cluster) if cluster else None,
+        cluster=inputs.read_cluster(cluster) if cluster else None,
         fabric=_fabric(fabric) if fabric else None,
         tensors=_tensors(tensors) if tensors else (),
         steps=steps,
     )
-    profiles = _profiles(session, traces, n_workers)
+    profiles = _profiles(session, traces, workers)
     imported = import_job(profiles, name=output.stem, options=options)
     for note in imported.notes:
         session.say(note if note.startswith("warning") else f"note: {note}")
@@ -58,7 +101,7 @@ def import_traces(
     written = write_scenario(imported, output, force=force)
     for path in written:
         session.wrote(path)
-    session.result(document(imported, written), text(imported))
+    session.result(_document(imported, written), _text(imported))
 
 
 def _profiles(session: Session, traces: Sequence[str], n_workers: int | None) -> list[RankProfile]:
@@ -85,7 +128,7 @@ def _fabric(text: str) -> Fabric:
     latency, comma, bandwidth = text.partition(",")
     if not comma or Path(text).is_file():
         hint = "this is no link such as '3 us, 240 GB/s', and "
-        return Fabric(read_cluster(text, option="--fabric", hint=hint).fabric, f"--fabric {text}")
+        return Fabric(inputs.read_cluster(text, option="--fabric", hint=hint).fabric, f"--fabric {text}")
     try:
         link = Link(latency_s=parse_seconds(latency.strip()), bandwidth_Bps=parse_Bps(bandwidth.strip()))
     except ValueError as error:
@@ -109,3 +152,173 @@ def _tensors(name: str) -> tuple[Tensor, ...]:
     if name not in known:
         raise ScenarioError(f"--tensors {name}: there is no such file, nor a preset: {nearest(name, known)}")
     return load_workload(presets.path("workloads", name)).tensors
+
+
+def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, object]:
+    """Return what was found as JSON has it."""
+    job, base, proof = imported.job, imported.base, imported.proof
+    return {
+        "scenario": imported.scenario.name,
+        "world_size": job.world_size,
+        "ranks": list(job.ranks),
+        "missing_ranks": list(job.missing),
+        "nodes": imported.layout.nodes,
+        "gpus_per_node": imported.layout.gpus_per_node,
+        "steps": list(job.numbers),
+        "step": {
+            "measured_s": proof.measured_s,
+            "predicted_s": proof.predicted_s,
+            "without_stragglers_s": proof.calm_s,
+            "error": proof.error,
+        },
+        "base": {
+            "input_s": base.input_s,
+            "forward_s": base.forward_s,
+            "host_s": base.host_s,
+            "backward_s": base.backward_s,
+            "buckets_s": list(base.buckets_s),
+            "optimize_s": base.optimize_s,
+        },
+        "tensors": len(imported.model.tensors),
+        "parameters_nbytes": imported.model.nbytes,
+        "collectives": [_collective(imported, each) for each in imported.times],
+        "stragglers": [_straggler(imported, each) for each in imported.stragglers],
+        "noise": {"count": imported.noise.count, "seconds": imported.noise.seconds},
+        "straggling_share": proof.straggling_share,
+        "clock_skew_s": imported.clocks.skew_s,
+        "clock_residual_s": imported.clocks.residual_s,
+        "notes": list(imported.notes),
+        "files": [str(path) for path in written],
+    }
+
+
+def _text(imported: ImportedJob) -> str:
+    """Return what was found, for people."""
+    parts = [_head(imported), _slowed(imported), _undisturbed(imported)]
+    if imported.times:
+        parts.append(_collectives_table(imported))
+    return "\n\n".join(parts)
+
+
+def _head(imported: ImportedJob) -> str:
+    job, proof, layout = imported.job, imported.proof, imported.layout
+    backend = "gloo" if imported.scenario.cluster.library == "gloo" else "NCCL"
+    lines = [
+        f"{job.world_size} ranks on {layout.nodes} node{'s' * (layout.nodes > 1)}, "
+        f"steps {listed(job.numbers)}, {backend}, {job.profiles[0].device_name or job.profiles[0].device.upper()}",
+        f"step: {format_seconds(proof.measured_s)} measured, {format_seconds(proof.predicted_s)} reproduced "
+        f"({proof.error_text})",
+    ]
+    if job.world_size > 1:
+        skew, rest = (format_seconds(round(each, 9)) for each in (imported.clocks.skew_s, imported.clocks.residual_s))
+        lines.append(
+            f"clocks: up to {skew} apart, corrected by the ends of collectives; these still differ by {rest} between "
+            f"ranks"
+        )
+    return "\n".join(lines)
+
+
+def _slowed(imported: ImportedJob) -> str:
+    """Answer what slowed the job."""
+    proof = imported.proof
+    among = " among the traced ranks" if imported.job.missing else ""
+    lines = ["stragglers:" if imported.stragglers else f"stragglers: none{among}"]
+    lines += [f"  {line}" for line in _lines(imported)]
+    if imported.noise.count:
+        count, sum_s = imported.noise.count, format_seconds(imported.noise.seconds)
+        what = f"besides {count} delay{'s' * (count > 1)} of single ranks and steps"
+        lines.append(f"{what}, {sum_s} in sum, that the noise of all explains")
+    if imported.stragglers and proof.straggling_share > 0:
+        lines.append(
+            f"without them a step would take {format_seconds(proof.calm_s)}: {proof.straggling_share:.0%} of the step "
+            f"is lost to them"
+        )
+    return "\n".join(lines)
+
+
+def _lines(imported: ImportedJob) -> Iterator[str]:
+    for each in imported.stragglers[:_TOLD]:
+        is_seen = set(each.ranks) <= set(imported.job.ranks)
+        who = each.who if is_seen else f"{each.who} (no trace; from the waiting of the others)"
+        more = f"{'' if is_seen else 'at least '}+{format_seconds(each.seconds)} ({_percent(imported, each)})"
+        when = each.when(len(imported.job.numbers))
+        if each.kind == "persistent":
+            yield f"{who}, persistent: {more} in {when}, {each.channel}"
+        else:
+            yield f"{who}, {when}: {more}, {each.channel}"
+    if len(imported.stragglers) > _TOLD:
+        yield f"... and {len(imported.stragglers) - _TOLD} more; --json has all"
+
+
+def _percent(imported: ImportedJob, straggler: Straggler) -> str:
+    """Say how large a delay is: of the computing of a step, or of the whole step."""
+    if straggler.channel == "compute" and imported.base.compute_s > 0:
+        return f"+{straggler.seconds / imported.base.compute_s:.0%} of its computing"
+    return f"+{straggler.seconds / imported.proof.measured_s:.0%} of a step"
+
+
+def _straggler(imported: ImportedJob, straggler: Straggler) -> dict[str, object]:
+    base_s = imported.base.compute_s if straggler.channel == "compute" else imported.proof.measured_s
+    return {
+        "kind": straggler.kind,
+        "ranks": list(straggler.ranks),
+        "node": straggler.node,
+        "is_traced": set(straggler.ranks) <= set(imported.job.ranks),
+        "channel": straggler.channel,
+        "steps": list(straggler.steps),
+        "seconds": straggler.seconds,
+        "factor": 1 + straggler.seconds / base_s if base_s else None,
+    }
+
+
+def _undisturbed(imported: ImportedJob) -> str:
+    base = imported.base
+    parts = {
+        "input": base.input_s,
+        "forward": base.forward_s,
+        "host": base.host_s,
+        "backward": base.backward_s,
+        "optimizer": base.optimize_s,
+    }
+    what = "tensors" if imported.model.is_real else "gradient buckets"
+    times = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in parts.items() if seconds > 0)
+    size = f"{len(imported.model.tensors)} {what}, {format_nbytes(imported.model.nbytes)}"
+    return f"an undisturbed step without communication: {times or '0 s'} ({size})"
+
+
+def _collectives_table(imported: ImportedJob) -> str:
+    columns = [*_COLUMNS, *([_PREDICTED] if imported.links is None else [])]
+    records = [
+        _collective(imported, each)
+        | {"size": "?" if each.nbytes is None else format_nbytes(each.nbytes), "busbw": _busbw(each)}
+        for each in imported.times
+    ]
+    return table_text("collectives, without waiting for the last rank", columns, records)
+
+
+def _busbw(each: CollectiveTimes) -> float | None:
+    if not each.nbytes or not each.seconds:
+        return None
+    return each.nbytes / each.seconds * bus_factor(each.kind, len(each.group))
+
+
+def _predicted_s(imported: ImportedJob, each: CollectiveTimes) -> float | None:
+    """Return what the scenario's links make of an all_reduce; None of another collective, or group."""
+    cluster = imported.scenario.cluster
+    group = as_group(each.group, cluster.world_size)
+    if each.kind != "all_reduce" or not each.nbytes or group is None:
+        return None
+    return predicted_s(cluster, group, each.nbytes)
+
+
+def _collective(imported: ImportedJob, each: CollectiveTimes) -> dict[str, object]:
+    return {
+        "kind": each.kind,
+        "nbytes": each.nbytes,
+        "n_ranks": len(each.group),
+        "between_nodes": each.between_nodes,
+        "calls": each.calls,
+        "seconds": each.seconds,
+        "wait_share": each.wait_share,
+        "predicted_s": _predicted_s(imported, each),
+    }

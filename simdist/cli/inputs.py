@@ -1,19 +1,60 @@
-"""What the commands read: scenarios by file or name, the schedules that were asked for, where results go."""
+"""What the commands read, scenarios, runs and clusters by file or name, and where results go."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from simdist import scenario as scenarios
-from simdist.cli.session import Session
-from simdist.errors import PlanError, ScenarioError, UnsupportedError
+from simdist.cli.common import Session
+from simdist.cost import Costs, price
+from simdist.errors import PlanError, RunError, ScenarioError, UnsupportedError
+from simdist.plan import Plan
+from simdist.plan.delays import Delays
 from simdist.runs import run_directory
-from simdist.scenario import Scenario, presets
+from simdist.runs.building import build, delays
+from simdist.runs.run_directory import RunDirectory
+from simdist.scenario import Cluster, Scenario, load_cluster, presets
 from simdist.schedules import Schedule
 from simdist.settings.base import nearest, shown
+from simdist.studies.comparison import find_label
 from simdist.studies.resampling import longest_period, runs_of
 
+TRACES = {"simulated": run_directory.SIMULATED, "real": run_directory.REAL}
+"""Files of a run directory, by what options call them."""
+
 _PICTURES = (".png", ".svg", ".pdf")
+_OF_LINKS = (
+    *("name", "source", "fabric", "network", "nics_per_node", "host_bridge_Bps", "oversubscription"),
+    *("collective_overhead_s", "library"),
+)
+
+
+@dataclass(frozen=True)
+class PlannedSchedule:
+    """A plan to work on.
+
+    Args:
+        scenario: What it is from.
+        schedule: The schedule that makes it.
+        plan: As the schedule makes it or, in a run directory, as it stands there.
+        costs: Its price list.
+        delays: What to inject; None if those of the scenario's seed were not drawn.
+        run: Its run directory, if it is from one.
+        output: The run directory to write, if any.
+    """
+
+    scenario: Scenario
+    schedule: Schedule
+    plan: Plan
+    costs: Costs
+    delays: Delays | None
+    run: RunDirectory | None
+    output: Path | None
+
+    def drawn_delays(self) -> Delays:
+        """Return what to inject, drawn if it was not yet."""
+        return delays(self.scenario) if self.delays is None else self.delays
 
 
 def read_scenario(session: Session, name: str, *, is_compared: bool = False) -> Scenario:
@@ -58,7 +99,7 @@ def choose(scenario: Scenario, label: str | None, *, where: str) -> tuple[Schedu
     return chosen
 
 
-def read_runs(name: str, label: str | None) -> list[run_directory.RunDirectory]:
+def read_runs(name: str, label: str | None) -> list[RunDirectory]:
     """Read the run directory at a path, or those inside it, of all schedules or of the one with a label.
 
     Raises:
@@ -74,18 +115,65 @@ def read_runs(name: str, label: str | None) -> list[run_directory.RunDirectory]:
     return chosen
 
 
+def planned(
+    session: Session, name: str, label: str | None, *, output: Path | None = None, draws: bool = True
+) -> Iterator[PlannedSchedule]:
+    """Yield the plans of a scenario or of run directories, one after the other.
+
+    Args:
+        session: This run of the command line.
+        name: Of a scenario, or a run directory, or a directory with several.
+        label: Only this schedule.
+        output: Where run directories are to be written, see `targets`.
+        draws: Draw the delays of a scenario.
+
+    Raises:
+        ScenarioError: There is no such scenario, run or label.
+        PlanError: A plan is illegal or does not fit, or a run directory is in the way.
+    """
+    if Path(name).is_dir():
+        runs = read_runs(name, label)
+        for run, path in zip(runs, targets(output, [each.scenario.schedules[0] for each in runs]), strict=True):
+            schedule = run.scenario.schedules[0]
+            with naming(f"{name}: {schedule.name}"):
+                costs = price(run.plan, run.scenario.cluster, run.scenario.workload)
+            yield PlannedSchedule(run.scenario, schedule, run.plan, costs, run.delays, run, path)
+        return
+    scenario = read_scenario(session, name)
+    schedules = choose(scenario, label, where=name)
+    paths = targets(output, schedules)
+    drawn = delays(scenario) if draws else None
+    for schedule, path in zip(schedules, paths, strict=True):
+        with naming(name):
+            built = build(scenario, schedule)
+        yield PlannedSchedule(scenario, schedule, built.plan, built.costs, drawn, None, path)
+
+
+def synchronous(schedules: Sequence[tuple[str, str]]) -> int:
+    """Return which schedule to compare with by default: the one called `sync`, the first of that kind, or the first.
+
+    Args:
+        schedules: Label and kind of each.
+    """
+    return find_label(schedules, "sync") or 0
+
+
 def measure_command(run: Path, world_size: int) -> str:
     """Return the command that executes a run directory for real, all of its ranks on one machine."""
     return f"torchrun --nproc-per-node {world_size} -m real {run}"
 
 
-def targets(output: Path, schedules: Sequence[Schedule]) -> list[Path]:
+def targets(output: Path | None, schedules: Sequence[Schedule]) -> Sequence[Path | None]:
     """Return the run directory of each schedule: `output` itself for one, directories in it for several.
+
+    Without `output` there are none.
 
     Raises:
         ScenarioError: A label is no name of a directory.
         PlanError: There is a run directory in the way.
     """
+    if output is None:
+        return [None] * len(schedules)
     inside = sorted(file.parent.name for file in output.glob(f"*/{run_directory.PLAN}"))
     if len(schedules) == 1:
         if inside:
@@ -127,5 +215,75 @@ def check_picture(path: Path | None) -> None:
         return
     if path.suffix not in _PICTURES:
         raise ScenarioError(f"{path}: unknown type of picture {path.suffix!r}: write one of {', '.join(_PICTURES)}")
+    check_folder(path)
+
+
+def check_folder(path: Path) -> None:
+    """Refuse a file whose directory is missing, before the work is done.
+
+    Raises:
+        ScenarioError: It is missing.
+    """
     if not path.parent.is_dir():
         raise ScenarioError(f"{path}: there is no directory {path.parent}: make it first")
+
+
+def picture_path(plot: Path, label: str, n_pictures: int) -> Path:
+    """Return where a picture goes: into `plot` or, of several, into a file with the label before the suffix."""
+    return plot if n_pictures == 1 else plot.with_name(f"{plot.stem}-{label}{plot.suffix}")
+
+
+def save_text(path: Path, text: str) -> int:
+    """Write a file, or leave what is there; return its bytes. Half characters, as in names of files, become `?`.
+
+    Raises:
+        RunError: It cannot be written.
+    """
+    content = text.encode("utf-8", errors="replace")
+    try:
+        with run_directory.replacing(path) as part:
+            part.write_bytes(content)
+    except OSError as error:
+        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+    return len(content)
+
+
+def read_cluster(name: str, *, option: str = "--cluster", hint: str = "") -> Cluster:
+    """Read a cluster from a file or, if there is none, the preset of that name.
+
+    Args:
+        name: Of the file or preset.
+        option: That it was given to.
+        hint: What an error says first, if the option takes something else, too.
+
+    Raises:
+        ScenarioError: There is neither, or it is wrong.
+    """
+    path = Path(name)
+    if path.is_file():
+        return load_cluster(path)
+    known = presets.names("clusters")
+    if name not in known:
+        raise ScenarioError(f"{option} {name}: {hint}there is no such file, nor a preset: {nearest(name, known)}")
+    return load_cluster(presets.path("clusters", name))
+
+
+def with_links(scenario: Scenario, name: str) -> Scenario:
+    """Return a scenario whose ranks communicate over the links of another cluster; all else is its own.
+
+    Args:
+        scenario: What is simulated.
+        name: See `read_cluster`. A file must have as many nodes and GPUs: links were measured between those. Of a
+            preset they do not count.
+
+    Raises:
+        ScenarioError: As `read_cluster`; or a file has other numbers of machines.
+    """
+    theirs, ours = read_cluster(name), scenario.cluster
+    if Path(name).is_file() and (theirs.nodes, theirs.gpus_per_node) != (ours.nodes, ours.gpus_per_node):
+        raise ScenarioError(
+            f"--cluster {name}: has {theirs.nodes} nodes x {theirs.gpus_per_node} GPUs, {scenario.name} has "
+            f"{ours.nodes} x {ours.gpus_per_node}: write as many, or calibrate the machines of this job"
+        )
+    links = {key: value for key, value in theirs if key in _OF_LINKS}
+    return scenario.changed(cluster=ours.model_copy(update=links))

@@ -1,82 +1,114 @@
 """`simdist results`."""
 
 import sys
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from simdist.cli.results_text import failed_text, fastest_text, results_text
-from simdist.cli.session import Session
+from simdist.cli import common, inputs
+from simdist.cli.common import Session
+from simdist.cli.tables import (
+    Column,
+    factor_with_interval,
+    lead_with_interval,
+    seconds,
+    seconds_with_interval,
+    table_text,
+)
 from simdist.errors import ScenarioError
 from simdist.progress import ProgressBar
 from simdist.sweep.results import check_parquet, csv_text, read_results, write_csv, write_parquet
-from simdist.sweep.selection import Fastest, fastest, fastest_columns, order, where
-from simdist.sweep.table import Columns, Table, columns
+from simdist.sweep.selection import Fastest, fastest, fastest_columns, order, short_names, where
+from simdist.sweep.table import Columns, Result, Table, columns, shown_text, source_text
+from simdist.traces.breakdown import STATES
 
-STDOUT = "-"
+_STDOUT = Path("-")
 _SHOWN = 30
 
+_FASTEST_COLUMNS = (
+    Column("fastest", "schedule"),
+    Column("step time", "step_s", "step_s_ci95", form=seconds_with_interval),
+    Column("speed-up", "speedup", "speedup_ci95", form=factor_with_interval),
+    Column("next"),
+    Column("lead", "lead", "lead_ci95", form=lead_with_interval),
+    Column("clear", words=lambda is_clear: "yes" if is_clear else "no"),
+)
+_FAILED_COLUMNS = (Column("schedule"), Column("reason", form=str))
+_REASON_COLUMNS = (Column("reason", form=str), Column("rows", form="{:,}".format), Column("error"))
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What was asked for.
 
-    Args:
-        csv: File to write, `-` for stdout; None writes none.
-        parquet: Likewise, without `-`.
-        conditions: Of rows, such as `COLUMN=VALUE`.
-        sort: Column, with a dash for the largest first; None keeps the order of the design.
-        only_fastest: One row per point.
-        only_failed: Only rows that failed.
-        shows_all: However many rows there are.
-        baseline: Schedule that speed-ups are over; None leaves it to the sweep.
+@click.command("results")
+@click.argument("folders", metavar="DIR...", type=common.path, nargs=-1, required=True)
+@click.option("--csv", type=common.path, metavar="FILE", help="Write the table to a CSV file; - is stdout.")
+@click.option("--parquet", type=common.path, metavar="FILE", help="Write the table to a Parquet file.")
+@click.option(
+    "--where",
+    "conditions",
+    multiple=True,
+    metavar="COLUMN=VALUE",
+    help="Only these rows; also != < <= > >=; may be repeated.",
+)
+@click.option("--sort", metavar="COLUMN", help="Order the rows; with -COLUMN the largest come first.")
+@click.option("--fastest", "only_fastest", is_flag=True, help="Only the fastest schedule of each point, and its lead.")
+@click.option("--failed", "only_failed", is_flag=True, help="Only rows that failed, and why.")
+@click.option("--all", "shows_all", is_flag=True, help="Show all rows, however many there are.")
+@click.option(
+    "--baseline", metavar="LABEL", help="Schedule to compare with.  [default: as in the sweep; of runs, sync]"
+)
+@common.options
+def command(
+    session: Session,
+    folders: tuple[Path, ...],
+    *,
+    csv: Path | None,
+    parquet: Path | None,
+    conditions: tuple[str, ...],
+    sort: str | None,
+    only_fastest: bool,
+    only_failed: bool,
+    shows_all: bool,
+    baseline: str | None,
+) -> None:
+    """Show the results of sweeps and of runs as one table.
+
+    A DIR is what `simdist sweep -o` wrote, or holds run directories at any depth, simulated, measured or both. A row is
+    a schedule of a point. What is varied has columns of its own, as it was written on the screen, in SI units in files.
     """
-
-    csv: Path | None = None
-    parquet: Path | None = None
-    conditions: tuple[str, ...] = ()
-    sort: str | None = None
-    only_fastest: bool = False
-    only_failed: bool = False
-    shows_all: bool = False
-    baseline: str | None = None
-
-
-def results(session: Session, folders: Sequence[Path], wanted: Wanted) -> None:
-    """Print and write the table of sweeps and runs; tell what is not in it."""
-    _check(session, wanted)
+    if only_fastest and only_failed:
+        raise ScenarioError("--fastest with --failed: what failed is not fast: write one of them")
+    _check_files(session, csv, parquet)
     with ProgressBar(sys.stderr) as bar:
         bar.update("read results", 0, None)
-        whole = read_results(folders, baseline=wanted.baseline)
-    table = where(whole, wanted.conditions)
-    if wanted.only_failed:
+        whole = read_results(folders, baseline=baseline)
+    table = where(whole, conditions)
+    if only_failed:
         table = replace(table, results=tuple(each for each in table.results if each.failed))
-    limit = None if wanted.shows_all else _SHOWN
-    if wanted.only_fastest:
-        best = _sorted_fastest(table, wanted.sort)
-        found, text = fastest_columns(table, best), fastest_text(table, best, limit=limit)
+    limit = None if shows_all else _SHOWN
+    if only_fastest:
+        best = _sorted_fastest(table, sort)
+        found, text = fastest_columns(table, best), _fastest_text(table, best, limit)
     else:
-        table = _sorted(table, wanted.sort)
-        found, print_text = columns(table), failed_text if wanted.only_failed else results_text
-        text = print_text(table, limit=limit)
-    for note in _notes(whole, wanted):
+        table = _sorted(table, sort)
+        found, text = columns(table), _failed_text(table, limit) if only_failed else _results_text(table, limit)
+    n_failed = whole.n_failed
+    failed = [f"{_count(n_failed, 'row')} failed: --failed shows why"] if n_failed and not only_failed else []
+    for note in (*whole.notes, *failed):
         session.say(note)
-    _write(session, found, wanted)
-    if wanted.csv != Path(STDOUT):
+    _write(session, found, csv, parquet)
+    if csv != _STDOUT:
         session.result(_document(folders, whole, found), text)
 
 
-def _check(session: Session, wanted: Wanted) -> None:
-    if wanted.only_fastest and wanted.only_failed:
-        raise ScenarioError("--fastest with --failed: what failed is not fast: write one of them")
-    if wanted.csv == Path(STDOUT) and session.as_json:
+def _check_files(session: Session, csv: Path | None, parquet: Path | None) -> None:
+    if csv == _STDOUT and session.as_json:
         raise ScenarioError("--csv - with --json: both would go to stdout: write one of them, or a file")
-    for path in (wanted.csv, wanted.parquet):
-        if path and not path.parent.is_dir():
-            raise ScenarioError(f"{path}: there is no directory {path.parent}: make it first")
-    if wanted.parquet:
+    for path in (csv, parquet):
+        if path:
+            inputs.check_folder(path)
+    if parquet:
         check_parquet()
 
 
@@ -91,21 +123,15 @@ def _sorted_fastest(table: Table, column: str | None) -> list[Fastest]:
     return found if column is None else [found[number] for number in order(fastest_columns(table, found), column)]
 
 
-def _notes(table: Table, wanted: Wanted) -> list[str]:
-    n_failed = table.n_failed
-    failed = [f"{n_failed:,} row{'s' * (n_failed > 1)} failed: --failed shows why"] if n_failed else []
-    return [*table.notes, *([] if wanted.only_failed else failed)]
-
-
-def _write(session: Session, found: Columns, wanted: Wanted) -> None:
-    if wanted.csv == Path(STDOUT):
+def _write(session: Session, found: Columns, csv: Path | None, parquet: Path | None) -> None:
+    if csv == _STDOUT:
         click.echo(csv_text(found), nl=False)
-    elif wanted.csv:
-        write_csv(found, wanted.csv)
-        session.wrote(wanted.csv)
-    if wanted.parquet:
-        write_parquet(found, wanted.parquet)
-        session.wrote(wanted.parquet)
+    elif csv:
+        write_csv(found, csv)
+        session.wrote(csv)
+    if parquet:
+        write_parquet(found, parquet)
+        session.wrote(parquet)
 
 
 def _document(folders: Sequence[Path], table: Table, found: Columns) -> dict[str, object]:
@@ -116,3 +142,134 @@ def _document(folders: Sequence[Path], table: Table, found: Columns) -> dict[str
         "failed": table.n_failed,
         "rows": [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)],
     }
+
+
+def _results_text(table: Table, limit: int | None) -> str:
+    """Return the table, its first rows if there are more than `limit`."""
+    results = table.results
+    if not results:
+        return "no rows"
+    title = f"{_count(len(results), 'row')}, {_sources(table)}{_over(table)}"
+    found = [*_point_columns(table), *_result_columns(table)]
+    return table_text(title, found, [_record(table, each) for each in results[:limit]]) + _more(results, limit)
+
+
+def _fastest_text(table: Table, best: Sequence[Fastest], limit: int | None) -> str:
+    """Return the table of the fastest schedules, its first rows if there are more than `limit`."""
+    if not best:
+        return "no rows"
+    n_points = len({each.result.place for each in best})
+    what = f"the fastest schedule at {_count(n_points, 'point')}, {_sources(table)}"
+    title = f"{what}{_over(table)}; lead: over the next one"
+    records = [
+        _record(table, each.result)
+        | {"next": each.next_one or None, "lead": each.lead, "lead_ci95": each.lead_ci95, "clear": each.is_clear}
+        for each in best[:limit]
+    ]
+    text = table_text(title, [*_point_columns(table), *_FASTEST_COLUMNS], records) + _more(best, limit)
+    return f"{text}\n\n{_wins(best)}"
+
+
+def _failed_text(table: Table, limit: int | None) -> str:
+    """Return why rows failed, the reasons of most rows first, and which did, the first ones if there are many."""
+    results = table.results
+    if not results:
+        return "no rows failed"
+    reasons = Counter(f"{each.failed}: {each.error}" for each in results).most_common()
+    numbers = {reason: number for number, (reason, _) in enumerate(reasons, start=1)}
+    title = f"{_count(len(results), 'row')} failed, for {_count(len(reasons), 'reason')}"
+    why = [{"reason": numbers[reason], "rows": n_rows, "error": reason} for reason, n_rows in reasons[:limit]]
+    failed = [_record(table, each) | {"reason": numbers[f"{each.failed}: {each.error}"]} for each in results[:limit]]
+    where = table_text("where", [*_point_columns(table), *_FAILED_COLUMNS], failed)
+    return f"{table_text(title, _REASON_COLUMNS, why)}\n\n{where}{_more(results, limit)}"
+
+
+def _wins(best: Sequence[Fastest]) -> str:
+    """Return a line for each source: which schedule is the fastest at how many points."""
+    sources = dict.fromkeys(each.result.source for each in best)
+    lines = []
+    for source in sources:
+        wins = [each for each in best if each.result.source == source]
+        clear = Counter(each.result.schedule for each in wins if each.is_clear)
+        is_known = any(each.is_clear is not None for each in wins)
+        counts = Counter(each.result.schedule for each in wins).most_common()
+        clearly = {label: f", {clear[label]:,} clearly" if is_known else "" for label, _ in counts}
+        each_one = (f"{label} at {_count(n, 'point')}{clearly[label]}" for label, n in counts)
+        what = f" {source_text(source)}" if len(sources) > 1 else ""
+        lines.append(f"fastest{what}: {'; '.join(each_one)}")
+    return "\n".join(lines)
+
+
+def _sources(table: Table) -> str:
+    """Say who took so long: simulated, measured or both."""
+    return " and ".join(sorted({source_text(each.source) for each in table.results}, reverse=True))
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n:,} {what}{'s' * (n != 1)}"
+
+
+def _over(table: Table) -> str:
+    over = f"; speed-up over {table.baseline or 'the baseline'}"
+    return over + (", 95 % confidence" if any(each.n_seeds > 1 for each in table.results) else "")
+
+
+def _more(rows: Sequence[object], limit: int | None) -> str:
+    n = len(rows[limit:]) if limit else 0
+    return f"\n\n{n:,} more row{'s' * (n > 1)}: --all shows them, --csv FILE writes them" if n else ""
+
+
+def _record(table: Table, result: Result) -> dict[str, object]:
+    """Return what a row may print, by column; what is varied by its own."""
+    row, epochs_s = result.row, result.epochs_s
+    times_s = (row.compute_s, row.comm_s, row.wait_s, row.io_s, row.host_s) if row else [None] * len(STATES)
+    return {
+        **{f"={column}": result.choices.get(column) for column in table.varied},
+        **dict(zip(STATES, times_s, strict=True)),
+        "folder": result.folder,
+        "point": result.point,
+        "case": result.case,
+        "source": source_text(result.source),
+        "schedule": result.schedule,
+        "seeds": result.n_seeds,
+        "step_s": row.step_s if row else None,
+        "step_s_ci95": row.step_s_ci95 if row else None,
+        "speedup": row.speedup if row and result.has_baseline else None,
+        "speedup_ci95": row.speedup_ci95 if row else None,
+        "epoch_first_s": epochs_s[0] if epochs_s else None,
+        "epoch_last_s": epochs_s[-1] if epochs_s else None,
+        "error_ratio": result.error_ratio,
+        "failed": result.failed,
+    }
+
+
+def _point_columns(table: Table) -> list[Column]:
+    """Return the columns that tell points apart."""
+    found = [Column("folder")] if "folder" in table.extras else []
+    if {each.point for each in table.results} != {"."}:  # as runs are that are not in folders
+        has_names = any(isinstance(each.point, str) for each in table.results)
+        found.append(Column("point") if has_names else Column("point", form=str))
+    if "case" in table.extras:
+        found.append(Column("case"))
+    for column, name in zip(table.varied, short_names(table.varied), strict=True):
+        found.append(Column(name, f"={column}", form=shown_text))
+    if len({each.source for each in table.results}) > 1:
+        found.append(Column("source"))
+    return found
+
+
+def _result_columns(table: Table) -> list[Column]:
+    found = [Column("schedule")]
+    if len({each.n_seeds for each in table.results}) > 1:  # as of a sweep and of runs of it
+        found.append(Column("seeds", form=str))
+    found.append(Column("step time", "step_s", "step_s_ci95", form=seconds_with_interval))
+    found.append(Column("speed-up", "speedup", "speedup_ci95", form=factor_with_interval))
+    found += [Column(state, form=seconds) for state in STATES]
+    if "epoch_first_s" in table.extras:
+        found.append(Column("first epoch", "epoch_first_s", form=seconds))
+        found.append(Column("last epoch", "epoch_last_s", form=seconds))
+    if "error_ratio" in table.extras:
+        found.append(Column("sim. error", "error_ratio", form="{:+.1%}".format))
+    if table.n_failed:
+        found.append(Column("failed"))
+    return found

@@ -1,10 +1,10 @@
-"""Tables for people, in the units of people."""
+"""Tables for people: columns over the records that `--json` prints, in the units of people."""
 
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from shutil import get_terminal_size
-from typing import Literal
+from typing import Literal, TypeVar, final
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -13,37 +13,95 @@ from rich.text import Text
 
 from simdist.settings.units import format_seconds
 
+_ItemT = TypeVar("_ItemT")
+
 _ROUNDING_S = 1e-12  # shorter than anything that is simulated
 _ROUNDING = 1e-9
 _MOST_DIGITS = 5  # of a factor, behind the point
+_MOST_EPOCHS = 6  # lines of a table; JSON has all
 _WIDTH = 200  # of what is no terminal
 _MIN_WORDS = 20  # columns for a column of words that folds
+_NOTHING = "-"
 
 
-def table_text(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[str]) -> str:
-    """Return a table as text.
+@final
+class Column:
+    """A column of a table: its heading, and how a record is printed in it."""
 
-    Args:
-        title: Stands above it.
-        header: Of each column.
-        rows: Cells.
-        words: Headers of columns that are words, aligned to the left; the others are numbers, aligned to the right.
-    """
-    folds = header[-1] in words  # into as many lines as it takes; numbers are never cut
+    def __init__(
+        self, heading: str, *keys: str, form: Callable[..., str] | None = None, words: Callable[..., str] = str
+    ) -> None:
+        """Describe a column.
+
+        Args:
+            heading: Stands above it.
+            keys: What it shows of a record; the heading if none is given.
+            form: Prints the values of the keys, which are numbers, aligned to the right.
+            words: Prints them if they are words, aligned to the left.
+        """
+        self.heading, self.keys, self.form, self.is_words = heading, keys or (heading,), form or words, form is None
+
+    def cell(self, record: Mapping[str, object]) -> str:
+        """Print a record: nothing if it lacks the key, a dash if the value is None."""
+        first, *others = self.keys
+        if first not in record:
+            return ""
+        return _NOTHING if record[first] is None else self.form(record[first], *(record[key] for key in others))
+
+
+def table_text(title: str, columns: Sequence[Column], records: Iterable[Mapping[str, object]]) -> str:
+    """Return a table as text, with a title above it and a line for each record."""
+    rows = [[column.cell(record) for column in columns] for record in records]
+    folds = columns[-1].is_words  # into as many lines as it takes; numbers are never cut
     table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for name in header:
-        justify: Literal["left", "right"] = "left" if name in words else "right"
-        table.add_column(name, justify=justify, no_wrap=not folds or name != header[-1], overflow="fold")
+    for column in columns:
+        justify: Literal["left", "right"] = "left" if column.is_words else "right"
+        is_last = column is columns[-1]
+        table.add_column(column.heading, justify=justify, no_wrap=not (folds and is_last), overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
     on_terminal = sys.stdout.isatty()
-    columns = list(zip(header, *rows, strict=True))
-    needed = sum(max(map(len, column)) + 2 for column in columns[: len(columns) - folds]) + 2 + folds * _MIN_WORDS
+    widths = [max(map(len, cells)) + 2 for cells in zip([column.heading for column in columns], *rows, strict=True)]
+    needed = sum(widths[: len(widths) - folds]) + 2 + folds * _MIN_WORDS
     width = max(needed, get_terminal_size().columns if on_terminal else _WIDTH)
     text = io.StringIO()
     console = Console(file=text, force_terminal=on_terminal, width=width, height=len(rows) + 9)
     console.print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip("\n")
+
+
+def shown_epochs(epochs: Sequence[_ItemT]) -> list[_ItemT | None]:
+    """Return those of many that a table shows: the first ones and the last; None stands for the others."""
+    if len(epochs) <= _MOST_EPOCHS:
+        return list(epochs)
+    return [*epochs[: _MOST_EPOCHS - 1], None, epochs[-1]]
+
+
+def count(n: int) -> str:
+    """Print a number of things.
+
+    >>> count(25557032)
+    '25,557,032'
+    """
+    return f"{n:,}"
+
+
+def factor(value: float) -> str:
+    """Print a factor.
+
+    >>> factor(1.3649)
+    '1.36'
+    """
+    return f"{value:.2f}"
+
+
+def seconds(value: float) -> str:
+    """Print a time, without what is left of 0 when floating-point numbers are summed.
+
+    >>> seconds(1.8e-17), seconds(2e-3)
+    ('0 s', '2 ms')
+    """
+    return format_seconds(value if value > _ROUNDING_S else 0.0)
 
 
 def seconds_with_interval(center_s: float, interval_s: tuple[float, float] | None) -> str:
@@ -54,15 +112,6 @@ def seconds_with_interval(center_s: float, interval_s: tuple[float, float] | Non
     """
     half_s = _half(interval_s) if interval_s else 0.0
     return format_seconds(center_s) + (f" ± {format_seconds(half_s, 2)}" if half_s > _ROUNDING_S else "")
-
-
-def seconds_in_state(seconds: float) -> str:
-    """Print a time, without what is left of 0 when floating-point numbers are summed.
-
-    >>> seconds_in_state(1.8e-17), seconds_in_state(2e-3)
-    ('0 s', '2 ms')
-    """
-    return format_seconds(seconds if seconds > _ROUNDING_S else 0.0)
 
 
 def factor_with_interval(center: float, interval: tuple[float, float] | None) -> str:

@@ -1,68 +1,125 @@
 """`simdist whatif`."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any, TypeAlias
 
-from simdist.cli import inputs
-from simdist.cli.session import Session
-from simdist.cli.whatif_document import gains_document, slowdown_document
-from simdist.cli.whatif_jobs import Job, Wanted, read_job, schedules_of
-from simdist.cli.whatif_text import spread_sentence, verdict_sentence, whatif_text
+import click
+import numpy as np
+
+from simdist.cli import common, inputs
+from simdist.cli.common import Session
+from simdist.cli.tables import Column, factor, seconds, table_text
+from simdist.cli.whatif_job import TracedJob, read_job, schedules_to_compare
 from simdist.cost import price
 from simdist.engines.replay import timing
 from simdist.errors import RunError, TraceError
 from simdist.progress import ProgressBar
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
-from simdist.settings.units import format_seconds
-from simdist.whatif.gains import Gains, gains
-from simdist.whatif.pattern import pattern
+from simdist.settings.units import format_seconds, format_share
+from simdist.whatif.gains import Gain, Gains, gains
+from simdist.whatif.pattern import Pattern, pattern
 from simdist.whatif.recording import measured_delays, only_steps, with_recording
 from simdist.whatif.slowdown import Slowdown, slowdown
+from simdist.whatif.verdict import interval_text, ranks_named, spread_sentence, verdict_sentence
 
-__all__ = ["Wanted", "whatif"]
+_Record: TypeAlias = dict[str, Any]
 
 _REPLAY_ERROR = 0.01
 _SIMULATION_ERROR = 0.1
+_MOST_ROWS = 10  # of a table of ranks, nodes or steps; JSON has all
+_ROUNDING_S = 1e-12
+_SLOW = 1.1  # slowdown of a slow step
+
+_SLOWDOWN = Column("slowdown", form=factor)
+_LOST = Column("lost per step", "lost_s", form=seconds)
+_KIND_COLUMNS = (Column("operation", "name"), Column("channel"), _SLOWDOWN, _LOST)
+_RANK_COLUMNS = (
+    *(Column("rank", form=str), Column("node", form=str)),
+    *(_SLOWDOWN, _LOST),
+    Column("slow steps", form="{:,}".format),
+)
+_NODE_COLUMNS = (Column("node", form=str), _SLOWDOWN, _LOST)
+_STEP_COLUMNS = (
+    Column("step", form=str),
+    *(Column("time", "step_s", form=format_seconds), Column("ideal", "ideal_s", form=format_seconds)),
+    _SLOWDOWN,
+    Column("slowest rank", "slowest_rank", form=str),
+)
+_GAIN_COLUMNS = (
+    Column("schedule"),
+    *(Column("step time", "step_s", form=format_seconds), Column("speed-up", "speedup", form=factor)),
+    Column("95 %", "interval", form=str),
+)
 
 
-def whatif(session: Session, name: str, wanted: Wanted) -> None:
-    """Print what stragglers cost a job, who and what they are, and what other schedules would gain.
+@click.command("whatif")
+@click.argument("name", metavar="RUN|SCENARIO")
+@click.option("--schedule", metavar="LABEL", help="Of the schedule whose steps are looked at; sync.")
+@click.option(
+    "--trace", "which", type=click.Choice(list(inputs.TRACES)), help="Which trace of a RUN; real if there is one."
+)
+@click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Look only at steps A to B - 1.")
+@click.option("--schedules", metavar="LABELS|FILE", help="Compare these, of the scenario or of another one.")
+@click.option(
+    "--resamples",
+    "n_runs",
+    type=click.IntRange(0, 1_000_000),
+    default=200,
+    show_default=True,
+    help="Runs of each schedule; 0: none.",
+)
+@click.option(
+    "--block", "block_steps", type=click.IntRange(min=1), metavar="N", help="Steps of a block of a recording."
+)
+@click.option("--seed", type=click.IntRange(min=0), metavar="N", help="Of the first run; the scenario's.")
+@click.option("--cluster", metavar="FILE|PRESET", help="Simulate schedules with the links from there.")
+@common.plot
+@common.options
+def command(
+    session: Session,
+    name: str,
+    *,
+    schedule: str | None,
+    which: str | None,
+    steps: range | None,
+    schedules: str | None,
+    n_runs: int,
+    block_steps: int | None,
+    seed: int | None,
+    cluster: str | None,
+    plot: Path | None,
+) -> None:
+    """Show what stragglers cost, and what would help.
 
-    Args:
-        session: This run of the command line.
-        name: A run directory, or a directory with several, or a scenario.
-        wanted: The options.
+    The job without stragglers is a replay in which every operation takes its typical time. What is lost against it is
+    shown by kind of operation, rank, node and step. Gains have intervals from runs put together from the delays that
+    were recorded.
     """
-    inputs.check_picture(wanted.plot)
+    inputs.check_picture(plot)
     with ProgressBar(sys.stderr) as bar:
         bar.update("read", 0, None)
-        job = read_job(session, name, wanted)
-        schedules = schedules_of(session, job, wanted.schedules) if wanted.n_runs else ()
-        found = _slowdown(job, wanted.steps, bar)
-        compared = _gains(job, schedules, wanted, bar) if schedules else None
+        job = read_job(session, name, label=schedule, which=which, steps=steps, seed=seed, cluster=cluster)
+        others = schedules_to_compare(session, job, schedules) if n_runs else ()
+        found = _slowdown(job, steps, bar)
+        compared = (
+            _gains(job, others, bar, steps=steps, seed=seed, n_runs=n_runs, block_steps=block_steps) if others else None
+        )
     _warn(session, job, found, compared)
-    _print(session, job, found, compared, wanted)
-    if wanted.plot:
-        _draw(session, job, found, wanted.plot)
-
-
-def _print(session: Session, job: Job, found: Slowdown, compared: Gains | None, wanted: Wanted) -> None:
     spread = pattern(found)
-    document: dict[str, object] = {"job": job.name, "schedule": job.baseline.name, "trace": job.trace.source}
-    document |= slowdown_document(found, spread)
-    document["stragglers"] = spread_sentence(found, spread)
-    document["cluster"] = wanted.cluster
-    document["gains"] = gains_document(compared) if compared else None
-    document["verdict"] = verdict_sentence(found, spread, compared) if compared else None
-    n_steps = job.trace.plan.n_steps
-    text = whatif_text(job.baseline.name, job.trace.source, found, spread, compared, n_planned_steps=n_steps)
-    session.result(document, text)
+    document = _document(job, found, spread, compared, cluster)
+    session.result(document, _text(job, document, found, spread, compared))
+    if plot:
+        from simdist.report.stragglers import stragglers_figure
+
+        session.draw(stragglers_figure(found, title=f"{Path(job.name).name}: {job.baseline.name}"), plot)
 
 
-def _slowdown(job: Job, steps: range | None, bar: ProgressBar) -> Slowdown:
+def _slowdown(job: TracedJob, steps: range | None, bar: ProgressBar) -> Slowdown:
     def progress(done: float, total: float) -> None:
         bar.update("replay", done, total)
 
@@ -72,7 +129,16 @@ def _slowdown(job: Job, steps: range | None, bar: ProgressBar) -> Slowdown:
         raise TraceError(f"{job.run.path if job.run else job.name}: {error}") from None
 
 
-def _gains(job: Job, schedules: Sequence[Schedule], wanted: Wanted, bar: ProgressBar) -> Gains:
+def _gains(
+    job: TracedJob,
+    schedules: Sequence[Schedule],
+    bar: ProgressBar,
+    *,
+    steps: range | None,
+    seed: int | None,
+    n_runs: int,
+    block_steps: int | None,
+) -> Gains:
     """Compare schedules under what disturbed the job; a recording of that is needed only meanwhile."""
     n_total = len(schedules) + 1
     labels = [job.baseline.name, *(schedule.name for schedule in schedules)]
@@ -83,33 +149,33 @@ def _gains(job: Job, schedules: Sequence[Schedule], wanted: Wanted, bar: Progres
     try:
         with TemporaryDirectory(prefix="simdist-") as folder, inputs.naming(job.name):
             return gains(
-                _disturbed(job, wanted, Path(folder)),
+                _disturbed(job, Path(folder), steps=steps, seed=seed),
                 schedules,
                 baseline=job.baseline,
-                n_runs=wanted.n_runs,
-                block_steps=wanted.block_steps,
+                n_runs=n_runs,
+                block_steps=block_steps,
                 progress=progress,
             )
     except OSError as error:
         raise RunError(f"no temporary directory: {error.strerror or error}; set TMPDIR") from None
 
 
-def _disturbed(job: Job, wanted: Wanted, folder: Path) -> Scenario:
+def _disturbed(job: TracedJob, folder: Path, *, steps: range | None, seed: int | None) -> Scenario:
     """Return the scenario in which schedules are compared; that of a run replays what disturbed the run."""
     if job.run is None:
         return job.scenario
-    n_steps = job.trace.plan.n_steps
-    steps = range(n_steps)[wanted.steps.start : wanted.steps.stop] if wanted.steps else range(n_steps)
+    traced = range(job.trace.plan.n_steps)
+    chosen = traced[steps.start : steps.stop] if steps else traced
     if job.is_measured:
         costs = price(job.trace.plan, job.scenario.cluster, job.scenario.workload)
         late_s = measured_delays(job.trace, timing(job.trace), costs)
     else:
         late_s = dict(job.run.delays)
-    scenario = with_recording(job.scenario, only_steps(late_s, steps), folder)
-    return scenario if wanted.seed is None else scenario.changed(seed=wanted.seed)
+    scenario = with_recording(job.scenario, only_steps(late_s, chosen), folder)
+    return scenario if seed is None else scenario.changed(seed=seed)
 
 
-def _warn(session: Session, job: Job, found: Slowdown, compared: Gains | None) -> None:
+def _warn(session: Session, job: TracedJob, found: Slowdown, compared: Gains | None) -> None:
     """Tell where numbers that should be the same are not."""
     traced, replayed = format_seconds(found.traced_s), format_seconds(found.replayed_s)
     if abs(found.replayed_s - found.traced_s) > _REPLAY_ERROR * found.traced_s:
@@ -130,9 +196,185 @@ def _warn(session: Session, job: Job, found: Slowdown, compared: Gains | None) -
         )
 
 
-def _draw(session: Session, job: Job, found: Slowdown, plot: Path) -> None:
-    from simdist.report import save
-    from simdist.report.stragglers import stragglers_figure
+def _document(job: TracedJob, found: Slowdown, spread: Pattern, compared: Gains | None, cluster: str | None) -> _Record:
+    """Return all that was found; seconds are per step unless they are of one step."""
+    lost_s = (found.rank_slowdowns - 1) * found.ideal_s
+    node_lost_s = (found.node_slowdowns - 1) * found.ideal_s
+    return {
+        "job": job.name,
+        "schedule": job.baseline.name,
+        "trace": job.trace.source,
+        "world_size": found.world_size,
+        "first_step": found.first_step,
+        "steps": found.n_steps,
+        "slowdown": found.slowdown,
+        "lost_share": found.lost_share,
+        "traced_s": found.traced_s,
+        "replayed_s": found.replayed_s,
+        "explained_s": found.explained_s,
+        "ideal_s": found.ideal_s,
+        "pattern": asdict(spread),
+        "kinds": [asdict(part) for part in found.kinds],
+        "channels": [
+            {"channel": each.channel, "slowdown": each.slowdown, "lost_s": each.lost_s} for each in found.channels
+        ],
+        "ranks": [
+            {"rank": rank, "node": rank // found.ranks_per_node, "slowdown": float(slowdown), "lost_s": float(lost)}
+            for rank, (slowdown, lost) in enumerate(zip(found.rank_slowdowns, lost_s, strict=True))
+        ],
+        "nodes": [
+            {"node": node, "slowdown": float(slowdown), "lost_s": float(lost)}
+            for node, (slowdown, lost) in enumerate(zip(found.node_slowdowns, node_lost_s, strict=True))
+        ],
+        "by_step": [
+            {
+                "step": found.first_step + step,
+                "step_s": float(found.step_s[step]),
+                "ideal_s": float(found.ideal_step_s[step]),
+                "slowdown": float(found.step_slowdowns[step]),
+                "slowest_rank": int(found.rank_step_s[step].argmax()),
+            }
+            for step in range(found.n_steps)
+        ],
+        "slowest_ranks": list(found.slowest_ranks),
+        "fixed_by_ranks": found.fixed_by_ranks,
+        "slowest_node": found.slowest_node,
+        "fixed_by_node": found.fixed_by_node,
+        "stragglers": spread_sentence(found, spread),
+        "cluster": cluster,
+        "gains": _gains_document(compared) if compared else None,
+        "verdict": verdict_sentence(found, spread, compared) if compared else None,
+    }
 
-    save(stragglers_figure(found, title=f"{Path(job.name).name}: {job.baseline.name}"), plot)
-    session.wrote(plot)
+
+def _gains_document(compared: Gains) -> _Record:
+    best, fastest = compared.best, compared.fastest
+    return {
+        "baseline": compared.baseline,
+        "baseline_step_s": compared.baseline_step_s,
+        "drawn": compared.drawn,
+        "runs": compared.n_runs,
+        "steps": compared.n_steps,
+        "recorded_steps": compared.recording.n_steps if compared.recording else None,
+        "block_steps": compared.recording.block_steps if compared.recording else None,
+        "rows": [_gain_record(row) for row in compared.rows],
+        "fastest": fastest.schedule if fastest else None,
+        "best": best.schedule if best else None,
+    }
+
+
+def _gain_record(row: Gain) -> _Record:
+    return {
+        "schedule": row.schedule,
+        "step_s": row.step_s,
+        "speedup": row.speedup,
+        "speedup_95": list(row.interval) if row.interval else None,
+        "is_sure": row.is_sure,
+        "problem": row.problem,
+        "engine": row.engine,
+    }
+
+
+def _text(job: TracedJob, document: _Record, found: Slowdown, spread: Pattern, compared: Gains | None) -> str:
+    """Return the analysis of a job, and what other schedules would gain."""
+    return "\n".join(
+        [
+            *_heading(job, found),
+            f"stragglers: {document['stragglers']}",
+            *_fixed(found),
+            _slow_steps(found),
+            "",
+            "Each line below stands for itself: slowdown if only this is as it was, and all else ideal.",
+            "",
+            _kinds_text(document["kinds"]),
+            "",
+            _ranks_text(found, document["ranks"]),
+            *_nodes_text(found, document["nodes"]),
+            "",
+            _slowest("steps", _STEP_COLUMNS, document["by_step"]),
+            *(_gains_text(compared, document["gains"]["rows"]) if compared else ()),
+            *([document["verdict"]] if compared else ()),
+        ]
+    )
+
+
+def _heading(job: TracedJob, found: Slowdown) -> Iterator[str]:
+    last = found.first_step + found.n_steps - 1
+    steps = (
+        f"{found.n_steps:,} steps" if found.n_steps == job.trace.plan.n_steps else f"steps {found.first_step} to {last}"
+    )
+    yield f"{job.baseline.name}: {found.world_size:,} ranks, {steps}; {job.trace.source}"
+    lost = "nothing is lost" if found.lost_share < 5e-4 else f"{format_share(found.lost_share)} of the time is lost"
+    yield (
+        f"slowdown {found.slowdown:.2f}: {format_seconds(found.replayed_s)} per step, "
+        f"{format_seconds(found.ideal_s)} without stragglers; {lost}"
+    )
+    unexplained_s = found.replayed_s - found.explained_s
+    if unexplained_s > _ROUNDING_S:
+        explained, traced = format_seconds(found.explained_s), format_seconds(found.traced_s)
+        yield (
+            f"replayed {explained} per step, traced {traced}: {format_share(unexplained_s / found.replayed_s)} is in "
+            f"no operation of the plan; it is kept where it was, as `between operations`"
+        )
+
+
+def _fixed(found: Slowdown) -> Iterator[str]:
+    if found.fixed_by_ranks is None:
+        return
+    gone = format_share(found.fixed_by_ranks)
+    text = f"with {ranks_named(found.slowest_ranks)} as fast as is typical, {gone} of the loss"
+    if found.fixed_by_node is not None and len(found.node_slowdowns) > 1 and found.ranks_per_node > 1:
+        text += f"; with node {found.slowest_node}, {format_share(found.fixed_by_node)}"
+    yield f"would be gone: {text}"
+
+
+def _slow_steps(found: Slowdown) -> str:
+    n_slow = int((found.step_slowdowns > _SLOW).sum())
+    return f"slow steps: {n_slow:,} of {found.n_steps:,} take more than {_SLOW} times the ideal"
+
+
+def _kinds_text(kinds: Sequence[_Record]) -> str:
+    costly = [kind for kind in kinds if kind["lost_s"] > _ROUNDING_S]
+    if not costly:
+        return "kinds of operation: none is slower than typical"
+    return table_text("kinds of operation", _KIND_COLUMNS, costly)
+
+
+def _ranks_text(found: Slowdown, ranks: Sequence[_Record]) -> str:
+    slow_steps = (found.rank_step_slowdowns > _SLOW).sum(axis=0).tolist()
+    records = [rank | {"slow steps": n_steps} for rank, n_steps in zip(ranks, slow_steps, strict=True)]
+    return _slowest("ranks", _RANK_COLUMNS, records)
+
+
+def _nodes_text(found: Slowdown, nodes: Sequence[_Record]) -> Iterator[str]:
+    if len(nodes) > 1 and found.ranks_per_node > 1:
+        yield ""
+        yield _slowest("nodes", _NODE_COLUMNS, nodes)
+
+
+def _slowest(what: str, columns: Sequence[Column], records: Sequence[_Record]) -> str:
+    """Return the table of the slowest ranks, nodes or steps."""
+    known = [record | {"slowdown": float(np.nan_to_num(record["slowdown"], nan=0.0))} for record in records]
+    slowest = sorted(known, key=lambda record: -record["slowdown"])[:_MOST_ROWS]
+    title = f"all {what}" if len(records) <= _MOST_ROWS else f"the slowest {_MOST_ROWS} of {len(records):,} {what}"
+    return table_text(title, columns, slowest)
+
+
+def _gains_text(compared: Gains, rows: Sequence[_Record]) -> Iterator[str]:
+    base = {"schedule": compared.baseline, "step_s": compared.baseline_step_s, "speedup": 1.0}
+    records = [row | {"interval": interval_text(gain)} for row, gain in zip(rows, compared.rows, strict=True)]
+    yield ""
+    yield table_text("schedules", _GAIN_COLUMNS, [base, *records])
+    yield _runs_text(compared)
+    yield from dict.fromkeys(f"no interval: {row.problem}" for row in compared.rows if row.problem)
+
+
+def _runs_text(compared: Gains) -> str:
+    plural = "s" * (compared.n_runs > 1)
+    runs = f"{compared.n_runs:,} run{plural} of {compared.n_steps:,} steps or a few more, in whole periods"
+    if recording := compared.recording:
+        blocks = f"blocks of {recording.block_steps} of {recording.n_steps:,} recorded steps"
+        return f"{runs}, put together from {blocks}; 95 %: what that many recorded steps leave open"
+    if compared.drawn == "random":
+        return f"{runs}, disturbed by other draws; 95 % of the runs lie in the interval"
+    return f"one run of {compared.n_steps:,} steps: nothing is random"

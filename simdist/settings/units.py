@@ -47,6 +47,7 @@ class _Dimension:
         return f"a {self.noun}"
 
 
+_ROUNDING_SHARE = 0.0005  # prints as 0.0 %
 _BIT = Decimal("0.125")
 _TIME = _Dimension(
     "time",
@@ -222,6 +223,22 @@ def format_Bps(Bps: float, digits: int = 3) -> str:
     ('3.12 GB/s', 'unlimited')
     """
     return "unlimited" if Bps == math.inf else f"{format_nbytes(Bps, digits)}/s"
+
+
+def format_share(share: float, *, signed: bool = False) -> str:
+    """Print a share, or an error, which is signed.
+
+    >>> format_share(0.0213), format_share(-1e-9), format_share(0.5, signed=True), format_share(float("nan"))
+    ('2.1 %', '0 %', '+50.0 %', '-')
+    """
+    if math.isnan(share):
+        return "-"
+    return f"{100 * share:{'+' if signed else ''}.1f} %" if abs(share) >= _ROUNDING_SHARE else "0 %"
+
+
+def format_error(error: float) -> str:
+    """Print a relative error, with its sign: see `format_share`."""
+    return format_share(error, signed=True)
 
 
 def _quantity(value: object, dimension: _Dimension) -> float:

@@ -10,7 +10,7 @@ import pytest
 from commandline import Answer, call, edited, write
 
 from simdist import engines, scenario
-from simdist.cli.data_text import shown_epochs
+from simdist.cli.tables import shown_epochs
 from simdist.cost import Costs
 from simdist.plan import LEVELS, Plan
 from simdist.runs import building, run_directory

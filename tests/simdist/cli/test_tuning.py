@@ -2,18 +2,18 @@
 
 import json
 
+import click
 import numpy as np
 import pytest
 from commandline import SMALL, edited, write
 
-from simdist.cli import tuning
-from simdist.cli.session import Session
-from simdist.cli.tuning import Asked
+from simdist.cli import tune as tune_command
+from simdist.cli.common import Session
 from simdist.errors import ScenarioError
 from simdist.scenario import load, loads
 from simdist.studies import comparison
 
-QUICK = {"n_seeds": 4, "n_search_seeds": 2, "global_every": 2}
+QUICK = {"seeds": 4, "search_seeds": 2, "global_every": 2}
 
 
 @pytest.fixture
@@ -21,10 +21,12 @@ def scenario(tmp_path):
     return write(tmp_path / "job.yaml", edited(("steps: 12", "steps: 24")))
 
 
-def tune(capsys, name, *, as_json=False, **options):
-    session = Session(as_json=as_json)
+def tune(capsys, name, *, session=None, as_json=False, **options):
     capsys.readouterr()
-    tuning.tune(session, str(name), Asked(**(QUICK | options)))
+    arguments = [str(name), *(["--json"] if as_json else [])]
+    for option, value in (QUICK | options).items():
+        arguments += [f"--{option.replace('_', '-')}", str(value)]
+    tune_command.command.main(arguments, standalone_mode=False, obj=session or Session())
     return capsys.readouterr()
 
 
@@ -59,7 +61,7 @@ def test_json_has_the_rows_of_fresh_seeds_and_what_the_search_thought(capsys, sc
 
 
 def test_writes_a_scenario_with_the_baseline_and_the_finalists(capsys, scenario, tmp_path):
-    _, err = tune(capsys, scenario, scenario_file=tmp_path / "tuned.yaml")
+    _, err = tune(capsys, scenario, write=tmp_path / "tuned.yaml")
     assert f"wrote {tmp_path / 'tuned.yaml'}" in err
     written = load(tmp_path / "tuned.yaml")
     names = [each.name for each in written.schedules]
@@ -72,7 +74,7 @@ def test_writes_a_scenario_with_the_baseline_and_the_finalists(capsys, scenario,
 def test_labels_of_the_user_are_left_alone_in_what_is_written(capsys, scenario, tmp_path):
     text = scenario.read_text()
     write(scenario, edited(("  - kind: sync\n", "  - {kind: sync, algorithm: tree, label: local-2}\n"), text=text))
-    tune(capsys, scenario, baseline="local-2", scenario_file=tmp_path / "tuned.yaml")
+    tune(capsys, scenario, baseline="local-2", write=tmp_path / "tuned.yaml")
     names = [each.name for each in load(tmp_path / "tuned.yaml").schedules]
     assert names[0] == "local-2"
     assert "local-2-tuned" in names
@@ -94,8 +96,8 @@ def test_goes_on_where_it_was_interrupted(capsys, scenario, tmp_path, monkeypatc
 
     monkeypatch.setattr(comparison, "measure", fails_at_the_fifth)
     session = Session()
-    with pytest.raises(KeyboardInterrupt):
-        tuning.tune(session, str(scenario), Asked(**QUICK, output=tmp_path / "kept"))
+    with pytest.raises(click.Abort):
+        tune(capsys, scenario, session=session, output=tmp_path / "kept")
     assert session.saved == [f"4 evaluations in {tmp_path / 'kept' / 'rows.jsonl'}"]
     assert "fastest so far, with the seeds of the search: " in capsys.readouterr().err
     out, _ = tune(capsys, scenario, output=tmp_path / "kept")
@@ -108,8 +110,8 @@ def test_goes_on_where_it_was_interrupted(capsys, scenario, tmp_path, monkeypatc
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"group_every": ("8",)}, r"--group-every '8': write RANKS:STEPS, .* such as 8:2"),
-        ({"group_every": ("1:2",)}, r"--group-every '1:2': write RANKS:STEPS"),
+        ({"group_every": "8"}, r"--group-every '8': write RANKS:STEPS, .* such as 8:2"),
+        ({"group_every": "1:2"}, r"--group-every '1:2': write RANKS:STEPS"),
         ({"max_bytes": "20"}, r"--max-bytes: "),
         ({"memory": "20 Mbit"}, r"--memory: "),
         ({"min_density": "2"}, r"--min-density: "),
@@ -139,7 +141,7 @@ def test_a_recording_is_no_seed_without_effect_and_stated_blocks_are_warned_of(c
     np.savez(tmp_path / "late.npz", np.eye(12, 8) / 10)
     played = f"{{kind: recorded, on: host, file: late.npz{resampling}}}"
     text = edited(("{kind: transient, probability: 10%, delay: 50 ms}", played))
-    _, err = tune(capsys, write(tmp_path / "job.yaml", text), only=("local_sgd",))
+    _, err = tune(capsys, write(tmp_path / "job.yaml", text), only="local_sgd")
     assert err.count("warning") == warnings
     assert err.count("blocks of 1 steps, as stated, are shorter than the longest period, 2 steps") == warnings
 
@@ -161,6 +163,6 @@ def test_a_run_of_few_periods_of_a_data_set_is_warned_of(capsys, tmp_path):
     links = "  network: {latency: 25 us, bandwidth: 25 Gbit/s}\n"
     stored = links + "  storage: {latency: 1 ms, bandwidth: 1 GB/s}\n"
     text = edited((links, stored), ("steps: 12\n", "steps: 12\n" + data))
-    _, err = tune(capsys, write(tmp_path / "job.yaml", text), only=("sync",), n_seeds=2, n_search_seeds=1)
+    _, err = tune(capsys, write(tmp_path / "job.yaml", text), only="sync", seeds=2, search_seeds=1)
     assert "warning: 12 steps of a data set hold fewer than 10 periods of 2 steps" in err
     assert "write steps: 20 or more" in err

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from commandline import SMALL, Answer, call, edited, write
 
-from simdist.cli.whatif_text import verdict_sentence
 from simdist.runs import run_directory
 from simdist.studies.resampling import ResampledRecording
 from simdist.traces.trace import Trace
 from simdist.whatif import Gain, Gains, pattern
+from simdist.whatif.verdict import verdict_sentence
 from tests.simdist.whatif.test_whatif import analysed, job
 
 REPORT = """\

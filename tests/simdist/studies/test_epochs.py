@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 import pytest
+from simdist.cli.data_text import both_text, epochs_text
 from traces import plan_of, trace_of
 
-from simdist.cli.data_text import both_text, epochs_text
 from simdist.errors import ScenarioError, TraceError
 from simdist.plan import AllReduce, Copy, Dataset, Forward, Group, Load, Optimize, StageIn
 from simdist.runs import building

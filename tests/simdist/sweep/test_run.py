@@ -18,7 +18,7 @@ import pytest
 from commandline import SMALL, call
 from timeouts import TIMEOUT_S, await_end
 
-from simdist.cli.sweeping import Ticker
+from simdist.cli.sweep import Ticker
 from simdist.errors import RunError
 from simdist.studies.comparison import measure
 from simdist.sweep import InProcess, LocalPool, load, run, tasks

@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 import numpy as np
 
 from simdist.cli import inputs
-from simdist.cli.links import with_links
-from simdist.cli.session import Session
+from simdist.cli.common import Session
 from simdist.engines import simulate
 from simdist.errors import PlanError, ScenarioError, TraceError
 from simdist.runs import run_directory
@@ -22,43 +20,12 @@ from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
 from simdist.whatif.recording import as_recorded
 
-Which: TypeAlias = Literal["simulated", "real"]
-
-_FILES: dict[Which, str] = {"real": run_directory.REAL, "simulated": run_directory.SIMULATED}  # in order of preference
 _MOST_VALUES = 150_000_000  # of operations x ranks in a trace: 3.6 GB
 _PROBED_STEPS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The options.
-
-    Args:
-        label: Schedule whose trace is looked at; absent: `sync`, or the first that is synchronous SGD, or the first.
-        which: Trace of a run directory; absent: the measured one if there is one.
-        steps: Consecutive steps to look at; absent: all.
-        schedules: Labels separated by commas, or a scenario file, of the schedules to compare; absent: the others of
-            the scenario or, if it has none, a few built-in ones.
-        n_runs: Runs of each schedule; 0: schedules are not compared.
-        block_steps: Steps of a block of a recording; absent: chosen.
-        seed: Of the first run; absent: the scenario's.
-        cluster: File or preset whose links schedules are simulated with; absent: the job's own.
-        plot: What to draw into.
-    """
-
-    label: str | None = None
-    which: Which | None = None
-    steps: range | None = None
-    schedules: str | None = None
-    n_runs: int = 200
-    block_steps: int | None = None
-    seed: int | None = None
-    cluster: str | None = None
-    plot: Path | None = None
-
-
 @dataclass(frozen=True)
-class Job:
+class TracedJob:
     """What is looked at.
 
     Args:
@@ -83,8 +50,26 @@ class Job:
         return self.trace.source.startswith("real")
 
 
-def read_job(session: Session, name: str, wanted: Wanted) -> Job:
+def read_job(
+    session: Session,
+    name: str,
+    *,
+    label: str | None,
+    which: str | None,
+    steps: range | None,
+    seed: int | None,
+    cluster: str | None,
+) -> TracedJob:
     """Read what is looked at: a run directory, a directory with several, or a scenario, which is simulated.
+
+    Args:
+        session: This run of the command line.
+        name: What the user wrote.
+        label: Schedule whose trace is looked at; None: `sync`, or the first that is synchronous SGD, or the first.
+        which: Trace of a run directory, of `inputs.TRACES`; None: the measured one if there is one.
+        steps: Consecutive steps to look at; None: all.
+        seed: Of a scenario; None: its own.
+        cluster: File or preset whose links schedules are simulated with; None: the job's own.
 
     Raises:
         ScenarioError: There is no such job, or it has no such schedule or trace.
@@ -92,22 +77,29 @@ def read_job(session: Session, name: str, wanted: Wanted) -> Job:
         TraceError: The trace is damaged, or holds not one step.
     """
     if Path(name).is_dir():
-        job = _from_directory(session, name, wanted)
-        return replace(job, scenario=with_links(job.scenario, wanted.cluster)) if wanted.cluster else job
-    return _from_scenario(session, name, wanted)
+        job = _from_directory(session, name, label, which)
+        return replace(job, scenario=inputs.with_links(job.scenario, cluster)) if cluster else job
+    if which:
+        raise ScenarioError(f"{name}: --trace {which}: is a scenario, which has no traces; give a run directory")
+    scenario = inputs.read_scenario(session, name, is_compared=True)
+    if cluster:
+        scenario = inputs.with_links(scenario, cluster)
+    if seed is not None:
+        scenario = scenario.changed(seed=seed)
+    return _simulated(name, scenario, inputs.choose(scenario, label, where=name), steps)
 
 
-def _from_directory(session: Session, name: str, wanted: Wanted) -> Job:
+def _from_directory(session: Session, name: str, label: str | None, which: str | None) -> TracedJob:
     """Read the run that is looked at; the others tell which schedules to compare."""
     runs = inputs.read_runs(name, None)
-    if wanted.label is not None:
-        chosen = inputs.read_runs(name, wanted.label)
+    if label is not None:
+        chosen = inputs.read_runs(name, label)
     else:
-        chosen = [run for run in runs if _trace_file(run, wanted.which)] or runs
+        chosen = [run for run in runs if _trace_file(run, which)] or runs
     run = chosen[_baseline([each.scenario.schedules[0] for each in chosen])]
-    file = _trace_file(run, wanted.which)
+    file = _trace_file(run, which)
     if file is None:
-        missing = _FILES[wanted.which] if wanted.which else f"{run_directory.REAL} and no {run_directory.SIMULATED}"
+        missing = inputs.TRACES[which] if which else f"{run_directory.REAL} and no {run_directory.SIMULATED}"
         how = inputs.measure_command(run.path, run.plan.world_size)
         raise ScenarioError(
             f"{run.path}: has no {missing}: `simdist simulate {run.path}` makes a simulated trace, "
@@ -117,13 +109,13 @@ def _from_directory(session: Session, name: str, wanted: Wanted) -> Job:
     baseline = run.scenario.schedules[0]
     others = {each.scenario.schedules[0].name: each.scenario.schedules[0] for each in runs}
     others.pop(baseline.name)
-    return Job(name, run.scenario, baseline, tuple(others.values()), trace, run)
+    return TracedJob(name, run.scenario, baseline, tuple(others.values()), trace, run)
 
 
-def _trace_file(run: RunDirectory, which: Which | None) -> Path | None:
-    """Return the trace that is wanted, or the preferred one; None if it is not there."""
-    names = [_FILES[which]] if which else list(_FILES.values())
-    return next((run.path / name for name in names if (run.path / name).exists()), None)
+def _trace_file(run: RunDirectory, which: str | None) -> Path | None:
+    """Return the trace that is asked for, or else the measured one or the simulated one; None if it is not there."""
+    files = (run.path / inputs.TRACES[each] for each in ([which] if which else ["real", "simulated"]))
+    return next((file for file in files if file.exists()), None)
 
 
 def _finished(session: Session, file: Path, trace: Trace) -> Trace:
@@ -142,26 +134,18 @@ def _finished(session: Session, file: Path, trace: Trace) -> Trace:
     return first_steps(trace, n_steps)
 
 
-def _from_scenario(session: Session, name: str, wanted: Wanted) -> Job:
+def _simulated(name: str, scenario: Scenario, chosen: Sequence[Schedule], steps: range | None) -> TracedJob:
     """Simulate the baseline of a scenario with the delays of its seed."""
-    if wanted.which:
-        raise ScenarioError(f"{name}: --trace {wanted.which}: is a scenario, which has no traces; give a run directory")
-    scenario = inputs.read_scenario(session, name, is_compared=True)
-    if wanted.cluster:
-        scenario = with_links(scenario, wanted.cluster)
-    if wanted.seed is not None:
-        scenario = scenario.changed(seed=wanted.seed)
-    chosen = inputs.choose(scenario, wanted.label, where=name)
     baseline = chosen[_baseline(chosen)]
     simulated = as_recorded(scenario)
-    if wanted.steps and wanted.steps.stop < simulated.steps:
-        simulated = simulated.changed(steps=max(1, wanted.steps.stop))
+    if steps and steps.stop < simulated.steps:
+        simulated = simulated.changed(steps=max(1, steps.stop))
     with inputs.naming(name):
         _refuse_large(simulated, baseline)
         built = build(simulated, baseline)
         trace = simulate(built.plan, built.costs, delays(simulated))
     others = tuple(schedule for schedule in scenario.schedules if schedule is not baseline)
-    return Job(name, scenario, baseline, others, trace, None)
+    return TracedJob(name, scenario, baseline, others, trace, None)
 
 
 def _refuse_large(scenario: Scenario, schedule: Schedule) -> None:
@@ -177,20 +161,17 @@ def _refuse_large(scenario: Scenario, schedule: Schedule) -> None:
 
 
 def _baseline(schedules: Sequence[Schedule]) -> int:
-    """Return which schedule the job has: the one called `sync`, the first that is synchronous SGD, or the first."""
-    for names in ([each.name for each in schedules], [each.kind for each in schedules]):
-        if "sync" in names:
-            return names.index("sync")
-    return 0
+    return inputs.synchronous([(each.name, each.kind) for each in schedules])
 
 
-def schedules_of(session: Session, job: Job, wanted: str | None) -> tuple[Schedule, ...]:
+def schedules_to_compare(session: Session, job: TracedJob, wanted: str | None) -> tuple[Schedule, ...]:
     """Return the schedules to compare with the job's own.
 
     Args:
         session: This run of the command line.
         job: What is looked at.
-        wanted: See `Wanted.schedules`.
+        wanted: Labels separated by commas, or a scenario file; None: the others that came with the job or, if there are
+            none, a few built-in ones.
 
     Raises:
         ScenarioError: One is neither a file nor a label, or does not fit the cluster.
@@ -220,7 +201,7 @@ def _split(wanted: str, known: dict[str, Schedule]) -> list[str]:
     return labels
 
 
-def _labelled(job: Job, known: dict[str, Schedule], label: str) -> Schedule:
+def _labelled(job: TracedJob, known: dict[str, Schedule], label: str) -> Schedule:
     if label not in known:
         raise ScenarioError(
             f"--schedules {label!r}: there is no such file, and no other schedule of {job.name} has that label; there "

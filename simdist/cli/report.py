@@ -3,9 +3,11 @@
 import sys
 from pathlib import Path
 
-from simdist.cli import inputs
-from simdist.cli.session import Session
-from simdist.errors import RunError, ScenarioError
+import click
+
+from simdist.cli import common, inputs
+from simdist.cli.common import Session
+from simdist.errors import ScenarioError
 from simdist.progress import ProgressBar
 from simdist.report.page import (
     Report,
@@ -27,19 +29,21 @@ MOST_RUNS = 24
 """Run directories on a page; of more, charts and lists are too long to be read."""
 
 
-def report(
+@click.command("report")
+@click.argument("name", metavar="RUN|DIR")
+@click.option("-o", "--output", type=common.path, metavar="FILE", required=True, help="The .html file to write.")
+@click.option("--baseline", metavar="LABEL", help="Schedule to compare with; sync if it is there, else the first.")
+@click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1 in the timeline.")
+@click.option("--cluster", type=common.path, metavar="FILE", help="Simulate these machines, as calibrated, instead.")
+@common.options
+def command(
     session: Session, name: str, *, output: Path, baseline: str | None, steps: range | None, cluster: Path | None
 ) -> None:
-    """Write a page about the runs at a path, or about the sweep that was computed there.
+    """Write one HTML page about runs, or about a sweep.
 
-    Args:
-        session: This run of the command line.
-        name: A run directory, a directory with several, or the folder of a sweep.
-        output: The page.
-        baseline: Label or kind of the schedule to compare with; None takes that of the sweep, and of runs `sync` if it
-            is there, else the first.
-        steps: The steps in the timeline; all that fit if None.
-        cluster: A cluster file to simulate instead of the clusters of the scenarios.
+    Of a RUN, or of all runs in a DIR: speed-ups, where the time of a step goes, a timeline, who waited for whom, and
+    simulation against measurement where there are both. Of a sweep in a DIR: which schedule is the fastest where, which
+    field matters, and all rows. The page holds all it shows and requests nothing.
     """
     _check(name, output)
     folder = Path(name)
@@ -56,7 +60,7 @@ def report(
         found = read_report(folder, runs, baseline=baseline, calibrated=calibrated, progress=bar.update)
         shown = shown_runs(found, steps)
         bar.update("write the page", len(runs), len(runs))
-        nbytes = _write(output, runs_page(found, shown))
+        nbytes = inputs.save_text(output, runs_page(found, shown))
     session.wrote(output)
     session.result(_document(found, shown, output, nbytes), _text(found, shown, output, nbytes))
 
@@ -83,7 +87,7 @@ def _report_sweep(session: Session, folder: Path, *, output: Path, baseline: str
         bar.update("read the sweep", 0, None)
         found = read_sweep_report(folder, baseline=baseline)
         bar.update("write the page", 0, None)
-        nbytes = _write(output, sweep_page(found))
+        nbytes = inputs.save_text(output, sweep_page(found))
     session.wrote(output)
     session.result(_sweep_document(found, output, nbytes), _sweep_text(found, output, nbytes))
 
@@ -119,19 +123,7 @@ def _check(name: str, output: Path) -> None:
         raise ScenarioError(f"{output}: is a directory; name the page to write, e.g. {output / 'report.html'}")
     if output.suffix.lower() not in _PAGES:
         raise ScenarioError(f"{output}: is no name of a page; write e.g. {output.with_suffix('.html').name}")
-    if not output.parent.is_dir():
-        raise ScenarioError(f"{output}: there is no directory {output.parent}: make it first")
-
-
-def _write(path: Path, page: str) -> int:
-    """Write a page, or leave what is there; return its bytes. Half characters, as in names of files, become `?`."""
-    content = page.encode("utf-8", errors="replace")
-    try:
-        with run_directory.replacing(path) as part:
-            part.write_bytes(content)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
-    return len(content)
+    inputs.check_folder(output)
 
 
 def _document(found: Report, shown: list[Shown], output: Path, nbytes: int) -> dict[str, object]:

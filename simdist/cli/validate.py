@@ -1,24 +1,29 @@
 """`simdist validate`."""
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from simdist.cli import inputs
-from simdist.cli.data import Loading, compared, reads_text
-from simdist.cli.data_text import errors_text
-from simdist.cli.session import Session
-from simdist.cli.validation_text import summary_text, validation_text
+import click
+
+from simdist.cli import common, inputs
+from simdist.cli.common import Session
+from simdist.cli.tables import Column, count, factor, table_text
 from simdist.errors import ScenarioError, TraceError
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.calibrated import Calibrated, simulate_run
 from simdist.runs.run_directory import RunDirectory
+from simdist.settings.units import format_error, format_seconds, format_share
+from simdist.studies.loading import Loading, compare_loading
 from simdist.studies.ranking import Summary, summarize
 from simdist.studies.validation import Validation
 from simdist.studies.validation import validate as validate_traces
 from simdist.traces.trace import Trace
+
+_MOST_RANKS = 16  # lines of a table of ranks; JSON has all
 
 
 @dataclass(frozen=True)
@@ -32,26 +37,53 @@ class _Validated:
     loading: Loading | None
 
 
-def validate(session: Session, name: str, *, cluster: Path | None, label: str | None, plot: Path | None) -> None:
-    """Compare what was measured with a simulation of the same plans and delays, print and draw it.
+_KIND_COLUMNS = (
+    *(Column("operation", "op"), Column("stream"), Column("group")),
+    Column("count", form=count),
+    Column("simulated", "simulated_mean_s", form=format_seconds),
+    Column("measured", "measured_mean_s", form=format_seconds),
+    Column("error", form=format_error),
+    Column("by instance", "signed_instance_error", form=format_error),
+    Column("|by instance|", "instance_error", form=format_share),
+)
+_BLAME_COLUMNS = (
+    Column("rank", form=str),
+    Column("waiting caused, simulated", "simulated_s", form=format_seconds),
+    Column("measured", "measured_s", form=format_seconds),
+)
+_SUMMARY_COLUMNS = (
+    Column("schedule"),
+    Column("simulated", "simulated_s", form=format_seconds),
+    Column("measured", "measured_s", form=format_seconds),
+    Column("error", form=format_error),
+    Column("speed-up, simulated", "simulated_speedup", form=factor),
+    Column("measured", "measured_speedup", form=factor),
+)
 
-    Args:
-        session: This run of the command line.
-        name: A run directory, or a directory with several.
-        cluster: A cluster file to simulate instead of the cluster of the scenario; then nothing is written.
-        label: Only this schedule.
-        plot: What to draw into.
+
+@click.command("validate")
+@common.run
+@click.option("--cluster", type=common.path, metavar="FILE", help="Simulate these machines, as calibrated, instead.")
+@common.schedule
+@common.plot
+@common.options
+def command(session: Session, name: str, *, cluster: Path | None, schedule: str | None, plot: Path | None) -> None:
+    """Compare simulation and measurement.
+
+    RUN holds trace.real.npz; `torchrun --nproc-per-node N -m real RUN` measures it. Errors are (simulated - measured) /
+    measured.
     """
     inputs.check_picture(plot)
     with ProgressBar(sys.stderr) as bar:
         bar.update("read the traces", 0, None)
         calibrated = Calibrated.read(cluster) if cluster else None
-        runs = _measured(session, name, inputs.read_runs(name, label))
+        runs = _measured(session, name, inputs.read_runs(name, schedule))
         _warn_of_other_scenarios(session, runs)
         done = list(_validate(session, runs, calibrated, bar))
     validations = [each.validation for each in done]
-    summary = summarize(validations, baseline=_baseline(runs)) if len(done) > 1 else None
-    texts = [_text(each, cluster) for each in done] + ([summary_text(summary)] if summary else [])
+    base = runs[inputs.synchronous([(run.plan.name, run.scenario.schedules[0].kind) for run in runs])]
+    summary = summarize(validations, baseline=base.plan.name) if len(done) > 1 else None
+    texts = [_text(each, cluster) for each in done] + ([_summary_text(summary)] if summary else [])
     document = {
         "run": name,
         "cluster": str(cluster) if cluster else None,
@@ -60,7 +92,11 @@ def validate(session: Session, name: str, *, cluster: Path | None, label: str | 
     }
     session.result(document, "\n\n\n".join(texts))
     if plot:
-        _draw(session, done, plot)
+        from simdist.report import comparison_figure
+
+        for each in done:
+            figure = comparison_figure(each.simulated, each.real, n_steps=min(4, each.validation.n_steps))
+            session.draw(figure, inputs.picture_path(plot, each.validation.schedule, len(done)))
 
 
 def _measured(session: Session, name: str, runs: Sequence[RunDirectory]) -> list[RunDirectory]:
@@ -114,7 +150,7 @@ def _validate(
             raise TraceError(f"{path}: {error}") from None
         if validation.n_steps < run.plan.n_steps:
             session.say(f"warning: {path}: only {validation.n_steps} of {run.plan.n_steps} steps were finished")
-        loading = compared(run, simulated, real) if run.plan.dataset else None
+        loading = compare_loading(run, simulated, real) if run.plan.dataset else None
         yield _Validated(run, real, simulated, validation, loading)
 
 
@@ -140,17 +176,9 @@ def _differ(a: Trace, b: Trace) -> bool:
     return not bool((abs(a.difference_s(b)) <= 1e-9 * a.makespan_s).all())
 
 
-def _baseline(runs: Sequence[RunDirectory]) -> str:
-    """Return the label of the run that is called `sync`; else of the first that is synchronous SGD, or of the first."""
-    names = [run.plan.name for run in runs]
-    if "sync" in names:
-        return "sync"
-    return next((run.plan.name for run in runs if run.scenario.schedules[0].kind == "sync"), names[0])
-
-
 def _document(each: _Validated) -> dict[str, object]:
     found = each.validation
-    document = {
+    document: dict[str, object] = {
         "schedule": found.schedule,
         "run": str(each.run.path),
         "digest": each.run.plan.digest(),
@@ -168,23 +196,11 @@ def _document(each: _Validated) -> dict[str, object]:
         "overlap": found.overlap,
         "verdict": found.verdict,
     }
-    return document | (_loading_document(each.loading) if each.loading else {})
-
-
-def _loading_document(loading: Loading) -> dict[str, object]:
-    return {
-        "epochs": [asdict(error) for error in loading.errors],
-        "hits_identical": loading.hits_identical,
-        "hits_differences": loading.differences,
-    }
-
-
-def _text(each: _Validated, cluster: Path | None) -> str:
-    machines = str(cluster) if cluster else f"the cluster of {each.run.path / run_directory.SCENARIO}"
-    plan = each.run.plan
-    counts = {"world_size": plan.world_size, "n_planned_steps": plan.n_steps}
-    text = validation_text(each.validation, **counts, machines=machines)
-    return "\n".join([text, errors_text(each.loading.errors), reads_text(each.loading)]) if each.loading else text
+    if each.loading:
+        document["epochs"] = [asdict(error) for error in each.loading.errors]
+        document["hits_identical"] = each.loading.hits_identical
+        document["hits_differences"] = each.loading.differences
+    return document
 
 
 def _summary_document(summary: Summary) -> dict[str, object]:
@@ -202,13 +218,67 @@ def _summary_document(summary: Summary) -> dict[str, object]:
     }
 
 
-def _draw(session: Session, done: Sequence[_Validated], plot: Path) -> None:
-    """Draw the first steps of each run, into `plot` or, of several, into files with the label before the suffix."""
-    from simdist.report import comparison_figure, save
+def _text(each: _Validated, cluster: Path | None) -> str:
+    """Return the comparison of one run."""
+    found, plan = each.validation, each.run.plan
+    machines = str(cluster) if cluster else f"the cluster of {each.run.path / run_directory.SCENARIO}"
+    steps = f"{found.n_steps:,} {'' if found.n_steps == plan.n_steps else f'of {plan.n_steps:,} '}steps"
+    about = f"{found.schedule}: {plan.world_size:,} ranks, {steps}"
+    makespans = f"simulated {format_seconds(found.simulated_s)}, measured {format_seconds(found.measured_s)}"
+    return "\n".join(
+        [
+            f"{about}; measured: {found.source}; simulated: {machines}",
+            f"makespan: {makespans}, error {format_error(found.error)}",
+            "",
+            _kinds_text(found),
+            "",
+            *_injections_text(found),
+            _blames_text(found),
+            "",
+            *_blame_sentences(found),
+            *(each.loading.sentences() if each.loading else ()),
+        ]
+    )
 
-    for each in done:
-        label = each.validation.schedule
-        path = plot if len(done) == 1 else plot.with_name(f"{plot.stem}-{label}{plot.suffix}")
-        n_steps = min(4, each.validation.n_steps)
-        save(comparison_figure(each.simulated, each.real, n_steps=n_steps), path)
-        session.wrote(path)
+
+def _kinds_text(found: Validation) -> str:
+    records = [
+        asdict(kind) | {"simulated_mean_s": kind.simulated_mean_s, "measured_mean_s": kind.measured_mean_s}
+        for kind in found.kinds
+    ]
+    return table_text("means and their error; by instance: medians of the error and of |error|", _KIND_COLUMNS, records)
+
+
+def _injections_text(found: Validation) -> Iterator[str]:
+    for each in found.injections:
+        yield (
+            f"injected on {each.channel}: {each.count:,} delays, drawn {format_seconds(each.drawn_s)} in all, measured "
+            f"{format_seconds(each.measured_s)}; largest difference {1e3 * each.difference_s:+.3g} ms "
+            f"(step {each.step}, rank {each.rank})"
+        )
+    if found.injections:
+        yield ""
+
+
+def _blames_text(found: Validation) -> str:
+    worst = sorted(found.blames, key=lambda blame: -max(blame.simulated_s, blame.measured_s))[:_MOST_RANKS]
+    n_ranks = len(found.blames)
+    title = "all ranks" if n_ranks <= _MOST_RANKS else f"{_MOST_RANKS} of {n_ranks} ranks: those blamed most"
+    return table_text(title, _BLAME_COLUMNS, [asdict(blame) for blame in sorted(worst, key=lambda blame: blame.rank)])
+
+
+def _blame_sentences(found: Validation) -> Iterator[str]:
+    yield f"waiting: {found.verdict}"
+    if not math.isnan(found.overlap):
+        correlation = "" if math.isnan(found.correlation) else f"; correlation over ranks {found.correlation:.2f}"
+        share = format_share(found.overlap)
+        yield f"waiting: {share} of the measured is blamed on the same rank in the same step{correlation}"
+
+
+def _summary_text(summary: Summary) -> str:
+    """Return the comparison of several schedules."""
+    table = table_text(
+        f"makespans; speed-up over {summary.baseline}", _SUMMARY_COLUMNS, [asdict(row) for row in summary.rows]
+    )
+    errors = f"error: median {format_share(summary.median_error)}, worst {format_error(summary.worst_error)}"
+    return f"{table}\norder: {summary.order.verdict}\n{errors}"

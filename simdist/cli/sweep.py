@@ -9,7 +9,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TextIO, final
 
-from simdist.cli.session import Session
+import click
+
+from simdist.cli import common
+from simdist.cli.common import Session
 from simdist.errors import ScenarioError
 from simdist.progress import ProgressBar, time_left
 from simdist.sweep import InProcess, LocalPool, Sweep, Workers, load, run, write_plans
@@ -24,32 +27,51 @@ _LINE_S = 30.0
 _MAX_ERRORS = 5
 
 
-def sweep(
+@click.command("sweep")
+@click.argument("name", metavar="SWEEP")
+@click.option(
+    "-o", "--output", type=common.path, metavar="DIR", required=True, help="Append rows there; go on where it was."
+)
+@click.option(
+    "--workers", type=click.IntRange(0, 10_000), metavar="N", help="Processes, or jobs; 0: this process. [a core each]"
+)
+@click.option(
+    "--scheduler", metavar="WHERE", help="Of a Dask cluster: tcp://HOST:PORT, a file, or slurm, pbs, lsf, sge, ..."
+)
+@click.option("--retry", is_flag=True, help="Compute rows that failed again.")
+@click.option("--plans", is_flag=True, help="Also write a run directory for every row, DIR/runs/POINT/LABEL.")
+@common.options
+def command(
     session: Session,
     name: str,
     *,
     output: Path,
-    n_workers: int | None,
+    workers: int | None,
     scheduler: str | None,
     retry: bool,
-    with_plans: bool = False,
+    plans: bool,
 ) -> int:
-    """Compute what is missing of a sweep, say what there is then; return the exit code."""
+    """Simulate all points that a SWEEP file describes.
+
+    Each is computed for all schedules and seeds, by a process per core or on a Dask cluster, and appended to DIR. Run
+    it again after an interruption, or with more values: what is there is not computed again. A row that fails is
+    recorded, and the others go on; the exit code is then 1.
+    """
     what = load(name)
-    if with_plans:
+    if plans:
         check_number(what)
     for warning in (*what.scenario.warnings, *what.warnings):
         session.say(f"warning: {name}: {warning}")
     ticker = Ticker(sys.stderr, what.name)
     try:
-        with ProgressBar(sys.stderr) as bar, _workers(session, n_workers, scheduler) as workers:
+        with ProgressBar(sys.stderr) as bar, _workers(session, workers, scheduler) as pool:
 
             def progress(state: State) -> None:
                 failed = f", {state.n_failed:,} failed" if state.n_failed else ""
                 bar.update(f"{what.name}: {state.what}{failed}", state.n_done, state.n_all)
                 ticker.tick(state)
 
-            outcome = run(what, output, workers=workers, retry=retry, progress=progress)
+            outcome = run(what, output, workers=pool, retry=retry, progress=progress)
     except KeyboardInterrupt:
         if ticker.state and ticker.state.what == "rows":
             session.saved.append(f"{ticker.state.n_done:,} of {ticker.state.n_all:,} rows in {output / ROWS}")
@@ -62,7 +84,7 @@ def sweep(
         "failed": outcome.n_failed,
         "path": str(output),
     }
-    if with_plans:
+    if plans:
         document["runs"] = _write_plans(session, what, output)
     session.result(document, _summary(what.name, outcome, output))
     if outcome.n_failed:

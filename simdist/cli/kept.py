@@ -1,4 +1,4 @@
-"""Measured schedules on disk, so that an interrupted comparison loses only the one it was at.
+"""ScheduleTimes schedules on disk, so that an interrupted comparison loses only the one it was at.
 
 `rows.jsonl` holds a record a line: the row of the table as it was printed, and the samples of every seed, which give
 the same row again, to the last bit, or that against another baseline. A record is found by its key, a hash of all that
@@ -26,29 +26,20 @@ from simdist.traces.breakdown import STATES
 _SAMPLES = {"step", *STATES}
 
 
-def key(scenario: Scenario, built: Built, *, n_seeds: int, engine: str) -> str:
-    """Return a hash of what a measurement follows from: scenario, recordings, plan, seeds, engine and this version."""
-    digest = hashlib.sha256(f"{__version__} {n_seeds} {engine}".encode())
-    one = scenario.model_copy(update={"schedules": (built.schedule,)})
-    for name, content in run_directory.contents(one, built.plan, {}).items():
-        digest.update(f"\n{name} {len(content)}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()
-
-
 @final
-class Finished:
-    """The file of measured schedules in a directory."""
+class KeptSchedules:
+    """The file of measured schedules in a directory; without one, nothing is kept."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | None) -> None:
         """Make the directory; read what was measured before.
 
         Raises:
             RunError: The file cannot be read, or the directory cannot be made.
         """
-        self.path = folder / "rows.jsonl"
+        self.path = folder / "rows.jsonl" if folder else None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            if folder:
+                folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"{folder}: cannot be made a directory: {error.strerror or error}") from None
         try:
@@ -58,8 +49,22 @@ class Finished:
 
     def read(self) -> dict[str, dict[str, Any]]:
         """Return the records that are complete on disk, by key."""
-        lines = self.path.read_bytes().splitlines() if self.path.exists() else []
+        lines = self.path.read_bytes().splitlines() if self.path and self.path.exists() else []
         return {record["key"]: record for record in map(_record, lines) if record}
+
+    def key(self, scenario: Scenario, built: Built, *, n_seeds: int, engine: str) -> str:
+        """Return a hash of what a measurement follows from: scenario, recordings, plan, seeds, engine and this version.
+
+        It is empty if nothing is kept.
+        """
+        if self.path is None:
+            return ""
+        digest = hashlib.sha256(f"{__version__} {n_seeds} {engine}".encode())
+        one = scenario.model_copy(update={"schedules": (built.schedule,)})
+        for name, content in run_directory.contents(one, built.plan, {}).items():
+            digest.update(f"\n{name} {len(content)}\n".encode())
+            digest.update(content)
+        return digest.hexdigest()
 
     def get(self, key: str) -> ScheduleTimes | None:
         """Return what was measured under a key."""
@@ -72,11 +77,13 @@ class Finished:
         return ScheduleTimes(record["schedule"], record["engine"], samples.pop("step"), samples, epochs, staging_s)
 
     def append(self, key: str, scenario: Scenario, baseline: str, row: Row, measured: ScheduleTimes) -> None:
-        """Save a measured schedule.
+        """Save a measured schedule, if schedules are kept.
 
         Raises:
             RunError: It cannot be written.
         """
+        if self.path is None:
+            return
         samples = {"step": measured.step_s, **measured.states_s}
         record = {
             "key": key,

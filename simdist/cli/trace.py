@@ -1,46 +1,44 @@
 """`simdist trace`."""
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, TypeAlias
 
-from simdist.cli import inputs
-from simdist.cli.session import Session
+import click
+
+from simdist.cli import common, inputs
+from simdist.cli.common import Session
 from simdist.errors import ScenarioError
 from simdist.plan import load
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
+from simdist.traces.chrome import chrome_trace, write_chrome
 from simdist.traces.trace import Trace
 
-Which: TypeAlias = Literal["simulated", "real"]
 
-_FILES: dict[Which, str] = {"simulated": run_directory.SIMULATED, "real": run_directory.REAL}
-
-
-def trace(
+@click.command("trace")
+@click.argument("run", metavar="RUN|TRACE.npz", type=common.path)
+@click.option(
+    "--chrome", type=common.path, metavar="FILE", required=True, help="Write JSON for Perfetto or chrome://tracing."
+)
+@click.option("--trace", "which", type=click.Choice(list(inputs.TRACES)), help="Which trace, if a RUN holds both.")
+@click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1.")
+@click.option("--ranks", metavar="LIST", callback=common.numbers, help="Only these ranks, e.g. 0,3,8-11.")
+@click.option("--tensors", is_flag=True, help="Add what each gradient goes through, as Horovod's timeline does.")
+@common.options
+def command(
     session: Session,
     run: Path,
     *,
-    which: Which | None,
     chrome: Path,
+    which: str | None,
     steps: range | None,
-    ranks: Sequence[int] | None,
+    ranks: tuple[int, ...] | None,
     tensors: bool,
 ) -> None:
-    """Convert a trace to the JSON that Perfetto and chrome://tracing read.
+    """Convert a trace for viewers of timelines.
 
-    Args:
-        session: This run of the command line.
-        run: A trace, or a run directory with one.
-        which: Of the traces in a run directory; None takes the only one.
-        chrome: What to write.
-        steps: Which steps; a stop of `sys.maxsize` is the end of the trace.
-        ranks: Which ranks.
-        tensors: With what gradients go through.
+    Of a RUN, the trace in it; open the FILE in https://ui.perfetto.dev.
     """
-    from simdist.traces.chrome import chrome_trace, write_chrome
-
     with ProgressBar(sys.stderr) as bar:
         bar.update("read the trace", 0, None)
         path, loaded = _load(run, which)
@@ -66,7 +64,7 @@ def trace(
     session.result(document, f"{path}, {loaded.source}: open {chrome} in https://ui.perfetto.dev")
 
 
-def _load(path: Path, which: Which | None) -> tuple[Path, Trace]:
+def _load(path: Path, which: str | None) -> tuple[Path, Trace]:
     """Read a trace, or one in a run directory."""
     if not path.exists():
         raise ScenarioError(
@@ -83,17 +81,17 @@ def _load(path: Path, which: Which | None) -> tuple[Path, Trace]:
     return file, run_directory.read_trace(file, plan=load(runs[0] / run_directory.PLAN))
 
 
-def _choose(run: Path, which: Which | None) -> Path:
+def _choose(run: Path, which: str | None) -> Path:
     """Return the trace that is asked for, or the only one in a run directory."""
     traces = sorted(run.glob("trace.*.npz"))
-    found = [file for file in traces if which is None or file.name == _FILES[which]]
+    found = [file for file in traces if which is None or file.name == inputs.TRACES[which]]
     if len(found) > 1:
         names = ", ".join(map(str, found))
         raise ScenarioError(
             f"{run}: holds several traces; choose with --trace simulated or --trace real, or name one of {names}"
         )
     if not found:
-        missing = _FILES[which] if which and traces else "trace yet"
+        missing = inputs.TRACES[which] if which and traces else "trace yet"
         how = (
             inputs.measure_command(run, load(run / run_directory.PLAN).world_size)
             if which == "real"

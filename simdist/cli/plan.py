@@ -5,8 +5,10 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
-from simdist.cli import inputs
-from simdist.cli.session import Session
+import click
+
+from simdist.cli import common, inputs
+from simdist.cli.common import Session
 from simdist.plan import Result, plan_text
 from simdist.plan.group import Group
 from simdist.progress import ProgressBar
@@ -15,19 +17,28 @@ from simdist.runs.building import Built, build, delays, job
 from simdist.scenario import Scenario
 
 
-def plan(session: Session, name: str, *, output: Path | None, label: str | None, force: bool) -> None:
-    """Build, check and prove plans; print them and write run directories."""
+@click.command("plan")
+@common.scenario
+@click.option("-o", "--output", type=common.path, metavar="RUN", help="Write a run directory.")
+@common.schedule
+@common.force
+@common.options
+def command(session: Session, name: str, *, output: Path | None, schedule: str | None, force: bool) -> None:
+    """Write plans and prove what they compute.
+
+    Several schedules make one run directory each, RUN/LABEL.
+    """
     scenario = inputs.read_scenario(session, name)
-    schedules = inputs.choose(scenario, label, where=name)
-    paths = inputs.targets(output, schedules) if output else [None] * len(schedules)
+    schedules = inputs.choose(scenario, schedule, where=name)
+    paths = inputs.targets(output, schedules)
     plans, texts = [], []
     with ProgressBar(sys.stderr) as bar:
-        for number, (schedule, path) in enumerate(zip(schedules, paths, strict=True)):
-            bar.update(f"plan {schedule.name}", number, len(schedules))
+        for number, (each, path) in enumerate(zip(schedules, paths, strict=True)):
+            bar.update(f"plan {each.name}", number, len(schedules))
             with inputs.naming(name):
-                built = build(scenario, schedule)
+                built = build(scenario, each)
             if path:
-                one = scenario.model_copy(update={"schedules": (schedule,)})
+                one = scenario.model_copy(update={"schedules": (each,)})
                 run_directory.write(path, one, built.plan, delays(scenario), force=force)
                 session.wrote(path)
             results = _results(scenario, built)

@@ -1,0 +1,153 @@
+"""`simdist compare`."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from simdist.cli import common, inputs
+from simdist.cli.common import Session
+from simdist.cli.kept import KeptSchedules
+from simdist.cli.tables import (
+    Column,
+    factor_with_interval,
+    seconds,
+    seconds_with_interval,
+    shown_epochs,
+    table_text,
+)
+from simdist.engines import Engine
+from simdist.plan import LEVELS
+from simdist.progress import ProgressBar
+from simdist.runs.building import build
+from simdist.scenario import Scenario
+from simdist.schedules import Schedule
+from simdist.settings.units import format_share
+from simdist.studies.comparison import Row, ScheduleTimes, find_baseline, measure, row
+from simdist.traces.breakdown import STATES
+
+_COLUMNS = (
+    Column("schedule"),
+    Column("step time", "step_s", "step_s_ci95", form=seconds_with_interval),
+    Column("speed-up", "speedup", "speedup_ci95", form=factor_with_interval),
+    *(Column(state, f"{state}_s", form=seconds) for state in STATES),
+    Column("engine"),
+)
+_EPOCH_COLUMNS = (
+    *(Column("schedule"), Column("epoch")),
+    Column("time", "seconds", form=seconds),
+    Column("speed-up", "speedup", "interval", form=factor_with_interval),
+    *(Column(name, form=format_share) for name in ("stalled", *LEVELS)),
+)
+
+
+@click.command("compare")
+@common.scenario
+@click.option("--baseline", default="sync", show_default=True, metavar="LABEL", help="Schedule to compare with.")
+@click.option(
+    "--seeds",
+    "n_seeds",
+    type=click.IntRange(1, 1_000_000),
+    default=20,
+    show_default=True,
+    help="Seeds to average over.",
+)
+@common.engine
+@common.plot
+@click.option(
+    "-o", "--output", type=common.path, metavar="DIR", help="Append each finished schedule to DIR/rows.jsonl."
+)
+@click.option("--force", is_flag=True, help="Measure again what DIR/rows.jsonl holds already.")
+@common.options
+def command(
+    session: Session,
+    name: str,
+    *,
+    baseline: str,
+    n_seeds: int,
+    engine: Engine,
+    plot: Path | None,
+    output: Path | None,
+    force: bool,
+) -> None:
+    """Show the speed-ups over a baseline.
+
+    All schedules meet the same delays of the same seeds. Intervals are 95 % confidence intervals over seeds.
+    """
+    inputs.check_picture(plot)
+    scenario = inputs.read_scenario(session, name)
+    reference = find_baseline(scenario, baseline)
+    kept = KeptSchedules(output)
+    keys: dict[str, str] = {}
+
+    def measured(schedule: Schedule, number: int) -> tuple[ScheduleTimes, bool]:
+        """Return a measurement, and whether it was made now."""
+
+        def progress(label: str, done: int, total: int) -> None:
+            bar.update(label, number + done / total, len(scenario.schedules))
+
+        progress(schedule.name, 0, 1)
+        built = build(scenario, schedule)
+        keys[schedule.name] = key = kept.key(scenario, built, n_seeds=n_seeds, engine=engine)
+        known = None if force else kept.get(key)
+        if known:
+            session.say(f"{schedule.name}: measured before, taken from {kept.path}")
+            return known, False
+        return measure(scenario, built, n_seeds=n_seeds, engine=engine, progress=progress), True
+
+    found: dict[str, Row] = {}
+    base: ScheduleTimes | None = None
+    try:
+        with ProgressBar(sys.stderr) as bar:
+            for number, schedule in enumerate(sorted(scenario.schedules, key=lambda each: each is not reference)):
+                with inputs.naming(f"{name}: {schedule.name}"):
+                    each, is_new = measured(schedule, number)
+                base = base or each
+                found[schedule.name] = row(each, base)
+                if is_new:
+                    kept.append(keys[schedule.name], scenario, reference.name, found[schedule.name], each)
+    except KeyboardInterrupt:
+        on_disk = kept.read()
+        session.saved += [f"{label} in {kept.path}" for label, key in keys.items() if key in on_disk]
+        raise
+    rows = [found[schedule.name] for schedule in scenario.schedules]
+    title = _title(scenario, reference.name, n_seeds)
+    records = [each.document() for each in rows]
+    tables = [table_text(title, _COLUMNS, records)]
+    if any(each.epochs for each in rows):
+        about = "epochs: time, share of it stalled for want of a batch, samples by level"
+        tables.append(table_text(about, _EPOCH_COLUMNS, _epoch_records(rows, found[reference.name])))
+    session.result(
+        {"scenario": scenario.name, "baseline": reference.name, "rows": records},
+        "\n\n".join(tables),
+    )
+    if plot:
+        from simdist.report import speedup_figure
+
+        session.draw(speedup_figure(rows, title=title), plot)
+
+
+def _title(scenario: Scenario, baseline: str, n_seeds: int) -> str:
+    counts = f"{scenario.cluster.world_size:,} ranks, {scenario.steps:,} steps, {n_seeds} seed{'s' * (n_seeds > 1)}"
+    return f"{scenario.name}: {counts}; speed-up over {baseline}{', 95 % confidence' * (n_seeds > 1)}"
+
+
+def _epoch_records(rows: Sequence[Row], base: Row) -> Iterator[dict[str, object]]:
+    """Yield lines of the table of epochs: of each schedule the first ones and the last."""
+    for of_row in rows:
+        if of_row.staging_s:
+            yield {"schedule": of_row.schedule, "epoch": "staging", "seconds": of_row.staging_s}
+        for each in shown_epochs(of_row.epochs):
+            if each is None:
+                yield {"schedule": of_row.schedule, "epoch": "..."}
+                continue
+            yield {
+                "schedule": of_row.schedule,
+                "epoch": each.epoch,
+                "seconds": each.seconds,
+                "speedup": base.epochs[each.epoch].seconds / each.seconds if each.seconds else None,
+                "interval": None,
+                "stalled": each.stall_s / each.seconds if each.seconds else 0.0,
+                **each.hits,
+            }

@@ -1,0 +1,122 @@
+"""`simdist presets`."""
+
+from pathlib import Path
+from textwrap import shorten
+from typing import TypeAlias, TypeVar, get_args
+
+import click
+from pydantic import BaseModel
+
+from simdist.cli import common
+from simdist.cli.common import Session
+from simdist.cli.tables import Column, count, table_text
+from simdist.scenario import Cluster, Workload, load, presets
+from simdist.scenario.presets import Kind
+from simdist.scenario.strict_yaml import parse
+from simdist.settings.base import FromFile
+from simdist.settings.units import format_Bps, format_nbytes
+
+_SOURCE_LENGTH = 90
+
+_Facts: TypeAlias = dict[str, object]
+_ModelT = TypeVar("_ModelT", bound=BaseModel)
+
+
+def _source_text(source: str) -> str:
+    return shorten(source, _SOURCE_LENGTH, placeholder=" ...")
+
+
+_COLUMNS: dict[str, tuple[Column, ...]] = {
+    "clusters": (
+        Column("name"),
+        *(Column("ranks", form=count), Column("nodes", form=count), Column("GPUs/node", "gpus_per_node", form=count)),
+        Column("device"),
+        Column("network", "network_Bps", form=format_Bps),
+        Column("source", words=_source_text),
+    ),
+    "workloads": (
+        Column("name"),
+        Column("parameters", form=count),
+        Column("size", "nbytes", form=format_nbytes),
+        *(Column("tensors", form=count), Column("batch", "batch_size", form=count)),
+        Column("source", words=_source_text),
+    ),
+    "scenarios": (
+        Column("name"),
+        *(Column("ranks", form=count), Column("steps", form=count)),
+        *(Column("cluster"), Column("workload"), Column("schedules", words=", ".join)),
+    ),
+}
+
+
+@click.command("presets")
+@click.argument("kind", type=click.Choice(get_args(Kind)), required=False)
+@click.argument("name", required=False)
+@common.options
+def command(session: Session, *, kind: Kind | None, name: str | None) -> None:
+    """Show the clusters, workloads and scenarios that ship.
+
+    With a KIND only those; with a NAME as well, its YAML.
+    """
+    if kind is not None and name is not None:
+        path = presets.path(kind, name)
+        text = path.read_text(encoding="utf-8")
+        document = {"kind": kind, "name": name, "path": str(path), "settings": parse(text).root}
+        session.result(document, text.rstrip("\n"))
+        return
+    kinds: tuple[Kind, ...] = get_args(Kind) if kind is None else (kind,)
+    facts = {each: [_facts(each, preset) for preset in presets.names(each)] for each in kinds}
+    session.result(facts, "\n\n".join(_table(each, facts[each]) for each in kinds))
+
+
+def _facts(kind: Kind, name: str) -> _Facts:
+    match kind:
+        case "clusters":
+            facts = _cluster(_read(Cluster, kind, name))
+        case "workloads":
+            facts = _workload(_read(Workload, kind, name))
+        case "scenarios":
+            facts = _scenario(name)
+    return {"name": name, **facts}
+
+
+def _read(model: type[_ModelT], kind: Kind, name: str) -> _ModelT:
+    return model.model_validate(presets.read(kind, name), context=FromFile(Path()), by_alias=True, by_name=False)
+
+
+def _cluster(cluster: Cluster) -> _Facts:
+    return {
+        "ranks": cluster.world_size,
+        "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus_per_node,
+        "device": cluster.device.name,
+        "network_Bps": cluster.network.bandwidth_Bps,
+        "source": cluster.source,
+    }
+
+
+def _workload(workload: Workload) -> _Facts:
+    return {
+        "parameters": sum(workload.tensor_counts),
+        "nbytes": workload.nbytes,
+        "tensors": len(workload.tensors),
+        "batch_size": workload.batch_size,
+        "source": workload.source,
+    }
+
+
+def _scenario(name: str) -> _Facts:
+    scenario = load(presets.path("scenarios", name))
+    return {
+        "ranks": scenario.cluster.world_size,
+        "steps": scenario.steps,
+        "cluster": scenario.cluster.name,
+        "workload": scenario.workload.name,
+        "schedules": [schedule.name for schedule in scenario.schedules],
+    }
+
+
+def _table(kind: Kind, facts: list[_Facts]) -> str:
+    if not facts:
+        return f"{kind}\n\nnone"
+    return table_text(kind, _COLUMNS[kind], facts)

@@ -1,0 +1,137 @@
+"""`simdist simulate`."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from simdist.cli import common, inputs
+from simdist.cli.common import Session
+from simdist.cli.inputs import PlannedSchedule
+from simdist.cli.tables import Column, seconds, table_text
+from simdist.engines import Engine, fast, simulate
+from simdist.errors import UnsupportedError
+from simdist.progress import ProgressBar
+from simdist.runs import run_directory
+from simdist.runs.building import delay_sampler, job
+from simdist.traces.breakdown import STATES, Breakdown, break_down
+from simdist.traces.trace import Trace
+
+_COLUMNS = (
+    Column("schedule"),
+    Column("step time", "step_s", form=seconds),
+    *(Column(state, f"{state}_s", form=seconds) for state in STATES),
+    Column("engine"),
+)
+
+
+@dataclass(frozen=True)
+class _Simulated:
+    """Where the time went, by which engine, and the trace if it kept one."""
+
+    where: Breakdown
+    engine: str
+    trace: Trace | None
+
+
+@click.command("simulate")
+@common.scenario_or_run
+@common.engine
+@click.option("-o", "--output", type=common.path, metavar="RUN", help="Write a run directory with the trace.")
+@common.schedule
+@common.plot
+@common.force
+@common.options
+def command(
+    session: Session,
+    name: str,
+    *,
+    engine: Engine,
+    output: Path | None,
+    schedule: str | None,
+    plot: Path | None,
+    force: bool,
+) -> None:
+    """Simulate; show where the time of a step goes.
+
+    The delays are those of the scenario's seed. A RUN is simulated as it stands and gets the trace; of a SCENARIO, -o
+    writes run directories.
+    """
+    inputs.check_picture(plot)
+    traced = output is not None or plot is not None
+    rows: list[dict[str, object]] = []
+    traces: list[tuple[str, Trace]] = []
+    with ProgressBar(sys.stderr) as bar:
+        for planned in inputs.planned(session, name, schedule, output=output, draws=traced):
+            label = planned.schedule.name
+            path = _write(session, planned, force=force)
+            with inputs.naming(f"{name}: {label}"):
+                done = _simulate(planned, engine, bar)
+            file = path / run_directory.SIMULATED if path else None
+            if file and done.trace:
+                run_directory.save_trace(done.trace, file)
+                session.wrote(file)
+            rows.append(_record(planned, done, file))
+            traces += [(label, done.trace)] if plot and done.trace else []
+            if planned.run:
+                _warn_of_other_plan(session, planned.run)
+    title = f"{Path(name).name}: seconds per step, averaged over ranks"
+    session.result({"scenario": name, "rows": rows}, table_text(title, _COLUMNS, rows))
+    if plot:
+        from simdist.report import timeline_figure
+
+        for label, trace in traces:
+            session.draw(timeline_figure(trace), inputs.picture_path(plot, label, len(traces)))
+
+
+def _write(session: Session, planned: PlannedSchedule, *, force: bool) -> Path | None:
+    """Write the run directory that is asked for; return where the trace goes."""
+    if planned.output is None:
+        return planned.run.path if planned.run else None
+    one = planned.scenario.model_copy(update={"schedules": (planned.schedule,)})
+    run_directory.write(planned.output, one, planned.plan, planned.drawn_delays(), force=force)
+    session.saved.append(str(planned.output))
+    return planned.output
+
+
+def _warn_of_other_plan(session: Session, run: run_directory.RunDirectory) -> None:
+    """A plan may be written by hand; then it does not do what the scenario says, which is worth a word."""
+    schedule = run.scenario.schedules[0]
+    if schedule.plan(job(run.scenario)).digest() != run.plan.digest():
+        file = run.path / run_directory.PLAN
+        session.say(
+            f"warning: {file}: is not the plan that {schedule.name} makes of the scenario; simulated as it stands"
+        )
+
+
+def _simulate(planned: PlannedSchedule, engine: Engine, bar: ProgressBar) -> _Simulated:
+    plan, costs = planned.plan, planned.costs
+
+    def progress(step: int) -> None:
+        bar.update(planned.schedule.name, step, plan.n_steps)
+
+    progress(0)
+    if planned.delays is None and engine != "des":
+        sampler = delay_sampler(planned.scenario, [planned.scenario.seed])
+        try:
+            return _Simulated(fast.measure(plan, costs, sampler, n_seeds=1, progress=progress), "fast", None)
+        except UnsupportedError:
+            if engine == "fast":
+                raise
+            engine = "des"
+    trace = simulate(plan, costs, planned.drawn_delays(), engine=engine, progress=progress)
+    return _Simulated(break_down(trace), trace.source.removeprefix("simulated by "), trace)
+
+
+def _record(planned: PlannedSchedule, done: _Simulated, file: Path | None) -> dict[str, object]:
+    return {
+        "schedule": planned.schedule.name,
+        "step_s": float(done.where.step_s[0]),
+        **{f"{state}_s": float(done.where.per_step_s(state)[0]) for state in STATES},
+        "makespan_s": float(done.where.makespan_s[0]),
+        "steps": planned.plan.n_steps,
+        "engine": done.engine,
+        "digest": planned.plan.digest(),
+        "trace": str(file) if file else None,
+    }

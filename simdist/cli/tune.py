@@ -1,0 +1,330 @@
+"""`simdist tune`."""
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TypeAlias, final
+
+import click
+
+from simdist.cli import common, inputs
+from simdist.cli.common import Session
+from simdist.cli.kept import KeptSchedules
+from simdist.cli.tables import Column, factor_with_interval, seconds_with_interval, table_text
+from simdist.errors import ScenarioError
+from simdist.progress import ProgressBar
+from simdist.runs.building import Built, dataset
+from simdist.scenario import Recorded, Scenario, dump
+from simdist.schedules import Schedule
+from simdist.settings.base import shown
+from simdist.settings.units import format_nbytes, parse_fraction, parse_nbytes
+from simdist.studies import comparison
+from simdist.studies.comparison import Row, ScheduleTimes, row
+from simdist.tune import KINDS, Constraints, Extras, Tuned, Wanted, tune
+from simdist.tune.candidates import unlike
+from simdist.tune.evaluating import Finalist
+from simdist.tune.tuning import baseline_of
+from simdist.tune.verdict import entry
+
+_Record: TypeAlias = dict[str, object]
+
+_FEW_PERIODS = 10  # in fewer, a last one that is cut off saves a schedule an average that others pay for
+_NOT_KNOWN = (
+    "Not known here: how averaging more seldom, or sending a part of the gradient, changes what is learnt in a step. "
+    "--global-every, --group-every and --min-density are yours to choose. What it would gain to repair slow ranks, "
+    "the command whatif tells."
+)
+
+
+def _gap(n_steps: float) -> str:
+    return "never" if math.isinf(n_steps) else f"{n_steps:.0f} step{'s' * (n_steps > 1)}"
+
+
+def _speedup(center: float, interval: tuple[float, float] | None, problem: str | None) -> str:
+    return factor_with_interval(center, interval) + " ± ?" * (problem is not None)
+
+
+_COLUMNS = (
+    Column("schedule"),
+    Column("all exchange every", "global_every_steps", form=_gap),
+    Column("step time", "step_s", "step_s_ci95", form=seconds_with_interval),
+    Column("speed-up", "speedup", "speedup_ci95", "problem", form=_speedup),
+    Column("sent per step", "sent_nbytes", form=format_nbytes),
+    Column("memory", "device_nbytes", form=format_nbytes),
+    Column("front", "on_front", words=lambda on_front: "*" if on_front else ""),
+)
+
+
+@click.command("tune")
+@common.scenario
+@click.option(
+    "--global-every",
+    type=click.IntRange(min=1),
+    default=8,
+    show_default=True,
+    metavar="H",
+    help="All ranks exchange at least every H steps.",
+)
+@click.option(
+    "--group-every", multiple=True, metavar="RANKS:H", help="Groups of so many ranks exchange at least every H steps."
+)
+@click.option("--max-bytes", metavar="SIZE", help="Most that a node sends per step, e.g. 20 MB.")
+@click.option("--memory", metavar="SIZE", help="Most that the buffers of a rank take on its device.")
+@click.option("--host-memory", metavar="SIZE", help="Most that they take in host memory.")
+@click.option("--min-density", metavar="SHARE", help="Also try sparse gradients of this density or more, e.g. 1%.")
+@click.option("--only", multiple=True, type=click.Choice(KINDS), help="Only schedules of this kind; may be repeated.")
+@click.option(
+    "--allow",
+    multiple=True,
+    type=click.Choice(("fp16", "servers")),
+    help="Also try half precision, or parameter servers.",
+)
+@click.option(
+    "--baseline", default="sync", show_default=True, metavar="LABEL", help="Label or kind of the schedule to beat."
+)
+@click.option(
+    "--seeds",
+    "n_seeds",
+    type=click.IntRange(2, 1_000_000),
+    metavar="N",
+    help="Fresh seeds of the finalists; 20, of recordings 200.",
+)
+@click.option(
+    "--search-seeds",
+    "n_search_seeds",
+    type=click.IntRange(1, 1_000_000),
+    default=5,
+    show_default=True,
+    help="Seeds of the search.",
+)
+@click.option(
+    "--evaluations", type=click.IntRange(min=1), metavar="N", help="Most to try; all of 200 or fewer, else 100."
+)
+@click.option("--exhaustive", is_flag=True, help="Simulate all candidates, however many.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the search's own choices.")
+@click.option("-o", "--output", type=common.path, metavar="DIR", help="Keep what is simulated there; go on from it.")
+@click.option(
+    "--write", type=common.path, metavar="FILE", help="Write the scenario with the finalists as its schedules."
+)
+@common.plot
+@common.options
+def command(
+    session: Session,
+    name: str,
+    *,
+    global_every: int,
+    group_every: tuple[str, ...],
+    max_bytes: str | None,
+    memory: str | None,
+    host_memory: str | None,
+    min_density: str | None,
+    only: tuple[str, ...],
+    allow: tuple[str, ...],
+    baseline: str,
+    n_seeds: int | None,
+    n_search_seeds: int,
+    evaluations: int | None,
+    exhaustive: bool,
+    seed: int,
+    output: Path | None,
+    write: Path | None,
+    plot: Path | None,
+) -> None:
+    """Find the fastest schedule for a scenario, within limits.
+
+    Schedules and their parameters are simulated, all of them or, where there are many, those that a search picks. The
+    best, and the best of every frequency of global synchronisation, are simulated again with fresh seeds; only those
+    numbers are shown. If nothing gains, it says so, and why.
+    """
+    inputs.check_picture(plot)
+    _check_free(write)
+    sizes = {"--max-bytes": max_bytes, "--memory": memory, "--host-memory": host_memory}
+    constraints = Constraints(
+        global_every, tuple(map(_pair, group_every)), *(_size(option, text) for option, text in sizes.items())
+    )
+    extras = Extras(only, _density(min_density), "fp16" in allow, "servers" in allow)
+    wanted = Wanted(constraints, extras, baseline, n_seeds, n_search_seeds, evaluations, exhaustive, seed)
+    scenario = inputs.read_scenario(session, name, is_compared=True)
+    reference = baseline_of(scenario, baseline)
+    _warn(session, scenario, wanted)
+    search = _Search(session, reference, KeptSchedules(output))
+    try:
+        with ProgressBar(sys.stderr) as bar, inputs.naming(name):
+            tuned = tune(scenario, wanted, measure=search.measure, progress=bar.update)
+    except KeyboardInterrupt:
+        search.say_so_far()
+        raise
+    if tuned.runs.remark:
+        session.say(f"warning: {name}: {tuned.runs.remark}")
+    rows = [_record(each) for each in tuned.finalists]
+    session.result(_document(tuned, wanted, rows), _text(tuned, rows))
+    if write:
+        inputs.save_text(write, dump(_with_finalists(scenario, tuned)))
+        session.wrote(write)
+    if plot:
+        from simdist.report.tuning import front_figure
+
+        session.draw(front_figure(tuned), plot)
+
+
+def _check_free(path: Path | None) -> None:
+    """Refuse to write over a scenario, such as the one that is tuned, before the work is done."""
+    if path and path.exists():
+        raise ScenarioError(f"--write {path}: is there already: write another name")
+    if path:
+        inputs.check_folder(path)
+
+
+def _size(name: str, text: str | None) -> float:
+    try:
+        return float("inf") if text is None else parse_nbytes(text)
+    except ValueError as error:
+        raise ScenarioError(f"{name}: {error}") from None
+
+
+def _density(text: str | None) -> float | None:
+    try:
+        density = None if text is None else parse_fraction(text)
+    except ValueError as error:
+        raise ScenarioError(f"--min-density: {error}") from None
+    if density == 0:
+        raise ScenarioError("--min-density 0: nothing would be sent; write e.g. 0.001")
+    return density
+
+
+def _pair(text: str) -> tuple[int, int]:
+    ranks, _, steps = text.partition(":")
+    if not (ranks.isdecimal() and steps.isdecimal() and int(ranks) >= 2 and int(steps) >= 1):
+        raise ScenarioError(
+            f"--group-every {shown(text)}: write RANKS:STEPS, 2 ranks and 1 step or more, such as 8:2: groups of 8 "
+            f"ranks or more exchange every 2 steps"
+        )
+    return int(ranks), int(steps)
+
+
+@final
+class _Search:
+    """Measures, keeps what is measured, and knows the fastest so far for who does not want to wait longer."""
+
+    def __init__(self, session: Session, baseline: Schedule, kept: KeptSchedules) -> None:
+        self._session, self._baseline, self._kept = session, baseline, kept
+        self._first: dict[
+            tuple[int, int], ScheduleTimes
+        ] = {}  # by seed and number of seeds: the baseline is always first
+        self._fastest: Row | None = None
+        self._n_measured = 0
+
+    def measure(self, scenario: Scenario, built: Built, n_seeds: int) -> ScheduleTimes:
+        """Simulate a plan with so many seeds, unless it was before."""
+        key = self._kept.key(scenario, built, n_seeds=n_seeds, engine="auto")
+        known = self._kept.get(key)
+        measured = known or comparison.measure(scenario, built, n_seeds=n_seeds)
+        found = row(measured, self._first.setdefault((scenario.seed, n_seeds), measured))
+        if self._fastest is None or found.step_s < self._fastest.step_s:
+            self._fastest = found
+        self._n_measured += 1
+        if known is None:
+            self._kept.append(key, scenario, self._baseline.name, found, measured)
+        return measured
+
+    def say_so_far(self) -> None:
+        """Say after Ctrl-C what was found."""
+        if self._kept.path and self._n_measured:
+            self._session.saved.append(f"{self._n_measured} evaluations in {self._kept.path}")
+        if self._fastest:
+            found = f"{self._fastest.schedule}, {self._fastest.speedup:.2f} times as fast as {self._baseline.name}"
+            self._session.say(f"fastest so far, with the seeds of the search: {found}")
+
+
+def _warn(session: Session, scenario: Scenario, wanted: Wanted) -> None:
+    every = wanted.constraints.global_every
+    if dataset(scenario) is not None and scenario.steps < _FEW_PERIODS * every:
+        session.say(
+            f"warning: {scenario.steps} steps of a data set hold fewer than {_FEW_PERIODS} periods of {every} steps, "
+            f"so the last steps decide; write steps: {_FEW_PERIODS * every} or more, or a smaller --global-every"
+        )
+    if any(isinstance(each, Recorded) for each in scenario.disturbances):
+        session.say("recorded disturbances: every seed draws blocks of the recorded steps anew")
+
+
+def _with_finalists(scenario: Scenario, tuned: Tuned) -> Scenario:
+    """Return the scenario with the baseline and the other finalists."""
+    schedules: list[Schedule] = []
+    for each in sorted(tuned.finalists, key=lambda each: not each.is_baseline):
+        label = unlike([schedule.name for schedule in schedules], each.schedule.name)
+        changed = {} if label == each.schedule.name else {"label": label}
+        schedules.append(each.schedule.model_copy(update=changed))
+    return scenario.changed(schedules=schedules)
+
+
+def _text(tuned: Tuned, rows: Sequence[_Record]) -> str:
+    """Return the finalists, the verdict, and the winner as a scenario has it."""
+    verdict = tuned.verdict
+    table = table_text(_title(tuned), _COLUMNS, rows)
+    lines = [table, "", f"{verdict.sentence}.", *(f"  {reason}." for reason in verdict.reasons)]
+    if verdict.winner:
+        lines += ["", "schedules:", f"  {entry(verdict.winner.schedule)}"]
+    return "\n".join([*lines, "", _NOT_KNOWN])
+
+
+def _title(tuned: Tuned) -> str:
+    (baseline,) = (each for each in tuned.finalists if each.is_baseline)
+    scenario, n_seeds = tuned.runs.scenario, baseline.row.seeds
+    tried = f"{tuned.n_evaluated:,} plan{'s' * (tuned.n_evaluated > 1)} of {tuned.n_candidates:,} candidates tried"
+    again = f"finalists again with {n_seeds} other seed{'s' * (n_seeds > 1)}" if scenario.is_random else ""
+    return "; ".join(
+        part
+        for part in (
+            f"{scenario.name}: {scenario.cluster.world_size:,} ranks, runs of {scenario.steps:,} steps or a few more",
+            tried,
+            again,
+            f"speed-up over {baseline.schedule.name}{_meaning(tuned) * (n_seeds > 1)}",
+        )
+        if part
+    )
+
+
+def _meaning(tuned: Tuned) -> str:
+    """Say what intervals are about."""
+    recording = tuned.runs.recording
+    what = f"what {recording.n_steps:,} recorded steps leave open" if recording else "error of the simulation"
+    return f", ± {what} (95 %)"
+
+
+def _document(tuned: Tuned, wanted: Wanted, rows: Sequence[_Record]) -> _Record:
+    verdict, recording = tuned.verdict, tuned.runs.recording
+    (baseline,) = (each for each in tuned.finalists if each.is_baseline)
+    return {
+        "scenario": tuned.runs.scenario.name,
+        "steps": tuned.runs.scenario.steps,
+        "recorded_steps": recording.n_steps if recording else None,
+        "block_steps": recording.block_steps if recording else None,
+        "baseline": baseline.schedule.name,
+        "constraints": asdict(wanted.constraints),
+        "candidates": tuned.n_candidates,
+        "evaluated": tuned.n_evaluated,
+        "excluded": dict(tuned.excluded),
+        "illegal": tuned.n_illegal,
+        "change": verdict.winner is not None,
+        "outcome": verdict.outcome,
+        "best": verdict.best.schedule.name,
+        "verdict": verdict.sentence,
+        "reasons": list(verdict.reasons),
+        "rows": list(rows),
+    }
+
+
+def _record(finalist: Finalist) -> _Record:
+    facts = finalist.facts
+    return finalist.row.document() | {
+        "search_step_s": finalist.search_step_s,
+        "global_every_steps": facts.global_gap,
+        "sent_nbytes": facts.sent_nbytes,
+        "device_nbytes": facts.device_nbytes,
+        "host_nbytes": facts.host_nbytes,
+        "on_front": finalist.on_front,
+        "problem": finalist.problem,
+        "entry": entry(finalist.schedule),
+    }

@@ -1,0 +1,86 @@
+"""What an analysis comes to, in sentences: who holds the job up, and whether another schedule would help."""
+
+from typing import assert_never
+
+from simdist.settings.units import format_share
+from simdist.studies.resampling import WORTHWHILE
+from simdist.whatif.gains import Gain, Gains
+from simdist.whatif.pattern import Pattern
+from simdist.whatif.slowdown import Slowdown
+
+_MOST_RANKS = 10  # that are named
+_NOTABLE = 0.02  # share of the loss
+
+
+def spread_sentence(found: Slowdown, spread: Pattern) -> str:
+    """Say in a sentence whether stragglers are persistent or transient, and where they are late."""
+    where = f"mostly on {_channel_text(found.channels[0].name)}"
+    ranks = ranks_named(found.slowest_ranks)
+    always = "the same ranks in every step (persistent)"
+    sometimes = "now one rank, now another (transient)"
+    together = "all ranks at once in some steps (simultaneous)"
+    shares = {always: spread.persistent, sometimes: spread.transient, together: spread.simultaneous}
+    match spread.shape:
+        case "even":
+            return "hardly any: the job is about as fast as it would be without"
+        case "persistent" | "transient" | "simultaneous":
+            ordered = sorted(shares, key=lambda what: -shares[what])
+            told = [f"{format_share(shares[what])} by {what}" for what in ordered if shares[what] > _NOTABLE]
+            first = f"; first of all by {ranks}" if spread.shape == "persistent" else ""
+            return f"of the loss {', '.join(told)}{first}; {where}"
+        case "unknown":
+            return f"{ranks} most of all; one step or one rank cannot tell whether it is always so; {where}"
+        case unknown:
+            assert_never(unknown)
+
+
+def _channel_text(channel: str) -> str:
+    return {"host": "the host", "compute": "the device", "io": "input and output"}.get(channel, channel)
+
+
+def ranks_named(ranks: tuple[int, ...]) -> str:
+    """Name ranks, the first ones of many."""
+    some = ", ".join(map(str, ranks[:_MOST_RANKS])) + (", ..." if len(ranks) > _MOST_RANKS else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {some}"
+
+
+def verdict_sentence(found: Slowdown, spread: Pattern, compared: Gains) -> str:
+    """Say in a sentence which schedule is the fastest for the job and which surely gains, or why none does."""
+    fastest, best = compared.fastest, compared.best
+    if fastest is None:
+        return f"stay with {compared.baseline}: no schedule is faster; {_reason(found, spread)}"
+    first = f"fastest: {fastest.schedule}, {fastest.speedup:.2f} times as fast as {compared.baseline}"
+    if fastest is best:
+        return first + (f" ({interval_text(best)})" if best.interval else "")
+    doubt = fastest.problem or f"{interval_text(fastest)}{_from_what(compared)}"
+    if best:
+        interval = f" ({interval_text(best)}{_from_what(compared)})" if best.interval else ""
+        return f"{first}, but not surely ({doubt}); surely faster: {best.schedule}, {best.speedup:.2f} times{interval}"
+    if (compared.recording or fastest.problem) and fastest.speedup >= WORTHWHILE:
+        return f"stay with {compared.baseline} until something is surely faster; {first}, but not surely ({doubt})"
+    return f"stay with {compared.baseline}: no schedule is surely faster; {_reason(found, spread)}"
+
+
+def _from_what(compared: Gains) -> str:
+    return f" from {compared.recording.n_steps:,} recorded steps" if compared.recording else ""
+
+
+def _reason(found: Slowdown, spread: Pattern) -> str:
+    match spread.shape:
+        case "persistent":
+            who = ranks_named(found.slowest_ranks)
+            verb = "is" if len(found.slowest_ranks) == 1 else "are"
+            return f"{who} {verb} late in every step, and whoever averages over all ranks waits for that"
+        case "simultaneous":
+            return "all ranks are late in the same steps, and there is nobody who could go on meanwhile"
+        case "even":
+            return "there are hardly any stragglers, and averaging less often saves too little communication"
+        case "transient" | "unknown":
+            return "what is saved by waiting less often is not more than what chance makes of it"
+        case unknown:
+            assert_never(unknown)
+
+
+def interval_text(row: Gain) -> str:
+    """Print the interval of a gain; nothing if chance plays no part."""
+    return f"{row.interval[0]:.2f} to {row.interval[1]:.2f}" if row.interval else "too few" if row.problem else ""
