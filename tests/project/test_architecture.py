@@ -31,7 +31,7 @@ LAYERS: dict[str, str] = {
     "simdist.chakra": "cost errors plan runs scenario settings",
     "simdist.studies": "cost engines errors plan runs scenario schedules settings traces",
     "simdist.sweep": "engines errors plan runs scenario schedules settings studies traces",
-    "simdist.whatif": "cost engines errors plan runs scenario schedules studies traces",
+    "simdist.whatif": "cost engines errors plan runs scenario schedules settings studies traces",
     "simdist.profiles": "cost engines errors plan runs scenario schedules settings studies sweep traces whatif",
     "simdist.report": "errors plan runs settings studies sweep traces whatif",
     "simdist.tune": "cost errors plan report runs scenario schedules settings studies traces",

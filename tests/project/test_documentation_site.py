@@ -251,7 +251,9 @@ Run = Callable[[list[str]], int]
 
 def names_of(group: click.Group) -> Iterator[list[str]]:
     """Yield the names of all commands, those of a group within after its own."""
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         within = names_of(command) if isinstance(command, click.Group) else [[]]
         yield from ([name, *names] for names in within)
 

@@ -5,9 +5,9 @@ import math
 
 import numpy as np
 import pytest
-from simdist.cli.data_text import both_text, epochs_text
 from traces import plan_of, trace_of
 
+from simdist.cli.data import loading_text
 from simdist.errors import ScenarioError, TraceError
 from simdist.plan import AllReduce, Copy, Dataset, Forward, Group, Load, Optimize, StageIn
 from simdist.runs import building
@@ -144,8 +144,8 @@ def test_run_of_which_no_step_was_finished_has_no_epochs(by_hand):
     assert (found.epochs, found.seconds, found.waiting_s, len(found.frame())) == ((), 0, 0, 0)
     assert found.step_stall_s.shape == (0, 2)
     assert find_epochs(by_hand, n_steps=0).epochs == ()
-    assert epochs_text(found).endswith("no epoch: no step was finished by all ranks")
-    assert both_text(find_epochs(by_hand, n_steps=0), found, ()).endswith("error of an epoch: none was finished")
+    assert loading_text(Loading(found)).endswith("no epoch: no step was finished by all ranks")
+    assert "error of an epoch: none was finished" in loading_text(Loading(find_epochs(by_hand, n_steps=0), found))
 
 
 def test_steps_that_read_no_batch_are_of_no_epoch():
