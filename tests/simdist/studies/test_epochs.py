@@ -14,6 +14,7 @@ from simdist.runs import building
 from simdist.scenario import Scenario, loads
 from simdist.studies.data_knobs import knob_effects, knobs
 from simdist.studies.epochs import epoch_errors, find_epochs
+from simdist.studies.loading import Loading
 from simdist.traces.reads import expected
 from simdist.traces.trace import Trace
 
