@@ -91,17 +91,9 @@ def entry(schedule: Schedule) -> str:
     written = schedule.model_dump(mode="json", exclude_unset=True)
     if written.get("label") in ("", schedule.default_label()):
         written.pop("label")
-    kind = {"kind": schedule.kind}
-    return "- " + strict_yaml.dump_line(kind | {key: _with_numbers(value) for key, value in written.items()})
-
-
-def _with_numbers(value: object) -> object:
-    """Undo that JSON has only text as keys."""
-    match value:
-        case dict():
-            return {int(key) if key.isdigit() else key: each for key, each in value.items()}
-        case _:
-            return value
+    if "levels" in written:  # whose periods are text in JSON
+        written["levels"] = {int(period): size for period, size in written["levels"].items()}
+    return "- " + strict_yaml.dump_line({"kind": schedule.kind} | written)
 
 
 def _factor(finalist: Finalist) -> str:

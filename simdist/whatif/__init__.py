@@ -6,6 +6,6 @@ a job has had.
 
 from simdist.whatif.gains import Gain, Gains, gains
 from simdist.whatif.pattern import Pattern, pattern
-from simdist.whatif.slowdown import Part, Slowdown, slowdown
+from simdist.whatif.slowdown import Loss, Slowdown, slowdown
 
-__all__ = ["Gain", "Gains", "Part", "Pattern", "Slowdown", "gains", "pattern", "slowdown"]
+__all__ = ["Gain", "Gains", "Loss", "Pattern", "Slowdown", "gains", "pattern", "slowdown"]

@@ -16,7 +16,7 @@ Source:
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, assert_never
+from typing import Literal, TypeAlias, assert_never, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,14 +34,14 @@ CHANNELS: tuple[Cause, ...] = ("host", "compute", "io", "communication")
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of operation: its name, and the part of the machine that it keeps busy."""
+class Contributor:
+    """What may cost time: a kind of operation, and the part of the machine that it keeps busy."""
 
     name: str
     channel: Cause
 
 
-GAPS = Kind("between operations", "host")
+GAPS = Contributor("between operations", "host")
 """What a trace of real machines leaves unexplained: launching, and whatever else is no operation of the plan."""
 
 
@@ -59,7 +59,7 @@ class Ideal:
         gap_differs: Likewise of the gaps.
     """
 
-    kinds: tuple[Kind, ...]
+    kinds: tuple[Contributor, ...]
     kind_of: NDArray[np.int64]
     seconds: Floats
     gap_s: Floats
@@ -133,13 +133,13 @@ def _same_operations(plan: Plan, first_step: int) -> Iterator[tuple[NDArray[np.i
             yield rows, op
 
 
-def _kinds(plan: Plan, *, has_gaps: bool) -> tuple[Kind, ...]:
+def _kinds(plan: Plan, *, has_gaps: bool) -> tuple[Contributor, ...]:
     """Return the kinds of a plan in the order of the program."""
-    found: Sequence[Kind] = [_kind(op) for body in plan.bodies for op in body]
+    found: Sequence[Contributor] = [_kind(op) for body in plan.bodies for op in body]
     return tuple(dict.fromkeys([*found, GAPS] if has_gaps else found))
 
 
-def _kind(op: Op) -> Kind:
+def _kind(op: Op) -> Contributor:
     match stream_of(op):
         case "comm":
             channel: Cause = "communication"
@@ -147,4 +147,50 @@ def _kind(op: Op) -> Kind:
             channel = same
         case unknown:
             assert_never(unknown)
-    return Kind(op_name(op), channel)
+    return Contributor(op_name(op), channel)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a variant keeps as it was: operations of these kinds on these ranks; None stands for all."""
+
+    kinds: frozenset[Contributor] | None = None
+    ranks: frozenset[int] | None = None
+
+
+@final
+class Variants:
+    """Hands out the durations of variants to `simdist.engines.replay`."""
+
+    def __init__(self, traced: Timing, ideal: Ideal, kept: Sequence[Kept]) -> None:
+        """Blend the durations of a trace with its ideal ones, a column for each of `kept`."""
+        self._traced = traced
+        self._ideal = ideal
+        self._masks = [_mask(kind, kept, traced.durations_s.shape[1]) for kind in ideal.kinds]
+        self._gap_mask = self._masks[ideal.kinds.index(GAPS)] if GAPS in ideal.kinds else None
+
+    def gap_s(self, index: int) -> Floats | None:
+        """Return the gaps before an instance, broadcasting over `[world_size, n_variants]`."""
+        if self._gap_mask is None:
+            return None
+        traced_s = self._traced.gap_s(index)
+        if traced_s is None or not self._ideal.gap_differs[index]:
+            return traced_s
+        return np.where(self._gap_mask, traced_s, self._ideal.gap_s[index])
+
+    def seconds(self, index: int) -> Floats:
+        """Return the seconds of an instance, broadcasting over `[world_size, n_variants]`."""
+        traced_s = self._traced.seconds(index)
+        if not self._ideal.differs[index]:
+            return traced_s
+        mask = self._masks[self._ideal.kind_of[index]]
+        return np.where(mask, traced_s, self._ideal.seconds[index])
+
+
+def _mask(kind: Contributor, kept: Sequence[Kept], world_size: int) -> NDArray[np.bool_]:
+    """Return on which ranks each variant keeps a kind as it was, `[world_size, n_variants]`."""
+    mask = np.zeros((world_size, len(kept)), dtype=np.bool_)
+    for column, each in enumerate(kept):
+        if each.kinds is None or kind in each.kinds:
+            mask[slice(None) if each.ranks is None else sorted(each.ranks), column] = True
+    return mask

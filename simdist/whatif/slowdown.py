@@ -31,8 +31,17 @@ from simdist.errors import TraceError
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
 from simdist.traces.waiting import step_end_s as traced_end_s
-from simdist.whatif.ideal import CHANNELS, Cause, Ideal, Kind, ideal, persistent, simultaneous
-from simdist.whatif.variants import Kept, Variants
+from simdist.whatif.ideal import (
+    CHANNELS,
+    Cause,
+    Contributor,
+    Ideal,
+    Kept,
+    Variants,
+    ideal,
+    persistent,
+    simultaneous,
+)
 
 Floats: TypeAlias = NDArray[np.float64]
 Progress: TypeAlias = Callable[[float, float], None]
@@ -44,7 +53,7 @@ _ROUNDING = 1e-9  # of a job's time: less than that is nothing to attribute
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Loss:
     """What one kind of operation, or one channel, costs.
 
     Args:
@@ -94,8 +103,8 @@ class Slowdown:
     ideal_s: float
     persistent_s: float
     simultaneous_s: float
-    kinds: tuple[Part, ...]
-    channels: tuple[Part, ...]
+    kinds: tuple[Loss, ...]
+    channels: tuple[Loss, ...]
     rank_slowdowns: Floats
     node_slowdowns: Floats
     step_s: Floats
@@ -176,10 +185,8 @@ class _Analysis:
         self._n_nodes = -(-self._world_size // ranks_per_node)
         self._traced: Timing = timing(trace)
         self._ideal: Ideal = ideal(trace.plan, self._traced, first_step=steps.start)
-        self._n_done, self._n_variants = (
-            0,
-            2 + len(self._ideal.kinds) + len(CHANNELS) + self._n_nodes + self._world_size,
-        )
+        self._n_done = 0
+        self._n_variants = 2 + len(self._ideal.kinds) + len(CHANNELS) + self._n_nodes + self._world_size
 
     def result(self) -> Slowdown:
         """Replay all variants and put the numbers together."""
@@ -213,8 +220,8 @@ class _Analysis:
             ideal_s=float(total_s[1]) / n_steps,
             persistent_s=self._replayed_s(persistent(plan, self._traced, first_step=first_step)) / n_steps,
             simultaneous_s=self._replayed_s(simultaneous(plan, self._traced, first_step=first_step)) / n_steps,
-            kinds=_parts(kinds, of_kinds, float(total_s[1]), n_steps),
-            channels=_parts([Kind(name, name) for name in CHANNELS], of_channels, float(total_s[1]), n_steps),
+            kinds=_losses(kinds, of_kinds, float(total_s[1]), n_steps),
+            channels=_losses([Contributor(name, name) for name in CHANNELS], of_channels, float(total_s[1]), n_steps),
             rank_slowdowns=rank_total_s / total_s[1],
             node_slowdowns=of_nodes / total_s[1],
             step_s=step_s[:, 0],
@@ -281,12 +288,12 @@ def _slowest(rank_total_s: Floats) -> list[int]:
     return [int(rank) for rank in np.argsort(-rank_total_s, kind="stable")[:n]]
 
 
-def _parts(kinds: Sequence[Kind], total_s: Floats, ideal_s: float, n_steps: int) -> tuple[Part, ...]:
+def _losses(kinds: Sequence[Contributor], total_s: Floats, ideal_s: float, n_steps: int) -> tuple[Loss, ...]:
     found = [
-        Part(kind.name, kind.channel, slowdown=float(each_s / ideal_s), lost_s=float(each_s - ideal_s) / n_steps)
+        Loss(kind.name, kind.channel, slowdown=float(each_s / ideal_s), lost_s=float(each_s - ideal_s) / n_steps)
         for kind, each_s in zip(kinds, total_s, strict=True)
     ]
-    return tuple(sorted(found, key=lambda part: -part.slowdown))
+    return tuple(sorted(found, key=lambda each: -each.slowdown))
 
 
 def _ratio(seconds: Floats, ideal_s: Floats) -> Floats:
