@@ -10,7 +10,7 @@ the plan, and all ranks reach their collectives in the same order.
     delays              COMP; of the host and of storage is_cpu_op true, of the compute stream false
     waits, ticks        no node: what comes after them comes after what they wait for
 
-`duration_micros` is what the operation costs alone, by the price list: a collective in it waits for nobody and shares
+`duration_micros` is what the operation costs alone, by the price list: a collective in it waits for no rank and shares
 no link. It holds whole microseconds, so `simdist_duration_s` tells the seconds.
 """
 
@@ -114,7 +114,7 @@ class Export:
         return head
 
     def _alone_s(self, cost: OpCost, rank: int) -> float:
-        """Return what an operation takes on a rank that shares its links with nobody; of loads that differ, 0."""
+        """Return what an operation takes on a rank whose links are not shared; of loads that differ, 0."""
         match cost:
             case Local(seconds):
                 return _of(seconds, rank)

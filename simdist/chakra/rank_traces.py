@@ -260,7 +260,7 @@ def find_rhythm(sizes: Sequence[int], n_steps: int | None) -> Rhythm | None:
     """Return how a sequence of all-reduces repeats; None if `n_steps` equal parts do not make it up.
 
     Of several ways to cut it, the shortest step is taken. A first step may differ, as that of PyTorch's
-    DistributedDataParallel does, which makes its buckets anew after it. A sequence that does not repeat is one step.
+    DistributedDataParallel does, which remakes its buckets after it. A sequence that does not repeat is one step.
 
     >>> find_rhythm([4, 1, 7, 2, 7, 2, 7, 2], None)
     Rhythm(n_skipped=2, n_calls=2, n_steps=3)

@@ -35,7 +35,7 @@ from dataclasses import dataclass, replace
 from simdist.errors import ScenarioError
 from simdist.runs.building import dataset, job
 from simdist.scenario import Recorded, Scenario
-from simdist.scenario.disturbances import read_recorded
+from simdist.scenario.disturbances import Disturbance, read_recorded
 from simdist.schedules import Schedule
 from simdist.studies.statistics import NORMAL_QUANTILE, student_quantile
 
@@ -146,7 +146,7 @@ def runs_of(scenario: Scenario, longest_period: int, *, block_steps: int | None 
     """
     recording = _recording(scenario, longest_period, block_steps)
     if recording:
-        scenario = _resampled(scenario, recording.block_steps)
+        scenario = scenario.changed(disturbances=in_blocks(scenario.disturbances, recording.block_steps))
     if dataset(scenario) is not None:
         return Runs(scenario, recording, longest_period)
     least = max(recording.n_steps if recording else scenario.steps, _N_PERIODS * longest_period)
@@ -169,9 +169,9 @@ def _recording(scenario: Scenario, longest_period: int, wanted: int | None) -> R
     return ResampledRecording(n_steps, max(1, min(best, n_steps // _MOST_BLOCK_SHARE)), is_stated=False)
 
 
-def _resampled(scenario: Scenario, block_steps: int) -> Scenario:
-    disturbances = tuple(
+def in_blocks(disturbances: Sequence[Disturbance], block_steps: int | None) -> tuple[Disturbance, ...]:
+    """Return disturbances whose recordings are resampled in blocks of so many steps; None: played as they happened."""
+    return tuple(
         each.model_copy(update={"resample_steps": block_steps}) if isinstance(each, Recorded) else each
-        for each in scenario.disturbances
+        for each in disturbances
     )
-    return scenario.changed(disturbances=disturbances)

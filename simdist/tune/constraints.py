@@ -100,7 +100,7 @@ def facts(scenario: Scenario, built: Built) -> Facts:
 
 
 def exchanged(results: Iterable[Result]) -> Ranks:
-    """Return the ranks of the largest group that exchanges in each step, `[n_steps]`; 1 is nobody."""
+    """Return the ranks of the largest group that exchanges in each step, `[n_steps]`; 1 is none."""
     return np.array([max(each.gradients.size, each.parameters.size) for each in results], dtype=np.int64)
 
 

@@ -143,7 +143,7 @@ class Suggester:
         return min(untried, key=lambda each: (family_of(each) != family, _distance(self._points[each], wanted)))
 
     def tell(self, candidate: Candidate, step_s: float) -> None:
-        """Take the result of a candidate, whoever suggested it."""
+        """Take the result of a candidate, suggested or not."""
         family, optuna = family_of(candidate), self._optuna
         distributions = {_FAMILY: optuna.distributions.CategoricalDistribution(sorted(self._choices))} | {
             f"{family} {name}": optuna.distributions.IntDistribution(0, len(each.values) - 1)

@@ -23,7 +23,7 @@ from simdist.tune.space import space
 from simdist.tune.verdict import Verdict, verdict
 
 MOST_EXHAUSTIVE = 200
-"""Candidates that are all tried if nobody says how many."""
+"""Candidates that are all tried unless another number is asked for."""
 
 _SEEDS, _SEEDS_OF_A_RECORDING = 20, 200
 _EVALUATIONS = 100  # of more candidates than that

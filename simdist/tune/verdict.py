@@ -22,7 +22,7 @@ _MOST_OF_THE_WAITING = 0.8
 _NEARLY_ALL_STEPS = 0.8
 _FEW_RANKS = 1 / 8  # of the world
 _NOTICEABLE = 0.02  # of a step
-_FEW_STEPS = 10  # in fewer recorded ones, whoever is late twice seems to be late always
+_FEW_STEPS = 10  # in fewer recorded ones, a rank that is late twice seems to be late always
 
 Outcome = Literal["change", "stay", "unsure"]
 
@@ -177,7 +177,7 @@ def _too_few(runs: Runs, best: Finalist) -> tuple[str, ...]:
 
 
 def _waits(runs: Runs, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
-    """Say whom everybody waits for, with both schedules, if it is nearly always the same."""
+    """Say which ranks the others wait for, with both schedules, if they are nearly always the same."""
     if runs.recording and runs.recording.n_steps < _FEW_STEPS:
         return ()
     found, still = (culprits(runs.scenario, each.schedule) for each in (baseline, best))

@@ -6,7 +6,7 @@ one sample, and what the middle 95 % of them deviate by is the interval.
     recorded   each run is put together from blocks of consecutive recorded steps, all ranks and channels of a step
                together: a moving block bootstrap. The interval says how much the speed-up depends on which steps were
                recorded, whatever the number and length of runs: see `simdist.studies.resampling`.
-    random     each run draws its disturbances anew. The interval says how much such runs differ.
+    random     each run draws its own disturbances. The interval says how much such runs differ.
     fixed      nothing is random: one run says it all, and there is no interval.
 
 Runs last for whole periods of each schedule; see `simdist.studies.resampling`.
@@ -113,7 +113,7 @@ def gains(
     """Simulate schedules under the disturbances of a scenario, and compare them with a baseline.
 
     Args:
-        scenario: Its recordings are resampled, other disturbances are drawn anew; its seed is that of the first run.
+        scenario: Its recordings are resampled, other disturbances are drawn for every run; its seed is that of the first run.
         schedules: What to compare with `baseline`.
         baseline: The schedule that the job has.
         n_runs: Runs of each schedule.

@@ -10,7 +10,7 @@ Source:
     Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025, arXiv 2505.05713,
     with its analyzer, github.com/ByteDance-Seed/StragglerAnalysis. Two things differ. For computing they take the mean,
     since of their sequences one rank has too much and another too little; in data-parallel training all ranks have as
-    much to do, and what a slow device takes too long nobody else could do. A pause and a slow device cost the same
+    much to do, and what a slow device takes too long no other could do. A pause and a slow device cost the same
     here. And they leave the time between operations away, which is a kind of its own here.
 """
 

@@ -18,6 +18,7 @@ from simdist.plan import Channel, Delay, Load, Op, Plan, occurrences, stream_of
 from simdist.plan.delays import Delays
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import read_recorded
+from simdist.studies.resampling import in_blocks
 from simdist.traces.trace import Trace, write_npz
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -85,11 +86,7 @@ def as_recorded(scenario: Scenario) -> Scenario:
     lengths = [len(read_recorded(each)) for each in scenario.disturbances if isinstance(each, Recorded)]
     if not lengths:
         return scenario
-    disturbances = tuple(
-        each.model_copy(update={"resample_steps": None}) if isinstance(each, Recorded) else each
-        for each in scenario.disturbances
-    )
-    return scenario.changed(disturbances=disturbances, steps=min(scenario.steps, *lengths))
+    return scenario.changed(disturbances=in_blocks(scenario.disturbances, None), steps=min(scenario.steps, *lengths))
 
 
 def only_steps(delays: Delays, steps: range) -> dict[Channel, Floats]:
