@@ -59,7 +59,7 @@ def import_traces(
         UnsupportedError: This is no data-parallel training, or its steps cannot be told.
         ScenarioError: Two traces are of one rank.
     """
-    job = _Job(n_steps)
+    job = _JobBuilder(n_steps)
     for number, path in enumerate(paths, 1):
         job.add(read_rank(path))
         if progress:
@@ -67,7 +67,7 @@ def import_traces(
     return job.imported()
 
 
-class _Job:
+class _JobBuilder:
     """Takes one rank after the other and keeps of each its steps."""
 
     def __init__(self, n_steps: int | None) -> None:

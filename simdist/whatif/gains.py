@@ -113,7 +113,7 @@ def gains(
     """Simulate schedules under the disturbances of a scenario, and compare them with a baseline.
 
     Args:
-        scenario: Its recordings are resampled, other disturbances are drawn for every run; its seed is that of the first run.
+        scenario: Its recordings are resampled, others are drawn for every run; its seed is that of the first run.
         schedules: What to compare with `baseline`.
         baseline: The schedule that the job has.
         n_runs: Runs of each schedule.
