@@ -7,9 +7,10 @@ codes are those of `simdist`: 0; 1 for a run that failed; 2 for wrong input.
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -17,17 +18,15 @@ from real import models
 from real.calibration import machine, output
 from real.calibration.clusters import Form, derive
 from real.calibration.data import DataRates, Setup, measure_data, with_data
-from real.calibration.machine import Precision
 from real.calibration.measure import Pace, measure, tasks
-from real.calibration.options import Data, Options, check_options, ops_of, parsed, sizes_of
-from real.calibration.tables import OPS
+from real.calibration.tables import OPS, OpName
 from real.data.folders import default_folder
 from real.data.matching import choose_decode, sample_shape
 from real.data.storages import open_storage, read_storage_index
 from real.processes.exit_codes import run_command
-from real.processes.launch import Connection, Place, connect, place
+from real.processes.launch import Connection, RankPlace, connect, place
 from real.recording.timing import share_cores
-from simdist.errors import RunError
+from simdist.errors import RunError, ScenarioError
 from simdist.scenario import dump_cluster, dump_workload
 from simdist.settings.units import format_seconds, parse_Bps, parse_nbytes, parse_seconds
 
@@ -37,87 +36,98 @@ def main(args: Sequence[str] | None = None) -> int:
     return run_command(_command, args, program="real.calibrate")
 
 
-@click.command(help="Measure links, devices and a model on all ranks; torchrun starts this once per rank.")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Cluster file to write.")
-@click.option("--json", "raw", type=click.Path(path_type=Path), help="File for the seconds of every repetition.")
-@click.option("--ops", default=",".join(OPS), show_default=True, help="Collectives; links follow from all_reduce.")
-@click.option("--min-size", default="1 kB", show_default=True, help="Smallest size; others are 4, 16, ... times this.")
-@click.option("--max-size", default="16 MB", show_default=True, help="Sizes go up to this.")
-@click.option("--budget", default="30 s", show_default=True, help="Time of all repetitions; 3 of each in any case.")
-@click.option("--gap", default="20 ms", show_default=True, help="Time without traffic before each repetition.")
-@click.option(
-    "--links", type=click.Choice(["table", "line"]), default="table", show_default=True, help="Form of links."
+@dataclass(frozen=True, slots=True)
+class _CalibrationOptions:
+    """The command line; click gives each option by the name of its field."""
+
+    cluster: Path | None
+    raw: Path | None
+    workload: Path | None
+    ops: tuple[OpName, ...]
+    min_nbytes: int
+    max_nbytes: int
+    budget_s: float
+    gap_s: float
+    links: Literal["table", "line"]
+    rate_Bps: float | None
+    model: str | None
+    batch_size: int | None
+    precision: machine.Precision
+    data: str | None
+    cache: Path | None
+    n_readers: int
+    sample_nbytes: int
+    backend: Literal["auto", "gloo", "nccl"]
+    device: Literal["auto", "cpu", "cuda"]
+    timeout_s: float
+    force: bool
+
+    @property
+    def measures_links(self) -> bool:
+        """Whether to measure links: unless only a workload is wanted."""
+        return self.cluster is not None or self.raw is not None or self.workload is None
+
+
+class _Parsed(click.ParamType):  # type: ignore[type-arg]
+    """The type of options whose text a function parses."""
+
+    def __init__(self, name: str, parse: Callable[[str], object]) -> None:
+        self.name, self._parse = name, parse
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> object:
+        """Return the value, or name the option in the error."""
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            raise ScenarioError(f"{param.opts[-1] if param else self.name}: {error}") from None
+
+
+def _ops_of(text: str) -> tuple[OpName, ...]:
+    """Return the collectives of a list such as "all_reduce,broadcast"."""
+    names = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in names if name not in OPS]:
+        raise ValueError(f"{unknown[0]!r} is no collective; there are {', '.join(OPS)}")
+    return tuple(op for op in OPS if op in names)
+
+
+_SIZE, _TIME, _RATE = (
+    _Parsed(name, parse) for name, parse in (("size", parse_nbytes), ("time", parse_seconds), ("rate", parse_Bps))
 )
-@click.option("--rate", default=None, help='Stated rate of the network, for --links line: "25 Gbit/s".')
-@click.option("--model", default=None, help=f"Measure its steps, too: {', '.join(models.names())}.")
-@click.option("--batch-size", type=click.IntRange(min=1), default=None, help="Of the model; else that of its preset.")
-@click.option(
-    "--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", show_default=True, help="Of the model."
+
+
+@click.command(
+    context_settings={"show_default": True},
+    help="Measure links, devices and a model on all ranks; torchrun starts this once per rank.",
 )
+@click.option("cluster", "-o", "--output", type=click.Path(path_type=Path), help="Cluster file to write.")
+@click.option("raw", "--json", type=click.Path(path_type=Path), help="File for the seconds of every repetition.")
+@click.option(
+    "--ops", type=_Parsed("ops", _ops_of), default=",".join(OPS), help="Collectives; links follow from all_reduce."
+)
+@click.option("min_nbytes", "--min-size", type=_SIZE, default="1 kB", help="Smallest; others are 4, 16, ... times it.")
+@click.option("max_nbytes", "--max-size", type=_SIZE, default="16 MB", help="Sizes go up to this.")
+@click.option("budget_s", "--budget", type=_TIME, default="30 s", help="Of all repetitions; 3 of each in any case.")
+@click.option("gap_s", "--gap", type=_TIME, default="20 ms", help="Without traffic, before each repetition.")
+@click.option("--links", type=click.Choice(["table", "line"]), default="table", help="Form of links.")
+@click.option("rate_Bps", "--rate", type=_RATE, help='Stated rate of the network, for --links line: "25 Gbit/s".')
+@click.option("--model", help=f"Measure its steps, too: {', '.join(models.names())}.")
+@click.option("--batch-size", type=click.IntRange(min=1), help="Of the model; else that of its preset.")
+@click.option("--precision", type=click.Choice(["fp32", "bf16"]), default="fp32", help="Of the model.")
 @click.option("--workload", type=click.Path(path_type=Path), help="Workload file to write.")
-@click.option("--data", default=None, metavar="URL", help="A data set: measure storage, disk, memory and decoding.")
+@click.option("--data", metavar="URL", help="A data set: measure storage, disk, memory and decoding.")
 @click.option("--cache", type=click.Path(path_type=Path), help="Folder on the local disk to measure; else temporary.")
-@click.option(
-    "--readers", type=click.IntRange(min=1), default=8, show_default=True, help="Threads of a rank that read."
-)
-@click.option("--sample-size", default="150528 B", show_default=True, help="Of a decoded sample: 3 x 224 x 224 bytes.")
-@click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", show_default=True)
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
-@click.option(
-    "--timeout", type=click.FloatRange(min=1), default=60.0, show_default=True, help="Seconds to wait for others."
-)
+@click.option("n_readers", "--readers", type=click.IntRange(min=1), default=8, help="Threads of a rank that read.")
+@click.option("sample_nbytes", "--sample-size", type=_SIZE, default="150528 B", help="Decoded: 3 x 224 x 224 bytes.")
+@click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
+@click.option("timeout_s", "--timeout", type=click.FloatRange(min=1), default=60.0, help="Seconds to wait for others.")
 @click.option("--force", is_flag=True, help="Replace files that are there.")
-@click.option("--debug", is_flag=True, help="Show where an error comes from.")
-def _command(
-    output: Path | None,
-    raw: Path | None,
-    ops: str,
-    min_size: str,
-    max_size: str,
-    budget: str,
-    gap: str,
-    links: Literal["table", "line"],
-    rate: str | None,
-    model: str | None,
-    batch_size: int | None,
-    precision: Precision,
-    workload: Path | None,
-    data: str | None,
-    cache: Path | None,
-    readers: int,
-    sample_size: str,
-    backend: Literal["auto", "gloo", "nccl"],
-    device: Literal["auto", "cpu", "cuda"],
-    timeout: float,
-    force: bool,
-    debug: bool,
-) -> int:
-    pace = Pace(budget_s=parsed("--budget", parse_seconds, budget), gap_s=parsed("--gap", parse_seconds, gap))
-    form = Form(links, parsed("--rate", parse_Bps, rate) if rate is not None else None)
-    sizes = sizes_of(parsed("--min-size", parse_nbytes, min_size), parsed("--max-size", parse_nbytes, max_size))
-    options = Options(
-        output,
-        raw,
-        workload,
-        ops_of(ops),
-        sizes,
-        pace,
-        form,
-        model,
-        batch_size,
-        precision,
-        backend,
-        device,
-        timeout,
-        force,
-        Data(data, cache, readers, parsed("--sample-size", parse_nbytes, sample_size)) if data else None,
-    )
-    _execute(options, place(os.environ))
-    return 0
-
-
-def _execute(options: Options, here: Place) -> None:
-    check_options(options, here)
+@click.option("--debug", is_flag=True, expose_value=False, help="Show where an error comes from.")
+def _command(**given: Any) -> None:
+    options = _CalibrationOptions(**given)
+    here = place(os.environ)
+    sizes = sizes_of(options.min_nbytes, options.max_nbytes)
+    _check(options, here)
     usual_batch_size = machine.preset_batch_size(options.model) if options.model else 1
     share_cores(here.local_world_size)
     with (
@@ -127,18 +137,54 @@ def _execute(options: Options, here: Place) -> None:
         connection.guard.ending_on_sigterm(),
     ):
         nodes = _nodes(connection)
-        connection.agree("what to measure", f"{options.ops} {options.sizes} {options.links} {options.model}")
+        connection.agree("what to measure", f"{options.ops} {sizes} {options.measures_links} {options.model}")
         if here.rank == 0:
-            for path in options.files:
+            for path in filter(None, (options.cluster, options.raw, options.workload)):
                 output.check_free(path, force=options.force)
         connection.barrier("the files can be written")
         measured = machine.source(connection, nodes)
-        rates = _data(connection, options.data, options.timeout_s) if options.data else None
-        if options.links:
-            _links(connection, options, nodes, measured, rates)
+        rates = _data(connection, options.data, options) if options.data else None
+        if options.measures_links:
+            _links(connection, options, sizes, nodes, measured, rates)
         if options.model and options.workload:
             batch_size = options.batch_size or usual_batch_size
             _model(connection, options.model, options.workload, batch_size, options, measured)
+
+
+def sizes_of(least: int, most: int) -> tuple[int, ...]:
+    """Return the sizes from `least` up to `most`, each 4 times the one before.
+
+    >>> sizes_of(1000, 20_000)
+    (1000, 4000, 16000)
+
+    Raises:
+        ScenarioError: There are none.
+    """
+    if not 0 < least <= most:
+        raise ScenarioError(f"--min-size is {least} B and --max-size {most} B: sizes go from above 0 B up")
+    sizes = [least]
+    while sizes[-1] * 4 <= most:
+        sizes.append(sizes[-1] * 4)
+    return tuple(sizes)
+
+
+def _check(options: _CalibrationOptions, here: RankPlace) -> None:
+    """Refuse what cannot be measured, before the others are met; equal on every rank."""
+    network = here.world_size > here.local_world_size
+    if (options.model is None) != (options.workload is None):
+        raise ScenarioError("--model and --workload go together: the model to measure, and the file to write")
+    if options.measures_links and here.world_size == 1:
+        raise ScenarioError("one rank has no links to measure; start more: torchrun --nproc-per-node N")
+    if options.cluster and "all_reduce" not in options.ops:
+        raise ScenarioError("--ops leaves out all_reduce, from which the links of -o follow")
+    if options.rate_Bps is not None and options.links == "table":
+        raise ScenarioError("--rate has no meaning for a table of measured points; give --links line with it")
+    if options.data and options.sample_nbytes < 1:
+        raise ScenarioError('--sample-size is 0 B: write the bytes of a decoded sample, e.g. "150528 B"')
+    if options.data and not options.cluster:
+        raise ScenarioError("--data measures what a cluster file states: give -o CLUSTER with it")
+    if network and options.links == "line" and not options.rate_Bps:
+        raise ScenarioError('--links line states the rate of the network: give it, e.g. --rate "25 Gbit/s"')
 
 
 def _nodes(connection: Connection) -> int:
@@ -153,34 +199,41 @@ def _nodes(connection: Connection) -> int:
     return here.world_size // here.local_world_size
 
 
-def _data(connection: Connection, data: Data, timeout_s: float) -> DataRates:
+def _data(connection: Connection, url: str, options: _CalibrationOptions) -> DataRates:
     """Measure what samples are read from."""
-    storage = open_storage(data.url, timeout_s=timeout_s)
+    storage = open_storage(url, timeout_s=options.timeout_s)
     index = read_storage_index(storage)
-    shape = sample_shape(data.sample_nbytes)
-    decode = choose_decode(index, shape, data.url)
-    cache = data.cache or default_folder()
-    return measure_data(connection, Setup(index, storage, decode, shape, cache, data.n_readers))
+    shape = sample_shape(options.sample_nbytes)
+    decode = choose_decode(index, shape, url)
+    cache = options.cache or default_folder()
+    return measure_data(connection, Setup(index, storage, decode, shape, cache, options.n_readers))
 
 
-def _links(connection: Connection, options: Options, nodes: int, measured: str, rates: DataRates | None) -> None:
+def _links(
+    connection: Connection,
+    options: _CalibrationOptions,
+    sizes: Sequence[int],
+    nodes: int,
+    measured: str,
+    rates: DataRates | None,
+) -> None:
     here = connection.place
-    todo = tasks(nodes, here.local_world_size, options.sizes, options.ops)
+    todo = tasks(nodes, here.local_world_size, sizes, options.ops)
     if here.rank == 0:
-        about = f"about {format_seconds(options.pace.budget_s)}, more where three repetitions take longer"
+        about = f"about {format_seconds(options.budget_s)}, more where three repetitions take longer"
         click.echo(f"measuring {len(todo)} operations: {about}", err=True)
     device = machine.measure_device(connection)
-    measurements = measure(connection, todo, options.pace)
+    measurements = measure(connection, todo, Pace(options.budget_s, options.gap_s))
     if here.rank != 0:
         return
-    source = f"{measured}; gaps of {format_seconds(options.pace.gap_s)}"
+    source = f"{measured}; gaps of {format_seconds(options.gap_s)}"
     if options.raw:
         raw = output.raw_results(
             measurements,
             source=source,
             nodes=nodes,
             ranks_per_node=here.local_world_size,
-            gap_s=options.pace.gap_s,
+            gap_s=options.gap_s,
             rates=rates,
         )
         _write(options.raw, raw, options.force)
@@ -191,7 +244,7 @@ def _links(connection: Connection, options: Options, nodes: int, measured: str, 
         measurements,
         nodes=nodes,
         ranks_per_node=here.local_world_size,
-        form=options.form,
+        form=Form(options.links, options.rate_Bps),
         device=device,
         library=connection.backend,
         name=options.cluster.stem if options.cluster else "measured",
@@ -205,9 +258,11 @@ def _links(connection: Connection, options: Options, nodes: int, measured: str, 
         _write(options.cluster, dump_cluster(cluster), options.force)
 
 
-def _model(connection: Connection, model: str, path: Path, batch_size: int, options: Options, measured: str) -> None:
+def _model(
+    connection: Connection, model: str, path: Path, batch_size: int, options: _CalibrationOptions, measured: str
+) -> None:
     times = machine.measure_step(
-        connection, model, batch_size=batch_size, precision=options.precision, budget_s=options.pace.budget_s / 3
+        connection, model, batch_size=batch_size, precision=options.precision, budget_s=options.budget_s / 3
     )
     if connection.place.rank != 0:
         return

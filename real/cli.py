@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
@@ -22,7 +22,7 @@ from real import models
 from real.data.folders import default_folder
 from real.data.inputs import DataOptions, Input, open_input
 from real.data.tallies import Tally, forget_tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
-from real.execution.running import Report, check_world, explaining, forget, perform, rescue
+from real.execution.running import RunReport, check_world, explaining, forget, perform, rescue
 from real.jobs import AUTOCAST, Build, buffers_of, find_build, program_maker
 from real.processes.exit_codes import run_command
 from real.processes.launch import Connection, connect, place
@@ -40,8 +40,8 @@ _DAY_S = 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Options:
-    """What the command line asks for."""
+class _RunOptions:
+    """The command line; click gives each option by the name of its field."""
 
     runs: tuple[Path, ...]
     program: str
@@ -61,61 +61,39 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 @click.command(
-    help="Perform the plan of each of RUNS (or of every run directory in it); torchrun starts this once per rank."
+    context_settings={"show_default": True},
+    help="Perform the plan of each of RUNS (or of every run directory in it); torchrun starts this once per rank.",
 )
 @click.argument("runs", type=click.Path(path_type=Path), nargs=-1, required=True)
 @click.option(
     "--program",
     default=EMULATED,
-    show_default=True,
     help=(
         f"What computes: {EMULATED} sleeps for the scenario's compute times; a model: {', '.join(models.names())}; "
         f"or MODULE:FUNCTION."
     ),
 )
-@click.option("--precision", type=click.Choice(list(AUTOCAST)), default="fp32", show_default=True, help="Of a model.")
-@click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto", show_default=True)
-@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option("--precision", type=click.Choice(list(AUTOCAST)), default="fp32", help="Of a model.")
+@click.option("--backend", type=click.Choice(["auto", "gloo", "nccl"]), default="auto")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto")
 @click.option(
-    "--timeout",
-    type=click.FloatRange(min=1, max=_DAY_S),
-    default=60.0,
-    show_default=True,
-    help="Seconds to wait for others.",
+    "timeout_s", "--timeout", type=click.FloatRange(1, _DAY_S), default=60.0, help="Seconds to wait for others."
 )
-@click.option("--schedule", default=None, help="Only the run of this schedule.")
+@click.option("label", "--schedule", help="Only the run of this schedule.")
 @click.option("--force", is_flag=True, help="Replace a trace that is there.")
 @click.option(
     "--data",
-    default=None,
     metavar="URL",
-    help="Read this data set, the plan's: a folder with index.csv, or a URL of fsspec.",
+    help="Read this data set, the plan's: a folder with index.csv, nfs://HOST/PATH, or another URL of fsspec.",
 )
 @click.option(
     "--cache",
     type=click.Path(path_type=Path, file_okay=False),
-    default=None,
     help="Folder on each node's disk for files of the data set.  [default: a temporary one of this user]",
 )
-@click.option("--debug", is_flag=True, help="Show where an error comes from.")
-def _command(
-    runs: tuple[Path, ...],
-    program: str,
-    precision: str,
-    backend: Literal["auto", "gloo", "nccl"],
-    device: Literal["auto", "cpu", "cuda"],
-    timeout: float,
-    schedule: str | None,
-    force: bool,
-    data: str | None,
-    cache: Path | None,
-    debug: bool,
-) -> int:
-    _execute(_Options(runs, program, precision, backend, device, timeout, schedule, force, data, cache))
-    return 0
-
-
-def _execute(options: _Options) -> None:
+@click.option("--debug", is_flag=True, expose_value=False, help="Show where an error comes from.")
+def _command(**given: Any) -> None:
+    options = _RunOptions(**given)
     if math.isnan(options.timeout_s):
         raise ScenarioError("--timeout nan: write seconds")
     build = find_build(options.program)
@@ -142,7 +120,7 @@ def _warn_of_environment(rank: int) -> None:
             print(f"real: warning: {name} is set: nothing overlaps", file=sys.stderr, flush=True)
 
 
-def _runs(options: _Options) -> list[RunDirectory]:
+def _runs(options: _RunOptions) -> list[RunDirectory]:
     """Read the run directories, and refuse those that have a real trace already, unless forced."""
     for path in options.runs:
         if not path.is_dir():
@@ -165,7 +143,7 @@ def _runs(options: _Options) -> list[RunDirectory]:
     return runs
 
 
-def _one(connection: Connection, run: RunDirectory, build: Build | None, options: _Options) -> None:
+def _one(connection: Connection, run: RunDirectory, build: Build | None, options: _RunOptions) -> None:
     parts, rank = run.path / PARTS, connection.place.rank
     forget_tally(parts, rank)
     forget(parts, rank)  # what an earlier start has left must not end up in a trace of this one
@@ -203,7 +181,7 @@ def _one(connection: Connection, run: RunDirectory, build: Build | None, options
         print(f"{_summary(run, *done)}{_hint(run, options, counted)}", flush=True)
 
 
-def _open_input(stack: ExitStack, connection: Connection, run: RunDirectory, options: _Options) -> Input | None:
+def _open_input(stack: ExitStack, connection: Connection, run: RunDirectory, options: _RunOptions) -> Input | None:
     """Open the data set, if there is one to read; all ranks take part."""
     if options.data is None or run.plan.dataset is None:
         return None
@@ -238,7 +216,7 @@ class _Counted:
     totals: Mapping[str, int]
 
 
-def _agree(connection: Connection, run: RunDirectory, options: _Options) -> None:
+def _agree(connection: Connection, run: RunDirectory, options: _RunOptions) -> None:
     """Refuse ranks that were given different runs: with other delays, say, the trace would tell of none of them."""
     connection.agree("plan", run.plan.digest())
     for name, content in run_directory.contents(run.scenario, run.plan, run.delays).items():
@@ -247,7 +225,7 @@ def _agree(connection: Connection, run: RunDirectory, options: _Options) -> None
     connection.agree("program", f"{options.program} {options.precision}{data}")
 
 
-def _save(run: RunDirectory, trace: Trace, report: Report, counted: _Counted | None) -> tuple[Trace, Report]:
+def _save(run: RunDirectory, trace: Trace, report: RunReport, counted: _Counted | None) -> tuple[Trace, RunReport]:
     """Write what a run leaves; return the trace and the whole report."""
     whole = replace(report, reads=counted.totals) if counted else report
     (run.path / run_directory.REPORT).write_text(whole.dumps(), encoding="utf-8")
@@ -295,7 +273,7 @@ def _undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _summary(run: RunDirectory, trace: Trace, report: Report) -> str:
+def _summary(run: RunDirectory, trace: Trace, report: RunReport) -> str:
     step = format_seconds(trace.makespan_s / run.plan.n_steps)
     return (
         f"{run.plan.name}: {run.plan.world_size} ranks, {run.plan.n_steps} steps, {step} a step ({trace.source}); "
@@ -303,7 +281,7 @@ def _summary(run: RunDirectory, trace: Trace, report: Report) -> str:
     )
 
 
-def _read(report: Report) -> str:
+def _read(report: RunReport) -> str:
     if report.reads is None:
         return ""
     by_level = {name: report.reads[f"samples_from_{name}"] for name in LEVELS}
@@ -312,7 +290,7 @@ def _read(report: Report) -> str:
     return f"; read {read or 'nothing'}" + (f" ({elsewhere:,} elsewhere than planned)" if elsewhere else "")
 
 
-def _hint(run: RunDirectory, options: _Options, counted: _Counted | None) -> str:
+def _hint(run: RunDirectory, options: _RunOptions, counted: _Counted | None) -> str:
     """Say why a warm run has read more from storage than its plan says, and what to do; nothing if it has not."""
     dataset = run.plan.dataset
     if counted is None or dataset is None or not dataset.warm or not counted.totals["samples_not_as_planned"]:

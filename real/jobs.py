@@ -15,7 +15,7 @@ from real.data.inputs import Input
 from real.data.matching import check_labels
 from real.execution.gpu import Spin
 from real.execution.running import MakeProgram
-from real.models import Job
+from real.models import TrainingJob
 from real.processes.launch import Connection
 from real.programs.base import Program
 from real.programs.binding import Binding
@@ -33,7 +33,7 @@ AUTOCAST: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat
 
 _N_WARM_UP = 3
 
-Build = Callable[..., Job]
+Build = Callable[..., TrainingJob]
 """Takes batch_size, device, dtype and seed, and `lars=True` for a plan with trust ratios, as `real.models.build` does
 after the name."""
 
@@ -115,8 +115,8 @@ def program_maker(
             job = build(**wanted, **lars)
         except TypeError as error:
             raise ScenarioError(f"--program: {error}; it is called with {', '.join((*wanted, *lars))}") from error
-        if not isinstance(job, Job):
-            raise ScenarioError(f"--program: returned {type(job).__name__}; it should return a real.models.Job")
+        if not isinstance(job, TrainingJob):
+            raise ScenarioError(f"--program: returned {type(job).__name__}; it should return a real.models.TrainingJob")
         if source is not None:
             _check_inputs(job.batch(0, rank)[0], source)
             if job.n_classes is not None:

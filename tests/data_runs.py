@@ -16,7 +16,7 @@ import real
 from real.cli import main
 from real.data import filecache, inputs
 from real.data.storages import FilesystemStorage
-from real.models import Job
+from real.models import TrainingJob
 from real.programs import base
 
 SIDE = 37
@@ -44,7 +44,7 @@ class Still:
         pass
 
 
-def job(batch_size: int, device: torch.device, dtype: torch.dtype, seed: int) -> Job:
+def job(batch_size: int, device: torch.device, dtype: torch.dtype, seed: int) -> TrainingJob:
     """Print which samples the images show, and the labels beside them; say `begin` first."""
     module = Looking()
     print("begin", flush=True)
@@ -57,7 +57,7 @@ def job(batch_size: int, device: torch.device, dtype: torch.dtype, seed: int) ->
     def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
         return torch.zeros(batch_size, 3, SIDE, SIDE), torch.full((batch_size,), -1)
 
-    return Job(module, loss, Still(), batch)
+    return TrainingJob(module, loss, Still(), batch)
 
 
 def shown(images: Tensor) -> list[int]:

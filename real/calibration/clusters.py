@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Literal
 
 from real.calibration.line_fit import Fit, fit, predicted_s
-from real.calibration.measure import ITEM_NBYTES, Task
+from real.calibration.measure import ITEM_NBYTES, MeasuringTask
 from real.calibration.tables import Hop, Line, Measurement, Where, hops, is_flat_at_end, line, table
 from simdist.plan.group import Group
 from simdist.scenario import Cluster, Device, Library, Link
@@ -79,10 +79,10 @@ def derive(
     return Derived(cluster, tuple(notes))
 
 
-def _task(cluster: Cluster, measured: Measurement) -> Task:
+def _task(cluster: Cluster, measured: Measurement) -> MeasuringTask:
     """Return what was measured, as it was."""
     stride = cluster.gpus_per_node if measured.where in ("one per node", "all per node") else 1
-    return Task(measured.op, measured.where, Group(measured.n_members, stride), measured.nbytes // ITEM_NBYTES)
+    return MeasuringTask(measured.op, measured.where, Group(measured.n_members, stride), measured.nbytes // ITEM_NBYTES)
 
 
 def _fit_notes(fitted: Fit, measured: Sequence[Measurement]) -> list[str]:

@@ -39,7 +39,7 @@ from real.data.memory import Geometry, MemoryStore
 from real.data.peers import Peers, PeerServer
 from real.data.storages import FilesystemStorage, read_sample
 from real.data.storages import Storage as OpenedStorage
-from real.processes.launch import Connection, Place
+from real.processes.launch import Connection, RankPlace
 from real.recording.timing import now_s
 from simdist.cost.links import LinkCost
 from simdist.scenario import Cluster, Disk, HostMemory, Storage
@@ -66,7 +66,7 @@ class Readings:
     said: str
 
 
-def fresh_readings(place: Place, n_each: int, n_samples: int) -> Readings:
+def fresh_readings(place: RankPlace, n_each: int, n_samples: int) -> Readings:
     """Return readings of which no two ranks, and no two readings, have a sample in common; as far as there are enough.
 
     Args:

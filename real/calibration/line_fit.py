@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from real.calibration.measure import Task, collective, one_op_plan
+from real.calibration.measure import MeasuringTask, collective, one_op_plan
 from real.calibration.tables import Measurement
 from simdist.cost import Costs, Shared, Stage, price
 from simdist.scenario import Cluster, Link, Tensor, Workload
@@ -24,7 +24,7 @@ from simdist.scenario import Cluster, Link, Tensor, Workload
 _WORKLOAD = Workload(tensors=(Tensor(name="none", count=1),), batch_size=1, forward_s=0.0)
 
 
-def predicted_s(cluster: Cluster, task: Task) -> float | None:
+def predicted_s(cluster: Cluster, task: MeasuringTask) -> float | None:
     """Return what the cost model says that a collective takes; None for a message, which is no operation of a plan.
 
     Groups that share a link share it evenly, as in the simulator.
@@ -66,7 +66,7 @@ class Fit:
     residuals: tuple[float, ...]
 
 
-def fit(first: Cluster, measured: Sequence[tuple[Task, Measurement]]) -> Fit:
+def fit(first: Cluster, measured: Sequence[tuple[MeasuringTask, Measurement]]) -> Fit:
     """Return the cluster with the least relative misses.
 
     Args:
@@ -113,7 +113,7 @@ def _with(cluster: Cluster, values: NDArray[np.float64]) -> Cluster:
 
 
 def _factors(
-    cluster: Cluster, values: NDArray[np.float64], free: NDArray[np.bool_], tasks: Sequence[Task]
+    cluster: Cluster, values: NDArray[np.float64], free: NDArray[np.bool_], tasks: Sequence[MeasuringTask]
 ) -> NDArray[np.float64]:
     """Return how much the time of each task grows with each parameter, around `values`, `[n_tasks, n_parameters]`.
 

@@ -44,7 +44,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class MeasuringTask:
     """An operation to measure.
 
     Args:
@@ -81,7 +81,7 @@ class Task:
         return f"{self.op} ({self.where}, {format_nbytes(self.nbytes)})"
 
 
-def tasks(n_nodes: int, ranks_per_node: int, sizes: Sequence[int], ops: Sequence[OpName]) -> list[Task]:
+def tasks(n_nodes: int, ranks_per_node: int, sizes: Sequence[int], ops: Sequence[OpName]) -> list[MeasuringTask]:
     """Return all that there is to measure, small sizes first.
 
     Sizes are rounded so that every group cuts them into equal slices.
@@ -103,8 +103,8 @@ def tasks(n_nodes: int, ranks_per_node: int, sizes: Sequence[int], ops: Sequence
         task
         for count in counts
         for task in (
-            *(Task(op, where, group, count) for op in ops for where, group in wheres),
-            *(Task("sendrecv", where, group, count) for where, group in pairs),
+            *(MeasuringTask(op, where, group, count) for op in ops for where, group in wheres),
+            *(MeasuringTask("sendrecv", where, group, count) for where, group in pairs),
         )
     ]
 
@@ -134,7 +134,7 @@ def one_op_plan(op: ops.Collective, count: int, world_size: int) -> Plan:
     return Plan.from_steps("calibration", world_size=world_size, buffers=buffers, steps=[(op,)])
 
 
-def measure(connection: Connection, todo: Sequence[Task], pace: Pace) -> list[Measurement]:
+def measure(connection: Connection, todo: Sequence[MeasuringTask], pace: Pace) -> list[Measurement]:
     """Measure; all ranks take part with the same tasks, and all get the results.
 
     Raises:
@@ -156,7 +156,7 @@ def measure(connection: Connection, todo: Sequence[Task], pace: Pace) -> list[Me
     return results
 
 
-def _weight(task: Task) -> int:
+def _weight(task: MeasuringTask) -> int:
     return 4 if task.op == "all_reduce" else 1  # it is what links are derived from
 
 
@@ -173,7 +173,7 @@ class _Bench:
         """Find out how far each clock is ahead; clocks drift."""
         self._clocks = compare()
 
-    def measure(self, task: Task, share_s: float) -> Measurement:
+    def measure(self, task: MeasuringTask, share_s: float) -> Measurement:
         """Repeat a task for about these seconds, as rank 0 counts them."""
         try:
             act = self._act(task)
@@ -229,7 +229,7 @@ class _Bench:
         assert self._clocks is not None
         return now_s() - float(self._clocks.ahead_s[self._rank])
 
-    def _act(self, task: Task) -> _Act:
+    def _act(self, task: MeasuringTask) -> _Act:
         """Return what this rank does in a repetition."""
         involved = any(self._rank in members for members in task.taking_part(self._world.world_size))
         if not involved:
@@ -241,7 +241,7 @@ class _Bench:
         memory = Memory(plan, self._connection.device, {"whole", "slice"})
         return lambda: self._world.perform(op, memory)
 
-    def _ping(self, task: Task) -> _Act:
+    def _ping(self, task: MeasuringTask) -> _Act:
         ((first, second),) = task.taking_part(self._world.world_size)
         on_host = self._connection.backend == "gloo"  # which sends from host memory only
         message = torch.zeros(task.count, device="cpu" if on_host else self._connection.device)

@@ -2,16 +2,16 @@
 
 import json
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from real.calibration.data import DataRates
 from real.calibration.line_fit import predicted_s
-from real.calibration.measure import Task
+from real.calibration.measure import MeasuringTask
 from real.calibration.tables import Measurement, busbw_factor
 from simdist.errors import RunError, ScenarioError
+from simdist.runs.run_directory import replacing
 from simdist.scenario import Cluster
 from simdist.settings.units import format_Bps, format_seconds
 
@@ -19,7 +19,7 @@ _COLUMNS = ("op", "group", "size", "count", "time", "p10", "p90", "algbw", "busb
 _UNITS = ("", "", "(B)", "(elements)", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "(us)")
 
 
-def text(todo: Sequence[Task], measurements: Sequence[Measurement], cluster: Cluster | None) -> str:
+def text(todo: Sequence[MeasuringTask], measurements: Sequence[Measurement], cluster: Cluster | None) -> str:
     """Return the measurements in the columns of nccl-tests, and what the cost model says of each on `cluster`."""
     pairs = sorted(zip(todo, measurements, strict=True), key=lambda pair: (pair[0].op, pair[0].where, pair[0].count))
     rows = [_COLUMNS, _UNITS, *(_row(task, each, cluster) for task, each in pairs)]
@@ -86,17 +86,14 @@ def write(path: Path, content: str, *, force: bool) -> None:
         RunError: It cannot be written.
     """
     check_free(path, force=force)
-    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
     try:
-        part.write_text(content, encoding="utf-8")
-        os.replace(part, path)
+        with replacing(path) as part:
+            part.write_text(content, encoding="utf-8")
     except OSError as error:
         raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
-    finally:
-        part.unlink(missing_ok=True)
 
 
-def _row(task: Task, each: Measurement, cluster: Cluster | None) -> tuple[str, ...]:
+def _row(task: MeasuringTask, each: Measurement, cluster: Cluster | None) -> tuple[str, ...]:
     algbw_Bps = each.nbytes / each.median_s
     busbw_Bps = algbw_Bps * busbw_factor(each.op, each.n_members)
     model_s = predicted_s(cluster, task) if cluster else None

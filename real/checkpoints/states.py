@@ -41,7 +41,7 @@ class Stateful(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RankState:
     """Packs what a rank remembers, and takes it back.
 
     Args:

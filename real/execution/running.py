@@ -21,7 +21,7 @@ from real.processes.heartbeat import Guard
 from real.processes.launch import Connection
 from real.programs.base import Program
 from real.recording.clock import Clocks, common_start_s, compare
-from real.recording.recorder import Part, Recorder, gather, part_path, salvage, write_part
+from real.recording.recorder import RecordedPart, Recorder, gather, part_path, salvage, write_part
 from real.recording.timing import now_s, precise_sleeps
 from simdist.errors import RunError
 from simdist.plan import Channel, Collective, Plan
@@ -34,7 +34,7 @@ _N_PROBES = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RunReport:
     """What there is to know about a run beside its trace.
 
     Args:
@@ -81,7 +81,7 @@ def perform(
     program_name: str,
     timeout_s: float,
     parts: Path,
-) -> tuple[Trace, Report] | None:
+) -> tuple[Trace, RunReport] | None:
     """Perform a plan; all ranks take part, rank 0 gets the trace and the report.
 
     Args:
@@ -124,7 +124,7 @@ def perform(
         world.warm_up(plan, connection.device)
         at_start = compare()
         start_s = common_start_s(at_start)
-    write_part(parts, Part(place.rank, plan.digest(), start_s))
+    write_part(parts, RecordedPart(place.rank, plan.digest(), start_s))
     running.start_clock(start_s)
     running.run()
     connection.barrier("the end of the run")
@@ -174,7 +174,7 @@ def explaining(guard: Guard, doing: str) -> Iterator[None]:
 
 def _report(
     connection: Connection, plan: Plan, program: str, trace: Trace | None, clocks: tuple[Clocks, Clocks]
-) -> Report | None:
+) -> RunReport | None:
     mine = torch.zeros(64, dtype=torch.uint8)
     name = socket.gethostname().encode()[:64]
     mine[: len(name)] = torch.frombuffer(bytearray(name), dtype=torch.uint8)
@@ -183,7 +183,7 @@ def _report(
         return None
     tracing_s = _seconds_of_noting() * plan.n_instances
     device = connection.device
-    return Report(
+    return RunReport(
         digest=plan.digest(),
         program=program,
         backend=connection.backend,

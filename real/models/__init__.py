@@ -76,13 +76,13 @@ def windows(
     return batch
 
 
-__all__ = ["Job", "build", "create", "names"]
+__all__ = ["TrainingJob", "build", "create", "names"]
 
 _LEARNING_RATE, _MOMENTUM = 0.01, 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class TrainingJob:
     """All that one rank trains with.
 
     Args:
@@ -120,7 +120,7 @@ def create(name: str) -> nn.Module:
 
 def build(
     name: str, *, batch_size: int, device: torch.device, dtype: torch.dtype, seed: int, lars: bool = False
-) -> Job:
+) -> TrainingJob:
     """Return a model with loss, optimizer (SGD with momentum, or LARS) and data.
 
     Everything is drawn on the CPU, without touching torch's default generator: the same seed gives the same parameters
@@ -151,7 +151,7 @@ def build(
             pin=device.type == "cuda",
         )
     optimizer = _lars(module) if lars else torch.optim.SGD(module.parameters(), lr=_LEARNING_RATE, momentum=_MOMENTUM)
-    return Job(module=module, loss=_cross_entropy, optimizer=optimizer, batch=batch, n_classes=model.n_classes)
+    return TrainingJob(module=module, loss=_cross_entropy, optimizer=optimizer, batch=batch, n_classes=model.n_classes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,10 +21,10 @@ import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from real.processes.heartbeat import Guard, ranks_have
-from real.processes.rendezvous import Place, bounded, meet, place
+from real.processes.rendezvous import RankPlace, bounded, meet, place
 from simdist.errors import RunError
 
-__all__ = ["Backend", "Connection", "Place", "connect", "place"]
+__all__ = ["Backend", "Connection", "RankPlace", "connect", "place"]
 
 Backend = Literal["gloo", "nccl"]
 
@@ -42,7 +42,7 @@ class Connection:
         timeout_s: how long `agree` and `barrier` wait for the others.
     """
 
-    place: Place
+    place: RankPlace
     device: torch.device
     backend: Backend
     guard: Guard
@@ -122,7 +122,7 @@ def connect(
         guard.leave()
 
 
-def _choose(here: Place, backend: str, device: str) -> tuple[Backend, torch.device]:
+def _choose(here: RankPlace, backend: str, device: str) -> tuple[Backend, torch.device]:
     """Choose what moves tensors and where they live."""
     n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     me = f"rank {here.rank} ({socket.gethostname()})"
@@ -144,7 +144,7 @@ def _choose(here: Place, backend: str, device: str) -> tuple[Backend, torch.devi
 
 
 def _open_group(
-    store: Store, guard: Guard, here: Place, backend: Backend, device: torch.device, timeout_s: float
+    store: Store, guard: Guard, here: RankPlace, backend: Backend, device: torch.device, timeout_s: float
 ) -> None:
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -164,7 +164,7 @@ def _open_group(
 
 
 @contextmanager
-def _loopback(here: Place, address: str) -> Iterator[None]:
+def _loopback(here: RankPlace, address: str) -> Iterator[None]:
     """Let gloo use the loopback interface if all ranks are on this machine: the host's name need not resolve then."""
     local = here.local_world_size == here.world_size or _is_loopback(address)
     names = [name for _, name in socket.if_nameindex() if name in {"lo", "lo0"}]
@@ -185,11 +185,11 @@ def _is_loopback(address: str) -> bool:
         return address == "localhost"
 
 
-def _agree(store: Store, guard: Guard, here: Place, what: str, value: str, timeout_s: float) -> None:
+def _agree(store: Store, guard: Guard, here: RankPlace, what: str, value: str, timeout_s: float) -> None:
     _compare(what, value, _exchange(store, guard, here, what, value, timeout_s))
 
 
-def _exchange(store: Store, guard: Guard, here: Place, what: str, value: str, timeout_s: float) -> list[str]:
+def _exchange(store: Store, guard: Guard, here: RankPlace, what: str, value: str, timeout_s: float) -> list[str]:
     """Exchange values through the store; the n-th call of one rank meets the n-th of the others."""
     missing = list(range(here.world_size))
 

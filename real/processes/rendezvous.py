@@ -23,7 +23,7 @@ PORT_ADVICE = "choose another --master-port, or use torchrun --standalone on one
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """Holds where a process stands among the others.
 
     Args:
@@ -39,7 +39,7 @@ class Place:
     local_world_size: int
 
 
-def place(environ: Mapping[str, str]) -> Place:
+def place(environ: Mapping[str, str]) -> RankPlace:
     """Read this process's place from the environment that torchrun sets.
 
     Raises:
@@ -59,11 +59,11 @@ def place(environ: Mapping[str, str]) -> Place:
     for name, value, limit in (("RANK", rank, world_size), ("LOCAL_RANK", local_rank, local_world_size)):
         if not 0 <= value < limit:
             raise RunError(f"{name}={value} is not in 0..{limit - 1}; torchrun sets these")
-    return Place(rank, world_size, local_rank, local_world_size)
+    return RankPlace(rank, world_size, local_rank, local_world_size)
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class StoreAccess:
     """Holds the connections to a store that all ranks reach.
 
     Args:
@@ -81,7 +81,7 @@ class Meeting:
     at: str
 
 
-def meet(here: Place, environ: Mapping[str, str], timeout_s: float) -> Meeting:
+def meet(here: RankPlace, environ: Mapping[str, str], timeout_s: float) -> StoreAccess:
     """Reach the store, hosting it if that is this rank's part, and take this rank's seat there.
 
     Raises:
@@ -106,7 +106,7 @@ def meet(here: Place, environ: Mapping[str, str], timeout_s: float) -> Meeting:
         raise
     except RuntimeError as error:
         raise RunError(f"{silence} ({_first_line(error)}); {advice}") from error
-    return Meeting(store, watch, server, hosted_by, f"{address}:{port}")
+    return StoreAccess(store, watch, server, hosted_by, f"{address}:{port}")
 
 
 def _refuse(me: str, at: str) -> NoReturn:

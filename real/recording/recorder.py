@@ -104,7 +104,7 @@ class Recorder:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RecordedPart:
     """What belongs to the times that one rank has noted.
 
     Args:
@@ -123,7 +123,7 @@ def part_path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}.npy"
 
 
-def write_part(folder: Path, part: Part) -> None:
+def write_part(folder: Path, part: RecordedPart) -> None:
     """Write what belongs to the times of a rank beside them."""
     part_path(folder, part.rank).with_suffix(".json").write_text(json.dumps(asdict(part)), encoding="utf-8")
 
@@ -165,7 +165,7 @@ def salvage(folder: Path, plan: Plan, source: str) -> Trace | None:
     for rank in range(plan.world_size):
         path = part_path(folder, rank)
         try:
-            part = Part(**json.loads(path.with_suffix(".json").read_text(encoding="utf-8")))
+            part = RecordedPart(**json.loads(path.with_suffix(".json").read_text(encoding="utf-8")))
             theirs = np.load(path, allow_pickle=False)
         except (OSError, EOFError, ValueError, TypeError):  # it is not there, or not whole
             continue

@@ -13,7 +13,7 @@ from torch import Tensor
 from real.data.inputs import DataOptions, Input, open_input
 from real.data.sizes import n_ahead
 from real.data.tallies import Tally, totals
-from real.training.peers import Peers
+from real.training.ranks import Ranks
 from simdist.errors import RunError, ScenarioError
 from simdist.plan import Plan, StageIn
 
@@ -22,18 +22,18 @@ _LOOK_S = 0.1  # between two looks whether the run has failed
 
 def open_batches(
     plan: Plan,
-    peers: Peers,
+    ranks: Ranks,
     *,
     first_step: int,
     url: str,
     cache: Path | None,
     timeout_s: float,
-) -> "Batches":
+) -> "LoopBatches":
     """Open the data set of a plan for a training loop; all ranks take part.
 
     Args:
         plan: What the loop follows.
-        peers: The ranks.
+        ranks: The ranks.
         first_step: Where the loop begins.
         url: Of the data set.
         cache: Folder on the node's disk, which is kept.
@@ -53,12 +53,12 @@ def open_batches(
     stop, tally = threading.Event(), Tally(n_loads)
     options = DataOptions(url, cache, cold=False, timeout_s=timeout_s)
     with ExitStack() as stack:
-        source = stack.enter_context(open_input(plan, options, rank=peers.rank, others=peers, failed=stop, tally=tally))
-        return Batches(plan, source, peers, first_step=first_step, stop=stop, opened=stack.pop_all())
+        source = stack.enter_context(open_input(plan, options, rank=ranks.rank, others=ranks, failed=stop, tally=tally))
+        return LoopBatches(plan, source, ranks, first_step=first_step, stop=stop, opened=stack.pop_all())
 
 
 @final
-class Batches:
+class LoopBatches:
     """Yields the batch of every step that is left, of this rank; made by `Worker.feed`.
 
     A batch is uint8 `[batch_size, *sample shape]` and int64 labels, on the device of the model. On a CPU both are lent
@@ -66,16 +66,16 @@ class Batches:
     """
 
     def __init__(
-        self, plan: Plan, source: Input, peers: Peers, *, first_step: int, stop: threading.Event, opened: ExitStack
+        self, plan: Plan, source: Input, ranks: Ranks, *, first_step: int, stop: threading.Event, opened: ExitStack
     ) -> None:
-        self._source, self._peers, self._watch = source, peers, peers.watch
+        self._source, self._ranks, self._watch = source, ranks, ranks.watch
         self._stop, self._opened = stop, opened
         self._numbers = iter(range(first_step, plan.n_steps))
         self._stages = any(isinstance(op, StageIn) for body in plan.bodies for op in body)
         self._empty: queue.SimpleQueue[tuple[Tensor, Tensor]] = queue.SimpleQueue()
         self._full: queue.SimpleQueue[tuple[Tensor, Tensor] | Exception | None] = queue.SimpleQueue()
         for _ in range(n_ahead(plan) + 1):  # one is with the loop
-            self._empty.put(_buffers(source, pinned=peers.device.type == "cuda"))
+            self._empty.put(_buffers(source, pinned=ranks.device.type == "cuda"))
         self._lent: tuple[Tensor, Tensor] | None = None
         self._thread = threading.Thread(target=self._read, name="feed", daemon=True)
         self._thread.start()
@@ -104,7 +104,7 @@ class Batches:
                 raise error
             case inputs, labels:
                 self._lent = inputs, labels
-                device = self._peers.device
+                device = self._ranks.device
                 return inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True)
 
     def close(self) -> None:
@@ -131,8 +131,8 @@ class Batches:
     def _give_back(self) -> None:
         """Let the next batch come where the last one was, once a GPU has it."""
         if self._lent is not None:
-            if self._peers.device.type == "cuda":
-                torch.cuda.current_stream(self._peers.device).synchronize()
+            if self._ranks.device.type == "cuda":
+                torch.cuda.current_stream(self._ranks.device).synchronize()
             self._empty.put(self._lent)
             self._lent = None
 

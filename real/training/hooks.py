@@ -26,7 +26,7 @@ from real.buffers.memory import Memory
 from real.execution.executor import Executor
 from real.programs.binding import Binding, trained_parameters
 from real.programs.optimizers import Rating
-from real.training.peers import Peers
+from real.training.ranks import Ranks
 from simdist.errors import RunError, UnsupportedError
 from simdist.plan import Body, Instance, Plan, ops
 
@@ -71,7 +71,7 @@ class Hooks:
         executor: Executor,
         binding: Binding,
         rating: Rating,
-        peers: Peers,
+        ranks: Ranks,
         *,
         first_step: int,
         after_step: Callable[[], None],
@@ -82,11 +82,11 @@ class Hooks:
             executor: Of the plan, at `first_step`.
             binding: Of the module.
             rating: Of the optimizer.
-            peers: Explain errors.
+            ranks: Explain errors.
             first_step: Where both begin.
             after_step: Called at the end of each step.
         """
-        self._executor, self._binding, self._rating, self._peers = executor, binding, rating, peers
+        self._executor, self._binding, self._rating, self._ranks = executor, binding, rating, ranks
         self.step = first_step
         self._after_step = after_step
         first = trained_parameters(self._module)[0]
@@ -231,7 +231,7 @@ class Hooks:
         except RunError:
             raise
         except RuntimeError as error:
-            raise self._peers.explain(error, f"step {self.step}") from error
+            raise self._ranks.explain(error, f"step {self.step}") from error
 
 
 def _tensors_in(output: object) -> Iterator[Tensor]:

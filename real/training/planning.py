@@ -30,7 +30,7 @@ _DTYPES: Mapping[torch.dtype, DType] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class PlanRequest:
     """What a plan is wanted for.
 
     Args:
@@ -48,7 +48,7 @@ class Wanted:
     world_size: int
 
 
-def planned(schedule: Schedule | Plan | Path | str, delays: Delays | None, wanted: Wanted) -> tuple[Plan, Delays]:
+def planned(schedule: Schedule | Plan | Path | str, delays: Delays | None, wanted: PlanRequest) -> tuple[Plan, Delays]:
     """Return the plan and the delays.
 
     Args:
@@ -85,7 +85,7 @@ def _check_used(plan: Plan, delays: Delays) -> None:
         raise PlanError(f"plan {plan.name} does not delay {', '.join(unused)}: leave these delays out")
 
 
-def _written(schedule: Schedule, delays: Delays, wanted: Wanted) -> Plan:
+def _written(schedule: Schedule, delays: Delays, wanted: PlanRequest) -> Plan:
     """Write the plan of a schedule for a model, and prove it."""
     if wanted.n_steps is None or wanted.n_steps < 1:
         raise ScenarioError(f"n_steps={wanted.n_steps}; write how many steps the loop has in all")
@@ -110,7 +110,7 @@ def _written(schedule: Schedule, delays: Delays, wanted: Wanted) -> Plan:
     return plan
 
 
-def _ranks_per_node(wanted: Wanted) -> int:
+def _ranks_per_node(wanted: PlanRequest) -> int:
     text = os.environ.get("LOCAL_WORLD_SIZE", "")
     if wanted.ranks_per_node is None and not text.isdecimal():
         raise ScenarioError("LOCAL_WORLD_SIZE is not set, as torchrun does: write ranks_per_node=...")
@@ -120,7 +120,7 @@ def _ranks_per_node(wanted: Wanted) -> int:
     return ranks_per_node
 
 
-def _check_plan(plan: Plan, delays: Delays, wanted: Wanted) -> None:
+def _check_plan(plan: Plan, delays: Delays, wanted: PlanRequest) -> None:
     check(plan)
     check_shape(plan)
     check_servers(plan)

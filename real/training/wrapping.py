@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from real.buffers import transforms
 from real.buffers.memory import Memory
 from real.checkpoints.checkpoint import Checkpoints, JobIdentity
-from real.checkpoints.states import LEARNED, SECTIONS, State, Stateful, carried_buffers, fingerprint
+from real.checkpoints.states import LEARNED, SECTIONS, RankState, Stateful, carried_buffers, fingerprint
 from real.collectives import byte_transfer
 from real.collectives.worlds import ProcessWorld, groups_of, scratch_nbytes
 from real.execution.executor import Executor, Lanes
@@ -36,10 +36,10 @@ from real.programs.module import LoopProgram
 from real.programs.optimizers import Rating
 from real.recording.clock import Clocks, common_start_s, compare
 from real.recording.recorder import Recorder, Silent, gather
-from real.training.feeding import Batches, open_batches
+from real.training.feeding import LoopBatches, open_batches
 from real.training.hooks import Hooks
-from real.training.peers import Peers, meet_peers
-from real.training.planning import Wanted, check_optimizer, device_of, planned
+from real.training.planning import PlanRequest, check_optimizer, device_of, planned
+from real.training.ranks import Ranks, meet_ranks
 from simdist.errors import RunError, ScenarioError
 from simdist.plan import Plan
 from simdist.plan.delays import Delays
@@ -95,27 +95,29 @@ def wrap(
     device = device_of(module)
     check_optimizer(module, optimizer)
     with ExitStack() as stack:
-        peers = stack.enter_context(meet_peers(device, timeout_s))
-        plan, delays = planned(schedule, delays, Wanted(module, optimizer, n_steps, ranks_per_node, peers.world_size))
-        peers.agree("the plan", f"{plan.name} ({plan.digest()[:12]})")
-        peers.agree("the model", fingerprint(module, optimizer))
-        peers.agree("checkpoint and trace", f"{every if checkpoint else 'no'} {bool(trace)}")
+        ranks = stack.enter_context(meet_ranks(device, timeout_s))
+        plan, delays = planned(
+            schedule, delays, PlanRequest(module, optimizer, n_steps, ranks_per_node, ranks.world_size)
+        )
+        ranks.agree("the plan", f"{plan.name} ({plan.digest()[:12]})")
+        ranks.agree("the model", fingerprint(module, optimizer))
+        ranks.agree("checkpoint and trace", f"{every if checkpoint else 'no'} {bool(trace)}")
         memory = Memory(plan, device, Binding.buffers_of(plan), scratch_nbytes=scratch_nbytes(plan))
         hooks = Hooks(plan, module, optimizer, memory)
         stack.callback(hooks.release)
         binding = Binding(plan, module, memory)
         stack.callback(binding.release)
-        rating = Rating(plan, binding, optimizer, memory, peers.rank)
+        rating = Rating(plan, binding, optimizer, memory, ranks.rank)
         stack.callback(rating.release)
         carried = tuple(name for name in carried_buffers(plan) if name in memory)  # batches and losses are the loop's
-        state = State(module, optimizer, memory, carried, device, also or {})
-        resuming = _Resuming(plan, state, peers, folder=Path(checkpoint) if checkpoint else None, every=every)
-        tracing = _Tracing(plan, peers, Path(trace)) if trace else None
-        program = LoopProgram(memory, rating, peers.rank)
-        executor = _executor(plan, delays, memory, peers, program, resuming.first_step, tracing)
+        state = RankState(module, optimizer, memory, carried, device, also or {})
+        resuming = _Resuming(plan, state, ranks, folder=Path(checkpoint) if checkpoint else None, every=every)
+        tracing = _Tracing(plan, ranks, Path(trace)) if trace else None
+        program = LoopProgram(memory, rating, ranks.rank)
+        executor = _executor(plan, delays, memory, ranks, program, resuming.first_step, tracing)
         stack.callback(executor.close)
-        worker = Worker(plan, peers, hooks, executor, resuming, tracing, stack.pop_all())
-        hooks.drive(executor, binding, rating, peers, first_step=resuming.first_step, after_step=worker._after_step)
+        worker = Worker(plan, ranks, hooks, executor, resuming, tracing, stack.pop_all())
+        hooks.drive(executor, binding, rating, ranks, first_step=resuming.first_step, after_step=worker._after_step)
     return worker
 
 
@@ -126,31 +128,31 @@ class Worker:
     def __init__(
         self,
         plan: Plan,
-        peers: Peers,
+        ranks: Ranks,
         hooks: Hooks,
         executor: Executor,
         resuming: "_Resuming",
         tracing: "_Tracing | None",
         until_closed: ExitStack,
     ) -> None:
-        self._plan, self._peers, self._hooks, self._executor = plan, peers, hooks, executor
+        self._plan, self._ranks, self._hooks, self._executor = plan, ranks, hooks, executor
         self._resuming, self._tracing, self._until_closed = resuming, tracing, until_closed
         self._iterating = self._closed = False
 
     @property
     def rank(self) -> int:
         """Who this is, from 0."""
-        return self._peers.rank
+        return self._ranks.rank
 
     @property
     def world_size(self) -> int:
         """How many ranks there are."""
-        return self._peers.world_size
+        return self._ranks.world_size
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return self._peers.device
+        return self._ranks.device
 
     @property
     def plan(self) -> Plan:
@@ -173,7 +175,7 @@ class Worker:
         *,
         cache: Path | str | None = None,
         timeout_s: float = 60.0,
-    ) -> Batches:
+    ) -> LoopBatches:
         """Read the plan's data set for this rank, from the next step on; all ranks call this.
 
             batches = worker.feed("/mnt/imagenet", cache="/nvme/cache")
@@ -196,7 +198,7 @@ class Worker:
         folder = None if cache is None else Path(cache)
         opened = open_batches(
             self._plan,
-            self._peers,
+            self._ranks,
             first_step=self.step,
             url=url,
             cache=folder,
@@ -250,7 +252,7 @@ class Worker:
             self._hooks.settle()
             self._executor.drain()
             with self._leaving_early():
-                self._peers.agree("the step at the end of the loop", str(self.step))
+                self._ranks.agree("the step at the end of the loop", str(self.step))
             if self._tracing:
                 self._tracing.finish()
 
@@ -275,8 +277,8 @@ class Worker:
 class _Tracing:
     """Notes times, and brings them together at the end."""
 
-    def __init__(self, plan: Plan, peers: Peers, path: Path) -> None:
-        self._plan, self._peers, self._path = plan, peers, path
+    def __init__(self, plan: Plan, ranks: Ranks, path: Path) -> None:
+        self._plan, self._ranks, self._path = plan, ranks, path
         self.recorder = Recorder(plan)
         self._at_start = compare()
         self.start_s = common_start_s(self._at_start)
@@ -286,7 +288,7 @@ class _Tracing:
         times_s = self.recorder.times_s
         times_s[:, np.isnan(times_s[2])] = np.nan  # what has begun and not ended did not run
         clocks: tuple[Clocks, Clocks] = self._at_start, compare()
-        source = f"training loop, {self._peers.backend} on {self._peers.device.type}"
+        source = f"training loop, {self._ranks.backend} on {self._ranks.device.type}"
         trace = gather(self.recorder, self._plan, start_s=self.start_s, clocks=clocks, source=source)
         if trace:
             run_directory.save_trace(trace, self._path)
@@ -296,24 +298,24 @@ def _executor(
     plan: Plan,
     delays: Delays,
     memory: Memory,
-    peers: Peers,
+    ranks: Ranks,
     program: LoopProgram,
     first_step: int,
     tracing: _Tracing | None,
 ) -> Executor:
-    world = ProcessWorld(groups_of(plan), timeout_s=peers.timeout_s)
+    world = ProcessWorld(groups_of(plan), timeout_s=ranks.timeout_s)
     transforms.warm_up(plan, memory)
-    world.warm_up(plan, peers.device)
+    world.warm_up(plan, ranks.device)
     executor = Executor(
         plan,
-        rank=peers.rank,
+        rank=ranks.rank,
         delays=delays,
         world=world,
         program=program,
         memory=memory,
-        lanes=Lanes(peers.device, collectives_block=peers.collectives_block, compute_in_caller=True),
+        lanes=Lanes(ranks.device, collectives_block=ranks.collectives_block, compute_in_caller=True),
         recorder=tracing.recorder if tracing else Silent(),
-        watch=peers.watch,
+        watch=ranks.watch,
         first_step=first_step,
     )
     if tracing:
@@ -330,7 +332,7 @@ class _Resuming:
     Args:
         plan: What is performed.
         state: Of this rank.
-        peers: The others; all of them make this together.
+        ranks: The others; all of them make this together.
         folder: For checkpoints; None writes none.
         every: Steps from one to the next.
 
@@ -338,8 +340,8 @@ class _Resuming:
         RunError: The checkpoint is of another job, or damaged; the state holds what cannot be saved.
     """
 
-    def __init__(self, plan: Plan, state: State, peers: Peers, *, folder: Path | None, every: int) -> None:
-        self._plan, self._state, self._peers, self._every = plan, state, peers, every
+    def __init__(self, plan: Plan, state: RankState, ranks: Ranks, *, folder: Path | None, every: int) -> None:
+        self._plan, self._state, self._ranks, self._every = plan, state, ranks, every
         self.first_step = 0
         self._random: Tensor | None = None
         self._checkpoints: Checkpoints | None = None
@@ -347,7 +349,7 @@ class _Resuming:
             state.restore("also", state.pack("also"))  # now, and not after the first hours, see that it can be saved
             model = fingerprint(state.module, state.optimizer)
             job = JobIdentity(plan.name, plan.digest(), plan.world_size, model)
-            self._checkpoints = Checkpoints(folder, job, group=peers.patient_group(), wait=self._wait)
+            self._checkpoints = Checkpoints(folder, job, group=ranks.patient_group(), wait=self._wait)
         self._begin()
 
     def rewind_random(self) -> None:
@@ -382,7 +384,7 @@ class _Resuming:
                 self._state.restore(section, resumed.sections[section])
             self.first_step, self._random = resumed.step, resumed.sections["random"]
             return
-        sent = self._packed(LEARNED) if self._peers.rank == 0 else {}
+        sent = self._packed(LEARNED) if self._ranks.rank == 0 else {}
         for section in LEARNED:
             self._state.restore(section, byte_transfer.broadcast(sent.get(section)))
 
@@ -390,4 +392,4 @@ class _Resuming:
         return {section: self._state.pack(section) for section in sections}
 
     def _wait(self, function: Callable[[], None]) -> None:
-        self._peers.wait(function, "a checkpoint")
+        self._ranks.wait(function, "a checkpoint")

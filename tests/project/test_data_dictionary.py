@@ -23,7 +23,7 @@ from real.calibration.data import DataRates
 from real.calibration.output import raw_results
 from real.calibration.tables import Measurement
 from real.data.tallies import totals
-from real.execution.running import Report
+from real.execution.running import RunReport
 from simdist.cli import main
 from simdist.runs import run_directory
 from simdist.scenario import load
@@ -368,7 +368,7 @@ def of_measurements(*_: object) -> dict[str, Found]:
     clocks = ((0.0, 0.0), (0.0, 0.0))
     of_ranks = totals(np.zeros((2, 1, 10), dtype=np.int64))
     told = [
-        Report("digest", "emulated", "gloo", "cpu", ("host",), {"torch": "2"}, 1.0, clocks, clocks, 0.0, 0.0, reads)
+        RunReport("digest", "emulated", "gloo", "cpu", ("host",), {"torch": "2"}, 1.0, clocks, clocks, 0.0, 0.0, reads)
         for reads in (None, of_ranks)
     ]
     rates = DataRates(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, None, 1.0, "unknown")

@@ -11,7 +11,7 @@ from real.jobs import find_build
 from simdist.errors import ScenarioError
 
 
-def mine(*, batch_size: int, device: torch.device, dtype: torch.dtype, seed: int) -> models.Job:
+def mine(*, batch_size: int, device: torch.device, dtype: torch.dtype, seed: int) -> models.TrainingJob:
     return models.build("mlp", batch_size=batch_size, device=device, dtype=dtype, seed=seed)
 
 

@@ -26,7 +26,7 @@ from real.calibration.tables import OPS, Hop, Measurement, busbw_factor, hops, l
 from real.data.decoding import decode_raw  # noqa: E402
 from real.data.index import read_index  # noqa: E402
 from real.data.storages import FilesystemStorage, open_storage  # noqa: E402
-from real.processes.launch import Place  # noqa: E402
+from real.processes.launch import RankPlace  # noqa: E402
 from simdist.cost import price  # noqa: E402
 from simdist.cost.links import LinkCost  # noqa: E402
 from simdist.engines import des  # noqa: E402
@@ -456,8 +456,8 @@ def test_a_node_that_reads_as_fast_alone_as_all_together_has_no_limit_of_its_own
     assert with_data(cluster_of(), rates, source="a test").storage.client_bandwidth_Bps == math.inf
 
 
-def place_of(rank: int, world_size: int = 4, local_world_size: int = 2) -> Place:
-    return Place(rank, world_size, rank % local_world_size, local_world_size)
+def place_of(rank: int, world_size: int = 4, local_world_size: int = 2) -> RankPlace:
+    return RankPlace(rank, world_size, rank % local_world_size, local_world_size)
 
 
 def test_no_file_of_the_storage_is_read_twice_while_there_are_others():

@@ -143,8 +143,8 @@ def test_a_model_with_too_few_outputs_is_refused_before_the_run(tmp_path: Path) 
     connection = types.SimpleNamespace(place=types.SimpleNamespace(rank=0), device=torch.device("cpu"))
     source = types.SimpleNamespace(shape=(1000,), index=labelled([0, 639]), url="/set")
 
-    def job(**_wanted: object) -> models.Job:
-        return models.Job(Looking(), lambda output, _: output, Still(), batch, n_classes=10)
+    def job(**_wanted: object) -> models.TrainingJob:
+        return models.TrainingJob(Looking(), lambda output, _: output, Still(), batch, n_classes=10)
 
     def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
         return torch.zeros(3, 1000), torch.zeros(3)

@@ -20,7 +20,9 @@ CPU = torch.device("cpu")
 SMALL = ["mlp", "gpt-nano"]
 
 
-def build(name: str = "mlp", *, batch_size: int = 4, dtype: torch.dtype = torch.float32, seed: int = 0) -> models.Job:
+def build(
+    name: str = "mlp", *, batch_size: int = 4, dtype: torch.dtype = torch.float32, seed: int = 0
+) -> models.TrainingJob:
     return models.build(name, batch_size=batch_size, device=CPU, dtype=dtype, seed=seed)
 
 
@@ -28,7 +30,7 @@ def flat(module: nn.Module) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
-def train(job: models.Job, n_steps: int) -> list[float]:
+def train(job: models.TrainingJob, n_steps: int) -> list[float]:
     losses = []
     for step in range(n_steps):
         inputs, targets = job.batch(step, 0)

@@ -18,7 +18,7 @@ import torch.distributed as dist  # noqa: E402
 from processes import places, run, start  # noqa: E402
 from timeouts import await_end  # noqa: E402
 
-from real.processes.launch import Place, connect, place  # noqa: E402
+from real.processes.launch import RankPlace, connect, place  # noqa: E402
 from simdist.errors import RunError  # noqa: E402
 
 SOON_S = 2.0  # for what is meant to be late; ranks have START_S to meet, as they start slowly under load
@@ -137,7 +137,7 @@ def test_a_port_out_of_range_is_refused() -> None:
 
 
 def test_place_reads_what_torchrun_sets() -> None:
-    assert place(places(1, 4, 29500)) == Place(rank=1, world_size=4, local_rank=1, local_world_size=4)
+    assert place(places(1, 4, 29500)) == RankPlace(rank=1, world_size=4, local_rank=1, local_world_size=4)
 
 
 def test_a_rank_that_never_starts_is_named_on_every_other_rank() -> None:

@@ -24,7 +24,7 @@ _PATIENCE_S = 1800.0  # a checkpoint may be large, and the disk slow
 
 
 @dataclass(frozen=True)
-class Peers:
+class Ranks:
     """The ranks of the default process group.
 
     Args:
@@ -117,7 +117,7 @@ class Peers:
 
 
 @contextmanager
-def meet_peers(device: torch.device, timeout_s: float, environ: Mapping[str, str] = os.environ) -> Iterator[Peers]:
+def meet_ranks(device: torch.device, timeout_s: float, environ: Mapping[str, str] = os.environ) -> Iterator[Ranks]:
     """Connect the ranks, unless the script has done so.
 
     Args:
@@ -130,7 +130,7 @@ def meet_peers(device: torch.device, timeout_s: float, environ: Mapping[str, str
             move what there is to move.
     """
     if dist.is_available() and dist.is_initialized():
-        yield Peers(device, _collectives_block(device), None, timeout_s)
+        yield Ranks(device, _collectives_block(device), None, timeout_s)
         return
     by_torchrun = "TORCHELASTIC_RUN_ID" in environ
     where: Literal["cpu", "cuda"] = "cuda" if device.type == "cuda" else "cpu"
@@ -140,7 +140,7 @@ def meet_peers(device: torch.device, timeout_s: float, environ: Mapping[str, str
                 f"rank {connection.place.rank}: the model is on {device}, this rank computes on {connection.device}: "
                 f'write model.to(torch.device("cuda", int(os.environ["LOCAL_RANK"])))'
             )
-        yield Peers(device, connection.backend == "gloo", connection, timeout_s)
+        yield Ranks(device, connection.backend == "gloo", connection, timeout_s)
 
 
 @dataclass(slots=True)
