@@ -28,7 +28,8 @@ from real.processes.launch import connect  # noqa: E402
 from real.programs.emulated import EmulatedProgram  # noqa: E402
 from real.recording.clock import common_start_s, compare, drift, to_common_s  # noqa: E402
 from real.recording.timing import now_s  # noqa: E402
-from simdist.plan import COLLECTIVES, Delay, Forward, occurrences, walk  # noqa: E402
+from simdist.plan import COLLECTIVES, Delay, Forward, occurrences  # noqa: E402
+from simdist.plan.walk import walk  # noqa: E402
 from simdist.runs import run_directory  # noqa: E402
 from simdist.runs.building import build, delays  # noqa: E402
 from simdist.scenario import loads  # noqa: E402
