@@ -33,8 +33,8 @@ LAYERS: dict[str, str] = {
     "simdist.sweep": "engines errors plan runs scenario schedules settings studies traces",
     "simdist.whatif": "cost engines errors plan runs scenario schedules settings studies traces",
     "simdist.profiles": "cost engines errors plan runs scenario schedules settings studies sweep traces whatif",
-    "simdist.report": "errors plan runs settings studies sweep traces whatif",
-    "simdist.tune": "cost errors plan report runs scenario schedules settings studies traces",
+    "simdist.tune": "cost errors plan runs scenario schedules settings studies traces",
+    "simdist.report": "errors plan runs settings studies sweep traces tune whatif",
     "simdist.cli": "chakra cost engines errors plan profiles progress proof report runs scenario schedules settings"
     " studies sweep traces tune whatif",
 }
