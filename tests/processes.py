@@ -12,6 +12,7 @@ Whatever happens, nothing outlives the `with` block, and nothing else is touched
 
 import multiprocessing
 import os
+import runpy
 import signal
 import socket
 import subprocess
@@ -134,6 +135,18 @@ def run(what: Callable[..., None] | Sequence[str], world_size: int, *args: objec
     """Start, wait, and return how each rank ended."""
     with start(what, world_size, *args, **options) as ranks:
         return ranks.wait()
+
+
+def run_module(module: str, world_size: int, *args: object) -> str:
+    """Run `python -m MODULE ARGS` on every rank, as torchrun would, and return what rank 0 printed."""
+    endings = run(_as_main, world_size, module, *map(str, args))
+    assert {ending.code for ending in endings.values()} == {0}, endings
+    return endings[0].output
+
+
+def _as_main(module: str, *args: str) -> None:
+    sys.argv = [module, *args]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def places(rank: int, world_size: int, port: int) -> dict[str, str]:
