@@ -65,12 +65,12 @@ class Reads:
         Raises:
             TraceError: It cannot be read, holds no reads, or is damaged.
         """
-        header, arrays = read_with_header(path, _FORMAT, _ARRAYS, what="counts of reads", hint=_WRITERS)
+        header, (n_samples, nbytes) = read_with_header(path, _FORMAT, _ARRAYS, what="counts of reads", hint=_WRITERS)
         levels = header.get("levels")
         if levels != [*LEVELS]:
             raise TraceError(f"{path}: counts by the levels {levels}; they are {', '.join(LEVELS)}: {_WRITERS}")
         try:
-            return cls(*arrays, digest=str(header.get("digest")))
+            return cls(n_samples, nbytes, str(header.get("digest")))
         except TraceError as error:
             raise TraceError(f"{path}: {error}") from None
 

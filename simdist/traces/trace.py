@@ -91,10 +91,10 @@ class Trace:
         Raises:
             TraceError: It cannot be read, is no trace, or is damaged.
         """
-        header, arrays = read_with_header(path, _FORMAT, _ARRAYS, what="a trace", hint=_WRITERS)
+        header, (ready_s, start_s, end_s) = read_with_header(path, _FORMAT, _ARRAYS, what="a trace", hint=_WRITERS)
         try:
             plan = loads(str(header.get("plan")), name="plan")
-            return cls(plan, *arrays, source=str(header.get("source")))
+            return cls(plan, ready_s, start_s, end_s, source=str(header.get("source")))
         except (PlanError, TraceError, IndexError) as error:
             raise TraceError(f"{path}: {error}") from None
 
