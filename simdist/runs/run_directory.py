@@ -129,14 +129,12 @@ def read(path: Path) -> RunDirectory:
     _check_plan(path, plan, scenario)
     delays = read_delays(path / DELAYS)
     _check_delays(path, plan, delays)
-    for file in sorted(path.glob("trace.*.npz")):
+    for file in [*sorted(path.glob("trace.*.npz")), path / REAL_READS]:
         try:
-            read_trace(file, plan=plan)
-        except TraceError as error:
-            raise TraceError(f"{error}, or delete it") from None
-    if (path / REAL_READS).exists():
-        try:
-            read_reads(path / REAL_READS, plan=plan)
+            if file.name != REAL_READS:
+                read_trace(file, plan=plan)
+            elif file.exists():
+                read_reads(file, plan=plan)
         except TraceError as error:
             raise TraceError(f"{error}, or delete it") from None
     return RunDirectory(path, scenario, plan, delays)

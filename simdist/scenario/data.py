@@ -125,7 +125,7 @@ class DataSettings(Settings):
         file_nbytes: Bytes of a file as it is stored; or `{median: 100 kB, sigma: 0.5}`; or `{index: index.csv}`, the
             index of a real data set.
         policy: What ranks read, and what nodes keep, unless a schedule says otherwise; see `Policy`.
-        shuffle: `global`: each epoch deals all samples to all ranks anew; `node`: each node has its own part; `none`.
+        shuffle: `global`: each epoch deals all samples to all ranks again; `node`: each node has its own part; `none`.
         eviction: Of a full level: `none` keeps what it has, `lru` drops what was used least recently.
         start: `cold`: all caches are empty; `warm`: the disks hold what an earlier run has left.
         seed: Of the order and of drawn sizes.
@@ -156,13 +156,10 @@ class DataSettings(Settings):
         return self
 
     def _size_fault(self) -> str | None:
-        match self.file_nbytes:
-            case Lognormal():
-                return self.file_nbytes.fault(self.n_samples, self.seed)
-            case tuple():
-                return _fault_of_all(self.n_samples, sum(self.file_nbytes))
-            case _:
-                return _fault_of_all(self.n_samples, self.n_samples * self.file_nbytes)
+        if isinstance(self.file_nbytes, Lognormal):
+            return self.file_nbytes.fault(self.n_samples, self.seed)
+        sizes = self.sizes_nbytes()
+        return _fault_of_all(self.n_samples, sum(sizes) * self.n_samples // len(sizes))
 
     @property
     def n_samples(self) -> int:
@@ -172,13 +169,7 @@ class DataSettings(Settings):
     @property
     def least_nbytes(self) -> int:
         """The size of the smallest file, or 1 if sizes are drawn."""
-        match self.file_nbytes:
-            case Lognormal():
-                return 1
-            case tuple():
-                return min(self.file_nbytes)
-            case _:
-                return self.file_nbytes
+        return 1 if isinstance(self.file_nbytes, Lognormal) else min(self.sizes_nbytes())
 
     def sizes_nbytes(self) -> tuple[int, ...]:
         """Return the bytes of every file, or one number for all."""

@@ -12,44 +12,29 @@ from simdist import _exporting
 if TYPE_CHECKING:
     from simdist.schedules.base import Schedule
     from simdist.schedules.gradient import GradientSchedule
-    from simdist.schedules.gtopk import GTopK
     from simdist.schedules.hierarchical_sgd import HierarchicalSGD
-    from simdist.schedules.hitopk import HiTopK
     from simdist.schedules.job import InputPath, Job
     from simdist.schedules.local_sgd import LocalSGD
-    from simdist.schedules.naive_ag import NaiveAllGather
-    from simdist.schedules.parameter_server import ParameterServer
     from simdist.schedules.sync import Sync
-    from simdist.schedules.torus import Torus
 
 _MODULE_OF = {
-    "GTopK": "gtopk",
     "GradientSchedule": "gradient",
-    "HiTopK": "hitopk",
     "HierarchicalSGD": "hierarchical_sgd",
     "InputPath": "job",
     "Job": "job",
     "LocalSGD": "local_sgd",
-    "NaiveAllGather": "naive_ag",
-    "ParameterServer": "parameter_server",
     "Schedule": "base",
     "Sync": "sync",
-    "Torus": "torus",
 }
 
 __all__ = [
-    "GTopK",
     "GradientSchedule",
-    "HiTopK",
     "HierarchicalSGD",
     "InputPath",
     "Job",
     "LocalSGD",
-    "NaiveAllGather",
-    "ParameterServer",
     "Schedule",
     "Sync",
-    "Torus",
     "kinds",
 ]
 

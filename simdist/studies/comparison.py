@@ -39,7 +39,7 @@ class EpochMeans:
     Args:
         epoch: From 0.
         seconds: From the end of the epoch before, or of staging, to its own.
-        stall_s: Seconds of stalls for want of a batch, in each step of the rank that stalled longest.
+        stall_s: Seconds of data stalls, in each step of the rank that stalled longest.
         hits: Share of the samples that came from each level of storage, the same with every seed.
     """
 
@@ -75,8 +75,7 @@ class Row:
     """A line of the speed-up table; times in seconds per step, averaged over ranks and seeds.
 
     `compute_s + comm_s + wait_s + io_s + host_s = step_s`; see `simdist.traces.breakdown` for their meaning. The
-    intervals
-    are None with a single seed. Only with a data set there are epochs, and `staging_s` before the first.
+    intervals are None with a single seed. Only with a data set there are epochs, and `staging_s` before the first.
     """
 
     schedule: str
@@ -129,7 +128,8 @@ def compare(
         UnsupportedError: `fast` was asked for and cannot compute a schedule exactly.
     """
     reference = find_baseline(scenario, baseline)
-    measured = list(measure_each(scenario, scenario.schedules, n_seeds=n_seeds, engine=engine, progress=progress))
+    built = (build(scenario, schedule) for schedule in scenario.schedules)
+    measured = [measure(scenario, each, n_seeds=n_seeds, engine=engine, progress=progress) for each in built]
     base = measured[scenario.schedules.index(reference)]
     return [row(each, base) for each in measured]
 
@@ -165,19 +165,6 @@ def find_label(schedules: Sequence[tuple[str, str]], wanted: str) -> int | None:
         if wanted in names:
             return names.index(wanted)
     return None
-
-
-def measure_each(
-    scenario: Scenario,
-    schedules: Sequence[Schedule],
-    *,
-    n_seeds: int,
-    engine: Engine = "auto",
-    progress: Progress | None = None,
-) -> Iterator[ScheduleTimes]:
-    """Measure schedule after schedule, yielding each as it is done."""
-    for schedule in schedules:
-        yield measure(scenario, build(scenario, schedule), n_seeds=n_seeds, engine=engine, progress=progress)
 
 
 def measure(
@@ -277,7 +264,7 @@ def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
             raise ScenarioError(
                 f"{each.label}: a step takes no time, so there is no speed-up; give e.g. forward: 20 ms"
             )
-    means = {state: float(seconds.mean()) for state, seconds in measured.states_s.items()}
+    means = {f"{state}_s": float(seconds.mean()) for state, seconds in measured.states_s.items()}
     step_s, baseline_s = float(measured.step_s.mean()), float(baseline.step_s.mean())
     speedup = baseline_s / step_s
     return Row(
@@ -286,13 +273,9 @@ def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
         step_s_ci95=mean_interval(measured.step_s),
         speedup=speedup,
         speedup_ci95=ratio_interval(speedup, baseline.step_s, measured.step_s),
-        compute_s=means["compute"],
-        comm_s=means["comm"],
-        wait_s=means["wait"],
-        io_s=means["io"],
-        host_s=means["host"],
         engine=measured.engine,
         seeds=len(measured.step_s),
         epochs=measured.epochs,
         staging_s=measured.staging_s,
+        **means,
     )

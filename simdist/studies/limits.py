@@ -13,7 +13,7 @@ for one another. An epoch takes longer than its largest limit as far as one thin
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import assert_never
 
 import numpy as np
@@ -108,46 +108,33 @@ def _of_epochs(plan: Plan, costs: Costs, work_of_body: Sequence["_Work"]) -> Ite
         yield _limits(work, epoch, costs)
 
 
+_COMPUTING, _COMMUNICATION, _READING, _DECODING = range(4)
+
+
 @dataclass(frozen=True, slots=True)
 class _Work:
     """What there is to do.
 
     Args:
-        computing_s: Seconds of the compute stream of every rank, `[world_size]`.
-        communication_s: Seconds of its collectives, each alone.
-        reading_s: Latencies of first files, besides what the resource of the reading threads has.
-        decoding_s: Those, and the decoding of last samples, besides what that of the decoding threads has.
+        ranks_s: Seconds of every rank, `[4, world_size]`: `_COMPUTING` of its compute stream; `_COMMUNICATION` of its
+            collectives, each alone; `_READING` latencies of first files, besides what the resource of the reading
+            threads has; `_DECODING` those, and the decoding of last samples, besides what that of the decoding threads
+            has.
         amounts: Bytes, operations or seconds on every resource, `[n_resources]`.
     """
 
-    computing_s: NDArray[np.float64]
-    communication_s: NDArray[np.float64]
-    reading_s: NDArray[np.float64]
-    decoding_s: NDArray[np.float64]
+    ranks_s: NDArray[np.float64]
     amounts: NDArray[np.float64]
 
     def __add__(self, other: "_Work") -> "_Work":
-        return _Work(
-            self.computing_s + other.computing_s,
-            self.communication_s + other.communication_s,
-            self.reading_s + other.reading_s,
-            self.decoding_s + other.decoding_s,
-            self.amounts + other.amounts,
-        )
+        return _Work(self.ranks_s + other.ranks_s, self.amounts + other.amounts)
 
     def __mul__(self, times: int) -> "_Work":
-        return _Work(
-            self.computing_s * times,
-            self.communication_s * times,
-            self.reading_s * times,
-            self.decoding_s * times,
-            self.amounts * times,
-        )
+        return _Work(self.ranks_s * times, self.amounts * times)
 
 
 def _nothing(topology: Topology) -> _Work:
-    none_s = np.zeros(topology.world_size)
-    return _Work(none_s, none_s, none_s, none_s, np.zeros(topology.n_resources))
+    return _Work(np.zeros((4, topology.world_size)), np.zeros(topology.n_resources))
 
 
 def _of_ops(ops: Iterable[Op], costs: Costs) -> _Work:
@@ -156,7 +143,7 @@ def _of_ops(ops: Iterable[Op], costs: Costs) -> _Work:
     for op in ops:
         match costs.of[op]:
             case Local(seconds):
-                work = work + _on_stream(op, np.broadcast_to(seconds, costs.topology.world_size), costs.topology)
+                work = work + _on_stream(op, seconds, costs.topology)
             case Shared(group, _, alone_s):
                 on_ranks_s = _on_ranks(group, alone_s, costs.topology.world_size)
                 work = work + _on_stream(op, on_ranks_s, costs.topology) + _of_transfers(op, costs)
@@ -167,15 +154,12 @@ def _of_ops(ops: Iterable[Op], costs: Costs) -> _Work:
     return work
 
 
-def _on_stream(op: Op, seconds: NDArray[np.float64], topology: Topology) -> _Work:
+def _on_stream(op: Op, seconds: float | NDArray[np.float64], topology: Topology) -> _Work:
     """Return seconds of every rank as work of the stream of an operation, if that is computing or communication."""
-    match stream_of(op):
-        case "compute":
-            return replace(_nothing(topology), computing_s=seconds)
-        case "comm":
-            return replace(_nothing(topology), communication_s=seconds)
-        case _:
-            return _nothing(topology)
+    work, stream = _nothing(topology), stream_of(op)
+    if stream in ("compute", "comm"):
+        work.ranks_s[_COMPUTING if stream == "compute" else _COMMUNICATION] = seconds
+    return work
 
 
 def _on_ranks(group: Group, of_groups: float | NDArray[np.float64], world_size: int) -> NDArray[np.float64]:
@@ -192,23 +176,16 @@ def _of_transfers(op: Op, costs: Costs, number: int = 0) -> _Work:
     cost = costs.of[op]
     assert isinstance(cost, Shared | Varying)
     transfers = cost.transfers if isinstance(cost, Shared) else cost.transfers(number)
-    amounts = np.zeros(costs.topology.n_resources)
+    work = _nothing(costs.topology)
     for stage in (stage for transfer in transfers for stage in transfer.stages):
-        amounts[stage.resources] += stage.nbytes
-    work = replace(_nothing(costs.topology), amounts=amounts)
-    if not isinstance(op, Load | StageIn):
-        return work
-    reading_s = [sum(stage.latency_s for stage in transfer.stages[:1]) for transfer in transfers]
-    decoding_s = [
-        sum(stage.latency_s for stage in transfer.stages) if len(transfer.stages) > 1 else 0.0  # the last is decoding
-        for transfer in transfers
-    ]
-    world_size = costs.topology.world_size
-    return replace(
-        work,
-        reading_s=_on_ranks(cost.group, np.array(reading_s), world_size),
-        decoding_s=_on_ranks(cost.group, np.array(decoding_s), world_size),
-    )
+        work.amounts[stage.resources] += stage.nbytes
+    if isinstance(op, Load | StageIn):
+        latencies_s = [[stage.latency_s for stage in transfer.stages] for transfer in transfers]
+        reading_s = [sum(each[:1]) for each in latencies_s]
+        decoding_s = [sum(each) if len(each) > 1 else 0.0 for each in latencies_s]  # the last is decoding
+        for kind, seconds in {_READING: reading_s, _DECODING: decoding_s}.items():
+            work.ranks_s[kind] = _on_ranks(cost.group, np.array(seconds), costs.topology.world_size)
+    return work
 
 
 def _limits(work: _Work, epoch: int | None, costs: Costs) -> EpochLimits:
@@ -216,17 +193,16 @@ def _limits(work: _Work, epoch: int | None, costs: Costs) -> EpochLimits:
     nodes, machines, ranks = (np.arange(n) for n in (topology.n_nodes, topology.n_machines, topology.world_size))
     busy_s = work.amounts / costs.capacity_Bps
 
-    decodes = work.decoding_s > 0  # what does not, is done with its files as they come
-    decoding_s = np.maximum(
-        work.decoding_s + busy_s[topology.decoders(ranks)], busy_s[topology.cores(topology.node(ranks))]
-    )
+    computing_s, communication_s, reading_s, decoding_s = work.ranks_s
+    decodes = decoding_s > 0  # what does not, is done with its files as they come
+    decoding_s = np.maximum(decoding_s + busy_s[topology.decoders(ranks)], busy_s[topology.cores(topology.node(ranks))])
 
     def busiest_s(*resources: NDArray[np.int64]) -> float:
         return float(busy_s[np.concatenate(resources)].max())
 
     seconds = {
-        "computing": float(work.computing_s.max()),
-        "communication": float(work.communication_s.max()),
+        "computing": float(computing_s.max()),
+        "communication": float(communication_s.max()),
         "server": float(busy_s[topology.storage_server]),
         "operations": float(busy_s[topology.storage_operations]),
         "clients": busiest_s(topology.storage_client(nodes)),
@@ -236,6 +212,6 @@ def _limits(work: _Work, epoch: int | None, costs: Costs) -> EpochLimits:
         "disk": busiest_s(topology.disk_read(nodes), topology.disk_write(nodes)),
         "memory": busiest_s(topology.memory(nodes)),
         "decoding": float(decoding_s.max(where=decodes, initial=0.0)),
-        "reading": float((work.reading_s + busy_s[topology.readers(ranks)]).max()),
+        "reading": float((reading_s + busy_s[topology.readers(ranks)]).max()),
     }
     return EpochLimits(epoch, seconds, float(work.amounts[topology.storage_server]))

@@ -19,14 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import TraceError
-from simdist.plan import COLLECTIVES, Channel, Delay, Op, Stream, Wait, occurrences, stream_of
+from simdist.plan import COLLECTIVES, Channel, Delay, Stream, Wait, occurrences, stream_of
 from simdist.plan.delays import Delays
 from simdist.plan.group import Group
-from simdist.plan.text import op_name
 from simdist.settings.units import format_seconds
 from simdist.studies import statistics
 from simdist.traces.trace import Trace
-from simdist.traces.waiting import attribute_waiting, host_waits, only_steps
+from simdist.traces.waiting import attribute_waiting, host_waits, injected_s, only_steps, operation_kind
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -206,9 +205,9 @@ def _kinds(real: Trace, simulated: Trace) -> tuple[OperationKind, ...]:
     groups: dict[tuple[str, Stream, str], Group] = {}
     for each in occurrences(real.plan):
         if not isinstance(each.op, Delay | Wait):
-            rows.setdefault(_kind_of(each.op), []).append(each.rows)
+            rows.setdefault(operation_kind(each.op), []).append(each.rows)
         if isinstance(each.op, COLLECTIVES):
-            groups[_kind_of(each.op)] = each.op.group
+            groups[operation_kind(each.op)] = each.op.group
     both = (simulated, real)
     spans = {
         key: [_lengths(trace, np.concatenate(parts), groups.get(key)) for trace in both] for key, parts in rows.items()
@@ -216,10 +215,6 @@ def _kinds(real: Trace, simulated: Trace) -> tuple[OperationKind, ...]:
     spans["wait", "host", ""] = [blocked.end_s - blocked.begin_s for blocked in map(host_waits, both)]
     kinds = [_kind(*key, *pair) for key, pair in spans.items()]
     return tuple(sorted((kind for kind in kinds if kind.count), key=lambda kind: -kind.measured_total_s))
-
-
-def _kind_of(op: Op) -> tuple[str, Stream, str]:
-    return op_name(op), stream_of(op), str(op.group) if isinstance(op, COLLECTIVES) else ""
 
 
 def _lengths(trace: Trace, rows: NDArray[np.int64], group: Group | None) -> Seconds:
@@ -257,18 +252,12 @@ def _kind(op: str, stream: Stream, group: str, simulated_s: Seconds, measured_s:
 
 def _injections(real: Trace, delays: Delays) -> tuple[Injection, ...]:
     """Compare the delays of each channel with those that were drawn; a plan has at most one of a channel per step."""
-    found: dict[Channel, tuple[Seconds, Seconds]] = {}
+    drawn_s = injected_s(real.plan, delays)
+    measured_s = {channel: np.full_like(seconds, np.nan) for channel, seconds in drawn_s.items()}
     for each in occurrences(real.plan):
         if isinstance(each.op, Delay):
-            drawn_s, measured_s = found.setdefault(each.op.channel, _empty(real))
-            drawn_s[each.steps] = delays[each.op.channel][each.steps]
-            measured_s[each.steps] = _spans(real, each.rows)
-    return tuple(_injection(channel, *pair) for channel, pair in found.items())
-
-
-def _empty(trace: Trace) -> tuple[Seconds, Seconds]:
-    shape = (trace.plan.n_steps, trace.plan.world_size)
-    return np.full(shape, np.nan), np.full(shape, np.nan)
+            measured_s[each.op.channel][each.steps] = _spans(real, each.rows)
+    return tuple(_injection(channel, drawn_s[channel], measured_s[channel]) for channel in drawn_s)
 
 
 def _injection(channel: Channel, drawn_s: Seconds, measured_s: Seconds) -> Injection:
@@ -297,9 +286,9 @@ def _verdict(blames: Sequence[Blame]) -> str:
     if not simulated.simulated_s and not measured.measured_s:
         return "no rank waits for another in either"
     if not simulated.simulated_s:
-        return f"measured, rank {measured.rank} is blamed most ({_seconds(measured)}); simulated, nobody waits"
+        return f"measured, rank {measured.rank} is blamed most ({_seconds(measured)}); simulated, no rank waits"
     if not measured.measured_s:
-        return f"simulated, rank {simulated.rank} is blamed most ({_seconds(simulated)}); measured, nobody waits"
+        return f"simulated, rank {simulated.rank} is blamed most ({_seconds(simulated)}); measured, no rank waits"
     if measured.simulated_s >= simulated.simulated_s * (1 - 1e-9):  # the first, or one of several that share the blame
         return f"rank {measured.rank} is blamed most in both ({_seconds(measured)})"
     return (

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.plan import COLLECTIVES, Channel, Delay, Plan, Wait, occurrences, stream_of
+from simdist.plan import COLLECTIVES, Channel, Delay, Op, Plan, Stream, Wait, occurrences, stream_of
 from simdist.plan.delays import Delays
 from simdist.plan.group import Group
 from simdist.plan.text import op_name
@@ -186,6 +186,11 @@ def host_waits(trace: Trace) -> HostWaits:
     return HostWaits(rows[is_wait], begin_s[is_wait], end_s[is_wait])
 
 
+def operation_kind(op: Op) -> tuple[str, Stream, str]:
+    """Return name, stream and group of an operation, by which operations are counted; no group but of collectives."""
+    return op_name(op), stream_of(op), str(op.group) if isinstance(op, COLLECTIVES) else ""
+
+
 def op_table(trace: Trace) -> "pd.DataFrame":
     """Return one row per kind of operation, stream and group, most seconds first.
 
@@ -198,10 +203,9 @@ def op_table(trace: Trace) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    rows: dict[tuple[str, str, str], list[NDArray[np.int64]]] = {}
+    rows: dict[tuple[str, Stream, str], list[NDArray[np.int64]]] = {}
     for each in occurrences(trace.plan):
-        group = str(each.op.group) if isinstance(each.op, COLLECTIVES) else ""
-        rows.setdefault((op_name(each.op), stream_of(each.op), group), []).append(each.rows)
+        rows.setdefault(operation_kind(each.op), []).append(each.rows)
     blocked = host_waits(trace)
     records = []
     for (op, stream, group), parts in rows.items():

@@ -17,7 +17,9 @@ from pool import Pool
 from processes import ROOT, run
 from trainings import Training
 
-from simdist.schedules import GTopK, HiTopK, LocalSGD, Sync
+from simdist.schedules import LocalSGD, Sync
+from simdist.schedules.gtopk import GTopK
+from simdist.schedules.hitopk import HiTopK
 from tests.real.training.test_training import SCHEDULES, assert_equal
 
 torch = pytest.importorskip("torch")

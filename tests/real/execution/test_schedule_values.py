@@ -18,8 +18,9 @@ from real.programs.module import ModuleProgram  # noqa: E402
 from simdist.errors import RunError  # noqa: E402
 from simdist.plan import Backward, Forward, Optimize, Plan, TrustRatios  # noqa: E402
 from simdist.plan.check import check  # noqa: E402
-from simdist.schedules import GradientSchedule, ParameterServer, Schedule, Sync, kinds  # noqa: E402
+from simdist.schedules import GradientSchedule, Schedule, Sync, kinds  # noqa: E402
 from simdist.schedules.fusion import Fusion, fuse  # noqa: E402
+from simdist.schedules.parameter_server import ParameterServer  # noqa: E402
 from simdist.schedules.sparse import SparseSchedule  # noqa: E402
 
 WORLD_SIZE, RANKS_PER_NODE, N_STEPS = 8, 4, 6

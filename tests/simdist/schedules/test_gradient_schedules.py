@@ -27,18 +27,12 @@ from simdist.plan.check import check
 from simdist.plan.group import Group
 from simdist.proof import prove
 from simdist.runs.building import build, delays, job
-from simdist.schedules import (
-    GradientSchedule,
-    GTopK,
-    HiTopK,
-    Job,
-    LocalSGD,
-    NaiveAllGather,
-    ParameterServer,
-    Sync,
-    Torus,
-    kinds,
-)
+from simdist.schedules import GradientSchedule, Job, LocalSGD, Sync, kinds
+from simdist.schedules.gtopk import GTopK
+from simdist.schedules.hitopk import HiTopK
+from simdist.schedules.naive_ag import NaiveAllGather
+from simdist.schedules.parameter_server import ParameterServer
+from simdist.schedules.torus import Torus
 
 JOB = Job(world_size=8, ranks_per_node=4, n_steps=3, tensor_counts=(4000, 300_000, 300_000, 8))
 SPARSE = [NaiveAllGather(density=0.01), HiTopK(density=0.01), GTopK(density=0.01)]
