@@ -104,24 +104,18 @@ def profile_all(
     Raises:
         RunError: No process can be started.
     """
-    n_workers = min(n_workers or _usual(paths), len(paths))
-    finished = _here(paths, reading) if n_workers <= 1 else _elsewhere(paths, reading, n_workers)
+    if not n_workers:
+        nbytes = sum(path.stat().st_size for path in paths if path.is_file())
+        n_workers = 1 if nbytes < _LITTLE_NBYTES else n_cores()
+    n_workers = min(n_workers, len(paths))
+    here = ((number, _outcome(reading, path)) for number, path in enumerate(paths))
+    finished = here if n_workers <= 1 else _elsewhere(paths, reading, n_workers)
     outcomes: dict[int, Outcome] = {}
     for number, outcome in finished:
         outcomes[number] = outcome
         if progress:
             progress(len(outcomes), len(paths))
     return [outcomes[number] for number in range(len(paths))]
-
-
-def _usual(paths: Sequence[Path]) -> int:
-    nbytes = sum(path.stat().st_size for path in paths if path.is_file())
-    return 1 if nbytes < _LITTLE_NBYTES else n_cores()
-
-
-def _here(paths: Sequence[Path], reading: Callable[[Path], RankProfile]) -> Iterator[tuple[int, Outcome]]:
-    for number, path in enumerate(paths):
-        yield number, _outcome(reading, path)
 
 
 def _elsewhere(

@@ -7,16 +7,16 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from decimal import Decimal
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import Any
 
 from simdist.errors import RunError, ScenarioError
-from simdist.profiles.estimates.stragglers import Straggler
 from simdist.profiles.importing import ImportedJob
 from simdist.profiles.steps.model import listed
 from simdist.runs.run_directory import replacing
-from simdist.scenario import Cluster, Device, Link, Tensor, load, strict_yaml
+from simdist.scenario import Cluster, Link, load, strict_yaml
 from simdist.scenario.loading import dump_workload
 from simdist.schedules import Schedule
 from simdist.traces.trace import write_npz
@@ -109,16 +109,8 @@ def has_own_workload(imported: ImportedJob) -> bool:
 
 def scenario_text(imported: ImportedJob, names: Names) -> str:
     """Return the YAML of the scenario."""
-    sections = (
-        _head(imported),
-        _cluster(imported),
-        _workload(imported, names.workload),
-        _behaviour(imported),
-        _disturbances(imported, names.delays),
-        _schedules(imported),
-        _doubts(imported),
-    )
-    return "".join(f"{line}\n" for section in sections for line in section)
+    head, cluster, workload = _head(imported), _cluster(imported), _workload(imported, names.workload)
+    return "".join(f"{line}\n" for line in chain(head, cluster, workload, _behaviour(imported, names.delays)))
 
 
 def _head(imported: ImportedJob) -> Iterator[str]:
@@ -147,27 +139,23 @@ def _cluster(imported: ImportedJob) -> Iterator[str]:
     yield f"  gpus_per_node: {layout.gpus_per_node}"
     yield from _link(imported, "fabric", cluster.fabric)
     yield from _link(imported, "network", cluster.network)
-    for key, value in cluster.model_dump(mode="json").items():
-        if key in ("nodes", "gpus_per_node", "fabric", "network", "storage") or value == plain.get(key):
-            continue
-        if key == "device":
-            value = _changed(value, Device().model_dump(mode="json"))
-        if key == "slow_devices":
-            yield from _slow_devices(value)
-            continue
-        yield f"  {key}: {strict_yaml.dump_line(value)}"
-    if cluster.storage:
-        yield f"  # {cluster.storage.source}: what an undisturbed step waits for its batch"
-        yield f"  storage: {{latency: {_time(cluster.storage.latency_s)}, bandwidth: unlimited}}"
+    for key, value in _changed(cluster.model_dump(mode="json"), plain).items():
+        match key:
+            case "nodes" | "gpus_per_node" | "fabric" | "network":
+                pass
+            case "storage":
+                yield f"  # {value['source']}: what an undisturbed step waits for its batch"
+                yield f"  storage: {{latency: {value['latency']}, bandwidth: unlimited}}"
+            case "slow_devices":
+                yield "  slow_devices:  # ranks whose computing takes longer in every step"
+                for each in value:
+                    yield f"    - {strict_yaml.dump_line({name: it for name, it in each.items() if it is not None})}"
+            case _:
+                written = _changed(value, plain[key]) if key == "device" else value
+                yield f"  {key}: {strict_yaml.dump_line(written)}"
 
 
-def _slow_devices(devices: list[dict[str, object]]) -> Iterator[str]:
-    yield "  slow_devices:  # ranks whose computing takes longer in every step"
-    for each in devices:
-        yield f"    - {strict_yaml.dump_line({key: value for key, value in each.items() if value is not None})}"
-
-
-def _changed(written: Mapping[str, object], plain: Mapping[str, object]) -> dict[str, object]:
+def _changed(written: Mapping[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in written.items() if value != plain.get(key)}
 
 
@@ -178,28 +166,23 @@ def _link(imported: ImportedJob, key: str, link: Link) -> Iterator[str]:
     elif key == "fabric" and links.fabric_source:
         source = f"not measured: {links.fabric_source}"
     elif key in links.measured:
-        source = "from the time that all_reduces took, without waiting" + _bound(imported)
+        bound = "" if all(each.is_complete for each in imported.times) else " for traced ranks: an upper bound"
+        source = f"from the time that all_reduces took, without waiting{bound}"
     elif layout.nodes > 1 and layout.gpus_per_node > 1:
         source = "not measured"
     else:
         source = "not used: there is one " + ("node" if key == "network" else "GPU per node")
+    written = link.model_dump(mode="json")
     if link.table is None:
         yield f"  # {key}: {source}"
-        yield f"  {key}: {strict_yaml.dump_line(link.model_dump(mode='json'))}"
+        yield f"  {key}: {strict_yaml.dump_line(written)}"
         return
     comment = f"{key}: {source}; bytes from one rank to the next, and what they take"
     yield from ("  " + line for line in _comment(comment))
     yield f"  {key}:"
     yield "    table:"
-    for point in link.table:
-        yield f"      - {{size: {point.nbytes} B, time: {_time(point.time_s)}}}"
-
-
-def _bound(imported: ImportedJob) -> str:
-    """Say whether times on the links may hold waiting for a rank without a trace."""
-    if all(each.is_complete for each in imported.times):
-        return ""
-    return " for traced ranks: an upper bound"
+    for point in written["table"]:
+        yield f"      - {strict_yaml.dump_line(point)}"
 
 
 def _workload(imported: ImportedJob, file: str) -> Iterator[str]:
@@ -209,29 +192,24 @@ def _workload(imported: ImportedJob, file: str) -> Iterator[str]:
         yield f"  file: {strict_yaml.dump_line(file)}  # {len(workload.tensors)} tensors"
         yield f"  # forward {_ms(workload.forward_s or 0.0)}, backward {_ms(base.backward_s)}"
         return
+    written = workload.model_dump(mode="json")
+    inside = [f"{_ms(base.host_s)} of the host"] * (base.host_s > 0)
+    inside += [f"{_ms(base.input_s)} of input"] * (base.input_s > 0 and not imported.host.loads)
     yield f"  name: {strict_yaml.dump_line(workload.name)}"
     yield "  tensors:  # in forward order; backward: seconds until the gradient is ready, from the one before"
-    for tensor in workload.tensors:
-        yield f"    - {_tensor_line(tensor)}"
+    for tensor in written["tensors"]:
+        yield f"    - {strict_yaml.dump_line({key: value for key, value in tensor.items() if key != 'flops' or value})}"
     yield f"  dtype: {workload.dtype}"
     yield f"  batch_size: {workload.batch_size}"
     if workload.sample_nbytes:
-        yield f"  sample_size: {workload.sample_nbytes} B  # the latency of the storage is all that loading takes"
-    inside = [f"{_ms(base.host_s)} of the host"] * (base.host_s > 0)
-    inside += [f"{_ms(base.input_s)} of input"] * (base.input_s > 0 and not imported.host.loads)
+        yield f"  sample_size: {written['sample_size']}  # the latency of the storage is all that loading takes"
     comment = f"  # with {' and '.join(inside)}, which every step has" if inside else ""
-    yield f"  forward: {_time(workload.forward_s or 0.0)}{comment}"
-    yield f"  optimize: {_time(workload.optimize_s or 0.0)}"
+    yield f"  forward: {written['forward']}{comment}"
+    yield f"  optimize: {written['optimize']}"
 
 
-def _tensor_line(tensor: Tensor) -> str:
-    flops = f", flops: {tensor.flops!r}" if tensor.flops else ""
-    name, backward = strict_yaml.dump_line(tensor.name), _time(tensor.backward_s or 0.0)
-    return f"{{name: {name}, count: {tensor.count}{flops}, backward: {backward}}}"
-
-
-def _behaviour(imported: ImportedJob) -> Iterator[str]:
-    scenario = imported.scenario
+def _behaviour(imported: ImportedJob, file: str) -> Iterator[str]:
+    scenario, stragglers = imported.scenario, imported.stragglers
     first = imported.job.numbers[0]
     counted = f"; step 0 is step {first} of the profiler" if first else ""
     yield f"steps: {scenario.steps}  # as many as were traced{counted}"
@@ -240,61 +218,34 @@ def _behaviour(imported: ImportedJob) -> Iterator[str]:
     yield f"host: {{run_ahead_steps: {ahead}{waits}}}"
     if imported.host.loads:
         yield "input: {source: storage, prefetch: 1}  # a batch is loaded when the step asks for it"
-
-
-def _disturbances(imported: ImportedJob, file: str) -> Iterator[str]:
-    if not imported.delays:
-        return
-    yield "disturbances:  # what steps took beyond an undisturbed one, by step and rank"
-    for each in _told(imported.stragglers, len(imported.job.numbers)):
-        yield from ("  " + line for line in _comment(each))
-    for channel in imported.delays:
-        yield f"  - {{kind: recorded, on: {channel}, file: {strict_yaml.dump_line(file)}}}"
-    yield "  # played as they happened; add resample_steps: N to draw blocks of N steps anew for every seed"
-
-
-def _schedules(imported: ImportedJob) -> Iterator[str]:
+    if imported.delays:
+        yield "disturbances:  # what steps took beyond an undisturbed one, by step and rank"
+        told = [
+            f"{each.who}, {each.when(scenario.steps)}, {each.channel}: +{_ms(each.seconds)}"
+            for each in stragglers[:_TOLD]
+        ]
+        told += [f"and {len(stragglers) - _TOLD} more"] * (len(stragglers) > _TOLD)
+        yield from ("  " + line for each in told for line in _comment(each))
+        for channel in imported.delays:
+            yield f"  - {{kind: recorded, on: {channel}, file: {strict_yaml.dump_line(file)}}}"
+        yield "  # played as they happened; add resample_steps: N to draw blocks of N steps anew for every seed"
     yield "schedules:"
-    for schedule in imported.scenario.schedules:
+    for schedule in scenario.schedules:
         yield f"  - {_schedule_line(schedule)}"
-
-
-def _doubts(imported: ImportedJob) -> Iterator[str]:
-    if imported.scenario.doubts:
+    if scenario.doubts:
         yield "doubts:  # repeated by every command that reads this"
-        for doubt in imported.scenario.doubts:
+        for caveat in scenario.doubts:
             yield "  - >-"
-            yield from textwrap.wrap(doubt, _WIDTH, initial_indent="    ", subsequent_indent="    ")
-
-
-def _told(stragglers: tuple[Straggler, ...], n_steps: int) -> Iterator[str]:
-    for each in stragglers[:_TOLD]:
-        yield f"{each.who}, {each.when(n_steps)}, {each.channel}: +{_ms(each.seconds)}"
-    if len(stragglers) > _TOLD:
-        yield f"and {len(stragglers) - _TOLD} more"
+            yield from textwrap.wrap(caveat, _WIDTH, initial_indent="    ", subsequent_indent="    ")
 
 
 def _schedule_line(schedule: Schedule) -> str:
-    stated = {"kind", *(_key(schedule, name) for name in schedule.model_fields_set if name != "kind")}
-    written = {key: value for key, value in schedule.model_dump(mode="json").items() if key in stated}
+    kind = schedule.model_dump(mode="json", include={"kind"})
+    written = kind | schedule.model_dump(mode="json", exclude_unset=True)
     if "levels" in written:
         written["levels"] = {int(period): size for period, size in written["levels"].items()}
     return strict_yaml.dump_line(written)
 
 
-def _key(schedule: Schedule, name: str) -> str:
-    return type(schedule).model_fields[name].alias or name
-
-
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.4g} ms"
-
-
-def _time(seconds: float) -> str:
-    """Write a time exactly, in the unit of its size.
-
-    >>> _time(0.0123), _time(4.2e-06), _time(3.0)
-    ('12.3 ms', '4.2 us', '3 s')
-    """
-    unit, power = next(((unit, power) for unit, power in (("s", 0), ("ms", 3)) if seconds >= 10.0**-power), ("us", 6))
-    return f"{(Decimal(repr(seconds)) * 10**power).normalize():f} {unit}"

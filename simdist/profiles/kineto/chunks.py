@@ -203,21 +203,15 @@ def _one_by_one(text: bytes) -> Taken:
             if _is_cut_short(error, source):
                 break
             n_broken += 1
-            at = _resumed(source, at)
+            found = _RESUME.search(source, at)  # the next event
+            at = found.end() if found else len(source)
             continue
         at = end
-        if (event := _event(value)) is not None:
-            events.append(event)
-        else:
+        try:
+            events.append(_EVENT.decode(encode(value)))
+        except (ValueError, OverflowError, RecursionError):
             n_broken += 1
     return Taken(events, source[at:].encode(errors="replace"), n_broken)
-
-
-def _event(value: object) -> Event | None:
-    try:
-        return _EVENT.decode(encode(value))
-    except (ValueError, OverflowError, RecursionError):
-        return None
 
 
 def _next(source: str, at: int) -> int:
@@ -231,12 +225,6 @@ def _is_cut_short(error: json.JSONDecodeError | RecursionError, source: str) -> 
     if isinstance(error, RecursionError):
         return False
     return error.msg.startswith("Unterminated string") or error.pos >= len(source.rstrip()) - len("\\u0000")
-
-
-def _resumed(source: str, at: int) -> int:
-    """Find the next event after a broken one."""
-    found = _RESUME.search(source, at)
-    return found.end() if found else len(source)
 
 
 def repaired(text: bytes) -> bytes:

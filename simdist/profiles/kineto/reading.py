@@ -75,7 +75,8 @@ class TraceFile:
             is_large = len(text) > self._event_nbytes
             taken = take(text, is_last=is_large or chunk is None)
             if is_large and len(taken.rest) > self._event_nbytes and not taken.is_end:
-                raise self._too_large()
+                size = f"more than {self._event_nbytes:,} bytes"
+                raise TraceError(f"{self.path}: event {self._n_events:,} takes {size}; the file is damaged")
             text, is_end = taken.rest, taken.is_end
             self._n_broken += taken.n_broken
             if events := self._chosen(taken.events):
@@ -115,10 +116,11 @@ class TraceFile:
 
     def _after_metadata(self, text: bytes, starts: list[re.Match[bytes]]) -> bytes:
         for start in starts:  # the first may be within a string
-            metadata = _object(text[: start.start()] + b'"traceEvents": []}')
-            if metadata is not None:
-                self._metadata |= metadata
-                return text[start.end() :]
+            try:
+                self._metadata |= json.loads(repaired(text[: start.start()] + b'"traceEvents": []}'), strict=False)
+            except (ValueError, RecursionError):
+                continue
+            return text[start.end() :]
         self._notes.append("what stands before the events is no JSON and was left out")
         return text[starts[0].end() :]
 
@@ -179,17 +181,3 @@ class TraceFile:
             f"{self.path}: holds {self._n_events:,} events, but none of operators or kernels{damage}; "
             f"{self._n_broken:,} damaged ones were left out. Was the profiler active?"
         )
-
-    def _too_large(self) -> TraceError:
-        return TraceError(
-            f"{self.path}: event {self._n_events:,} takes more than {self._event_nbytes:,} bytes; the file is damaged"
-        )
-
-
-def _object(text: bytes) -> dict[str, object] | None:
-    """Decode an object; None if the text is none."""
-    try:
-        value = json.loads(repaired(text), strict=False)
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
