@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
 from simdist.plan.ops import Channel
@@ -17,6 +16,7 @@ from simdist.profiles.estimates.tensors import Model, find_model
 from simdist.profiles.job.job import TracedJob, assemble
 from simdist.profiles.job.layout import RankLayout, find_layout
 from simdist.profiles.job.matching import RankClocks, check_same_run, match, synchronize
+from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import RankProfile
 from simdist.scenario import Cluster, Host, InputSettings, Link, Persistent, Scenario, Storage, Tensor, Workload
 from simdist.schedules import Schedule
@@ -78,7 +78,7 @@ class ImportedJob:
     host: HostModel
     model: Model
     scenario: Scenario
-    delays: dict[Channel, NDArray[np.float64]]
+    delays: dict[Channel, Floats]
     stragglers: tuple[Straggler, ...]
     noise: Noise
     proof: Proof

@@ -19,10 +19,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simdist.plan.ops import Channel
 from simdist.profiles.job.job import TracedJob
+from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import RankStep
 
 _LOW = 0.05
@@ -33,20 +33,20 @@ _NOTICEABLE = 0.01  # of a step, for input to be more than fetching what is ther
 class Parts:
     """Seconds of the parts of every step, each `[n_steps, n_traced_ranks]`."""
 
-    input_s: NDArray[np.float64]
-    forward_s: NDArray[np.float64]
-    host_s: NDArray[np.float64]
-    backward_s: NDArray[np.float64]
-    wait_s: NDArray[np.float64]
-    optimize_s: NDArray[np.float64]
+    input_s: Floats
+    forward_s: Floats
+    host_s: Floats
+    backward_s: Floats
+    wait_s: Floats
+    optimize_s: Floats
 
     @property
-    def step_s(self) -> NDArray[np.float64]:
+    def step_s(self) -> Floats:
         """Seconds of every step."""
         return self.input_s + self.forward_s + self.host_s + self.backward_s + self.wait_s + self.optimize_s
 
     @property
-    def compute_s(self) -> NDArray[np.float64]:
+    def compute_s(self) -> Floats:
         """Seconds of computing."""
         return self.forward_s + self.backward_s + self.optimize_s
 
@@ -113,7 +113,7 @@ def base_times(job: TracedJob, of: Parts) -> BaseTimes:
     )
 
 
-def _low_s(seconds: NDArray[np.float64]) -> float:
+def _low_s(seconds: Floats) -> float:
     return max(0.0, float(np.quantile(seconds, _LOW)))
 
 
@@ -149,7 +149,7 @@ def _buckets(job: TracedJob, of: Parts) -> tuple[tuple[float, ...], tuple[int | 
     return (_low_s(of.backward_s),), (), notes
 
 
-def _together(buckets_s: NDArray[np.float64]) -> tuple[float, ...]:
+def _together(buckets_s: Floats) -> tuple[float, ...]:
     """Return low quantiles of the buckets, scaled to that of their sum: they are not all at their lowest at once."""
     lows_s = np.maximum(0.0, np.quantile(buckets_s, _LOW, axis=0))
     sum_s = float(lows_s.sum())
@@ -186,7 +186,7 @@ class ExcessTimes:
         clipped_s: What was below the base times and is taken for 0: its mean over steps and ranks.
     """
 
-    of: dict[Channel, NDArray[np.float64]]
+    of: dict[Channel, Floats]
     clipped_s: float
 
 
@@ -198,7 +198,7 @@ def host_model(job: TracedJob, base: BaseTimes) -> HostModel:
 
 def excess_times(of: Parts, base: BaseTimes) -> ExcessTimes:
     """Return what was beyond the base times."""
-    excess: dict[Channel, NDArray[np.float64]] = {
+    excess: dict[Channel, Floats] = {
         "host": of.host_s - base.host_s,
         "compute": of.compute_s - base.compute_s,
         "io": of.input_s - base.input_s,
@@ -208,8 +208,8 @@ def excess_times(of: Parts, base: BaseTimes) -> ExcessTimes:
 
 
 def recorded(
-    excess: dict[Channel, NDArray[np.float64]], host: HostModel, ranks: Sequence[int], world_size: int
-) -> dict[Channel, NDArray[np.float64]]:
+    excess: dict[Channel, Floats], host: HostModel, ranks: Sequence[int], world_size: int
+) -> dict[Channel, Floats]:
     """Return the delays that the scenario plays, `[n_steps, world_size]`; channels without any are left out.
 
     Args:
@@ -228,7 +228,7 @@ def recorded(
     return {channel: _filled(routed[channel], ranks, world_size) for channel in _CHANNELS if routed[channel].any()}
 
 
-def typical_s(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+def typical_s(seconds: Floats) -> Floats:
     """Return what a rank without a trace is taken to have: a low quartile, so that it is late for no other's reason.
 
     Args:
@@ -237,7 +237,7 @@ def typical_s(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.quantile(seconds, 0.25, axis=1, method="lower"))
 
 
-def _filled(seconds: NDArray[np.float64], ranks: Sequence[int], world_size: int) -> NDArray[np.float64]:
+def _filled(seconds: Floats, ranks: Sequence[int], world_size: int) -> Floats:
     whole = np.repeat(typical_s(seconds)[:, None], world_size, axis=1)
     whole[:, list(ranks)] = seconds
     return np.round(whole, 9)  # a profiler counts nanoseconds at best

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simdist.profiles.estimates.base import typical_s
 from simdist.profiles.estimates.noise import by_chance_once_s
@@ -25,6 +24,7 @@ from simdist.profiles.estimates.stragglers import DelayTable
 from simdist.profiles.job.job import TracedJob
 from simdist.profiles.job.layout import RankLayout
 from simdist.profiles.job.matching import Matched, RankClocks
+from simdist.profiles.kineto.columns import Floats, Ints
 from simdist.profiles.kineto.messages import CollectiveKind
 from simdist.profiles.steps.model import listed
 from simdist.settings.units import format_seconds
@@ -49,9 +49,9 @@ class UntracedWaits:
         is_comparable: Whether there were collectives to tell it by.
     """
 
-    alone_s: NDArray[np.float64]
-    late_s: NDArray[np.float64]
-    behind_s: NDArray[np.float64]
+    alone_s: Floats
+    late_s: Floats
+    behind_s: Floats
     is_comparable: bool
 
 
@@ -81,7 +81,7 @@ def find_untraced_waits(matched: Matched, clocks: RankClocks) -> UntracedWaits:
     return UntracedWaits(alone_s, late_s, behind_s, is_comparable)
 
 
-def _waited_s(seconds: NDArray[np.float64], alone_s: NDArray[np.float64], factor: float) -> NDArray[np.float64]:
+def _waited_s(seconds: Floats, alone_s: Floats, factor: float) -> Floats:
     """Return what the collectives of one place took beyond the base; nothing where noise explains it.
 
     Args:
@@ -96,7 +96,7 @@ def _waited_s(seconds: NDArray[np.float64], alone_s: NDArray[np.float64], factor
     return np.where(beyond_s > least_s, beyond_s, 0.0)
 
 
-def _low(values: NDArray[np.float64]) -> float:
+def _low(values: Floats) -> float:
     return max(float(np.quantile(values, _LOW)), 1e-30)
 
 
@@ -133,7 +133,7 @@ def untraced_note(untraced: UntracedWaits, job: TracedJob, *, step_s: float) -> 
     return f"warning: {bound}: a persistent straggler among {who}, would look exactly like slow links{why}"
 
 
-def _alike(matched: Matched, n_traced: NDArray[np.int64]) -> list[list[list[int]]]:
+def _alike(matched: Matched, n_traced: Ints) -> list[list[list[int]]]:
     """Return the incomplete collectives of each kind, group and about one size: rows of each place in the step."""
     of_group: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
     for row, what in enumerate(matched.collectives):
@@ -163,7 +163,7 @@ def _places(matched: Matched, rows: Sequence[int]) -> dict[int, int]:
     return places
 
 
-def _nbytes(matched: Matched, rows: Sequence[int]) -> NDArray[np.float64]:
+def _nbytes(matched: Matched, rows: Sequence[int]) -> Floats:
     return np.array([matched.collectives[row].nbytes or 1.0 for row in rows])
 
 
@@ -223,7 +223,7 @@ def collective_times(
     return tuple(found)
 
 
-def _times(arrival_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+def _times(arrival_s: Floats, end_s: Floats) -> tuple[Floats, float]:
     """Return the seconds of each call from when its last member came, `[n_calls]`, and the share of waiting before."""
     last_s = np.nanmax(arrival_s, axis=1)
     alone_s = np.maximum(0.0, np.nanmedian(end_s, axis=1) - last_s)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simdist.cost import Shared, price
 from simdist.errors import PlanError, TraceError
 from simdist.plan import AllReduce, Buffer, Plan
 from simdist.plan.group import Group
 from simdist.profiles.estimates.collectives import CollectiveTimes
+from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import RankProfile
 from simdist.scenario import Cluster, Link, Tensor, Workload, load_cluster, presets
 from simdist.settings.units import format_nbytes
@@ -306,7 +306,7 @@ def fitted_line(start: Link, ratios: Callable[[Link], list[float]]) -> Link:
     """
     from scipy.optimize import minimize  # takes half a second
 
-    def miss(factors: NDArray[np.float64]) -> float:
+    def miss(factors: Floats) -> float:
         return math.fsum(math.log(ratio) ** 2 for ratio in ratios(_line(factors)))
 
     first = np.log([max(start.latency_s, 1e-6), start.bandwidth_Bps])
@@ -314,6 +314,6 @@ def fitted_line(start: Link, ratios: Callable[[Link], list[float]]) -> Link:
     return _line(found.x)
 
 
-def _line(factors: NDArray[np.float64]) -> Link:
+def _line(factors: Floats) -> Link:
     latency_s, bandwidth_Bps = np.exp(np.clip(factors, -30, 40)).tolist()
     return Link(latency_s=float(f"{latency_s:.4g}"), bandwidth_Bps=float(f"{bandwidth_Bps:.6g}"))

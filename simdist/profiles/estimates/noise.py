@@ -22,7 +22,8 @@ Source:
 import math
 
 import numpy as np
-from numpy.typing import NDArray
+
+from simdist.profiles.kineto.columns import Floats
 
 FALSE_ALARM = 0.01
 """Probability that a job without stragglers is said to have one, of each channel and kind."""
@@ -31,12 +32,12 @@ _NOISE = 0.6  # share of delays that are nobody's, at least
 _FEWEST = 3  # steps; in fewer nothing is usual
 
 
-def lower_median_s(seconds: NDArray[np.float64], *, axis: int = 0) -> NDArray[np.float64]:
+def lower_median_s(seconds: Floats, *, axis: int = 0) -> Floats:
     """Return the median; of an even number the lower one, so that being late in half of the steps is not usual."""
     return np.asarray(np.quantile(seconds, 0.5, axis=axis, method="lower"))
 
 
-def by_chance_usually_s(delay_s: NDArray[np.float64]) -> float:
+def by_chance_usually_s(delay_s: Floats) -> float:
     """Return how much later than the typical other rank noise alone may make a rank usually.
 
     Args:
@@ -57,7 +58,7 @@ def by_chance_usually_s(delay_s: NDArray[np.float64]) -> float:
     return float(np.quantile(residual_s, 1 - share, method="higher")) * stretch
 
 
-def by_chance_once_s(delay_s: NDArray[np.float64]) -> float:
+def by_chance_once_s(delay_s: Floats) -> float:
     """Return how late noise alone may make one of all ranks in one of all steps.
 
     Args:
@@ -70,7 +71,7 @@ def by_chance_once_s(delay_s: NDArray[np.float64]) -> float:
     return min(_tail_end_s(ordered_s[:below], len(ordered_s)), _tail_end_s(ordered_s, len(ordered_s)))
 
 
-def _tail_end_s(noise_s: NDArray[np.float64], count: int) -> float:
+def _tail_end_s(noise_s: Floats, count: int) -> float:
     """Return what none of so many delays is above, if the tail of this noise is exponential."""
     middle_s, third_s = np.quantile(noise_s, [0.5, 0.75])
     stretch = 1 + 2 / math.sqrt(len(noise_s))

@@ -9,12 +9,12 @@ or links inside nodes from those between them; nor that other steps are like the
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simdist.engines import simulate
 from simdist.plan.ops import Channel
 from simdist.profiles.estimates.base import Parts
 from simdist.profiles.job.job import TracedJob
+from simdist.profiles.kineto.columns import Floats
 from simdist.runs.building import build
 from simdist.scenario import Scenario
 from simdist.traces.breakdown import break_down
@@ -70,11 +70,11 @@ class Proof:
 
 def prove_step(
     scenario: Scenario,
-    delays: dict[Channel, NDArray[np.float64]],
+    delays: dict[Channel, Floats],
     of: Parts,
     job: TracedJob,
     *,
-    calm: tuple[Scenario, dict[Channel, NDArray[np.float64]]],
+    calm: tuple[Scenario, dict[Channel, Floats]],
 ) -> Proof:
     """Simulate synchronous SGD with the delays as they happened, and without stragglers.
 

@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from simdist.plan.ops import Channel
 from simdist.profiles.estimates.noise import by_chance_once_s, by_chance_usually_s, lower_median_s
 from simdist.profiles.job.layout import RankLayout
+from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import listed
 from simdist.scenario.cluster import DeviceOverride
 
@@ -90,7 +91,7 @@ class DelayTable:
         step_s: A typical step.
     """
 
-    of: dict[Channel, NDArray[np.float64]]
+    of: dict[Channel, Floats]
     ranks: Sequence[int]
     steps: Sequence[int]
     step_s: float
@@ -145,7 +146,7 @@ def noise_of(delays: DelayTable, stragglers: Sequence[Straggler]) -> Noise:
     return Noise(count, seconds)
 
 
-def without(delays: DelayTable, stragglers: Sequence[Straggler]) -> dict[Channel, NDArray[np.float64]]:
+def without(delays: DelayTable, stragglers: Sequence[Straggler]) -> dict[Channel, Floats]:
     """Return the delays as they would be if the stragglers were typical ranks."""
     kept = {channel: seconds.copy() for channel, seconds in delays.of.items()}
     for each in stragglers:
@@ -174,7 +175,7 @@ def _persistent(delays: DelayTable, channel: Channel) -> list[Straggler]:
     return found
 
 
-def _more_s(delay_s: NDArray[np.float64], persistent: Sequence[int]) -> NDArray[np.float64]:
+def _more_s(delay_s: Floats, persistent: Sequence[int]) -> Floats:
     """Return what ranks took beyond their usual delay, and of that, what they took beyond the typical other rank.
 
     Args:
@@ -192,7 +193,7 @@ def _more_s(delay_s: NDArray[np.float64], persistent: Sequence[int]) -> NDArray[
     return np.stack([own_s, own_s - _of_others_s(own_s)])
 
 
-def _transient(delays: DelayTable, channel: Channel, more_s: NDArray[np.float64]) -> list[Straggler]:
+def _transient(delays: DelayTable, channel: Channel, more_s: Floats) -> list[Straggler]:
     """Return the bursts of all ranks."""
     own_s, beyond_others_s = more_s
     is_late = more_s.min(axis=0) > max(by_chance_once_s(own_s), _TRANSIENT_SHARE * delays.step_s)
@@ -207,7 +208,7 @@ def _transient(delays: DelayTable, channel: Channel, more_s: NDArray[np.float64]
     return found
 
 
-def _of_others_s(own_s: NDArray[np.float64]) -> NDArray[np.float64]:
+def _of_others_s(own_s: Floats) -> Floats:
     """Return for every rank and step the median of the other ranks, 0 if there are none or it is below."""
     n_ranks = own_s.shape[1]
     if n_ranks == 1:
@@ -216,7 +217,7 @@ def _of_others_s(own_s: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.maximum(0.0, np.stack(others, axis=1))
 
 
-def _spread_s(seconds: NDArray[np.float64]) -> float:
+def _spread_s(seconds: Floats) -> float:
     return _NORMAL * float(np.median(np.abs(seconds - np.median(seconds))))
 
 

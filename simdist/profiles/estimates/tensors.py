@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError, TraceError
 from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.profiles.estimates.base import BaseTimes
 from simdist.profiles.job.job import TracedJob
+from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import Gradient
 from simdist.scenario import Tensor
 from simdist.schedules import Job, Sync
@@ -166,7 +166,7 @@ def _real(
     return _timed(ready, np.diff(done_s)), [note]
 
 
-def _weights(ready: Sequence[Tensor]) -> NDArray[np.float64]:
+def _weights(ready: Sequence[Tensor]) -> Floats:
     """Return how the backward pass is shared: as measured, else by FLOPs, else by elements."""
     for weights in (
         [tensor.backward_s or 0.0 for tensor in ready],
@@ -177,9 +177,7 @@ def _weights(ready: Sequence[Tensor]) -> NDArray[np.float64]:
     return np.array([tensor.count for tensor in ready], dtype=np.float64)
 
 
-def _in_buckets(
-    weights: NDArray[np.float64], borders: Sequence[int], buckets_s: Sequence[float]
-) -> NDArray[np.float64]:
+def _in_buckets(weights: Floats, borders: Sequence[int], buckets_s: Sequence[float]) -> Floats:
     """Return seconds of tensors that add up to those of their buckets, shared by weights, else evenly."""
     seconds = np.zeros_like(weights)
     for (first, stop), bucket_s in zip(pairwise(borders), buckets_s, strict=True):
@@ -189,7 +187,7 @@ def _in_buckets(
     return seconds
 
 
-def _timed(ready: Sequence[Tensor], seconds: NDArray[np.float64]) -> list[Tensor]:
+def _timed(ready: Sequence[Tensor], seconds: Floats) -> list[Tensor]:
     """Return the tensors in forward order with these backward seconds, to the nanosecond."""
     rounded = np.diff(np.round(np.cumsum([0.0, *seconds]), 9))  # so that sums stay what they are
     timed = [

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import RankProfile, RankStep
 
 _FEWEST = 3  # steps that must overlap
@@ -77,7 +77,7 @@ def _error(ends_s: Mapping[int, float], reference_s: Mapping[int, float]) -> int
     return best if _MUCH_BETTER * noise_s[best] < noise_s[0] else 0
 
 
-def _ends_s(profile: RankProfile) -> NDArray[np.float64]:
+def _ends_s(profile: RankProfile) -> Floats:
     """Return when the last gradient collective of each step ended, `[n_steps]`; NaN without any."""
     return np.array([_last_end_s(step) for step in profile.steps])
 
@@ -86,7 +86,7 @@ def _last_end_s(step: RankStep) -> float:
     return max((call.end_s for call in step.calls if call.of_gradients), default=np.nan)
 
 
-def _shift(ends_s: NDArray[np.float64], reference_s: NDArray[np.float64]) -> int:
+def _shift(ends_s: Floats, reference_s: Floats) -> int:
     """Return how many steps later than the reference this rank began: what most steps agree on, less those that do not.
 
     Steps agree whose difference is the usual one, up to what differences vary by at the best.
@@ -104,13 +104,13 @@ def _shift(ends_s: NDArray[np.float64], reference_s: NDArray[np.float64]) -> int
     return max(agree, key=lambda shift: (agree[shift], -abs(shift)))
 
 
-def _deviations_s(ends_s: NDArray[np.float64], reference_s: NDArray[np.float64], shift: int) -> NDArray[np.float64]:
+def _deviations_s(ends_s: Floats, reference_s: Floats, shift: int) -> Floats:
     """Return by how much each step's difference is not the usual one; steps without collectives are left out."""
     first, stop = max(0, shift), min(len(reference_s), len(ends_s) + shift)
     return _unusual_s(ends_s[first - shift : stop - shift] - reference_s[first:stop])
 
 
-def _unusual_s(differences_s: NDArray[np.float64]) -> NDArray[np.float64]:
+def _unusual_s(differences_s: Floats) -> Floats:
     known_s = differences_s[np.isfinite(differences_s)]
     return np.asarray(np.abs(known_s - np.median(known_s))) if len(known_s) else known_s
 

@@ -4,15 +4,15 @@ The n-th collective of a kind in a group and step is the same one on all of its 
 ends everywhere at about the same time.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simdist.errors import TraceError
 from simdist.profiles.job.job import TracedJob
+from simdist.profiles.kineto.columns import Floats, Ints
 from simdist.profiles.kineto.messages import CollectiveKind
 from simdist.profiles.steps.model import RankProfile, TracedCollective
 from simdist.settings.units import format_seconds
@@ -47,9 +47,9 @@ class Matched:
     """
 
     collectives: tuple[CollectiveKey, ...]
-    step: NDArray[np.int64]
-    arrival_s: NDArray[np.float64]
-    end_s: NDArray[np.float64]
+    step: Ints
+    arrival_s: Floats
+    end_s: Floats
     notes: tuple[str, ...]
 
 
@@ -59,28 +59,24 @@ _Place = tuple[int, CollectiveKind, tuple[int, ...], int]  # and how many of the
 
 def match(job: TracedJob) -> Matched:
     """Match the collectives of all ranks."""
-    rows: dict[_Place, int] = {}
-    sizes: list[int | None] = []
-    times: list[tuple[int, int, float, float]] = []
-    unknown = 0
+    found: dict[_Place, dict[int, tuple[TracedCollective, float]]] = defaultdict(dict)
+    n_unknown = 0
     for column, profile in enumerate(job.profiles):
         for place, call, came_s in _places(profile, job.world_size):
             if place is None:
-                unknown += 1
-                continue
-            row = rows.setdefault(place, len(rows))
-            if row == len(sizes):
-                sizes.append(call.nbytes)
-            elif sizes[row] is None:
-                sizes[row] = call.nbytes
-            times.append((row, column, came_s, call.end_s))
-    arrival_s, end_s = (np.full((len(rows), len(job.profiles)), np.nan) for _ in range(2))
-    if times:
-        table = np.array(times)
-        places = table[:, 0].astype(np.int64), table[:, 1].astype(np.int64)
-        arrival_s[places], end_s[places] = table[:, 2], table[:, 3]
-    what = tuple(CollectiveKey(kind, nbytes, group) for (_, kind, group, _), nbytes in zip(rows, sizes, strict=True))
-    return Matched(what, np.array([step for step, *_ in rows], dtype=np.int64), arrival_s, end_s, _notes(unknown))
+                n_unknown += 1
+            else:
+                found[place][column] = call, came_s
+    arrival_s, end_s = (np.full((len(found), len(job.profiles)), np.nan) for _ in range(2))
+    collectives = []
+    for row, ((_, kind, group, _), of_ranks) in enumerate(found.items()):
+        sizes = (call.nbytes for call, _ in of_ranks.values() if call.nbytes is not None)
+        collectives.append(CollectiveKey(kind, next(sizes, None), group))
+        for column, (call, came_s) in of_ranks.items():
+            arrival_s[row, column], end_s[row, column] = came_s, call.end_s
+    note = f"{n_unknown} collectives of groups whose members the traces do not tell were left out of the calibration"
+    steps = np.array([step for step, *_ in found], dtype=np.int64)
+    return Matched(tuple(collectives), steps, arrival_s, end_s, (note,) if n_unknown else ())
 
 
 def _places(profile: RankProfile, world_size: int) -> Iterator[tuple[_Place | None, TracedCollective, float]]:
@@ -120,13 +116,7 @@ def _group(call: TracedCollective, world_size: int) -> tuple[int, ...] | None:
     return (0,) if call.n_ranks == 1 else None
 
 
-def _notes(unknown: int) -> tuple[str, ...]:
-    if not unknown:
-        return ()
-    return (f"{unknown} collectives of groups whose members the traces do not tell were left out of the calibration",)
-
-
-_TOGETHER: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather")  # nobody is done before everybody has come
+_HEARS_ALL: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather")  # no rank is done before all have come
 _FEWEST = 9  # calls that show a drift
 _LEAST_DRIFT_S = 100e-6  # over the whole trace; less is none
 
@@ -145,11 +135,11 @@ class RankClocks:
         unknown: Ranks (as indices) that share no collective with the others: they have their own clock.
     """
 
-    offset_s: NDArray[np.float64]
-    drift: NDArray[np.float64]
-    zero_s: NDArray[np.float64]
+    offset_s: Floats
+    drift: Floats
+    zero_s: Floats
     residual_s: float
-    apart_s: NDArray[np.float64]
+    apart_s: Floats
     unknown: tuple[int, ...]
 
     @property
@@ -157,48 +147,34 @@ class RankClocks:
         """The largest difference between two clocks."""
         return float(np.ptp(self.offset_s))
 
-    def corrected_s(self, at_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    def corrected_s(self, at_s: Floats) -> Floats:
         """Return times of all ranks, `[..., n_traced_ranks]`, on the first rank's clock."""
         return np.asarray(at_s - self.offset_s - self.drift * (at_s - self.zero_s))
 
 
 def synchronize(matched: Matched) -> RankClocks:
     """Find the skew of all clocks, and their drift where there is one."""
-    together = [each.kind in _TOGETHER for each in matched.collectives]
-    end_s = matched.end_s[together]
+    end_s = matched.end_s[[each.kind in _HEARS_ALL for each in matched.collectives]]
     n_ranks = matched.end_s.shape[1]
     offset_s, drift, zero_s = np.zeros(n_ranks), np.zeros(n_ranks), np.zeros(n_ranks)
-    known = {0}
+    known, waiting = [0], list(range(1, n_ranks))
     corrected_s = end_s.copy()
-    for rank, reference_s in _reachable(end_s, corrected_s, known):
-        offset_s[rank], drift[rank], zero_s[rank] = _difference(end_s[:, rank], reference_s)
-        own_s = end_s[:, rank]
-        corrected_s[:, rank] = own_s - offset_s[rank] - drift[rank] * (own_s - zero_s[rank])
-    unknown = tuple(sorted(set(range(n_ranks)) - known))
-    residual_s = _residual_s(corrected_s[:, sorted(known)])
-    return RankClocks(offset_s, drift, zero_s, residual_s, _apart_s(corrected_s), unknown)
-
-
-def _reachable(
-    end_s: NDArray[np.float64], corrected_s: NDArray[np.float64], known: set[int]
-) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """Yield a rank that shares collectives with known ones, and their ends there; the caller corrects it."""
-    waiting = list(range(1, end_s.shape[1]))
     while waiting:
-        for rank in waiting:
-            first = np.full(len(end_s), np.nan)
-            for other in sorted(known, reverse=True):  # the first known member counts
-                first = np.where(np.isnan(corrected_s[:, other]), first, corrected_s[:, other])
-            if np.isfinite(first - end_s[:, rank]).any():
-                break
-        else:
-            return
+        known_s = corrected_s[:, sorted(known)]
+        reference_s = known_s[np.arange(len(known_s)), np.isfinite(known_s).argmax(axis=1)]  # the first known member
+        linked = [rank for rank in waiting if np.isfinite(reference_s - end_s[:, rank]).any()]
+        if not linked:
+            break
+        rank, own_s = linked[0], end_s[:, linked[0]]
+        offset_s[rank], drift[rank], zero_s[rank] = _difference(own_s, reference_s)
+        corrected_s[:, rank] = own_s - offset_s[rank] - drift[rank] * (own_s - zero_s[rank])
+        known.append(rank)
         waiting.remove(rank)
-        yield rank, first
-        known.add(rank)
+    residual_s = _residual_s(corrected_s[:, sorted(known)])
+    return RankClocks(offset_s, drift, zero_s, residual_s, _apart_s(corrected_s), tuple(waiting))
 
 
-def _difference(own_s: NDArray[np.float64], reference_s: NDArray[np.float64]) -> tuple[float, float, float]:
+def _difference(own_s: Floats, reference_s: Floats) -> tuple[float, float, float]:
     """Return offset, drift, and the time at which the offset is that."""
     both = np.isfinite(own_s - reference_s)
     own_s, difference_s = own_s[both], (own_s - reference_s)[both]
@@ -220,7 +196,7 @@ def _difference(own_s: NDArray[np.float64], reference_s: NDArray[np.float64]) ->
     return float(np.median(straight_s)), drift, zero_s
 
 
-def _residual_s(corrected_s: NDArray[np.float64]) -> float:
+def _residual_s(corrected_s: Floats) -> float:
     shared = np.isfinite(corrected_s).sum(axis=1) > 1
     if not shared.any():
         return 0.0
@@ -228,7 +204,7 @@ def _residual_s(corrected_s: NDArray[np.float64]) -> float:
     return float(np.median(spread_s))
 
 
-def _apart_s(corrected_s: NDArray[np.float64]) -> NDArray[np.float64]:
+def _apart_s(corrected_s: Floats) -> Floats:
     n_ranks = corrected_s.shape[1]
     shared = np.isfinite(corrected_s).sum(axis=1) > 1
     apart_s = np.zeros(n_ranks)
@@ -246,7 +222,7 @@ _SLICE_S = 5e-3  # by so much a busy host sees an end late: about a time slice o
 def check_same_run(job: TracedJob, matched: Matched, clocks: RankClocks) -> None:
     """Refuse a rank whose collectives are not those of the others.
 
-    Nobody is done with a collective before its last member has come, so its ends differ by less than the time that it
+    No rank is done with a collective before its last member has come, so its ends differ by less than the time that it
     takes from then on. That time is what it took the last one to come, by that rank's own clock: the shortest of all.
 
     Raises:

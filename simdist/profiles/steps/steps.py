@@ -40,21 +40,16 @@ def windows_of(own: EventColumns, passes: Passes) -> tuple[list[Window], list[st
     for edges_s, name in _repeating(own, passes):
         if len(edges_s) > 1:
             pairs = zip(edges_s[:-1].tolist(), edges_s[1:].tolist(), strict=True)
-            windows = [Window(number, start_s, end_s) for number, (start_s, end_s) in enumerate(pairs)]
-            return windows, [
-                f"steps carry no marks; they are taken to reach {name}; call `profiler.step()` to mark them"
-            ]
+            note = f"steps carry no marks; they are taken to reach {name}; call `profiler.step()` to mark them"
+            return [Window(number, start_s, end_s) for number, (start_s, end_s) in enumerate(pairs)], [note]
     return [], []
 
 
 def _marked(marks: EventColumns) -> list[Window]:
     """Let a step reach to the next one's mark where that follows; the profiler may have paused between them."""
-    numbers, starts_s = marks.link.tolist(), marks.start_s.tolist()
-    windows = []
-    for i, (number, start_s, end_s) in enumerate(zip(numbers, starts_s, marks.end_s.tolist(), strict=True)):
-        is_followed = i + 1 < len(numbers) and numbers[i + 1] == number + 1
-        windows.append(Window(number, start_s, starts_s[i + 1] if is_followed else end_s))
-    return windows
+    is_followed = np.diff(marks.link) == 1
+    ends_s = np.append(np.where(is_followed, marks.start_s[1:], marks.end_s[:-1]), marks.end_s[-1:])
+    return [Window(*each) for each in zip(marks.link.tolist(), marks.start_s.tolist(), ends_s.tolist(), strict=True)]
 
 
 def _repeating(own: EventColumns, passes: Passes) -> list[tuple[Floats, str]]:
