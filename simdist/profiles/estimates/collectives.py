@@ -12,7 +12,7 @@ the others: what they have queued meanwhile then shares the links. So lateness f
 collectives are upper bounds.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -136,31 +136,19 @@ def untraced_note(untraced: UntracedWaits, job: TracedJob, *, step_s: float) -> 
 def _alike(matched: Matched, n_traced: Ints) -> list[list[list[int]]]:
     """Return the incomplete collectives of each kind, group and about one size: rows of each place in the step."""
     of_group: dict[tuple[str, tuple[int, ...]], list[int]] = defaultdict(list)
-    for row, what in enumerate(matched.collectives):
-        if n_traced[row] < len(what.group):
-            of_group[what.kind, what.group].append(row)
-    found = []
+    for row, each in enumerate(matched.collectives):
+        if n_traced[row] < len(each.group):
+            of_group[each.kind, each.group].append(row)
+    found: list[dict[int, list[int]]] = []
     for rows in of_group.values():
-        places = _places(matched, rows)
         smallest = 0.0
         for row in sorted(rows, key=lambda row: matched.collectives[row].nbytes or 0):
-            nbytes = matched.collectives[row].nbytes or 1
-            if not smallest or nbytes > _SAME_SIZE * smallest:
-                smallest = nbytes
-                of_place: dict[int, list[int]] = defaultdict(list)
-                found.append(of_place)
-            of_place[places[row]].append(row)
+            each = matched.collectives[row]
+            if not smallest or (each.nbytes or 1) > _SAME_SIZE * smallest:
+                smallest = each.nbytes or 1
+                found.append(defaultdict(list))
+            found[-1][each.place].append(row)
     return [[rows for _, rows in sorted(of_place.items())] for of_place in found]
-
-
-def _places(matched: Matched, rows: Sequence[int]) -> dict[int, int]:
-    """Return how many of these collectives came before in the same step, by row."""
-    counts: Counter[int] = Counter()
-    places = {}
-    for row in rows:
-        places[row] = counts[int(matched.step[row])]
-        counts[int(matched.step[row])] += 1
-    return places
 
 
 def _nbytes(matched: Matched, rows: Sequence[int]) -> Floats:

@@ -28,9 +28,10 @@ Which: TypeAlias = Literal["fabric", "network"]
 _WHICH: tuple[Which, ...] = ("fabric", "network")
 _WORKLOAD = Workload(tensors=(Tensor(name="none", count=1),), batch_size=1, forward_s=0.0)
 _SAME_SIZE = 1.25  # sizes nearer than this factor tell one rate, not a latency and a rate
-_BEYOND = 1024  # times the largest size: nobody sends more
+_BEYOND = 1024  # times the largest size; larger messages are not sent
 _FLATTEST = 0.1  # slope at the end over time / size there; below, times hardly grow, and more would come for nothing
 _ROUNDS, _NEAR = 30, 1e-4  # of scaling; share that may be missed
+_MOST = 300  # tries for a line
 _TOLD = 0.05  # share that is told if it is missed
 
 
@@ -93,6 +94,7 @@ class _Point:
     nbytes: int
     group: Group
     seconds: float
+    calls: int
 
     @property
     def hop_nbytes(self) -> int:
@@ -132,12 +134,12 @@ def derive_links(
     if stated:
         links["fabric"] = stated.link
         notes.append(f"fabric is not measured but {stated.source}; network is what then explains the all_reduces")
-    named: tuple[tuple[Which, list[_Point]], ...] = (("fabric", [] if stated else inside), ("network", between))
-    for name, points in named:
+    measured: list[Which] = []
+    for name, points in zip(_WHICH, ([] if stated else inside, between), strict=True):
         if points:
             links[name], more = _fitted(name, points, cluster, links)
             notes += more
-    measured: tuple[Which, ...] = tuple(which for which in links if not (stated and which == "fabric"))
+            measured.append(name)
     if len(links) == 1 and has_both:
         missing, known = ("fabric", "network") if "network" in links else ("network", "fabric")
         where = "inside" if missing == "fabric" else "between"
@@ -149,11 +151,11 @@ def derive_links(
     fabric = links.get("fabric", any_link) if cluster.gpus_per_node > 1 else Link.ideal()
     network = links.get("network", any_link) if cluster.nodes > 1 else Link.ideal()
     is_complete = len(links) == 2 or not has_both
-    return Links(fabric, network, measured, tuple(notes), stated.source if stated else "", is_complete)
+    return Links(fabric, network, tuple(measured), tuple(notes), stated.source if stated else "", is_complete)
 
 
 def predicted_s(cluster: Cluster, group: Group, nbytes: int) -> float:
-    """Return what the cost model says that an all_reduce takes when nobody else uses the links."""
+    """Return the time of an all_reduce by the cost model when nothing else uses the links."""
     op = AllReduce("data", group)
     buffer = Buffer("data", max(1, nbytes // 4), initialized=True)
     plan = Plan.from_steps("all_reduce", world_size=cluster.world_size, buffers=(buffer,), steps=[(op,)])
@@ -173,30 +175,28 @@ def as_group(members: Sequence[int], world_size: int) -> Group | None:
 
 def _points(times: Sequence[CollectiveTimes], cluster: Cluster, *, between_nodes: bool) -> list[_Point]:
     """Return the all_reduces inside nodes or between them, by size; sizes nearly alike are one point."""
-    found = []
-    for each in times:
-        group = as_group(each.group, cluster.world_size)
-        tells = each.kind == "all_reduce" and each.nbytes and each.seconds > 0
-        if tells and group and each.nbytes and each.between_nodes == between_nodes:
-            found.append((_Point(each.nbytes, group, each.seconds), each.calls))
-    found.sort(key=lambda item: item[0].hop_nbytes)
-    blocks: list[list[tuple[_Point, int]]] = []
-    for point, calls in found:
-        if blocks and point.hop_nbytes < _SAME_SIZE * blocks[-1][0][0].hop_nbytes and _alike(point, blocks[-1][0][0]):
-            blocks[-1].append((point, calls))
+    blocks: list[list[_Point]] = []
+    points = (_point(each, cluster) for each in times if each.between_nodes == between_nodes)
+    for point in sorted(filter(None, points), key=lambda point: point.hop_nbytes):
+        first = blocks[-1][0] if blocks else None
+        if first and point.group == first.group and point.hop_nbytes < _SAME_SIZE * first.hop_nbytes:
+            blocks[-1].append(point)
         else:
-            blocks.append([(point, calls)])
+            blocks.append([point])
     return [_mean(block) for block in blocks]
 
 
-def _alike(first: _Point, second: _Point) -> bool:
-    return first.group == second.group
+def _point(times: CollectiveTimes, cluster: Cluster) -> _Point | None:
+    group = as_group(times.group, cluster.world_size)
+    if times.kind != "all_reduce" or not times.nbytes or times.seconds <= 0 or group is None:
+        return None
+    return _Point(times.nbytes, group, times.seconds, times.calls)
 
 
-def _mean(block: Sequence[tuple[_Point, int]]) -> _Point:
-    total = sum(calls for _, calls in block)
-    nbytes = round(sum(point.nbytes * calls for point, calls in block) / total)
-    return _Point(nbytes, block[0][0].group, sum(point.seconds * calls for point, calls in block) / total)
+def _mean(block: Sequence[_Point]) -> _Point:
+    calls = sum(point.calls for point in block)
+    nbytes = round(sum(point.nbytes * point.calls for point in block) / calls)
+    return _Point(nbytes, block[0].group, sum(point.seconds * point.calls for point in block) / calls, calls)
 
 
 def _fitted(name: Which, points: list[_Point], cluster: Cluster, known: dict[Which, Link]) -> tuple[Link, list[str]]:
@@ -212,29 +212,23 @@ def _fitted(name: Which, points: list[_Point], cluster: Cluster, known: dict[Whi
             for target_s, point in zip(targets_s, points, strict=True)
         ]
 
-    best: tuple[float, Link, list[str]] | None = None
+    tries: list[tuple[float, Link, list[str]]] = []
     for _ in range(_ROUNDS):
         link, notes = _link(name, points, hops_s)
         misses = ratios(link)
         worst = max(abs(miss - 1) for miss in misses)
-        if best is None or worst < best[0]:
-            best = worst, link, notes
+        tries.append((worst, link, notes))
         if worst < _NEAR:
             break
         hops_s = _growing(points, [hop_s * miss for hop_s, miss in zip(hops_s, misses, strict=True)])
-    assert best is not None  # after one round or more
-    worst, link, notes = best
+    worst, link, notes = min(tries, key=lambda each: each[0])
     if worst > _TOLD and len(points) > 1:
         line = fitted_line(_started(points, hops_s), ratios)
         off = max(abs(miss - 1) for miss in ratios(line))
         if off < worst:
             worst, link, notes = off, line, []
-    if worst > _TOLD:
-        notes = [
-            *notes,
-            f"warning: {name}: no link gives all times of all_reduces back; at the worst {worst:.0%} are missed",
-        ]
-    return link, notes
+    warning = f"warning: {name}: no link gives all times of all_reduces back; at the worst {worst:.0%} are missed"
+    return link, notes + [warning] * (worst > _TOLD)
 
 
 def _started(points: Sequence[_Point], hops_s: Sequence[float]) -> Link:
@@ -255,9 +249,8 @@ def _link(name: Which, points: Sequence[_Point], hops_s: Sequence[float]) -> tup
             f"predicted too fast"
         )
         return Link(latency_s=0.0, bandwidth_Bps=float(round(sizes[0] / times[0]))), [note]
-    slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
+    notes, slope = [], (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
     average = times[-1] / sizes[-1]
-    notes = []
     if not _FLATTEST * average <= slope <= average:
         notes.append(
             f"{name}: from one size to the next, times grow as no link's do; all_reduces beyond {largest} are "
@@ -288,10 +281,6 @@ def _growing(points: Sequence[_Point], hops_s: Sequence[float]) -> list[float]:
 
 def _mean_s(block: tuple[int, list[float]]) -> float:
     return math.fsum(block[1]) / len(block[1])
-
-
-_MOST = 300  # tries
-_NEAR = 1e-4  # of a factor
 
 
 def fitted_line(start: Link, ratios: Callable[[Link], list[float]]) -> Link:
