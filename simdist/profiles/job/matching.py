@@ -71,9 +71,9 @@ def match(job: TracedJob) -> Matched:
                 found[place][column] = call, came_s
     arrival_s, end_s = (np.full((len(found), len(job.profiles)), np.nan) for _ in range(2))
     collectives = []
-    for row, ((_, kind, group, place), of_ranks) in enumerate(found.items()):
+    for row, ((_, kind, group, nth), of_ranks) in enumerate(found.items()):
         sizes = (call.nbytes for call, _ in of_ranks.values() if call.nbytes is not None)
-        collectives.append(CollectiveKey(kind, next(sizes, None), group, place))
+        collectives.append(CollectiveKey(kind, next(sizes, None), group, nth))
         for column, (call, came_s) in of_ranks.items():
             arrival_s[row, column], end_s[row, column] = came_s, call.end_s
     note = f"{n_unknown} collectives of groups whose members the traces do not tell were left out of the calibration"

@@ -10,16 +10,17 @@ Any other pause of more than `PAUSE_S` outside of a backward pass is the host's.
 between operators, 10 to 200 microseconds, and belong to the phase around them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from simdist.profiles.kineto.columns import EventColumns, Floats, Ints
 from simdist.profiles.kineto.events import EventKind
-from simdist.profiles.steps.calls import Transfers
-from simdist.profiles.steps.host import Passes, gaps_between, host_spans
+from simdist.profiles.steps.calls import Transfers, backend_transfers
+from simdist.profiles.steps.host import HostRun, Passes, gaps_between, host_spans
 from simdist.profiles.steps.phase_spans import Phases, PhaseSpan, StepPhase, overlaid
+from simdist.profiles.steps.steps import DeviceRun, StepSpan, Window
 
 PAUSE_S = 0.5e-3
 LATE_S = 0.2e-3  # by which a thread of the backend may report the beginning or end of a collective too late
@@ -34,37 +35,39 @@ _OPERATORS = (
 )
 
 
-def cpu_phases(own: EventColumns, passes: Passes, waits: list[PhaseSpan], edges_s: tuple[float, float]) -> Phases:
+def cpu_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:
+    """Return what a CPU did in its steps."""
+    edges_s = (windows[0].start_s, windows[-1].end_s)
+    pauses = _Pauses.of(host.own, host.passes, edges_s)
+    transfers = backend_transfers(host.trace)
+    waits = list(_waits(pauses, transfers, host.passes, finishing=True))
+    transfers = _until_resumed(transfers, host.passes, waits)
+    waits += _waits(pauses, transfers, host.passes, finishing=False)
+    n_issued = int(np.count_nonzero(host.trace.host.kind == EventKind.ISSUE))
+    n_lost = n_issued - len(transfers.end_s)
+    notes = [f"the ends of {n_lost} of {n_issued} collectives are not in the trace"] if n_lost > 0 else []
+    spans = [StepSpan(window, window.start_s, window.end_s) for window in windows]
+    return DeviceRun("cpu", spans, _phases(host, waits, edges_s), transfers, _at_once, host_waits=True, notes=notes)
+
+
+def _at_once(times_s: Floats) -> Floats:
+    """A CPU has computed what it was told to when the call returns."""
+    return times_s
+
+
+def _phases(host: HostRun, waits: list[PhaseSpan], edges_s: tuple[float, float]) -> Phases:
     """Return which phase each instant belongs to.
 
     Args:
-        own: What the main thread did.
-        passes: Its backward passes.
+        host: What it did.
         waits: When it waited for collectives.
         edges_s: From where to where.
     """
-    spans = host_spans(own, passes)
+    spans = host_spans(host)
     updates = [span for span in spans if span.phase == StepPhase.OPTIMIZE]
     others = [span for span in spans if span.phase != StepPhase.OPTIMIZE]
-    pauses = _pauses(own, passes, [*others, *waits], edges_s)
+    pauses = _pauses(host, [*others, *waits], edges_s)
     return overlaid(np.array(edges_s), np.array([StepPhase.FORWARD], np.int8), [*updates, *pauses, *others, *waits])
-
-
-def waits_of(
-    own: EventColumns, passes: Passes, transfers: Transfers, edges_s: tuple[float, float]
-) -> tuple[list[PhaseSpan], Transfers]:
-    """Return when the main thread waited for collectives, and these without reports that came too late.
-
-    Args:
-        own: What the main thread did.
-        passes: Its backward passes.
-        transfers: Its collectives.
-        edges_s: From where to where.
-    """
-    pauses = _Pauses.of(own, passes, edges_s)
-    waits = list(_waits(pauses, transfers, passes, finishing=True))
-    transfers = _until_resumed(transfers, passes, waits)
-    return waits + list(_waits(pauses, transfers, passes, finishing=False)), transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +137,11 @@ def _until_resumed(transfers: Transfers, passes: Passes, waits: list[PhaseSpan])
     return replace(transfers, end_s=end_s)
 
 
-def _pauses(
-    own: EventColumns, passes: Passes, others: list[PhaseSpan], edges_s: tuple[float, float]
-) -> Iterator[PhaseSpan]:
+def _pauses(host: HostRun, others: list[PhaseSpan], edges_s: tuple[float, float]) -> Iterator[PhaseSpan]:
     """Find the main thread's pauses outside of other spans; an update begins when it is called."""
-    busy, updates = own.of(*_OPERATORS), own.of(EventKind.OPTIMIZER)
-    last = np.searchsorted(passes.end_s, updates.end_s, side="right")  # the backward pass before, if any
-    begun_s = np.maximum(updates.start_s, np.append(-np.inf, passes.end_s)[last])
+    busy, updates = host.own.of(*_OPERATORS), host.own.of(EventKind.OPTIMIZER)
+    last = np.searchsorted(host.passes.end_s, updates.end_s, side="right")  # the backward pass before, if any
+    begun_s = np.maximum(updates.start_s, np.append(-np.inf, host.passes.end_s)[last])
     starts_s = np.concatenate([busy.start_s, begun_s, [span.start_s for span in others], edges_s])
     ends_s = np.concatenate([busy.end_s, updates.end_s, [span.end_s for span in others], edges_s])
     for start_s, end_s in gaps_between(starts_s, ends_s).tolist():

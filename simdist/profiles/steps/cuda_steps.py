@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from simdist.profiles.kineto.columns import EventColumns, Floats, RankEvents
 from simdist.profiles.kineto.events import EventKind
 from simdist.profiles.kineto.messages import Message
-from simdist.profiles.steps.calls import Transfers
+from simdist.profiles.steps.calls import Transfers, backend_transfers
 from simdist.profiles.steps.cpu_steps import PAUSE_S
-from simdist.profiles.steps.host import Passes, host_spans
+from simdist.profiles.steps.host import HostRun, host_spans
 from simdist.profiles.steps.phase_spans import Phases, PhaseSpan, StepPhase, overlaid
-from simdist.profiles.steps.steps import StepSpan, Window
+from simdist.profiles.steps.steps import DeviceRun, StepSpan, Window, left_out
 
 CLOCKS_S = 50e-6  # by which the clocks of host and device may disagree after the profiler converted them
 
@@ -34,8 +34,22 @@ CLOCKS_S = 50e-6  # by which the clocks of host and device may disagree after th
 NEARLY = 0.9  # a share that leaves room for a step that differs
 
 
+def cuda_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:
+    """Return what a GPU did in those steps of which nothing is missing, if any."""
+    kernels = _kernels(host.trace)
+    transfers = _collectives(host.trace)
+    transfers = transfers if len(transfers.end_s) else backend_transfers(host.trace)
+    spans = _spans(windows, kernels)
+    phases = _phases(host, kernels, transfers, spans)
+    whole = [span for span, is_whole in zip(spans, _are_whole(host.trace, windows), strict=True) if is_whole]
+    lost = left_out(spans, whole)
+    notes = [f"steps of which kernels are missing were left out: {lost}"] if lost else []
+    waits = _host_waits(host.own, windows, kernels)
+    return DeviceRun("cuda", whole, phases, transfers, kernels.computed, host_waits=waits, notes=notes)
+
+
 @dataclass(frozen=True, slots=True)
-class Kernels:
+class _Kernels:
     """What a GPU's compute streams did, in the order in which it began; copies on their stream included.
 
     Args:
@@ -57,23 +71,23 @@ class Kernels:
         return done_s[np.searchsorted(self.launch_s[order], times_s, side="left")]
 
 
-def kernels_of(timeline: RankEvents) -> Kernels:
+def _kernels(trace: RankEvents) -> _Kernels:
     """Return what the compute streams did."""
-    device = timeline.device
+    device = trace.device
     is_kernel = device.kind == EventKind.KERNEL
     busy_s = np.bincount(device.thread[is_kernel], weights=(device.end_s - device.start_s)[is_kernel])
     is_copy = (device.kind == EventKind.COPY_IN) | (device.kind == EventKind.COPY)
     events = device.where(is_kernel | (is_copy & (device.thread == int(busy_s.argmax()))))
     ended_s = np.maximum.accumulate(events.end_s)
-    launch_s = _launch_s(timeline, events)
+    launch_s = _launch_s(trace, events)
     known = np.maximum.accumulate(np.where(np.isnan(launch_s), -1, np.arange(len(launch_s))))
     filled_s = np.where(known < 0, -np.inf, launch_s[np.maximum(known, 0)])
-    return Kernels(np.maximum(events.start_s, np.append(-np.inf, ended_s[:-1])), ended_s, filled_s, events.kind)
+    return _Kernels(np.maximum(events.start_s, np.append(-np.inf, ended_s[:-1])), ended_s, filled_s, events.kind)
 
 
-def _launch_s(timeline: RankEvents, events: EventColumns) -> Floats:
+def _launch_s(trace: RankEvents, events: EventColumns) -> Floats:
     """Return when the host launched each of a device's events; NaN where the trace does not tell."""
-    launches = timeline.host.of(EventKind.LAUNCH, EventKind.BLOCKING)
+    launches = trace.host.of(EventKind.LAUNCH, EventKind.BLOCKING)
     found = _launch_of(launches, events)
     return np.where(found < 0, np.nan, np.append(launches.start_s, np.nan)[found])
 
@@ -88,16 +102,16 @@ def _launch_of(launches: EventColumns, events: EventColumns) -> NDArray[np.intp]
     return np.where((links[at] == events.link) & (events.link >= 0), order[at], -1)
 
 
-def collectives_of(timeline: RankEvents) -> Transfers:
+def _collectives(trace: RankEvents) -> Transfers:
     """Return the collectives that the GPU executed; what their kernels do not tell, the host's operators may."""
-    done = timeline.device.of(EventKind.COLLECTIVE)
-    launches = timeline.host.of(EventKind.LAUNCH, EventKind.BLOCKING)
+    done = trace.device.of(EventKind.COLLECTIVE)
+    launches = trace.host.of(EventKind.LAUNCH, EventKind.BLOCKING)
     found = _launch_of(launches, done)
     issued_s = np.where(found < 0, done.start_s, np.append(launches.start_s, np.nan)[found])
     threads = np.append(launches.thread, -1)[found].tolist()
-    issues = timeline.host.of(EventKind.ISSUE)
+    issues = trace.host.of(EventKind.ISSUE)
     messages = [
-        _filled(timeline.device_messages[link], timeline.messages, issues, at_s, thread)
+        _filled(trace.device_messages[link], trace.messages, issues, at_s, thread)
         for link, at_s, thread in zip(done.link.tolist(), issued_s.tolist(), threads, strict=True)
     ]
     order = np.argsort(issued_s, kind="stable")
@@ -116,7 +130,7 @@ def _filled(message: Message, told: Sequence[Message], issues: EventColumns, at_
     return message
 
 
-def cuda_spans(windows: Sequence[Window], kernels: Kernels) -> list[StepSpan]:
+def _spans(windows: Sequence[Window], kernels: _Kernels) -> list[StepSpan]:
     """Return from when to when each step was on the device; steps that launched nothing last no time there."""
     borders_s = np.array([[window.start_s, window.end_s] for window in windows])
     reached_s = kernels.computed(borders_s)
@@ -128,14 +142,14 @@ def cuda_spans(windows: Sequence[Window], kernels: Kernels) -> list[StepSpan]:
     return spans
 
 
-def are_whole(timeline: RankEvents, windows: Sequence[Window]) -> list[bool]:
+def _are_whole(trace: RankEvents, windows: Sequence[Window]) -> list[bool]:
     """Tell of which steps the trace has what they launched: of a damaged one, the device's part may be missing.
 
     Some calls launch nothing that the profiler sees; of those, every step has its share. What is launched after the
     last thing that is seen is missing at the end of the trace, so a step that reaches beyond that is not whole.
     """
-    launches = timeline.host.of(EventKind.LAUNCH)
-    is_seen = np.isin(launches.link, timeline.device.link) & (launches.link >= 0)
+    launches = trace.host.of(EventKind.LAUNCH)
+    is_seen = np.isin(launches.link, trace.device.link) & (launches.link >= 0)
     n_seen = np.append(0, np.cumsum(is_seen))
     borders = np.searchsorted(launches.start_s, [[window.start_s, window.end_s] for window in windows])
     shares = np.diff(n_seen[borders], axis=1)[:, 0] / np.maximum(np.diff(borders, axis=1)[:, 0], 1)
@@ -145,52 +159,34 @@ def are_whole(timeline: RankEvents, windows: Sequence[Window]) -> list[bool]:
     return whole
 
 
-def cuda_phases(
-    timeline: RankEvents,
-    own: EventColumns,
-    passes: Passes,
-    kernels: Kernels,
-    transfers: Transfers,
-    spans: Sequence[StepSpan],
-) -> Phases:
-    """Return which phase each instant belongs to on the device.
-
-    Args:
-        timeline: What the trace tells.
-        own: What the main thread did.
-        passes: The backward passes.
-        kernels: What the compute streams did.
-        transfers: The collectives.
-        spans: The steps; phases are known from the first to the last of them.
-    """
+def _phases(host: HostRun, kernels: _Kernels, transfers: Transfers, spans: Sequence[StepSpan]) -> Phases:
+    """Return which phase each instant belongs to on the device, from the first to the last step."""
     begin_s, end_s = spans[0].start_s, spans[-1].end_s
     inside = (kernels.end_s > begin_s) & (kernels.start_s < end_s)
     starts_s = np.clip(kernels.start_s[inside], begin_s, end_s)
     ends_s = np.clip(kernels.end_s[inside], begin_s, end_s)
     launch_s = kernels.launch_s[inside]
-    phase = _launched_in(own, passes, launch_s)
+    phase = _launched_in(host, launch_s)
     phase[(kernels.kind[inside] == EventKind.COPY_IN) & (phase == StepPhase.FORWARD)] = StepPhase.INPUT
     edges_s = np.concatenate([[begin_s], np.stack([starts_s, ends_s], axis=1).ravel()])
     gaps_s = np.stack([edges_s[:-1:2], starts_s], axis=1)
-    return overlaid(edges_s, np.repeat(phase, 2), _gaps(timeline, own, gaps_s, launch_s, transfers))
+    return overlaid(edges_s, np.repeat(phase, 2), _gaps(host, gaps_s, launch_s, transfers))
 
 
-def _launched_in(own: EventColumns, passes: Passes, launch_s: Floats) -> NDArray[np.int8]:
+def _launched_in(host: HostRun, launch_s: Floats) -> NDArray[np.int8]:
     """Return the phase in which the host was when it launched each kernel."""
-    host = [span for span in host_spans(own, passes) if span.start_s < span.end_s]
-    if not host:
+    spans = [span for span in host_spans(host) if span.start_s < span.end_s]
+    if not spans:
         return np.full(len(launch_s), StepPhase.FORWARD, np.int8)
-    edges_s = np.array([min(span.start_s for span in host) - 1.0, max(span.end_s for span in host) + 1.0])
-    phases = overlaid(edges_s, np.array([StepPhase.FORWARD], np.int8), host)
+    edges_s = np.array([min(span.start_s for span in spans) - 1.0, max(span.end_s for span in spans) + 1.0])
+    phases = overlaid(edges_s, np.array([StepPhase.FORWARD], np.int8), spans)
     return phases.at(launch_s)
 
 
-def _gaps(
-    timeline: RankEvents, own: EventColumns, gaps_s: Floats, launch_s: Floats, transfers: Transfers
-) -> Iterator[PhaseSpan]:
+def _gaps(host: HostRun, gaps_s: Floats, launch_s: Floats, transfers: Transfers) -> Iterator[PhaseSpan]:
     """Find the phases of gaps that are no mere launching."""
-    loads = own.of(EventKind.INPUT)
-    blocks = timeline.host.of(EventKind.SYNC, EventKind.BLOCKING)
+    loads = host.own.of(EventKind.INPUT)
+    blocks = host.trace.host.of(EventKind.SYNC, EventKind.BLOCKING)
     done_s = np.sort(transfers.end_s)
     last_done = np.searchsorted(done_s, gaps_s[:, 1] + CLOCKS_S) - 1
     done_s = np.append(done_s, -np.inf)[last_done]
@@ -227,7 +223,7 @@ def _idle(start_s: float, end_s: float, launch_s: float, loads: EventColumns) ->
         yield PhaseSpan(start_s, end_s, StepPhase.HOST)
 
 
-def host_blocks(own: EventColumns, windows: Sequence[Window], kernels: Kernels) -> bool:
+def _host_waits(own: EventColumns, windows: Sequence[Window], kernels: _Kernels) -> bool:
     """Tell whether the host waits for its device in nearly every step; of a few steps, one may differ.
 
     It does where it calls what waits, and all that it launched before was done when that returned.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.profiles.kineto.columns import EventColumns, Floats
+from simdist.profiles.kineto.columns import EventColumns, Floats, RankEvents
 from simdist.profiles.kineto.events import EventKind
 from simdist.profiles.steps.phase_spans import PhaseSpan, StepPhase
 
@@ -38,7 +38,28 @@ class Passes:
         return (of_pass >= 0) & (times_s <= np.append(self.end_s, np.inf)[of_pass])
 
 
-def main_thread(host: EventColumns) -> int | None:
+@dataclass(frozen=True, slots=True)
+class HostRun:
+    """All that a rank's host did.
+
+    Args:
+        trace: What the trace tells.
+        own: What the main thread did.
+        passes: The backward passes.
+    """
+
+    trace: RankEvents
+    own: EventColumns
+    passes: Passes
+
+
+def host_run(trace: RankEvents) -> HostRun | None:
+    """Find the main thread and its backward passes; None if nothing ran."""
+    main = _main_thread(trace.host)
+    return None if main is None else HostRun(trace, trace.host.on(main), _backward_passes(trace.host, main))
+
+
+def _main_thread(host: EventColumns) -> int | None:
     """Return the thread that runs the training loop, or None if nothing ran.
 
     It is the one with the profiler's marks; without marks the one that updates, loads or calls the model; or else the
@@ -51,7 +72,7 @@ def main_thread(host: EventColumns) -> int | None:
     return int(np.bincount(own).argmax()) if len(own) else None
 
 
-def backward_passes(host: EventColumns, main: int) -> Passes:
+def _backward_passes(host: EventColumns, main: int) -> Passes:
     """Find the backward passes, on whichever threads they ran."""
     nodes, copies = _nodes(host), host.of(EventKind.COPY_BACK)
     if not len(nodes):
@@ -120,8 +141,9 @@ def gaps_between(starts_s: Floats, ends_s: Floats) -> Floats:
     return np.stack([reached_s[is_gap], starts_s[is_gap]], axis=1)
 
 
-def host_spans(own: EventColumns, passes: Passes) -> list[PhaseSpan]:
+def host_spans(host: HostRun) -> list[PhaseSpan]:
     """Return the phases of the main thread: updates, batches and backward passes; all else is the forward pass."""
+    own, passes = host.own, host.passes
     inputs, updates = own.of(EventKind.INPUT), own.of(EventKind.OPTIMIZER)
     breaks_s = np.sort(own.of(EventKind.STEP, EventKind.INPUT, EventKind.FORWARD).start_s)
     found = [

@@ -7,13 +7,14 @@ one update to the next.
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from simdist.profiles.kineto.columns import UNKNOWN, EventColumns, Floats, Ints
 from simdist.profiles.kineto.events import EventKind
-from simdist.profiles.steps.host import Passes
+from simdist.profiles.steps.calls import Transfers
+from simdist.profiles.steps.host import HostRun, Passes
 from simdist.profiles.steps.model import Gradient, RankStep, TracedCollective
 from simdist.profiles.steps.phase_spans import Phases, StepPhase
 
@@ -27,17 +28,12 @@ class Window:
     end_s: float
 
 
-def windows_of(own: EventColumns, passes: Passes) -> tuple[list[Window], list[str]]:
-    """Return the steps in order, and notes on how they were found.
-
-    Args:
-        own: What the main thread did.
-        passes: The backward passes.
-    """
-    marks = own.of(EventKind.STEP)
+def windows_of(host: HostRun) -> tuple[list[Window], list[str]]:
+    """Return the steps in order, and notes on how they were found."""
+    marks = host.own.of(EventKind.STEP)
     if len(marks):
         return _marked(marks), []
-    for edges_s, name in _repeating(own, passes):
+    for edges_s, name in _repeating(host.own, host.passes):
         if len(edges_s) > 1:
             pairs = zip(edges_s[:-1].tolist(), edges_s[1:].tolist(), strict=True)
             note = f"steps carry no marks; they are taken to reach {name}; call `profiler.step()` to mark them"
@@ -84,23 +80,48 @@ class StepSpan:
     end_s: float
 
 
-def rank_steps(
-    spans: Iterable[StepSpan], phases: Phases, calls: tuple[TracedCollective, ...], computed: Computed
-) -> list[RankStep]:
+@dataclass(frozen=True, slots=True)
+class DeviceRun:
+    """All that a rank's device did: a GPU, or the CPU itself.
+
+    Args:
+        kind: What computes.
+        spans: The steps.
+        phases: Which phase each instant belongs to.
+        transfers: The collectives.
+        computed: When the device had computed what was launched before an instant.
+        host_waits: Whether the host waits for it in every step.
+        notes: What is missing, or was left out.
+    """
+
+    kind: Literal["cpu", "cuda"]
+    spans: list[StepSpan]
+    phases: Phases
+    transfers: Transfers
+    computed: Computed
+    host_waits: bool
+    notes: list[str]
+
+
+def left_out(spans: Sequence[StepSpan], kept: Sequence[StepSpan]) -> str:
+    """List the steps that were not kept."""
+    return ", ".join(str(span.host.number) for span in spans if span not in kept)
+
+
+def rank_steps(run: DeviceRun, spans: Iterable[StepSpan], calls: tuple[TracedCollective, ...]) -> list[RankStep]:
     """Return the steps with their phases, buckets and calls.
 
     Args:
-        spans: The steps.
-        phases: Of the device.
+        run: What the device did.
+        spans: Those of its steps that count.
         calls: Of all steps, in the order in which they were issued.
-        computed: When the device had computed what was launched before an instant.
     """
     issued_s = np.array([call.issued_s for call in calls])
     steps = []
     for span in spans:
         first, last = np.searchsorted(issued_s, [span.host.start_s, span.host.end_s]).tolist()
         borders_s = np.array([span.start_s, span.end_s])
-        spent_s = {phase: float(np.diff(phases.before(phase, borders_s))[0]) for phase in StepPhase}
+        spent_s = {phase: float(np.diff(run.phases.before(phase, borders_s))[0]) for phase in StepPhase}
         own = calls[first:last]
         steps.append(
             RankStep(
@@ -113,41 +134,37 @@ def rank_steps(
                 backward_s=spent_s[StepPhase.BACKWARD],
                 wait_s=spent_s[StepPhase.WAIT],
                 optimize_s=spent_s[StepPhase.OPTIMIZE],
-                buckets_s=_buckets_s(own, phases, computed, borders_s),
+                buckets_s=_buckets_s(run, own, borders_s),
                 calls=own,
             )
         )
     return steps
 
 
-def _buckets_s(
-    calls: tuple[TracedCollective, ...], phases: Phases, computed: Computed, borders_s: Floats
-) -> tuple[float, ...]:
+def _buckets_s(run: DeviceRun, calls: tuple[TracedCollective, ...], borders_s: Floats) -> tuple[float, ...]:
     """Cut the backward pass where gradients were handed over; what follows the last goes to the last."""
     handed_over_s = np.array([call.issued_s for call in calls if call.of_gradients])
     if not len(handed_over_s):
         return ()
-    ready_s = np.clip(computed(handed_over_s), *borders_s)
+    ready_s = np.clip(run.computed(handed_over_s), *borders_s)
     cuts_s = np.concatenate([borders_s[:1], ready_s[:-1], borders_s[1:]])
-    return tuple(np.diff(phases.before(StepPhase.BACKWARD, np.maximum.accumulate(cuts_s))).tolist())
+    return tuple(np.diff(run.phases.before(StepPhase.BACKWARD, np.maximum.accumulate(cuts_s))).tolist())
 
 
-def gradients_of(
-    host: EventColumns, spans: Sequence[StepSpan], passes: Passes, phases: Phases, computed: Computed
-) -> tuple[tuple[Gradient, ...], list[str]]:
+def gradients_of(host: HostRun, run: DeviceRun, spans: Sequence[StepSpan]) -> tuple[tuple[Gradient, ...], list[str]]:
     """Return the parameters in the order in which their gradients become ready, and notes on what is amiss.
+
+    Of several backward passes of a step the last counts, because it is the one that reduces gradients.
 
     Args:
         host: What the host did.
-        spans: The steps; each has a backward pass.
-        passes: The backward passes; the last of each step counts, because it is the one that reduces gradients.
-        phases: Of the device.
-        computed: When the device had computed what was launched before an instant.
+        run: What the device did.
+        spans: Those of its steps that count; each has a backward pass.
     """
-    ready = host.of(EventKind.READY)
+    ready = host.trace.host.of(EventKind.READY)
     found: dict[tuple[int, ...], list[Floats]] = {}
     for span in spans:
-        counts, seconds = _in_step(ready, span, passes, phases, computed)
+        counts, seconds = _in_step(ready, host.passes, run, span)
         if len(counts) and np.all(counts != UNKNOWN):
             found.setdefault(tuple(counts.tolist()), []).append(seconds)
     if not found:
@@ -160,15 +177,13 @@ def gradients_of(
     return gradients, [note] if other else []
 
 
-def _in_step(
-    ready: EventColumns, span: StepSpan, passes: Passes, phases: Phases, computed: Computed
-) -> tuple[Ints, Floats]:
+def _in_step(ready: EventColumns, passes: Passes, run: DeviceRun, span: StepSpan) -> tuple[Ints, Floats]:
     """Return sizes of the gradients of a step's last backward pass, and the backward seconds before each."""
     last = int(np.searchsorted(passes.start_s, span.host.end_s)) - 1
     begin_s, end_s = passes.start_s[last], passes.end_s[last]
     first, behind = np.searchsorted(ready.start_s, [begin_s, end_s]).tolist()
-    instants_s = computed(np.append(begin_s, ready.end_s[first:behind]))
-    spent_s = phases.before(StepPhase.BACKWARD, np.clip(instants_s, span.start_s, span.end_s))
+    instants_s = run.computed(np.append(begin_s, ready.end_s[first:behind]))
+    spent_s = run.phases.before(StepPhase.BACKWARD, np.clip(instants_s, span.start_s, span.end_s))
     return ready.link[first:behind], np.diff(np.maximum.accumulate(spent_s))
 
 
