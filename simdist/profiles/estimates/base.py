@@ -17,6 +17,7 @@ Two tables. What was *measured* tells host, compute and io apart, and is what st
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import numpy as np
 
@@ -88,12 +89,9 @@ class BaseTimes:
 
 def parts(job: TracedJob) -> Parts:
     """Return the parts of all steps as arrays."""
-    rows = [[_seconds(step) for step in profile.steps] for profile in job.profiles]
+    in_order = attrgetter("input_s", "forward_s", "host_s", "backward_s", "wait_s", "optimize_s")
+    rows = [[in_order(step) for step in profile.steps] for profile in job.profiles]
     return Parts(*np.array(rows).transpose(2, 1, 0))
-
-
-def _seconds(step: RankStep) -> tuple[float, ...]:
-    return step.input_s, step.forward_s, step.host_s, step.backward_s, step.wait_s, step.optimize_s
 
 
 def base_times(job: TracedJob, of: Parts) -> BaseTimes:
@@ -119,7 +117,8 @@ def _low_s(seconds: Floats) -> float:
 
 def _buckets(job: TracedJob, of: Parts) -> tuple[tuple[float, ...], tuple[int | None, ...], list[str]]:
     """Return backward seconds and bytes of the buckets that most steps have."""
-    layouts = Counter(_sizes(step) for profile in job.profiles for step in profile.steps)
+    steps = [(step, _sizes(step)) for profile in job.profiles for step in profile.steps]
+    layouts = Counter(sizes for _, sizes in steps)
     silent = layouts.pop((), 0)
     nbytes, times = layouts.most_common(1)[0] if layouts else ((), silent)
     notes = []
@@ -134,14 +133,9 @@ def _buckets(job: TracedJob, of: Parts) -> tuple[tuple[float, ...], tuple[int | 
             f"{others} of {others + times} steps of ranks have other gradient buckets than the {len(nbytes)} of most; "
             f"the backward pass up to each bucket is from the latter"
         )
-    seconds = [
-        step.buckets_s
-        for profile in job.profiles
-        for step in profile.steps
-        if _sizes(step) == nbytes and len(step.buckets_s) == len(nbytes)
-    ]
+    seconds = [step.buckets_s for step, sizes in steps if sizes == nbytes and len(step.buckets_s) == len(nbytes)]
     if nbytes and seconds:
-        return _together(np.array(seconds)), nbytes, notes
+        return _scaled_lows(np.array(seconds)), nbytes, notes
     if nbytes:
         notes.append("the traces do not tell when each gradient bucket was ready: the backward pass is shared by bytes")
         shares = np.array([each or 1 for each in nbytes], dtype=np.float64)
@@ -149,7 +143,7 @@ def _buckets(job: TracedJob, of: Parts) -> tuple[tuple[float, ...], tuple[int | 
     return (_low_s(of.backward_s),), (), notes
 
 
-def _together(buckets_s: Floats) -> tuple[float, ...]:
+def _scaled_lows(buckets_s: Floats) -> tuple[float, ...]:
     """Return low quantiles of the buckets, scaled to that of their sum: they are not all at their lowest at once."""
     lows_s = np.maximum(0.0, np.quantile(buckets_s, _LOW, axis=0))
     sum_s = float(lows_s.sum())
@@ -158,7 +152,7 @@ def _together(buckets_s: Floats) -> tuple[float, ...]:
 
 
 def _sizes(step: RankStep) -> tuple[int | None, ...]:
-    return tuple(call.nbytes for call in step.calls if call.of_gradients)
+    return tuple(call.nbytes for call in step.gradient_calls)
 
 
 _CHANNELS: tuple[Channel, ...] = ("host", "compute", "io")

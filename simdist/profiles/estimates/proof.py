@@ -88,9 +88,8 @@ def prove_step(
     built = build(scenario, scenario.schedules[0])
     trace = simulate(built.plan, built.costs, delays)
     none = {channel: np.zeros_like(seconds) for channel, seconds in delays.items()}
-    calm_built, left = build(calm[0], calm[0].schedules[0]), calm[1]
-    left = none | {channel: left[channel] for channel in left if channel in none}
-    quiet = simulate(calm_built.plan, calm_built.costs, left)
+    calm_built = build(calm[0], calm[0].schedules[0])
+    quiet = simulate(calm_built.plan, calm_built.costs, none | {key: calm[1][key] for key in calm[1].keys() & none})
     states = break_down(trace)
     predicted = {state: float(states.per_step_s(state)[0]) for state in ("compute", "comm", "wait", "io", "host")}
     loads = scenario.input.source == "storage"
@@ -110,10 +109,5 @@ def prove_step(
             ),
             "waiting for input": (predicted["io"], measured_input_s if loads else 0.0),
         },
-        is_silent=_is_silent(job),
+        is_silent=job.world_size > 1 and not any(step.gradient_calls for each in job.profiles for step in each.steps),
     )
-
-
-def _is_silent(job: TracedJob) -> bool:
-    calls = (call for profile in job.profiles for step in profile.steps for call in step.calls)
-    return job.world_size > 1 and not any(call.of_gradients for call in calls)

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from simdist.profiles.kineto.columns import Floats
-from simdist.profiles.steps.model import RankProfile, RankStep
+from simdist.profiles.steps.model import RankProfile
 
 _FEWEST = 3  # steps that must overlap
 _TOLERATED = 0.01  # of a step
@@ -79,11 +79,8 @@ def _error(ends_s: Mapping[int, float], reference_s: Mapping[int, float]) -> int
 
 def _ends_s(profile: RankProfile) -> Floats:
     """Return when the last gradient collective of each step ended, `[n_steps]`; NaN without any."""
-    return np.array([_last_end_s(step) for step in profile.steps])
-
-
-def _last_end_s(step: RankStep) -> float:
-    return max((call.end_s for call in step.calls if call.of_gradients), default=np.nan)
+    ends_s = ((call.end_s for call in step.gradient_calls) for step in profile.steps)
+    return np.array([max(of_step, default=np.nan) for of_step in ends_s])
 
 
 def _shift(ends_s: Floats, reference_s: Floats) -> int:

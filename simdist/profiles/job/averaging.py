@@ -54,7 +54,7 @@ def check_every_step(profile: RankProfile) -> None:
         TraceError: It does so at regular distances, or in no more than half of its steps.
     """
     numbers = [step.number for step in profile.steps]
-    places = [place for place, step in enumerate(profile.steps) if any(call.of_gradients for call in step.calls)]
+    places = [place for place, step in enumerate(profile.steps) if step.gradient_calls]
     if not places or len(places) == len(numbers):
         return
     gaps = {after - before for before, after in pairwise(places)}
@@ -71,17 +71,10 @@ def check_every_step(profile: RankProfile) -> None:
 
 def _groups(profiles: Sequence[RankProfile], world_size: int) -> tuple[set[_Group], set[int]]:
     """Return the groups over which gradients are averaged, and the sizes of those whose members no trace names."""
-    calls = [call for profile in profiles for step in profile.steps for call in step.calls if call.of_gradients]
-    members = {(call.ranks, call.n_ranks) for call in calls}
-    named = {_members(ranks, n_ranks, world_size) for ranks, n_ranks in members}
-    unnamed = {n_ranks for ranks, n_ranks in members if ranks is None and n_ranks not in (None, 1, world_size)}
-    return {group for group in named if group and len(group) > 1}, {size for size in unnamed if size}
-
-
-def _members(ranks: _Group | None, n_ranks: int | None, world_size: int) -> _Group | None:
-    if ranks is not None:
-        return ranks
-    return tuple(range(world_size)) if n_ranks in (None, world_size) else None
+    calls = [call for profile in profiles for step in profile.steps for call in step.gradient_calls]
+    members = {(call.members(world_size), call.n_ranks) for call in calls}
+    unnamed = {n_ranks for group, n_ranks in members if group is None and n_ranks}
+    return {group for group, _ in members if group and len(group) > 1}, unnamed
 
 
 def _several(profiles: Sequence[RankProfile], groups: set[_Group], unnamed: set[int], world_size: int) -> TraceError:
@@ -124,6 +117,5 @@ def _step_inside(step: RankStep, group: _Group, world_size: int) -> RankStep:
 
 
 def _is_inside(call: TracedCollective, group: _Group, world_size: int) -> bool:
-    if call.ranks is None and call.n_ranks is not None and call.n_ranks != world_size:
-        return call.n_ranks == len(group)
-    return _members(call.ranks, call.n_ranks, world_size) == group
+    members = call.members(world_size)
+    return call.n_ranks == len(group) if members is None else members == group

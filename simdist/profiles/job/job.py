@@ -11,7 +11,7 @@ from simdist.errors import TraceError
 from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.profiles.job.alignment import shifted
 from simdist.profiles.job.averaging import check_every_step, one_group
-from simdist.profiles.steps.model import RankProfile, RankStep, TracedCollective, listed
+from simdist.profiles.steps.model import RankProfile, RankStep, listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +118,12 @@ def _world_size(profiles: Sequence[RankProfile]) -> int:
         if each.world_size != stated[0].world_size:
             raise _mixed(stated[0], each, "world size", stated[0].world_size, each.world_size)
     last = profiles[-1]
-    if not stated:
-        calls = [call for each in profiles for step in each.steps for call in step.calls]
-        world_size = max([1 + (last.rank or 0), *(_least_world(call) for call in calls)])
-    else:
+    if stated:
         world_size = stated[0].world_size or 1
+    else:
+        calls = [call for each in profiles for step in each.steps for call in step.calls]
+        least = (max(call.n_ranks or 1, 1 + max(call.ranks or (0,))) for call in calls)
+        world_size = max(1 + (last.rank or 0), *least, 1)
     if (last.rank or 0) >= world_size:
         raise TraceError(
             f"{last.path}: is of rank {last.rank}, but the job has {world_size} rank{'s' * (world_size > 1)} by "
@@ -131,10 +132,6 @@ def _world_size(profiles: Sequence[RankProfile]) -> int:
     if world_size > MAX_WORLD_SIZE:
         raise TraceError(f"{profiles[0].path}: {world_size} ranks; at most {MAX_WORLD_SIZE} are supported")
     return world_size
-
-
-def _least_world(call: TracedCollective) -> int:
-    return max(call.n_ranks or 1, 1 + max(call.ranks or (0,)))
 
 
 def _check_same_job(profiles: Sequence[RankProfile]) -> None:
@@ -204,40 +201,37 @@ def _agreeing(profiles: tuple[RankProfile, ...]) -> tuple[tuple[RankProfile, ...
     A file that was cut off is left out instead: of its last events, those of threads of their own may all be missing.
     """
     numbers = [step.number for step in profiles[0].steps]
-    differing: dict[int, set[int]] = {index: set() for index in range(len(profiles))}
+    differs = np.zeros((len(profiles), len(numbers)), np.bool_)
     for position in range(len(numbers)):
         found = [_signature(each.steps[position]) for each in profiles]
         whole = [signature for signature, each in zip(found, profiles, strict=True) if not each.is_cut]
         usual = Counter(whole or found).most_common(1)[0][0]
-        for index, signature in enumerate(found):
-            if not _agree(signature, usual):
-                differing[index].add(position)
-    for index, positions in differing.items():
-        if 2 * len(positions) >= len(numbers) and positions:
+        differs[:, position] = [not _agree(signature, usual) for signature in found]
+    for index, own in enumerate(differs):
+        if own.any() and 2 * own.sum() >= len(numbers):
             if profiles[index].is_cut and len(profiles) > 1:
                 rest, notes = _agreeing(profiles[:index] + profiles[index + 1 :])
                 what = "is cut off, and collectives are missing in most of its steps"
                 return rest, [f"warning: left out: {profiles[index].path}: {what}", *notes]
-            other = next(i for i in range(len(profiles)) if not differing[i] & {min(positions)})
-            at = min(positions)
+            at = int(own.argmax())
+            other = int(differs[:, at].argmin())
             ours, theirs = (_shown(profiles[i].steps[at]) for i in (other, index))
             raise _mixed(profiles[other], profiles[index], f"gradient collectives of step {numbers[at]}:", ours, theirs)
-    lost = set().union(*differing.values())
+    any_differs: list[bool] = differs.any(axis=0).tolist()
+    lost = [number for number, is_lost in zip(numbers, any_differs, strict=True) if is_lost]
     if not lost:
         return profiles, []
-    kept = {number for position, number in enumerate(numbers) if position not in lost}
-    if not kept:
+    if len(lost) == len(numbers):
         raise TraceError(f"ranks issued different collectives in every step ({listed(numbers)}): trace one run again")
-    left_out = listed([numbers[position] for position in sorted(lost)])
-    note = f"left out steps {left_out}: ranks issued different collectives in them"
-    return tuple(_with_steps(each, kept) for each in profiles), [note]
+    note = f"left out steps {listed(lost)}: ranks issued different collectives in them"
+    return tuple(_with_steps(each, set(numbers) - set(lost)) for each in profiles), [note]
 
 
 _Signature = tuple[tuple[str, int | None, int | None], ...]
 
 
 def _signature(step: RankStep) -> _Signature:
-    return tuple((call.kind, call.nbytes, call.n_ranks) for call in step.calls if call.of_gradients)
+    return tuple((call.kind, call.nbytes, call.n_ranks) for call in step.gradient_calls)
 
 
 def _agree(first: _Signature, second: _Signature) -> bool:

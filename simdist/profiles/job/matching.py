@@ -83,7 +83,8 @@ def match(job: TracedJob) -> Matched:
 
 def _places(profile: RankProfile, world_size: int) -> Iterator[tuple[_Place | None, TracedCollective, float]]:
     """Yield every collective with its place, None if its members are unknown, and when the rank was ready for it."""
-    calls = [(index, call, _group(call, world_size)) for index, step in enumerate(profile.steps) for call in step.calls]
+    steps = enumerate(profile.steps)
+    calls = [(index, call, call.members(world_size)) for index, step in steps for call in step.calls]
     groups = {group for _, _, group in calls if group}
     seconds = {group: iter(_alone_s([call for _, call, of in calls if of == group])) for group in groups}
     seen: Counter[_Key] = Counter()
@@ -107,15 +108,6 @@ def _alone_s(calls: Sequence[TracedCollective]) -> list[float]:
     began, ended = (np.searchsorted(np.sort(times_s), at_s[:-1], side="right") for times_s in (start_s, end_s))
     done_s = np.concatenate([[0.0], np.cumsum(np.diff(at_s) / np.maximum(1, began - ended))])
     return list(np.interp(end_s, at_s, done_s) - np.interp(start_s, at_s, done_s))
-
-
-def _group(call: TracedCollective, world_size: int) -> tuple[int, ...] | None:
-    """Return the members; a trace that does not tell them, nor that they are fewer, means the world."""
-    if call.ranks is not None:
-        return call.ranks
-    if call.n_ranks is None or call.n_ranks == world_size:
-        return tuple(range(world_size))
-    return (0,) if call.n_ranks == 1 else None
 
 
 _HEARS_ALL: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather")  # no rank is done before all have come

@@ -32,6 +32,12 @@ class TracedCollective:
     end_s: float
     of_gradients: bool
 
+    def members(self, world_size: int) -> tuple[int, ...] | None:
+        """Return who takes part, None if unknown; a trace that tells neither this nor their number means all ranks."""
+        if self.ranks is None and self.n_ranks in (None, world_size):
+            return tuple(range(world_size))
+        return (0,) if self.ranks is None and self.n_ranks == 1 else self.ranks
+
 
 @dataclass(frozen=True, slots=True)
 class RankStep:
@@ -65,6 +71,11 @@ class RankStep:
     optimize_s: float
     buckets_s: tuple[float, ...]
     calls: tuple[TracedCollective, ...]
+
+    @property
+    def gradient_calls(self) -> tuple[TracedCollective, ...]:
+        """The collectives that reduce gradients."""
+        return tuple(call for call in self.calls if call.of_gradients)
 
 
 @dataclass(frozen=True, slots=True)
