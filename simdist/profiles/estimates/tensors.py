@@ -16,7 +16,6 @@ from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.profiles.estimates.base import BaseTimes
 from simdist.profiles.job.job import TracedJob
 from simdist.profiles.kineto.columns import Floats
-from simdist.profiles.steps.model import Gradient
 from simdist.scenario import Tensor
 from simdist.schedules import Job, Sync
 from simdist.schedules.parts import BUCKET_NBYTES, FIRST_BUCKET_NBYTES, gradient_buckets
@@ -83,8 +82,12 @@ def find_model(job: TracedJob, base: BaseTimes, given: Sequence[Tensor] = ()) ->
         tensors, more = _real(named, [nbytes // item for nbytes in sizes] if is_known else [], base, bool(given))
         notes += more
         if tensors:
-            limits = _limits(tensors, sizes, dtype)
-            if limits:
+            seen = (
+                [(sizes[0], nbytes) for nbytes in (BUCKET_NBYTES, min(sizes[1:-1] or sizes[1:] or [1]))]
+                if sizes
+                else []
+            )
+            if limits := _limits(tensors, sizes, dtype, seen):
                 return Model(tuple(tensors), dtype, *limits, is_real=True, notes=tuple(notes))
             notes.append("no sizes of buckets give the buckets that were seen: one tensor stands for each of them")
     if not is_known:
@@ -97,9 +100,10 @@ def find_model(job: TracedJob, base: BaseTimes, given: Sequence[Tensor] = ()) ->
             f"sizes of parameters are not in the traces (record_shapes=True tells them): one tensor stands for each of "
             f"the {len(sizes)} gradient buckets"
         )
-    tensors = _one_each(sizes, base, dtype)
-    defaults = (FIRST_BUCKET_NBYTES, BUCKET_NBYTES)
-    limits = defaults if _gives(tensors, sizes, dtype, *defaults) else (_ONE_TENSOR, _ONE_TENSOR)
+    counts = [max(1, nbytes // item) for nbytes in sizes]
+    ready = [Tensor(name=f"bucket.{number}", count=count) for number, count in enumerate(counts)]
+    tensors = _timed(ready, np.array(base.buckets_s))
+    limits = _limits(tensors, sizes, dtype, []) or (_ONE_TENSOR, _ONE_TENSOR)
     return Model(tuple(tensors), dtype, *limits, is_real=False, notes=tuple(notes))
 
 
@@ -119,18 +123,14 @@ def _of_traces(job: TracedJob) -> list[Tensor]:
     lists = [each.gradients for each in job.profiles if each.gradients]
     if not lists:
         return []
-    alike = [each for each in lists if _counts(each) == _counts(lists[0])]
+    counts = [[gradient.count for gradient in each] for each in lists]
+    alike = [each for each, own in zip(lists, counts, strict=True) if own == counts[0]]
     seconds = np.median([[gradient.backward_s for gradient in each] for each in alike], axis=0)
-    last = len(lists[0]) - 1
-    ready = [
-        Tensor(name=f"tensor.{last - number}", count=gradient.count, backward_s=max(0.0, float(backward_s)))
-        for number, (gradient, backward_s) in enumerate(zip(lists[0], seconds, strict=True))
+    forward = zip(counts[0][::-1], seconds[::-1].tolist(), strict=True)
+    return [
+        Tensor(name=f"tensor.{number}", count=count, backward_s=max(0.0, backward_s))
+        for number, (count, backward_s) in enumerate(forward)
     ]
-    return ready[::-1]
-
-
-def _counts(gradients: Sequence[Gradient]) -> list[int]:
-    return [gradient.count for gradient in gradients]
 
 
 def _real(
@@ -168,13 +168,8 @@ def _real(
 
 def _weights(ready: Sequence[Tensor]) -> Floats:
     """Return how the backward pass is shared: as measured, else by FLOPs, else by elements."""
-    for weights in (
-        [tensor.backward_s or 0.0 for tensor in ready],
-        [tensor.flops for tensor in ready],
-    ):
-        if any(weights):
-            return np.array(weights, dtype=np.float64)
-    return np.array([tensor.count for tensor in ready], dtype=np.float64)
+    choices: Floats = np.array([(tensor.backward_s or 0.0, tensor.flops, tensor.count) for tensor in ready]).T
+    return next(weights for weights in choices if weights.any())
 
 
 def _in_buckets(weights: Floats, borders: Sequence[int], buckets_s: Sequence[float]) -> Floats:
@@ -190,35 +185,21 @@ def _in_buckets(weights: Floats, borders: Sequence[int], buckets_s: Sequence[flo
 def _timed(ready: Sequence[Tensor], seconds: Floats) -> list[Tensor]:
     """Return the tensors in forward order with these backward seconds, to the nanosecond."""
     rounded = np.diff(np.round(np.cumsum([0.0, *seconds]), 9))  # so that sums stay what they are
-    timed = [
-        Tensor(name=tensor.name, count=tensor.count, flops=tensor.flops, backward_s=round(max(0.0, float(each)), 9))
-        for tensor, each in zip(ready, rounded, strict=True)
-    ]
+    times = [round(max(0.0, float(each)), 9) for each in rounded]
+    timed = [tensor.model_copy(update={"backward_s": each}) for tensor, each in zip(ready, times, strict=True)]
     return timed[::-1]
 
 
-def _one_each(sizes: Sequence[int], base: BaseTimes, dtype: DType) -> list[Tensor]:
-    ready = [
-        Tensor(name=f"bucket.{number}", count=max(1, nbytes // ITEM_NBYTES[dtype]))
-        for number, nbytes in enumerate(sizes)
-    ]
-    return _timed(ready, np.array(base.buckets_s))
-
-
-def _limits(tensors: Sequence[Tensor], sizes: Sequence[int], dtype: DType) -> tuple[int, int] | None:
+def _limits(
+    tensors: Sequence[Tensor], sizes: Sequence[int], dtype: DType, choices: Sequence[tuple[int, int]]
+) -> tuple[int, int] | None:
     """Return sizes of the first bucket and of the others that give the buckets seen: the default ones if they do."""
-    defaults = (FIRST_BUCKET_NBYTES, BUCKET_NBYTES)
-    if not sizes:
-        return defaults
-    others = [*sizes[1:-1], sizes[-1]] if len(sizes) > 1 else []
-    candidates = [defaults, (sizes[0], BUCKET_NBYTES), (sizes[0], min(others[:-1], default=max(others, default=1)))]
-    return next((limits for limits in candidates if _gives(tensors, sizes, dtype, *limits)), None)
-
-
-def _gives(tensors: Sequence[Tensor], sizes: Sequence[int], dtype: DType, first_nbytes: int, nbytes: int) -> bool:
-    """Tell whether these sizes of buckets give the buckets that were seen."""
     counts = tuple(tensor.count for tensor in tensors)
     before = list(accumulate(counts, initial=0))
     job = Job(1, 1, 1, tensor_counts=counts, dtype=dtype)
-    found = gradient_buckets(job, first_nbytes=first_nbytes, nbytes=nbytes)
-    return [(before[stop] - before[start]) * ITEM_NBYTES[dtype] for start, stop in found] == list(sizes)
+    for first_nbytes, nbytes in ((FIRST_BUCKET_NBYTES, BUCKET_NBYTES), *choices):
+        found = gradient_buckets(job, first_nbytes=first_nbytes, nbytes=nbytes)
+        given = [(before[stop] - before[start]) * ITEM_NBYTES[dtype] for start, stop in found]
+        if not sizes or given == list(sizes):
+            return first_nbytes, nbytes
+    return None

@@ -217,8 +217,7 @@ def _agreeing(profiles: tuple[RankProfile, ...]) -> tuple[tuple[RankProfile, ...
             other = int(differs[:, at].argmin())
             ours, theirs = (_shown(profiles[i].steps[at]) for i in (other, index))
             raise _mixed(profiles[other], profiles[index], f"gradient collectives of step {numbers[at]}:", ours, theirs)
-    any_differs: list[bool] = differs.any(axis=0).tolist()
-    lost = [number for number, is_lost in zip(numbers, any_differs, strict=True) if is_lost]
+    lost = [numbers[position] for position in np.flatnonzero(differs.any(axis=0)).tolist()]
     if not lost:
         return profiles, []
     if len(lost) == len(numbers):
