@@ -18,7 +18,7 @@ __all__ = ["DIALECTS", "Bucket", "Delay", "Device", "Truth", "events_of", "simul
 EPOCH_NS = 1_790_856_000_000_000_000
 """When the job began, since 1970."""
 BASE_NS = 1_790_856_000_000_000_000 - 4_449_241_000_000_000
-"""What times are counted from, where they are not counted from 1970."""
+"""The origin of times that are not counted from 1970."""
 COMPUTE_STREAM, NCCL_STREAM = 7, 20
 
 
@@ -48,9 +48,9 @@ def trace_of(truth: Truth, rank: int, *, version: str = "2.6", device: Device = 
     if dialect.world != "none":
         trace["distributedInfo"] = {"backend": backend, "rank": rank, "world_size": truth.n_ranks}
     if dialect.world == "groups":
-        everybody = {"pg_name": "0", "pg_desc": "default_pg", "backend_config": f"{device}:{backend}"}
-        everybody |= {"pg_size": truth.n_ranks, "ranks": list(range(truth.n_ranks))}
-        trace["distributedInfo"] |= {"pg_count": 1, "pg_config": [everybody]}
+        all_ranks = {"pg_name": "0", "pg_desc": "default_pg", "backend_config": f"{device}:{backend}"}
+        all_ranks |= {"pg_size": truth.n_ranks, "ranks": list(range(truth.n_ranks))}
+        trace["distributedInfo"] |= {"pg_count": 1, "pg_config": [all_ranks]}
     if dialect.host_name:
         trace["host_name"] = f"node{rank // truth.gpus_per_node}"
     trace["displayTimeUnit"] = "ms"

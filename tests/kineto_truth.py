@@ -162,9 +162,9 @@ def _step(truth: Truth, device: Device, ranks: list[_Rank], step: int) -> list[L
             handed_s, start_s, end_s = issued[b][0], starts_s[rank.rank][b], ends_s[b]
             issue = (handed_s - LAUNCH_S, handed_s)
             rank.note("all_reduce", issue, (start_s, end_s), b)
-            everybody = tuple(range(truth.n_ranks))
+            all_ranks = tuple(range(truth.n_ranks))
             times_s = (issue[0] + skew_s, start_s + skew_s, end_s + skew_s)
-            calls.append(TracedCollective("all_reduce", bucket.nbytes, everybody, truth.n_ranks, *times_s, True))
+            calls.append(TracedCollective("all_reduce", bucket.nbytes, all_ranks, truth.n_ranks, *times_s, True))
         parts |= _after_reducing(truth, device, rank, ends_s)
         parts["forward_s"] += parts.pop("read_s")
         parts["wait_s"] += sent[1] if sent else 0.0
@@ -194,7 +194,7 @@ def _load(truth: Truth, device: Device, rank: _Rank, step: int) -> float:
 
 
 def _broadcast(truth: Truth, device: Device, ranks: list[_Rank]) -> list[tuple[TracedCollective, float] | None]:
-    """Send buffers from rank 0 to all; return each rank's call and how long it waited. Rank 0 waits for nobody."""
+    """Send buffers from rank 0 to all; return each rank's call and how long it waited. Rank 0 waits for none."""
     if not truth.buffer_count:
         return [None for _ in ranks]
     sent: list[tuple[TracedCollective, float] | None] = []
@@ -209,9 +209,9 @@ def _broadcast(truth: Truth, device: Device, ranks: list[_Rank]) -> list[tuple[T
         rank.device_s = end_s
         rank.host_s = end_s if device == "cpu" else issue[1]
         own_s = (each + truth.skew_of(rank.rank) for each in (issue[0], start_s, end_s))
-        everybody = tuple(range(truth.n_ranks))
+        all_ranks = tuple(range(truth.n_ranks))
         sent.append(
-            (TracedCollective("broadcast", 4 * truth.buffer_count, everybody, truth.n_ranks, *own_s, False), wait_s)
+            (TracedCollective("broadcast", 4 * truth.buffer_count, all_ranks, truth.n_ranks, *own_s, False), wait_s)
         )
     return sent
 

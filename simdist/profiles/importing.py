@@ -29,7 +29,7 @@ _SAMPLE_NBYTES = 1  # the latency of the storage is all that loading takes
 
 @dataclass(frozen=True, slots=True)
 class ImportOptions:
-    """What the user knows beyond the traces.
+    """Facts that the user knows beyond the traces.
 
     Args:
         nodes: Machines.

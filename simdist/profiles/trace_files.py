@@ -79,7 +79,7 @@ def _sorted(paths: Iterable[Path]) -> list[Path]:
 _LITTLE_NBYTES = 16 << 20  # read in about the second that a process takes to start, if it is not compressed
 
 Outcome: TypeAlias = RankProfile | TraceError
-"""What became of a file: what it tells, or why it could not be read."""
+"""The steps of a file's rank, or why it could not be read."""
 
 
 def profile_all(
@@ -99,7 +99,7 @@ def profile_all(
         progress: Is told how many files are done, and of how many.
 
     Returns:
-        What became of each file, in the order of `paths`.
+        The outcome of each file, in the order of `paths`.
 
     Raises:
         RunError: No process can be started.

@@ -38,7 +38,7 @@ _NOTICEABLE = 0.03  # of a step
 
 @dataclass(frozen=True, slots=True)
 class UntracedWaits:
-    """What waiting for ranks without a trace could be told apart.
+    """Waiting for ranks without a trace, as far as it can be separated from the links.
 
     Args:
         alone_s: What each collective takes without it, at most, `[n_calls]`; of no meaning where all members were
@@ -87,7 +87,7 @@ def _waited_s(seconds: Floats, alone_s: Floats, factor: float) -> Floats:
     Args:
         seconds: That they took, `[n_steps]`.
         alone_s: The base, likewise.
-        factor: Times the base that is nobody's.
+        factor: Times the base that are no waiting.
     """
     beyond_s = seconds - alone_s
     least_s = (factor - 1) * alone_s
@@ -157,7 +157,7 @@ def _nbytes(matched: Matched, rows: Sequence[int]) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveTimes:
-    """What collectives of one kind, size and number of members took.
+    """The times of collectives of one kind, size and number of members.
 
     Args:
         kind: Such as `all_reduce`.

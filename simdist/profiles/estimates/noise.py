@@ -1,4 +1,4 @@
-"""How late noise alone makes a rank: what a delay must be above to be anybody's.
+"""How late noise alone makes a rank: the threshold of delays that count.
 
 Nothing is taken to be normal; the delays themselves say how they scatter. With n steps, m ranks, and alpha the
 probability of a false alarm in a whole job without stragglers:
@@ -28,7 +28,7 @@ from simdist.profiles.kineto.columns import Floats
 FALSE_ALARM = 0.01
 """Probability that a job without stragglers is said to have one, of each channel and kind."""
 
-_NOISE = 0.6  # share of delays that are nobody's, at least
+_NOISE = 0.6  # share of delays that are noise, at least
 _FEWEST = 3  # steps; in fewer nothing is usual
 
 

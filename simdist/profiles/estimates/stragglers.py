@@ -36,7 +36,7 @@ from simdist.scenario.cluster import DeviceOverride
 
 _NORMAL = 1.4826  # standard deviation of a normal distribution over its median absolute deviation
 _SPREADS = 3.0
-_PERSISTENT_SHARE, _TRANSIENT_SHARE = 0.03, 0.05  # of a step; less changes nothing that anybody decides
+_PERSISTENT_SHARE, _TRANSIENT_SHARE = 0.03, 0.05  # of a step; less changes no decision
 _NODE_TOLERANCE = 0.5  # sizes on the ranks of a node differ by less than this share, if the node is the cause
 
 

@@ -82,12 +82,9 @@ def find_model(job: TracedJob, base: BaseTimes, given: Sequence[Tensor] = ()) ->
         tensors, more = _real(named, [nbytes // item for nbytes in sizes] if is_known else [], base, bool(given))
         notes += more
         if tensors:
-            seen = (
-                [(sizes[0], nbytes) for nbytes in (BUCKET_NBYTES, min(sizes[1:-1] or sizes[1:] or [1]))]
-                if sizes
-                else []
-            )
-            if limits := _limits(tensors, sizes, dtype, seen):
+            usual_nbytes = min(sizes[1:-1] or sizes[1:] or [1])  # the last may be smaller
+            choices = [(size, nbytes) for size in sizes[:1] for nbytes in (BUCKET_NBYTES, usual_nbytes)]
+            if limits := _limits(tensors, sizes, dtype, choices):
                 return Model(tuple(tensors), dtype, *limits, is_real=True, notes=tuple(notes))
             notes.append("no sizes of buckets give the buckets that were seen: one tensor stands for each of them")
     if not is_known:

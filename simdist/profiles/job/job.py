@@ -66,7 +66,7 @@ def assemble(profiles: Sequence[RankProfile], *, steps: range | None = None) -> 
     _check_same_job(of_ranks)
     of_ranks, world_size, of_group = one_group(of_ranks, world_size)
     renumbered, by_collectives = shifted(of_ranks)
-    long_enough, short = _without_stumps(renumbered)
+    long_enough, short = _without_short(renumbered)
     aligned, more = _common(long_enough, steps)
     same, lost = _agreeing(aligned)
     check_every_step(same[0])
@@ -159,12 +159,12 @@ def _mixed(first: RankProfile, second: RankProfile, what: str, ours: object, the
     )
 
 
-def _without_stumps(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list[str]]:
+def _without_short(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list[str]]:
     """Leave out files that were cut off before half of many steps: the others would lose theirs for them."""
     usual = int(np.median([len(each.steps) for each in profiles]))
-    stumps = [each for each in profiles if each.is_cut and usual >= _MANY and 2 * len(each.steps) < usual]
-    notes = [f"warning: left out: {each.path}: is cut off after {len(each.steps)} of {usual} steps" for each in stumps]
-    return [each for each in profiles if each not in stumps], notes
+    short = [each for each in profiles if each.is_cut and usual >= _MANY and 2 * len(each.steps) < usual]
+    notes = [f"warning: left out: {each.path}: is cut off after {len(each.steps)} of {usual} steps" for each in short]
+    return [each for each in profiles if each not in short], notes
 
 
 def _common(profiles: Sequence[RankProfile], wanted: range | None) -> tuple[tuple[RankProfile, ...], list[str]]:

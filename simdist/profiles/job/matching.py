@@ -117,7 +117,7 @@ _LEAST_DRIFT_S = 100e-6  # over the whole trace; less is none
 
 @dataclass(frozen=True, slots=True)
 class RankClocks:
-    """What must be taken off a rank's times to have them on the first rank's clock.
+    """The clocks of ranks against that of the first rank: what must be taken off their times.
 
     Args:
         offset_s: At time `zero_s`, `[n_traced_ranks]`.

@@ -131,7 +131,7 @@ _JSON = json.JSONDecoder(strict=False)  # not strict: strings may hold control c
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What was taken from the front of a text.
+    """Events taken from the front of a text.
 
     Args:
         events: In the order of the text.
@@ -221,7 +221,7 @@ def _next(source: str, at: int) -> int:
 
 
 def _is_cut_short(error: json.JSONDecodeError | RecursionError, source: str) -> bool:
-    """Tell whether decoding failed for want of more text."""
+    """Tell whether decoding failed because the text ends too early."""
     if isinstance(error, RecursionError):
         return False
     return error.msg.startswith("Unterminated string") or error.pos >= len(source.rstrip()) - len("\\u0000")

@@ -62,7 +62,7 @@ class EventColumns:
 
 @dataclass(frozen=True, slots=True)
 class RankEvents:
-    """What a trace tells of one rank.
+    """The events of one rank, and what they tell of its collectives.
 
     Args:
         host: What its threads did.
@@ -134,7 +134,7 @@ def _correlations(texts: list[Raw]) -> list[int]:
 
 
 class _Reading:
-    """Where reading a trace has got to."""
+    """The state of reading a trace."""
 
     def __init__(self) -> None:
         self.columns: list[tuple[Floats, Floats, NDArray[np.int32], NDArray[np.int8], Ints]] = []

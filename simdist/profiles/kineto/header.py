@@ -12,7 +12,7 @@ from simdist.profiles.kineto.events import lenient
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a trace tells besides its events.
+    """The rest of a trace besides its events.
 
     Args:
         path: The file.

@@ -1,4 +1,4 @@
-"""What a collective's event tells of its message: what is done, how many bytes, and who takes part."""
+"""The message of a collective, as its event tells it: the kind, the bytes, and the ranks that take part."""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ CollectiveKind: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather"
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What is sent by a collective.
+    """The message of a collective.
 
     Args:
         kind: What it does.

@@ -86,11 +86,11 @@ def _enclosing_s(issues: EventColumns, starts_s: Floats) -> Floats:
 def calls_of(transfers: Transfers, passes: Passes, header: Header) -> tuple[TracedCollective, ...]:
     """Return the collectives as calls, with what the trace's header adds to their messages."""
     in_backward = passes.containing(transfers.issued_s).tolist()
-    everybody = _everybody(header)
+    all_ranks = _all_ranks(header)
     columns = (transfers.issued_s.tolist(), transfers.start_s.tolist(), transfers.end_s.tolist())
     calls = []
     for message, issued_s, start_s, end_s, is_in in zip(transfers.messages, *columns, in_backward, strict=True):
-        ranks = message.ranks or everybody
+        ranks = message.ranks or all_ranks
         n_ranks = message.n_ranks or (len(ranks) if ranks else None)
         of_gradients = is_in and _may_be_gradients(message)
         calls.append(
@@ -99,7 +99,7 @@ def calls_of(transfers: Transfers, passes: Passes, header: Header) -> tuple[Trac
     return tuple(calls)
 
 
-def _everybody(header: Header) -> tuple[int, ...] | None:
+def _all_ranks(header: Header) -> tuple[int, ...] | None:
     """Return the ranks of the only process group there is."""
     if len(header.groups) == 1:
         return header.groups[0]

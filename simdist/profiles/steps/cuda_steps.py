@@ -50,7 +50,7 @@ def cuda_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:
 
 @dataclass(frozen=True, slots=True)
 class _Kernels:
-    """What a GPU's compute streams did, in the order in which it began; copies on their stream included.
+    """The work of a GPU's compute streams, in the order in which it began; copies on their stream included.
 
     Args:
         start_s: When each began, or the one before it ended, `[n]`.
@@ -153,9 +153,9 @@ def _are_whole(trace: RankEvents, windows: Sequence[Window]) -> list[bool]:
     n_seen = np.append(0, np.cumsum(is_seen))
     borders = np.searchsorted(launches.start_s, [[window.start_s, window.end_s] for window in windows])
     shares = np.diff(n_seen[borders], axis=1)[:, 0] / np.maximum(np.diff(borders, axis=1)[:, 0], 1)
-    unseen_s = np.append(launches.start_s, np.inf)[np.flatnonzero(np.append(True, is_seen))[-1]]
+    missing_s = np.append(launches.start_s, np.inf)[np.flatnonzero(np.append(True, is_seen))[-1]]
     ends_s = np.array([window.end_s for window in windows])
-    whole: list[bool] = ((shares >= NEARLY * shares.max()) & (ends_s <= unseen_s)).tolist()
+    whole: list[bool] = ((shares >= NEARLY * shares.max()) & (ends_s <= missing_s)).tolist()
     return whole
 
 

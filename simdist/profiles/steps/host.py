@@ -1,4 +1,4 @@
-"""What a rank's host did: its main thread, its backward passes, and which phase each instant belonged to.
+"""A rank's host: its main thread, its backward passes, and which phase each instant belonged to.
 
 A backward pass is a row of nodes of the backward graph with no forward pass, batch, update or step's beginning between
 them. It ends with the last node, or with the last gradient that DDP copies back from its bucket, whatever comes later.

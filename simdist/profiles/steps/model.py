@@ -1,4 +1,4 @@
-"""What one rank's profiler trace says, step by step: the language between reading traces and putting ranks together."""
+"""One rank's profiler trace, step by step: the language between reading traces and assembling ranks into a job."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

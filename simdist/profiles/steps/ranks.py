@@ -50,7 +50,7 @@ def _profile(trace: RankEvents, header: Header) -> RankProfile:
         )
     spans, more = _training(run.spans, host, header)
     calls = calls_of(run.transfers, host.passes, header)
-    gradients, amiss = gradients_of(host, run, spans)
+    gradients, odd = gradients_of(host, run, spans)
     steps = rank_steps(run, spans, calls)
     gpu = _gpu(trace) if run.kind == "cuda" else None
     return RankProfile(
@@ -67,7 +67,7 @@ def _profile(trace: RankEvents, header: Header) -> RankProfile:
         dtype=_dtype(trace, run.transfers, calls),
         batch_size=batch_size_of(host.own, spans),
         host_waits=run.host_waits,
-        notes=(*header.notes, *notes, *run.notes, *more, *amiss, *_missing(host.own, steps)),
+        notes=(*header.notes, *notes, *run.notes, *more, *odd, *_missing(host.own, steps)),
         is_cut=header.is_cut,
     )
 

@@ -152,7 +152,7 @@ def _buckets_s(run: DeviceRun, calls: tuple[TracedCollective, ...], borders_s: F
 
 
 def gradients_of(host: HostRun, run: DeviceRun, spans: Sequence[StepSpan]) -> tuple[tuple[Gradient, ...], list[str]]:
-    """Return the parameters in the order in which their gradients become ready, and notes on what is amiss.
+    """Return the parameters in the order in which their gradients become ready, and notes on what is odd.
 
     Of several backward passes of a step the last counts, because it is the one that reduces gradients.
 

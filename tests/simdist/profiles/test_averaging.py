@@ -50,7 +50,7 @@ def test_groups_smaller_than_the_world_are_refused_with_their_names() -> None:
         import_job(over(PAIRS, profiles_of(JOB)), name="job")
 
 
-def test_groups_whose_members_nobody_names_are_refused_by_their_size() -> None:
+def test_groups_of_unknown_members_are_refused_by_their_size() -> None:
     profiles = [
         replace(
             each,

@@ -50,7 +50,7 @@ def test_the_network_is_fitted_around_a_fabric_that_is_stated(link) -> None:
     assert is_explained(imported)
 
 
-def test_hierarchical_schedules_are_left_out_where_nobody_knows_the_fabric() -> None:
+def test_hierarchical_schedules_are_left_out_where_the_fabric_is_unknown() -> None:
     imported = import_job(named("NVIDIA L4"), name="job")
     assert imported.scenario.cluster.fabric == imported.scenario.cluster.network
     assert [each.name for each in imported.scenario.schedules] == ["sync", "local-2", "local-4"]

@@ -1,4 +1,4 @@
-"""What an imported job takes: clocks, collectives without waiting, links, undisturbed times, and the proof of it."""
+"""The times of an imported job: clocks, collectives without waiting, links, undisturbed times, and the proof of it."""
 
 from dataclasses import replace
 
@@ -101,7 +101,7 @@ def test_without_the_last_rank_times_of_collectives_are_low_quantiles() -> None:
     assert not any(row.is_complete for row in rows)
 
 
-def test_collectives_of_groups_that_nobody_tells_are_left_out_with_a_note() -> None:
+def test_collectives_of_unknown_groups_are_left_out_with_a_note() -> None:
     profiles = profiles_of(JOB)
     profiles = [
         replace(

@@ -33,7 +33,7 @@ def test_timeline_of_two_ranks_is_the_one_drawn_by_hand():
     assert rank0[1].end_s - rank0[1].start_s == pytest.approx(0.031)
 
 
-def test_buffers_keep_everybody_waiting_for_rank_0_and_it_for_nobody():
+def test_buffers_keep_all_ranks_waiting_for_rank_0_and_it_for_none():
     late = Truth(
         n_steps=1, input_s=0.001, buffer_count=100, delays=(Delay("io", 0, 0, 0.030), Delay("io", 1, 0, 0.050))
     )

@@ -1,4 +1,4 @@
-"""What is read from a trace is what the rank lived through, on GPUs and CPUs, in all versions of the profiler."""
+"""Steps read from a trace are those that the rank lived through, on GPUs and CPUs, in all versions of the profiler."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +10,7 @@ from simdist.profiles.steps.model import RankProfile, RankStep
 from simdist.profiles.steps.ranks import profile_rank
 
 PHASES = ("input_s", "forward_s", "host_s", "backward_s", "wait_s", "optimize_s")
-NEAR_S = 100e-6  # moments between operators, which belong to nobody
+NEAR_S = 100e-6  # moments between operators, which belong to no phase
 
 TRUTH = Truth(
     n_ranks=3,
