@@ -39,7 +39,7 @@ class ProgressBar:
         """
         self._stream = stream
         self._line_every_s = None if stream.isatty() else line_every_s
-        self._began_s = self._printed_s = time.monotonic()
+        self._printed_s = time.monotonic()
         self._after_s = after_s
         self._timer: threading.Timer | None = None
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class ProgressBar:
             self._bar.stop()
 
     def update(self, what: str, done: float, total: float | None) -> None:
-        """Say what is done now and how far it is; without a `total` nobody knows how long it takes."""
+        """Say what is done now and how far it is; without a `total` it is unknown how long it takes."""
         now_s = time.monotonic()
         if total != self._state[2] or done < self._state[1]:  # something else has begun
             self._began = now_s, done
@@ -79,7 +79,7 @@ class ProgressBar:
             self._draw(self._bar)
         if self._line_every_s is not None and now_s - self._printed_s >= self._line_every_s:
             self._printed_s = now_s
-            print(_line(what, done, total, now_s - self._began_s), file=self._stream, flush=True)
+            print(_line(what, done, total, *self._began), file=self._stream, flush=True)
 
     def _appear(self) -> None:
         bar = _new_bar(self._stream)
@@ -121,10 +121,10 @@ def time_left(done: float, total: float, passed_s: float) -> str:
     return f"{f'{hours} h {minutes} min' if hours else f'{minutes} min {seconds} s'} left"
 
 
-def _line(what: str, done: float, total: float | None, passed_s: float) -> str:
+def _line(what: str, done: float, total: float | None, began_s: float, already: float) -> str:
     if not total:
         return what
-    left = time_left(done, total, passed_s)
+    left = time_left(done - already, total - already, time.monotonic() - began_s)
     return f"{what}: {done / total:.0%}{', ' * bool(left)}{left}"
 
 

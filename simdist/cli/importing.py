@@ -20,8 +20,7 @@ from simdist.profiles.steps.ranks import profile_rank
 from simdist.profiles.trace_files import find_traces, profile_all
 from simdist.profiles.writing import check_free, write_scenario
 from simdist.progress import ProgressBar
-from simdist.scenario import Link, Tensor, Workload, load_workload, presets
-from simdist.settings.base import nearest
+from simdist.scenario import Link, Tensor, Workload, load_workload
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds, parse_Bps, parse_seconds
 from simdist.traces.collectives import bus_factor
 
@@ -146,12 +145,7 @@ def _tensors(name: str) -> tuple[Tensor, ...]:
             return Workload.model_validate(plain).tensors
         except ValidationError as error:
             raise ScenarioError(f"--tensors: {error.errors()[0]['msg']}") from None
-    if path.is_file():
-        return load_workload(path).tensors
-    known = presets.names("workloads")
-    if name not in known:
-        raise ScenarioError(f"--tensors {name}: there is no such file, nor a preset: {nearest(name, known)}")
-    return load_workload(presets.path("workloads", name)).tensors
+    return load_workload(inputs.find_file("workloads", name, option="--tensors")).tensors
 
 
 def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, object]:

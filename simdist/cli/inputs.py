@@ -259,13 +259,27 @@ def read_cluster(name: str, *, option: str = "--cluster", hint: str = "") -> Clu
     Raises:
         ScenarioError: There is neither, or it is wrong.
     """
-    path = Path(name)
-    if path.is_file():
-        return load_cluster(path)
-    known = presets.names("clusters")
+    return load_cluster(find_file("clusters", name, option=option, hint=hint))
+
+
+def find_file(kind: presets.Kind, name: str, *, option: str, hint: str = "") -> Path:
+    """Return a file or, if there is none, that of the preset of that name.
+
+    Args:
+        kind: Of the preset.
+        name: Of the file or preset.
+        option: That it was given to.
+        hint: What an error says first, if the option takes something else, too.
+
+    Raises:
+        ScenarioError: There is neither.
+    """
+    known = presets.names(kind)
+    if Path(name).is_file():
+        return Path(name)
     if name not in known:
         raise ScenarioError(f"{option} {name}: {hint}there is no such file, nor a preset: {nearest(name, known)}")
-    return load_cluster(presets.path("clusters", name))
+    return presets.path(kind, name)
 
 
 def with_links(scenario: Scenario, name: str) -> Scenario:

@@ -7,12 +7,12 @@ its numbers follow from. A record begins with its line's break, so that one torn
 
 import hashlib
 import json
-import math
 import os
 from pathlib import Path
-from typing import Any, final
+from typing import Annotated, Literal, Self, final
 
 import numpy as np
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from simdist import __version__
 from simdist.errors import RunError
@@ -24,6 +24,29 @@ from simdist.studies.comparison import EpochMeans, Row, ScheduleTimes
 from simdist.traces.breakdown import STATES
 
 _SAMPLES = {"step", *STATES}
+
+
+class _Record(BaseModel, strict=True, allow_inf_nan=False):
+    """What a line of the file must have."""
+
+    key: str
+    schedule: str
+    engine: Literal["des", "fast"]
+    seeds: Annotated[int, Field(gt=0)]
+    samples: dict[str, list[float]]
+    epochs: list[EpochMeans] = []
+    staging_s: float = 0.0
+
+    @model_validator(mode="after")
+    def _is_sound(self) -> Self:
+        """Refuse a record without the seconds of every seed, or with but a part of what belongs to epochs."""
+        if self.samples.keys() != _SAMPLES or any(len(values) != self.seeds for values in self.samples.values()):
+            raise ValueError("other samples")
+        if not all(self.samples["step"]) or len({"epochs", "staging_s"} & self.model_fields_set) == 1:
+            raise ValueError("no times")
+        if any(tuple(epoch.hits) != LEVELS for epoch in self.epochs):
+            raise ValueError("other levels")
+        return self
 
 
 @final
@@ -47,10 +70,10 @@ class KeptSchedules:
         except OSError as error:
             raise RunError(f"{self.path}: cannot be read: {error.strerror or error}") from None
 
-    def read(self) -> dict[str, dict[str, Any]]:
+    def read(self) -> dict[str, _Record]:
         """Return the records that are complete on disk, by key."""
         lines = self.path.read_bytes().splitlines() if self.path and self.path.exists() else []
-        return {record["key"]: record for record in map(_record, lines) if record}
+        return {record.key: record for record in map(_record, lines) if record}
 
     def key(self, scenario: Scenario, built: Built, *, n_seeds: int, engine: str) -> str:
         """Return a hash of what a measurement follows from: scenario, recordings, plan, seeds, engine and this version.
@@ -71,10 +94,9 @@ class KeptSchedules:
         record = self._records.get(key)
         if record is None:
             return None
-        samples = {name: np.array(values, dtype=np.float64) for name, values in record["samples"].items()}
-        epochs = tuple(EpochMeans(**epoch) for epoch in record.get("epochs", ()))
-        staging_s = record.get("staging_s", 0.0)
-        return ScheduleTimes(record["schedule"], record["engine"], samples.pop("step"), samples, epochs, staging_s)
+        samples = {name: np.array(values, dtype=np.float64) for name, values in record.samples.items()}
+        step_s, epochs = samples.pop("step"), tuple(record.epochs)
+        return ScheduleTimes(record.schedule, record.engine, step_s, samples, epochs, record.staging_s)
 
     def append(self, key: str, scenario: Scenario, baseline: str, row: Row, measured: ScheduleTimes) -> None:
         """Save a measured schedule, if schedules are kept.
@@ -101,45 +123,9 @@ class KeptSchedules:
             raise RunError(f"{self.path}: cannot be written: {error.strerror or error}") from None
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
+def _record(line: bytes) -> _Record | None:
     """Read a line; None if it is empty, torn or damaged."""
     try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
+        return _Record.model_validate_json(line)
+    except ValidationError:
         return None
-    match record:
-        case {
-            "key": str(),
-            "schedule": str(),
-            "engine": "des" | "fast",
-            "seeds": int(n_seeds),
-            "samples": dict(samples),
-        }:
-            sound = samples.keys() == _SAMPLES and all(_is_sound(values, n_seeds) for values in samples.values())
-            return record if sound and all(samples["step"]) and _has_sound_epochs(record) else None
-        case _:
-            return None
-
-
-def _has_sound_epochs(record: dict[str, Any]) -> bool:
-    """Tell whether a record has no epochs, or all that belongs to them."""
-    match record:
-        case {"epochs": [*epochs], "staging_s": float()}:
-            return all(map(_is_epoch, epochs))
-        case _:
-            return not {"epochs", "staging_s"} & record.keys()
-
-
-def _is_epoch(value: object) -> bool:
-    match value:
-        case {"epoch": int(), "seconds": float(), "stall_s": float(), "hits": dict(hits), **rest} if not rest:
-            return tuple(hits) == LEVELS and all(isinstance(share, float) for share in hits.values())
-        case _:
-            return False
-
-
-def _is_sound(values: object, n_seeds: int) -> bool:
-    """Tell whether these are seconds of every seed."""
-    if not isinstance(values, list) or len(values) != n_seeds:
-        return False
-    return n_seeds > 0 and all(isinstance(value, float) and math.isfinite(value) for value in values)

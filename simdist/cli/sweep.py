@@ -2,19 +2,17 @@
 
 import logging
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TextIO, final
 
 import click
 
 from simdist.cli import common
 from simdist.cli.common import Session
 from simdist.errors import ScenarioError
-from simdist.progress import ProgressBar, time_left
+from simdist.progress import ProgressBar
 from simdist.sweep import InProcess, LocalPool, Sweep, Workers, load, run, write_plans
 from simdist.sweep.dask import SYSTEMS, connected, jobs
 from simdist.sweep.driver import Outcome, State
@@ -62,19 +60,22 @@ def command(
         check_number(what)
     for warning in (*what.scenario.warnings, *what.warnings):
         session.say(f"warning: {name}: {warning}")
-    ticker = Ticker(sys.stderr, what.name)
+    last: State | None = None
     try:
-        with ProgressBar(sys.stderr) as bar, _workers(session, workers, scheduler) as pool:
+        with (
+            ProgressBar(sys.stderr, line_every_s=_LINE_S) as bar,
+            _workers(session, workers, scheduler) as pool,
+        ):
 
             def progress(state: State) -> None:
-                failed = f", {state.n_failed:,} failed" if state.n_failed else ""
-                bar.update(f"{what.name}: {state.what}{failed}", state.n_done, state.n_all)
-                ticker.tick(state)
+                nonlocal last
+                last = state
+                bar.update(progress_text(what.name, state), state.n_done, state.n_all)
 
             outcome = run(what, output, workers=pool, retry=retry, progress=progress)
     except KeyboardInterrupt:
-        if ticker.state and ticker.state.what == "rows":
-            session.saved.append(f"{ticker.state.n_done:,} of {ticker.state.n_all:,} rows in {output / ROWS}")
+        if last and last.what == "rows":
+            session.saved.append(f"{last.n_done:,} of {last.n_all:,} rows in {output / ROWS}")
         raise
     document: dict[str, object] = {
         "sweep": what.name,
@@ -90,6 +91,16 @@ def command(
     if outcome.n_failed:
         session.say("\n".join(_failures(output, outcome)))
     return int(outcome.n_failed > 0)
+
+
+def progress_text(name: str, state: State) -> str:
+    """Say how far a sweep is.
+
+    >>> progress_text("s", State("rows", 510, 1010, n_new=500, n_failed=3))
+    's: 510 of 1,010 rows, 3 failed'
+    """
+    failed = f", {state.n_failed:,} failed" if state.n_failed else ""
+    return f"{name}: {state.n_done:,} of {state.n_all:,} {state.what}{failed}"
 
 
 def _write_plans(session: Session, what: Sweep, output: Path) -> int:
@@ -135,40 +146,6 @@ def _silent(session: Session) -> Iterator[None]:
         yield
     finally:
         logging.disable(logging.NOTSET)
-
-
-@final
-class Ticker:
-    """Prints a line now and then where there is no terminal for a bar, as in the log of a batch job."""
-
-    def __init__(self, stream: TextIO, name: str, *, every_s: float = _LINE_S) -> None:
-        """Print to `stream` every `every_s` seconds."""
-        self._stream, self._name, self._every_s = stream, name, every_s
-        self._began_s = self._printed_s = time.monotonic()
-        self.state: State | None = None
-
-    def tick(self, state: State) -> None:
-        """Remember how far the sweep is, and print it if it is time."""
-        now_s = time.monotonic()
-        if self.state is None or self.state.what != state.what:
-            self._began_s = now_s
-        self.state = state
-        if not self._stream.isatty() and now_s - self._printed_s >= self._every_s:
-            self._printed_s = now_s
-            line = _line(self._name, state, now_s - self._began_s)
-            print(line, file=self._stream, flush=True)
-
-
-def _line(name: str, state: State, passed_s: float) -> str:
-    failed = f", {state.n_failed:,} failed" if state.n_failed else ""
-    return f"{name}: {state.n_done:,} of {state.n_all:,} {state.what}{failed}{_time_left(state, passed_s)}"
-
-
-def _time_left(state: State, passed_s: float) -> str:
-    """Say how long the rest takes at the speed of the new ones so far; nothing if there are none."""
-    n_new = state.n_new if state.what == "rows" else state.n_done
-    left = time_left(n_new, n_new + state.n_all - state.n_done, passed_s)
-    return f", {left}" if left else ""
 
 
 def _summary(name: str, outcome: Outcome, output: Path) -> str:

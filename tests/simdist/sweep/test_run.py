@@ -18,8 +18,9 @@ import pytest
 from commandline import SMALL, call
 from timeouts import TIMEOUT_S, await_end
 
-from simdist.cli.sweep import Ticker
+from simdist.cli.sweep import progress_text
 from simdist.errors import RunError
+from simdist.progress import ProgressBar
 from simdist.studies.comparison import measure
 from simdist.sweep import InProcess, LocalPool, load, run, tasks
 from simdist.sweep.driver import State
@@ -402,20 +403,12 @@ class Recorder:
 
 def test_line_of_progress_tells_rows_failures_and_time_left():
     stream = Recorder()
-    ticker = Ticker(stream, "s", every_s=0.0)
-    ticker.tick(State("rows", 10, 1010))
-    ticker.tick(State("rows", 510, 1010, n_new=500, n_failed=3))
+    with ProgressBar(stream, line_every_s=0.0) as bar:
+        for state in (State("rows", 10, 1010), State("rows", 510, 1010, n_new=500, n_failed=3)):
+            bar.update(progress_text("s", state), state.n_done, state.n_all)
     first, second = stream.text.splitlines()
-    assert first == "s: 10 of 1,010 rows"
-    assert second == "s: 510 of 1,010 rows, 3 failed, 0 min 0 s left"
-
-
-def test_lines_of_progress_are_rare():
-    stream = Recorder()
-    ticker = Ticker(stream, "s")
-    for n_done in range(100):
-        ticker.tick(State("rows", n_done, 100, n_new=n_done))
-    assert stream.text == ""
+    assert first == "s: 10 of 1,010 rows: 1%"
+    assert second == "s: 510 of 1,010 rows, 3 failed: 50%, 0 min 0 s left"
 
 
 def test_lost_workers_end_the_sweep_with_one_error(tmp_path, monkeypatch):
