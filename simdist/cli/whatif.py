@@ -13,7 +13,7 @@ import numpy as np
 from simdist.cli import common, inputs
 from simdist.cli.common import Session
 from simdist.cli.tables import Column, factor, seconds, table_text
-from simdist.cli.whatif_job import TracedJob, read_job, schedules_to_compare
+from simdist.cli.whatif_job import WhatifJob, read_job, schedules_to_compare
 from simdist.cost import price
 from simdist.engines.replay import timing
 from simdist.errors import RunError, TraceError
@@ -119,7 +119,7 @@ def command(
         session.draw(stragglers_figure(found, title=f"{Path(job.name).name}: {job.baseline.name}"), plot)
 
 
-def _slowdown(job: TracedJob, steps: range | None, bar: ProgressBar) -> Slowdown:
+def _slowdown(job: WhatifJob, steps: range | None, bar: ProgressBar) -> Slowdown:
     def progress(done: float, total: float) -> None:
         bar.update("replay", done, total)
 
@@ -130,7 +130,7 @@ def _slowdown(job: TracedJob, steps: range | None, bar: ProgressBar) -> Slowdown
 
 
 def _gains(
-    job: TracedJob,
+    job: WhatifJob,
     schedules: Sequence[Schedule],
     bar: ProgressBar,
     *,
@@ -160,7 +160,7 @@ def _gains(
         raise RunError(f"no temporary directory: {error.strerror or error}; set TMPDIR") from None
 
 
-def _disturbed(job: TracedJob, folder: Path, *, steps: range | None, seed: int | None) -> Scenario:
+def _disturbed(job: WhatifJob, folder: Path, *, steps: range | None, seed: int | None) -> Scenario:
     """Return the scenario in which schedules are compared; that of a run replays what disturbed the run."""
     if job.run is None:
         return job.scenario
@@ -175,7 +175,7 @@ def _disturbed(job: TracedJob, folder: Path, *, steps: range | None, seed: int |
     return scenario if seed is None else scenario.changed(seed=seed)
 
 
-def _warn(session: Session, job: TracedJob, found: Slowdown, compared: Gains | None) -> None:
+def _warn(session: Session, job: WhatifJob, found: Slowdown, compared: Gains | None) -> None:
     """Tell where numbers that should be the same are not."""
     traced, replayed = format_seconds(found.traced_s), format_seconds(found.replayed_s)
     if abs(found.replayed_s - found.traced_s) > _REPLAY_ERROR * found.traced_s:
@@ -196,7 +196,7 @@ def _warn(session: Session, job: TracedJob, found: Slowdown, compared: Gains | N
         )
 
 
-def _document(job: TracedJob, found: Slowdown, spread: Pattern, compared: Gains | None, cluster: str | None) -> _Record:
+def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains | None, cluster: str | None) -> _Record:
     """Return all that was found; seconds are per step unless they are of one step."""
     lost_s = (found.rank_slowdowns - 1) * found.ideal_s
     node_lost_s = (found.node_slowdowns - 1) * found.ideal_s
@@ -275,7 +275,7 @@ def _gain_record(row: Gain) -> _Record:
     }
 
 
-def _text(job: TracedJob, document: _Record, found: Slowdown, spread: Pattern, compared: Gains | None) -> str:
+def _text(job: WhatifJob, document: _Record, found: Slowdown, spread: Pattern, compared: Gains | None) -> str:
     """Return the analysis of a job, and what other schedules would gain."""
     return "\n".join(
         [
@@ -298,7 +298,7 @@ def _text(job: TracedJob, document: _Record, found: Slowdown, spread: Pattern, c
     )
 
 
-def _heading(job: TracedJob, found: Slowdown) -> Iterator[str]:
+def _heading(job: WhatifJob, found: Slowdown) -> Iterator[str]:
     last = found.first_step + found.n_steps - 1
     steps = (
         f"{found.n_steps:,} steps" if found.n_steps == job.trace.plan.n_steps else f"steps {found.first_step} to {last}"

@@ -25,7 +25,7 @@ _PROBED_STEPS = 64
 
 
 @dataclass(frozen=True)
-class TracedJob:
+class WhatifJob:
     """What is looked at.
 
     Args:
@@ -59,7 +59,7 @@ def read_job(
     steps: range | None,
     seed: int | None,
     cluster: str | None,
-) -> TracedJob:
+) -> WhatifJob:
     """Read what is looked at: a run directory, a directory with several, or a scenario, which is simulated.
 
     Args:
@@ -89,7 +89,7 @@ def read_job(
     return _simulated(name, scenario, inputs.choose(scenario, label, where=name), steps)
 
 
-def _from_directory(session: Session, name: str, label: str | None, which: str | None) -> TracedJob:
+def _from_directory(session: Session, name: str, label: str | None, which: str | None) -> WhatifJob:
     """Read the run that is looked at; the others tell which schedules to compare."""
     runs = inputs.read_runs(name, None)
     if label is not None:
@@ -109,7 +109,7 @@ def _from_directory(session: Session, name: str, label: str | None, which: str |
     baseline = run.scenario.schedules[0]
     others = {each.scenario.schedules[0].name: each.scenario.schedules[0] for each in runs}
     others.pop(baseline.name)
-    return TracedJob(name, run.scenario, baseline, tuple(others.values()), trace, run)
+    return WhatifJob(name, run.scenario, baseline, tuple(others.values()), trace, run)
 
 
 def _trace_file(run: RunDirectory, which: str | None) -> Path | None:
@@ -134,7 +134,7 @@ def _finished(session: Session, file: Path, trace: Trace) -> Trace:
     return first_steps(trace, n_steps)
 
 
-def _simulated(name: str, scenario: Scenario, chosen: Sequence[Schedule], steps: range | None) -> TracedJob:
+def _simulated(name: str, scenario: Scenario, chosen: Sequence[Schedule], steps: range | None) -> WhatifJob:
     """Simulate the baseline of a scenario with the delays of its seed."""
     baseline = chosen[_baseline(chosen)]
     simulated = as_recorded(scenario)
@@ -145,7 +145,7 @@ def _simulated(name: str, scenario: Scenario, chosen: Sequence[Schedule], steps:
         built = build(simulated, baseline)
         trace = simulate(built.plan, built.costs, delays(simulated))
     others = tuple(schedule for schedule in scenario.schedules if schedule is not baseline)
-    return TracedJob(name, scenario, baseline, others, trace, None)
+    return WhatifJob(name, scenario, baseline, others, trace, None)
 
 
 def _refuse_large(scenario: Scenario, schedule: Schedule) -> None:
@@ -164,7 +164,7 @@ def _baseline(schedules: Sequence[Schedule]) -> int:
     return inputs.synchronous([(each.name, each.kind) for each in schedules])
 
 
-def schedules_to_compare(session: Session, job: TracedJob, wanted: str | None) -> tuple[Schedule, ...]:
+def schedules_to_compare(session: Session, job: WhatifJob, wanted: str | None) -> tuple[Schedule, ...]:
     """Return the schedules to compare with the job's own.
 
     Args:
@@ -201,7 +201,7 @@ def _split(wanted: str, known: dict[str, Schedule]) -> list[str]:
     return labels
 
 
-def _labelled(job: TracedJob, known: dict[str, Schedule], label: str) -> Schedule:
+def _labelled(job: WhatifJob, known: dict[str, Schedule], label: str) -> Schedule:
     if label not in known:
         raise ScenarioError(
             f"--schedules {label!r}: there is no such file, and no other schedule of {job.name} has that label; there "
