@@ -22,7 +22,7 @@ from simdist.settings.base import shown
 from simdist.settings.units import format_nbytes, parse_fraction, parse_nbytes
 from simdist.studies import comparison
 from simdist.studies.comparison import Row, ScheduleTimes, row
-from simdist.tune import KINDS, Constraints, Extras, Tuned, Wanted, tune
+from simdist.tune import KINDS, Constraints, Extras, Tuned, TuneOptions, tune
 from simdist.tune.candidates import unlike
 from simdist.tune.evaluating import Finalist
 from simdist.tune.tuning import baseline_of
@@ -145,7 +145,7 @@ def command(
         global_every, tuple(map(_pair, group_every)), *(_size(option, text) for option, text in sizes.items())
     )
     extras = Extras(only, _density(min_density), "fp16" in allow, "servers" in allow)
-    wanted = Wanted(constraints, extras, baseline, n_seeds, n_search_seeds, evaluations, exhaustive, seed)
+    wanted = TuneOptions(constraints, extras, baseline, n_seeds, n_search_seeds, evaluations, exhaustive, seed)
     scenario = inputs.read_scenario(session, name, is_compared=True)
     reference = baseline_of(scenario, baseline)
     _warn(session, scenario, wanted)
@@ -238,7 +238,7 @@ class _Search:
             self._session.say(f"fastest so far, with the seeds of the search: {found}")
 
 
-def _warn(session: Session, scenario: Scenario, wanted: Wanted) -> None:
+def _warn(session: Session, scenario: Scenario, wanted: TuneOptions) -> None:
     every = wanted.constraints.global_every
     if dataset(scenario) is not None and scenario.steps < _FEW_PERIODS * every:
         session.say(
@@ -293,7 +293,7 @@ def _meaning(tuned: Tuned) -> str:
     return f", ± {what} (95 %)"
 
 
-def _document(tuned: Tuned, wanted: Wanted, rows: Sequence[_Record]) -> _Record:
+def _document(tuned: Tuned, wanted: TuneOptions, rows: Sequence[_Record]) -> _Record:
     verdict, recording = tuned.verdict, tuned.runs.recording
     (baseline,) = (each for each in tuned.finalists if each.is_baseline)
     return {

@@ -21,11 +21,10 @@ from simdist.progress import ProgressBar
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds, format_share
-from simdist.whatif.gains import Gain, Gains, gains
-from simdist.whatif.pattern import Pattern, pattern
+from simdist.whatif.gains import Gain, Gains, find_gains
 from simdist.whatif.recording import measured_delays, only_steps, with_recording
-from simdist.whatif.slowdown import Slowdown, slowdown
-from simdist.whatif.verdict import interval_text, ranks_named, spread_sentence, verdict_sentence
+from simdist.whatif.slowdown import Slowdown, find_slowdown
+from simdist.whatif.verdict import Pattern, find_pattern, interval_text, ranks_named, spread_sentence, verdict_sentence
 
 _Record: TypeAlias = dict[str, Any]
 
@@ -110,7 +109,7 @@ def command(
             _gains(job, others, bar, steps=steps, seed=seed, n_runs=n_runs, block_steps=block_steps) if others else None
         )
     _warn(session, job, found, compared)
-    spread = pattern(found)
+    spread = find_pattern(found)
     document = _document(job, found, spread, compared, cluster)
     session.result(document, _text(job, document, found, spread, compared))
     if plot:
@@ -124,7 +123,9 @@ def _slowdown(job: WhatifJob, steps: range | None, bar: ProgressBar) -> Slowdown
         bar.update("replay", done, total)
 
     try:
-        return slowdown(job.trace, ranks_per_node=job.scenario.cluster.gpus_per_node, steps=steps, progress=progress)
+        return find_slowdown(
+            job.trace, ranks_per_node=job.scenario.cluster.gpus_per_node, steps=steps, progress=progress
+        )
     except TraceError as error:
         raise TraceError(f"{job.run.path if job.run else job.name}: {error}") from None
 
@@ -148,7 +149,7 @@ def _gains(
 
     try:
         with TemporaryDirectory(prefix="simdist-") as folder, inputs.naming(job.name):
-            return gains(
+            return find_gains(
                 _disturbed(job, Path(folder), steps=steps, seed=seed),
                 schedules,
                 baseline=job.baseline,

@@ -2,6 +2,6 @@
 
 from simdist.tune.candidates import KINDS, Extras
 from simdist.tune.constraints import Constraints
-from simdist.tune.tuning import Tuned, Wanted, tune
+from simdist.tune.tuning import Tuned, TuneOptions, tune
 
-__all__ = ["KINDS", "Constraints", "Extras", "Tuned", "Wanted", "tune"]
+__all__ = ["KINDS", "Constraints", "Extras", "TuneOptions", "Tuned", "tune"]

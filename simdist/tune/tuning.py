@@ -36,7 +36,7 @@ Measure = Callable[[Scenario, Built, int], ScheduleTimes]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TuneOptions:
     """What is asked for.
 
     Args:
@@ -96,7 +96,7 @@ class Tuned:
 
 
 def tune(
-    scenario: Scenario, wanted: Wanted, *, measure: Measure | None = None, progress: Progress | None = None
+    scenario: Scenario, wanted: TuneOptions, *, measure: Measure | None = None, progress: Progress | None = None
 ) -> Tuned:
     """Find the fastest schedule that keeps to the constraints.
 

@@ -1,11 +1,11 @@
 """What if there were no stragglers, and what if the schedule were another?
 
-`slowdown` replays a trace with some durations made ideal; `gains` simulates other schedules under the disturbances that
-a job has had.
+`find_slowdown` replays a trace with some durations made ideal; `find_gains` simulates other schedules under the
+disturbances that a job has had.
 """
 
-from simdist.whatif.gains import Gain, Gains, gains
-from simdist.whatif.pattern import Pattern, pattern
-from simdist.whatif.slowdown import Loss, Slowdown, slowdown
+from simdist.whatif.gains import Gain, Gains, find_gains
+from simdist.whatif.slowdown import Loss, Slowdown, find_slowdown
+from simdist.whatif.verdict import Pattern, find_pattern
 
-__all__ = ["Gain", "Gains", "Loss", "Pattern", "Slowdown", "gains", "pattern", "slowdown"]
+__all__ = ["Gain", "Gains", "Loss", "Pattern", "Slowdown", "find_gains", "find_pattern", "find_slowdown"]

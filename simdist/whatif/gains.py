@@ -101,7 +101,7 @@ class Gains:
         return max((row for row in self.rows if row.is_sure), key=lambda row: row.speedup, default=None)
 
 
-def gains(
+def find_gains(
     scenario: Scenario,
     schedules: Sequence[Schedule],
     *,

@@ -146,7 +146,7 @@ class Slowdown:
         return _ratio(self.rank_step_s, self.ideal_step_s[:, np.newaxis])
 
 
-def slowdown(
+def find_slowdown(
     trace: Trace, *, ranks_per_node: int, steps: range | None = None, progress: Progress | None = None
 ) -> Slowdown:
     """Analyse a trace.

@@ -1,15 +1,69 @@
-"""What an analysis comes to, in sentences: who holds the job up, and whether another schedule would help."""
+"""What an analysis comes to: who holds the job up, always or now and then, and whether another schedule would help.
 
-from typing import assert_never
+Three replays tell whether it is always the same ranks; each takes part of the loss away. What is lost, T - T_ideal, is
+split into
+
+    persistent     if in every step each operation of a rank took what it takes that rank in its median step
+    simultaneous   if on every rank each operation of a step took what it takes the median rank in that step
+    transient      the rest: single ranks in single steps
+
+A pause in less than half of the steps leaves no trace in a rank's median step, nor a slow rank in the median rank.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, assert_never
+
+import numpy as np
 
 from simdist.settings.units import format_share
 from simdist.studies.resampling import WORTHWHILE
 from simdist.whatif.gains import Gain, Gains
-from simdist.whatif.pattern import Pattern
 from simdist.whatif.slowdown import Slowdown
 
+Shape: TypeAlias = Literal["even", "persistent", "transient", "simultaneous", "unknown"]
+
+_NOTABLE_SLOWDOWN = 1.03  # from which the analyzer of Lin et al. asks for its causes (its decompose_threshold)
 _MOST_RANKS = 10  # that are named
-_NOTABLE = 0.02  # share of the loss
+_NOTABLE_SHARE = 0.02  # of the loss
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """How the loss is spread over ranks and steps.
+
+    Args:
+        shape: `even`: hardly anything is lost. `persistent`: mostly by the same ranks in every step. `transient`:
+            mostly by some ranks in some steps. `simultaneous`: mostly by all ranks in the same steps. `unknown`: one
+            step or one rank cannot tell.
+        persistent: Share of the loss; NaN if there is none, or it is unknown.
+        transient: Likewise.
+        simultaneous: Likewise.
+    """
+
+    shape: Shape
+    persistent: float
+    transient: float
+    simultaneous: float
+
+
+def find_pattern(found: Slowdown) -> Pattern:
+    """Tell persistent from transient stragglers."""
+    if found.slowdown < _NOTABLE_SLOWDOWN:
+        return Pattern("even", np.nan, np.nan, np.nan)
+    if found.n_steps < 2 or found.world_size < 2:
+        return Pattern("unknown", np.nan, np.nan, np.nan)
+    lost_s = found.replayed_s - found.ideal_s
+    persistent = _share((found.persistent_s - found.ideal_s) / lost_s)
+    simultaneous = _share((found.simultaneous_s - found.ideal_s) / lost_s)
+    both = max(1.0, persistent + simultaneous)  # the two replays may overlap: what is lost is lost once
+    persistent, simultaneous = persistent / both, simultaneous / both
+    transient = _share(1 - persistent - simultaneous)
+    shares: dict[Shape, float] = {"persistent": persistent, "transient": transient, "simultaneous": simultaneous}
+    return Pattern(max(shares, key=lambda shape: shares[shape]), persistent, transient, simultaneous)
+
+
+def _share(share: float) -> float:
+    return min(max(share, 0.0), 1.0)
 
 
 def spread_sentence(found: Slowdown, spread: Pattern) -> str:
@@ -25,7 +79,7 @@ def spread_sentence(found: Slowdown, spread: Pattern) -> str:
             return "hardly any: the job is about as fast as it would be without"
         case "persistent" | "transient" | "simultaneous":
             ordered = sorted(shares, key=lambda what: -shares[what])
-            told = [f"{format_share(shares[what])} by {what}" for what in ordered if shares[what] > _NOTABLE]
+            told = [f"{format_share(shares[what])} by {what}" for what in ordered if shares[what] > _NOTABLE_SHARE]
             first = f"; first of all by {ranks}" if spread.shape == "persistent" else ""
             return f"of the loss {', '.join(told)}{first}; {where}"
         case "unknown":

@@ -11,7 +11,7 @@ from commandline import SMALL, Answer, call, edited, write
 from simdist.runs import run_directory
 from simdist.studies.resampling import ResampledRecording
 from simdist.traces.trace import Trace
-from simdist.whatif import Gain, Gains, pattern
+from simdist.whatif import Gain, Gains, find_pattern
 from simdist.whatif.verdict import verdict_sentence
 from tests.simdist.whatif.test_whatif import analysed, job
 
@@ -288,7 +288,7 @@ def gains_of(*steps_s: tuple[float, tuple[float, float] | None, str | None], n_r
 )
 def test_the_verdict_never_calls_a_slower_one_the_fastest(compared: Gains, sentence: str) -> None:
     found = analysed(job("{kind: transient, probability: 5%, delay: 100 ms}"))
-    assert verdict_sentence(found, pattern(found), compared) == sentence
+    assert verdict_sentence(found, find_pattern(found), compared) == sentence
 
 
 def test_gains_may_be_those_of_other_links(

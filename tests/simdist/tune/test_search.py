@@ -13,12 +13,12 @@ from simdist.schedules import LocalSGD, Sync
 from simdist.studies import comparison
 from simdist.studies.comparison import find_baseline
 from simdist.studies.resampling import WORTHWHILE, Runs
-from simdist.tune import Constraints, Extras, Wanted, tune
+from simdist.tune import Constraints, Extras, TuneOptions, tune
 from simdist.tune.evaluating import Evaluated, Evaluator
 from simdist.tune.searching import search, starts
 from simdist.tune.space import Space, space
 from simdist.tune.verdict import culprits
-from simdist.whatif import gains
+from simdist.whatif import find_gains
 
 TRANSIENT = "{kind: transient, probability: 10%, delay: 50 ms}"
 LONGER = ("steps: 12", "steps: 48")
@@ -46,7 +46,7 @@ def small(*edits):
 
 @cache
 def tuned_small():
-    return tune(small(LONGER), Wanted(Constraints(8), **FEW))
+    return tune(small(LONGER), TuneOptions(Constraints(8), **FEW))
 
 
 class Spy:
@@ -118,19 +118,19 @@ def test_starts_are_one_for_each_family_and_each_time_between_exchanges_of_all()
 
 def test_a_small_space_is_searched_in_full_without_optuna(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    tuned = tune(small(LONGER), Wanted(Constraints(2), **FEW))
+    tuned = tune(small(LONGER), TuneOptions(Constraints(2), **FEW))
     assert tuned.n_evaluated == tuned.n_candidates == 10
 
 
 def test_a_budget_without_optuna_names_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(ScenarioError, match=r"10 candidates .* pip install optuna.*--exhaustive"):
-        tune(small(LONGER), Wanted(Constraints(2), evaluations=5, **FEW))
+        tune(small(LONGER), TuneOptions(Constraints(2), evaluations=5, **FEW))
 
 
 def test_finalists_meet_seeds_that_the_search_has_not_seen_and_all_the_same_ones():
     spy = Spy()
-    tuned = tune(small(LONGER), Wanted(Constraints(4), **FEW), measure=spy)
+    tuned = tune(small(LONGER), TuneOptions(Constraints(4), **FEW), measure=spy)
     searched, fresh = spy.seeds[: -len(tuned.finalists)], spy.seeds[-len(tuned.finalists) :]
     assert set(searched) == {(1, 2, 3)}
     assert set(fresh) == {(4, 5, 6, 7, 8, 9)}
@@ -138,7 +138,7 @@ def test_finalists_meet_seeds_that_the_search_has_not_seen_and_all_the_same_ones
 
 def test_equal_plans_are_simulated_once():
     spy = Spy()
-    tuned = tune(small(LONGER), Wanted(Constraints(4), **FEW), measure=spy)
+    tuned = tune(small(LONGER), TuneOptions(Constraints(4), **FEW), measure=spy)
     searched = spy.plans[: -len(tuned.finalists)]
     assert len(searched) == len(set(searched))
 
@@ -146,7 +146,7 @@ def test_equal_plans_are_simulated_once():
 def test_what_breaks_a_constraint_is_not_simulated():
     spy = Spy()
     constraints = Constraints(8, max_nbytes=100_000)  # 88,375 B with a period of 8, 101,000 B with one of 7
-    tuned = tune(small(LONGER), Wanted(constraints, Extras(only=("local_sgd",)), **FEW), measure=spy)
+    tuned = tune(small(LONGER), TuneOptions(constraints, Extras(only=("local_sgd",)), **FEW), measure=spy)
     assert tuned.n_evaluated == 1
     assert tuned.excluded == {"--max-bytes '100 kB'": 7}
     assert len(set(spy.plans)) == 2  # and the baseline
@@ -164,7 +164,7 @@ def test_random_stragglers_are_worth_a_change():
 
 
 def test_groups_that_have_to_exchange_more_often_make_it_hierarchical():
-    tuned = tune(small(LONGER), Wanted(Constraints(8, ((4, 2),)), **FEW))
+    tuned = tune(small(LONGER), TuneOptions(Constraints(8, ((4, 2),)), **FEW))
     assert tuned.verdict.sentence.startswith("hierarchical_sgd {2: 4, ")
     assert all(len(each.facts.group_sizes) in range(80, 88) for each in tuned.finalists)
 
@@ -181,7 +181,7 @@ def test_finalists_are_ordered_and_the_front_falls():
 
 def test_a_persistent_straggler_is_a_reason_to_stay():
     slow = small(LONGER, (TRANSIENT, "{kind: persistent, on: compute, ranks: [5], factor: 1.5}"))
-    tuned = tune(slow, Wanted(Constraints(8), **FEW))
+    tuned = tune(slow, TuneOptions(Constraints(8), **FEW))
     assert tuned.verdict.winner is None
     assert tuned.verdict.sentence == "stay with sync"
     (reason,) = (each for each in tuned.verdict.reasons if "straggler" in each)
@@ -190,7 +190,7 @@ def test_a_persistent_straggler_is_a_reason_to_stay():
 
 def test_without_stragglers_and_with_a_fast_network_the_shares_of_a_step_are_the_reason():
     quiet = small(LONGER, (f"disturbances:\n  - {TRANSIENT}\n", ""))
-    tuned = tune(quiet, Wanted(Constraints(8), **FEW))
+    tuned = tune(quiet, TuneOptions(Constraints(8), **FEW))
     assert tuned.verdict.winner is None
     assert not any("straggler" in each for each in tuned.verdict.reasons)
     assert tuned.verdict.reasons[-1].startswith("of a step of sync, computing is 99")
@@ -219,11 +219,11 @@ def test_nothing_left_names_the_constraint_that_excluded_most():
     with pytest.raises(
         ScenarioError, match=r"--max-bytes '1 kB' excludes most, \d+ candidates \(--group-every 4:2 \d+"
     ):
-        tune(small(LONGER), Wanted(constraints, **FEW))
+        tune(small(LONGER), TuneOptions(constraints, **FEW))
 
 
 def test_a_baseline_that_breaks_a_constraint_is_compared_with_all_the_same():
-    tuned = tune(small(LONGER), Wanted(Constraints(4, max_nbytes=400_000), **FEW))
+    tuned = tune(small(LONGER), TuneOptions(Constraints(4, max_nbytes=400_000), **FEW))
     assert tuned.verdict.reasons[0] == "sync itself breaks --max-bytes '400 kB'"
     assert sum(each.is_baseline for each in tuned.finalists) == 1
     assert all(each.facts.sent_nbytes <= 400_000 for each in tuned.finalists if not each.is_baseline)
@@ -231,14 +231,14 @@ def test_a_baseline_that_breaks_a_constraint_is_compared_with_all_the_same():
 
 def test_a_scenario_without_sync_is_compared_with_it_as_it_is_by_default():
     scenario = small(LONGER).changed(schedules=[{"kind": "local_sgd", "period": 4}])
-    tuned = tune(scenario, Wanted(Constraints(2), **FEW))
+    tuned = tune(scenario, TuneOptions(Constraints(2), **FEW))
     assert [each.schedule.name for each in tuned.finalists if each.is_baseline] == ["sync"]
     with pytest.raises(ScenarioError, match="no schedule is called 'torus'"):
-        tune(scenario, Wanted(Constraints(2), baseline="torus", **FEW))
+        tune(scenario, TuneOptions(Constraints(2), baseline="torus", **FEW))
 
 
 def test_tuning_twice_says_the_same():
-    wanted = Wanted(Constraints(4), evaluations=15, **FEW)
+    wanted = TuneOptions(Constraints(4), evaluations=15, **FEW)
     one, other = (tune(small(LONGER), wanted) for _ in range(2))
     assert one.verdict.sentence == other.verdict.sentence
     assert [each.row for each in one.finalists] == [each.row for each in other.finalists]
@@ -258,7 +258,7 @@ def test_more_seeds_do_not_make_a_recording_longer(tmp_path):
     widths = {}
     for name, scenario in (("recorded", recorded(tmp_path, 60)), ("drawn", small(LONGER))):
         for n_seeds in (20, 160):
-            tuned = tune(scenario, Wanted(constraints, extras, n_seeds=n_seeds, n_search_seeds=1))
+            tuned = tune(scenario, TuneOptions(constraints, extras, n_seeds=n_seeds, n_search_seeds=1))
             low, high = tuned.finalists[0].row.speedup_ci95
             widths[name, n_seeds] = high - low
     assert widths["recorded", 160] == pytest.approx(widths["recorded", 20], rel=0.35)
@@ -267,16 +267,16 @@ def test_more_seeds_do_not_make_a_recording_longer(tmp_path):
 
 def test_intervals_are_about_those_of_the_analysis_of_stragglers(tmp_path):
     scenario = recorded(tmp_path, 60)
-    tuned = tune(scenario, Wanted(Constraints(4), Extras(only=("local_sgd",)), n_seeds=200, n_search_seeds=1))
+    tuned = tune(scenario, TuneOptions(Constraints(4), Extras(only=("local_sgd",)), n_seeds=200, n_search_seeds=1))
     (row,) = (each.row for each in tuned.finalists if each.row.schedule == "local-4")
-    (other,) = gains(scenario, [LocalSGD(period=4)], baseline=Sync(), n_runs=200).rows
+    (other,) = find_gains(scenario, [LocalSGD(period=4)], baseline=Sync(), n_runs=200).rows
     assert row.speedup == pytest.approx(other.speedup, rel=0.01)
     low, high = row.speedup_ci95
     assert high - low == pytest.approx(other.interval[1] - other.interval[0], rel=0.2)
 
 
 def test_what_a_recording_is_too_short_for_is_not_proposed_but_told(tmp_path):
-    tuned = tune(recorded(tmp_path, 20), Wanted(Constraints(16), Extras(only=("local_sgd",)), **FEW))
+    tuned = tune(recorded(tmp_path, 20), TuneOptions(Constraints(16), Extras(only=("local_sgd",)), **FEW))
     (long,) = (each for each in tuned.finalists if each.schedule.name == "local-16")
     assert long.row.speedup_ci95 is None
     assert long.problem == "20 recorded steps are too few to be sure with a period of 16 steps: record 32 or more"
@@ -286,7 +286,7 @@ def test_what_a_recording_is_too_short_for_is_not_proposed_but_told(tmp_path):
 
 
 def test_periods_longer_than_the_scenario_may_be_tried_and_a_run_is_as_long_as_it_takes():
-    tuned = tune(small(), Wanted(Constraints(20), Extras(only=("local_sgd",)), **FEW))
+    tuned = tune(small(), TuneOptions(Constraints(20), Extras(only=("local_sgd",)), **FEW))
     assert "local-20" in {each.schedule.name for each in tuned.finalists}
     assert tuned.runs.scenario.steps == 200
 
@@ -295,12 +295,12 @@ def test_too_few_seeds_are_not_nothing_to_gain():
     """With a rare and long pause, two seeds cannot tell; with a steady job, nothing gains, and that is sure."""
     rare = small((TRANSIENT, "{kind: transient, probability: 1%, delay: 200 ms}"))
     only = Extras(only=("local_sgd",))
-    unsure = tune(rare, Wanted(Constraints(2), only, n_seeds=2, n_search_seeds=1)).verdict
+    unsure = tune(rare, TuneOptions(Constraints(2), only, n_seeds=2, n_search_seeds=1)).verdict
     assert (unsure.winner, unsure.outcome) == (None, "unsure")
     assert unsure.sentence == "stay with sync until something is surely faster"
     assert "2 seeds are too few to be sure of that: write more with --seeds" in unsure.reasons
     quiet = small((f"disturbances:\n  - {TRANSIENT}\n", ""))
-    steady = tune(quiet, Wanted(Constraints(2), only, n_seeds=2, n_search_seeds=1)).verdict
+    steady = tune(quiet, TuneOptions(Constraints(2), only, n_seeds=2, n_search_seeds=1)).verdict
     assert (steady.sentence, steady.outcome) == ("stay with sync", "stay")
 
 
@@ -310,5 +310,5 @@ def test_nobody_is_called_late_in_every_step_of_a_few(tmp_path):
         np.savez(tmp_path / "late.npz", np.eye(1, 8).repeat(n_steps, axis=0) / 10)
         played = {"kind": "recorded", "on": "compute", "file": str(tmp_path / "late.npz")}
         scenario = small().changed(disturbances=[played], steps=n_steps)
-        reasons = tune(scenario, Wanted(Constraints(2), Extras(only=("local_sgd",)), **FEW)).verdict.reasons
+        reasons = tune(scenario, TuneOptions(Constraints(2), Extras(only=("local_sgd",)), **FEW)).verdict.reasons
         assert sum("persistent straggler" in each for each in reasons) == n_told

@@ -11,7 +11,7 @@ from simdist.scenario import Recorded, Scenario
 from simdist.schedules import LocalSGD, Schedule, Sync
 from simdist.studies.comparison import measure
 from simdist.studies.resampling import ResampledRecording
-from simdist.whatif import Gains, gains
+from simdist.whatif import Gains, find_gains
 from tests.simdist.whatif.test_whatif import job
 
 SYNC = Sync()
@@ -26,7 +26,7 @@ def recorded(scenario: Scenario, folder: Path) -> Scenario:
 
 
 def compared(scenario: Scenario, *schedules: Schedule, n_runs: int = 40, **options) -> Gains:
-    return gains(scenario, schedules or (LocalSGD(period=4),), baseline=SYNC, n_runs=n_runs, **options)
+    return find_gains(scenario, schedules or (LocalSGD(period=4),), baseline=SYNC, n_runs=n_runs, **options)
 
 
 def test_intervals_from_recordings_hold_what_long_runs_gain_nearly_always(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from simdist.plan.group import Group
 from simdist.runs.building import build, delays
 from simdist.scenario import Recorded, Scenario, loads
 from simdist.traces.trace import Trace
-from simdist.whatif import Slowdown, pattern, slowdown
+from simdist.whatif import Slowdown, find_pattern, find_slowdown
 from simdist.whatif.recording import measured_delays, only_steps, with_recording
 from tests.simdist.engines.test_replay import two_steps
 
@@ -51,7 +51,7 @@ def simulated(scenario: Scenario) -> Trace:
 
 
 def analysed(scenario: Scenario, **options) -> Slowdown:
-    return slowdown(simulated(scenario), ranks_per_node=scenario.cluster.gpus_per_node, **options)
+    return find_slowdown(simulated(scenario), ranks_per_node=scenario.cluster.gpus_per_node, **options)
 
 
 def comm_s(scenario: Scenario) -> float:
@@ -66,7 +66,7 @@ def part(found: Slowdown, name: str, channel: str | None = None) -> float:
 
 def test_two_ranks_and_two_steps_by_hand() -> None:
     """The median backward pass takes 1 s and nothing else is late, so an ideal step takes 4 s; these took 6 and 5."""
-    found = slowdown(two_steps(), ranks_per_node=1)
+    found = find_slowdown(two_steps(), ranks_per_node=1)
     assert found.slowdown == pytest.approx(11 / 8)
     assert found.lost_share == pytest.approx(3 / 11)
     assert (found.traced_s, found.replayed_s, found.explained_s, found.ideal_s) == (5.5, 5.5, 5, 4)
@@ -85,10 +85,10 @@ def test_two_ranks_and_two_steps_by_hand() -> None:
 
 def test_only_the_steps_that_are_asked_for_are_made_ideal() -> None:
     """Step 1 alone: its backward passes take 1 s each, and one rank is 1 s late."""
-    found = slowdown(two_steps(), ranks_per_node=1, steps=range(1, 2))
+    found = find_slowdown(two_steps(), ranks_per_node=1, steps=range(1, 2))
     assert (found.first_step, found.n_steps) == (1, 1)
     assert (found.replayed_s, found.ideal_s, found.slowdown) == (5, 4, 1.25)
-    before = slowdown(two_steps(), ranks_per_node=1, steps=range(1))
+    before = find_slowdown(two_steps(), ranks_per_node=1, steps=range(1))
     assert (before.replayed_s, before.ideal_s) == (6, 4)  # of 1 s and 3 s the lower is typical
 
 
@@ -97,12 +97,12 @@ def test_a_slow_collective_is_charged_to_communication() -> None:
     times = []
     for at, reduce_s in ((0, 1), (2, 4), (7, 1)):
         times += [(at, at, at + 1), (at + 1, at + 1, at + 1 + reduce_s)]
-    found = slowdown(trace_of(plan_of(step, step, step, world_size=3), times), ranks_per_node=3)
+    found = find_slowdown(trace_of(plan_of(step, step, step, world_size=3), times), ranks_per_node=3)
     assert found.slowdown == pytest.approx(9 / 6)  # the median all-reduce takes 1 s
     assert part(found, "all_reduce", "communication") == found.slowdown
     assert [each.name for each in found.channels if each.slowdown > 1] == ["communication"]
-    assert pattern(found).shape == "simultaneous"
-    assert pattern(found).simultaneous == 1
+    assert find_pattern(found).shape == "simultaneous"
+    assert find_pattern(found).simultaneous == 1
 
 
 @pytest.mark.parametrize("factor", [1.25, 2.0])
@@ -116,8 +116,8 @@ def test_one_slow_device_of_n_costs_what_it_has_too_much(factor: float) -> None:
     assert found.slowest_ranks == (5,)
     assert found.fixed_by_ranks == pytest.approx(1)
     assert found.slowest_node == 2
-    assert pattern(found).shape == "persistent"
-    assert pattern(found).persistent == pytest.approx(1)
+    assert find_pattern(found).shape == "persistent"
+    assert find_pattern(found).persistent == pytest.approx(1)
     assert found.channels[0].name == "compute"
 
 
@@ -132,7 +132,7 @@ def test_one_rank_that_is_late_in_every_step_costs_its_delay_and_vanishes_with_i
     assert np.delete(found.rank_slowdowns, 2) == pytest.approx(np.ones(7))
     assert (found.slowest_ranks, found.fixed_by_ranks) == ((2,), pytest.approx(1))
     assert part(found, "delay", "host") == pytest.approx(found.slowdown)
-    assert pattern(found).persistent == pytest.approx(1)
+    assert find_pattern(found).persistent == pytest.approx(1)
 
 
 @pytest.mark.parametrize("everyone", ["{kind: persistent, delay: 30 ms}", "{kind: jitter, median: 30 ms, sigma: 0}"])
@@ -140,7 +140,7 @@ def test_ranks_that_are_all_equally_late_are_no_stragglers(everyone: str) -> Non
     found = analysed(job(everyone))
     assert found.slowdown == pytest.approx(1)
     assert found.fixed_by_ranks is None
-    assert pattern(found).shape == "even"
+    assert find_pattern(found).shape == "even"
 
 
 def test_random_pauses_are_transient_and_no_rank_is_to_blame() -> None:
@@ -150,8 +150,8 @@ def test_random_pauses_are_transient_and_no_rank_is_to_blame() -> None:
     undisturbed_s = COMPUTE_S + comm_s(scenario)
     assert found.replayed_s == pytest.approx(undisturbed_s + 0.2 * late.mean())
     assert found.step_s[late] == pytest.approx(undisturbed_s + 0.2)
-    assert pattern(found).shape == "transient"
-    assert pattern(found).transient == pytest.approx(1)
+    assert find_pattern(found).shape == "transient"
+    assert find_pattern(found).transient == pytest.approx(1)
     assert found.fixed_by_ranks is not None
     assert found.fixed_by_ranks < 0.3
 
@@ -165,7 +165,7 @@ def test_what_a_rank_always_loses_is_told_from_what_it_loses_sometimes() -> None
             steps=300,
         )
     )
-    spread = pattern(both)
+    spread = find_pattern(both)
     lost_s = both.replayed_s - both.ideal_s
     assert spread.persistent == pytest.approx(0.02 / lost_s, rel=1e-6)
     assert spread.transient == pytest.approx(1 - 0.02 / lost_s, rel=1e-6)
@@ -176,7 +176,7 @@ def test_pauses_of_all_ranks_in_the_same_steps_are_simultaneous(tmp_path) -> Non
     late_s[[3, 17, 30]] = 0.5
     np.savez(tmp_path / "late.npz", late_s)
     found = analysed(job().changed(disturbances=(Recorded(file=tmp_path / "late.npz"),)))
-    assert pattern(found).shape == "simultaneous"
+    assert find_pattern(found).shape == "simultaneous"
     assert found.rank_slowdowns == pytest.approx(np.full(8, found.slowdown))
     assert found.fixed_by_ranks == pytest.approx(0)
 
@@ -194,7 +194,7 @@ def test_one_step_or_one_rank_cannot_tell_persistent_from_transient(steps: int, 
     scenario = job("{kind: transient, probability: 30%, delay: 1 s}", steps=steps)
     if world == 1:
         scenario = scenario.changed(cluster=scenario.cluster.model_copy(update={"nodes": 1, "gpus_per_node": 1}))
-    assert pattern(analysed(scenario)).shape == "unknown"
+    assert find_pattern(analysed(scenario)).shape == "unknown"
 
 
 def test_three_percent_of_the_ranks_are_the_slowest() -> None:
@@ -206,13 +206,13 @@ def test_three_percent_of_the_ranks_are_the_slowest() -> None:
 
 def test_steps_that_the_trace_does_not_have_are_refused() -> None:
     with pytest.raises(TraceError, match=r"steps 2:9: plan by hand has the steps 0 to 1; write e\.g\. 0:1"):
-        slowdown(two_steps(), ranks_per_node=1, steps=range(2, 9))
+        find_slowdown(two_steps(), ranks_per_node=1, steps=range(2, 9))
 
 
 def test_a_job_that_takes_no_time_is_refused() -> None:
     trace = trace_of(plan_of((Delay("host"),), world_size=2), [(0, 0, 0)])
     with pytest.raises(TraceError, match="these steps take no time"):
-        slowdown(trace, ranks_per_node=1)
+        find_slowdown(trace, ranks_per_node=1)
 
 
 def test_progress_ends_with_all_work_done() -> None:
@@ -257,5 +257,5 @@ def test_shares_of_the_loss_never_add_up_to_more_than_all_of_it() -> None:
     """The replays of what is persistent and of what is simultaneous may overlap."""
     found = analysed(job("{kind: transient, probability: 20%, delay: 100 ms}"))
     nearly_all_s = found.ideal_s + 0.9 * (found.replayed_s - found.ideal_s)
-    shares = pattern(replace(found, persistent_s=nearly_all_s, simultaneous_s=nearly_all_s))
+    shares = find_pattern(replace(found, persistent_s=nearly_all_s, simultaneous_s=nearly_all_s))
     assert (shares.persistent, shares.simultaneous, shares.transient) == pytest.approx((0.5, 0.5, 0))
