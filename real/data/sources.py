@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from real.data.decoding import Decode
 from real.data.index import Index
 from real.data.storages import Storage, read_sample
-from simdist.caching.batch import DISK, MEMORY, PEER, STORAGE
+from simdist.caching.batches import DISK, MEMORY, PEER, STORAGE
 from simdist.errors import RunError
 
 __all__ = ["DISK", "MEMORY", "PEER", "STORAGE", "Files", "Sources"]

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.caching.batch import DISK, MEMORY, NOWHERE, PEER, STORAGE, BatchReads
+from simdist.caching.batches import DISK, MEMORY, NOWHERE, PEER, STORAGE, BatchReads
 from simdist.plan import LEVELS, Dataset, Load
 
 _Held: TypeAlias = tuple[int, int]

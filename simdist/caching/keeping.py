@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.caching.batch import DISK, NOWHERE, STORAGE, BatchReads
+from simdist.caching.batches import DISK, NOWHERE, STORAGE, BatchReads
 from simdist.plan import LEVELS, Dataset, Level, Load
 
 ScalarT = TypeVar("ScalarT", bound=np.generic)

@@ -22,10 +22,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.caching.batch import BatchReads
+from simdist.caching.batches import BatchReads, epoch_order, node_part
 from simdist.caching.evicting import EvictingCaches
 from simdist.caching.keeping import KeepingCaches, that_fit
-from simdist.caching.order import epoch_order, node_part
 from simdist.plan import Dataset, Level, Load, Plan, StageIn
 
 Caches: TypeAlias = KeepingCaches | EvictingCaches

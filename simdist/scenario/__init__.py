@@ -1,4 +1,4 @@
-"""What the user writes: machines, a training job, disturbances and the schedules to compare."""
+"""Scenarios, as users write them: machines, a training job, disturbances and the schedules to compare."""
 
 from simdist.scenario.cluster import Cluster, Device, DeviceOverride, Disk, HostMemory, Library, Storage
 from simdist.scenario.data import DataSettings, Lognormal

@@ -1,4 +1,4 @@
-"""What holds ranks up: settings of the random and recorded delays. `simdist.scenario.sampling` draws them.
+"""Disturbances: settings of the random and recorded delays that hold ranks up. `simdist.scenario.sampling` draws them.
 
 Every delay is seconds per step and rank, added on one channel: `host` (the CPU sleeps before it enqueues the backward
 pass), `compute` (the GPU is slow) or `io` (loading is slow).

@@ -1,4 +1,4 @@
-"""What local and hierarchical SGD share: a synchronous warm-up, then local steps and averages of parameters."""
+"""Base of local and hierarchical SGD: a synchronous warm-up, then local steps and averages of parameters."""
 
 import abc
 

@@ -1,4 +1,4 @@
-"""What every schedule is: settings a user writes, a plan, and a declaration of what the plan computes."""
+"""Base of all schedules: settings a user writes, a plan, and a declaration of what the plan computes."""
 
 import abc
 from dataclasses import replace

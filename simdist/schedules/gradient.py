@@ -1,4 +1,4 @@
-"""What schedules share that reduce gradients in every step: buckets, compression, and who computes trust ratios."""
+"""Base of schedules that reduce gradients in every step: buckets, compression, and who computes trust ratios."""
 
 import abc
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a schedule needs to know of the job to write its plan."""
+"""The training job, as far as a schedule needs it to write its plan."""
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, assert_never, get_args

@@ -1,4 +1,4 @@
-"""What schedules share that send only the largest entries of a gradient and keep the rest for later steps."""
+"""Base of schedules that send only the largest entries of a gradient and keep the rest for later steps."""
 
 import abc
 import math

@@ -1,4 +1,4 @@
-"""How much faster is each schedule than a baseline, and where does the time go?
+"""Comparison of schedules with a baseline: speed-ups, and where the time goes.
 
 All schedules are measured with the same injected delays of the same seeds (common random numbers), so that their
 differences are not noise. Intervals are 95 % confidence intervals over seeds, from Student's t distribution.

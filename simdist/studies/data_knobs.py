@@ -1,4 +1,4 @@
-"""What would shorten the waiting for data: simulate a scenario again with one thing changed at a time.
+"""Changes that would shorten the waiting for data: a scenario is simulated again with one thing changed at a time.
 
 What is waited for is staging, and the stalls of `simdist.studies.epochs`. A knob removes
 1 - (waiting with it) / (waiting as it is): 1 is all of it; below 0, more is waited for than before. Knobs are not
@@ -186,10 +186,10 @@ def knob_effects(
     def simulated(knob: Knob, number: int) -> Epochs:
         key = settings(knob.scenario, knob.schedule)
         if key not in known:
-            known[key] = afresh(knob, number)
+            known[key] = simulate_again(knob, number)
         return known[key]
 
-    def afresh(knob: Knob, number: int) -> Epochs:
+    def simulate_again(knob: Knob, number: int) -> Epochs:
         def report(step: int) -> None:
             if progress:
                 progress(f"{schedule.name}: {knob.name}", number * scenario.steps + step, total)

@@ -1,4 +1,4 @@
-"""What reading data costs a run, epoch by epoch: its time, who stood still for want of a batch, what came from where.
+"""The cost of reading data, epoch by epoch: its time, data stalls, and which level of storage samples came from.
 
 A batch is *late* by what its load ends after the compute stream was done with what stands before it:
 
@@ -65,7 +65,7 @@ class Epoch:
 
     @property
     def stall_share(self) -> float:
-        """Share of the epoch in which the run stood still; 0 of an epoch that takes no time."""
+        """Share of the epoch that is data stalls; 0 of an epoch that takes no time."""
         return self.stall_s / self.seconds if self.seconds else 0.0
 
     @property
@@ -88,7 +88,7 @@ class Epochs:
         schedule: Name of the plan.
         source: Who wrote the trace.
         staging_s: Seconds until files were staged in on all nodes, before the first epoch; 0 if none are.
-        step_stall_s: Seconds that each rank stood still for want of a batch, `[n_steps, world_size]`.
+        step_stall_s: Seconds of data stalls of each rank, `[n_steps, world_size]`.
         epochs: In order; none if no step was finished.
     """
 
@@ -138,7 +138,7 @@ def find_epochs(trace: Trace, reads: Reads | None = None, *, n_steps: int | None
 
     Args:
         trace: Of a plan with a data set.
-        reads: What came from where; what the plan expects if None.
+        reads: Which level samples came from; what the plan expects if None.
         n_steps: Only so many steps; all that every rank finished if None.
 
     Raises:
@@ -165,7 +165,7 @@ def find_epochs(trace: Trace, reads: Reads | None = None, *, n_steps: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Feed:
+class _BatchUse:
     """A batch and the step that reads it first.
 
     Args:
@@ -181,7 +181,7 @@ class _Feed:
     before: int | None
 
 
-def _feeds(plan: Plan) -> Iterator[_Feed]:
+def _feeds(plan: Plan) -> Iterator[_BatchUse]:
     """Yield the batches of a plan in the order in which the compute stream reads them."""
     loaded: dict[str, tuple[int, int]] = {}
     batch = row = 0
@@ -194,7 +194,7 @@ def _feeds(plan: Plan) -> Iterator[_Feed]:
             elif stream_of(op) == "compute":
                 for name in buffers_read(op):
                     if name in loaded:
-                        yield _Feed(step, *loaded.pop(name), before)
+                        yield _BatchUse(step, *loaded.pop(name), before)
                 before = row
             row += 1
 
@@ -204,8 +204,8 @@ def _staging_s(trace: Trace) -> float:
     return float(np.nanmax(trace.end_s[np.concatenate(rows)], initial=0.0)) if rows else 0.0
 
 
-def _stall_s(trace: Trace, feeds: Sequence[_Feed], staging_s: float) -> NDArray[np.float64]:
-    """Return how long each rank stood still for want of a batch, `[n_steps, world_size]`."""
+def _stall_s(trace: Trace, feeds: Sequence[_BatchUse], staging_s: float) -> NDArray[np.float64]:
+    """Return the data stalls of each rank in seconds, `[n_steps, world_size]`."""
     stall_s = np.zeros((trace.plan.n_steps, trace.plan.world_size))
     for feed in feeds:
         free_s = staging_s if feed.before is None else np.maximum(trace.end_s[feed.before], staging_s)
@@ -213,7 +213,7 @@ def _stall_s(trace: Trace, feeds: Sequence[_Feed], staging_s: float) -> NDArray[
     return stall_s
 
 
-def _bounds(feeds: Sequence[_Feed], steps_per_epoch: int, n_steps: int) -> list[tuple[int, int]]:
+def _bounds(feeds: Sequence[_BatchUse], steps_per_epoch: int, n_steps: int) -> list[tuple[int, int]]:
     """Return the first step of each epoch and the one after its last. A step is of the epoch of its first batch."""
     firsts: list[int] = []
     for feed in feeds:

@@ -1,4 +1,4 @@
-"""What an epoch takes at least, by what limits it: how much there is to do, over how fast it can be done.
+"""Lower bounds of the time of an epoch: of each thing that limits it, how much there is to do over how fast it is.
 
 Each limit is that of one thing if all else were free and never late: of a resource that ranks share, all that the
 epoch puts on it over its capacity; of a rank, what its compute stream does, what its collectives take alone, or what
@@ -36,7 +36,7 @@ LIMITS = (
     "decoding",
     "reading",
 )
-"""What may limit an epoch: see `EpochLimits`."""
+"""Names of the limits: see `EpochLimits`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Whether the simulation puts schedules in the order that was measured.
+"""Ranking of schedules: does the simulation put them in the order that was measured?
 
 A pair of schedules counts if its step times differ by more than 5 %, as predicted or as measured. A measured difference
 of more than 5 % is an order: it is predicted rightly if the simulation, too, takes less time for the faster one, by

@@ -1,4 +1,4 @@
-"""How schedules are run to compare them: how long, what is drawn anew for every seed, and how sure that makes.
+"""Runs of schedules that are compared: their length, what every seed draws, and how sure that makes.
 
 **Whole periods.** In 20 steps, a schedule that averages every 8 does so twice, and one that averages every 7 as well,
 though it has to more often. So every schedule runs for a whole number of its own periods: after a warm-up of W steps,
@@ -54,7 +54,7 @@ class ResampledRecording:
     Args:
         n_steps: Recorded steps, of the shortest recording.
         block_steps: Consecutive ones that are drawn together.
-        is_stated: Whether somebody has said how long blocks are.
+        is_stated: Whether the user has said how long blocks are.
     """
 
     n_steps: int

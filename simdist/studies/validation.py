@@ -1,4 +1,4 @@
-"""How well a simulation predicts what was measured: two traces of one plan with the same delays, side by side.
+"""Validation of a simulation by a measurement: two traces of one plan with the same delays, side by side.
 
 An error is (simulated - measured) / measured: above 0 the simulation is slower than reality. Errors are compared on
 four levels, because a total can be right by accident:

@@ -1,1 +1,1 @@
-"""Traces and what they say: where time went, who waited for whom, what collectives achieved."""
+"""Traces, and tables of them: where time went, which ranks waited for which, bandwidths of collectives."""

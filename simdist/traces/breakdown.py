@@ -1,4 +1,4 @@
-"""Where the time of every rank went.
+"""Breakdown of the time of every rank into states.
 
 At any moment a rank is in exactly one of these states, in this order of precedence:
 

@@ -1,4 +1,4 @@
-"""What collectives achieved, in the columns of nccl-tests, and how long their members waited for the last one.
+"""Bandwidths of collectives, in the columns of nccl-tests, and how long their members waited for the last one.
 
 A *call* is one instance of a collective in one group. It takes from when its last member is ready until its last member
 is done; what earlier members wait before that is counted apart, because it is no matter of the network.

@@ -1,4 +1,4 @@
-"""What a gradient goes through from the backward pass to the optimizer, as phases that follow one another.
+"""The journey of a gradient from the backward pass to the optimizer, as phases that follow one another.
 
 A *journey* begins when a backward pass has written a gradient bucket (or an optimizer parameters, or LARS its trust
 ratios) and follows the data through copies, selections, fusion buffers and collectives until the optimizer or the next

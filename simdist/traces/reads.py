@@ -1,4 +1,4 @@
-"""Which level of storage samples were read from: per load, rank and level, how many and how many bytes.
+"""Counts of reads: per load, rank and level of storage, how many samples and how many bytes.
 
 What the levels should give follows from the plan alone (`simdist.caching`); what they gave in a real run, the run
 counts. Both are `Reads`, so a cache that did something else than the plan says is found by subtraction. Bytes are those

@@ -1,4 +1,4 @@
-"""What happened, or would happen: the times of every operation instance on every rank.
+"""Traces, simulated or measured: the times of every operation instance on every rank.
 
 A trace is three arrays over `[operation instance, rank]`, in seconds from the start, and the plan they belong to. Row
 i is instance i of `simdist.plan.walk`, so two traces of one plan are compared by subtraction; traces of different

@@ -1,4 +1,4 @@
-"""What traces say: when steps end, who waited and who was waited for, what every kind of operation took.
+"""Tables of a trace: when steps end, which ranks waited for which, what every kind of operation took.
 
 Everything here reads a trace and its plan; whether a simulator or a cluster wrote them makes no difference. Operations
 that did not run (NaN) count for nothing. Where a rank's time went is computed in `simdist.traces.breakdown`;
