@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -143,9 +144,9 @@ def _cluster(imported: ImportedJob) -> Iterator[str]:
         match key:
             case "nodes" | "gpus_per_node" | "fabric" | "network":
                 pass
-            case "storage":
-                yield f"  # {value['source']}: what an undisturbed step waits for its batch"
-                yield f"  storage: {{latency: {value['latency']}, bandwidth: unlimited}}"
+            case "storage" if cluster.storage:
+                yield f"  # {cluster.storage.source}: what an undisturbed step waits for its batch"
+                yield f"  storage: {{latency: {_time(cluster.storage.latency_s)}, bandwidth: unlimited}}"
             case "slow_devices":
                 yield "  slow_devices:  # ranks whose computing takes longer in every step"
                 for each in value:
@@ -172,17 +173,16 @@ def _link(imported: ImportedJob, key: str, link: Link) -> Iterator[str]:
         source = "not measured"
     else:
         source = "not used: there is one " + ("node" if key == "network" else "GPU per node")
-    written = link.model_dump(mode="json")
     if link.table is None:
         yield f"  # {key}: {source}"
-        yield f"  {key}: {strict_yaml.dump_line(written)}"
+        yield f"  {key}: {strict_yaml.dump_line(link.model_dump(mode='json'))}"
         return
     comment = f"{key}: {source}; bytes from one rank to the next, and what they take"
     yield from ("  " + line for line in _comment(comment))
     yield f"  {key}:"
     yield "    table:"
-    for point in written["table"]:
-        yield f"      - {strict_yaml.dump_line(point)}"
+    for point in link.table:
+        yield f"      - {{size: {point.nbytes} B, time: {_time(point.time_s)}}}"
 
 
 def _workload(imported: ImportedJob, file: str) -> Iterator[str]:
@@ -192,20 +192,21 @@ def _workload(imported: ImportedJob, file: str) -> Iterator[str]:
         yield f"  file: {strict_yaml.dump_line(file)}  # {len(workload.tensors)} tensors"
         yield f"  # forward {_ms(workload.forward_s or 0.0)}, backward {_ms(base.backward_s)}"
         return
-    written = workload.model_dump(mode="json")
     inside = [f"{_ms(base.host_s)} of the host"] * (base.host_s > 0)
     inside += [f"{_ms(base.input_s)} of input"] * (base.input_s > 0 and not imported.host.loads)
     yield f"  name: {strict_yaml.dump_line(workload.name)}"
     yield "  tensors:  # in forward order; backward: seconds until the gradient is ready, from the one before"
-    for tensor in written["tensors"]:
-        yield f"    - {strict_yaml.dump_line({key: value for key, value in tensor.items() if key != 'flops' or value})}"
+    for tensor in workload.tensors:
+        flops = {"flops": tensor.flops} if tensor.flops else {}
+        stated = {"name": tensor.name, "count": tensor.count, **flops, "backward": _time(tensor.backward_s or 0.0)}
+        yield f"    - {strict_yaml.dump_line(stated)}"
     yield f"  dtype: {workload.dtype}"
     yield f"  batch_size: {workload.batch_size}"
     if workload.sample_nbytes:
-        yield f"  sample_size: {written['sample_size']}  # the latency of the storage is all that loading takes"
+        yield f"  sample_size: {workload.sample_nbytes} B  # the latency of the storage is all that loading takes"
     comment = f"  # with {' and '.join(inside)}, which every step has" if inside else ""
-    yield f"  forward: {written['forward']}{comment}"
-    yield f"  optimize: {written['optimize']}"
+    yield f"  forward: {_time(workload.forward_s or 0.0)}{comment}"
+    yield f"  optimize: {_time(workload.optimize_s or 0.0)}"
 
 
 def _behaviour(imported: ImportedJob, file: str) -> Iterator[str]:
@@ -249,3 +250,13 @@ def _schedule_line(schedule: Schedule) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.4g} ms"
+
+
+def _time(seconds: float) -> str:
+    """Write a time exactly, in the unit of its size.
+
+    >>> _time(0.0123), _time(4.2e-06), _time(3.0)
+    ('12.3 ms', '4.2 us', '3 s')
+    """
+    unit, power = next(((unit, power) for unit, power in (("s", 0), ("ms", 3)) if seconds >= 10.0**-power), ("us", 6))
+    return f"{(Decimal(repr(seconds)) * 10**power).normalize():f} {unit}"
