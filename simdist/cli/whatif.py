@@ -13,7 +13,7 @@ import numpy as np
 from simdist.cli import common, inputs
 from simdist.cli.common import Session
 from simdist.cli.tables import Column, factor, seconds, table_text
-from simdist.cli.whatif_job import WhatifJob, read_job, schedules_to_compare
+from simdist.cli.whatif_job import WhatifJob, WhatifOptions, read_job, schedules_to_compare
 from simdist.cost import price
 from simdist.engines.replay import timing
 from simdist.errors import RunError, TraceError
@@ -79,43 +79,29 @@ _GAIN_COLUMNS = (
 @click.option("--cluster", metavar="FILE|PRESET", help="Simulate schedules with the links from there.")
 @common.plot
 @common.options
-def command(
-    session: Session,
-    name: str,
-    *,
-    schedule: str | None,
-    which: str | None,
-    steps: range | None,
-    schedules: str | None,
-    n_runs: int,
-    block_steps: int | None,
-    seed: int | None,
-    cluster: str | None,
-    plot: Path | None,
-) -> None:
+def command(session: Session, name: str, **given: Any) -> None:
     """Show what stragglers cost, and what would help.
 
     The job without stragglers is a replay in which every operation takes its typical time. What is lost against it is
     shown by kind of operation, rank, node and step. Gains have intervals from runs put together from the delays that
     were recorded.
     """
-    inputs.check_picture(plot)
+    options = WhatifOptions(**given)
+    inputs.check_picture(options.plot)
     with ProgressBar(sys.stderr) as bar:
         bar.update("read", 0, None)
-        job = read_job(session, name, label=schedule, which=which, steps=steps, seed=seed, cluster=cluster)
-        others = schedules_to_compare(session, job, schedules) if n_runs else ()
-        found = _slowdown(job, steps, bar)
-        compared = (
-            _gains(job, others, bar, steps=steps, seed=seed, n_runs=n_runs, block_steps=block_steps) if others else None
-        )
+        job = read_job(session, name, options)
+        others = schedules_to_compare(session, job, options.schedules) if options.n_runs else ()
+        found = _slowdown(job, options.steps, bar)
+        compared = _gains(job, others, options, bar) if others else None
     _warn(session, job, found, compared)
     spread = find_pattern(found)
-    document = _document(job, found, spread, compared, cluster)
+    document = _document(job, found, spread, compared, options.cluster)
     session.result(document, _text(job, document, found, spread, compared))
-    if plot:
+    if options.plot:
         from simdist.report.stragglers import stragglers_figure
 
-        session.draw(stragglers_figure(found, title=f"{Path(job.name).name}: {job.baseline.name}"), plot)
+        session.draw(stragglers_figure(found, title=f"{Path(job.name).name}: {job.baseline.name}"), options.plot)
 
 
 def _slowdown(job: WhatifJob, steps: range | None, bar: ProgressBar) -> Slowdown:
@@ -130,16 +116,7 @@ def _slowdown(job: WhatifJob, steps: range | None, bar: ProgressBar) -> Slowdown
         raise TraceError(f"{job.run.path if job.run else job.name}: {error}") from None
 
 
-def _gains(
-    job: WhatifJob,
-    schedules: Sequence[Schedule],
-    bar: ProgressBar,
-    *,
-    steps: range | None,
-    seed: int | None,
-    n_runs: int,
-    block_steps: int | None,
-) -> Gains:
+def _gains(job: WhatifJob, schedules: Sequence[Schedule], options: WhatifOptions, bar: ProgressBar) -> Gains:
     """Compare schedules under what disturbed the job; a recording of that is needed only meanwhile."""
     n_total = len(schedules) + 1
     labels = [job.baseline.name, *(schedule.name for schedule in schedules)]
@@ -150,30 +127,30 @@ def _gains(
     try:
         with TemporaryDirectory(prefix="simdist-") as folder, inputs.naming(job.name):
             return find_gains(
-                _disturbed(job, Path(folder), steps=steps, seed=seed),
+                _disturbed(job, options, Path(folder)),
                 schedules,
                 baseline=job.baseline,
-                n_runs=n_runs,
-                block_steps=block_steps,
+                n_runs=options.n_runs,
+                block_steps=options.block_steps,
                 progress=progress,
             )
     except OSError as error:
         raise RunError(f"no temporary directory: {error.strerror or error}; set TMPDIR") from None
 
 
-def _disturbed(job: WhatifJob, folder: Path, *, steps: range | None, seed: int | None) -> Scenario:
+def _disturbed(job: WhatifJob, options: WhatifOptions, folder: Path) -> Scenario:
     """Return the scenario in which schedules are compared; that of a run replays what disturbed the run."""
     if job.run is None:
         return job.scenario
     traced = range(job.trace.plan.n_steps)
-    chosen = traced[steps.start : steps.stop] if steps else traced
+    chosen = traced[options.steps.start : options.steps.stop] if options.steps else traced
     if job.is_measured:
         costs = price(job.trace.plan, job.scenario.cluster, job.scenario.workload)
         late_s = measured_delays(job.trace, timing(job.trace), costs)
     else:
         late_s = dict(job.run.delays)
     scenario = with_recording(job.scenario, only_steps(late_s, chosen), folder)
-    return scenario if seed is None else scenario.changed(seed=seed)
+    return scenario if options.seed is None else scenario.changed(seed=options.seed)
 
 
 def _warn(session: Session, job: WhatifJob, found: Slowdown, compared: Gains | None) -> None:
@@ -216,9 +193,7 @@ def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains 
         "ideal_s": found.ideal_s,
         "pattern": asdict(spread),
         "kinds": [asdict(part) for part in found.kinds],
-        "channels": [
-            {"channel": each.channel, "slowdown": each.slowdown, "lost_s": each.lost_s} for each in found.channels
-        ],
+        "channels": [{key: value for key, value in asdict(each).items() if key != "name"} for each in found.channels],
         "ranks": [
             {"rank": rank, "node": rank // found.ranks_per_node, "slowdown": float(slowdown), "lost_s": float(lost)}
             for rank, (slowdown, lost) in enumerate(zip(found.rank_slowdowns, lost_s, strict=True))

@@ -24,6 +24,34 @@ _MOST_VALUES = 150_000_000  # of operations x ranks in a trace: 3.6 GB
 _PROBED_STEPS = 64
 
 
+@dataclass(frozen=True, slots=True)
+class WhatifOptions:
+    """The options, which click gives by the names of these fields.
+
+    Args:
+        schedule: Label of that whose trace is looked at; None: `sync`, or the first that is synchronous SGD, or the
+            first.
+        which: Trace of a run directory, of `inputs.TRACES`; None: the measured one if there is one.
+        steps: Consecutive steps to look at; None: all.
+        schedules: See `schedules_to_compare`.
+        n_runs: Runs of each schedule; 0: schedules are not compared.
+        block_steps: Steps of a block of a recording; None: chosen.
+        seed: Of the first run; None: the scenario's.
+        cluster: File or preset whose links schedules are simulated with; None: the job's own.
+        plot: What to draw into.
+    """
+
+    schedule: str | None
+    which: str | None
+    steps: range | None
+    schedules: str | None
+    n_runs: int
+    block_steps: int | None
+    seed: int | None
+    cluster: str | None
+    plot: Path | None
+
+
 @dataclass(frozen=True)
 class WhatifJob:
     """What is looked at.
@@ -50,26 +78,8 @@ class WhatifJob:
         return self.trace.source.startswith("real")
 
 
-def read_job(
-    session: Session,
-    name: str,
-    *,
-    label: str | None,
-    which: str | None,
-    steps: range | None,
-    seed: int | None,
-    cluster: str | None,
-) -> WhatifJob:
+def read_job(session: Session, name: str, options: WhatifOptions) -> WhatifJob:
     """Read what is looked at: a run directory, a directory with several, or a scenario, which is simulated.
-
-    Args:
-        session: This run of the command line.
-        name: What the user wrote.
-        label: Schedule whose trace is looked at; None: `sync`, or the first that is synchronous SGD, or the first.
-        which: Trace of a run directory, of `inputs.TRACES`; None: the measured one if there is one.
-        steps: Consecutive steps to look at; None: all.
-        seed: Of a scenario; None: its own.
-        cluster: File or preset whose links schedules are simulated with; None: the job's own.
 
     Raises:
         ScenarioError: There is no such job, or it has no such schedule or trace.
@@ -77,23 +87,25 @@ def read_job(
         TraceError: The trace is damaged, or holds not one step.
     """
     if Path(name).is_dir():
-        job = _from_directory(session, name, label, which)
-        return replace(job, scenario=inputs.with_links(job.scenario, cluster)) if cluster else job
-    if which:
-        raise ScenarioError(f"{name}: --trace {which}: is a scenario, which has no traces; give a run directory")
+        job = _from_directory(session, name, options)
+        return replace(job, scenario=inputs.with_links(job.scenario, options.cluster)) if options.cluster else job
+    if options.which:
+        raise ScenarioError(
+            f"{name}: --trace {options.which}: is a scenario, which has no traces; give a run directory"
+        )
     scenario = inputs.read_scenario(session, name, is_compared=True)
-    if cluster:
-        scenario = inputs.with_links(scenario, cluster)
-    if seed is not None:
-        scenario = scenario.changed(seed=seed)
-    return _simulated(name, scenario, inputs.choose(scenario, label, where=name), steps)
+    if options.cluster:
+        scenario = inputs.with_links(scenario, options.cluster)
+    if options.seed is not None:
+        scenario = scenario.changed(seed=options.seed)
+    return _simulated(name, scenario, inputs.choose(scenario, options.schedule, where=name), options.steps)
 
 
-def _from_directory(session: Session, name: str, label: str | None, which: str | None) -> WhatifJob:
+def _from_directory(session: Session, name: str, options: WhatifOptions) -> WhatifJob:
     """Read the run that is looked at; the others tell which schedules to compare."""
-    runs = inputs.read_runs(name, None)
-    if label is not None:
-        chosen = inputs.read_runs(name, label)
+    runs, which = inputs.read_runs(name, None), options.which
+    if options.schedule is not None:
+        chosen = inputs.read_runs(name, options.schedule)
     else:
         chosen = [run for run in runs if _trace_file(run, which)] or runs
     run = chosen[_baseline([each.scenario.schedules[0] for each in chosen])]
