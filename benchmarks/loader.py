@@ -33,15 +33,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.tables import table
-from real.data.agenda import Place
-from real.data.decoding import decode_image
+from real.data.agenda import NodeRank
 from real.data.filecache import FileCache
-from real.data.index import Entry, Index, make_index
-from real.data.loader import Limits, Loader
+from real.data.index import SampleIndex, make_index
+from real.data.loader import Loader, LoaderLimits
 from real.data.memory import Geometry, MemoryStore
-from real.data.sources import DISK, Sources
+from real.data.sources import Sources, decode_image
 from real.data.storages import open_storage
 from simdist.caching import BatchReads
+from simdist.caching.batches import DISK
+from simdist.plan.index import Entry
 
 LEAST_OF_MEMCPY, MOST_OF_DATALOADER = 0.5, 1.1
 SIDE = 224
@@ -98,7 +99,7 @@ def memory(sizes: Sizes) -> dict[str, object]:
 class Plain(Dataset[tuple[Tensor, int]]):
     """Opens and decodes a file, as everybody writes it."""
 
-    def __init__(self, folder: Path, index: Index) -> None:
+    def __init__(self, folder: Path, index: SampleIndex) -> None:
         self.folder, self.index = folder, index
 
     def __len__(self) -> int:
@@ -133,11 +134,10 @@ def loader(sizes: Sizes, folder: Path) -> dict[str, object]:
         ours = Loader(
             reads(batches, sizes.repetitions + 1),
             sources,
-            place=Place(0, 1),
+            place=NodeRank(0, 1),
             store=store,
-            board=store.board,
             failed=threading.Event(),
-            limits=Limits(readers=2, decoders=sizes.workers),
+            limits=LoaderLimits(readers=2, decoders=sizes.workers),
         )
         out, labels = torch.empty(sizes.batch, *SHAPE, dtype=torch.uint8), torch.empty(sizes.batch, dtype=torch.int64)
         with ours:
@@ -170,7 +170,7 @@ def reads(batches: np.ndarray, n_epochs: int) -> Iterator[BatchReads]:
         yield BatchReads(number, number // len(batches), samples, where, np.full(samples.shape, -1), nothing, nothing)
 
 
-def images(sizes: Sizes, folder: Path) -> Index:
+def images(sizes: Sizes, folder: Path) -> SampleIndex:
     """Write JPEG files of about 110 kB at full size."""
     folder.mkdir()
     draw = np.random.default_rng(0)

@@ -21,7 +21,7 @@ from real.calibration.data import DataRates, Setup, measure_data, with_data
 from real.calibration.measure import Pace, measure, tasks
 from real.calibration.tables import OPS, OpName
 from real.data.folders import default_folder
-from real.data.matching import choose_decode, sample_shape
+from real.data.sources import choose_decode, sample_shape
 from real.data.storages import open_storage, read_storage_index
 from real.processes.exit_codes import run_command
 from real.processes.launch import Connection, RankPlace, connect, place

@@ -20,7 +20,7 @@ import click
 
 from real import models
 from real.data.folders import default_folder
-from real.data.inputs import DataOptions, Input, open_input
+from real.data.inputs import DataOptions, InputReader, open_input
 from real.data.tallies import Tally, forget_tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
 from real.execution.running import RunReport, check_world, explaining, forget, perform, rescue
 from real.jobs import AUTOCAST, Build, buffers_of, find_build, program_maker
@@ -181,7 +181,9 @@ def _one(connection: Connection, run: RunDirectory, build: Build | None, options
         print(f"{_summary(run, *done)}{_hint(run, options, counted)}", flush=True)
 
 
-def _open_input(stack: ExitStack, connection: Connection, run: RunDirectory, options: _RunOptions) -> Input | None:
+def _open_input(
+    stack: ExitStack, connection: Connection, run: RunDirectory, options: _RunOptions
+) -> InputReader | None:
     """Open the data set, if there is one to read; all ranks take part."""
     if options.data is None or run.plan.dataset is None:
         return None
@@ -199,7 +201,7 @@ def _tell(rank: int, line: str) -> None:
     print(f"real: rank {rank}: {line}", file=sys.stderr, flush=True)
 
 
-def _count(connection: Connection, run: RunDirectory, source: Input | None) -> "_Counted | None":
+def _count(connection: Connection, run: RunDirectory, source: InputReader | None) -> "_Counted | None":
     """Bring together what the ranks have read; all take part, rank 0 gets it."""
     if source is None:
         return None

@@ -10,9 +10,9 @@ import torch
 
 from real import models
 from real.buffers.memory import Memory
-from real.data.batches import Batches, batch_buffers
-from real.data.inputs import Input
-from real.data.matching import check_labels
+from real.data.batches import BatchFeed, batch_buffers
+from real.data.index import check_labels
+from real.data.inputs import InputReader
 from real.execution.gpu import Spin
 from real.execution.running import MakeProgram
 from real.models import TrainingJob
@@ -82,7 +82,7 @@ def buffers_of(plan: Plan, build: Build | None, *, with_data: bool) -> set[str]:
 
 
 def program_maker(
-    connection: Connection, run: RunDirectory, build: Build | None, precision: str, source: Input | None
+    connection: Connection, run: RunDirectory, build: Build | None, precision: str, source: InputReader | None
 ) -> MakeProgram:
     """Return what makes the program of this rank, once there is memory.
 
@@ -104,7 +104,7 @@ def program_maker(
             comm=comm,
             interrupted=failed,
             load_s=prices.load_s,
-            feed=source and Batches(run.plan, source, memory),
+            feed=source and BatchFeed(run.plan, source, memory),
         )
 
     def model(memory: Memory, failed: threading.Event) -> Program:
@@ -132,7 +132,7 @@ def program_maker(
             rank=rank,
             autocast=AUTOCAST[precision],
             saved=run.path / "saved" if rank == 0 else None,
-            feed=source and Batches(run.plan, source, memory),
+            feed=source and BatchFeed(run.plan, source, memory),
         )
         program.warm_up(_N_WARM_UP)
         return program
@@ -140,7 +140,7 @@ def program_maker(
     return emulated if build is None else model
 
 
-def _check_inputs(inputs: torch.Tensor, source: Input) -> None:
+def _check_inputs(inputs: torch.Tensor, source: InputReader) -> None:
     """Refuse a model that takes other samples than the data set has."""
     sample = torch.Size(source.shape)
     if not inputs.is_floating_point() or inputs[0].numel() != sample.numel():

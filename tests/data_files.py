@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 
-from real.data.index import Entry, Index, make_index
+from real.data.index import SampleIndex, make_index, parse_index, write_entries
+from simdist.plan.index import Entry
 
 sys.path.append(str(Path(__file__).parents[1] / "experiments" / "emulated_cluster"))
 from data_set import SampleSet, generate
 from pictures import sample_number
 
-__all__ = ["SampleSet", "content_of", "entry", "generate", "index_of", "sample_number"]
+__all__ = ["SampleSet", "content_of", "entry", "generate", "index_of", "read_index", "sample_number", "write_index"]
 
 
 def entry(name: str, content: bytes, label: int = 0) -> Entry:
@@ -23,5 +24,13 @@ def content_of(sample: int, nbytes: int = 1000) -> bytes:
     return np.random.default_rng(sample).bytes(nbytes)
 
 
-def index_of(n_samples: int, nbytes: int = 1000) -> Index:
+def index_of(n_samples: int, nbytes: int = 1000) -> SampleIndex:
     return make_index(entry(f"{sample}.jpg", content_of(sample, nbytes)) for sample in range(n_samples))
+
+
+def write_index(index: SampleIndex, path: Path) -> None:
+    write_entries((index[sample] for sample in range(len(index))), path)
+
+
+def read_index(path: Path) -> SampleIndex:
+    return parse_index(path.read_bytes(), where=str(path))

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from data_files import sample_number
+from fsspec.implementations.local import LocalFileSystem
 from torch import Tensor, nn
 
 import real
 from real.cli import main
 from real.data import filecache, inputs
-from real.data.storages import FilesystemStorage
 from real.models import TrainingJob
 from real.programs import base
 
@@ -75,21 +75,21 @@ def perform(*args: object) -> None:
 
 def perform_and_die(stray: int, number: int, *args: object) -> None:
     """One rank is killed in a load, when its files are there and it has not said so."""
-    fill = inputs.Input.fill
+    fill = inputs.InputReader.fill
 
-    def dying(self: inputs.Input, at: int, out: Tensor, labels: Tensor) -> None:
+    def dying(self: inputs.InputReader, at: int, out: Tensor, labels: Tensor) -> None:
         fill(self, at, out, labels)
         if at == number and os.environ["RANK"] == str(stray):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    inputs.Input.fill = dying
+    inputs.InputReader.fill = dying
     inputs.secrets.token_hex = lambda _: RUN
     perform(*args)
 
 
 def perform_with_full_disk_and_outage(n_files: int, outage_s: float, *args: object) -> None:
     """The disk takes so many files of each rank, and half of the next; after as many reads the storage is away."""
-    write_all, read_once = filecache._write_all, FilesystemStorage.read_once
+    write_all, cat_file = filecache._write_all, LocalFileSystem.cat_file
     left = [n_files]
     reads: list[float] = []
 
@@ -100,13 +100,13 @@ def perform_with_full_disk_and_outage(n_files: int, outage_s: float, *args: obje
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write_all(descriptor, content)
 
-    def away(self: FilesystemStorage, name: str) -> bytes:
+    def away(self: LocalFileSystem, path: str) -> bytes:
         reads.append(time.monotonic())
         if len(reads) > n_files and time.monotonic() < reads[n_files] + outage_s:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "no NFS server")
-        return read_once(self, name)
+        return cat_file(self, path)
 
-    filecache._write_all, FilesystemStorage.read_once = full, away
+    filecache._write_all, LocalFileSystem.cat_file = full, away
     perform(*args)
 
 

@@ -17,9 +17,10 @@ import click
 import numpy as np
 from pictures import MOST_SAMPLES, SMALLEST_SIDE, NoiseField, jpeg_file, make_field, paint, png_file, raw_file
 
-from real.data.index import INDEX, Entry, write_entries
+from real.data.index import write_entries
 from real.processes.exit_codes import run_command
 from simdist.errors import RunError, ScenarioError
+from simdist.plan.index import INDEX, Entry
 from simdist.settings.units import format_nbytes, parse_nbytes
 
 Format: TypeAlias = Literal["jpeg", "png", "raw"]

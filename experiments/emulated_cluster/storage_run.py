@@ -23,9 +23,9 @@ from data_set import SampleSet, generate
 from storage import CALIBRATED, CASES, HERE, INTERRUPTED, SHAPES, TINY, Calibrated, Case, Outage, Result, Shape
 
 from real.cli import PARTS
-from real.data.index import INDEX
 from real.data.tallies import tally_path
 from simdist.errors import RunError
+from simdist.plan.index import INDEX
 from simdist.report import write_tables
 from simdist.scenario import load, load_cluster
 from simdist.scenario.data import read_sizes

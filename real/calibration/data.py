@@ -30,15 +30,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from real.data.board import Want
-from real.data.decoding import Decode
 from real.data.filecache import FileCache
-from real.data.hello import Meeting
-from real.data.index import Index
+from real.data.index import SampleIndex
 from real.data.inputs import own_address
 from real.data.memory import Geometry, MemoryStore
-from real.data.peers import Peers, PeerServer
-from real.data.storages import FilesystemStorage, read_sample
-from real.data.storages import Storage as OpenedStorage
+from real.data.peers import PeerClient, PeerServer
+from real.data.sources import Decode
+from real.data.storages import DataStorage, read_sample
 from real.processes.launch import Connection, RankPlace
 from real.recording.timing import now_s
 from simdist.cost.links import LinkCost
@@ -100,12 +98,12 @@ def same_readings(samples: Sequence[int]) -> Readings:
     return Readings(mine[:N_ALONE], mine, mine, n_alone=2, said="every file was read several times")
 
 
-def drop_cached(storage: OpenedStorage, index: Index, samples: Sequence[int]) -> bool:
+def drop_cached(storage: DataStorage, index: SampleIndex, samples: Sequence[int]) -> bool:
     """Drop what this machine's kernel holds of samples' files; return whether it could.
 
     Source: posix_fadvise(2): POSIX_FADV_DONTNEED frees clean pages, so those to be written are written first.
     """
-    folder = storage.local_folder if isinstance(storage, FilesystemStorage) else None
+    folder = storage.local_folder
     if folder is None:
         return False
     try:
@@ -121,9 +119,9 @@ def drop_cached(storage: OpenedStorage, index: Index, samples: Sequence[int]) ->
     return True
 
 
-def kernel_caches(storage: OpenedStorage, dropped: bool) -> str:
+def kernel_caches(storage: DataStorage, dropped: bool) -> str:
     """Say what the page cache of the nodes had to do with reads from a storage."""
-    if not isinstance(storage, FilesystemStorage) or storage.local_folder is None:
+    if storage.local_folder is None:
         return "read without a page cache of the nodes"
     if dropped:
         return "pages of the files were dropped from the nodes' caches before"
@@ -147,8 +145,8 @@ class Setup:
         n_readers: Threads of every rank.
     """
 
-    index: Index
-    storage: OpenedStorage
+    index: SampleIndex
+    storage: DataStorage
     decode: Decode
     shape: tuple[int, ...]
     cache: Path
@@ -347,20 +345,19 @@ def _request_s(probe: _Probe, store: MemoryStore, geometry: Geometry) -> float |
     if here.world_size == here.local_world_size:
         return None
     with ExitStack() as stack:
-        token = bytes.fromhex(connection.exchange("token of samples", secrets.token_bytes(32).hex())[0])
-        meeting = Meeting(token, bytes(32), geometry)
-        server = stack.enter_context(PeerServer(store, host=own_address(), meeting=meeting))
+        key = bytes.fromhex(connection.exchange("token of samples", secrets.token_bytes(32).hex())[0])
+        server = stack.enter_context(PeerServer(store, host=own_address(), key=key))
         addresses = connection.exchange("address of samples", server.address)
         seconds = 0.0
         if here.rank == 0:
             other = addresses[here.local_world_size]  # first rank of the second node
-            peers = stack.enter_context(Peers(meeting, address_of=lambda _: other))
+            peers = stack.enter_context(PeerClient(key, geometry.sample_nbytes, address_of=lambda _: other))
             seconds = statistics.median(_ask_s(peers, probe.mine[0], geometry) for _ in range(N_ALONE))
         answers = connection.exchange("seconds of a request", repr(seconds))
         return float(answers[0])
 
 
-def _ask_s(peers: Peers, sample: int, geometry: Geometry) -> float:
+def _ask_s(peers: PeerClient, sample: int, geometry: Geometry) -> float:
     out = np.empty(geometry.sample_nbytes, dtype=np.uint8)
     begin_s = now_s()
     peers.get_many(1, [Want(sample)], [out])

@@ -1,22 +1,22 @@
-"""What a rank has to read, load by load: its part of what the plan decided, who brings what, what leaves when."""
+"""What a rank has to read, load by load: its part of the plan, which rank brings what, what leaves when."""
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from real.data.board import Board, Want
-from real.data.rounds import Read
-from real.data.samples import SampleStore
-from real.data.sources import Files
+from real.data.filecache import FileCache
+from real.data.memory import MemoryStore
 from simdist.caching import BatchReads
 from simdist.errors import RunError
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodeRank:
     """Says which rank this is.
 
     Args:
@@ -38,6 +38,31 @@ class Place:
         return self.rank % self.ranks_per_node
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedRead:
+    """Says how one sample is to be read.
+
+    Args:
+        sample: Which.
+        planned: Where it should be, an index of `LEVELS`.
+        owner: Which node's memory has it, if any.
+        keeps_memory: Whether memory then keeps it.
+        keeps_disk: Whether the disk keeps its file.
+        in_memory: Which rank brought it into the owner's memory, and when.
+        on_disk: Which rank brought its file to this node's disk, and when.
+        out: Where it goes, uint8, flat.
+    """
+
+    sample: int
+    planned: int
+    owner: int
+    keeps_memory: bool
+    keeps_disk: bool
+    in_memory: Want
+    on_disk: Want
+    out: NDArray[np.uint8]
+
+
 class Agenda:
     """Goes through the loads of a plan as one rank sees them.
 
@@ -47,7 +72,7 @@ class Agenda:
         place: Which rank this is.
     """
 
-    def __init__(self, reads: Iterable[BatchReads], n_samples: int, place: Place) -> None:
+    def __init__(self, reads: Iterable[BatchReads], n_samples: int, place: NodeRank) -> None:
         self._reads, self._place = iter(reads), place
         self._brought_to_memory, self._brought_to_disk = np.full((2, n_samples), -1, dtype=np.int64)
         self._current: BatchReads | None = None
@@ -75,7 +100,7 @@ class Agenda:
         """Return whether the plan has no more loads; if it has, nothing can be read any more."""
         return next(self._reads, None) is None
 
-    def rows(self, batch: BatchReads, out: Tensor, sample_nbytes: int) -> list[Read]:
+    def rows(self, batch: BatchReads, out: Tensor, sample_nbytes: int) -> list[PlannedRead]:
         """Return how each sample of this rank is to be read.
 
         Args:
@@ -96,7 +121,7 @@ class Agenda:
             )
         outs = out.numpy().reshape(len(values[0]), -1)
         return [
-            Read(
+            PlannedRead(
                 *(sample, planned, owner, keeps_memory, keeps_disk),
                 in_memory=self._want(sample, int(self._brought_to_memory[sample]), world_size),
                 on_disk=self._want(sample, int(self._brought_to_disk[sample]), world_size),
@@ -112,7 +137,7 @@ class Agenda:
         return Want(sample, rank % self._place.ranks_per_node, number)
 
     def _note(self, batch: BatchReads) -> None:
-        """Remember who brings what with a load, and what leaves."""
+        """Remember which rank brings what with a load, and what leaves."""
         rank = np.arange(len(batch.samples))[:, None]
         accesses = np.broadcast_to(batch.number * len(rank) + rank, batch.samples.shape)
         self._brought_to_memory[batch.samples[batch.keeps_memory]] = accesses[batch.keeps_memory]
@@ -134,7 +159,7 @@ class Leaving:
         place: Which rank this is.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: NodeRank) -> None:
         self._place = place
         self._loads: deque[_Left] = deque()
 
@@ -151,11 +176,11 @@ class Leaving:
         if memory or disk:
             self._loads.append(_Left(batch.number, memory, disk))
 
-    def carry_out(self, n_read: int, store: SampleStore, files: Files | None, board: Board) -> None:
+    def carry_out(self, n_read: int, store: MemoryStore, files: FileCache | None, board: Board) -> None:
         """Drop what leaves with loads that so many have read; not what a later load has brought back.
 
         Args:
-            n_read: Loads that all have read who may need it.
+            n_read: Loads that all ranks which may need it have read.
             store: The node's memory.
             files: On the node's disk.
             board: Of the node.

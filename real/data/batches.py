@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from real.buffers.memory import Memory
-from real.data.inputs import Input
+from real.data.inputs import InputReader
 from real.programs.base import Batch, Feed
 from simdist.errors import PlanError
 from simdist.plan import Load, Plan, StageIn
@@ -18,7 +18,7 @@ def batch_buffers(plan: Plan) -> set[str]:
 
 
 @final
-class Batches(Feed):
+class BatchFeed(Feed):
     """Loads batches into the buffers of a plan.
 
     Args:
@@ -30,7 +30,7 @@ class Batches(Feed):
         PlanError: A buffer is of another size.
     """
 
-    def __init__(self, plan: Plan, source: Input, memory: Memory) -> None:
+    def __init__(self, plan: Plan, source: InputReader, memory: Memory) -> None:
         self._source = source
         self._loaded: dict[str, Batch] = {}
         shape = source.batch_size, *source.shape

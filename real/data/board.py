@@ -14,6 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from real.processes.heartbeat import ranks_have
+from simdist.errors import RunError
+
 _LOOK_AGAIN_S = 0.002
 _HAS_LEFT = -1
 
@@ -25,7 +28,7 @@ class Want:
     Args:
         sample: Which.
         local_rank: The rank of the node, from 0, that kept it.
-        number: The load in which it did; -1 if that is not known, so that nobody waits for it.
+        number: The load in which it did; -1 if that is not known: then it is not waited for.
     """
 
     sample: int
@@ -40,6 +43,7 @@ class Board:
     Args:
         n_read: int64 `[ranks_per_node]`, loads that each rank has read.
         n_kept: int64 `[ranks_per_node]`, loads that each rank has also kept.
+        n_staged: int64 `[ranks_per_node]`, how often each rank has staged its files.
         kept_on_disk: int64 `[n_samples]`, 1 + the last load that keeps a sample on the node's disk; 0 if none has yet;
             -1 if it has left since.
         locked: Excludes the other ranks.
@@ -47,6 +51,7 @@ class Board:
 
     n_read: NDArray[np.int64]
     n_kept: NDArray[np.int64]
+    n_staged: NDArray[np.int64]
     kept_on_disk: NDArray[np.int64]
     locked: Callable[[], AbstractContextManager[None]]
 
@@ -95,3 +100,28 @@ def wait_for(
         if time.monotonic() >= deadline_s or stop.wait(_LOOK_AGAIN_S):
             return False
     return True
+
+
+def wait_until_all_staged(
+    board: Board, local_rank: int, *, first_rank: int, timeout_s: float, stop: threading.Event
+) -> None:
+    """Note that a rank has staged its files, and wait until every rank of its node has done so as often.
+
+    Args:
+        board: Of this node.
+        local_rank: This one.
+        first_rank: Of the node.
+        timeout_s: For the last one.
+        stop: Ends the wait when set.
+
+    Raises:
+        RunError: Names the ranks that have not come; or the run has failed.
+    """
+    board.n_staged[local_rank] += 1
+    deadline_s = time.monotonic() + timeout_s
+    while len(late := np.flatnonzero(board.n_staged < board.n_staged[local_rank])):
+        have_not = f"rank {first_rank + local_rank}: {ranks_have((late + first_rank).tolist())} not staged their files"
+        if time.monotonic() > deadline_s:
+            raise RunError(f"{have_not} within {timeout_s:g} s; see the output there")
+        if stop.wait(_LOOK_AGAIN_S):
+            raise RunError(f"{have_not}; the run has failed")

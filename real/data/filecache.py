@@ -2,15 +2,20 @@
 
     FOLDER/1f/0000031-9ad00f2b      sample 31, whose file has this CRC-32; 256 sub-folders by the sample's last byte
     FOLDER/parts/*                  being written; locked by their writers, so those of a killed writer can be told
-    FOLDER/locks/*                  one lock for every 4096th sample: who fetches; and who uses the cache at all
-    FOLDER/used                     how many bytes are kept (real.data.ledger)
+    FOLDER/locks/*                  one lock for every 4096th sample: its fetcher; and one for all users of the cache
+    FOLDER/used                     how many bytes are kept
 
 * **Never a wrong byte.** A file appears under its name when it is whole, by a rename; its name holds the checksum of
   the index, so a file of another data set is not found; what is read is compared with size and checksum, and a
   damaged file is removed and fetched again. So no `fsync` is needed: what a crash of the machine spoils, is noticed.
-* **One fetch per node.** Whoever fetches holds the lock of the sample; the others wait and find the file.
+* **One fetch per node.** The fetcher holds the lock of the sample; the others wait and find the file.
 * **Bounded.** Bytes are reserved before they are written. What does not fit, or hits a full disk, is handed on and not
-  kept. Which files leave decides the caller (`evict`), or, without a plan, age (`eviction="lru"`).
+  kept. Which files leave decides the caller (`evict`), or, without a plan, age (`eviction="lru"`). A process that is
+  killed between two steps may leave a sum of bytes that is too large, never one that is too small; the next one that
+  has the folder to itself counts again.
+
+Locks are `flock`s, so the kernel drops those of a process that is killed. They are of files that stay empty or are
+never replaced, and every lock has an open file of its own: it keeps out threads of the same process, too.
 
 fsspec's own caches (`filecache`, `simplecache`) are not used: they have no checksum, no limit, and no lock that lets
 one process of a node fetch for all.
@@ -24,15 +29,12 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
-from functools import partial
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self, final
+from typing import Literal, final
 
-from real.data.index import Entry, Index
-from real.data.ledger import Ledger, locked
+from real.data.index import SampleIndex
 from simdist.errors import RunError, ScenarioError
 
 N_LOCKS = 4096
@@ -40,7 +42,7 @@ FREED_AT_ONCE = 0.05  # share of the capacity that is freed beyond need when the
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FileCacheCounts:
     """Counts what this process did: files found, kept, damaged (and removed), evicted, and handed on but not kept."""
 
@@ -52,7 +54,7 @@ class FileCacheCounts:
 
 
 @final
-class FileCache:
+class FileCache(AbstractContextManager["FileCache"]):
     """Keeps raw files of a data set in a folder; use it in a `with` statement, or close it.
 
     Args:
@@ -70,7 +72,7 @@ class FileCache:
     def __init__(
         self,
         folder: Path,
-        index: Index,
+        index: SampleIndex,
         *,
         capacity_nbytes: int | None,
         eviction: Literal["none", "lru"] = "none",
@@ -84,7 +86,7 @@ class FileCache:
         self._eviction = eviction
         self._now_ns = now_ns
         self._capacity_nbytes = capacity_nbytes
-        self._ledger = Ledger(folder / "used", capacity_nbytes)
+        self._ledger = _Ledger(folder / "used", capacity_nbytes)
         self._counting = threading.Lock()
         self._warned = False
         self._users: int | None = None
@@ -94,20 +96,8 @@ class FileCache:
             self.close()
             raise RunError(f"{error.filename or folder}: no cache can be here: {error.strerror}") from error
 
-    def __enter__(self) -> Self:
-        """Return the cache."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Close it."""
+    def __exit__(self, *_exception: object) -> None:
         self.close()
-
-    def __reduce__(self) -> tuple[Callable[[Path, Index], "FileCache"], tuple[Path, Index]]:
-        """Open the same folder again, in another process."""
-        opened = partial(FileCache, capacity_nbytes=self._capacity_nbytes, eviction=self._eviction, now_ns=self._now_ns)
-        return opened, (self._folder, self._index)
 
     def close(self) -> None:
         """Stop using the cache; its files stay."""
@@ -121,9 +111,8 @@ class FileCache:
 
     def __contains__(self, sample: int) -> bool:
         """Tell whether a file of the sample's size is here; whether it is unchanged, `get` finds out."""
-        entry = self._index[sample]
         try:
-            return self._path(sample, entry).stat().st_size == entry.nbytes
+            return self._path(sample).stat().st_size == self._index[sample].nbytes
         except FileNotFoundError:
             return False
 
@@ -131,10 +120,9 @@ class FileCache:
         """Return the file of a sample if it is here, whole and unchanged; a damaged one is removed.
 
         Raises:
-            RunError: It is here, and cannot be opened: too many open files, or it belongs to somebody else.
+            RunError: It is here, and cannot be opened: too many open files, or it belongs to another user.
         """
-        entry = self._index[sample]
-        path = self._path(sample, entry)
+        path = self._path(sample)
         try:
             content = path.read_bytes()
         except FileNotFoundError:
@@ -143,13 +131,15 @@ class FileCache:
             if error.errno != errno.EIO:  # that is a disk which cannot read it any more
                 raise RunError(f"{path}: cannot be read: {error.strerror}") from error
             content = b""
-        if not entry.matches(content):
+        if not self._index[sample].matches(content):
             self._remove(path)
-            self._count(damaged=1)
+            with self._counting:
+                self.counts.damaged += 1
             return None
         if self._eviction == "lru":
             self._touch(path)
-        self._count(found=1)
+        with self._counting:
+            self.counts.found += 1
         return content
 
     def fetch(self, sample: int, read: Callable[[], bytes], *, keep: bool) -> bytes:
@@ -158,7 +148,7 @@ class FileCache:
         Args:
             sample: Its number.
             read: Reads it elsewhere; what it raises, is passed on, and the next one that waits tries for itself.
-            keep: Keep what was read. Otherwise nobody waits for anybody.
+            keep: Keep what was read. Otherwise no thread waits for another.
 
         Raises:
             RunError: What was read is not the file of the index.
@@ -167,7 +157,7 @@ class FileCache:
             content = self.get(sample)
             return self._checked(sample, read()) if content is None else content
         with ExitStack() as held:
-            with suppress(OSError):  # no room even for a lock: everybody reads for itself
+            with suppress(OSError):  # no room even for a lock: every thread reads for itself
                 held.enter_context(locked(self._folder / "locks" / f"{sample % N_LOCKS:03x}"))
             content = self.get(sample)
             if content is None:
@@ -177,15 +167,17 @@ class FileCache:
 
     def evict(self, sample: int) -> bool:
         """Remove the file of a sample; return whether it was here."""
-        gone = self._remove(self._path(sample, self._index[sample]))
-        self._count(evicted=int(gone))
-        return gone
+        return self._evict([self._path(sample)]) == 1
 
     def keep_only(self, samples: Iterable[int]) -> int:
-        """Remove all other files, of whatever data set, before anybody keeps more; return how many there were."""
-        wanted = {self._path(sample, self._index[sample]) for sample in samples}
-        gone = sum(self._remove(path) for path, _ in self._files() if path not in wanted)
-        self._count(evicted=gone)
+        """Remove all other files, of any data set, before more is kept; return how many there were."""
+        wanted = {self._path(sample) for sample in samples}
+        return self._evict(path for path, _ in self._files() if path not in wanted)
+
+    def _evict(self, paths: Iterable[Path]) -> int:
+        gone = sum(map(self._remove, paths))
+        with self._counting:
+            self.counts.evicted += gone
         return gone
 
     def _checked(self, sample: int, content: bytes) -> bytes:
@@ -203,11 +195,12 @@ class FileCache:
             if not self._ledger.reserve(len(content), make_room=make_room):
                 self._not_kept(f"its {self._capacity_nbytes} bytes are full")
                 return
-            self._publish(self._path(sample, self._index[sample]), content)
+            self._publish(self._path(sample), content)
         except OSError as error:
             self._not_kept("the disk is full" if error.errno in _FULL else str(error))
             return
-        self._count(kept=1)
+        with self._counting:
+            self.counts.kept += 1
 
     def _publish(self, path: Path, content: bytes) -> None:
         """Write a file and let it appear; what was reserved for it is given back if that fails."""
@@ -226,7 +219,7 @@ class FileCache:
     def _part(self) -> Iterator[tuple[Path, int]]:
         """Give a new file and its descriptor, locked while it is written, and gone afterwards."""
         part = self._folder / "parts" / secrets.token_hex(8)
-        with locked(self._folder / "locks" / "parts"):  # whoever clears away looks only at files that are locked
+        with locked(self._folder / "locks" / "parts"):  # a process that clears away looks only at files that are locked
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         try:
@@ -237,7 +230,7 @@ class FileCache:
 
     def _not_kept(self, why: str) -> None:
         with self._counting:
-            self.counts = replace(self.counts, not_kept=self.counts.not_kept + 1)
+            self.counts.not_kept += 1
             warned, self._warned = self._warned, True
         if not warned:
             warnings.warn(
@@ -267,15 +260,16 @@ class FileCache:
                 break
             try:
                 path.unlink()
-            except FileNotFoundError:  # somebody else did, and gives its bytes back
+            except FileNotFoundError:  # another process did, and gives its bytes back
                 continue
             freed_nbytes += nbytes
             n_evicted += 1
-        self._count(evicted=n_evicted)
+        with self._counting:
+            self.counts.evicted += n_evicted
         return freed_nbytes
 
     def _join(self) -> int:
-        """Make the folder, clear away what killed processes left, and count if nobody else uses it; return the lock."""
+        """Make the folder, clear away what killed processes left, and count if no other uses it; return the lock."""
         for each in (self._folder / "locks", self._folder / "parts"):
             each.mkdir(parents=True, exist_ok=True)
         users = os.open(self._folder / "locks" / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -291,7 +285,7 @@ class FileCache:
         return users
 
     def _clear_parts(self) -> None:
-        """Remove the unfinished files of writers that are gone: nobody holds their locks."""
+        """Remove the unfinished files of writers that are gone: their locks are free."""
         with locked(self._folder / "locks" / "parts"):
             for part in (self._folder / "parts").iterdir():
                 try:
@@ -315,19 +309,8 @@ class FileCache:
                 except FileNotFoundError:  # evicted meanwhile
                     continue
 
-    def _path(self, sample: int, entry: Entry) -> Path:
-        return self._folder / f"{sample % 256:02x}" / f"{sample:07d}-{entry.crc32:08x}"
-
-    def _count(self, *, found: int = 0, kept: int = 0, damaged: int = 0, evicted: int = 0) -> None:
-        with self._counting:
-            before = self.counts
-            self.counts = replace(
-                before,
-                found=before.found + found,
-                kept=before.kept + kept,
-                damaged=before.damaged + damaged,
-                evicted=before.evicted + evicted,
-            )
+    def _path(self, sample: int) -> Path:
+        return self._folder / f"{sample % 256:02x}" / f"{sample:07d}-{int(self._index.crc32[sample]):08x}"
 
 
 def _try_lock(descriptor: int) -> bool:
@@ -342,3 +325,69 @@ def _write_all(descriptor: int, content: bytes) -> None:
     left = memoryview(content)
     while left:
         left = left[os.write(descriptor, left) :]
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[int]:
+    """Hold the lock of a file, which is made if it is not there; gives its descriptor."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        # A forked child may hold a copy of the descriptor: closing is not enough.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+class _Ledger:
+    """Knows how many bytes are kept in a folder.
+
+    Args:
+        path: Of its file.
+        capacity_nbytes: No more than this is reserved; None: no limit.
+    """
+
+    def __init__(self, path: Path, capacity_nbytes: int | None) -> None:
+        self._path = path
+        self._capacity_nbytes = capacity_nbytes
+
+    def used_nbytes(self) -> int:
+        """Return the bytes that are reserved."""
+        with locked(self._path) as descriptor:
+            return _read(descriptor)
+
+    def recount(self, count: Callable[[], int]) -> None:
+        """Replace the sum by what `count` finds, while it cannot change."""
+        with locked(self._path) as descriptor:
+            _write(descriptor, count())
+
+    def reserve(self, nbytes: int, *, make_room: Callable[[int], int] | None = None) -> bool:
+        """Add bytes if they fit.
+
+        Args:
+            nbytes: To add.
+            make_room: Called with the bytes that are too many, while the lock is held; returns those it freed.
+        """
+        with locked(self._path) as descriptor:
+            used_nbytes = _read(descriptor)
+            if self._capacity_nbytes is not None and nbytes <= self._capacity_nbytes and make_room is not None:
+                missing_nbytes = used_nbytes + nbytes - self._capacity_nbytes
+                used_nbytes -= make_room(missing_nbytes) if missing_nbytes > 0 else 0
+            fits = self._capacity_nbytes is None or used_nbytes + nbytes <= self._capacity_nbytes
+            _write(descriptor, max(0, used_nbytes) + (nbytes if fits else 0))
+            return fits
+
+    def give_back(self, nbytes: int) -> None:
+        """Subtract bytes that are no longer kept."""
+        with locked(self._path) as descriptor:
+            _write(descriptor, max(0, _read(descriptor) - nbytes))
+
+
+def _read(descriptor: int) -> int:
+    text = os.pread(descriptor, 32, 0)
+    return int(text) if text.strip().isdigit() else 0  # a new file is empty
+
+
+def _write(descriptor: int, nbytes: int) -> None:
+    os.pwrite(descriptor, b"%20d\n" % nbytes, 0)  # always as long, and in one call: never half a number

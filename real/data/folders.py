@@ -4,12 +4,12 @@
     FOLDER/set-1f40ae21/cold-9c1e-node-0    of one cold run; removed at its end
 
 A cold run begins with an empty folder of its own, so nothing that lies about can make it warm, and it takes nothing
-from a warm run. Whoever uses such a folder holds a shared lock (flock) on it, which the kernel drops when the process
-ends, however it ends. Who leaves and gets the lock for itself was the last and removes the folder; and everybody who
-comes or leaves removes those whose users were killed, of whatever data set.
+from a warm run. Every user of such a folder holds a shared lock (flock) on it, which the kernel drops when the process
+ends, however it ends. A process that leaves and gets the lock for itself was the last and removes the folder; and every
+process that comes or leaves removes those whose users were killed, of any data set.
 
-What is read here is trained on, and a checksum keeps out accidents, nobody's intent. So the folder that nobody has
-chosen, under a name that everybody can guess, is used only if no other user can write to it.
+What is read here is trained on, and a checksum keeps out accidents, not intent. So the default folder, whose name is
+easy to guess, is used only if no other user can write to it.
 """
 
 import fcntl
@@ -24,10 +24,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from real.data.index import Index
+from real.data.index import SampleIndex
 from simdist.errors import RunError
 
-# Only what is called like this is ever removed: a folder that somebody gave may hold anything.
+# Only what is called like this is ever removed: a folder that a user gave may hold anything.
 _SET = re.compile(r"set-[0-9a-f]{8}")
 _COLD = re.compile(r"cold-.+-node-\d+")
 _ANOTHER = "remove it, or choose a folder with --cache"
@@ -51,7 +51,7 @@ def default_folder() -> Path:
     return path
 
 
-def folder_of_set(folder: Path, index: Index) -> Path:
+def folder_of_set(folder: Path, index: SampleIndex) -> Path:
     """Return the folder of a data set: of its own, because the capacity that a plan gives is for this set."""
     return folder / f"set-{zlib.crc32(index.nbytes.tobytes(), zlib.crc32(index.crc32.tobytes())):08x}"
 
@@ -69,7 +69,7 @@ def cold_folder(folder: Path, run: str, node: int) -> Iterator[Path]:
     Args:
         folder: Of the data set.
         run: What no other run is called.
-        node: Whose folder it is.
+        node: The node of the folder.
 
     Raises:
         RunError: It cannot be made.
@@ -90,7 +90,7 @@ def cold_folder(folder: Path, run: str, node: int) -> Iterator[Path]:
 
 
 def _hold(path: Path) -> int:
-    """Make a folder and lock it; whoever is removing it, goes first."""
+    """Make a folder and lock it; a process that is removing it goes first."""
     while True:
         with suppress(FileNotFoundError):  # the folder above was empty, and is gone
             path.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def _open_to_others(found: os.stat_result) -> str:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove the folders of cold runs that nobody holds any more: of this data set, and of those beside it."""
+    """Remove the folders of cold runs without users: of this data set, and of those beside it."""
     sets = [each for each in folder.parent.glob("set-*") if _SET.fullmatch(each.name) and each != folder]
     for each in (folder, *sets):
         colds = [path for path in each.glob("cold-*") if _COLD.fullmatch(path.name)]
@@ -129,7 +129,7 @@ def _sweep(folder: Path) -> None:
 def _remove_if_unused(path: Path) -> None:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:  # somebody else has removed it, or it is somebody else's
+    except OSError:  # removed meanwhile, or another user's
         return
     with suppress(BlockingIOError):
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

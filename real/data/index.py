@@ -1,4 +1,4 @@
-"""The index of a data set in columns, for what reads it; and files of it. `simdist.plan.index` says what its lines are.
+"""The index of a data set in columns, compared with a plan and a model. `simdist.plan.index` says what its lines are.
 
 `python -m real.data.indexing FOLDER` makes the index of a folder of images.
 """
@@ -15,23 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
-from simdist.plan.index import COLUMNS, INDEX, Entry, parse_entries, refuse_name
-
-__all__ = [
-    "INDEX",
-    "Entry",
-    "Index",
-    "make_index",
-    "parse_index",
-    "read_index",
-    "refuse_name",
-    "write_entries",
-    "write_index",
-]
+from simdist.plan import Dataset
+from simdist.plan.index import COLUMNS, Entry, parse_entries, refuse_name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Index:
+class SampleIndex:
     """Holds the lines of an index, in columns: sample i is element i of each.
 
     Args:
@@ -70,10 +59,10 @@ class Index:
         return Entry(self.names[sample], int(self.labels[sample]), int(self.nbytes[sample]), int(self.crc32[sample]))
 
 
-def make_index(entries: Iterable[Entry]) -> Index:
+def make_index(entries: Iterable[Entry]) -> SampleIndex:
     """Make an index of its lines."""
     lines = list(entries)
-    return Index(
+    return SampleIndex(
         names=tuple(each.name for each in lines),
         labels=np.array([each.label for each in lines], dtype=np.int64),
         nbytes=np.array([each.nbytes for each in lines], dtype=np.int64),
@@ -81,22 +70,7 @@ def make_index(entries: Iterable[Entry]) -> Index:
     )
 
 
-def read_index(path: Path) -> Index:
-    """Read an index from a file.
-
-    Raises:
-        ScenarioError: It cannot be read, or a line of it is wrong; names file, line, column and value.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise ScenarioError(
-            f"{path}: {error.strerror}; `python -m real.data.indexing {path.parent}` makes one"
-        ) from error
-    return parse_index(content, where=str(path))
-
-
-def parse_index(content: bytes, *, where: str) -> Index:
+def parse_index(content: bytes, *, where: str) -> SampleIndex:
     """Read an index from the content of its file.
 
     Args:
@@ -109,13 +83,8 @@ def parse_index(content: bytes, *, where: str) -> Index:
     return make_index(parse_entries(content, where=where))
 
 
-def write_index(index: Index, path: Path) -> None:
-    """Write an index to a file, which is there as a whole or not at all."""
-    write_entries((index[sample] for sample in range(len(index))), path)
-
-
 def write_entries(entries: Iterable[Entry], path: Path) -> int:
-    """Write an index line by line as they come, as `write_index` does; return the number of samples."""
+    """Write an index to a file, which is there as a whole or not at all; return the number of samples."""
     n_samples = 0
     with _replacing(path) as part, part.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
@@ -138,3 +107,47 @@ def _replacing(path: Path) -> Iterator[Path]:
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def check_index(index: SampleIndex, dataset: Dataset, url: str) -> None:
+    """Refuse a data set that is not the one of a plan.
+
+    Raises:
+        ScenarioError: It has other samples, or files of other sizes; says which.
+    """
+    advice = "take both from the index: data: {file_size: {index: index.csv}}"
+    if len(index) != dataset.n_samples:
+        raise ScenarioError(
+            f"{url}: has {len(index):,} samples, the plan's data set {dataset.n_samples:,}; give the data set of this "
+            f"run, or {advice}"
+        )
+    planned = np.broadcast_to(np.array(dataset.file_nbytes, dtype=np.int64), len(index))
+    different = np.flatnonzero(index.nbytes != planned)
+    if len(different):
+        first = int(different[0])
+        raise ScenarioError(
+            f"{url}: {len(different):,} of {len(index):,} files have other sizes than in the plan; the first is sample "
+            f"{first} ({index.names[first]}): {index.nbytes[first]:,} bytes, planned are {planned[first]:,}; give the "
+            f"data set of this run, or {advice}"
+        )
+
+
+def check_labels(index: SampleIndex, n_classes: int, url: str) -> None:
+    """Refuse a data set with labels that a model has no output for.
+
+    Args:
+        index: Of the data set.
+        n_classes: Outputs of the model; labels are 0 to n_classes - 1.
+        url: Of the data set, for the message.
+
+    Raises:
+        ScenarioError: A label is another one.
+    """
+    least, most = int(index.labels.min()), int(index.labels.max())
+    if least < 0:
+        raise ScenarioError(f"{url}: label {least} is below 0; number the classes from 0: make a new index")
+    if most >= n_classes:
+        raise ScenarioError(
+            f"{url}: labels go up to {most}, the model has {n_classes} outputs: number the classes below that, or "
+            "choose another model"
+        )

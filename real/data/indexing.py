@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
-from real.data.index import INDEX, Entry, refuse_name, write_entries
+from real.data.index import write_entries
 from real.processes.exit_codes import run_command
 from simdist.errors import RunError, ScenarioError
+from simdist.plan.index import INDEX, Entry, refuse_name
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".raw")
 CHUNK_NBYTES = 1 << 20

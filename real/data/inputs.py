@@ -15,29 +15,19 @@ from typing import Protocol, final
 
 from torch import Tensor
 
-from real.data.agenda import Place
+from real.data import sizes
+from real.data.agenda import NodeRank
+from real.data.board import Board, wait_until_all_staged
 from real.data.filecache import FileCache
 from real.data.folders import cold_folder, default_folder, folder_of_set, warm_folder
-from real.data.hello import Meeting
-from real.data.index import Index
+from real.data.index import SampleIndex, check_index
 from real.data.loader import Loader
-from real.data.matching import check_index, choose_decode, sample_shape
 from real.data.memory import MemoryStore
-from real.data.nodes import Together
-from real.data.open_files import most_connections, raise_limit
-from real.data.peers import Peers, PeerServer
-from real.data.sizes import (
-    LOADS_PER_WAIT,
-    disk_ceiling_nbytes,
-    geometry,
-    limits,
-    n_connections,
-    uses_disk,
-    uses_peers,
-)
-from real.data.sources import Sources
+from real.data.peers import PeerClient, PeerServer, most_connections, raise_file_limit
+from real.data.sources import Sources, choose_decode, sample_shape
 from real.data.storages import open_storage, read_storage_index
 from real.data.tallies import Tally
+from real.data.wire import key_of
 from real.processes.heartbeat import machine, ranks_have
 from simdist.caching import look_up, on_disk_at_first, staged_samples
 from simdist.errors import RunError, ScenarioError
@@ -63,7 +53,7 @@ class DataOptions:
     timeout_s: float
 
 
-class Others(Protocol):
+class RankExchange(Protocol):
     """Exchanges values with the other ranks."""
 
     def exchange(self, what: str, value: str) -> list[str]:
@@ -77,11 +67,11 @@ def open_input(
     options: DataOptions,
     *,
     rank: int,
-    others: Others,
+    others: RankExchange,
     failed: threading.Event,
     tally: Tally,
     tell: Callable[[str], object] | None = None,
-) -> Iterator["Input"]:
+) -> Iterator["InputReader"]:
     """Open the reader of a rank; all ranks do this together.
 
     Args:
@@ -100,57 +90,47 @@ def open_input(
     dataset = plan.dataset
     if dataset is None:
         raise ScenarioError(f"plan {plan.name} has no data set to read: give its scenario `data`, or leave the URL out")
-    place = Place(rank, dataset.ranks_per_node)
+    place = NodeRank(rank, dataset.ranks_per_node)
     with ExitStack() as stack:
         storage = open_storage(options.url, timeout_s=options.timeout_s, stop=failed, tell=tell)
         index = read_storage_index(storage)
         check_index(index, dataset, options.url)
         shape = sample_shape(dataset.sample_nbytes)
         decode = choose_decode(index, shape, options.url)
-        raise_limit()
+        raise_file_limit()
         run, token = _meet(others, place, index)
-        files = stack.enter_context(_file_cache(plan, options, index, run, place)) if uses_disk(plan) else None
+        files = stack.enter_context(_file_cache(plan, options, index, run, place)) if sizes.uses_disk(plan) else None
+        store, peers = _open_memories(stack, plan, run, place, others, key_of(token, _data_set(index, shape)))
         sources = Sources(index, storage, decode, shape, files)
-        meeting = Meeting(token, _data_set(index, shape), geometry(plan, place))
-        node = _Node.open(stack, plan, run, place, others, meeting)
-        loader = Loader(
-            look_up(plan),
-            sources,
-            place=place,
-            store=node.store,
-            board=node.store.board,
-            peers=node.peers,
-            failed=failed,
-            limits=limits(plan, options.timeout_s),
-        )
+        limits = sizes.limits(plan, options.timeout_s)
+        loader = Loader(look_up(plan), sources, place=place, store=store, peers=peers, failed=failed, limits=limits)
         stack.enter_context(loader)
-        yield Input(
-            plan, options, place, sources=sources, loader=loader, together=node.together, failed=failed, tally=tally
+        yield InputReader(
+            plan, options, place, sources=sources, loader=loader, board=store.board, failed=failed, tally=tally
         )
 
 
 @final
-class Input:
+class InputReader:
     """Reads what one rank needs; made by `open_input`."""
 
     def __init__(
         self,
         plan: Plan,
         options: DataOptions,
-        place: Place,
+        place: NodeRank,
         *,
         sources: Sources,
         loader: Loader,
-        together: Together,
+        board: Board,
         failed: threading.Event,
         tally: Tally,
     ) -> None:
-        assert plan.dataset is not None
-        self.shape, self.batch_size = sources.shape, plan.dataset.batch_size
+        self.shape, self.batch_size = sources.shape, sizes.dataset_of(plan).batch_size
         self.index, self.url = sources.index, options.url
         self.tally = tally
-        self._plan, self._dataset, self._options, self._place = plan, plan.dataset, options, place
-        self._sources, self._loader, self._together, self._failed = sources, loader, together, failed
+        self._plan, self._options, self._place = plan, options, place
+        self._sources, self._loader, self._board, self._failed = sources, loader, board, failed
 
     def fill(self, number: int, out: Tensor, labels: Tensor) -> None:
         """Read a batch.
@@ -174,26 +154,27 @@ class Input:
         Raises:
             RunError: A file cannot be had; names it. Or a rank of the node does not come.
         """
-        place, rank = self._place, self._place.rank
+        place, dataset = self._place, sizes.dataset_of(self._plan)
         n_nodes = self._plan.world_size // place.ranks_per_node
-        share = staged_samples(self._dataset, place.node, n_nodes)[place.local :: place.ranks_per_node]
-        with ThreadPoolExecutor(self._dataset.readers, thread_name_prefix="stage") as threads:
+        share = staged_samples(dataset, place.node, n_nodes)[place.local :: place.ranks_per_node]
+        with ThreadPoolExecutor(dataset.readers, thread_name_prefix="stage") as threads:
             for _ in threads.map(self._stage, share.tolist()):
                 if self._failed.is_set():
                     break
-        where = f"{self._plan.name}: stage-in of node {place.node}"
         try:
-            self._together.wait(rank, "staged their files", timeout_s=self._patience_s, stop=self._failed)
+            wait_until_all_staged(
+                self._board,
+                place.local,
+                first_rank=place.rank - place.local,
+                timeout_s=sizes.LOADS_PER_WAIT * self._options.timeout_s,
+                stop=self._failed,
+            )
         except RunError as error:
-            raise RunError(f"{where}: {error}") from error
-
-    @property
-    def _patience_s(self) -> float:
-        return LOADS_PER_WAIT * self._options.timeout_s
+            raise RunError(f"{self._plan.name}: stage-in of node {place.node}: {error}") from error
 
     def _stage(self, sample: int) -> None:
         files = self._sources.files
-        if self._failed.is_set() or (isinstance(files, FileCache) and sample in files):
+        if self._failed.is_set() or (files is not None and sample in files):
             return
         try:
             self._sources.read(sample, keep=True)
@@ -204,43 +185,33 @@ class Input:
             ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
-    """What a rank shares with others of its node, and its way to other nodes."""
+def _open_memories(
+    stack: ExitStack, plan: Plan, run: str, place: NodeRank, others: RankExchange, key: bytes
+) -> tuple[MemoryStore, PeerClient | None]:
+    """Open the memory of this node and the way to those of others.
 
-    store: MemoryStore
-    together: Together
-    peers: Peers | None
-
-    @staticmethod
-    def open(stack: ExitStack, plan: Plan, run: str, place: Place, others: Others, meeting: Meeting) -> "_Node":
-        """Open it; when all have, names are removed, so that nothing is left whoever is killed."""
-        store = MemoryStore(f"{run}-node-{place.node}", meeting.geometry)
-        stack.callback(store.close)
-        together = Together(
-            f"{run}-together-{place.node}",
-            first_rank=place.rank - place.local,
-            n_ranks=place.ranks_per_node,
-        )
-        stack.callback(together.close)
-        address = ""
-        if place.local == 0 and uses_peers(plan):
-            server = PeerServer(store, host=own_address(), meeting=meeting, most_connections=most_connections())
-            address = stack.enter_context(server).address
-        addresses = others.exchange("where samples are served", address)
-        store.unlink()
-        together.unlink()
-        if not uses_peers(plan):
-            return _Node(store, together, None)
-        peers = Peers(
-            meeting,
-            address_of=lambda node: addresses[node * place.ranks_per_node],
-            n_connections=n_connections(plan),
-        )
-        return _Node(store, together, stack.enter_context(peers))
+    When all ranks have opened it, its name is removed, so that nothing is left even if all are killed.
+    """
+    store = MemoryStore(f"{run}-node-{place.node}", sizes.geometry(plan, place))
+    stack.callback(store.close)
+    address, with_peers = "", sizes.uses_peers(plan)
+    if place.local == 0 and with_peers:
+        server = PeerServer(store, host=own_address(), key=key, most_connections=most_connections())
+        address = stack.enter_context(server).address
+    addresses = others.exchange("where samples are served", address)
+    store.unlink()
+    if not with_peers:
+        return store, None
+    peers = PeerClient(
+        key,
+        store.geometry.sample_nbytes,
+        address_of=lambda node: addresses[node * place.ranks_per_node],
+        n_connections=sizes.n_connections(plan),
+    )
+    return store, stack.enter_context(peers)
 
 
-def _meet(others: Others, place: Place, index: Index) -> tuple[str, bytes]:
+def _meet(others: RankExchange, place: NodeRank, index: SampleIndex) -> tuple[str, bytes]:
     """Return a name for this run that no other has, and a token that only its ranks know.
 
     See that ranks read one data set, and nodes are on one machine.
@@ -261,35 +232,34 @@ def _meet(others: Others, place: Place, index: Index) -> tuple[str, bytes]:
     return str(ranks[0]["run"]), bytes.fromhex(ranks[0]["token"])
 
 
-def _data_set(index: Index, shape: tuple[int, ...]) -> bytes:
+def _data_set(index: SampleIndex, shape: tuple[int, ...]) -> bytes:
     """Return the SHA-256 of what says which pixels a sample is."""
     return hashlib.sha256(f"{_digest(index)} {shape}".encode()).digest()
 
 
-def _digest(index: Index) -> str:
+def _digest(index: SampleIndex) -> str:
     """Return the SHA-256 of an index: of names and labels, too, so that no rank trains on others."""
     columns = [index.labels.tobytes(), index.nbytes.tobytes(), index.crc32.tobytes()]
     return hashlib.sha256(b"\0".join([*(name.encode() for name in index.names), *columns])).hexdigest()
 
 
 @contextmanager
-def _file_cache(plan: Plan, options: DataOptions, index: Index, run: str, place: Place) -> Iterator[FileCache]:
+def _file_cache(plan: Plan, options: DataOptions, index: SampleIndex, run: str, place: NodeRank) -> Iterator[FileCache]:
     """Open the cache of this node. With eviction the plan says what leaves; it does so a little later than planned.
 
     A warm run finds what the plan says, or less: what others have left goes. A run that goes on after a crash (not
     cold, while its plan begins so) finds anything, and what was not used for longest goes when there is too much.
     """
-    assert plan.dataset is not None
+    dataset, ceiling_nbytes = sizes.dataset_of(plan), sizes.disk_ceiling_nbytes(plan)
     folder = folder_of_set(options.cache or default_folder(), index)
-    ceiling_nbytes = disk_ceiling_nbytes(plan)
     with ExitStack() as stack:
         if options.cold:
             mine = stack.enter_context(cold_folder(folder, run, place.node))
         else:
             mine = warm_folder(folder, place.node)
-        files = FileCache(mine, index, capacity_nbytes=ceiling_nbytes, eviction=plan.dataset.eviction)
+        files = FileCache(mine, index, capacity_nbytes=ceiling_nbytes, eviction=dataset.eviction)
         stack.enter_context(files)
-        if plan.dataset.warm and ceiling_nbytes is not None and place.local == 0:
+        if dataset.warm and ceiling_nbytes is not None and place.local == 0:
             files.keep_only(on_disk_at_first(plan, place.node).tolist())
         yield files
 

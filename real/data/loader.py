@@ -12,7 +12,7 @@ to bring there. Then the reader waits until that rank has passed its load, or at
 
 **Leaving.** What leaves a cache with load k may still be needed by ranks that are not there yet. It leaves when all
 ranks of the node have read load k, and `grace` more loads, for the ranks of other nodes. What a later load has brought
-back by then stays. All ranks carry this out; whoever comes first does it. Who closes its loader when all ranks of the
+back by then stays. All ranks carry this out; the first one does it. A rank that closes its loader when all ranks of the
 node have read all loads carries out everything: then the node's caches hold what the plan says.
 """
 
@@ -20,29 +20,33 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from types import TracebackType
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from real.data.agenda import Agenda, Place
-from real.data.board import Board, Want, wait_for
-from real.data.peers import Peers
-from real.data.rounds import Counts, Read, Round
-from real.data.samples import SampleStore
-from real.data.sources import DISK, MEMORY, PEER, STORAGE, Sources
+from real.data.agenda import Agenda, NodeRank, PlannedRead
+from real.data.board import Want, wait_for
+from real.data.memory import MemoryStore
+from real.data.peers import PeerClient
+from real.data.sources import Sources
 from real.recording.timing import give_way
 from simdist.caching import BatchReads
+from simdist.caching.batches import DISK, MEMORY, PEER, STORAGE
 from simdist.errors import RunError
+from simdist.plan import LEVELS
 
 _ROOM_S = 0.005  # between two looks whether others have made room
+_LOOK_UP_S = 0.1  # how often a wait looks whether the run has failed elsewhere
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class LoaderLimits:
     """Bounds what a loader does at once, and how long.
 
     Args:
@@ -60,7 +64,98 @@ class Limits:
     grace: int = 0
 
 
-class Loader:
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadCounts:
+    """Says what a load has done, which is what the plan says unless something failed.
+
+    Args:
+        n_samples: int64 `[len(LEVELS)]`, samples that came from each level.
+        nbytes: Likewise: of files from disk and storage, of decoded samples from memory and peers.
+        n_elsewhere: Samples that came from another level than planned.
+        n_not_kept: Samples for which memory had no room.
+    """
+
+    n_samples: NDArray[np.int64]
+    nbytes: NDArray[np.int64]
+    n_elsewhere: int
+    n_not_kept: int
+
+
+class LoadProgress:
+    """Collects what threads report about the reads of a load.
+
+    Args:
+        where: The load, to begin messages with.
+        reads: All of them.
+        names: Of the files of all samples.
+    """
+
+    def __init__(self, where: str, reads: Sequence[PlannedRead], names: Sequence[str]) -> None:
+        self.not_kept: list[PlannedRead] = []
+        self._where, self._names = where, names
+        self._missing = {id(read): read for read in reads}
+        self._n_samples, self._nbytes = np.zeros((2, len(LEVELS)), dtype=np.int64)
+        self._n_elsewhere = 0
+        self._error: RunError | None = None
+        self._changed = threading.Condition()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has failed: no thread waits for it any more."""
+        return self._error is not None
+
+    def done(self, read: PlannedRead, came_from: int, nbytes: int, *, kept: bool = True) -> None:
+        """Report a sample that is where it should be."""
+        with self._changed:
+            del self._missing[id(read)]
+            self._n_samples[came_from] += 1
+            self._nbytes[came_from] += nbytes
+            self._n_elsewhere += came_from != read.planned
+            if not kept:
+                self.not_kept.append(read)
+            self._changed.notify_all()
+
+    def fail(self, read: PlannedRead | None, error: BaseException) -> None:
+        """Report an error; the first one counts."""
+        about = "" if read is None else f"sample {read.sample} ({self._names[read.sample]}): "
+        reason = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+        with self._changed:
+            if self._error is None:
+                self._error = RunError(f"{self._where}: {about}{reason}")
+                self._error.__cause__ = error
+            self._changed.notify_all()
+
+    def wait(self, *, timeout_s: float, stop: threading.Event) -> None:
+        """Wait until every sample is there.
+
+        Raises:
+            RunError: One failed, or the run has failed elsewhere, or time is over.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            while self._missing and self._error is None:
+                if stop.is_set():
+                    self._error = RunError(f"{self._where}: the run has failed")
+                elif time.monotonic() > deadline_s:
+                    self._error = RunError(self._late(timeout_s))
+                else:
+                    self._changed.wait(_LOOK_UP_S)
+        if self._error is not None:
+            raise self._error
+
+    def counts(self) -> LoadCounts:
+        """Return what was done."""
+        return LoadCounts(self._n_samples, self._nbytes, self._n_elsewhere, len(self.not_kept))
+
+    def _late(self, timeout_s: float) -> str:
+        first = next(iter(self._missing.values()))
+        return (
+            f"{self._where}: {len(self._missing)} samples have not come in {timeout_s:g} s, among them sample "
+            f"{first.sample} ({self._names[first.sample]}), planned from {LEVELS[first.planned]}"
+        )
+
+
+class Loader(AbstractContextManager["Loader"]):
     """Fills batches, one load at a time, in order.
 
     Args:
@@ -68,7 +163,6 @@ class Loader:
         sources: Of files.
         place: Which rank this is.
         store: The node's memory.
-        board: Of the node.
         peers: The memory of other nodes, if there are any.
         limits: Threads and times.
         failed: Set when the run has failed; ends every wait.
@@ -79,23 +173,22 @@ class Loader:
         reads: Iterable[BatchReads],
         sources: Sources,
         *,
-        place: Place,
-        store: SampleStore,
-        board: Board,
+        place: NodeRank,
+        store: MemoryStore,
         failed: threading.Event,
-        peers: Peers | None = None,
-        limits: Limits | None = None,
+        peers: PeerClient | None = None,
+        limits: LoaderLimits | None = None,
     ) -> None:
         self._agenda = Agenda(reads, len(sources.index.names), place)
         self._sources, self._place = sources, place
-        self._store, self._board, self._peers, self._failed = store, board, peers, failed
-        self._limits = limits or Limits()
+        self._store, self._board, self._peers, self._failed = store, store.board, peers, failed
+        self._limits = limits or LoaderLimits()
         self._number = -1
         self._closed = False
         self._readers = ThreadPoolExecutor(self._limits.readers, "read", initializer=give_way)
         self._decoders = ThreadPoolExecutor(self._limits.decoders, "decode", initializer=give_way)
 
-    def load(self, number: int, out: Tensor, labels: Tensor) -> Counts:
+    def load(self, number: int, out: Tensor, labels: Tensor) -> LoadCounts:
         """Fill a batch.
 
         Args:
@@ -114,7 +207,7 @@ class Loader:
         self._board.n_read[mine] = self._board.n_kept[mine] = number
         reads = self._agenda.rows(batch, out, self._sources.sample_nbytes)
         labels.copy_(torch.from_numpy(self._sources.index.labels[batch.samples[self._place.rank]]))
-        under_way = Round(f"load {number} of rank {self._place.rank}", reads, self._sources.index.names)
+        under_way = LoadProgress(f"load {number} of rank {self._place.rank}", reads, self._sources.index.names)
         self._start(reads, under_way)
         under_way.wait(timeout_s=self._limits.timeout_s, stop=self._failed)
         self._board.n_read[mine] = number + 1
@@ -134,7 +227,7 @@ class Loader:
         self._decoders.shutdown(cancel_futures=True)
 
     def _leave_all(self) -> None:
-        """Carry out what is still to leave if nobody of the node reads any more.
+        """Carry out what is still to leave if no rank of the node reads any more.
 
         Ranks of other nodes may still ask for it. They read it from elsewhere then, as this node is about to go.
         """
@@ -142,15 +235,10 @@ class Loader:
         if self._board.slowest() >= n_read > 0 and self._agenda.is_over():
             self._agenda.leaving.carry_out(n_read, self._store, self._sources.files, self._board)
 
-    def __enter__(self) -> "Loader":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()
 
-    def _start(self, reads: Sequence[Read], under_way: Round) -> None:
+    def _start(self, reads: Sequence[PlannedRead], under_way: LoadProgress) -> None:
         """Give the slow reads to the threads, then copy from memory."""
         for some in _by_owner([read for read in reads if read.planned == PEER], self._limits.readers):
             self._submit(self._readers, under_way, some[0], partial(self._from_peer, some, under_way))
@@ -165,7 +253,9 @@ class Loader:
             else:
                 self._submit(self._readers, under_way, read, partial(self._from_memory, read, under_way))
 
-    def _submit(self, pool: ThreadPoolExecutor, under_way: Round, read: Read, function: Callable[[], None]) -> None:
+    def _submit(
+        self, pool: ThreadPoolExecutor, under_way: LoadProgress, read: PlannedRead, function: Callable[[], None]
+    ) -> None:
         """Let a thread do something for a sample; an error is the load's."""
 
         def run() -> None:
@@ -181,14 +271,14 @@ class Loader:
         except RuntimeError:
             under_way.fail(read, RunError("the loader was closed"))
 
-    def _from_memory(self, read: Read, under_way: Round) -> None:
-        """Wait for who brings a sample; if nobody does, bring it."""
+    def _from_memory(self, read: PlannedRead, under_way: LoadProgress) -> None:
+        """Wait for the rank that brings a sample; if it does not come, bring it."""
         if self._awaited(read.in_memory, self._store.__contains__) and self._store.get(read.sample, read.out):
             under_way.done(read, MEMORY, read.out.nbytes)
         else:
             self._from_files(read, under_way, keep=True)
 
-    def _from_peer(self, reads: Sequence[Read], under_way: Round) -> None:
+    def _from_peer(self, reads: Sequence[PlannedRead], under_way: LoadProgress) -> None:
         """Ask a node for several samples; what it has not is read like anything else."""
         there = [False] * len(reads)
         if self._peers is not None:
@@ -200,11 +290,11 @@ class Loader:
             else:
                 self._read_file(read, under_way)
 
-    def _read_file(self, read: Read, under_way: Round) -> None:
+    def _read_file(self, read: PlannedRead, under_way: LoadProgress) -> None:
         keep = read.keeps_memory
         self._submit(self._readers, under_way, read, partial(self._from_files, read, under_way, keep=keep))
 
-    def _from_files(self, read: Read, under_way: Round, *, keep: bool) -> None:
+    def _from_files(self, read: PlannedRead, under_way: LoadProgress, *, keep: bool) -> None:
         """Read a file; a decoder goes on with it. What should be on disk and is not is put there again."""
         keeps_file = read.keeps_disk or read.planned == DISK
         if read.planned == DISK:
@@ -223,7 +313,7 @@ class Loader:
     def _awaited(self, want: Want, is_there: Callable[[int], bool]) -> bool:
         return wait_for(want, is_there, self._board, wait_s=self._limits.wait_s, stop=self._failed)
 
-    def _keep_the_rest(self, reads: list[Read]) -> None:
+    def _keep_the_rest(self, reads: list[PlannedRead]) -> None:
         """Carry out what may leave; if memory had no room for some samples, keep them as others let more leave.
 
         What leaves with the last `grace` loads that this rank has read leaves only when it goes on: no need to wait.
@@ -239,7 +329,7 @@ class Loader:
                 return
 
 
-def _by_owner(reads: Sequence[Read], n_requests: int) -> Iterator[list[Read]]:
+def _by_owner(reads: Sequence[PlannedRead], n_requests: int) -> Iterator[list[PlannedRead]]:
     """Cut reads into about so many requests, each to one node."""
     size = max(1, -(-len(reads) // n_requests))
     for _, group in groupby(sorted(reads, key=lambda read: read.owner), key=lambda read: read.owner):

@@ -23,16 +23,19 @@ import platform
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from real.data.board import Board
-from real.data.samples import Pixels, flat
-from real.data.segment import SHARED_MEMORY, Segment
+from real.data.segment import SHARED_MEMORY, SharedSegment
 from simdist.errors import RunError
+
+Pixels: TypeAlias = NDArray[np.uint8] | Tensor
+"""A decoded sample in host memory, uint8, contiguous."""
 
 _EMPTY, _WRITING, _READY = 0, 1, 2
 _ALIGNMENT = 64  # bytes of a cache line
@@ -117,7 +120,7 @@ class _Tables:
 
 
 class MemoryStore:
-    """Shares decoded samples among the processes of a node; whoever opens it first makes it.
+    """Shares decoded samples among the processes of a node; the first one to open it makes it.
 
     Args:
         name: Of the store; the ranks of a node give the same.
@@ -129,11 +132,11 @@ class MemoryStore:
     """
 
     def __init__(self, name: str, geometry: Geometry, *, folder: Path = SHARED_MEMORY) -> None:
-        self.name, self.geometry, self._folder = name, geometry, folder
+        self.geometry = geometry
         stride = _rounded(geometry.sample_nbytes, _ALIGNMENT)
         begin = _rounded(sum(_rounded(nbytes, _ALIGNMENT) for nbytes in _table_nbytes(geometry)), _PAGE_NBYTES)
         layout = f"{geometry}; processes of {_pid_namespace()}"
-        self._segment = Segment(name, begin + geometry.n_slots * stride, layout=layout, folder=folder)
+        self._segment = SharedSegment(name, begin + geometry.n_slots * stride, layout=layout, folder=folder)
         self._tables = _tables(self._segment, geometry)
         slots = self._segment.array(begin, geometry.n_slots * stride).reshape(geometry.n_slots, stride)
         self._slots: NDArray[np.uint8] = slots[:, : geometry.sample_nbytes]
@@ -197,16 +200,13 @@ class MemoryStore:
         return True
 
     def unlink(self) -> None:
-        """Remove the name, once all ranks have opened the store: nothing is left of it then, whoever is killed."""
+        """Remove the name, once all ranks have opened the store: it then goes with the last of them, even if killed."""
         self._segment.unlink()
 
     def close(self) -> None:
         """Leave; the store cannot be used any more. The last one removes it."""
         del self._tables, self._slots
         self._segment.close()
-
-    def __reduce__(self) -> tuple[Callable[[str, Geometry], "MemoryStore"], tuple[str, Geometry]]:
-        return partial(MemoryStore, folder=self._folder), (self.name, self.geometry)
 
     def __contains__(self, sample: int) -> bool:
         return self.borrow(sample) is not None
@@ -332,24 +332,39 @@ def _fence() -> None:
                 pass
 
 
-def _tables(segment: Segment, geometry: Geometry) -> _Tables:
+def _tables(segment: SharedSegment, geometry: Geometry) -> _Tables:
     """Cut the tables out of a segment."""
     arrays, offset = [], 0
     for nbytes in _table_nbytes(geometry):
         arrays.append(segment.array(offset, nbytes))
         offset += _rounded(nbytes, _ALIGNMENT)
     state, *words = arrays
-    n_read, n_kept, on_disk, slot_of, kept_at, sample_in, generation, writer, began, next_slot = (
+    n_read, n_kept, n_staged, on_disk, slot_of, kept_at, sample_in, generation, writer, began, next_slot = (
         array.view(np.int64) for array in words
     )
-    board = Board(n_read, n_kept, on_disk, segment.locked)
+    board = Board(n_read, n_kept, n_staged, on_disk, segment.locked)
     return _Tables(slot_of, kept_at, state, sample_in, generation, writer, began, next_slot, board)
 
 
 def _table_nbytes(geometry: Geometry) -> list[int]:
     """Return the size of each table: states, then words of ranks, of samples, of slots, and one more."""
     ranks, samples, slots = geometry.ranks_per_node, geometry.n_samples, geometry.n_slots
-    return [slots, *(8 * count for count in (ranks, ranks, samples, samples, samples, slots, slots, slots, slots, 1))]
+    return [slots, *(8 * count for count in (*[ranks] * 3, *[samples] * 3, *[slots] * 4, 1))]
+
+
+def flat(data: Pixels, nbytes: int, sample: int) -> NDArray[np.uint8]:
+    """Return a sample's bytes as a vector, without a copy.
+
+    Raises:
+        RunError: It has another size or type, or is not contiguous.
+    """
+    array: NDArray[np.uint8] = data.numpy() if isinstance(data, Tensor) else data
+    if array.dtype != np.uint8 or array.nbytes != nbytes or not array.flags.c_contiguous:
+        raise RunError(
+            f"sample {sample}: {array.dtype} {list(array.shape)} of strides {array.strides}; "
+            f"must be contiguous uint8 of {nbytes} bytes"
+        )
+    return array.reshape(-1)
 
 
 def _rounded(nbytes: int, multiple: int) -> int:

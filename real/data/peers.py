@@ -1,59 +1,85 @@
 """Samples from the memory of other nodes: one process of each node serves its store, every rank asks.
 
 A peer that is dead, slow or without the sample is no error: the answer is `not there`, the caller reads the sample from
-somewhere else, and `Peers.complaints` says what happened. So it is if a stranger answers. A rank of this run that
-serves another data set is an error.
+somewhere else, and `PeerClient.complaints` says what happened. The same holds for strangers, and for other data sets.
 """
 
 import contextlib
+import queue
+import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from real.data.board import Want, wait_for
-from real.data.connections import Connections, shut
-from real.data.hello import Meeting, greet, welcome
-from real.data.memory import Loan, MemoryStore
-from real.data.open_files import MOST_CONNECTIONS
-from real.data.samples import Pixels, flat
-from real.data.wire import HEAD, packed, receive, send, unpacked, want_nbytes
+from real.data.memory import Loan, MemoryStore, Pixels, flat
+from real.data.wire import HEAD, hear_hello, hello, packed, receive, send, unpacked, want_nbytes
 from simdist.errors import RunError
 
+MOST_CONNECTIONS = 4
+"""Of a rank to a node: a few streams fill a network, one would wait for each answer before the next request."""
 MOST_WAIT_S = 3600.0
 """No server waits longer for samples that are about to come, whatever a client asks."""
 
 _MOST_WANTS = 1 << 16
+_ENOUGH_FILES = 1 << 16  # some programs that a process starts walk through all numbers below the limit
+_SHARE = 4  # of all open files, one in so many may be a connection to a peer; the others are files, and the user's
+_Pool: TypeAlias = "queue.LifoQueue[socket.socket | None]"
 
 
-class PeerServer:
+def raise_file_limit() -> int:
+    """Raise the limit of open files as far as this process may, and return it. Source: getrlimit(2), RLIMIT_NOFILE."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    return _file_limit()
+
+
+def most_connections() -> int:
+    """Return how many connections of others a process may serve."""
+    return max(1, _file_limit() // _SHARE)
+
+
+def connections_per_peer(readers: int, *, n_clients: int) -> int:
+    """Return how many connections a rank may have to each other node.
+
+    Args:
+        readers: Requests that it makes at once.
+        n_clients: Ranks that one node serves; they share what its process may have open.
+    """
+    return max(1, min(readers, MOST_CONNECTIONS, most_connections() // max(1, n_clients)))
+
+
+def _file_limit() -> int:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _ENOUGH_FILES if soft == resource.RLIM_INFINITY else soft
+
+
+class PeerServer(AbstractContextManager["PeerServer"]):
     """Serves a node's store: a thread that accepts, and one for each connection.
 
     Args:
         store: Of this node.
         host: Address of this node that others reach.
-        meeting: What clients must know.
+        key: That clients must know.
         timeout_s: Of a request and its answer, once it has begun.
-        most_connections: Who comes when there are so many is sent away.
+        most_connections: Further clients are sent away.
 
     Raises:
         RunError: The address cannot be listened on.
     """
 
     def __init__(
-        self,
-        store: MemoryStore,
-        *,
-        host: str,
-        meeting: Meeting,
-        timeout_s: float = 10.0,
-        most_connections: int = 1024,
+        self, store: MemoryStore, *, host: str, key: bytes, timeout_s: float = 10.0, most_connections: int = 1024
     ) -> None:
-        self._store, self._meeting, self._timeout_s = store, meeting, timeout_s
+        self._store, self._key, self._timeout_s = store, key, timeout_s
         self._most_connections = most_connections
         self._stop, self._lock = threading.Event(), threading.Lock()
         self._connections: dict[threading.Thread, socket.socket] = {}
@@ -76,16 +102,11 @@ class PeerServer:
         with self._lock:
             connections = dict(self._connections)
         for connection in connections.values():
-            shut(connection)
+            _shut(connection)
         for thread in connections:
             thread.join()
 
-    def __enter__(self) -> "PeerServer":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()
 
     def _accept(self) -> None:
@@ -109,7 +130,9 @@ class PeerServer:
     def _serve(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            welcome(connection, self._meeting, deadline_s=time.monotonic() + self._timeout_s)
+            deadline_s = time.monotonic() + self._timeout_s
+            hear_hello(connection, self._key, "client", deadline_s=deadline_s)
+            send(connection, [hello(self._key, "server")], deadline_s=deadline_s)
             while not self._stop.is_set():
                 self._answer(connection)
         with self._lock:
@@ -119,10 +142,8 @@ class PeerServer:
         head = bytearray(HEAD.size)
         receive(connection, head, deadline_s=None)
         n_wants, wait_s = HEAD.unpack(head)
-        if not 0 <= n_wants <= _MOST_WANTS:
-            raise ConnectionAbortedError(f"a request for {n_wants} samples")
-        if not 0 <= wait_s <= MOST_WAIT_S:  # what is no number, is not
-            raise ConnectionAbortedError(f"a request to wait {wait_s} s")
+        if not (0 <= n_wants <= _MOST_WANTS and 0 <= wait_s <= MOST_WAIT_S):  # NaN is neither
+            raise ConnectionAbortedError(f"a request for {n_wants} samples, to wait {wait_s} s")
         body = bytearray(want_nbytes(n_wants))
         receive(connection, body, deadline_s=time.monotonic() + self._timeout_s)
         loans = self._find(unpacked(body), wait_s)
@@ -143,11 +164,12 @@ class PeerServer:
         return [store.borrow(want.sample) if is_ours else None for want, is_ours in zip(wants, ours, strict=True)]
 
 
-class Peers:
+class PeerClient(AbstractContextManager["PeerClient"]):
     """Asks other nodes for samples; threads of a rank ask at once, and share a few connections to each node.
 
     Args:
-        meeting: What the servers must know.
+        key: That the servers must know.
+        sample_nbytes: Of each sample.
         address_of: Node -> `host:port` of its server; called again for each new connection.
         timeout_s: Of a request and its answer.
         retry_s: How long a peer that has failed is left alone.
@@ -156,16 +178,19 @@ class Peers:
 
     def __init__(
         self,
-        meeting: Meeting,
+        key: bytes,
+        sample_nbytes: int,
         *,
         address_of: Callable[[int], str],
         timeout_s: float = 10.0,
         retry_s: float = 5.0,
         n_connections: int = MOST_CONNECTIONS,
     ) -> None:
-        self._meeting, self._address_of = meeting, address_of
-        self._timeout_s, self._retry_s = timeout_s, retry_s
-        self._connections = Connections(self._connect, n_per_node=n_connections)
+        self._key, self._sample_nbytes, self._address_of = key, sample_nbytes, address_of
+        self._timeout_s, self._retry_s, self._n_connections = timeout_s, retry_s, n_connections
+        self._lock = threading.Lock()
+        self._pools: dict[int, _Pool] = {}
+        self._open: set[socket.socket] = set()
         self._not_before_s: dict[int, float] = {}
         self._complaints: dict[int, str] = {}
         self._closed = False
@@ -186,48 +211,82 @@ class Peers:
 
         Returns:
             Which were there.
-
-        Raises:
-            RunError: The peer serves another data set.
         """
-        nbytes = self._meeting.geometry.sample_nbytes
-        targets = [flat(out, nbytes, want.sample) for want, out in zip(wants, outs, strict=True)]
+        targets = [flat(out, self._sample_nbytes, want.sample) for want, out in zip(wants, outs, strict=True)]
         wait_s = min(wait_s, MOST_WAIT_S)
         patience_s = self._timeout_s + wait_s
         if self._closed or self._is_left_alone(node):
             return [False] * len(wants)
         try:
-            with self._connections.borrowed(node, deadline_s=time.monotonic() + patience_s) as connection:
+            with self._borrowed(node, deadline_s=time.monotonic() + patience_s) as connection:
                 return _ask(connection, wants, targets, wait_s, deadline_s=time.monotonic() + patience_s)
         except OSError as error:
             self._give_up(node, error)
             return [False] * len(wants)
 
     def close(self) -> None:
-        """Close all connections; whoever waits for an answer gets none."""
-        self._closed = True
-        self._connections.close()
+        """Close all connections; threads that wait for an answer get none."""
+        with self._lock:
+            self._closed = True
+            for connection in self._open:
+                _shut(connection)
+                connection.close()
+            self._open.clear()
 
-    def __enter__(self) -> "Peers":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()
+
+    @contextlib.contextmanager
+    def _borrowed(self, node: int, *, deadline_s: float) -> Iterator[socket.socket]:
+        """Give a connection to a node, an open one if there is one; one on which anything fails is closed."""
+        pool = self._pool(node)
+        try:
+            connection = pool.get(timeout=max(0.0, deadline_s - time.monotonic()))
+        except queue.Empty:
+            raise TimeoutError("all connections are busy") from None
+        try:
+            if connection is None:
+                connection = self._connect(node, deadline_s)
+            yield connection
+        except BaseException:
+            self._drop(connection)
+            connection = None
+            raise
+        finally:
+            pool.put(connection)
+
+    def _pool(self, node: int) -> _Pool:
+        """Return the connections to a node that no thread uses; None is one that is not open."""
+        with self._lock:
+            if node not in self._pools:
+                self._pools[node] = queue.LifoQueue()
+                for _ in range(self._n_connections):
+                    self._pools[node].put(None)
+            return self._pools[node]
 
     def _connect(self, node: int, deadline_s: float) -> socket.socket:
         if self._is_left_alone(node):  # another thread has found out while this one waited
             raise ConnectionAbortedError("has failed")
         host, _, port = self._address_of(node).rpartition(":")
         connection = socket.create_connection((host, int(port)), timeout=max(0.001, deadline_s - time.monotonic()))
+        with self._lock:
+            self._open.add(connection)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            greet(connection, self._meeting, who=f"node {node} ({self._address_of(node)})", deadline_s=deadline_s)
+            send(connection, [hello(self._key, "client")], deadline_s=deadline_s)
+            hear_hello(connection, self._key, "server", deadline_s=deadline_s)
+            if self._closed:
+                raise ConnectionAbortedError("closed")
         except BaseException:
-            connection.close()
+            self._drop(connection)
             raise
         return connection
+
+    def _drop(self, connection: socket.socket | None) -> None:
+        if connection is not None:
+            connection.close()
+            with self._lock:
+                self._open.discard(connection)
 
     def _is_left_alone(self, node: int) -> bool:
         return time.monotonic() < self._not_before_s.get(node, 0.0)
@@ -237,7 +296,13 @@ class Peers:
         if self._is_left_alone(node):
             return
         self._not_before_s[node] = time.monotonic() + self._retry_s
-        self._connections.drop_idle(node)
+        pool, idle = self._pool(node), []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                idle.append(pool.get_nowait())
+        for connection in idle:  # as broken, most likely
+            self._drop(connection)
+            pool.put(None)
         reason = f"no answer in {self._timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
         self._complaints[node] = f"node {node} ({self._address_of(node)}): {reason}"
 
@@ -260,3 +325,9 @@ def _ask(
     receive(connection, intact, deadline_s=deadline_s)
     verdicts = iter(intact)
     return [bool(each and next(verdicts)) for each in found]
+
+
+def _shut(connection: socket.socket) -> None:
+    """Wake the thread that waits on a connection."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)

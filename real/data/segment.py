@@ -1,13 +1,13 @@
 """Memory that the processes of one machine share, and that does not outlive them.
 
-A segment is a file in `/dev/shm`. Whoever uses it holds a shared lock (flock) on it, which the kernel drops when the
-process ends, however it ends. So an exclusive lock can be had exactly if nobody uses the file:
+A segment is a file in `/dev/shm`. Every user holds a shared lock (flock) on it, which the kernel drops when the process
+ends, however it ends. So a process gets an exclusive lock exactly if no other one uses the file:
 
-* who opens it and gets that lock is the first, and writes it anew, whatever somebody left there;
-* who closes it and gets that lock is the last, and removes it;
-* who starts something new tries every file of this kind, and removes those of processes that were killed.
+* a process that opens it and gets that lock is the first, and overwrites what a killed one left there;
+* a process that closes it and gets that lock is the last, and removes it;
+* a process that starts something new tries every file of this kind, and removes those of killed processes.
 
-Between finding a file and locking it, somebody else may remove it. Then it has no name any more: try again.
+Between finding a file and locking it, another process may remove it. Then it has no name any more: try again.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ _PREFIX = "simdist-"
 _HEADER_NBYTES = 4096
 
 
-class Segment:
+class SharedSegment:
     """Opens a segment, or makes it: zeros to begin with.
 
     Args:
@@ -74,7 +74,7 @@ class Segment:
                 _record_lock(self._mutex_fd, fcntl.F_UNLCK)
 
     def unlink(self) -> None:
-        """Remove the name: who has opened the segment keeps it, nobody else can, and nothing is left of it at the end.
+        """Remove the name: its users keep the segment, no other process can open it, and nothing is left at the end.
 
         Call it when all users have opened the segment.
         """
@@ -102,12 +102,12 @@ class Segment:
 
 
 def remove_stale(folder: Path = SHARED_MEMORY) -> list[Path]:
-    """Remove segments that nobody uses any more; return which."""
+    """Remove segments without users; return which."""
     removed = []
     for path in folder.glob(f"{_PREFIX}*"):
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:  # somebody else has removed it, or it is somebody else's
+        except OSError:  # removed meanwhile, or another user's
             continue
         if _lock_at_once(fd) and os.fstat(fd).st_nlink:  # else the name may be that of a newer one
             with contextlib.suppress(OSError):
@@ -118,7 +118,7 @@ def remove_stale(folder: Path = SHARED_MEMORY) -> list[Path]:
 
 
 def _open(path: Path, nbytes: int, layout: str) -> int:
-    """Return a file that is complete, and locked so that nobody removes it."""
+    """Return a file that is complete, and locked so that it is not removed."""
     while True:
         try:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -127,7 +127,7 @@ def _open(path: Path, nbytes: int, layout: str) -> int:
         try:
             if _lock_at_once(fd) and os.fstat(fd).st_nlink:
                 _write(fd, path, nbytes, layout)
-            fcntl.flock(fd, fcntl.LOCK_SH)  # waits for whoever writes it
+            fcntl.flock(fd, fcntl.LOCK_SH)  # waits for its writer
             if os.fstat(fd).st_nlink and os.fstat(fd).st_size:
                 return fd
         except BaseException:

@@ -1,20 +1,19 @@
 """How much a rank and its node need to read a plan's data set, and how long they wait: all follows from the plan."""
 
-from real.data.agenda import Place
-from real.data.loader import Limits
+from real.data.agenda import NodeRank
+from real.data.loader import LoaderLimits
 from real.data.memory import Geometry
-from real.data.nodes import most_kept
-from real.data.open_files import connections_per_peer
-from simdist.plan import Load, Plan, StageIn
+from real.data.peers import connections_per_peer
+from simdist.caching import look_up
+from simdist.plan import Dataset, Load, Plan, StageIn
 
 LOADS_PER_WAIT = 10
 """A load may take so many times the longest wait for a file: it reads many, each of which may wait for its server."""
 
 
-def geometry(plan: Plan, place: Place) -> Geometry:
-    """Return the size of a node's memory; what leaves it does so only when nobody reads it any more."""
-    dataset = plan.dataset
-    assert dataset is not None
+def geometry(plan: Plan, place: NodeRank) -> Geometry:
+    """Return the size of a node's memory; what leaves it does so only when no rank reads it any more."""
+    dataset = dataset_of(plan)
     n_slots = most_kept(plan, place.node)
     if n_slots and dataset.eviction != "none":
         n_slots += _still_to_leave(plan)
@@ -25,10 +24,9 @@ def geometry(plan: Plan, place: Place) -> Geometry:
 def disk_ceiling_nbytes(plan: Plan) -> int | None:
     """Return what a node's disk may hold at most at any time; None if the plan sets no limit.
 
-    It is more than the plan says, because what leaves it does so only when nobody reads it any more.
+    It is more than the plan says, because what leaves it does so only when no rank reads it any more.
     """
-    dataset = plan.dataset
-    assert dataset is not None
+    dataset = dataset_of(plan)
     if dataset.disk_nbytes is None or dataset.eviction == "none":
         return dataset.disk_nbytes
     return dataset.disk_nbytes + _still_to_leave(plan) * max(dataset.file_nbytes)
@@ -36,26 +34,23 @@ def disk_ceiling_nbytes(plan: Plan) -> int | None:
 
 def _still_to_leave(plan: Plan) -> int:
     """Return how many samples of a node may have left by plan, and be there: those of the loads of its `grace`."""
-    dataset = plan.dataset
-    assert dataset is not None
+    dataset = dataset_of(plan)
     return (2 * n_ahead(plan) + 3) * dataset.batch_size * dataset.ranks_per_node
 
 
 def n_connections(plan: Plan) -> int:
     """Return how many connections a rank may have to each other node."""
-    dataset = plan.dataset
-    assert dataset is not None
+    dataset = dataset_of(plan)
     return connections_per_peer(dataset.readers, n_clients=plan.world_size - dataset.ranks_per_node)
 
 
-def limits(plan: Plan, timeout_s: float) -> Limits:
+def limits(plan: Plan, timeout_s: float) -> LoaderLimits:
     """Return how many files a rank reads at once, and how long it waits.
 
     What leaves a memory stays for those ranks of other nodes that have loaded fewer batches ahead.
     """
-    dataset = plan.dataset
-    assert dataset is not None
-    return Limits(
+    dataset = dataset_of(plan)
+    return LoaderLimits(
         readers=dataset.readers,
         decoders=dataset.decoders,
         wait_s=timeout_s,
@@ -77,6 +72,25 @@ def uses_disk(plan: Plan) -> bool:
 
 def uses_peers(plan: Plan) -> bool:
     """Tell whether nodes read from one another's memories."""
-    dataset = plan.dataset
-    assert dataset is not None
+    dataset = dataset_of(plan)
     return dataset.ranks_per_node < plan.world_size and any("peer" in op.read for op in set(plan.loads()))
+
+
+def most_kept(plan: Plan, node: int) -> int:
+    """Return how many samples a node's memory holds at most, by the plan."""
+    dataset = dataset_of(plan)
+    if not any("memory" in op.keep for op in set(plan.loads())):
+        return 0
+    mine = slice(node * dataset.ranks_per_node, (node + 1) * dataset.ranks_per_node)
+    held = most = 0
+    for batch in look_up(plan):
+        held += int(batch.keeps_memory[mine].sum())
+        held -= sum(owner == node for owner, _ in batch.evicted_memory)
+        most = max(most, held)
+    return most
+
+
+def dataset_of(plan: Plan) -> Dataset:
+    """Return the data set of a plan that has one."""
+    assert plan.dataset is not None
+    return plan.dataset

@@ -2,8 +2,8 @@
 
 What a URL means is fsspec's business (`/mnt/set`, `s3://bucket/set`, `memory://set`), and of the file systems that are
 registered with it. What is added here is how an outage is borne: a read that fails is tried again, less and less often,
-until `timeout_s` are over; then one error says what happened, where, and for how long it was tried. Who waits is told
-why, see `real.data.outages`.
+until `timeout_s` are over; then one error says what happened, where, and for how long it was tried. An outage that
+lasts is told to the user who waits, in one line, and so is its end.
 
 A read through the kernel (a folder, a mount) that does not return cannot be given up from here: how long a mount waits
 for its server, its options say (`hard`, or `soft,timeo=...`).
@@ -12,135 +12,42 @@ for its server, its options say (`hard`, or `soft,timeo=...`).
 import errno
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import final
 
 import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from real.data.index import INDEX, Entry, Index, parse_index, refuse_name
-from real.data.outages import Outage
+from real.data.index import SampleIndex, parse_index
 from simdist.errors import RunError, ScenarioError
+from simdist.plan.index import INDEX, Entry, refuse_name
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
+PATIENCE_S = 5.0  # shorter outages pass without a word
 
 # What a server or a kernel says of a file, or of us: no outage, and the same again however often it is asked.
 _FINAL = {
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM),
     *(errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTSUP, errno.ENOSYS),
 }
-# Of a library: a mistake, no outage.
+# Libraries raise these kinds without a number, too; and of a library, others are a mistake, no outage.
+_FINAL_KINDS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 _MISTAKES = (TypeError, ValueError, LookupError, AttributeError, ImportError, NotImplementedError, AssertionError)
 
 
-class Storage(ABC):
-    """Holds the files of a data set; any number of threads may read at once.
+class DataStorage:
+    """Reads the files in a folder of an fsspec file system, and again what could not be read; any threads may at once.
 
     Args:
-        url: Of the folder that the names are relative to, for messages.
-    """
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    @abstractmethod
-    def read(self, name: str) -> bytes:
-        """Read a whole file.
-
-        Args:
-            name: Relative to the storage's URL, with `/`.
-
-        Raises:
-            RunError: It cannot be read; names URL, file, what happened, and for how long it was tried.
-            ScenarioError: The name leaves the folder.
-        """
-
-
-class RetryingStorage(Storage):
-    """Reads again what could not be read; whoever extends it reads once.
-
-    Args:
-        url: Of the storage.
-        timeout_s: How long a read is tried.
-        stop: Ends the trying when set.
-        now: Clock, in seconds.
-        sleep: Waits for so many seconds; by default, also no longer than until `stop` is set.
-        tell: Takes a line about an outage that lasts, and one about its end; by default nobody is told.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        timeout_s: float,
-        stop: threading.Event | None = None,
-        now: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] | None = None,
-        tell: Callable[[str], object] | None = None,
-    ) -> None:
-        super().__init__(url)
-        self._timeout_s = timeout_s
-        self._stop = stop or threading.Event()
-        self._now = now
-        self._sleep = sleep or self._stop.wait
-        self._lock = threading.Lock()
-        self._n_retries = 0
-        self._outage = Outage(url, timeout_s=timeout_s, tell=tell or _keep_quiet)
-
-    @property
-    def n_retries(self) -> int:
-        """Number of times that a read was tried again, by any thread."""
-        return self._n_retries
-
-    @abstractmethod
-    def read_once(self, name: str) -> bytes:
-        """Read a whole file, or raise any exception."""
-
-    @final
-    def read(self, name: str) -> bytes:
-        """Read a whole file, trying again after failures that may pass."""
-        refuse_name(name, self.url)
-        start_s = self._now()
-        pause_s = FIRST_PAUSE_S
-        while True:
-            try:
-                content = self.read_once(name)
-            except Exception as error:
-                now_s = self._now()
-                tried_s = now_s - start_s
-                if _is_final(error):
-                    raise RunError(f"{self.url}: {name}: {_said(error)}") from error
-                if self._stop.is_set():
-                    raise RunError(f"{self.url}: {name}: the run has failed; last: {_reason(error)}") from error
-                if tried_s + pause_s >= self._timeout_s:
-                    raise RunError(
-                        f"{self.url}: {name}: cannot be read; tried for {tried_s:.3g} s of {self._timeout_s:g} s, "
-                        f"last: {_reason(error)}"
-                    ) from error
-                self._outage.note_failure(_reason(error), start_s=start_s, now_s=now_s)
-            else:
-                self._outage.note_success(now_s=self._now())
-                return content
-            with self._lock:
-                self._n_retries += 1
-            self._sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-
-@final
-class FilesystemStorage(RetryingStorage):
-    """Reads the files in a folder of an fsspec file system.
-
-    Args:
-        url: Of the folder.
+        url: Of the folder, for messages.
         filesystem: That it lies in.
         root: The folder's path there.
         timeout_s: How long a read is tried.
         stop: Ends the trying when set.
+        now: Clock, in seconds.
+        sleep: Waits for so many seconds; by default, also no longer than until `stop` is set.
         tell: Takes a line about an outage that lasts, and one about its end.
     """
 
@@ -152,15 +59,18 @@ class FilesystemStorage(RetryingStorage):
         *,
         timeout_s: float,
         stop: threading.Event | None = None,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] | None = None,
         tell: Callable[[str], object] | None = None,
     ) -> None:
-        super().__init__(url, timeout_s=timeout_s, stop=stop, tell=tell)
-        self._filesystem = filesystem
-        self._root = root.rstrip("/")
-
-    def read_once(self, name: str) -> bytes:
-        """Read a file in as few round trips as the file system needs."""
-        return bytes(self._filesystem.cat_file(f"{self._root}/{name}"))
+        self.url = url
+        self._filesystem, self._root = filesystem, root.rstrip("/")
+        self._timeout_s, self._now, self._tell = timeout_s, now, tell
+        self._stop = stop or threading.Event()
+        self._sleep = sleep or self._stop.wait
+        self._lock = threading.Lock()
+        self._away_since_s: float | None = None
+        self._is_told = False
 
     @property
     def local_folder(self) -> Path | None:
@@ -171,6 +81,59 @@ class FilesystemStorage(RetryingStorage):
         """Return whether there is a folder at the URL."""
         return bool(self._filesystem.isdir(self._root))
 
+    def read(self, name: str) -> bytes:
+        """Read a whole file, trying again after failures that may pass.
+
+        Args:
+            name: Relative to the storage's URL, with `/`.
+
+        Raises:
+            RunError: It cannot be read; names URL, file, what happened, and for how long it was tried.
+            ScenarioError: The name leaves the folder.
+        """
+        refuse_name(name, self.url)
+        start_s, pause_s = self._now(), FIRST_PAUSE_S
+        while True:
+            try:
+                content = bytes(self._filesystem.cat_file(f"{self._root}/{name}"))
+            except Exception as error:
+                self._bear(error, f"{self.url}: {name}", start_s, pause_s)
+            else:
+                self._note_success()
+                return content
+            self._sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _bear(self, error: Exception, where: str, start_s: float, pause_s: float) -> None:
+        """Raise what ends a read; else note that it has failed."""
+        now_s = self._now()
+        if _is_final(error):
+            raise RunError(f"{where}: {_said(error)}") from error
+        if self._stop.is_set():
+            raise RunError(f"{where}: the run has failed; last: {_reason(error)}") from error
+        if now_s - start_s + pause_s >= self._timeout_s:
+            raise RunError(
+                f"{where}: cannot be read; tried for {now_s - start_s:.3g} s of {self._timeout_s:g} s, "
+                f"last: {_reason(error)}"
+            ) from error
+        with self._lock:
+            if self._away_since_s is None:
+                self._away_since_s = start_s
+            if self._is_told or now_s - self._away_since_s < PATIENCE_S:
+                return
+            self._is_told = True
+        if self._tell is not None:
+            self._tell(f"cannot reach {self.url}: {_reason(error)}; trying until {self._timeout_s:g} s are over")
+
+    def _note_success(self) -> None:
+        if self._away_since_s is None:  # nearly always: without a lock
+            return
+        with self._lock:
+            since_s, is_told = self._away_since_s, self._is_told
+            self._away_since_s, self._is_told = None, False
+        if is_told and since_s is not None and self._tell is not None:
+            self._tell(f"{self.url} is back after {self._now() - since_s:.2g} s")
+
 
 def open_storage(
     url: str,
@@ -178,13 +141,13 @@ def open_storage(
     timeout_s: float = 60.0,
     stop: threading.Event | None = None,
     tell: Callable[[str], object] | None = None,
-) -> RetryingStorage:
+) -> DataStorage:
     """Open the storage at a URL; nothing is read yet.
 
     Args:
         url: A folder (`/mnt/set`), or another URL that fsspec knows (`s3://bucket/set`).
         timeout_s: How long a read is tried before it fails.
-        stop: Ends the trying when set, because nobody waits for the result any more.
+        stop: Ends the trying when set.
         tell: Takes a line about an outage that lasts, and one about its end.
 
     Raises:
@@ -193,11 +156,17 @@ def open_storage(
     """
     if not timeout_s > 0:
         raise ScenarioError(f"timeout_s is {timeout_s}: write a number of seconds above 0")
-    filesystem, root = _from_url(url)
-    return FilesystemStorage(url, filesystem, root, timeout_s=timeout_s, stop=stop, tell=tell)
+    try:
+        filesystem, root = fsspec.core.url_to_fs(url)
+    except ImportError as error:  # s3fs and the like are packages of their own
+        raise RunError(f"{url}: {error}") from error
+    except ValueError as error:
+        advice = "write a folder, or a URL that fsspec knows; an NFS server: mount it and write the folder"
+        raise ScenarioError(f"{url}: {error}; {advice}") from error
+    return DataStorage(url, filesystem, str(root), timeout_s=timeout_s, stop=stop, tell=tell)
 
 
-def read_storage_index(storage: Storage) -> Index:
+def read_storage_index(storage: DataStorage) -> SampleIndex:
     """Read the index of the data set in a storage.
 
     Raises:
@@ -207,13 +176,14 @@ def read_storage_index(storage: Storage) -> Index:
     try:
         content = storage.read(INDEX)
     except RunError as error:
-        if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
-            raise ScenarioError(_without_index(storage)) from error
-        raise
+        if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
+            raise
+        wrong = f"has no {INDEX}; `python -m real.data.indexing FOLDER` makes one"
+        raise ScenarioError(f"{storage.url}: {wrong if storage.is_folder() else 'there is no such folder'}") from error
     return parse_index(content, where=f"{storage.url}: {INDEX}")
 
 
-def read_sample(storage: Storage, entry: Entry) -> bytes:
+def read_sample(storage: DataStorage, entry: Entry) -> bytes:
     """Read the file of a sample, and check that it is the one of the index; a first mismatch is read again.
 
     Raises:
@@ -231,29 +201,9 @@ def read_sample(storage: Storage, entry: Entry) -> bytes:
     return content
 
 
-def _without_index(storage: Storage) -> str:
-    if isinstance(storage, FilesystemStorage) and not storage.is_folder():
-        return f"{storage.url}: there is no such folder"
-    return f"{storage.url}: has no {INDEX}; `python -m real.data.indexing FOLDER` makes one"
-
-
-def _from_url(url: str) -> tuple[AbstractFileSystem, str]:
-    try:
-        filesystem, root = fsspec.core.url_to_fs(url)
-    except ImportError as error:  # s3fs and the like are packages of their own
-        raise RunError(f"{url}: {error}") from error
-    except ValueError as error:
-        raise ScenarioError(
-            f"{url}: {error}; write a folder, or a URL that fsspec knows; an NFS server: mount it and write the folder"
-        ) from error
-    return filesystem, str(root)
-
-
 def _is_final(error: Exception) -> bool:
     if isinstance(error, OSError):
-        # Libraries raise these kinds without a number, too.
-        kinds = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-        return isinstance(error, kinds) or error.errno in _FINAL
+        return isinstance(error, _FINAL_KINDS) or error.errno in _FINAL
     return isinstance(error, _MISTAKES)
 
 
@@ -267,7 +217,3 @@ def _reason(error: Exception) -> str:
     """Say why a storage cannot be reached: of a library's exception the kind, too, because its text may say nothing."""
     strerror = error.strerror if isinstance(error, OSError) else None
     return strerror or _said(error)
-
-
-def _keep_quiet(_line: str) -> None:
-    pass

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from real.data.rounds import Counts
+from real.data.loader import LoadCounts
 from real.recording.recorder import memmap
 from simdist.plan import LEVELS, Plan
 from simdist.traces.reads import Reads
@@ -39,7 +39,7 @@ class Tally:
         zeros = np.zeros((n_loads, _N_COLUMNS), dtype=np.int64)
         self.rows: NDArray[np.int64] = zeros if path is None else memmap(path, zeros)
 
-    def note(self, number: int, counts: Counts) -> None:
+    def note(self, number: int, counts: LoadCounts) -> None:
         """Write down a load."""
         row = self.rows[number]
         row[_SAMPLES], row[_NBYTES] = counts.n_samples, counts.nbytes

@@ -1,28 +1,66 @@
-"""What two nodes say to each other about samples in memory: messages of fixed form over TCP.
+"""The messages by which a node asks another one for samples in memory: fixed form, over TCP.
 
-A client begins with a `HELLO`, which the server answers with its own (`real.data.hello`). Then, as often as it likes,
-it sends a head and so many wants. The server answers with one byte per want, 1 if it has the sample; then the samples
-that it has, from where they lie; then one byte for each of these, 1 if it was still the same sample when the last of it
-had been sent. Numbers are little-endian.
+**Hello.** Samples in memory bear no checksum, and the port of a node that is gone may be taken by another program. So
+each side proves that it knows the key of the run and data set, without sending it: HMAC-SHA256(key, side). The client
+begins; a server does not answer without proof. This keeps out strangers, other runs and other data sets. It hides
+nothing from who listens on the way between nodes: run on a network that you trust. Source: RFC 2104 (HMAC).
+
+**Requests.** As often as it likes, a client then sends a head and so many wants. The server answers with one byte per
+want, 1 if it has the sample; then the samples that it has, from where they lie; then one byte for each of these, 1 if
+it was still the same sample when the last of it had been sent. Numbers are little-endian.
 """
 
+import hmac
 import socket
 import struct
 import time
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from real.data.board import Want
 
-HELLO = struct.Struct("<8sqq32s32s")
-"""`simdist2`, n_samples, sample_nbytes, SHA-256 of the data set, and the proof of who says so."""
+HELLO = struct.Struct("<8s32s")
+"""`simdist3`, and the proof."""
 HEAD = struct.Struct("<qd")
 """How many wants follow, and the seconds that the server may wait for samples that are about to come."""
 
+_MAGIC = b"simdist3"
 _WANT = np.dtype([("sample", "<i8"), ("local_rank", "<i8"), ("number", "<i8")])
 _BUFFERS_AT_ONCE = 512  # sendmsg(2) takes IOV_MAX, 1024 on Linux
+
+
+def key_of(token: bytes, data_set: bytes) -> bytes:
+    """Return what the ranks of a run must know to read a data set from one another.
+
+    Args:
+        token: Of the run: random, known to its ranks only.
+        data_set: Digest of all that says what a sample is.
+    """
+    return hmac.digest(token, data_set, "sha256")
+
+
+def hello(key: bytes, side: Literal["client", "server"]) -> bytes:
+    """Return the first message of a side."""
+    return HELLO.pack(_MAGIC, hmac.digest(key, side.encode(), "sha256"))
+
+
+def hear_hello(
+    connection: socket.socket, key: bytes, side: Literal["client", "server"], *, deadline_s: float | None
+) -> None:
+    """Receive the first message of the other side.
+
+    Raises:
+        OSError: It does not come, or is not that of a rank of this run that reads the same data set.
+    """
+    message = bytearray(HELLO.size)
+    receive(connection, message, deadline_s=deadline_s)
+    if not message.startswith(_MAGIC):
+        raise ConnectionAbortedError(f"does not serve samples: began with {bytes(message[: len(_MAGIC)])!r}")
+    if not hmac.compare_digest(message, hello(key, side)):
+        raise ConnectionAbortedError("is not of this run, or has another data set")
 
 
 def packed(wants: Sequence[Want]) -> bytes:

@@ -10,7 +10,7 @@ from typing import Self, final
 import torch
 from torch import Tensor
 
-from real.data.inputs import DataOptions, Input, open_input
+from real.data.inputs import DataOptions, InputReader, open_input
 from real.data.sizes import n_ahead
 from real.data.tallies import Tally, totals
 from real.training.ranks import Ranks
@@ -66,7 +66,14 @@ class LoopBatches:
     """
 
     def __init__(
-        self, plan: Plan, source: Input, ranks: Ranks, *, first_step: int, stop: threading.Event, opened: ExitStack
+        self,
+        plan: Plan,
+        source: InputReader,
+        ranks: Ranks,
+        *,
+        first_step: int,
+        stop: threading.Event,
+        opened: ExitStack,
     ) -> None:
         self._source, self._ranks, self._watch = source, ranks, ranks.watch
         self._stop, self._opened = stop, opened
@@ -159,6 +166,6 @@ class LoopBatches:
         return None
 
 
-def _buffers(source: Input, *, pinned: bool) -> tuple[Tensor, Tensor]:
+def _buffers(source: InputReader, *, pinned: bool) -> tuple[Tensor, Tensor]:
     inputs = torch.empty((source.batch_size, *source.shape), dtype=torch.uint8, pin_memory=pinned)
     return inputs, torch.empty(source.batch_size, dtype=torch.int64, pin_memory=pinned)

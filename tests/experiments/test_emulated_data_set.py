@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from data_files import read_index
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "emulated_cluster"
 sys.path.insert(0, str(FOLDER))
@@ -14,8 +15,7 @@ from data_set import SampleSet, contents, generate  # noqa: E402
 from data_set import main as generate_command  # noqa: E402
 from pictures import _comment, sample_number  # noqa: E402
 
-from real.data.decoding import decode_image, decode_raw  # noqa: E402
-from real.data.index import read_index  # noqa: E402
+from real.data.sources import decode_image, decode_raw  # noqa: E402
 from simdist.errors import RunError, ScenarioError  # noqa: E402
 
 

@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from data_files import content_of, index_of
+from data_files import content_of, index_of, write_index
 from fsspec.core import url_to_fs
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "emulated_cluster"
@@ -26,10 +26,8 @@ from nfs_client import filesystem as filesystems  # noqa: E402
 from nfs_client.filesystem import NfsFileSystem  # noqa: E402
 from nfs_client.messages import Operation, Piece  # noqa: E402
 
-from real.data.index import write_index  # noqa: E402
 from real.data.storages import (  # noqa: E402
-    FilesystemStorage,
-    RetryingStorage,
+    DataStorage,
     open_storage,
     read_sample,
     read_storage_index,
@@ -157,10 +155,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 @contextmanager
 def opened(
     server: Server, timeout_s: float = TIMEOUT_S, request_s: float = filesystems.REQUEST_S
-) -> Iterator[RetryingStorage]:
+) -> Iterator[DataStorage]:
     filesystem, root = url_to_fs(server.url, request_s=request_s)
     try:
-        yield FilesystemStorage(server.url, filesystem, root, timeout_s=timeout_s)
+        yield DataStorage(server.url, filesystem, root, timeout_s=timeout_s)
     finally:
         filesystem.close()
 
@@ -322,7 +320,7 @@ def test_reading_goes_on_when_the_nfs_server_comes_back(running: Server) -> None
         assert list(threads.map(storage.read, ["1.jpg"] * 8)) == [content_of(1)] * 8  # connections to lose
         running.stop()
         reads = [threads.submit(storage.read, f"{sample}.jpg") for sample in range(8)]
-        while not storage.n_retries:
+        while storage._away_since_s is None:
             time.sleep(0.01)
         running.start()
         assert [each.result(TIMEOUT_S) for each in reads] == [content_of(sample) for sample in range(8)]

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
-from data_files import SampleSet, generate  # noqa: E402
+from data_files import SampleSet, generate, read_index  # noqa: E402
 from processes import run  # noqa: E402
 
 from real import calibrate  # noqa: E402
@@ -23,9 +23,8 @@ from real.calibration.line_fit import predicted_s  # noqa: E402
 from real.calibration.measure import collective as collective_of  # noqa: E402
 from real.calibration.measure import one_op_plan, tasks  # noqa: E402
 from real.calibration.tables import OPS, Hop, Measurement, busbw_factor, hops, line, pooled, table  # noqa: E402
-from real.data.decoding import decode_raw  # noqa: E402
-from real.data.index import read_index  # noqa: E402
-from real.data.storages import FilesystemStorage, open_storage  # noqa: E402
+from real.data.sources import decode_raw  # noqa: E402
+from real.data.storages import DataStorage, open_storage  # noqa: E402
 from real.processes.launch import RankPlace  # noqa: E402
 from simdist.cost import price  # noqa: E402
 from simdist.cost.links import LinkCost  # noqa: E402
@@ -517,13 +516,13 @@ class Alone:
 
 def test_the_storage_is_never_measured_by_the_page_cache_of_a_node(stored: Path, monkeypatch: pytest.MonkeyPatch):
     """Eight files are read by one thread, by a node, and by all: 24 times."""
-    read_once, cached = FilesystemStorage.read_once, []
+    read_once, cached = DataStorage.read, []
 
-    def watched(self: FilesystemStorage, name: str) -> bytes:
+    def watched(self: DataStorage, name: str) -> bytes:
         cached.append(is_cached(stored / name))
         return read_once(self, name)
 
-    monkeypatch.setattr(FilesystemStorage, "read_once", watched)
+    monkeypatch.setattr(DataStorage, "read", watched)
     index, storage = read_index(stored / "index.csv"), open_storage(str(stored))
     setup = Setup(index, storage, decode_raw, (int(index.nbytes[0]),), stored.parent / "cache", 2)
     rates = measure_data(Alone(), setup)

@@ -14,9 +14,8 @@ from processes import run  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from real import jobs, models  # noqa: E402
-from real.data.index import Index, make_index  # noqa: E402
-from real.data.matching import check_labels  # noqa: E402
-from real.data.storages import RetryingStorage, open_storage, read_storage_index  # noqa: E402
+from real.data.index import SampleIndex, check_labels, make_index  # noqa: E402
+from real.data.storages import DataStorage, open_storage, read_storage_index  # noqa: E402
 from simdist.errors import ScenarioError  # noqa: E402
 from simdist.runs import run_directory  # noqa: E402
 from simdist.runs.building import build, delays  # noqa: E402
@@ -49,17 +48,17 @@ def written(path: Path) -> run_directory.RunDirectory:
 # --- outages ---
 
 
-class Away(RetryingStorage):
+class Away(DataStorage):
     """Gives one answer per read, an error or a file; time passes in pauses, and `read_s` in each read."""
 
     def __init__(self, answers: Sequence[bytes | Exception], *, read_s: float = 0.0, timeout_s: float = 60.0) -> None:
         self.clock_s, self.read_s, self.lines = 0.0, read_s, []
         super().__init__(
-            "nfs://host/set", timeout_s=timeout_s, now=lambda: self.clock_s, sleep=self._pass, tell=self._told
+            "nfs://host/set", self, "", timeout_s=timeout_s, now=lambda: self.clock_s, sleep=self._pass, tell=self._told
         )
         self.answers = list(answers)
 
-    def read_once(self, name: str) -> bytes:
+    def cat_file(self, path: str) -> bytes:
         self.clock_s += self.read_s
         match self.answers.pop(0):
             case bytes(content):
@@ -125,14 +124,14 @@ def test_a_run_without_its_data_set_ends_as_wrong_input_does(tmp_path: Path) -> 
 # --- labels ---
 
 
-def labelled(labels: Sequence[int]) -> Index:
+def labelled(labels: Sequence[int]) -> SampleIndex:
     return make_index(entry(f"{at}.jpg", content_of(at), label) for at, label in enumerate(labels))
 
 
 def test_labels_are_those_that_the_model_has_outputs_for() -> None:
     check_labels(labelled([0, 9]), 10, "/set")
     with pytest.raises(
-        ScenarioError, match="/set: labels go up to 10, the model has 10 outputs: generate the data set with --classes"
+        ScenarioError, match="/set: labels go up to 10, the model has 10 outputs: number the classes below that"
     ):
         check_labels(labelled([0, 10, 3]), 10, "/set")
     with pytest.raises(ScenarioError, match="/set: label -1 is below 0"):
@@ -150,5 +149,5 @@ def test_a_model_with_too_few_outputs_is_refused_before_the_run(tmp_path: Path) 
         return torch.zeros(3, 1000), torch.zeros(3)
 
     make = jobs.program_maker(connection, written(tmp_path / "run"), job, "fp32", source)
-    with pytest.raises(ScenarioError, match=r"labels go up to 639, the model has 10 outputs: .* --classes 10, or"):
+    with pytest.raises(ScenarioError, match=r"labels go up to 639, the model has 10 outputs: number the classes below"):
         make(None, None)

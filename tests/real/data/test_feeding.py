@@ -23,14 +23,14 @@ from data_runs import Looking, Still  # noqa: E402
 
 from real import jobs  # noqa: E402
 from real.buffers.memory import Memory  # noqa: E402
-from real.data.agenda import Place  # noqa: E402
-from real.data.decoding import decode_image, decode_raw  # noqa: E402
+from real.data.agenda import NodeRank  # noqa: E402
+from real.data.board import Board, wait_until_all_staged  # noqa: E402
 from real.data.folders import cold_folder, default_folder, folder_of_set, warm_folder  # noqa: E402
-from real.data.index import Index, make_index  # noqa: E402
+from real.data.index import SampleIndex, check_index, make_index  # noqa: E402
 from real.data.inputs import _meet  # noqa: E402
-from real.data.matching import check_index, choose_decode, sample_shape  # noqa: E402
-from real.data.nodes import Together, most_kept  # noqa: E402
-from real.data.rounds import Counts  # noqa: E402
+from real.data.loader import LoadCounts  # noqa: E402
+from real.data.sizes import most_kept  # noqa: E402
+from real.data.sources import choose_decode, decode_image, decode_raw, sample_shape  # noqa: E402
 from real.data.tallies import Tally, forget_tally, reads_of, salvage_tallies, tally_path, totals  # noqa: E402
 from real.programs import emulated  # noqa: E402
 from real.programs.base import Feed, normalised  # noqa: E402
@@ -270,7 +270,7 @@ class Told:
         return self.values
 
 
-def swapped(index: Index) -> Index:
+def swapped(index: SampleIndex) -> SampleIndex:
     return make_index(index[sample] for sample in (1, 0, *range(2, len(index))))
 
 
@@ -283,39 +283,41 @@ def swapped(index: Index) -> Index:
         lambda index: replace(index, nbytes=index.nbytes + 1),
     ],
 )
-def test_ranks_with_different_indexes_of_the_same_files_are_refused(change: Callable[[Index], Index]) -> None:
+def test_ranks_with_different_indexes_of_the_same_files_are_refused(
+    change: Callable[[SampleIndex], SampleIndex],
+) -> None:
     index, others = index_of(4), Told()
     index = replace(index, labels=np.arange(4))
-    run = _meet(others, Place(0, 1), index)
-    assert _meet(others, Place(1, 1), replace(index)) == run
+    run = _meet(others, NodeRank(0, 1), index)
+    assert _meet(others, NodeRank(1, 1), replace(index)) == run
     with pytest.raises(RunError, match=r"rank 2 .*read another index than rank 0: give all ranks the same data set"):
-        _meet(others, Place(2, 1), change(index))
+        _meet(others, NodeRank(2, 1), change(index))
 
 
 # --- a node ---
 
 
+def board_of(n_ranks: int) -> Board:
+    return Board(*(np.zeros(n_ranks, np.int64) for _ in range(4)), nullcontext)
+
+
 def test_ranks_of_a_node_wait_for_each_other_every_time() -> None:
-    name, stop = f"test-{os.getpid()}-together", threading.Event()
-    mine, other = (Together(name, first_rank=6, n_ranks=2) for _ in range(2))
-    thread = threading.Thread(target=lambda: other.wait(7, "come", timeout_s=60.0, stop=stop))
+    board, stop = board_of(2), threading.Event()
+    thread = threading.Thread(target=lambda: wait_until_all_staged(board, 1, first_rank=6, timeout_s=60.0, stop=stop))
     thread.start()
-    mine.wait(6, "come", timeout_s=60.0, stop=stop)
+    wait_until_all_staged(board, 0, first_rank=6, timeout_s=60.0, stop=stop)
     thread.join()
-    with pytest.raises(RunError, match=r"rank 7 has not come within 0\.01 s"):
-        mine.wait(6, "come", timeout_s=0.01, stop=stop)
-    for each in (mine, other):
-        each.close()
+    with pytest.raises(RunError, match=r"rank 7 has not staged their files within 0\.01 s"):
+        wait_until_all_staged(board, 0, first_rank=6, timeout_s=0.01, stop=stop)
 
 
-def test_who_does_not_come_is_named() -> None:
-    mine, stop = Together(f"test-{os.getpid()}-late", first_rank=6, n_ranks=3), threading.Event()
+def test_ranks_that_do_not_come_are_named() -> None:
+    board, stop = board_of(3), threading.Event()
     with pytest.raises(RunError, match=r"^rank 7: ranks 6, 8 have not staged their files within 0\.05 s"):
-        mine.wait(7, "staged their files", timeout_s=0.05, stop=stop)
+        wait_until_all_staged(board, 1, first_rank=6, timeout_s=0.05, stop=stop)
     stop.set()
-    with pytest.raises(RunError, match=r"^rank 7: the run has failed; ranks 6, 8 have not staged"):
-        mine.wait(7, "staged their files", timeout_s=60.0, stop=stop)
-    mine.close()
+    with pytest.raises(RunError, match=r"^rank 7: ranks 6, 8 have not staged their files; the run has failed"):
+        wait_until_all_staged(board, 1, first_rank=6, timeout_s=60.0, stop=stop)
 
 
 @pytest.mark.parametrize("more", ["", ", eviction: lru"])
@@ -329,9 +331,9 @@ def test_memory_has_room_for_what_the_plan_keeps_and_no_more(tmp_path: Path, mor
 # --- counts ---
 
 
-def counts(*n_samples: int) -> Counts:
+def counts(*n_samples: int) -> LoadCounts:
     taken = np.array(n_samples, dtype=np.int64)
-    return Counts(taken, 10 * taken, n_elsewhere=1, n_not_kept=2)
+    return LoadCounts(taken, 10 * taken, n_elsewhere=1, n_not_kept=2)
 
 
 def test_counts_survive_a_rank_that_is_killed(tmp_path: Path) -> None:

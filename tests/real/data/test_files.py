@@ -17,15 +17,16 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pytest
-from data_files import SampleSet, content_of, entry, generate, index_of
+from data_files import SampleSet, content_of, entry, generate, index_of, read_index, write_index
 
 from real.data import filecache
 from real.data.filecache import FileCache
-from real.data.index import Entry, Index, make_index, parse_index, read_index, write_entries, write_index
+from real.data.index import SampleIndex, make_index, parse_index, write_entries
 from real.data.indexing import index_folder
 from real.data.indexing import main as index_command
-from real.data.storages import RetryingStorage, open_storage, read_sample, read_storage_index
+from real.data.storages import DataStorage, open_storage, read_sample, read_storage_index
 from simdist.errors import RunError, ScenarioError
+from simdist.plan.index import Entry
 
 TIMEOUT_S = 60.0
 
@@ -77,15 +78,10 @@ def test_index_that_is_not_text_is_refused() -> None:
         parse_index(b"nam\xff", where="set")
 
 
-def test_missing_index_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(ScenarioError, match=rf"No such file.*python -m real.data.indexing {tmp_path}"):
-        read_index(tmp_path / "index.csv")
-
-
 def test_columns_of_an_index_are_equally_long() -> None:
     one = np.zeros(1, np.int64)
     with pytest.raises(ScenarioError, match=r"crc32 is uint32\[2\]; 1 names need uint32\[1\]"):
-        Index(("a",), one, one, np.zeros(2, np.uint32))
+        SampleIndex(("a",), one, one, np.zeros(2, np.uint32))
 
 
 def test_interrupted_index_leaves_the_old_one(tmp_path: Path) -> None:
@@ -134,16 +130,16 @@ def test_index_command_writes_the_index_once(tmp_path: Path, capsys: pytest.Capt
 # Storages.
 
 
-class FakeStorage(RetryingStorage):
+class FakeStorage(DataStorage):
     """Gives what it is told to, one answer per try; an exception is raised. Its clock moves by its pauses only."""
 
     def __init__(self, answers: Sequence[bytes | Exception], timeout_s: float = 60.0) -> None:
         self.clock_s = 100.0
         self.pauses_s: list[float] = []
-        super().__init__("fake://set", timeout_s=timeout_s, now=lambda: self.clock_s, sleep=self._pass)
+        super().__init__("fake://set", self, "", timeout_s=timeout_s, now=lambda: self.clock_s, sleep=self._pass)
         self._answers = list(answers)
 
-    def read_once(self, name: str) -> bytes:
+    def cat_file(self, path: str) -> bytes:
         match self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]:
             case bytes(content):
                 return content
@@ -160,7 +156,6 @@ def test_outage_is_survived_with_ever_longer_pauses() -> None:
     storage = FakeStorage([*outage, b"here"])
     assert storage.read("1.jpg") == b"here"
     assert storage.pauses_s == [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0]
-    assert storage.n_retries == 7
 
 
 def test_outage_beyond_the_timeout_says_what_was_tried_where_and_how_long() -> None:

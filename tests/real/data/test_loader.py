@@ -17,19 +17,19 @@ import torch
 from PIL import Image
 from processes import ROOT
 
-from real.data.agenda import Agenda, Leaving, Place
-from real.data.decoding import decode_image, decode_raw
+from real.data.agenda import Agenda, Leaving, NodeRank
 from real.data.filecache import FileCache
-from real.data.hello import Meeting
-from real.data.index import Entry, make_index
-from real.data.loader import Limits, Loader
+from real.data.index import make_index
+from real.data.loader import Loader, LoaderLimits
 from real.data.memory import Geometry, MemoryStore
-from real.data.peers import Peers, PeerServer
-from real.data.sources import DISK, STORAGE, Sources
-from real.data.storages import Storage
+from real.data.peers import PeerClient, PeerServer
+from real.data.sources import Sources, decode_image, decode_raw
+from real.data.storages import DataStorage
 from simdist.caching import BatchReads, look_up
+from simdist.caching.batches import DISK, STORAGE
 from simdist.errors import RunError
 from simdist.plan import Buffer, Dataset, Load, Plan
+from simdist.plan.index import Entry
 
 SHAPE = (1, 4, 25)
 NBYTES = 100
@@ -53,11 +53,11 @@ INDEX = make_index(
 BY_NAME = {name: content(sample) for sample, name in enumerate(INDEX.names)}
 
 
-class Shelf(Storage):
+class Shelf(DataStorage):
     """Holds all files in memory; a test may let it fail."""
 
     def __init__(self, files=BY_NAME):
-        super().__init__("shelf:")
+        super().__init__("shelf:", None, "", timeout_s=1)
         self.files = dict(files)
         self.reads = []
         self.before = lambda name: None
@@ -76,34 +76,33 @@ class Cluster:
     plan: Plan
     n_slots: int = N_SAMPLES
     storage: Shelf = field(default_factory=Shelf)
-    limits: Limits = field(default_factory=lambda: Limits(readers=3, decoders=2, wait_s=60, timeout_s=120))
+    limits: LoaderLimits = field(default_factory=lambda: LoaderLimits(readers=3, decoders=2, wait_s=60, timeout_s=120))
     decode: object = staticmethod(decode_raw)
     with_peers: bool = True
 
     def __post_init__(self):
         self.stack, self.failed = ExitStack(), threading.Event()
         geometry = Geometry(N_SAMPLES, self.n_slots, NBYTES, self.per_node)
-        meeting = Meeting(b"token of a test!", bytes(32), geometry)
+        key = b"key of a test"
         self.loaders, self.caches, self.stores, servers, self.peers = [], [], [], [], []
         for node in range(self.plan.world_size // self.per_node):
             folder = self.folder / f"memory{node}"
             folder.mkdir()
             self.stores += [MemoryStore("s", geometry, folder=folder) for _ in range(self.per_node)]
             self.caches.append(FileCache(self.folder / f"disk{node}", INDEX, capacity_nbytes=None))
-            servers.append(PeerServer(self.stores[-1], host="127.0.0.1", meeting=meeting, timeout_s=60))
+            servers.append(PeerServer(self.stores[-1], host="127.0.0.1", key=key, timeout_s=60))
         self.servers = servers
         addresses = [server.address for server in servers]
         for rank, store in enumerate(self.stores):
-            place = Place(rank, self.per_node)
+            place = NodeRank(rank, self.per_node)
             files = self.caches[place.node]
-            self.peers.append(Peers(meeting, address_of=addresses.__getitem__, timeout_s=60))
+            self.peers.append(PeerClient(key, NBYTES, address_of=addresses.__getitem__, timeout_s=60))
             self.loaders.append(
                 Loader(
                     look_up(self.plan),
                     Sources(INDEX, self.storage, self.decode, SHAPE, files),
                     place=place,
                     store=store,
-                    board=store.board,
                     failed=self.failed,
                     peers=self.peers[-1] if self.with_peers else None,
                     limits=self.limits,
@@ -194,7 +193,7 @@ def test_caches_that_evict_follow_the_plan_and_hold_what_it_says_when_all_have_c
     capacity = {"memory_nbytes": n_kept * NBYTES, "disk_nbytes": n_kept * NBYTES}
     plan = plan_of(policy, eviction="lru", shuffle="node", **capacity)
     assert any(batch.evicted_memory or batch.evicted_disk for batch in look_up(plan))
-    limits = Limits(readers=3, decoders=2, wait_s=60, timeout_s=120, grace=3)
+    limits = LoaderLimits(readers=3, decoders=2, wait_s=60, timeout_s=120, grace=3)
     with Cluster(tmp_path, plan, n_slots=N_SAMPLES, limits=limits) as cluster:
         assert (cluster.run() == planned(plan)).all()
         for loader in cluster.loaders:
@@ -238,7 +237,7 @@ def test_loader_that_is_closed_before_the_others_have_read_all_leaves_what_they_
 def test_rank_does_not_wait_for_room_that_it_alone_can_make(tmp_path, monkeypatch):
     """What leaves with its own last loads leaves when it goes on."""
     plan = plan_of("memory", nodes=1, per_node=1, eviction="lru", memory_nbytes=NBYTES)
-    with Cluster(tmp_path, plan, n_slots=1, limits=Limits(grace=3, wait_s=600)) as cluster:
+    with Cluster(tmp_path, plan, n_slots=1, limits=LoaderLimits(grace=3, wait_s=600)) as cluster:
         waits = []
         monkeypatch.setattr(cluster.failed, "wait", lambda timeout_s: not waits.append(timeout_s))
         results = [cluster.load(0, number) for number in range(plan.n_steps)]
@@ -249,7 +248,7 @@ def test_rank_does_not_wait_for_room_that_it_alone_can_make(tmp_path, monkeypatc
 def test_memory_without_room_to_spare_only_costs_time(tmp_path):
     """A fast rank finds it full of what the slow one still needs, waits a moment, and does not keep its samples."""
     plan = plan_of("memory", nodes=1, eviction="lru", memory_nbytes=10 * NBYTES)
-    with Cluster(tmp_path, plan, n_slots=10, limits=Limits(readers=3, wait_s=0.02)) as cluster:
+    with Cluster(tmp_path, plan, n_slots=10, limits=LoaderLimits(readers=3, wait_s=0.02)) as cluster:
         n_samples = cluster.run()
         assert len(cluster.stores[0]) <= 10
     assert n_samples[:, :, 0].sum() > 0
@@ -258,7 +257,7 @@ def test_memory_without_room_to_spare_only_costs_time(tmp_path):
 def test_rank_keeps_its_samples_when_the_other_has_made_room(tmp_path):
     plan = plan_of("memory", nodes=1, eviction="lru", memory_nbytes=6 * NBYTES)
     with (
-        Cluster(tmp_path, plan, n_slots=6, limits=Limits(readers=3, wait_s=60)) as cluster,
+        Cluster(tmp_path, plan, n_slots=6, limits=LoaderLimits(readers=3, wait_s=60)) as cluster,
         ThreadPoolExecutor(1) as pool,
     ):
         for rank in (0, 1):
@@ -288,7 +287,7 @@ def test_grace_keeps_samples_for_slow_ranks_of_other_nodes(tmp_path):
     plan = plan_of("memory", nodes=1, per_node=1, eviction="lru", memory_nbytes=12 * NBYTES)
     first = next(batch for batch in look_up(plan) if batch.evicted_memory)
     _, sample = first.evicted_memory[0]
-    with Cluster(tmp_path, plan, limits=Limits(grace=2)) as cluster:
+    with Cluster(tmp_path, plan, limits=LoaderLimits(grace=2)) as cluster:
         for number in range(first.number + 2):
             cluster.load(0, number)
         assert sample in cluster.stores[0]
@@ -305,7 +304,7 @@ def reads_of(number, samples, *, places, keeps_memory=False, keeps_disk=False, e
 
 def test_sample_that_a_fast_rank_brought_back_does_not_leave(tmp_path):
     store = MemoryStore("memory", Geometry(9, 4, NBYTES), folder=tmp_path)
-    leaving = Leaving(Place(0, 1))
+    leaving = Leaving(NodeRank(0, 1))
     data = np.zeros(NBYTES, np.uint8)
     for sample, number in ((1, 0), (2, 6)):
         store.put(sample, data, number=number)
@@ -327,12 +326,12 @@ def test_file_that_a_fast_rank_brought_back_does_not_leave(tmp_path):
             evicted.append(sample)
 
     for local in (0, 1):
-        leaving = Leaving(Place(local, 2))
+        leaving = Leaving(NodeRank(local, 2))
         leaving.note(reads_of(5, [[1, 2]], places=STORAGE, evicted=((), ((0, 1), (0, 2)))))
         leaving.carry_out(6, store, Disk(), board)
     assert evicted == [1]  # once, by whoever comes first
     board.keep_on_disk(1, 7)
-    leaving = Leaving(Place(0, 2))
+    leaving = Leaving(NodeRank(0, 2))
     leaving.note(reads_of(9, [[3, 4]], places=STORAGE, evicted=((), ((0, 1),))))
     leaving.carry_out(10, store, Disk(), board)
     assert evicted == [1, 1]  # once more, since it had come back
@@ -344,7 +343,7 @@ def test_rank_waits_for_a_sample_that_another_one_is_about_to_bring(tmp_path):
     per_epoch = plan.dataset.steps_per_epoch(2)
     reads = list(look_up(plan))
     last = reads[per_epoch - 1]
-    with Cluster(tmp_path, plan, limits=Limits(readers=3, wait_s=60)) as cluster:
+    with Cluster(tmp_path, plan, limits=LoaderLimits(readers=3, wait_s=60)) as cluster:
         for number in range(per_epoch - 1):
             for rank in (0, 1):
                 cluster.load(rank, number)
@@ -360,7 +359,7 @@ def test_rank_waits_for_a_sample_that_another_one_is_about_to_bring(tmp_path):
 def test_rank_that_waits_in_vain_reads_for_itself(tmp_path):
     plan = plan_of("memory", nodes=1)
     per_epoch = plan.dataset.steps_per_epoch(2)
-    with Cluster(tmp_path, plan, limits=Limits(readers=3, wait_s=0.01)) as cluster:
+    with Cluster(tmp_path, plan, limits=LoaderLimits(readers=3, wait_s=0.01)) as cluster:
         results = [cluster.load(0, number) for number in range(2 * per_epoch)]  # rank 1 does nothing
     reads = list(look_up(plan))
     for (rows, _, _), batch in zip(results, reads, strict=False):
@@ -493,7 +492,7 @@ def test_decoder_that_fails_is_one_error_that_names_the_sample(tmp_path):
 
 def test_late_storage_is_one_error_that_counts_and_names(tmp_path):
     go = threading.Event()
-    with Cluster(tmp_path, plan_of("naive"), limits=Limits(readers=2, timeout_s=0.1)) as cluster:
+    with Cluster(tmp_path, plan_of("naive"), limits=LoaderLimits(readers=2, timeout_s=0.1)) as cluster:
         cluster.storage.before = lambda _: go.wait(60)
         with pytest.raises(
             RunError, match=r"rank 0: 3 samples have not come in 0\.1 s, among .*, planned from storage"
@@ -546,7 +545,7 @@ def test_rank_that_begins_in_the_middle_lets_nobody_wait_for_what_was_before(tmp
     "out", [torch.zeros(BATCH, 99, dtype=torch.uint8), torch.zeros(BATCH, 100), torch.zeros(100, BATCH).byte().T]
 )
 def test_batch_of_another_form_is_refused(tmp_path, out):
-    agenda = Agenda(look_up(plan_of("naive")), N_SAMPLES, Place(0, 2))
+    agenda = Agenda(look_up(plan_of("naive")), N_SAMPLES, NodeRank(0, 2))
     with pytest.raises(RunError, match="must be contiguous uint8, 3 samples of 100 bytes"):
         agenda.rows(agenda.advance(0), out, NBYTES)
 
