@@ -100,25 +100,16 @@ class Agenda:
         """Return whether the plan has no more loads; if it has, nothing can be read any more."""
         return next(self._reads, None) is None
 
-    def rows(self, batch: BatchReads, out: Tensor, sample_nbytes: int) -> list[PlannedRead]:
+    def rows(self, batch: BatchReads, out: Tensor) -> list[PlannedRead]:
         """Return how each sample of this rank is to be read.
 
         Args:
             batch: The load.
             out: uint8 `[batch, *shape]`, contiguous, in host memory.
-            sample_nbytes: Of a sample.
-
-        Raises:
-            RunError: `out` is something else.
         """
         rank, world_size = self._place.rank, len(batch.samples)
         columns = batch.samples, batch.level, batch.owner, batch.keeps_memory, batch.keeps_disk
         values = [column[rank].tolist() for column in columns]
-        if not out.is_contiguous() or out.nbytes != len(values[0]) * sample_nbytes or out.element_size() != 1:
-            raise RunError(
-                f"load {batch.number} of rank {rank}: a batch of {out.dtype} {list(out.shape)}; must be contiguous "
-                f"uint8, {len(values[0])} samples of {sample_nbytes} bytes"
-            )
         outs = out.numpy().reshape(len(values[0]), -1)
         return [
             PlannedRead(
@@ -145,13 +136,6 @@ class Agenda:
         self._brought_to_disk[batch.samples[here]] = accesses[here]
 
 
-@dataclass(frozen=True, slots=True)
-class _Left:
-    number: int
-    memory: list[int]
-    disk: list[int]
-
-
 class Leaving:
     """Carries out what leaves a node's caches, once no rank needs it any more.
 
@@ -161,11 +145,11 @@ class Leaving:
 
     def __init__(self, place: NodeRank) -> None:
         self._place = place
-        self._loads: deque[_Left] = deque()
+        self._loads: deque[tuple[int, list[int], list[int]]] = deque()  # number, samples of memory, and of disk
 
     def makes_room(self, n_read: int) -> bool:
         """Return whether anything leaves memory with the first so many loads."""
-        return any(left.memory for left in self._loads if left.number < n_read)
+        return any(memory for number, memory, _ in self._loads if number < n_read)
 
     def note(self, batch: BatchReads) -> None:
         """Remember what leaves this node with a load."""
@@ -174,7 +158,7 @@ class Leaving:
             for evicted in (batch.evicted_memory, batch.evicted_disk)
         )
         if memory or disk:
-            self._loads.append(_Left(batch.number, memory, disk))
+            self._loads.append((batch.number, memory, disk))
 
     def carry_out(self, n_read: int, store: MemoryStore, files: FileCache | None, board: Board) -> None:
         """Drop what leaves with loads that so many have read; not what a later load has brought back.
@@ -185,10 +169,10 @@ class Leaving:
             files: On the node's disk.
             board: Of the node.
         """
-        while self._loads and self._loads[0].number < n_read:
-            left = self._loads.popleft()
-            for sample in left.memory:
-                store.evict(sample, number=left.number)
+        while self._loads and self._loads[0][0] < n_read:
+            number, memory, disk = self._loads.popleft()
+            for sample in memory:
+                store.evict(sample, number=number)
             if files is not None:
-                for sample in left.disk:
-                    board.leave_disk(sample, left.number, files.evict)
+                for sample in disk:
+                    board.leave_disk(sample, number, files.evict)

@@ -73,10 +73,6 @@ class Board:
                 drop(sample)
                 self.kept_on_disk[sample] = _HAS_LEFT
 
-    def has_kept(self, local_rank: int, number: int) -> bool:
-        """Return whether a rank has kept what it had to in a load."""
-        return int(self.n_kept[local_rank]) > number
-
 
 def wait_for(
     want: Want, is_there: Callable[[int], bool], board: Board, *, wait_s: float, stop: threading.Event
@@ -95,7 +91,7 @@ def wait_for(
     """
     deadline_s = time.monotonic() + wait_s
     while not is_there(want.sample):
-        if board.has_kept(want.local_rank, want.number):
+        if board.n_kept[want.local_rank] > want.number:
             return is_there(want.sample)  # it may have come between the two looks
         if time.monotonic() >= deadline_s or stop.wait(_LOOK_AGAIN_S):
             return False

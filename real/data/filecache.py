@@ -30,27 +30,16 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, final
 
 from real.data.index import SampleIndex
+from real.data.segment import try_lock
 from simdist.errors import RunError, ScenarioError
 
 N_LOCKS = 4096
 FREED_AT_ONCE = 0.05  # share of the capacity that is freed beyond need when the oldest leave: looking through is dear
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-
-
-@dataclass(slots=True)
-class FileCacheCounts:
-    """Counts what this process did: files found, kept, damaged (and removed), evicted, and handed on but not kept."""
-
-    found: int = 0
-    kept: int = 0
-    damaged: int = 0
-    evicted: int = 0
-    not_kept: int = 0
 
 
 @final
@@ -80,15 +69,13 @@ class FileCache(AbstractContextManager["FileCache"]):
     ) -> None:
         if capacity_nbytes is not None and capacity_nbytes < 0:
             raise ScenarioError(f"capacity_nbytes is {capacity_nbytes}: write 0 or more")
-        self.counts = FileCacheCounts()
         self._folder = folder
         self._index = index
         self._eviction = eviction
         self._now_ns = now_ns
         self._capacity_nbytes = capacity_nbytes
         self._ledger = _Ledger(folder / "used", capacity_nbytes)
-        self._counting = threading.Lock()
-        self._warned = False
+        self._unwarned = threading.Lock()
         self._users: int | None = None
         try:
             self._users = self._join()
@@ -133,13 +120,9 @@ class FileCache(AbstractContextManager["FileCache"]):
             content = b""
         if not self._index[sample].matches(content):
             self._remove(path)
-            with self._counting:
-                self.counts.damaged += 1
             return None
         if self._eviction == "lru":
             self._touch(path)
-        with self._counting:
-            self.counts.found += 1
         return content
 
     def fetch(self, sample: int, read: Callable[[], bytes], *, keep: bool) -> bytes:
@@ -147,60 +130,40 @@ class FileCache(AbstractContextManager["FileCache"]):
 
         Args:
             sample: Its number.
-            read: Reads it elsewhere; what it raises, is passed on, and the next one that waits tries for itself.
+            read: Reads it elsewhere, and checks it; what it raises, is passed on, and the next one that waits tries for
+                itself.
             keep: Keep what was read. Otherwise no thread waits for another.
-
-        Raises:
-            RunError: What was read is not the file of the index.
         """
         if not keep:
             content = self.get(sample)
-            return self._checked(sample, read()) if content is None else content
+            return read() if content is None else content
         with ExitStack() as held:
             with suppress(OSError):  # no room even for a lock: every thread reads for itself
                 held.enter_context(locked(self._folder / "locks" / f"{sample % N_LOCKS:03x}"))
             content = self.get(sample)
             if content is None:
-                content = self._checked(sample, read())
+                content = read()
                 self._keep(sample, content)
             return content
 
     def evict(self, sample: int) -> bool:
         """Remove the file of a sample; return whether it was here."""
-        return self._evict([self._path(sample)]) == 1
+        return self._remove(self._path(sample))
 
     def keep_only(self, samples: Iterable[int]) -> int:
         """Remove all other files, of any data set, before more is kept; return how many there were."""
         wanted = {self._path(sample) for sample in samples}
-        return self._evict(path for path, _ in self._files() if path not in wanted)
-
-    def _evict(self, paths: Iterable[Path]) -> int:
-        gone = sum(map(self._remove, paths))
-        with self._counting:
-            self.counts.evicted += gone
-        return gone
-
-    def _checked(self, sample: int, content: bytes) -> bytes:
-        entry = self._index[sample]
-        if not entry.matches(content):
-            raise RunError(
-                f"sample {sample} ({entry.name}): {len(content)} bytes were read that are not the file of the index "
-                f"({entry.nbytes} bytes, CRC-32 {entry.crc32}); make a new index with `python -m real.data.indexing`"
-            )
-        return content
+        return sum(self._remove(path) for path, _ in self._files() if path not in wanted)
 
     def _keep(self, sample: int, content: bytes) -> None:
         make_room = self._evict_oldest if self._eviction == "lru" else None
         try:
             if not self._ledger.reserve(len(content), make_room=make_room):
-                self._not_kept(f"its {self._capacity_nbytes} bytes are full")
+                self._warn(f"its {self._capacity_nbytes} bytes are full")
                 return
             self._publish(self._path(sample), content)
         except OSError as error:
-            self._not_kept("the disk is full" if error.errno in _FULL else str(error))
-            return
-        with self._counting:
-            self.counts.kept += 1
+            self._warn("the disk is full" if error.errno in _FULL else str(error))
 
     def _publish(self, path: Path, content: bytes) -> None:
         """Write a file and let it appear; what was reserved for it is given back if that fails."""
@@ -228,11 +191,9 @@ class FileCache(AbstractContextManager["FileCache"]):
             part.unlink(missing_ok=True)
             os.close(descriptor)
 
-    def _not_kept(self, why: str) -> None:
-        with self._counting:
-            self.counts.not_kept += 1
-            warned, self._warned = self._warned, True
-        if not warned:
+    def _warn(self, why: str) -> None:
+        """Warn, once, that files are not kept."""
+        if self._unwarned.acquire(blocking=False):
             warnings.warn(
                 f"{self._folder}: {why}; files are read from elsewhere and not kept from now on", RuntimeWarning, 3
             )
@@ -254,7 +215,7 @@ class FileCache(AbstractContextManager["FileCache"]):
     def _evict_oldest(self, missing_nbytes: int) -> int:
         """Remove the files that were not used for longest, and a few more if they are small; return the bytes freed."""
         most_nbytes = missing_nbytes + int(FREED_AT_ONCE * (self._capacity_nbytes or 0))
-        freed_nbytes = n_evicted = 0
+        freed_nbytes = 0
         for _, nbytes, path in sorted((each.st_mtime_ns, each.st_size, path) for path, each in self._files()):
             if freed_nbytes >= missing_nbytes and freed_nbytes + nbytes > most_nbytes:
                 break
@@ -263,9 +224,6 @@ class FileCache(AbstractContextManager["FileCache"]):
             except FileNotFoundError:  # another process did, and gives its bytes back
                 continue
             freed_nbytes += nbytes
-            n_evicted += 1
-        with self._counting:
-            self.counts.evicted += n_evicted
         return freed_nbytes
 
     def _join(self) -> int:
@@ -274,10 +232,10 @@ class FileCache(AbstractContextManager["FileCache"]):
             each.mkdir(parents=True, exist_ok=True)
         users = os.open(self._folder / "locks" / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            alone = _try_lock(users)
+            alone = try_lock(users)
             self._clear_parts()
             if alone:
-                self._ledger.recount(lambda: sum(each.st_size for _, each in self._files()))
+                self._ledger.change(lambda _: sum(each.st_size for _, each in self._files()))
             fcntl.flock(users, fcntl.LOCK_SH)
         except BaseException:
             os.close(users)
@@ -292,7 +250,7 @@ class FileCache(AbstractContextManager["FileCache"]):
                     descriptor = os.open(part, os.O_RDWR | os.O_CLOEXEC)
                 except FileNotFoundError:
                     continue
-                if _try_lock(descriptor):
+                if try_lock(descriptor):
                     part.unlink(missing_ok=True)
                 os.close(descriptor)
 
@@ -311,14 +269,6 @@ class FileCache(AbstractContextManager["FileCache"]):
 
     def _path(self, sample: int) -> Path:
         return self._folder / f"{sample % 256:02x}" / f"{sample:07d}-{int(self._index.crc32[sample]):08x}"
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
@@ -357,10 +307,10 @@ class _Ledger:
         with locked(self._path) as descriptor:
             return _read(descriptor)
 
-    def recount(self, count: Callable[[], int]) -> None:
-        """Replace the sum by what `count` finds, while it cannot change."""
+    def change(self, new: Callable[[int], int]) -> None:
+        """Replace the sum by one that is made of it, while it cannot change."""
         with locked(self._path) as descriptor:
-            _write(descriptor, count())
+            _write(descriptor, max(0, new(_read(descriptor))))
 
     def reserve(self, nbytes: int, *, make_room: Callable[[int], int] | None = None) -> bool:
         """Add bytes if they fit.
@@ -380,8 +330,7 @@ class _Ledger:
 
     def give_back(self, nbytes: int) -> None:
         """Subtract bytes that are no longer kept."""
-        with locked(self._path) as descriptor:
-            _write(descriptor, max(0, _read(descriptor) - nbytes))
+        self.change(lambda used_nbytes: used_nbytes - nbytes)
 
 
 def _read(descriptor: int) -> int:

@@ -25,6 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from real.data.index import SampleIndex
+from real.data.segment import try_lock
 from simdist.errors import RunError
 
 # Only what is called like this is ever removed: a folder that a user gave may hold anything.
@@ -131,8 +132,7 @@ def _remove_if_unused(path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:  # removed meanwhile, or another user's
         return
-    with suppress(BlockingIOError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if try_lock(descriptor):
         shutil.rmtree(path, ignore_errors=True)
     os.close(descriptor)
 

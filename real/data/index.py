@@ -28,28 +28,12 @@ class SampleIndex:
         labels: int64.
         nbytes: Size of each file, int64, at least 1.
         crc32: CRC-32 of each file, uint32.
-
-    Raises:
-        ScenarioError: Columns differ in length or have another dtype.
     """
 
     names: tuple[str, ...]
     labels: NDArray[np.int64]
     nbytes: NDArray[np.int64]
     crc32: NDArray[np.uint32]
-
-    def __post_init__(self) -> None:
-        n_samples = len(self.names)
-        for column, values, dtype in (
-            ("labels", self.labels, np.int64),
-            ("nbytes", self.nbytes, np.int64),
-            ("crc32", self.crc32, np.uint32),
-        ):
-            if values.shape != (n_samples,) or values.dtype != dtype:
-                raise ScenarioError(
-                    f"index: {column} is {values.dtype.name}{list(values.shape)}; {n_samples} names need "
-                    f"{np.dtype(dtype).name}[{n_samples}]"
-                )
 
     def __len__(self) -> int:
         return len(self.names)

@@ -14,14 +14,13 @@ from simdist.errors import RunError, ScenarioError
 from simdist.plan.index import INDEX, Entry, refuse_name
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".raw")
-CHUNK_NBYTES = 1 << 20
 
 
 def index_folder(folder: Path) -> Iterator[Entry]:
     """Yield the lines of a folder of images, one sub-folder per class, as torchvision's ImageFolder numbers them.
 
     Labels count the sub-folders in the order of their names; samples come by class, then folder, then name. Files are
-    read in pieces, and only one at a time.
+    read one at a time.
 
     Args:
         folder: Of the sub-folders.
@@ -72,17 +71,13 @@ def _images(folder: Path) -> Iterator[Path]:
 def _entry(folder: Path, path: Path, label: int) -> Entry:
     name = path.relative_to(folder).as_posix()
     refuse_name(name, str(folder))
-    nbytes = crc32 = 0
     try:
-        with path.open("rb") as file:
-            while piece := file.read(CHUNK_NBYTES):
-                nbytes += len(piece)
-                crc32 = zlib.crc32(piece, crc32)
+        content = path.read_bytes()
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}") from error
-    if not nbytes:
+    if not content:
         raise ScenarioError(f"{path}: is empty; take it away, or put the image there")
-    return Entry(name, label, nbytes, crc32)
+    return Entry(name, label, len(content), zlib.crc32(content))
 
 
 if __name__ == "__main__":

@@ -100,7 +100,9 @@ def open_input(
         raise_file_limit()
         run, token = _meet(others, place, index)
         files = stack.enter_context(_file_cache(plan, options, index, run, place)) if sizes.uses_disk(plan) else None
-        store, peers = _open_memories(stack, plan, run, place, others, key_of(token, _data_set(index, shape)))
+        store, peers = _open_memories(
+            stack, plan, run, place, others, key_of(token, f"{_digest(index)} {shape}".encode())
+        )
         sources = Sources(index, storage, decode, shape, files)
         limits = sizes.limits(plan, options.timeout_s)
         loader = Loader(look_up(plan), sources, place=place, store=store, peers=peers, failed=failed, limits=limits)
@@ -230,11 +232,6 @@ def _meet(others: RankExchange, place: NodeRank, index: SampleIndex) -> tuple[st
             f"they share node {place.node}: start {place.ranks_per_node} ranks on each machine"
         )
     return str(ranks[0]["run"]), bytes.fromhex(ranks[0]["token"])
-
-
-def _data_set(index: SampleIndex, shape: tuple[int, ...]) -> bytes:
-    """Return the SHA-256 of what says which pixels a sample is."""
-    return hashlib.sha256(f"{_digest(index)} {shape}".encode()).digest()
 
 
 def _digest(index: SampleIndex) -> str:

@@ -205,7 +205,7 @@ class Loader(AbstractContextManager["Loader"]):
         batch = self._agenda.advance(number)
         self._number, mine = number, self._place.local
         self._board.n_read[mine] = self._board.n_kept[mine] = number
-        reads = self._agenda.rows(batch, out, self._sources.sample_nbytes)
+        reads = self._agenda.rows(batch, out)
         labels.copy_(torch.from_numpy(self._sources.index.labels[batch.samples[self._place.rank]]))
         under_way = LoadProgress(f"load {number} of rank {self._place.rank}", reads, self._sources.index.names)
         self._start(reads, under_way)

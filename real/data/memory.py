@@ -28,13 +28,12 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from real.data.board import Board
 from real.data.segment import SHARED_MEMORY, SharedSegment
 from simdist.errors import RunError
 
-Pixels: TypeAlias = NDArray[np.uint8] | Tensor
+Pixels: TypeAlias = NDArray[np.uint8]
 """A decoded sample in host memory, uint8, contiguous."""
 
 _EMPTY, _WRITING, _READY = 0, 1, 2
@@ -61,16 +60,6 @@ class Geometry:
     n_slots: int
     sample_nbytes: int
     ranks_per_node: int = 1
-
-    def __post_init__(self) -> None:
-        for name, value, least in (
-            ("n_samples", self.n_samples, 1),
-            ("n_slots", self.n_slots, 0),
-            ("sample_nbytes", self.sample_nbytes, 1),
-            ("ranks_per_node", self.ranks_per_node, 1),
-        ):
-            if value < least:
-                raise RunError(f"memory store: {name} is {value}; must be at least {least}")
 
     def __str__(self) -> str:
         return (
@@ -140,7 +129,7 @@ class MemoryStore:
         self._tables = _tables(self._segment, geometry)
         slots = self._segment.array(begin, geometry.n_slots * stride).reshape(geometry.n_slots, stride)
         self._slots: NDArray[np.uint8] = slots[:, : geometry.sample_nbytes]
-        self._writer = _Writer.this()
+        self._writer = _this_process()
 
     @property
     def board(self) -> Board:
@@ -237,9 +226,9 @@ class MemoryStore:
     def _claim(self, slot: int) -> None:
         """Say that this process changes a slot."""
         tables = self._tables
-        if self._writer.pid != os.getpid():
-            self._writer = _Writer.this()
-        tables.writer[slot], tables.writer_began[slot] = self._writer.pid, self._writer.began
+        if self._writer[0] != os.getpid():
+            self._writer = _this_process()
+        tables.writer[slot], tables.writer_began[slot] = self._writer
         tables.state[slot] = _WRITING
 
     def _find_empty(self) -> int | None:
@@ -269,7 +258,7 @@ class MemoryStore:
         """Empty the slots of writers that have died while they wrote; return whether there were any."""
         tables = self._tables
         slots = np.flatnonzero(tables.state == _WRITING)
-        dead = [s for s in slots.tolist() if not _Writer(int(tables.writer[s]), int(tables.writer_began[s])).lives()]
+        dead = [s for s in slots.tolist() if _began(int(tables.writer[s])) != tables.writer_began[s]]
         for slot in dead:
             self._empty(slot)
         return bool(dead)
@@ -285,25 +274,13 @@ class MemoryStore:
         tables.state[slot] = _EMPTY
 
 
-@dataclass(frozen=True, slots=True)
-class _Writer:
-    """A process, told from later ones with its id by when it began (clock ticks since the machine did)."""
-
-    pid: int
-    began: int
-
-    @staticmethod
-    def this() -> "_Writer":
-        """Return this process."""
-        return _Writer(os.getpid(), _began(os.getpid()))
-
-    def lives(self) -> bool:
-        """Return whether it still runs."""
-        return _began(self.pid) == self.began
+def _this_process() -> tuple[int, int]:
+    """Return id and begin of this process, which together no later one has."""
+    return os.getpid(), _began(os.getpid())
 
 
 def _began(pid: int) -> int:
-    """Return when a process began; 0 if it has ended. Source: proc_pid_stat(5), fields 3 and 22."""
+    """Return when a process began, in clock ticks; 0 if it has ended. Source: proc_pid_stat(5), fields 3 and 22."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -358,13 +335,12 @@ def flat(data: Pixels, nbytes: int, sample: int) -> NDArray[np.uint8]:
     Raises:
         RunError: It has another size or type, or is not contiguous.
     """
-    array: NDArray[np.uint8] = data.numpy() if isinstance(data, Tensor) else data
-    if array.dtype != np.uint8 or array.nbytes != nbytes or not array.flags.c_contiguous:
+    if data.dtype != np.uint8 or data.nbytes != nbytes or not data.flags.c_contiguous:
         raise RunError(
-            f"sample {sample}: {array.dtype} {list(array.shape)} of strides {array.strides}; "
+            f"sample {sample}: {data.dtype} {list(data.shape)} of strides {data.strides}; "
             f"must be contiguous uint8 of {nbytes} bytes"
         )
-    return array.reshape(-1)
+    return data.reshape(-1)
 
 
 def _rounded(nbytes: int, multiple: int) -> int:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from real.data.board import Want, wait_for
 from real.data.memory import Loan, MemoryStore, Pixels, flat
-from real.data.wire import HEAD, hear_hello, hello, packed, receive, send, unpacked, want_nbytes
+from real.data.wire import HEAD, WANT, hear_hello, hello, packed, receive, send, unpacked
 from simdist.errors import RunError
 
 MOST_CONNECTIONS = 4
@@ -144,7 +144,7 @@ class PeerServer(AbstractContextManager["PeerServer"]):
         n_wants, wait_s = HEAD.unpack(head)
         if not (0 <= n_wants <= _MOST_WANTS and 0 <= wait_s <= MOST_WAIT_S):  # NaN is neither
             raise ConnectionAbortedError(f"a request for {n_wants} samples, to wait {wait_s} s")
-        body = bytearray(want_nbytes(n_wants))
+        body = bytearray(n_wants * WANT.itemsize)
         receive(connection, body, deadline_s=time.monotonic() + self._timeout_s)
         loans = self._find(unpacked(body), wait_s)
         found = [loan for loan in loans if loan is not None]

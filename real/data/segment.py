@@ -87,7 +87,7 @@ class SharedSegment:
         del self._map
         os.close(self._mutex_fd)
         fcntl.flock(self._fd, fcntl.LOCK_UN)
-        if _lock_at_once(self._fd):
+        if try_lock(self._fd):
             self.unlink()
         os.close(self._fd)
 
@@ -109,7 +109,7 @@ def remove_stale(folder: Path = SHARED_MEMORY) -> list[Path]:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:  # removed meanwhile, or another user's
             continue
-        if _lock_at_once(fd) and os.fstat(fd).st_nlink:  # else the name may be that of a newer one
+        if try_lock(fd) and os.fstat(fd).st_nlink:  # else the name may be that of a newer one
             with contextlib.suppress(OSError):
                 path.unlink()
                 removed.append(path)
@@ -125,7 +125,7 @@ def _open(path: Path, nbytes: int, layout: str) -> int:
         except OSError as error:
             raise RunError(f"{path}: shared memory cannot be opened: {error.strerror}") from error
         try:
-            if _lock_at_once(fd) and os.fstat(fd).st_nlink:
+            if try_lock(fd) and os.fstat(fd).st_nlink:
                 _write(fd, path, nbytes, layout)
             fcntl.flock(fd, fcntl.LOCK_SH)  # waits for its writer
             if os.fstat(fd).st_nlink and os.fstat(fd).st_size:
@@ -155,7 +155,7 @@ def _write(fd: int, path: Path, nbytes: int, layout: str) -> None:
         ) from error
 
 
-def _lock_at_once(fd: int) -> bool:
+def try_lock(fd: int) -> bool:
     """Lock a file exclusively if nobody else has locked it."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

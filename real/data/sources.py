@@ -45,11 +45,6 @@ class Sources:
     shape: tuple[int, ...]
     files: FileCache | None = None
 
-    @property
-    def sample_nbytes(self) -> int:
-        """Bytes of a decoded sample."""
-        return int(np.prod(self.shape))
-
     def read(self, sample: int, *, planned: int = DISK, keep: bool) -> tuple[bytes, int]:
         """Return a sample's file, and where it came from: `DISK` or `STORAGE`.
 

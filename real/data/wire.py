@@ -28,7 +28,7 @@ HEAD = struct.Struct("<qd")
 """How many wants follow, and the seconds that the server may wait for samples that are about to come."""
 
 _MAGIC = b"simdist3"
-_WANT = np.dtype([("sample", "<i8"), ("local_rank", "<i8"), ("number", "<i8")])
+WANT = np.dtype([("sample", "<i8"), ("local_rank", "<i8"), ("number", "<i8")])
 _BUFFERS_AT_ONCE = 512  # sendmsg(2) takes IOV_MAX, 1024 on Linux
 
 
@@ -65,17 +65,12 @@ def hear_hello(
 
 def packed(wants: Sequence[Want]) -> bytes:
     """Write wants."""
-    return np.array([(want.sample, want.local_rank, want.number) for want in wants], _WANT).tobytes()
+    return np.array([(want.sample, want.local_rank, want.number) for want in wants], WANT).tobytes()
 
 
 def unpacked(data: bytes | bytearray) -> list[Want]:
     """Read what `packed` wrote."""
-    return [Want(*fields) for fields in np.frombuffer(data, _WANT).tolist()]
-
-
-def want_nbytes(n_wants: int) -> int:
-    """Return how many bytes so many wants are."""
-    return n_wants * _WANT.itemsize
+    return [Want(*fields) for fields in np.frombuffer(data, WANT).tolist()]
 
 
 def send(connection: socket.socket, buffers: Sequence[memoryview | bytes], *, deadline_s: float) -> None:

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from processes import ROOT
 
-from real.data.agenda import Agenda, Leaving, NodeRank
+from real.data.agenda import Leaving, NodeRank
 from real.data.filecache import FileCache
 from real.data.index import make_index
 from real.data.loader import Loader, LoaderLimits
@@ -539,15 +539,6 @@ def test_rank_that_begins_in_the_middle_lets_nobody_wait_for_what_was_before(tmp
     with Cluster(tmp_path, plan_of("naive", nodes=1), decode=decode) as cluster:
         cluster.load(1, 5)
     assert seen == [([0, 5], [0, 5])] * BATCH
-
-
-@pytest.mark.parametrize(
-    "out", [torch.zeros(BATCH, 99, dtype=torch.uint8), torch.zeros(BATCH, 100), torch.zeros(100, BATCH).byte().T]
-)
-def test_batch_of_another_form_is_refused(tmp_path, out):
-    agenda = Agenda(look_up(plan_of("naive")), N_SAMPLES, NodeRank(0, 2))
-    with pytest.raises(RunError, match="must be contiguous uint8, 3 samples of 100 bytes"):
-        agenda.rows(agenda.advance(0), out, NBYTES)
 
 
 def test_loader_that_was_closed_says_so(tmp_path):
