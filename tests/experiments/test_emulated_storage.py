@@ -1,5 +1,6 @@
 """Reading a data set from the file server of the emulated cluster: as planned, through outages, and as recorded."""
 
+import os
 import sys
 from functools import cache
 from pathlib import Path
@@ -65,7 +66,8 @@ def test_levels_give_as_many_samples_as_predicted(tmp_path):
 @needs_nfs
 def test_every_sample_is_seen_once_though_the_server_is_away_for_a_while(tmp_path, capsys, monkeypatch):
     """A model reads the number that each picture shows."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[1]))
+    root = FOLDER.parents[1]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), str(root / "tests")]))
     files, path = tmp_path / "files", tmp_path / "runs" / "watched"
     generate(files, SampleSet(n_samples=32, nbytes=SAMPLE_NBYTES, sigma=0.0, format="raw", n_classes=32))
     scenario = loads(WATCHED)
