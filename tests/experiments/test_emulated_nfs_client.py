@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import fsspec
 import pytest
 from data_files import content_of, index_of, write_index
 from fsspec.core import url_to_fs
@@ -35,7 +36,14 @@ from real.data.storages import (  # noqa: E402
 from simdist.errors import RunError, ScenarioError  # noqa: E402
 
 TIMEOUT_S = 60.0
-filesystems.register()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nfs_urls() -> Iterator[None]:
+    """Let fsspec know `nfs://` in these tests only."""
+    filesystems.register()
+    yield
+    fsspec.registry._registry.pop("nfs")
 
 
 @pytest.mark.parametrize(
