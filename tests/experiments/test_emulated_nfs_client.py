@@ -14,10 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import fsspec
 import pytest
 from data_files import content_of, index_of, write_index
 from fsspec.core import url_to_fs
+from fsspec.registry import _registry
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "emulated_cluster"
 sys.path.insert(0, str(FOLDER))
@@ -43,7 +43,7 @@ def nfs_urls() -> Iterator[None]:
     """Let fsspec know `nfs://` in these tests only."""
     filesystems.register()
     yield
-    fsspec.registry._registry.pop("nfs")
+    _registry.pop("nfs")
 
 
 @pytest.mark.parametrize(
