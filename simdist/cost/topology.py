@@ -1,4 +1,4 @@
-"""Where ranks sit, which links join them, and what messages put on these links.
+"""Where ranks sit, which links join them, what messages put on these links, and who calls a collective.
 
 A message inside a node uses the fabric ports of both GPUs. One between nodes uses the NICs of both nodes, and the
 switch if it is oversubscribed. Where the GPUs of a node hang below one PCIe host bridge, all that they send crosses it
@@ -13,8 +13,56 @@ from typing import Literal, TypeAlias, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost.links import LinkCost
-from simdist.cost.transfers import Stage, Transfer
+from simdist.cost.prices import Stage, Transfer
+from simdist.plan.ops import Collective
+from simdist.scenario.link import Link
+
+
+@dataclass(frozen=True, slots=True)
+class LinkCost:
+    """A link: `latency_s` until a message's first byte arrives, then `capacity_Bps`.
+
+    A link with a measured table takes, for a message of b bytes, the interpolated time T(b), beyond the table along its
+    last slope. It is cut into the startup T(smallest size) and the rest, which is expressed as the bytes that would
+    flow for that long at the average rate of the table. Sharing, rounds and parallel links then treat it as any other.
+
+    Args:
+        latency_s: Startup of a message, seconds.
+        capacity_Bps: Bytes per second of all parallel links together.
+        n_parallel: How many links work side by side.
+        table: Measured `(nbytes, seconds)` of one of them.
+    """
+
+    latency_s: float
+    capacity_Bps: float
+    n_parallel: int = 1
+    table: tuple[tuple[float, float], ...] | None = None
+
+    @classmethod
+    def of(cls, link: Link, *, n_parallel: int = 1) -> "LinkCost":
+        """Return the cost of a scenario's link, `n_parallel` of which work side by side."""
+        if link.table is None:
+            return cls(link.latency_s, link.bandwidth_Bps * link.efficiency * n_parallel, n_parallel)
+        table = tuple((float(point.nbytes), point.time_s) for point in link.table)
+        (smallest, startup_s), (largest, last_s) = table[0], table[-1]
+        average_Bps = (largest - smallest) / (last_s - startup_s) if last_s > startup_s else math.inf
+        return cls(startup_s, average_Bps * n_parallel, n_parallel, table)
+
+    def flowing(self, nbytes: float | NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the bytes that messages of `nbytes` put on the link (0 on an unlimited one), of the same shape."""
+        nbytes = np.asarray(nbytes, dtype=np.float64)
+        if math.isinf(self.capacity_Bps):
+            return np.zeros_like(nbytes)
+        if self.table is None:
+            return nbytes
+        return np.asarray((self._message_s(nbytes) - self.latency_s) * self.capacity_Bps / self.n_parallel)
+
+    def _message_s(self, nbytes: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return T(nbytes) of the table."""
+        sizes, seconds = np.array(self.table, dtype=np.float64).T
+        slope_s_per_byte = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2])
+        beyond_s = seconds[-1] + (nbytes - sizes[-1]) * slope_s_per_byte
+        return np.asarray(np.where(nbytes <= sizes[-1], np.interp(nbytes, sizes, seconds), beyond_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +281,40 @@ class Topology:
                 return float((fabric_hops * fabric_s + network_hops * network_s).max())
             case _:
                 assert_never(messages.latency)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A collective that one group performs.
+
+    Args:
+        op: The collective.
+        members: Ranks of the group, in its order, `[n]`.
+        nbytes: Size of the whole (not of a slice), S in the formulas.
+        topology: Where the ranks sit.
+        number: Of the group, among those of the operation.
+    """
+
+    op: Collective
+    members: NDArray[np.int64]
+    nbytes: int
+    topology: Topology
+    number: int = 0
+
+    @property
+    def n(self) -> int:
+        """How many members there are."""
+        return len(self.members)
+
+    @property
+    def n_nodes(self) -> int:
+        """How many machines the members are on."""
+        return 1 + int(np.count_nonzero(np.diff(self.topology.node(self.members))))
+
+    def by_node(self) -> list[NDArray[np.int64]]:
+        """Return the members on each of the group's nodes, in order."""
+        borders = np.flatnonzero(np.diff(self.topology.node(self.members))) + 1
+        return np.split(self.members, borders)
 
 
 _Use: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]  # resources, and the bytes on each

@@ -1,7 +1,101 @@
-"""The algorithms of collectives: who sends what to whom, in which order, one family in each file."""
+"""The algorithms of collectives, one family in each file; here, which one a collective takes.
 
-from simdist.cost.algorithms.call import Call
-from simdist.cost.algorithms.choice import collective_transfer
-from simdist.cost.algorithms.server import n_machines
+It is the one that the collective names, or the one that the cluster's library would choose.
 
-__all__ = ["Call", "collective_transfer", "n_machines"]
+NCCL estimates latency + size / bandwidth for each of its algorithms when a communicator is made, and takes the fastest
+for the size at hand. So does `auto` here for an all_reduce over several nodes, between ring and double tree, by their
+costs on this cluster when nobody else uses it. Inside a node, and for the other collectives, it is the ring. The double
+tree costs what it costs in NCCL, by choice or by name; on a cluster with another library it is a perfect pipeline.
+
+gloo has one algorithm for each collective. An algorithm is imported where it is taken: a plan needs one or two.
+
+Source:
+    NCCL, src/graph/tuning.cc, ncclTopoTuneModel and ncclTopoGetAlgoTime.
+"""
+
+from typing import TYPE_CHECKING, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.cost.prices import Transfer
+from simdist.cost.topology import Call
+from simdist.plan import AllReduce
+
+if TYPE_CHECKING:
+    from simdist.cost.algorithms.nccl import NcclLibrary
+    from simdist.scenario.cluster import Library
+
+
+def collective_transfer(call: Call, library: "Library", capacity_Bps: NDArray[np.float64]) -> Transfer:
+    """Return what a group moves.
+
+    Args:
+        call: The collective of one group.
+        library: What `auto` means, and whose double tree it is.
+        capacity_Bps: Of every resource of the topology.
+
+    Raises:
+        PlanError: The collective has no such algorithm.
+    """
+    if call.n == 1 and call.op.algorithm != "server":
+        return Transfer(())
+    move = call.topology.transfer
+    match call.op.algorithm:
+        case "auto":
+            return _chosen_by(library, call, capacity_Bps)
+        case "ring":
+            from simdist.cost.algorithms.ring import ring
+
+            return move(ring(call))
+        case "tree":
+            from simdist.cost.algorithms.tree import tree
+
+            return move(tree(call))
+        case "double_tree":
+            from simdist.cost.algorithms.double_tree import double_tree
+            from simdist.cost.algorithms.nccl import nccl_tree
+
+            return move(double_tree(call)) if library == "gloo" else nccl_tree(call, library, capacity_Bps)
+        case "halving_doubling":
+            from simdist.cost.algorithms.halving_doubling import halving_doubling
+
+            return move(halving_doubling(call))
+        case "direct":
+            from simdist.cost.algorithms.direct import direct
+
+            return move(direct(call))
+        case "hierarchical":
+            from simdist.cost.algorithms.hierarchical import hierarchical
+
+            return move(hierarchical(call))
+        case "server":
+            from simdist.cost.algorithms.server import server
+
+            return move(server(call))
+        case _:
+            assert_never(call.op.algorithm)
+
+
+def _chosen_by(library: "Library", call: Call, capacity_Bps: NDArray[np.float64]) -> Transfer:
+    match library:
+        case "nccl" | "nccl_simple":
+            return _chosen_by_nccl(library, call, capacity_Bps)
+        case "gloo":
+            from simdist.cost.algorithms.gloo import gloo
+
+            return call.topology.transfer(gloo(call))
+        case _:
+            assert_never(library)
+
+
+def _chosen_by_nccl(library: "NcclLibrary", call: Call, capacity_Bps: NDArray[np.float64]) -> Transfer:
+    """Return the faster of ring and double tree; of equally fast ones the ring."""
+    from simdist.cost.algorithms.nccl import nccl_tree
+    from simdist.cost.algorithms.ring import ring
+
+    by_ring = call.topology.transfer(ring(call))
+    if call.n_nodes == 1 or not isinstance(call.op, AllReduce):
+        return by_ring
+    by_tree = nccl_tree(call, library, capacity_Bps)
+    return by_tree if by_tree.alone_s(capacity_Bps) < by_ring.alone_s(capacity_Bps) else by_ring

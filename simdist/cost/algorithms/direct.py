@@ -19,8 +19,7 @@ from typing import assert_never
 
 import numpy as np
 
-from simdist.cost.algorithms.call import Call
-from simdist.cost.topology import Messages
+from simdist.cost.topology import Call, Messages
 from simdist.errors import PlanError
 from simdist.plan import AllGather, AllReduce, Broadcast, Reduce, ReduceScatter, op_text
 

@@ -23,8 +23,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost.algorithms.call import Call
-from simdist.cost.topology import ChunkTimes, Messages, Paths
+from simdist.cost.topology import Call, ChunkTimes, Messages, Paths
 from simdist.errors import PlanError
 from simdist.plan import AllReduce, op_text
 

@@ -21,9 +21,8 @@ from typing import assert_never
 
 import numpy as np
 
-from simdist.cost.algorithms.call import Call
 from simdist.cost.algorithms.ring import around
-from simdist.cost.topology import Messages, Paths
+from simdist.cost.topology import Call, Messages, Paths
 from simdist.plan import AllGather, AllReduce, Broadcast, Reduce, ReduceScatter
 
 

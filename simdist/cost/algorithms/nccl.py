@@ -29,10 +29,9 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost.algorithms.call import Call
 from simdist.cost.algorithms.double_tree import double_tree
-from simdist.cost.topology import ChunkTimes
-from simdist.cost.transfers import Transfer
+from simdist.cost.prices import Transfer
+from simdist.cost.topology import Call, ChunkTimes
 
 NcclLibrary: TypeAlias = Literal["nccl", "nccl_simple"]
 

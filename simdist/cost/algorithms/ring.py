@@ -18,8 +18,7 @@ from typing import assert_never
 
 import numpy as np
 
-from simdist.cost.algorithms.call import Call
-from simdist.cost.topology import Messages
+from simdist.cost.topology import Call, Messages
 from simdist.plan import AllGather, AllReduce, Broadcast, Reduce, ReduceScatter
 
 

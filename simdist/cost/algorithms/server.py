@@ -18,17 +18,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost.algorithms.call import Call
-from simdist.cost.topology import Messages
+from simdist.cost.topology import Call, Messages
 from simdist.errors import PlanError
-from simdist.plan import AllReduce, Collective, Servers, op_text
-
-
-def n_machines(op: Collective, world_size: int) -> int:
-    """Return how many servers of a collective are machines of their own; each group has its own servers."""
-    if not isinstance(op, AllReduce) or op.servers is None or op.servers.members:
-        return 0
-    return len(op.servers.parts) * (world_size // op.group.size)
+from simdist.plan import AllReduce, Servers, op_text
 
 
 def server(call: Call) -> Iterator[Messages]:

@@ -26,8 +26,7 @@ from real.calibration.tables import OPS, Hop, Measurement, busbw_factor, hops, l
 from real.data.sources import decode_raw  # noqa: E402
 from real.data.storages import DataStorage, open_storage  # noqa: E402
 from real.processes.launch import RankPlace  # noqa: E402
-from simdist.cost import price  # noqa: E402
-from simdist.cost.links import LinkCost  # noqa: E402
+from simdist.cost import LinkCost, price  # noqa: E402
 from simdist.engines import des  # noqa: E402
 from simdist.errors import RunError, ScenarioError  # noqa: E402
 from simdist.scenario import Cluster, Device, Link, Tensor, Workload, load, load_cluster, load_workload, presets  # noqa: E402

@@ -1,0 +1,229 @@
+"""What one operation costs. The only place where durations come from.
+
+`price` turns a plan, a cluster and a workload into a table: per operation either seconds on every rank (`Local`) or the
+transfers of its groups over shared resources (`Shared`). How transfers share a resource is the network's business, in
+`simdist.engines`; how long an injected delay lasts was drawn with the scenario.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.cost.algorithms import collective_transfer
+from simdist.cost.compute import ComputeCost
+from simdist.cost.prices import Costs, Local, OpCost, Shared, Stage, Transfer, Varying
+from simdist.cost.topology import Call, LinkCost, Topology
+from simdist.errors import PlanError
+from simdist.plan import Buffer, Plan, ops
+from simdist.plan.group import Group
+from simdist.scenario.cluster import Cluster
+from simdist.scenario.workload import Workload
+
+if TYPE_CHECKING:
+    from simdist.cost.loads import LoadCosts
+
+_EVERY_RANK = Group(1)
+_SEVERAL = -1
+
+
+def price(plan: Plan, cluster: Cluster, workload: Workload) -> Costs:
+    """Return what every operation of `plan` costs.
+
+    Raises:
+        PlanError: The plan is for another number of ranks or tensors, or asks for what the cluster lacks.
+        ScenarioError: Compute times are neither given nor derivable.
+    """
+    if plan.world_size != cluster.world_size:
+        raise PlanError(
+            f"plan {plan.name} is for {plan.world_size} ranks; cluster {cluster.name} has {cluster.nodes} nodes x "
+            f"{cluster.gpus_per_node} GPUs = {cluster.world_size}; build the plan again for this cluster"
+        )
+    n_tensors = len(workload.tensors)
+    for buffer in plan.buffers:
+        if buffer.tensors and buffer.tensors[1] > n_tensors:
+            raise PlanError(
+                f"plan {plan.name}: buffer {buffer.name!r} holds tensors {buffer.tensors[0]}:{buffer.tensors[1]}; "
+                f"workload {workload.name or 'without a name'} has {n_tensors}; build the plan again for this workload"
+            )
+    pricing = _Pricing(plan, cluster, workload)
+    distinct = dict.fromkeys(op for body in plan.bodies for op in body)
+    of = {op: pricing.cost(op) for op in distinct}
+    shared = {op: cost for op, cost in of.items() if isinstance(cost, Shared)} | pricing.loads_together(of)
+    return Costs(pricing.topology, pricing.capacity_Bps, of, _contested_ops(shared, pricing.topology))
+
+
+class _Pricing:
+    def __init__(self, plan: Plan, cluster: Cluster, workload: Workload) -> None:
+        self._plan = plan
+        self._cluster = cluster
+        self._buffers = {buffer.name: buffer for buffer in plan.buffers}
+        self._compute = ComputeCost(workload, cluster)
+        self.topology = Topology(
+            cluster.nodes,
+            cluster.gpus_per_node,
+            LinkCost.of(cluster.fabric),
+            LinkCost.of(cluster.network, n_parallel=cluster.nics_per_node),
+            switched=cluster.oversubscription > 1,
+            bridged=math.isfinite(cluster.host_bridge_Bps),
+            overhead_s=cluster.collective_overhead_s,
+            n_servers=_n_servers(plan),
+        )
+        self.capacity_Bps = self._capacity_Bps()
+        self._loads = self._load_costs(workload) if plan.dataset else None
+
+    def _load_costs(self, workload: Workload) -> "LoadCosts":
+        from simdist.cost.loads import LoadCosts
+
+        return LoadCosts(self._plan, self._cluster, workload, self.topology, self.capacity_Bps)
+
+    def loads_together(self, costs: Mapping[ops.Op, OpCost]) -> dict[ops.Op, Shared]:
+        """Return what the operations that vary use in all their occurrences together."""
+        varying = [op for op, cost in costs.items() if isinstance(cost, Varying)]
+        if self._loads is None or not varying:
+            return {}
+        return dict.fromkeys(varying, Shared.of(_EVERY_RANK, self._loads.used(), self.capacity_Bps))
+
+    def _capacity_Bps(self) -> NDArray[np.float64]:
+        topology, storage = self.topology, self._cluster.storage
+        capacity_Bps = np.full(topology.n_resources, np.inf)
+        nodes, machines = np.arange(topology.n_nodes), np.arange(topology.n_machines)
+        capacity_Bps[: 2 * topology.world_size] = topology.fabric.capacity_Bps
+        capacity_Bps[topology.nic_out(machines)] = topology.network.capacity_Bps
+        capacity_Bps[topology.nic_in(machines)] = topology.network.capacity_Bps
+        capacity_Bps[topology.bridge_up(nodes)] = self._cluster.host_bridge_Bps
+        capacity_Bps[topology.bridge_down(nodes)] = self._cluster.host_bridge_Bps
+        network_Bps = topology.network.capacity_Bps * topology.n_machines
+        capacity_Bps[topology.switch] = network_Bps / self._cluster.oversubscription
+        if storage:
+            capacity_Bps[topology.storage_server] = storage.bandwidth_Bps
+            capacity_Bps[topology.storage_client(nodes)] = storage.client_bandwidth_Bps
+            capacity_Bps[topology.storage_operations] = storage.operations_per_s
+        if disk := self._cluster.disk:
+            capacity_Bps[topology.disk_read(nodes)] = disk.read_Bps
+            capacity_Bps[topology.disk_write(nodes)] = disk.write_Bps
+        if memory := self._cluster.memory:
+            capacity_Bps[topology.memory(nodes)] = memory.bandwidth_Bps
+        if self._cluster.cores_per_node:
+            capacity_Bps[topology.cores(nodes)] = self._cluster.cores_per_node
+        ranks = np.arange(topology.world_size)
+        capacity_Bps[topology.readers(ranks)] = capacity_Bps[topology.decoders(ranks)] = 1.0
+        return capacity_Bps
+
+    def cost(self, op: ops.Op) -> OpCost:
+        match op:
+            case ops.Forward():
+                return Local(self._compute.forward([buffer for buffer in map(self._buffer, op.srcs) if buffer.tensors]))
+            case ops.Backward():
+                return Local(self._compute.backward(self._buffer(op.dst)))
+            case ops.Optimize():
+                return Local(self._compute.optimize([self._buffer(name) for name in op.params]))
+            case ops.Copy():
+                return Local(self._compute.copy(op, self._buffer(op.src), self._buffer(op.dst)))
+            case ops.Pack():
+                return Local(self._compute.fusion_copy([*map(self._buffer, op.srcs)], self._buffer(op.dst)))
+            case ops.Unpack():
+                return Local(self._compute.fusion_copy([*map(self._buffer, op.dsts)], self._buffer(op.src)))
+            case ops.TrustRatios():
+                return Local(self._compute.trust_ratios(op, [*map(self._buffer, op.params)], self._plan.world_size))
+            case ops.Select():
+                src, residual, dst = map(self._buffer, (op.src, op.residual, op.dst))
+                return Local(self._compute.select(op, src, residual, dst))
+            case ops.Merge():
+                return Local(self._compute.merge(self._buffer(op.src), self._buffer(op.dst)))
+            case ops.Densify():
+                return Local(self._compute.densify(op, self._buffer(op.src), self._buffer(op.dst)))
+            case ops.AllReduce() | ops.Reduce() | ops.Broadcast():
+                return self._collective(op, self._buffer(op.buffer).nbytes)
+            case ops.ReduceScatter():
+                return self._collective(op, self._buffer(op.src).nbytes)
+            case ops.AllGather():
+                return self._collective(op, self._buffer(op.dst).nbytes)
+            case ops.Load():
+                if self._loads and op.read:
+                    return Varying(_EVERY_RANK, self._loads.transfers)
+                return self._storage(self._buffer(op.dst).nbytes, inward=True)
+            case ops.StageIn():
+                assert self._loads is not None
+                return Shared.of(op.group, self._loads.staging(op), self.capacity_Bps)
+            case ops.Save():
+                return self._storage(sum(self._buffer(name).nbytes for name in op.srcs), inward=False)
+            case ops.Delay() | ops.Wait() | ops.Tick():  # ticks: see `simdist.plan.ops`
+                return Local(0.0)
+            case _:
+                assert_never(op)
+
+    def _buffer(self, name: str) -> Buffer:
+        return self._buffers[name]
+
+    def _collective(self, op: ops.Collective, nbytes: int) -> Shared:
+        groups = enumerate(map(np.array, op.group.members(self._plan.world_size)))
+        calls = (Call(op, members, nbytes, self.topology, number) for number, members in groups)
+        transfers = (collective_transfer(call, self._cluster.library, self.capacity_Bps) for call in calls)
+        return Shared.of(op.group, transfers, self.capacity_Bps)
+
+    def _storage(self, nbytes: int, *, inward: bool) -> Shared:
+        storage, topology = self._cluster.storage, self.topology
+        if storage is None:
+            raise PlanError(
+                f"plan {self._plan.name} uses storage; cluster {self._cluster.name} has none: set cluster.storage"
+            )
+        nodes = np.arange(topology.world_size) // topology.ranks_per_node
+        nics = topology.nic_in(nodes) if inward else topology.nic_out(nodes)
+        paths = np.stack([nics, np.full_like(nics, topology.storage_server), topology.storage_client(nodes)], axis=1)
+        limited = np.isfinite(self.capacity_Bps[paths[0]])
+        amounts = np.full(int(limited.sum()), float(nbytes))
+        transfers = (Transfer((Stage(storage.latency_s, path[limited], amounts),)) for path in paths)
+        return Shared.of(_EVERY_RANK, transfers, self.capacity_Bps)
+
+
+def _n_servers(plan: Plan) -> int:
+    """Return how many machines of their own the parameter servers of a plan need: operations use the same ones.
+
+    Each group of an operation has its own servers.
+    """
+    reductions = (op for body in plan.bodies for op in body if isinstance(op, ops.AllReduce))
+    apart = ((op, op.servers) for op in reductions if op.servers and not op.servers.members)
+    return max((len(servers.parts) * (plan.world_size // op.group.size) for op, servers in apart), default=0)
+
+
+def _contested_ops(shared: Mapping[ops.Op, Shared], topology: Topology) -> frozenset[ops.Op]:
+    """Return the operations that may ever share a resource, decided before anything runs.
+
+    A resource belongs to ranks: a fabric port and the threads that read to one; the NIC, the host bridge, the disk, the
+    memory and the cores of a node to those of the node; the switch, the NIC of a parameter server and the storage
+    server to all. It is *exclusive* if only one stream uses it and every transfer over it has all its owners as
+    members: the owners' streams run in order, so one transfer ends before the next begins. An operation that uses
+    exclusive resources only takes its time alone, whatever happens elsewhere. Both engines rely on this, so that they
+    agree to the last bit on such plans.
+    """
+    n_resources = topology.n_resources
+    used = {op: np.zeros(n_resources, dtype=bool) for op in shared}
+    by_stream: defaultdict[ops.Stream, NDArray[np.bool_]] = defaultdict(lambda: np.zeros(n_resources, dtype=bool))
+    contested = np.zeros(n_resources, dtype=bool)
+    for op, cost in shared.items():
+        owner = _owner(cost, topology)
+        for group, transfer in enumerate(cost.transfers):
+            for stage in transfer.stages:
+                used[op][stage.resources] = True
+                contested[stage.resources[owner[stage.resources] != group]] = True
+        by_stream[ops.stream_of(op)] |= used[op]
+    contested |= sum(by_stream.values(), start=np.zeros(n_resources, dtype=np.int64)) > 1
+    return frozenset(op for op in shared if (used[op] & contested).any())
+
+
+def _owner(cost: Shared, topology: Topology) -> NDArray[np.int64]:
+    """Return the group that all owners of a resource are in, for every resource."""
+    world_size, ranks_per_node = topology.world_size, topology.ranks_per_node
+    n_blocks, size, stride = cost.group.shape(world_size)
+    of_rank = np.empty(world_size, dtype=np.int64)
+    of_rank.reshape(n_blocks, size, stride)[:] = np.arange(n_blocks * stride).reshape(n_blocks, 1, stride)
+    by_node = of_rank.reshape(-1, ranks_per_node)
+    of_node = np.where((by_node == by_node[:, :1]).all(axis=1), by_node[:, 0], _SEVERAL)
+    of_world = np.array([0 if size == world_size else _SEVERAL])
+    of_machine = np.concatenate([of_node, np.repeat(of_world, topology.n_servers)])
+    links = [of_rank, of_rank, of_machine, of_machine, of_node, of_node, of_world, of_world, of_node]
+    return np.concatenate([*links, of_world, *[of_node] * 4, of_rank, of_rank])
