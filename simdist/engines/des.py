@@ -23,9 +23,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost import Costs, Local, Shared, Transfer, Varying
-from simdist.engines.network.fluid import FluidNetwork
-from simdist.engines.timeline import Timeline
+from simdist.cost.prices import Costs, Local, Shared, Transfer, Varying
+from simdist.engines.network.fluid import FluidNetwork, Timeline
 from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Tick
 from simdist.plan.delays import Delays, check_delays
 from simdist.plan.ops import tick_s

@@ -1,42 +1,28 @@
-"""The fast engine: the same times by numpy recurrences, over all ranks and all seeds at once.
+"""The fast engine: the same times by `simdist.engines.recurrence`, over all ranks and all seeds at once.
 
-With time as a vector over `[world_size, n_seeds]`, an operation is three lines of max-plus algebra:
+The additions and maxima are those of the discrete-event engine, in the same order, so the results are equal to the last
+bit wherever no resource is shared.
 
-    ready = max(end of its predecessor on the stream, ends of what it comes after)
-    start = max over its group of ready
-    end   = start + seconds
-
-One pass over the instances in program order gives every time, without events. The additions and maxima are those of the
-discrete-event engine, in the same order, so the results are equal to the last bit wherever no resource is shared.
-
-Where transfers share a resource, this holds as long as they start together (then the fluid network is solved once,
-ahead) or apart. Anything else is refused with `UnsupportedError`; the discrete-event engine can do it.
+Transfers of one operation that are joined by shared resources must start together: then their durations are those of
+the fluid network from a common start, solved once, ahead. Transfers of different operations must not overlap on a
+resource. Anything else is refused with `UnsupportedError`; the discrete-event engine can do it.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from functools import reduce
-from itertools import repeat
-from typing import TypeAlias
+from functools import partial, reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost import Costs, Local, Shared, Varying
-from simdist.engines.contention import Contention
+from simdist.cost.prices import Costs, Local, Shared, Varying
+from simdist.engines.recurrence import Meeting, Price, Progress, Recurrence, Times
 from simdist.errors import UnsupportedError
-from simdist.plan import COLLECTIVES, Channel, Delay, Op, Plan, Tick, op_text
+from simdist.plan import COLLECTIVES, Op, Plan, op_text
 from simdist.plan.delays import Delays, DelaySource, DrawnDelays, check_delays
-from simdist.plan.ops import tick_s
-from simdist.plan.walk import Stretch, Template, stretches
-from simdist.traces.breakdown import Attribution, Breakdown, Observer
+from simdist.plan.walk import Stretch, stretches
+from simdist.traces.breakdown import Attribution, Breakdown
 from simdist.traces.trace import Trace
 
-Times: TypeAlias = NDArray[np.float64]
-Progress: TypeAlias = Callable[[int], None]
-
 _FEW = 8  # members of a group up to which numpy is faster member by member than by a reduction along a short axis
-_FEW_SEEDS = 2  # up to which it is faster by `reduceat`
 
 
 def simulate(plan: Plan, costs: Costs, delays: Delays, *, progress: Progress | None = None) -> Trace:
@@ -56,7 +42,8 @@ def simulate(plan: Plan, costs: Costs, delays: Delays, *, progress: Progress | N
     times_s = np.empty((3, plan.n_instances, plan.world_size))  # one block: large enough to get huge pages from Linux
     ready_s, start_s, end_s = times_s
     walked = list(stretches(plan))
-    _Machine(plan, costs, 1, table=end_s[:, :, np.newaxis]).run(walked, DrawnDelays(delays), progress)
+    table = end_s[:, :, np.newaxis]
+    Recurrence(plan, 1, _prices(plan, costs, 1), delays=DrawnDelays(delays), table=table).run(walked, progress)
     for stretch in walked:
         _recover_ready_and_start(stretch, ready_s, start_s, end_s)
     return Trace(plan, ready_s, start_s, end_s, source="simulated by fast")
@@ -80,7 +67,8 @@ def measure(
         UnsupportedError: Transfers share a resource and start at different times.
     """
     attribution = Attribution(plan.world_size, n_seeds)
-    _Machine(plan, costs, n_seeds, observer=attribution).run(stretches(plan), delays, progress)
+    prices = _prices(plan, costs, n_seeds)
+    Recurrence(plan, n_seeds, prices, delays=delays, observer=attribution).run(stretches(plan), progress)
     return attribution.finish(plan.n_steps)
 
 
@@ -104,203 +92,95 @@ def _recover_ready_and_start(stretch: Stretch, ready_s: Times, start_s: Times, e
             start_s[at:last:n].reshape(shape)[...] = starts[:, :, np.newaxis]
 
 
-@dataclass(frozen=True, slots=True)
-class _Meeting:
-    """The transfers of an operation's groups.
+def _prices(plan: Plan, costs: Costs, n_seeds: int) -> dict[Op, Price]:
+    """Return what operations take by themselves, and where transfers share resources, what they take together.
 
-    Args:
-        shape: Ranks and seeds as `[n_blocks, size, stride, n_seeds]`.
-        seconds: Of each group's transfer, broadcasting over `[n_blocks, 1, stride, n_seeds]`.
-        shares: Whether somebody else may want its resources.
-        firsts: First rank of every group of few consecutive ranks, if numpy is faster that way; else None.
+    Raises:
+        UnsupportedError: Loads differ from one another.
     """
-
-    shape: tuple[int, int, int, int]
-    seconds: float | Times
-    shares: bool
-    firsts: NDArray[np.int64] | None
-
-    def last_of_groups(self, ready: Times) -> Times:
-        """Return when the last member of each group is ready, `[n_blocks, 1, stride, n_seeds]`."""
-        if self.firsts is None:
-            return np.asarray(np.maximum.reduce(ready.reshape(self.shape), axis=1, keepdims=True))
-        n_blocks, _, stride, n_seeds = self.shape
-        return np.maximum.reduceat(ready, self.firsts).reshape(n_blocks, 1, stride, n_seeds)
-
-
-_Instruction: TypeAlias = tuple[Template, int, tuple[int, ...], float | Times | None, _Meeting | None]
-"""Template, row of its predecessor, rows of what it comes after, seconds (None: nothing is added), meeting."""
-
-
-class _Machine:
-    """Executes a plan on vectors `[world_size, n_seeds]`; fills `table` with all ends, or tells `observer` all times.
-
-    The ends of the instances stand in a table of rows: zeros, the rows carried over from earlier repetitions that may
-    still be referred to, and the rows of this repetition. An instruction names its operands by their place in the
-    table.
-    """
-
-    def __init__(
-        self, plan: Plan, costs: Costs, n_seeds: int, *, observer: Observer | None = None, table: Times | None = None
-    ) -> None:
-        _refuse_varying(costs)
-        self._plan = plan
-        self._n_seeds = n_seeds
-        self._observer = observer
-        self._table = table
-        self._zero = np.zeros((plan.world_size, n_seeds))
-        self._contention = Contention(costs, n_seeds)
-        self._seconds: dict[Op, float | Times | None] = {}
-        self._meetings: dict[Op, _Meeting] = {}
-        for op, cost in costs.of.items():
-            match cost:
-                case Local():
-                    self._seconds[op] = _column(cost.seconds)
-                case Shared():
-                    shares = op in costs.contested
-                    seconds = self._contention.seconds(op) if shares else cost.alone_s
-                    self._meetings[op] = self._meeting(cost, seconds, shares=shares)
-
-    def _meeting(self, cost: Shared, seconds: float | Times, *, shares: bool) -> _Meeting:
-        n_blocks, size, stride = cost.group.shape(self._plan.world_size)
-        if isinstance(seconds, np.ndarray):
-            seconds = seconds.reshape(n_blocks, 1, stride, 1)
-        firsts = np.arange(0, self._plan.world_size, size) if stride == 1 and self._n_seeds <= _FEW_SEEDS else None
-        return _Meeting((n_blocks, size, stride, self._n_seeds), seconds, shares, firsts)
-
-    def run(self, walked: Iterable[Stretch], delays: DelaySource, progress: Progress | None) -> None:
-        """Execute the plan, telling the observer the times of every instance."""
-        feed = _Feed(delays, self._plan)
-        ends: dict[int, Times] = {}
-        for stretch in walked:
-            carried, program = self._compile(stretch)
-            n = len(program)
-            index, step = stretch.first_index, stretch.first_step
-            carry = [ends.get(index - distance, self._zero) for distance in carried]
-            for _ in range(stretch.times):
-                rows = [self._zero, *carry]
-                self._run_once(program, rows, feed, index, step)
-                carry = [rows[_place(n - distance, carried)] for distance in carried]
-                index += n
-                step += stretch.n_steps
-                if progress:
-                    progress(step)
-            ends = {
-                index - back: rows[_place(n - back, carried)] if back <= n else ends[index - back]
-                for back in stretch.live
-            }
-
-    def _compile(self, stretch: Stretch) -> tuple[tuple[int, ...], list[_Instruction]]:
-        """Return how far before a repetition the rows lie that it needs, and its instructions."""
-        n = len(stretch.templates)
-        backs = [
-            [back for back in (template.previous, *template.after) if back is not None]
-            for template in stretch.templates
-        ]
-        needed = {back - at for at, each in enumerate(backs) for back in each if back > at}
-        for distance in tuple(needed):  # what comes from further back passes through the repetitions between
-            needed.update(range(distance % n or n, distance, n))
-        carried = tuple(sorted(needed, reverse=True))
-        program: list[_Instruction] = []
-        for at, template in enumerate(stretch.templates):
-            first = 0 if template.previous is None else _place(at - template.previous, carried)
-            others = tuple(_place(at - back, carried) for back in template.after)
-            program.append((template, first, others, self._seconds.get(template.op), self._meetings.get(template.op)))
-        return carried, program
-
-    def _run_once(self, program: list[_Instruction], rows: list[Times], feed: "_Feed", index: int, step: int) -> None:
-        maximum, add, observer = np.maximum, np.add, self._observer
-        outs = self._outs(index, len(program))
-        for (template, first, others, seconds, meeting), out in zip(program, outs, strict=True):
-            ready = rows[first]
-            for other in others:
-                ready = maximum(ready, rows[other])
-            start = ready
-            if meeting is not None:
-                start, end = self._meet(meeting, template, ready, out, step)
-            elif seconds is not None:
-                end = add(ready, seconds, out)
-            elif isinstance(template.op, Delay):
-                end = add(ready, feed.delay(template.op.channel, step + template.step), out)
-            elif isinstance(template.op, Tick):
-                written = reduce(maximum, (rows[other] for other in others), self._zero)
-                end = add(ready, maximum(tick_s(written, template.op.period_s) - ready, 0.0), out)
-            else:
-                end = ready
-                if out is not None:
-                    out[...] = ready
-            rows.append(end)
-            if observer is not None:
-                observer.add(index, template, ready, start, end)
-                index += 1
-
-    def _outs(self, index: int, n: int) -> Iterable[Times | None]:
-        """Return where the ends of the next instances go: rows of the table, or None for new arrays."""
-        return repeat(None, n) if self._table is None else self._table[index : index + n]
-
-    def _meet(
-        self, meeting: _Meeting, template: Template, ready: Times, out: Times | None, step: int
-    ) -> tuple[Times, Times]:
-        """Start each group with its last member; return starts (unless only ends are kept) and ends."""
-        starts = meeting.last_of_groups(ready)
-        ends = starts + meeting.seconds
-        if meeting.shares:
-            self._contention.check(template.op, _of_groups(starts), _of_groups(ends), step + template.step)
-        end = np.empty_like(ready) if out is None else out
-        end.reshape(meeting.shape)[...] = ends
-        if out is not None:
-            return ready, end
-        start = np.empty_like(ready)
-        start.reshape(meeting.shape)[...] = starts
-        return start, end
-
-
-def _refuse_varying(costs: Costs) -> None:
     for op, cost in costs.of.items():
         if isinstance(cost, Varying):
             raise UnsupportedError(
                 f"{op_text(op)}: every batch takes its own time; the fast engine is exact only for operations that "
                 f"repeat themselves: use --engine des (or auto)"
             )
+    contention = _Contention(costs, n_seeds)
+    prices: dict[Op, Price] = {}
+    for op, cost in costs.of.items():
+        match cost:
+            case Local():
+                prices[op] = cost.seconds
+            case Shared() if op in costs.contested:
+                seconds, check = contention.seconds(op), partial(contention.check, op)
+                prices[op] = Meeting.of(cost.group, plan.world_size, n_seeds, seconds=seconds, check=check)
+            case Shared():
+                prices[op] = Meeting.of(cost.group, plan.world_size, n_seeds, seconds=cost.alone_s)
+    return prices
 
 
-def _of_groups(times_s: Times) -> Times:
-    """Flatten `[n_blocks, 1, stride, n_seeds]` to `[n_groups, n_seeds]`."""
-    return times_s.reshape(-1, times_s.shape[-1])
+class _Contention:
+    """The resources that several transfers may want, and until when each is taken."""
+
+    def __init__(self, costs: Costs, n_seeds: int) -> None:
+        self._busy_s = np.zeros((len(costs.capacity_Bps), n_seeds))
+        self._uses = {op: _Use(op, costs) for op in costs.contested}
+
+    def seconds(self, op: Op) -> Times:
+        """Return what the transfers of an operation take when they start together, `[n_groups]`."""
+        return self._uses[op].seconds
+
+    def check(self, op: Op, start_s: Times, end_s: Times, step: int) -> None:
+        """Take the resources of an operation's transfers.
+
+        Args:
+            op: The operation.
+            start_s: Start of each transfer, `[n_groups, n_seeds]`.
+            end_s: End of each, if they share as foreseen.
+            step: Step, for the message.
+
+        Raises:
+            UnsupportedError: They do not start together, or somebody else is on a resource.
+        """
+        use = self._uses[op]
+        if (start_s != start_s[use.leader]).any():
+            raise UnsupportedError(
+                f"{op_text(op)} at step {step}: groups share a link and start at different times; the fast engine is "
+                f"exact only for a common start: use --engine des (or auto)"
+            )
+        if (start_s[use.groups] < self._busy_s[use.resources]).any():
+            raise UnsupportedError(
+                f"{op_text(op)} at step {step}: another operation may still use a link that it needs; the fast engine "
+                f"cannot share a link between operations: use --engine des (or auto)"
+            )
+        np.maximum.at(self._busy_s, use.resources, end_s[use.groups])
 
 
-def _place(position: int, carried: tuple[int, ...]) -> int:
-    """Return the row of an instance: at `position` of this repetition or, if negative, before it."""
-    return 1 + len(carried) + position if position >= 0 else 1 + carried.index(-position)
+class _Use:
+    """Who uses which resource in an operation."""
 
+    def __init__(self, op: Op, costs: Costs) -> None:
+        cost = costs.of[op]
+        assert isinstance(cost, Shared)
+        pairs = [
+            np.unique(np.concatenate([stage.resources for stage in transfer.stages] or [np.empty(0, dtype=np.int64)]))
+            for transfer in cost.transfers
+        ]
+        self.groups = np.repeat(np.arange(len(pairs)), [len(resources) for resources in pairs])
+        self.resources = np.concatenate(pairs)
+        self.leader = self._leaders(len(pairs), len(costs.capacity_Bps))
+        """The first group of each group's component: those that share, directly or through others."""
+        from simdist.engines.network.fluid import common_start_s
 
-def _column(seconds: float | Times) -> float | Times | None:
-    """Shape seconds to be added to `[world_size, n_seeds]`; None if there is nothing to add."""
-    if isinstance(seconds, np.ndarray):
-        return seconds[:, None]
-    return seconds or None
+        self.seconds = common_start_s(cost.transfers, costs.capacity_Bps)
 
-
-class _Feed:
-    """Takes delays from their source in chunks that stay small, however many ranks and seeds there are."""
-
-    _CHUNK_VALUES = 4_000_000
-
-    def __init__(self, source: DelaySource, plan: Plan) -> None:
-        self._source = source
-        self._n_steps = plan.n_steps
-        self._chunk_steps = 1
-        self._chunk: Delays = {}
-        self._first = self._end = 0
-
-    def delay(self, channel: Channel, step: int) -> Times:
-        """Return the delays of a step, `[world_size, n_seeds]`."""
-        while step >= self._end:
-            self._first = self._end
-            n_steps = min(self._chunk_steps, self._n_steps - self._first)
-            self._chunk = self._source.take(n_steps)
-            self._end += n_steps
-            n_values = next(iter(self._chunk.values()))[0].size
-            self._chunk_steps = max(1, self._CHUNK_VALUES // n_values)
-        delays_s: Times = self._chunk[channel][step - self._first]
-        return delays_s
+    def _leaders(self, n_groups: int, n_resources: int) -> NDArray[np.int64]:
+        """Let the lowest number spread over resources and groups until it stands still."""
+        leader = np.arange(n_groups)
+        while True:
+            lowest = np.full(n_resources, n_groups)
+            np.minimum.at(lowest, self.resources, leader[self.groups])
+            lower = leader.copy()
+            np.minimum.at(lower, self.groups, lowest[self.resources])
+            if (lower == leader).all():
+                return leader
+            leader = lower

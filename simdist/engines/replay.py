@@ -1,55 +1,29 @@
 """Replay a plan with given seconds for every operation of every rank: what would have happened if some were shorter?
 
-The rules are those of the other engines, with time as a vector over `[world_size, n_variants]`:
-
-    ready = max(end of its predecessor on the stream, ends of what it comes after) + gap
-    start = max over its group of ready, for a collective
-    end   = start + seconds
+The rules are those of the other engines, with time as a vector over `[world_size, n_variants]`
+(`simdist.engines.recurrence`).
 
 Durations are not priced but taken from a trace (`timing`), changed or not, so contention, slow machines and injected
 delays are in them. A collective's seconds count from its last member's start: the transfer, without the waiting. The
 gap is what a trace leaves unexplained before an operation: nothing in a simulation, the program's own overhead on real
 machines. With its own gaps and seconds a trace is replayed as it was. Many variants of one trace are replayed at once.
 
-Only a `Tick` is no duration: it ends when its clock ticks next.
-
 Source:
     Lin et al., Understanding Stragglers in Large Model Training Using What-if Analysis, OSDI 2025, arXiv 2505.05713:
     replay by dependencies and durations; `gap` is what their analyzer calls launch delay.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
-from typing import Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.engines.recurrence import Durations, Meeting, Progress, Recurrence, Times
 from simdist.errors import TraceError
 from simdist.plan import COLLECTIVES, Plan, Tick, op_text, stream_of
-from simdist.plan.ops import tick_s
-from simdist.plan.walk import Stretch, Template, stretches
+from simdist.plan.walk import Template, stretches
 from simdist.traces.breakdown import Observer
 from simdist.traces.trace import Trace
-
-Times: TypeAlias = NDArray[np.float64]
-Progress: TypeAlias = Callable[[int], None]
-
-
-class Durations(Protocol):
-    """Says how long everything takes, in every variant."""
-
-    def gap_s(self, index: int) -> Times | None:
-        """Return the seconds between what instance `index` waits for and its being ready; None for none.
-
-        Like `seconds`, they broadcast to `[world_size, n_variants]`.
-        """
-        ...
-
-    def seconds(self, index: int) -> Times | None:
-        """Return the seconds of instance `index`, from its start, or that of its group, to its end; None for none."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -99,8 +73,9 @@ def timing(trace: Trace) -> Timing:
                     np.maximum(free_s, trace.end_s[at - back : last - back : n], out=free_s)
             gaps_s[rows] = 0.0 if isinstance(template.op, Tick) else np.maximum(began_s - free_s, 0.0)
             start_s = trace.start_s[rows]
-            if meets:
-                start_s = _last_of_groups(began_s.T, template).T
+            if isinstance(template.op, COLLECTIVES):
+                meeting = Meeting.of(template.op.group, plan.world_size, len(began_s))
+                start_s = meeting.of_ranks(meeting.last_of_groups(began_s.T)).T
             durations_s[rows] = np.maximum(trace.end_s[rows] - start_s, 0.0)
     return Timing(gaps_s if gaps_s.any() else None, durations_s)
 
@@ -119,59 +94,9 @@ def replay(
         n_variants: Variants.
         progress: Called with the number of steps done.
     """
-    zero = np.zeros((plan.world_size, n_variants))
-    ends: dict[int, Times] = {}
-    for stretch in stretches(plan):
-        index, n = stretch.first_index, len(stretch.templates)
-        furthest = _furthest_back(stretch)
-        for repetition in range(1, stretch.times + 1):
-            for template in stretch.templates:
-                ends[index] = _execute(index, template, ends, durations, observer, zero)
-                index += 1
-            if repetition < stretch.times:
-                for old in range(max(index - n - furthest, stretch.first_index), index - furthest):
-                    del ends[old]
-            if progress:
-                progress(stretch.first_step + repetition * stretch.n_steps)
-        ends = {index - back: ends[index - back] for back in stretch.live}
-
-
-def _furthest_back(stretch: Stretch) -> int:
-    """Return how many instances before the end of a repetition those are in the stretch that may be referred to."""
-    n_instances = len(stretch.templates) * stretch.times
-    backs = [back for template in stretch.templates for back in (template.previous, *template.after) if back]
-    return max((*backs, *(back for back in stretch.live if back <= n_instances)), default=0)
-
-
-def _execute(
-    index: int, template: Template, ends: dict[int, Times], durations: Durations, observer: Observer, zero: Times
-) -> Times:
-    """Return when an instance ends."""
-    ready = zero if template.previous is None else ends[index - template.previous]
-    others = [ends[index - back] for back in template.after]
-    for other in others:
-        ready = np.maximum(ready, other)
-    gap = durations.gap_s(index)
-    if gap is not None:
-        ready = ready + gap
-    start = _last_of_groups(ready, template)
-    if isinstance(template.op, Tick):
-        written = reduce(np.maximum, others, zero)
-        end = ready + np.maximum(tick_s(written, template.op.period_s) - ready, 0.0)
-    else:
-        seconds = durations.seconds(index)
-        end = start if seconds is None else start + seconds
-    observer.add(index, template, ready, start, end)
-    return end
-
-
-def _last_of_groups(ready: Times, template: Template) -> Times:
-    """Return when each rank of `[world_size, n]` starts: a member of a collective's group with its last one."""
-    if not isinstance(template.op, COLLECTIVES):
-        return ready
-    shape = (*template.op.group.shape(len(ready)), ready.shape[1])
-    starts = np.maximum.reduce(ready.reshape(shape), axis=1, keepdims=True)
-    return np.broadcast_to(starts, shape).reshape(ready.shape)
+    collectives = {op for body in plan.bodies for op in body if isinstance(op, COLLECTIVES)}
+    prices = {op: Meeting.of(op.group, plan.world_size, n_variants) for op in collectives}
+    Recurrence(plan, n_variants, prices, durations=durations, observer=observer).run(stretches(plan), progress)
 
 
 def replayed_trace(trace: Trace, durations: Durations) -> Trace:

@@ -1,40 +1,54 @@
 """Transfers in flight share resources max-min fairly, as a fluid.
 
 A stage of a transfer needs d_r bytes on each of its resources r; b = max over r of d_r. While it flows at rate x, it
-takes x d_r / b of every resource. The rates are those of `fairness`: n streams on one NIC get an n-th each; pushes
+takes x d_r / b of every resource. The rates are those of `max_min_rates`: n streams on one NIC get an n-th each; pushes
 converge on a server; a transfer that another resource holds back leaves its share to the others.
 
 Between two changes of the set of transfers in flight all rates are constant, so only changes are events. A change is
 felt by those who share a resource with who came or went, directly or through others: a *component*. Components do not
 know of each other; an event costs the size of the component that it happens in, however many transfers fly elsewhere.
-A component that somebody leaves may fall apart, so those who stay join anew, like those who arrive.
+A component that somebody leaves may fall apart, so those who stay join again, like those who arrive.
 
-A few flows are solved anew at every event: schedules repeat themselves, the same stages meet in every step, and the
+A few flows are solved again at every event: schedules repeat themselves, the same stages meet in every step, and the
 rates of sets that met before are remembered. Where many flows share, such as the readers of one server, sets hardly
-ever meet again; `crowd` then changes the rates instead of finding them anew.
+ever meet again; `incremental` then changes the rates instead of recomputing them.
 """
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from heapq import heappush
 from typing import TypeAlias
 
 import numpy as np
 import simpy
 from numpy.typing import NDArray
+from simpy.events import NORMAL, EventPriority
 
-from simdist.cost import Stage, Transfer
-from simdist.engines.network.incremental import Crowd
-from simdist.engines.network.level import Flow
+from simdist.cost.prices import Stage, Transfer
+from simdist.engines.network.fair_share import Flow
+from simdist.engines.network.incremental import IncrementalMaxMin
 from simdist.engines.network.max_min import max_min_rates
-from simdist.engines.timeline import LAST, Timeline
+
+LAST = EventPriority(2)  # SimPy runs events of one moment by priority: 0 urgent, 1 normal
 
 Then: TypeAlias = Callable[[], object]
 
 _TOGETHER = 1e-12  # transfers due within this share of the time to the next end end together
 _NOBODY = -1
 _REMEMBERED = 4096  # sets of stages
-_NUMBERED = 65536  # stages, before they are numbered anew
-_FEW = 16  # flows whose rates are found anew at every event
+_NUMBERED = 65536  # stages, before they are renumbered
+_FEW = 16  # flows whose rates are recomputed at every event
+
+
+class Timeline(simpy.Environment):
+    """A SimPy environment that can be told when something happens, not in how many seconds, which would round."""
+
+    def call_at(self, at_s: float, then: Callable[[simpy.Event], None], *, priority: EventPriority = NORMAL) -> None:
+        """Call a function at a time, which is not before now; its argument is an event of no interest."""
+        event = simpy.Event(self)
+        event._ok, event._value = True, None
+        event.callbacks.append(then)
+        heappush(self._queue, (at_s, priority, next(self._eid), event))
 
 
 class FluidNetwork:
@@ -43,7 +57,7 @@ class FluidNetwork:
     Args:
         timeline: When what happens.
         capacity_Bps: Bytes per second of every resource, `[n_resources]`; inf where unlimited.
-        few: Larger components are crowds.
+        few: Larger components are solved incrementally.
     """
 
     def __init__(self, timeline: Timeline, capacity_Bps: NDArray[np.float64], *, few: int = _FEW) -> None:
@@ -96,7 +110,7 @@ class FluidNetwork:
         self._begin(stages, then, self._timeline.now)
 
     def _settle_soon(self) -> None:
-        """Set the rates anew when all that happens at this moment has happened."""
+        """Recompute the rates when all that happens at this moment has happened."""
         if not self._is_settling:
             self._is_settling = True
             self._timeline.call_at(self._timeline.now, self._settle, priority=LAST)
@@ -115,7 +129,7 @@ class FluidNetwork:
         components = [self._components[number] for number in touched] or [self._new_component()]
         for component in components:
             self._advance(component)
-        largest = max(components, key=lambda component: (component.crowd is not None, len(component)))
+        largest = max(components, key=lambda component: (component.incremental is not None, len(component)))
         for component in components:
             if component is not largest:
                 self._take(largest, self._dissolve(component))
@@ -131,22 +145,22 @@ class FluidNetwork:
     def _take(self, component: "_Component", flows: list[Flow]) -> None:
         for flow in flows:
             self._place(flow, component.number)
-        if component.crowd is None:
+        if component.incremental is None:
             component.flows += flows
             return
         for flow in flows:
-            component.crowd.join(flow, self._timeline.now)
+            component.incremental.join(flow, self._timeline.now)
 
     def _dissolve(self, component: "_Component") -> list[Flow]:
         """Take a component out; return those who were in it."""
         del self._components[component.number]
-        if component.crowd is None:
+        if component.incremental is None:
             for flow in component.flows:
                 self._place(flow, _NOBODY)
             return component.flows
         gone = component.number
         self._component_on = [_NOBODY if number == gone else number for number in self._component_on]
-        return component.crowd.leave(self._timeline.now)
+        return component.incremental.leave(self._timeline.now)
 
     def _place(self, flow: Flow, number: int) -> None:
         for resource in flow.resources:
@@ -162,14 +176,14 @@ class FluidNetwork:
                 flow.left_nbytes -= flow.rate_Bps * elapsed_s
 
     def _set_rates(self, component: "_Component") -> None:
-        if component.crowd is None and len(component) > self._few:
-            component.crowd = Crowd(self._capacity_Bps, self._timeline.now)
+        if component.incremental is None and len(component) > self._few:
+            component.incremental = IncrementalMaxMin(self._capacity_Bps, self._timeline.now)
             flows, component.flows = component.flows, []
             self._take(component, flows)
-        if component.crowd is None:
+        if component.incremental is None:
             next_end_s = self._timeline.now + self._find_rates(component)
         else:
-            next_end_s = component.crowd.settle(self._timeline.now)
+            next_end_s = component.incremental.settle(self._timeline.now)
         component.n_plans += 1
         self._timeline.call_at(next_end_s, partial(self._end, component, component.n_plans))
 
@@ -194,7 +208,7 @@ class FluidNetwork:
         return kind
 
     def _forget_kinds(self) -> None:
-        """Number stages anew, so that those that never come again are not kept."""
+        """Renumber the stages, so that those that never come again are not kept."""
         self._stages.clear()
         self._kind_of.clear()
         self._remembered.cache_clear()
@@ -207,14 +221,13 @@ class FluidNetwork:
         if component.n_plans != plan:
             return
         self._advance(component)
-        ended = (
-            self._end_in_crowd(component, component.crowd) if component.crowd is not None else self._end_few(component)
-        )
+        many = component.incremental
+        ended = self._end_few(component) if many is None else self._end_incremental(component, many)
         for flow in ended:
             flow.then()
 
     def _end_few(self, component: "_Component") -> list[Flow]:
-        """Those who stay join anew."""
+        """Those who stay join again."""
         flows = self._dissolve(component)
         staying = [flow for flow, ends in zip(flows, component.is_ending, strict=True) if not ends]
         if staying:
@@ -222,10 +235,10 @@ class FluidNetwork:
             self._settle_soon()
         return [flow for flow, ends in zip(flows, component.is_ending, strict=True) if ends]
 
-    def _end_in_crowd(self, component: "_Component", crowd: Crowd) -> list[Flow]:
-        """Those who stay join anew only if they are few, or have fallen apart."""
-        ended = crowd.end(self._timeline.now)
-        if len(crowd) <= self._few // 2 or crowd.is_apart:
+    def _end_incremental(self, component: "_Component", incremental: IncrementalMaxMin) -> list[Flow]:
+        """Those who stay join again only if they are few, or have fallen apart."""
+        ended = incremental.end(self._timeline.now)
+        if len(incremental) <= self._few // 2 or incremental.is_apart:
             self._joining += self._dissolve(component)
         else:
             self._left.add(component.number)
@@ -236,21 +249,21 @@ class FluidNetwork:
 class _Component:
     """Flows that are joined by shared resources, with rates that hold from `settled_s` until the latest of `n_plans`.
 
-    A few are kept in `flows`, many in `crowd`.
+    A few are kept in `flows`, many in `incremental`.
     """
 
-    __slots__ = ("crowd", "flows", "is_ending", "n_plans", "number", "settled_s")
+    __slots__ = ("flows", "incremental", "is_ending", "n_plans", "number", "settled_s")
 
     def __init__(self, number: int, settled_s: float) -> None:
         self.number = number
         self.settled_s = settled_s
         self.flows: list[Flow] = []
         self.is_ending: list[bool] = []
-        self.crowd: Crowd | None = None
+        self.incremental: IncrementalMaxMin | None = None
         self.n_plans = 0
 
     def __len__(self) -> int:
-        return len(self.flows) if self.crowd is None else len(self.crowd)
+        return len(self.flows) if self.incremental is None else len(self.incremental)
 
 
 def common_start_s(transfers: Sequence[Transfer], capacity_Bps: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -27,7 +27,7 @@ fall. So one pass suffices, and rounding is not allowed to make a level fall.
 
 A round costs one look at the level of every resource, and work for the resources of those who stop in it. Everybody
 stops once, and at least one resource is full in a round: with n transfers, m resources and k pairs of both, all is done
-in O(k + m min(n, m)). Subtracting leaves rounding behind; a load of which little is left is therefore summed anew, at
+in O(k + m min(n, m)). Subtracting leaves rounding behind; a load of which little is left is therefore summed again, at
 most once for each factor of a thousand by which its weights differ, or its users become fewer.
 
 Source:
@@ -40,10 +40,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost import Stage
+from simdist.cost.prices import Stage
 
 _SAME = 1e-12  # resources that are full within this share of the level are full together
-_WORN = 2.0**-10  # a load that subtraction has brought below this share of itself is summed anew
+_PRECISE = 2.0**-10  # a load that subtraction has brought below this share of itself is summed again
 
 
 def max_min_rates(stages: Sequence[Stage], capacity_Bps: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -72,7 +72,7 @@ class _Pairs:
     """Every pair of a flow and a resource that it uses: a sparse matrix, by rows and by columns.
 
     Pairs are in the order of the flows; `by_resource` are their places in the order of the resources, of which those in
-    use are numbered anew. `first_of_flow` and `first_of_resource` tell where the pairs of each begin in its order.
+    use are renumbered. `first_of_flow` and `first_of_resource` tell where the pairs of each begin in its order.
     """
 
     def __init__(self, stages: Sequence[Stage], n_resources: int) -> None:
@@ -141,16 +141,16 @@ class _Filling:
         np.subtract.at(self._load, resource, weight)
         np.subtract.at(self._left_Bps, resource, weight * self._level_Bps)
         wanted = self._n_rising[resource] > 0
-        is_worn = wanted & (self._load[resource] < self._summed_load[resource] * _WORN)
-        if is_worn.any():
-            self._sum_anew(np.unique(resource[is_worn]))
+        lost_precision = wanted & (self._load[resource] < self._summed_load[resource] * _PRECISE)
+        if lost_precision.any():
+            self._recompute(np.unique(resource[lost_precision]))
         full_at_Bps = np.full(len(resource), np.inf)
         np.divide(self._left_Bps[resource], self._load[resource], out=full_at_Bps, where=wanted)
         self._full_at_Bps[resource] = full_at_Bps
 
-    def _sum_anew(self, worn: NDArray[np.int64]) -> None:
+    def _recompute(self, imprecise: NDArray[np.int64]) -> None:
         """Replace what is left of loads after many subtractions, the rounding of which would outweigh it."""
-        for resource in worn:
+        for resource in imprecise:
             places = self._pairs.by_resource[_places(self._pairs.first_of_resource, np.array([resource]))]
             self._load[resource] = self._pairs.weight[places] @ self._rising[self._pairs.flow[places]]
             self._summed_load[resource] = self._load[resource]

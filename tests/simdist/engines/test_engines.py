@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import simdist
 from simdist.cost import price
-from simdist.engines import DrawnDelays, check_delays, des, fast, simulate
+from simdist.engines import DrawnDelays, check_delays, des, fast, recurrence, simulate
 from simdist.errors import PlanError, UnsupportedError
 from simdist.plan import (
     COLLECTIVES,
@@ -506,7 +506,7 @@ def test_chunks_of_delays_do_not_change_any_time(monkeypatch):
     delays = {channel: np.random.default_rng(1).random((31, 4, 2)) for channel in ("host", "compute")}
     whole = fast.measure(plan, costs, DrawnDelays(delays), n_seeds=2)
     for n_values in (1, 8, 24, 80):
-        monkeypatch.setattr(fast._Feed, "_CHUNK_VALUES", n_values)
+        monkeypatch.setattr(recurrence._DelayFeed, "_CHUNK_VALUES", n_values)
         chunked = fast.measure(plan, costs, DrawnDelays(delays), n_seeds=2)
         np.testing.assert_array_equal(chunked.wait_s, whole.wait_s)
         np.testing.assert_array_equal(chunked.makespan_s, whole.makespan_s)

@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simdist.cost import Stage, Transfer
-from simdist.engines.network.fluid import FluidNetwork, common_start_s
-from simdist.engines.timeline import Timeline
+from simdist.engines.network.fluid import FluidNetwork, Timeline, common_start_s
 
 N_RESOURCES = 5
 

@@ -1,4 +1,4 @@
-"""Crowds: the rates and times that are found anew at every event, whoever comes, goes, or changes its bottleneck."""
+"""Incremental max-min: rates and times recomputed at every event, whoever comes, goes, or changes its bottleneck."""
 
 import numpy as np
 import pytest
@@ -7,11 +7,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from simdist.cost import Stage, Transfer
-from simdist.engines.network.fluid import FluidNetwork
-from simdist.engines.network.incremental import Crowd
-from simdist.engines.network.level import Flow
+from simdist.engines.network.fair_share import Flow
+from simdist.engines.network.fluid import FluidNetwork, Timeline
+from simdist.engines.network.incremental import IncrementalMaxMin
 from simdist.engines.network.max_min import max_min_rates
-from simdist.engines.timeline import Timeline
 
 N_SHARED = 5
 N_OWN = 6
@@ -78,31 +77,31 @@ def ends_s(starts, capacity_Bps, **options):
     return end_s
 
 
-def crowd_ends_s(starts, capacity_Bps, look=lambda crowd: None, **options):
-    """Return when stages end in a crowd alone; `look` at it whenever it has settled."""
-    crowd = Crowd(capacity_Bps, 0.0, **options)
+def incremental_ends_s(starts, capacity_Bps, look=lambda sharing: None, **options):
+    """Return when stages end alone; `look` at it whenever it has settled."""
+    sharing = IncrementalMaxMin(capacity_Bps, 0.0, **options)
     numbers = {Flow(each, lambda: None): number for number, (_, each) in enumerate(starts)}
     waiting = [(start_s, flow) for (start_s, _), flow in zip(starts, numbers, strict=True)]
     end_s = np.full(len(starts), np.nan)
     next_end_s = np.inf
-    while waiting or len(crowd):
+    while waiting or len(sharing):
         now_s = min(next_end_s, waiting[0][0] if waiting else np.inf)
         if next_end_s == now_s:
-            for flow in crowd.end(now_s):
+            for flow in sharing.end(now_s):
                 end_s[numbers[flow]] = now_s
         while waiting and waiting[0][0] == now_s:
-            crowd.join(waiting.pop(0)[1], now_s)
-        next_end_s = crowd.settle(now_s)
-        if len(crowd):
-            look(crowd)
+            sharing.join(waiting.pop(0)[1], now_s)
+        next_end_s = sharing.settle(now_s)
+        if len(sharing):
+            look(sharing)
     return end_s
 
 
 def fair(capacity_Bps):
-    """Return a look that compares the rates in a crowd with those found anew."""
+    """Return a look that compares the rates in it with those recomputed."""
 
-    def look(crowd):
-        flows, rates_Bps = zip(*crowd.rates_Bps(), strict=True)
+    def look(sharing):
+        flows, rates_Bps = zip(*sharing.rates_Bps(), strict=True)
         expected_Bps = max_min_rates([flow.stage for flow in flows], capacity_Bps)
         np.testing.assert_allclose(rates_Bps, expected_Bps, rtol=1e-9)
 
@@ -113,7 +112,7 @@ def fair(capacity_Bps):
 @settings(max_examples=100, deadline=None)
 @given(readers([1, 3, 1e3, 1e6]), capacities([1.0, 2.0, 1e3, 1e9]))
 def test_rates_are_always_those_of_fairness(patience, starts, capacity_Bps):
-    crowd_ends_s(starts, capacity_Bps, fair(capacity_Bps), patience=patience)
+    incremental_ends_s(starts, capacity_Bps, fair(capacity_Bps), patience=patience)
 
 
 @settings(max_examples=200, deadline=None)
@@ -122,13 +121,13 @@ def test_rates_are_always_those_of_fairness(patience, starts, capacity_Bps):
 @given(st.integers(0, 2**32))
 def test_rates_are_those_of_fairness_among_loads_over_many_hubs(seed):
     starts, capacity_Bps = loads(seed)
-    crowd_ends_s(starts, capacity_Bps, fair(capacity_Bps))
+    incremental_ends_s(starts, capacity_Bps, fair(capacity_Bps))
 
 
 @settings(max_examples=100, deadline=None)
 @given(readers([1, 2, 3, 5, 8]), capacities([1.0, 2.0, 3.0, 7.0]))
 def test_rates_are_those_of_fairness_where_many_hubs_are_nearly_full(starts, capacity_Bps):
-    crowd_ends_s(starts, capacity_Bps, fair(capacity_Bps))
+    incremental_ends_s(starts, capacity_Bps, fair(capacity_Bps))
 
 
 @settings(max_examples=100, deadline=None)
@@ -140,15 +139,15 @@ def test_times_are_those_of_exact_fractions(starts, capacity_Bps):
 
 @settings(max_examples=100, deadline=None)
 @given(readers([1, 3, 1e3, 1e6]), capacities([1.0, 2.0, 1e3, 1e9, np.inf]), st.integers(0, 6))
-def test_crowds_and_few_end_at_the_same_times(starts, capacity_Bps, few):
-    """Also where components become crowds and crowds become few again."""
-    anew_s = ends_s(starts, capacity_Bps, few=1000)
-    np.testing.assert_allclose(ends_s(starts, capacity_Bps, few=few), anew_s, rtol=1e-9, atol=1e-15)
+def test_incremental_and_few_end_at_the_same_times(starts, capacity_Bps, few):
+    """Also where components become large, and small again."""
+    recomputed_s = ends_s(starts, capacity_Bps, few=1000)
+    np.testing.assert_allclose(ends_s(starts, capacity_Bps, few=few), recomputed_s, rtol=1e-9, atol=1e-15)
 
 
 @pytest.mark.parametrize("ranks_per_node", [1, 8])
 @pytest.mark.parametrize("server_Bps", [20.0, 60.0, 1e3])
-def test_readers_of_a_server_end_when_rates_found_anew_say(ranks_per_node, server_Bps):
+def test_readers_of_a_server_end_when_recomputed_rates_say(ranks_per_node, server_Bps):
     """
     Loads of different sizes come at random times over the server, the NIC of the node and the rank's own readers, and
     now and then everybody's NIC is used by an all-reduce.
@@ -172,7 +171,7 @@ def test_readers_of_a_server_end_when_rates_found_anew_say(ranks_per_node, serve
 def test_server_serves_the_smallest_first(patience):
     """Processor sharing: when the k-th smallest of n is done, smaller ones are done, and others have flowed as much."""
     sizes = np.random.default_rng(0).uniform(1.0, 9.0, 60)
-    end_s = crowd_ends_s([(0.0, stage((0, nbytes))) for nbytes in sizes], np.array([2.0]), patience=patience)
+    end_s = incremental_ends_s([(0.0, stage((0, nbytes))) for nbytes in sizes], np.array([2.0]), patience=patience)
     np.testing.assert_allclose(end_s, [np.minimum(sizes, nbytes).sum() / 2 for nbytes in sizes], rtol=1e-12)
 
 
@@ -180,7 +179,7 @@ def test_server_serves_the_smallest_first(patience):
 def test_utilisation_is_what_readers_demand_or_the_whole_server(n):
     """n readers of 1 B/s each read 6 B from a server of 10 B/s: 6 s, or 6 n / 10."""
     starts = [(0.0, stage((0, 6), (1 + number, 6))) for number in range(n)]
-    end_s = crowd_ends_s(starts, np.array([10.0, *[1.0] * n]))
+    end_s = incremental_ends_s(starts, np.array([10.0, *[1.0] * n]))
     np.testing.assert_allclose(end_s, max(6.0, 0.6 * n), rtol=1e-12)
 
 
@@ -189,7 +188,7 @@ def test_slow_readers_leave_their_share_to_the_fast_ones_until_these_have_ended(
     A server of 10 B/s; A reads 4 B at 1 B/s at most, B and C read 9 B each. B and C get 4.5: 2 s. A needs 4 s.
     """
     starts = [(0.0, stage((0, 4), (1, 4))), (0.0, stage((0, 9))), (0.0, stage((0, 9)))]
-    assert crowd_ends_s(starts, np.array([10.0, 1.0])).tolist() == [4.0, 2.0, 2.0]
+    assert incremental_ends_s(starts, np.array([10.0, 1.0])).tolist() == [4.0, 2.0, 2.0]
 
 
 def test_reader_changes_between_its_pace_and_its_share():
@@ -199,8 +198,8 @@ def test_reader_changes_between_its_pace_and_its_share():
     """
     starts = [(0.0, stage((0, 13), (1, 13))), (1.0, stage((0, 4)))]
     rates_Bps = []
-    look = lambda crowd: rates_Bps.append([rate_Bps for _, rate_Bps in crowd.rates_Bps()])  # noqa: E731
-    assert crowd_ends_s(starts, np.array([4.0, 3.0]), look).tolist() == [5.0, 3.0]
+    look = lambda sharing: rates_Bps.append([rate_Bps for _, rate_Bps in sharing.rates_Bps()])  # noqa: E731
+    assert incremental_ends_s(starts, np.array([4.0, 3.0]), look).tolist() == [5.0, 3.0]
     assert rates_Bps == [[3], [2, 2], [3]]
 
 
@@ -210,7 +209,7 @@ def test_hub_inside_the_server_holds_back_its_own_readers_only():
     and 3 s.
     """
     starts = [(0.0, stage((0, 2), (1, 2))), (0.0, stage((0, 4), (1, 4))), (0.0, stage((0, 14)))]
-    assert crowd_ends_s(starts, np.array([9.0, 2.0])).tolist() == [2.0, 3.0, 2.0]
+    assert incremental_ends_s(starts, np.array([9.0, 2.0])).tolist() == [2.0, 3.0, 2.0]
 
 
 def test_hub_learns_that_a_level_rose_before_its_members_moved_away_and_back():
@@ -227,12 +226,12 @@ def test_hub_learns_that_a_level_rose_before_its_members_moved_away_and_back():
         (0.0, stage((2, 12))),
     ]
     rates_Bps = []
-    look = lambda crowd: rates_Bps.append([rate_Bps for _, rate_Bps in crowd.rates_Bps()])  # noqa: E731
-    assert crowd_ends_s(starts, np.array([12.0, 20.0, 13.0]), look).tolist() == [2.0, 2.0, 1.0, 2.0, 2.0]
+    look = lambda sharing: rates_Bps.append([rate_Bps for _, rate_Bps in sharing.rates_Bps()])  # noqa: E731
+    assert incremental_ends_s(starts, np.array([12.0, 20.0, 13.0]), look).tolist() == [2.0, 2.0, 1.0, 2.0, 2.0]
     assert rates_Bps == [[4, 4, 4, 16, 5], [6, 6, 14, 7]]
 
 
-def test_loads_of_three_nodes_that_read_from_server_and_disks_flow_at_rates_found_anew():
+def test_loads_of_three_nodes_that_read_from_server_and_disks_flow_at_recomputed_rates():
     """
     12 loads over the server (bytes, operations), and client, NIC, disk, cores and readers of 3 nodes; 8 over disk,
     cores and readers. One of the server's has little left; when it ends, others move to another level and back.
@@ -256,7 +255,7 @@ def test_loads_of_three_nodes_that_read_from_server_and_disks_flow_at_rates_foun
         read, cores = 5 + 5 * node, 6 + 5 * node
         stages += [stage((read, n), (cores, 0.001625), (next(own), 1e-4 + n / 3e8)) for n in sizes]
     starts = [(0.0, each) for each in stages]
-    crowd_ends_s(starts, capacity_Bps, fair(capacity_Bps))
+    incremental_ends_s(starts, capacity_Bps, fair(capacity_Bps))
     np.testing.assert_allclose(ends_s(starts, capacity_Bps), ends_s(starts, capacity_Bps, few=1000), rtol=1e-12)
 
 
@@ -280,8 +279,8 @@ def test_readers_that_have_nothing_in_common_any_more_part():
     assert n_components[2500] == 2
 
 
-def test_sums_are_found_anew_before_a_large_weight_has_left_its_rounding_behind():
+def test_sums_are_recomputed_before_a_large_weight_has_left_its_rounding_behind():
     """A puts 1e12 times as much on the server for each byte as B and C; in float64, 1 + 2e-12 - 1 is not 2e-12."""
     b, c = (stage((0, 1e12), (own, 1e24)) for own in (1, 2))
     capacity_Bps = np.array([2e12, 1e26, 1e26])
-    crowd_ends_s([(0.0, stage((0, 1e12))), (0.0, b), (0.0, c)], capacity_Bps, fair(capacity_Bps))
+    incremental_ends_s([(0.0, stage((0, 1e12))), (0.0, b), (0.0, c)], capacity_Bps, fair(capacity_Bps))

@@ -1,22 +1,160 @@
-"""Who belongs to which level of a crowd, and what that takes of the hubs.
+"""The state of max-min fair sharing: which flows are held back by which full resource, and what that takes.
 
-Sums over every level and hub are kept: who comes, goes or moves changes those of his own hubs only. What has to be
-looked at then is noted in `changed` and `is_tight`; nothing here sets a rate, or decides who has to move.
+A flow goes at its own *pace*, the rate that it would have alone, or belongs to the *level* of a hub: a resource that
+several use and that is full. Sums over every level and hub are kept: who comes, goes or moves changes those of his own
+hubs only. What has to be looked at then is noted in `changed` and `is_tight`; nothing here sets a rate, or decides who
+has to move.
+
+The members of a level all flow at its rate, which changes whenever somebody comes or goes. How far each has come since
+it joined is the same for all, so one number tells: the virtual time, the integral of the rate. A member with b bytes
+left joins at virtual time v and ends at v + b, however often the rate changes on the way; a heap knows who ends next.
+
+Source:
+    Parekh & Gallager, A Generalized Processor Sharing Approach to Flow Control in Integrated Services Networks: The
+    Single-Node Case, IEEE/ACM Transactions on Networking 1(3), 1993: virtual time of generalized processor sharing.
 """
 
 import math
-from heapq import heapify, heappush
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
 from itertools import count
+from typing import TypeAlias
 
-from simdist.engines.network.level import NO_HUB, Flow, Level, Member
+from simdist.cost.prices import Stage
+
+NO_HUB = -1
 
 SAME = 1e-12
 """Rates and loads that differ by less, relative to themselves, are equal."""
 
-_CLOSE = 1e-9  # likewise, rates that come from `fairness`
+_CLOSE = 1e-9  # likewise, rates that come from `max_min_rates`
 
 
-class Standing:
+class Flow:
+    """A stage in flight.
+
+    Args:
+        stage: What flows.
+        then: Called when it has ended.
+    """
+
+    __slots__ = ("left_nbytes", "most_nbytes", "nbytes", "rate_Bps", "resources", "stage", "then")
+
+    def __init__(self, stage: Stage, then: Callable[[], None]) -> None:
+        self.stage = stage
+        self.then = then
+        self.resources: list[int] = stage.resources.tolist()
+        self.nbytes: list[float] = stage.nbytes.tolist()
+        self.most_nbytes = self.left_nbytes = max(self.nbytes, default=0.0)
+        self.rate_Bps = 0.0
+
+
+class Member:
+    """A flow that shares resources.
+
+    Args:
+        flow: The flow.
+        uses: Pairs of a hub and the bytes on it for each byte of the flow.
+        alone: Resources that no other flow uses, likewise.
+        pace_Bps: Its rate, if it were alone on all of its resources.
+    """
+
+    __slots__ = ("alone", "due", "flow", "level", "pace_Bps", "ticket", "uses")
+
+    def __init__(self, flow: Flow) -> None:
+        self.flow = flow
+        self.uses: list[tuple[int, float]] = []
+        self.alone: dict[int, float] = {}
+        self.pace_Bps = math.inf
+        self.level: Level
+        self.due = 0.0
+        self.ticket = 0
+
+
+Heap: TypeAlias = list[tuple[float, int, Member]]  # a key, and the ticket that the member had when it was put there
+
+
+class Level:
+    """Members that flow at one rate, because a hub that they all use is full.
+
+    Those who flow at their own pace form a level too: its hub is `NO_HUB`, its rate is 1, so that its virtual time is
+    time, and what they have left counts in seconds.
+
+    Args:
+        hub: The hub, or `NO_HUB`.
+        n_hubs: How many hubs there are.
+        now_s: Now.
+        rate_Bps: The rate of all members.
+    """
+
+    __slots__ = (
+        "bound_Bps",
+        "ends",
+        "hub",
+        "load",
+        "most_load",
+        "next_end_s",
+        "paces",
+        "rate_Bps",
+        "settled_s",
+        "unconstrained",
+        "users",
+        "virtual",
+    )
+
+    def __init__(self, hub: int, n_hubs: int, now_s: float, rate_Bps: float = 0.0) -> None:
+        self.hub = hub
+        self.rate_Bps = rate_Bps
+        self.bound_Bps = rate_Bps
+        self.next_end_s = math.inf
+        self.empty(n_hubs, now_s)
+
+    def empty(self, n_hubs: int, now_s: float) -> None:
+        """Forget all members; the rate stays as it is."""
+        self.load = [0.0] * n_hubs  # of every hub, for each byte per second of the rate
+        self.users = [0] * n_hubs
+        self.most_load = 0.0
+        self.ends: Heap = []  # by virtual time
+        self.paces: Heap = []  # members by their own pace, slowest first
+        self.unconstrained: Heap = []  # who uses the hub at his own pace, fastest first
+        self.virtual, self.settled_s = 0.0, now_s
+
+    def virtual_at(self, now_s: float) -> float:
+        """Return the virtual time."""
+        return self.virtual + self.rate_Bps * (now_s - self.settled_s)
+
+    def set_rate(self, rate_Bps: float, now_s: float) -> None:
+        """Let the members flow at another rate from now on."""
+        self.virtual, self.settled_s = self.virtual_at(now_s), now_s
+        self.rate_Bps = rate_Bps
+
+    def find_next_end(self) -> None:
+        """Find out when the next member ends if the rate stays what it is."""
+        next_due = first(self.ends)
+        if next_due is None:
+            self.next_end_s = math.inf
+        else:
+            self.next_end_s = self.settled_s + max(next_due[0] - self.virtual, 0.0) / self.rate_Bps
+
+    def pop_ended(self, now_s: float, slack_s: float) -> list[Member]:
+        """Take out the member that ends next, and those who end at the same time, up to rounding."""
+        ended: list[Member] = []
+        latest = self.virtual_at(now_s) + self.rate_Bps * slack_s
+        while (due := first(self.ends)) and (not ended or due[0] <= latest):
+            ended.append(heappop(self.ends)[2])
+        return ended
+
+
+def first(heap: Heap) -> tuple[float, int, Member] | None:
+    """Return the first entry of a heap that still holds; members that were put elsewhere since are dropped."""
+    while heap:
+        if heap[0][1] == heap[0][2].ticket:
+            return heap[0]
+        heappop(heap)
+    return None
+
+
+class FairShareState:
     """Members, their levels, and the hubs that they share.
 
     Args:
@@ -50,7 +188,7 @@ class Standing:
         self.level_at: list[Level | None] = []  # hubs
         self.own = Level(NO_HUB, 0, now_s, 1.0)
         self.levels = [self.own]
-        self.changed: dict[Level, None] = {}  # levels whose rates are to be found anew
+        self.changed: dict[Level, None] = {}  # levels whose rates are to be recomputed
         self.is_tight = False  # a hub without a level may be overfull
 
     def admit(self, flow: Flow, now_s: float) -> None:
@@ -114,7 +252,7 @@ class Standing:
             for hub, _ in member.uses:
                 there = self.level_at[hub]
                 if there is not None:
-                    heappush(there.outsiders, (-member.pace_Bps, ticket, member))
+                    heappush(there.unconstrained, (-member.pace_Bps, ticket, member))
         self._count(member, 1)
 
     def _take(self, member: Member, now_s: float) -> float:
@@ -137,7 +275,7 @@ class Standing:
         users = self.users_of(hub)
         for member in users:
             if member.level is self.own:
-                heappush(level.outsiders, (-member.pace_Bps, member.ticket, member))
+                heappush(level.unconstrained, (-member.pace_Bps, member.ticket, member))
         self.move(max(users, key=self.rate_Bps), level, now_s)
 
     def close(self, level: Level) -> None:
@@ -193,7 +331,7 @@ class Standing:
         """Return the rate of a member for each unit of its level's."""
         return member.pace_Bps if member.level is self.own else 1.0
 
-    def sum_anew(self, now_s: float) -> None:
+    def recompute_sums(self, now_s: float) -> None:
         """Let everybody belong where he does, with new sums."""
         left = [(member, member.level, self.left_nbytes(member, now_s)) for member in self.members]
         for level in self.levels:
@@ -216,7 +354,7 @@ class Standing:
                 level = self.level_at[hub] = Level(hub, hubs, now_s, rate_Bps)
                 self.levels.append(level)
             self.put(member, level, each_nbytes, now_s)
-        self._find_outsiders()
+        self._find_unconstrained()
 
     def _held_back_by(self, rates_Bps: list[float]) -> list[int]:
         """Return the hub that is the bottleneck of every member, or `NO_HUB`, at max-min fair rates."""
@@ -235,14 +373,14 @@ class Standing:
             bottlenecks.append(max(fair, key=lambda hub: taken_Bps[hub] / self.capacity_Bps[hub]))
         return bottlenecks
 
-    def _find_outsiders(self) -> None:
+    def _find_unconstrained(self) -> None:
         for level in self.levels[1:]:
-            level.outsiders = [
+            level.unconstrained = [
                 (-member.pace_Bps, member.ticket, member)
                 for member in self.users_of(level.hub)
                 if member.level is self.own
             ]
-            heapify(level.outsiders)
+            heapify(level.unconstrained)
 
     def falls_apart(self) -> bool:
         """Tell whether some members share nothing with others, not even through third ones."""

@@ -5,7 +5,7 @@ from functools import partial
 
 from simpy.events import URGENT
 
-from simdist.engines.timeline import LAST, Timeline
+from simdist.engines.network.fluid import LAST, Timeline
 
 
 def test_calls_happen_by_time_then_priority_then_in_the_order_they_were_made_among_simpys_own():

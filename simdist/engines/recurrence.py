@@ -1,0 +1,268 @@
+"""A pass over a plan with time as a vector: the recurrence of `simdist.engines.fast` and `simdist.engines.replay`.
+
+With time as a vector over `[world_size, n]`, an operation is three lines of max-plus algebra:
+
+    ready = max(end of its predecessor on the stream, ends of what it comes after) + gap
+    start = max over its group of ready
+    end   = start + seconds
+
+One pass over the instances in program order gives every time, without events. Seconds follow from prices, or are given
+for every instance; only then there are gaps. A `Tick` is no duration: it ends when its clock ticks next.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from itertools import repeat
+from typing import Protocol, TypeAlias, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.plan.delays import Delays, DelaySource
+from simdist.plan.group import Group
+from simdist.plan.ops import Channel, Delay, Op, Tick, tick_s
+from simdist.plan.plan import Plan
+from simdist.plan.walk import Stretch, Template
+from simdist.traces.breakdown import Observer
+
+Times: TypeAlias = NDArray[np.float64]
+Progress: TypeAlias = Callable[[int], None]
+
+_FEW_COLUMNS = 2  # up to which numpy finds the last of a group faster by `reduceat`
+
+
+class Durations(Protocol):
+    """Says how long everything takes, in every variant."""
+
+    def gap_s(self, index: int) -> Times | None:
+        """Return the seconds between what instance `index` waits for and its being ready; None for none.
+
+        Like `seconds`, they broadcast to `[world_size, n]`.
+        """
+        ...
+
+    def seconds(self, index: int) -> Times | None:
+        """Return the seconds of instance `index`, from its start, or that of its group, to its end; None for none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """An operation that each group starts with its last member.
+
+    Args:
+        shape: Ranks and columns as `[n_blocks, size, stride, n]`.
+        seconds: Of each group, broadcasting over `[n_blocks, 1, stride, n]`; not used where durations are given.
+        check: Called with starts and ends `[n_groups, n]`, and the step, if somebody else may want its resources.
+        firsts: First rank of every group of few consecutive ranks, if numpy is faster that way; else None.
+    """
+
+    shape: tuple[int, int, int, int]
+    seconds: float | Times
+    check: Callable[[Times, Times, int], None] | None
+    firsts: NDArray[np.int64] | None
+
+    @classmethod
+    def of(
+        cls,
+        group: Group,
+        world_size: int,
+        n: int,
+        *,
+        seconds: float | Times = 0.0,
+        check: Callable[[Times, Times, int], None] | None = None,
+    ) -> "Meeting":
+        """Return the meeting of groups that take `seconds`: one number, or `[n_groups]`."""
+        n_blocks, size, stride = group.shape(world_size)
+        if isinstance(seconds, np.ndarray):
+            seconds = seconds.reshape(n_blocks, 1, stride, 1)
+        firsts = np.arange(0, world_size, size) if stride == 1 and n <= _FEW_COLUMNS else None
+        return cls((n_blocks, size, stride, n), seconds, check, firsts)
+
+    def last_of_groups(self, ready: Times) -> Times:
+        """Return when the last member of each group is ready, `[n_blocks, 1, stride, n]`."""
+        if self.firsts is None:
+            return np.asarray(np.maximum.reduce(ready.reshape(self.shape), axis=1, keepdims=True))
+        n_blocks, _, stride, n = self.shape
+        return np.maximum.reduceat(ready, self.firsts).reshape(n_blocks, 1, stride, n)
+
+    def of_ranks(self, times: Times) -> Times:
+        """Return times of groups, `[n_blocks, 1, stride, n]`, for every rank, `[world_size, n]`."""
+        n_blocks, size, stride, n = self.shape
+        spread = np.empty((n_blocks * size * stride, n))
+        spread.reshape(self.shape)[...] = times
+        return spread
+
+
+Price: TypeAlias = float | Times | Meeting
+_Instruction: TypeAlias = tuple[Template, int, tuple[int, ...], float | Times | None, Meeting | None]
+"""Template, row of its predecessor, rows of what it comes after, seconds (None: nothing is added), meeting."""
+
+
+@final
+class Recurrence:
+    """Executes a plan on vectors `[world_size, n]`; fills `table` with all ends, or tells `observer` all times.
+
+    The ends of the instances stand in a table of rows: zeros, the rows carried over from earlier repetitions that may
+    still be referred to, and the rows of this repetition. An instruction names its operands by their place in the
+    table.
+
+    Args:
+        plan: A legal plan.
+        n: Columns of a vector: seeds, or variants.
+        prices: What operations take: a meeting, or seconds, one number or `[world_size]`; nothing if left out.
+        delays: Source of the injected delays.
+        durations: Take the place of the seconds of prices, and of delays.
+        observer: Gets the times of every instance in program order.
+        table: For the ends, float64 `[n_instances, world_size, n]`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        n: int,
+        prices: Mapping[Op, Price],
+        *,
+        delays: DelaySource | None = None,
+        durations: Durations | None = None,
+        observer: Observer | None = None,
+        table: Times | None = None,
+    ) -> None:
+        self._prices = prices
+        self._feed = _DelayFeed(delays, plan.n_steps) if delays else None
+        self._durations = durations
+        self._observer = observer
+        self._table = table
+        self._zero = np.zeros((plan.world_size, n))
+
+    def run(self, walked: Iterable[Stretch], progress: Progress | None = None) -> None:
+        """Execute the plan, of which `walked` are the stretches; `progress` is called with the number of steps done."""
+        ends: dict[int, Times] = {}
+        for stretch in walked:
+            carried, program = self._compile(stretch)
+            n = len(program)
+            index, step = stretch.first_index, stretch.first_step
+            carry = [ends.get(index - distance, self._zero) for distance in carried]
+            for _ in range(stretch.times):
+                rows = [self._zero, *carry]
+                self._run_once(program, rows, index, step)
+                carry = [rows[_place(n - distance, carried)] for distance in carried]
+                index += n
+                step += stretch.n_steps
+                if progress:
+                    progress(step)
+            ends = {
+                index - back: rows[_place(n - back, carried)] if back <= n else ends[index - back]
+                for back in stretch.live
+            }
+
+    def _compile(self, stretch: Stretch) -> tuple[tuple[int, ...], list[_Instruction]]:
+        """Return how far before a repetition the rows lie that it needs, and its instructions."""
+        n = len(stretch.templates)
+        backs = [
+            [back for back in (template.previous, *template.after) if back is not None]
+            for template in stretch.templates
+        ]
+        needed = {back - at for at, each in enumerate(backs) for back in each if back > at}
+        for distance in tuple(needed):  # what comes from further back passes through the repetitions between
+            needed.update(range(distance % n or n, distance, n))
+        carried = tuple(sorted(needed, reverse=True))
+        program: list[_Instruction] = []
+        for at, template in enumerate(stretch.templates):
+            first = 0 if template.previous is None else _place(at - template.previous, carried)
+            others = tuple(_place(at - back, carried) for back in template.after)
+            price = self._prices.get(template.op)
+            meeting = price if isinstance(price, Meeting) else None
+            program.append((template, first, others, _column(meeting.seconds if meeting else price), meeting))
+        return carried, program
+
+    def _run_once(self, program: list[_Instruction], rows: list[Times], index: int, step: int) -> None:
+        maximum, add = np.maximum, np.add
+        observer, durations, feed = self._observer, self._durations, self._feed
+        outs = repeat(None, len(program)) if self._table is None else self._table[index : index + len(program)]
+        for (template, first, others, seconds, meeting), out in zip(program, outs, strict=True):
+            ready = rows[first]
+            for other in others:
+                ready = maximum(ready, rows[other])
+            if durations is not None:
+                ready, seconds = _given(durations, index, template, ready)
+            start = ready
+            if meeting is not None:
+                start, end = self._meet(meeting, seconds, ready, out, step + template.step)
+            elif seconds is not None:
+                end = add(ready, seconds, out)
+            elif feed is not None and isinstance(template.op, Delay):
+                end = add(ready, feed.delay(template.op.channel, step + template.step), out)
+            elif isinstance(template.op, Tick):
+                written = reduce(maximum, (rows[other] for other in others), self._zero)
+                end = add(ready, maximum(tick_s(written, template.op.period_s) - ready, 0.0), out)
+            else:
+                end = ready
+                if out is not None:
+                    out[...] = ready
+            rows.append(end)
+            if observer is not None:
+                observer.add(index, template, ready, start, end)
+            index += 1
+
+    def _meet(
+        self, meeting: Meeting, seconds: float | Times | None, ready: Times, out: Times | None, step: int
+    ) -> tuple[Times, Times]:
+        """Start each group with its last member; return starts (unless only ends are kept) and ends."""
+        starts = meeting.last_of_groups(ready)
+        if self._durations is not None:
+            start = meeting.of_ranks(starts)
+            return start, start if seconds is None else start + seconds
+        ends = starts if seconds is None else starts + seconds
+        if meeting.check:
+            n = starts.shape[-1]
+            meeting.check(starts.reshape(-1, n), ends.reshape(-1, n), step)
+        if out is None:
+            return meeting.of_ranks(starts), meeting.of_ranks(ends)
+        out.reshape(meeting.shape)[...] = ends
+        return ready, out
+
+
+def _given(durations: Durations, index: int, template: Template, ready: Times) -> tuple[Times, Times | None]:
+    """Return when an instance is ready after its gap, and its seconds; a tick has none."""
+    gap_s = durations.gap_s(index)
+    seconds = None if isinstance(template.op, Tick) else durations.seconds(index)
+    return ready if gap_s is None else ready + gap_s, seconds
+
+
+def _place(position: int, carried: tuple[int, ...]) -> int:
+    """Return the row of an instance: at `position` of this repetition or, if negative, before it."""
+    return 1 + len(carried) + position if position >= 0 else 1 + carried.index(-position)
+
+
+def _column(seconds: float | Times | None) -> float | Times | None:
+    """Shape seconds of ranks to be added to `[world_size, n]`; None if there is nothing to add."""
+    if isinstance(seconds, np.ndarray):
+        return seconds[:, None] if seconds.ndim == 1 else seconds
+    return seconds or None
+
+
+class _DelayFeed:
+    """Takes delays from their source in chunks that stay small, however many ranks and seeds there are."""
+
+    _CHUNK_VALUES = 4_000_000
+
+    def __init__(self, source: DelaySource, n_steps: int) -> None:
+        self._source = source
+        self._n_steps = n_steps
+        self._chunk_steps = 1
+        self._chunk: Delays = {}
+        self._first = self._end = 0
+
+    def delay(self, channel: Channel, step: int) -> Times:
+        """Return the delays of a step, `[world_size, n_seeds]`."""
+        while step >= self._end:
+            self._first = self._end
+            n_steps = min(self._chunk_steps, self._n_steps - self._first)
+            self._chunk = self._source.take(n_steps)
+            self._end += n_steps
+            n_values = next(iter(self._chunk.values()))[0].size
+            self._chunk_steps = max(1, self._CHUNK_VALUES // n_values)
+        delays_s: Times = self._chunk[channel][step - self._first]
+        return delays_s
