@@ -10,8 +10,7 @@ from simdist.cli import common, inputs
 from simdist.cli.common import Session
 from simdist.cli.inputs import PlannedSchedule
 from simdist.cli.tables import Column, seconds, table_text
-from simdist.engines import Engine, fast, simulate
-from simdist.errors import UnsupportedError
+from simdist.engines import Engine, choose_engine, fast, simulate
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.building import delay_sampler, job
@@ -112,15 +111,20 @@ def _simulate(planned: PlannedSchedule, engine: Engine, bar: ProgressBar) -> _Si
         bar.update(planned.schedule.name, step, plan.n_steps)
 
     progress(0)
-    if planned.delays is None and engine != "des":
+
+    def by_fast() -> _Simulated:
+        if planned.delays is not None:
+            return _traced(fast.simulate(plan, costs, planned.delays, progress=progress))
         sampler = delay_sampler(planned.scenario, [planned.scenario.seed])
-        try:
-            return _Simulated(fast.measure(plan, costs, sampler, n_seeds=1, progress=progress), "fast", None)
-        except UnsupportedError:
-            if engine == "fast":
-                raise
-            engine = "des"
-    trace = simulate(plan, costs, planned.drawn_delays(), engine=engine, progress=progress)
+        return _Simulated(fast.measure(plan, costs, sampler, n_seeds=1, progress=progress), "fast", None)
+
+    def by_des() -> _Simulated:
+        return _traced(simulate(plan, costs, planned.drawn_delays(), engine="des", progress=progress))
+
+    return choose_engine(engine, by_fast=by_fast, by_des=by_des)
+
+
+def _traced(trace: Trace) -> _Simulated:
     return _Simulated(break_down(trace), trace.source.removeprefix("simulated by "), trace)
 
 

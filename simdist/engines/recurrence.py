@@ -173,8 +173,10 @@ class Recurrence:
             first = 0 if template.previous is None else _place(at - template.previous, carried)
             others = tuple(_place(at - back, carried) for back in template.after)
             price = self._prices.get(template.op)
-            meeting = price if isinstance(price, Meeting) else None
-            program.append((template, first, others, _column(meeting.seconds if meeting else price), meeting))
+            if isinstance(price, Meeting):
+                program.append((template, first, others, price.seconds, price))
+            else:
+                program.append((template, first, others, _column(price), None))
         return carried, program
 
     def _run_once(self, program: list[_Instruction], rows: list[Times], index: int, step: int) -> None:
@@ -239,7 +241,7 @@ def _place(position: int, carried: tuple[int, ...]) -> int:
 def _column(seconds: float | Times | None) -> float | Times | None:
     """Shape seconds of ranks to be added to `[world_size, n]`; None if there is nothing to add."""
     if isinstance(seconds, np.ndarray):
-        return seconds[:, None] if seconds.ndim == 1 else seconds
+        return seconds[:, None]
     return seconds or None
 
 

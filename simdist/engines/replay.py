@@ -18,9 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.engines.recurrence import Durations, Meeting, Progress, Recurrence, Times
+from simdist.engines.recurrence import Durations, Meeting, Price, Progress, Recurrence, Times
 from simdist.errors import TraceError
-from simdist.plan import COLLECTIVES, Plan, Tick, op_text, stream_of
+from simdist.plan import COLLECTIVES, Op, Plan, Tick, op_text, stream_of
 from simdist.plan.walk import Template, stretches
 from simdist.traces.breakdown import Observer
 from simdist.traces.trace import Trace
@@ -94,8 +94,8 @@ def replay(
         n_variants: Variants.
         progress: Called with the number of steps done.
     """
-    collectives = {op for body in plan.bodies for op in body if isinstance(op, COLLECTIVES)}
-    prices = {op: Meeting.of(op.group, plan.world_size, n_variants) for op in collectives}
+    collectives = (op for body in plan.bodies for op in body if isinstance(op, COLLECTIVES))
+    prices: dict[Op, Price] = {op: Meeting.of(op.group, plan.world_size, n_variants) for op in collectives}
     Recurrence(plan, n_variants, prices, durations=durations, observer=observer).run(stretches(plan), progress)
 
 

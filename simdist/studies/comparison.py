@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.engines import Engine, des, fast
-from simdist.errors import ScenarioError, UnsupportedError
+from simdist.engines import Engine, choose_engine, fast
+from simdist.errors import ScenarioError
 from simdist.runs.building import Built, build, delay_sampler
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
-from simdist.studies.epochs import Epochs, find_epochs
 from simdist.studies.statistics import mean_interval, ratio_interval
 from simdist.traces.breakdown import STATES, Breakdown, break_down
-from simdist.traces.reads import Reads, expected
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from simdist.studies.epochs import Epochs
 
 
 Progress = Callable[[str, int, int], None]
@@ -179,13 +179,14 @@ def measure(
     if n_seeds < 1:
         raise ScenarioError(f"{n_seeds} seeds; must be at least 1")
     seeds = [scenario.seed + number for number in range(n_seeds)]
-    if engine != "des":
-        try:
-            return _collect(built, "fast", list(_measure_fast(scenario, built, seeds, progress)))
-        except UnsupportedError:
-            if engine == "fast":
-                raise
-    measured = list(_measure_des(scenario, built, seeds, progress))
+    return choose_engine(
+        engine,
+        by_fast=lambda: _collect(built, "fast", list(_measure_fast(scenario, built, seeds, progress))),
+        by_des=lambda: _collect_des(built, list(_measure_des(scenario, built, seeds, progress))),
+    )
+
+
+def _collect_des(built: Built, measured: Sequence[tuple[Breakdown, "Epochs | None"]]) -> ScheduleTimes:
     found = [each for _, each in measured if each is not None]
     return replace(
         _collect(built, "des", [states for states, _ in measured]),
@@ -205,8 +206,12 @@ def _measure_fast(scenario: Scenario, built: Built, seeds: list[int], progress: 
 
 def _measure_des(
     scenario: Scenario, built: Built, seeds: list[int], progress: Progress | None
-) -> Iterator[tuple[Breakdown, Epochs | None]]:
-    reads: Reads | None = expected(built.plan) if built.plan.dataset else None
+) -> Iterator[tuple[Breakdown, "Epochs | None"]]:
+    from simdist.engines import des
+    from simdist.studies.epochs import find_epochs
+    from simdist.traces.reads import expected
+
+    reads = expected(built.plan) if built.plan.dataset else None
     different = seeds if scenario.is_random else seeds[:1]
     for number, seed in enumerate(different):
         drawn = delay_sampler(scenario, [seed]).take(scenario.steps)
@@ -217,7 +222,7 @@ def _measure_des(
         yield from [measured] * (len(seeds) // len(different))
 
 
-def _means(of_seeds: Sequence[Epochs]) -> tuple[EpochMeans, ...]:
+def _means(of_seeds: "Sequence[Epochs]") -> tuple[EpochMeans, ...]:
     """Average epochs over seeds; what comes from where is the same with all."""
     return tuple(
         EpochMeans(

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from simdist.errors import PlanError, TraceError
 from simdist.plan import STREAMS, Plan, dumps, loads, stream_of
-from simdist.plan.text import op_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,6 +100,8 @@ class Trace:
     def frame(self) -> "pd.DataFrame":
         """Return one row per operation instance and rank: step, position, rank, op, stream, ready_s, start_s, end_s."""
         import pandas as pd
+
+        from simdist.plan.text import op_name
 
         step, position, body = self._places()
         names = [[op_name(op) for op in ops] for ops in self.plan.bodies]

@@ -42,3 +42,9 @@ def test_what_is_undefined_is_nan() -> None:
     assert math.isnan(statistics.relative_error(1.0, 0.0))
     assert math.isnan(statistics.median(np.array([])))
     assert math.isnan(statistics.correlation(np.array([1.0, 2.0]), np.array([3.0, 3.0])))
+
+
+def test_listed_student_quantiles_are_those_of_scipy() -> None:
+    stdtrit = pytest.importorskip("scipy.special").stdtrit
+    for n_free in range(1, 52):
+        assert statistics.student_quantile(n_free) == pytest.approx(float(stdtrit(n_free, 0.975)), rel=1e-14)
