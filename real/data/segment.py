@@ -156,7 +156,7 @@ def _write(fd: int, path: Path, nbytes: int, layout: str) -> None:
 
 
 def try_lock(fd: int) -> bool:
-    """Lock a file exclusively if nobody else has locked it."""
+    """Lock a file exclusively unless another process or descriptor has locked it; return whether it could."""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -205,7 +205,7 @@ class Connection:
             if left_s <= 0:
                 self.broken = True
                 raise TimeoutError(errno.ETIMEDOUT, f"{self._server} does not answer")
-            poll = select.poll()  # anew: while it connects, the library may try another socket
+            poll = select.poll()  # each time: while it connects, the library may try another socket
             descriptor = library.rpc_get_fd(rpc)
             poll.register(descriptor, library.rpc_which_events(rpc))
             ready = poll.poll(min(POLL_MS, math.ceil(left_s * 1e3)))

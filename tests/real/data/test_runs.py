@@ -214,20 +214,20 @@ def test_warm_evicting_disks_hold_what_the_plan_says_whatever_was_there_before(
 def test_a_file_that_has_changed_on_the_storage_ends_the_run_with_its_name(tmp_path: Path, url: Path) -> None:
     changed = tmp_path / "set"
     shutil.copytree(url, changed)
-    path = write(tmp_path / "run", policy="memory")
-    sample = int(order(run_directory.read(path).plan)[2, 3, 1])
+    path = write(tmp_path / "run", policy="memory", gpus="1")
+    sample = int(order(run_directory.read(path).plan)[2, 1, 1])
     name = f"{sample:04d}/{sample:08d}.raw"
     (changed / name).write_bytes(bytes(SAMPLE_NBYTES))
-    endings = run(perform, 4, *arguments([path], changed, tmp_path / "cache"))
-    assert [endings[rank].code for rank in range(4)] == [1] * 4
+    endings = run(perform, 2, *arguments([path], changed, tmp_path / "cache"))
+    assert [endings[rank].code for rank in range(2)] == [1] * 2
     for ending in endings.values():
-        assert f"load 2 of rank 3: sample {sample} ({name})" in ending.output.splitlines()[-1]
+        assert f"load 2 of rank 1: sample {sample} ({name})" in ending.output.splitlines()[-1]
         assert "has changed on the storage" in ending.output.splitlines()[-1]
 
 
 def test_another_data_set_than_the_plans_is_refused(tmp_path: Path, url: Path) -> None:
-    path = write(tmp_path / "run", policy="naive", file_size="4000")
-    endings = run(perform, 4, *arguments([path], url, tmp_path / "cache"))
+    path = write(tmp_path / "run", policy="naive", file_size="4000", gpus="1")
+    endings = run(perform, 2, *arguments([path], url, tmp_path / "cache"))
     for ending in endings.values():
         assert ending.code == 2
         assert (
