@@ -41,17 +41,13 @@ def _in_place(place: str) -> list[Path]:
         return _in_folder(path)
     if path.exists():
         return [path]
-    if glob.has_magic(place):
-        return _in_pattern(place)
-    raise TraceError(f"{place}: no such file or folder")
-
-
-def _in_pattern(pattern: str) -> list[Path]:
-    matches = _sorted(map(Path, glob.glob(pattern, recursive=True)))
+    if not glob.has_magic(place):
+        raise TraceError(f"{place}: no such file or folder")
+    matches = _sorted(map(Path, glob.glob(place, recursive=True)))
     files = [each for each in matches if each.is_file()]
     found = files or [file for folder in matches if folder.is_dir() for file in _in_folder(folder)]
     if not found:
-        raise TraceError(f"{pattern}: no file has such a name")
+        raise TraceError(f"{place}: no file has such a name")
     return found
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.profiles.kineto.columns import EventColumns, Floats, RankEvents
+from simdist.profiles.kineto.columns import UNKNOWN, EventColumns, Floats, RankEvents
 from simdist.profiles.kineto.events import EventKind
 from simdist.profiles.kineto.messages import Message
 from simdist.profiles.steps.calls import Transfers, backend_transfers
@@ -79,40 +79,31 @@ def _kernels(trace: RankEvents) -> _Kernels:
     is_copy = (device.kind == EventKind.COPY_IN) | (device.kind == EventKind.COPY)
     events = device.where(is_kernel | (is_copy & (device.thread == int(busy_s.argmax()))))
     ended_s = np.maximum.accumulate(events.end_s)
-    launch_s = _launch_s(trace, events)
+    launch_s, _ = _launches(trace, events)
     known = np.maximum.accumulate(np.where(np.isnan(launch_s), -1, np.arange(len(launch_s))))
     filled_s = np.where(known < 0, -np.inf, launch_s[np.maximum(known, 0)])
     return _Kernels(np.maximum(events.start_s, np.append(-np.inf, ended_s[:-1])), ended_s, filled_s, events.kind)
 
 
-def _launch_s(trace: RankEvents, events: EventColumns) -> Floats:
-    """Return when the host launched each of a device's events; NaN where the trace does not tell."""
+def _launches(trace: RankEvents, events: EventColumns) -> tuple[Floats, NDArray[np.int32]]:
+    """Return when, and on which thread, the host launched each of a device's events; NaN and -1 if that is unknown."""
     launches = trace.host.of(EventKind.LAUNCH, EventKind.BLOCKING)
-    found = _launch_of(launches, events)
-    return np.where(found < 0, np.nan, np.append(launches.start_s, np.nan)[found])
-
-
-def _launch_of(launches: EventColumns, events: EventColumns) -> NDArray[np.intp]:
-    """Return the index of the launch of each of a device's events; -1 where there is none."""
-    if not len(launches):
-        return np.full(len(events), -1, np.intp)
     order = np.argsort(launches.link, kind="stable")
-    links = launches.link[order]
-    at = np.minimum(np.searchsorted(links, events.link), len(links) - 1)
-    return np.where((links[at] == events.link) & (events.link >= 0), order[at], -1)
+    at = np.searchsorted(launches.link[order], events.link)
+    is_found = (np.append(launches.link[order], UNKNOWN)[at] == events.link) & (events.link >= 0)
+    found = np.where(is_found, np.append(order, -1)[at], -1)
+    return np.append(launches.start_s, np.nan)[found], np.append(launches.thread, np.int32(-1))[found]
 
 
 def _collectives(trace: RankEvents) -> Transfers:
     """Return the collectives that the GPU executed; what their kernels do not tell, the host's operators may."""
     done = trace.device.of(EventKind.COLLECTIVE)
-    launches = trace.host.of(EventKind.LAUNCH, EventKind.BLOCKING)
-    found = _launch_of(launches, done)
-    issued_s = np.where(found < 0, done.start_s, np.append(launches.start_s, np.nan)[found])
-    threads = np.append(launches.thread, -1)[found].tolist()
+    launch_s, threads = _launches(trace, done)
+    issued_s = np.where(np.isnan(launch_s), done.start_s, launch_s)
     issues = trace.host.of(EventKind.ISSUE)
     messages = [
         _filled(trace.device_messages[link], trace.messages, issues, at_s, thread)
-        for link, at_s, thread in zip(done.link.tolist(), issued_s.tolist(), threads, strict=True)
+        for link, at_s, thread in zip(done.link.tolist(), issued_s.tolist(), threads.tolist(), strict=True)
     ]
     order = np.argsort(issued_s, kind="stable")
     in_order = tuple(messages[i] for i in order.tolist())
