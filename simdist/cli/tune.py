@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import click
 
@@ -102,7 +102,7 @@ _COLUMNS = (
 @click.option(
     "--evaluations", type=click.IntRange(min=1), metavar="N", help="Most to try; all of 200 or fewer, else 100."
 )
-@click.option("--exhaustive", is_flag=True, help="Simulate all candidates, however many.")
+@click.option("--exhaustive", "is_exhaustive", is_flag=True, help="Simulate all candidates, however many.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the search's own choices.")
 @click.option("-o", "--output", type=common.path, metavar="DIR", help="Keep what is simulated there; go on from it.")
 @click.option(
@@ -122,15 +122,10 @@ def command(
     min_density: str | None,
     only: tuple[str, ...],
     allow: tuple[str, ...],
-    baseline: str,
-    n_seeds: int | None,
-    n_search_seeds: int,
-    evaluations: int | None,
-    exhaustive: bool,
-    seed: int,
     output: Path | None,
     write: Path | None,
     plot: Path | None,
+    **search: Any,
 ) -> None:
     """Find the fastest schedule for a scenario, within limits.
 
@@ -145,9 +140,9 @@ def command(
         global_every, tuple(map(_pair, group_every)), *(_size(option, text) for option, text in sizes.items())
     )
     extras = Extras(only, _density(min_density), "fp16" in allow, "servers" in allow)
-    wanted = TuneOptions(constraints, extras, baseline, n_seeds, n_search_seeds, evaluations, exhaustive, seed)
+    wanted = TuneOptions(constraints, extras, **search)
     scenario = inputs.read_scenario(session, name, is_compared=True)
-    reference = baseline_of(scenario, baseline)
+    reference = baseline_of(scenario, wanted.baseline)
     _warn(session, scenario, wanted)
     search = _Search(session, reference, KeptSchedules(output))
     try:
@@ -210,9 +205,7 @@ class _Search:
 
     def __init__(self, session: Session, baseline: Schedule, kept: KeptSchedules) -> None:
         self._session, self._baseline, self._kept = session, baseline, kept
-        self._first: dict[
-            tuple[int, int], ScheduleTimes
-        ] = {}  # by seed and number of seeds: the baseline is always first
+        self._first: dict[tuple[int, int], ScheduleTimes] = {}  # by seed and number of seeds: the baseline comes first
         self._fastest: Row | None = None
         self._n_measured = 0
 

@@ -1,0 +1,34 @@
+"""Tables of records: what stands in a cell, and on which side of its column."""
+
+from simdist.cli.tables import Column, table_text
+
+COLUMNS = (
+    Column("schedule", "label"),
+    Column("step time", "step_s", form="{:.1f} s".format),
+    Column("speed-up", "speedup", "error", form=lambda speedup, error: f"{speedup} ± {error}"),
+)
+
+
+def lines(*records):
+    title, _, heading, _, *rows = table_text("all", COLUMNS, records).splitlines()
+    assert title.strip() == "all"
+    return [heading, *rows]
+
+
+def test_words_are_aligned_to_the_left_and_numbers_to_the_right():
+    assert lines({"label": "a", "step_s": 0.5, "speedup": 1, "error": 2}, {"label": "long", "step_s": 12.5}) == [
+        " schedule  step time  speed-up",
+        " a             0.5 s     1 ± 2",
+        " long         12.5 s",
+    ]
+
+
+def test_a_key_that_is_missing_leaves_the_cell_empty_and_none_is_a_dash():
+    _, row = lines({"label": "...", "speedup": None, "error": None})
+    assert row.split() == ["...", "-"]
+
+
+def test_a_column_of_words_at_the_end_folds_and_nothing_is_cut():
+    text = table_text("all", (Column("n", form=str), Column("words")), [{"n": 1, "words": "word " * 100}])
+    assert text.count("word ") + text.count("word\n") + text.endswith("word") >= 100
+    assert max(map(len, text.splitlines())) <= 200
