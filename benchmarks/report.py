@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.engines import SYNC, straggling
 from benchmarks.tables import shown, table
-from simdist.report.page.timeline import timeline_assets, timeline_section
+from simdist.report.page.sections.timelines import timeline_assets, timeline_section
 from simdist.runs import building
 from simdist.traces.trace import Trace
 

@@ -10,7 +10,7 @@ from simdist.cli.common import Session
 from simdist.errors import ScenarioError
 from simdist.progress import ProgressBar
 from simdist.report.page import (
-    Report,
+    RunsReport,
     Shown,
     SweepReport,
     read_report,
@@ -126,7 +126,7 @@ def _check(name: str, output: Path) -> None:
     inputs.check_folder(output)
 
 
-def _document(found: Report, shown: list[Shown], output: Path, nbytes: int) -> dict[str, object]:
+def _document(found: RunsReport, shown: list[Shown], output: Path, nbytes: int) -> dict[str, object]:
     folder_of = {run.path: point.folder for point in found.points for run in point.runs}
     runs = [_run_document(found, each) | {"point": folder_of[each.run.path]} for each in shown]
     return {
@@ -139,7 +139,7 @@ def _document(found: Report, shown: list[Shown], output: Path, nbytes: int) -> d
     }
 
 
-def _run_document(found: Report, each: Shown) -> dict[str, object]:
+def _run_document(found: RunsReport, each: Shown) -> dict[str, object]:
     run = each.run
     rows = {origin: found.rows(origin).get(run.path) for origin in run.executions}
     return {
@@ -157,7 +157,7 @@ def _run_document(found: Report, each: Shown) -> dict[str, object]:
     }
 
 
-def _text(found: Report, shown: list[Shown], output: Path, nbytes: int) -> str:
+def _text(found: RunsReport, shown: list[Shown], output: Path, nbytes: int) -> str:
     n_spans = sum(each.n_spans for each in shown)
     what = ", ".join(each.run.label for each in shown)
     return f"{output}: {what}; {' and '.join(found.origins)}; {n_spans:,} spans, {format_nbytes(nbytes)}"

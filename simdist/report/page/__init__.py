@@ -5,17 +5,16 @@ same for a sweep. The sections stand in `simdist.report.page.sections`; all that
 `simdist.report.page.html`, which escapes it.
 """
 
-from simdist.report.page.build import runs_page
-from simdist.report.page.model import Execution, Report, ReportedRun
+from simdist.report.page.model import Execution, ReportedRun, RunsReport
+from simdist.report.page.pages import runs_page, sweep_page
 from simdist.report.page.reading import read_report
 from simdist.report.page.sections.timelines import Shown, shown_runs
 from simdist.report.page.sweep_model import SweepReport, read_sweep_report
-from simdist.report.page.sweep_page import sweep_page
 
 __all__ = [
     "Execution",
-    "Report",
     "ReportedRun",
+    "RunsReport",
     "Shown",
     "SweepReport",
     "read_report",

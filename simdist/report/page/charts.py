@@ -21,7 +21,7 @@ HATCHED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class BarSegment:
     """A part of a bar.
 
     Args:
@@ -39,7 +39,7 @@ class Segment:
 class Bar:
     """Segments in a line, and the text at their end."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[BarSegment, ...]
     text: str
 
     @property
@@ -112,7 +112,7 @@ def _bar(bar: Bar, top: int, longest: float, element_id: str) -> Html:
     return tag("g", *parts, end)
 
 
-def _segment(segment: Segment, left: float, top: int, longest: float, element_id: str) -> Html:
+def _segment(segment: BarSegment, left: float, top: int, longest: float, element_id: str) -> Html:
     x, width = _x(left, longest), _x(segment.length, longest)
     rects = [tag("rect", x=x, y=top, width=width, height=_BAR, class_=f"fill {segment.kind}")]
     if segment.kind in HATCHED:

@@ -1,15 +1,42 @@
-"""The frame of every page: head, navigation, sections, and a policy under which it can request nothing."""
+"""The frame of every page: head, colours, navigation, sections, and a policy under which it can request nothing."""
 
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from string import Template
 
+from simdist.report import palette
 from simdist.report.page.html import Html, escape, join, tag
-from simdist.report.page.theme import theme_css
+
+_COLOURS: dict[str, tuple[str, str]] = {
+    "bg": (palette.WHITE, "#14181D"),
+    "fg": ("#1B1F24", "#E6EAEE"),
+    "muted": ("#57606A", "#A3ADB8"),
+    "line": ("#C9D1D9", "#3C4550"),
+    "accent": (palette.BLUE, palette.SKY),
+    "surface": ("#F4F6F8", "#1E242B"),
+    "compute": (palette.BLUE, palette.SKY),
+    "comm": (palette.GREEN, "#2BC295"),
+    "wait": (palette.DARK_PURPLE, palette.PURPLE),
+    "io": (palette.DARK_YELLOW, palette.YELLOW),
+    "host": (palette.VERMILLION, "#F07F3C"),
+    "heat-low": ("#F4F6F8", "#1E242B"),
+    "heat-middle": (palette.ORANGE, palette.VERMILLION),
+    "heat-high": ("#5B1A00", "#FFF3B0"),
+    "line-0": ("#1B1F24", "#E6EAEE"),
+    "line-1": (palette.BLUE, palette.SKY),
+    "line-2": (palette.VERMILLION, "#F07F3C"),
+    "line-3": ("#007A59", "#2BC295"),
+    "line-4": ("#A0558A", palette.PURPLE),
+    "line-5": (palette.DARK_YELLOW, palette.YELLOW),
+}
+LIGHT = {name: light for name, (light, _) in _COLOURS.items()}
+"""Custom property -> colour, on a light ground: one place for what CSS, charts and canvases use."""
+DARK = {name: dark for name, (_, dark) in _COLOURS.items()}
+"""Custom property -> colour, on a dark ground."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +95,22 @@ def _policy(programs: Iterable[str]) -> str:
         f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
         f"base-uri 'none'; form-action 'none'"
     )
+
+
+def theme_css() -> str:
+    """Return the rules that define the colours: dark where the reader prefers it, or has chosen it on the page."""
+    light, dark = _properties(LIGHT, "light"), _properties(DARK, "dark")
+    return (
+        f":root {{{light}}}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root {{{dark}}} }}\n"
+        f':root[data-theme="light"] {{{light}}}\n'
+        f':root[data-theme="dark"] {{{dark}}}\n'
+        f"@media print {{ :root, :root[data-theme] {{{light}}} }}\n"
+    )
+
+
+def _properties(colors: Mapping[str, str], scheme: str) -> str:
+    return f" color-scheme: {scheme}; " + " ".join(f"--{name}: {color};" for name, color in colors.items()) + " "
 
 
 def asset(name: str) -> str:

@@ -127,3 +127,32 @@ def signed_percent(error: float) -> Html:
     '<data value="-0.0123">-1.2 %</data>'
     """
     return Html("-") if math.isnan(error) else number(error, f"{100 * error:+.1f} %")
+
+
+def conclusions(sentences: Iterable[str]) -> Html:
+    """Return the answers of a section, a paragraph each."""
+    return join(tag("p", sentence, class_="conclusion") for sentence in sentences)
+
+
+def notes(items: Iterable[str]) -> Html:
+    """Return remarks as a list; nothing if there are none."""
+    found = join(tag("li", item) for item in items)
+    return tag("ul", found, class_="notes") if found else Html("")
+
+
+def select(name: str, label: str, options: Iterable[tuple[str, object]], chosen: object = None) -> Html:
+    """Return a labelled select.
+
+    Args:
+        name: Its id.
+        label: Stands before it.
+        options: Text and value of each.
+        chosen: Value of the one that is chosen at first.
+    """
+    found = join(tag("option", text, value=str(value), selected=value == chosen) for text, value in options)
+    return tag("label", label, " ", tag("select", found, id=name, autocomplete="off"))
+
+
+def controls(*children: str) -> Html:
+    """Return controls in a row, which only a script makes useful."""
+    return tag("div", *children, class_="controls needs-script", hidden=True)

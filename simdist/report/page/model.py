@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from simdist.errors import TraceError
-from simdist.report.page.machines import Machines
 from simdist.runs.calibrated import Calibrated
 from simdist.runs.run_directory import RunDirectory
 from simdist.studies.comparison import Row, ScheduleTimes, row
@@ -68,11 +67,11 @@ class ReportedRun:
     """A run directory on the page.
 
     Args:
-        label: What it is called, unlike all others on the page; see `simdist.report.page.points`.
+        label: What it is called, unlike all others on the page; see `simdist.report.page.reading`.
         run: What was executed.
         executions: Simulated, measured, or both; at least one.
         validation: How both compare, if there are both.
-        machines: What the measurement says of the machines, if it says anything.
+        machines: What the measurement says of its machines; empty if nothing.
         simulated_now: It was simulated for the page: it had no trace, or other machines are simulated.
         notes: What a reader must know of it, in sentences.
     """
@@ -81,7 +80,7 @@ class ReportedRun:
     run: RunDirectory
     executions: Mapping[Origin, Execution]
     validation: Validation | None
-    machines: Machines | None
+    machines: str
     simulated_now: bool
     notes: tuple[str, ...]
 
@@ -119,7 +118,7 @@ class ReportedPoint:
 
 
 @dataclass(frozen=True)
-class Report:
+class RunsReport:
     """Everything that a page of runs shows.
 
     Args:

@@ -1,30 +1,41 @@
-"""Run directories become a report: their traces are read, and simulated where there is none."""
+"""Run directories become a report: their traces are read, and simulated where there is none.
 
-from collections.abc import Callable, Iterator, Sequence
+Runs in one folder are schedules of a point, and are compared with each other. A label is unlike all others on the page:
+that of the schedule if there is one folder, else where the run is.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 
 from simdist.errors import ScenarioError, TraceError
 from simdist.plan.delays import Delays
-from simdist.report.page.machines import Machines
-from simdist.report.page.model import Execution, Origin, Report, ReportedPoint, ReportedRun
-from simdist.report.page.points import NamedRun, RunsOfPoint, points_of
+from simdist.report.figures import shortened
+from simdist.report.page.model import Execution, Origin, ReportedPoint, ReportedRun, RunsReport
 from simdist.runs import run_directory
 from simdist.runs.calibrated import Calibrated, simulate_run
 from simdist.runs.run_directory import RunDirectory
+from simdist.schedules import Schedule
 from simdist.studies.comparison import find_label
 from simdist.studies.validation import finished_steps, validate
+from simdist.sweep.fields import Choice, differing, fields_of
+from simdist.sweep.runs import POINT, PlannedPoint
+from simdist.sweep.selection import short_names
+from simdist.sweep.table import written_text
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
 
-T = TypeVar("T")
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Called with what is done now, the runs done, and the runs in all."""
 
 _COMMON = ("cluster", "workload", "data", "steps", "host", "input")
 """Settings of a scenario that runs must share: else their speed-ups are not those of schedules."""
+_MOST_FIELDS = 4  # that a title names
+_HOW = "delete it, or measure the run again"
 
 
 def read_report(
@@ -34,7 +45,7 @@ def read_report(
     baseline: str | None,
     calibrated: Calibrated | None = None,
     progress: Progress,
-) -> Report:
+) -> RunsReport:
     """Read the traces of runs, and simulate those that have none.
 
     Args:
@@ -49,62 +60,103 @@ def read_report(
         TraceError: A trace, or what belongs to it, is damaged or of no finished step.
         UnsupportedError: A run cannot be simulated.
     """
-    points = points_of(folder, runs)
-    wanted = baseline or _usual(points)
-    places = [_place(point.runs, wanted) for point in points]
-    if all(place is None for place in places):
-        labels = ", ".join(dict.fromkeys(each.label for point in points for each in point.runs))
-        raise ScenarioError(f"{folder.name}: no run is called {wanted!r} to compare with; there are: {labels}")
+    labels = _labels(folder, runs)
+    groups: dict[Path, list[RunDirectory]] = {}
+    for run in runs:
+        groups.setdefault(run.path.parent, []).append(run)
+    wanted = baseline or _usual(groups, labels)
+    places = {path: _place(of_point, labels, wanted) for path, of_point in groups.items()}
+    bases = [groups[path][place] for path, place in places.items() if place is not None]
+    if not bases:
+        known = ", ".join(dict.fromkeys(labels[run.path] for of_point in groups.values() for run in of_point))
+        raise ScenarioError(f"{folder.name}: no run is called {wanted!r} to compare with; there are: {known}")
+    names = {_schedule(run).name for run in bases}
+    base = labels[bases[0].path] if len(groups) == 1 else names.pop() if len(names) == 1 else _schedule(bases[0]).kind
     done: list[ReportedPoint] = []
-    for point, place in zip(points, places, strict=True):
-        of_point: list[ReportedRun] = []
-        for each in _with_first(point.runs, place or 0):
-            progress(each.label, sum(len(other.runs) for other in done) + len(of_point), len(runs))
-            of_point.append(_reported(each, calibrated))
-        notes = tuple(_notes(point, place, wanted))
-        done.append(ReportedPoint(point.folder, point.title, tuple(of_point), place is not None, notes))
-    return Report(tuple(done), _base(points, places), calibrated)
+    n_done = 0
+    for (path, of_point), (name, title) in zip(groups.items(), _titles(folder, groups), strict=True):
+        place = places[path]
+        first = of_point[place or 0]
+        found: list[ReportedRun] = []
+        for run in (first, *(each for each in of_point if each is not first)):
+            progress(labels[run.path], n_done, len(runs))
+            found.append(_reported(run, labels[run.path], calibrated))
+            n_done += 1
+        no_base = f"{name}: no run is called {wanted!r}, so there are no speed-ups."
+        notes = [no_base] if place is None else [note for each in found[1:] for note in _differences(each, found[0])]
+        done.append(ReportedPoint(name, title, tuple(found), place is not None, tuple(notes)))
+    return RunsReport(tuple(done), base, calibrated)
 
 
-def _usual(points: Sequence[RunsOfPoint]) -> str:
+def _schedule(run: RunDirectory) -> Schedule:
+    return run.scenario.schedules[0]
+
+
+def _usual(groups: Mapping[Path, Sequence[RunDirectory]], labels: Mapping[Path, str]) -> str:
     """Return the schedule to compare with if none is asked for."""
-    is_there = any(_place(point.runs, "sync") is not None for point in points)
-    return "sync" if is_there else points[0].runs[0].schedule
+    is_there = any(_place(runs, labels, "sync") is not None for runs in groups.values())
+    return "sync" if is_there else _schedule(next(iter(groups.values()))[0]).name
 
 
-def _place(runs: Sequence[NamedRun], wanted: str) -> int | None:
+def _place(runs: Sequence[RunDirectory], labels: Mapping[Path, str], wanted: str) -> int | None:
     """Return the place of the run with a label or, failing that, of the first of that schedule or kind."""
-    labels = [run.label for run in runs]
-    return labels.index(wanted) if wanted in labels else find_label([(run.schedule, run.kind) for run in runs], wanted)
+    of_runs = [labels[run.path] for run in runs]
+    if wanted in of_runs:
+        return of_runs.index(wanted)
+    return find_label([(_schedule(run).name, _schedule(run).kind) for run in runs], wanted)
 
 
-def _base(points: Sequence[RunsOfPoint], places: Sequence[int | None]) -> str:
-    """Say what speed-ups are over: the baseline of the only point, or that of all points."""
-    found = [point.runs[place] for point, place in zip(points, places, strict=True) if place is not None]
-    if len(points) == 1:
-        return found[0].label
-    names = {each.schedule for each in found}
-    return names.pop() if len(names) == 1 else found[0].kind
+def _labels(folder: Path, runs: Sequence[RunDirectory]) -> dict[Path, str]:
+    """Return what each run is called, by its path."""
+    has_one = len({run.path.parent for run in runs}) == 1
+    times = Counter(_schedule(run).name for run in runs)
+    places = {run.path: run.path.name if has_one else run.path.relative_to(folder).as_posix() for run in runs}
+    labels: dict[Path, str] = {}
+    for run in runs:
+        name, place = _schedule(run).name, places[run.path]
+        if has_one:
+            labels[run.path] = name if times[name] == 1 or name == place else f"{name} ({place})"
+        else:
+            labels[run.path] = place if run.path.name == name else f"{name} ({place})"
+    return labels if len(set(labels.values())) == len(runs) else places
 
 
-def _with_first(items: Sequence[T], place: int) -> list[T]:
-    return [items[place], *items[:place], *items[place + 1 :]]
+def _titles(folder: Path, groups: Mapping[Path, Sequence[RunDirectory]]) -> list[tuple[str, str]]:
+    """Return the name and the title of each point; both are empty if there is just one.
+
+    A title tells what the point sets: as the sweep that planned it says, or else in which fields its scenario differs.
+    """
+    if len(groups) == 1:
+        return [("", "")]
+    planned = [PlannedPoint.load(path / POINT) for path in groups]
+    fields = [fields_of(runs[0].scenario) for runs in groups.values()]
+    different = differing(fields)
+    chosen = [
+        point.choices if point else {column: each[column] for column in different if column in each}
+        for point, each in zip(planned, fields, strict=True)
+    ]
+    columns = list(dict.fromkeys(column for choices in chosen for column in choices))
+    short = dict(zip(columns, short_names(columns), strict=True))
+    titles = []
+    for path, point, choices in zip(groups, planned, chosen, strict=True):
+        name = path.relative_to(folder).as_posix()
+        what = ", ".join(_texts(point.case if point else "", choices, short))
+        titles.append((name, f"{name}: {what}" if what else name))
+    return titles
 
 
-def _notes(point: RunsOfPoint, place: int | None, wanted: str) -> Iterator[str]:
-    """Tell of what is not compared, and of what is but should not be."""
-    if place is None:
-        yield f"{point.folder}: no run is called {wanted!r}, so there are no speed-ups."
-        return
-    first, *others = _with_first(point.runs, place)
-    for each in others:
-        yield from _differences(each.run, each.label, (first.run, first.label))
+def _texts(case: str, choices: dict[str, Choice], names: dict[str, str]) -> list[str]:
+    texts = [f"{names[column]} {shortened(written_text(choice))}" for column, choice in choices.items()]
+    n_more = len(texts) - _MOST_FIELDS
+    more = [f"{n_more} more"] if n_more > 0 else []
+    return [*([case] if case else []), *texts[:_MOST_FIELDS], *more]
 
 
-def _reported(named: NamedRun, calibrated: Calibrated | None) -> ReportedRun:
-    run, label = named.run, named.label
+def _reported(run: RunDirectory, label: str, calibrated: Calibrated | None) -> ReportedRun:
     executions: dict[Origin, Execution] = {}
-    notes = list(_partial(run))
+    notes: list[str] = []
+    if (run.path / run_directory.PARTIAL).exists():
+        notes.append(f"{run_directory.PARTIAL}, of a measurement that ended early, is not on this page.")
     kept = _trace(run, run_directory.SIMULATED)
     real = _trace(run, run_directory.REAL)
     simulated_now = bool(calibrated) or (kept is None and real is None)
@@ -123,7 +175,7 @@ def _reported(named: NamedRun, calibrated: Calibrated | None) -> ReportedRun:
         run,
         executions,
         validation=validate(real, simulated, run.delays) if real and simulated else None,
-        machines=Machines.read(report) if real and report.exists() else None,
+        machines=_machines_text(report) if real and report.exists() else "",
         simulated_now=simulated_now,
         notes=tuple(notes),
     )
@@ -145,21 +197,34 @@ def _finished(run: RunDirectory, real: Trace) -> tuple[Trace, list[str]]:
     return first_steps(real, n_steps), [note]
 
 
-def _partial(run: RunDirectory) -> Iterator[str]:
-    if (run.path / run_directory.PARTIAL).exists():
-        yield f"{run_directory.PARTIAL}, of a measurement that ended early, is not on this page."
+def _machines_text(path: Path) -> str:
+    """Say on which machines and with what a run was measured, as its `real.json` has it."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise TraceError(f"{path}: cannot be read ({error}); {_HOW}") from None
+    if not isinstance(found, dict):
+        raise TraceError(f"{path}: holds no object of JSON; {_HOW}")
+    hosts, versions = found.get("hosts"), found.get("versions")
+    n_ranks = Counter(map(str, hosts if isinstance(hosts, list) else ()))
+    parts = [
+        ", ".join(f"{name} {found.get(name) or 'unknown'}" for name in ("program", "backend", "device")),
+        f"ranks: {', '.join(f'{count} on {host}' for host, count in n_ranks.items())}" if n_ranks else "",
+        ", ".join(f"{name} {version}" for name, version in versions.items()) if isinstance(versions, dict) else "",
+    ]
+    return "; ".join(part for part in parts if part)
 
 
-def _differences(run: RunDirectory, label: str, baseline: tuple[RunDirectory, str]) -> Iterator[str]:
+def _differences(reported: ReportedRun, baseline: ReportedRun) -> Iterator[str]:
     """Tell whether a run is of another scenario than the baseline."""
-    base, base_label = baseline
+    run, base = reported.run, baseline.run
     different = [name for name in _COMMON if getattr(run.scenario, name) != getattr(base.scenario, name)]
     if not _equal(run.delays, base.delays):
         different.append("delays")
     if different:
         yield (
-            f"{label} is of another scenario than {base_label}: other {', '.join(different)}. So the difference in "
-            f"speed is not that of the schedules alone."
+            f"{reported.label} is of another scenario than {baseline.label}: other {', '.join(different)}. So the "
+            f"difference in speed is not that of the schedules alone."
         )
 
 

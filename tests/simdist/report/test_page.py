@@ -7,6 +7,7 @@ import itertools
 import json
 import re
 import shutil
+import zlib
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,14 +18,12 @@ from commandline import LABELS, call, edited, write
 
 from simdist.report import page as report_page
 from simdist.report.page.charts import ticks
-from simdist.report.page.document import json_block
-from simdist.report.page.heat import MOST_RANKS, MOST_STEPS, cells, packed, unpacked
+from simdist.report.page.document import DARK, LIGHT, json_block
 from simdist.report.page.html import Html, escape, join, tag
 from simdist.report.page.model import Execution
 from simdist.report.page.sections.speed import speed_conclusion
-from simdist.report.page.sections.stragglers import stragglers_conclusion
+from simdist.report.page.sections.stragglers import MOST_RANKS, MOST_STEPS, cells, packed, stragglers_conclusion
 from simdist.report.page.sections.timelines import fitting_steps
-from simdist.report.page.theme import DARK, LIGHT, contrast
 from simdist.runs import run_directory
 from simdist.settings.units import format_seconds
 from simdist.studies.comparison import Row
@@ -40,6 +39,28 @@ EVIL_LABEL = "<img src=x onerror=alert(2)>"  # without /, because it names a fol
 
 
 # ---------------------------------------------------------------- runs and pages
+
+
+def unpacked(text: str) -> np.ndarray:
+    """Return the numbers that the script of the page reads, flat."""
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype="<f4")
+
+
+def contrast(a: str, b: str) -> float:
+    """Return the contrast of two colours, 1 to 21.
+
+    Source:
+        WCAG 2.2, https://www.w3.org/TR/WCAG22/#dfn-contrast-ratio.
+    """
+    darker, lighter = sorted((_luminance(a), _luminance(b)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(color: str) -> float:
+    """Return the relative luminance of `#RRGGBB`."""
+    shares = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (share / 12.92 if share <= 0.04045 else ((share + 0.055) / 1.055) ** 2.4 for share in shares)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
 def measured_like(trace: Trace, factor: float = 1.25) -> Trace:

@@ -11,18 +11,17 @@ from browser import chromium, opened
 from commandline import SMALL, call, edited, write
 
 from simdist.report.page import read_sweep_report, sweep_page
+from simdist.report.page.document import DARK, LIGHT
 from simdist.report.page.sections.sweep_fastest import fastest_conclusion, lead_percent
-from simdist.report.page.sections.sweep_influence import correlation
+from simdist.report.page.sections.sweep_influence import correlation, means_by_value, rank_correlation
 from simdist.report.page.sections.sweep_map import marks
-from simdist.report.page.sweep_data import sweep_data
+from simdist.report.page.sections.sweep_rows import sweep_data
 from simdist.report.page.sweep_fields import varying_fields
-from simdist.report.page.theme import DARK, LIGHT, contrast
 from simdist.sweep import InProcess, frame, load, read_results, run
 from simdist.sweep.fields import Choice
-from simdist.sweep.influence import main_effect, rank_correlation, ranks
 from simdist.sweep.selection import fastest
 from simdist.sweep.store import DESIGN, ROWS
-from tests.simdist.report.test_page import Page, page_of
+from tests.simdist.report.test_page import Page, contrast, page_of
 
 GRID = """\
 scenario: small.yaml
@@ -156,10 +155,6 @@ def mine(grid, tmp_path) -> Path:
 # ---------------------------------------------------------------- influence
 
 
-def test_ranks_of_equal_values_are_the_mean_of_their_places():
-    assert ranks([30, 10, 30, 20, 30]).tolist() == [4.0, 1.0, 4.0, 2.0, 4.0]
-
-
 def test_rank_correlation_is_that_of_the_textbook_with_and_without_ties():
     # 1 - 6 sum d^2 / (n (n^2 - 1)), with d = 1, 1, 1, 1, 0
     assert rank_correlation([1, 2, 3, 4, 5], [20, 10, 40, 30, 50]) == pytest.approx(1 - 6 * 4 / (5 * 24), abs=1e-15)
@@ -185,12 +180,12 @@ def test_rank_correlation_is_that_of_pandas(sample):
     assert rank_correlation(x, y) == pytest.approx(x.corr(y, method="spearman"), abs=1e-12)
 
 
-def test_main_effect_is_the_range_of_means_and_names_their_places():
-    effect = main_effect(["b", "a", "b", "c"], [1.0, 5.0, 3.0, 4.0])
-    assert effect is not None
-    assert effect.means == (2.0, 5.0, 4.0)
-    assert (effect.lowest, effect.highest, effect.spread) == (0, 1, 3.0)
-    assert main_effect([1, 1], [2.0, 3.0]) is None
+def test_means_stand_in_the_order_of_values():
+    assert list(means_by_value(["b", "a", "b", "c"], [1.0, 5.0, 3.0, 4.0]).items()) == [
+        ("b", 2.0),
+        ("a", 5.0),
+        ("c", 4.0),
+    ]
 
 
 # ---------------------------------------------------------------- the numbers

@@ -20,9 +20,9 @@ from simdist import scenario
 from simdist.errors import TraceError
 from simdist.plan import AllReduce, Backward, Buffer, Delay, Forward, Load, Optimize, Plan, Wait
 from simdist.plan.group import Group
+from simdist.report.page.document import theme_css
 from simdist.report.page.packing import DID_NOT_RUN, pack, rows_of_streams
-from simdist.report.page.theme import theme_css
-from simdist.report.page.timeline import timeline_assets, timeline_section
+from simdist.report.page.sections.timelines import timeline_assets, timeline_section
 from simdist.runs import building
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import host_waits, step_end_s

@@ -1,54 +1,66 @@
-"""The top of the page: which runs these are, and what was executed with which versions."""
+"""The top of a page: what was run or swept with which versions, how much of it is there, and notes."""
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from shlex import quote
 
 import numpy as np
 
 import simdist
-from simdist.report.page.html import Html, join, prose, tag
-from simdist.report.page.machines import Machines
-from simdist.report.page.model import Report
+from simdist.report.page.html import Html, escape, join, notes, prose, table, tag
+from simdist.report.page.model import RunsReport
+from simdist.report.page.sweep_fields import VaryingField
+from simdist.report.page.sweep_model import SweepReport
 from simdist.runs.run_directory import RunDirectory
 
 _LONG = 24  # letters; more need two columns
+_NAMED = 12  # values that are all named
+_PAGE_BY = "page by", f"simdist {simdist.__version__}, Python {platform.python_version()}, numpy {np.__version__}"
 
 
-def heading(report: Report) -> Html:
+def heading(report: RunsReport) -> Html:
     """Return the title of the page, the facts of its runs and what a reader must know of them."""
-    facts = join(_fact(name, value) for name, value in _facts(report))
-    notes = [
-        *_simulated_on(report),
-        *report.notes,
-        *_notes_of_runs(report),
-    ]
-    shown = tag("ul", *(tag("li", note) for note in notes), class_="notes") if notes else ""
-    return join([tag("h1", title(report)), tag("p", _about(report)), tag("dl", facts, class_="facts"), shown])
+    remarks = [*_simulated_on(report), *report.notes, *_notes_of_runs(report)]
+    return join([tag("h1", title(report)), tag("p", _about(report)), _facts_list(_facts(report)), notes(remarks)])
 
 
-def _fact(name: str, value: str) -> Html:
-    return tag("div", tag("dt", name), tag("dd", value), class_="wide" if len(value) > _LONG else None)
+def sweep_heading(report: SweepReport) -> Html:
+    """Return the title of the page, the facts of its sweep, its fields, and what a reader must know."""
+    top = [tag("h1", report.name), tag("p", _about_sweep(report)), _facts_list(_sweep_facts(report))]
+    return join([*top, notes(_sweep_notes(report)), _varied(report)])
 
 
-def title(report: Report) -> str:
+def _facts_list(facts: Iterable[tuple[str, str]]) -> Html:
+    items = (
+        tag("div", tag("dt", name), tag("dd", value), class_="wide" if len(value) > _LONG else None)
+        for name, value in facts
+    )
+    return tag("dl", join(items), class_="facts")
+
+
+def title(report: RunsReport) -> str:
     """Return the name of the scenario, or of the first of several."""
     first, *others = dict.fromkeys(run.run.scenario.name for run in report.runs)
     more = f"{len(others)} other scenario{'s' * (len(others) > 1)}"
     return f"{first} and {more}" if others else first
 
 
-def _notes_of_runs(report: Report) -> Iterator[str]:
+def _notes_of_runs(report: RunsReport) -> Iterator[str]:
     """Yield the notes of runs, once for all runs that have the same."""
-    labels: dict[str, list[str]] = {}
-    for run in report.runs:
-        for note in run.notes:
-            labels.setdefault(note, []).append(run.label)
-    for note, same in labels.items():
+    for note, same in _labels_by((note, run.label) for run in report.runs for note in run.notes):
         is_all = 1 < len(same) == len(report.runs)
         yield f"{'All runs' if is_all else ', '.join(same)}: {note}"
 
 
-def _simulated_on(report: Report) -> Iterator[Html]:
+def _labels_by(pairs: Iterable[tuple[str, str]]) -> Iterable[tuple[str, list[str]]]:
+    """Return each text with the labels of the runs that have it."""
+    labels: dict[str, list[str]] = {}
+    for text, label in pairs:
+        labels.setdefault(text, []).append(label)
+    return labels.items()
+
+
+def _simulated_on(report: RunsReport) -> Iterator[Html]:
     machines = report.calibrated
     if machines is None:
         return
@@ -61,7 +73,7 @@ def _simulated_on(report: Report) -> Iterator[Html]:
     )
 
 
-def _about(report: Report) -> str:
+def _about(report: RunsReport) -> str:
     n_runs, n_points = len(report.runs), len(report.points)
     one = "" if report.notes else " of one scenario"
     which = f"{n_runs} schedules{one}" if n_runs > 1 else f"the schedule {report.runs[0].label}"
@@ -71,16 +83,18 @@ def _about(report: Report) -> str:
     return f"What {which} did, {how}: speed, where the time went, who waited for whom."
 
 
-def _facts(report: Report) -> Iterator[tuple[str, str]]:
+def _facts(report: RunsReport) -> Iterator[tuple[str, str]]:
     for name, text in _COMMON.items():
         yield name, "; ".join(dict.fromkeys(text(run.run) for run in report.runs))
-    yield "schedules", ", ".join(dict.fromkeys(_schedules(report)))
+    has_one = len(report.points) == 1
+    schedules = (run.label if has_one else run.run.scenario.schedules[0].name for run in report.runs)
+    yield "schedules", ", ".join(dict.fromkeys(schedules))
     for origin in report.origins:
         sources = {each.trace.source for _, each in report.executions() if each.origin == origin}
         yield origin, ", ".join(sorted(source.removeprefix(f"{origin} ") for source in sources))
-    yield "page by", f"simdist {simdist.__version__}, Python {platform.python_version()}, numpy {np.__version__}"
-    for machines, labels in _measured(report):
-        yield f"machines of {labels}", machines
+    yield _PAGE_BY
+    for machines, labels in _labels_by((run.machines, run.label) for run in report.runs if run.machines):
+        yield f"machines of {', '.join(labels)}", machines
 
 
 def _model(run: RunDirectory) -> str:
@@ -99,27 +113,68 @@ _COMMON: dict[str, Callable[[RunDirectory], str]] = {
 """What runs have in common, as a rule."""
 
 
-def _schedules(report: Report) -> Iterator[str]:
-    """Yield what tells runs apart: labels, and of several folders the labels of schedules."""
-    for run in report.runs:
-        yield run.label if len(report.points) == 1 else run.run.scenario.schedules[0].name
+def _about_sweep(report: SweepReport) -> str:
+    n_fields = len(report.axes)
+    if n_fields == 0:
+        return f"The schedules of {report.scenario}, at one point."
+    fields = f"{n_fields} fields" if n_fields > 1 else "one field"
+    return f"The schedules of {report.scenario}, with {fields} varied: {_how(report)}."
 
 
-def _measured(report: Report) -> Iterator[tuple[str, str]]:
-    """Yield what is known of the machines, once for all runs that were measured on the same."""
-    labels: dict[str, list[str]] = {}
-    for run in report.runs:
-        if run.machines:
-            labels.setdefault(_machines_text(run.machines), []).append(run.label)
-    for text, same in labels.items():
-        yield text, ", ".join(same)
+def _how(report: SweepReport) -> str:
+    its = "its" if len(report.axes) == 1 else "their"
+    match report.sampling or ("grid" if report.is_grid else ""):
+        case "grid":
+            return "each of its values" if len(report.axes) == 1 else "all combinations of their values"
+        case "sobol":
+            return f"a Sobol sequence of {its} values"
+        case "random":
+            return f"a random sample of {its} values"
+        case _:
+            return f"a sample of {its} values"
 
 
-def _machines_text(machines: Machines) -> str:
-    hosts = ", ".join(f"{count} on {host}" for host, count in machines.hosts.items())
-    parts = [
-        f"program {machines.program}, backend {machines.backend}, device {machines.device}",
-        f"ranks: {hosts}" if hosts else "",
-        ", ".join(f"{name} {version}" for name, version in machines.versions.items()),
-    ]
-    return "; ".join(part for part in parts if part)
+def _sweep_facts(report: SweepReport) -> Iterator[tuple[str, str]]:
+    yield "scenario", report.scenario
+    yield "points", f"{report.n_points:,}"
+    yield "rows", f"{report.n_rows:,}, a schedule of a point each"
+    yield "failed", f"{report.table.n_failed:,}"
+    yield "missing", f"{report.table.n_missing:,}"
+    yield "seeds", f"{report.n_seeds:,} for each row"
+    yield "baseline", report.table.baseline
+    yield "schedules", ", ".join(dict.fromkeys(each.schedule for each in report.table.results)) or "none yet"
+    yield "simulated by", f"simdist {report.version}"
+    yield _PAGE_BY
+
+
+def _sweep_notes(report: SweepReport) -> Iterator[Html]:
+    if report.table.n_missing:
+        share = f"{report.table.n_missing:,} of {report.n_rows:,} rows are not there yet"
+        goes_on = f" into {report.folder.name} goes on."
+        yield join([f"{share}, so all below is of the others: ", tag("code", "simdist sweep"), goes_on])
+    if report.table.n_failed:
+        rows = f"{report.table.n_failed:,} row{'s' * (report.table.n_failed > 1)}"
+        yield escape(f"{rows} failed, see the end of the page. No number below counts failed rows.")
+    yield from (escape(note) for note in report.table.notes if "not there yet" not in note)
+    if report.n_seeds == 1:
+        yield escape("With one seed there are no intervals, so nothing says which differences are chance.")
+    if report.has_runs:
+        command = tag("code", f"simdist results {quote(report.folder.name)}")
+        yield join(["There are runs in this folder as well: ", command, " shows both."])
+
+
+def _varied(report: SweepReport) -> Html:
+    fields = [*([report.case] if report.case else []), *report.columns]
+    if not fields:
+        return Html("")
+    lines = [[field.column, _values(field, is_sample=not report.is_grid), f"{field.n_values:,}"] for field in fields]
+    return table("What is varied", ["field", "values", "different ones"], lines, words=["values"])
+
+
+def _values(field: VaryingField, *, is_sample: bool) -> str:
+    if not field.texts:
+        return "-"
+    if field.numbers and (is_sample or field.n_values > _NAMED) and field.n_values > 1:
+        return f"{field.texts[0]} to {field.texts[-1]}"
+    named = ", ".join(field.texts[:_NAMED]) + (", ..." if field.n_values > _NAMED else "")
+    return f"{named}, or as in the scenario" if field.is_left else named

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from simdist.report.page.document import Section
 from simdist.report.page.html import Html, duration, join, percent, prose, signed_percent, table, tag
-from simdist.report.page.model import Report, ReportedPoint, ReportedRun
+from simdist.report.page.model import ReportedPoint, ReportedRun, RunsReport
 from simdist.studies.ranking import Summary, summarize
 from simdist.studies.validation import Validation
 
@@ -17,7 +17,7 @@ _ABOUT = (
 )
 
 
-def reality_section(report: Report) -> Section | None:
+def reality_section(report: RunsReport) -> Section | None:
     """Compare simulation and measurement of the runs that have both; None if there is no such run."""
     pairs = [(run, run.validation) for run in report.runs if run.validation]
     if not pairs:
@@ -27,7 +27,7 @@ def reality_section(report: Report) -> Section | None:
     return Section("reality", "Simulation against measurement", join(parts))
 
 
-def _cluster(report: Report) -> Html:
+def _cluster(report: RunsReport) -> Html:
     if report.calibrated:
         return prose(
             "Simulated are the machines of `{file}`, as `simdist validate RUN --cluster FILE` does; an emulated "
@@ -43,7 +43,7 @@ def _cluster(report: Report) -> Html:
     )
 
 
-def _summary(report: Report) -> list[Html]:
+def _summary(report: RunsReport) -> list[Html]:
     """Compare makespans and, of several schedules of a point, their order."""
     found = [(point, summary) for point in report.points if (summary := _summary_of(point))]
     sentences = [

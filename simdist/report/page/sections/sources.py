@@ -3,7 +3,7 @@
 from simdist.plan.text import plan_text
 from simdist.report.page.document import Section
 from simdist.report.page.html import Html, join, tag
-from simdist.report.page.model import Report, ReportedRun
+from simdist.report.page.model import ReportedRun, RunsReport
 from simdist.runs import run_directory
 
 _ABOUT = (
@@ -13,7 +13,7 @@ _ABOUT = (
 _SCHEDULES = "\nschedules:"
 
 
-def sources_section(report: Report) -> Section:
+def sources_section(report: RunsReport) -> Section:
     """Show scenarios and plans, folded."""
     parts = []
     for point in report.points:

@@ -1,12 +1,13 @@
-"""How fast each schedule is, over the baseline."""
+"""How fast each schedule is, over the baseline, and where the time of its steps goes."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from simdist.report.page.charts import Bar, BarGroup, Segment, bar_chart
+from simdist.report.page.charts import HATCHED, Bar, BarGroup, BarSegment, bar_chart
 from simdist.report.page.document import Section
-from simdist.report.page.html import Html, duration, join, number, prose, table, tag
-from simdist.report.page.model import Origin, Report, ReportedPoint, ReportedRun
+from simdist.report.page.html import Html, conclusions, duration, join, number, percent, prose, table, tag
+from simdist.report.page.model import Execution, Origin, ReportedPoint, ReportedRun, RunsReport
+from simdist.report.palette import time_unit
 from simdist.settings.units import format_seconds
 from simdist.studies.comparison import Row
 from simdist.traces.breakdown import STATES
@@ -20,10 +21,15 @@ STATE_WORDS = {
 }
 """The states of `simdist.traces.breakdown` in words."""
 
+_ABOUT_STATES = (
+    "The seconds of a step, averaged over ranks and steps, by what a rank does: at any moment it is in the first of "
+    "these states that applies. Communication that is hidden behind computing counts as computing."
+)
+_SEEN_S = 1e-9  # less is what is left when floating-point numbers are summed
 _SAME = 0.005  # step times that differ by less are called equal
 
 
-def speed_section(report: Report) -> Section:
+def speed_section(report: RunsReport) -> Section:
     """Show speed-ups over the baseline, simulated and measured beside each other."""
     rows = {origin: report.rows(origin) for origin in report.origins}
     shown = {origin: found for origin, found in rows.items() if found}
@@ -42,14 +48,14 @@ def speed_section(report: Report) -> Section:
         axis=f"speed-up over {base}",
         mark=1.0,
     )
-    sentences = [tag("p", sentence, class_="conclusion") for sentence in _conclusions(report)]
     beside = tag("div", chart, _table(report, shown), class_="beside")
-    return Section("speed", "Speed-up", join([tag("p", prose(about, base=base)), *sentences, beside]))
+    answers = conclusions(_conclusions(report))
+    return Section("speed", "Speed-up", join([tag("p", prose(about, base=base)), answers, beside]))
 
 
 def _group(point: ReportedPoint, run: ReportedRun, rows: Mapping[Origin, Mapping[Path, Row]]) -> BarGroup:
     bars = [
-        Bar((Segment(origin, found[run.path].speedup, f"{run.label}, {origin}: {text}"),), f"{origin} {text}")
+        Bar((BarSegment(origin, found[run.path].speedup, f"{run.label}, {origin}: {text}"),), f"{origin} {text}")
         for origin, found in rows.items()
         if run.path in found
         for text in [f"{found[run.path].speedup:.2f}"]
@@ -57,7 +63,7 @@ def _group(point: ReportedPoint, run: ReportedRun, rows: Mapping[Origin, Mapping
     return BarGroup(run.label, tuple(bars), point.title if run is point.runs[0] else "")
 
 
-def _table(report: Report, rows: Mapping[Origin, Mapping[Path, Row]]) -> Html:
+def _table(report: RunsReport, rows: Mapping[Origin, Mapping[Path, Row]]) -> Html:
     names = [f"{what}, {origin}" for origin in rows for what in ("step time", "speed-up")]
     lines = [
         [run.label, *(cell for origin, found in rows.items() for cell in _cells(run, origin, found))]
@@ -74,7 +80,7 @@ def _cells(run: ReportedRun, origin: Origin, rows: Mapping[Path, Row]) -> tuple[
     return duration(step_s), "-" if speedup is None else number(speedup, f"{speedup:.2f}")
 
 
-def _conclusions(report: Report) -> list[str]:
+def _conclusions(report: RunsReport) -> list[str]:
     """Say of each point which of its schedules is the fastest."""
     return [
         f"{f'{point.title}; ' if point.title else ''}{origin if point.title else origin.capitalize()}, "
@@ -108,23 +114,81 @@ def speed_conclusion(rows: Mapping[str, Row], base: str) -> str:
 
 def _why(rows: Mapping[str, Row], label: str, base: str) -> str:
     """Name the state that makes most of the difference between two schedules."""
-    less_s = {state: _state_s(rows[label], state) - _state_s(rows[base], state) for state in STATES}
+    less_s = {state: rows[label].states_s[state] - rows[base].states_s[state] for state in STATES}
     total_s = rows[label].step_s - rows[base].step_s
     state = (min if total_s < 0 else max)(less_s, key=lambda state: less_s[state])
     share = less_s[state] / total_s
     part = "all" if share >= 0.995 else "most" if share > 0.5 else "the largest part"
-    return f"{part} of the difference is {STATE_WORDS[state]} ({_signed(less_s[state])} a step)"
+    less = f"{'+' if less_s[state] > 0 else ''}{format_seconds(less_s[state])}"
+    return f"{part} of the difference is {STATE_WORDS[state]} ({less} a step)"
 
 
-def _signed(seconds: float) -> str:
-    return f"{'+' if seconds > 0 else ''}{format_seconds(seconds)}"
+def states_section(report: RunsReport) -> Section:
+    """Show how long ranks are in each state, simulated and measured beside each other."""
+    unit, scale = time_unit(max(each.step_s for _, each in report.executions()))
+    chart = bar_chart(
+        [_states_group(point, run, scale) for point in report.points for run in point.runs],
+        element_id="states-chart",
+        title="Stacked bars of the seconds of a step by state; the table below has the numbers",
+        axis=f"{unit} per step, average over ranks",
+    )
+    told = [(point.runs[0], each) for point in report.points for each in point.runs[0].executions.values()]
+    answers = conclusions(states_conclusion(run, each) for run, each in told)
+    beside = tag("div", chart, _states_table(report), class_="beside")
+    parts = [tag("p", _ABOUT_STATES), answers, _legend(report), beside]
+    return Section("states", "Where the time of a step goes", join(parts))
 
 
-def _state_s(row: Row, state: str) -> float:
-    return {
-        "compute": row.compute_s,
-        "comm": row.comm_s,
-        "wait": row.wait_s,
-        "io": row.io_s,
-        "host": row.host_s,
-    }[state]
+def states_conclusion(run: ReportedRun, execution: Execution) -> str:
+    """Say how much of a step is computing, and what is most of the rest."""
+    shares = {state: execution.state_s(state) / execution.step_s for state in STATES}
+    rest = max(STATES[1:], key=lambda state: shares[state])
+    computing = f"{run.label}, {execution.origin}: ranks compute {percent(shares['compute'])} of the time"
+    if shares[rest] < 0.0005:
+        return f"{computing}; there is hardly anything else."
+    return f"{computing}; most of the rest is {STATE_WORDS[rest]} ({percent(shares[rest])})."
+
+
+def _states_group(point: ReportedPoint, run: ReportedRun, scale: float) -> BarGroup:
+    heading = point.title if run is point.runs[0] else ""
+    return BarGroup(run.label, tuple(_states_bar(each, scale) for each in run.executions.values()), heading)
+
+
+def _states_bar(execution: Execution, scale: float) -> Bar:
+    segments = [
+        BarSegment(state, seconds * scale, f"{state}, {execution.origin}: {format_seconds(seconds)} a step")
+        for state in STATES
+        for seconds in [execution.state_s(state)]
+    ]
+    return Bar(tuple(segments), f"{execution.origin} {format_seconds(execution.step_s)}")
+
+
+def _legend(report: RunsReport) -> Html:
+    """Explain the states that occur."""
+    found = [state for state in STATES if any(each.state_s(state) > _SEEN_S for _, each in report.executions())]
+    items = [tag("li", _swatch(state), f"{state}: {STATE_WORDS[state]}") for state in found]
+    return tag("ul", *items, class_="legend")
+
+
+def _swatch(state: str) -> Html:
+    """Return a square as the bars have it; the hatching is that of the chart."""
+    box = {"width": 14, "height": 14}
+    parts = [tag("rect", class_=f"fill {state}", **box)]
+    if state in HATCHED:
+        parts.append(tag("rect", fill=f"url(#states-chart-{state})", **box))
+    return tag("svg", *parts, aria_hidden="true", **box)
+
+
+def _states_table(report: RunsReport) -> Html:
+    lines = [
+        [
+            run.label,
+            each.origin,
+            duration(each.step_s),
+            *(duration(each.state_s(state)) for state in STATES),
+            percent(each.state_s("compute") / each.step_s),
+        ]
+        for run, each in report.executions()
+    ]
+    header = ["schedule", "trace", "step time", *STATES, "computing"]
+    return table("Time per step by state, average over ranks", header, lines, words=["trace"])

@@ -1,44 +1,51 @@
 """Who held up whom: a heat map by rank and step, and the ranks that others waited for most."""
 
+import base64
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.report.page.document import Section, json_block
-from simdist.report.page.heat import cells, packed
-from simdist.report.page.html import Html, duration, join, percent, table, tag
-from simdist.report.page.model import Execution, Report, ReportedRun
+from simdist.report.page.document import Section, asset, json_block
+from simdist.report.page.html import Html, conclusions, controls, duration, join, percent, select, table, tag
+from simdist.report.page.model import Execution, ReportedRun, RunsReport
 from simdist.settings.units import format_seconds
 from simdist.traces.waiting import injected_s
 
 _MOST_RANKS = 10  # lines of the table
+MOST_STEPS, MOST_RANKS = 1024, 256  # cells along each side of the map; more than most screens have pixels for
+_DROPPED_BITS = 7  # of 23: numbers stay exact to 8e-6 of their size, and pack into two thirds
 _SAME = 1e-9  # sums that differ by less are the same
 _HEADING = "Stragglers: who waited for whom"
-_NOBODY = "In no collective of any run did a rank wait for another."
+_NO_WAITING = "In no collective of any run did a rank wait for another."
 
 _ABOUT = (
     "In every collective the members that are ready wait for the last one, which is charged with the sum of their "
     "waiting; several that are last together share it. Caused are the seconds that others waited for a rank, suffered "
     "those that it waited for others; both add up to the same."
 )
-_KEYS = (
-    "Point at a cell, or focus the map and move with the arrow keys: Page Up and Page Down move by ten steps, Home and "
-    "End go to the first and last step, M goes to the largest cell."
-)
 
 
-def stragglers_section(report: Report) -> Section:
+def stragglers_section(report: RunsReport) -> Section:
     """Show the waiting that each rank caused or suffered in each step, in the run that is chosen."""
     executions = report.executions()
     if not any(each.waits.total_s for _, each in executions):
-        return Section("stragglers", _HEADING, tag("p", _NOBODY, class_="conclusion"))
+        return Section("stragglers", _HEADING, conclusions([_NO_WAITING]))
     details = [
         tag("div", *_details(run, each), class_="heat-details", data_view=number)
         for number, (run, each) in enumerate(executions)
     ]
     names = [f"{run.label}, {each.origin}" for run, each in executions]
     data = json_block("stragglers-data", [_data(name, each) for name, (_, each) in zip(names, executions, strict=True)])
-    shown = tag("div", _map(), tag("div", *details), id="heat-area", class_="heat-and-ranks")
-    parts = [tag("p", _ABOUT), _controls(names), shown, data]
+    shown = tag("div", Html(asset("heat.html")), tag("div", *details), id="heat-area", class_="heat-and-ranks")
+    chosen = controls(
+        select("heat-view", "Run", ((name, number) for number, name in enumerate(names))),
+        select("heat-quantity", "Waiting", [("caused", "caused"), ("suffered", "suffered")]),
+        select("heat-scale", "Colours", [("linear", "linear"), ("logarithmic", "log")]),
+    )
+    parts = [tag("p", _ABOUT), chosen, shown, data]
     return Section("stragglers", _HEADING, join(parts))
 
 
@@ -55,62 +62,14 @@ def _data(name: str, execution: Execution) -> dict[str, object]:
     }
 
 
-def _controls(names: list[str]) -> Html:
-    views = join(tag("option", name, value=number) for number, name in enumerate(names))
-    quantities = tag("option", "caused", value="caused") + tag("option", "suffered", value="suffered")
-    scales = tag("option", "linear", value="linear") + tag("option", "logarithmic", value="log")
-    return tag(
-        "div",
-        _select("heat-view", "Run", views),
-        _select("heat-quantity", "Waiting", Html(quantities)),
-        _select("heat-scale", "Colours", Html(scales)),
-        class_="controls needs-script",
-        hidden=True,
-    )
-
-
-def _select(name: str, label: str, options: Html) -> Html:
-    return tag("label", label, " ", tag("select", options, id=name))
-
-
-def _map() -> Html:
-    canvas = tag(
-        "canvas",
-        id="heat-canvas",
-        tabindex=0,
-        role="application",
-        aria_roledescription="heat map",
-        aria_label="Seconds of waiting by step, from left to right, and rank, from top to bottom",
-        aria_describedby="heat-keys",
-    )
-    legend = tag(
-        "div",
-        tag("canvas", id="heat-scale-bar", aria_hidden="true"),
-        tag("span", id="heat-scale-low"),
-        tag("span", id="heat-scale-middle"),
-        tag("span", id="heat-scale-high"),
-        class_="heat-legend",
-    )
-    return tag(
-        "div",
-        tag("p", id="heat-cells", class_="muted"),
-        tag("div", tag("div", id="heat-ranks", class_="heat-ranks", aria_hidden="true"), canvas, class_="heat-frame"),
-        tag("div", id="heat-steps", class_="heat-steps", aria_hidden="true"),
-        tag("output", "No cell is chosen.", id="heat-readout", aria_live="polite"),
-        legend,
-        tag("p", _KEYS, id="heat-keys", class_="muted"),
-        id="heat-map",
-        class_="needs-script",
-        hidden=True,
-    )
-
-
 def _details(run: ReportedRun, execution: Execution) -> list[Html]:
-    delays_s = _injected_by_rank_s(run, execution)
+    of_steps = injected_s(run.run.plan, run.run.delays).items()
+    injected = {channel: seconds[: execution.n_steps] for channel, seconds in of_steps}
+    delays_s = sum((seconds.sum(axis=0) for seconds in injected.values()), np.zeros(execution.trace.plan.world_size))
     name = f"{run.label}, {execution.origin}"
-    conclusion = tag("p", f"{name}: {stragglers_conclusion(execution, delays_s)}", class_="conclusion")
+    conclusion = conclusions([f"{name}: {stragglers_conclusion(execution, delays_s)}"])
     rows = [_table(name, execution, delays_s)] if execution.waits.total_s else []
-    return [conclusion, *_injected_text(run, execution), *rows]
+    return [conclusion, _injected_text(injected), *rows]
 
 
 def stragglers_conclusion(execution: Execution, delays_s: NDArray[np.float64]) -> str:
@@ -137,24 +96,14 @@ def stragglers_conclusion(execution: Execution, delays_s: NDArray[np.float64]) -
     return f"{most}. Delayed for longest was rank {late} ({format_seconds(delays_s[late])})."
 
 
-def _injected_by_rank_s(run: ReportedRun, execution: Execution) -> NDArray[np.float64]:
-    total_s = np.zeros(execution.trace.plan.world_size)
-    for seconds in injected_s(run.run.plan, run.run.delays).values():
-        total_s += seconds[: execution.n_steps].sum(axis=0)
-    return total_s
-
-
-def _injected_text(run: ReportedRun, execution: Execution) -> list[Html]:
-    found = {
-        channel: seconds[: execution.n_steps] for channel, seconds in injected_s(run.run.plan, run.run.delays).items()
-    }
+def _injected_text(injected: Mapping[str, NDArray[np.float64]]) -> Html:
     sentences = [
         f"{(seconds > 0).sum():,} on {channel}, {format_seconds(float(seconds.sum()))} in all, "
         f"{format_seconds(float(seconds.max()))} at most"
-        for channel, seconds in found.items()
+        for channel, seconds in injected.items()
         if seconds.any()
     ]
-    return [tag("p", f"Injected delays: {'; '.join(sentences) or 'none'}.")]
+    return tag("p", f"Injected delays: {'; '.join(sentences) or 'none'}.")
 
 
 def _table(name: str, execution: Execution, delays_s: NDArray[np.float64]) -> Html:
@@ -175,3 +124,39 @@ def _table(name: str, execution: Execution, delays_s: NDArray[np.float64]) -> Ht
     which = f"the {_MOST_RANKS} of {n_ranks:,} ranks that caused most" if n_ranks > _MOST_RANKS else "all ranks"
     header = ["rank", "caused", "of all", "suffered", "injected"]
     return table(f"Seconds of waiting and of injected delays, {name}: {which}", header, lines)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Seconds summed over steps and ranks that lie beside each other.
+
+    Args:
+        seconds: float64 `[columns of steps, rows of ranks]`.
+        steps_per_cell: Steps in each cell; fewer in the last column.
+        ranks_per_cell: Ranks in each cell; fewer in the last row.
+    """
+
+    seconds: NDArray[np.float64]
+    steps_per_cell: int
+    ranks_per_cell: int
+
+
+def cells(seconds: NDArray[np.float64]) -> Cells:
+    """Sum seconds `[n_steps, world_size]` into as few cells as fit.
+
+    >>> cells(np.ones((2049, 2))).seconds[[0, -1]]
+    array([[3., 3.],
+           [3., 3.]])
+    """
+    n_steps, world_size = seconds.shape
+    steps, ranks = -(-n_steps // MOST_STEPS), -(-world_size // MOST_RANKS)
+    summed = np.add.reduceat(seconds, np.arange(0, n_steps, steps), axis=0)
+    return Cells(np.add.reduceat(summed, np.arange(0, world_size, ranks), axis=1), steps, ranks)
+
+
+def packed(seconds: NDArray[np.float64]) -> str:
+    """Return an array as base64 of deflated little-endian float32, step after step."""
+    bits = seconds.astype("<f4").view("<u4")
+    half = np.uint32(1 << (_DROPPED_BITS - 1))
+    rounded = (bits + half) & ~np.uint32((1 << _DROPPED_BITS) - 1)
+    return base64.b64encode(zlib.compress(rounded.tobytes(), 9)).decode()

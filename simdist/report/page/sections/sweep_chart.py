@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Literal, TypeAlias
 
-from simdist.report.page.document import Section
-from simdist.report.page.html import Html, duration, join, number, percent, table, tag
+from simdist.report.page.document import Section, asset
+from simdist.report.page.html import Html, controls, duration, join, number, percent, select, table, tag
 from simdist.report.page.sections.sweep_influence import correlation
-from simdist.report.page.sweep_data import Metric, measured_metrics
 from simdist.report.page.sweep_fields import VaryingField
 from simdist.report.page.sweep_model import SweepReport
 from simdist.settings.units import format_seconds
@@ -18,15 +18,46 @@ _GRID = (
     "where they are larger than the marks."
 )
 _SAMPLE = "Each dot is a schedule at a point; all other fields differ from dot to dot as well."
-_KEYS = (
-    "Point at the chart, or focus it and use the arrow keys: left and right go along a schedule, up and down to the "
-    "next one. The boxes show and hide schedules."
-)
+
+MetricUnit: TypeAlias = Literal["factor", "seconds", "share"]
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """What the chart shows before anybody chooses.
+class Metric:
+    """A quantity that a reader can choose.
+
+    Args:
+        key: In the data.
+        name: For people.
+        unit: What it is written in.
+    """
+
+    key: str
+    name: str
+    unit: MetricUnit
+
+
+METRICS = (
+    Metric("speedup", "speed-up", "factor"),
+    Metric("step", "step time", "seconds"),
+    Metric("compute", "share of the step computing", "share"),
+    Metric("comm", "share of the step in exposed communication", "share"),
+    Metric("wait", "share of the step waiting for others", "share"),
+    Metric("io", "share of the step loading and saving", "share"),
+    Metric("host", "share of the step held up by hosts", "share"),
+)
+"""All quantities. Shares are of the mean step time."""
+
+
+def measured_metrics(report: SweepReport) -> list[Metric]:
+    """Return the quantities that are not zero everywhere."""
+    results = report.table.results
+    return [each for each in METRICS if each.key == "step" or any(metric_value(row, each) for row in results)]
+
+
+@dataclass(frozen=True, slots=True)
+class ChartView:
+    """What the chart shows at first.
 
     Args:
         x: Place of the field on the horizontal axis among `SweepReport.axes`.
@@ -39,7 +70,7 @@ class View:
     metric: Metric
 
 
-def default_view(report: SweepReport) -> View:
+def default_view(report: SweepReport) -> ChartView:
     """Choose the field with the most values of a grid, or of a sample the one that speed-ups follow most."""
     axes = report.axes
     if report.is_grid:
@@ -47,7 +78,7 @@ def default_view(report: SweepReport) -> View:
     else:
         x = max(range(len(axes)), key=lambda place: _strength(report, axes[place]))
     at = tuple(field.n_values // 2 for field in axes)
-    return View(x, at, measured_metrics(report)[0])
+    return ChartView(x, at, measured_metrics(report)[0])
 
 
 def _strength(report: SweepReport, field: VaryingField) -> float:
@@ -63,77 +94,30 @@ def chart_section(report: SweepReport) -> Section | None:
     parts = [
         tag("p", _GRID if report.is_grid else _SAMPLE),
         _controls(report, view),
-        _picture(),
-        tag("div", _table(report, view), id="sweep-chart-table"),
+        Html(asset("sweep/chart.html")),
+        tag("div", (_grid_table if report.is_grid else _sample_table)(report, view), id="sweep-chart-table"),
     ]
     return Section("chart", "Schedules over a field", join(parts))
 
 
-def _controls(report: SweepReport, view: View) -> Html:
+def _controls(report: SweepReport, view: ChartView) -> Html:
     metrics = [(metric.name, metric.key) for metric in measured_metrics(report)]
-    fields = [(field.name, str(place)) for place, field in enumerate(report.axes)]
     chosen = [
         select("sweep-metric", "Quantity", metrics, view.metric.key),
-        select("sweep-x", "over", fields, str(view.x)),
+        select("sweep-x", "over", [(field.name, place) for place, field in enumerate(report.axes)], view.x),
     ]
-    if report.is_grid:
-        chosen += _values(report, view.at, "sweep-at")
-    return controls(chosen)
+    return controls(*chosen, *(value_selects(report, view.at, "sweep-at") if report.is_grid else []))
 
 
-def _values(report: SweepReport, at: Sequence[int], name: str) -> list[Html]:
+def value_selects(report: SweepReport, at: Sequence[int], name: str) -> list[Html]:
+    """Return a select of the value of each axis, with ids NAME-PLACE."""
     return [
-        select(
-            f"{name}-{place}", field.name, [(text, str(code)) for code, text in enumerate(field.texts)], str(at[place])
-        )
+        select(f"{name}-{place}", field.name, [(text, code) for code, text in enumerate(field.texts)], at[place])
         for place, field in enumerate(report.axes)
     ]
 
 
-def controls(children: Sequence[Html]) -> Html:
-    """Return controls in a row, which only a script makes useful."""
-    return tag("div", *children, class_="controls needs-script", hidden=True)
-
-
-def select(name: str, label: str, options: Sequence[tuple[str, str]], chosen: str) -> Html:
-    """Return a labelled select.
-
-    Args:
-        name: Its id.
-        label: Stands before it.
-        options: Text and value of each.
-        chosen: Value of the one that is chosen at first.
-    """
-    found = join(tag("option", text, value=value, selected=value == chosen) for text, value in options)
-    return tag("label", label, " ", tag("select", found, id=name, autocomplete="off"))
-
-
-def _picture() -> Html:
-    return tag(
-        "div",
-        tag("div", id="sweep-legend", class_="sweep-legend", role="group", aria_label="Schedules that are shown"),
-        tag(
-            "div",
-            id="sweep-chart",
-            class_="sweep-chart",
-            tabindex=0,
-            role="application",
-            aria_roledescription="chart",
-            aria_label="Chart; the table below has its numbers",
-            aria_describedby="sweep-keys",
-        ),
-        tag("output", "No point is chosen.", id="sweep-readout", class_="sweep-readout", aria_live="polite"),
-        tag("p", _KEYS, id="sweep-keys", class_="muted"),
-        class_="needs-script",
-        hidden=True,
-    )
-
-
-def _table(report: SweepReport, view: View) -> Html:
-    return _grid_table(report, view) if report.is_grid else _sample_table(report, view)
-
-
-def _grid_table(report: SweepReport, view: View) -> Html:
+def _grid_table(report: SweepReport, view: ChartView) -> Html:
     field = report.axes[view.x]
     rows: dict[tuple[int, str], Result] = {}
     for each in report.table.results:
@@ -148,14 +132,14 @@ def _grid_table(report: SweepReport, view: View) -> Html:
     return table(_caption(report, view, others), [field.name, *report.lines], lines)
 
 
-def _caption(report: SweepReport, view: View, others: Sequence[str]) -> str:
+def _caption(report: SweepReport, view: ChartView, others: Sequence[str]) -> str:
     what = f"speed-up over {report.table.baseline}" if view.metric.key == "speedup" else view.metric.name
     field = report.axes[view.x].name
     at = f", at {', '.join(others)}" if others else ""
     return f"{what[0].upper()}{what[1:]}, by {field}{at}"
 
 
-def _sample_table(report: SweepReport, view: View) -> Html:
+def _sample_table(report: SweepReport, view: ChartView) -> Html:
     lines = []
     for line in report.lines:
         found = [
@@ -174,14 +158,13 @@ def metric_value(result: Result, metric: Metric) -> float | None:
     row = result.row
     if row is None:
         return None
-    seconds = {"compute": row.compute_s, "comm": row.comm_s, "wait": row.wait_s, "io": row.io_s, "host": row.host_s}
     match metric.key:
         case "speedup":
             return row.speedup if result.has_baseline else None
         case "step":
             return row.step_s
         case state:
-            return seconds[state] / row.step_s
+            return row.states_s[state] / row.step_s
 
 
 def metric_text(result: Result | None, metric: Metric) -> Html:
@@ -189,9 +172,7 @@ def metric_text(result: Result | None, metric: Metric) -> Html:
     value = metric_value(result, metric) if result else None
     if result is None or result.row is None or value is None:
         return Html("-")
-    row = result.row
-    intervals = {"speedup": row.speedup_ci95, "step": row.step_s_ci95}
-    interval = intervals.get(metric.key)
+    interval = {"speedup": result.row.speedup_ci95, "step": result.row.step_s_ci95}.get(metric.key)
     return _written(value, metric, (interval[1] - interval[0]) / 2 if interval else 0.0)
 
 

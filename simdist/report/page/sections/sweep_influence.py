@@ -1,14 +1,26 @@
-"""Which field matters: how much the speed-up of each schedule follows each field."""
+"""Which field matters: how much the speed-up of each schedule follows each field: main effects, and no more.
+
+Of a sample, the rank correlation says whether the result rises or falls with a field, along whatever curve: +1 if
+always, 0 if the field says nothing by itself. Of a grid, where each value of a field meets the same values of all
+others, the means at its values say how far the field alone moves the result. Neither sees that two fields matter only
+together, nor a result that rises first and falls then.
+"""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from statistics import median
+from typing import TypeVar
+
+import numpy as np
 
 from simdist.report.page.document import Section
-from simdist.report.page.html import Html, join, number, prose, table, tag
+from simdist.report.page.html import Html, conclusions, join, number, prose, table, tag
 from simdist.report.page.sweep_fields import VaryingField
 from simdist.report.page.sweep_model import SweepReport
-from simdist.sweep.influence import main_effect, rank_correlation
+from simdist.studies import statistics
+
+T = TypeVar("T", bound=Hashable)
+_FEWEST = 3  # two points are always on a line
 
 _SAMPLE = (
     "Spearman's rank correlation of the speed-up with each field, over all points: +1 if the speed-up rises with the "
@@ -36,10 +48,8 @@ def influence_section(report: SweepReport) -> Section | None:
     what = "Range of the mean speed-up" if report.is_grid else "Rank correlation of the speed-up"
     caption = f"{what} over {report.table.baseline}, by field and schedule"
     parts = [tag("p", prose(text)) for text in _texts(report, lines)]
-    sentences = [tag("p", text, class_="conclusion") for line in lines for text in _conclusion(report, line)]
-    return Section(
-        "influence", "Which field matters", join([*parts, *sentences, table(caption, ["field", *lines], rows)])
-    )
+    answers = conclusions(text for line in lines for text in _conclusion(report, line))
+    return Section("influence", "Which field matters", join([*parts, answers, table(caption, ["field", *lines], rows)]))
 
 
 def _texts(report: SweepReport, lines: list[str]) -> Iterator[str]:
@@ -69,13 +79,12 @@ def correlation(report: SweepReport, field: VaryingField, line: str) -> float | 
 def _spread(report: SweepReport, field: VaryingField, line: str) -> tuple[float, str] | None:
     """Return the range of mean speed-ups, and between which values it lies."""
     pairs = [(code, speedup) for point, speedup in report.speedups(line) if (code := field.codes[point]) is not None]
-    effect = main_effect([code for code, _ in pairs], [speedup for _, speedup in pairs])
-    if effect is None:
+    means = means_by_value([code for code, _ in pairs], [speedup for _, speedup in pairs])
+    if len(means) < 2:
         return None
-    codes = list(dict.fromkeys(code for code, _ in pairs))
-    low, high = field.texts[codes[effect.lowest]], field.texts[codes[effect.highest]]
-    means = effect.means
-    return effect.spread, f"{means[effect.lowest]:.2f} at {low}, {means[effect.highest]:.2f} at {high}"
+    low, high = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+    where = f"{means[low]:.2f} at {field.texts[low]}, {means[high]:.2f} at {field.texts[high]}"
+    return means[high] - means[low], where
 
 
 def _cell(report: SweepReport, field: VaryingField, line: str) -> Html:
@@ -121,3 +130,39 @@ def _most(name: str, size: float) -> str:
 def _bound(n_points: int) -> float:
     """Return the rank correlation that one of twenty samples of unrelated numbers exceeds."""
     return min(1.0, 1.96 / math.sqrt(max(n_points - 1, 1)))
+
+
+def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """Return how the ranks of `x` and `y` are correlated, -1 to 1; None where that says nothing.
+
+    It says nothing of fewer than three pairs, or if all of `x` or all of `y` are equal.
+
+    Source:
+        Spearman, The Proof and Measurement of Association between Two Things, 1904; ties as in Kendall & Gibbons,
+        Rank Correlation Methods, 5th ed., chapter 3.
+
+    >>> rank_correlation([1, 2, 3, 4], [10, 20, 1000, 30])
+    0.8
+    """
+    from scipy.stats import rankdata  # takes half a second
+
+    if len(x) < _FEWEST:
+        return None
+    found = statistics.correlation(rankdata(x), rankdata(y))
+    return None if math.isnan(found) else min(max(found, -1.0), 1.0)
+
+
+def means_by_value(values: Sequence[T], results: Sequence[float]) -> dict[T, float]:
+    """Return the means of results at each value of a field, in the order in which the values first occur.
+
+    Args:
+        values: Of the field, one for each result.
+        results: In any unit.
+
+    >>> means_by_value([2, 2, 4, 4], [1.0, 2.0, 3.0, 5.0])
+    {2: 1.5, 4: 4.0}
+    """
+    at: dict[T, list[float]] = {}
+    for value, result in zip(values, results, strict=True):
+        at.setdefault(value, []).append(result)
+    return {value: float(np.mean(found)) for value, found in at.items()}

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from simdist.report.page.document import Section
-from simdist.report.page.html import Html, join, tag
-from simdist.report.page.sections.sweep_chart import controls, select
+from simdist.report.page.html import Html, controls, join, select, tag
+from simdist.report.page.sections.sweep_chart import value_selects
 from simdist.report.page.sections.sweep_fastest import compared, lead_percent
 from simdist.report.page.sweep_fields import VaryingField
 from simdist.report.page.sweep_model import SweepReport
@@ -36,7 +36,7 @@ def map_section(report: SweepReport) -> Section | None:
     readable = [place for place, field in enumerate(report.axes) if field.n_values <= _MOST_CELLS]
     if len(readable) < 2:
         return None
-    columns, rows = _largest(report, readable)
+    columns, rows = sorted(readable, key=lambda place: -report.axes[place].n_values)[:2]
     at = tuple(field.n_values // 2 for field in report.axes)
     parts = [
         tag("p", _ABOUT),
@@ -47,23 +47,11 @@ def map_section(report: SweepReport) -> Section | None:
     return Section("map", "Map of the fastest schedule", join(parts))
 
 
-def _largest(report: SweepReport, readable: list[int]) -> tuple[int, int]:
-    """Return the two fields with the most values, that with more for the columns."""
-    first, second = sorted(readable, key=lambda place: -report.axes[place].n_values)[:2]
-    return first, second
-
-
 def _controls(report: SweepReport, readable: list[int], columns: int, rows: int, at: tuple[int, ...]) -> Html:
-    fields = [(report.axes[place].name, str(place)) for place in readable]
-    others = [
-        select(
-            f"sweep-map-at-{place}", field.name, [(text, str(code)) for code, text in enumerate(field.texts)], str(code)
-        )
-        for place, (field, code) in enumerate(zip(report.axes, at, strict=True))
-    ]
-    across = select("sweep-map-columns", "From left to right", fields, str(columns))
-    down = select("sweep-map-rows", "from top to bottom", fields, str(rows))
-    return controls([across, down, *others])
+    fields = [(report.axes[place].name, place) for place in readable]
+    across = select("sweep-map-columns", "From left to right", fields, columns)
+    down = select("sweep-map-rows", "from top to bottom", fields, rows)
+    return controls(across, down, *value_selects(report, at, "sweep-map-at"))
 
 
 def _legend(report: SweepReport) -> Html:

@@ -1,20 +1,24 @@
 """All rows of a sweep, to sort and to filter, and what failed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
 from shlex import quote
 
 from simdist.report.page.document import Section, json_block
-from simdist.report.page.html import Html, duration, join, table, tag
-from simdist.report.page.sections.sweep_chart import metric_text
-from simdist.report.page.sweep_data import METRICS, sweep_data
+from simdist.report.page.html import Html, controls, duration, join, prose, table, tag
+from simdist.report.page.sections.sweep_chart import METRICS, measured_metrics, metric_text
+from simdist.report.page.sweep_fields import VaryingField
 from simdist.report.page.sweep_model import SweepReport
+from simdist.studies.statistics import Interval
 from simdist.sweep.table import Result
+from simdist.traces.breakdown import STATES
 
 SHOWN = 200
 """Rows that stand in the table at once."""
 
 _SPEEDUP, _STEP = METRICS[0], METRICS[1]
 _MOST_POINTS = 10
+_DIGITS = 6  # of a number in the page's data; its tables have all
 
 
 def rows_section(report: SweepReport) -> Section:
@@ -34,7 +38,7 @@ def rows_section(report: SweepReport) -> Section:
 def _filter() -> Html:
     field = tag("input", id="sweep-filter", type="search", autocomplete="off", spellcheck="false")
     hint = tag("span", "Rows in which all of the words occur; headers sort.", class_="muted", id="sweep-filter-hint")
-    return tag("div", tag("label", "Filter ", field), hint, class_="controls needs-script", hidden=True)
+    return controls(tag("label", "Filter ", field), hint)
 
 
 def _count(report: SweepReport) -> str:
@@ -45,7 +49,7 @@ def _count(report: SweepReport) -> str:
 def _table(report: SweepReport) -> Html:
     words = ["schedule", "failed", *(field.name for field in report.differing if field.numbers is None)]
     header = ["point", *(field.name for field in report.differing), "schedule", "step time", "speed-up"]
-    header += ["compute", "comm", "wait", "io", "host", *(["failed"] if report.table.n_failed else [])]
+    header += [*STATES, *(["failed"] if report.table.n_failed else [])]
     lines = [list(_cells(report, each)) for each in report.table.results[:SHOWN]]
     caption = f"Rows; speed-up over {report.table.baseline}, with 95 % intervals; seconds per step in each state"
     return table(caption, header, lines, words=words)
@@ -60,10 +64,9 @@ def _cells(report: SweepReport, result: Result) -> Iterator[str]:
     yield result.schedule
     yield metric_text(result, _STEP)
     yield metric_text(result, _SPEEDUP)
-    states = (row.compute_s, row.comm_s, row.wait_s, row.io_s, row.host_s) if row else (None,) * 5
-    yield from ("-" if seconds is None else duration(max(0.0, seconds)) for seconds in states)
+    yield from (duration(max(0.0, row.states_s[state])) if row else "-" for state in STATES)
     if report.table.n_failed:
-        yield tag("span", f"{result.failed}: {result.error}" if result.failed else "", class_="sweep-error")
+        yield tag("span", _failure(result) if result.failed else "", class_="sweep-error")
 
 
 def failures_section(report: SweepReport) -> Section | None:
@@ -75,19 +78,112 @@ def failures_section(report: SweepReport) -> Section | None:
     if not groups:
         return None
     lines = [
-        [kind, tag("span", message, class_="sweep-error"), f"{len(found):,}", _schedules(found), _points(found)]
+        [
+            kind,
+            tag("span", message, class_="sweep-error"),
+            f"{len(found):,}",
+            _named(each.schedule for each in found),
+            _named((str(each.point) for each in found), most=_MOST_POINTS),
+        ]
         for (kind, message), found in sorted(groups.items(), key=lambda item: -len(item[1]))
     ]
     about = "These rows have no numbers. After a repair, `simdist sweep --retry` computes them once more."
     header = ["error", "message", "rows", "schedules", "points"]
     shown = table("Failed rows by message", header, lines, words=["message", "schedules", "points"])
-    return Section("failures", "What failed", join([tag("p", about.replace("`", "")), shown]))
+    return Section("failures", "What failed", join([tag("p", prose(about)), shown]))
 
 
-def _schedules(found: list[Result]) -> str:
-    return ", ".join(dict.fromkeys(each.schedule for each in found))
+def _named(words: Iterable[str], *, most: int | None = None) -> str:
+    """Name different words, the first of many."""
+    found = list(dict.fromkeys(words))
+    return ", ".join(found[:most]) + (", ..." if most and len(found) > most else "")
 
 
-def _points(found: list[Result]) -> str:
-    points = list(dict.fromkeys(str(each.point) for each in found))
-    return ", ".join(points[:_MOST_POINTS]) + (", ..." if len(points) > _MOST_POINTS else "")
+def sweep_data(report: SweepReport) -> dict[str, object]:
+    """Return what stands in the page as JSON: of each field its values, of each row numbers and places in lists."""
+    results = report.table.results
+    labels = list(dict.fromkeys(each.schedule for each in results))
+    failures = list(dict.fromkeys(_failure(each) for each in results if each.failed))
+    line_at, label_at = _places(report.lines), _places(labels)
+    failure_at = _places(failures)
+    rows = [each.row for each in results]
+    against = [each.row if each.has_baseline else None for each in results]
+    return {
+        "lines": report.lines,
+        "labels": labels,
+        "baseline": report.table.baseline,
+        "baseLines": [place for place, line in enumerate(report.lines) if line in report.base_lines],
+        "grid": report.is_grid,
+        "fields": [_field(field, report) for field in report.differing],
+        "metrics": [asdict(metric) for metric in measured_metrics(report)],
+        "failures": failures,
+        "best": _best(report),
+        "rows": {
+            "point": [each.point for each in results],
+            "line": [line_at[report.line_of(each)] for each in results],
+            "label": [label_at[each.schedule] for each in results],
+            "failure": [failure_at[_failure(each)] if each.failed else -1 for each in results],
+            **_with_ends("step", [row and (row.step_s, row.step_s_ci95) for row in rows]),
+            **_with_ends("speedup", [row and (row.speedup, row.speedup_ci95) for row in against]),
+            **{state: _rounded(row and row.states_s[state] for row in rows) for state in STATES},
+        },
+    }
+
+
+def _places(texts: Sequence[str]) -> dict[str, int]:
+    return {text: place for place, text in enumerate(texts)}
+
+
+def _failure(result: Result) -> str:
+    return f"{result.failed}: {result.error}"
+
+
+def _field(field: VaryingField, report: SweepReport) -> dict[str, object]:
+    return {
+        "name": field.name,
+        "title": field.title,
+        "axis": field in report.axes,
+        "texts": field.texts,
+        "numbers": [_short(number / field.unit_size) for number in field.numbers] if field.numbers else None,
+        "log": field.is_log,
+        "codes": field.codes,
+    }
+
+
+def _best(report: SweepReport) -> dict[str, object]:
+    """Return, for each point, its fastest line and the lead; -1 and None where nothing could be compared.
+
+    The lead stands there less 1, so that small ones have their digits; of several lines that take equally long, the
+    first is under `line` and all are under `tied`.
+    """
+    places = _places(report.lines)
+    found = [report.best.get(point) for point in range(report.n_points)]
+    clear = [report.is_clear(point) if each else None for point, each in enumerate(found)]
+    return {
+        "line": [
+            places[report.leaders[point][0]] if each and each.next_one else -1 for point, each in enumerate(found)
+        ],
+        "tied": {point: [places[line] for line in lines] for point, lines in report.leaders.items() if len(lines) > 1},
+        "gain": _rounded(each.lead - 1 if each and each.lead else None for each in found),
+        "clear": [None if each is None else int(each) for each in clear],
+        "partial": [
+            int(each.n_schedules < n) if each else 0 for each, n in zip(found, report.n_schedules, strict=True)
+        ],
+    }
+
+
+def _with_ends(name: str, found: Sequence[tuple[float, Interval | None] | None]) -> dict[str, object]:
+    """Return a quantity and the ends of its intervals; None instead of these if no row has an interval."""
+    intervals = [each[1] if each else None for each in found]
+    low, high = (_rounded(each and each[end] for each in intervals) if any(intervals) else None for end in range(2))
+    return {name: _rounded(each and each[0] for each in found), f"{name}Low": low, f"{name}High": high}
+
+
+def _rounded(numbers: Iterable[float | None]) -> list[float | None]:
+    return [None if number is None else _short(number) for number in numbers]
+
+
+def _short(number: float) -> float:
+    """Return a number with six digits, whole where it is, which JSON writes shorter."""
+    rounded = float(f"{number:.{_DIGITS}g}")
+    return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded

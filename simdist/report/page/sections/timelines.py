@@ -1,20 +1,30 @@
-"""What every stream of every rank did, span by span."""
+"""What every stream of every rank did, span by span, in timelines that a reader can zoom.
 
-from collections.abc import Sequence
+They are drawn by the scripts in `assets/timeline/`, which ask for nothing from any network and evaluate no text. How
+times get into the page, and how exact they are there, is said in `simdist.report.page.packing`.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from string import Template
 
-from simdist.errors import ScenarioError
+from simdist.errors import ScenarioError, TraceError
 from simdist.plan import Plan
-from simdist.report.page.document import Section
-from simdist.report.page.html import Html, join, prose, tag
-from simdist.report.page.model import Report, ReportedRun
-from simdist.report.page.timeline import timeline_section
+from simdist.report.figures import shortened
+from simdist.report.page.document import Section, asset, json_text, program
+from simdist.report.page.html import Html, controls, escape, join, notes, prose, select, tag
+from simdist.report.page.model import ReportedRun, RunsReport
+from simdist.report.page.packing import pack, plan_record, rows_of_streams, style_key, styles_of
+from simdist.report.palette import Style
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
 
 MOST_SPANS = 2_000_000
 """Operation instances times ranks of one trace in a page, and twice as many in all; then it still opens at once."""
 
+_DRAWING = ("decode", "units", "axis", "rows", "shares", "colours", "view", "paint", "margins", "overlay")
+_HANDLING = ("spans", "focus", "filters", "controls", "main")
+_MOST_TRACES = 2
 _ABOUT = (
     "What the streams of every rank did; times are from the start of the run. A collective begins when its last member "
     "is ready; until then the others wait."
@@ -45,7 +55,7 @@ class Shown:
         return sum(_n_spans(trace.plan, self.steps) for trace in self.traces.values())
 
 
-def shown_runs(report: Report, steps: range | None) -> list[Shown]:
+def shown_runs(report: RunsReport, steps: range | None) -> list[Shown]:
     """Choose the steps of every run that the timeline shows.
 
     Args:
@@ -88,36 +98,28 @@ def _n_spans(plan: Plan, steps: range) -> int:
 
 def timelines_section(shown: Sequence[Shown]) -> Section:
     """Show the timeline of one run at a time, with a choice of the run if there are several."""
-    notes = [tag("li", note) for each in shown if (note := _note(each))]
     timelines = [
         tag(
             "div",
-            Html(
-                timeline_section(
-                    each.traces,
-                    element_id=f"timeline-{number}",
-                    ranks_per_node=each.run.run.scenario.cluster.gpus_per_node,
-                    steps=each.steps,
-                )
+            timeline_section(
+                each.traces,
+                element_id=f"timeline-{number}",
+                ranks_per_node=each.run.run.scenario.cluster.gpus_per_node,
+                steps=each.steps,
             ),
             data_timeline=number,
             hidden=number > 0,
         )
         for number, each in enumerate(shown)
     ]
+    runs = [(each.run.label, number) for number, each in enumerate(shown)]
     parts = [
         tag("p", _ABOUT),
-        tag("ul", *notes, class_="notes") if notes else "",
-        _chooser([each.run.label for each in shown]) if len(shown) > 1 else "",
+        notes(note for each in shown if (note := _note(each))),
+        controls(select("timeline-run", "Run", runs)) if len(shown) > 1 else "",
         *timelines,
     ]
     return Section("timelines", "Timeline", join(parts))
-
-
-def _chooser(labels: list[str]) -> Html:
-    options = join(tag("option", label, value=number) for number, label in enumerate(labels))
-    select = tag("select", options, id="timeline-run", autocomplete="off")
-    return tag("div", tag("label", "Run ", select), class_="controls needs-script", hidden=True)
 
 
 def _note(shown: Shown) -> Html | None:
@@ -127,3 +129,89 @@ def _note(shown: Shown) -> Html | None:
     steps = f"steps {shown.steps.start} to {shown.steps.stop - 1} of {shown.n_steps:,}"
     why = "more would make the page too large; `--steps A:B` chooses others" if shown.is_cut else "as asked for"
     return prose("{label}: the timeline shows {steps}: " + why + ".", label=shown.run.label, steps=steps)
+
+
+def timeline_section(
+    traces: Mapping[str, Trace], *, element_id: str, ranks_per_node: int | None = None, steps: range | None = None
+) -> Html:
+    """Return an interactive timeline; equal traces give equal text.
+
+    Args:
+        traces: What each is called in the page, such as `simulated` and `measured` -> trace; one, or two of one plan.
+        element_id: The id of the element, unlike all others in the page.
+        ranks_per_node: Consecutive ranks that share a node, to choose ranks by node. By default that of the plan's data
+            set, if it has one.
+        steps: Consecutive steps that are shown, from the end of the step before; all if None.
+
+    Raises:
+        TraceError: There is none, or more than two, or they are of different plans.
+    """
+    if not 1 <= len(traces) <= _MOST_TRACES:
+        raise TraceError(f"{len(traces)} traces for a timeline; it shows one, or two of the same plan")
+    first, *others = traces.values()
+    for other in others:
+        first.difference_s(other)  # refuses traces of different plans
+    plan = first.plan
+    if ranks_per_node is None and plan.dataset is not None:
+        ranks_per_node = plan.dataset.ranks_per_node
+    shown = steps or range(plan.n_steps)
+    packed = {name: pack(trace, steps) for name, trace in traces.items()}
+    record = plan_record(plan, ranks_per_node=ranks_per_node) | {
+        "firstStep": shown.start,
+        "lastStep": shown.stop - 1,
+        "traces": [
+            {"name": name, "source": traces[name].source, "tickS": each.tick_s, "begin": each.begin}
+            for name, each in packed.items()
+        ],
+    }
+    filled = Template(asset("timeline/timeline.html")).substitute(
+        id=escape(element_id),
+        label=escape(f"Timeline of {shortened(plan.name)}: {plan.world_size} ranks, {_steps_text(shown)}"),
+        last_rank=plan.world_size - 1,
+        first_step=shown.start,
+        last_step=shown.stop - 1,
+        streams=join(_checkbox(stream) for stream in rows_of_streams(plan)),
+        shown=_choice(list(traces)),
+        nodes=_node_field(plan, ranks_per_node),
+        legend=join(_legend_entry(style) for style in styles_of(plan)),
+        record=json_text(record),
+        data="".join(f'<script type="application/octet-stream">{each.data}</script>\n' for each in packed.values()),
+    )
+    return Html(filled)
+
+
+def _steps_text(shown: range) -> str:
+    return f"steps {shown.start} to {shown.stop - 1}" if shown.start else f"{shown.stop} steps"
+
+
+def timeline_assets() -> tuple[str, str]:
+    """Return the style sheet and the script of all timelines of a page, for a `<style>` and a `<script>` element."""
+    return asset("timeline/timeline.css"), program(*(f"timeline/{name}" for name in (*_DRAWING, *_HANDLING)))
+
+
+def _checkbox(stream: str) -> Html:
+    return tag("label", tag("input", type="checkbox", data_stream=stream, checked=True), f" {stream}")
+
+
+def _choice(names: list[str]) -> Html:
+    """Return the choice among two traces and both; nothing if there is just one."""
+    if len(names) == 1:
+        return Html("")
+    both = tag("option", " above ".join(names), value="", selected=True)
+    options = join([both, *(tag("option", name, value=name) for name in names)])
+    return tag("label", "Show ", tag("select", options, data_control="shown"))
+
+
+def _node_field(plan: Plan, ranks_per_node: int | None) -> Html:
+    """Return the field for nodes; nothing if they are not known, or there is just one."""
+    if ranks_per_node is None or plan.world_size <= ranks_per_node:
+        return Html("")
+    hint = f"all of 0-{(plan.world_size - 1) // ranks_per_node}"
+    field = {"data_control": "nodes", "size": 8, "placeholder": hint, "autocomplete": "off", "spellcheck": "false"}
+    return tag("label", "Nodes ", tag("input", type="text", **field))
+
+
+def _legend_entry(style: Style) -> Html:
+    return tag(
+        "li", tag("canvas", class_="timeline-swatch", data_style=style_key(style), aria_hidden="true"), style.label
+    )
