@@ -15,7 +15,7 @@ from simdist.errors import ScenarioError
 from simdist.progress import ProgressBar
 from simdist.sweep import InProcess, LocalPool, Sweep, Workers, load, run, write_plans
 from simdist.sweep.dask import SYSTEMS, connected, jobs
-from simdist.sweep.driver import Outcome, State
+from simdist.sweep.driver import Outcome, SweepProgress
 from simdist.sweep.runs import check_number
 from simdist.sweep.store import DESIGN, ROWS, read_jsonl
 from simdist.sweep.table import RUNS
@@ -60,14 +60,14 @@ def command(
         check_number(what)
     for warning in (*what.scenario.warnings, *what.warnings):
         session.say(f"warning: {name}: {warning}")
-    last: State | None = None
+    last: SweepProgress | None = None
     try:
         with (
             ProgressBar(sys.stderr, line_every_s=_LINE_S) as bar,
             _workers(session, workers, scheduler) as pool,
         ):
 
-            def progress(state: State) -> None:
+            def progress(state: SweepProgress) -> None:
                 nonlocal last
                 last = state
                 bar.update(progress_text(what.name, state), state.n_done, state.n_all)
@@ -93,10 +93,10 @@ def command(
     return int(outcome.n_failed > 0)
 
 
-def progress_text(name: str, state: State) -> str:
+def progress_text(name: str, state: SweepProgress) -> str:
     """Say how far a sweep is.
 
-    >>> progress_text("s", State("rows", 510, 1010, n_new=500, n_failed=3))
+    >>> progress_text("s", SweepProgress("rows", 510, 1010, n_new=500, n_failed=3))
     's: 510 of 1,010 rows, 3 failed'
     """
     failed = f", {state.n_failed:,} failed" if state.n_failed else ""

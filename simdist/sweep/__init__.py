@@ -5,27 +5,18 @@ run(sweep, Path("runs/sweep"))     # compute the rows that are missing there
 frame(Path("runs/sweep"))          # a pandas table
 """
 
-from simdist.sweep.definition import Axis, Case, Point, RowKey, Sweep
+from simdist.sweep.definition import Sweep
 from simdist.sweep.driver import Outcome, run
-from simdist.sweep.fields import Choice
 from simdist.sweep.reading import load, loads
 from simdist.sweep.results import frame, read_results
 from simdist.sweep.runs import write_plans
-from simdist.sweep.table import Result, Table
 from simdist.sweep.workers import InProcess, LocalPool, Workers
 
 __all__ = [
-    "Axis",
-    "Case",
-    "Choice",
     "InProcess",
     "LocalPool",
     "Outcome",
-    "Point",
-    "Result",
-    "RowKey",
     "Sweep",
-    "Table",
     "Workers",
     "frame",
     "load",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path as FilePath
 from typing import Any, final
 
@@ -12,14 +13,14 @@ from simdist.scenario.loading import path_text
 from simdist.scenario.strict_yaml import Document, Problem
 from simdist.settings.base import FromFile, shown
 from simdist.settings.units import SI, Unit, unit_of
-from simdist.sweep.definition import Axis, Case
-from simdist.sweep.fields import Choice, Field, Path, find_field, parse_path, replaced
+from simdist.sweep.definition import Case, SweepAxis
+from simdist.sweep.fields import Choice, Path, ScenarioField, find_field, parse_path, replaced
 from simdist.sweep.sampling import (
     Distribution,
     Geometric,
     Integers,
     Linear,
-    Lognormal,
+    LognormalFactor,
     LogUniform,
     Spacing,
     Uniform,
@@ -32,7 +33,7 @@ _KINDS: dict[str, type[Distribution] | type[Spacing]] = {
     "uniform": Uniform,
     "log_uniform": LogUniform,
     "integers": Integers,
-    "median": Lognormal,  # and sigma
+    "median": LognormalFactor,  # and sigma
 }
 _LISTS = "linear: [low, high, 5] or geometric: [low, high, 5]"
 _DISTRIBUTIONS = "uniform: [low, high], log_uniform: [low, high], integers: [first, last] or median: M, sigma: S"
@@ -55,7 +56,7 @@ class Reader:
 
     def read(
         self, vary: Mapping[str | int, Any], cases: tuple[Mapping[str | int, Any], ...]
-    ) -> tuple[tuple[Axis, ...], tuple[Case, ...]]:
+    ) -> tuple[tuple[SweepAxis, ...], tuple[Case, ...]]:
         """Return the axes and cases that are right."""
         self._wholes = list(_mappings(vary, cases))
         self._refuse_doubles(vary, cases)
@@ -87,7 +88,7 @@ class Reader:
             taken[path] = at
             self._places.setdefault(path, at)
 
-    def _refuse_dead_ends(self, axes: tuple[Axis, ...], cases: tuple[Case, ...]) -> None:
+    def _refuse_dead_ends(self, axes: tuple[SweepAxis, ...], cases: tuple[Case, ...]) -> None:
         """Refuse values below one that some point sets to something without them, such as the latency of `ideal`."""
         varied = [(axis.field, axis.choices) for axis in axes]
         for case in cases or (Case("", ()),):
@@ -97,10 +98,11 @@ class Reader:
                     if _is_below(inner.path, outer.path):
                         self._refuse_dead_end(inner, outer, choices)
 
-    def _refuse_dead_end(self, inner: Field, outer: Field, choices: tuple[Choice, ...]) -> None:
+    def _refuse_dead_end(self, inner: ScenarioField, outer: ScenarioField, choices: tuple[Choice, ...]) -> None:
         for choice in choices:
-            tree = _or_none(self._tree, outer.path, choice.written)
-            if tree is None or _or_none(tree, inner.path, None) is None:
+            try:
+                replaced(replaced(self._tree, outer.path, choice.written), inner.path, None)
+            except ValueError:
                 where = f"{path_text(outer.path)} is {shown(choice.written)} in some points"
                 message = f"{where}, and has none: set both in cases, each as it fits"
                 self.fault(self._places[inner.path], message)
@@ -120,12 +122,12 @@ class Reader:
             pairs = [self._set(at, text, written) for text, written in set_here]
             yield Case(str(name), tuple(pair for pair in pairs if pair))
 
-    def _set(self, at: Path, text: str | int, written: object) -> tuple[Field, Choice] | None:
+    def _set(self, at: Path, text: str | int, written: object) -> tuple[ScenarioField, Choice] | None:
         field = self._field((*at, text))
         choice = self._choice((*at, text), field, written) if field else None
         return (field, choice) if field and choice else None
 
-    def _axis(self, text: str | int, values: Any) -> Axis | None:
+    def _axis(self, text: str | int, values: Any) -> SweepAxis | None:
         at = ("vary", text)
         field = self._field(at)
         if field is None:
@@ -135,14 +137,14 @@ class Reader:
                 if not values:
                     self.fault(at, "the list is empty: write one value or more")
                 choices = [self._choice((*at, n), field, each) for n, each in enumerate(values)]
-                return Axis(field, tuple(each for each in choices if each))
+                return SweepAxis(field, tuple(each for each in choices if each))
             case dict():
                 return self._numbers(at, field, values)
             case _:
                 self.fault(at, f"{shown(values)}: {_SHAPES}")
                 return None
 
-    def _numbers(self, at: Path, field: Field, values: dict[Any, Any]) -> Axis | None:
+    def _numbers(self, at: Path, field: ScenarioField, values: dict[Any, Any]) -> SweepAxis | None:
         """Read values that are not listed, but given by a rule."""
         found = [key for key in values if key in _KINDS]
         if len(found) != 1:
@@ -161,7 +163,7 @@ class Reader:
             return None
         return self._spaced(at, field, rule) if isinstance(rule, Spacing) else self._distributed(at, field, rule)
 
-    def _kind_problem(self, kind: type[Distribution] | type[Spacing], field: Field) -> str | None:
+    def _kind_problem(self, kind: type[Distribution] | type[Spacing], field: ScenarioField) -> str | None:
         if self._is_grid and issubclass(kind, Distribution):
             return f"a grid takes lists of values: write one, {_LISTS}, or sample: {{kind: random, points: 100}}"
         if not field.is_number:
@@ -172,30 +174,28 @@ class Reader:
             return f"{field.column} need not be whole: write uniform: [low, high], or a list of values"
         return None
 
-    def _spaced(self, at: Path, field: Field, rule: Spacing) -> Axis | None:
-        low, high = rule.ends()
-        bounds = self._bounds(at, field, (low, high), rule)
+    def _spaced(self, at: Path, field: ScenarioField, rule: Spacing) -> SweepAxis | None:
+        bounds = self._bounds(at, field, rule)
         if bounds is None:
             return None
-        unit = _unit(field, (low, high))
+        low, high = rule.bounds()
+        unit = _unit(field, rule)
         between = [field.text(count, unit) for count in rule.numbers(*map(unit.count, bounds))[1:-1]]
         written = [low, *between, high]
         choices = {choice.number: choice for each in written if (choice := self._choice(at, field, each))}
-        return Axis(field, tuple(choices.values()))  # without whole numbers that rounding has made equal
+        return SweepAxis(field, tuple(choices.values()))  # without whole numbers that rounding has made equal
 
-    def _distributed(self, at: Path, field: Field, rule: Distribution) -> Axis | None:
-        bounds = self._bounds(at, field, rule.bounds(), rule)
+    def _distributed(self, at: Path, field: ScenarioField, rule: Distribution) -> SweepAxis | None:
+        bounds = self._bounds(at, field, rule)
         if bounds is None:
             return None
-        unit = _unit(field, rule.bounds())
-        return Axis(field, distribution=rule, bounds=tuple(map(unit.count, bounds)), unit=unit)
+        unit = _unit(field, rule)
+        return SweepAxis(field, distribution=rule, bounds=tuple(map(unit.count, bounds)), unit=unit)
 
-    def _bounds(
-        self, at: Path, field: Field, written: tuple[object, ...], rule: Distribution | Spacing
-    ) -> tuple[float, ...] | None:
+    def _bounds(self, at: Path, field: ScenarioField, rule: Distribution | Spacing) -> tuple[float, ...] | None:
         """Return what a rule is given by in SI units."""
         numbers: list[float] = []
-        for each in written:
+        for each in rule.bounds():
             choice = self._choice(at, field, each)
             match choice and choice.number:
                 case None:
@@ -206,34 +206,34 @@ class Reader:
                     numbers.append(number)
                 case _:
                     self.fault(at, f"{shown(each)}: write a finite value")
-        if len(numbers) < len(written):
+        if len(numbers) < len(rule.bounds()):
             return None
         if fault := rule.problem(tuple(numbers)):
             self.fault(at, fault)
             return None
         return tuple(numbers)
 
-    def _field(self, at: Path) -> Field | None:
+    def _field(self, at: Path) -> ScenarioField | None:
         try:
             return self._find(parse_path(str(at[-1])))
         except ValueError as error:
             self.fault(at, str(error))
             return None
 
-    def _find(self, path: Path) -> Field:
+    def _find(self, path: Path) -> ScenarioField:
         """Find a field in the scenario or, failing that, in what it becomes by another value of the sweep."""
         try:
             return _found(self._scenario, self._tree, path)
         except ValueError:
             for above, written in self._wholes:
-                if _is_below(path, above):
-                    tree = _or_none(self._tree, above, written)
-                    scenario = _scenario(tree, self._folder) if tree else None
-                    if tree and scenario and (field := _field_or_none(scenario, tree, path)):
-                        return field
+                with suppress(ValueError):  # also of pydantic
+                    if _is_below(path, above):
+                        tree = replaced(self._tree, above, written)
+                        scenario = Scenario.model_validate({"name": "point", **tree}, context=FromFile(self._folder))
+                        return _found(scenario, tree, path)
             raise
 
-    def _choice(self, at: Path, field: Field, written: object) -> Choice | None:
+    def _choice(self, at: Path, field: ScenarioField, written: object) -> Choice | None:
         try:
             return Choice(written, field.number(written))
         except ValueError as error:
@@ -241,9 +241,9 @@ class Reader:
             return None
 
 
-def _unit(field: Field, written: tuple[object, ...]) -> Unit:
+def _unit(field: ScenarioField, rule: Distribution | Spacing) -> Unit:
     """Return the unit that bounds are written in, the first if there are two; none for whole numbers, such as bytes."""
-    units = [] if field.is_whole else [unit_of(each) for each in written]
+    units = [] if field.is_whole else [unit_of(each) for each in rule.bounds()]
     return next((unit for unit in units if unit.text), SI)
 
 
@@ -269,28 +269,7 @@ def _is_below(path: Path, above: Path) -> bool:
     return len(path) > len(above) and path[: len(above)] == above
 
 
-def _found(scenario: Scenario, tree: Mapping[str, Any], path: Path) -> Field:
+def _found(scenario: Scenario, tree: Mapping[str, Any], path: Path) -> ScenarioField:
     field = find_field(scenario, path)
     replaced(tree, path, None)
     return field
-
-
-def _field_or_none(scenario: Scenario, tree: Mapping[str, Any], path: Path) -> Field | None:
-    try:
-        return _found(scenario, tree, path)
-    except ValueError:
-        return None
-
-
-def _or_none(tree: Mapping[str, Any], path: Path, value: object) -> dict[str, Any] | None:
-    try:
-        return dict(replaced(tree, path, value))
-    except ValueError:
-        return None
-
-
-def _scenario(tree: Mapping[str, Any], folder: FilePath) -> Scenario | None:
-    try:
-        return Scenario.model_validate({"name": "point", **tree}, context=FromFile(folder))
-    except ValidationError:
-        return None

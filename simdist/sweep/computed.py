@@ -14,7 +14,7 @@ from simdist.errors import RunError
 from simdist.studies.comparison import ScheduleTimes
 from simdist.sweep.fields import Choice
 from simdist.sweep.store import DESIGN, ROWS, read_jsonl
-from simdist.sweep.table import EPOCHS, Result, Table, compared, lonely
+from simdist.sweep.table import EPOCHS, ResultRow, Table, compared, lonely
 from simdist.traces.breakdown import STATES
 
 
@@ -48,7 +48,7 @@ def read_sweep(folder: Path, *, baseline: str | None = None) -> Table:
     header = _header(next(lines, {}), folder / DESIGN)
     records = {str(record["key"]): record for record in read_jsonl(folder / ROWS) if "key" in record}
     wanted = baseline or header.baseline
-    results: list[Result] = []
+    results: list[ResultRow] = []
     n_points = n_lines = n_lonely = 0
     for _, of_point in groupby(lines, key=lambda line: line.get("point")):
         design = list(of_point)
@@ -103,7 +103,7 @@ def _damaged(path: Path) -> RunError:
 
 def _results(
     design: Sequence[Mapping[str, Any]], records: Mapping[str, Mapping[str, Any]], header: _Header, folder: Path
-) -> Iterator[Result]:
+) -> Iterator[ResultRow]:
     """Yield the rows of a point that are there."""
     choices: dict[str, Choice] | None = None
     path = folder / ROWS
@@ -123,13 +123,13 @@ def _results(
                 if choices is None:  # the same at all rows of the point
                     both = zip(header.columns, map(Choice, written, values), strict=True)
                     choices = {column: choice for column, choice in both if choice.number is not None}
-                row = Result(point, case, choices, "simulated", label, kind, header.n_seeds)
+                row = ResultRow(point, case, choices, "simulated", label, kind, header.n_seeds)
                 yield _completed(row, records[key], path)
             case _:
                 raise _damaged(folder / DESIGN)
 
 
-def _completed(result: Result, record: Mapping[str, Any], path: Path) -> Result:
+def _completed(result: ResultRow, record: Mapping[str, Any], path: Path) -> ResultRow:
     """Complete a row with its record."""
     match record:
         case {"failed": str(kind), "error": str(message)}:

@@ -33,7 +33,7 @@ from simdist.scenario.loading import path_text
 from simdist.schedules import Schedule, kinds
 from simdist.settings.base import shown
 from simdist.settings.units import SI, Unit
-from simdist.sweep.fields import ANYWHERE, BASED, BASES, Choice, Field, replaced
+from simdist.sweep.fields import ANYWHERE, BASED, BASES, Choice, ScenarioField, replaced
 from simdist.sweep.keys import Content, canonical, code_digest
 from simdist.sweep.sampling import Distribution, Sampling, unit_cube
 
@@ -42,7 +42,7 @@ _CHOSEN = {"name", "source", "nodes", "gpus_per_node", "batch_size"}  # keys tha
 
 
 @dataclass(frozen=True)
-class Axis:
+class SweepAxis:
     """A field that is varied: over listed values, or a distribution.
 
     Args:
@@ -53,7 +53,7 @@ class Axis:
         unit: That the bounds are written in, and so are the values; plain SI numbers if it is none.
     """
 
-    field: Field
+    field: ScenarioField
     choices: tuple[Choice, ...] = ()
     distribution: Distribution | None = None
     bounds: tuple[float, ...] = ()
@@ -76,7 +76,7 @@ class Case:
     """Values of fields that change together."""
 
     name: str
-    choices: tuple[tuple[Field, Choice], ...]
+    choices: tuple[tuple[ScenarioField, Choice], ...]
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class Sweep:
     tree: Mapping[str, Any]
     scenario: Scenario
     folder: Path
-    axes: tuple[Axis, ...]
+    axes: tuple[SweepAxis, ...]
     cases: tuple[Case, ...]
     sampling: Sampling
     baseline: str
@@ -143,7 +143,7 @@ class Sweep:
     time_limit_s: float
 
     @cached_property
-    def fields(self) -> tuple[Field, ...]:
+    def fields(self) -> tuple[ScenarioField, ...]:
         """The fields that differ between points: those of cases, then those that are varied."""
         of_cases = [field for case in self.cases for field, _ in case.choices]
         return tuple({field.path: field for field in (*of_cases, *(axis.field for axis in self.axes))}.values())
@@ -261,7 +261,7 @@ def label_and_kind(schedule: object, kinds: Mapping[str, type[Schedule]]) -> tup
     return label or kind, kind
 
 
-def kept_fields(tree: Mapping[str, Any], fields: Iterable[Field]) -> Iterator[str]:
+def kept_fields(tree: Mapping[str, Any], fields: Iterable[ScenarioField]) -> Iterator[str]:
     """Yield a warning for each preset or file that is varied while the scenario writes fields over it.
 
     Args:

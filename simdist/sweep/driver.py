@@ -26,7 +26,7 @@ from simdist.errors import RunError, ScenarioError, SimdistError
 from simdist.sweep.definition import Point, RowKey, Sweep
 from simdist.sweep.keys import code_version
 from simdist.sweep.store import Store
-from simdist.sweep.tasks import Batch, Finished, Record, Task, evaluate, failure, late, written
+from simdist.sweep.tasks import Batch, FinishedBatch, Record, Task, evaluate, failure, late, written
 from simdist.sweep.workers import GUARD, LocalPool, Workers, n_cores
 
 _BATCH_S = 0.5
@@ -39,7 +39,7 @@ _REPORT_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class SweepProgress:
     """How far a sweep is.
 
     Args:
@@ -57,7 +57,7 @@ class State:
     n_failed: int = 0
 
 
-Progress = Callable[[State], None]
+Progress = Callable[[SweepProgress], None]
 """Called now and then, at least every few seconds while workers are waited for."""
 
 
@@ -135,15 +135,16 @@ class _Driver:
         self._grace_s = grace_s
         self._tasks: Iterator[Task] = iter(())
         self._alone: deque[Task] = deque()
-        self._underway: dict[Future[Finished], _Underway] = {}
-        self._late: set[Future[Finished]] = set()
+        self._underway: dict[Future[FinishedBatch], _Underway] = {}
+        self._late: set[Future[FinishedBatch]] = set()
         self._task_s = 0.0  # a running mean; 0 until the first batch is back
         self._n_points_left = sweep.n_points
         self._n_keys = self._n_done = self._n_failed = self._n_new = 0
 
     def run(self, *, retry: bool) -> Outcome:
         done = {key: failed for key, failed in self._store.done().items() if not (retry and failed)}
-        design = self._design()
+        design = _Design([], array("L"))
+        self._store.design(self._lines(design))
         keys = set(design.keys)
         self._n_keys = len(keys)
         self._n_done = sum(key in done for key in keys)
@@ -158,12 +159,6 @@ class _Driver:
                 future.cancel()
         self._store.arrange(design.keys)
         return Outcome(self._sweep.n_points, len(design.keys), self._n_new, self._n_failed)
-
-    def _design(self) -> _Design:
-        """Write the design."""
-        design = _Design([], array("L"))
-        self._store.design(self._lines(design))
-        return design
 
     def _lines(self, design: _Design) -> Iterator[dict[str, Any]]:
         """Yield the lines of the design, and note which rows there are."""
@@ -184,7 +179,7 @@ class _Driver:
                 yield {**of_point, **of_row}
             if self._progress and time.monotonic() - reported_s > _REPORT_S:
                 reported_s = time.monotonic()
-                self._progress(State("points", point.number + 1, self._sweep.n_points))
+                self._progress(SweepProgress("points", point.number + 1, self._sweep.n_points))
 
     def _missing(self, design: _Design, missing: set[str]) -> Iterator[Task]:
         """Yield tasks with the rows that are missing; of equal rows, the first."""
@@ -236,9 +231,13 @@ class _Driver:
         future = self._submitted(tasks)
         self._underway[future] = _Underway(tasks, is_alone, time.monotonic(), self._limit_s(tasks))
 
-    def _submitted(self, tasks: tuple[Task, ...]) -> Future[Finished]:
+    def _submitted(self, tasks: tuple[Task, ...]) -> Future[FinishedBatch]:
+        sweep = self._sweep
+        digests = sweep.digests(task.tree for task in tasks)
+        folder, limit_s = sweep.folder.absolute(), sweep.time_limit_s
+        batch = Batch(code_version(), folder, digests, tasks, sweep.n_seeds, sweep.engine, limit_s)
         try:
-            return self._workers.executor.submit(evaluate, self._batch(tasks))
+            return self._workers.executor.submit(evaluate, batch)
         except SimdistError:
             raise
         except (OSError, RuntimeError) as error:  # the executor is shut down, or its connection
@@ -252,17 +251,11 @@ class _Driver:
         n_before = _MAX_LATE if self._underway else 0
         return (n_rows + n_before) * self._sweep.time_limit_s + self._grace_s
 
-    def _give_up_s(self, future: Future[Finished]) -> float:
+    def _give_up_s(self, future: Future[FinishedBatch]) -> float:
         """Return when a batch is late; the time in which its process starts is no fault of its rows."""
         sent, up_s = self._underway[future], self._workers.up_s(future)
         began_s = sent.sent_s + _START_S if up_s is None else max(sent.sent_s, up_s)
         return began_s + sent.limit_s
-
-    def _batch(self, tasks: tuple[Task, ...]) -> Batch:
-        sweep = self._sweep
-        digests = sweep.digests(task.tree for task in tasks)
-        folder = sweep.folder.absolute()
-        return Batch(code_version(), folder, digests, tasks, sweep.n_seeds, sweep.engine, sweep.time_limit_s)
 
     def _receive(self) -> None:
         """Take what is done; end the workers of what takes too long."""
@@ -279,7 +272,7 @@ class _Driver:
                 self._late.add(future)
                 self._workers.end(future)
 
-    def _taken(self, future: Future[Finished], sent: _Underway) -> tuple[Record, ...]:
+    def _taken(self, future: Future[FinishedBatch], sent: _Underway) -> tuple[Record, ...]:
         """Return the records of a batch, also of a row that took its worker with it; what is lost otherwise is queued.
 
         Raises:
@@ -336,7 +329,7 @@ class _Driver:
 
     def _report(self) -> None:
         if self._progress:
-            self._progress(State("rows", self._n_done, self._n_keys, self._n_new, self._n_failed))
+            self._progress(SweepProgress("rows", self._n_done, self._n_keys, self._n_new, self._n_failed))
 
 
 def _header(sweep: Sweep) -> dict[str, Any]:

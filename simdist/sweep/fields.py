@@ -62,7 +62,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Field:
+class ScenarioField:
     """A field of a scenario that is varied.
 
     Args:
@@ -173,7 +173,7 @@ def _replaced(tree: object, path: Path, value: object, above: Path) -> object:
             )
 
 
-def find_field(scenario: Scenario, path: Path) -> Field:
+def find_field(scenario: Scenario, path: Path) -> ScenarioField:
     """Find a field by its path.
 
     Args:
@@ -184,14 +184,14 @@ def find_field(scenario: Scenario, path: Path) -> Field:
         ValueError: There is no such field, or it changes nothing; the message names the nearest.
     """
     if path in _STANDING_FOR_OTHERS:
-        return Field(path, _STANDING_FOR_OTHERS[path])
+        return ScenarioField(path, _STANDING_FOR_OTHERS[path])
     here: object = scenario
     for depth, key in enumerate(path[:-1]):
         here = _below(here, key, path[:depth])
     last, above = path[-1], path[:-1]
     if not _is_settings(here):
         _below(here, last, above)
-        return Field(path, path_text(path))
+        return ScenarioField(path, path_text(path))
     model = here if isinstance(here, type) else type(here)
     name = _attribute(model, last, above)
     field = model.model_fields[name]
@@ -199,11 +199,11 @@ def find_field(scenario: Scenario, path: Path) -> Field:
         raise ValueError(f"{path_text(path)} is for people and changes no number: vary something else")
     kinds = _single_types(field.annotation)
     if kinds is None or name == "kind":  # another kind is settings of another class
-        return Field(path, path_text(path))
+        return ScenarioField(path, path_text(path))
     alone: Any = Annotated[field.annotation, *field.metadata, ""]
     wording = create_model("_Value", __base__=Settings, __module__=__name__, value=(alone, ...))
     column = path_text((*above, name))
-    return Field(path, column, kinds <= {int, float}, kinds == {int}, TypeAdapter(alone), wording)
+    return ScenarioField(path, column, kinds <= {int, float}, kinds == {int}, TypeAdapter(alone), wording)
 
 
 def _below(here: object, key: str | int, above: Path) -> object:

@@ -23,7 +23,7 @@ from simdist.studies.comparison import ScheduleTimes
 from simdist.studies.epochs import find_epochs
 from simdist.sweep.definition import Point, Sweep
 from simdist.sweep.fields import Choice, differing, fields_of, schedule_fields_of
-from simdist.sweep.table import EPOCHS, RUNS, Result, Source, Table, compared, joined, lonely
+from simdist.sweep.table import EPOCHS, RUNS, ResultRow, Source, Table, compared, joined, lonely
 from simdist.sweep.tasks import alone
 from simdist.traces.breakdown import STATES, break_down
 
@@ -161,7 +161,7 @@ class _RunRows:
     """What the table takes from a run directory: its rows, and what its scenario sets."""
 
     point: PlannedPoint | None
-    results: list[Result]
+    results: list[ResultRow]
     fields: dict[str, Choice] = field(default_factory=dict)
     of_schedule: dict[str, Choice] = field(default_factory=dict)
 
@@ -180,7 +180,7 @@ def read_runs(folder: Path, paths: Iterable[Path], *, baseline: str = "sync") ->
     alone = [run for run in runs if run.point is None and run.results]
     found = (*differing([run.fields for run in alone if run.fields]), *_of_schedules(alone))
     planned = tuple(dict.fromkeys(column for run in runs if run.point for column in run.point.choices))
-    groups: dict[object, list[Result]] = {}
+    groups: dict[object, list[ResultRow]] = {}
     for run in runs:
         for each in run.results:
             groups.setdefault(each.group, []).append(replace(each, choices=_choices(run, found)))
@@ -208,7 +208,7 @@ def _read(folder: Path, path: Path) -> _RunRows:
     """Read a run directory; what is wrong with it becomes a row that failed."""
     name = path.relative_to(folder).as_posix()
     above = path.parent.relative_to(folder).as_posix() if path != folder else name
-    row = Result(above, "", {}, "simulated", path.name, "", 1, run=name)
+    row = ResultRow(above, "", {}, "simulated", path.name, "", 1, run=name)
     point: PlannedPoint | None = None
     try:
         if point := PlannedPoint.load(path.parent / POINT):
@@ -224,11 +224,11 @@ def _read(folder: Path, path: Path) -> _RunRows:
     return _RunRows(point, there, fields_of(run.scenario), schedule_fields_of(schedule))
 
 
-def _failed(row: Result, error: SimdistError) -> Result:
+def _failed(row: ResultRow, error: SimdistError) -> ResultRow:
     return replace(row, failed=type(error).__name__, error=str(error).replace("\n", "; "))
 
 
-def _measured(row: Result, path: Path, plan: Plan) -> Result | None:
+def _measured(row: ResultRow, path: Path, plan: Plan) -> ResultRow | None:
     """Complete a row with a trace; None if there is none."""
     if not path.exists():
         return None
@@ -246,7 +246,7 @@ def _measured(row: Result, path: Path, plan: Plan) -> Result | None:
     return replace(row, measured=measured, epochs_s=tuple(each.seconds for each in found.epochs) if found else ())
 
 
-def _with_error_ratio(results: list[Result]) -> list[Result]:
+def _with_error_ratio(results: list[ResultRow]) -> list[ResultRow]:
     """Note how far the simulation of a run is from its measurement, if it has both."""
     match [each.measured for each in results]:
         case [ScheduleTimes() as simulated, ScheduleTimes() as real]:
@@ -276,7 +276,7 @@ def _choices(run: _RunRows, columns: Sequence[str]) -> dict[str, Choice]:
     return {column: there[column] for column in columns if column in there}
 
 
-def extras_of(results: Sequence[Result]) -> frozenset[str]:
+def extras_of(results: Sequence[ResultRow]) -> frozenset[str]:
     """Return which of the columns that only some tables have rows of runs need."""
     found = {
         "run": any(each.run for each in results),
@@ -300,7 +300,7 @@ def merged(sweep: Table, runs: Table) -> Table:
     return with_links_note(replace(whole, results=tuple(results)))
 
 
-def _kept(runs: Table, rows: dict[object, Result]) -> Iterator[Result]:
+def _kept(runs: Table, rows: dict[object, ResultRow]) -> Iterator[ResultRow]:
     """Yield the rows of runs that say something new."""
     for each in runs.results:
         row = rows.get(_key(each))
@@ -315,9 +315,9 @@ def _kept(runs: Table, rows: dict[object, Result]) -> Iterator[Result]:
             yield each
 
 
-def _key(result: Result) -> object:
+def _key(result: ResultRow) -> object:
     return result.place, result.schedule
 
 
-def _numbers(result: Result) -> dict[str, object]:
+def _numbers(result: ResultRow) -> dict[str, object]:
     return {column: choice.number for column, choice in result.choices.items()}

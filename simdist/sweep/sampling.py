@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias, final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,38 +34,48 @@ _N_DIGITS = 6
 _STREAM = 2**64 - 1  # second word of the key; that of simulated delays is the number of a disturbance
 
 
-def _check_bounds(value: object) -> object:
-    if not isinstance(value, list) or len(value) != 2:
-        raise ValueError(f"{shown(value)}: write two values, [low, high]")
-    return value
+def _list_of(n: int, shape: str) -> BeforeValidator:
+    def check(value: object) -> object:
+        if not isinstance(value, list) or len(value) != n:
+            raise ValueError(f"{shown(value)}: write two values{shape}")
+        return value
+
+    return BeforeValidator(check)
 
 
-def _check_spacing(value: object) -> object:
-    if not isinstance(value, list) or len(value) != 3:
-        raise ValueError(f"{shown(value)}: write two values and how many to list, [low, high, 5]")
-    return value
-
-
-_Bounds: TypeAlias = Annotated[tuple[object, object], BeforeValidator(_check_bounds)]
+_Bounds: TypeAlias = Annotated[tuple[object, object], _list_of(2, ", [low, high]")]
 _Spaced: TypeAlias = Annotated[
-    tuple[object, object, Annotated[Whole, Field(ge=2, le=1_000_000)]], BeforeValidator(_check_spacing)
+    tuple[object, object, Annotated[Whole, Field(ge=2, le=1_000_000)]],
+    _list_of(3, " and how many to list, [low, high, 5]"),
 ]
 
 
-class Spacing(Settings, ABC):
-    """A list of values that is given by its ends."""
+class _Rule(Settings, ABC):
+    """Values that are not listed, but given by a few."""
 
-    @abstractmethod
-    def ends(self) -> tuple[object, object]:
-        """Return the ends as they stand in the file."""
+    is_logarithmic: ClassVar[bool] = False
+
+    def bounds(self) -> tuple[object, ...]:
+        """Return the values that it is given by, as they stand in the file; all are of the field's kind."""
+        first = next(iter(dict(self).values()))
+        return first[:2] if isinstance(first, tuple) else (first,)
+
+    def problem(self, bounds: tuple[float, ...]) -> str | None:
+        """Say what is wrong with the values that it is given by, if anything."""
+        if self.is_logarithmic and bounds[0] <= 0:
+            return "0 has no logarithm: write a lower value above 0"
+        if bounds[0] < bounds[1]:
+            return None
+        low, high = (each if isinstance(each, str) else shown(each) for each in self.bounds())
+        return f"{low} is not below {high}: write the lower one first"
+
+
+class Spacing(_Rule):
+    """A list of values that is given by its ends."""
 
     @abstractmethod
     def numbers(self, low: float, high: float) -> list[float]:
         """Return all values from one end to the other, in the unit of both."""
-
-    def problem(self, bounds: tuple[float, ...]) -> str | None:
-        """Say what is wrong with the ends, if anything."""
-        return _order_problem(bounds, self.ends())
 
 
 @final
@@ -73,10 +83,6 @@ class Linear(Spacing):
     """Values with equal differences."""
 
     linear: _Spaced
-
-    def ends(self) -> tuple[object, object]:
-        """Return the ends."""
-        return self.linear[:2]
 
     def numbers(self, low: float, high: float) -> list[float]:
         """Return low + k (high - low) / (n - 1), k from 0 to n - 1."""
@@ -88,11 +94,8 @@ class Linear(Spacing):
 class Geometric(Spacing):
     """Values with equal ratios."""
 
+    is_logarithmic = True
     geometric: _Spaced
-
-    def ends(self) -> tuple[object, object]:
-        """Return the ends."""
-        return self.geometric[:2]
 
     def numbers(self, low: float, high: float) -> list[float]:
         """Return low (high / low)^(k / (n - 1)), k from 0 to n - 1."""
@@ -100,25 +103,13 @@ class Geometric(Spacing):
         powers = (_exp(k / (n - 1) * _log(high / low)) for k in range(1, n - 1))
         return [low, *(_rounded(low * power, low, high) for power in powers), high]
 
-    def problem(self, bounds: tuple[float, ...]) -> str | None:
-        """Say if the lower end is 0, too."""
-        return _log_problem(bounds, self.ends())
 
-
-class Distribution(Settings, ABC):
+class Distribution(_Rule):
     """How the values of a field are distributed."""
-
-    @abstractmethod
-    def bounds(self) -> tuple[object, ...]:
-        """Return the values that it is given by, as they stand in the file; all are of the field's kind."""
 
     @abstractmethod
     def quantile(self, u: float, bounds: tuple[float, ...]) -> float:
         """Return the value below which a share `u`, 0 < u < 1, of all values is, in the unit of `bounds`."""
-
-    def problem(self, bounds: tuple[float, ...]) -> str | None:
-        """Say what is wrong with the values that it is given by, if anything."""
-        return _order_problem(bounds, self.bounds())
 
 
 @final
@@ -126,10 +117,6 @@ class Uniform(Distribution):
     """Every value between two bounds is as likely as any other."""
 
     uniform: _Bounds
-
-    def bounds(self) -> tuple[object, ...]:
-        """Return the bounds."""
-        return self.uniform
 
     def quantile(self, u: float, bounds: tuple[float, ...]) -> float:
         """Return low + u (high - low)."""
@@ -140,19 +127,12 @@ class Uniform(Distribution):
 class LogUniform(Distribution):
     """Every factor between two bounds is as likely as any other: as many values in 1 to 10 as in 10 to 100."""
 
+    is_logarithmic = True
     log_uniform: _Bounds
-
-    def bounds(self) -> tuple[object, ...]:
-        """Return the bounds."""
-        return self.log_uniform
 
     def quantile(self, u: float, bounds: tuple[float, ...]) -> float:
         """Return low (high / low)^u."""
         return _rounded(bounds[0] * _exp(u * _log(bounds[1] / bounds[0])), *bounds)
-
-    def problem(self, bounds: tuple[float, ...]) -> str | None:
-        """Say if the lower bound is 0, too."""
-        return _log_problem(bounds, self.bounds())
 
 
 @final
@@ -161,10 +141,6 @@ class Integers(Distribution):
 
     integers: _Bounds
 
-    def bounds(self) -> tuple[object, ...]:
-        """Return the bounds."""
-        return self.integers
-
     def quantile(self, u: float, bounds: tuple[float, ...]) -> float:
         """Return low + floor(u n), n whole numbers from low to high."""
         low, high = (int(each) for each in bounds)
@@ -172,15 +148,11 @@ class Integers(Distribution):
 
 
 @final
-class Lognormal(Distribution):
+class LognormalFactor(Distribution):
     """Uncertainty by a factor: median * exp(sigma z), z standard normal; sigma = 0.1 is about 10 %."""
 
     median: object
     sigma: Annotated[Factor, Field(le=10)]
-
-    def bounds(self) -> tuple[object, ...]:
-        """Return the median."""
-        return (self.median,)
 
     def quantile(self, u: float, bounds: tuple[float, ...]) -> float:
         """Return median * exp(sigma z(u))."""
@@ -219,10 +191,10 @@ class Sampling(Settings):
         return self
 
 
-Unit: TypeAlias = NDArray[np.float64]
+UnitPoints: TypeAlias = NDArray[np.float64]
 
 
-def unit_cube(sampling: Sampling, n_dimensions: int) -> Iterator[Unit]:
+def unit_cube(sampling: Sampling, n_dimensions: int) -> Iterator[UnitPoints]:
     """Yield the points of a random or Sobol sample, each `[n_dimensions]` with values in (0, 1).
 
     Raises:
@@ -238,12 +210,12 @@ def unit_cube(sampling: Sampling, n_dimensions: int) -> Iterator[Unit]:
         yield from next(batches)[: n_points - first]
 
 
-def _independent(random: np.random.Philox, n_dimensions: int) -> Iterator[Unit]:
+def _independent(random: np.random.Philox, n_dimensions: int) -> Iterator[UnitPoints]:
     while True:
         yield _uniform(random, _BATCH * n_dimensions).reshape(_BATCH, n_dimensions)
 
 
-def _sobol(random: np.random.Philox, n_dimensions: int) -> Iterator[Unit]:
+def _sobol(random: np.random.Philox, n_dimensions: int) -> Iterator[UnitPoints]:
     from scipy.stats import qmc  # takes half a second
 
     shift = _uniform(random, n_dimensions)
@@ -256,11 +228,11 @@ def _sobol(random: np.random.Philox, n_dimensions: int) -> Iterator[Unit]:
         points = _sequence(engine)
 
 
-def _sequence(engine: "qmc.Sobol") -> Unit:
+def _sequence(engine: "qmc.Sobol") -> UnitPoints:
     return np.asarray(engine.random(_BATCH), dtype=np.float64)
 
 
-def _check_strata(first: Unit) -> None:
+def _check_strata(first: UnitPoints) -> None:
     """Refuse a sequence whose first points do not lie in equal intervals, one in each: scipy makes it of a table.
 
     Raises:
@@ -291,7 +263,7 @@ def _uninterrupted() -> Iterator[None]:
         before(*kept[0])
 
 
-def _uniform(random: np.random.Philox, n: int) -> Unit:
+def _uniform(random: np.random.Philox, n: int) -> UnitPoints:
     """Draw the centres of 2^53 equal parts of (0, 1)."""
     words = random.random_raw(n)
     return np.asarray((words >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54)
@@ -299,17 +271,6 @@ def _uniform(random: np.random.Philox, n: int) -> Unit:
 
 def _rounded(value: float, low: float = 0.0, high: float = math.inf) -> float:
     return min(max(low, float(f"{value:.{_N_DIGITS}g}")), high)
-
-
-def _order_problem(bounds: tuple[float, ...], written: tuple[object, ...]) -> str | None:
-    if bounds[0] < bounds[1]:
-        return None
-    low, high = (each if isinstance(each, str) else shown(each) for each in written)
-    return f"{low} is not below {high}: write the lower one first"
-
-
-def _log_problem(bounds: tuple[float, ...], written: tuple[object, ...]) -> str | None:
-    return "0 has no logarithm: write a lower value above 0" if bounds[0] <= 0 else _order_problem(bounds, written)
 
 
 def _exp(x: float) -> float:

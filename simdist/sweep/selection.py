@@ -12,7 +12,7 @@ from simdist.errors import ScenarioError
 from simdist.settings.base import nearest, shown
 from simdist.settings.units import parse_Bps, parse_flops, parse_nbytes, parse_seconds
 from simdist.studies.comparison import ScheduleTimes, row
-from simdist.sweep.table import Columns, Result, Table, columns, shown_text, source_text, written_text
+from simdist.sweep.table import Columns, ResultRow, Table, columns, shown_text, source_text, written_text
 
 _UNIT = re.compile(r"_(per_s|s|Bps|nbytes)$")
 _CONDITION = re.compile(r"([^<>=!]+)(>=|<=|!=|=|>|<)(.*)", re.DOTALL)
@@ -100,7 +100,7 @@ def _number(column: str, text: str) -> float | None:
         return None
 
 
-def _texts(result: Result, column: str, value: object) -> list[str]:
+def _texts(result: ResultRow, column: str, value: object) -> list[str]:
     """Return all that a value may be called; last what a screen shows."""
     texts = ["" if value is None else str(value)]
     if column in result.choices:
@@ -193,7 +193,7 @@ class Fastest:
             equal, about one in twenty looks clear by chance.
     """
 
-    result: Result
+    result: ResultRow
     n_schedules: int
     next_one: str = ""
     lead: float | None = None
@@ -203,14 +203,14 @@ class Fastest:
 
 def fastest(table: Table) -> list[Fastest]:
     """Return the fastest schedule of each point and source, in the order of the table."""
-    points: dict[object, list[tuple[float, Result, ScheduleTimes]]] = {}
+    points: dict[object, list[tuple[float, ResultRow, ScheduleTimes]]] = {}
     for each in table.results:
         if each.measured:
             points.setdefault(each.group, []).append((float(each.measured.step_s.mean()), each, each.measured))
     return [_fastest(of_point) for of_point in points.values()]
 
 
-def _fastest(of_point: Sequence[tuple[float, Result, ScheduleTimes]]) -> Fastest:
+def _fastest(of_point: Sequence[tuple[float, ResultRow, ScheduleTimes]]) -> Fastest:
     (_, first, measured), *others = sorted(of_point, key=lambda item: item[0])
     if not others:
         return Fastest(first, 1)

@@ -32,7 +32,7 @@ OPTIONAL = frozenset({"folder", "case", "run", "error_ratio"}) | EPOCHS
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ResultRow:
     """A row: one schedule of one point.
 
     Args:
@@ -96,7 +96,7 @@ class Table:
     """
 
     varied: tuple[str, ...]
-    results: tuple[Result, ...]
+    results: tuple[ResultRow, ...]
     n_missing: int = 0
     extras: frozenset[str] = frozenset()
     notes: tuple[str, ...] = ()
@@ -120,7 +120,7 @@ def joined(tables: Sequence[Table]) -> Table:
     )
 
 
-def compared(results: Sequence[Result], baseline: str) -> list[Result]:
+def compared(results: Sequence[ResultRow], baseline: str) -> list[ResultRow]:
     """Compare the schedules of one point with the baseline among them.
 
     Args:
@@ -138,7 +138,7 @@ def lonely(n_points: int, baseline: str) -> str:
     return f"no speed-ups at {points}: no schedule called {baseline!r} was measured there"
 
 
-def _compared(result: Result, base: ScheduleTimes | None) -> Result:
+def _compared(result: ResultRow, base: ScheduleTimes | None) -> ResultRow:
     if result.measured is None:
         return result
     try:
@@ -149,12 +149,12 @@ def _compared(result: Result, base: ScheduleTimes | None) -> Result:
 
 def columns(table: Table) -> Columns:
     """Return the columns of a table, each with a value for every row."""
-    nothing = Result("", "", {}, "simulated", "", "", 0)  # its row has the names of all columns
+    nothing = ResultRow("", "", {}, "simulated", "", "", 0)  # its row has the names of all columns
     rows = [_values(each, table.varied) for each in (nothing, *table.results)]
     return {name: [row[name] for row in rows[1:]] for name in rows[0] if name not in OPTIONAL - table.extras}
 
 
-def _values(result: Result, varied: Sequence[str]) -> dict[str, object]:
+def _values(result: ResultRow, varied: Sequence[str]) -> dict[str, object]:
     """Return the value of a row in each column."""
     row, epochs_s = result.row, result.epochs_s
     compared = row if result.has_baseline else None

@@ -83,7 +83,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedBatch:
     """What a batch became.
 
     Args:
@@ -95,7 +95,7 @@ class Finished:
     seconds: float
 
 
-def evaluate(batch: Batch) -> Finished:
+def evaluate(batch: Batch) -> FinishedBatch:
     """Measure all rows of a batch; a row that fails becomes a record of its error.
 
     Raises:
@@ -107,7 +107,7 @@ def evaluate(batch: Batch) -> Finished:
     _check_files(batch)
     records = [item for task in batch.tasks for item in _records(task, batch)]
     _check_files(batch)  # what was edited meanwhile is in the records
-    return Finished(tuple(records), time.perf_counter() - began_s)
+    return FinishedBatch(tuple(records), time.perf_counter() - began_s)
 
 
 def _check_files(batch: Batch) -> None:

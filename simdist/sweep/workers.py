@@ -19,8 +19,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExec
 from contextlib import contextmanager
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from types import TracebackType
-from typing import Any, Protocol, Self, final
+from typing import Any, Protocol, final
 
 from simdist.errors import RunError
 
@@ -61,25 +60,19 @@ def n_cores() -> int:
 
 
 @final
-class InProcess:
+class InProcess(Executor):
     """This process itself, one batch after the other."""
 
-    def __init__(self) -> None:
-        self.executor: Executor = _Immediate()
-        self.n_underway = 1
-        self.may_wait = False
+    n_underway = 1
+    may_wait = False
 
-    def up_s(self, batch: Future[Any]) -> float:
-        """Return that it always was."""
-        return -math.inf
+    @property
+    def executor(self) -> Executor:
+        """This."""
+        return self
 
-    def end(self, batch: Future[Any]) -> None:
-        """Do nothing: a batch is done when the driver gets it."""
-
-
-@final
-class _Immediate(Executor):
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Compute a batch at once."""
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -87,48 +80,12 @@ class _Immediate(Executor):
             future.set_exception(error)
         return future
 
-
-@final
-class LocalPool:
-    """Processes of this machine; in a `with` statement they end with it."""
-
-    def __init__(self, n_workers: int) -> None:
-        """Start each when its first batch comes.
-
-        Raises:
-            RunError: A process of a pool imports the script that made it, which makes one again.
-        """
-        _check_guard()
-        self.n_underway = 2 * n_workers
-        self.may_wait = False
-        self._processes = _Processes(n_workers)
-
-    def __enter__(self) -> Self:
-        """Return the pool."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Kill the processes."""
-        self.close()
-
-    @property
-    def executor(self) -> Executor:
-        """What takes batches."""
-        return self._processes
-
-    def up_s(self, batch: Future[Any]) -> float | None:
-        """Return when the process that has a batch had imported what it needs."""
-        return self._processes.up_s(batch)
+    def up_s(self, batch: Future[Any]) -> float:
+        """Return that it always was."""
+        return -math.inf
 
     def end(self, batch: Future[Any]) -> None:
-        """Kill the process that has a batch."""
-        self._processes.end(batch)
-
-    def close(self) -> None:
-        """Kill the processes."""
-        self._processes.close()
+        """Do nothing: a batch is done when the driver gets it."""
 
 
 @final
@@ -140,7 +97,7 @@ class _Slot:
         self.renew()
 
     def renew(self) -> None:
-        # Not forked: this process has threads. What is spawned imports simdist anew, half a second per process.
+        # Not forked: this process has threads. What is spawned imports simdist again, half a second per process.
         spawn = multiprocessing.get_context("spawn")
         self._up_s = spawn.RawValue("d", math.inf)
         self.pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=_initialize, initargs=(self._up_s,))
@@ -161,13 +118,31 @@ class _Slot:
 
 
 @final
-class _Processes(Executor):
-    """Pools of one process each: one that dies takes with it what it was given, not what all others work on."""
+class LocalPool(Executor):
+    """Processes of this machine; in a `with` statement they end with it.
 
-    def __init__(self, n_processes: int) -> None:
-        self._slots = [_Slot() for _ in range(n_processes)]
+    Each is a pool of its own: one that dies takes with it what it was given, not what all others work on.
+    """
+
+    may_wait = False
+
+    def __init__(self, n_workers: int) -> None:
+        """Start each when its first batch comes.
+
+        Raises:
+            RunError: A process of a pool imports the script that made it, which makes one again.
+        """
+        _check_guard()
+        self.n_underway = 2 * n_workers
+        self._slots = [_Slot() for _ in range(n_workers)]
+
+    @property
+    def executor(self) -> Executor:
+        """This."""
+        return self
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Give a batch to the process that has the fewest."""
         slot = min(self._slots, key=_Slot.n_waiting)
         with _shielded():
             try:
@@ -180,14 +155,17 @@ class _Processes(Executor):
         return future
 
     def up_s(self, batch: Future[Any]) -> float | None:
+        """Return when the process that has a batch had imported what it needs."""
         return next((slot.up_s() for slot in self._slots if batch in slot.given), None)
 
     def end(self, batch: Future[Any]) -> None:
+        """Kill the process that has a batch."""
         for slot in self._slots:
             if batch in slot.given:
                 slot.kill()
 
-    def close(self) -> None:
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Kill the processes."""
         killed = [process for slot in self._slots for process in slot.kill()]
         for slot in self._slots:
             slot.pool.shutdown(wait=False, cancel_futures=True)

@@ -83,8 +83,13 @@ def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]], *,
     """
     kinds = ["word" if name in words or not place else "number" for place, name in enumerate(header)]
     head = join(tag("th", name, scope="col", class_=kind) for name, kind in zip(header, kinds, strict=True))
-    body = join(_row(row, kinds) for row in rows)
-    content = tag("table", tag("caption", tag("span", caption)), tag("thead", tag("tr", head)), tag("tbody", body))
+    return framed_table(caption, head, (_row(row, kinds) for row in rows))
+
+
+def framed_table(caption: str, head: str, rows: Iterable[str], *, class_: str | None = None) -> Html:
+    """Return a table of cells that are HTML already, in a frame in which it scrolls sideways."""
+    lines = tag("thead", tag("tr", head)), tag("tbody", join(rows))
+    content = tag("table", tag("caption", tag("span", caption)), *lines, class_=class_)
     return tag("div", content, class_="scroll", role="region", aria_label=caption, tabindex=0)
 
 

@@ -1,6 +1,5 @@
 """What a page of a sweep is about: its design, the rows that are there, and which schedule is the fastest where."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from simdist.sweep.computed import read_sweep
 from simdist.sweep.fields import Choice
 from simdist.sweep.selection import Fastest, fastest
 from simdist.sweep.store import DESIGN, read_jsonl
-from simdist.sweep.table import Result, Table
+from simdist.sweep.table import ResultRow, Table
 
 MOST_ROWS = 200_000
 """Rows that a page holds: some 20 MB."""
@@ -35,7 +34,7 @@ class SweepReport:
         name: Of the sweep.
         scenario: Name of what it varies.
         version: Of the simdist that wrote its design.
-        sampling: How points were taken: `grid`, `random` or `sobol`; empty if the design does not tell.
+        sampling: How points were taken: `grid`, `random` or `sobol`.
         n_seeds: Delays that each row is measured with.
         n_points: In its design.
         n_schedules: Of each point in the design.
@@ -82,10 +81,7 @@ class SweepReport:
         """Whether the points are all combinations of the values, and these few enough to be drawn one by one."""
         if len(self.axes) == 1 and self.axes[0].n_values > _MOST_VALUES:
             return False
-        if self.sampling:
-            return self.sampling == "grid"
-        combinations = set(zip(*(field.codes for field in self.axes), strict=True))
-        return len(combinations) == math.prod(field.n_values for field in self.axes)
+        return self.sampling == "grid"
 
     @cached_property
     def _uses_kinds(self) -> bool:
@@ -96,7 +92,7 @@ class SweepReport:
         rows = {(each.point, each.kind) for each in self.table.results}
         return len(rows) == len(self.table.results)
 
-    def line_of(self, result: Result) -> str:
+    def line_of(self, result: ResultRow) -> str:
         """Return what a row belongs to in charts: its schedule, by kind where settings of schedules are varied."""
         return result.kind if self._uses_kinds else result.schedule
 
@@ -138,13 +134,13 @@ class SweepReport:
                 found[self.line_of(each)].append((int(each.point), each.row))
         return found
 
-    def compared_rows(self, line: str) -> list[Row]:
-        """Return the rows of a line that have a speed-up."""
-        return [row for _, row in self._with_speedup[line]]
+    def compared_rows(self, line: str) -> list[tuple[int, Row]]:
+        """Return the rows of a line that have a speed-up, each with its point."""
+        return self._with_speedup[line]
 
-    def speedups(self, line: str) -> list[tuple[int, float]]:
-        """Return point and speed-up of each row of a line that has one."""
-        return [(point, row.speedup) for point, row in self._with_speedup[line]]
+    def speedups(self, line: str) -> list[float]:
+        """Return the speed-up of each row of a line that has one."""
+        return [row.speedup for _, row in self._with_speedup[line]]
 
 
 def read_sweep_report(folder: Path, *, baseline: str | None) -> SweepReport:
@@ -170,10 +166,10 @@ def read_sweep_report(folder: Path, *, baseline: str | None) -> SweepReport:
     cases = [str(line["case"]) for line in points.values()]
     return SweepReport(
         folder=folder,
-        name=str(header.get("sweep", folder.name)),
-        scenario=str(header.get("scenario", "")),
-        version=str(header.get("simdist", "")),
-        sampling=str(header.get("sampling", "")),
+        name=str(header["sweep"]),
+        scenario=str(header["scenario"]),
+        version=str(header["simdist"]),
+        sampling=str(header["sampling"]),
         n_seeds=int(header["seeds"]),
         n_points=len(points),
         n_schedules=tuple(Counter(int(line["point"]) for line in lines).values()),

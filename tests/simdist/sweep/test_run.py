@@ -23,7 +23,7 @@ from simdist.errors import RunError
 from simdist.progress import ProgressBar
 from simdist.studies.comparison import measure
 from simdist.sweep import InProcess, LocalPool, load, run, tasks
-from simdist.sweep.driver import State
+from simdist.sweep.driver import SweepProgress
 from simdist.sweep.keys import code_version, file_digest
 from simdist.sweep.store import DESIGN, ROWS, Store, read_jsonl
 from simdist.sweep.tasks import Batch, evaluate
@@ -165,7 +165,7 @@ def test_killed_worker_is_replaced_and_its_rows_are_computed_again(tmp_path):
     path = sweep_file(tmp_path, "{seed: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12]}")
     killed = []
 
-    def kill(state: State) -> None:
+    def kill(state: SweepProgress) -> None:
         if state.n_new and not killed:
             assert state.n_done < state.n_all
             killed.extend(multiprocessing.active_children()[:1])
@@ -404,7 +404,7 @@ class Recorder:
 def test_line_of_progress_tells_rows_failures_and_time_left():
     stream = Recorder()
     with ProgressBar(stream, line_every_s=0.0) as bar:
-        for state in (State("rows", 10, 1010), State("rows", 510, 1010, n_new=500, n_failed=3)):
+        for state in (SweepProgress("rows", 10, 1010), SweepProgress("rows", 510, 1010, n_new=500, n_failed=3)):
             bar.update(progress_text("s", state), state.n_done, state.n_all)
     first, second = stream.text.splitlines()
     assert first == "s: 10 of 1,010 rows: 1%"
@@ -458,7 +458,7 @@ def test_file_that_is_edited_while_a_sweep_runs_ends_it(tmp_path, n_workers):
     path.write_text(RECORDED.replace("1 Gbit/s, 2 Gbit/s, 5 Gbit/s", many), encoding="utf-8")
     edited = []
 
-    def edit(state: State) -> None:
+    def edit(state: SweepProgress) -> None:
         if state.n_new and not edited:
             np.savez(tmp_path / "late.npz", host=np.ones((5, 4)))
             edited.append(state.n_new)

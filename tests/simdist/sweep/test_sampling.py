@@ -17,7 +17,7 @@ from simdist.sweep.sampling import (
     Geometric,
     Integers,
     Linear,
-    Lognormal,
+    LognormalFactor,
     LogUniform,
     Sampling,
     Uniform,
@@ -42,9 +42,9 @@ def points(kind, n, n_dimensions=2, seed=0):
         (Uniform(uniform=[0, 1]), (0.0, 1.0), 0.5, 0.5),
         (LogUniform(log_uniform=[1, 100]), (1.0, 100.0), 0.5, 10.0),
         (LogUniform(log_uniform=[1e-3, 1e3]), (1e-3, 1e3), 1 / 6, 1e-2),
-        (Lognormal(median=5, sigma=0.3), (5.0,), 0.5, 5.0),
-        (Lognormal(median=1, sigma=2), (1.0,), 0.841344746068542948, 7.38906),  # Phi(1); e^2
-        (Lognormal(median=1, sigma=2), (1.0,), 0.158655253931457051, 0.135335),  # Phi(-1); e^-2
+        (LognormalFactor(median=5, sigma=0.3), (5.0,), 0.5, 5.0),
+        (LognormalFactor(median=1, sigma=2), (1.0,), 0.841344746068542948, 7.38906),  # Phi(1); e^2
+        (LognormalFactor(median=1, sigma=2), (1.0,), 0.158655253931457051, 0.135335),  # Phi(-1); e^-2
         (Integers(integers=[1, 4]), (1.0, 4.0), 0.2499, 1),
         (Integers(integers=[1, 4]), (1.0, 4.0), 0.25, 2),
         (Integers(integers=[1, 4]), (1.0, 4.0), 0.75, 4),
@@ -76,14 +76,14 @@ def test_whole_numbers_are_equally_likely():
     [
         (Uniform(uniform=[0, 1]), lambda x: (x - 1) / 9),
         (LogUniform(log_uniform=[0, 1]), lambda x: math.log10(x)),
-        (Lognormal(median=1, sigma=0.5), lambda x: 0.5 * math.erfc(-math.log(x) / 0.5 / math.sqrt(2))),
+        (LognormalFactor(median=1, sigma=0.5), lambda x: 0.5 * math.erfc(-math.log(x) / 0.5 / math.sqrt(2))),
     ],
     ids=["uniform", "log_uniform", "lognormal"],
 )
 def test_the_distribution_function_of_2_to_the_m_sobol_values_is_off_by_no_more_than_a_point(distribution, cdf):
     """The distance of Kolmogorov and Smirnov: 1 / n if each of n equal strata has a point, 1.36 / sqrt(n) by chance."""
     n = 2**10
-    bounds = (1.0,) if isinstance(distribution, Lognormal) else (1.0, 10.0)
+    bounds = (1.0,) if isinstance(distribution, LognormalFactor) else (1.0, 10.0)
     drawn = sorted(distribution.quantile(u, bounds) for (u,) in points("sobol", n, 1))
     for k, value in enumerate(drawn):
         assert k / n - 1e-5 < cdf(value) < (k + 1) / n + 1e-5
@@ -206,10 +206,18 @@ def test_interrupt_while_the_table_is_read_interrupts():
         (Uniform, {"uniform": [1]}, "uniform: [1]: write two values, [low, high]"),
         (LogUniform, {"log_uniform": 3}, "log_uniform: 3: write two values, [low, high]"),
         (Integers, {"integers": [1, 2, 3]}, "integers: [1, 2, 3]: write two values, [low, high]"),
-        (Lognormal, {"median": 3}, "sigma: required key 'sigma' is missing: write e.g. sigma: 1.5"),
-        (Lognormal, {"median": 3, "sigma": 0}, "sigma: 0 is no factor: write a finite number above 0, e.g. 1.5"),
-        (Lognormal, {"median": 3, "sigma": 11}, "sigma: 11: write at most 10"),
-        (Lognormal, {"median": 3, "sigma": 1, "mean": 2}, "mean: unknown key 'mean': did you mean 'median'?"),
+        (LognormalFactor, {"median": 3}, "sigma: required key 'sigma' is missing: write e.g. sigma: 1.5"),
+        (
+            LognormalFactor,
+            {"median": 3, "sigma": 0},
+            "sigma: 0 is no factor: write a finite number above 0, e.g. 1.5",
+        ),
+        (LognormalFactor, {"median": 3, "sigma": 11}, "sigma: 11: write at most 10"),
+        (
+            LognormalFactor,
+            {"median": 3, "sigma": 1, "mean": 2},
+            "mean: unknown key 'mean': did you mean 'median'?",
+        ),
         (Linear, {"linear": [1, 2]}, "linear: [1, 2]: write two values and how many to list, [low, high, 5]"),
         (Geometric, {"geometric": [1, 2, 1]}, "geometric.2: 1: write at least 2"),
         (Sampling, {"kind": "latin"}, "kind: 'latin': write 'grid', 'random' or 'sobol'"),
@@ -238,9 +246,9 @@ def test_a_wrong_setting_of_a_sample_is_refused(cls: type[Settings], keys, messa
         (Linear(linear=[2, 1, 2]), (2.0, 1.0), "2 is not below 1: write the lower one first"),
         (LogUniform(log_uniform=[0, 1]), (0.0, 1.0), "0 has no logarithm: write a lower value above 0"),
         (Geometric(geometric=[0, 1, 2]), (0.0, 1.0), "0 has no logarithm: write a lower value above 0"),
-        (Lognormal(median=0, sigma=1), (0.0,), "a median of 0 leaves nothing to vary: write one above 0"),
+        (LognormalFactor(median=0, sigma=1), (0.0,), "a median of 0 leaves nothing to vary: write one above 0"),
         (Uniform(uniform=[0, 1]), (1.0, 2.0), None),
-        (Lognormal(median=1, sigma=1), (1.0,), None),
+        (LognormalFactor(median=1, sigma=1), (1.0,), None),
     ],
 )
 def test_bounds_that_make_no_sense_are_refused(rule, bounds, problem):

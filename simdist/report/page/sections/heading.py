@@ -123,15 +123,13 @@ def _about_sweep(report: SweepReport) -> str:
 
 def _how(report: SweepReport) -> str:
     its = "its" if len(report.axes) == 1 else "their"
-    match report.sampling or ("grid" if report.is_grid else ""):
+    match report.sampling:
         case "grid":
             return "each of its values" if len(report.axes) == 1 else "all combinations of their values"
         case "sobol":
             return f"a Sobol sequence of {its} values"
-        case "random":
-            return f"a random sample of {its} values"
         case _:
-            return f"a sample of {its} values"
+            return f"a random sample of {its} values"
 
 
 def _sweep_facts(report: SweepReport) -> Iterator[tuple[str, str]]:

@@ -64,7 +64,7 @@ def _data(name: str, execution: Execution) -> dict[str, object]:
 
 def _details(run: ReportedRun, execution: Execution) -> list[Html]:
     of_steps = injected_s(run.run.plan, run.run.delays).items()
-    injected = {channel: seconds[: execution.n_steps] for channel, seconds in of_steps}
+    injected = {str(channel): seconds[: execution.n_steps] for channel, seconds in of_steps}
     delays_s = sum((seconds.sum(axis=0) for seconds in injected.values()), np.zeros(execution.trace.plan.world_size))
     name = f"{run.label}, {execution.origin}"
     conclusion = conclusions([f"{name}: {stragglers_conclusion(execution, delays_s)}"])

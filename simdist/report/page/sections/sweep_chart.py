@@ -11,7 +11,7 @@ from simdist.report.page.sections.sweep_influence import correlation
 from simdist.report.page.sweep_fields import VaryingField
 from simdist.report.page.sweep_model import SweepReport
 from simdist.settings.units import format_seconds
-from simdist.sweep.table import Result
+from simdist.sweep.table import ResultRow
 
 _GRID = (
     "Each line is a schedule, at the chosen values of the other fields. Bars are 95 % confidence intervals over seeds, "
@@ -119,7 +119,7 @@ def value_selects(report: SweepReport, at: Sequence[int], name: str) -> list[Htm
 
 def _grid_table(report: SweepReport, view: ChartView) -> Html:
     field = report.axes[view.x]
-    rows: dict[tuple[int, str], Result] = {}
+    rows: dict[tuple[int, str], ResultRow] = {}
     for each in report.table.results:
         codes = [axis.codes[int(each.point)] for axis in report.axes]
         if all(code == at or place == view.x for place, (code, at) in enumerate(zip(codes, view.at, strict=True))):
@@ -153,7 +153,7 @@ def _sample_table(report: SweepReport, view: ChartView) -> Html:
     return table(f"{caption}, over all points", ["schedule", "points", "least", "median", "most"], lines)
 
 
-def metric_value(result: Result, metric: Metric) -> float | None:
+def metric_value(result: ResultRow, metric: Metric) -> float | None:
     """Return a quantity of a row; None if the row does not have it."""
     row = result.row
     if row is None:
@@ -167,7 +167,7 @@ def metric_value(result: Result, metric: Metric) -> float | None:
             return row.states_s[state] / row.step_s
 
 
-def metric_text(result: Result | None, metric: Metric) -> Html:
+def metric_text(result: ResultRow | None, metric: Metric) -> Html:
     """Return a quantity of a row, with its interval if it has one."""
     value = metric_value(result, metric) if result else None
     if result is None or result.row is None or value is None:

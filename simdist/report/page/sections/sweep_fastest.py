@@ -1,12 +1,12 @@
 """The answer of a sweep: how often which schedule is the fastest, by how much, and where that changes."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, groupby
 from statistics import median
 
 from simdist.report.page.document import Section
-from simdist.report.page.html import Html, join, number, percent, table, tag
+from simdist.report.page.html import Html, conclusions, join, number, percent, table, tag
 from simdist.report.page.sweep_fields import VaryingField
 from simdist.report.page.sweep_model import ROUNDING, SweepReport
 from simdist.sweep.selection import Fastest
@@ -27,9 +27,8 @@ _CLEAR = (
 
 def fastest_section(report: SweepReport) -> Section:
     """Show how often each schedule is the fastest, and at which values of the fields."""
-    sentences = [tag("p", text, class_="conclusion") for text in fastest_conclusion(report)]
     about = f"{_ABOUT} {_CLEAR}" if _is_known(report) else _ABOUT
-    parts = [tag("p", about), *sentences, _lines_table(report), *_changes(report)]
+    parts = [tag("p", about), conclusions(fastest_conclusion(report)), _lines_table(report), *_changes(report)]
     return Section("fastest", "Which schedule is the fastest", join(parts))
 
 
@@ -43,10 +42,7 @@ def fastest_conclusion(report: SweepReport) -> list[str]:
     found = compared(report)
     if not found:
         return ["At no point were two schedules measured, so there is none that is faster."]
-    wins = Counter(line for point in found for line in report.leaders[point])
-    most = max(wins.values())
-    lines = [line for line in report.lines if wins[line] == most]
-    return [_winners(report, lines, found), *_gains(report)]
+    return [_winners(report, _most_often(report, found), found), *_gains(report)]
 
 
 def _winners(report: SweepReport, lines: Sequence[str], found: dict[int, Fastest]) -> str:
@@ -113,7 +109,7 @@ def _gains(report: SweepReport) -> Iterator[str]:
     """Say of each schedule but the baseline how many times as fast it is."""
     base = report.table.baseline
     for line in report.lines:
-        found = [speedup for _, speedup in report.speedups(line)]
+        found = report.speedups(line)
         if not found or line in report.base_lines:
             continue
         yield f"{_gain(found, line, base)}{_losses(report, line, len(found))}."
@@ -132,7 +128,7 @@ def _gain(speedups: Sequence[float], line: str, base: str) -> str:
 
 def _losses(report: SweepReport, line: str, n_points: int) -> str:
     """Say at how many points a schedule is slower than the baseline."""
-    below = [row for row in report.compared_rows(line) if row.speedup < 1 - ROUNDING]
+    below = [row for _, row in report.compared_rows(line) if row.speedup < 1 - ROUNDING]
     if not below:
         return ""
     slower = f"; it is slower at {len(below):,} of {n_points:,} points"
@@ -156,7 +152,7 @@ def _cells(report: SweepReport, line: str) -> list[str]:
     n_ties = sum(len(report.leaders[point]) > 1 for point in wins)
     known = [clear for point in wins if (clear := report.is_clear(point)) is not None]
     n_measured = sum(each.row is not None and report.line_of(each) == line for each in report.table.results)
-    speedups = [speedup for _, speedup in report.speedups(line)]
+    speedups = report.speedups(line)
     factors = [number(pick(speedups), f"{pick(speedups):.2f}") if speedups else "-" for pick in (min, median, max)]
     return [
         line,
@@ -173,24 +169,13 @@ def _has_ties(report: SweepReport) -> bool:
     return any(len(report.leaders[point]) > 1 for point in compared(report))
 
 
-@dataclass(frozen=True, slots=True)
-class _Stretch:
-    """Values of a field that lie beside each other, at which the same schedules are most often the fastest."""
-
-    lines: tuple[str, ...]
-    texts: tuple[str, ...]
-    n_wins: int
-    n_points: int
-    leads: tuple[float, ...]
-
-
 def _changes(report: SweepReport) -> Iterator[Html]:
     """Tell for each field which schedule is most often the fastest at its values, others varying."""
-    stretches = [(field, each) for field in report.axes for each in _stretches(report, field)]
+    stretches = list(_stretches(report))
     if not stretches:
         return
     yield tag("h3", "Where the fastest one changes")
-    most = {each.lines for _, each in stretches}
+    most = {lines for lines, _ in stretches}
     if len(most) == 1:
         what = "at every value of every field" if len(report.axes) > 1 else f"at every value of {report.axes[0].name}"
         always = most.pop()
@@ -201,43 +186,32 @@ def _changes(report: SweepReport) -> Iterator[Html]:
     quarters = "" if report.is_grid else " Of many values, each line is of one or more quarters of them."
     yield tag("p", f"The schedule that is most often the fastest, by values of a field{others}.{quarters}")
     header = ["field", "at", "fastest", "at points", "median lead"]
-    lines = [_stretch_cells(field, each) for field, each in stretches]
-    yield table("The schedule that is most often the fastest", header, lines, words=["at", "fastest", "at points"])
+    cells = [each for _, each in stretches]
+    yield table("The schedule that is most often the fastest", header, cells, words=["at", "fastest", "at points"])
 
 
-def _stretch_cells(field: VaryingField, each: _Stretch) -> list[str]:
-    lead = median(each.leads)
-    together = " and " if len(each.lines) > 1 else ""
-    wins = f"{each.n_wins:,}{' each' if together else ''} of {each.n_points:,}"
-    at = _range(each.texts, field)
-    return [field.name, at, " and ".join(each.lines), wins, number(lead, lead_percent(lead))]
-
-
-def _stretches(report: SweepReport, field: VaryingField) -> list[_Stretch]:
-    """Return the values of a field from the first to the last, those with the same answer together."""
+def _stretches(report: SweepReport) -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    """Yield the lines that are most often the fastest at neighbouring values of a field, and the cells that say so."""
     found = compared(report)
-    stretches: list[_Stretch] = []
-    for text, points in _parts(field):
-        there = {point: found[point] for point in points if point in found}
-        if not there:
-            continue
-        new = _stretch(report, text, there)
-        if stretches and stretches[-1].lines == new.lines:
-            new = _together(stretches.pop(), new)
-        stretches.append(new)
-    return stretches
+    for field in report.axes:
+        parts = [
+            (text, there) for text, points in _parts(field) if (there := [point for point in points if point in found])
+        ]
+        for lines, stretch in groupby(parts, key=lambda part: _most_often(report, part[1])):
+            texts, of_texts = zip(*stretch, strict=True)
+            points = list(chain(*of_texts))
+            n_wins = sum(lines[0] in report.leaders[point] for point in points)
+            wins = f"{n_wins:,}{' each' if len(lines) > 1 else ''} of {len(points):,}"
+            won = [found[point].lead for point in points if {*report.leaders[point]} & {*lines}]
+            lead = median(each for each in won if each)
+            at = _range(texts, field)
+            yield lines, [field.name, at, " and ".join(lines), wins, number(lead, lead_percent(lead))]
 
 
-def _stretch(report: SweepReport, text: str, there: dict[int, Fastest]) -> _Stretch:
-    wins = Counter(line for point in there for line in report.leaders[point])
-    most = max(wins.values())
-    lines = tuple(line for line in report.lines if wins[line] == most)
-    leads = tuple(each.lead for point, each in there.items() if each.lead and {*report.leaders[point]} & {*lines})
-    return _Stretch(lines, (text,), most, len(there), leads)
-
-
-def _together(a: _Stretch, b: _Stretch) -> _Stretch:
-    return _Stretch(a.lines, a.texts + b.texts, a.n_wins + b.n_wins, a.n_points + b.n_points, a.leads + b.leads)
+def _most_often(report: SweepReport, points: Iterable[int]) -> tuple[str, ...]:
+    """Return the lines that are the fastest at most points, all at equally many."""
+    wins = Counter(line for point in points for line in report.leaders[point])
+    return tuple(line for line in report.lines if wins[line] == max(wins.values()))
 
 
 def _range(texts: Sequence[str], field: VaryingField) -> str:

@@ -68,17 +68,19 @@ def correlation(report: SweepReport, field: VaryingField, line: str) -> float | 
     """Return the rank correlation of a line's speed-up with a field of numbers; None where there is none."""
     if field.numbers is None:
         return None
-    pairs = [
-        (field.numbers[code], speedup)
-        for point, speedup in report.speedups(line)
-        if (code := field.codes[point]) is not None
-    ]
-    return rank_correlation([x for x, _ in pairs], [float(f"{y:.{_DIGITS}g}") for _, y in pairs])
+    pairs = _pairs(report, field, line)
+    return rank_correlation([field.numbers[x] for x, _ in pairs], [float(f"{y:.{_DIGITS}g}") for _, y in pairs])
+
+
+def _pairs(report: SweepReport, field: VaryingField, line: str) -> list[tuple[int, float]]:
+    """Return the place of the field's value and the speed-up of the rows of a line."""
+    codes = ((field.codes[point], row.speedup) for point, row in report.compared_rows(line))
+    return [(code, speedup) for code, speedup in codes if code is not None]
 
 
 def _spread(report: SweepReport, field: VaryingField, line: str) -> tuple[float, str] | None:
     """Return the range of mean speed-ups, and between which values it lies."""
-    pairs = [(code, speedup) for point, speedup in report.speedups(line) if (code := field.codes[point]) is not None]
+    pairs = _pairs(report, field, line)
     means = means_by_value([code for code, _ in pairs], [speedup for _, speedup in pairs])
     if len(means) < 2:
         return None
@@ -101,7 +103,7 @@ def _cell(report: SweepReport, field: VaryingField, line: str) -> Html:
 def _conclusion(report: SweepReport, line: str) -> Iterator[str]:
     if len(report.axes) < 2:
         return
-    speedups = [speedup for _, speedup in report.speedups(line)]
+    speedups = report.speedups(line)
     if max(speedups) - min(speedups) < _SAME:
         yield f"{line}: no field moves the speed-up, which is {median(speedups):.2f} everywhere."
         return

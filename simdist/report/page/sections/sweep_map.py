@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from simdist.report.page.document import Section
-from simdist.report.page.html import Html, controls, join, select, tag
+from simdist.report.page.html import Html, controls, framed_table, join, select, tag
 from simdist.report.page.sections.sweep_chart import value_selects
 from simdist.report.page.sections.sweep_fastest import compared, lead_percent
 from simdist.report.page.sweep_fields import VaryingField
@@ -74,14 +74,7 @@ def _table(report: SweepReport, columns: int, rows: int, at: tuple[int, ...]) ->
         if place not in (columns, rows)
     ]
     caption = f"Fastest schedule by {down.name} and {across.name}{', at ' + ', '.join(others) if others else ''}"
-    content = tag(
-        "table",
-        tag("caption", tag("span", caption)),
-        tag("thead", tag("tr", *head)),
-        tag("tbody", *lines),
-        class_="sweep-map",
-    )
-    return tag("div", content, class_="scroll", role="region", aria_label=caption, tabindex=0)
+    return framed_table(caption, join(head), lines, class_="sweep-map")
 
 
 def _line(text: str, row: int, across: VaryingField, cells: dict[tuple[int, int], Html]) -> Html:

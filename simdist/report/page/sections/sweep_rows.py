@@ -10,7 +10,7 @@ from simdist.report.page.sections.sweep_chart import METRICS, measured_metrics, 
 from simdist.report.page.sweep_fields import VaryingField
 from simdist.report.page.sweep_model import SweepReport
 from simdist.studies.statistics import Interval
-from simdist.sweep.table import Result
+from simdist.sweep.table import ResultRow
 from simdist.traces.breakdown import STATES
 
 SHOWN = 200
@@ -55,7 +55,7 @@ def _table(report: SweepReport) -> Html:
     return table(caption, header, lines, words=words)
 
 
-def _cells(report: SweepReport, result: Result) -> Iterator[str]:
+def _cells(report: SweepReport, result: ResultRow) -> Iterator[str]:
     point, row = int(result.point), result.row
     yield f"{point}"
     for field in report.differing:
@@ -71,7 +71,7 @@ def _cells(report: SweepReport, result: Result) -> Iterator[str]:
 
 def failures_section(report: SweepReport) -> Section | None:
     """Show why rows failed, each message once, or nothing."""
-    groups: dict[tuple[str, str], list[Result]] = {}
+    groups: dict[tuple[str, str], list[ResultRow]] = {}
     for each in report.table.results:
         if each.failed:
             groups.setdefault((each.failed, each.error), []).append(each)
@@ -123,9 +123,9 @@ def sweep_data(report: SweepReport) -> dict[str, object]:
             "line": [line_at[report.line_of(each)] for each in results],
             "label": [label_at[each.schedule] for each in results],
             "failure": [failure_at[_failure(each)] if each.failed else -1 for each in results],
-            **_with_ends("step", [row and (row.step_s, row.step_s_ci95) for row in rows]),
-            **_with_ends("speedup", [row and (row.speedup, row.speedup_ci95) for row in against]),
-            **{state: _rounded(row and row.states_s[state] for row in rows) for state in STATES},
+            **_with_ends("step", [(row.step_s, row.step_s_ci95) if row else None for row in rows]),
+            **_with_ends("speedup", [(row.speedup, row.speedup_ci95) if row else None for row in against]),
+            **{state: _rounded(row.states_s[state] if row else None for row in rows) for state in STATES},
         },
     }
 
@@ -134,7 +134,7 @@ def _places(texts: Sequence[str]) -> dict[str, int]:
     return {text: place for place, text in enumerate(texts)}
 
 
-def _failure(result: Result) -> str:
+def _failure(result: ResultRow) -> str:
     return f"{result.failed}: {result.error}"
 
 
@@ -175,8 +175,10 @@ def _best(report: SweepReport) -> dict[str, object]:
 def _with_ends(name: str, found: Sequence[tuple[float, Interval | None] | None]) -> dict[str, object]:
     """Return a quantity and the ends of its intervals; None instead of these if no row has an interval."""
     intervals = [each[1] if each else None for each in found]
-    low, high = (_rounded(each and each[end] for each in intervals) if any(intervals) else None for end in range(2))
-    return {name: _rounded(each and each[0] for each in found), f"{name}Low": low, f"{name}High": high}
+    values = {name: [each[0] if each else None for each in found]}
+    for end, key in enumerate((f"{name}Low", f"{name}High")):
+        values[key] = [each[end] if each else None for each in intervals]
+    return {key: _rounded(numbers) if key == name or any(intervals) else None for key, numbers in values.items()}
 
 
 def _rounded(numbers: Iterable[float | None]) -> list[float | None]:

@@ -207,8 +207,10 @@ def _node_field(plan: Plan, ranks_per_node: int | None) -> Html:
     if ranks_per_node is None or plan.world_size <= ranks_per_node:
         return Html("")
     hint = f"all of 0-{(plan.world_size - 1) // ranks_per_node}"
-    field = {"data_control": "nodes", "size": 8, "placeholder": hint, "autocomplete": "off", "spellcheck": "false"}
-    return tag("label", "Nodes ", tag("input", type="text", **field))
+    field = tag(
+        "input", type="text", data_control="nodes", size=8, placeholder=hint, autocomplete="off", spellcheck="false"
+    )
+    return tag("label", "Nodes ", field)
 
 
 def _legend_entry(style: Style) -> Html:
