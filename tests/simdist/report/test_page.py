@@ -228,7 +228,7 @@ def test_comparison_is_that_of_validate(page, folder):
     run = run_directory.read(folder / "runs" / "local-4")
     validation = validate(found["local-4", "measured"], found["local-4", "simulated"], run.delays)
     assert page.rows("Makespans")["local-4"] == [validation.simulated_s, validation.measured_s, validation.error, "12"]
-    (kinds,) = (rows for caption, rows in page.tables.items() if caption.startswith("What operations take, local-4"))
+    (kinds,) = (rows for caption, rows in page.tables.items() if caption.startswith("Times of operations, local-4"))
     assert [row[4:7] for row in kinds[1:]] == [
         [kind.simulated_mean_s, kind.measured_mean_s, kind.error if kind.measured_total_s else "-"]
         for kind in validation.kinds
@@ -430,7 +430,7 @@ def test_single_run_has_no_speed_up(capsys, one):
         "Stragglers: who waited for whom",
         "Scenario and plans",
     ]
-    assert "What the schedule hsgd-2-4,4-world did, simulated" in page.text
+    assert "The schedule hsgd-2-4,4-world, simulated:" in page.text
 
 
 def test_run_without_a_trace_is_simulated_for_the_page_and_left_as_it_is(capsys, one):
@@ -537,7 +537,7 @@ def test_runs_of_several_points_have_labels_of_their_own_everywhere(capsys, both
     assert [each for each in options if each in labels_of_points()] == labels_of_points()
     assert [each for each in options if each.endswith(", measured")] == [f"{label}, measured" for label in measured]
     assert [each.text for each in page.all("h3")] == measured
-    assert "What 6 runs in 2 folders did" in page.text
+    assert "6 runs in 2 folders, " in page.text
     for point, forward in enumerate(("20 ms", "10 ms")):
         sentence = next(
             each.text for each in page.all("p") if each.text.startswith(f"{point}: forward {forward}; simu")

@@ -389,10 +389,10 @@ def test_chart_of_a_grid_has_its_default_view_as_a_table(grid, grid_page):
 
 
 def test_heading_says_what_is_varied_with_units(grid_page, sample_page):
-    lines = grid_page.rows("What is varied")
+    lines = grid_page.rows("Varied fields")
     assert lines["cluster.network.bandwidth_Bps"] == ["1 Gbit/s, 100 Gbit/s", "2"]
     assert lines["cluster.nodes"] == ["2, 4, 8", "3"]
-    low, _, high = sample_page.rows("What is varied")["disturbances[0].delay_s"][0].partition(" to ")
+    low, _, high = sample_page.rows("Varied fields")["disturbances[0].delay_s"][0].partition(" to ")
     assert low.endswith(" ms")
     assert high.endswith(" ms")
 
@@ -421,7 +421,6 @@ def edit_header(folder: Path, **settings: object) -> None:
         ("grid", True, "all combinations of their values"),
         ("random", False, "a random sample of their values"),
         ("sobol", False, "a Sobol sequence of their values"),
-        (None, True, "all combinations of their values"),
     ],
 )
 def test_the_design_says_how_points_were_taken(mine, sampling, is_grid, how):
@@ -444,7 +443,7 @@ def test_a_mapping_and_a_truth_value_are_texts():
 
 
 def test_a_mapping_as_a_value_is_a_field_of_words(sample_page):
-    assert "cluster.network" in sample_page.rows("What is varied")
+    assert "cluster.network" in sample_page.rows("Varied fields")
     (field,) = [each for each in data_of(sample_page)["fields"] if each["name"] == "network"]
     assert field["numbers"] is None
     assert len(field["texts"]) == 2
@@ -476,9 +475,9 @@ seeds: 2
     assert [field.column for field in report.axes] == ["case", "cluster.nodes"]
     assert report.is_grid
     page = page_of_sweep(folder)
-    assert page.rows("What is varied")["case"] == ["slow, fast", "2"]
+    assert page.rows("Varied fields")["case"] == ["slow, fast", "2"]
     assert "map" in section_names(page)
-    assert page.rows("What is varied")["cluster.network.latency_s"] == ["50 us, or as in the scenario", "1"]
+    assert page.rows("Varied fields")["cluster.network.latency_s"] == ["50 us, or as in the scenario", "1"]
     fields = {field["name"]: field["axis"] for field in data_of(page)["fields"]}
     assert fields == {"case": True, "nodes": True, "bandwidth": False, "latency": False}
     (rows,) = [lines for caption, lines in page.tables.items() if caption.startswith("Rows;")]
@@ -800,7 +799,8 @@ def made_up(folder: Path, n_points: int) -> Path:
     """Write a sweep of random points as if it had been computed."""
     folder.mkdir()
     header = {"simdist": "0", "sweep": "many", "scenario": "x", "columns": ["a.delay_s", "b"], "has_cases": False}
-    design = [{**header, "baseline": "sync", "seeds": 2, "engine": "auto", "n_points": n_points}]
+    of_all = {"baseline": "sync", "seeds": 2, "engine": "auto", "sampling": "random", "n_points": n_points}
+    design = [header | of_all]
     rows = []
     for point in range(n_points):
         values = [1e-3 + 1e-5 * (point * 7919 % n_points), point * 104729 % n_points / n_points]

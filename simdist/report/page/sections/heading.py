@@ -80,7 +80,7 @@ def _about(report: RunsReport) -> str:
     if n_points > 1:
         which = f"{n_runs} runs in {n_points} folders"
     how = " and ".join(report.origins)
-    return f"What {which} did, {how}: speed, where the time went, who waited for whom."
+    return f"{which[0].upper()}{which[1:]}, {how}: speed, where the time went, who waited for whom."
 
 
 def _facts(report: RunsReport) -> Iterator[tuple[str, str]]:
@@ -166,7 +166,7 @@ def _varied(report: SweepReport) -> Html:
     if not fields:
         return Html("")
     lines = [[field.column, _values(field, is_sample=not report.is_grid), f"{field.n_values:,}"] for field in fields]
-    return table("What is varied", ["field", "values", "different ones"], lines, words=["values"])
+    return table("Varied fields", ["field", "values", "different ones"], lines, words=["values"])
 
 
 def _values(field: VaryingField, *, is_sample: bool) -> str:

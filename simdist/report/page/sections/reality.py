@@ -115,7 +115,7 @@ def _kinds(label: str, found: Validation) -> Html:
         ]
         for kind in found.kinds
     ]
-    caption = f"What operations take, {label}: means and their error; by instance: medians of the error and of |error|"
+    caption = f"Times of operations, {label}: means and their error; by instance: medians of the error and of |error|"
     return table(caption, header, lines, words=["stream", "group"])
 
 

@@ -90,7 +90,7 @@ def failures_section(report: SweepReport) -> Section | None:
     about = "These rows have no numbers. After a repair, `simdist sweep --retry` computes them once more."
     header = ["error", "message", "rows", "schedules", "points"]
     shown = table("Failed rows by message", header, lines, words=["message", "schedules", "points"])
-    return Section("failures", "What failed", join([tag("p", prose(about)), shown]))
+    return Section("failures", "Failed rows", join([tag("p", prose(about)), shown]))
 
 
 def _named(words: Iterable[str], *, most: int | None = None) -> str:
