@@ -22,7 +22,7 @@ from simdist.errors import ScenarioError
 from simdist.progress import ProgressBar
 from simdist.sweep.results import check_parquet, csv_text, read_results, write_csv, write_parquet
 from simdist.sweep.selection import Fastest, fastest, fastest_columns, order, short_names, where
-from simdist.sweep.table import Columns, Result, Table, columns, shown_text, source_text
+from simdist.sweep.table import Columns, ResultRow, Table, columns, shown_text, source_text
 from simdist.traces.breakdown import STATES
 
 _STDOUT = Path("-")
@@ -219,7 +219,7 @@ def _more(rows: Sequence[object], limit: int | None) -> str:
     return f"\n\n{n:,} more row{'s' * (n > 1)}: --all shows them, --csv FILE writes them" if n else ""
 
 
-def _record(table: Table, result: Result) -> dict[str, object]:
+def _record(table: Table, result: ResultRow) -> dict[str, object]:
     """Return what a row may print, by column; what is varied by its own."""
     row, epochs_s = result.row, result.epochs_s
     times_s = (row.compute_s, row.comm_s, row.wait_s, row.io_s, row.host_s) if row else [None] * len(STATES)
