@@ -32,7 +32,7 @@ _Act: TypeAlias = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How much time to spend.
+    """The time to spend.
 
     Args:
         budget_s: Seconds of all measurements together; each is repeated three times in any case.
@@ -90,14 +90,14 @@ def tasks(n_nodes: int, ranks_per_node: int, sizes: Sequence[int], ops: Sequence
     ['all_reduce (node, 1 kB)', 'sendrecv (pair in node, 1 kB)']
     """
     n, world_size = ranks_per_node, n_nodes * ranks_per_node
-    inside, across, everybody = Group(n), Group(n_nodes, stride=n), Group(world_size)
+    inside, across, everywhere = Group(n), Group(n_nodes, stride=n), Group(world_size)
     wheres: list[tuple[Where, Group]] = [("node", inside)] if n > 1 else []
     pairs: list[tuple[Where, Group]] = [("pair in node", inside)] if n > 1 else []
     if n_nodes > 1:
         wheres.append(("one per node", across))
         pairs.append(("pair of nodes", across))
     if n > 1 and n_nodes > 1:
-        wheres += [("all per node", across), ("world", everybody)]
+        wheres += [("all per node", across), ("world", everywhere)]
     counts = sorted({max(1, round(size / ITEM_NBYTES / world_size)) * world_size for size in sizes})
     return [
         task
@@ -195,9 +195,9 @@ class _Bench:
         while self._meet(self._more(len(times) - 1, now_s() - begin_s, share_s)):
             times.append(self._time(act))
         mine = torch.tensor(times[1:], dtype=torch.float64)
-        everybodys = torch.zeros(self._world.world_size, *mine.shape, dtype=torch.float64)
-        dist.all_gather(list(everybodys.unbind()), mine)
-        return everybodys.numpy()
+        of_all = torch.zeros(self._world.world_size, *mine.shape, dtype=torch.float64)
+        dist.all_gather(list(of_all.unbind()), mine)
+        return of_all.numpy()
 
     def _more(self, n_done: int, spent_s: float, share_s: float) -> bool:
         if n_done < _LEAST_REPETITIONS:

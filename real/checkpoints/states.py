@@ -1,4 +1,4 @@
-"""All that a rank must remember to go on as if nothing had happened, packed into bytes.
+"""The state of a rank, from which it goes on as if nothing had happened, packed into bytes.
 
 A state has several *sections*, because ranks often differ in some and agree in others: under synchronous SGD all have
 the same parameters, and each its own random numbers. Packing is `torch.save`; unpacking accepts plain data and tensors
@@ -24,7 +24,7 @@ from simdist.errors import RunError
 from simdist.plan import Plan, ops
 
 LEARNED = ("tensors", "optimizer")
-"""Sections of what training has learned: rank 0's are everybody's before the first step."""
+"""Sections of what training has learned: those of rank 0 are sent to all before the first step."""
 SECTIONS = (*LEARNED, "carried", "random", "also")
 
 

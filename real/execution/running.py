@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 
 from real.buffers.memory import Memory
-from real.collectives.byte_transfer import gather_rows
 from real.collectives.worlds import ProcessWorld, check_servers, groups_of, scratch_nbytes
 from real.execution.executor import Executor, Lanes
 from real.processes.heartbeat import Guard
@@ -35,7 +34,7 @@ _N_PROBES = 2000
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What there is to know about a run beside its trace.
+    """The facts of a run beside its trace.
 
     Args:
         digest: Of the plan.
@@ -151,7 +150,7 @@ def forget(parts: Path, rank: int) -> None:
 
 
 class _ExplainedWorld:
-    """Says of a collective that failed which one it was, and who is to blame."""
+    """Says of a collective that failed which one it was, and which rank is to blame."""
 
     def __init__(self, world: ProcessWorld, guard: Guard, name: str) -> None:
         self._world, self._guard, self._name = world, guard, name
@@ -163,7 +162,7 @@ class _ExplainedWorld:
 
 @contextmanager
 def explaining(guard: Guard, doing: str) -> Iterator[None]:
-    """Find out who is to blame where torch says that talking to others has failed."""
+    """Find out which rank is to blame where torch says that talking to others has failed."""
     try:
         yield
     except RunError:
@@ -175,10 +174,7 @@ def explaining(guard: Guard, doing: str) -> Iterator[None]:
 def _report(
     connection: Connection, plan: Plan, program: str, trace: Trace | None, clocks: tuple[Clocks, Clocks]
 ) -> RunReport | None:
-    mine = torch.zeros(64, dtype=torch.uint8)
-    name = socket.gethostname().encode()[:64]
-    mine[: len(name)] = torch.frombuffer(bytearray(name), dtype=torch.uint8)
-    hosts = [bytes(row.tolist()).rstrip(b"\0").decode() for row in gather_rows(mine)]
+    hosts = connection.exchange("names of the hosts", socket.gethostname())
     if trace is None:
         return None
     tracing_s = _seconds_of_noting() * plan.n_instances

@@ -32,7 +32,7 @@ from simdist.plan import Body, Instance, Plan, ops
 
 
 class _At(Enum):
-    """Where in a step the loop is."""
+    """A place in a step of the loop."""
 
     BEGIN = "before the forward pass"
     FORWARD = "in the forward pass"
@@ -110,7 +110,7 @@ class Hooks:
 
     @property
     def where(self) -> str:
-        """Where in a step the loop is, in words."""
+        """The place in the step, in words."""
         return self._at.value
 
     def _forward_begins(self, module: nn.Module, _inputs: object) -> None:
@@ -207,7 +207,7 @@ class Hooks:
     def _check_was_zeroed(self, parameter: Tensor) -> None:
         """Refuse the first gradient of a pass that was added to one of the step before.
 
-        A gradient that stayed lies in its bucket, and since the last update nobody but autograd has written there.
+        A gradient that stayed lies in its bucket, and since the last update only autograd has written there.
         """
         gradient = parameter.grad
         if gradient is not None and self._versions.get(_storage(gradient)) == gradient._version - 1:

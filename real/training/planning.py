@@ -31,7 +31,7 @@ _DTYPES: Mapping[torch.dtype, DType] = {
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What a plan is wanted for.
+    """The loop that needs a plan.
 
     Args:
         module: Whose parameters.

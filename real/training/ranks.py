@@ -1,6 +1,5 @@
 """The other ranks, as a user's script meets them: connected by us under torchrun, or by the script itself."""
 
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -42,17 +41,17 @@ class Ranks:
 
     @property
     def rank(self) -> int:
-        """Who this is."""
+        """The number of this rank."""
         return dist.get_rank()
 
     @property
     def world_size(self) -> int:
-        """How many there are."""
+        """Ranks in all."""
         return dist.get_world_size()
 
     @property
     def backend(self) -> str:
-        """What moves tensors on `device`."""
+        """The library that moves tensors on `device`."""
         return "gloo" if self.collectives_block else "nccl"
 
     @property
@@ -69,10 +68,8 @@ class Ranks:
         if self.connection:
             self.connection.agree(what, value)
             return
-        text = f"{what}: {value}".encode()
-        row = torch.frombuffer(bytearray(hashlib.sha256(text).digest()), dtype=torch.uint8)
-        rows = byte_transfer.gather_rows(row)
-        strays = [rank for rank, each in enumerate(rows) if not torch.equal(each, rows[0])]
+        values = self.exchange(what, value)
+        strays = [rank for rank, each in enumerate(values) if each != values[0]]
         if strays:
             raise RunError(f"{what} must be the same on every rank: {ranks_have(strays)} another than rank 0")
 
@@ -93,7 +90,7 @@ class Ranks:
         return [bytes(row.tolist()).rstrip(b"\0").decode() for row in rows]
 
     def explain(self, error: BaseException, doing: str) -> RunError:
-        """Turn what a collective raised into an error that names who is to blame, as far as that is known."""
+        """Turn what a collective raised into an error that names the rank that is to blame, as far as that is known."""
         if self.connection:
             return self.connection.guard.explain(error, doing)
         return RunError(f"{doing}: {type(error).__name__}: {error}")
@@ -126,7 +123,7 @@ def meet_ranks(device: torch.device, timeout_s: float, environ: Mapping[str, str
         environ: What torchrun has set.
 
     Raises:
-        RunError: Somebody is missing; the model is on a GPU that other ranks use; the script's process group cannot
+        RunError: A rank is missing; the model is on a GPU that other ranks use; the script's process group cannot
             move what there is to move.
     """
     if dist.is_available() and dist.is_initialized():
@@ -145,7 +142,7 @@ def meet_ranks(device: torch.device, timeout_s: float, environ: Mapping[str, str
 
 @dataclass(slots=True)
 class _Unguarded:
-    """Watches nobody."""
+    """A watch over ranks that the script has connected itself: there is none."""
 
     position: int = 0
     failed: threading.Event = field(default_factory=threading.Event)

@@ -141,22 +141,22 @@ class Worker:
 
     @property
     def rank(self) -> int:
-        """Who this is, from 0."""
+        """The number of this rank, from 0."""
         return self._ranks.rank
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Ranks in all."""
         return self._ranks.world_size
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The device of the model."""
         return self._ranks.device
 
     @property
     def plan(self) -> Plan:
-        """What is performed."""
+        """The plan that is performed."""
         return self._plan
 
     @property
