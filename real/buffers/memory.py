@@ -21,8 +21,9 @@ from torch import Tensor
 
 from simdist.errors import RunError
 from simdist.plan import Buffer, Plan, ops
+from simdist.plan.plan import DType
 
-DTYPES: Mapping[str, torch.dtype] = {
+DTYPES: Mapping[DType, torch.dtype] = {
     "float64": torch.float64,
     "float32": torch.float32,
     "float16": torch.float16,

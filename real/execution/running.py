@@ -4,8 +4,8 @@ import json
 import platform
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -100,7 +100,7 @@ def perform(
     memory = Memory(plan, connection.device, buffers, scratch_nbytes=scratch_nbytes(plan))
     made = program(memory, guard.failed)
     meeting = f"{plan.name}: meeting before the first step"
-    with explaining(guard, meeting):
+    with guard.explaining(meeting):
         world = ProcessWorld(groups_of(plan), timeout_s=timeout_s)
     try:
         parts.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def perform(
         watch=guard,
     )
     precise_sleeps()
-    with explaining(guard, meeting):
+    with guard.explaining(meeting):
         world.warm_up(plan, connection.device)
         at_start = compare()
         start_s = common_start_s(at_start)
@@ -127,7 +127,7 @@ def perform(
     running.start_clock(start_s)
     running.run()
     connection.barrier("the end of the run")
-    with explaining(guard, f"{plan.name}: bringing the times together"):
+    with guard.explaining(f"{plan.name}: bringing the times together"):
         at_end = compare()
         source = f"real {connection.backend} on {connection.device.type}, {program_name}"
         trace = gather(recorder, plan, start_s=start_s, clocks=(at_start, at_end), source=source)
@@ -156,19 +156,8 @@ class _ExplainedWorld:
         self._world, self._guard, self._name = world, guard, name
 
     def perform(self, op: Collective, memory: Memory) -> None:
-        with explaining(self._guard, f"{self._name}: {op_text(op)}"):
+        with self._guard.explaining(f"{self._name}: {op_text(op)}"):
             self._world.perform(op, memory)
-
-
-@contextmanager
-def explaining(guard: Guard, doing: str) -> Iterator[None]:
-    """Find out which rank is to blame where torch says that talking to others has failed."""
-    try:
-        yield
-    except RunError:
-        raise
-    except RuntimeError as error:  # torch's DistError is one
-        raise guard.explain(error, doing) from error
 
 
 def _report(

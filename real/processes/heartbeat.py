@@ -196,6 +196,16 @@ class Guard:
         reason = f"{type(error).__name__}: {error}" if error else "timed out"
         return RunError(f"{doing}: {reason} (every rank lives, all at operation {self.position})")
 
+    @contextmanager
+    def explaining(self, doing: str) -> Iterator[None]:
+        """Find out which rank is to blame where torch says that talking to others has failed."""
+        try:
+            yield
+        except RunError:
+            raise
+        except RuntimeError as error:  # torch's DistError is one
+            raise self.explain(error, doing) from error
+
     def leave(self) -> None:
         """Say the last words and stop watching; the host of the store waits a while for the others to read them."""
         counts = {rank: beat.count for rank, beat in self._table.items()}

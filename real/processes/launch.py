@@ -75,12 +75,8 @@ class Connection:
                 return f"{what}: {self.guard.store_host()} has not answered for {self.timeout_s:g} s"
             return f"{what}: {ranks_have(missing)} not come within {self.timeout_s:g} s; see the output there"
 
-        try:
+        with self.guard.explaining(what):
             answers = bounded(exchange, self.timeout_s, late, self.guard)
-        except RuntimeError as error:
-            if isinstance(error, RunError):
-                raise
-            raise self.guard.explain(error, what) from error
         if strays := [rank for rank, (other, _) in enumerate(answers) if other != what]:
             raise RunError(
                 f"{what}: {ranks_have(strays)} come to {answers[strays[0]][0]!r} instead: ranks run different code"

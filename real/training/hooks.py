@@ -14,7 +14,7 @@ leaves it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import final
@@ -224,14 +224,8 @@ class Hooks:
                 f"where they are synchronised; do that before"
             )
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except RunError:
-            raise
-        except RuntimeError as error:
-            raise self._ranks.explain(error, f"step {self.step}") from error
+    def _explained(self) -> AbstractContextManager[None]:
+        return self._ranks.explaining(f"step {self.step}")
 
 
 def _tensors_in(output: object) -> Iterator[Tensor]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from real.buffers.memory import DTYPES
 from real.collectives.worlds import check_servers
 from real.programs.binding import trained_parameters
 from real.programs.optimizers import Lars
@@ -21,12 +22,7 @@ from simdist.proof import prove
 from simdist.runs import run_directory
 from simdist.schedules import Job, Schedule
 
-_DTYPES: Mapping[torch.dtype, DType] = {
-    torch.float64: "float64",
-    torch.float32: "float32",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-}
+_DTYPES: Mapping[torch.dtype, DType] = {dtype: name for name, dtype in DTYPES.items() if dtype.is_floating_point}
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,11 +89,17 @@ class Ranks:
         rows = byte_transfer.gather_rows(mine)
         return [bytes(row.tolist()).rstrip(b"\0").decode() for row in rows]
 
-    def explain(self, error: BaseException, doing: str) -> RunError:
-        """Turn what a collective raised into an error that names the rank that is to blame, as far as that is known."""
-        if self.connection:
-            return self.connection.guard.explain(error, doing)
-        return RunError(f"{doing}: {type(error).__name__}: {error}")
+    @contextmanager
+    def explaining(self, doing: str) -> Iterator[None]:
+        """Turn what a collective raises into an error that names the rank that is to blame, as far as that is known."""
+        try:
+            yield
+        except RunError:
+            raise
+        except RuntimeError as error:
+            if self.connection:
+                raise self.connection.guard.explain(error, doing) from error
+            raise RunError(f"{doing}: {type(error).__name__}: {error}") from error
 
     def patient_group(self) -> dist.ProcessGroup | None:
         """Make a group of all ranks for tensors of the host that waits for half an hour; all ranks take part."""
@@ -107,10 +113,8 @@ class Ranks:
             RunError: Says so.
         """
         guard = self.connection.guard if self.connection else None
-        try:
+        with self.explaining(doing):
             bounded(function, _PATIENCE_S, lambda: f"{doing} has taken more than {_PATIENCE_S:g} s", guard)
-        except RuntimeError as error:
-            raise error if isinstance(error, RunError) else self.explain(error, doing) from error
 
 
 @contextmanager
