@@ -1,11 +1,7 @@
-"""The real backend: the plans of simdist, executed with torch.distributed.
+"""The real backend: the plans of simdist, executed with torch.distributed."""
 
-A training script gets what it needs when it asks for it, because `python -m real` does not need that.
-"""
-
+import importlib
 from typing import TYPE_CHECKING
-
-from simdist import _exporting
 
 if TYPE_CHECKING:
     from real.programs.optimizers import Lars
@@ -13,4 +9,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Lars", "Worker", "wrap"]
 
-__getattr__ = _exporting(__name__, {"Lars": "programs.optimizers", "Worker": "training", "wrap": "training"})
+_MODULES = {"Lars": "real.programs.optimizers", "Worker": "real.training", "wrap": "real.training"}
+
+
+def __getattr__(name: str) -> object:
+    """Import what a training script needs when it asks for it, because `python -m real` does not."""
+    if name in _MODULES:
+        return vars(importlib.import_module(_MODULES[name]))[name]
+    raise AttributeError(f"module 'real' has no attribute {name!r}")

@@ -22,7 +22,7 @@ from real import models
 from real.data.folders import default_folder
 from real.data.inputs import DataOptions, InputReader, open_input
 from real.data.tallies import Tally, forget_tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
-from real.execution.running import RunReport, check_world, forget, perform, rescue
+from real.execution.running import RunReport, check_world, explaining, forget, perform, rescue
 from real.jobs import AUTOCAST, Build, buffers_of, find_build, program_maker
 from real.processes.exit_codes import run_command
 from real.processes.launch import Connection, connect, place
@@ -205,14 +205,14 @@ def _count(connection: Connection, run: RunDirectory, source: InputReader | None
     """Bring together what the ranks have read; all take part, rank 0 gets it."""
     if source is None:
         return None
-    with connection.guard.explaining(f"{run.plan.name}: bringing together what was read"):
+    with explaining(connection.guard, f"{run.plan.name}: bringing together what was read"):
         rows = gather_tallies(source.tally)
     return None if rows is None else _Counted(reads_of(rows, run.plan), totals(rows))
 
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """The reads of all ranks, and their sums."""
+    """What all ranks have read, and the sums."""
 
     reads: Reads
     totals: Mapping[str, int]

@@ -1,4 +1,4 @@
-"""The programs of runs, by their names on the command line."""
+"""What computes in a run, by its name on the command line."""
 
 import importlib
 import threading
@@ -152,7 +152,7 @@ def _check_inputs(inputs: torch.Tensor, source: InputReader) -> None:
 
 @dataclass(frozen=True)
 class _Prices:
-    """Seconds of the operations of a rank that do not communicate, by the scenario's costs.
+    """What the operations that do not communicate take on a rank, by the scenario's costs.
 
     Args:
         seconds: Of each operation that always takes as long.

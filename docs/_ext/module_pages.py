@@ -11,8 +11,9 @@ from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
-from typing import Protocol
+from typing import Protocol, get_origin
 
+import numpy as np
 from docutils import nodes
 from sphinx.application import Sphinx
 from sphinx.ext.autodoc.mock import mock
@@ -72,7 +73,8 @@ def _exported(module: ModuleType) -> list[str]:
     if "__all__" in vars(module):
         return list(module.__all__)
     statements = ast.parse(inspect.getsource(module)).body
-    return [name for statement in statements for name in _defined(statement) if not name.startswith("_")]
+    names = [name for statement in statements for name in _defined(statement) if not name.startswith("_")]
+    return [name for name in names if get_origin(vars(module).get(name)) is not np.ndarray]  # has numpy's docstring
 
 
 def _defined(statement: ast.stmt) -> list[str]:

@@ -122,7 +122,7 @@ def tables(chosen: Study, results: dict[Shape, list[Result]]) -> dict[str, str]:
 
 
 def front_page(results: dict[Shape, list[Result]]) -> dict[str, str]:
-    """Return the table of the project's README."""
+    """Return the table of the page on trust."""
     rows = [
         *study.front_table(results, "2 MB", "none"),
         "",
@@ -136,14 +136,15 @@ def front_page(results: dict[Shape, list[Result]]) -> dict[str, str]:
 
 
 def front_lines(results: dict[Shape, list[Result]]) -> dict[str, str]:
-    """Return what the project's README says of the second study."""
+    """Return what the page on trust says of the second study."""
     return {"emulated communication": "\n".join(f"* {study.summary(shape, rows)}." for shape, rows in results.items())}
 
 
 def write_pages(chosen: Study, results: dict[Shape, list[Result]]) -> None:
     """Write the tables into the pages that show them."""
     front = front_page(results) if chosen is SYNCHRONIZATION else front_lines(results)
-    pages = {HERE / "README.md": tables(chosen, results), HERE.parents[1] / "README.md": front}
+    trust = HERE.parents[1] / "docs" / "background" / "validity.md"
+    pages = {HERE / "README.md": tables(chosen, results), trust: front}
     for page, found in pages.items():
         write_tables(page, found)
 

@@ -96,9 +96,10 @@ def tables(results: dict[Shape, list[Result]], outage: Outage) -> dict[str, str]
 
 
 def write_page(found: dict[str, str]) -> None:
-    """Write the tables into the README, and the overview into that of the project."""
+    """Write the tables into the README, and the overview into the page on trust."""
     write_tables(HERE / "README.md", found)
-    write_tables(HERE.parent.parent / "README.md", {name: found[name] for name in ("storage overview",)})
+    trust = HERE.parents[1] / "docs" / "background" / "validity.md"
+    write_tables(trust, {"storage overview": found["storage overview"]})
 
 
 @contextmanager

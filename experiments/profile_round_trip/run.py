@@ -1,7 +1,7 @@
 """A slow job is profiled, imported and predicted; then the schedules are run for real, on the same machines.
 
     python experiments/profile_round_trip/run.py            run everything and print the tables (root; 5 minutes)
-    python experiments/profile_round_trip/run.py --write    also record the results, and write them into both READMEs
+    python experiments/profile_round_trip/run.py --write    also record the results, and write them into the pages
     python experiments/profile_round_trip/run.py --tables   print the tables of the recorded results (anybody); with
                                                             --write, write them into the pages again
     python experiments/profile_round_trip/run.py --keep D   leave traces, times and scenarios in D
@@ -39,7 +39,7 @@ from simdist.scenario import Scenario, load  # noqa: E402
 
 RESULTS = HERE / "results"
 PAGE = HERE / "README.md"
-FRONT_PAGE = HERE.parents[1] / "README.md"
+TRUST_PAGE = HERE.parents[1] / "docs" / "background" / "validity.md"
 
 
 def import_traces(case: Case, folder: Path) -> tuple[list[dict], Path]:
@@ -166,7 +166,7 @@ def tables(asleep: Sequence[Result], convnets: Sequence[Result]) -> dict[str, st
 
 
 def front_page(asleep: Sequence[Result], convnets: Sequence[Result]) -> dict[str, str]:
-    """Return what the project's README says, by its name there."""
+    """Return what the page on trust says, by its name there."""
     return {"round trip": "\n".join(kept.summary(asleep, convnets))}
 
 
@@ -210,7 +210,7 @@ def main() -> int:
     asleep, convnets = found[: len(CASES)], found[len(CASES) :]
     if arguments.write:
         write_tables(PAGE, tables(asleep, convnets))
-        write_tables(FRONT_PAGE, front_page(asleep, convnets))
+        write_tables(TRUST_PAGE, front_page(asleep, convnets))
     print_tables(tables(asleep, convnets))
     return 0
 

@@ -1,7 +1,7 @@
 """One tensor per buffer of a plan.
 
 A dense buffer is a flat tensor; a sparse one is a pair of `count` values and `count` int32 indices. Nothing is
-allocated before its size has been compared with the memory that there is, because a plan is a file from elsewhere.
+allocated before its size has been compared with the memory that there is, because a plan is a file that somebody sent.
 
 Collectives need memory beside the buffers. It is kept from call to call, because the kernel gives fresh memory page by
 page, each at the first touch. For a tensor of many megabytes that is a fault for every 4 KiB of it, which takes as long
@@ -21,9 +21,8 @@ from torch import Tensor
 
 from simdist.errors import RunError
 from simdist.plan import Buffer, Plan, ops
-from simdist.plan.plan import DType
 
-DTYPES: Mapping[DType, torch.dtype] = {
+DTYPES: Mapping[str, torch.dtype] = {
     "float64": torch.float64,
     "float32": torch.float32,
     "float16": torch.float16,
@@ -172,7 +171,7 @@ def _cached_nbytes() -> int:
 
 
 Purpose: TypeAlias = Literal["reduced", "message", "messages", "on host", "arriving"]
-"""The use of scratch memory; within a collective each purpose has memory of its own."""
+"""What it is needed for; within a collective each purpose has memory of its own."""
 
 
 @final

@@ -17,7 +17,7 @@ _SHARING_TOLERANCE = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The form in which links are written.
+    """How links are written down.
 
     Args:
         links: As the measured table, or as a line.

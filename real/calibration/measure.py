@@ -20,6 +20,7 @@ from real.collectives.worlds import ProcessWorld
 from real.processes.launch import Connection
 from real.recording.clock import Clocks, compare
 from real.recording.timing import now_s, precise_sleeps, sleep_s
+from simdist.errors import RunError
 from simdist.plan import Buffer, Plan, ops
 from simdist.plan.group import Group
 from simdist.settings.units import format_nbytes
@@ -31,7 +32,7 @@ _Act: TypeAlias = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The time to spend.
+    """How much time to spend.
 
     Args:
         budget_s: Seconds of all measurements together; each is repeated three times in any case.
@@ -89,14 +90,14 @@ def tasks(n_nodes: int, ranks_per_node: int, sizes: Sequence[int], ops: Sequence
     ['all_reduce (node, 1 kB)', 'sendrecv (pair in node, 1 kB)']
     """
     n, world_size = ranks_per_node, n_nodes * ranks_per_node
-    inside, across, everywhere = Group(n), Group(n_nodes, stride=n), Group(world_size)
+    inside, across, everybody = Group(n), Group(n_nodes, stride=n), Group(world_size)
     wheres: list[tuple[Where, Group]] = [("node", inside)] if n > 1 else []
     pairs: list[tuple[Where, Group]] = [("pair in node", inside)] if n > 1 else []
     if n_nodes > 1:
         wheres.append(("one per node", across))
         pairs.append(("pair of nodes", across))
     if n > 1 and n_nodes > 1:
-        wheres += [("all per node", across), ("world", everywhere)]
+        wheres += [("all per node", across), ("world", everybody)]
     counts = sorted({max(1, round(size / ITEM_NBYTES / world_size)) * world_size for size in sizes})
     return [
         task
@@ -174,8 +175,13 @@ class _Bench:
 
     def measure(self, task: MeasuringTask, share_s: float) -> Measurement:
         """Repeat a task for about these seconds, as rank 0 counts them."""
-        with self._connection.guard.explaining(str(task)):
-            times = self._repeat(self._act(task), share_s)
+        try:
+            act = self._act(task)
+            times = self._repeat(act, share_s)
+        except RunError:
+            raise
+        except RuntimeError as error:
+            raise self._connection.guard.explain(error, str(task)) from error
         groups = task.taking_part(self._world.world_size)
         seconds = np.concatenate([_durations(times[members]) for members in groups])
         if task.op == "sendrecv":
@@ -189,9 +195,9 @@ class _Bench:
         while self._meet(self._more(len(times) - 1, now_s() - begin_s, share_s)):
             times.append(self._time(act))
         mine = torch.tensor(times[1:], dtype=torch.float64)
-        of_all = torch.zeros(self._world.world_size, *mine.shape, dtype=torch.float64)
-        dist.all_gather(list(of_all.unbind()), mine)
-        return of_all.numpy()
+        everybodys = torch.zeros(self._world.world_size, *mine.shape, dtype=torch.float64)
+        dist.all_gather(list(everybodys.unbind()), mine)
+        return everybodys.numpy()
 
     def _more(self, n_done: int, spent_s: float, share_s: float) -> bool:
         if n_done < _LEAST_REPETITIONS:

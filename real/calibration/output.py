@@ -82,7 +82,7 @@ def write(path: Path, content: str, *, force: bool) -> None:
     """Write a file at once; an interruption leaves the old one or none.
 
     Raises:
-        ScenarioError: It was written in the meantime.
+        ScenarioError: Somebody wrote it in the meantime.
         RunError: It cannot be written.
     """
     check_free(path, force=force)

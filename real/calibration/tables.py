@@ -23,7 +23,7 @@ OPS: tuple[OpName, ...] = ("all_reduce", "reduce_scatter", "all_gather", "broadc
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """The times of one operation of one size.
+    """What one operation of one size took.
 
     Args:
         op: The collective, or `sendrecv`: a message from one rank to another.

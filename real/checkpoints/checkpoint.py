@@ -79,7 +79,7 @@ _INDEX = TypeAdapter(CheckpointIndex)
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """The step and the state to go on from.
+    """Where to go on.
 
     Args:
         step: The next step.
@@ -284,7 +284,7 @@ class Checkpoints:
 
 
 def _first_owners(sha256: Sequence[Sequence[str]]) -> dict[str, tuple[int, int]]:
-    """Return the first rank that has each content, and the place in its row: SHA-256 -> (rank, place)."""
+    """Return who is the first to have each content, and at which place of its row: SHA-256 -> (rank, place)."""
     owners: dict[str, tuple[int, int]] = {}
     for rank, row in enumerate(sha256):
         for at, each in enumerate(row):

@@ -1,4 +1,4 @@
-"""The state of a rank, from which it goes on as if nothing had happened, packed into bytes.
+"""All that a rank must remember to go on as if nothing had happened, packed into bytes.
 
 A state has several *sections*, because ranks often differ in some and agree in others: under synchronous SGD all have
 the same parameters, and each its own random numbers. Packing is `torch.save`; unpacking accepts plain data and tensors
@@ -11,9 +11,8 @@ import json
 import pickle
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,7 +24,7 @@ from simdist.errors import RunError
 from simdist.plan import Plan, ops
 
 LEARNED = ("tensors", "optimizer")
-"""Sections of what training has learned: those of rank 0 are sent to all before the first step."""
+"""Sections of what training has learned: rank 0's are everybody's before the first step."""
 SECTIONS = (*LEARNED, "carried", "random", "also")
 
 
@@ -64,7 +63,7 @@ class RankState:
     def pack(self, section: str) -> Tensor:
         """Return a section as uint8 `[nbytes]`; equal states give equal bytes."""
         file = io.BytesIO()
-        torch.save(_plain(self._section(section).get()), file)
+        torch.save(_plain(self._get(section)), file)
         return torch.frombuffer(file.getbuffer(), dtype=torch.uint8)
 
     def restore(self, section: str, packed: Tensor) -> None:
@@ -73,50 +72,55 @@ class RankState:
         Raises:
             RunError: It is not of this model, or not plain data.
         """
-        own = self._section(section)
+        file = io.BytesIO(packed.numpy().data)
         try:
-            found = torch.load(io.BytesIO(packed.numpy().data), map_location="cpu", weights_only=True)
+            found = torch.load(file, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError:
             raise RunError(
-                f"the state of {own.name} holds other things than numbers, text, lists, dicts and tensors: "
+                f"the state of {_NAMES[section]} holds other things than numbers, text, lists, dicts and tensors: "
                 f"leave them out of its state_dict()"
             ) from None
         try:
-            own.set(found)
+            self._set(section, found)
         except (KeyError, ValueError, RuntimeError, TypeError) as error:
-            raise RunError(f"the state of {own.name} does not fit: {error}") from error
+            raise RunError(f"the state of {_NAMES[section]} does not fit: {error}") from error
 
-    def _section(self, section: str) -> "_Section":
-        tensors = dict(_tensors(self.module))
-        carried = {f"{name} {at}": each for name in self.carried for at, each in enumerate(self.memory.tensors(name))}
+    def _get(self, section: str) -> Any:
         match section:
             case "tensors":
-                return _Section("the model", lambda: tensors, partial(_copy, tensors))
+                return dict(_tensors(self.module))
             case "optimizer":
-                return _Section("the optimizer", self.optimizer.state_dict, self.optimizer.load_state_dict)
+                return self.optimizer.state_dict()
             case "carried":
-                return _Section("the plan's buffers", lambda: carried, partial(_copy, carried))
+                return {name: list(self.memory.tensors(name)) for name in self.carried}
             case "random":
-                state_of, restore = partial(_random_state, self.device), partial(_set_random_state, self.device)
-                return _Section("the random numbers", state_of, restore)
+                return _random_state(self.device)
             case _:
-                return _Section("what `also` names", self._also, self._set_also)
+                return {name: each.state_dict() for name, each in self.also.items()}
 
-    def _also(self) -> dict[str, Any]:
-        return {name: each.state_dict() for name, each in self.also.items()}
+    def _set(self, section: str, found: Any) -> None:
+        match section:
+            case "tensors":
+                _copy(dict(_tensors(self.module)), found)
+            case "optimizer":
+                self.optimizer.load_state_dict(found)
+            case "carried":
+                for name in self.carried:
+                    _copy(dict(enumerate(self.memory.tensors(name))), dict(enumerate(found[name])))
+            case "random":
+                _set_random_state(found, self.device)
+            case _:
+                for name, each in self.also.items():
+                    each.load_state_dict(found[name])
 
-    def _set_also(self, found: Mapping[str, Any]) -> None:
-        for name, each in self.also.items():
-            each.load_state_dict(found[name])
 
-
-@dataclass(frozen=True, slots=True)
-class _Section:
-    """One section: its name for people, and how to get and set its state."""
-
-    name: str
-    get: Callable[[], Any]
-    set: Callable[[Any], object]
+_NAMES = {
+    "tensors": "the model",
+    "optimizer": "the optimizer",
+    "carried": "the plan's buffers",
+    "random": "the random numbers",
+    "also": "what `also` names",
+}
 
 
 def carried_buffers(plan: Plan) -> tuple[str, ...]:
@@ -179,7 +183,7 @@ def _random_state(device: torch.device) -> dict[str, Any]:
     }
 
 
-def _set_random_state(device: torch.device, found: dict[str, Any]) -> None:
+def _set_random_state(found: dict[str, Any], device: torch.device) -> None:
     torch.set_rng_state(found["torch"])
     if device.type == "cuda" and found["cuda"] is not None:
         torch.cuda.set_rng_state(found["cuda"], device)

@@ -228,9 +228,9 @@ class ProcessWorld:
     def _join(self, group: Group, timeout_s: float) -> Members:
         """Make the process groups of a partition; all ranks take part in making each of them."""
         mine: Members | None = None
-        all_ranks = tuple(range(self.world_size))
+        everybody = tuple(range(self.world_size))
         for ranks in map(tuple, group.members(self.world_size)):
-            if ranks == all_ranks:
+            if ranks == everybody:
                 assert dist.group.WORLD is not None
                 mine = Members(ranks, dist.group.WORLD)
                 continue

@@ -5,8 +5,8 @@ and submits every instance to the lane of its stream; a lane performs them in or
 instance waits for on other lanes.
 
 **A backward pass** is one call of autograd, but several operations of a plan: `Backward(bucket)` is done when the
-gradients of that bucket are. The thread that computes is then inside autograd, in the hook that completed the bucket.
-From there it ends this `Backward`, goes on with whatever the plan has next, and returns into autograd when
+gradients of that bucket are. Whoever performs compute operations is then inside autograd, in the hook that completed
+the bucket. From there it ends this `Backward`, goes on with whatever the plan has next, and returns into autograd when
 it has begun the next `Backward`. So a hook may launch collectives (the overlap), or compute something in between.
 
 **Who drives.** `Executor.run` performs all of a plan with a `Program`. A training loop of the user drives the executor
@@ -41,7 +41,7 @@ _CODES = {stream: code for code, stream in enumerate(ops.STREAMS)}
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The kinds of lanes that the streams of a rank become.
+    """How the streams of a rank are made.
 
     Args:
         device: Of computation.
@@ -56,7 +56,7 @@ class Lanes:
 
 
 class World(Protocol):
-    """Performs collectives with the other ranks, in processes or not."""
+    """Performs collectives, with whoever the other ranks are."""
 
     def perform(self, op: ops.Collective, memory: Memory) -> None:
         """Perform a collective; return when its result is there, or enqueued on a GPU."""
@@ -69,7 +69,7 @@ class Watch(Protocol):
     position: int
     """The last operation of the comm stream that has begun, as an instance index."""
     failed: threading.Event
-    """Set when the run has failed; then no wait goes on."""
+    """Set when the run has failed; then nobody waits any longer."""
 
     def check(self) -> None:
         """Raise RunError if the run has failed."""
@@ -262,7 +262,7 @@ class Executor:
         return isinstance(self._lanes["compute"], ThreadLane)
 
     def _computing(self) -> Iterator[Instance]:
-        """Return the instances still to come, as the thread that performs compute operations gets them."""
+        """Return where whoever performs compute operations finds what is next."""
         lane = self._lanes["compute"]
         return lane.instances() if isinstance(lane, ThreadLane) else self._order
 

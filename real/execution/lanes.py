@@ -1,4 +1,4 @@
-"""Lanes: each performs the operations of one stream of a rank, in order.
+"""Streams of one rank: whoever performs the operations of a stream, in order.
 
 A *thread lane* hands them to a thread of its own; that is a stream on a CPU, and whatever blocks its caller elsewhere
 (storage, collectives of gloo). A *direct lane* performs an operation at once in the thread that submits it: on a GPU
@@ -37,8 +37,8 @@ OnEnd = Callable[[Instance, Ended], None]
 _LOOK_S = 0.25  # how often a blocked thread looks whether the run has failed
 
 
-def _ignore(_instance: Instance, _ended: Ended) -> None:
-    """Take no note of an end."""
+def _nobody(_instance: Instance, _ended: Ended) -> None:
+    """Tell nobody of an end."""
 
 
 class Lane(abc.ABC):
@@ -49,7 +49,7 @@ class Lane(abc.ABC):
         on_end: Told of each instance that it has ended, or will have when the GPU gets there, before others are.
     """
 
-    def __init__(self, recorder: Notes, on_end: OnEnd = _ignore) -> None:
+    def __init__(self, recorder: Notes, on_end: OnEnd = _nobody) -> None:
         self._recorder, self._on_end = recorder, on_end
 
     @abc.abstractmethod
@@ -102,7 +102,7 @@ class ThreadLane(Lane):
         name: Of the thread.
         perform: What to do with each instance; runs in the thread.
         device: Of the tensors that it works on.
-        failed: Raises when the run has failed; then no wait goes on.
+        failed: Raises when the run has failed; nobody waits any longer then.
         on_error: Told about an exception of `perform`, after which the thread ends.
         recorder: For the times.
         on_end: See `Lane`.
@@ -117,7 +117,7 @@ class ThreadLane(Lane):
         failed: Callable[[], None],
         on_error: Callable[[BaseException], None],
         recorder: Notes,
-        on_end: OnEnd = _ignore,
+        on_end: OnEnd = _nobody,
     ) -> None:
         super().__init__(recorder, on_end)
         self._perform, self._device, self._failed, self._on_error = perform, device, failed, on_error
@@ -183,7 +183,7 @@ class ThreadLane(Lane):
 class DirectLane(Lane):
     """A stream whose operations the submitting thread performs at once."""
 
-    def __init__(self, perform: Perform, *, recorder: Notes, on_end: OnEnd = _ignore) -> None:
+    def __init__(self, perform: Perform, *, recorder: Notes, on_end: OnEnd = _nobody) -> None:
         super().__init__(recorder, on_end)
         self._perform = perform
 
@@ -203,7 +203,7 @@ class CudaLane(Lane):
         perform: Enqueues the kernels of an instance.
         stream: The CUDA stream.
         clock: Knows when events happened.
-        failed: Raises when the run has failed; then no wait goes on.
+        failed: Raises when the run has failed; nobody waits any longer then.
         recorder: For the times, which events bring.
         on_end: See `Lane`.
         new_event: Makes an event.
@@ -217,7 +217,7 @@ class CudaLane(Lane):
         clock: GpuClock,
         failed: Callable[[], None],
         recorder: Notes,
-        on_end: OnEnd = _ignore,
+        on_end: OnEnd = _nobody,
         new_event: NewEvent = timed_event,
     ) -> None:
         super().__init__(recorder, on_end)

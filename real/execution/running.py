@@ -4,8 +4,8 @@ import json
 import platform
 import socket
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from real.buffers.memory import Memory
+from real.collectives.byte_transfer import gather_rows
 from real.collectives.worlds import ProcessWorld, check_servers, groups_of, scratch_nbytes
 from real.execution.executor import Executor, Lanes
 from real.processes.heartbeat import Guard
@@ -34,7 +35,7 @@ _N_PROBES = 2000
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """The facts of a run beside its trace.
+    """What there is to know about a run beside its trace.
 
     Args:
         digest: Of the plan.
@@ -100,7 +101,7 @@ def perform(
     memory = Memory(plan, connection.device, buffers, scratch_nbytes=scratch_nbytes(plan))
     made = program(memory, guard.failed)
     meeting = f"{plan.name}: meeting before the first step"
-    with guard.explaining(meeting):
+    with explaining(guard, meeting):
         world = ProcessWorld(groups_of(plan), timeout_s=timeout_s)
     try:
         parts.mkdir(parents=True, exist_ok=True)
@@ -119,7 +120,7 @@ def perform(
         watch=guard,
     )
     precise_sleeps()
-    with guard.explaining(meeting):
+    with explaining(guard, meeting):
         world.warm_up(plan, connection.device)
         at_start = compare()
         start_s = common_start_s(at_start)
@@ -127,7 +128,7 @@ def perform(
     running.start_clock(start_s)
     running.run()
     connection.barrier("the end of the run")
-    with guard.explaining(f"{plan.name}: bringing the times together"):
+    with explaining(guard, f"{plan.name}: bringing the times together"):
         at_end = compare()
         source = f"real {connection.backend} on {connection.device.type}, {program_name}"
         trace = gather(recorder, plan, start_s=start_s, clocks=(at_start, at_end), source=source)
@@ -150,20 +151,34 @@ def forget(parts: Path, rank: int) -> None:
 
 
 class _ExplainedWorld:
-    """Says of a collective that failed which one it was, and which rank is to blame."""
+    """Says of a collective that failed which one it was, and who is to blame."""
 
     def __init__(self, world: ProcessWorld, guard: Guard, name: str) -> None:
         self._world, self._guard, self._name = world, guard, name
 
     def perform(self, op: Collective, memory: Memory) -> None:
-        with self._guard.explaining(f"{self._name}: {op_text(op)}"):
+        with explaining(self._guard, f"{self._name}: {op_text(op)}"):
             self._world.perform(op, memory)
+
+
+@contextmanager
+def explaining(guard: Guard, doing: str) -> Iterator[None]:
+    """Find out who is to blame where torch says that talking to others has failed."""
+    try:
+        yield
+    except RunError:
+        raise
+    except RuntimeError as error:  # torch's DistError is one
+        raise guard.explain(error, doing) from error
 
 
 def _report(
     connection: Connection, plan: Plan, program: str, trace: Trace | None, clocks: tuple[Clocks, Clocks]
 ) -> RunReport | None:
-    hosts = connection.exchange("names of the hosts", socket.gethostname())
+    mine = torch.zeros(64, dtype=torch.uint8)
+    name = socket.gethostname().encode()[:64]
+    mine[: len(name)] = torch.frombuffer(bytearray(name), dtype=torch.uint8)
+    hosts = [bytes(row.tolist()).rstrip(b"\0").decode() for row in gather_rows(mine)]
     if trace is None:
         return None
     tracing_s = _seconds_of_noting() * plan.n_instances

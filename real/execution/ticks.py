@@ -5,7 +5,7 @@ waits until the GPU has written the data, sleeps until the tick and then enqueue
 is how Horovod works. To hold up the CUDA stream instead, the host would have to know how long for when it enqueues the
 tick; and the host itself must not sleep, because it has the rest of the backward pass to enqueue.
 
-A wait for such a comm stream is a wait on the host, as `synchronize()` does in Horovod.
+Whoever waits for such a comm stream waits on the host, as `synchronize()` does in Horovod.
 
 Which tick it is, the engines' rule says: the first that is not before the latest end of what the tick comes after on
 other streams, `Instance.after`. That is the data, unless the comm stream had waited for it already, and what the host

@@ -29,7 +29,7 @@ Make: TypeAlias = Callable[[int], tuple[nn.Module, torch.optim.Optimizer]]
 
 @dataclass(frozen=True, slots=True)
 class VirtualResult:
-    """The results of training.
+    """What training has left behind.
 
     Args:
         parameters: Trained parameters of every rank in the order of `module.parameters()`, `[world_size, n]`.

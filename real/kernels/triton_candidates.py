@@ -40,7 +40,7 @@ _SIZES = ("k", "span_size", "n_spans")  # no kernel of its own for a size that 1
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes of pieces."""
+    """How large pieces are to be."""
 
     tile: int = 4096
     """Entries that a program reads at once, a power of two of at least 256."""

@@ -83,14 +83,14 @@ _LEARNING_RATE, _MOMENTUM = 0.01, 0.9
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """The model, loss, optimizer and data that one rank trains with.
+    """All that one rank trains with.
 
     Args:
         module: On its device, in its dtype, in training mode.
         loss: (output of the module, targets) -> mean over the batch.
         optimizer: Of all parameters of `module`.
         batch: (step, rank) -> inputs and targets, views of host memory, pinned if the device is a GPU.
-        n_classes: Targets are 0 to n_classes - 1; None if any will do, which cannot be checked then.
+        n_classes: Targets are 0 to n_classes - 1; None if any will do, which nobody can check then.
     """
 
     module: nn.Module

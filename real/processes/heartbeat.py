@@ -1,6 +1,6 @@
 """Heartbeats: know which rank has failed, and say so instead of hanging.
 
-A collective that never ends looks the same on every rank, whichever is to blame. So each rank beats: twice a second a
+A collective that never ends looks the same on every rank, whoever is to blame. So each rank beats: twice a second a
 thread writes into the store how far its rank is and whether it is well, and reads what the others wrote. From this
 table a rank learns, within seconds and without any collective, that another one has
 
@@ -143,7 +143,7 @@ class Guard:
         self._leaving = False
         self._said: Literal["alive", "failed", "done"] = "alive"
         self._lock = threading.Lock()
-        self._called = threading.Event()  # all have answered the roll call
+        self._called = threading.Event()  # everybody has answered the roll call
         self._over = threading.Event()
         self._wake = threading.Event()
         self._beaten = threading.Condition()
@@ -177,7 +177,7 @@ class Guard:
         self._blame(self._own_failure)
 
     def explain(self, error: BaseException | None, doing: str) -> RunError:
-        """Find out which rank is to blame, waiting a few seconds for the news.
+        """Find out who is to blame, waiting a few seconds for the news.
 
         Args:
             error: what a collective raised; None where a wait timed out.
@@ -196,18 +196,8 @@ class Guard:
         reason = f"{type(error).__name__}: {error}" if error else "timed out"
         return RunError(f"{doing}: {reason} (every rank lives, all at operation {self.position})")
 
-    @contextmanager
-    def explaining(self, doing: str) -> Iterator[None]:
-        """Find out which rank is to blame where torch says that talking to others has failed."""
-        try:
-            yield
-        except RunError:
-            raise
-        except RuntimeError as error:  # torch's DistError is one
-            raise self.explain(error, doing) from error
-
     def leave(self) -> None:
-        """Say the last words and stop watching; the host of the store waits a while for the others to read them."""
+        """Say the last words and stop watching; whoever hosts the store waits a while for the others to read them."""
         counts = {rank: beat.count for rank, beat in self._table.items()}
         self._leaving = True
         if self._said == "alive" and time.monotonic() - self._last_beat_s < LAST_WORDS_S:
@@ -254,7 +244,7 @@ class Guard:
             self._wake.clear()
 
     def _finished(self) -> bool:
-        """Return whether this rank has said its last words, or the host of the store has ended."""
+        """Return whether this rank has said its last words, or nobody is left to host the store."""
         if self._store_rank == self._me.rank:
             return False
         host = None if self._store_rank is None else self._table.get(self._store_rank)

@@ -1,4 +1,4 @@
-"""The place of this process among the ranks, and a store that all ranks reach.
+"""Where this process stands, and a store that all ranks reach.
 
 Where torchrun's agent does not host the store (`TORCHELASTIC_USE_AGENT_STORE`), rank 0 does. All keys carry the count
 of restarts, so that a restarted run never reads what the one before it wrote.

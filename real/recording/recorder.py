@@ -1,4 +1,4 @@
-"""The times of what a rank did, written to a file as it happens, so that a rank that is killed leaves what it had.
+"""What one rank did when, written to a file as it happens, so that a rank that is killed leaves what it had.
 
 The file is a .npy of float64 `[3, n_instances]` (ready, start, end), mapped into memory: the kernel keeps what was
 written even if the process is gone. Times are of the rank's own monotonic clock; `gather` brings those of all ranks to
@@ -68,7 +68,7 @@ class Notes(Protocol):
 
 
 class Silent:
-    """Takes no notes: a run without a trace needs no memory for them."""
+    """Takes no notes: a run that nobody looks at afterwards needs no memory for them."""
 
     def begin(self, index: int, at_s: float) -> None:
         """Do nothing."""
@@ -105,7 +105,7 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class RecordedPart:
-    """The facts that belong to the times that one rank has noted.
+    """What belongs to the times that one rank has noted.
 
     Args:
         rank: Whose they are.

@@ -13,7 +13,7 @@ from contextlib import suppress
 _PR_SET_TIMERSLACK = 29
 _SLACK_NS = 1
 _LEARNING = 0.1
-_MOST_LATE_S = 2e-4  # a later one was held up by others, which is no habit
+_MOST_LATE_S = 2e-4  # who is later was held up by others, which is no habit
 
 
 def now_s() -> float:
@@ -82,7 +82,7 @@ def share_cores(n_processes: int) -> None:
         n_processes: Of this kind on this machine.
     """
     if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
-        return  # the user has chosen already
+        return  # somebody has chosen already
     if 2 * n_processes > (os.cpu_count() or 1):
         with suppress(PermissionError):  # a container may forbid it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -91,8 +91,8 @@ def share_cores(n_processes: int) -> None:
 def give_way() -> None:
     """Put the calling thread behind those that began it, where priorities are real-time; elsewhere do nothing.
 
-    A thread that wakes up does not interrupt another one of its priority. So where a machine plays several, one that
-    decodes for 10 ms holds up one that should compute or communicate; on machines of their own, they had a core each.
+    A thread that wakes up does not interrupt another one of its priority, so where a machine plays several, who decodes
+    for 10 ms holds up whoever should compute or communicate meanwhile. On machines of their own, they had a core each.
     """
     if sys.platform != "linux" or os.sched_getscheduler(0) not in (os.SCHED_RR, os.SCHED_FIFO):
         return

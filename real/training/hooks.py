@@ -14,7 +14,7 @@ leaves it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import final
@@ -32,7 +32,7 @@ from simdist.plan import Body, Instance, Plan, ops
 
 
 class _At(Enum):
-    """A place in a step of the loop."""
+    """Where in a step the loop is."""
 
     BEGIN = "before the forward pass"
     FORWARD = "in the forward pass"
@@ -110,7 +110,7 @@ class Hooks:
 
     @property
     def where(self) -> str:
-        """The place in the step, in words."""
+        """Where in a step the loop is, in words."""
         return self._at.value
 
     def _forward_begins(self, module: nn.Module, _inputs: object) -> None:
@@ -207,7 +207,7 @@ class Hooks:
     def _check_was_zeroed(self, parameter: Tensor) -> None:
         """Refuse the first gradient of a pass that was added to one of the step before.
 
-        A gradient that stayed lies in its bucket, and since the last update only autograd has written there.
+        A gradient that stayed lies in its bucket, and since the last update nobody but autograd has written there.
         """
         gradient = parameter.grad
         if gradient is not None and self._versions.get(_storage(gradient)) == gradient._version - 1:
@@ -224,8 +224,14 @@ class Hooks:
                 f"where they are synchronised; do that before"
             )
 
-    def _explained(self) -> AbstractContextManager[None]:
-        return self._ranks.explaining(f"step {self.step}")
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except RunError:
+            raise
+        except RuntimeError as error:
+            raise self._ranks.explain(error, f"step {self.step}") from error
 
 
 def _tensors_in(output: object) -> Iterator[Tensor]:

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from real.buffers.memory import DTYPES
 from real.collectives.worlds import check_servers
 from real.programs.binding import trained_parameters
 from real.programs.optimizers import Lars
@@ -22,12 +21,17 @@ from simdist.proof import prove
 from simdist.runs import run_directory
 from simdist.schedules import Job, Schedule
 
-_DTYPES: Mapping[torch.dtype, DType] = {dtype: name for name, dtype in DTYPES.items() if dtype.is_floating_point}
+_DTYPES: Mapping[torch.dtype, DType] = {
+    torch.float64: "float64",
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """The loop that needs a plan.
+    """What a plan is wanted for.
 
     Args:
         module: Whose parameters.

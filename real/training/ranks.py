@@ -1,5 +1,6 @@
 """The other ranks, as a user's script meets them: connected by us under torchrun, or by the script itself."""
 
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -41,17 +42,17 @@ class Ranks:
 
     @property
     def rank(self) -> int:
-        """The number of this rank."""
+        """Who this is."""
         return dist.get_rank()
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """How many there are."""
         return dist.get_world_size()
 
     @property
     def backend(self) -> str:
-        """The library that moves tensors on `device`."""
+        """What moves tensors on `device`."""
         return "gloo" if self.collectives_block else "nccl"
 
     @property
@@ -68,8 +69,10 @@ class Ranks:
         if self.connection:
             self.connection.agree(what, value)
             return
-        values = self.exchange(what, value)
-        strays = [rank for rank, each in enumerate(values) if each != values[0]]
+        text = f"{what}: {value}".encode()
+        row = torch.frombuffer(bytearray(hashlib.sha256(text).digest()), dtype=torch.uint8)
+        rows = byte_transfer.gather_rows(row)
+        strays = [rank for rank, each in enumerate(rows) if not torch.equal(each, rows[0])]
         if strays:
             raise RunError(f"{what} must be the same on every rank: {ranks_have(strays)} another than rank 0")
 
@@ -89,17 +92,11 @@ class Ranks:
         rows = byte_transfer.gather_rows(mine)
         return [bytes(row.tolist()).rstrip(b"\0").decode() for row in rows]
 
-    @contextmanager
-    def explaining(self, doing: str) -> Iterator[None]:
-        """Turn what a collective raises into an error that names the rank that is to blame, as far as that is known."""
-        try:
-            yield
-        except RunError:
-            raise
-        except RuntimeError as error:
-            if self.connection:
-                raise self.connection.guard.explain(error, doing) from error
-            raise RunError(f"{doing}: {type(error).__name__}: {error}") from error
+    def explain(self, error: BaseException, doing: str) -> RunError:
+        """Turn what a collective raised into an error that names who is to blame, as far as that is known."""
+        if self.connection:
+            return self.connection.guard.explain(error, doing)
+        return RunError(f"{doing}: {type(error).__name__}: {error}")
 
     def patient_group(self) -> dist.ProcessGroup | None:
         """Make a group of all ranks for tensors of the host that waits for half an hour; all ranks take part."""
@@ -113,8 +110,10 @@ class Ranks:
             RunError: Says so.
         """
         guard = self.connection.guard if self.connection else None
-        with self.explaining(doing):
+        try:
             bounded(function, _PATIENCE_S, lambda: f"{doing} has taken more than {_PATIENCE_S:g} s", guard)
+        except RuntimeError as error:
+            raise error if isinstance(error, RunError) else self.explain(error, doing) from error
 
 
 @contextmanager
@@ -127,7 +126,7 @@ def meet_ranks(device: torch.device, timeout_s: float, environ: Mapping[str, str
         environ: What torchrun has set.
 
     Raises:
-        RunError: A rank is missing; the model is on a GPU that other ranks use; the script's process group cannot
+        RunError: Somebody is missing; the model is on a GPU that other ranks use; the script's process group cannot
             move what there is to move.
     """
     if dist.is_available() and dist.is_initialized():
@@ -146,7 +145,7 @@ def meet_ranks(device: torch.device, timeout_s: float, environ: Mapping[str, str
 
 @dataclass(slots=True)
 class _Unguarded:
-    """A watch over ranks that the script has connected itself: there is none."""
+    """Watches nobody."""
 
     position: int = 0
     failed: threading.Event = field(default_factory=threading.Event)

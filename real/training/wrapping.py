@@ -141,22 +141,22 @@ class Worker:
 
     @property
     def rank(self) -> int:
-        """The number of this rank, from 0."""
+        """Who this is, from 0."""
         return self._ranks.rank
 
     @property
     def world_size(self) -> int:
-        """Ranks in all."""
+        """How many ranks there are."""
         return self._ranks.world_size
 
     @property
     def device(self) -> torch.device:
-        """The device of the model."""
+        """Where the model is."""
         return self._ranks.device
 
     @property
     def plan(self) -> Plan:
-        """The plan that is performed."""
+        """What is performed."""
         return self._plan
 
     @property

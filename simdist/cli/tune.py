@@ -125,7 +125,7 @@ def command(
     output: Path | None,
     write: Path | None,
     plot: Path | None,
-    **given: Any,
+    **search: Any,
 ) -> None:
     """Find the fastest schedule for a scenario, within limits.
 
@@ -140,7 +140,7 @@ def command(
         global_every, tuple(map(_pair, group_every)), *(_size(option, text) for option, text in sizes.items())
     )
     extras = Extras(only, _density(min_density), "fp16" in allow, "servers" in allow)
-    wanted = TuneOptions(constraints, extras, **given)
+    wanted = TuneOptions(constraints, extras, **search)
     scenario = inputs.read_scenario(session, name, is_compared=True)
     reference = baseline_of(scenario, wanted.baseline)
     _warn(session, scenario, wanted)

@@ -132,9 +132,9 @@ def test_page_shows_the_recorded_results() -> None:
     assert insert_tables(page, RUN.tables(found[: len(RUN.CASES)], found[len(RUN.CASES) :])) == page
 
 
-def test_front_page_shows_the_recorded_results() -> None:
+def test_page_on_trust_shows_the_recorded_results() -> None:
     found = RUN.recorded(CASES)
-    page = RUN.FRONT_PAGE.read_text(encoding="utf-8")
+    page = RUN.TRUST_PAGE.read_text(encoding="utf-8")
     assert insert_tables(page, RUN.front_page(found[: len(RUN.CASES)], found[len(RUN.CASES) :])) == page
 
 

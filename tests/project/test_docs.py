@@ -47,7 +47,9 @@ MARKDOWN = sorted(
 PAGES = [path for path in MARKDOWN if path == ROOT / "README.md" or path.is_relative_to(ROOT / "docs")]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.yaml"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
-PROGRAM = re.compile(r"^(?:\$ |    )?(?:\.venv/bin/)?(simdist|torchrun|python -m real[\w.]*) (.*)$")
+PROGRAM = re.compile(
+    r"^(?:\$ |    )?(?:OMP_NUM_THREADS=1 )?(?:\.venv/bin/)?(simdist|torchrun|python -m real[\w.]*) (.*)$"
+)
 
 
 def relative(path: Path) -> str:
@@ -111,7 +113,9 @@ class Block:
 def blocks(text: str) -> Iterator[Block]:
     fenced = [(match.start(2), match.end(2), match[1]) for match in FENCE.finditer(text)]
     found = [(start, end, language) for start, end, language in fenced]
-    for match in re.finditer(r"^    (?:\.venv/bin/)?(?:simdist|torchrun|python -m real[\w.]*) .*$", text, re.M):
+    for match in re.finditer(
+        r"^    (?:OMP_NUM_THREADS=1 )?(?:\.venv/bin/)?(?:simdist|torchrun|python -m real[\w.]*) .*$", text, re.M
+    ):
         if not any(start <= match.start() < end for start, end, _ in fenced):
             found.append((match.start(), match.end(), "indented"))
     for start, end, language in sorted(found):
@@ -472,5 +476,5 @@ def updated(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    for page in (page for page in PAGES if page.name != "README.md"):
+    for page in PAGES:
         page.write_text(updated(page), encoding="utf-8")
