@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from simdist.report.figures import literal_text, shortened
+from simdist.report.figures import literal_text, shortened, tidy
 from simdist.report.palette import BLACK, BLUE, GREY, VERMILLION, time_unit
 from simdist.tune.evaluating import Finalist
 from simdist.tune.tuning import Tuned
@@ -39,7 +39,7 @@ def front_figure(tuned: Tuned) -> "Figure":
         )
         shown = [each for each in tuned.finalists if math.isfinite(each.facts.global_gap)]
         _draw_finalists(axes, shown, scale)
-        _tidy(axes, sorted({int(each.facts.global_gap) for each in shown}), scale_unit)
+        _label(axes, sorted({int(each.facts.global_gap) for each in shown}), scale_unit)
         lines = (tuned.runs.scenario.name, tuned.verdict.sentence)
         heading = "\n".join(shortened(line, most=_TITLE_CHARACTERS) for line in lines)
         axes.set_title(heading, loc="left", fontsize="medium", fontweight="bold")
@@ -87,7 +87,7 @@ def _half_s(finalist: Finalist) -> float:
     return (interval_s[1] - interval_s[0]) / 2 if interval_s else 0.0
 
 
-def _tidy(axes: "Axes", gaps: list[int], unit: str) -> None:
+def _label(axes: "Axes", gaps: list[int], unit: str) -> None:
     axes.set_xscale("log", base=2)
     ticks = gaps if len(gaps) <= _MOST_TICKS else gaps[:: math.ceil(len(gaps) / _MOST_TICKS)]
     axes.set_xticks(ticks, [str(gap) for gap in ticks])
@@ -96,6 +96,4 @@ def _tidy(axes: "Axes", gaps: list[int], unit: str) -> None:
     axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
     axes.set_xlabel("steps from one exchange of all ranks to the next")
     axes.set_ylabel(f"{unit} per step")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(color="#DDDDDD", linewidth=0.8)
-    axes.set_axisbelow(True)
+    tidy(axes)

@@ -69,7 +69,7 @@ def read_sweep(folder: Path, *, baseline: str | None = None) -> Table:
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a design; a line that is damaged would be a row that nobody misses."""
+    """Yield the lines of a design; a damaged line is an error, because its row would be missing unnoticed."""
     try:
         with path.open("rb") as file:
             for line in file:
@@ -98,7 +98,7 @@ def _header(line: Mapping[str, Any], path: Path) -> _Header:
 
 
 def _damaged(path: Path) -> RunError:
-    return RunError(f"{path}: is damaged: run `simdist sweep` into {path.parent} again, which writes it anew")
+    return RunError(f"{path}: is damaged: run `simdist sweep` into {path.parent} again, which writes a new one")
 
 
 def _results(

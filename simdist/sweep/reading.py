@@ -40,11 +40,9 @@ def _check_vary(value: object) -> object:
 
 
 def _check_cases(value: object) -> object:
-    wrong = (
-        value if not isinstance(value, list) else next((each for each in value if not isinstance(each, dict)), value)
-    )
-    if wrong is not value or not isinstance(value, list):
-        raise ValueError(f"{shown(wrong)}: write a list of mappings, such as `- {{name: two, cluster.nodes: 2}}`")
+    for each in value if isinstance(value, list) else [value]:
+        if not isinstance(value, list) or not isinstance(each, dict):
+            raise ValueError(f"{shown(each)}: write a list of mappings, such as `- {{name: two, cluster.nodes: 2}}`")
     return value
 
 

@@ -2,7 +2,7 @@
 
 (() => {
   const data = document.getElementById("stragglers-data");
-  if (!data) return; /* nobody waited in any run */
+  if (!data) return; /* no rank waited in any run */
 
   const element = (name) => document.getElementById(`heat-${name}`);
   const root = document.documentElement;

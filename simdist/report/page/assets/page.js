@@ -7,7 +7,7 @@
   const button = document.getElementById("theme");
   const NEXT = { automatic: "dark", dark: "light", light: "automatic" };
 
-  /* Canvases do not follow style sheets; whoever has one listens. */
+  /* Canvases do not follow style sheets; each script that draws on one listens. */
   const tell = () => document.dispatchEvent(new Event("themechange"));
 
   function chooseTheme(name) {
