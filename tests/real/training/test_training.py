@@ -15,18 +15,13 @@ from trainings import Training, by_plan
 from simdist.cli import main
 from simdist.errors import UnsupportedError
 from simdist.plan import AllReduce, Backward, Delay, Optimize, Plan, Run, Select, Tick, occurrences, save
-from simdist.schedules import (
-    GTopK,
-    HierarchicalSGD,
-    HiTopK,
-    LocalSGD,
-    NaiveAllGather,
-    ParameterServer,
-    Schedule,
-    Sync,
-    Torus,
-)
+from simdist.schedules import HierarchicalSGD, LocalSGD, Schedule, Sync
 from simdist.schedules.fusion import Fusion, fuse
+from simdist.schedules.gtopk import GTopK
+from simdist.schedules.hitopk import HiTopK
+from simdist.schedules.naive_ag import NaiveAllGather
+from simdist.schedules.parameter_server import ParameterServer
+from simdist.schedules.torus import Torus
 from simdist.traces.trace import Trace
 
 real_hooks = pytest.importorskip("real.training.hooks")
