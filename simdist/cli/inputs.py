@@ -18,7 +18,6 @@ from simdist.scenario import Cluster, Scenario, load_cluster, presets
 from simdist.schedules import Schedule
 from simdist.settings.base import nearest, shown
 from simdist.studies.comparison import find_label
-from simdist.studies.resampling import longest_period, runs_of
 
 TRACES = {"simulated": run_directory.SIMULATED, "real": run_directory.REAL}
 """Files of a run directory, by what options call them."""
@@ -80,7 +79,11 @@ def read_scenario(session: Session, name: str, *, is_compared: bool = False) -> 
             raise ScenarioError(f"{name}: there is no such file, nor a preset of that name: {nearest(name, known)}")
         path = presets.path("scenarios", name)
     scenario = scenarios.load(path)
-    run = runs_of(scenario, longest_period(scenario, scenario.schedules)).scenario if is_compared else scenario
+    run = scenario
+    if is_compared:
+        from simdist.studies.resampling import longest_period, runs_of
+
+        run = runs_of(scenario, longest_period(scenario, scenario.schedules)).scenario
     for warning in run.warnings:
         session.say(f"warning: {name}: {warning}")
     return scenario

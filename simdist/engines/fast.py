@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost.prices import Costs, Local, Shared, Varying
-from simdist.engines.recurrence import Meeting, Price, Progress, Recurrence, Times
+from simdist.engines.recurrence import GroupMeeting, Price, Progress, Recurrence, Times
 from simdist.errors import UnsupportedError
 from simdist.plan import COLLECTIVES, Op, Plan, op_text
 from simdist.plan.delays import Delays, DelaySource, DrawnDelays, check_delays
@@ -112,9 +112,9 @@ def _prices(plan: Plan, costs: Costs, n_seeds: int) -> dict[Op, Price]:
                 prices[op] = cost.seconds
             case Shared() if op in costs.contested:
                 seconds, check = contention.seconds(op), partial(contention.check, op)
-                prices[op] = Meeting.of(cost.group, plan.world_size, n_seeds, seconds=seconds, check=check)
+                prices[op] = GroupMeeting.of(cost.group, plan.world_size, n_seeds, seconds=seconds, check=check)
             case Shared():
-                prices[op] = Meeting.of(cost.group, plan.world_size, n_seeds, seconds=cost.alone_s)
+                prices[op] = GroupMeeting.of(cost.group, plan.world_size, n_seeds, seconds=cost.alone_s)
     return prices
 
 

@@ -48,7 +48,7 @@ class Durations(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
+class GroupMeeting:
     """An operation that each group starts with its last member.
 
     Args:
@@ -72,7 +72,7 @@ class Meeting:
         *,
         seconds: float | Times = 0.0,
         check: Callable[[Times, Times, int], None] | None = None,
-    ) -> "Meeting":
+    ) -> "GroupMeeting":
         """Return the meeting of groups that take `seconds`: one number, or `[n_groups]`."""
         n_blocks, size, stride = group.shape(world_size)
         if isinstance(seconds, np.ndarray):
@@ -95,8 +95,8 @@ class Meeting:
         return spread
 
 
-Price: TypeAlias = float | Times | Meeting
-_Instruction: TypeAlias = tuple[Template, int, tuple[int, ...], float | Times | None, Meeting | None]
+Price: TypeAlias = float | Times | GroupMeeting
+_Instruction: TypeAlias = tuple[Template, int, tuple[int, ...], float | Times | None, GroupMeeting | None]
 """Template, row of its predecessor, rows of what it comes after, seconds (None: nothing is added), meeting."""
 
 
@@ -173,7 +173,7 @@ class Recurrence:
             first = 0 if template.previous is None else _place(at - template.previous, carried)
             others = tuple(_place(at - back, carried) for back in template.after)
             price = self._prices.get(template.op)
-            if isinstance(price, Meeting):
+            if isinstance(price, GroupMeeting):
                 program.append((template, first, others, price.seconds, price))
             else:
                 program.append((template, first, others, _column(price), None))
@@ -209,7 +209,7 @@ class Recurrence:
             index += 1
 
     def _meet(
-        self, meeting: Meeting, seconds: float | Times | None, ready: Times, out: Times | None, step: int
+        self, meeting: GroupMeeting, seconds: float | Times | None, ready: Times, out: Times | None, step: int
     ) -> tuple[Times, Times]:
         """Start each group with its last member; return starts (unless only ends are kept) and ends."""
         starts = meeting.last_of_groups(ready)

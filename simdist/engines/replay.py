@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.engines.recurrence import Durations, Meeting, Price, Progress, Recurrence, Times
+from simdist.engines.recurrence import Durations, GroupMeeting, Price, Progress, Recurrence, Times
 from simdist.errors import TraceError
 from simdist.plan import COLLECTIVES, Op, Plan, Tick, op_text, stream_of
 from simdist.plan.walk import Template, stretches
@@ -74,7 +74,7 @@ def timing(trace: Trace) -> Timing:
             gaps_s[rows] = 0.0 if isinstance(template.op, Tick) else np.maximum(began_s - free_s, 0.0)
             start_s = trace.start_s[rows]
             if isinstance(template.op, COLLECTIVES):
-                meeting = Meeting.of(template.op.group, plan.world_size, len(began_s))
+                meeting = GroupMeeting.of(template.op.group, plan.world_size, len(began_s))
                 start_s = meeting.of_ranks(meeting.last_of_groups(began_s.T)).T
             durations_s[rows] = np.maximum(trace.end_s[rows] - start_s, 0.0)
     return Timing(gaps_s if gaps_s.any() else None, durations_s)
@@ -95,7 +95,7 @@ def replay(
         progress: Called with the number of steps done.
     """
     collectives = (op for body in plan.bodies for op in body if isinstance(op, COLLECTIVES))
-    prices: dict[Op, Price] = {op: Meeting.of(op.group, plan.world_size, n_variants) for op in collectives}
+    prices: dict[Op, Price] = {op: GroupMeeting.of(op.group, plan.world_size, n_variants) for op in collectives}
     Recurrence(plan, n_variants, prices, durations=durations, observer=observer).run(stretches(plan), progress)
 
 

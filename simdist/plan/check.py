@@ -8,7 +8,6 @@ from typing import NoReturn, assert_never
 
 from simdist.errors import PlanError
 from simdist.plan import Buffer, Dataset, Group, Plan, op_text, ops
-from simdist.plan.check_dataset import dataset_problems, load_problems, stage_in_problems
 from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.plan.text import body_text
@@ -52,6 +51,8 @@ def _plan_problems(plan: Plan) -> Iterator[str]:
     for buffer in plan.buffers:
         yield from (f"buffer {buffer.name!r}: {problem}" for problem in _buffer_problems(buffer))
     if plan.dataset:
+        from simdist.plan.check_dataset import dataset_problems
+
         yield from (f"data set: {problem}" for problem in dataset_problems(plan.dataset, plan.world_size))
     for place, run in enumerate(plan.order):
         for number in run.bodies:
@@ -105,9 +106,13 @@ def _place_problems(op: ops.Op, buffers: dict[str, Buffer]) -> Iterator[str]:
 
 
 def _data_problems(op: ops.Op, buffers: dict[str, Buffer], dataset: Dataset | None) -> Iterator[str]:
+    if not isinstance(op, ops.Load | ops.StageIn):
+        return
+    from simdist.plan.check_dataset import load_problems, stage_in_problems
+
     if isinstance(op, ops.Load):
         yield from load_problems(op, buffers[op.dst], dataset)
-    if isinstance(op, ops.StageIn):
+    else:
         yield from stage_in_problems(op, dataset)
 
 

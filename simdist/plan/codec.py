@@ -133,7 +133,7 @@ def _adapter() -> "TypeAdapter[Any]":
     tagged: Any = Annotated[any_op, Discriminator(tag)]
 
     @dataclass
-    class Document:
+    class PlanDocument:
         format: Literal["simdist-plan-1"]
         name: str
         world_size: int
@@ -142,7 +142,7 @@ def _adapter() -> "TypeAdapter[Any]":
         order: tuple[Run, ...]
         dataset: Dataset | None = None
 
-    return TypeAdapter(Document)
+    return TypeAdapter(PlanDocument)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

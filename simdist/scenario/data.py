@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from pydantic import Field, PlainSerializer, PlainValidator, ValidationInfo, model_validator
 
 from simdist.errors import ScenarioError
-from simdist.plan.index import parse_entries
 from simdist.plan.plan import MAX_FILE_NBYTES, MAX_NBYTES, MAX_SAMPLES, Eviction, Shuffle
 from simdist.scenario import portable
 from simdist.schedules.job import Policy
@@ -71,6 +70,8 @@ def read_sizes(path: Path) -> tuple[int, ...]:
         content = path.read_bytes()
     except OSError as error:
         raise ScenarioError(f"cannot read {shown(str(path))}: {error.strerror or error}") from None
+    from simdist.plan.index import parse_entries
+
     sizes = tuple(entry.nbytes for entry in parse_entries(content, where=str(path)))
     if not sizes:
         raise ScenarioError(f"{path} lists no file")

@@ -24,7 +24,7 @@ from simdist.scenario.disturbances import KINDS, Disturbance, Recorded
 from simdist.scenario.loading import SettingsT, path_text, read_text, validated
 from simdist.scenario.unused_settings import unused_settings
 from simdist.scenario.workload import Workload
-from simdist.schedules import GradientSchedule, Schedule, kinds
+from simdist.schedules import GradientSchedule, Schedule, kinds, kinds_in_module
 from simdist.schedules.job import Policy, uses_disk, uses_memory
 from simdist.settings.base import Fault, FromFile, Settings, choose, refuse, shown
 from simdist.settings.units import Whole
@@ -112,7 +112,8 @@ def _choose_disturbance(value: object, info: ValidationInfo) -> Disturbance:
 
 
 def _choose_schedule(value: object, info: ValidationInfo) -> Schedule:
-    schedule: Schedule = choose(value, kinds(), info)
+    kind = value.get("kind") if isinstance(value, dict) else None
+    schedule: Schedule = choose(value, kinds_in_module(kind) or kinds(), info)
     cluster = info.data.get("cluster")
     problems = schedule.problems(cluster.world_size, cluster.gpus_per_node) if cluster else []
     workload = info.data.get("workload")

@@ -36,6 +36,7 @@ __all__ = [
     "Schedule",
     "Sync",
     "kinds",
+    "kinds_in_module",
 ]
 
 __getattr__ = _exporting(__name__, _MODULE_OF)
@@ -53,16 +54,33 @@ def kinds() -> "dict[str, type[Schedule]]":
 @functools.lru_cache(maxsize=4)
 def _kinds(folders: tuple[tuple[str, int], ...]) -> "dict[str, type[Schedule]]":
     """Look at every module of the package; `folders` and when they changed tell whether there are others by now."""
-    from simdist.schedules.base import Schedule
-
     found: dict[str, type[Schedule]] = {}
     for module in pkgutil.iter_modules(__path__, f"{__name__}."):
-        for value in vars(importlib.import_module(module.name)).values():
-            if inspect.isclass(value) and issubclass(value, Schedule) and not inspect.isabstract(value):
-                kind = value.model_fields["kind"].default
-                if found.setdefault(kind, value) is not value:
-                    raise TypeError(f"{value.__module__} and {found[kind].__module__} both define schedule {kind!r}")
+        for kind, value in _defined_in(module.name).items():
+            if found.setdefault(kind, value) is not value:
+                raise TypeError(f"{value.__module__} and {found[kind].__module__} both define schedule {kind!r}")
     return dict(sorted(found.items()))
+
+
+def kinds_in_module(kind: object) -> "dict[str, type[Schedule]]":
+    """Return what `kinds` has for a kind that its module is called after, and nothing for others.
+
+    A scenario names two or three schedules; the others need not be imported to read it.
+
+    >>> list(kinds_in_module("sync")), kinds_in_module("parts"), kinds_in_module(["sync"])
+    (['sync'], {}, {})
+    """
+    modules = {module.name for module in pkgutil.iter_modules(__path__)}
+    found = _defined_in(f"{__name__}.{kind}") if isinstance(kind, str) and kind in modules else {}
+    return {name: value for name, value in found.items() if name == kind}
+
+
+def _defined_in(module: str) -> "dict[str, type[Schedule]]":
+    from simdist.schedules.base import Schedule
+
+    classes = (value for value in vars(importlib.import_module(module)).values() if inspect.isclass(value))
+    schedules = (value for value in classes if issubclass(value, Schedule) and not inspect.isabstract(value))
+    return {value.model_fields["kind"].default: value for value in schedules}
 
 
 def _changed_ns(folder: str) -> int:

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.caching import look_up
 from simdist.errors import TraceError
 from simdist.plan import LEVELS, Plan
 from simdist.settings.units import format_nbytes
@@ -95,6 +94,8 @@ def expected(plan: Plan) -> Reads:
     Raises:
         TraceError: The plan has no data set, or may read more bytes than can be counted.
     """
+    from simdist.caching import look_up
+
     dataset = plan.dataset
     if dataset is None:
         raise TraceError(f"plan {plan.name} has no data set, so no samples are counted")
