@@ -45,34 +45,34 @@ def collective_transfer(call: Call, library: "Library", capacity_Bps: NDArray[np
         case "auto":
             return _chosen_by(library, call, capacity_Bps)
         case "ring":
-            from simdist.cost.algorithms.ring import ring
+            from simdist.cost.algorithms import ring
 
-            return move(ring(call))
+            return move(ring.ring(call))
         case "tree":
-            from simdist.cost.algorithms.tree import tree
+            from simdist.cost.algorithms import tree
 
-            return move(tree(call))
+            return move(tree.tree(call))
         case "double_tree":
-            from simdist.cost.algorithms.double_tree import double_tree
+            from simdist.cost.algorithms import double_tree
             from simdist.cost.algorithms.nccl import nccl_tree
 
-            return move(double_tree(call)) if library == "gloo" else nccl_tree(call, library, capacity_Bps)
+            return move(double_tree.double_tree(call)) if library == "gloo" else nccl_tree(call, library, capacity_Bps)
         case "halving_doubling":
-            from simdist.cost.algorithms.halving_doubling import halving_doubling
+            from simdist.cost.algorithms import halving_doubling
 
-            return move(halving_doubling(call))
+            return move(halving_doubling.halving_doubling(call))
         case "direct":
-            from simdist.cost.algorithms.direct import direct
+            from simdist.cost.algorithms import direct
 
-            return move(direct(call))
+            return move(direct.direct(call))
         case "hierarchical":
-            from simdist.cost.algorithms.hierarchical import hierarchical
+            from simdist.cost.algorithms import hierarchical
 
-            return move(hierarchical(call))
+            return move(hierarchical.hierarchical(call))
         case "server":
-            from simdist.cost.algorithms.server import server
+            from simdist.cost.algorithms import server
 
-            return move(server(call))
+            return move(server.server(call))
         case _:
             assert_never(call.op.algorithm)
 
@@ -82,9 +82,9 @@ def _chosen_by(library: "Library", call: Call, capacity_Bps: NDArray[np.float64]
         case "nccl" | "nccl_simple":
             return _chosen_by_nccl(library, call, capacity_Bps)
         case "gloo":
-            from simdist.cost.algorithms.gloo import gloo
+            from simdist.cost.algorithms import gloo
 
-            return call.topology.transfer(gloo(call))
+            return call.topology.transfer(gloo.gloo(call))
         case _:
             assert_never(library)
 
@@ -92,9 +92,9 @@ def _chosen_by(library: "Library", call: Call, capacity_Bps: NDArray[np.float64]
 def _chosen_by_nccl(library: "NcclLibrary", call: Call, capacity_Bps: NDArray[np.float64]) -> Transfer:
     """Return the faster of ring and double tree; of equally fast ones the ring."""
     from simdist.cost.algorithms.nccl import nccl_tree
-    from simdist.cost.algorithms.ring import ring
+    from simdist.cost.algorithms import ring
 
-    by_ring = call.topology.transfer(ring(call))
+    by_ring = call.topology.transfer(ring.ring(call))
     if call.n_nodes == 1 or not isinstance(call.op, AllReduce):
         return by_ring
     by_tree = nccl_tree(call, library, capacity_Bps)
