@@ -91,8 +91,8 @@ def _chosen_by(library: "Library", call: Call, capacity_Bps: NDArray[np.float64]
 
 def _chosen_by_nccl(library: "NcclLibrary", call: Call, capacity_Bps: NDArray[np.float64]) -> Transfer:
     """Return the faster of ring and double tree; of equally fast ones the ring."""
-    from simdist.cost.algorithms.nccl import nccl_tree
     from simdist.cost.algorithms import ring
+    from simdist.cost.algorithms.nccl import nccl_tree
 
     by_ring = call.topology.transfer(ring.ring(call))
     if call.n_nodes == 1 or not isinstance(call.op, AllReduce):
