@@ -129,7 +129,7 @@ def _smaller(png: str) -> str:
 
 
 def _environment(profile: str) -> dict[str, str]:
-    """Return the kernel's environment: an empty profile, and a proxy that answers nobody."""
+    """Return the kernel's environment: an empty profile, and a proxy that answers no request."""
     nowhere = "http://127.0.0.1:9"  # the port at which everything is discarded
     proxies = {"http_proxy": nowhere, "https_proxy": nowhere, "no_proxy": "localhost,127.0.0.1"}
     mine = {key: value for key, value in os.environ.items() if key != "MPLBACKEND"}  # the kernel sets its own

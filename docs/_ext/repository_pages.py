@@ -5,7 +5,7 @@ the experiments' READMEs, notebooks, Python modules. As Sphinx then knows which 
 from any page to any other works as it does on a code host; a link to a file that is no page becomes a copy of the file.
 
 Some pages are lists of links under headings, such as the index. What they list stands below them in the sidebar, by the
-texts of the links; and, if nobody links to them yet, the other pages of these folders.
+texts of the links; and, if no page links to them yet, the other pages of these folders.
 """
 
 import re

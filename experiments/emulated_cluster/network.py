@@ -10,7 +10,7 @@ r"""One machine plays a cluster: each node is a network namespace behind a link 
     node 2: lo, eth0 ==== port2 /
 
 Traffic inside a node goes over its loopback and is limited by the processor only. The bridge lives in a namespace of
-its own: the network of the host sees nothing of all this, and whoever removes the namespaces removes everything.
+its own: the network of the host sees nothing of all this, and removing the namespaces removes everything.
 
 What makes times repeatable, and close to startup + bytes / rate (measured with gloo, 4 x 2 ranks, 400 Mbit/s):
 

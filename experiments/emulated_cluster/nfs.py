@@ -3,7 +3,7 @@
     with network.cluster(4, rate_bps=400e6, servers_bps=[1e9]) as (*nodes, machine):
         with nfs.serve(folder, machine) as server:
             nodes[0].run(["nfs-cp", server.url("images/cat.jpg"), "cat.jpg"])
-            server.stop()  # an outage: who reads is cut off, and whoever comes is refused
+            server.stop()  # an outage: readers are cut off, and new ones refused
             server.start()
 
 The server is nfs-ganesha, a process like any other, and libnfs reads from it: neither takes NFS in the kernel, nor
