@@ -19,7 +19,6 @@ from simdist.report.page.model import Execution, Origin, ReportedPoint, Reported
 from simdist.runs import run_directory
 from simdist.runs.calibrated import Calibrated, simulate_run
 from simdist.runs.run_directory import RunDirectory
-from simdist.schedules import Schedule
 from simdist.studies.comparison import find_label
 from simdist.studies.validation import finished_steps, validate
 from simdist.sweep.fields import Choice, differing, fields_of
@@ -70,8 +69,8 @@ def read_report(
     if not bases:
         known = ", ".join(dict.fromkeys(labels[run.path] for of_point in groups.values() for run in of_point))
         raise ScenarioError(f"{folder.name}: no run is called {wanted!r} to compare with; there are: {known}")
-    names = {_schedule(run).name for run in bases}
-    base = labels[bases[0].path] if len(groups) == 1 else names.pop() if len(names) == 1 else _schedule(bases[0]).kind
+    names = {_name(run) for run in bases}
+    base = labels[bases[0].path] if len(groups) == 1 else names.pop() if len(names) == 1 else _kind(bases[0])
     done: list[ReportedPoint] = []
     n_done = 0
     for (path, of_point), (name, title) in zip(groups.items(), _titles(folder, groups), strict=True):
@@ -88,14 +87,18 @@ def read_report(
     return RunsReport(tuple(done), base, calibrated)
 
 
-def _schedule(run: RunDirectory) -> Schedule:
-    return run.scenario.schedules[0]
+def _name(run: RunDirectory) -> str:
+    return run.scenario.schedules[0].name
+
+
+def _kind(run: RunDirectory) -> str:
+    return run.scenario.schedules[0].kind
 
 
 def _usual(groups: Mapping[Path, Sequence[RunDirectory]], labels: Mapping[Path, str]) -> str:
     """Return the schedule to compare with if none is asked for."""
     is_there = any(_place(runs, labels, "sync") is not None for runs in groups.values())
-    return "sync" if is_there else _schedule(next(iter(groups.values()))[0]).name
+    return "sync" if is_there else _name(next(iter(groups.values()))[0])
 
 
 def _place(runs: Sequence[RunDirectory], labels: Mapping[Path, str], wanted: str) -> int | None:
@@ -103,17 +106,17 @@ def _place(runs: Sequence[RunDirectory], labels: Mapping[Path, str], wanted: str
     of_runs = [labels[run.path] for run in runs]
     if wanted in of_runs:
         return of_runs.index(wanted)
-    return find_label([(_schedule(run).name, _schedule(run).kind) for run in runs], wanted)
+    return find_label([(_name(run), _kind(run)) for run in runs], wanted)
 
 
 def _labels(folder: Path, runs: Sequence[RunDirectory]) -> dict[Path, str]:
     """Return what each run is called, by its path."""
     has_one = len({run.path.parent for run in runs}) == 1
-    times = Counter(_schedule(run).name for run in runs)
+    times = Counter(_name(run) for run in runs)
     places = {run.path: run.path.name if has_one else run.path.relative_to(folder).as_posix() for run in runs}
     labels: dict[Path, str] = {}
     for run in runs:
-        name, place = _schedule(run).name, places[run.path]
+        name, place = _name(run), places[run.path]
         if has_one:
             labels[run.path] = name if times[name] == 1 or name == place else f"{name} ({place})"
         else:
