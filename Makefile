@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/installed
 TOOLS := $(VENV)/installed-dev
 KERNELS := $(VENV)/installed-triton
 
-.PHONY: demo test check lint size docs notebooks benchmark clean
+.PHONY: demo test check full lint size docs notebooks benchmark clean
 
 # Four local processes. torchrun would set OMP_NUM_THREADS itself, with a warning.
 LAUNCH := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4
@@ -27,6 +27,9 @@ test: lint  ## everything that .ci/run checks
 
 check: lint  ## while editing: what needs no other processes, no browser and no notebook
 	$(BIN)/python -m pytest -n auto -m "not slow"
+
+full: lint  ## `make test`, with every combination that covers leave out, and every experiment from the start
+	$(BIN)/python -m pytest -n auto -m "full or not full"
 
 lint: $(TOOLS) $(KERNELS)
 	$(BIN)/ruff format --check .

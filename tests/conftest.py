@@ -15,16 +15,33 @@ settings.register_profile(
 settings.load_profile("simdist")
 
 # What starts other processes or computes whole experiments; other tests say themselves that they are slow.
-SLOW = ("tests/experiments/", "tests/project/test_docs.py", "tests/project/test_documentation_site.py", "tests/real/")
+SLOW = (
+    "tests/experiments/",
+    "tests/project/test_benchmarks.py",
+    "tests/project/test_docs.py",
+    "tests/project/test_documentation_site.py",
+    "tests/project/test_notebooks.py",
+    "tests/real/",
+)
 QUICK = ("tests/real/kernels/test_topk.py", "tests/real/programs/", "tests/real/recording/")
+SLOW_FIXTURES = {"browser"}
 COMPUTED_ONCE = ("tests/experiments/",)  # the tests of a file share what takes long, so one worker gets them all
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow tests, and let them start first, so that no worker is left with a long one at the end."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark the slow tests, and let them start first, so that no worker is left with a long one at the end.
+
+    Tests that are marked `full` are for `make full`, so they are left out unless `-m` speaks of them.
+    """
+    if "full" not in config.option.markexpr:
+        left_out = [item for item in items if item.get_closest_marker("full")]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if not item.get_closest_marker("full")]
     for item in items:
-        path = item.path.relative_to(item.config.rootpath).as_posix()
-        if path.startswith(SLOW) and not path.startswith(QUICK):
+        path = item.path.relative_to(config.rootpath).as_posix()
+        in_slow_place = path.startswith(SLOW) and not path.startswith(QUICK)
+        if in_slow_place or not SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.slow)
         if path.startswith(COMPUTED_ONCE):
             item.add_marker(pytest.mark.xdist_group(path))

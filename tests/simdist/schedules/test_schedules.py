@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from covers import cover
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -56,6 +57,7 @@ PATHS = [
     *(InputPath("storage", copy, prefetch) for copy in ("pinned", "pageable") for prefetch in (1, 2, 3)),
 ]
 DATA_PATHS = [InputPath("storage", "pinned", 2, FILES, policy) for policy in POLICIES]
+RUN_AHEAD_STEPS = [0, 1, 3, None]
 FIRST_DIGESTS = {
     "gtopk": "361be8b27158ea0f",
     "hierarchical_sgd": "4df6431d21bb4237",
@@ -86,16 +88,12 @@ def path_id(path: InputPath) -> str:
 
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=schedule_id)
 every_path = pytest.mark.parametrize("path", PATHS, ids=path_id)
-every_data_path = pytest.mark.parametrize("path", DATA_PATHS, ids=path_id)
-every_run_ahead = pytest.mark.parametrize("run_ahead_steps", [0, 1, 3, None])
 
 
 # ---------------------------------------------------------------- conformance
 
 
-@every_run_ahead
-@every_path
-@every_schedule
+@cover(schedule=SCHEDULES, path=PATHS, run_ahead_steps=RUN_AHEAD_STEPS, ids={"schedule": schedule_id, "path": path_id})
 def test_plan_is_legal_and_computes_what_the_schedule_declares(
     schedule: Schedule, path: InputPath, run_ahead_steps: int | None
 ) -> None:
@@ -106,8 +104,20 @@ def test_plan_is_legal_and_computes_what_the_schedule_declares(
     assert prove(plan, lambda step: schedule.result(step, job)) == job.world_size
 
 
-@every_data_path
-@every_schedule
+@pytest.mark.parametrize(
+    ("schedule", "path"),
+    [  # every kind of schedule with every policy, and every example with one; the rest is for `-m full`
+        pytest.param(
+            schedule,
+            path,
+            id=f"{schedule_id(schedule)}-{path_id(path)}",
+            marks=() if (example - number) % min(len(cls.examples), len(DATA_PATHS)) == 0 else pytest.mark.full,
+        )
+        for cls in kinds().values()
+        for example, schedule in enumerate(cls(**example) for example in cls.examples)
+        for number, path in enumerate(DATA_PATHS)
+    ],
+)
 def test_plan_that_reads_a_data_set_is_legal_and_computes_the_same(schedule: Schedule, path: InputPath) -> None:
     job = dataclasses.replace(JOB, input_path=path)
     plan = schedule.plan(job)
@@ -713,7 +723,7 @@ def test_buckets_cover_all_tensors_once_last_first(counts: list[int], first_nbyt
         assert 4 * sum(counts[first:last]) >= limit > 4 * sum(counts[first + 1 : last])
 
 
-@every_run_ahead
+@pytest.mark.parametrize("run_ahead_steps", RUN_AHEAD_STEPS)
 def test_host_reads_the_loss_of_as_many_steps_ago_as_it_may_run_ahead(run_ahead_steps: int | None) -> None:
     plan = kinds()["sync"]().plan(dataclasses.replace(JOB, run_ahead_steps=run_ahead_steps))
     instances = list(walk(plan))
