@@ -17,7 +17,6 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from simdist import __version__
 from simdist.errors import RunError
 from simdist.plan import LEVELS
-from simdist.runs import run_directory
 from simdist.runs.building import Built
 from simdist.scenario import Scenario
 from simdist.studies.comparison import EpochMeans, Row, ScheduleTimes
@@ -84,6 +83,8 @@ class KeptSchedules:
             return ""
         digest = hashlib.sha256(f"{__version__} {n_seeds} {engine}".encode())
         one = scenario.model_copy(update={"schedules": (built.schedule,)})
+        from simdist.runs import run_directory
+
         for name, content in run_directory.contents(one, built.plan, {}).items():
             digest.update(f"\n{name} {len(content)}\n".encode())
             digest.update(content)

@@ -13,10 +13,11 @@ from functools import partial, reduce
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist import plan as plans
 from simdist.cost.prices import Costs, Local, Shared, Varying
 from simdist.engines.recurrence import GroupMeeting, Price, Progress, Recurrence, Times
 from simdist.errors import UnsupportedError
-from simdist.plan import COLLECTIVES, Op, Plan, op_text
+from simdist.plan import COLLECTIVES, Op, Plan
 from simdist.plan.delays import Delays, DelaySource, DrawnDelays, check_delays
 from simdist.plan.walk import Stretch, stretches
 from simdist.traces.breakdown import Attribution, Breakdown
@@ -101,8 +102,8 @@ def _prices(plan: Plan, costs: Costs, n_seeds: int) -> dict[Op, Price]:
     for op, cost in costs.of.items():
         if isinstance(cost, Varying):
             raise UnsupportedError(
-                f"{op_text(op)}: every batch takes its own time; the fast engine is exact only for operations that "
-                f"repeat themselves: use --engine des (or auto)"
+                f"{plans.op_text(op)}: every batch takes its own time; the fast engine is exact only for operations "
+                f"that repeat themselves: use --engine des (or auto)"
             )
     contention = _Contention(costs, n_seeds)
     prices: dict[Op, Price] = {}
@@ -144,13 +145,13 @@ class _Contention:
         use = self._uses[op]
         if (start_s != start_s[use.leader]).any():
             raise UnsupportedError(
-                f"{op_text(op)} at step {step}: groups share a link and start at different times; the fast engine is "
-                f"exact only for a common start: use --engine des (or auto)"
+                f"{plans.op_text(op)} at step {step}: groups share a link and start at different times; the fast engine "
+                f"is exact only for a common start: use --engine des (or auto)"
             )
         if (start_s[use.groups] < self._busy_s[use.resources]).any():
             raise UnsupportedError(
-                f"{op_text(op)} at step {step}: another operation may still use a link that it needs; the fast engine "
-                f"cannot share a link between operations: use --engine des (or auto)"
+                f"{plans.op_text(op)} at step {step}: another operation may still use a link that it needs; the fast "
+                f"engine cannot share a link between operations: use --engine des (or auto)"
             )
         np.maximum.at(self._busy_s, use.resources, end_s[use.groups])
 

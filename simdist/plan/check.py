@@ -7,10 +7,9 @@ from itertools import chain
 from typing import NoReturn, assert_never
 
 from simdist.errors import PlanError
-from simdist.plan import Buffer, Dataset, Group, Plan, op_text, ops
+from simdist.plan import Buffer, Dataset, Group, Plan, ops
 from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.plan.plan import ITEM_NBYTES
-from simdist.plan.text import body_text
 
 _MAX_SELECTED_FROM = 2**31 - 1  # elements; indices are int32
 
@@ -37,6 +36,8 @@ def check(plan: Plan) -> None:
 
 def fail_at(plan: Plan, *, step: int, body: int, position: int, problem: str) -> NoReturn:
     """Raise the error that shows where in the plan something is wrong."""
+    from simdist.plan.text import body_text, op_text
+
     operation = op_text(plan.bodies[body][position])
     shown = body_text(plan.bodies[body], marked=position)
     raise PlanError(f"plan {plan.name}: {operation} at step {step}: {problem}\nbody {body}:\n{shown}")

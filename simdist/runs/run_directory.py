@@ -23,20 +23,23 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist import plan as plans
 from simdist import scenario as scenarios
 from simdist.errors import PlanError, RunError, ScenarioError, TraceError
-from simdist.plan import Channel, Delay, Plan, dumps, load
+from simdist.plan import Channel, Delay, Plan
 from simdist.plan.check import check
 from simdist.plan.delays import Delays
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import read_recorded
-from simdist.traces.reads import Reads
 from simdist.traces.trace import Trace, write_npz
+
+if TYPE_CHECKING:
+    from simdist.traces.reads import Reads
 
 PLAN, SCENARIO, DELAYS = "plan.json", "scenario.yaml", "delays.npz"
 SIMULATED, REAL, PARTIAL = "trace.simulated.npz", "trace.real.npz", "trace.partial.npz"
@@ -124,7 +127,7 @@ def read(path: Path) -> RunDirectory:
     missing = [name for name in (PLAN, SCENARIO, DELAYS) if not (path / name).exists()]
     if missing:
         raise ScenarioError(f"{path}: is no run directory: {' and '.join(missing)} missing; {_HOW}")
-    plan = load(path / PLAN)
+    plan = plans.load(path / PLAN)
     scenario = scenarios.load(path / SCENARIO)
     _check_plan(path, plan, scenario)
     delays = read_delays(path / DELAYS)
@@ -203,12 +206,14 @@ def save_trace(trace: Trace, path: Path) -> None:
         raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def read_reads(path: Path, *, plan: Plan) -> Reads:
+def read_reads(path: Path, *, plan: Plan) -> "Reads":
     """Read what a run of `plan` has read from which level of storage.
 
     Raises:
         TraceError: The file is damaged, or of another plan.
     """
+    from simdist.traces.reads import Reads
+
     reads = Reads.load(path)
     try:
         reads.check(plan)
@@ -217,7 +222,7 @@ def read_reads(path: Path, *, plan: Plan) -> Reads:
     return reads
 
 
-def save_reads(reads: Reads, path: Path) -> None:
+def save_reads(reads: "Reads", path: Path) -> None:
     """Write what a run has read; an interruption leaves the old file or none.
 
     Raises:
@@ -237,7 +242,7 @@ def contents(scenario: Scenario, plan: Plan, delays: Delays) -> dict[str, bytes]
         **{name: _npz({"seconds": seconds}) for name, seconds in recordings.items()},
         SCENARIO: scenarios.dump(standalone).encode(),
         DELAYS: _npz({str(channel): array for channel, array in delays.items()}),
-        PLAN: dumps(plan).encode(),
+        PLAN: plans.dumps(plan).encode(),
     }
 
 
@@ -263,7 +268,7 @@ def _differences(path: Path, plan: Plan, files: Mapping[str, bytes]) -> str | No
     """Say in what a directory differs from what is to be written there; None if files are only missing or equal."""
     if (path / PLAN).exists():
         try:
-            there = load(path / PLAN)
+            there = plans.load(path / PLAN)
         except PlanError:
             return f"{path / PLAN}: is there already and cannot be read"
         if there.digest() != plan.digest():

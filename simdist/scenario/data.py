@@ -10,7 +10,6 @@ from pydantic import Field, PlainSerializer, PlainValidator, ValidationInfo, mod
 
 from simdist.errors import ScenarioError
 from simdist.plan.plan import MAX_FILE_NBYTES, MAX_NBYTES, MAX_SAMPLES, Eviction, Shuffle
-from simdist.scenario import portable
 from simdist.schedules.job import Policy
 from simdist.settings.base import FromFile, Settings, refuse, shown
 from simdist.settings.units import Factor, Nbytes, Whole, format_nbytes, parse_nbytes, parse_whole
@@ -48,6 +47,8 @@ class Lognormal(Settings):
     def _drawn(self, n: int, seed: int) -> NDArray[np.float64]:
         keys = np.random.PCG64([seed, n]).random_raw(n) >> np.uint64(64 - _KEYS_PER_SIZE_BITS)
         quantile = (keys.astype(np.float64) + 0.5) * 2.0**-_KEYS_PER_SIZE_BITS
+        from simdist.scenario import portable
+
         sizes = self.median_nbytes * portable.exp(self.sigma * portable.normal_quantile(quantile))
         return np.maximum(np.rint(sizes), 1)
 

@@ -35,7 +35,6 @@ from simdist.scenario.disturbances import (
     Transient,
     read_recorded,
 )
-from simdist.scenario.portable import exp, log, normal_quantile
 
 Floats: TypeAlias = NDArray[np.float64]
 Words: TypeAlias = NDArray[np.uint64]
@@ -187,13 +186,8 @@ class _Source:
             case Persistent(factor=factor, delay_s=delay_s):
                 late_s = self._compute_s * ((factor or 1.0) - 1.0) + (delay_s or 0.0)
                 return late_s[:, np.newaxis]
-            case Jitter(median_s=median_s, sigma=sigma):
-                return median_s * exp(sigma * normal_quantile(uniforms.inner(start, stop)))
-            case Exponential(mean_s=mean_s):
-                return -mean_s * log(uniforms.inner(start, stop))
-            case HeavyTail(scale_s=scale_s, shape=shape, probability=probability):
-                size_s = scale_s * exp(log(uniforms.inner(start, stop)) / -shape)
-                return np.where(uniforms.closed(start, stop, lane=1) < probability, size_s, 0.0)
+            case Jitter() | Exponential() | HeavyTail() as continuous:
+                return _continuous(continuous, uniforms, start, stop)
             case Bursts(delay_s=delay_s) as bursts:
                 return np.where(self._walk(bursts, start, stop), delay_s, 0.0)
             case Recorded() as recorded:
@@ -222,6 +216,22 @@ class _Source:
         if stop > n_recorded:
             raise ScenarioError(f"{recorded.file} ends before step {stop}: record as many steps as the run has")
         return self._recorded_s[start:stop, self.ranks, np.newaxis]
+
+
+def _continuous(disturbance: Jitter | Exponential | HeavyTail, uniforms: _Uniforms, start: int, stop: int) -> Floats:
+    from simdist.scenario.portable import exp, log, normal_quantile
+
+    drawn = uniforms.inner(start, stop)
+    match disturbance:
+        case Jitter(median_s=median_s, sigma=sigma):
+            return median_s * exp(sigma * normal_quantile(drawn))
+        case Exponential(mean_s=mean_s):
+            return -mean_s * log(drawn)
+        case HeavyTail(scale_s=scale_s, shape=shape, probability=probability):
+            size_s = scale_s * exp(log(drawn) / -shape)
+            return np.where(uniforms.closed(start, stop, lane=1) < probability, size_s, 0.0)
+        case unknown:
+            assert_never(unknown)
 
 
 def resampled_steps(seed: int, n_recorded: int, block_steps: int, start: int, stop: int) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import PlanError, TraceError
-from simdist.plan import STREAMS, Plan, dumps, loads, stream_of
+from simdist.plan import STREAMS, Plan, stream_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,6 +81,8 @@ class Trace:
     def save(self, path: Path | str) -> None:
         """Write to an .npz file; equal traces give equal bytes."""
         arrays = {"ready_s": self.ready_s, "start_s": self.start_s, "end_s": self.end_s}
+        from simdist.plan.codec import dumps
+
         write_with_header(path, {"format": _FORMAT, "source": self.source, "plan": dumps(self.plan)}, arrays)
 
     @classmethod
@@ -90,6 +92,8 @@ class Trace:
         Raises:
             TraceError: It cannot be read, is no trace, or is damaged.
         """
+        from simdist.plan.codec import loads
+
         header, (ready_s, start_s, end_s) = read_with_header(path, _FORMAT, _ARRAYS, what="a trace", hint=_WRITERS)
         try:
             plan = loads(str(header.get("plan")), name="plan")

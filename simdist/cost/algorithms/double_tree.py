@@ -23,9 +23,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist import plan as plans
 from simdist.cost.topology import Call, ChunkTimes, Messages, Paths
 from simdist.errors import PlanError
-from simdist.plan import AllReduce, op_text
+from simdist.plan import AllReduce
 
 _NO_CHUNKS = ChunkTimes(0.0, 0.0)
 
@@ -41,7 +42,7 @@ def double_tree(call: Call, chunks: ChunkTimes = _NO_CHUNKS) -> Iterator[Message
         PlanError: The collective is no all_reduce.
     """
     if not isinstance(call.op, AllReduce):
-        raise PlanError(f"{op_text(call.op)}: double_tree is an algorithm of all_reduce only; use ring")
+        raise PlanError(f"{plans.op_text(call.op)}: double_tree is an algorithm of all_reduce only; use ring")
     chains = call.by_node()
     heads = np.array([chain[0] for chain in chains])
     below = [np.concatenate([chain[1:] for chain in chains])] * 2  # in both trees
