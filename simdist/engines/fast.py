@@ -145,8 +145,8 @@ class _Contention:
         use = self._uses[op]
         if (start_s != start_s[use.leader]).any():
             raise UnsupportedError(
-                f"{plans.op_text(op)} at step {step}: groups share a link and start at different times; the fast engine "
-                f"is exact only for a common start: use --engine des (or auto)"
+                f"{plans.op_text(op)} at step {step}: groups share a link and start at different times; the fast "
+                f"engine is exact only for a common start: use --engine des (or auto)"
             )
         if (start_s[use.groups] < self._busy_s[use.resources]).any():
             raise UnsupportedError(
