@@ -77,7 +77,7 @@ def _collectives(run: RunDirectory) -> Iterator[_TraceCollectives]:
 
 def _with_traces(session: Session, name: str, runs: Sequence[RunDirectory]) -> list[RunDirectory]:
     """Return the runs that hold a trace; tell of the others."""
-    empty = [run for run in runs if not any((run.path / file).exists() for file in inputs.TRACES.values())]
+    empty = [run for run in runs if not any((run.path / file).exists() for file in run_directory.TRACES.values())]
     if len(empty) == len(runs):
         raise ScenarioError(f"{name}: holds no trace yet; {_how(empty[0])}")
     for run in empty:

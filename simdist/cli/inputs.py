@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from simdist import scenario as scenarios
 from simdist.cli.common import Session
@@ -11,15 +12,15 @@ from simdist.cost import Costs, price
 from simdist.errors import PlanError, RunError, ScenarioError, UnsupportedError
 from simdist.plan import Plan
 from simdist.plan.delays import Delays
-from simdist.runs import run_directory
 from simdist.runs.building import build, delays
-from simdist.runs.run_directory import RunDirectory
 from simdist.scenario import Cluster, Scenario, load_cluster, presets
 from simdist.schedules import Schedule
 from simdist.settings.base import nearest, shown
 from simdist.studies.comparison import find_label
 
-TRACES = {"simulated": run_directory.SIMULATED, "real": run_directory.REAL}
+if TYPE_CHECKING:
+    from simdist.runs.run_directory import RunDirectory
+
 """Files of a run directory, by what options call them."""
 
 _PICTURES = (".png", ".svg", ".pdf")
@@ -48,7 +49,7 @@ class PlannedSchedule:
     plan: Plan
     costs: Costs
     delays: Delays | None
-    run: RunDirectory | None
+    run: "RunDirectory | None"
     output: Path | None
 
     def drawn_delays(self) -> Delays:
@@ -102,7 +103,7 @@ def choose(scenario: Scenario, label: str | None, *, where: str) -> tuple[Schedu
     return chosen
 
 
-def read_runs(name: str, label: str | None) -> list[RunDirectory]:
+def read_runs(name: str, label: str | None) -> "list[RunDirectory]":
     """Read the run directory at a path, or those inside it, of all schedules or of the one with a label.
 
     Raises:
@@ -110,6 +111,8 @@ def read_runs(name: str, label: str | None) -> list[RunDirectory]:
         PlanError: A plan or delays are wrong or do not fit.
         TraceError: A trace is damaged, or of another plan.
     """
+    from simdist.runs import run_directory
+
     found = [run_directory.read(path) for path in run_directory.find(Path(name))]
     labels = [each.scenario.schedules[0].name for each in found]
     chosen = [each for each, each_label in zip(found, labels, strict=True) if label in (None, each_label)]
@@ -177,6 +180,8 @@ def targets(output: Path | None, schedules: Sequence[Schedule]) -> Sequence[Path
     """
     if output is None:
         return [None] * len(schedules)
+    from simdist.runs import run_directory
+
     inside = sorted(file.parent.name for file in output.glob(f"*/{run_directory.PLAN}"))
     if len(schedules) == 1:
         if inside:
@@ -242,6 +247,8 @@ def save_text(path: Path, text: str) -> int:
     Raises:
         RunError: It cannot be written.
     """
+    from simdist.runs import run_directory
+
     content = text.encode("utf-8", errors="replace")
     try:
         with run_directory.replacing(path) as part:

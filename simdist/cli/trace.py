@@ -20,7 +20,9 @@ from simdist.traces.trace import Trace
 @click.option(
     "--chrome", type=common.path, metavar="FILE", required=True, help="Write JSON for Perfetto or chrome://tracing."
 )
-@click.option("--trace", "which", type=click.Choice(list(inputs.TRACES)), help="Which trace, if a RUN holds both.")
+@click.option(
+    "--trace", "which", type=click.Choice(list(run_directory.TRACES)), help="Which trace, if a RUN holds both."
+)
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1.")
 @click.option("--ranks", metavar="LIST", callback=common.numbers, help="Only these ranks, e.g. 0,3,8-11.")
 @click.option("--tensors", is_flag=True, help="Add what each gradient goes through, as Horovod's timeline does.")
@@ -84,14 +86,14 @@ def _load(path: Path, which: str | None) -> tuple[Path, Trace]:
 def _choose(run: Path, which: str | None) -> Path:
     """Return the trace that is asked for, or the only one in a run directory."""
     traces = sorted(run.glob("trace.*.npz"))
-    found = [file for file in traces if which is None or file.name == inputs.TRACES[which]]
+    found = [file for file in traces if which is None or file.name == run_directory.TRACES[which]]
     if len(found) > 1:
         names = ", ".join(map(str, found))
         raise ScenarioError(
             f"{run}: holds several traces; choose with --trace simulated or --trace real, or name one of {names}"
         )
     if not found:
-        missing = inputs.TRACES[which] if which and traces else "trace yet"
+        missing = run_directory.TRACES[which] if which and traces else "trace yet"
         how = (
             inputs.measure_command(run, load(run / run_directory.PLAN).world_size)
             if which == "real"

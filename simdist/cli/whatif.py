@@ -18,6 +18,7 @@ from simdist.cost import price
 from simdist.engines.replay import timing
 from simdist.errors import RunError, TraceError
 from simdist.progress import ProgressBar
+from simdist.runs import run_directory
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds, format_share
@@ -60,7 +61,10 @@ _GAIN_COLUMNS = (
 @click.argument("name", metavar="RUN|SCENARIO")
 @click.option("--schedule", metavar="LABEL", help="Of the schedule whose steps are looked at; sync.")
 @click.option(
-    "--trace", "which", type=click.Choice(list(inputs.TRACES)), help="Which trace of a RUN; real if there is one."
+    "--trace",
+    "which",
+    type=click.Choice(list(run_directory.TRACES)),
+    help="Which trace of a RUN; real if there is.",
 )
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Look only at steps A to B - 1.")
 @click.option("--schedules", metavar="LABELS|FILE", help="Compare these, of the scenario or of another one.")

@@ -31,7 +31,7 @@ class WhatifOptions:
     Args:
         schedule: Label of that whose trace is looked at; None: `sync`, or the first that is synchronous SGD, or the
             first.
-        which: Trace of a run directory, of `inputs.TRACES`; None: the measured one if there is one.
+        which: Trace of a run directory, of `run_directory.TRACES`; None: the measured one if there is one.
         steps: Consecutive steps to look at; None: all.
         schedules: See `schedules_to_compare`.
         n_runs: Runs of each schedule; 0: schedules are not compared.
@@ -111,7 +111,7 @@ def _from_directory(session: Session, name: str, options: WhatifOptions) -> What
     run = chosen[_baseline([each.scenario.schedules[0] for each in chosen])]
     file = _trace_file(run, which)
     if file is None:
-        missing = inputs.TRACES[which] if which else f"{run_directory.REAL} and no {run_directory.SIMULATED}"
+        missing = run_directory.TRACES[which] if which else f"{run_directory.REAL} and no {run_directory.SIMULATED}"
         how = inputs.measure_command(run.path, run.plan.world_size)
         raise ScenarioError(
             f"{run.path}: has no {missing}: `simdist simulate {run.path}` makes a simulated trace, "
@@ -126,7 +126,7 @@ def _from_directory(session: Session, name: str, options: WhatifOptions) -> What
 
 def _trace_file(run: RunDirectory, which: str | None) -> Path | None:
     """Return the trace that is asked for, or else the measured one or the simulated one; None if it is not there."""
-    files = (run.path / inputs.TRACES[each] for each in ([which] if which else ["real", "simulated"]))
+    files = (run.path / run_directory.TRACES[each] for each in ([which] if which else ["real", "simulated"]))
     return next((file for file in files if file.exists()), None)
 
 

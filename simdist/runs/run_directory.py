@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 PLAN, SCENARIO, DELAYS = "plan.json", "scenario.yaml", "delays.npz"
 SIMULATED, REAL, PARTIAL = "trace.simulated.npz", "trace.real.npz", "trace.partial.npz"
+TRACES = {"simulated": SIMULATED, "real": REAL}
 REPORT, REAL_READS, PARTIAL_READS = "real.json", "real-reads.npz", "partial-reads.npz"
 EMULATED = "emulated"
 """The program that takes as long as the scenario says; the source of its traces ends with this word."""
