@@ -47,9 +47,9 @@ MARKDOWN = sorted(
 PAGES = [path for path in MARKDOWN if path == ROOT / "README.md" or path.is_relative_to(ROOT / "docs")]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.yaml"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
-PROGRAM = re.compile(
-    r"^(?:\$ |    )?(?:OMP_NUM_THREADS=1 )?(?:\.venv/bin/)?(simdist|torchrun|python -m real[\w.]*) (.*)$"
-)
+NAMES = r"simdist|torchrun|python -m real[\w.]*|python experiments/[\w/]+\.py"
+CALL = rf"(?:OMP_NUM_THREADS=1 )?(?:\.venv/bin/)?({NAMES}) (.*)$"
+PROGRAM = re.compile(rf"^(?:\$ |    )?{CALL}")
 
 
 def relative(path: Path) -> str:
@@ -113,9 +113,7 @@ class Block:
 def blocks(text: str) -> Iterator[Block]:
     fenced = [(match.start(2), match.end(2), match[1]) for match in FENCE.finditer(text)]
     found = [(start, end, language) for start, end, language in fenced]
-    for match in re.finditer(
-        r"^    (?:OMP_NUM_THREADS=1 )?(?:\.venv/bin/)?(?:simdist|torchrun|python -m real[\w.]*) .*$", text, re.M
-    ):
+    for match in re.finditer(rf"^    {CALL}", text, re.M):
         if not any(start <= match.start() < end for start, end, _ in fenced):
             found.append((match.start(), match.end(), "indented"))
     for start, end, language in sorted(found):
@@ -128,8 +126,8 @@ def run_command(line: str) -> tuple[int, str, str]:
     assert match, f"no command of simdist: {line!r}"
     arguments = shlex.split(match[2], comments=True)
     if match[1] != "simdist":
-        module = "torch.distributed.run" if match[1] == "torchrun" else match[1].split()[-1]
-        command = [sys.executable, "-m", module, *arguments]
+        what = {"torchrun": ["-m", "torch.distributed.run"]}.get(match[1], match[1].split()[1:])
+        command = [sys.executable, *what, *arguments]
         environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600, check=False)
         return ended.returncode, ended.stdout, ended.stderr if ended.returncode else ""  # torchrun is not quiet
