@@ -1,6 +1,7 @@
 """Algorithms message by message: they reduce, and take what the closed forms say."""
 
 import tracemalloc
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -95,13 +96,20 @@ def test_all_reduce_leaves_the_sum_with_every_member(n: int, data: st.DataObject
     assert (carried_out(messages, values.copy()) == values.sum(axis=0)).all()
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "direct", "halving_doubling"])
-def test_reduce_scatter_leaves_each_sum_with_its_owner(algorithm: str) -> None:
-    values = np.random.default_rng(0).integers(0, 1000, size=(8, 8))
+@pytest.mark.parametrize(
+    ("algorithm", "owner_of_chunk"),
+    [
+        ("ring", range(8)),
+        ("direct", range(8)),
+        ("halving_doubling", (0, 4, 2, 6, 1, 5, 3, 7)),  # bit after bit, the neighbour's first
+    ],
+)
+def test_reduce_scatter_leaves_each_sum_with_its_owner(algorithm: str, owner_of_chunk: Sequence[int]) -> None:
+    values = np.random.default_rng(0).integers(1, 1000, size=(8, 8))
     messages = list(rounds(ReduceScatter("grad", "shard", Group(8), algorithm=algorithm)))
     reduced = carried_out(messages, values.copy())
-    owner_of_chunk = [int(np.flatnonzero(reduced[:, chunk] == values[:, chunk].sum())[0]) for chunk in range(8)]
-    assert sorted(owner_of_chunk) == list(range(8))
+    is_sum = reduced == values.sum(axis=0)
+    assert [np.flatnonzero(column).tolist() for column in is_sum.T] == [[owner] for owner in owner_of_chunk]
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "direct"])

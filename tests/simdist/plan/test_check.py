@@ -199,6 +199,10 @@ ILLEGAL: dict[str, tuple[Op, str]] = {
         "'slice' has 4 elements; 8 equal slices of 'param' (12 elements) would have 1.5; pad 'param' to a "
         "multiple of 8",
     ),
+    "all_gather of slices that do not make the whole": (
+        AllGather("slice", "whole", Group(2)),
+        "'slice' has 4 elements; 2 equal slices of 'whole' (16 elements) would have 8; pad 'whole' to a multiple of 2",
+    ),
     "reduce_scatter to another type": (
         ReduceScatter("whole", "half_slice", Group(4)),
         "'whole' and 'half_slice' differ in element type; they must be equal",

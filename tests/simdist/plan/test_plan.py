@@ -451,6 +451,12 @@ def test_what_is_no_plan_is_refused(text: str) -> None:
         loads(text, name="run/plan.json")
 
 
+def test_key_that_stands_twice_in_an_object_is_refused() -> None:
+    text = dumps(TINY).replace('"world_size": 2', '"world_size": 2, "world_size": 2')
+    with pytest.raises(PlanError, match=r"not a JSON document: key 'world_size' stands twice in one object"):
+        loads(text)
+
+
 def test_missing_file_is_refused_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"none\.json: cannot be read as a plan"):
         load(tmp_path / "none.json")

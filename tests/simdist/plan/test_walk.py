@@ -341,6 +341,20 @@ def test_a_stream_that_stands_still_does_not_prevent_replay() -> None:
         assert_replay_changes_nothing(plan)
 
 
+def test_what_a_stream_waits_for_once_after_as_many_operations_as_a_step_has_it_does_not_wait_for_again() -> None:
+    """The compute stream knew the host's operation three before the one that it learns of; a step has three, too."""
+    first = tuple(Delay(channel) for channel in ("host", "io", "compute", "host", "io"))
+    step = tuple(Delay(channel) for channel in ("compute", "io", "io"))
+    plan = Plan("once", 1, (), (first, step), (Run((0,)), Run((1,), 3)))
+    assert [(each.index, each.after) for each in walk(plan) if each.after] == [
+        (1, (0,)),
+        (2, (0,)),
+        (4, (3,)),
+        (5, (3,)),
+    ]
+    assert_replay_changes_nothing(plan)
+
+
 def test_walking_a_long_plan_starts_at_once() -> None:
     plan = dataclasses.replace(
         Plan.from_steps("long", world_size=1, buffers=(), steps=[(Delay("host"),)]), order=(Run((0,), 10**12),)

@@ -26,6 +26,14 @@ def test_intervals_of_means_and_ratios_hold_the_truth_in_95_percent_of_the_cases
     assert 0.935 < ratios / 2000 < 0.965
 
 
+def test_interval_of_a_few_samples_is_that_of_students_formula() -> None:
+    samples = np.array([1.0, 2.0, 3.0, 4.0])  # mean 5/2, variance 5/3, t(3) = 3.1824
+    half = 3.1824463 * math.sqrt(5 / 3) / 2
+    assert statistics.mean_interval(samples) == pytest.approx((2.5 - half, 2.5 + half))
+    ratio = statistics.ratio_interval(1.25, samples, np.full(4, 2.0))
+    assert ratio == pytest.approx((1.25 - half / 2, 1.25 + half / 2))
+
+
 def test_single_sample_has_no_interval() -> None:
     one = np.array([2.0])
     assert statistics.mean_interval(one) is None
