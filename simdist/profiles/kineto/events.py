@@ -157,26 +157,9 @@ class EventKind(IntEnum):
     host, `COPY` any other.
     """
 
-    WRAPPER = 0
-    STEP = 1
-    INPUT = 2
-    FORWARD = 3
-    OPTIMIZER = 4
-    BACKWARD = 5
-    NODE = 6
-    READY = 7
-    COPY_BACK = 8
-    ISSUE = 9
-    TRANSFER = 10
-    LAYER = 11
-    WORK = 12
-    LAUNCH = 13
-    SYNC = 14
-    BLOCKING = 15
-    KERNEL = 16
-    COLLECTIVE = 17
-    COPY_IN = 18
-    COPY = 19
+    WRAPPER, STEP, INPUT, FORWARD, OPTIMIZER, BACKWARD, NODE, READY, COPY_BACK, ISSUE, TRANSFER, LAYER, WORK = range(13)
+    LAUNCH, SYNC, BLOCKING = range(13, 16)
+    KERNEL, COLLECTIVE, COPY_IN, COPY = range(16, 20)
 
 
 def meaning_of(category: str, name: str) -> EventKind | None:
@@ -212,12 +195,8 @@ _PREFIXES = (
     ("autograd::engine::evaluate_function", EventKind.BACKWARD),
     ("torch::autograd::AccumulateGrad", EventKind.READY),
     ("torch.distributed.ddp.reducer::copy_bucket_to_grad", EventKind.COPY_BACK),
-    ("gloo:", EventKind.TRANSFER),
-    ("mpi:", EventKind.TRANSFER),
-    ("ucc:", EventKind.TRANSFER),
-    ("nccl:", EventKind.ISSUE),
-    ("c10d::", EventKind.ISSUE),
-    ("record_param_comms", EventKind.ISSUE),
+    (("gloo:", "mpi:", "ucc:"), EventKind.TRANSFER),
+    (("nccl:", "c10d::", "record_param_comms"), EventKind.ISSUE),
 )
 _NODE = re.compile(r"Backwards?\d*$")
 _LAYERS = frozenset(f"aten::{name}" for name in ("conv1d", "conv2d", "conv3d", "linear", "embedding"))

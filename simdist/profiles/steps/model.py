@@ -43,7 +43,8 @@ class TracedCollective:
 class RankStep:
     """One step of one rank, as its device saw it: the compute stream of a GPU, the main thread on a CPU.
 
-    Its parts add up: `input_s + forward_s + host_s + backward_s + wait_s + optimize_s = end_s - start_s`.
+    Its parts, one for each `StepPhase`, add up:
+    `input_s + forward_s + host_s + backward_s + wait_s + optimize_s = end_s - start_s`.
 
     Args:
         number: As the profiler counts steps; consecutive from 0 where steps carry no marks.

@@ -16,12 +16,7 @@ from simdist.profiles.kineto.columns import Floats
 class StepPhase(IntEnum):
     """A phase of a step on a rank's device; `RankStep` says what each means."""
 
-    INPUT = 0
-    FORWARD = 1
-    HOST = 2
-    BACKWARD = 3
-    WAIT = 4
-    OPTIMIZE = 5
+    INPUT, FORWARD, HOST, BACKWARD, WAIT, OPTIMIZE = range(6)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,23 +121,12 @@ def rank_steps(run: DeviceRun, spans: Iterable[StepSpan], calls: tuple[TracedCol
     for span in spans:
         first, last = np.searchsorted(issued_s, [span.host.start_s, span.host.end_s]).tolist()
         borders_s = np.array([span.start_s, span.end_s])
-        spent_s = {phase: float(np.diff(run.phases.before(phase, borders_s))[0]) for phase in StepPhase}
+        spent_s = {
+            f"{phase.name.lower()}_s": float(np.diff(run.phases.before(phase, borders_s))[0]) for phase in StepPhase
+        }
         own = calls[first:last]
-        steps.append(
-            RankStep(
-                number=span.host.number,
-                start_s=span.start_s,
-                end_s=span.end_s,
-                input_s=spent_s[StepPhase.INPUT],
-                forward_s=spent_s[StepPhase.FORWARD],
-                host_s=spent_s[StepPhase.HOST],
-                backward_s=spent_s[StepPhase.BACKWARD],
-                wait_s=spent_s[StepPhase.WAIT],
-                optimize_s=spent_s[StepPhase.OPTIMIZE],
-                buckets_s=_buckets_s(run, own, borders_s),
-                calls=own,
-            )
-        )
+        buckets_s = _buckets_s(run, own, borders_s)
+        steps.append(RankStep(span.host.number, span.start_s, span.end_s, **spent_s, buckets_s=buckets_s, calls=own))
     return steps
 
 

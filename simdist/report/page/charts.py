@@ -3,20 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from simdist.report.figures import shortened
-from simdist.report.page.html import Html, tag
+from simdist.report.page.html import Attribute, Html, tag
 
 _HEADING, _LABEL, _BAR, _GAP, _GROUP_GAP, _AXIS = 26, 22, 18, 5, 12, 44  # heights in pixels
 _SCALE = 66.0  # percent of the width; the text of the longest bar fits into the rest on a phone
 
-HATCHED = {
-    "comm": "M0 8L8 0",
-    "wait": "M0 0L8 8",
-    "io": "M4 0V8",
-    "host": "M0 4H8",
-    "measured": "M0 8L8 0",
-}
+HATCHED = {"comm": "M0 8L8 0", "wait": "M0 0L8 8", "io": "M4 0V8", "host": "M0 4H8", "measured": "M0 8L8 0"}
 """What is hatched, so that it can be told apart without colours, and by which strokes in a square of 8 pixels."""
 
 
@@ -75,15 +70,12 @@ def bar_chart(groups: Sequence[BarGroup], *, element_id: str, title: str, axis: 
     """
     longest = max((bar.length for group in groups for bar in group.bars), default=0.0) or 1.0
     heights = [_top(group) + len(group.bars) * (_BAR + _GAP) + _GROUP_GAP for group in groups]
-    bottom = sum(heights)
+    *tops, bottom = accumulate(heights, initial=0)
     parts = [_hatches(element_id), _axis(longest, bottom, axis)]
     if mark is not None and mark <= longest:
         at = _x(mark, longest)
         parts.append(tag("line", class_="mark", x1=at, x2=at, y1=0, y2=bottom))
-    top = 0
-    for group, height in zip(groups, heights, strict=True):
-        parts.append(_group(group, top, longest, element_id))
-        top += height
+    parts += [_group(group, top, longest, element_id) for group, top in zip(groups, tops, strict=True)]
     return tag("svg", *parts, class_="chart", role="img", aria_label=title, width="100%", height=bottom + _AXIS)
 
 
@@ -122,18 +114,9 @@ def _segment(segment: BarSegment, left: float, top: int, longest: float, element
 
 
 def _hatches(element_id: str) -> Html:
-    patterns = (
-        tag(
-            "pattern",
-            tag("path", d=path, class_="hatch"),
-            id=f"{element_id}-{kind}",
-            width=8,
-            height=8,
-            patternUnits="userSpaceOnUse",
-        )
-        for kind, path in HATCHED.items()
-    )
-    return tag("defs", *patterns)
+    square: dict[str, Attribute] = {"width": 8, "height": 8, "patternUnits": "userSpaceOnUse"}
+    paths = ((kind, tag("path", d=path, class_="hatch")) for kind, path in HATCHED.items())
+    return tag("defs", *(tag("pattern", path, id=f"{element_id}-{kind}", **square) for kind, path in paths))
 
 
 def _axis(longest: float, bottom: int, name: str) -> Html:

@@ -52,13 +52,7 @@ def _summary(report: RunsReport) -> list[Html]:
         for text in [_conclusion(summary)]
     ]
     lines = [
-        [
-            run.label,
-            duration(each.simulated_s),
-            duration(each.measured_s),
-            signed_percent(each.error),
-            f"{each.n_steps:,}",
-        ]
+        [run.label, *_times(each.simulated_s, each.measured_s, each.error), f"{each.n_steps:,}"]
         for run in report.runs
         if (each := run.validation)
     ]
@@ -81,16 +75,13 @@ def _conclusion(summary: Summary) -> str:
 
 
 def _details(run: ReportedRun, found: Validation) -> list[Html]:
-    return [
-        tag("h3", run.label),
-        tag("p", f"Stragglers: {found.verdict}.{_overlap(found)}", class_="conclusion"),
-        tag(
-            "div",
-            _kinds(run.label, found),
-            tag("div", *_injections(run.label, found), _blames(run.label, found)),
-            class_="beside",
-        ),
-    ]
+    stragglers = tag("p", f"Stragglers: {found.verdict}.{_overlap(found)}", class_="conclusion")
+    of_ranks = tag("div", *_injections(run.label, found), _blames(run.label, found))
+    return [tag("h3", run.label), stragglers, tag("div", _kinds(run.label, found), of_ranks, class_="beside")]
+
+
+def _times(simulated_s: float, measured_s: float, error: float) -> tuple[Html, Html, Html]:
+    return duration(simulated_s), duration(measured_s), signed_percent(error)
 
 
 def _overlap(found: Validation) -> str:
@@ -101,20 +92,11 @@ def _overlap(found: Validation) -> str:
 
 def _kinds(label: str, found: Validation) -> Html:
     header = ["operation", "stream", "group", "count", "simulated", "measured", "error", "by instance", "|by instance|"]
-    lines = [
-        [
-            kind.op,
-            kind.stream,
-            kind.group,
-            f"{kind.count:,}",
-            duration(kind.simulated_mean_s),
-            duration(kind.measured_mean_s),
-            signed_percent(kind.error),
-            signed_percent(kind.signed_instance_error),
-            percent(kind.instance_error),
-        ]
-        for kind in found.kinds
-    ]
+    lines = []
+    for kind in found.kinds:
+        times = _times(kind.simulated_mean_s, kind.measured_mean_s, kind.error)
+        by_instance = signed_percent(kind.signed_instance_error), percent(kind.instance_error)
+        lines.append([kind.op, kind.stream, kind.group, f"{kind.count:,}", *times, *by_instance])
     caption = f"Times of operations, {label}: means and their error; by instance: medians of the error and of |error|"
     return table(caption, header, lines, words=["stream", "group"])
 
@@ -123,17 +105,10 @@ def _injections(label: str, found: Validation) -> list[Html]:
     if not found.injections:
         return []
     header = ["channel", "delays", "drawn", "measured", "largest difference", "where"]
-    lines = [
-        [
-            each.channel,
-            f"{each.count:,}",
-            duration(each.drawn_s),
-            duration(each.measured_s),
-            duration(each.difference_s, signed=True),
-            f"step {each.step}, rank {each.rank}",
-        ]
-        for each in found.injections
-    ]
+    lines = []
+    for each in found.injections:
+        times = duration(each.drawn_s), duration(each.measured_s), duration(each.difference_s, signed=True)
+        lines.append([each.channel, f"{each.count:,}", *times, f"step {each.step}, rank {each.rank}"])
     return [table(f"Injected delays, {label}: were they as long as drawn?", header, lines, words=["where"])]
 
 

@@ -155,11 +155,10 @@ def _states_group(point: ReportedPoint, run: ReportedRun, scale: float) -> BarGr
 
 
 def _states_bar(execution: Execution, scale: float) -> Bar:
-    segments = [
+    segments = (
         BarSegment(state, seconds * scale, f"{state}, {execution.origin}: {format_seconds(seconds)} a step")
-        for state in STATES
-        for seconds in [execution.state_s(state)]
-    ]
+        for state, seconds in zip(STATES, map(execution.state_s, STATES), strict=True)
+    )
     return Bar(tuple(segments), f"{execution.origin} {format_seconds(execution.step_s)}")
 
 
@@ -180,15 +179,9 @@ def _swatch(state: str) -> Html:
 
 
 def _states_table(report: RunsReport) -> Html:
-    lines = [
-        [
-            run.label,
-            each.origin,
-            duration(each.step_s),
-            *(duration(each.state_s(state)) for state in STATES),
-            percent(each.state_s("compute") / each.step_s),
-        ]
-        for run, each in report.executions()
-    ]
+    lines = []
+    for run, each in report.executions():
+        times = map(duration, (each.step_s, *map(each.state_s, STATES)))
+        lines.append([run.label, each.origin, *times, percent(each.state_s("compute") / each.step_s)])
     header = ["schedule", "trace", "step time", *STATES, "computing"]
     return table("Time per step by state, average over ranks", header, lines, words=["trace"])

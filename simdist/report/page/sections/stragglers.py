@@ -110,16 +110,10 @@ def _table(name: str, execution: Execution, delays_s: NDArray[np.float64]) -> Ht
     waits = execution.waits
     caused_s, suffered_s = waits.caused_by_rank_s, waits.suffered_by_rank_s
     worst = np.argsort(-caused_s, kind="stable")[:_MOST_RANKS].tolist()
-    lines = [
-        [
-            f"rank {rank}",
-            duration(caused_s[rank]),
-            percent(caused_s[rank] / waits.total_s),
-            duration(suffered_s[rank]),
-            duration(delays_s[rank]),
-        ]
-        for rank in worst
-    ]
+    lines = []
+    for rank in worst:
+        caused = duration(caused_s[rank]), percent(caused_s[rank] / waits.total_s)
+        lines.append([f"rank {rank}", *caused, duration(suffered_s[rank]), duration(delays_s[rank])])
     n_ranks = len(caused_s)
     which = f"the {_MOST_RANKS} of {n_ranks:,} ranks that caused most" if n_ranks > _MOST_RANKS else "all ranks"
     header = ["rank", "caused", "of all", "suffered", "injected"]

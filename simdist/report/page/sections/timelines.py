@@ -98,20 +98,11 @@ def _n_spans(plan: Plan, steps: range) -> int:
 
 def timelines_section(shown: Sequence[Shown]) -> Section:
     """Show the timeline of one run at a time, with a choice of the run if there are several."""
-    timelines = [
-        tag(
-            "div",
-            timeline_section(
-                each.traces,
-                element_id=f"timeline-{number}",
-                ranks_per_node=each.run.run.scenario.cluster.gpus_per_node,
-                steps=each.steps,
-            ),
-            data_timeline=number,
-            hidden=number > 0,
-        )
-        for number, each in enumerate(shown)
-    ]
+    timelines = []
+    for number, each in enumerate(shown):
+        per_node, name = each.run.run.scenario.cluster.gpus_per_node, f"timeline-{number}"
+        timeline = timeline_section(each.traces, element_id=name, ranks_per_node=per_node, steps=each.steps)
+        timelines.append(tag("div", timeline, data_timeline=number, hidden=number > 0))
     runs = [(each.run.label, number) for number, each in enumerate(shown)]
     parts = [
         tag("p", _ABOUT),
@@ -207,13 +198,10 @@ def _node_field(plan: Plan, ranks_per_node: int | None) -> Html:
     if ranks_per_node is None or plan.world_size <= ranks_per_node:
         return Html("")
     hint = f"all of 0-{(plan.world_size - 1) // ranks_per_node}"
-    field = tag(
-        "input", type="text", data_control="nodes", size=8, placeholder=hint, autocomplete="off", spellcheck="false"
-    )
-    return tag("label", "Nodes ", field)
+    off = {"autocomplete": "off", "spellcheck": "false"}
+    return tag("label", "Nodes ", tag("input", type="text", data_control="nodes", size=8, placeholder=hint, **off))
 
 
 def _legend_entry(style: Style) -> Html:
-    return tag(
-        "li", tag("canvas", class_="timeline-swatch", data_style=style_key(style), aria_hidden="true"), style.label
-    )
+    swatch = tag("canvas", class_="timeline-swatch", data_style=style_key(style), aria_hidden="true")
+    return tag("li", swatch, style.label)
