@@ -9,16 +9,11 @@ from simdist.cli import common, inputs
 from simdist.cli.common import Session
 from simdist.errors import ScenarioError
 from simdist.progress import ProgressBar
-from simdist.report.page import (
-    RunsReport,
-    Shown,
-    SweepReport,
-    read_report,
-    read_sweep_report,
-    runs_page,
-    shown_runs,
-    sweep_page,
-)
+from simdist.report.page import pages
+from simdist.report.page.model import RunsReport
+from simdist.report.page.reading import read_report
+from simdist.report.page.sections.timelines import Shown, shown_runs
+from simdist.report.page.sweep_model import SweepReport, read_sweep_report
 from simdist.runs import run_directory
 from simdist.runs.calibrated import Calibrated
 from simdist.settings.units import format_nbytes
@@ -60,7 +55,7 @@ def command(
         found = read_report(folder, runs, baseline=baseline, calibrated=calibrated, progress=bar.update)
         shown = shown_runs(found, steps)
         bar.update("write the page", len(runs), len(runs))
-        nbytes = inputs.save_text(output, runs_page(found, shown))
+        nbytes = inputs.save_text(output, pages.runs_page(found, shown))
     session.wrote(output)
     session.result(_document(found, shown, output, nbytes), _text(found, shown, output, nbytes))
 
@@ -87,7 +82,7 @@ def _report_sweep(session: Session, folder: Path, *, output: Path, baseline: str
         bar.update("read the sweep", 0, None)
         found = read_sweep_report(folder, baseline=baseline)
         bar.update("write the page", 0, None)
-        nbytes = inputs.save_text(output, sweep_page(found))
+        nbytes = inputs.save_text(output, pages.sweep_page(found))
     session.wrote(output)
     session.result(_sweep_document(found, output, nbytes), _sweep_text(found, output, nbytes))
 

@@ -9,10 +9,9 @@ from simdist.report.page.sections.reality import reality_section
 from simdist.report.page.sections.sources import sources_section
 from simdist.report.page.sections.speed import speed_section, states_section
 from simdist.report.page.sections.stragglers import stragglers_section
-from simdist.report.page.sections.sweep_chart import chart_section
+from simdist.report.page.sections.sweep_chart import chart_section, map_section
 from simdist.report.page.sections.sweep_fastest import fastest_section
 from simdist.report.page.sections.sweep_influence import influence_section
-from simdist.report.page.sections.sweep_map import map_section
 from simdist.report.page.sections.sweep_rows import failures_section, rows_section
 from simdist.report.page.sections.timelines import Shown, timeline_assets, timelines_section
 from simdist.report.page.sweep_model import SweepReport

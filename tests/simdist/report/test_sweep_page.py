@@ -10,13 +10,13 @@ import pytest
 from browser import chromium, opened
 from commandline import SMALL, call, edited, write
 
-from simdist.report.page import read_sweep_report, sweep_page
 from simdist.report.page.document import DARK, LIGHT
+from simdist.report.page.pages import sweep_page
+from simdist.report.page.sections.sweep_chart import marks
 from simdist.report.page.sections.sweep_fastest import fastest_conclusion, lead_percent
 from simdist.report.page.sections.sweep_influence import correlation, means_by_value, rank_correlation
-from simdist.report.page.sections.sweep_map import marks
 from simdist.report.page.sections.sweep_rows import sweep_data
-from simdist.report.page.sweep_fields import varying_fields
+from simdist.report.page.sweep_model import read_sweep_report, varying_fields
 from simdist.sweep import InProcess, frame, load, read_results, run
 from simdist.sweep.fields import Choice
 from simdist.sweep.selection import fastest

@@ -9,8 +9,7 @@ import numpy as np
 import simdist
 from simdist.report.page.html import Html, escape, join, notes, prose, table, tag
 from simdist.report.page.model import RunsReport
-from simdist.report.page.sweep_fields import VaryingField
-from simdist.report.page.sweep_model import SweepReport
+from simdist.report.page.sweep_model import SweepReport, VaryingField
 from simdist.runs.run_directory import RunDirectory
 
 _LONG = 24  # letters; more need two columns

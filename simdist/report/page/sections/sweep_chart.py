@@ -1,16 +1,21 @@
-"""A chart of one quantity over one field, a line or a cloud of points per schedule; the script of the page draws it."""
+"""A sweep as pictures: a quantity over one field, and the fastest schedule over two; scripts of the page draw them.
 
-from collections.abc import Sequence
+The chart has a line or a cloud of points per schedule. The map has a cell per combination, with the lead.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal, TypeAlias
 
+from simdist.report.page import html
 from simdist.report.page.document import Section, asset
-from simdist.report.page.html import Html, controls, duration, join, number, percent, select, table, tag
+from simdist.report.page.html import Html, join, table, tag
+from simdist.report.page.sections.sweep_fastest import compared, lead_percent
 from simdist.report.page.sections.sweep_influence import correlation
-from simdist.report.page.sweep_fields import VaryingField
-from simdist.report.page.sweep_model import SweepReport
+from simdist.report.page.sweep_model import SweepReport, VaryingField
 from simdist.settings.units import format_seconds
+from simdist.sweep.selection import Fastest
 from simdist.sweep.table import ResultRow
 
 _GRID = (
@@ -18,6 +23,15 @@ _GRID = (
     "where they are larger than the marks."
 )
 _SAMPLE = "Each dot is a schedule at a point; all other fields differ from dot to dot as well."
+
+_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_COLOURS = 6
+_MOST_CELLS = 60  # of a row or column; more cannot be read
+_MAP = (
+    "The fastest schedule at each combination, and by how many percent the second takes longer. A cell with ≈ and a "
+    "pale ground has a lead that is not clear; one with = has schedules that take equally long; one with * lacks a "
+    "schedule that failed or is missing."
+)
 
 MetricUnit: TypeAlias = Literal["factor", "seconds", "share"]
 
@@ -103,16 +117,16 @@ def chart_section(report: SweepReport) -> Section | None:
 def _controls(report: SweepReport, view: ChartView) -> Html:
     metrics = [(metric.name, metric.key) for metric in measured_metrics(report)]
     chosen = [
-        select("sweep-metric", "Quantity", metrics, view.metric.key),
-        select("sweep-x", "over", [(field.name, place) for place, field in enumerate(report.axes)], view.x),
+        html.select("sweep-metric", "Quantity", metrics, view.metric.key),
+        html.select("sweep-x", "over", [(field.name, place) for place, field in enumerate(report.axes)], view.x),
     ]
-    return controls(*chosen, *(value_selects(report, view.at, "sweep-at") if report.is_grid else []))
+    return html.controls(*chosen, *(_value_selects(report, view.at, "sweep-at") if report.is_grid else []))
 
 
-def value_selects(report: SweepReport, at: Sequence[int], name: str) -> list[Html]:
+def _value_selects(report: SweepReport, at: Sequence[int], name: str) -> list[Html]:
     """Return a select of the value of each axis, with ids NAME-PLACE."""
     return [
-        select(f"{name}-{place}", field.name, [(text, code) for code, text in enumerate(field.texts)], at[place])
+        html.select(f"{name}-{place}", field.name, [(text, code) for code, text in enumerate(field.texts)], at[place])
         for place, field in enumerate(report.axes)
     ]
 
@@ -121,22 +135,32 @@ def _grid_table(report: SweepReport, view: ChartView) -> Html:
     field = report.axes[view.x]
     rows: dict[tuple[int, str], ResultRow] = {}
     for each in report.table.results:
-        codes = [axis.codes[int(each.point)] for axis in report.axes]
-        if all(code == at or place == view.x for place, (code, at) in enumerate(zip(codes, view.at, strict=True))):
-            rows.setdefault((int(codes[view.x] or 0), report.line_of(each)), each)
+        if codes := _codes_at(report, int(each.point), view.at, [view.x]):
+            rows.setdefault((codes[view.x], report.line_of(each)), each)
     lines = [
         [text, *(metric_text(rows.get((code, line)), view.metric) for line in report.lines)]
         for code, text in enumerate(field.texts)
     ]
-    others = [f"{axis.name} {axis.texts[view.at[place]]}" for place, axis in enumerate(report.axes) if place != view.x]
-    return table(_caption(report, view, others), [field.name, *report.lines], lines)
+    caption = f"{_caption(report, view)}, by {field.name}{_at(report, view.at, [view.x])}"
+    return table(caption, [field.name, *report.lines], lines)
 
 
-def _caption(report: SweepReport, view: ChartView, others: Sequence[str]) -> str:
+def _caption(report: SweepReport, view: ChartView) -> str:
     what = f"speed-up over {report.table.baseline}" if view.metric.key == "speedup" else view.metric.name
-    field = report.axes[view.x].name
-    at = f", at {', '.join(others)}" if others else ""
-    return f"{what[0].upper()}{what[1:]}, by {field}{at}"
+    return f"{what[0].upper()}{what[1:]}"
+
+
+def _at(report: SweepReport, at: Sequence[int], shown: Collection[int]) -> str:
+    """Say which values all axes have but those that are shown."""
+    others = [f"{axis.name} {axis.texts[at[place]]}" for place, axis in enumerate(report.axes) if place not in shown]
+    return f", at {', '.join(others)}" if others else ""
+
+
+def _codes_at(report: SweepReport, point: int, at: Sequence[int], shown: Collection[int]) -> list[int] | None:
+    """Return the values of a point, None if one differs from `at` and is not on a shown axis."""
+    codes = [axis.codes[point] for axis in report.axes]
+    is_there = all(code == at[place] or place in shown for place, code in enumerate(codes))
+    return [code or 0 for code in codes] if is_there else None
 
 
 def _sample_table(report: SweepReport, view: ChartView) -> Html:
@@ -149,8 +173,7 @@ def _sample_table(report: SweepReport, view: ChartView) -> Html:
         ]
         cells = [_written(pick(found), view.metric) if found else "-" for pick in (min, median, max)]
         lines.append([line, f"{len(found):,}", *cells])
-    caption = _caption(report, view, []).partition(", by ")[0]
-    return table(f"{caption}, over all points", ["schedule", "points", "least", "median", "most"], lines)
+    return table(f"{_caption(report, view)}, over all points", ["schedule", "points", "least", "median", "most"], lines)
 
 
 def metric_value(result: ResultRow, metric: Metric) -> float | None:
@@ -180,11 +203,11 @@ def _written(value: float, metric: Metric, half: float = 0.0) -> Html:
     match metric.unit:
         case "seconds":
             more = f" ± {format_seconds(half, 2)}" if half > 1e-12 else ""
-            return duration(value) if not more else number(value, format_seconds(value) + more)
+            return html.duration(value) if not more else html.number(value, format_seconds(value) + more)
         case "factor":
-            return number(value, factor_text(value, half))
+            return html.number(value, factor_text(value, half))
         case "share":
-            return number(value, percent(value))
+            return html.number(value, html.percent(value))
 
 
 def factor_text(value: float, half: float) -> str:
@@ -196,3 +219,88 @@ def factor_text(value: float, half: float) -> str:
     half = half if half > 1e-9 * value else 0.0
     digits = 3 if 0 < half < 0.01 else 2
     return f"{value:.{digits}f}" + (f" ± {half:.{digits}f}" if half else "")
+
+
+def marks(report: SweepReport) -> dict[str, str]:
+    """Return a letter or two for each line, which stands for it where there is little room."""
+    n = len(_LETTERS)
+    return {
+        line: (_LETTERS[place // n - 1] if place >= n else "") + _LETTERS[place % n]
+        for place, line in enumerate(report.lines)
+    }
+
+
+def map_section(report: SweepReport) -> Section | None:
+    """Show the map, or nothing where there are no two fields of a grid."""
+    if not report.is_grid or len(report.axes) < 2 or not compared(report):
+        return None
+    readable = [place for place, field in enumerate(report.axes) if field.n_values <= _MOST_CELLS]
+    if len(readable) < 2:
+        return None
+    columns, rows = sorted(readable, key=lambda place: -report.axes[place].n_values)[:2]
+    at = tuple(field.n_values // 2 for field in report.axes)
+    parts = [
+        tag("p", _MAP),
+        _map_controls(report, readable, columns, rows, at),
+        _map_legend(report),
+        tag("div", _map_table(report, columns, rows, at), id="sweep-map"),
+    ]
+    return Section("map", "Map of the fastest schedule", join(parts))
+
+
+def _map_controls(report: SweepReport, readable: list[int], columns: int, rows: int, at: tuple[int, ...]) -> Html:
+    fields = [(report.axes[place].name, place) for place in readable]
+    across = html.select("sweep-map-columns", "From left to right", fields, columns)
+    down = html.select("sweep-map-rows", "from top to bottom", fields, rows)
+    return html.controls(across, down, *_value_selects(report, at, "sweep-map-at"))
+
+
+def _map_legend(report: SweepReport) -> Html:
+    items = (
+        tag("li", tag("span", mark, class_=f"sweep-mark line-{place % _COLOURS}", aria_hidden="true"), f" {line}")
+        for place, (line, mark) in enumerate(marks(report).items())
+    )
+    return tag("ul", *items, class_="legend")
+
+
+def _map_table(report: SweepReport, columns: int, rows: int, at: tuple[int, ...]) -> Html:
+    across, down = report.axes[columns], report.axes[rows]
+    cells = dict(_map_cells(report, columns, rows, at))
+    head = [tag("th", f"{down.name} \\ {across.name}", scope="col", class_="word")]
+    head += [tag("th", text, scope="col", class_="cell") for text in across.texts]
+    lines = [_map_line(text, code, across, cells) for code, text in enumerate(down.texts)]
+    caption = f"Fastest schedule by {down.name} and {across.name}{_at(report, at, (columns, rows))}"
+    return html.framed_table(caption, join(head), lines, class_="sweep-map")
+
+
+def _map_line(text: str, row: int, across: VaryingField, cells: dict[tuple[int, int], Html]) -> Html:
+    found = (cells.get((code, row), tag("td", "-", class_="cell")) for code in range(across.n_values))
+    return tag("tr", tag("th", text, scope="row", class_="word"), *found)
+
+
+def _map_cells(
+    report: SweepReport, columns: int, rows: int, at: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, int], Html]]:
+    """Yield column, row and cell."""
+    letters = marks(report)
+    for point, each in compared(report).items():
+        if codes := _codes_at(report, point, at, (columns, rows)):
+            first = report.leaders[point][0]
+            unclear = " unclear" if report.is_clear(point) is False else ""
+            is_partial = each.n_schedules < report.n_schedules[point]
+            cell = tag(
+                "td",
+                tag("b", " = ".join(letters[line] for line in report.leaders[point])),
+                f"{_lead_text(report, point, each)}{'*' if is_partial else ''}",
+                title=" and ".join(report.leaders[point]),
+                class_=f"cell won line-{report.lines.index(first) % _COLOURS}{unclear}",
+            )
+            yield (codes[columns], codes[rows]), cell
+
+
+def _lead_text(report: SweepReport, point: int, each: Fastest) -> str:
+    """Return by how much the second takes longer, with ≈ if that is not clear; nothing if there is no lead."""
+    if len(report.leaders[point]) > 1:
+        return ""
+    unclear = " ≈" if report.is_clear(point) is False else ""
+    return f"{unclear} {lead_percent(each.lead or 1.0)}"

@@ -7,8 +7,7 @@ from statistics import median
 
 from simdist.report.page.document import Section
 from simdist.report.page.html import Html, conclusions, join, number, percent, table, tag
-from simdist.report.page.sweep_fields import VaryingField
-from simdist.report.page.sweep_model import ROUNDING, SweepReport
+from simdist.report.page.sweep_model import ROUNDING, SweepReport, VaryingField
 from simdist.sweep.selection import Fastest
 
 _MOST_LISTED = 12  # values of a field that are told one by one

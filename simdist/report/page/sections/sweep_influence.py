@@ -15,8 +15,7 @@ import numpy as np
 
 from simdist.report.page.document import Section
 from simdist.report.page.html import Html, conclusions, join, number, prose, table, tag
-from simdist.report.page.sweep_fields import VaryingField
-from simdist.report.page.sweep_model import SweepReport
+from simdist.report.page.sweep_model import SweepReport, VaryingField
 from simdist.studies import statistics
 
 T = TypeVar("T", bound=Hashable)

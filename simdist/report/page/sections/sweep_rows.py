@@ -7,8 +7,7 @@ from shlex import quote
 from simdist.report.page.document import Section, json_block
 from simdist.report.page.html import Html, controls, duration, join, prose, table, tag
 from simdist.report.page.sections.sweep_chart import METRICS, measured_metrics, metric_text
-from simdist.report.page.sweep_fields import VaryingField
-from simdist.report.page.sweep_model import SweepReport
+from simdist.report.page.sweep_model import SweepReport, VaryingField
 from simdist.studies.statistics import Interval
 from simdist.sweep.table import ResultRow
 from simdist.traces.breakdown import STATES
