@@ -111,8 +111,8 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
     untraced = collectives.find_untraced_waits(matched, clocks)
     times = collectives.collective_times(matched, clocks, layout, untraced)
     cluster, links = _cluster(job, layout, times, options)
-    traced = excess_times(seconds, base)
-    excess = collectives.with_untraced_rank(DelayTable(traced.of, job.ranks, job.numbers, step_s), untraced, job)
+    traced, clipped_s = excess_times(seconds, base)
+    excess = collectives.with_untraced_rank(DelayTable(traced, job.ranks, job.numbers, step_s), untraced, job)
     late = stragglers.find_stragglers(excess, layout)
     seen = [each for each in late if set(each.ranks) <= set(job.ranks)]
     # of a rank without a trace only what is exposed is known: that is a delay, not a slow device
@@ -133,27 +133,17 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
     slowed = plain.model_copy(update={"cluster": slowed_cluster})
     proof = prove_step(slowed, delays, seconds, job, calm=(plain, calm))
     notes = [*job.notes, *layout.notes, *base.notes, *model.notes, *matched.notes, *(links.notes if links else ())]
-    notes += _more_notes(job, base, host, clocks, links, traced.clipped_s / step_s if step_s else 0.0)
+    notes += _more_notes(job, base, host, clocks, links, clipped_s / step_s if step_s else 0.0)
     if proof.is_silent:
         notes.append("warning: no gradients are exchanged in the traces; schedules of the scenario exchange them")
     if any(not each.is_complete for each in times):
         notes.append(collectives.untraced_note(untraced, job, step_s=step_s))
-    return ImportedJob(
-        job=job,
-        layout=layout,
-        clocks=clocks,
-        times=times,
-        links=links,
-        base=base,
-        host=host,
-        model=model,
-        scenario=slowed.model_copy(update={"doubts": _caveats(job, links, proof)}),
-        delays=delays,
-        stragglers=late,
-        noise=stragglers.noise_of(excess, late),
-        proof=proof,
-        notes=tuple(notes),
+    scenario, noise = (
+        slowed.model_copy(update={"doubts": _caveats(job, links, proof)}),
+        stragglers.noise_of(excess, late),
     )
+    found = job, layout, clocks, times, links, base, host, model
+    return ImportedJob(*found, scenario, delays, late, noise, proof, tuple(notes))
 
 
 def _cluster(

@@ -6,7 +6,6 @@ The scenario is YAML that people read and change, with comments on where numbers
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from decimal import Decimal
 from itertools import chain
 from pathlib import Path
@@ -67,7 +66,7 @@ def write_scenario(imported: ImportedJob, path: Path, *, force: bool = False) ->
                 text = dump_workload(imported.scenario.workload)
                 files.enter_context(replacing(workload)).write_text(text, encoding="utf-8")
                 written.append(workload)
-            text = scenario_text(imported, Names(delays.name, workload.name))
+            text = scenario_text(imported, delays=delays.name, workload=workload.name)
             files.enter_context(replacing(path)).write_text(text, encoding="utf-8")
         for stale in {delays, workload} - set(written):
             stale.unlink(missing_ok=True)
@@ -90,28 +89,21 @@ _TOLD = 10  # stragglers, the largest
 _WIDTH = 118
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
-    """Names of the files beside the scenario.
-
-    Args:
-        delays: Recorded delays.
-        workload: The workload, if it has many tensors.
-    """
-
-    delays: str
-    workload: str
-
-
 def has_own_workload(imported: ImportedJob) -> bool:
     """Tell whether the workload stands in a file of its own."""
     return len(imported.model.tensors) > _MANY_TENSORS
 
 
-def scenario_text(imported: ImportedJob, names: Names) -> str:
-    """Return the YAML of the scenario."""
-    head, cluster, workload = _head(imported), _cluster(imported), _workload(imported, names.workload)
-    return "".join(f"{line}\n" for line in chain(head, cluster, workload, _behaviour(imported, names.delays)))
+def scenario_text(imported: ImportedJob, *, delays: str, workload: str) -> str:
+    """Return the YAML of the scenario.
+
+    Args:
+        imported: The job.
+        delays: Name of the file of recorded delays beside it.
+        workload: Name of the file of the workload, if that has many tensors.
+    """
+    rest = _workload(imported, workload), _behaviour(imported, delays)
+    return "".join(f"{line}\n" for line in chain(_head(imported), _cluster(imported), *rest))
 
 
 def _head(imported: ImportedJob) -> Iterator[str]:
@@ -221,15 +213,13 @@ def _behaviour(imported: ImportedJob, file: str) -> Iterator[str]:
         yield "input: {source: storage, prefetch: 1}  # a batch is loaded when the step asks for it"
     if imported.delays:
         yield "disturbances:  # what steps took beyond an undisturbed one, by step and rank"
-        told = [
-            f"{each.who}, {each.when(scenario.steps)}, {each.channel}: +{_ms(each.seconds)}"
-            for each in stragglers[:_TOLD]
-        ]
+        late = ((each, each.when(scenario.steps)) for each in stragglers[:_TOLD])
+        told = [f"{each.who}, {when}, {each.channel}: +{_ms(each.seconds)}" for each, when in late]
         told += [f"and {len(stragglers) - _TOLD} more"] * (len(stragglers) > _TOLD)
         yield from ("  " + line for each in told for line in _comment(each))
         for channel in imported.delays:
             yield f"  - {{kind: recorded, on: {channel}, file: {strict_yaml.dump_line(file)}}}"
-        yield "  # played as they happened; add resample_steps: N to draw blocks of N steps anew for every seed"
+        yield "  # played as they happened; add resample_steps: N to draw other blocks of N steps for every seed"
     yield "schedules:"
     for schedule in scenario.schedules:
         yield f"  - {_schedule_line(schedule)}"

@@ -16,12 +16,8 @@ if TYPE_CHECKING:
 WIDTH_IN = 9.0
 """900 pixels, the column of a notebook."""
 
-_UNDATED: dict[str, dict[str, str | None]] = {
-    ".png": {"Software": None},
-    ".svg": {"Date": None},
-    ".pdf": {"CreationDate": None},
-}
-"""Metadata that would make equal figures differ, by the suffixes of what can be written."""
+_UNDATED = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}
+"""The metadata that would make equal figures differ, by the suffixes of what can be written."""
 
 
 def panels(
@@ -101,7 +97,7 @@ def save(figure: "Figure", path: Path) -> None:
         raise ScenarioError(f"{path}: {found}; write e.g. {path.with_suffix('.png').name}, .svg or .pdf")
     try:
         with literal_text(), matplotlib.rc_context({"svg.hashsalt": "simdist"}):
-            figure.savefig(path, dpi=150, metadata=_UNDATED[suffix])
+            figure.savefig(path, dpi=150, metadata={_UNDATED[suffix]: None})
     except OSError as error:
         reason = error.strerror or error
         raise RunError(f"{path}: cannot be written ({reason}); give a file in a folder that exists") from None

@@ -99,9 +99,8 @@ class _Spans:
 def _spans(trace: Trace, ranks: list[int]) -> Iterator[_Spans]:
     """Yield all that is to be drawn, operation by operation."""
     for each in occurrences(trace.plan):
-        ready_s, start_s, end_s = (
-            array[each.rows[:, None], ranks] for array in (trace.ready_s, trace.start_s, trace.end_s)
-        )
+        times_s = trace.ready_s, trace.start_s, trace.end_s
+        ready_s, start_s, end_s = (array[each.rows[:, None], ranks] for array in times_s)
         if isinstance(each.op, ops.COLLECTIVES):
             yield _Spans(WAITING_FOR_OTHERS, "comm", ready_s, start_s)
         if not isinstance(each.op, ops.Wait):
@@ -198,8 +197,7 @@ def _label(axes: "Axes", view: LaneView, scale: float) -> None:
     for band in range(n_bands):
         for lane in view.lanes:
             middle = view.top(band, lane) + view.lane_height / 2
-            axes.text(
-                1.004, middle, lane, transform=axes.get_yaxis_transform(), va="center", fontsize=6, color="#555555"
-            )
+            beside = axes.get_yaxis_transform()
+            axes.text(1.004, middle, lane, transform=beside, va="center", fontsize=6, color="#555555")
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -1,7 +1,7 @@
 """The speed-up table as bars."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -67,10 +67,7 @@ def _draw_speedups(axes: "Axes", rows: Sequence[Row], published: Mapping[str, fl
     places = range(len(rows))
     speedups = [row.speedup for row in rows]
     intervals = [row.speedup_ci95 or (row.speedup, row.speedup) for row in rows]
-    whiskers = [
-        [row.speedup - low for row, (low, _) in zip(rows, intervals, strict=True)],
-        [high - row.speedup for row, (_, high) in zip(rows, intervals, strict=True)],
-    ]
+    whiskers = np.abs(np.transpose(intervals) - speedups)
     has_whiskers = any(row.speedup_ci95 for row in rows)
     colors = [GREY if speedup == 1 else BLUE for speedup in speedups]
     axes.barh(places, speedups, height=0.62, color=colors)
@@ -104,17 +101,8 @@ def _draw_states(axes: "Axes", rows: Sequence[Row]) -> None:
     for state, style in _STATES.items():
         widths = np.array([row.states_s[state] for row in rows]) * scale
         if widths.max() > _VISIBLE * longest_s * scale:
-            axes.barh(
-                range(len(rows)),
-                widths,
-                left=left,
-                height=0.62,
-                color=style.face,
-                edgecolor=style.ink,
-                linewidth=0,
-                hatch=style.hatch,
-                label=style.label,
-            )
+            look: dict[str, Any] = {"color": style.face, "edgecolor": style.ink, "linewidth": 0, "hatch": style.hatch}
+            axes.barh(range(len(rows)), widths, left=left, height=0.62, label=style.label, **look)
         left += widths
     for place, row in enumerate(rows):
         _note(axes, place, f"{_three_digits(row.step_s * scale)} {unit}")

@@ -50,15 +50,8 @@ def _draw_map(axes: "Axes", found: Slowdown) -> None:
     slowdowns = np.nan_to_num(found.rank_step_slowdowns, nan=1.0).T
     dark = max(_LEAST_TOP, float(np.percentile(slowdowns, _PERCENTILE)))
     first, last = found.first_step - 0.5, found.first_step + found.n_steps - 0.5
-    image = axes.imshow(
-        slowdowns,
-        aspect="auto",
-        cmap="Reds",
-        vmin=1,
-        vmax=dark,
-        interpolation="nearest",
-        extent=(first, last, found.world_size - 0.5, -0.5),
-    )
+    sides = first, last, found.world_size - 0.5, -0.5
+    image = axes.imshow(slowdowns, "Reds", aspect="auto", interpolation="nearest", vmin=1, vmax=dark, extent=sides)
     axes.set_xlabel("step")
     axes.set_ylabel("rank")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

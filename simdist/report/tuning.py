@@ -29,14 +29,8 @@ def front_figure(tuned: Tuned) -> "Figure":
     with literal_text():
         axes = figure.subplots()
         tried = [each for each in tuned.evaluated if math.isfinite(each.facts.global_gap)]
-        axes.plot(
-            [each.facts.global_gap for each in tried],
-            [each.step_s * scale for each in tried],
-            ".",
-            color=GREY,
-            alpha=0.5,
-            label="tried, seeds of the search",
-        )
+        gaps, steps = [each.facts.global_gap for each in tried], [each.step_s * scale for each in tried]
+        axes.plot(gaps, steps, ".", color=GREY, alpha=0.5, label="tried, seeds of the search")
         shown = [each for each in tuned.finalists if math.isfinite(each.facts.global_gap)]
         _draw_finalists(axes, shown, scale)
         _label(axes, sorted({int(each.facts.global_gap) for each in shown}), scale_unit)
@@ -49,14 +43,7 @@ def front_figure(tuned: Tuned) -> "Figure":
 
 def _draw_finalists(axes: "Axes", shown: list[Finalist], scale: float) -> None:
     front = sorted((each for each in shown if each.on_front), key=lambda each: each.facts.global_gap)
-    axes.step(
-        [each.facts.global_gap for each in front],
-        [each.row.step_s * scale for each in front],
-        where="post",
-        color=BLUE,
-        linewidth=1,
-        label="front",
-    )
+    axes.step(*_points(front, scale), where="post", color=BLUE, linewidth=1, label="front")
     groups = (
         ("on the front", "o", BLUE, front),
         ("other finalists", "s", BLACK, [each for each in shown if not each.on_front and not each.is_baseline]),
@@ -64,22 +51,18 @@ def _draw_finalists(axes: "Axes", shown: list[Finalist], scale: float) -> None:
     )
     for label, marker, color, found in groups:
         if found:
-            axes.errorbar(
-                [each.facts.global_gap for each in found],
-                [each.row.step_s * scale for each in found],
-                yerr=[_half_s(each) * scale for each in found],
-                fmt=marker,
-                color=color,
-                capsize=3,
-                label=f"{label}, fresh seeds",
-            )
+            halves, name = [_half_s(each) * scale for each in found], f"{label}, fresh seeds"
+            axes.errorbar(*_points(found, scale), yerr=halves, fmt=marker, color=color, capsize=3, label=name)
     for each in shown:
         if each.on_front or each.is_baseline:
             place = (each.facts.global_gap, each.row.step_s * scale)
             offset = (5, 7) if each.is_baseline else (5, -12)  # on the front nothing is slower
-            axes.annotate(
-                shortened(each.schedule.name), place, xytext=offset, textcoords="offset points", fontsize="small"
-            )
+            name = shortened(each.schedule.name)
+            axes.annotate(name, place, xytext=offset, textcoords="offset points", fontsize="small")
+
+
+def _points(finalists: list[Finalist], scale: float) -> tuple[list[float], list[float]]:
+    return [each.facts.global_gap for each in finalists], [each.row.step_s * scale for each in finalists]
 
 
 def _half_s(finalist: Finalist) -> float:

@@ -171,34 +171,26 @@ class HostModel:
     loads: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ExcessTimes:
-    """Seconds beyond the base times, each `[n_steps, n_traced_ranks]`, 0 or more.
-
-    Args:
-        of: Channel -> seconds.
-        clipped_s: What was below the base times and is taken for 0: its mean over steps and ranks.
-    """
-
-    of: dict[Channel, Floats]
-    clipped_s: float
-
-
 def host_model(job: TracedJob, base: BaseTimes) -> HostModel:
     """Return what the host of the scenario does."""
     waits = all(profile.host_waits for profile in job.profiles)
     return HostModel(waits, waits and base.is_loaded)
 
 
-def excess_times(of: Parts, base: BaseTimes) -> ExcessTimes:
-    """Return what was beyond the base times."""
+def excess_times(of: Parts, base: BaseTimes) -> tuple[dict[Channel, Floats], float]:
+    """Return the seconds beyond the base times.
+
+    Returns:
+        Channel -> seconds, 0 or more, `[n_steps, n_traced_ranks]`; and the mean over steps and ranks of what was below
+        the base times, which is taken for 0.
+    """
     excess: dict[Channel, Floats] = {
         "host": of.host_s - base.host_s,
         "compute": of.compute_s - base.compute_s,
         "io": of.input_s - base.input_s,
     }
     clipped_s = sum(float(np.maximum(0.0, -seconds).mean()) for seconds in excess.values())
-    return ExcessTimes({channel: np.maximum(0.0, seconds) for channel, seconds in excess.items()}, clipped_s)
+    return {channel: np.maximum(0.0, seconds) for channel, seconds in excess.items()}, clipped_s
 
 
 def recorded(

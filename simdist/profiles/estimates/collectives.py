@@ -121,12 +121,10 @@ def untraced_note(untraced: UntracedWaits, job: TracedJob, *, step_s: float) -> 
     late_s = float(np.median(untraced.late_s)) if len(untraced.late_s) else 0.0
     if late_s > _NOTICEABLE * step_s:
         whose = "it is probably a persistent straggler, and this is recorded as its delay"
-        whose_of_many = (
-            "a persistent straggler is probably among them, but which one cannot be told: no delay is recorded"
-        )
+        of_many = "a persistent straggler is probably among them, but which one cannot be told: no delay is recorded"
         return (
             f"warning: the traced ranks waited at least {format_seconds(late_s)} a step for {who}: "
-            f"{whose if is_one else whose_of_many}. Waiting that all collectives have alike cannot be told from slow "
+            f"{whose if is_one else of_many}. Waiting that all collectives have alike cannot be told from slow "
             f"links: {bound}"
         )
     why = "" if untraced.is_comparable else "; no two collectives of a step are of one size, to tell them apart"

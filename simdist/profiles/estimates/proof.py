@@ -92,22 +92,16 @@ def prove_step(
     quiet = simulate(calm_built.plan, calm_built.costs, none | {key: calm[1][key] for key in calm[1].keys() & none})
     states = break_down(trace)
     predicted = {state: float(states.per_step_s(state)[0]) for state in ("compute", "comm", "wait", "io", "host")}
+    computing_s, waiting_s, input_s = (float(each.mean()) for each in (of.compute_s + of.host_s, of.wait_s, of.input_s))
     loads = scenario.input.source == "storage"
-    measured_input_s = float(of.input_s.mean())
     return Proof(
         predicted_s=trace.makespan_s / scenario.steps,
         measured_s=float(of.step_s.mean()),
         calm_s=quiet.makespan_s / scenario.steps,
         parts={
-            "computing": (
-                predicted["compute"] + predicted["host"],
-                float((of.compute_s + of.host_s).mean()) + (0.0 if loads else measured_input_s),
-            ),
-            "waiting for communication and other ranks": (
-                predicted["comm"] + predicted["wait"],
-                float(of.wait_s.mean()),
-            ),
-            "waiting for input": (predicted["io"], measured_input_s if loads else 0.0),
+            "computing": (predicted["compute"] + predicted["host"], computing_s + (0.0 if loads else input_s)),
+            "waiting for communication and other ranks": (predicted["comm"] + predicted["wait"], waiting_s),
+            "waiting for input": (predicted["io"], input_s if loads else 0.0),
         },
         is_silent=job.world_size > 1 and not any(step.gradient_calls for each in job.profiles for step in each.steps),
     )

@@ -49,14 +49,9 @@ class Model:
         return sum(tensor.count for tensor in self.tensors) * ITEM_NBYTES[self.dtype]
 
     @property
-    def has_default_buckets(self) -> bool:
-        """Whether the sizes of buckets are those that `sync` has by default."""
-        return (self.first_bucket_nbytes, self.bucket_nbytes) == (FIRST_BUCKET_NBYTES, BUCKET_NBYTES)
-
-    @property
     def schedule(self) -> Sync:
         """Synchronous SGD with the buckets that were seen."""
-        if self.has_default_buckets:
+        if (self.first_bucket_nbytes, self.bucket_nbytes) == (FIRST_BUCKET_NBYTES, BUCKET_NBYTES):
             return Sync()
         return Sync(first_bucket_nbytes=self.first_bucket_nbytes, bucket_nbytes=self.bucket_nbytes)
 

@@ -140,10 +140,8 @@ def _check_same_job(profiles: Sequence[RankProfile]) -> None:
     for each in profiles:
         if each.device != first.device:
             raise _mixed(first, each, "device", first.device, each.device)
-        for what, ours, theirs in (
-            ("backend", first.backend, each.backend),
-            ("type of gradients", first.dtype, each.dtype),
-        ):
+        stated = ("backend", first.backend, each.backend), ("type of gradients", first.dtype, each.dtype)
+        for what, ours, theirs in stated:
             if ours and theirs and ours != theirs:
                 raise _mixed(first, each, what, ours, theirs)
         counts, others = ([gradient.count for gradient in one.gradients] for one in (first, each))

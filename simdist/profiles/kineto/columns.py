@@ -94,15 +94,9 @@ def rank_events(batches: Iterable[Sequence[Event]]) -> RankEvents:
         reading.read(batch)
     events = reading.events()
     on_device = events.kind >= EventKind.KERNEL
-    return RankEvents(
-        events.where(~on_device),
-        events.where(on_device),
-        tuple(reading.threads),
-        tuple(reading.messages),
-        reading.device_messages,
-        reading.dtypes,
-        frozenset(reading.backends),
-    )
+    host, device = events.where(~on_device), events.where(on_device)
+    threads, messages, backends = tuple(reading.threads), tuple(reading.messages), frozenset(reading.backends)
+    return RankEvents(host, device, threads, messages, reading.device_messages, reading.dtypes, backends)
 
 
 class _Link(Struct, frozen=True, gc=False):

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.profiles.kineto.columns import EventColumns, Floats, RankEvents
@@ -29,11 +28,6 @@ class Transfers:
     start_s: Floats
     end_s: Floats
     messages: tuple[Message, ...]
-
-    def where(self, chosen: NDArray[np.bool_]) -> "Transfers":
-        """Return those that are chosen, `[n]`."""
-        messages = tuple(message for message, is_chosen in zip(self.messages, chosen, strict=True) if is_chosen)
-        return Transfers(self.issued_s[chosen], self.start_s[chosen], self.end_s[chosen], messages)
 
 
 HAND_OVER_S = 1e-3  # from the operator's end to the beginning of what a thread of the backend reports

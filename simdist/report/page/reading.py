@@ -173,15 +173,9 @@ def _reported(run: RunDirectory, label: str, calibrated: Calibrated | None) -> R
         executions["measured"] = Execution.of(measured, origin="measured", label=label)
         notes += more
     report = run.path / run_directory.REPORT
-    return ReportedRun(
-        label,
-        run,
-        executions,
-        validation=validate(real, simulated, run.delays) if real and simulated else None,
-        machines=_machines_text(report) if real and report.exists() else "",
-        simulated_now=simulated_now,
-        notes=tuple(notes),
-    )
+    validation = validate(real, simulated, run.delays) if real and simulated else None
+    machines = _machines_text(report) if real and report.exists() else ""
+    return ReportedRun(label, run, executions, validation, machines, simulated_now, tuple(notes))
 
 
 def _trace(run: RunDirectory, name: str) -> Trace | None:

@@ -110,17 +110,9 @@ def _field(column: str, name: str, choices: Sequence[Choice | None]) -> VaryingF
         return VaryingField(column, name, texts, None, _codes(there, choices))
     in_order = [there[place] for place in sorted(range(len(there)), key=numbers.__getitem__)]
     numbers.sort()
+    texts, codes = _texts(column, in_order, numbers), _codes(in_order, choices)
     unit, size = _unit(column, max(map(abs, numbers)))
-    return VaryingField(
-        column,
-        name,
-        _texts(column, in_order, numbers),
-        tuple(numbers),
-        _codes(in_order, choices),
-        unit,
-        size,
-        is_log(numbers),
-    )
+    return VaryingField(column, name, texts, tuple(numbers), codes, unit, size, is_log(numbers))
 
 
 def _number(choice: Choice) -> float | None:

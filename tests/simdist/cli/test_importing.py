@@ -14,7 +14,7 @@ from simdist import scenario as scenarios
 from simdist.errors import RunError, ScenarioError
 from simdist.profiles import writing
 from simdist.profiles.importing import import_job
-from simdist.profiles.writing import Names, scenario_text, write_scenario
+from simdist.profiles.writing import scenario_text, write_scenario
 from simdist.scenario import Recorded, presets
 
 LATE = Truth(
@@ -195,24 +195,24 @@ def test_a_forced_import_leaves_no_file_of_the_one_before(tmp_path) -> None:
 
 
 def test_what_is_doubtful_stands_in_the_scenario() -> None:
-    text = scenario_text(imported(replace(LATE, missing=(2,))), Names("a.npz", "b.yaml"))
+    text = scenario_text(imported(replace(LATE, missing=(2,))), delays="a.npz", workload="b.yaml")
     assert text.startswith("# Imported from profiler traces of 3 of 4 ranks, steps 3-14.")
     assert "# * no trace of rank 2 of 4" in text
     assert "doubts:  # repeated by every command that reads this\n  - >-\n    1 of 4 ranks left no trace" in text
     assert max(map(len, text.splitlines())) <= 120
 
 
-def test_delays_are_played_as_they_happened_and_the_file_says_how_to_draw_them_anew() -> None:
-    text = scenario_text(imported(LATE), Names("a.npz", "b.yaml"))
+def test_delays_are_played_as_they_happened_and_the_file_says_how_to_draw_others() -> None:
+    text = scenario_text(imported(LATE), delays="a.npz", workload="b.yaml")
     assert "  - {kind: recorded, on: host, file: a.npz}" in text
-    assert "add resample_steps: N to draw blocks of N steps anew for every seed" in text
+    assert "add resample_steps: N to draw other blocks of N steps for every seed" in text
 
 
 def test_an_import_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch) -> None:
     write_scenario(imported(LATE), tmp_path / "job.yaml")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
-    def full(*_: object) -> str:
+    def full(*_: object, **names: str) -> str:
         raise OSError(28, "No space left on device", str(tmp_path / ".job.yaml.123.part"))
 
     monkeypatch.setattr(writing, "scenario_text", full)
@@ -221,7 +221,7 @@ def test_an_import_that_cannot_be_written_leaves_the_one_before(tmp_path, monkey
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="a folder where nobody can write")
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="a folder that is never writable")
 def test_where_nothing_can_be_written_is_told_before_traces_are_read(capsys) -> None:
     answer = call(capsys, "import", "nowhere", "-o", "/proc/job.yaml")
     assert answer.err.startswith("error: /proc/job.yaml: cannot be written: ")

@@ -157,17 +157,14 @@ def _best(report: SweepReport) -> dict[str, object]:
     """
     places = _places(report.lines)
     found = [report.best.get(point) for point in range(report.n_points)]
+    with_numbers = zip(found, report.n_schedules, strict=True)
     clear = [report.is_clear(point) if each else None for point, each in enumerate(found)]
     return {
-        "line": [
-            places[report.leaders[point][0]] if each and each.next_one else -1 for point, each in enumerate(found)
-        ],
+        "line": [places[report.leaders[at][0]] if each and each.next_one else -1 for at, each in enumerate(found)],
         "tied": {point: [places[line] for line in lines] for point, lines in report.leaders.items() if len(lines) > 1},
         "gain": _rounded(each.lead - 1 if each and each.lead else None for each in found),
         "clear": [None if each is None else int(each) for each in clear],
-        "partial": [
-            int(each.n_schedules < n) if each else 0 for each, n in zip(found, report.n_schedules, strict=True)
-        ],
+        "partial": [int(each is not None and each.n_schedules < n) for each, n in with_numbers],
     }
 
 
