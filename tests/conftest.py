@@ -4,13 +4,14 @@ import os
 import signal
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 settings.register_profile(
     "simdist",
     deadline=None,  # no test of wall-clock time
     suppress_health_check=[HealthCheck.too_slow],
     derandomize="CI" in os.environ,
+    phases=(Phase.explicit, Phase.generate) if "UNSHRUNK" in os.environ else tuple(Phase),
 )
 settings.load_profile("simdist")
 

@@ -38,7 +38,7 @@ _PLAN = (
         _WALK,
         "needed.extend(self._buffers[name].readers.values())",
         "needed.extend(list(self._buffers[name].readers.values())[:1])",
-        _TEST_WALK,
+        (*_TEST_WALK, "-k", "naive_derivation"),
     ),
     Mutant(
         "plan",
@@ -46,7 +46,7 @@ _PLAN = (
         _WALK,
         "needed = [host] if host else []",
         "needed: list[_Done] = []",
-        _TEST_WALK,
+        (*_TEST_WALK, "-k", "host"),
     ),
     Mutant(
         "plan",
@@ -54,7 +54,7 @@ _PLAN = (
         _WALK,
         "sorted(needed, key=lambda done: -done.index)",
         "sorted(needed, key=lambda done: done.index)",
-        _TEST_WALK,
+        (*_TEST_WALK, "-k", "fused or implies"),
     ),
     Mutant(
         "plan",
@@ -62,7 +62,7 @@ _PLAN = (
         _WALK,
         "return all(min(clocks, default=limit) >= limit for clocks, limit in zip(moves_from, stays_at, strict=True))",
         "return True",
-        _TEST_WALK,
+        (*_TEST_WALK, "-k", "for_once"),
     ),
     Mutant(
         "plan",
@@ -70,7 +70,7 @@ _PLAN = (
         _WALK,
         "floor = [min(known) for known",
         "floor = [max(known) for known",
-        _TEST_WALK,
+        (*_TEST_WALK, "-k", "live"),
     ),
     Mutant(
         "plan",
@@ -78,7 +78,7 @@ _PLAN = (
         _CODEC,
         '"divisor": 1,',
         '"divisor": 2,',
-        _TEST_PLAN,
+        (*_TEST_PLAN, "-k", "later_field"),
     ),
     Mutant(
         "plan",
@@ -86,7 +86,7 @@ _PLAN = (
         _CODEC,
         'del document["name"]',
         'del document["format"]',
-        _TEST_PLAN,
+        (*_TEST_PLAN, "-k", "digest"),
     ),
     Mutant(
         "plan",
@@ -94,7 +94,7 @@ _PLAN = (
         _CODEC,
         "if len(known) < len(pairs)",
         "if len(known) > len(pairs)",
-        _TEST_PLAN,
+        (*_TEST_PLAN, "-k", "twice"),
     ),
     Mutant(
         "plan",
@@ -654,7 +654,7 @@ _CACHING = (
         "simdist/caching/keeping.py",
         'np.searchsorted(totals, room_nbytes, side="right")',
         'np.searchsorted(totals, room_nbytes, side="left")',
-        _TEST_CACHING,
+        (*_TEST_CACHING, "-k", "policy or fit"),
     ),
     Mutant(
         "caching",
@@ -662,7 +662,7 @@ _CACHING = (
         "simdist/caching/keeping.py",
         "(held_by != node) & (held_by != NOWHERE)",
         "(held_by != node)",
-        _TEST_CACHING,
+        (*_TEST_CACHING, "-k", "policy or room_for_all"),
     ),
     Mutant(
         "caching",
@@ -670,7 +670,7 @@ _CACHING = (
         "simdist/caching/keeping.py",
         "room_nbytes[node] -= nbytes[fits].sum()",
         "room_nbytes[node] -= 0",
-        _TEST_CACHING,
+        (*_TEST_CACHING, "-k", "keep_what"),
     ),
     Mutant(
         "caching",
@@ -678,7 +678,7 @@ _CACHING = (
         "simdist/caching/evicting.py",
         "self._disks[node].held.move_to_end(sample)",
         "self._disks[node].held[sample]",
-        _TEST_CACHING,
+        (*_TEST_CACHING, "-k", "least_recently"),
     ),
     Mutant(
         "caching",
@@ -686,7 +686,7 @@ _CACHING = (
         "simdist/caching/evicting.py",
         "            del self._owner[oldest]",
         "            self._owner[oldest] = node",
-        _TEST_CACHING,
+        (*_TEST_CACHING, "-k", "within_a_load"),
     ),
     Mutant(
         "caching",
@@ -694,7 +694,7 @@ _CACHING = (
         "simdist/caching/lookup.py",
         "        caches.clear_memory()",
         "        pass",
-        _TEST_CACHING,
+        (*_TEST_CACHING, "-k", "within_their_capacity or warm"),
     ),
     Mutant(
         "caching",
@@ -702,7 +702,7 @@ _CACHING = (
         "simdist/caching/batches.py",
         "first = part * size + _least(",
         "first = _least(",
-        _TEST_CACHING,
+        (*_TEST_CACHING, "-k", "epoch_reads or node_read"),
     ),
     Mutant(
         "caching",
@@ -710,7 +710,7 @@ _CACHING = (
         "simdist/caching/batches.py",
         "held, places = held[held <= most], places[held <= most]",
         "held, places = held[held < most], places[held < most]",
-        _TEST_CACHING,
+        (*_TEST_CACHING, "-k", "epoch_reads or random_keys"),
     ),
 )
 

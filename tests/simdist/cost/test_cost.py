@@ -138,6 +138,28 @@ def test_ring_through_two_nodes_crosses_each_nic_once():
     assert cost.alone_s == pytest.approx(chain_s + shard / RATE_BPS, rel=1e-12)
 
 
+def test_latency_of_a_ring_is_that_of_its_slowest_successive_hops():
+    """14 hops of 8, every fourth over the network: once around, and 6 more, of which 2 may be."""
+    fabric = Link(latency_s=1e-6, bandwidth_Bps=5e9)
+    op = AllReduce("whole", Group(8), algorithm="ring")
+    _, _, cost = cost_of(op, whole_and_slice(8), nodes(2, gpus_per_node=4, fabric=fabric))
+    (stage,) = cost.transfers[0].stages
+    assert stage.latency_s == pytest.approx((6 * 1e-6 + 2 * 3e-5) + (4 * 1e-6 + 2 * 3e-5), rel=1e-12)
+
+
+@pytest.mark.parametrize("root", range(4))
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "direct"])
+def test_root_of_a_reduce_sends_nothing_and_that_of_a_broadcast_gets_nothing(algorithm, root):
+    for op, is_reduce in (
+        (Reduce("whole", Group(4), root, algorithm=algorithm), True),
+        (Broadcast("whole", Group(4), root, algorithm=algorithm), False),
+    ):
+        _, costs, cost = cost_of(op, whole_and_slice(4), nodes(4))
+        side = costs.topology.nic_out if is_reduce else costs.topology.nic_in
+        nbytes = resource_nbytes(costs, cost)[side(np.arange(4))]
+        assert (nbytes == 0).tolist() == [member == root for member in range(4)]
+
+
 @pytest.mark.parametrize("algorithm", ["tree", "halving_doubling"])
 def test_tree_and_halving_send_a_buffer_once_between_two_nodes(algorithm):
     """Neighbours come first. Tree: S up and S down. Halving: two ranks send S/4 each, twice."""
@@ -178,9 +200,10 @@ def test_bytes_on_each_nic_of_16_nodes_with_8_gpus(ops):
     assert fast.simulate(plan, costs, {}).makespan_s == pytest.approx(seconds, rel=5e-4)
 
 
-def test_overhead_of_a_collective_counts_once_and_not_for_a_single_member():
+@pytest.mark.parametrize("algorithm", ["auto", "tree"])
+def test_overhead_of_a_collective_counts_once_and_not_for_a_single_member(algorithm):
     for size, expected_s in ((4, 0.25), (1, 0.0)):
-        op = AllReduce("whole", Group(size))
+        op = AllReduce("whole", Group(size), algorithm=algorithm)
         _, _, plain = cost_of(op, whole_and_slice(4), nodes(4))
         _, _, cost = cost_of(op, whole_and_slice(4), nodes(4, collective_overhead_s=0.25))
         assert cost.alone_s - plain.alone_s == pytest.approx(expected_s)
