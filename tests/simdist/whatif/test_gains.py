@@ -1,5 +1,6 @@
 """What other schedules would gain, and how sure that is."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from simdist.scenario import Recorded, Scenario
 from simdist.schedules import LocalSGD, Schedule, Sync
 from simdist.studies.comparison import measure
 from simdist.studies.resampling import ResampledRecording
-from simdist.whatif import Gains, find_gains
+from simdist.whatif import Gain, Gains, find_gains
 from tests.simdist.whatif.test_whatif import job
 
 SYNC = Sync()
@@ -148,6 +149,14 @@ def test_a_stated_block_that_is_shorter_than_a_period_is_told(tmp_path: Path) ->
     assert found.remark.startswith("blocks of 3 steps, as stated, are shorter than the longest period, 8 steps")
     assert compared(scenario, LocalSGD(period=3), block_steps=3).remark is None
     assert compared(scenario, LocalSGD(period=8)).remark is None
+
+
+@pytest.mark.parametrize(("interval", "is_sure"), [((0.9, 1.3), False), ((1.05, 1.3), True), (None, True)])
+def test_a_gain_is_sure_if_all_of_its_interval_is_a_gain(interval: tuple[float, float] | None, is_sure: bool) -> None:
+    gain = Gain("local-4", step_s=1.0, speedup=1.1, interval=interval, engine="fast")
+    assert gain.is_faster
+    assert gain.is_sure == is_sure
+    assert not replace(gain, problem="too few").is_sure
 
 
 def test_no_runs_are_refused() -> None:

@@ -92,6 +92,15 @@ def test_only_the_steps_that_are_asked_for_are_made_ideal() -> None:
     assert (before.replayed_s, before.ideal_s) == (6, 4)  # of 1 s and 3 s the lower is typical
 
 
+def test_steps_before_those_that_are_asked_for_do_not_say_what_is_ideal() -> None:
+    """The forward pass took 1 s before, and takes all ranks 3 s now: nobody is late."""
+    step = (Forward(("param",), ("loss",)), AllReduce("loss", Group(3)))
+    times = [(0, 0, 1), (1, 1, 2), (2, 2, 5), (5, 5, 6)]
+    trace = trace_of(plan_of(step, step, world_size=3), times)
+    found = find_slowdown(trace, ranks_per_node=3, steps=range(1, 2))
+    assert (found.replayed_s, found.ideal_s, found.slowdown) == (4, 4, 1)
+
+
 def test_a_slow_collective_is_charged_to_communication() -> None:
     step = (Forward(("param",), ("loss",)), AllReduce("loss", Group(3)))
     times = []
