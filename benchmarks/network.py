@@ -136,7 +136,7 @@ def averaging(sizes: Sizes, group: Group) -> tuple[Plan, Costs, dict[str, np.nda
     fabric, network = Link(latency_s=5e-6, bandwidth_Bps=1e11), Link(latency_s=1e-5, bandwidth_Bps=1.25e10)
     cluster = Cluster(nodes=sizes.nodes, gpus_per_node=sizes.gpus_per_node, fabric=fabric, network=network)
     workload = Workload(tensors=(Tensor(name="w", count=1),), batch_size=1, forward_s=0.1, backward_s=0.2)
-    delays_s = np.random.default_rng(0).exponential(1e-3, (sizes.steps, n))
+    delays_s = np.random.default_rng(0).exponential(1e-3, (1, sizes.steps, n))
     return plan, price(plan, cluster, workload), {"host": delays_s}
 
 

@@ -55,14 +55,14 @@ small = load(f"{folder}/64.yaml").changed(
 
 
 def traces_with(delays_s):
-    """Return the trace of each schedule, under a title, with these delays of hosts [step, rank]."""
+    """Return the trace of each schedule, under a title, with these delays of hosts [seed, step, rank]."""
     built = {schedule.name: build(small, schedule) for schedule in small.schedules}
     traces = {label: simulate(each.plan, each.costs, {"host": delays_s}) for label, each in built.items()}
     return {f"{label}: {1e3 * trace.makespan_s:.0f} ms": trace for label, trace in traces.items()}
 
 
-once = np.zeros((4, 4))
-once[0, 0] = once[1, 2] = 0.2
+once = np.zeros((1, 4, 4))
+once[0, 0, 0] = once[0, 1, 2] = 0.2
 schedules_figure(traces_with(once), ranks=range(4))
 
 # %% [markdown]

@@ -111,7 +111,7 @@ figure
 # logs](../docs/how-to/use-your-own-delays.md)).
 
 # %%
-late_s = delays(job)["host"]
+late_s = delays(job)["host"][0]
 often = (late_s.max(axis=1) > 0.05).mean()
 print(f"late by {1e3 * late_s.mean():.1f} ms on average; in {often:.0%} of the steps some rank by 50 ms or more")
 figure, (axis,) = panels(height_in=3.2)

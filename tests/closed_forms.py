@@ -40,17 +40,18 @@ def hierarchical_sgd_step_s(t_s: float, d_s: float, p: float, levels: Mapping[in
 
 
 def nested_waits_s(delays_s: Floats, levels: Mapping[int, int]) -> Floats:
-    """Return the delays that reach the end of the run, of drawn delays `[n_steps, world_size, n_seeds]`: `[n_seeds]`.
+    """Return the delays that reach the end of the run, of drawn delays `[n_seeds, n_steps, world_size]`: `[n_seeds]`.
 
     The steps are a multiple of the last period, and the last group is the world.
     """
     before_period = before_size = 1
     for period, size in levels.items():
-        n_periods, n_parts = len(delays_s) * before_period // period, delays_s.shape[1]
-        summed = delays_s.reshape(n_periods, period // before_period, n_parts, -1).sum(axis=1)
-        delays_s = summed.reshape(n_periods, -1, size // before_size, summed.shape[-1]).max(axis=2)
+        n_seeds, n_parts_of_periods, n_parts = delays_s.shape
+        n_periods = n_parts_of_periods * before_period // period
+        summed = delays_s.reshape(n_seeds, n_periods, period // before_period, n_parts).sum(axis=2)
+        delays_s = summed.reshape(n_seeds, n_periods, -1, size // before_size).max(axis=3)
         before_period, before_size = period, size
-    return np.asarray(delays_s.sum(axis=(0, 1)))
+    return np.asarray(delays_s.sum(axis=(1, 2)))
 
 
 def harmonic(n: int) -> float:
@@ -59,9 +60,9 @@ def harmonic(n: int) -> float:
 
 
 def one_straggler_per_step(n_steps: int, world_size: int) -> Floats:
-    """Return every sequence with exactly one rank late by 1 s in each step, `[n_steps, world_size, n_sequences]`."""
+    """Return every sequence with exactly one rank late by 1 s in each step, `[n_sequences, n_steps, world_size]`."""
     sequences = np.array(list(itertools.product(range(world_size), repeat=n_steps)))
-    return np.asarray(sequences.T[:, None, :] == np.arange(world_size)[:, None], dtype=np.float64)
+    return np.asarray(sequences[:, :, None] == np.arange(world_size), dtype=np.float64)
 
 
 def ring_all_reduce_s(n: int, nbytes: float, latency_s: float, bandwidth_Bps: float) -> float:

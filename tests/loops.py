@@ -262,11 +262,11 @@ def schedule_for_more() -> None:
 
 
 def undelayed_channel() -> None:
-    wrapped(nn.Linear(2, 2), delays={"io": np.zeros((4, 1))})
+    wrapped(nn.Linear(2, 2), delays={"io": np.zeros((1, 4, 1))})
 
 
 def short_delays() -> None:
-    wrapped(nn.Linear(2, 2), delays={"host": np.zeros((3, 1))})
+    wrapped(nn.Linear(2, 2), delays={"host": np.zeros((1, 3, 1))})
 
 
 def another_model() -> None:

@@ -202,7 +202,7 @@ def charged(measured: Trace, simulated: Trace, delays: Delays) -> tuple[int, int
         return 0, 0
     predicted_s, measured_s = (attribute_waiting(trace).caused_s for trace in (simulated, measured))
     shared = np.isclose(predicted_s[:, :, None], predicted_s[:, None, :], rtol=1e-6).sum(axis=2) > 1
-    late = (delays["host"] > 0) & (predicted_s > MATTERS_S) & ~shared
+    late = (delays["host"][0] > 0) & (predicted_s > MATTERS_S) & ~shared
     return int(late.sum()), int((late & (measured_s > predicted_s / 2) & (measured_s < 2 * predicted_s)).sum())
 
 

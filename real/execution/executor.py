@@ -90,7 +90,7 @@ class Executor:
     Args:
         plan: A legal plan.
         rank: Which rank this is.
-        delays: Channel -> float64 `[n_steps, world_size]`, seconds.
+        delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
         world: Performs collectives.
         program: Performs the rest.
         memory: The buffers.
@@ -115,7 +115,7 @@ class Executor:
         first_step: int = 0,
     ) -> None:
         self._plan = plan
-        self._delays_s = {channel: array[:, rank].tolist() for channel, array in delays.items()}
+        self._delays_s = {channel: array[0, :, rank].tolist() for channel, array in delays.items()}
         self._world, self._program, self._memory = world, program, memory
         self._watch, self._error = watch, _FirstError()
         self._submitted = -1

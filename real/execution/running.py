@@ -87,7 +87,7 @@ def perform(
     Args:
         connection: To the other ranks.
         plan: A legal plan of as many ranks as there are processes.
-        delays: Channel -> float64 `[n_steps, world_size]`, seconds.
+        delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
         buffers: Names of the buffers that need memory.
         program: Makes the program from the memory, and from what is set when the run has failed.
         program_name: For the report.

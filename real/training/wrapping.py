@@ -72,7 +72,7 @@ def wrap(
         optimizer: Of the module's parameters.
         schedule: The schedule; or a plan; or a plan file or run directory, as `simdist plan -o` writes.
         n_steps: Steps in all, of a schedule; a plan has its own.
-        delays: Injected delays, channel -> float64 `[n_steps, world_size]`, seconds; by default those of the run
+        delays: Injected delays, channel -> float64 `[1, n_steps, world_size]`, seconds; by default those of the run
             directory, else none.
         checkpoint: Folder of checkpoints, which only rank 0 uses. The loop goes on from the newest one there.
         every: Steps from one checkpoint to the next. One is written after the last step, too.

@@ -56,7 +56,7 @@ class Export:
         plan: What the ranks do.
         costs: Its price list.
         workload: What computes; tells the FLOPs of forward and backward passes.
-        delays: Channel -> float64 `[plan.n_steps, plan.world_size]`, seconds.
+        delays: Channel -> float64 `[1, plan.n_steps, plan.world_size]`, seconds.
         n_steps: The first so many steps are written.
     """
 
@@ -95,7 +95,7 @@ class Export:
         for instance in takewhile(lambda each: each.step < self.n_steps, walk(self.plan)):
             op, seconds = instance.op, alone_s[instance.op]
             if isinstance(op, Delay):
-                seconds = float(self.delays[op.channel][instance.step, rank])
+                seconds = float(self.delays[op.channel][0, instance.step, rank])
             elif isinstance(op, Load) and (load_s := next(loads_s)) is not None:
                 seconds = float(load_s[rank])
             has_node = _has_node(op, seconds)

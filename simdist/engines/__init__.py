@@ -46,7 +46,7 @@ def simulate(
     Args:
         plan: A legal plan (see `simdist.plan.check`).
         costs: Its price list (see `simdist.cost`).
-        delays: Channel -> float64 `[n_steps, world_size]`, seconds.
+        delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
         engine: See `choose_engine`.
         progress: Called with the number of steps done.
 

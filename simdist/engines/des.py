@@ -52,7 +52,7 @@ def simulate(
     Args:
         plan: A legal plan.
         costs: Its price list.
-        delays: Channel -> float64 `[n_steps, world_size]`, seconds.
+        delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
         progress: Called with the number of steps that the first rank has behind it.
 
     Raises:
@@ -274,7 +274,7 @@ def _task(
     instance: Instance, seconds: list[float] | None, meeting: _Meeting | None, batch: int | None, delays: Delays
 ) -> _Task:
     if isinstance(instance.op, Delay):
-        seconds = delays[instance.op.channel][instance.step].tolist()
+        seconds = delays[instance.op.channel][0, instance.step].tolist()
     period_s = instance.op.period_s if isinstance(instance.op, Tick) else None
     stream = STREAMS.index(instance.stream)
     return _Task(instance.index, instance.step, stream, instance.after, seconds, meeting, batch, period_s)

@@ -32,7 +32,7 @@ def simulate(plan: Plan, costs: Costs, delays: Delays, *, progress: Progress | N
     Args:
         plan: A legal plan.
         costs: Its price list.
-        delays: Channel -> float64 `[n_steps, world_size]`, seconds.
+        delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
         progress: Called with the number of steps done.
 
     Raises:
@@ -60,7 +60,7 @@ def measure(
     Args:
         plan: A legal plan.
         costs: Its price list.
-        delays: Source of `[n_steps, world_size, n_seeds]` delays.
+        delays: Source of `[n_seeds, n_steps, world_size]` delays.
         n_seeds: Seeds.
         progress: Called with the number of steps done.
 

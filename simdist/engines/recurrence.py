@@ -19,7 +19,7 @@ from typing import Protocol, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.plan.delays import Delays, DelaySource
+from simdist.plan.delays import DelaySource
 from simdist.plan.group import Group
 from simdist.plan.ops import Channel, Delay, Op, Tick, tick_s
 from simdist.plan.plan import Plan
@@ -254,7 +254,7 @@ class _DelayFeed:
         self._source = source
         self._n_steps = n_steps
         self._chunk_steps = 1
-        self._chunk: Delays = {}
+        self._chunk: dict[Channel, Times] = {}  # [n_steps, world_size, n_seeds]
         self._first = self._end = 0
 
     def delay(self, channel: Channel, step: int) -> Times:
@@ -262,7 +262,8 @@ class _DelayFeed:
         while step >= self._end:
             self._first = self._end
             n_steps = min(self._chunk_steps, self._n_steps - self._first)
-            self._chunk = self._source.take(n_steps)
+            taken = self._source.take(n_steps)
+            self._chunk = {channel: np.moveaxis(delays_s, 0, 2) for channel, delays_s in taken.items()}
             self._end += n_steps
             n_values = next(iter(self._chunk.values()))[0].size
             self._chunk_steps = max(1, self._CHUNK_VALUES // n_values)

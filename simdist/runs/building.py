@@ -125,6 +125,5 @@ def simulate(scenario: Scenario, *, label: str | None = None, engine: Engine = "
 
 
 def delays(scenario: Scenario) -> dict[Channel, NDArray[np.float64]]:
-    """Draw the delays of the scenario's own seed: channel -> `[steps, world_size]`, seconds."""
-    drawn = delay_sampler(scenario, [scenario.seed]).take(scenario.steps)
-    return {channel: np.ascontiguousarray(array[:, :, 0]) for channel, array in drawn.items()}
+    """Draw the delays of the scenario's own seed: channel -> float64 `[1, steps, world_size]`, seconds."""
+    return delay_sampler(scenario, [scenario.seed]).take(scenario.steps)

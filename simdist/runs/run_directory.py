@@ -60,7 +60,7 @@ class RunDirectory:
         path: Where it is.
         scenario: What it is made from, with the one schedule of this plan.
         plan: What to execute.
-        delays: Channel -> float64 `[plan.n_steps, plan.world_size]`, seconds.
+        delays: Channel -> float64 `[1, plan.n_steps, plan.world_size]`, seconds.
     """
 
     path: Path
@@ -93,7 +93,7 @@ def write(path: Path, scenario: Scenario, plan: Plan, delays: Delays, *, force: 
         path: Where; made if it is not there.
         scenario: With the one schedule of the plan.
         plan: What to execute.
-        delays: Channel -> float64 `[plan.n_steps, plan.world_size]`, seconds.
+        delays: Channel -> float64 `[1, plan.n_steps, plan.world_size]`, seconds.
         force: Replace what is there and delete its traces.
 
     Raises:
@@ -145,7 +145,7 @@ def read(path: Path) -> RunDirectory:
 
 
 def read_delays(path: Path) -> dict[Channel, NDArray[np.float64]]:
-    """Read delays: channel -> float64 `[n_steps, world_size]`, finite and not negative.
+    """Read delays: channel -> float64 `[1, n_steps, world_size]`, finite and not negative.
 
     Raises:
         PlanError: The file is damaged or holds something else.
@@ -159,7 +159,7 @@ def read_delays(path: Path) -> dict[Channel, NDArray[np.float64]]:
         problem = _problem(name, array)
         if problem:
             raise PlanError(f"{path}: {problem}")
-    return {channel: arrays[channel] for channel in _CHANNELS if channel in arrays}
+    return {channel: arrays[channel][np.newaxis] for channel in _CHANNELS if channel in arrays}
 
 
 def _problem(name: str, array: NDArray[np.float64]) -> str | None:
@@ -242,7 +242,7 @@ def contents(scenario: Scenario, plan: Plan, delays: Delays) -> dict[str, bytes]
     return {
         **{name: _npz({"seconds": seconds}) for name, seconds in recordings.items()},
         SCENARIO: scenarios.dump(standalone).encode(),
-        DELAYS: _npz({str(channel): array for channel, array in delays.items()}),
+        DELAYS: _npz({str(channel): array[0] for channel, array in delays.items()}),
         PLAN: plans.dumps(plan).encode(),
     }
 
@@ -320,12 +320,12 @@ def _check_plan(path: Path, plan: Plan, scenario: Scenario) -> None:
 
 
 def _check_delays(path: Path, plan: Plan, delays: Delays) -> None:
-    file, shape = path / DELAYS, (plan.n_steps, plan.world_size)
+    file, needed = path / DELAYS, (plan.n_steps, plan.world_size)
     for channel in sorted({op.channel for body in plan.bodies for op in body if isinstance(op, Delay)}):
         if channel not in delays:
             raise PlanError(
                 f"{file}: {channel} is missing; {path / PLAN} delays it; found: {', '.join(delays) or 'none'}"
             )
     for channel, array in delays.items():
-        if array.shape != shape:
-            raise PlanError(f"{file}: {channel} has shape {array.shape}; {path / PLAN} takes {shape}: steps, ranks")
+        if (found := array.shape[1:]) != needed:
+            raise PlanError(f"{file}: {channel} has shape {found}; {path / PLAN} takes {needed}: steps, ranks")

@@ -14,7 +14,7 @@ from simdist.scenario.disturbances import (
 )
 from simdist.scenario.link import Link, TablePoint
 from simdist.scenario.loading import dump_cluster, dump_workload, load_cluster, load_workload
-from simdist.scenario.sampling import DelaySampler, draw, sampler
+from simdist.scenario.sampling import DelaySampler, sampler
 from simdist.scenario.scenario import Host, InputSettings, Scenario, dump, load, loads
 from simdist.scenario.workload import Tensor, Workload
 
@@ -44,7 +44,6 @@ __all__ = [
     "Tensor",
     "Transient",
     "Workload",
-    "draw",
     "dump",
     "dump_cluster",
     "dump_workload",

@@ -62,6 +62,11 @@ def sampler(
         world_size: Ranks.
         ranks_per_node: Consecutive ranks that share a node.
         compute_s: Forward and backward seconds of a step of each rank, shape `[world_size]`.
+
+    >>> late = Transient(probability=0.5, delay_s=1.0)
+    >>> delays = sampler([late], seeds=[0], world_size=4, ranks_per_node=4, compute_s=np.ones(4)).take(2)
+    >>> delays["host"].shape
+    (1, 2, 4)
     """
     sources = []
     for index, disturbance in enumerate(disturbances):
@@ -70,28 +75,6 @@ def sampler(
         uniforms = _Uniforms([np.array([seed, index], dtype=np.uint64) for seed in seeds], world_size, ranks)
         sources.append(_Source(disturbance, uniforms, compute_s[ranks], seeds))
     return DelaySampler(sources, world_size=world_size, n_seeds=len(seeds))
-
-
-def draw(
-    disturbances: Sequence[Disturbance],
-    n_steps: int,
-    *,
-    seed: int,
-    world_size: int,
-    ranks_per_node: int,
-    compute_s: Floats,
-) -> dict[Channel, Floats]:
-    """Return the delays of a whole run, seconds by channel, shape `[n_steps, world_size]`.
-
-    >>> delays = draw([Transient(probability=0.5, delay_s=1.0)], 2, seed=0, world_size=4, ranks_per_node=4,
-    ...               compute_s=np.ones(4))
-    >>> delays["host"].shape
-    (2, 4)
-    """
-    one_seed = sampler(
-        disturbances, seeds=[seed], world_size=world_size, ranks_per_node=ranks_per_node, compute_s=compute_s
-    )
-    return {channel: delays[:, :, 0] for channel, delays in one_seed.take(n_steps).items()}
 
 
 @final
@@ -111,7 +94,9 @@ class DelaySampler:
         return frozenset(source.channel for source in self._sources)
 
     def take(self, n_steps: int) -> dict[Channel, Floats]:
-        """Return the delays of the next `n_steps` steps: seconds by channel, shape `[n_steps, world_size, n_seeds]`.
+        """Return the delays of the next `n_steps` steps: seconds by channel, shape `[n_seeds, n_steps, world_size]`.
+
+        In memory the seeds stay side by side: engines work step by step, on all ranks and seeds at once.
 
         Raises:
             ScenarioError: A recording ends before.
@@ -122,7 +107,7 @@ class DelaySampler:
         for start, stop in self._batches(first, self._next_step):
             for source in self._sources:
                 delays[source.channel][start - first : stop - first, source.ranks] += source.delays(start, stop)
-        return delays
+        return {channel: np.moveaxis(seconds, 2, 0) for channel, seconds in delays.items()}
 
     def _batches(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
         """Split steps at borders of tiles, so that no tile is computed twice."""

@@ -214,9 +214,8 @@ def _measure_des(
     reads = expected(built.plan) if built.plan.dataset else None
     different = seeds if scenario.is_random else seeds[:1]
     for number, seed in enumerate(different):
-        drawn = delay_sampler(scenario, [seed]).take(scenario.steps)
+        delays = delay_sampler(scenario, [seed]).take(scenario.steps)
         report = _reporter(progress, built, n_seeds=len(different), before=number, each=1)
-        delays = {channel: array[:, :, 0] for channel, array in drawn.items()}
         trace = des.simulate(built.plan, built.costs, delays, progress=report)
         measured = break_down(trace), find_epochs(trace, reads) if reads else None
         yield from [measured] * (len(seeds) // len(different))

@@ -169,7 +169,7 @@ def knob_effects(
     Args:
         scenario: With a data set.
         schedule: Of the scenario.
-        delays: Channel -> float64 `[n_steps, world_size]`, seconds; the same with every knob.
+        delays: Channel -> float64 `[1, n_steps, world_size]`, seconds; the same with every knob.
         known: What was simulated with the same delays and is not again: a schedule with another policy is often one of
             the others. Gets what is simulated now.
         progress: See `Progress`.

@@ -165,7 +165,7 @@ def validate(real: Trace, simulated: Trace, delays: Delays) -> Validation:
     Args:
         real: What was measured; NaN where it did not come to.
         simulated: What was predicted.
-        delays: What was injected into both: channel -> float64 `[n_steps, world_size]`, seconds.
+        delays: What was injected into both: channel -> float64 `[1, n_steps, world_size]`, seconds.
 
     Raises:
         TraceError: They are traces of different plans, or not one step was finished.

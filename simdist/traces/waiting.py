@@ -75,16 +75,16 @@ def first_steps(trace: Trace, n_steps: int) -> Trace:
 
 
 def injected_s(plan: Plan, delays: Delays) -> dict[Channel, Seconds]:
-    """Return the drawn delays that a plan performs, by channel; 0 where it performs none.
+    """Return the drawn delays that a plan performs, by channel, `[n_steps, world_size]`; 0 where it performs none.
 
     Args:
         plan: What performs them, at most one of a channel per step.
-        delays: Channel -> float64 `[n_steps, world_size]`, seconds.
+        delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
     """
     found: dict[Channel, Seconds] = {}
     for each in occurrences(plan):
         if isinstance(each.op, Delay):
-            drawn_s = delays[each.op.channel]
+            drawn_s = delays[each.op.channel][0]
             found.setdefault(each.op.channel, np.zeros_like(drawn_s))[each.steps] = drawn_s[each.steps]
     return found
 

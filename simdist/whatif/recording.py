@@ -33,7 +33,7 @@ def measured_delays(trace: Trace, timed: Timing, costs: Costs) -> dict[Channel, 
         costs: What its operations cost by its scenario.
 
     Returns:
-        Channel -> float64 `[n_steps, world_size]`, seconds, not negative; only channels on which something was late.
+        Channel -> float64 `[1, n_steps, world_size]`, seconds, not negative; only channels on which something was late.
     """
     plan = trace.plan
     excess_s: dict[Channel, Floats] = {}
@@ -44,7 +44,7 @@ def measured_delays(trace: Trace, timed: Timing, costs: Costs) -> dict[Channel, 
         late_s = timed.durations_s[each.rows] - _price_s(each.op, costs, plan)
         if timed.gaps_s is not None and channel != "io":
             late_s = late_s + timed.gaps_s[each.rows]
-        excess_s.setdefault(channel, np.zeros((plan.n_steps, plan.world_size)))[each.steps] += late_s
+        excess_s.setdefault(channel, np.zeros((1, plan.n_steps, plan.world_size)))[0, each.steps] += late_s
     clipped = {channel: np.maximum(seconds, 0.0) for channel, seconds in excess_s.items()}
     return {channel: seconds for channel, seconds in clipped.items() if seconds.any()}
 
@@ -91,7 +91,7 @@ def as_recorded(scenario: Scenario) -> Scenario:
 
 def only_steps(delays: Delays, steps: range) -> dict[Channel, Floats]:
     """Return the delays of some consecutive steps, of the channels on which there are any."""
-    chosen = {channel: seconds[steps.start : steps.stop] for channel, seconds in delays.items()}
+    chosen = {channel: seconds[:, steps.start : steps.stop] for channel, seconds in delays.items()}
     return {channel: seconds for channel, seconds in chosen.items() if seconds.any()}
 
 
@@ -100,7 +100,7 @@ def with_recording(scenario: Scenario, delays: Delays, folder: Path) -> Scenario
 
     Args:
         scenario: Its steps become those of the recording.
-        delays: Channel -> float64 `[n_steps, world_size]`, seconds.
+        delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
         folder: Where the recording is written; it must stay as long as the scenario is used.
 
     Raises:
@@ -108,9 +108,9 @@ def with_recording(scenario: Scenario, delays: Delays, folder: Path) -> Scenario
     """
     file = folder / "recording.npz"
     try:
-        write_npz(file, {str(channel): np.asarray(seconds) for channel, seconds in delays.items()})
+        write_npz(file, {str(channel): seconds[0] for channel, seconds in delays.items()})
     except OSError as error:
         raise RunError(f"{file}: cannot be written: {error.strerror or error}") from None
-    n_steps = max((len(seconds) for seconds in delays.values()), default=scenario.steps)
+    n_steps = max((seconds.shape[1] for seconds in delays.values()), default=scenario.steps)
     played = tuple(Recorded(on=channel, file=file) for channel in delays)
     return scenario.changed(disturbances=played, steps=n_steps)

@@ -87,7 +87,7 @@ def execute(plan: Plan, program: Program, lanes: Lanes, delay_s: float = 0.0, wa
     Executor(
         plan,
         rank=0,
-        delays={channel: np.full((plan.n_steps, plan.world_size), delay_s) for channel in ("host", "compute", "io")},
+        delays={channel: np.full((1, plan.n_steps, plan.world_size), delay_s) for channel in ("host", "compute", "io")},
         world=program,
         program=program,
         memory=Memory(plan, CPU, ()),
@@ -160,7 +160,7 @@ def test_the_clocks_of_gpu_and_host_agree_on_how_long_a_run_takes(lanes: Lanes) 
     executor = Executor(
         plan,
         rank=0,
-        delays={"compute": np.full((plan.n_steps, 1), 0.05)},
+        delays={"compute": np.full((1, plan.n_steps, 1), 0.05)},
         world=program,
         program=program,
         memory=Memory(plan, CPU, ()),
@@ -379,7 +379,7 @@ def reduce_on_and_on() -> None:
         executor = Executor(
             plan,
             rank=connection.place.rank,
-            delays={"host": np.full((plan.n_steps, 2), 1e-3)},
+            delays={"host": np.full((1, plan.n_steps, 2), 1e-3)},
             world=ProcessWorld(groups_of(plan), timeout_s=30.0),
             program=Spinning(),
             memory=memory,

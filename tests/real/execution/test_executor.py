@@ -96,7 +96,7 @@ def execute(
     start_s: float | None = None,
     watch: Nobody | None = None,
 ):
-    delays = {channel: np.full((plan.n_steps, plan.world_size), delay_s) for channel in ("host", "compute", "io")}
+    delays = {channel: np.full((1, plan.n_steps, plan.world_size), delay_s) for channel in ("host", "compute", "io")}
     recorder, watch = Recorder(plan), watch or Nobody()
     executor = Executor(
         plan,
@@ -328,7 +328,7 @@ def test_who_waits_for_a_stuck_collective_stops_when_another_rank_fails(lanes: L
     executor = Executor(
         plan,
         rank=0,
-        delays={"host": np.zeros((1, 2))},
+        delays={"host": np.zeros((1, 1, 2))},
         world=program,
         program=program,
         memory=Memory(plan, CPU, ()),

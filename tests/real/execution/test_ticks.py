@@ -114,7 +114,7 @@ def costs_of(plan: Plan) -> Costs:
 def test_ticks_fall_as_in_the_simulation(steps: list[tuple]) -> None:
     """To the last bit, on every rank; operations take so long that some end at a tick, and ranks differ."""
     plan = plan_of(*steps, world_size=2)
-    delays = {"host": np.array([[0.3, 0.01]] * plan.n_steps)}
+    delays = {"host": np.array([[[0.3, 0.01]] * plan.n_steps])}
     trace = fast.simulate(plan, costs_of(plan), delays)
     for rank in range(2):
         for instance, at_s in all_due_s(plan, trace.end_s[:, rank], start_s=0.0):

@@ -231,7 +231,7 @@ MISUSES = {
     loops.large_nodes: "ScenarioError: ranks_per_node=3 does not divide 1 ranks",
     loops.schedule_for_more: "ScenarioError: hsgd-2-2,4-4: levels: group of 2 at period 2 does not divide 1 ranks",
     loops.undelayed_channel: "PlanError: plan sync does not delay io: leave these delays out",
-    loops.short_delays: "PlanError: host delays have shape (3, 1); plan sync takes (4, 1)",
+    loops.short_delays: "PlanError: host delays have shape (1, 3, 1); a run of plan sync takes (1, 4, 1)",
     loops.another_model: "PlanError: plan sync: buffer param has 8 elements; this model's tensors 0:2 have 6",
     loops.plan_for_more: "RunError: plan sync is for 2 ranks, and there are 1",
     loops.other_n_steps: "PlanError: plan sync has 9 steps; n_steps=4: leave it out",

@@ -299,7 +299,7 @@ def test_a_run_is_exported_with_its_own_delays(capsys, tmp_path):
         delayed = {
             find(node, "simdist_step"): node.duration_micros for node in nodes if find(node, "simdist_op") == "delay"
         }
-        assert delayed == {step: 50000 for step in range(12) if drawn[step, rank]}
+        assert delayed == {step: 50000 for step in range(12) if drawn[0, step, rank]}
 
 
 def recorded(folder, *, keys: str = "") -> str:

@@ -138,7 +138,7 @@ def test_every_seed_takes_as_long_as_nested_maxima_of_its_delays(n, p, schedule)
 def test_one_straggler_per_step_costs_exactly_this_over_all_4096_sequences(kind, settings, delays):
     """Eight ranks, four steps, a delay of 1 s: every number is a sum of powers of two, so the mean is exact."""
     every = closed_forms.one_straggler_per_step(4, 8)
-    assert every.shape == (4, 8, 4096)
+    assert every.shape == (4096, 4, 8)
     plan = kinds()[kind](**settings).plan(Job(8, 4, 4, (1,), delay_channels=frozenset({"host"})))
     ideal = Cluster(nodes=2, gpus_per_node=4, fabric=Link.ideal(), network=Link.ideal())
     workload = Workload(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -92,9 +93,9 @@ def workloads(draw):
 
 
 @st.composite
-def delays_of(draw, plan, *, n_seeds=None):
+def delays_of(draw, plan, *, n_seeds=1):
     """Draw the delays a plan needs: mostly none, some of a few sizes that make ties likely, some of any size."""
-    shape = (plan.n_steps, plan.world_size) + (() if n_seeds is None else (n_seeds,))
+    shape = n_seeds, plan.n_steps, plan.world_size
     channels = sorted({op.channel for body in plan.bodies for op in body if isinstance(op, Delay)})
     return {channel: draw(arrays(shape)) for channel in channels}
 
@@ -169,14 +170,13 @@ def test_order_written_out_step_by_step_gives_the_same_times(run):
 @given(runs())
 def test_measuring_without_a_trace_gives_the_breakdown_of_the_trace(run):
     plan, costs, delays = run
-    source = DrawnDelays({channel: array[:, :, None] for channel, array in delays.items()})
     try:
         expected = break_down(fast.simulate(plan, costs, delays))
     except UnsupportedError:
         with pytest.raises(UnsupportedError):
-            fast.measure(plan, costs, source, n_seeds=1)
+            fast.measure(plan, costs, DrawnDelays(delays), n_seeds=1)
         return
-    measured = fast.measure(plan, costs, source, n_seeds=1)
+    measured = fast.measure(plan, costs, DrawnDelays(delays), n_seeds=1)
     for name in ("makespan_s", *STATES):
         np.testing.assert_array_equal(getattr(measured, name), getattr(expected, name))
 
@@ -190,7 +190,7 @@ def test_seeds_in_one_batch_do_not_touch_each_other(data):
     delays = data.draw(delays_of(plan, n_seeds=3))
     together = fast.measure(plan, costs, DrawnDelays(delays), n_seeds=3)
     for seed in range(3):
-        one = DrawnDelays({channel: array[:, :, seed] for channel, array in delays.items()})
+        one = DrawnDelays({channel: array[[seed]] for channel, array in delays.items()})
         alone = fast.measure(plan, costs, one, n_seeds=1)
         assert together.makespan_s[seed] == alone.makespan_s[0]
         for name in STATES:
@@ -276,7 +276,7 @@ def ticking(engine, body, delays=((0.0, 0.0),), *, all_reduce_s=1.0):
     tensors = tuple(Tensor(name=str(number), count=1, flops=1.0) for number in range(2))
     what = Workload(tensors=tensors, batch_size=1, forward_s=2.0, backward_s=8.0, optimize_s=0.0)
     costs = price(plan, Cluster(nodes=2, gpus_per_node=1, fabric=network, network=network), what)
-    return engine.simulate(plan, costs, {"host": np.array(delays)})
+    return engine.simulate(plan, costs, {"host": np.array([delays])})
 
 
 def times_of(trace, row):
@@ -360,7 +360,7 @@ def test_a_clock_of_milliseconds_does_not_tick_early_or_late_by_rounding(engine)
 def assert_permuted(plan, costs, delays, order):
     for engine in (des, fast):
         trace = engine.simulate(plan, costs, delays)
-        other = engine.simulate(plan, costs, {channel: array[:, order] for channel, array in delays.items()})
+        other = engine.simulate(plan, costs, {channel: array[:, :, order] for channel, array in delays.items()})
         for name in ARRAYS:
             np.testing.assert_array_equal(getattr(other, name), getattr(trace, name)[:, order])
 
@@ -422,14 +422,14 @@ def sharing():
     line = Link(latency_s=1e-3, bandwidth_Bps=1e6)
     workload = Workload(tensors=(Tensor(name="w", count=1),), batch_size=1, forward_s=0.1, backward_s=0.2)
     costs = price(plan, Cluster(nodes=2, gpus_per_node=2, fabric=line, network=line), workload)
-    return plan, costs, {"host": np.array([[0.0, 0.001, 0.0, 0.0]])}
+    return plan, costs, {"host": np.array([[[0.0, 0.001, 0.0, 0.0]]])}
 
 
 def test_auto_takes_the_fast_engine_and_the_other_where_that_one_refuses():
     plan, costs = tiny()
-    assert simulate(plan, costs, {"host": np.zeros((3, 4))}).source == "simulated by fast"
+    assert simulate(plan, costs, {"host": np.zeros((1, 3, 4))}).source == "simulated by fast"
     assert simulate(*sharing()).source == "simulated by des"
-    assert simulate(*tiny(), {"host": np.zeros((3, 4))}, engine="des").source == "simulated by des"
+    assert simulate(*tiny(), {"host": np.zeros((1, 3, 4))}, engine="des").source == "simulated by des"
     with pytest.raises(UnsupportedError, match="use --engine des"):
         simulate(*sharing(), engine="fast")
 
@@ -463,39 +463,38 @@ def test_delays_that_do_not_fit_are_refused(engine):
     plan, costs = tiny()
     with pytest.raises(PlanError, match="plan sync delays the host; no such delays are given, only: none"):
         simulate(plan, costs, {}, engine=engine)
-    with pytest.raises(PlanError, match=r"host delays have shape \(3, 5\); plan sync takes \(3, 4\): steps x ranks"):
-        simulate(plan, costs, {"host": np.zeros((3, 5))}, engine=engine)
-    with pytest.raises(PlanError, match=r"shape \(2, 4\)"):
-        simulate(plan, costs, {"host": np.zeros((2, 4))}, engine=engine)
-    with pytest.raises(PlanError, match=r"shape \(4,\)"):
-        simulate(plan, costs, {"host": np.zeros(4)}, engine=engine)
+    with pytest.raises(PlanError, match=r"\(1, 3, 5\); a run of plan sync takes \(1, 3, 4\): seeds x steps x ranks"):
+        simulate(plan, costs, {"host": np.zeros((1, 3, 5))}, engine=engine)
+    for shape in ((1, 2, 4), (2, 3, 4), (3, 4), (4,)):
+        with pytest.raises(PlanError, match=rf"host delays have shape {re.escape(str(shape))}"):
+            simulate(plan, costs, {"host": np.zeros(shape)}, engine=engine)
     for bad in (-1.0, np.nan, np.inf):
-        delays = np.zeros((3, 4))
-        delays[2, 1] = bad
-        with pytest.raises(PlanError, match=r"at \(2, 1\) \(step, rank\); delays are seconds, 0 or more"):
+        delays = np.zeros((1, 3, 4))
+        delays[0, 2, 1] = bad
+        with pytest.raises(PlanError, match=r"at step 2, rank 1; delays are seconds, 0 or more"):
             simulate(plan, costs, {"host": delays}, engine=engine)
 
 
 def test_delays_that_are_not_needed_are_ignored_and_longer_ones_accepted():
     plan, costs = tiny()
-    check_delays(plan, {"host": np.zeros((7, 4)), "io": np.full((1, 1), np.nan)})
-    long = {"host": np.zeros((7, 4)), "io": np.zeros((3, 4))}
-    assert simulate(plan, costs, long).makespan_s == simulate(plan, costs, {"host": np.zeros((3, 4))}).makespan_s
+    check_delays(plan, {"host": np.zeros((1, 7, 4)), "io": np.full((1, 1, 1), np.nan)})
+    long = {"host": np.zeros((1, 7, 4)), "io": np.zeros((1, 3, 4))}
+    assert simulate(plan, costs, long).makespan_s == simulate(plan, costs, {"host": np.zeros((1, 3, 4))}).makespan_s
 
 
 @pytest.mark.parametrize("engine", [des, fast], ids=["des", "fast"])
 def test_progress_grows_to_the_number_of_steps(engine):
     plan, costs = tiny()
     told = []
-    engine.simulate(plan, costs, {"host": np.ones((3, 4))}, progress=told.append)
+    engine.simulate(plan, costs, {"host": np.ones((1, 3, 4))}, progress=told.append)
     assert told == sorted(told)
     assert told[-1] == 3
 
 
 def test_drawn_delays_are_handed_out_in_order():
-    source = DrawnDelays({"host": np.arange(6.0).reshape(3, 2)})
-    assert source.take(1)["host"].tolist() == [[[0.0], [1.0]]]
-    assert source.take(2)["host"].tolist() == [[[2.0], [3.0]], [[4.0], [5.0]]]
+    source = DrawnDelays({"host": np.arange(6.0).reshape(1, 3, 2)})
+    assert source.take(1)["host"].tolist() == [[[0.0, 1.0]]]
+    assert source.take(2)["host"].tolist() == [[[2.0, 3.0], [4.0, 5.0]]]
 
 
 def test_chunks_of_delays_do_not_change_any_time(monkeypatch):
@@ -503,7 +502,7 @@ def test_chunks_of_delays_do_not_change_any_time(monkeypatch):
     line = Link(latency_s=1e-3, bandwidth_Bps=1e6)
     what = Workload(tensors=(Tensor(name="w", count=250),), batch_size=1, forward_s=0.1, backward_s=0.2)
     costs = price(plan, Cluster(nodes=2, gpus_per_node=2, fabric=line, network=line), what)
-    delays = {channel: np.random.default_rng(1).random((31, 4, 2)) for channel in ("host", "compute")}
+    delays = {channel: np.random.default_rng(1).random((2, 31, 4)) for channel in ("host", "compute")}
     whole = fast.measure(plan, costs, DrawnDelays(delays), n_seeds=2)
     for n_values in (1, 8, 24, 80):
         monkeypatch.setattr(recurrence._DelayFeed, "_CHUNK_VALUES", n_values)
@@ -553,13 +552,13 @@ def test_two_processes_write_the_same_bytes(engine, tmp_path):
 def test_label_of_the_plan_does_not_change_any_time():
     plan, costs = tiny()
     renamed = dataclasses.replace(plan, name="another")
-    delays = {"host": np.random.default_rng(0).random((3, 4))}
+    delays = {"host": np.random.default_rng(0).random((1, 3, 4))}
     assert (simulate(plan, costs, delays).difference_s(simulate(renamed, costs, delays)) == 0).all()
 
 
 def test_streams_run_in_order_and_concurrently():
     plan, costs = tiny()
-    trace = des.simulate(plan, costs, {"host": np.random.default_rng(0).random((3, 4))})
+    trace = des.simulate(plan, costs, {"host": np.random.default_rng(0).random((1, 3, 4))})
     by_stream = {}
     for instance in walk(plan):
         by_stream.setdefault(stream_of(instance.op), []).append(instance.index)

@@ -53,7 +53,7 @@ def repeated(*body, n, times):
 
 
 def host(*steps):
-    return {"host": np.array(steps, dtype=np.float64)}
+    return {"host": np.array([steps], dtype=np.float64)}
 
 
 def check(engine, plan, where, what, delays, table):
@@ -181,7 +181,7 @@ def test_delay_of_the_compute_stream_hides_behind_nothing(engine):
         all_reduce  9-10   6>9-10
         optimize    10-11  10-11
     """
-    check(engine, plan, cluster(2), workload(), {"compute": np.array([[3.0, 0.0]])}, table)
+    check(engine, plan, cluster(2), workload(), {"compute": np.array([[[3.0, 0.0]]])}, table)
 
 
 def test_delay_of_the_io_stream_holds_up_loads_only():
@@ -195,11 +195,11 @@ def test_delay_of_the_io_stream_holds_up_loads_only():
     storage = Storage(latency_s=2.0, bandwidth_Bps=1e9)
     plan = repeated(Delay("io"), Load("batch"), FORWARD, BACKWARD, OPTIMIZE, n=2, times=1)
     where = cluster(2, network=IDEAL, storage=storage)
-    trace = des.simulate(plan, price(plan, where, workload()), {"io": np.array([[3.0, 0.0]])})
+    trace = des.simulate(plan, price(plan, where, workload()), {"io": np.array([[[3.0, 0.0]]])})
     assert trace.start_s[:2].tolist() == [[0, 0], [3, 0]]
     assert trace.end_s[1:].tolist() == pytest.approx(np.array([[5, 2], [2, 2], [6, 6], [7, 7]]), abs=1e-7)
     with pytest.raises(UnsupportedError, match=r"load\(-> batch\) at step 0: groups share a link"):
-        fast.simulate(plan, price(plan, where, workload()), {"io": np.array([[3.0, 0.0]])})
+        fast.simulate(plan, price(plan, where, workload()), {"io": np.array([[[3.0, 0.0]]])})
 
 
 @ENGINES
@@ -402,7 +402,7 @@ def test_groups_at_a_stride_are_late_together(engine):
         backward    2-6    2-6    2-6    5-9
         all_reduce  6-7    6>9-10 6-7    9-10
     """
-    delays = {"compute": np.array([[0.0, 0.0, 0.0, 3.0]])}
+    delays = {"compute": np.array([[[0.0, 0.0, 0.0, 3.0]]])}
     latency = Link(latency_s=0.5, bandwidth_Bps=np.inf)
     check(engine, plan, cluster(4, gpus_per_node=2, network=latency), workload(), delays, table)
 

@@ -24,8 +24,8 @@ def traces() -> dict[str, Trace]:
         disturbances=[{"kind": "transient", "on": "host", "probability": 0.5, "delay": "200 ms"}],
         steps=4,
     )
-    delays_s = np.zeros((4, 4))
-    delays_s[0, 0] = delays_s[1, 2] = 0.2
+    delays_s = np.zeros((1, 4, 4))
+    delays_s[0, 0, 0] = delays_s[0, 1, 2] = 0.2
     built = [build(scenario, schedule) for schedule in scenario.schedules]
     return {each.schedule.name: simulate(each.plan, each.costs, {"host": delays_s}) for each in built}
 

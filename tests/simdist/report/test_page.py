@@ -220,7 +220,7 @@ def test_ranks_that_caused_most_are_those_of_the_rank_table(page, folder):
     for name, (caused_s, _, suffered_s, injected) in table.items():
         rank = int(name.removeprefix("rank "))
         assert (caused_s, suffered_s) == (expected.caused_s[rank], expected.suffered_s[rank])
-        assert injected == run.delays["host"][:, rank].sum()
+        assert injected == run.delays["host"][0, :, rank].sum()
 
 
 def test_comparison_is_that_of_validate(page, folder):

@@ -80,8 +80,8 @@ def test_recordings_are_part_of_the_directory(tmp_path):
     (tmp_path / "measured.npz").unlink()
     shutil.move(tmp_path / "run", tmp_path / "elsewhere")
     found = run_directory.read(tmp_path / "elsewhere")
-    assert np.array_equal(found.delays["host"], seconds[:12])
-    assert np.array_equal(delays(found.scenario)["host"], seconds[:12])
+    assert np.array_equal(found.delays["host"], seconds[np.newaxis, :12])
+    assert np.array_equal(delays(found.scenario)["host"], seconds[np.newaxis, :12])
 
 
 def test_scenario_of_a_run_needs_no_preset(tmp_path):

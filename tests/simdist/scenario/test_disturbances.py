@@ -16,7 +16,6 @@ from simdist.scenario import (
     Persistent,
     Recorded,
     Transient,
-    draw,
     sampler,
 )
 
@@ -36,9 +35,7 @@ def draw_host(disturbance, n_steps=40, world_size=8, seed=1):
 
 
 def draw_all(disturbances, n_steps=40, world_size=8, seed=1):
-    return draw(
-        disturbances, n_steps, seed=seed, world_size=world_size, ranks_per_node=4, compute_s=np.full(world_size, 0.2)
-    )
+    return {channel: s[0] for channel, s in make_sampler(disturbances, [seed], world_size).take(n_steps).items()}
 
 
 def make_sampler(disturbances, seeds, world_size=8):
@@ -64,18 +61,18 @@ def test_chunks_do_not_change_any_number(chunks):
     parts = [chunked.take(n_steps) for n_steps in chunks]
     assert whole.keys() == {"host", "compute"} == chunked.channels
     for channel, delays in whole.items():
-        assert delays.shape == (50, 8, 2)
-        assert np.array_equal(np.concatenate([part[channel] for part in parts]), delays)
+        assert delays.shape == (2, 50, 8)
+        assert np.array_equal(np.concatenate([part[channel] for part in parts], axis=1), delays)
 
 
 def test_batches_do_not_change_any_number():
     small, large = make_sampler(RANDOM, [5]), make_sampler(RANDOM, range(5, 15), world_size=1000)
-    assert np.array_equal(small.take(40)["host"][:, :, 0], large.take(40)["host"][:, :8, 0])
+    assert np.array_equal(small.take(40)["host"][0], large.take(40)["host"][0, :, :8])
 
 
 def test_seed_has_its_numbers_whichever_seeds_stand_beside_it():
     delays = make_sampler(RANDOM, [9, 3]).take(40)["host"]
-    assert np.array_equal(delays[:, :, 1], draw_all(RANDOM, seed=3)["host"])
+    assert np.array_equal(delays[1], draw_all(RANDOM, seed=3)["host"])
 
 
 def test_one_more_disturbance_at_the_end_keeps_the_numbers_of_the_others():
@@ -141,10 +138,9 @@ def test_persistent_delays_its_ranks_in_every_step():
 
 
 def test_factor_stretches_each_ranks_own_compute():
-    delays = draw(
-        [Persistent(factor=1.5)], 2, seed=0, world_size=4, ranks_per_node=4, compute_s=np.array([1.0, 2.0, 3.0, 4.0])
-    )
-    assert delays["host"].tolist() == [[0.5, 1.0, 1.5, 2.0]] * 2
+    compute_s = np.array([1.0, 2.0, 3.0, 4.0])
+    late = sampler([Persistent(factor=1.5)], seeds=[0], world_size=4, ranks_per_node=4, compute_s=compute_s).take(2)
+    assert late["host"].tolist() == [[[0.5, 1.0, 1.5, 2.0]] * 2]
 
 
 def test_disturbances_of_a_channel_add_up():

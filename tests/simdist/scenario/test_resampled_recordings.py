@@ -7,8 +7,8 @@ import pytest
 
 from simdist.errors import ScenarioError
 from simdist.scenario import loads
-from simdist.scenario.disturbances import Recorded, Transient
-from simdist.scenario.sampling import draw, resampled_steps, sampler
+from simdist.scenario.disturbances import Disturbance, Recorded, Transient
+from simdist.scenario.sampling import DelaySampler, resampled_steps, sampler
 
 N_RECORDED, WORLD_SIZE = 12, 3
 
@@ -22,8 +22,11 @@ def _file(tmp_path: Path) -> Path:
 
 
 def drawn(recorded: Recorded, n_steps: int, *, seed: int = 0) -> np.ndarray:
-    delays = draw([recorded], n_steps, seed=seed, world_size=WORLD_SIZE, ranks_per_node=3, compute_s=np.ones(3))
-    return delays[recorded.on]
+    return sampler_of(recorded, seeds=[seed]).take(n_steps)[recorded.on][0]
+
+
+def sampler_of(*recorded: Disturbance, seeds: list[int]) -> DelaySampler:
+    return sampler(recorded, seeds=seeds, world_size=WORLD_SIZE, ranks_per_node=3, compute_s=np.ones(3))
 
 
 def test_blocks_are_consecutive_recorded_steps_of_all_ranks(file: Path) -> None:
@@ -46,27 +49,25 @@ def _steps(seed: int, *, block_steps: int, n_steps: int) -> np.ndarray:
 
 
 def test_channels_that_were_recorded_together_stay_together(file: Path) -> None:
-    both = [Transient(probability=0.5, delay_s=0.0), Recorded(file=file, resample_steps=2)]
-    both.append(Recorded(file=file, resample_steps=2, on="compute"))
-    delays = draw(both, 30, seed=5, world_size=WORLD_SIZE, ranks_per_node=3, compute_s=np.ones(3))
+    none, late = Transient(probability=0.5, delay_s=0.0), Recorded(file=file, resample_steps=2)
+    delays = sampler_of(none, late, Recorded(file=file, resample_steps=2, on="compute"), seeds=[5]).take(30)
     np.testing.assert_allclose(delays["compute"], delays["host"] + 100)
 
 
 def test_seeds_differ_and_many_seeds_are_each_what_one_is(file: Path) -> None:
     recorded = Recorded(file=file, resample_steps=3)
-    together = sampler([recorded], seeds=[4, 9], world_size=WORLD_SIZE, ranks_per_node=3, compute_s=np.ones(3))
-    seconds = together.take(20)["host"]
-    assert not np.array_equal(seconds[:, :, 0], seconds[:, :, 1])
-    for column, seed in enumerate((4, 9)):
-        np.testing.assert_array_equal(seconds[:, :, column], drawn(recorded, 20, seed=seed))
+    seconds = sampler_of(recorded, seeds=[4, 9]).take(20)["host"]
+    assert not np.array_equal(seconds[0], seconds[1])
+    for of_seed, seed in zip(seconds, (4, 9), strict=True):
+        np.testing.assert_array_equal(of_seed, drawn(recorded, 20, seed=seed))
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 64])
 def test_chunks_and_longer_runs_change_nothing(file: Path, chunk: int) -> None:
     recorded = Recorded(file=file, resample_steps=3)
     whole = drawn(recorded, 130)
-    parts = sampler([recorded], seeds=[0], world_size=WORLD_SIZE, ranks_per_node=3, compute_s=np.ones(3))
-    pieces = [parts.take(min(chunk, 130 - first))["host"][:, :, 0] for first in range(0, 130, chunk)]
+    parts = sampler_of(recorded, seeds=[0])
+    pieces = [parts.take(min(chunk, 130 - first))["host"][0] for first in range(0, 130, chunk)]
     np.testing.assert_array_equal(np.concatenate(pieces), whole)
     np.testing.assert_array_equal(drawn(recorded, 11), whole[:11])
 

@@ -28,7 +28,7 @@ from simdist.traces.waiting import op_table
 FORWARD = Forward(("param",), ("loss",))
 BACKWARD = Backward(("param", "loss"), "grad")
 STEP = (Delay("host"), FORWARD, Wait("loss"), BACKWARD, AllReduce("grad", Group(2)))
-NO_DELAYS = {"host": np.zeros((2, 2))}
+NO_DELAYS = {"host": np.zeros((1, 2, 2))}
 
 
 def by_hand(begin_s: float, scale: float, late_s: tuple[float, float] = (0.0, 0.0)) -> list:
@@ -132,7 +132,7 @@ def test_operation_measured_as_nothing_has_no_relative_error():
 
 
 def test_injected_delays_are_compared_with_the_drawn_ones():
-    drawn = {"host": np.array([[0.0, 2.0], [1.0, 0.0]])}
+    drawn = {"host": np.array([[[0.0, 2.0], [1.0, 0.0]]])}
     simulated = by_hand(0, 1.0, (0, 2.0)) + by_hand(6, 1.0, (1.0, 0))
     measured = by_hand(0, 1.0, (0, 2.001)) + by_hand(6.001, 1.0, (0.98, 0))
     found = validate(*pair(simulated, measured), drawn)
@@ -175,12 +175,12 @@ def test_rank_that_shares_the_simulated_blame_is_blamed_in_both():
 
 
 def test_measurement_that_ended_early_is_compared_over_its_finished_steps():
-    whole = validate(*pair(by_hand(0, 1.0, (0, 1)), by_hand(0, 1.5)), {"host": np.array([[0.0, 1.0]])})
+    whole = validate(*pair(by_hand(0, 1.0, (0, 1)), by_hand(0, 1.5)), {"host": np.array([[[0.0, 1.0]]])})
     simulated = by_hand(0, 1.0, (0, 1)) + by_hand(5, 1.0, (9, 0))
     real, simulated = pair(simulated, by_hand(0, 1.5) + by_hand(6, 1.5, (7, 0)))
     real.end_s[9, 1] = np.nan  # the all-reduce of step 1, on one rank
     assert finished_steps(real) == 1
-    assert validate(real, simulated, {"host": np.array([[0.0, 1.0], [9.0, 0.0]])}) == whole
+    assert validate(real, simulated, {"host": np.array([[[0.0, 1.0], [9.0, 0.0]]])}) == whole
 
 
 def test_steps_behind_one_that_was_not_finished_do_not_count():

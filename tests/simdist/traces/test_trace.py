@@ -25,7 +25,7 @@ def simulated(*, period=2, n_steps=5, seed=0, engine=fast):
     line = Link(latency_s=1e-3, bandwidth_Bps=1e6)
     workload = Workload(tensors=(Tensor(name="w", count=250),), batch_size=1, forward_s=0.1, backward_s=0.2)
     costs = price(plan, Cluster(nodes=2, gpus_per_node=2, fabric=line, network=line), workload)
-    return engine.simulate(plan, costs, {"host": np.random.default_rng(seed).random((n_steps, 4))})
+    return engine.simulate(plan, costs, {"host": np.random.default_rng(seed).random((1, n_steps, 4))})
 
 
 def test_trace_comes_back_from_its_file(tmp_path):

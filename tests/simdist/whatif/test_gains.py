@@ -22,7 +22,7 @@ PAUSES = "{kind: transient, probability: 5%, delay: 100 ms}"
 def recorded(scenario: Scenario, folder: Path) -> Scenario:
     """Return a scenario that plays what another one draws."""
     file = folder / f"recording-{scenario.seed}.npz"
-    np.savez(file, delays(scenario)["host"])
+    np.savez(file, delays(scenario)["host"][0])
     return scenario.changed(disturbances=(Recorded(file=file),))
 
 
