@@ -23,6 +23,8 @@ SLOW = (
     "tests/project/test_documentation_site.py",
     "tests/project/test_notebooks.py",
     "tests/real/",
+    "tests/simdist/sweep/test_dask.py",
+    "tests/simdist/sweep/test_run.py",
 )
 QUICK = ("tests/real/kernels/test_topk.py", "tests/real/programs/", "tests/real/recording/")
 SLOW_FIXTURES = {"browser"}

@@ -139,14 +139,18 @@ def run(what: Callable[..., None] | Sequence[str], world_size: int, *args: objec
 
 def run_module(module: str, world_size: int, *args: object) -> str:
     """Run `python -m MODULE ARGS` on every rank, as torchrun would, and return what rank 0 printed."""
-    endings = run(_as_main, world_size, module, *map(str, args))
+    endings = run(run_as_main, world_size, module, True, *map(str, args))
     assert {ending.code for ending in endings.values()} == {0}, endings
     return endings[0].output
 
 
-def _as_main(module: str, *args: str) -> None:
-    sys.argv = [module, *args]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+def run_as_main(program: str, is_module: bool, *args: str) -> None:
+    """Run a module or a script as the interpreter would, in this process."""
+    sys.argv = [program, *args]
+    if is_module:
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(program, run_name="__main__")
 
 
 def places(rank: int, world_size: int, port: int) -> dict[str, str]:

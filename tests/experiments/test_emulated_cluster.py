@@ -110,7 +110,10 @@ def test_page_on_trust_shows_what_was_recorded():
 
 
 @pytest.mark.skipif(network.missing() is not None, reason=f"no emulated cluster here: {network.missing()}")
-@pytest.mark.parametrize(("name", "n_runs"), [("synchronization", 2 * 2 * 5), ("communication", 2 * 7)])
+@pytest.mark.parametrize(
+    ("name", "n_runs"),
+    [pytest.param("synchronization", 2 * 2 * 5, marks=pytest.mark.full), ("communication", 2 * 7)],  # one way for both
+)
 def test_experiment_runs_from_calibration_to_tables(name, n_runs, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["run.py", "--tiny", "--study", name])
     assert run.main() == 0

@@ -9,6 +9,7 @@ there, another one is put over the first scenario, and both must load without wa
 a sweep of a scenario in docs/examples.
 """
 
+import argparse
 import contextlib
 import doctest
 import functools
@@ -26,6 +27,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import processes
 import pytest
 
 import simdist.schedules
@@ -125,15 +127,34 @@ def run_command(line: str) -> tuple[int, str, str]:
     match = PROGRAM.match(line)
     assert match, f"no command of simdist: {line!r}"
     arguments = shlex.split(match[2], comments=True)
+    if match[1] == "torchrun":
+        return run_ranks(arguments)
     if match[1] != "simdist":
-        what = {"torchrun": ["-m", "torch.distributed.run"]}.get(match[1], match[1].split()[1:])
-        command = [sys.executable, *what, *arguments]
+        command = [sys.executable, *match[1].split()[1:], *arguments]
         environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600, check=False)
-        return ended.returncode, ended.stdout, ended.stderr if ended.returncode else ""  # torchrun is not quiet
+        return ended.returncode, ended.stdout, ended.stderr if ended.returncode else ""
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = main(arguments)
     return code, out.getvalue(), err.getvalue()
+
+
+def run_ranks(arguments: list[str]) -> tuple[int, str, str]:
+    """Run what follows `torchrun`; return the worst exit code and what the ranks print, those that fail as stderr.
+
+    The ranks start without torchrun itself, from a server that has loaded torch.
+    """
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--standalone", action="store_true", required=True)
+    parser.add_argument("--nproc-per-node", type=int, required=True)
+    parser.add_argument("-m", action="store_true", dest="is_module")
+    parser.add_argument("program")
+    parser.add_argument("rest", nargs=argparse.REMAINDER)
+    found = parser.parse_args(arguments)
+    endings = processes.run(processes.run_as_main, found.nproc_per_node, found.program, found.is_module, *found.rest)
+    code = max(abs(ending.code) for ending in endings.values())
+    printed = "".join(ending.output for ending in endings.values())
+    return code, "" if code else printed, printed if code else ""
 
 
 def command_outputs(text: str) -> Iterator[tuple[str, str]]:

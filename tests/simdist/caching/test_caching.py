@@ -412,6 +412,7 @@ def as_lists(reads: BatchReads) -> tuple:
     return reads.number, reads.epoch, rows, list(reads.evicted_memory), list(reads.evicted_disk)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(data_plans())
 def test_look_up_finds_what_reading_one_by_one_does(plan: Plan) -> None:

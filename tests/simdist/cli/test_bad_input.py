@@ -12,12 +12,13 @@ import zipfile
 import numpy as np
 import pytest
 from commandline import LABELS, STORAGE, call, edited, process, write
+from messages import assert_message
 
 from simdist.runs.run_directory import SIMULATED
 
 
-def assert_refused(answer, *parts):
-    """One message on stderr that has all parts, nothing on stdout."""
+def assert_refused(answer, *parts, case=None, folder=None):
+    """One message on stderr that has all parts, and is the one that is recorded for the case; nothing on stdout."""
     assert answer.code == 2, answer
     assert answer.out == ""
     assert answer.err.startswith("error:")
@@ -25,6 +26,8 @@ def assert_refused(answer, *parts):
     assert "Traceback" not in answer.err
     for part in parts:
         assert part in answer.err, f"{part!r} is not in:\n{answer.err}"
+    if case:
+        assert_message(f"bad input: {case}", answer.err, folder)
 
 
 SYNC = "  - kind: sync\n"
@@ -33,46 +36,48 @@ TRANSIENT = "{kind: transient, probability: 10%, delay: 50 ms}"
 LOCAL = "{kind: local_sgd, period: 4}"
 LEVELS = "{2: 4, 4: world}"
 
-SCENARIOS = {
-    "unknown key": ([("gpus_per_node", "gpu_per_node")], ["bad.yaml:3", "cluster.gpu_per_node", "unknown key", "did you mean 'gpus_per_node'"]),
-    "unknown section": ([("steps: 12", "steps: 12\nschedule: []")], ["bad.yaml:14", "schedule", "did you mean 'schedules'"]),
-    "duplicate key": ([("seed: 1", "seed: 1\nseed: 2")], ["bad.yaml:15", "seed", "duplicate key", "line 14", "remove one"]),
-    "bits for bytes": ([("sample_size: 1 kB", "sample_size: 1 kbit")], ["bad.yaml:11", "workload.sample_size", "1 kbit", "write"]),
-    "bytes for bits": ([("25 Gbit/s", "25 GBps")], ["bad.yaml:5", "cluster.network.bandwidth", "25 GBps", "write 25 GB/s"]),
-    "bare number": ([("forward: 20 ms", "forward: 20")], ["bad.yaml:12", "workload.forward", "20", "write e.g. 55 ms"]),
-    "negative time": ([("latency: 25 us", "latency: -25 us")], ["bad.yaml:5", "cluster.network.latency", "-25 us"]),
-    "NaN": ([("forward: 20 ms", "forward: .nan")], ["bad.yaml:12", "workload.forward", ".nan", "write e.g. 55 ms"]),
-    "infinity": ([("25 Gbit/s", "inf Gbit/s")], ["bad.yaml:5", "cluster.network.bandwidth", "inf Gbit/s", "write e.g. 25 Gbit/s"]),
-    "zero bandwidth": ([("25 Gbit/s", "0 Gbit/s")], ["bad.yaml:5", "cluster.network.bandwidth", "above 0"]),
-    "zero ranks": ([("gpus_per_node: 4", "gpus_per_node: 0")], ["bad.yaml:3", "cluster.gpus_per_node", "0", "at least 1"]),
-    "huge ranks": ([("nodes: 2", "nodes: 1e9")], ["bad.yaml:2", "cluster.nodes", "4000000000 ranks", "at most 1048576"]),
-    "zero steps": ([("steps: 12", "steps: 0")], ["bad.yaml:13", "steps", "0", "at least 1"]),
-    "steps as text": ([("steps: 12", "steps: many")], ["bad.yaml:13", "steps", "'many'", "write e.g. 8"]),
-    "negative seed": ([("seed: 1", "seed: -1")], ["bad.yaml:14", "seed", "-1", "at least 0"]),
-    "probability above 1": ([("10%", "110%")], ["bad.yaml:16", "disturbances[0].probability", "110%", "0 to 1"]),
-    "unknown disturbance": ([("kind: transient", "kind: transcient")], ["bad.yaml:16", "disturbances[0].kind", "transcient", "did you mean 'transient'"]),
-    "unknown schedule": ([("kind: local_sgd", "kind: localsgd")], ["bad.yaml:19", "schedules[1].kind", "localsgd", "did you mean 'local_sgd'"]),
-    "rank out of range": ([(TRANSIENT, "{kind: transient, probability: 10%, delay: 50 ms, ranks: [8]}")], ["bad.yaml:16", "disturbances[0].ranks", "8", "0 to 7"]),
-    "zero period": ([("period: 4", "period: 0")], ["bad.yaml:19", "schedules[1].period", "0", "at least 1"]),
-    "period that does not divide": ([(LEVELS, "{2: 4, 3: world}")], ["bad.yaml:20", "schedules[2].levels", "period 3 after 2", "such as 2, 4"]),
-    "group that does not divide the world": ([(LEVELS, "{2: 3, 4: world}")], ["bad.yaml:20", "schedules[2].levels", "group of 3", "does not divide 8 ranks", "2, 4, 8"]),
-    "equal labels": ([(LOCAL, "{kind: sync}")], ["bad.yaml:19", "schedules[1]", "duplicate label", "'sync'", "write another label"]),
-    "no schedules": ([("  - kind: sync\n  - {kind: local_sgd, period: 4}\n  - {kind: hierarchical_sgd, levels: {2: 4, 4: world}}\n", "  []\n")], ["bad.yaml:17", "schedules", "a list of 1 or more"]),
-    "storage that is not there": ([("seed: 1", "seed: 1\ninput: {source: storage}")], ["bad.yaml:15", "input.source", "'storage'", "write cluster.storage"]),
-    "unknown preset": ([("seed: 1", "seed: 1"), ("workload:\n", "workload:\n  preset: resnet51\n")], ["bad.yaml:7", "workload.preset", "resnet51", "did you mean 'resnet50'"]),
-    "missing recording": ([(TRANSIENT, "{kind: recorded, file: nowhere.npz}")], ["bad.yaml:16", "disturbances[0].file", "nowhere.npz"]),
-    "missing key": ([("  batch_size: 32\n", "")], ["bad.yaml:6", "workload", "batch_size", "missing"]),
-    "two problems": ([("nodes: 2", "nodes: two"), ("steps: 12", "steps: 0")], ["bad.yaml:2", "cluster.nodes", "'two'", "bad.yaml:13", "steps"]),
-    "tab": ([("  batch_size", "\tbatch_size")], ["bad.yaml:10", "a tab in the indentation", "indent with spaces"]),
+SCENARIOS = {  # what is changed; where the message says so, and which key: the sentence is in golden/messages.txt
+    "unknown key": ([("gpus_per_node", "gpu_per_node")], ["bad.yaml:3", "cluster.gpu_per_node"]),
+    "unknown section": ([("steps: 12", "steps: 12\nschedule: []")], ["bad.yaml:14", "schedule"]),
+    "duplicate key": ([("seed: 1", "seed: 1\nseed: 2")], ["bad.yaml:15", "seed"]),
+    "bits for bytes": ([("sample_size: 1 kB", "sample_size: 1 kbit")], ["bad.yaml:11", "workload.sample_size"]),
+    "bytes for bits": ([("25 Gbit/s", "25 GBps")], ["bad.yaml:5", "cluster.network.bandwidth"]),
+    "bare number": ([("forward: 20 ms", "forward: 20")], ["bad.yaml:12", "workload.forward"]),
+    "negative time": ([("latency: 25 us", "latency: -25 us")], ["bad.yaml:5", "cluster.network.latency"]),
+    "NaN": ([("forward: 20 ms", "forward: .nan")], ["bad.yaml:12", "workload.forward"]),
+    "infinity": ([("25 Gbit/s", "inf Gbit/s")], ["bad.yaml:5", "cluster.network.bandwidth"]),
+    "zero bandwidth": ([("25 Gbit/s", "0 Gbit/s")], ["bad.yaml:5", "cluster.network.bandwidth"]),
+    "zero ranks": ([("gpus_per_node: 4", "gpus_per_node: 0")], ["bad.yaml:3", "cluster.gpus_per_node"]),
+    "huge ranks": ([("nodes: 2", "nodes: 1e9")], ["bad.yaml:2", "cluster.nodes"]),
+    "zero steps": ([("steps: 12", "steps: 0")], ["bad.yaml:13", "steps"]),
+    "steps as text": ([("steps: 12", "steps: many")], ["bad.yaml:13", "steps"]),
+    "negative seed": ([("seed: 1", "seed: -1")], ["bad.yaml:14", "seed"]),
+    "probability above 1": ([("10%", "110%")], ["bad.yaml:16", "disturbances[0].probability"]),
+    "unknown disturbance": ([("kind: transient", "kind: transcient")], ["bad.yaml:16", "disturbances[0].kind"]),
+    "unknown schedule": ([("kind: local_sgd", "kind: localsgd")], ["bad.yaml:19", "schedules[1].kind"]),
+    "rank out of range": ([(TRANSIENT, "{kind: transient, probability: 10%, delay: 50 ms, ranks: [8]}")], ["bad.yaml:16", "disturbances[0].ranks"]),
+    "zero period": ([("period: 4", "period: 0")], ["bad.yaml:19", "schedules[1].period"]),
+    "period that does not divide": ([(LEVELS, "{2: 4, 3: world}")], ["bad.yaml:20", "schedules[2].levels"]),
+    "group that does not divide the world": ([(LEVELS, "{2: 3, 4: world}")], ["bad.yaml:20", "schedules[2].levels"]),
+    "equal labels": ([(LOCAL, "{kind: sync}")], ["bad.yaml:19", "schedules[1]"]),
+    "no schedules": ([("  - kind: sync\n  - {kind: local_sgd, period: 4}\n  - {kind: hierarchical_sgd, levels: {2: 4, 4: world}}\n", "  []\n")], ["bad.yaml:17", "schedules"]),
+    "storage that is not there": ([("seed: 1", "seed: 1\ninput: {source: storage}")], ["bad.yaml:15", "input.source"]),
+    "unknown preset": ([("seed: 1", "seed: 1"), ("workload:\n", "workload:\n  preset: resnet51\n")], ["bad.yaml:7", "workload.preset"]),
+    "missing recording": ([(TRANSIENT, "{kind: recorded, file: nowhere.npz}")], ["bad.yaml:16", "disturbances[0].file"]),
+    "missing key": ([("  batch_size: 32\n", "")], ["bad.yaml:6", "workload"]),
+    "two problems": ([("nodes: 2", "nodes: two"), ("steps: 12", "steps: 0")], ["bad.yaml:2", "cluster.nodes", "bad.yaml:13", "steps"]),
+    "tab": ([("  batch_size", "\tbatch_size")], ["bad.yaml:10", "a tab in the indentation"]),
     "unclosed bracket": ([(LEVELS, "{2: 4")], ["bad.yaml:20", "not YAML"]),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("edits", "parts"), SCENARIOS.values(), ids=SCENARIOS)
-def test_broken_scenario_is_refused(tmp_path, capsys, edits, parts):
+@pytest.mark.parametrize("case", SCENARIOS)
+def test_broken_scenario_is_refused(tmp_path, capsys, case):
+    edits, parts = SCENARIOS[case]
     path = write(tmp_path / "bad.yaml", edited(*edits))
     for command in ("plan", "simulate", "compare"):
-        assert_refused(call(capsys, command, path, "--json"), str(path), *parts)
+        answer = call(capsys, command, path, "--json")
+        assert_refused(answer, str(path), *parts, case=f"scenario: {case}", folder=tmp_path)
 
 
 FILES = {
@@ -84,10 +89,12 @@ FILES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("content", "parts"), FILES.values(), ids=FILES)
-def test_file_that_is_no_scenario_is_refused(tmp_path, capsys, content, parts):
+@pytest.mark.parametrize("case", FILES)
+def test_file_that_is_no_scenario_is_refused(tmp_path, capsys, case):
+    content, parts = FILES[case]
     (tmp_path / "bad.yaml").write_bytes(content)
-    assert_refused(call(capsys, "plan", tmp_path / "bad.yaml"), *parts)
+    answer = call(capsys, "plan", tmp_path / "bad.yaml")
+    assert_refused(answer, *parts, case=f"file: {case}", folder=tmp_path)
 
 
 def test_file_that_cannot_be_read_is_refused(tmp_path, capsys):
@@ -111,11 +118,12 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize(("args", "parts"), OPTIONS.values(), ids=OPTIONS)
-def test_wrong_option_is_refused(tmp_path, capsys, args, parts):
+@pytest.mark.parametrize("case", OPTIONS)
+def test_wrong_option_is_refused(tmp_path, capsys, case):
+    (command, *rest), parts = OPTIONS[case]
     path = write(tmp_path / "scenario.yaml")
-    command, *rest = args
-    assert_refused(call(capsys, command, path, *rest), *parts)
+    answer = call(capsys, command, path, *rest)
+    assert_refused(answer, *parts, case=f"option: {case}", folder=tmp_path)
 
 
 def test_wrong_command_is_refused(capsys):
@@ -186,13 +194,15 @@ PLANS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("edit", "parts"), PLANS.values(), ids=PLANS)
-def test_broken_plan_is_refused(run, capsys, edit, parts):
+@pytest.mark.parametrize("case", PLANS)
+def test_broken_plan_is_refused(run, capsys, case):
+    edit, parts = PLANS[case]
     document = json.loads((run / "plan.json").read_text())
     edit(document)
     (run / "plan.json").write_text(json.dumps(document))
     where = "delays.npz" if "is missing" in parts[0] else "run" if "storage" in parts[0] else "plan.json"
-    assert_refused(call(capsys, "simulate", run, "--json"), str(run), where, *parts)
+    answer = call(capsys, "simulate", run, "--json")
+    assert_refused(answer, str(run), where, *parts, case=f"plan: {case}", folder=run.parent)
 
 
 TEXTS = {
@@ -204,11 +214,13 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize(("edit", "part"), TEXTS.values(), ids=TEXTS)
-def test_file_that_is_no_plan_is_refused(run, capsys, edit, part):
+@pytest.mark.parametrize("case", TEXTS)
+def test_file_that_is_no_plan_is_refused(run, capsys, case):
+    edit, part = TEXTS[case]
     text = (run / "plan.json").read_text()
     (run / "plan.json").write_text(edit(text) if "12" in text else pytest.fail("nothing to replace"))
-    assert_refused(call(capsys, "simulate", run), str(run / "plan.json"), part)
+    answer = call(capsys, "simulate", run)
+    assert_refused(answer, str(run / "plan.json"), part, case=f"plan file: {case}", folder=run.parent)
 
 
 def host(*places, shape=(12, 8), dtype=np.float64):
@@ -234,10 +246,12 @@ DELAYS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("arrays", "parts"), DELAYS.values(), ids=DELAYS)
-def test_wrong_delays_are_refused(run, capsys, arrays, parts):
+@pytest.mark.parametrize("case", DELAYS)
+def test_wrong_delays_are_refused(run, capsys, case):
+    arrays, parts = DELAYS[case]
     np.savez(run / "delays.npz", **arrays)
-    assert_refused(call(capsys, "simulate", run), str(run / "delays.npz"), *parts)
+    answer = call(capsys, "simulate", run)
+    assert_refused(answer, str(run / "delays.npz"), *parts, case=f"delays: {case}", folder=run.parent)
 
 
 def damaged(content):
@@ -346,10 +360,11 @@ SELECTIONS = {
 }
 
 
-@pytest.mark.parametrize(("args", "parts"), SELECTIONS.values(), ids=SELECTIONS)
-def test_wrong_selection_is_refused(template, tmp_path, capsys, args, parts):
+@pytest.mark.parametrize("case", SELECTIONS)
+def test_wrong_selection_is_refused(template, tmp_path, capsys, case):
+    args, parts = SELECTIONS[case]
     answer = call(capsys, "trace", template / "sync", "--chrome", tmp_path / "x.json", *args)
-    assert_refused(answer, *parts)
+    assert_refused(answer, *parts, case=f"selection: {case}", folder=template)
 
 
 def test_run_directory_is_not_overwritten(template, tmp_path, capsys):
@@ -383,6 +398,7 @@ def test_debug_shows_where_it_was_raised(tmp_path, capsys):
     assert "ScenarioError" in answer.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "args", [["plan", "bad.yaml"], ["compare", "bad.yaml", "--json"], ["simulate", "nowhere"], ["--bad"]]
 )

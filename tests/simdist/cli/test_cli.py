@@ -114,6 +114,7 @@ def test_stdout_is_the_result_and_nothing_else(tmp_path, capsys, command):
         assert WARNING not in answer.out
 
 
+@pytest.mark.slow
 def test_reader_that_leaves_early_is_no_error(tmp_path):
     many = "\n".join(f"    - {{name: tensor{number}, count: 10}}" for number in range(600))
     text = edited(
@@ -136,6 +137,7 @@ def test_full_disk_fails_without_a_traceback(small):
     assert done.stderr.startswith("error: cannot print: No space left on device\n")
 
 
+@pytest.mark.slow
 def test_terminal_without_the_characters_gets_others(small):
     done = outside("compare", small, environment={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0
@@ -283,6 +285,7 @@ def test_run_can_be_simulated_into_another_directory(small, tmp_path, capsys):
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes()
 
 
+@pytest.mark.slow
 def test_equal_input_gives_equal_traces_in_any_process(small, tmp_path):
     for seed in ("1", "2"):
         for engine in ("fast", "des"):
@@ -312,6 +315,7 @@ def test_plan_written_by_hand_is_simulated_with_a_warning(small, tmp_path, capsy
     assert f"warning: {path}: is not the plan that sync makes of the scenario" in answer.err
 
 
+@pytest.mark.slow
 def test_simulate_draws_a_timeline_of_each_schedule(small, tmp_path, capsys):
     assert call(capsys, "simulate", small, "--plot", tmp_path / "one.png", "--schedule", "sync").code == 0
     assert call(capsys, "simulate", small, "--plot", tmp_path / "all.svg").code == 0
@@ -323,6 +327,7 @@ def fail(*_, **__):
     raise AssertionError("done all the same")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["auto", "fast"])
 @pytest.mark.parametrize("steps", [12, 49])
 def test_times_are_the_same_without_a_trace_and_no_trace_is_made(tmp_path, capsys, monkeypatch, engine, steps):
@@ -546,6 +551,7 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_interruption_keeps_what_is_finished(tmp_path):
     many = "".join(f"  - {{kind: local_sgd, period: {period}}}\n" for period in range(5, 45))
     path, kept = write(tmp_path / "s.yaml", SMALL + many), tmp_path / "out" / "rows.jsonl"

@@ -122,6 +122,7 @@ def without_contention(op_kinds=WITHOUT_STORAGE):
     return runs(op_kinds=op_kinds).filter(lambda run: not run[1].contested)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(runs())
 def test_engines_agree(run):
@@ -144,6 +145,7 @@ def test_engines_agree(run):
             np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(without_contention())
 def test_engines_agree_to_the_last_bit_without_contention(run):
@@ -166,6 +168,7 @@ def test_order_written_out_step_by_step_gives_the_same_times(run):
         np.testing.assert_array_equal(getattr(trace, name), getattr(other, name))
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(runs())
 def test_measuring_without_a_trace_gives_the_breakdown_of_the_trace(run):
@@ -181,6 +184,7 @@ def test_measuring_without_a_trace_gives_the_breakdown_of_the_trace(run):
         np.testing.assert_array_equal(getattr(measured, name), getattr(expected, name))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_seeds_in_one_batch_do_not_touch_each_other(data):
@@ -197,6 +201,7 @@ def test_seeds_in_one_batch_do_not_touch_each_other(data):
             np.testing.assert_array_equal(getattr(together, name)[:, seed], getattr(alone, name)[:, 0])
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(runs())
 def test_every_operation_is_ready_then_starts_then_ends_after_what_it_needs(run):
@@ -215,6 +220,7 @@ def test_every_operation_is_ready_then_starts_then_ends_after_what_it_needs(run)
             assert (trace.start_s[instance.index] == ready_s).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(runs())
 def test_members_of_a_group_start_when_the_last_is_ready_and_end_together(run):
@@ -228,6 +234,7 @@ def test_members_of_a_group_start_when_the_last_is_ready_and_end_together(run):
                 assert (end_s == end_s[0]).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_more_delay_is_never_faster(data):
@@ -535,6 +542,7 @@ schedules: [{kind: sync}, {kind: local_sgd, period: 2}, {kind: hierarchical_sgd,
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["des", "fast"])
 def test_two_processes_write_the_same_bytes(engine, tmp_path):
     """Whatever the order of sets and dictionaries with hashed keys."""

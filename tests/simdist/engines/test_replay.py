@@ -49,6 +49,7 @@ def two_steps() -> Trace:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(runs())
 def test_a_simulated_trace_is_replayed_as_it_was(run) -> None:
@@ -57,6 +58,7 @@ def test_a_simulated_trace_is_replayed_as_it_was(run) -> None:
     assert_same(replayed_trace(trace, timing(trace)), trace)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(runs())
 def test_step_ends_of_a_replay_are_those_of_the_trace(run) -> None:

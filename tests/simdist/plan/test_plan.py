@@ -336,6 +336,7 @@ def test_digest_depends_on_everything_else() -> None:
 # ---------------------------------------------------------------- JSON
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(legal_plans(algorithms=ALGORITHMS))
 def test_random_plan_survives_a_round_trip_through_json(plan: Plan) -> None:

@@ -215,6 +215,7 @@ def assert_replay_changes_nothing(plan: Plan) -> None:
     assert list(walk(plan)) == list(walk(spelled_out(plan)))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(legal_plans(algorithms=ALGORITHMS, max_bodies=3, max_runs=5, max_times=25))
 def test_replayed_stretches_of_random_plans_equal_a_walk_step_by_step(plan: Plan) -> None:

@@ -636,6 +636,7 @@ def assert_same(shown: list[list[str]], expected: list[list[str]]) -> None:
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1400])
 def test_pages_open_without_a_request_or_a_complaint(browser, grid_path, sample_path, scheme, width):
@@ -816,6 +817,7 @@ def made_up(folder: Path, n_points: int) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_ten_thousand_points_fit_on_a_page_and_open(browser, tmp_path):
     path = reported(made_up(tmp_path / "many", 10_000))
     assert path.stat().st_size < 6e6

@@ -474,6 +474,7 @@ def test_ranks_are_filtered_by_number_and_by_node(read):
     assert reader.status().endswith("4 of 8 ranks; host, compute, comm.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
@@ -747,6 +748,7 @@ def test_timeline_that_is_being_read_says_so_and_keeps_its_room(browser, tmp_pat
         context.close()
 
 
+@pytest.mark.slow
 def test_benchmark_tells_machines_what_it_measured():
     require()
     benchmark = Path(__file__).resolve().parents[3] / "benchmarks" / "report.py"

@@ -280,6 +280,7 @@ def test_csv_has_every_number_to_the_last_bit(swept, tmp_path, capsys):
         assert [float(row[name]) for row in rows] == table[name].tolist(), name
 
 
+@pytest.mark.slow
 def test_csv_is_the_same_however_many_processes_computed_it(swept, tmp_path):
     write(tmp_path / "small.yaml", TWO)
     with LocalPool(2) as pool:
@@ -368,6 +369,7 @@ def test_where_takes_what_a_sample_has_drawn_as_the_screen_shows_it(tmp_path, ca
         assert call(capsys, "results", folder, "--where", condition).out.startswith("2 rows, simulated;")
 
 
+@pytest.mark.slow
 def test_measured_rows_are_found_by_the_word_of_the_screen_and_by_that_of_the_files(runs, capsys):
     for word in ("measured", "real"):
         assert call(capsys, "results", runs, "--where", f"source={word}").out.startswith("2 rows, measured;")

@@ -55,6 +55,7 @@ def states(trace):
     return np.stack([getattr(found, name)[:, 0] for name in STATES])
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(runs().filter(lambda run: run[0].n_instances))
 def test_states_add_up_to_the_makespan_on_every_rank(run):
@@ -66,6 +67,7 @@ def test_states_add_up_to_the_makespan_on_every_rank(run):
     assert sum(found.per_step_s(name.removesuffix("_s"))[0] for name in STATES) == pytest.approx(found.step_s[0])
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(runs(op_kinds=WITHOUT_STORAGE).filter(lambda run: run[0].n_instances))
 def test_states_are_those_of_every_moment(run):

@@ -197,6 +197,7 @@ def stacks(document: dict) -> dict[tuple[int, int], list[tuple[int, int]]]:
     return lanes
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(traces(), st.booleans())
 def test_spans_of_a_thread_nest_and_come_in_order(trace, tensors):

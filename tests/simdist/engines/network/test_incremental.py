@@ -115,6 +115,7 @@ def test_rates_are_always_those_of_fairness(patience, starts, capacity_Bps):
     incremental_ends_s(starts, capacity_Bps, fair(capacity_Bps), patience=patience)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @example(169)  # members move between levels that rise at the same time
 @example(183)

@@ -121,6 +121,7 @@ def test_rates_are_exact_to_twelve_digits_where_capacities_are_alike(flying, cap
     np.testing.assert_allclose(max_min_rates(flying, np.array(capacity_Bps)), expected_Bps, rtol=1e-12)
 
 
+@pytest.mark.slow
 @many
 @given(flying_evenly, capacities, st.sampled_from([2.0**-30, 0.3, 8.0, 1e9]))
 def test_faster_resources_make_everybody_as_much_faster(flying, capacity_Bps, factor):
@@ -128,6 +129,7 @@ def test_faster_resources_make_everybody_as_much_faster(flying, capacity_Bps, fa
     np.testing.assert_allclose(max_min_rates(flying, capacity_Bps * factor), rates_Bps * factor, rtol=CLOSE)
 
 
+@pytest.mark.slow
 @many
 @given(flying_ones, capacities, st.randoms())
 def test_order_of_streams_does_not_matter(flying, capacity_Bps, random):
@@ -137,6 +139,7 @@ def test_order_of_streams_does_not_matter(flying, capacity_Bps, random):
     np.testing.assert_allclose(shuffled_Bps, max_min_rates(flying, capacity_Bps)[places], rtol=CLOSE)
 
 
+@pytest.mark.slow
 @many
 @given(flying_ones, capacities, st.data())
 def test_who_leaves_never_makes_the_slowest_slower(flying, capacity_Bps, data):
@@ -154,6 +157,7 @@ def test_who_leaves_may_make_another_one_slower():
     assert max_min_rates([b, c], capacity_Bps).tolist() == [2.0, 2.0]
 
 
+@pytest.mark.slow
 @many
 @given(flying_evenly, flying_evenly, capacities, capacities)
 def test_streams_that_share_nothing_have_the_rates_they_have_alone(some, others, some_Bps, others_Bps):
