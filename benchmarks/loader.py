@@ -33,13 +33,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.tables import table
-from real.data.agenda import NodeRank
 from real.data.filecache import FileCache
 from real.data.index import SampleIndex, make_index
 from real.data.loader import Loader, LoaderLimits
 from real.data.memory import Geometry, MemoryStore
 from real.data.sources import Sources, decode_image
 from real.data.storages import open_storage
+from real.processes.rendezvous import RankPlace
 from simdist.caching import BatchReads
 from simdist.caching.batches import DISK
 from simdist.plan.index import Entry
@@ -134,7 +134,7 @@ def loader(sizes: Sizes, folder: Path) -> dict[str, object]:
         ours = Loader(
             reads(batches, sizes.repetitions + 1),
             sources,
-            place=NodeRank(0, 1),
+            place=RankPlace(0, 1, 0, 1),
             store=store,
             failed=threading.Event(),
             limits=LoaderLimits(readers=2, decoders=sizes.workers),

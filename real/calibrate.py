@@ -238,7 +238,7 @@ def _links(
         )
         _write(options.raw, raw, options.force)
     if "all_reduce" not in options.ops:
-        click.echo(output.text(todo, measurements, None))
+        click.echo(output.text(measurements, None))
         return
     derived = derive(
         measurements,
@@ -250,7 +250,7 @@ def _links(
         name=options.cluster.stem if options.cluster else "measured",
         source=source,
     )
-    click.echo("\n".join([output.text(todo, measurements, derived.cluster), *derived.notes]))
+    click.echo("\n".join([output.text(measurements, derived.cluster), *derived.notes]))
     if rates:
         click.echo(output.data_text(rates))
     if options.cluster:

@@ -21,7 +21,7 @@ import click
 from real import models
 from real.data.folders import default_folder
 from real.data.inputs import DataOptions, InputReader, open_input
-from real.data.tallies import Tally, forget_tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
+from real.data.tallies import Tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
 from real.execution.running import RunReport, check_world, explaining, forget, perform, rescue
 from real.jobs import AUTOCAST, Build, buffers_of, find_build, program_maker
 from real.processes.exit_codes import run_command
@@ -145,7 +145,6 @@ def _runs(options: _RunOptions) -> list[RunDirectory]:
 
 def _one(connection: Connection, run: RunDirectory, build: Build | None, options: _RunOptions) -> None:
     parts, rank = run.path / PARTS, connection.place.rank
-    forget_tally(parts, rank)
     forget(parts, rank)  # what an earlier start has left must not end up in a trace of this one
     _agree(connection, run, options)
     with ExitStack() as stack:  # left after the others know of a failure, so that no thread waits any longer
@@ -166,7 +165,6 @@ def _one(connection: Connection, run: RunDirectory, build: Build | None, options
                 done = _save(run, *done, counted)
             connection.barrier("the trace is written")
         except (PlanError, ScenarioError):
-            forget_tally(parts, rank)
             forget(parts, rank)
             raise
         except Exception as error:
@@ -175,7 +173,6 @@ def _one(connection: Connection, run: RunDirectory, build: Build | None, options
             connection.guard.fail(KeyboardInterrupt.__name__)
             _keep(run)
             raise
-    forget_tally(parts, rank)
     forget(parts, rank)
     if done:
         print(f"{_summary(run, *done)}{_hint(run, options, counted)}", flush=True)

@@ -1,9 +1,8 @@
-"""What computes in a run, by its name on the command line."""
+"""The programs of a run, by their names on the command line."""
 
 import importlib
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -97,15 +96,9 @@ def program_maker(
 
     def emulated(memory: Memory, failed: threading.Event) -> Program:
         compute, comm = (Spin(device) if device.type == "cuda" else Sleeper(failed) for _ in range(2))
-        prices = _Prices.of(run, rank)
-        return EmulatedProgram(
-            prices.seconds,
-            compute=compute,
-            comm=comm,
-            interrupted=failed,
-            load_s=prices.load_s,
-            feed=source and BatchFeed(run.plan, source, memory),
-        )
+        seconds, load_s = _prices(run, rank)
+        feed = source and BatchFeed(run.plan, source, memory)
+        return EmulatedProgram(seconds, compute=compute, comm=comm, interrupted=failed, load_s=load_s, feed=feed)
 
     def model(memory: Memory, failed: threading.Event) -> Program:
         assert build is not None
@@ -150,37 +143,28 @@ def _check_inputs(inputs: torch.Tensor, source: InputReader) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Prices:
-    """What the operations that do not communicate take on a rank, by the scenario's costs.
+def _prices(run: RunDirectory, rank: int) -> tuple[Mapping[ops.Op, float], Callable[[ops.Load, int], float]]:
+    """Price the operations of a rank that do not communicate, by the scenario's costs.
 
-    Args:
-        seconds: Of each operation that always takes as long.
-        load_s: (load, number) -> seconds of the other ones.
+    Returns:
+        Seconds of each operation that always takes as long; and (load, number) -> seconds of the others.
     """
+    costs = price(run.plan, run.scenario.cluster, run.scenario.workload)
+    seconds: dict[ops.Op, float] = {}
+    for op, cost in costs.of.items():
+        match cost:
+            case Local():
+                seconds[op] = float(cost.seconds) if isinstance(cost.seconds, float) else float(cost.seconds[rank])
+            case Shared() if not isinstance(op, ops.COLLECTIVES):
+                alone_s = cost.alone_s
+                seconds[op] = float(alone_s if isinstance(alone_s, float) else alone_s[_number(cost.group, rank)])
 
-    seconds: Mapping[ops.Op, float]
-    load_s: Callable[[ops.Load, int], float]
+    def load_s(op: ops.Load, number: int) -> float:
+        cost = costs.of[op]
+        assert isinstance(cost, Varying)
+        return cost.transfers(number)[rank].alone_s(costs.capacity_Bps)
 
-    @staticmethod
-    def of(run: RunDirectory, rank: int) -> "_Prices":
-        """Price a run."""
-        costs = price(run.plan, run.scenario.cluster, run.scenario.workload)
-        seconds: dict[ops.Op, float] = {}
-        for op, cost in costs.of.items():
-            match cost:
-                case Local():
-                    seconds[op] = float(cost.seconds) if isinstance(cost.seconds, float) else float(cost.seconds[rank])
-                case Shared() if not isinstance(op, ops.COLLECTIVES):
-                    alone_s = cost.alone_s
-                    seconds[op] = float(alone_s if isinstance(alone_s, float) else alone_s[_number(cost.group, rank)])
-
-        def load_s(op: ops.Load, number: int) -> float:
-            cost = costs.of[op]
-            assert isinstance(cost, Varying)
-            return cost.transfers(number)[rank].alone_s(costs.capacity_Bps)
-
-        return _Prices(seconds, load_s)
+    return seconds, load_s
 
 
 def _number(group: Group, rank: int) -> int:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from real.data.index import SampleIndex, make_index, parse_index, write_entries
-from simdist.plan.index import Entry
+from real.data.index import SampleIndex, make_index, write_entries
+from simdist.plan.index import Entry, parse_entries
 
 sys.path.append(str(Path(__file__).parents[1] / "experiments" / "emulated_cluster"))
 from data_set import SampleSet, generate
@@ -33,4 +33,4 @@ def write_index(index: SampleIndex, path: Path) -> None:
 
 
 def read_index(path: Path) -> SampleIndex:
-    return parse_index(path.read_bytes(), where=str(path))
+    return make_index(parse_entries(path.read_bytes(), where=str(path)))

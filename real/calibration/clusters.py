@@ -6,9 +6,7 @@ from itertools import groupby
 from typing import Literal
 
 from real.calibration.line_fit import Fit, fit, predicted_s
-from real.calibration.measure import ITEM_NBYTES, MeasuringTask
-from real.calibration.tables import Hop, Line, Measurement, Where, hops, is_flat_at_end, line, table
-from simdist.plan.group import Group
+from real.calibration.tables import Hop, Measurement, Where, hops, is_flat_at_end, line, table
 from simdist.scenario import Cluster, Device, Library, Link
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds
 
@@ -71,18 +69,16 @@ def derive(
     )
     notes = [*fabric_notes, *network_notes]
     if form.links == "line":
-        alone = [each for each in measurements if each.op == "all_reduce" and each.where != "all per node"]
-        fitted = fit(cluster, [(_task(cluster, each), each) for each in alone])
+        alone = [each for each in _all_reduces(measurements) if each.task.where != "all per node"]
+        fitted = fit(cluster, alone)
         cluster = fitted.cluster
         notes += _fit_notes(fitted, alone)
     notes += [*_sharing_note(measurements, cluster), *missing]
     return Derived(cluster, tuple(notes))
 
 
-def _task(cluster: Cluster, measured: Measurement) -> MeasuringTask:
-    """Return what was measured, as it was."""
-    stride = cluster.gpus_per_node if measured.where in ("one per node", "all per node") else 1
-    return MeasuringTask(measured.op, measured.where, Group(measured.n_members, stride), measured.nbytes // ITEM_NBYTES)
+def _all_reduces(measurements: Sequence[Measurement]) -> list[Measurement]:
+    return [each for each in measurements if each.task.op == "all_reduce"]
 
 
 def _fit_notes(fitted: Fit, measured: Sequence[Measurement]) -> list[str]:
@@ -94,7 +90,10 @@ def _fit_notes(fitted: Fit, measured: Sequence[Measurement]) -> list[str]:
     ]
     notes.append(f"overhead of a collective: {format_seconds(cluster.collective_overhead_s)}")
     misses = zip(measured, fitted.residuals, strict=True)
-    return [*notes, *(f"{each.where}, {format_nbytes(each.nbytes)}: {100 * miss:+.1f} %" for each, miss in misses)]
+    return [
+        *notes,
+        *(f"{each.task.where}, {format_nbytes(each.task.nbytes)}: {100 * miss:+.1f} %" for each, miss in misses),
+    ]
 
 
 def _link(name: str, points: list[Hop], form: Form) -> tuple[Link, list[str]]:
@@ -102,18 +101,18 @@ def _link(name: str, points: list[Hop], form: Form) -> tuple[Link, list[str]]:
     if not points:
         return Link.ideal(), []
     if form.links == "line":
-        fitted = line(points, form.rate_Bps)
-        return fitted.link, _line_notes(name, fitted)
+        link, reached = line(points, form.rate_Bps)
+        return link, _line_notes(name, link, reached)
     link = table(points)
     return link, _table_notes(name, points, link)
 
 
-def _line_notes(name: str, fitted: Line) -> list[str]:
+def _line_notes(name: str, link: Link, reached: float) -> list[str]:
     """Say that a link seems to be faster than it can be."""
-    if fitted.reached <= 1:
+    if reached <= 1:
         return []
     return [
-        f"warning: {name}: the fit reaches {fitted.reached:.3g} of the stated {format_Bps(fitted.link.bandwidth_Bps)}; "
+        f"warning: {name}: the fit reaches {reached:.3g} of the stated {format_Bps(link.bandwidth_Bps)}; "
         f"an efficiency above 1 cannot be, so it is 1: is --rate right, are messages large enough?"
     ]
 
@@ -142,9 +141,8 @@ def _pooling_note(name: str, block: list[Hop], time_s: float) -> str:
 def _sharing_note(measurements: Sequence[Measurement], cluster: Cluster) -> list[str]:
     """Say how ranks of a node share the network, if it is not as in the cluster: evenly, one NIC."""
     largest: dict[Where, Measurement] = {}
-    for each in measurements:
-        if each.op == "all_reduce" and (each.where not in largest or each.nbytes > largest[each.where].nbytes):
-            largest[each.where] = each
+    for each in sorted(_all_reduces(measurements), key=lambda each: each.task.nbytes):
+        largest[each.task.where] = each
     if "one per node" not in largest or "all per node" not in largest:
         return []
     alone, together = largest["one per node"], largest["all per node"]
@@ -154,14 +152,14 @@ def _sharing_note(measurements: Sequence[Measurement], cluster: Cluster) -> list
         return []
     return [
         f"warning: all {cluster.gpus_per_node} ranks of a node take {found:.3g} times as long for "
-        f"{format_nbytes(alone.nbytes)} as one alone; in the cluster, where they share one NIC, {expected:.3g} times: "
-        f"perhaps a rank alone does not fill the network, or the node has several NICs"
+        f"{format_nbytes(alone.task.nbytes)} as one alone; in the cluster, where they share one NIC, {expected:.3g} "
+        f"times: perhaps a rank alone does not fill the network, or the node has several NICs"
     ]
 
 
 def _all_reduce_s(cluster: Cluster, measured: Measurement) -> float:
     """Return what the cost model says of an all_reduce between nodes."""
-    seconds = predicted_s(cluster, _task(cluster, measured))
+    seconds = predicted_s(cluster, measured.task)
     assert seconds is not None
     return seconds
 

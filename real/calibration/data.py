@@ -197,7 +197,8 @@ def measure_data(connection: Connection, setup: Setup) -> DataRates:
     file_s, client_Bps, storage_Bps = probe.compare("storage", lambda sample: len(read(entries[sample])), fresh, drop)
     nbytes = setup.index.nbytes[probe.first].astype(np.float64)
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="calibrate-", dir=_made(setup.cache)))
+        setup.cache.mkdir(parents=True, exist_ok=True)
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="calibrate-", dir=setup.cache))
         cache = stack.enter_context(FileCache(Path(folder), setup.index, capacity_nbytes=None))
         contents = {sample: read(entries[sample]) for sample in probe.mine}
         again = same_readings(probe.mine)
@@ -260,11 +261,6 @@ class _Probe:
         self.first = np.arange(min(N_ALONE, n_each))
         """Samples that one thread reads alone."""
 
-    @property
-    def node(self) -> int:
-        """The number of this rank's node."""
-        return self.connection.place.rank // self.connection.place.local_world_size
-
     def compare(
         self,
         name: str,
@@ -283,7 +279,7 @@ class _Probe:
         prepare(readings.alone)
         file_s = self.alone(read, readings)
         rates_Bps = []
-        for samples in (readings.of_node if self.node == 0 else (), readings.of_all):
+        for samples in (readings.of_node if self.connection.place.node == 0 else (), readings.of_all):
             prepare(samples)
             rates_Bps.append(self._together(name, read, samples))
         return file_s, rates_Bps[0], rates_Bps[1]
@@ -293,7 +289,7 @@ class _Probe:
         seconds: list[float] = []
         self.connection.barrier("one rank reads alone")
         if self.connection.place.rank == 0:
-            times = [[_seconds(act, each) for each in readings.alone] for _ in range(readings.n_alone)]
+            times = [[_seconds(partial(act, each)) for each in readings.alone] for _ in range(readings.n_alone)]
             seconds = [min(each) for each in zip(*times, strict=True)]
         return np.array(json.loads(self.connection.exchange("seconds of files", json.dumps(seconds))[0]))
 
@@ -319,7 +315,7 @@ def _memory(probe: _Probe, setup: Setup) -> tuple[float, float | None]:
     """Return the bytes per second of a node's memory, and the seconds of a request besides its bytes."""
     connection, here = probe.connection, probe.connection.place
     nbytes, n_slots = int(np.prod(setup.shape)), len(probe.mine)
-    run = connection.exchange("name of a store", secrets.token_hex(4))[probe.node * here.local_world_size]
+    run = connection.exchange("name of a store", secrets.token_hex(4))[connection.place.node * here.local_world_size]
     geometry = Geometry(len(setup.index), n_slots * here.local_world_size, nbytes, here.local_world_size)
     store = MemoryStore(f"simdist-calibrate-{run}", geometry)
     try:
@@ -330,10 +326,8 @@ def _memory(probe: _Probe, setup: Setup) -> tuple[float, float | None]:
             store.put(sample, sample_of)
         connection.barrier("the stores are full")
         out = np.ones((n_slots, nbytes), dtype=np.uint8)  # written once, so that its pages are there
-        begin_s = now_s()
-        store.get_many(probe.mine, list(out))
-        seconds = now_s() - begin_s
-        node_Bps = probe.rate_Bps("memory", n_slots * nbytes if probe.node == 0 else 0, seconds)
+        seconds = _seconds(partial(store.get_many, probe.mine, list(out)))
+        node_Bps = probe.rate_Bps("memory", n_slots * nbytes if connection.place.node == 0 else 0, seconds)
         return node_Bps, _request_s(probe, store, geometry)
     finally:
         store.close()
@@ -352,26 +346,21 @@ def _request_s(probe: _Probe, store: MemoryStore, geometry: Geometry) -> float |
         if here.rank == 0:
             other = addresses[here.local_world_size]  # first rank of the second node
             peers = stack.enter_context(PeerClient(key, geometry.sample_nbytes, address_of=lambda _: other))
-            seconds = statistics.median(_ask_s(peers, probe.mine[0], geometry) for _ in range(N_ALONE))
+            out = np.empty(geometry.sample_nbytes, dtype=np.uint8)
+            ask = partial(peers.get_many, 1, [Want(probe.mine[0])], [out])
+            seconds = statistics.median(_seconds(ask) for _ in range(N_ALONE))
         answers = connection.exchange("seconds of a request", repr(seconds))
         return float(answers[0])
 
 
-def _ask_s(peers: PeerClient, sample: int, geometry: Geometry) -> float:
-    out = np.empty(geometry.sample_nbytes, dtype=np.uint8)
+def _seconds(act: Callable[[], object]) -> float:
     begin_s = now_s()
-    peers.get_many(1, [Want(sample)], [out])
-    return now_s() - begin_s
-
-
-def _seconds(act: Callable[[int], int], sample: int) -> float:
-    begin_s = now_s()
-    act(sample)
+    act()
     return now_s() - begin_s
 
 
 def _write(cache: FileCache, sample: int, content: bytes) -> int:
-    """Write a file anew."""
+    """Write a file that may be there already."""
     cache.evict(sample)
     return len(cache.fetch(sample, lambda: content, keep=True))
 
@@ -380,8 +369,3 @@ def _decoded(setup: Setup, name: str, content: bytes) -> int:
     out: NDArray[np.uint8] = np.empty(setup.shape, dtype=np.uint8)
     setup.decode(content, out, name)
     return out.nbytes
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder

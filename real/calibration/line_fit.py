@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from real.calibration.measure import MeasuringTask, collective, one_op_plan
-from real.calibration.tables import Measurement
+from real.calibration.measure import collective, one_op_plan
+from real.calibration.tables import Measurement, MeasuringTask, non_negative
 from simdist.cost import Costs, Shared, Stage, price
 from simdist.scenario import Cluster, Link, Tensor, Workload
 
@@ -66,25 +66,25 @@ class Fit:
     residuals: tuple[float, ...]
 
 
-def fit(first: Cluster, measured: Sequence[tuple[MeasuringTask, Measurement]]) -> Fit:
+def fit(first: Cluster, measured: Sequence[Measurement]) -> Fit:
     """Return the cluster with the least relative misses.
 
     Args:
         first: The cluster to begin with: lines, with the stated rate of the network and the efficiency below or at 1.
         measured: All_reduces, with what they took.
     """
-    times_s = np.array([each.median_s for _, each in measured])
+    times_s = np.array([each.median_s for each in measured])
     weights = 1 / times_s
     found = _values(first)
     least = np.array([0.0, 0.0, 0.0, 0.0, 1 / first.network.bandwidth_Bps])
     free = np.array([parameter in _free(first) for parameter in range(len(found))])
     for _ in range(_N_ROUNDS):
-        factors = _factors(first, found, free, [task for task, _ in measured])
+        factors = _factors(first, found, free, [each.task for each in measured])
         rest_s = times_s - factors @ np.where(free, least, found)
         found = np.where(free, least, found)
-        found[free] += _non_negative(factors[:, free] * weights[:, None], rest_s * weights)
+        found[free] += non_negative(factors[:, free] * weights[:, None], rest_s * weights)
     cluster = _with(first, found)
-    misses = [(predicted_s(cluster, task) or 0.0) / each.median_s - 1 for task, each in measured]
+    misses = [(predicted_s(cluster, each.task) or 0.0) / each.median_s - 1 for each in measured]
     return Fit(cluster, tuple(misses))
 
 
@@ -132,13 +132,3 @@ def _factors(
             [((predicted_s(after, task) or 0.0) - (predicted_s(before, task) or 0.0)) / step for task in tasks]
         )
     return np.array(columns).T
-
-
-def _non_negative(factors: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the solution of least squares without negative numbers; columns are scaled first, because units differ."""
-    from scipy.optimize import nnls
-
-    scale = np.linalg.norm(factors, axis=0)
-    scale[scale == 0] = 1.0
-    solution, _ = nnls(factors / scale, times)
-    return np.asarray(solution / scale)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 
 from real.buffers.memory import Memory
-from real.calibration.tables import Measurement, OpName, Where
+from real.calibration.tables import ITEM_NBYTES, Measurement, MeasuringTask, OpName, Where
 from real.collectives.worlds import ProcessWorld
 from real.processes.launch import Connection
 from real.recording.clock import Clocks, compare
@@ -23,10 +23,8 @@ from real.recording.timing import now_s, precise_sleeps, sleep_s
 from simdist.errors import RunError
 from simdist.plan import Buffer, Plan, ops
 from simdist.plan.group import Group
-from simdist.settings.units import format_nbytes
 
 _LEAST_REPETITIONS, _MOST_REPETITIONS = 3, 200
-ITEM_NBYTES = 4
 _Act: TypeAlias = Callable[[], None]
 
 
@@ -41,44 +39,6 @@ class Pace:
 
     budget_s: float
     gap_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class MeasuringTask:
-    """An operation to measure.
-
-    Args:
-        op: Its name.
-        where: Between whom.
-        group: Of the collective; of a message, sender and receiver are the first two members of the first group.
-        count: float32 elements of the whole.
-    """
-
-    op: OpName
-    where: Where
-    group: Group
-    count: int
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the whole."""
-        return self.count * ITEM_NBYTES
-
-    def taking_part(self, world_size: int) -> list[list[int]]:
-        """Return the members of every group that takes part."""
-        groups = self.group.members(world_size)
-        match self.where:
-            case "node" | "all per node" | "world":
-                return groups
-            case "one per node":
-                return groups[:1]
-            case "pair in node" | "pair of nodes":
-                return [groups[0][:2]]
-            case _:
-                assert_never(self.where)
-
-    def __str__(self) -> str:
-        return f"{self.op} ({self.where}, {format_nbytes(self.nbytes)})"
 
 
 def tasks(n_nodes: int, ranks_per_node: int, sizes: Sequence[int], ops: Sequence[OpName]) -> list[MeasuringTask]:
@@ -186,7 +146,7 @@ class _Bench:
         seconds = np.concatenate([_durations(times[members]) for members in groups])
         if task.op == "sendrecv":
             seconds /= 2  # there and back
-        return Measurement(task.op, task.where, len(groups[0]), task.nbytes, tuple(seconds.tolist()))
+        return Measurement(task, tuple(seconds.tolist()))
 
     def _repeat(self, act: _Act, share_s: float) -> NDArray[np.float64]:
         """Return begin and end of each repetition on each rank, `[world_size, n, 2]`; the first is to warm up."""

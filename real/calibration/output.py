@@ -8,7 +8,6 @@ from pathlib import Path
 
 from real.calibration.data import DataRates
 from real.calibration.line_fit import predicted_s
-from real.calibration.measure import MeasuringTask
 from real.calibration.tables import Measurement, busbw_factor
 from simdist.errors import RunError, ScenarioError
 from simdist.runs.run_directory import replacing
@@ -19,10 +18,10 @@ _COLUMNS = ("op", "group", "size", "count", "time", "p10", "p90", "algbw", "busb
 _UNITS = ("", "", "(B)", "(elements)", "(us)", "(us)", "(us)", "(GB/s)", "(GB/s)", "(us)")
 
 
-def text(todo: Sequence[MeasuringTask], measurements: Sequence[Measurement], cluster: Cluster | None) -> str:
+def text(measurements: Sequence[Measurement], cluster: Cluster | None) -> str:
     """Return the measurements in the columns of nccl-tests, and what the cost model says of each on `cluster`."""
-    pairs = sorted(zip(todo, measurements, strict=True), key=lambda pair: (pair[0].op, pair[0].where, pair[0].count))
-    rows = [_COLUMNS, _UNITS, *(_row(task, each, cluster) for task, each in pairs)]
+    by_op = sorted(measurements, key=lambda each: (each.task.op, each.task.where, each.task.count))
+    rows = [_COLUMNS, _UNITS, *(_row(each, cluster) for each in by_op)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:
@@ -59,7 +58,17 @@ def raw_results(
     rates: DataRates | None = None,
 ) -> str:
     """Return the seconds of every repetition as JSON."""
-    rows = [asdict(each) | {"median_s": each.median_s} for each in measurements]
+    rows = [
+        {
+            "op": each.task.op,
+            "where": each.task.where,
+            "n_members": each.task.n_members,
+            "nbytes": each.task.nbytes,
+            "seconds": each.seconds,
+            "median_s": each.median_s,
+        }
+        for each in measurements
+    ]
     head = {"source": source, "nodes": nodes, "ranks_per_node": ranks_per_node, "gap_s": gap_s}
     of_data = {"data": asdict(rates)} if rates else {}
     return json.dumps(head | of_data | {"measurements": rows}, indent=1) + "\n"
@@ -93,14 +102,15 @@ def write(path: Path, content: str, *, force: bool) -> None:
         raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def _row(task: MeasuringTask, each: Measurement, cluster: Cluster | None) -> tuple[str, ...]:
-    algbw_Bps = each.nbytes / each.median_s
-    busbw_Bps = algbw_Bps * busbw_factor(each.op, each.n_members)
+def _row(each: Measurement, cluster: Cluster | None) -> tuple[str, ...]:
+    task = each.task
+    algbw_Bps = task.nbytes / each.median_s
+    busbw_Bps = algbw_Bps * busbw_factor(task.op, task.n_members)
     model_s = predicted_s(cluster, task) if cluster else None
     return (
-        each.op,
-        f"{each.where} ({each.n_members})",
-        str(each.nbytes),
+        task.op,
+        f"{task.where} ({task.n_members})",
+        str(task.nbytes),
         str(task.count),
         *(f"{1e6 * seconds:.1f}" for seconds in (each.median_s, each.quantile_s(0.1), each.quantile_s(0.9))),
         *(f"{Bps / 1e9:.4g}" for Bps in (algbw_Bps, busbw_Bps)),

@@ -14,11 +14,58 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
+from simdist.plan.group import Group
 from simdist.scenario import Link, TablePoint
+from simdist.settings.units import format_nbytes
 
 OpName: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "sendrecv"]
 Where: TypeAlias = Literal["node", "one per node", "all per node", "world", "pair in node", "pair of nodes"]
 OPS: tuple[OpName, ...] = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce")
+ITEM_NBYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuringTask:
+    """An operation to measure.
+
+    Args:
+        op: The collective, or `sendrecv`: a message from one rank to another.
+        where: Between whom: the ranks of each node, all nodes at once; the ranks with local rank 0 of all nodes; the
+            ranks of equal local rank of all nodes, for all local ranks at once; all ranks; two ranks.
+        group: Of the collective; of a message, sender and receiver are the first two members of the first group.
+        count: float32 elements of the whole.
+    """
+
+    op: OpName
+    where: Where
+    group: Group
+    count: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the whole, as in nccl-tests: S in the formulas."""
+        return self.count * ITEM_NBYTES
+
+    @property
+    def n_members(self) -> int:
+        """Ranks of a group."""
+        return 2 if self.op == "sendrecv" else self.group.size
+
+    def taking_part(self, world_size: int) -> list[list[int]]:
+        """Return the members of every group that takes part."""
+        groups = self.group.members(world_size)
+        match self.where:
+            case "node" | "all per node" | "world":
+                return groups
+            case "one per node":
+                return groups[:1]
+            case "pair in node" | "pair of nodes":
+                return [groups[0][:2]]
+            case _:
+                assert_never(self.where)
+
+    def __str__(self) -> str:
+        return f"{self.op} ({self.where}, {format_nbytes(self.nbytes)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +73,11 @@ class Measurement:
     """What one operation of one size took.
 
     Args:
-        op: The collective, or `sendrecv`: a message from one rank to another.
-        where: Between whom: the ranks of each node, all nodes at once; the ranks with local rank 0 of all nodes; the
-            ranks of equal local rank of all nodes, for all local ranks at once; all ranks; two ranks.
-        n_members: Of a group.
-        nbytes: Size of the whole, as in nccl-tests: S in the formulas.
+        task: The operation.
         seconds: Of every repetition, in every group that took part; at least one.
     """
 
-    op: OpName
-    where: Where
-    n_members: int
-    nbytes: int
+    task: MeasuringTask
     seconds: tuple[float, ...]
 
     @property
@@ -65,22 +105,6 @@ class Hop:
     weight: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """A link that is a straight line, and how well it fits.
-
-    Args:
-        link: Latency, bandwidth and efficiency.
-        residuals: By which share of the measured time the line misses each point; positive where it is slower.
-        reached: The share of the stated rate that the points reach by themselves; where it is above 1, which no link
-            can be, `link` has 1. Infinite if times do not grow with size.
-    """
-
-    link: Link
-    residuals: tuple[float, ...]
-    reached: float
-
-
 def busbw_factor(op: OpName, n_members: int) -> float:
     """Return busbw / algbw, as nccl-tests define it: the share of S that the busiest link carries.
 
@@ -102,9 +126,9 @@ def hops(measurements: Iterable[Measurement], where: Where) -> list[Hop]:
     """Return the hops of the all_reduces that were measured there, by size; equal sizes are one hop."""
     found: dict[int, list[Hop]] = {}
     for each in measurements:
-        if each.op == "all_reduce" and each.where == where:
-            n, weight = each.n_members, float(len(each.seconds))
-            hop = Hop(each.nbytes // n, each.median_s / (2 * (n - 1)), weight)
+        if each.task.op == "all_reduce" and each.task.where == where:
+            n, weight = each.task.n_members, float(len(each.seconds))
+            hop = Hop(each.task.nbytes // n, each.median_s / (2 * (n - 1)), weight)
             found.setdefault(hop.nbytes, []).append(hop)
     return [_pool(found[nbytes], nbytes) for nbytes in sorted(found)]
 
@@ -144,47 +168,59 @@ def is_flat_at_end(link: Link) -> bool:
     return link.table is not None and link.table[-1].time_s == link.table[-2].time_s
 
 
-def line(points: Sequence[Hop], rate_Bps: float | None = None) -> Line:
-    """Return the line latency + nbytes / (bandwidth * efficiency) whose relative misses have the least squares.
+def line(points: Sequence[Hop], rate_Bps: float | None = None) -> tuple[Link, float]:
+    """Fit the line latency + nbytes / (bandwidth * efficiency) whose relative misses have the least squares.
 
     Args:
         points: At least two sizes.
         rate_Bps: The bandwidth that is stated; None takes the fitted one, with efficiency 1.
 
+    Returns:
+        The link; and the share of the stated rate that the points reach by themselves. Where that is above 1, which
+        no link can be, the link has 1; it is infinite if times do not grow with size.
+
     Raises:
         ScenarioError: There are fewer than two sizes; or times do not grow and no rate is stated.
     """
     _need_two(points)
-    latency_s, slope_s = _fit(points, least_s_per_byte=0.0 if rate_Bps is None else 1 / rate_Bps)
     if rate_Bps is None:
+        latency_s, slope_s = _fit(points)
         if slope_s <= 0:
             raise ScenarioError(
                 f"times do not grow from {points[0].nbytes} B to {points[-1].nbytes} B a hop, so they tell no "
                 f"bandwidth; give a larger --max-size, or --links table"
             )
-        link, reached = Link(latency_s=latency_s, bandwidth_Bps=1 / slope_s), 1.0
-    else:
-        _, free_s = _fit(points)
-        reached = 1 / (free_s * rate_Bps) if free_s > 0 else math.inf
-        link = Link(latency_s=latency_s, bandwidth_Bps=rate_Bps, efficiency=min(1.0, 1 / (slope_s * rate_Bps)))
-    misses = [(latency_s + slope_s * hop.nbytes) / hop.time_s - 1 for hop in points]
-    return Line(link, tuple(misses), reached)
+        return Link(latency_s=latency_s, bandwidth_Bps=1 / slope_s), 1.0
+    latency_s, slope_s = _fit(points, least_s_per_byte=1 / rate_Bps)
+    _, free_s = _fit(points)
+    efficiency = min(1.0, 1 / (slope_s * rate_Bps))
+    link = Link(latency_s=latency_s, bandwidth_Bps=rate_Bps, efficiency=efficiency)
+    return link, 1 / (free_s * rate_Bps) if free_s > 0 else math.inf
 
 
 def _fit(points: Sequence[Hop], *, least_s_per_byte: float = 0.0) -> tuple[float, float]:
-    """Return latency and seconds per byte, neither below zero, of the line with the least relative misses."""
+    """Return latency and seconds per byte, neither below its least, of the line with the least relative misses."""
     nbytes = np.array([hop.nbytes for hop in points], dtype=np.float64)
     time_s = np.array([hop.time_s for hop in points])
     weights = np.sqrt([hop.weight for hop in points]) / time_s
-    columns = np.stack([np.ones_like(nbytes), nbytes / nbytes.max()], axis=1)
-    solution = np.linalg.lstsq(columns * weights[:, None], time_s * weights, rcond=None)[0]
-    latency_s, slope_s = float(solution[0]), float(solution[1] / nbytes.max())
-    if latency_s < 0:
-        latency_s, slope_s = 0.0, _ratio(time_s * weights, nbytes * weights)
-    if slope_s < least_s_per_byte:
-        slope_s = least_s_per_byte
-        latency_s = max(0.0, _ratio((time_s - slope_s * nbytes) * weights, weights))
-    return latency_s, slope_s
+    columns = np.stack([weights, nbytes * weights], axis=1)
+    latency_s, slope_s = non_negative(columns, (time_s - least_s_per_byte * nbytes) * weights).tolist()
+    return latency_s, least_s_per_byte + slope_s
+
+
+def non_negative(factors: NDArray[np.float64], times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the solution of least squares without negative numbers; columns are scaled first, because units differ.
+
+    Args:
+        factors: `[n_equations, n_unknowns]`.
+        times: `[n_equations]`.
+    """
+    from scipy.optimize import nnls
+
+    scale = np.linalg.norm(factors, axis=0)
+    scale[scale == 0] = 1.0
+    solution, _ = nnls(factors / scale, times)
+    return np.asarray(solution / scale)
 
 
 def _need_two(points: Sequence[Hop]) -> None:
@@ -193,11 +229,6 @@ def _need_two(points: Sequence[Hop]) -> None:
             f"{len(points)} size(s) of all_reduce were measured; a link takes two or more: lower --min-size or raise "
             f"--max-size"
         )
-
-
-def _ratio(times: NDArray[np.float64], by: NDArray[np.float64]) -> float:
-    """Return the factor of `by` that is nearest to `times`."""
-    return float(times @ by / (by @ by))
 
 
 def _pool(same: list[Hop], nbytes: int) -> Hop:

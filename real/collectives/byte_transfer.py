@@ -27,9 +27,7 @@ def broadcast(content: Tensor | None, *, group: dist.ProcessGroup | None = None)
 
 def broadcast_text(text: str, *, group: dist.ProcessGroup | None = None) -> str:
     """Return rank 0's text on every rank."""
-    data = bytearray(text.encode())
-    content = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-    return bytes(broadcast(content, group=group).tolist()).decode()
+    return bytes(broadcast(_bytes_of(text), group=group).tolist()).decode()
 
 
 def gather_rows(row: Tensor, *, group: dist.ProcessGroup | None = None) -> Tensor:
@@ -37,6 +35,27 @@ def gather_rows(row: Tensor, *, group: dist.ProcessGroup | None = None) -> Tenso
     rows = torch.empty((dist.get_world_size(), *row.shape), dtype=row.dtype)
     dist.all_gather(list(rows.unbind()), row, group=group)
     return rows
+
+
+def gather_texts(text: str) -> list[str]:
+    """Return the texts of all ranks, by rank, on every rank."""
+    content = _bytes_of(text)
+    sizes = gather_rows(torch.tensor([len(content)]))[:, 0].tolist()
+    padded = torch.zeros(max(1, *sizes), dtype=torch.uint8)
+    padded[: len(content)] = content
+    return [bytes(row[:size].tolist()).decode() for row, size in zip(gather_rows(padded), sizes, strict=True)]
+
+
+def gather_to_first(mine: Tensor) -> Iterator[Tensor]:
+    """Yield the tensors of all ranks, alike in shape and type, on rank 0, and none elsewhere; all have to iterate."""
+    if dist.get_rank():
+        dist.send(mine, dst=0)
+        return
+    yield mine
+    for rank in range(1, dist.get_world_size()):
+        theirs = torch.empty_like(mine)
+        dist.recv(theirs, src=rank)
+        yield theirs
 
 
 def send(content: Tensor, *, dst: int, group: dist.ProcessGroup | None = None) -> None:
@@ -54,6 +73,10 @@ def recv(*, src: int, group: dist.ProcessGroup | None = None) -> Tensor:
     for piece in _pieces(content):
         dist.recv(piece, src=src, group=group)
     return content
+
+
+def _bytes_of(text: str) -> Tensor:
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
 def _pieces(content: Tensor) -> Iterator[Tensor]:

@@ -11,31 +11,9 @@ from torch import Tensor
 from real.data.board import Board, Want
 from real.data.filecache import FileCache
 from real.data.memory import MemoryStore
+from real.processes.rendezvous import RankPlace
 from simdist.caching import BatchReads
 from simdist.errors import RunError
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRank:
-    """Says which rank this is.
-
-    Args:
-        rank: Of the world.
-        ranks_per_node: Ranks of a node are consecutive.
-    """
-
-    rank: int
-    ranks_per_node: int
-
-    @property
-    def node(self) -> int:
-        """Its node."""
-        return self.rank // self.ranks_per_node
-
-    @property
-    def local(self) -> int:
-        """Which rank of its node it is."""
-        return self.rank % self.ranks_per_node
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -72,7 +50,7 @@ class Agenda:
         place: Which rank this is.
     """
 
-    def __init__(self, reads: Iterable[BatchReads], n_samples: int, place: NodeRank) -> None:
+    def __init__(self, reads: Iterable[BatchReads], n_samples: int, place: RankPlace) -> None:
         self._reads, self._place = iter(reads), place
         self._brought_to_memory, self._brought_to_disk = np.full((2, n_samples), -1, dtype=np.int64)
         self._current: BatchReads | None = None
@@ -125,14 +103,14 @@ class Agenda:
         if access < 0:
             return Want(sample)
         number, rank = divmod(access, world_size)
-        return Want(sample, rank % self._place.ranks_per_node, number)
+        return Want(sample, rank % self._place.local_world_size, number)
 
     def _note(self, batch: BatchReads) -> None:
         """Remember which rank brings what with a load, and what leaves."""
         rank = np.arange(len(batch.samples))[:, None]
         accesses = np.broadcast_to(batch.number * len(rank) + rank, batch.samples.shape)
         self._brought_to_memory[batch.samples[batch.keeps_memory]] = accesses[batch.keeps_memory]
-        here = batch.keeps_disk & (rank // self._place.ranks_per_node == self._place.node)
+        here = batch.keeps_disk & (rank // self._place.local_world_size == self._place.node)
         self._brought_to_disk[batch.samples[here]] = accesses[here]
 
 
@@ -143,7 +121,7 @@ class Leaving:
         place: Which rank this is.
     """
 
-    def __init__(self, place: NodeRank) -> None:
+    def __init__(self, place: RankPlace) -> None:
         self._place = place
         self._loads: deque[tuple[int, list[int], list[int]]] = deque()  # number, samples of memory, and of disk
 

@@ -74,7 +74,7 @@ class FileCache(AbstractContextManager["FileCache"]):
         self._eviction = eviction
         self._now_ns = now_ns
         self._capacity_nbytes = capacity_nbytes
-        self._ledger = _Ledger(folder / "used", capacity_nbytes)
+        self._used = folder / "used"
         self._unwarned = threading.Lock()
         self._users: int | None = None
         try:
@@ -94,7 +94,8 @@ class FileCache(AbstractContextManager["FileCache"]):
 
     def used_nbytes(self) -> int:
         """Return the bytes that all processes keep in the folder."""
-        return self._ledger.used_nbytes()
+        with locked(self._used) as descriptor:
+            return _read(descriptor)
 
     def __contains__(self, sample: int) -> bool:
         """Tell whether a file of the sample's size is here; whether it is unchanged, `get` finds out."""
@@ -156,14 +157,36 @@ class FileCache(AbstractContextManager["FileCache"]):
         return sum(self._remove(path) for path, _ in self._files() if path not in wanted)
 
     def _keep(self, sample: int, content: bytes) -> None:
-        make_room = self._evict_oldest if self._eviction == "lru" else None
         try:
-            if not self._ledger.reserve(len(content), make_room=make_room):
+            if not self._reserve(len(content)):
                 self._warn(f"its {self._capacity_nbytes} bytes are full")
                 return
             self._publish(self._path(sample), content)
         except OSError as error:
             self._warn("the disk is full" if error.errno in _FULL else str(error))
+
+    def _reserve(self, nbytes: int) -> bool:
+        """Count bytes as kept, if they fit; what is not used for longest makes room for them, if that may leave."""
+        with locked(self._used) as descriptor:
+            used_nbytes, capacity_nbytes = _read(descriptor), self._capacity_nbytes
+            if capacity_nbytes is None:
+                fits = True
+            else:
+                missing_nbytes = used_nbytes + nbytes - capacity_nbytes
+                if missing_nbytes > 0 and nbytes <= capacity_nbytes and self._eviction == "lru":
+                    used_nbytes -= self._evict_oldest(missing_nbytes)
+                fits = used_nbytes + nbytes <= capacity_nbytes
+            _write(descriptor, max(0, used_nbytes) + (nbytes if fits else 0))
+            return fits
+
+    def _give_back(self, nbytes: int) -> None:
+        """Count bytes as no longer kept."""
+        self._change_used(lambda used_nbytes: used_nbytes - nbytes)
+
+    def _change_used(self, new: Callable[[int], int]) -> None:
+        """Replace the sum by one that is made of it, while it cannot change."""
+        with locked(self._used) as descriptor:
+            _write(descriptor, max(0, new(_read(descriptor))))
 
     def _publish(self, path: Path, content: bytes) -> None:
         """Write a file and let it appear; what was reserved for it is given back if that fails."""
@@ -175,7 +198,7 @@ class FileCache(AbstractContextManager["FileCache"]):
                     self._touch(part)
                 os.replace(part, path)
         except BaseException:
-            self._ledger.give_back(len(content))
+            self._give_back(len(content))
             raise
 
     @contextmanager
@@ -204,7 +227,7 @@ class FileCache(AbstractContextManager["FileCache"]):
             path.unlink()
         except OSError:  # it is gone, or the disk takes no more changes: then it is found again, and compared again
             return False
-        self._ledger.give_back(nbytes)
+        self._give_back(nbytes)
         return True
 
     def _touch(self, path: Path) -> None:
@@ -235,7 +258,7 @@ class FileCache(AbstractContextManager["FileCache"]):
             alone = try_lock(users)
             self._clear_parts()
             if alone:
-                self._ledger.change(lambda _: sum(each.st_size for _, each in self._files()))
+                self._change_used(lambda _: sum(each.st_size for _, each in self._files()))
             fcntl.flock(users, fcntl.LOCK_SH)
         except BaseException:
             os.close(users)
@@ -288,49 +311,6 @@ def locked(path: Path) -> Iterator[int]:
         # A forked child may hold a copy of the descriptor: closing is not enough.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
-
-
-class _Ledger:
-    """Knows how many bytes are kept in a folder.
-
-    Args:
-        path: Of its file.
-        capacity_nbytes: No more than this is reserved; None: no limit.
-    """
-
-    def __init__(self, path: Path, capacity_nbytes: int | None) -> None:
-        self._path = path
-        self._capacity_nbytes = capacity_nbytes
-
-    def used_nbytes(self) -> int:
-        """Return the bytes that are reserved."""
-        with locked(self._path) as descriptor:
-            return _read(descriptor)
-
-    def change(self, new: Callable[[int], int]) -> None:
-        """Replace the sum by one that is made of it, while it cannot change."""
-        with locked(self._path) as descriptor:
-            _write(descriptor, max(0, new(_read(descriptor))))
-
-    def reserve(self, nbytes: int, *, make_room: Callable[[int], int] | None = None) -> bool:
-        """Add bytes if they fit.
-
-        Args:
-            nbytes: To add.
-            make_room: Called with the bytes that are too many, while the lock is held; returns those it freed.
-        """
-        with locked(self._path) as descriptor:
-            used_nbytes = _read(descriptor)
-            if self._capacity_nbytes is not None and nbytes <= self._capacity_nbytes and make_room is not None:
-                missing_nbytes = used_nbytes + nbytes - self._capacity_nbytes
-                used_nbytes -= make_room(missing_nbytes) if missing_nbytes > 0 else 0
-            fits = self._capacity_nbytes is None or used_nbytes + nbytes <= self._capacity_nbytes
-            _write(descriptor, max(0, used_nbytes) + (nbytes if fits else 0))
-            return fits
-
-    def give_back(self, nbytes: int) -> None:
-        """Subtract bytes that are no longer kept."""
-        self.change(lambda used_nbytes: used_nbytes - nbytes)
 
 
 def _read(descriptor: int) -> int:

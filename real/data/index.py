@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
 from simdist.plan import Dataset
-from simdist.plan.index import COLUMNS, Entry, parse_entries, refuse_name
+from simdist.plan.index import COLUMNS, Entry, refuse_name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,19 +52,6 @@ def make_index(entries: Iterable[Entry]) -> SampleIndex:
         nbytes=np.array([each.nbytes for each in lines], dtype=np.int64),
         crc32=np.array([each.crc32 for each in lines], dtype=np.uint32),
     )
-
-
-def parse_index(content: bytes, *, where: str) -> SampleIndex:
-    """Read an index from the content of its file.
-
-    Args:
-        content: UTF-8.
-        where: The file's name, for messages.
-
-    Raises:
-        ScenarioError: A line of it is wrong; names file, line, column and value.
-    """
-    return make_index(parse_entries(content, where=where))
 
 
 def write_entries(entries: Iterable[Entry], path: Path) -> int:

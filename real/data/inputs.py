@@ -16,7 +16,6 @@ from typing import Protocol, final
 from torch import Tensor
 
 from real.data import sizes
-from real.data.agenda import NodeRank
 from real.data.board import Board, wait_until_all_staged
 from real.data.filecache import FileCache
 from real.data.folders import cold_folder, default_folder, folder_of_set, warm_folder
@@ -29,6 +28,7 @@ from real.data.storages import open_storage, read_storage_index
 from real.data.tallies import Tally
 from real.data.wire import key_of
 from real.processes.heartbeat import machine, ranks_have
+from real.processes.rendezvous import RankPlace
 from simdist.caching import look_up, on_disk_at_first, staged_samples
 from simdist.errors import RunError, ScenarioError
 from simdist.plan import Plan
@@ -90,7 +90,7 @@ def open_input(
     dataset = plan.dataset
     if dataset is None:
         raise ScenarioError(f"plan {plan.name} has no data set to read: give its scenario `data`, or leave the URL out")
-    place = NodeRank(rank, dataset.ranks_per_node)
+    place = RankPlace(rank, plan.world_size, rank % dataset.ranks_per_node, dataset.ranks_per_node)
     with ExitStack() as stack:
         storage = open_storage(options.url, timeout_s=options.timeout_s, stop=failed, tell=tell)
         index = read_storage_index(storage)
@@ -120,7 +120,7 @@ class InputReader:
         self,
         plan: Plan,
         options: DataOptions,
-        place: NodeRank,
+        place: RankPlace,
         *,
         sources: Sources,
         loader: Loader,
@@ -157,8 +157,8 @@ class InputReader:
             RunError: A file cannot be had; names it. Or a rank of the node does not come.
         """
         place, dataset = self._place, sizes.dataset_of(self._plan)
-        n_nodes = self._plan.world_size // place.ranks_per_node
-        share = staged_samples(dataset, place.node, n_nodes)[place.local :: place.ranks_per_node]
+        n_nodes = self._plan.world_size // place.local_world_size
+        share = staged_samples(dataset, place.node, n_nodes)[place.local_rank :: place.local_world_size]
         with ThreadPoolExecutor(dataset.readers, thread_name_prefix="stage") as threads:
             for _ in threads.map(self._stage, share.tolist()):
                 if self._failed.is_set():
@@ -166,8 +166,8 @@ class InputReader:
         try:
             wait_until_all_staged(
                 self._board,
-                place.local,
-                first_rank=place.rank - place.local,
+                place.local_rank,
+                first_rank=place.rank - place.local_rank,
                 timeout_s=sizes.LOADS_PER_WAIT * self._options.timeout_s,
                 stop=self._failed,
             )
@@ -188,7 +188,7 @@ class InputReader:
 
 
 def _open_memories(
-    stack: ExitStack, plan: Plan, run: str, place: NodeRank, others: RankExchange, key: bytes
+    stack: ExitStack, plan: Plan, run: str, place: RankPlace, others: RankExchange, key: bytes
 ) -> tuple[MemoryStore, PeerClient | None]:
     """Open the memory of this node and the way to those of others.
 
@@ -197,7 +197,7 @@ def _open_memories(
     store = MemoryStore(f"{run}-node-{place.node}", sizes.geometry(plan, place))
     stack.callback(store.close)
     address, with_peers = "", sizes.uses_peers(plan)
-    if place.local == 0 and with_peers:
+    if place.local_rank == 0 and with_peers:
         server = PeerServer(store, host=own_address(), key=key, most_connections=most_connections())
         address = stack.enter_context(server).address
     addresses = others.exchange("where samples are served", address)
@@ -207,13 +207,13 @@ def _open_memories(
     peers = PeerClient(
         key,
         store.geometry.sample_nbytes,
-        address_of=lambda node: addresses[node * place.ranks_per_node],
+        address_of=lambda node: addresses[node * place.local_world_size],
         n_connections=sizes.n_connections(plan),
     )
     return store, stack.enter_context(peers)
 
 
-def _meet(others: RankExchange, place: NodeRank, index: SampleIndex) -> tuple[str, bytes]:
+def _meet(others: RankExchange, place: RankPlace, index: SampleIndex) -> tuple[str, bytes]:
     """Return a name for this run that no other has, and a token that only its ranks know.
 
     See that ranks read one data set, and nodes are on one machine.
@@ -224,12 +224,12 @@ def _meet(others: RankExchange, place: NodeRank, index: SampleIndex) -> tuple[st
     strays = [rank for rank, each in enumerate(ranks) if each["set"] != ranks[0]["set"]]
     if strays:
         raise RunError(f"{ranks_have(strays)} read another index than rank 0: give all ranks the same data set")
-    first = place.rank - place.local
-    apart = [rank for rank in range(first, first + place.ranks_per_node) if ranks[rank]["machine"] != mine["machine"]]
+    first = place.rank - place.local_rank
+    apart = [rank for rank in range(first, first + place.local_world_size) if ranks[rank]["machine"] != mine["machine"]]
     if apart:
         raise RunError(
             f"rank {apart[0]} is on {ranks[apart[0]]['host']}, rank {place.rank} on {mine['host']}, and in the plan "
-            f"they share node {place.node}: start {place.ranks_per_node} ranks on each machine"
+            f"they share node {place.node}: start {place.local_world_size} ranks on each machine"
         )
     return str(ranks[0]["run"]), bytes.fromhex(ranks[0]["token"])
 
@@ -241,7 +241,9 @@ def _digest(index: SampleIndex) -> str:
 
 
 @contextmanager
-def _file_cache(plan: Plan, options: DataOptions, index: SampleIndex, run: str, place: NodeRank) -> Iterator[FileCache]:
+def _file_cache(
+    plan: Plan, options: DataOptions, index: SampleIndex, run: str, place: RankPlace
+) -> Iterator[FileCache]:
     """Open the cache of this node. With eviction the plan says what leaves; it does so a little later than planned.
 
     A warm run finds what the plan says, or less: what others have left goes. A run that goes on after a crash (not
@@ -256,7 +258,7 @@ def _file_cache(plan: Plan, options: DataOptions, index: SampleIndex, run: str, 
             mine = warm_folder(folder, place.node)
         files = FileCache(mine, index, capacity_nbytes=ceiling_nbytes, eviction=dataset.eviction)
         stack.enter_context(files)
-        if dataset.warm and ceiling_nbytes is not None and place.local == 0:
+        if dataset.warm and ceiling_nbytes is not None and place.local_rank == 0:
             files.keep_only(on_disk_at_first(plan, place.node).tolist())
         yield files
 

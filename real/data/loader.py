@@ -30,11 +30,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from real.data.agenda import Agenda, NodeRank, PlannedRead
+from real.data.agenda import Agenda, PlannedRead
 from real.data.board import Want, wait_for
 from real.data.memory import MemoryStore
 from real.data.peers import PeerClient
 from real.data.sources import Sources
+from real.processes.rendezvous import RankPlace
 from real.recording.timing import give_way
 from simdist.caching import BatchReads
 from simdist.caching.batches import DISK, MEMORY, PEER, STORAGE
@@ -173,7 +174,7 @@ class Loader(AbstractContextManager["Loader"]):
         reads: Iterable[BatchReads],
         sources: Sources,
         *,
-        place: NodeRank,
+        place: RankPlace,
         store: MemoryStore,
         failed: threading.Event,
         peers: PeerClient | None = None,
@@ -203,7 +204,7 @@ class Loader(AbstractContextManager["Loader"]):
             RunError: A sample cannot be had; names it. Or the run has failed elsewhere, or time is over.
         """
         batch = self._agenda.advance(number)
-        self._number, mine = number, self._place.local
+        self._number, mine = number, self._place.local_rank
         self._board.n_read[mine] = self._board.n_kept[mine] = number
         reads = self._agenda.rows(batch, out)
         labels.copy_(torch.from_numpy(self._sources.index.labels[batch.samples[self._place.rank]]))

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from real.data.board import Board
 from real.data.segment import SHARED_MEMORY, SharedSegment
+from real.processes.heartbeat import machine
 from simdist.errors import RunError
 
 Pixels: TypeAlias = NDArray[np.uint8]
@@ -124,7 +125,7 @@ class MemoryStore:
         self.geometry = geometry
         stride = _rounded(geometry.sample_nbytes, _ALIGNMENT)
         begin = _rounded(sum(_rounded(nbytes, _ALIGNMENT) for nbytes in _table_nbytes(geometry)), _PAGE_NBYTES)
-        layout = f"{geometry}; processes of {_pid_namespace()}"
+        layout = f"{geometry}; processes of {machine()}"
         self._segment = SharedSegment(name, begin + geometry.n_slots * stride, layout=layout, folder=folder)
         self._tables = _tables(self._segment, geometry)
         slots = self._segment.array(begin, geometry.n_slots * stride).reshape(geometry.n_slots, stride)
@@ -286,14 +287,6 @@ def _began(pid: int) -> int:
     except OSError:
         return 0
     return 0 if fields[0] in {"Z", "X"} else int(fields[19])
-
-
-def _pid_namespace() -> str:
-    """Return what is equal for processes that see each other's ids. Source: pid_namespaces(7)."""
-    try:
-        return os.readlink("/proc/self/ns/pid")
-    except OSError:
-        return "this machine"
 
 
 def _fence() -> None:

@@ -1,9 +1,9 @@
 """How much a rank and its node need to read a plan's data set, and how long they wait: all follows from the plan."""
 
-from real.data.agenda import NodeRank
 from real.data.loader import LoaderLimits
 from real.data.memory import Geometry
 from real.data.peers import connections_per_peer
+from real.processes.rendezvous import RankPlace
 from simdist.caching import look_up
 from simdist.plan import Dataset, Load, Plan, StageIn
 
@@ -11,7 +11,7 @@ LOADS_PER_WAIT = 10
 """A load may take so many times the longest wait for a file: it reads many, each of which may wait for its server."""
 
 
-def geometry(plan: Plan, place: NodeRank) -> Geometry:
+def geometry(plan: Plan, place: RankPlace) -> Geometry:
     """Return the size of a node's memory; what leaves it does so only when no rank reads it any more."""
     dataset = dataset_of(plan)
     n_slots = most_kept(plan, place.node)

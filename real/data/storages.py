@@ -19,9 +19,9 @@ import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from real.data.index import SampleIndex, parse_index
+from real.data.index import SampleIndex, make_index
 from simdist.errors import RunError, ScenarioError
-from simdist.plan.index import INDEX, Entry, refuse_name
+from simdist.plan.index import INDEX, Entry, parse_entries, refuse_name
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
@@ -180,7 +180,7 @@ def read_storage_index(storage: DataStorage) -> SampleIndex:
             raise
         wrong = f"has no {INDEX}; `python -m real.data.indexing FOLDER` makes one"
         raise ScenarioError(f"{storage.url}: {wrong if storage.is_folder() else 'there is no such folder'}") from error
-    return parse_index(content, where=f"{storage.url}: {INDEX}")
+    return make_index(parse_entries(content, where=f"{storage.url}: {INDEX}"))
 
 
 def read_sample(storage: DataStorage, entry: Entry) -> bytes:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 
+from real.collectives.byte_transfer import gather_to_first
 from real.data.loader import LoadCounts
 from real.recording.recorder import memmap
 from simdist.plan import LEVELS, Plan
@@ -51,24 +51,10 @@ def tally_path(parts: Path, rank: int) -> Path:
     return parts / f"reads-{rank:05d}.npy"
 
 
-def forget_tally(parts: Path, rank: int) -> None:
-    """Delete what a rank has noted."""
-    with suppress(OSError):
-        tally_path(parts, rank).unlink()
-
-
 def gather_tallies(tally: Tally) -> NDArray[np.int64] | None:
     """Bring the counts of all ranks together; all take part, rank 0 gets int64 `[world_size, n_loads, n_columns]`."""
-    mine = torch.from_numpy(np.array(tally.rows))
-    if dist.get_rank():
-        dist.send(mine, dst=0)
-        return None
-    rows = [mine]
-    for other in range(1, dist.get_world_size()):
-        theirs = torch.empty_like(mine)
-        dist.recv(theirs, src=other)
-        rows.append(theirs)
-    return torch.stack(rows).numpy()
+    rows = list(gather_to_first(torch.from_numpy(np.array(tally.rows))))
+    return torch.stack(rows).numpy() if rows else None
 
 
 def salvage_tallies(parts: Path, plan: Plan) -> NDArray[np.int64] | None:

@@ -17,6 +17,7 @@ performs; `done` ends it.
 import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -117,7 +118,8 @@ class Executor:
         self._plan = plan
         self._delays_s = {channel: array[0, :, rank].tolist() for channel, array in delays.items()}
         self._world, self._program, self._memory = world, program, memory
-        self._watch, self._error = watch, _FirstError()
+        self._watch = watch
+        self._errors: list[BaseException] = []  # of lanes, the first cause first
         self._submitted = -1
         self._body_of_step = np.fromiter(plan.body_of_steps(), dtype=np.int64, count=plan.n_steps)
         self._stream_of_instance = _streams(plan, self._body_of_step)
@@ -217,37 +219,23 @@ class Executor:
             lane.join(timeout_s)
 
     def _make_lanes(self, lanes: Lanes) -> dict[ops.Stream, Lane]:
-        compute, comm = self._gpu_lanes(lanes) if self._on_gpu else self._cpu_lanes(lanes)
-        return {"host": self._direct(), "compute": compute, "comm": comm, "io": self._thread("io")}
+        performed = self._execute, self._recorder, self._on_end
+        device, failed = self._device, self._check
 
-    def _cpu_lanes(self, lanes: Lanes) -> tuple[Lane, Lane]:
-        return self._direct() if lanes.compute_in_caller else self._thread("compute"), self._thread("comm")
+        def thread(stream: ops.Stream) -> ThreadLane:
+            return ThreadLane(*performed, name=stream, device=device, failed=failed, on_error=self._errors.append)
 
-    def _gpu_lanes(self, lanes: Lanes) -> tuple[Lane, Lane]:
-        clock = GpuClock(torch.cuda.Stream(lanes.device))
-
-        def enqueue(stream: torch.cuda.Stream) -> CudaLane:
-            return CudaLane(
-                self._execute, stream, clock=clock, failed=self._check, recorder=self._recorder, on_end=self._on_end
-            )
-
-        in_thread = lanes.collectives_block or bool(self._ticks)
-        comm = self._thread("comm") if in_thread else enqueue(torch.cuda.Stream(lanes.device))
-        return enqueue(torch.cuda.current_stream(lanes.device)), comm
-
-    def _direct(self) -> DirectLane:
-        return DirectLane(self._execute, recorder=self._recorder, on_end=self._on_end)
-
-    def _thread(self, stream: ops.Stream) -> ThreadLane:
-        return ThreadLane(
-            stream,
-            self._execute,
-            device=self._device,
-            failed=self._check,
-            on_error=self._error.keep,
-            recorder=self._recorder,
-            on_end=self._on_end,
-        )
+        compute: Lane
+        comm: Lane
+        if self._on_gpu:
+            enqueued = partial(CudaLane, *performed, clock=GpuClock(torch.cuda.Stream(device)), failed=failed)
+            in_thread = lanes.collectives_block or bool(self._ticks)
+            comm = thread("comm") if in_thread else enqueued(torch.cuda.Stream(device))
+            compute = enqueued(torch.cuda.current_stream(device))
+        else:
+            compute = DirectLane(*performed) if lanes.compute_in_caller else thread("compute")
+            comm = thread("comm")
+        return {"host": DirectLane(*performed), "compute": compute, "comm": comm, "io": thread("io")}
 
     def _on_end(self, instance: Instance, ended: Ended) -> None:
         if self._ticks:
@@ -277,7 +265,8 @@ class Executor:
         self._lane(instance).submit(instance)
 
     def _check(self) -> None:
-        self._error.raise_if_any()
+        if self._errors:
+            raise self._errors[0]
         self._watch.check()
 
     def _execute(self, instance: Instance) -> None:
@@ -306,10 +295,7 @@ class Executor:
             return
         buckets = self.buckets(instance)
         self._pass = _Pass(instance, len(buckets))
-        self._program.backward(buckets, self._complete)
-
-    def _complete(self) -> None:
-        self.bucket_complete()
+        self._program.backward(buckets, self.bucket_complete)
 
     def _perform(self, instance: Instance) -> None:
         op, step = instance.op, instance.step
@@ -333,21 +319,6 @@ class Executor:
             self._spin(seconds)
         else:
             sleep_s(seconds, self._watch.failed)
-
-
-class _FirstError:
-    """The first exception of any thread."""
-
-    def __init__(self) -> None:
-        self._error: BaseException | None = None
-
-    def keep(self, error: BaseException) -> None:
-        if self._error is None:
-            self._error = error
-
-    def raise_if_any(self) -> None:
-        if self._error is not None:
-            raise self._error
 
 
 class _Loads:

@@ -1,4 +1,4 @@
-"""Streams of one rank: whoever performs the operations of a stream, in order.
+"""Streams of one rank: each performs its operations in order.
 
 A *thread lane* hands them to a thread of its own; that is a stream on a CPU, and whatever blocks its caller elsewhere
 (storage, collectives of gloo). A *direct lane* performs an operation at once in the thread that submits it: on a GPU
@@ -37,20 +37,17 @@ OnEnd = Callable[[Instance, Ended], None]
 _LOOK_S = 0.25  # how often a blocked thread looks whether the run has failed
 
 
-def _nobody(_instance: Instance, _ended: Ended) -> None:
-    """Tell nobody of an end."""
-
-
 class Lane(abc.ABC):
     """One stream of one rank.
 
     Args:
+        perform: Performs an instance, or enqueues its kernels.
         recorder: For the times.
         on_end: Told of each instance that it has ended, or will have when the GPU gets there, before others are.
     """
 
-    def __init__(self, recorder: Notes, on_end: OnEnd = _nobody) -> None:
-        self._recorder, self._on_end = recorder, on_end
+    def __init__(self, perform: Perform, recorder: Notes, on_end: OnEnd) -> None:
+        self._perform, self._recorder, self._on_end = perform, recorder, on_end
 
     @abc.abstractmethod
     def submit(self, instance: Instance) -> None:
@@ -99,28 +96,28 @@ class ThreadLane(Lane):
     """A stream that is a thread.
 
     Args:
-        name: Of the thread.
-        perform: What to do with each instance; runs in the thread.
-        device: Of the tensors that it works on.
-        failed: Raises when the run has failed; nobody waits any longer then.
-        on_error: Told about an exception of `perform`, after which the thread ends.
-        recorder: For the times.
+        perform: Runs in the thread; see `Lane`.
+        recorder: See `Lane`.
         on_end: See `Lane`.
+        name: Of the thread.
+        device: Of the tensors that it works on.
+        failed: Raises when the run has failed; no wait goes on then.
+        on_error: Told about an exception of `perform`, after which the thread ends.
     """
 
     def __init__(
         self,
-        name: str,
         perform: Perform,
+        recorder: Notes,
+        on_end: OnEnd,
         *,
+        name: str,
         device: torch.device,
         failed: Callable[[], None],
         on_error: Callable[[BaseException], None],
-        recorder: Notes,
-        on_end: OnEnd = _nobody,
     ) -> None:
-        super().__init__(recorder, on_end)
-        self._perform, self._device, self._failed, self._on_error = perform, device, failed, on_error
+        super().__init__(perform, recorder, on_end)
+        self._device, self._failed, self._on_error = device, failed, on_error
         self._queue: queue.SimpleQueue[Instance | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._done, self._submitted = -1, -1
@@ -183,10 +180,6 @@ class ThreadLane(Lane):
 class DirectLane(Lane):
     """A stream whose operations the submitting thread performs at once."""
 
-    def __init__(self, perform: Perform, *, recorder: Notes, on_end: OnEnd = _nobody) -> None:
-        super().__init__(recorder, on_end)
-        self._perform = perform
-
     def submit(self, instance: Instance) -> None:
         """Perform the instance."""
         self._perform(instance)
@@ -200,29 +193,28 @@ class CudaLane(Lane):
     """A stream that is a CUDA stream: what is submitted is enqueued at once, and runs when the GPU gets there.
 
     Args:
-        perform: Enqueues the kernels of an instance.
+        perform: See `Lane`.
+        recorder: Takes the times that events bring.
+        on_end: See `Lane`.
         stream: The CUDA stream.
         clock: Knows when events happened.
-        failed: Raises when the run has failed; nobody waits any longer then.
-        recorder: For the times, which events bring.
-        on_end: See `Lane`.
+        failed: Raises when the run has failed; no wait goes on then.
         new_event: Makes an event.
     """
 
     def __init__(
         self,
         perform: Perform,
+        recorder: Notes,
+        on_end: OnEnd,
         stream: torch.cuda.Stream,
         *,
         clock: GpuClock,
         failed: Callable[[], None],
-        recorder: Notes,
-        on_end: OnEnd = _nobody,
         new_event: NewEvent = timed_event,
     ) -> None:
-        super().__init__(recorder, on_end)
-        self._perform, self._stream, self._clock, self._failed = perform, stream, clock, failed
-        self._new_event = new_event
+        super().__init__(perform, recorder, on_end)
+        self._stream, self._clock, self._failed, self._new_event = stream, clock, failed, new_event
         self._began: dict[int, tuple[Mark, torch.cuda.Event]] = {}
         self._ended: dict[int, torch.cuda.Event] = {}
         self._pending: deque[int] = deque()  # which have an event of their end, and no times yet

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from real.buffers.memory import Memory
-from real.collectives.byte_transfer import gather_rows
+from real.collectives.byte_transfer import gather_texts
 from real.collectives.worlds import ProcessWorld, check_servers, groups_of, scratch_nbytes
 from real.execution.executor import Executor, Lanes
 from real.processes.heartbeat import Guard
@@ -142,8 +142,8 @@ def rescue(parts: Path, plan: Plan) -> Trace | None:
 
 
 def forget(parts: Path, rank: int) -> None:
-    """Delete the times of a rank, and the folder if no other rank's are there."""
-    for path in (part_path(parts, rank), part_path(parts, rank).with_suffix(".json")):
+    """Delete the times and the counts of a rank, and the folder if no other rank's are there."""
+    for path in parts.glob(f"*-{rank:05d}.*"):
         with suppress(OSError):
             path.unlink()
     with suppress(OSError):
@@ -175,10 +175,7 @@ def explaining(guard: Guard, doing: str) -> Iterator[None]:
 def _report(
     connection: Connection, plan: Plan, program: str, trace: Trace | None, clocks: tuple[Clocks, Clocks]
 ) -> RunReport | None:
-    mine = torch.zeros(64, dtype=torch.uint8)
-    name = socket.gethostname().encode()[:64]
-    mine[: len(name)] = torch.frombuffer(bytearray(name), dtype=torch.uint8)
-    hosts = [bytes(row.tolist()).rstrip(b"\0").decode() for row in gather_rows(mine)]
+    hosts = gather_texts(socket.gethostname())
     if trace is None:
         return None
     tracing_s = _seconds_of_noting() * plan.n_instances

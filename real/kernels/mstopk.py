@@ -27,18 +27,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from real.kernels.magnitudes import (
-    GroupMaxima,
-    can_use_triton,
-    finite_magnitudes,
-    kth_cell,
-    reached_by,
-    reaching,
-    sampled_threshold,
-    summarize,
-    take,
-    uniform,
-)
+from real.kernels import thresholds
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +85,10 @@ def mstopk(
 
     Source: Shi et al., MLSys 2021, arXiv 2010.10458, algorithm 1.
     """
-    drawn = uniform(generator, values.device)
+    drawn = thresholds.uniform(generator, values.device)
     if values.device.type == "cpu":
         return by_groups(values, k, drawn.item(), n_bisections=n_bisections)
-    if can_use_triton(values):
+    if thresholds.can_use_triton(values):
         from real.kernels import triton_mstopk  # takes a second, and a GPU to be of use
 
         return triton_mstopk.mstopk(values, k, drawn, n_bisections=n_bisections)
@@ -115,7 +104,7 @@ def bisect(values: Tensor, k: int, drawn: Tensor, *, n_bisections: int) -> Tenso
         drawn: Where the stretch begins, from 0 to 1; float64 `[]` on the same device.
         n_bisections: How many thresholds to try between mean and maximum, or mean and 0.
     """
-    magnitudes = finite_magnitudes(values)
+    magnitudes = thresholds.finite_magnitudes(values)
     mean = magnitudes.sum(dtype=torch.float64) / magnitudes.numel()
     entries = heights(magnitudes, Scale.of(mean, magnitudes.max(), n_bisections))
     top = torch.full((), 2.0**n_bisections, dtype=entries.dtype, device=entries.device)  # which none reaches
@@ -127,7 +116,7 @@ def bisect(values: Tensor, k: int, drawn: Tensor, *, n_bisections: int) -> Tenso
         is_upper = (entries >= threshold).sum() <= k
         upper = torch.where(is_upper, threshold, upper)
         lower = torch.where(is_upper, lower, threshold)
-    return take(entries, k, lower=lower, upper=upper, drawn=drawn)
+    return thresholds.take(entries, k, lower=lower, upper=upper, drawn=drawn)
 
 
 def by_groups(values: Tensor, k: int, drawn: float, *, n_bisections: int) -> Tensor:
@@ -139,7 +128,7 @@ def by_groups(values: Tensor, k: int, drawn: float, *, n_bisections: int) -> Ten
         drawn: Where the stretch begins, from 0 to 1.
         n_bisections: How many binary digits of a height are told apart, besides the sign.
     """
-    groups = summarize(values, k)
+    groups = thresholds.summarize(values, k)
     mean = torch.tensor(groups.total / values.numel(), dtype=torch.float64)
     scale = Scale.of(mean, groups.maxima.max(), n_bisections)
     positions, magnitudes = _candidates(groups, k, scale, drawn)
@@ -151,14 +140,14 @@ def by_groups(values: Tensor, k: int, drawn: float, *, n_bisections: int) -> Ten
     return torch.cat([certain, possible[first : first + n_missing]])
 
 
-def _candidates(groups: GroupMaxima, k: int, scale: Scale, drawn: float) -> tuple[Tensor, Tensor]:
+def _candidates(groups: thresholds.GroupMaxima, k: int, scale: Scale, drawn: float) -> tuple[Tensor, Tensor]:
     """Return positions and magnitudes of at least k, and rarely many more: all on the level of the least, or above."""
     if 2 * k <= groups.maxima.numel():
-        return reaching(groups, foot(reached_by(groups.maxima, k), scale))
+        return thresholds.reaching(groups, foot(thresholds.reached_by(groups.maxima, k), scale))
     aim = min(groups.values.numel(), k + k // 4)
-    threshold = sampled_threshold(groups.values, aim, torch.tensor(drawn, dtype=torch.float64))
-    positions, magnitudes = reaching(groups, foot(threshold.item(), scale))
-    return (positions, magnitudes) if positions.numel() >= k else reaching(groups, 0.0)
+    threshold = thresholds.sampled_threshold(groups.values, aim, torch.tensor(drawn, dtype=torch.float64))
+    positions, magnitudes = thresholds.reaching(groups, foot(threshold.item(), scale))
+    return (positions, magnitudes) if positions.numel() >= k else thresholds.reaching(groups, 0.0)
 
 
 def foot(magnitude: float, scale: Scale) -> float:
@@ -178,6 +167,6 @@ def foot(magnitude: float, scale: Scale) -> float:
 def _kth_largest(keys: Tensor, k: int, n_digits: int) -> int:
     """Return the k-th largest of the integers below 2^n_digits: its upper binary digits, then its lower ones."""
     n_lower = n_digits // 2
-    upper, n_above = kth_cell(keys >> n_lower, k)
-    lower, _ = kth_cell(keys[keys >> n_lower == upper] & (2**n_lower - 1), k - n_above)
+    upper, n_above = thresholds.kth_cell(keys >> n_lower, k)
+    lower, _ = thresholds.kth_cell(keys[keys >> n_lower == upper] & (2**n_lower - 1), k - n_above)
     return (upper << n_lower) + lower

@@ -18,16 +18,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from real.kernels import mstopk
-from real.kernels.magnitudes import (
-    can_use_triton,
-    finite_magnitudes,
-    reaching,
-    sampled_threshold,
-    summarize,
-    take,
-    uniform,
-)
+from real.kernels import mstopk, thresholds
 from simdist.errors import RunError
 from simdist.plan.ops import SelectMethod
 
@@ -110,22 +101,22 @@ def dgc(values: Tensor, k: int, generator: torch.Generator | None = None) -> Ten
     Source: Lin et al., ICLR 2018, arXiv 1712.01887, section 3.1.
     """
     if _MAX_CANDIDATES * k >= values.numel():
-        return torch.topk(finite_magnitudes(values), k, sorted=False).indices
-    drawn = uniform(generator, values.device)
-    threshold = sampled_threshold(values, 2 * k, drawn)
+        return torch.topk(thresholds.finite_magnitudes(values), k, sorted=False).indices
+    drawn = thresholds.uniform(generator, values.device)
+    threshold = thresholds.sampled_threshold(values, 2 * k, drawn)
     if values.device.type == "cpu":
         return _among_all_that_reach(threshold.item(), values, k)
-    if can_use_triton(values):
+    if thresholds.can_use_triton(values):
         from real.kernels import triton_dgc  # takes a second, and a GPU to be of use
 
         return triton_dgc.dgc(values, k, threshold, drawn)
-    return _among_some_that_reach(threshold, finite_magnitudes(values), k, drawn)
+    return _among_some_that_reach(threshold, thresholds.finite_magnitudes(values), k, drawn)
 
 
 def _among_all_that_reach(threshold: float, values: Tensor, k: int) -> Tensor:
-    candidates, magnitudes = reaching(summarize(values, k), threshold)
+    candidates, magnitudes = thresholds.reaching(thresholds.summarize(values, k), threshold)
     if candidates.numel() < k:
-        return torch.topk(finite_magnitudes(values), k, sorted=False).indices
+        return torch.topk(thresholds.finite_magnitudes(values), k, sorted=False).indices
     return candidates[torch.topk(magnitudes, k, sorted=False).indices]
 
 
@@ -138,5 +129,5 @@ def _among_some_that_reach(threshold: Tensor, magnitudes: Tensor, k: int, drawn:
     too_many = (magnitudes >= above).sum() > n_candidates  # if neither, many equal the threshold, e.g. 0
     lower = torch.where(too_few, zero, threshold)
     upper = torch.where(too_few, threshold, torch.where(too_many, above_all, above))
-    candidates = take(magnitudes, n_candidates, lower=lower, upper=upper, drawn=drawn)
+    candidates = thresholds.take(magnitudes, n_candidates, lower=lower, upper=upper, drawn=drawn)
     return candidates[torch.topk(magnitudes[candidates], k, sorted=False).indices]

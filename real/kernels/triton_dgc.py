@@ -11,26 +11,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from real.kernels.magnitudes import largest_magnitude
-from real.kernels.triton_candidates import (
-    DEFAULT,
-    WIDE,
-    Candidates,
-    Cut,
-    Layout,
-    append,
-    magnitude,
-    take_largest,
-    tl,
-    triton,
-)
+from real.kernels import triton_candidates as common
+from real.kernels.thresholds import largest_magnitude
+from real.kernels.triton_candidates import tl, triton
 
 _COLUMNS = 64  # of a tile, so that its candidates are counted by rows, and rows by few numbers
 _KEY_BITS = 31  # of a float32 without its sign
 _SIZES = ("k", "n_tiles", "n_spans")  # no kernel of its own for a size that 16 divides, or for 1
 
 
-def dgc(values: Tensor, k: int, threshold: Tensor, drawn: Tensor, *, layout: Layout = DEFAULT) -> Tensor:
+def dgc(values: Tensor, k: int, threshold: Tensor, drawn: Tensor, *, layout: common.Layout = common.DEFAULT) -> Tensor:
     """Return the positions of the largest k magnitudes; int32, on the device of `values`.
 
     Args:
@@ -41,10 +31,11 @@ def dgc(values: Tensor, k: int, threshold: Tensor, drawn: Tensor, *, layout: Lay
         layout: How to cut the vector.
     """
     values = values.contiguous()
-    cut = Cut.of(values.numel(), layout)
-    few = Candidates.room(cut, values.device)
+    cut = common.Cut.of(values.numel(), layout)
+    few = common.Candidates.room(cut, values.device)
     enough = replace(few, n_in_span=torch.empty_like(few.n_in_span))
-    tiles = {"LARGEST": largest_magnitude(values.dtype), "COLUMNS": _COLUMNS, "ROWS": cut.tile // _COLUMNS} | WIDE
+    shape = {"COLUMNS": _COLUMNS, "ROWS": cut.tile // _COLUMNS}
+    tiles = {"LARGEST": largest_magnitude(values.dtype)} | shape | common.WIDE
     with torch.cuda.device_of(values):
         _collect[(cut.n_spans,)](
             values, threshold, few.keys, few.positions, few.n_in_span, cut.count, cut.n_tiles, **tiles
@@ -53,7 +44,7 @@ def dgc(values: Tensor, k: int, threshold: Tensor, drawn: Tensor, *, layout: Lay
             *(values, few.n_in_span, few.keys, few.positions, enough.n_in_span, k, cut.count, cut.n_tiles, cut.n_spans),
             **(tiles | {"MAX_SPANS": cut.max_spans}),
         )
-    return take_largest(enough, cut, k, drawn, n_key_bits=_KEY_BITS)
+    return common.take_largest(enough, cut, k, drawn, n_key_bits=_KEY_BITS)
 
 
 @triton.jit
@@ -67,9 +58,9 @@ def _collect_from(
     end = begin
     for tile in range(n_tiles):
         where = begin + tile * ROWS * COLUMNS + within
-        magnitudes = magnitude(tl.load(values + where, mask=where < count, other=0.0), LARGEST)
+        magnitudes = common.magnitude(tl.load(values + where, mask=where < count, other=0.0), LARGEST)
         is_candidate = (where < count) & (magnitudes >= threshold)
-        end = append(keys, positions, end, magnitudes.to(tl.int32, bitcast=True), where, is_candidate)
+        end = common.append(keys, positions, end, magnitudes.to(tl.int32, bitcast=True), where, is_candidate)
     return (end - begin).to(tl.int32)
 
 

@@ -15,23 +15,9 @@ The algorithm is that of `real.kernels.mstopk`. Four kernels find candidates, ti
 import torch
 from torch import Tensor
 
-from real.kernels.magnitudes import largest_magnitude
-from real.kernels.triton_candidates import (
-    DEFAULT,
-    NARROW,
-    WIDE,
-    Candidates,
-    Cut,
-    Layout,
-    add_histogram,
-    append,
-    ceil_div,
-    kth_cell,
-    magnitude,
-    take_largest,
-    tl,
-    triton,
-)
+from real.kernels import triton_candidates as common
+from real.kernels.thresholds import largest_magnitude
+from real.kernels.triton_candidates import tl, triton
 
 _CELLS = {"CELLS": 256, "SHIFT": 19}  # 4 of float32's 23 bits of mantissa: 16 octaves, and the last cell for the rest
 _CHUNK = 4096  # maxima that a program counts
@@ -39,7 +25,9 @@ _DENSEST = torch.finfo(torch.float32).max  # thresholds per unit, as in `real.ke
 _SIZES = ("k", "n_tiles", "n_spans", "n_groups")  # no kernel of its own for a size that 16 divides, or for 1
 
 
-def mstopk(values: Tensor, k: int, drawn: Tensor, *, n_bisections: int, layout: Layout = DEFAULT) -> Tensor:
+def mstopk(
+    values: Tensor, k: int, drawn: Tensor, *, n_bisections: int, layout: common.Layout = common.DEFAULT
+) -> Tensor:
     """Return k positions, the same as `real.kernels.mstopk.bisect`; int32, on the device of `values`.
 
     Args:
@@ -50,35 +38,35 @@ def mstopk(values: Tensor, k: int, drawn: Tensor, *, n_bisections: int, layout: 
         layout: How to cut the vector.
     """
     values, device = values.contiguous(), values.device
-    cut = Cut.of(values.numel(), layout)
+    cut = common.Cut.of(values.numel(), layout)
     group = _group_size(k, cut)
-    n_groups = ceil_div(cut.count, group)
+    n_groups = common.ceil_div(cut.count, group)
     maxima, span_maxima, scale = (
         torch.empty(n, dtype=torch.float32, device=device) for n in (n_groups, cut.n_spans, 4)
     )
     span_sums = torch.empty(cut.n_spans, dtype=torch.float64, device=device)
     counts = torch.zeros(_CELLS["CELLS"], dtype=torch.int32, device=device)
-    candidates = Candidates.room(cut, device)
-    whole = {"LARGEST": largest_magnitude(values.dtype), "GROUP": group, "ROWS": cut.tile // group} | WIDE
+    candidates = common.Candidates.room(cut, device)
+    whole = {"LARGEST": largest_magnitude(values.dtype), "GROUP": group, "ROWS": cut.tile // group} | common.WIDE
     steps, grid = {"STEPS": 2**n_bisections}, (cut.n_spans,)
     with torch.cuda.device_of(values):
         _summarize[grid](values, maxima, span_sums, span_maxima, cut.count, cut.n_tiles, **whole)
         _scale[(1,)](
             *(span_sums, span_maxima, scale, cut.count, cut.n_spans),
-            **({"DENSEST": _DENSEST, "MAX_SPANS": cut.max_spans} | steps | NARROW),
+            **({"DENSEST": _DENSEST, "MAX_SPANS": cut.max_spans} | steps | common.NARROW),
         )
-        _count_maxima[(ceil_div(n_groups, _CHUNK),)](
-            maxima, scale, counts, n_groups, **({"CHUNK": _CHUNK} | _CELLS | WIDE)
+        _count_maxima[(common.ceil_div(n_groups, _CHUNK),)](
+            maxima, scale, counts, n_groups, **({"CHUNK": _CHUNK} | _CELLS | common.WIDE)
         )
         _collect[grid](
             *(values, maxima, scale, counts, candidates.keys, candidates.positions, candidates.n_in_span),
             *(k, cut.count, cut.n_tiles),
             **(whole | steps | _CELLS),
         )
-    return take_largest(candidates, cut, k, drawn, n_key_bits=n_bisections + 1)
+    return common.take_largest(candidates, cut, k, drawn, n_key_bits=n_bisections + 1)
 
 
-def _group_size(k: int, cut: Cut) -> int:
+def _group_size(k: int, cut: common.Cut) -> int:
     """Return about an eighth of the distance of selected entries: then few groups hold one, and few hold two.
 
     At least the 32 bytes are read at once that memory delivers, even of halves.
@@ -124,7 +112,7 @@ def _summarize(
     highest = tl.zeros([ROWS], tl.float32)
     for _ in range(n_tiles):
         where = rows[:, None] * GROUP + columns[None, :]
-        magnitudes = magnitude(tl.load(values + where, mask=where < count, other=0.0), LARGEST)
+        magnitudes = common.magnitude(tl.load(values + where, mask=where < count, other=0.0), LARGEST)
         row_maxima = tl.max(magnitudes, axis=1)
         tl.store(maxima + rows, row_maxima, mask=rows * GROUP < count)
         highest = tl.maximum(highest, row_maxima)
@@ -158,7 +146,7 @@ def _count_maxima(maxima, scale, counts, n_groups, CHUNK: tl.constexpr, CELLS: t
     groups = tl.program_id(0).to(tl.int64) * CHUNK + tl.arange(0, CHUNK)
     is_valid = groups < n_groups
     cells = _cell(tl.load(maxima + groups, mask=is_valid, other=0.0), tl.load(scale + 1), CELLS, SHIFT)
-    found = add_histogram(tl.zeros([CELLS], tl.int32), cells, is_valid, CELLS)
+    found = common.add_histogram(tl.zeros([CELLS], tl.int32), cells, is_valid, CELLS)
     tl.atomic_add(counts + tl.arange(0, CELLS), found, mask=found > 0, sem="relaxed")
 
 
@@ -170,7 +158,7 @@ def _collect(
 ):  # fmt: skip
     mean, highest = tl.load(scale), tl.load(scale + 1)
     up, down = tl.load(scale + 2), tl.load(scale + 3)
-    cell, _ = kth_cell(counts, k, CELLS)
+    cell, _ = common.kth_cell(counts, k, CELLS)
     lowest = _level(_floor_of(cell, highest, CELLS, SHIFT), mean, up, down, STEPS)
     span = tl.program_id(0)
     rows = span.to(tl.int64) * n_tiles * ROWS + tl.arange(0, ROWS)
@@ -183,8 +171,8 @@ def _collect(
         is_chosen = is_row & (_level(row_maxima, mean, up, down, STEPS) >= lowest)
         where = rows[:, None] * GROUP + columns[None, :]
         is_read = is_chosen[:, None] & (where < count)
-        magnitudes = magnitude(tl.load(values + where, mask=is_read, other=0.0), LARGEST)
+        magnitudes = common.magnitude(tl.load(values + where, mask=is_read, other=0.0), LARGEST)
         found = _level(magnitudes, mean, up, down, STEPS)
-        end = append(keys, positions, end, found, where, is_read & (found >= lowest))
+        end = common.append(keys, positions, end, found, where, is_read & (found >= lowest))
         rows += ROWS
     tl.store(n_in_span + span, (end - begin).to(tl.int32))

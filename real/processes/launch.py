@@ -55,7 +55,36 @@ class Connection:
         Raises:
             RunError: names the ranks that have not come.
         """
-        return _exchange(self.store, self.guard, self.place, what, value, self.timeout_s)
+        missing = list(range(self.place.world_size))
+
+        def exchange() -> list[tuple[str, str]]:
+            """Use the store; the n-th call of one rank meets the n-th of the others."""
+            number = self.store.add(f"agreed/{self.place.rank}", 1)
+            keys = [f"agree/{number}/{rank}" for rank in range(self.place.world_size)]
+            self.store.set(keys[self.place.rank], json.dumps([what, value]))
+            pause_s = 0.001
+            while missing:
+                missing[:] = [rank for rank in missing if not self.store.check([keys[rank]])]
+                time.sleep(pause_s if missing else 0.0)
+                pause_s = min(0.1, pause_s * 1.5)
+            return [tuple(json.loads(text)) for text in self.store.multi_get(keys)]
+
+        def late() -> str:
+            if self.place.rank in missing:
+                return f"{what}: {self.guard.store_host()} has not answered for {self.timeout_s:g} s"
+            return f"{what}: {ranks_have(missing)} not come within {self.timeout_s:g} s; see the output there"
+
+        try:
+            answers = bounded(exchange, self.timeout_s, late, self.guard)
+        except RunError:
+            raise
+        except RuntimeError as error:
+            raise self.guard.explain(error, what) from error
+        if strays := [rank for rank, (other, _) in enumerate(answers) if other != what]:
+            raise RunError(
+                f"{what}: {ranks_have(strays)} come to {answers[strays[0]][0]!r} instead: ranks run different code"
+            )
+        return [answer for _, answer in answers]
 
     def agree(self, what: str, value: str) -> None:
         """Compare a value over all ranks; every rank must call this in the same order.
@@ -63,7 +92,11 @@ class Connection:
         Raises:
             RunError: names the ranks whose value differs, or those that have not come.
         """
-        _agree(self.store, self.guard, self.place, what, value, self.timeout_s)
+        values = self.exchange(what, value)
+        common = max(values, key=values.count)
+        if strays := [rank for rank, other in enumerate(values) if other != common]:
+            found = ", ".join(f"{values[rank]!r} on rank {rank}" for rank in strays[:8])
+            raise RunError(f"{what} must be the same on every rank; most have {common!r}, but found {found}")
 
     def barrier(self, what: str) -> None:
         """Wait until every rank is here.
@@ -71,7 +104,7 @@ class Connection:
         Raises:
             RunError: names the ranks that have not come, or that are elsewhere.
         """
-        _agree(self.store, self.guard, self.place, f"barrier {what!r}", "", self.timeout_s)
+        self.exchange(f"barrier {what!r}", "")
 
 
 @contextmanager
@@ -110,10 +143,11 @@ def connect(
     try:
         guard.start(timeout_s)
         chosen, where = _choose(here, backend, device)
-        _agree(meeting.store, guard, here, "backend and device", f"{chosen} on {where.type}", timeout_s)
+        connection = Connection(here, where, chosen, guard, meeting.store, timeout_s)
+        connection.agree("backend and device", f"{chosen} on {where.type}")
         with _loopback(here, environ["MASTER_ADDR"]):
-            _open_group(meeting.store, guard, here, chosen, where, timeout_s)
-            yield Connection(here, where, chosen, guard, meeting.store, timeout_s)
+            _open_group(connection)
+            yield connection
             bounded(dist.destroy_process_group, timeout_s, lambda: "cannot leave the process group")
     except BaseException as error:
         guard.fail(str(error) or type(error).__name__)
@@ -143,24 +177,26 @@ def _choose(here: RankPlace, backend: str, device: str) -> tuple[Backend, torch.
     return chosen, torch.device("cuda", here.local_rank % n_gpus)
 
 
-def _open_group(
-    store: Store, guard: Guard, here: RankPlace, backend: Backend, device: torch.device, timeout_s: float
-) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    kinds = "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo"
-    limit = timedelta(seconds=timeout_s)
+def _open_group(connection: Connection) -> None:
+    here, device = connection.place, connection.device
+    kinds = "cpu:gloo,cuda:nccl" if connection.backend == "nccl" else "gloo"
+    limit = timedelta(seconds=connection.timeout_s)
 
-    def init() -> None:
+    def choose_gpu() -> None:
         if device.type == "cuda":
             torch.cuda.set_device(device)  # each thread has its own
-        dist.init_process_group(kinds, store=store, rank=here.rank, world_size=here.world_size, timeout=limit)
 
-    doing = "opening the process group"
+    def init() -> None:
+        choose_gpu()
+        dist.init_process_group(
+            kinds, store=connection.store, rank=here.rank, world_size=here.world_size, timeout=limit
+        )
+
+    choose_gpu()
     try:
-        bounded(init, timeout_s + 1.0, lambda: "timed out", guard)
+        bounded(init, connection.timeout_s + 1.0, lambda: "timed out", connection.guard)
     except RuntimeError as error:
-        raise guard.explain(error, doing) from error
+        raise connection.guard.explain(error, "opening the process group") from error
 
 
 @contextmanager
@@ -183,49 +219,3 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address).is_loopback
     except ValueError:
         return address == "localhost"
-
-
-def _agree(store: Store, guard: Guard, here: RankPlace, what: str, value: str, timeout_s: float) -> None:
-    _compare(what, value, _exchange(store, guard, here, what, value, timeout_s))
-
-
-def _exchange(store: Store, guard: Guard, here: RankPlace, what: str, value: str, timeout_s: float) -> list[str]:
-    """Exchange values through the store; the n-th call of one rank meets the n-th of the others."""
-    missing = list(range(here.world_size))
-
-    def exchange() -> list[tuple[str, str]]:
-        number = store.add(f"agreed/{here.rank}", 1)
-        keys = [f"agree/{number}/{rank}" for rank in range(here.world_size)]
-        store.set(keys[here.rank], json.dumps([what, value]))
-        pause_s = 0.001
-        while missing:
-            missing[:] = [rank for rank in missing if not store.check([keys[rank]])]
-            time.sleep(pause_s if missing else 0.0)
-            pause_s = min(0.1, pause_s * 1.5)
-        return [tuple(json.loads(text)) for text in store.multi_get(keys)]
-
-    def late() -> str:
-        if here.rank in missing:
-            return f"{what}: {guard.store_host()} has not answered for {timeout_s:g} s"
-        return f"{what}: {ranks_have(missing)} not come within {timeout_s:g} s; see the output there"
-
-    try:
-        answers = bounded(exchange, timeout_s, late, guard)
-    except RuntimeError as error:
-        if isinstance(error, RunError):
-            raise
-        raise guard.explain(error, what) from error
-    if strays := [rank for rank, (other, _) in enumerate(answers) if other != what]:
-        raise RunError(
-            f"{what}: {ranks_have(strays)} come to {answers[strays[0]][0]!r} instead: ranks run different code"
-        )
-    return [answer for _, answer in answers]
-
-
-def _compare(what: str, value: str, values: list[str]) -> None:
-    if len(set(values)) == 1:
-        return
-    common = max(values, key=values.count)
-    strays = [rank for rank, other in enumerate(values) if other != common]
-    found = ", ".join(f"{values[rank]!r} on rank {rank}" for rank in strays[:8])
-    raise RunError(f"{what} must be the same on every rank; most have {common!r}, but found {found}")

@@ -38,6 +38,11 @@ class RankPlace:
     local_rank: int
     local_world_size: int
 
+    @property
+    def node(self) -> int:
+        """The number of its machine; ranks of a machine are consecutive."""
+        return self.rank // self.local_world_size
+
 
 def place(environ: Mapping[str, str]) -> RankPlace:
     """Read this process's place from the environment that torchrun sets.

@@ -65,7 +65,7 @@ class Program(abc.ABC):
         """Perform an operation, in whichever stream the plan says; `StageIn` ends when all ranks of the node have."""
 
     @abc.abstractmethod
-    def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
+    def backward(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
         """Compute all gradients.
 
         Args:

@@ -67,7 +67,7 @@ class EmulatedProgram(Program):
             case _:
                 self._hold(seconds)
 
-    def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
+    def backward(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
         """Take the seconds of each bucket in turn."""
         for bucket in buckets:
             self._hold(self._backward_s[bucket])

@@ -109,7 +109,7 @@ class ModuleProgram(Program):
             case _:
                 transforms.transform(self._memory, op, step=step, rank=self._rank)
 
-    def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
+    def backward(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
         """Run autograd; its hooks complete the buckets."""
         assert self.loss is not None
         self._binding.backward(self.loss.backward, buckets, complete)
@@ -198,7 +198,7 @@ class LoopProgram(Program):
             case _:
                 transforms.transform(self._memory, op, step=step, rank=self._rank)
 
-    def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
+    def backward(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
         """Refuse: the loop does it."""
         raise RunError(f"Backward of {', '.join(buckets)} is for the training loop to do, not for the plan")
 

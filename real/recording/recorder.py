@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from real.collectives.byte_transfer import gather_to_first
 from real.recording.clock import Clocks, drift, to_common_s
 from simdist.errors import RunError
 from simdist.plan import COLLECTIVES, Plan, occurrences
@@ -140,19 +141,13 @@ def gather(
         clocks: At the start and at the end.
         source: Who made the trace.
     """
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
     noted_s = np.asarray(recorder.times_s)
     mine = torch.from_numpy(to_common_s(noted_s, start_s=start_s, drift=drift(clocks, rank)))
-    if rank:
-        dist.send(mine, dst=0)
-        return None
-    times_s = np.empty((3, plan.n_instances, world_size))
-    times_s[:, :, 0] = mine.numpy()
-    for other in range(1, world_size):
-        theirs = torch.empty_like(mine)
-        dist.recv(theirs, src=other)
+    times_s = np.empty((3, plan.n_instances, plan.world_size))
+    for other, theirs in enumerate(gather_to_first(mine)):
         times_s[:, :, other] = theirs.numpy()
-    return assemble(plan, times_s, source)
+    return None if rank else assemble(plan, times_s, source)
 
 
 def salvage(folder: Path, plan: Plan, source: str) -> Trace | None:

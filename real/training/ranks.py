@@ -1,6 +1,5 @@
 """The other ranks, as a user's script meets them: connected by us under torchrun, or by the script itself."""
 
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -19,7 +18,6 @@ from real.processes.launch import Connection, connect
 from real.processes.rendezvous import bounded
 from simdist.errors import RunError
 
-_LONGEST_VALUE = 4096  # bytes
 _PATIENCE_S = 1800.0  # a checkpoint may be large, and the disk slow
 
 
@@ -69,11 +67,8 @@ class Ranks:
         if self.connection:
             self.connection.agree(what, value)
             return
-        text = f"{what}: {value}".encode()
-        row = torch.frombuffer(bytearray(hashlib.sha256(text).digest()), dtype=torch.uint8)
-        rows = byte_transfer.gather_rows(row)
-        strays = [rank for rank, each in enumerate(rows) if not torch.equal(each, rows[0])]
-        if strays:
+        values = self.exchange(what, f"{what}: {value}")
+        if strays := [rank for rank, each in enumerate(values) if each != values[0]]:
             raise RunError(f"{what} must be the same on every rank: {ranks_have(strays)} another than rank 0")
 
     def exchange(self, what: str, value: str) -> list[str]:
@@ -84,13 +79,7 @@ class Ranks:
         """
         if self.connection:
             return self.connection.exchange(what, value)
-        mine = torch.zeros(_LONGEST_VALUE, dtype=torch.uint8)
-        data = value.encode()
-        if len(data) > len(mine):
-            raise RunError(f"{what}: {len(data)} bytes; at most {len(mine)} can be exchanged")
-        mine[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
-        rows = byte_transfer.gather_rows(mine)
-        return [bytes(row.tolist()).rstrip(b"\0").decode() for row in rows]
+        return byte_transfer.gather_texts(value)
 
     def explain(self, error: BaseException, doing: str) -> RunError:
         """Turn what a collective raised into an error that names who is to blame, as far as that is known."""

@@ -21,10 +21,11 @@ from commandline import write
 
 from real.calibration.data import DataRates
 from real.calibration.output import raw_results
-from real.calibration.tables import Measurement
+from real.calibration.tables import Measurement, MeasuringTask
 from real.data.tallies import totals
 from real.execution.running import RunReport
 from simdist.cli import main
+from simdist.plan.group import Group
 from simdist.runs import run_directory
 from simdist.scenario import load
 from simdist.studies.comparison import Row, compare, frame
@@ -372,7 +373,7 @@ def of_measurements(*_: object) -> dict[str, Found]:
         for reads in (None, of_ranks)
     ]
     rates = DataRates(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, None, 1.0, "unknown")
-    measured = [Measurement("all_reduce", "node", 2, 1000, (0.1, 0.2))]
+    measured = [Measurement(MeasuringTask("all_reduce", "node", Group(2), 250), (0.1, 0.2))]
     calibrated = json.loads(raw_results(measured, source="", nodes=1, ranks_per_node=2, gap_s=0.02, rates=rates))
     return {
         "Keys of real.json": keys(json.loads(report.dumps()) for report in told),

@@ -23,7 +23,6 @@ from data_runs import Looking, Still  # noqa: E402
 
 from real import jobs  # noqa: E402
 from real.buffers.memory import Memory  # noqa: E402
-from real.data.agenda import NodeRank  # noqa: E402
 from real.data.board import Board, wait_until_all_staged  # noqa: E402
 from real.data.folders import cold_folder, default_folder, folder_of_set, warm_folder  # noqa: E402
 from real.data.index import SampleIndex, check_index, make_index  # noqa: E402
@@ -31,7 +30,9 @@ from real.data.inputs import _meet  # noqa: E402
 from real.data.loader import LoadCounts  # noqa: E402
 from real.data.sizes import most_kept  # noqa: E402
 from real.data.sources import choose_decode, decode_image, decode_raw, sample_shape  # noqa: E402
-from real.data.tallies import Tally, forget_tally, reads_of, salvage_tallies, tally_path, totals  # noqa: E402
+from real.data.tallies import Tally, reads_of, salvage_tallies, tally_path, totals  # noqa: E402
+from real.execution.running import forget  # noqa: E402
+from real.processes.rendezvous import RankPlace  # noqa: E402
 from real.programs import emulated  # noqa: E402
 from real.programs.base import Feed, normalised  # noqa: E402
 from real.programs.binding import Binding  # noqa: E402
@@ -288,10 +289,10 @@ def test_ranks_with_different_indexes_of_the_same_files_are_refused(
 ) -> None:
     index, others = index_of(4), Told()
     index = replace(index, labels=np.arange(4))
-    run = _meet(others, NodeRank(0, 1), index)
-    assert _meet(others, NodeRank(1, 1), replace(index)) == run
+    run = _meet(others, RankPlace(0, 3, 0, 1), index)
+    assert _meet(others, RankPlace(1, 3, 0, 1), replace(index)) == run
     with pytest.raises(RunError, match=r"rank 2 .*read another index than rank 0: give all ranks the same data set"):
-        _meet(others, NodeRank(2, 1), change(index))
+        _meet(others, RankPlace(2, 3, 0, 1), change(index))
 
 
 # --- a node ---
@@ -357,7 +358,7 @@ def test_counts_survive_a_rank_that_is_killed(tmp_path: Path) -> None:
         "samples_not_kept": 2,
     }
     for rank in range(4):
-        forget_tally(tmp_path / "parts", rank)
+        forget(tmp_path / "parts", rank)
     assert salvage_tallies(tmp_path / "parts", plan) is None
 
 

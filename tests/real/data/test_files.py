@@ -21,12 +21,12 @@ from data_files import SampleSet, content_of, entry, generate, index_of, read_in
 
 from real.data import filecache
 from real.data.filecache import FileCache
-from real.data.index import make_index, parse_index, write_entries
+from real.data.index import make_index, write_entries
 from real.data.indexing import index_folder
 from real.data.indexing import main as index_command
 from real.data.storages import DataStorage, open_storage, read_sample, read_storage_index
 from simdist.errors import RunError, ScenarioError
-from simdist.plan.index import Entry
+from simdist.plan.index import Entry, parse_entries
 
 TIMEOUT_S = 60.0
 
@@ -70,12 +70,12 @@ def test_index_that_was_written_is_read_as_it_was(tmp_path: Path) -> None:
 )
 def test_wrong_line_of_an_index_is_named(text: str, message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
-        parse_index(text.encode(), where="set")
+        make_index(parse_entries(text.encode(), where="set"))
 
 
 def test_index_that_is_not_text_is_refused() -> None:
     with pytest.raises(ScenarioError, match="set: byte 3 is not UTF-8"):
-        parse_index(b"nam\xff", where="set")
+        make_index(parse_entries(b"nam\xff", where="set"))
 
 
 def test_interrupted_index_leaves_the_old_one(tmp_path: Path) -> None:

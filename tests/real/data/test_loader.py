@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from processes import ROOT
 
-from real.data.agenda import Leaving, NodeRank
+from real.data.agenda import Leaving
 from real.data.filecache import FileCache
 from real.data.index import make_index
 from real.data.loader import Loader, LoaderLimits
@@ -25,6 +25,7 @@ from real.data.memory import Geometry, MemoryStore
 from real.data.peers import PeerClient, PeerServer
 from real.data.sources import Sources, decode_image, decode_raw
 from real.data.storages import DataStorage
+from real.processes.rendezvous import RankPlace
 from simdist.caching import BatchReads, look_up
 from simdist.caching.batches import DISK, STORAGE
 from simdist.errors import RunError
@@ -94,7 +95,7 @@ class Cluster:
         self.servers = servers
         addresses = [server.address for server in servers]
         for rank, store in enumerate(self.stores):
-            place = NodeRank(rank, self.per_node)
+            place = RankPlace(rank, self.plan.world_size, rank % self.per_node, self.per_node)
             files = self.caches[place.node]
             self.peers.append(PeerClient(key, NBYTES, address_of=addresses.__getitem__, timeout_s=60))
             self.loaders.append(
@@ -304,7 +305,7 @@ def reads_of(number, samples, *, places, keeps_memory=False, keeps_disk=False, e
 
 def test_sample_that_a_fast_rank_brought_back_does_not_leave(tmp_path):
     store = MemoryStore("memory", Geometry(9, 4, NBYTES), folder=tmp_path)
-    leaving = Leaving(NodeRank(0, 1))
+    leaving = Leaving(RankPlace(0, 1, 0, 1))
     data = np.zeros(NBYTES, np.uint8)
     for sample, number in ((1, 0), (2, 6)):
         store.put(sample, data, number=number)
@@ -326,12 +327,12 @@ def test_file_that_a_fast_rank_brought_back_does_not_leave(tmp_path):
             evicted.append(sample)
 
     for local in (0, 1):
-        leaving = Leaving(NodeRank(local, 2))
+        leaving = Leaving(RankPlace(local, 2, local, 2))
         leaving.note(reads_of(5, [[1, 2]], places=STORAGE, evicted=((), ((0, 1), (0, 2)))))
         leaving.carry_out(6, store, Disk(), board)
     assert evicted == [1]  # once, by whoever comes first
     board.keep_on_disk(1, 7)
-    leaving = Leaving(NodeRank(0, 2))
+    leaving = Leaving(RankPlace(0, 2, 0, 2))
     leaving.note(reads_of(9, [[3, 4]], places=STORAGE, evicted=((), ((0, 1),))))
     leaving.carry_out(10, store, Disk(), board)
     assert evicted == [1, 1]  # once more, since it had come back

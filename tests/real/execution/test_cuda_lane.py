@@ -92,13 +92,7 @@ class Rig:
             lane.end(instance)
 
         lane = CudaLane(
-            perform,
-            stream,
-            clock=self.clock,
-            failed=failed,
-            recorder=self.recorder,
-            on_end=on_end,
-            new_event=self.gpu.event,
+            perform, self.recorder, on_end, stream, clock=self.clock, failed=failed, new_event=self.gpu.event
         )
         return lane
 

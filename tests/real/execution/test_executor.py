@@ -81,7 +81,7 @@ class Pretended(Program):
         self.note(op)
         self.act(op)
 
-    def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
+    def backward(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
         for bucket in buckets:
             self.note(bucket)
             complete()
@@ -187,7 +187,7 @@ def test_what_comes_after_a_tick_begins_at_a_multiple_of_its_period(lanes: Lanes
 
 def test_a_tick_ends_early_when_the_run_has_failed() -> None:
     class Failing(Pretended):
-        def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
+        def backward(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
             super().backward(buckets, complete)
             watch.failed.set()
 
@@ -255,7 +255,7 @@ def test_a_bucket_is_reduced_while_the_backward_pass_goes_on(lanes: Lanes) -> No
     began, may_end = threading.Event(), threading.Event()
 
     class Overlapping(Pretended):
-        def backward(self, buckets: Iterable[str], complete: Callable[[], None]) -> None:
+        def backward(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
             assert len(list(buckets)) == 2
             complete()
             assert began.wait(60), "the all-reduce of the first bucket did not begin during the backward pass"

@@ -15,8 +15,7 @@ from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from real.kernels import magnitudes as magnitudes_of  # noqa: E402
-from real.kernels import mstopk  # noqa: E402
+from real.kernels import mstopk, thresholds  # noqa: E402
 from real.kernels.mstopk import Scale, heights  # noqa: E402
 from real.kernels.topk import densify, select  # noqa: E402
 from simdist.errors import RunError  # noqa: E402
@@ -160,7 +159,7 @@ def test_heavy_tails_are_no_obstacle(method: Method) -> None:
 def test_what_the_kth_largest_is_rounded_down_to_is_reached_by_few_more(dtype: torch.dtype) -> None:
     magnitudes = normal(100_000, dtype=dtype).abs()
     kth = float(magnitudes.sort(descending=True).values[999])
-    rounded = magnitudes_of.reached_by(magnitudes, 1000)
+    rounded = thresholds.reached_by(magnitudes, 1000)
     assert kth / (1 + 2**-4) < rounded <= kth
 
 
