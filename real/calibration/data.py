@@ -250,16 +250,19 @@ def with_data(cluster: Cluster, rates: DataRates, *, source: str) -> Cluster:
 
 
 class _Probe:
-    """Reads files: alone, by the ranks of the first node, and by all."""
+    """Reads files: alone, by the ranks of the first node, and by all.
+
+    Attributes:
+        mine: Samples of this rank.
+        first: Samples that one thread reads alone.
+    """
 
     def __init__(self, connection: Connection, setup: Setup) -> None:
         here = connection.place
         self.connection, self._n_readers = connection, setup.n_readers
         n_each = min(max(_N_EACH, 4 * setup.n_readers), len(setup.index) // here.world_size or 1)
         self.mine = [(here.rank * n_each + number) % len(setup.index) for number in range(n_each)]
-        """Samples of this rank."""
         self.first = np.arange(min(N_ALONE, n_each))
-        """Samples that one thread reads alone."""
 
     def compare(
         self,

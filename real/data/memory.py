@@ -95,7 +95,6 @@ class _Tables:
         writer: `[n_slots]`, process id.
         writer_began: `[n_slots]`, when that process began.
         next_slot: `[1]`, where to look first for an empty slot.
-        board: For the loaders.
     """
 
     slot_of: NDArray[np.int64]
@@ -106,11 +105,12 @@ class _Tables:
     writer: NDArray[np.int64]
     writer_began: NDArray[np.int64]
     next_slot: NDArray[np.int64]
-    board: Board
 
 
 class MemoryStore:
     """Shares decoded samples among the processes of a node; the first one to open it makes it.
+
+    Its `board` tells how far the ranks that share it are.
 
     Args:
         name: Of the store; the ranks of a node give the same.
@@ -127,15 +127,10 @@ class MemoryStore:
         begin = _rounded(sum(_rounded(nbytes, _ALIGNMENT) for nbytes in _table_nbytes(geometry)), _PAGE_NBYTES)
         layout = f"{geometry}; processes of {machine()}"
         self._segment = SharedSegment(name, begin + geometry.n_slots * stride, layout=layout, folder=folder)
-        self._tables = _tables(self._segment, geometry)
+        self._tables, self.board = _tables(self._segment, geometry)
         slots = self._segment.array(begin, geometry.n_slots * stride).reshape(geometry.n_slots, stride)
         self._slots: NDArray[np.uint8] = slots[:, : geometry.sample_nbytes]
         self._writer = _this_process()
-
-    @property
-    def board(self) -> Board:
-        """How far the ranks that share the store are."""
-        return self._tables.board
 
     def put(self, sample: int, data: Pixels, *, number: int = 0) -> bool:
         """Keep a sample from load `number` on; return False if there is no room."""
@@ -195,7 +190,7 @@ class MemoryStore:
 
     def close(self) -> None:
         """Leave; the store cannot be used any more. The last one removes it."""
-        del self._tables, self._slots
+        del self._tables, self.board, self._slots
         self._segment.close()
 
     def __contains__(self, sample: int) -> bool:
@@ -302,7 +297,7 @@ def _fence() -> None:
                 pass
 
 
-def _tables(segment: SharedSegment, geometry: Geometry) -> _Tables:
+def _tables(segment: SharedSegment, geometry: Geometry) -> tuple[_Tables, Board]:
     """Cut the tables out of a segment."""
     arrays, offset = [], 0
     for nbytes in _table_nbytes(geometry):
@@ -313,7 +308,7 @@ def _tables(segment: SharedSegment, geometry: Geometry) -> _Tables:
         array.view(np.int64) for array in words
     )
     board = Board(n_read, n_kept, n_staged, on_disk, segment.locked)
-    return _Tables(slot_of, kept_at, state, sample_in, generation, writer, began, next_slot, board)
+    return _Tables(slot_of, kept_at, state, sample_in, generation, writer, began, next_slot), board
 
 
 def _table_nbytes(geometry: Geometry) -> list[int]:

@@ -63,7 +63,7 @@ def _file_limit() -> int:
 
 
 class PeerServer(AbstractContextManager["PeerServer"]):
-    """Serves a node's store: a thread that accepts, and one for each connection.
+    """Serves a node's store at `address`, host:port: a thread that accepts, and one for each connection.
 
     Args:
         store: Of this node.
@@ -88,7 +88,6 @@ class PeerServer(AbstractContextManager["PeerServer"]):
         except OSError as error:
             raise RunError(f"serving samples at {host}: {error}; give an address of this machine") from error
         self.address = f"{host}:{self._listener.getsockname()[1]}"
-        """What the other nodes connect to, `host:port`."""
         self._acceptor = threading.Thread(target=self._accept, name="peer-server", daemon=True)
         self._acceptor.start()
 

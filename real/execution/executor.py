@@ -29,7 +29,7 @@ from real.execution.gpu import GpuClock, Spin
 from real.execution.lanes import CudaLane, DirectLane, Lane, ThreadLane
 from real.execution.ticks import Ended, Ticks
 from real.programs.base import Program
-from real.recording.recorder import Notes
+from real.recording.recorder import Recorder
 from real.recording.timing import sleep_s
 from simdist.errors import RunError
 from simdist.plan import Instance, Plan, ops
@@ -57,7 +57,7 @@ class Lanes:
 
 
 class World(Protocol):
-    """Performs collectives, with whoever the other ranks are."""
+    """Performs collectives with the other ranks."""
 
     def perform(self, op: ops.Collective, memory: Memory) -> None:
         """Perform a collective; return when its result is there, or enqueued on a GPU."""
@@ -65,12 +65,15 @@ class World(Protocol):
 
 
 class Watch(Protocol):
-    """Knows whether the run has failed, here or on another rank, and tells others how far this one is."""
+    """Knows whether the run has failed, here or on another rank, and tells others how far this one is.
+
+    Args:
+        position: The last operation of the comm stream that has begun, as an instance index.
+        failed: Set when the run has failed; then no wait goes on.
+    """
 
     position: int
-    """The last operation of the comm stream that has begun, as an instance index."""
     failed: threading.Event
-    """Set when the run has failed; then nobody waits any longer."""
 
     def check(self) -> None:
         """Raise RunError if the run has failed."""
@@ -96,7 +99,7 @@ class Executor:
         program: Performs the rest.
         memory: The buffers.
         lanes: How streams are made.
-        recorder: For the times.
+        recorder: For the times; None if they are not wanted.
         watch: Looked at wherever this rank waits for others.
         first_step: Where to begin, after a checkpoint.
     """
@@ -111,7 +114,7 @@ class Executor:
         program: Program,
         memory: Memory,
         lanes: Lanes,
-        recorder: Notes,
+        recorder: Recorder | None,
         watch: Watch,
         first_step: int = 0,
     ) -> None:

@@ -26,7 +26,7 @@ import torch
 
 from real.execution.gpu import GpuClock, Mark, NewEvent, await_event, own_stream, timed_event
 from real.execution.ticks import Ended
-from real.recording.recorder import Notes
+from real.recording.recorder import Recorder
 from real.recording.timing import now_s, precise_sleeps
 from simdist.errors import RunError
 from simdist.plan import Instance
@@ -42,11 +42,13 @@ class Lane(abc.ABC):
 
     Args:
         perform: Performs an instance, or enqueues its kernels.
-        recorder: For the times.
+        recorder: For the times; None if they are not wanted.
         on_end: Told of each instance that it has ended, or will have when the GPU gets there, before others are.
     """
 
-    def __init__(self, perform: Perform, recorder: Notes, on_end: OnEnd) -> None:
+    cuda_stream: torch.cuda.Stream | None = None  # that the lane enqueues on, if it does
+
+    def __init__(self, perform: Perform, recorder: Recorder | None, on_end: OnEnd) -> None:
         self._perform, self._recorder, self._on_end = perform, recorder, on_end
 
     @abc.abstractmethod
@@ -62,23 +64,20 @@ class Lane(abc.ABC):
             cuda_stream: Where the next comes; None is the calling thread itself.
         """
 
-    @property
-    def cuda_stream(self) -> torch.cuda.Stream | None:
-        """The CUDA stream that the lane enqueues on, if it does."""
-        return None
-
     def active(self) -> AbstractContextManager[object]:
         """Return the context in which operations of this lane are performed."""
         return nullcontext()
 
     def begin(self, instance: Instance) -> None:
         """Note that an instance is ready and begins."""
-        self._recorder.begin(instance.index, now_s())
+        if self._recorder:
+            self._recorder.begin(instance.index, now_s())
 
     def end(self, instance: Instance) -> None:
         """Note that an instance is done, or will be when the GPU gets there."""
         at_s = now_s()
-        self._recorder.end(instance.index, at_s)
+        if self._recorder:
+            self._recorder.end(instance.index, at_s)
         self._on_end(instance, lambda: at_s)
 
     def drain(self) -> None:  # noqa: B027  (nothing to wait for, unless a lane says otherwise)
@@ -108,7 +107,7 @@ class ThreadLane(Lane):
     def __init__(
         self,
         perform: Perform,
-        recorder: Notes,
+        recorder: Recorder | None,
         on_end: OnEnd,
         *,
         name: str,
@@ -205,7 +204,7 @@ class CudaLane(Lane):
     def __init__(
         self,
         perform: Perform,
-        recorder: Notes,
+        recorder: Recorder | None,
         on_end: OnEnd,
         stream: torch.cuda.Stream,
         *,
@@ -214,15 +213,11 @@ class CudaLane(Lane):
         new_event: NewEvent = timed_event,
     ) -> None:
         super().__init__(perform, recorder, on_end)
-        self._stream, self._clock, self._failed, self._new_event = stream, clock, failed, new_event
+        self.cuda_stream = self._stream = stream
+        self._clock, self._failed, self._new_event = clock, failed, new_event
         self._began: dict[int, tuple[Mark, torch.cuda.Event]] = {}
         self._ended: dict[int, torch.cuda.Event] = {}
         self._pending: deque[int] = deque()  # which have an event of their end, and no times yet
-
-    @property
-    def cuda_stream(self) -> torch.cuda.Stream:
-        """The CUDA stream."""
-        return self._stream
 
     def active(self) -> AbstractContextManager[object]:
         """Return the context that makes the stream current."""
@@ -271,6 +266,7 @@ class CudaLane(Lane):
         while self._pending and self._ended[self._pending[0]].query():
             index = self._pending.popleft()
             mark, began = self._began.pop(index)
-            self._recorder.begin(index, mark.time_s(began))
-            self._recorder.end(index, mark.time_s(self._ended[index]))
-            del self._ended[index]
+            ended = self._ended.pop(index)
+            if self._recorder:
+                self._recorder.begin(index, mark.time_s(began))
+                self._recorder.end(index, mark.time_s(ended))

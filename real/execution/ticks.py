@@ -5,7 +5,7 @@ waits until the GPU has written the data, sleeps until the tick and then enqueue
 is how Horovod works. To hold up the CUDA stream instead, the host would have to know how long for when it enqueues the
 tick; and the host itself must not sleep, because it has the rest of the backward pass to enqueue.
 
-Whoever waits for such a comm stream waits on the host, as `synchronize()` does in Horovod.
+A wait for such a comm stream is on the host, as `synchronize()` does in Horovod.
 
 Which tick it is, the engines' rule says: the first that is not before the latest end of what the tick comes after on
 other streams, `Instance.after`. That is the data, unless the comm stream had waited for it already, and what the host
@@ -23,8 +23,7 @@ from simdist.plan.ops import tick_s
 Ended = Callable[[], float]
 """Tells when an operation has ended, by this rank's clock; to be asked when it has."""
 
-_End: TypeAlias = tuple[int, Ended]
-"""An instance's index, and when it ended."""
+_End: TypeAlias = tuple[int, Ended]  # an instance's index, and when it ended
 
 
 @final
@@ -43,14 +42,13 @@ class Ticks:
         self._written: dict[str, _End] = {}  # buffer -> its last writer
         self._by_host: _End | None = None  # what the host did last
         self._before: dict[int, _End] = {}  # tick that was submitted -> what the host had done last
-        self.start_s = now_s()
-        """A tick; the others are whole periods later. By this rank's clock."""
+        self.start_s = now_s()  # a tick; the others are whole periods later
 
     def __bool__(self) -> bool:
         return bool(self._watched)
 
     def ended(self, instance: Instance, ended: Ended) -> None:
-        """Take note of the end of an operation, before anybody else learns of it."""
+        """Take note of the end of an operation, before others learn of it."""
         if instance.stream == "host":
             self._by_host = instance.index, ended
         for name in self._watched.intersection(writes(instance.op)):

@@ -32,13 +32,18 @@ from real.kernels import thresholds
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Thresholds at equal distances: 2^N from the mean to the maximum, 2^N from 0 to the mean. All of shape `[]`."""
+    """Thresholds at equal distances: 2^N from the mean to the maximum, 2^N from 0 to the mean. All of shape `[]`.
+
+    Args:
+        mean: Of the magnitudes.
+        up: Thresholds per unit of magnitude above the mean.
+        down: Below it.
+        n_bisections: N.
+    """
 
     mean: Tensor
     up: Tensor
-    """Thresholds per unit of magnitude above the mean."""
     down: Tensor
-    """Below it."""
     n_bisections: int
 
     @classmethod

@@ -98,16 +98,19 @@ _CELLS_PER_OCTAVE = 4  # as a power of two
 
 @dataclass(frozen=True, slots=True)
 class GroupMaxima:
-    """A vector, and what one read of it tells."""
+    """A vector, and what one read of it tells.
+
+    Args:
+        values: `[count]`, as they are; magnitudes if any was not finite.
+        size: Entries per group; the last group may have fewer.
+        maxima: Largest magnitude of each group, finite, of the wide dtype.
+        total: Sum of magnitudes.
+    """
 
     values: Tensor
-    """`[count]`, as they are; magnitudes if any was not finite."""
     size: int
-    """Entries per group; the last group may have fewer."""
     maxima: Tensor
-    """Largest magnitude of each group, finite, of the wide dtype."""
     total: float
-    """Sum of magnitudes."""
 
 
 def summarize(values: Tensor, k: int) -> GroupMaxima:

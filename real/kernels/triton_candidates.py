@@ -40,12 +40,15 @@ _SIZES = ("k", "span_size", "n_spans")  # no kernel of its own for a size that 1
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How large pieces are to be."""
+    """How large pieces are to be.
+
+    Args:
+        tile: Entries that a program reads at once, a power of two of at least 256.
+        max_spans: Programs, a power of two: enough to fill a GPU, few enough for each to add up numbers of all others.
+    """
 
     tile: int = 4096
-    """Entries that a program reads at once, a power of two of at least 256."""
     max_spans: int = 1024
-    """Programs, a power of two: enough to fill a GPU, few enough for each to add up numbers of all others."""
 
 
 DEFAULT = Layout()
@@ -54,13 +57,20 @@ DEFAULT = Layout()
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A vector in pieces."""
+    """A vector in pieces.
+
+    Args:
+        count: Its entries.
+        tile: See `Layout`.
+        max_spans: See `Layout`.
+        n_tiles: In each span; the last ones of the last span may be partly or wholly beyond the end of the vector.
+        n_spans: Programs.
+    """
 
     count: int
     tile: int
     max_spans: int
     n_tiles: int
-    """In each span; the last ones of the last span may be partly or wholly beyond the end of the vector."""
     n_spans: int
 
     @classmethod
@@ -73,14 +83,17 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Room for as many candidates as there are entries: 8 bytes for each entry, of which few are ever touched."""
+    """Room for as many candidates as there are entries: 8 bytes for each entry, of which few are ever touched.
+
+    Args:
+        keys: int32 `[count]`; those of a span begin where the span does.
+        positions: int32 `[count]`, likewise.
+        n_in_span: int32 `[n_spans]`.
+    """
 
     keys: Tensor
-    """int32 `[count]`; those of a span begin where the span does."""
     positions: Tensor
-    """int32 `[count]`, likewise."""
     n_in_span: Tensor
-    """int32 `[n_spans]`."""
 
     @classmethod
     def room(cls, cut: Cut, device: torch.device) -> "Candidates":

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
@@ -103,7 +103,12 @@ def meet(here: RankPlace, environ: Mapping[str, str], timeout_s: float) -> Store
 
     def reach() -> tuple[Store, Store]:
         store, watch = (PrefixStore(prefix, _client(address, port, timeout_s)) for _ in range(2))
-        return (store, watch) if store.add(f"seat/{here.rank}", 1) == 1 else _refuse(me, f"{address}:{port}")
+        if store.add(f"seat/{here.rank}", 1) > 1:
+            raise RunError(
+                f"{me} found its rank taken by another process in the store at {address}:{port}: two were started with "
+                f"this RANK, or another run uses the port; {PORT_ADVICE}"
+            )
+        return store, watch
 
     try:
         store, watch = bounded(reach, timeout_s, lambda: f"{silence}; {advice}")
@@ -112,13 +117,6 @@ def meet(here: RankPlace, environ: Mapping[str, str], timeout_s: float) -> Store
     except RuntimeError as error:
         raise RunError(f"{silence} ({_first_line(error)}); {advice}") from error
     return StoreAccess(store, watch, server, hosted_by, f"{address}:{port}")
-
-
-def _refuse(me: str, at: str) -> NoReturn:
-    raise RunError(
-        f"{me} found its rank taken by another process in the store at {at}: two were started with this RANK, "
-        f"or another run uses the port; {PORT_ADVICE}"
-    )
 
 
 def _serve(me: str, port: int, timeout_s: float) -> Store:

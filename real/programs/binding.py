@@ -46,7 +46,7 @@ class Binding:
         self._check_model(plan, [plan.buffer(name) for name in params])
         for name in params:
             self._lay(plan.buffer(name))
-        self._buckets = _Buckets({name: self._places(plan.buffer(name)) for name in grads})
+        self.buckets = GradientBuckets({name: self._places(plan.buffer(name)) for name in grads})
         self._laid = {name: self._of(plan.buffer(name)) for name in params}
         updates = dict.fromkeys(
             name for op in all_ops if isinstance(op, ops.Optimize | ops.TrustRatios) for name in op.grads
@@ -62,34 +62,6 @@ class Binding:
         while more := [ends for ends in copies if len(needed.intersection(ends)) == 1]:
             needed.update(*more)
         return needed
-
-    def backward(
-        self, start: Callable[[], None] | None, buckets: Iterable[str], complete: Callable[[], object]
-    ) -> None:
-        """Watch a backward pass, and call `complete` for each bucket in turn.
-
-        Args:
-            start: Runs autograd. None: the caller will; the buckets that autograd leaves out are then completed by
-                `finish_backward`.
-            buckets: Gradient buckets in the order of the plan.
-            complete: See `real.programs.base.Program.backward`.
-        """
-        self._buckets.expect(buckets, complete)
-        if start:
-            start()
-            self._buckets.finish()
-
-    def finish_backward(self) -> None:
-        """Complete the buckets of parameters that the loss did not depend on."""
-        self._buckets.finish()
-
-    def release(self) -> None:
-        """Let the model be as others are again, but for where its parameters lie."""
-        self._buckets.release()
-
-    def fill_bucket(self, bucket: str) -> None:
-        """Complete a bucket after a backward pass that was not watched."""
-        self._buckets.fill(bucket)
 
     def give_gradients(self, op: ops.Optimize) -> None:
         """Let an update find the gradients that it names, and none of other parameters, so that it skips those."""
@@ -158,7 +130,7 @@ class Binding:
         return [_shaped(part, parameter) for part, parameter in zip(parts, self._of(buffer), strict=True)]
 
 
-class _Buckets:
+class GradientBuckets:
     """Brings gradients into buckets, and tells when the next one is complete.
 
     Args:
@@ -177,19 +149,24 @@ class _Buckets:
         ]
 
     def release(self) -> None:
-        """Take the hooks away."""
+        """Take the hooks away: the model is as others are again, but for where its parameters lie."""
         for handle in self._handles:
             handle.remove()
         self._missing, self._left, self._complete = {}, [], _nothing
 
     def expect(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
-        """Prepare for a backward pass."""
+        """Prepare for a backward pass.
+
+        Args:
+            buckets: In the order of the plan.
+            complete: See `real.programs.base.Program.backward`.
+        """
         self._left = list(reversed(list(buckets)))
         self._missing = {bucket: set(range(len(self._parts[bucket]))) for bucket in self._left}
         self._complete = complete
 
     def finish(self) -> None:
-        """Complete what the backward pass left out, with gradients of zero."""
+        """Complete the buckets of parameters that the loss did not depend on, with gradients of zero."""
         while self._left:
             self.fill(self._left.pop())
             self._complete()

@@ -112,7 +112,9 @@ class ModuleProgram(Program):
     def backward(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
         """Run autograd; its hooks complete the buckets."""
         assert self.loss is not None
-        self._binding.backward(self.loss.backward, buckets, complete)
+        self._binding.buckets.expect(buckets, complete)
+        self.loss.backward()
+        self._binding.buckets.finish()
 
     def differentiate(self) -> None:
         """Run autograd all at once, for a caller that takes the buckets out later, with `fill_bucket`."""
@@ -121,7 +123,7 @@ class ModuleProgram(Program):
 
     def fill_bucket(self, bucket: str) -> None:
         """Bring the gradients of a bucket there."""
-        self._binding.fill_bucket(bucket)
+        self._binding.buckets.fill(bucket)
 
     def _copy(self, op: ops.Copy, step: int) -> None:
         """Copy a batch to the device, or a buffer of parameters or gradients."""

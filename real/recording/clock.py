@@ -9,7 +9,6 @@ Source:
     Mills, Internet Time Synchronization: the Network Time Protocol, IEEE Trans. Communications 39 (1991).
 """
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from real.collectives.byte_transfer import gather_texts
 from real.recording.timing import now_s, sleep_s
 
 Clock = Callable[[], float]
@@ -44,7 +44,7 @@ class Clocks:
     uncertainty_s: NDArray[np.float64]
 
 
-def compare(*, clock: Clock = now_s, machine: bytes | None = None) -> Clocks:
+def compare(*, clock: Clock = now_s, machine: str | None = None) -> Clocks:
     """Compare the clocks of all ranks; all take part, and all get the result.
 
     Args:
@@ -52,11 +52,10 @@ def compare(*, clock: Clock = now_s, machine: bytes | None = None) -> Clocks:
         machine: The same for ranks that read the same clock; None finds out.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    machines = [_times(0.0, 0.0) for _ in range(world_size)]
-    dist.all_gather(machines, _fingerprint(machine or _machine()))
+    machines = gather_texts(machine or _machine())
     result = torch.zeros(2, world_size, dtype=torch.float64)
     for other in range(1, world_size):
-        if torch.equal(machines[other], machines[0]):
+        if machines[other] == machines[0]:
             continue
         if rank == 0:
             result[:, other] = torch.tensor(_ask(other, clock), dtype=torch.float64)
@@ -124,14 +123,9 @@ def _answer(clock: Clock) -> None:
         dist.send(_times(clock()), dst=0)
 
 
-def _machine() -> bytes:
+def _machine() -> str:
     """Return what is the same for all ranks of one machine, and only for these."""
-    return _BOOT_ID.read_bytes() if _BOOT_ID.exists() else f"rank {dist.get_rank()}".encode()
-
-
-def _fingerprint(name: bytes) -> Tensor:
-    digest = hashlib.sha256(name).digest()
-    return _times(*(int.from_bytes(digest[at : at + 6], "big") for at in (0, 6)))
+    return _BOOT_ID.read_text(encoding="utf-8") if _BOOT_ID.exists() else f"rank {dist.get_rank()}"
 
 
 def _times(*values: float) -> Tensor:

@@ -10,10 +10,9 @@ know: that is when the last member was ready, and it is computed here, after the
 
 import io
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -54,28 +53,6 @@ def memmap(path: Path, values: NDArray[ScalarT]) -> NDArray[ScalarT]:
 
 
 Times = np.ndarray[tuple[int, int], np.dtype[np.float64]]
-
-
-class Notes(Protocol):
-    """Takes the times of one rank."""
-
-    def begin(self, index: int, at_s: float) -> None:
-        """Note when an instance was ready."""
-        ...
-
-    def end(self, index: int, at_s: float) -> None:
-        """Note when an instance was done."""
-        ...
-
-
-class Silent:
-    """Takes no notes: a run that nobody looks at afterwards needs no memory for them."""
-
-    def begin(self, index: int, at_s: float) -> None:
-        """Do nothing."""
-
-    def end(self, index: int, at_s: float) -> None:
-        """Do nothing."""
 
 
 class Recorder:
@@ -173,16 +150,12 @@ def salvage(folder: Path, plan: Plan, source: str) -> Trace | None:
 def assemble(plan: Plan, times_s: NDArray[np.float64], source: str) -> Trace:
     """Return the trace of times in common time, float64 `[3, n_instances, world_size]`."""
     ready_s, start_s, end_s = times_s
-    for group, rows in _collectives(plan):
-        start_s[rows] = _last_ready_s(ready_s[rows], group)
+    for each in occurrences(plan):
+        if isinstance(each.op, COLLECTIVES):
+            start_s[each.rows] = _last_ready_s(ready_s[each.rows], each.op.group)
     start_s = np.maximum(np.minimum(start_s, end_s), ready_s)  # clocks are not perfect, and a root may leave early
     end_s = np.maximum(start_s, end_s)
     return Trace(plan, ready_s, start_s, end_s, source)
-
-
-def _collectives(plan: Plan) -> Sequence[tuple[Group, NDArray[np.int64]]]:
-    """Return the rows of the collectives in a trace, with their group."""
-    return [(each.op.group, each.rows) for each in occurrences(plan) if isinstance(each.op, COLLECTIVES)]
 
 
 def _last_ready_s(ready_s: NDArray[np.float64], group: Group) -> NDArray[np.float64]:

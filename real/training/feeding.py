@@ -3,9 +3,9 @@
 import queue
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Self, final
+from typing import final
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ def open_batches(
 
 
 @final
-class LoopBatches:
+class LoopBatches(AbstractContextManager["LoopBatches"]):
     """Yields the batch of every step that is left, of this rank; made by `Worker.feed`.
 
     A batch is uint8 `[batch_size, *sample shape]` and int64 labels, on the device of the model. On a CPU both are lent
@@ -119,9 +119,6 @@ class LoopBatches:
         self._stop.set()
         self._thread.join()
         self._opened.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_exception: object) -> None:
         self.close()

@@ -135,7 +135,7 @@ class Hooks:
         with self._explained():
             self._executor.done(self._forward)
             first = self._reach(ops.Backward)
-            self._binding.backward(None, self._executor.buckets(first), self._bucket_is_complete)
+            self._binding.buckets.expect(self._executor.buckets(first), self._bucket_is_complete)
         for tensor in _tensors_in(output):
             if tensor.requires_grad:
                 tensor.register_hook(self._output_gradient_arrives)
@@ -169,7 +169,7 @@ class Hooks:
         """Complete the buckets of parameters that the loss did not depend on."""
         self._awaits_end = False
         if self._at is _At.BACKWARD:
-            self._binding.finish_backward()
+            self._binding.buckets.finish()
 
     def _update_begins(self, _optimizer: object, _args: object, _kwargs: object) -> None:
         if self._at is not _At.UPDATE:
@@ -207,7 +207,7 @@ class Hooks:
     def _check_was_zeroed(self, parameter: Tensor) -> None:
         """Refuse the first gradient of a pass that was added to one of the step before.
 
-        A gradient that stayed lies in its bucket, and since the last update nobody but autograd has written there.
+        A gradient that stayed lies in its bucket, and since the last update only autograd has written there.
         """
         gradient = parameter.grad
         if gradient is not None and self._versions.get(_storage(gradient)) == gradient._version - 1:
@@ -284,14 +284,8 @@ def _problem(plan: Plan, body: Body, n_tensors: int) -> str:
     update = next(op for op in body if isinstance(op, ops.Optimize))
     for what, names in (("its backward pass computes", buckets), ("it updates", update.params)):
         covered = sorted(plan.buffer(name).tensors or (0, 0) for name in names)
-        if [at for pair in covered for at in pair] != _follow_on(covered, n_tensors):
+        if [*(first for first, _ in covered), n_tensors] != [0, *(last for _, last in covered)]:
             return f"{what} tensors {covered} of {n_tensors}"
     if strange := set(update.grads) - set(buckets):
         return f"it updates with {', '.join(sorted(strange))}, which is no bucket of its backward pass"
     return ""
-
-
-def _follow_on(covered: list[tuple[int, int]], n_tensors: int) -> list[int]:
-    """Return what the ends of these ranges are if each begins where the one before ends."""
-    inner = [last for _, last in covered[:-1] for _ in range(2)]
-    return [0, *inner, n_tensors]

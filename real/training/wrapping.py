@@ -35,7 +35,7 @@ from real.programs.binding import Binding
 from real.programs.module import LoopProgram
 from real.programs.optimizers import Rating
 from real.recording.clock import Clocks, common_start_s, compare
-from real.recording.recorder import Recorder, Silent, gather
+from real.recording.recorder import Recorder, gather
 from real.training.feeding import LoopBatches, open_batches
 from real.training.hooks import Hooks
 from real.training.planning import PlanRequest, check_optimizer, device_of, planned
@@ -106,7 +106,7 @@ def wrap(
         hooks = Hooks(plan, module, optimizer, memory)
         stack.callback(hooks.release)
         binding = Binding(plan, module, memory)
-        stack.callback(binding.release)
+        stack.callback(binding.buckets.release)
         rating = Rating(plan, binding, optimizer, memory, ranks.rank)
         stack.callback(rating.release)
         carried = tuple(name for name in carried_buffers(plan) if name in memory)  # batches and losses are the loop's
@@ -123,7 +123,15 @@ def wrap(
 
 @final
 class Worker:
-    """One rank of a training loop that follows a plan; made by `wrap`."""
+    """One rank of a training loop that follows a plan; made by `wrap`.
+
+    Attributes:
+        rank: Which one, from 0.
+        world_size: How many ranks there are.
+        device: Where the model is.
+        plan: The plan that is performed.
+        n_steps: Steps in all.
+    """
 
     def __init__(
         self,
@@ -135,34 +143,11 @@ class Worker:
         tracing: "_Tracing | None",
         until_closed: ExitStack,
     ) -> None:
-        self._plan, self._ranks, self._hooks, self._executor = plan, ranks, hooks, executor
+        self.rank, self.world_size, self.device = ranks.rank, ranks.world_size, ranks.device
+        self.plan, self.n_steps = plan, plan.n_steps
+        self._ranks, self._hooks, self._executor = ranks, hooks, executor
         self._resuming, self._tracing, self._until_closed = resuming, tracing, until_closed
         self._iterating = self._closed = False
-
-    @property
-    def rank(self) -> int:
-        """Who this is, from 0."""
-        return self._ranks.rank
-
-    @property
-    def world_size(self) -> int:
-        """How many ranks there are."""
-        return self._ranks.world_size
-
-    @property
-    def device(self) -> torch.device:
-        """Where the model is."""
-        return self._ranks.device
-
-    @property
-    def plan(self) -> Plan:
-        """What is performed."""
-        return self._plan
-
-    @property
-    def n_steps(self) -> int:
-        """Steps in all."""
-        return self._plan.n_steps
 
     @property
     def step(self) -> int:
@@ -197,7 +182,7 @@ class Worker:
         """
         folder = None if cache is None else Path(cache)
         opened = open_batches(
-            self._plan,
+            self.plan,
             self._ranks,
             first_step=self.step,
             url=url,
@@ -314,7 +299,7 @@ def _executor(
         program=program,
         memory=memory,
         lanes=Lanes(ranks.device, collectives_block=ranks.collectives_block, compute_in_caller=True),
-        recorder=tracing.recorder if tracing else Silent(),
+        recorder=tracing.recorder if tracing else None,
         watch=ranks.watch,
         first_step=first_step,
     )

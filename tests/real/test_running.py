@@ -740,7 +740,7 @@ def compare_fake_clocks() -> None:
         def clock() -> float:
             return at(now_s())
 
-        machine = b"other" if rank == 1 else b"first"
+        machine = "other" if rank == 1 else "first"
         begins_s = [clock()]
         first = compare(clock=clock, machine=machine)
         start_s = common_start_s(first, clock=clock)
