@@ -113,7 +113,7 @@ def program_maker(
         if source is not None:
             _check_inputs(job.batch(0, rank)[0], source)
             if job.n_classes is not None:
-                check_labels(source.index, job.n_classes, source.url)
+                check_labels(source.sources.index, job.n_classes, source.options.url)
         program = ModuleProgram(
             run.plan,
             job.module,
@@ -135,7 +135,7 @@ def program_maker(
 
 def _check_inputs(inputs: torch.Tensor, source: InputReader) -> None:
     """Refuse a model that takes other samples than the data set has."""
-    sample = torch.Size(source.shape)
+    sample = torch.Size(source.sources.shape)
     if not inputs.is_floating_point() or inputs[0].numel() != sample.numel():
         raise ScenarioError(
             f"--program: the model takes samples of {inputs.dtype} {list(inputs.shape[1:])}, those of the data set are "

@@ -160,9 +160,7 @@ class _Bench:
         return everybodys.numpy()
 
     def _more(self, n_done: int, spent_s: float, share_s: float) -> bool:
-        if n_done < _LEAST_REPETITIONS:
-            return True
-        return spent_s < share_s and n_done < _MOST_REPETITIONS
+        return n_done < _LEAST_REPETITIONS or (spent_s < share_s and n_done < _MOST_REPETITIONS)
 
     def _meet(self, more: bool) -> bool:
         """Wait for all, agree on whether there is more and when it begins, and wait until then: rank 0 decides."""

@@ -33,7 +33,7 @@ class BatchFeed(Feed):
     def __init__(self, plan: Plan, source: InputReader, memory: Memory) -> None:
         self._source = source
         self._loaded: dict[str, Batch] = {}
-        shape = source.batch_size, *source.shape
+        shape = source.dataset.batch_size, *source.sources.shape
         for name in batch_buffers(plan):
             buffer = memory.dense(name)
             if buffer.dtype != torch.uint8 or buffer.shape != (torch.Size(shape).numel(),):
@@ -41,7 +41,7 @@ class BatchFeed(Feed):
                     f"plan {plan.name}: buffer {name} is {buffer.dtype} {list(buffer.shape)}; a batch is uint8 "
                     f"{list(shape)}: set workload.sample_size to the bytes of a decoded sample"
                 )
-            labels = torch.zeros(source.batch_size, dtype=torch.int64, pin_memory=buffer.is_pinned())
+            labels = torch.zeros(source.dataset.batch_size, dtype=torch.int64, pin_memory=buffer.is_pinned())
             self._loaded[name] = buffer.view(shape), labels
 
     def load(self, op: Load, number: int) -> None:

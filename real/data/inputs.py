@@ -31,7 +31,7 @@ from real.processes.heartbeat import machine, ranks_have
 from real.processes.rendezvous import RankPlace
 from simdist.caching import look_up, on_disk_at_first, staged_samples
 from simdist.errors import RunError, ScenarioError
-from simdist.plan import Plan
+from simdist.plan import Dataset, Plan
 
 _TOKEN_NBYTES = 32
 
@@ -107,32 +107,35 @@ def open_input(
         limits = sizes.limits(plan, options.timeout_s)
         loader = Loader(look_up(plan), sources, place=place, store=store, peers=peers, failed=failed, limits=limits)
         stack.enter_context(loader)
-        yield InputReader(
-            plan, options, place, sources=sources, loader=loader, board=store.board, failed=failed, tally=tally
-        )
+        yield InputReader(plan, dataset, options, place, sources, loader, store.board, failed, tally)
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class InputReader:
-    """Reads what one rank needs; made by `open_input`."""
+    """Reads what one rank needs; made by `open_input`.
 
-    def __init__(
-        self,
-        plan: Plan,
-        options: DataOptions,
-        place: RankPlace,
-        *,
-        sources: Sources,
-        loader: Loader,
-        board: Board,
-        failed: threading.Event,
-        tally: Tally,
-    ) -> None:
-        self.shape, self.batch_size = sources.shape, sizes.dataset_of(plan).batch_size
-        self.index, self.url = sources.index, options.url
-        self.tally = tally
-        self._plan, self._options, self._place = plan, options, place
-        self._sources, self._loader, self._board, self._failed = sources, loader, board, failed
+    Args:
+        plan: Whose loads.
+        dataset: Of the plan.
+        options: Where the data is.
+        place: Of this rank.
+        sources: Of files and samples.
+        loader: Of batches.
+        board: Of the node.
+        failed: Set when the run has failed.
+        tally: Takes the counts.
+    """
+
+    plan: Plan
+    dataset: Dataset
+    options: DataOptions
+    place: RankPlace
+    sources: Sources
+    loader: Loader
+    board: Board
+    failed: threading.Event
+    tally: Tally
 
     def fill(self, number: int, out: Tensor, labels: Tensor) -> None:
         """Read a batch.
@@ -146,9 +149,9 @@ class InputReader:
             RunError: A sample cannot be had; names it.
         """
         try:
-            self.tally.note(number, self._loader.load(number, out, labels))
+            self.tally.note(number, self.loader.load(number, out, labels))
         except RunError as error:
-            raise RunError(f"{self._plan.name}: {error}") from error
+            raise RunError(f"{self.plan.name}: {error}") from error
 
     def stage_in(self) -> None:
         """Bring this rank's share of the node's files to its disk, and wait for the other ranks of the node.
@@ -156,34 +159,34 @@ class InputReader:
         Raises:
             RunError: A file cannot be had; names it. Or a rank of the node does not come.
         """
-        place, dataset = self._place, sizes.dataset_of(self._plan)
-        n_nodes = self._plan.world_size // place.local_world_size
+        place, dataset = self.place, self.dataset
+        n_nodes = self.plan.world_size // place.local_world_size
         share = staged_samples(dataset, place.node, n_nodes)[place.local_rank :: place.local_world_size]
         with ThreadPoolExecutor(dataset.readers, thread_name_prefix="stage") as threads:
             for _ in threads.map(self._stage, share.tolist()):
-                if self._failed.is_set():
+                if self.failed.is_set():
                     break
         try:
             wait_until_all_staged(
-                self._board,
+                self.board,
                 place.local_rank,
                 first_rank=place.rank - place.local_rank,
-                timeout_s=sizes.LOADS_PER_WAIT * self._options.timeout_s,
-                stop=self._failed,
+                timeout_s=sizes.LOADS_PER_WAIT * self.options.timeout_s,
+                stop=self.failed,
             )
         except RunError as error:
-            raise RunError(f"{self._plan.name}: stage-in of node {place.node}: {error}") from error
+            raise RunError(f"{self.plan.name}: stage-in of node {place.node}: {error}") from error
 
     def _stage(self, sample: int) -> None:
-        files = self._sources.files
-        if self._failed.is_set() or (files is not None and sample in files):
+        files = self.sources.files
+        if self.failed.is_set() or (files is not None and sample in files):
             return
         try:
-            self._sources.read(sample, keep=True)
+            self.sources.read(sample, keep=True)
         except RunError as error:
-            name = self._sources.index.names[sample]
+            name = self.sources.index.names[sample]
             raise RunError(
-                f"{self._plan.name}: stage-in by rank {self._place.rank}: sample {sample} ({name}): {error}"
+                f"{self.plan.name}: stage-in by rank {self.place.rank}: sample {sample} ({name}): {error}"
             ) from error
 
 

@@ -21,13 +21,7 @@ _LOOK_S = 0.1  # between two looks whether the run has failed
 
 
 def open_batches(
-    plan: Plan,
-    ranks: Ranks,
-    *,
-    first_step: int,
-    url: str,
-    cache: Path | None,
-    timeout_s: float,
+    plan: Plan, ranks: Ranks, *, first_step: int, url: str, cache: Path | None, timeout_s: float
 ) -> "LoopBatches":
     """Open the data set of a plan for a training loop; all ranks take part.
 
@@ -164,5 +158,6 @@ class LoopBatches(AbstractContextManager["LoopBatches"]):
 
 
 def _buffers(source: InputReader, *, pinned: bool) -> tuple[Tensor, Tensor]:
-    inputs = torch.empty((source.batch_size, *source.shape), dtype=torch.uint8, pin_memory=pinned)
-    return inputs, torch.empty(source.batch_size, dtype=torch.int64, pin_memory=pinned)
+    n = source.dataset.batch_size
+    inputs = torch.empty((n, *source.sources.shape), dtype=torch.uint8, pin_memory=pinned)
+    return inputs, torch.empty(n, dtype=torch.int64, pin_memory=pinned)

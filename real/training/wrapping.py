@@ -154,13 +154,7 @@ class Worker:
         """The step under way, or else the next one; at the beginning, the first one to do."""
         return self._hooks.step
 
-    def feed(
-        self,
-        url: str,
-        *,
-        cache: Path | str | None = None,
-        timeout_s: float = 60.0,
-    ) -> LoopBatches:
+    def feed(self, url: str, *, cache: Path | str | None = None, timeout_s: float = 60.0) -> LoopBatches:
         """Read the plan's data set for this rank, from the next step on; all ranks call this.
 
             batches = worker.feed("/mnt/imagenet", cache="/nvme/cache")
@@ -181,14 +175,7 @@ class Worker:
             RunError: It cannot be reached; or a rank is missing.
         """
         folder = None if cache is None else Path(cache)
-        opened = open_batches(
-            self.plan,
-            self._ranks,
-            first_step=self.step,
-            url=url,
-            cache=folder,
-            timeout_s=timeout_s,
-        )
+        opened = open_batches(self.plan, self._ranks, first_step=self.step, url=url, cache=folder, timeout_s=timeout_s)
         return self._until_closed.enter_context(opened)
 
     def steps(self) -> Iterator[int]:
