@@ -209,7 +209,7 @@ def _count(connection: Connection, run: RunDirectory, source: InputReader | None
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """What all ranks have read, and the sums."""
+    """The reads of all ranks, and the sums."""
 
     reads: Reads
     totals: Mapping[str, int]

@@ -32,9 +32,9 @@ AUTOCAST: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat
 
 _N_WARM_UP = 3
 
+# Takes batch_size, device, dtype and seed, and `lars=True` for a plan with trust ratios, as `real.models.build` does
+# after the name.
 Build = Callable[..., TrainingJob]
-"""Takes batch_size, device, dtype and seed, and `lars=True` for a plan with trust ratios, as `real.models.build` does
-after the name."""
 
 
 def find_build(name: str) -> Build | None:

@@ -1,7 +1,7 @@
 """One tensor per buffer of a plan.
 
 A dense buffer is a flat tensor; a sparse one is a pair of `count` values and `count` int32 indices. Nothing is
-allocated before its size has been compared with the memory that there is, because a plan is a file that somebody sent.
+allocated before its size has been compared with the memory that there is, because a plan is a file from elsewhere.
 
 Collectives need memory beside the buffers. It is kept from call to call, because the kernel gives fresh memory page by
 page, each at the first touch. For a tensor of many megabytes that is a fault for every 4 KiB of it, which takes as long
@@ -170,8 +170,8 @@ def _cached_nbytes() -> int:
     return int(rows["Cached"].split()[0]) * 1024 if "Cached" in rows else 0
 
 
+# The use of scratch memory; within a collective each purpose has memory of its own.
 Purpose: TypeAlias = Literal["reduced", "message", "messages", "on host", "arriving"]
-"""What it is needed for; within a collective each purpose has memory of its own."""
 
 
 @final

@@ -1,1 +1,1 @@
-"""What `real.calibrate` is made of: measuring on all ranks, and deriving a cluster from what was measured."""
+"""The parts of `real.calibrate`: measuring on all ranks, and deriving a cluster from what was measured."""

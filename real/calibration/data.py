@@ -8,7 +8,7 @@ the disk). A node that reads as fast alone as all together has shown no limit of
 
 Of the storage, every reading takes other files, as far as the data set has them, and what the nodes' kernels hold of
 these is dropped before: else a mount would be as fast as memory from the second reading on. What the server itself has
-cached, nobody here can tell; one that must fetch from its disks may be slower. Files on the disk were written shortly
+cached, cannot be told here; one that must fetch from its disks may be slower. Files on the disk were written shortly
 before, so they come from the page cache. The cluster's `source` says so.
 
 A request to another node is measured by asking for a sample that is not there: its bytes are the network's business.
@@ -134,7 +134,7 @@ _LIMITED = 0.9  # of the rate of all: a node that gets less alone is limited by 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What to read, and how.
+    """Says how and from where to read.
 
     Args:
         index: Of the data set.
@@ -155,7 +155,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class DataRates:
-    """What was measured.
+    """Holds the measured rates and times.
 
     Args:
         storage_Bps: Bytes per second of all ranks together.

@@ -27,7 +27,7 @@ _N_WARM_UP, _LEAST_STEPS, _MOST_STEPS = 3, 5, 200
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """What the parts of a training step take: the median of the steps of a rank, and of these the ranks' median.
+    """Seconds of the parts of a training step: the median of the steps of a rank, and of these the ranks' median.
 
     Args:
         forward_s: Seconds of the forward pass, loss included.

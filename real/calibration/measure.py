@@ -50,14 +50,14 @@ def tasks(n_nodes: int, ranks_per_node: int, sizes: Sequence[int], ops: Sequence
     ['all_reduce (node, 1 kB)', 'sendrecv (pair in node, 1 kB)']
     """
     n, world_size = ranks_per_node, n_nodes * ranks_per_node
-    inside, across, everybody = Group(n), Group(n_nodes, stride=n), Group(world_size)
+    inside, across, everyone = Group(n), Group(n_nodes, stride=n), Group(world_size)
     wheres: list[tuple[Where, Group]] = [("node", inside)] if n > 1 else []
     pairs: list[tuple[Where, Group]] = [("pair in node", inside)] if n > 1 else []
     if n_nodes > 1:
         wheres.append(("one per node", across))
         pairs.append(("pair of nodes", across))
     if n > 1 and n_nodes > 1:
-        wheres += [("all per node", across), ("world", everybody)]
+        wheres += [("all per node", across), ("world", everyone)]
     counts = sorted({max(1, round(size / ITEM_NBYTES / world_size)) * world_size for size in sizes})
     return [
         task

@@ -70,7 +70,7 @@ class MeasuringTask:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one operation of one size took.
+    """The times of one operation of one size.
 
     Args:
         task: The operation.

@@ -2,7 +2,7 @@
 
 A state has several *sections*, because ranks often differ in some and agree in others: under synchronous SGD all have
 the same parameters, and each its own random numbers. Packing is `torch.save`; unpacking accepts plain data and tensors
-only (`weights_only`), so a file that somebody sent can hold no code.
+only (`weights_only`), so a file from elsewhere can hold no code.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ from real.buffers.memory import Memory
 from simdist.errors import RunError
 from simdist.plan import Plan, ops
 
+# Sections of what training has learned: rank 0's are those of all ranks before the first step.
 LEARNED = ("tensors", "optimizer")
-"""Sections of what training has learned: rank 0's are everybody's before the first step."""
 SECTIONS = (*LEARNED, "carried", "random", "also")
 
 
@@ -33,11 +33,9 @@ class Stateful(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
-        ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
         """Take a state back."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

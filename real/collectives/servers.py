@@ -5,7 +5,7 @@ order of the members, so that the result does not depend on who comes first, and
 
 **Rounds.** In round j, member i talks to server (i + j) mod n_servers. Then every server has about as many messages as
 any other in every round. All messages at once would share the links, and flows of TCP do not share them fairly: the
-slowest would hold up everybody.
+slowest would hold up all.
 
 **Pieces.** A server has no room for the parts of all members. It receives them piece by piece, each piece from all
 members, and adds it up before the next one.
@@ -22,13 +22,11 @@ from torch import Tensor
 from real.buffers.memory import Scratch
 from simdist.plan import Servers
 
-ARRIVING_NBYTES = 2**26
-"""What a server keeps for the pieces of all members."""
+ARRIVING_NBYTES = 2**26  # that a server keeps for the pieces of all members
 
 _LEAST_PIECE_NBYTES = 2**16  # smaller messages take as long; where members are very many, a server keeps more
 
-_Messages: TypeAlias = Sequence[tuple[int, Tensor]]
-"""A member, and what is sent to it or comes from it."""
+_Messages: TypeAlias = Sequence[tuple[int, Tensor]]  # a member, and what is sent to it or comes from it
 
 
 def moves_gpu_tensors(process_group: dist.ProcessGroup | None) -> bool:

@@ -228,9 +228,9 @@ class ProcessWorld:
     def _join(self, group: Group, timeout_s: float) -> Members:
         """Make the process groups of a partition; all ranks take part in making each of them."""
         mine: Members | None = None
-        everybody = tuple(range(self.world_size))
+        everyone = tuple(range(self.world_size))
         for ranks in map(tuple, group.members(self.world_size)):
-            if ranks == everybody:
+            if ranks == everyone:
                 assert dist.group.WORLD is not None
                 mine = Members(ranks, dist.group.WORLD)
                 continue

@@ -1,4 +1,4 @@
-"""What a rank has to read, load by load: its part of the plan, which rank brings what, what leaves when."""
+"""The reads of a rank, load by load: its part of the plan, which rank brings what, what leaves when."""
 
 from collections import deque
 from collections.abc import Iterable

@@ -58,7 +58,6 @@ class RankExchange(Protocol):
 
     def exchange(self, what: str, value: str) -> list[str]:
         """Return the values of all ranks, by rank."""
-        ...
 
 
 @contextmanager

@@ -34,8 +34,7 @@ from real.data.segment import SHARED_MEMORY, SharedSegment
 from real.processes.heartbeat import machine
 from simdist.errors import RunError
 
-Pixels: TypeAlias = NDArray[np.uint8]
-"""A decoded sample in host memory, uint8, contiguous."""
+Pixels: TypeAlias = NDArray[np.uint8]  # a decoded sample in host memory, uint8, contiguous
 
 _EMPTY, _WRITING, _READY = 0, 1, 2
 _ALIGNMENT = 64  # bytes of a cache line

@@ -22,10 +22,9 @@ from real.data.memory import Loan, MemoryStore, Pixels, flat
 from real.data.wire import HEAD, WANT, hear_hello, hello, packed, receive, send, unpacked
 from simdist.errors import RunError
 
+# Of a rank to a node: a few streams fill a network, one would wait for each answer before the next request.
 MOST_CONNECTIONS = 4
-"""Of a rank to a node: a few streams fill a network, one would wait for each answer before the next request."""
-MOST_WAIT_S = 3600.0
-"""No server waits longer for samples that are about to come, whatever a client asks."""
+MOST_WAIT_S = 3600.0  # no server waits longer for samples that are about to come, whatever a client asks
 
 _MOST_WANTS = 1 << 16
 _ENOUGH_FILES = 1 << 16  # some programs that a process starts walk through all numbers below the limit
@@ -196,7 +195,7 @@ class PeerClient(AbstractContextManager["PeerClient"]):
 
     @property
     def complaints(self) -> Mapping[int, str]:
-        """What went wrong last, by node."""
+        """The last failure, by node."""
         return dict(self._complaints)
 
     def get_many(self, node: int, wants: Sequence[Want], outs: Sequence[Pixels], *, wait_s: float = 0.0) -> list[bool]:

@@ -7,8 +7,8 @@ from real.processes.rendezvous import RankPlace
 from simdist.caching import look_up
 from simdist.plan import Dataset, Load, Plan, StageIn
 
+# A load may take so many times the longest wait for a file: it reads many, each of which may wait for its server.
 LOADS_PER_WAIT = 10
-"""A load may take so many times the longest wait for a file: it reads many, each of which may wait for its server."""
 
 
 def geometry(plan: Plan, place: RankPlace) -> Geometry:

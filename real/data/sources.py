@@ -20,8 +20,8 @@ from real.data.storages import DataStorage, read_sample
 from simdist.caching.batches import DISK, STORAGE
 from simdist.errors import RunError, ScenarioError
 
+# Decodes a file into an array of a sample's shape; the name is for errors. Several threads call it at once.
 Decode: TypeAlias = Callable[[bytes, NDArray[np.uint8], str], None]
-"""Decodes a file into an array of a sample's shape; the name is for errors. Several threads call it at once."""
 
 _RAW = ".raw"
 _MODES = {1: "L", 3: "RGB"}

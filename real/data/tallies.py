@@ -1,4 +1,4 @@
-"""What a rank has read from where, load by load, written down as it happens: a rank that is killed leaves what it did.
+"""Counts of the reads of a rank, load by load, written as they happen: a rank that is killed leaves what it did.
 
 The file is a .npy of int64 `[n_loads, 2 * len(LEVELS) + 2]`, mapped into memory: samples from each level, bytes from
 each, samples that came from another level than planned, and samples for which memory had no room.

@@ -22,10 +22,9 @@ from numpy.typing import NDArray
 
 from real.data.board import Want
 
-HELLO = struct.Struct("<8s32s")
-"""`simdist3`, and the proof."""
+HELLO = struct.Struct("<8s32s")  # `simdist3`, and the proof
+# How many wants follow, and the seconds that the server may wait for samples that are about to come.
 HEAD = struct.Struct("<qd")
-"""How many wants follow, and the seconds that the server may wait for samples that are about to come."""
 
 _MAGIC = b"simdist3"
 WANT = np.dtype([("sample", "<i8"), ("local_rank", "<i8"), ("number", "<i8")])

@@ -5,7 +5,7 @@ and submits every instance to the lane of its stream; a lane performs them in or
 instance waits for on other lanes.
 
 **A backward pass** is one call of autograd, but several operations of a plan: `Backward(bucket)` is done when the
-gradients of that bucket are. Whoever performs compute operations is then inside autograd, in the hook that completed
+gradients of that bucket are. The performer of compute operations is then inside autograd, in the hook that completed
 the bucket. From there it ends this `Backward`, goes on with whatever the plan has next, and returns into autograd when
 it has begun the next `Backward`. So a hook may launch collectives (the overlap), or compute something in between.
 
@@ -61,7 +61,6 @@ class World(Protocol):
 
     def perform(self, op: ops.Collective, memory: Memory) -> None:
         """Perform a collective; return when its result is there, or enqueued on a GPU."""
-        ...
 
 
 class Watch(Protocol):
@@ -77,7 +76,6 @@ class Watch(Protocol):
 
     def check(self) -> None:
         """Raise RunError if the run has failed."""
-        ...
 
 
 @dataclass(slots=True)
@@ -253,7 +251,7 @@ class Executor:
         return isinstance(self._lanes["compute"], ThreadLane)
 
     def _computing(self) -> Iterator[Instance]:
-        """Return where whoever performs compute operations finds what is next."""
+        """Return where the performer of compute operations finds the next one."""
         lane = self._lanes["compute"]
         return lane.instances() if isinstance(lane, ThreadLane) else self._order
 

@@ -1,4 +1,4 @@
-"""What the streams of a GPU need: times of its events, waiting that ends, and a way to hold a stream up.
+"""Needs of the streams of a GPU: times of its events, waiting that ends, and a way to hold a stream up.
 
 Everything here goes on while the GPU works: nothing but `await_event` and the constructors wait for it.
 """
@@ -78,7 +78,7 @@ class GpuClock:
     A mark is an event on a stream where nothing else is, so that it happens as soon as the host records it, between two
     looks at the host's clock. Clocks drift, and the float32 differences to a mark grow coarse (after 100 s, 8 us). So
     marks are renewed, but must not hold up the host where the GPU does not answer at once, because others share it:
-    whoever wants a new mark waits no longer for it than the old one may be wrong by.
+    a caller that wants a new mark waits no longer for it than the old one may be wrong by.
 
     Args:
         stream: Nothing else may use it.

@@ -35,7 +35,7 @@ _N_PROBES = 2000
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """What there is to know about a run beside its trace.
+    """Describes a run beside its trace.
 
     Args:
         digest: Of the plan.

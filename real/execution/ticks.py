@@ -20,8 +20,8 @@ from real.recording.timing import now_s, sleep_s
 from simdist.plan import Instance, Plan, Tick, writes
 from simdist.plan.ops import tick_s
 
+# Tells when an operation has ended, by this rank's clock; to be asked when it has.
 Ended = Callable[[], float]
-"""Tells when an operation has ended, by this rank's clock; to be asked when it has."""
 
 _End: TypeAlias = tuple[int, Ended]  # an instance's index, and when it ended
 

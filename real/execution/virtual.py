@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from real.buffers.memory import Memory
+from real.programs.base import Batch
 from real.programs.binding import Binding, trained_parameters
-from real.programs.module import Batch, ModuleProgram
+from real.programs.module import ModuleProgram
 from simdist.plan import Plan, ops
 
 _CPU = torch.device("cpu")
@@ -29,7 +30,7 @@ Make: TypeAlias = Callable[[int], tuple[nn.Module, torch.optim.Optimizer]]
 
 @dataclass(frozen=True, slots=True)
 class VirtualResult:
-    """What training has left behind.
+    """Holds the outcome of training.
 
     Args:
         parameters: Trained parameters of every rank in the order of `module.parameters()`, `[world_size, n]`.

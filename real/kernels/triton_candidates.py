@@ -30,8 +30,8 @@ except ImportError:
 __all__ = ["tl", "triton"]
 
 
+# How kernels are launched that read whole tiles, or candidates. Without fusion, all kernels round alike.
 WIDE, NARROW = ({"num_warps": n, "enable_fp_fusion": False} for n in (8, 4))
-"""How kernels are launched that read whole tiles, or candidates. Without fusion, all kernels round alike."""
 
 _CHUNK = 1024  # candidates that a program looks at at once
 _MAX_DIGIT_BITS, _MIN_DIGIT_BITS = 8, 5  # more would take a histogram long; 32 cells are the fewest that it can count
@@ -51,8 +51,8 @@ class Layout:
     max_spans: int = 1024
 
 
+# On an NVIDIA GPU, a tile fills a few kB of registers, and eight programs a multiprocessor.
 DEFAULT = Layout()
-"""On an NVIDIA GPU, a tile fills a few kB of registers, and eight programs a multiprocessor."""
 
 
 @dataclass(frozen=True, slots=True)

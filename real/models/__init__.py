@@ -19,11 +19,10 @@ from real.models.gpt import Gpt
 from real.programs.optimizers import Lars
 from simdist.errors import RunError
 
-Samples = tuple[Tensor, Tensor]
-"""Inputs and targets, the samples along the first axis."""
+Samples = tuple[Tensor, Tensor]  # inputs and targets, the samples along the first axis
 
+# Makes so many samples of a floating-point type.
 Source = Callable[[int, torch.dtype, torch.Generator], Samples]
-"""Makes so many samples of a floating-point type."""
 
 _POOL_NBYTES = 16 * 10**6  # large enough that small models do not learn it by heart, small beside any model on a GPU
 _STEP_STRIDE, _RANK_STRIDE = 104_729, 7_919  # primes: windows of different steps and of different ranks differ
@@ -90,7 +89,7 @@ class TrainingJob:
         loss: (output of the module, targets) -> mean over the batch.
         optimizer: Of all parameters of `module`.
         batch: (step, rank) -> inputs and targets, views of host memory, pinned if the device is a GPU.
-        n_classes: Targets are 0 to n_classes - 1; None if any will do, which nobody can check then.
+        n_classes: Targets are 0 to n_classes - 1; None if any will do, which cannot be checked then.
     """
 
     module: nn.Module

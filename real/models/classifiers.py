@@ -84,7 +84,7 @@ class Residual(nn.Module):
     Args:
         n_in: Channels of the input.
         width: Channels inside; the output has four times as many with a bottleneck, else as many.
-        stride: Of the block. With a bottleneck it sits in the 3x3 convolution, as everybody trains it ("v1.5").
+        stride: Of the block. With a bottleneck it sits in the 3x3 convolution, as it is usually trained ("v1.5").
         bottleneck: 1x1, 3x3, 1x1 instead of 3x3, 3x3.
     """
 

@@ -1,6 +1,6 @@
 """Heartbeats: know which rank has failed, and say so instead of hanging.
 
-A collective that never ends looks the same on every rank, whoever is to blame. So each rank beats: twice a second a
+A collective that never ends looks the same on every rank, whichever is to blame. So each rank beats: twice a second a
 thread writes into the store how far its rank is and whether it is well, and reads what the others wrote. From this
 table a rank learns, within seconds and without any collective, that another one has
 
@@ -64,15 +64,6 @@ class Heartbeat:
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.host}, pid {self.pid})"
-
-    def encode(self) -> str:
-        """Write the beat as JSON."""
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def decode(text: str | bytes) -> "Heartbeat":
-        """Read what `encode` wrote."""
-        return Heartbeat(**json.loads(text))
 
 
 def ranks_have(ranks: Sequence[int]) -> str:
@@ -143,7 +134,7 @@ class Guard:
         self._leaving = False
         self._said: Literal["alive", "failed", "done"] = "alive"
         self._lock = threading.Lock()
-        self._called = threading.Event()  # everybody has answered the roll call
+        self._called = threading.Event()  # all have answered the roll call
         self._over = threading.Event()
         self._wake = threading.Event()
         self._beaten = threading.Condition()
@@ -197,7 +188,7 @@ class Guard:
         return RunError(f"{doing}: {reason} (every rank lives, all at operation {self.position})")
 
     def leave(self) -> None:
-        """Say the last words and stop watching; whoever hosts the store waits a while for the others to read them."""
+        """Say the last words and stop watching; the host of the store waits a while for the others to read them."""
         counts = {rank: beat.count for rank, beat in self._table.items()}
         self._leaving = True
         if self._said == "alive" and time.monotonic() - self._last_beat_s < LAST_WORDS_S:
@@ -244,7 +235,7 @@ class Guard:
             self._wake.clear()
 
     def _finished(self) -> bool:
-        """Return whether this rank has said its last words, or nobody is left to host the store."""
+        """Return whether this rank has said its last words, or the host of the store has ended."""
         if self._store_rank == self._me.rank:
             return False
         host = None if self._store_rank is None else self._table.get(self._store_rank)
@@ -258,7 +249,7 @@ class Guard:
         if self._own_failure:
             self._blame(self._own_failure)
         words = self._words()
-        self._store.set(self._keys[self._me.rank], words.encode())
+        self._store.set(self._keys[self._me.rank], json.dumps(asdict(words)).encode())
         with self._beaten:
             self._n_beats += 1
             self._said = words.state
@@ -279,7 +270,7 @@ class Guard:
         counts = now_s - self._last_count_s > 0.8 * BEAT_S  # hurried beats say nothing about the others' silence
         self._last_count_s = now_s if counts else self._last_count_s
         for text in self._store.multi_get(present) if present else []:
-            beat = Heartbeat.decode(text)
+            beat = Heartbeat(**json.loads(text))
             before = self._table.get(beat.rank)
             quiet = before is not None and before.count == beat.count
             self._quiet[beat.rank] = self._quiet[beat.rank] + counts if quiet else 0

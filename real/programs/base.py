@@ -10,11 +10,10 @@ from torch import Tensor
 from real.buffers.transforms import Transform
 from simdist.plan import ops
 
-Batch: TypeAlias = tuple[Tensor, Tensor]
-"""Inputs and targets, samples along the first axis."""
+Batch: TypeAlias = tuple[Tensor, Tensor]  # inputs and targets, samples along the first axis
 
+# An operation that programs perform; loads and backward passes go other ways.
 Computation: TypeAlias = ops.StageIn | ops.Copy | ops.Forward | ops.TrustRatios | ops.Optimize | Transform | ops.Save
-"""An operation that programs perform; loads and backward passes go other ways."""
 
 # The means over the channels of ImageNet's mean and deviation, 0.485 0.456 0.406 and 0.229 0.224 0.225.
 # Source: https://pytorch.org/vision/stable/models.html, "Using the pre-trained models".

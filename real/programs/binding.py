@@ -5,8 +5,8 @@ autograd completes them. So collectives, copies and averages work on whole buffe
 optimiser remain what they were.
 
 **A parameter that the loss did not depend on** has a gradient of zero: with momentum it moves on. In
-DistributedDataParallel (`find_unused_parameters`) that is so if another rank did use it; if nobody did, the optimiser
-skips it there. Whether anybody did costs a collective, which is not in the plan.
+DistributedDataParallel (`find_unused_parameters`) that is so if another rank did use it; if none did, the optimiser
+skips it there. Whether any did costs a collective, which is not in the plan.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

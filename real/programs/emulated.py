@@ -6,6 +6,7 @@ because who sleeps needs no core.
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import final
 
 from real.programs.base import Computation, Feed, Program
@@ -13,11 +14,12 @@ from real.recording.timing import sleep_s
 from simdist.errors import RunError
 from simdist.plan import ops
 
+# Holds up a stream for some seconds: a sleep of its thread, or on a GPU a kernel that spins on the current stream.
 Hold = Callable[[float], None]
-"""Holds up a stream for some seconds: a sleep of its thread, or on a GPU a kernel that spins on the current stream."""
 
 
 @final
+@dataclass(frozen=True, slots=True)
 class EmulatedProgram(Program):
     """Sleeps.
 
@@ -30,51 +32,44 @@ class EmulatedProgram(Program):
         feed: Reads data instead of sleeping.
     """
 
-    def __init__(
-        self,
-        seconds: Mapping[ops.Op, float],
-        *,
-        compute: Hold,
-        comm: Hold,
-        interrupted: threading.Event,
-        load_s: Callable[[ops.Load, int], float] | None = None,
-        feed: Feed | None = None,
-    ) -> None:
-        self._load_s, self._feed = load_s, feed
-        self._seconds, self._interrupted = seconds, interrupted
-        self._hold, self._hold_comm = compute, comm
-        self._backward_s: dict[str, float] = {op.dst: s for op, s in seconds.items() if isinstance(op, ops.Backward)}
+    seconds: Mapping[ops.Op, float]
+    compute: Hold
+    comm: Hold
+    interrupted: threading.Event
+    load_s: Callable[[ops.Load, int], float] | None = None
+    feed: Feed | None = None
 
     def load(self, op: ops.Load, number: int) -> None:
         """Read the batch, or sleep for the seconds that the load takes undisturbed."""
-        if self._feed is not None:
-            self._feed.load(op, number)
+        if self.feed is not None:
+            self.feed.load(op, number)
             return
-        seconds = self._load_s(op, number) if self._load_s and op not in self._seconds else self._seconds_of(op)
-        sleep_s(seconds, self._interrupted)
+        seconds = self.load_s(op, number) if self.load_s and op not in self.seconds else self._seconds_of(op)
+        sleep_s(seconds, self.interrupted)
 
     def perform(self, op: Computation, step: int) -> None:
         """Bring the node's files; or take the seconds of the operation in its stream, undisturbed where that is io."""
-        if isinstance(op, ops.StageIn) and self._feed is not None:
-            self._feed.stage_in(op)
+        if isinstance(op, ops.StageIn) and self.feed is not None:
+            self.feed.stage_in(op)
             return
         seconds = self._seconds_of(op)
         match ops.stream_of(op):
             case "io":
-                sleep_s(seconds, self._interrupted)
+                sleep_s(seconds, self.interrupted)
             case "comm":
-                self._hold_comm(seconds)
+                self.comm(seconds)
             case _:
-                self._hold(seconds)
+                self.compute(seconds)
 
     def backward(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
         """Take the seconds of each bucket in turn."""
+        of_bucket = {op.dst: seconds for op, seconds in self.seconds.items() if isinstance(op, ops.Backward)}
         for bucket in buckets:
-            self._hold(self._backward_s[bucket])
+            self.compute(of_bucket[bucket])
             complete()
 
     def _seconds_of(self, op: ops.Op) -> float:
-        seconds = self._seconds.get(op)
+        seconds = self.seconds.get(op)
         if seconds is None:
             raise RunError(f"no seconds are known for {op}; the emulated program takes them from the scenario's costs")
         return seconds

@@ -16,8 +16,6 @@ from real.programs.optimizers import Rating
 from simdist.errors import PlanError, RunError
 from simdist.plan import Plan, ops
 
-__all__ = ["Batch", "ModuleProgram"]
-
 
 @final
 class ModuleProgram(Program):

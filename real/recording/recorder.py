@@ -1,4 +1,4 @@
-"""What one rank did when, written to a file as it happens, so that a rank that is killed leaves what it had.
+"""The times of one rank, written to a file as it runs, so that a rank that is killed leaves what it had.
 
 The file is a .npy of float64 `[3, n_instances]` (ready, start, end), mapped into memory: the kernel keeps what was
 written even if the process is gone. Times are of the rank's own monotonic clock; `gather` brings those of all ranks to
@@ -83,7 +83,7 @@ class Recorder:
 
 @dataclass(frozen=True, slots=True)
 class RecordedPart:
-    """What belongs to the times that one rank has noted.
+    """The facts that belong to the times of one rank.
 
     Args:
         rank: Whose they are.

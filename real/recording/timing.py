@@ -82,7 +82,7 @@ def share_cores(n_processes: int) -> None:
         n_processes: Of this kind on this machine.
     """
     if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
-        return  # somebody has chosen already
+        return  # another program has chosen already
     if 2 * n_processes > (os.cpu_count() or 1):
         with suppress(PermissionError):  # a container may forbid it
             os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -91,8 +91,9 @@ def share_cores(n_processes: int) -> None:
 def give_way() -> None:
     """Put the calling thread behind those that began it, where priorities are real-time; elsewhere do nothing.
 
-    A thread that wakes up does not interrupt another one of its priority, so where a machine plays several, who decodes
-    for 10 ms holds up whoever should compute or communicate meanwhile. On machines of their own, they had a core each.
+    A thread that wakes up does not interrupt another one of its priority, so where a machine plays several, one that
+    decodes for 10 ms holds up those that should compute or communicate meanwhile. On machines of their own, they had a
+    core each.
     """
     if sys.platform != "linux" or os.sched_getscheduler(0) not in (os.SCHED_RR, os.SCHED_FIFO):
         return

@@ -31,7 +31,7 @@ _DTYPES: Mapping[torch.dtype, DType] = {
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What a plan is wanted for.
+    """The use that a plan is wanted for.
 
     Args:
         module: Whose parameters.
@@ -142,8 +142,8 @@ def device_of(module: nn.Module) -> torch.device:
         raise UnsupportedError(f"{type(module).__name__} has no parameter that is trained")
     devices = {parameter.device for parameter in parameters}
     dtypes = {parameter.dtype for parameter in parameters}
-    if len(devices) > 1 or devices.pop().type not in {"cpu", "cuda"}:
-        found = ", ".join(sorted({str(parameter.device) for parameter in parameters}))
+    if len(devices) > 1 or parameters[0].device.type not in {"cpu", "cuda"}:
+        found = ", ".join(sorted(map(str, devices)))
         raise UnsupportedError(f"{type(module).__name__} is on {found}; a wrapped model is on one CPU or CUDA device")
     if len(dtypes) > 1 or not dtypes <= _DTYPES.keys():
         found = ", ".join(sorted(map(str, dtypes)))

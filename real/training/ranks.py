@@ -50,7 +50,7 @@ class Ranks:
 
     @property
     def backend(self) -> str:
-        """What moves tensors on `device`."""
+        """The library that moves tensors on `device`."""
         return "gloo" if self.collectives_block else "nccl"
 
     @property
@@ -134,7 +134,7 @@ def meet_ranks(device: torch.device, timeout_s: float, environ: Mapping[str, str
 
 @dataclass(slots=True)
 class _Unguarded:
-    """Watches nobody."""
+    """Watches no ranks."""
 
     position: int = 0
     failed: threading.Event = field(default_factory=threading.Event)
