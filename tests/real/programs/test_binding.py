@@ -23,7 +23,7 @@ def bound(model: nn.Module) -> tuple[Binding, list[str]]:
 def test_parameter_that_gets_its_gradient_twice_in_a_pass_is_refused():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     binding, buckets = bound(model)
-    binding.backward(None, buckets, lambda: None)
+    binding.buckets.expect(buckets, lambda: None)
     model[1](torch.ones(1, 2)).sum().backward()
     with pytest.raises(RunError, match=r"gets its gradient twice in one backward pass.*use_reentrant=False"):
         model[1](torch.ones(1, 2)).sum().backward()
@@ -33,8 +33,8 @@ def test_released_model_is_an_ordinary_one_even_within_a_pass():
     model = nn.Linear(2, 2)
     binding, buckets = bound(model)
     completed: list[str] = []
-    binding.backward(None, buckets, lambda: completed.append("bucket"))
-    binding.release()
+    binding.buckets.expect(buckets, lambda: completed.append("bucket"))
+    binding.buckets.release()
     model(torch.ones(1, 2)).sum().backward()
     assert completed == []
     assert torch.equal(model.weight.grad, torch.ones(2, 2))
