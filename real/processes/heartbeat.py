@@ -249,7 +249,7 @@ class Guard:
         if self._own_failure:
             self._blame(self._own_failure)
         words = self._words()
-        self._store.set(self._keys[self._me.rank], json.dumps(asdict(words)).encode())
+        self._store.set(self._keys[self._me.rank], json.dumps(asdict(words)))
         with self._beaten:
             self._n_beats += 1
             self._said = words.state

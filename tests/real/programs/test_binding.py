@@ -40,7 +40,7 @@ def test_released_model_is_an_ordinary_one_even_within_a_pass():
     assert torch.equal(model.weight.grad, torch.ones(2, 2))
     again, buckets = bound(model)
     model.zero_grad()
-    again.backward(None, buckets, lambda: completed.append("bucket"))
+    again.buckets.expect(buckets, lambda: completed.append("bucket"))
     model(torch.ones(1, 2)).sum().backward()
     assert completed == ["bucket"]
 
