@@ -140,7 +140,10 @@ def test_labels_are_those_that_the_model_has_outputs_for() -> None:
 
 def test_a_model_with_too_few_outputs_is_refused_before_the_run(tmp_path: Path) -> None:
     connection = types.SimpleNamespace(place=types.SimpleNamespace(rank=0), device=torch.device("cpu"))
-    source = types.SimpleNamespace(shape=(1000,), index=labelled([0, 639]), url="/set")
+    source = types.SimpleNamespace(
+        sources=types.SimpleNamespace(shape=(1000,), index=labelled([0, 639])),
+        options=types.SimpleNamespace(url="/set"),
+    )
 
     def job(**_wanted: object) -> models.TrainingJob:
         return models.TrainingJob(Looking(), lambda output, _: output, Still(), batch, n_classes=10)
