@@ -119,13 +119,9 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
     slow = stragglers.slow_throughout(seen, len(job.numbers))
     without = (stragglers.without(excess, who) for who in (slow, late))
     delays, calm = (recorded(rest, host, excess.ranks, job.world_size) for rest in without)
-    schedules = traced_schedules(
-        model.schedule,
-        len(job.numbers),
-        nodes=layout.nodes,
-        gpus_per_node=layout.gpus_per_node,
-        has_links=links is None or links.is_complete,
-    )
+    shape = {"nodes": layout.nodes, "gpus_per_node": layout.gpus_per_node}
+    has_links = links is None or links.is_complete
+    schedules = traced_schedules(model.schedule, len(job.numbers), **shape, has_links=has_links)
     disturbances = tuple(Persistent(on=channel, delay_s=0.0) for channel in delays)
     plain = _scenario(name, job, cluster, model, base, host, disturbances, schedules)
     slow_ones = (*plain.cluster.slow_devices, *stragglers.slow_devices(slow, _computing_s(plain)))

@@ -1,6 +1,7 @@
 """Timelines: what every stream of some ranks did, in one execution or in several above each other."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -201,11 +202,8 @@ def _explain(figure: "Figure", styles: set[Style], *, is_narrow: bool = False) -
         if style in styles
     ]
     handles.append(Line2D([], [], color=palette.BLACK, linewidth=1.0, label="end of step"))
-    figure.legend(
-        handles=handles,
-        loc="outside lower center",
-        ncols=min(len(handles), 5) if is_narrow else len(handles),
-        frameon=False,
-        fontsize=_SMALLEST_PT if is_narrow else "small",
-        columnspacing=None if is_narrow else 1.5,
-    )
+    legend = partial(figure.legend, handles=handles, loc="outside lower center", frameon=False)
+    if is_narrow:
+        legend(ncols=min(len(handles), 5), fontsize=_SMALLEST_PT)
+    else:
+        legend(ncols=len(handles), fontsize="small", columnspacing=1.5)

@@ -99,16 +99,9 @@ def base_times(job: TracedJob, of: Parts) -> BaseTimes:
     step_s = float(np.median(of.step_s))
     input_s = _low_s(of.input_s)
     buckets_s, nbytes, notes = _buckets(job, of)
-    return BaseTimes(
-        input_s=input_s,
-        forward_s=_low_s(of.forward_s),
-        host_s=_low_s(of.host_s),
-        buckets_s=buckets_s,
-        buckets_nbytes=nbytes,
-        optimize_s=_low_s(of.optimize_s),
-        is_loaded=max(input_s, float((of.input_s - input_s).mean())) > _NOTICEABLE * step_s,
-        notes=tuple(notes),
-    )
+    forward_s, host_s, optimize_s = map(_low_s, (of.forward_s, of.host_s, of.optimize_s))
+    is_loaded = max(input_s, float((of.input_s - input_s).mean())) > _NOTICEABLE * step_s
+    return BaseTimes(input_s, forward_s, host_s, buckets_s, nbytes, optimize_s, is_loaded, tuple(notes))
 
 
 def _low_s(seconds: Floats) -> float:

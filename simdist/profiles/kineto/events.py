@@ -87,11 +87,8 @@ class Args(Struct, frozen=True, gc=False):
 
 _DECODER = Decoder(Args, strict=False)  # not strict: a number may be quoted
 _RANKS = re.compile(r"\s*\[\s*\d+(?:\s*,\s*\d+)*\s*\]\s*")
-_OLDER_NAMES = {
-    "Input dims": "Input Dims",
-    "In msg size": "In msg nelems",  # elements, too
-    "Out msg size": "Out msg nelems",
-}
+# what older profilers call a size is a number of elements, too
+_OLDER_NAMES = {"Input dims": "Input Dims", "In msg size": "In msg nelems", "Out msg size": "Out msg nelems"}
 
 
 def args_of(event: Event) -> Args:

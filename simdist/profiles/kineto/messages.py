@@ -99,13 +99,7 @@ _TYPES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "bool": (1, ("bool",)),
 }
 _DTYPES: Final = {name: dtype for dtype, (_, names) in _TYPES.items() for name in names}
-_KINDS: Final[tuple[tuple[str, CollectiveKind], ...]] = (
-    ("reducescatter", "reduce_scatter"),
-    ("allreduce", "all_reduce"),
-    ("allgather", "all_gather"),
-    ("broadcast", "broadcast"),
-    ("reduce", "reduce"),
-)
+_KINDS: Final[tuple[CollectiveKind, ...]] = ("reduce_scatter", "all_reduce", "all_gather", "broadcast", "reduce")
 
 
 def _kind_of(name: str) -> CollectiveKind:
@@ -113,7 +107,7 @@ def _kind_of(name: str) -> CollectiveKind:
     plain = name.lower().replace("_", "")
     if "barrier" in plain:
         return "other"
-    return next((kind for part, kind in _KINDS if part in plain), "other")
+    return next((kind for kind in _KINDS if kind.replace("_", "") in plain), "other")
 
 
 def _count(args: Args) -> int | None:

@@ -24,15 +24,7 @@ from simdist.profiles.steps.steps import DeviceRun, StepSpan, Window
 
 PAUSE_S = 0.5e-3
 LATE_S = 0.2e-3  # by which a thread of the backend may report the beginning or end of a collective too late
-_OPERATORS = (
-    EventKind.BACKWARD,
-    EventKind.NODE,
-    EventKind.COPY_BACK,
-    EventKind.ISSUE,
-    EventKind.LAYER,
-    EventKind.WORK,
-    EventKind.READY,
-)
+_OPERATORS = {kind for kind in EventKind if EventKind.BACKWARD <= kind <= EventKind.WORK} - {EventKind.TRANSFER}
 
 
 def cpu_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:

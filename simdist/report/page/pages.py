@@ -26,19 +26,13 @@ def runs_page(report: RunsReport, shown: Sequence[Shown]) -> str:
         report: The runs.
         shown: What the timeline shows of each, see `shown_runs`.
     """
-    sections = [
-        speed_section(report) if len(report.runs) > 1 else None,
-        states_section(report),
-        timelines_section(shown),
-        stragglers_section(report),
-        reality_section(report),
-        sources_section(report),
-    ]
+    first = [speed_section(report)] if len(report.runs) > 1 else []
+    others = timelines_section(shown), stragglers_section(report), reality_section(report), sources_section(report)
     css, script = timeline_assets()
     return document(
         f"{title(report)}: simdist report",
         header=heading(report),
-        sections=[section for section in sections if section],
+        sections=[section for section in (*first, states_section(report), *others) if section],
         styles=[css],
         scripts=[script, program("heat")],
     )
@@ -46,18 +40,11 @@ def runs_page(report: RunsReport, shown: Sequence[Shown]) -> str:
 
 def sweep_page(report: SweepReport) -> str:
     """Return the page of a sweep, the same for equal folders."""
-    sections = [
-        fastest_section(report),
-        chart_section(report),
-        map_section(report),
-        influence_section(report),
-        rows_section(report),
-        failures_section(report),
-    ]
+    makers = fastest_section, chart_section, map_section, influence_section, rows_section, failures_section
     return document(
         f"{report.name}: simdist report",
         header=sweep_heading(report),
-        sections=[section for section in sections if section],
+        sections=[section for make in makers if (section := make(report))],
         styles=[asset("sweep/sweep.css")],
         scripts=[program(*(f"sweep/{name}" for name in _SWEEP_SCRIPTS))],
     )

@@ -166,11 +166,8 @@ def _codes_at(report: SweepReport, point: int, at: Sequence[int], shown: Collect
 def _sample_table(report: SweepReport, view: ChartView) -> Html:
     lines = []
     for line in report.lines:
-        found = [
-            value
-            for each in report.table.results
-            if report.line_of(each) == line and (value := metric_value(each, view.metric)) is not None
-        ]
+        results = (each for each in report.table.results if report.line_of(each) == line)
+        found = [value for each in results if (value := metric_value(each, view.metric)) is not None]
         cells = [_written(pick(found), view.metric) if found else "-" for pick in (min, median, max)]
         lines.append([line, f"{len(found):,}", *cells])
     return table(f"{_caption(report, view)}, over all points", ["schedule", "points", "least", "median", "most"], lines)
