@@ -107,14 +107,9 @@ class _Link(Struct, frozen=True, gc=False):
 
 _LINK = Decoder(_Link)
 _BACKENDS = frozenset({"gloo", "mpi", "nccl", "ucc"})
-_IS_LINKED = np.isin(
-    np.arange(len(EventKind)),
-    (EventKind.KERNEL, EventKind.COPY_IN, EventKind.COPY, EventKind.LAUNCH, EventKind.BLOCKING),
-)
-_IS_TELLING = np.isin(
-    np.arange(len(EventKind)),
-    (EventKind.STEP, EventKind.ISSUE, EventKind.TRANSFER, EventKind.READY, EventKind.LAYER, EventKind.COLLECTIVE),
-)
+_LINKED = EventKind.KERNEL, EventKind.COPY_IN, EventKind.COPY, EventKind.LAUNCH, EventKind.BLOCKING
+_TELLING = EventKind.STEP, EventKind.ISSUE, EventKind.TRANSFER, EventKind.READY, EventKind.LAYER, EventKind.COLLECTIVE
+_IS_LINKED, _IS_TELLING = (np.isin(np.arange(len(EventKind)), kinds) for kinds in (_LINKED, _TELLING))
 
 
 def _correlations(texts: list[Raw]) -> list[int]:

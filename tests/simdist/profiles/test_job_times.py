@@ -261,7 +261,7 @@ def test_real_tensors_take_the_backward_seconds_of_their_bucket() -> None:
     assert [tensor.count for tensor in tensors] == counts[::-1]
     assert sum(tensor.backward_s or 0 for tensor in tensors[4:]) == pytest.approx(JOB.buckets[0].backward_s)
     assert imported.model.is_real
-    assert imported.model.has_default_buckets
+    assert imported.model.schedule == Sync()
 
 
 def test_buckets_that_defaults_do_not_give_get_sizes_of_their_own() -> None:

@@ -54,11 +54,10 @@ def speed_section(report: RunsReport) -> Section:
 
 
 def _group(point: ReportedPoint, run: ReportedRun, rows: Mapping[Origin, Mapping[Path, Row]]) -> BarGroup:
+    speedups = ((origin, found[run.path].speedup) for origin, found in rows.items() if run.path in found)
     bars = [
-        Bar((BarSegment(origin, found[run.path].speedup, f"{run.label}, {origin}: {text}"),), f"{origin} {text}")
-        for origin, found in rows.items()
-        if run.path in found
-        for text in [f"{found[run.path].speedup:.2f}"]
+        Bar((BarSegment(origin, value, f"{run.label}, {origin}: {value:.2f}"),), f"{origin} {value:.2f}")
+        for origin, value in speedups
     ]
     return BarGroup(run.label, tuple(bars), point.title if run is point.runs[0] else "")
 

@@ -51,15 +51,9 @@ def stragglers_section(report: RunsReport) -> Section:
 
 def _data(name: str, execution: Execution) -> dict[str, object]:
     caused, suffered = cells(execution.waits.caused_s), cells(execution.waits.suffered_s)
-    return {
-        "name": name,
-        "steps": execution.n_steps,
-        "ranks": execution.trace.plan.world_size,
-        "stepsPerCell": caused.steps_per_cell,
-        "ranksPerCell": caused.ranks_per_cell,
-        "caused": packed(caused.seconds),
-        "suffered": packed(suffered.seconds),
-    }
+    size = {"steps": execution.n_steps, "ranks": execution.trace.plan.world_size}
+    per_cell = {"stepsPerCell": caused.steps_per_cell, "ranksPerCell": caused.ranks_per_cell}
+    return {"name": name, **size, **per_cell, "caused": packed(caused.seconds), "suffered": packed(suffered.seconds)}
 
 
 def _details(run: ReportedRun, execution: Execution) -> list[Html]:

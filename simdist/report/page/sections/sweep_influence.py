@@ -110,7 +110,8 @@ def _conclusion(report: SweepReport, line: str) -> Iterator[str]:
         sizes = [(spread[0], field) for field in report.axes if (spread := _spread(report, field, line))]
         if sizes:
             size, field = max(sizes, key=lambda pair: pair[0])
-            yield f"{line}: {_most(field.name, size)}."
+            moves = f"{field.name} moves the mean speed-up most, by {size:.2f}"
+            yield f"{line}: {'no field by itself moves the mean speed-up' if size < _SAME else moves}."
         return
     found = [(value, field) for field in report.axes if (value := correlation(report, field, line)) is not None]
     if found:
@@ -120,12 +121,6 @@ def _conclusion(report: SweepReport, line: str) -> Iterator[str]:
             return
         way = "rises" if value > 0 else "falls"
         yield f"{line}: the speed-up follows {field.name} most, and {way} with it ({value:+.2f})."
-
-
-def _most(name: str, size: float) -> str:
-    if size < _SAME:
-        return "no field by itself moves the mean speed-up"
-    return f"{name} moves the mean speed-up most, by {size:.2f}"
 
 
 def _bound(n_points: int) -> float:

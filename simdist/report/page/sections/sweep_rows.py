@@ -103,8 +103,7 @@ def sweep_data(report: SweepReport) -> dict[str, object]:
     results = report.table.results
     labels = list(dict.fromkeys(each.schedule for each in results))
     failures = list(dict.fromkeys(_failure(each) for each in results if each.failed))
-    line_at, label_at = _places(report.lines), _places(labels)
-    failure_at = _places(failures)
+    line_at, label_at, failure_at = map(_places, (report.lines, labels, failures))
     rows = [each.row for each in results]
     against = [each.row if each.has_baseline else None for each in results]
     return {

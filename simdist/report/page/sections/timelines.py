@@ -75,7 +75,11 @@ def _shown(run: ReportedRun, wanted: range | None, limit: int) -> Shown:
     if not asked:
         raise ScenarioError(f"{run.run.path}: the timeline is to show no step; choose some of 0 to {n_steps - 1}")
     steps = fitting_steps(run.run.plan, asked, limit)
-    traces: dict[str, Trace] = {origin: _until(each.trace, steps.stop) for origin, each in run.executions.items()}
+    # later steps are left out, of the plan as well, so that traces of other lengths can stand beside each other
+    traces: dict[str, Trace] = {
+        origin: first_steps(each.trace, steps.stop) if steps.stop < each.n_steps else each.trace
+        for origin, each in run.executions.items()
+    }
     return Shown(run, traces, steps, n_steps, is_cut=len(steps) < len(asked))
 
 
@@ -84,11 +88,6 @@ def fitting_steps(plan: Plan, asked: range, limit: int) -> range:
     first = plan.first_instances()[asked.start : asked.stop + 1]
     n_fit = int(((first[1:] - first[0]) * plan.world_size <= limit).sum())
     return asked[: max(1, n_fit)]
-
-
-def _until(trace: Trace, n_steps: int) -> Trace:
-    """Leave out later steps, from the plan as well, so that traces of other lengths can stand beside each other."""
-    return first_steps(trace, n_steps) if n_steps < trace.plan.n_steps else trace
 
 
 def _n_spans(plan: Plan, steps: range) -> int:
