@@ -31,7 +31,7 @@ from simdist.chakra.files import write_trace
 from simdist.chakra.operations import NodeTemplates, ProcessGroups
 from simdist.chakra.schema import add_attribute, message_classes
 from simdist.cost import Costs, Local, OpCost, Shared, Varying
-from simdist.errors import PlanError, RunError
+from simdist.errors import PlanError, naming_file
 from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Tick, Wait
 from simdist.plan.delays import Delays
 from simdist.plan.walk import walk
@@ -105,12 +105,11 @@ class Export:
 
     def _head(self, rank: int) -> "Message":
         head = message_classes().head(version=_VERSION)
-        add_attribute(head, "simdist_version", "string", __version__)
-        add_attribute(head, "simdist_plan", "string", self.plan.name)
-        add_attribute(head, "simdist_digest", "string", self._digest)
-        add_attribute(head, "simdist_rank", "int64", rank)
-        add_attribute(head, "simdist_world_size", "int64", self.plan.world_size)
-        add_attribute(head, "simdist_steps", "int64", self.n_steps)
+        texts = {"version": __version__, "plan": self.plan.name, "digest": self._digest}
+        numbers = {"rank": rank, "world_size": self.plan.world_size, "steps": self.n_steps}
+        for kind, values in (("string", texts), ("int64", numbers)):
+            for name, value in values.items():
+                add_attribute(head, f"simdist_{name}", kind, value)
         return head
 
     def _alone_s(self, cost: OpCost, rank: int) -> float:
@@ -216,19 +215,17 @@ def write(
         UnsupportedError: protobuf is not installed.
     """
     message_classes()  # before traces that are there are removed
-    try:
+    with naming_file(folder):
         folder.mkdir(parents=True, exist_ok=True)
         _clear(folder, prefix, force=force)
-        nbytes = 0
-        for rank in range(export.plan.world_size):
-            with replacing(folder / f"{prefix}.{rank}.et") as part, part.open("wb") as file:
-                nbytes += write_trace(file, export.messages(rank))
-            if progress:
-                progress(rank + 1)
-        with replacing(folder / f"{prefix}.json") as part:
-            part.write_text(json.dumps(export.groups.document()) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{error.filename or folder}: cannot be written: {error.strerror or error}") from None
+    nbytes = 0
+    for rank in range(export.plan.world_size):
+        with replacing(folder / f"{prefix}.{rank}.et") as part, part.open("wb") as file:
+            nbytes += write_trace(file, export.messages(rank))
+        if progress:
+            progress(rank + 1)
+    with replacing(folder / f"{prefix}.json") as part:
+        part.write_text(json.dumps(export.groups.document()) + "\n", encoding="utf-8")
     return nbytes
 
 

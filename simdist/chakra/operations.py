@@ -6,7 +6,7 @@ buffer is an all-gather of its values and indices, `k * (4 + 4)` bytes a rank: t
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard, assert_never
+from typing import TYPE_CHECKING, TypeGuard
 
 from simdist.chakra.schema import CollectiveType, NodeType, add_attribute, message_classes
 from simdist.plan import COLLECTIVES, Buffer, Collective, Op, Plan, op_text, ops, reads, writes
@@ -20,6 +20,19 @@ if TYPE_CHECKING:
 WORLD = "0"
 """What traces call the process group of all ranks."""
 _MAX_INT64 = 2**63 - 1
+_COLLECTIVES: dict[type[Collective], CollectiveType] = {
+    ops.AllReduce: CollectiveType.ALL_REDUCE,
+    ops.ReduceScatter: CollectiveType.REDUCE_SCATTER,
+    ops.AllGather: CollectiveType.ALL_GATHER,
+    ops.Reduce: CollectiveType.REDUCE,
+    ops.Broadcast: CollectiveType.BROADCAST,
+}
+_MEMORY_NODES: dict[type[Op], NodeType] = {
+    ops.Load: NodeType.MEM_LOAD,
+    ops.StageIn: NodeType.MEM_LOAD,
+    ops.Save: NodeType.MEM_STORE,
+}
+"""All other operations that are no collectives of several ranks are `COMP`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +109,8 @@ class NodeTemplates:
         return node
 
     def _add_communication(self, node: "Message", op: Collective, rank: int) -> None:
-        kind, buffer = _collective(op)
-        add_attribute(node, "comm_type", "int64", kind)
-        add_attribute(node, "comm_size", "int64", self._buffers[buffer].nbytes)
+        add_attribute(node, "comm_type", "int64", _COLLECTIVES[type(op)])
+        add_attribute(node, "comm_size", "int64", self._buffers[_sent_buffer(op)].nbytes)
         add_attribute(node, "pg_name", "string", self._groups.name(op.group, rank))
         if isinstance(op, ops.Reduce | ops.Broadcast):
             add_attribute(node, "simdist_root", "int64", self._groups.members(op.group, rank)[op.root])
@@ -151,36 +163,10 @@ def _communicates(op: Op) -> TypeGuard[Collective]:
     return isinstance(op, COLLECTIVES) and op.group.size > 1
 
 
-def _collective(op: Collective) -> tuple[CollectiveType, str]:
-    """Return what a collective does, and the buffer whose bytes are its `comm_size`."""
-    match op:
-        case ops.AllReduce():
-            return CollectiveType.ALL_REDUCE, op.buffer
-        case ops.ReduceScatter():
-            return CollectiveType.REDUCE_SCATTER, op.src
-        case ops.AllGather():
-            return CollectiveType.ALL_GATHER, op.src
-        case ops.Reduce():
-            return CollectiveType.REDUCE, op.buffer
-        case ops.Broadcast():
-            return CollectiveType.BROADCAST, op.buffer
-        case _:
-            assert_never(op)
+def _sent_buffer(op: Collective) -> str:
+    """Return the buffer whose bytes are the `comm_size` of a collective."""
+    return op.src if isinstance(op, ops.ReduceScatter | ops.AllGather) else op.buffer
 
 
 def _node_type(op: Op) -> NodeType:
-    match op:
-        case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Reduce() | ops.Broadcast():
-            return NodeType.COMM_COLL if op.group.size > 1 else NodeType.COMP
-        case ops.Load() | ops.StageIn():
-            return NodeType.MEM_LOAD
-        case ops.Save():
-            return NodeType.MEM_STORE
-        case (
-            ops.Forward() | ops.Backward() | ops.Optimize() | ops.TrustRatios() | ops.Copy() | ops.Pack() | ops.Unpack()
-        ):
-            return NodeType.COMP
-        case ops.Select() | ops.Merge() | ops.Densify() | ops.Delay() | ops.Wait() | ops.Tick():
-            return NodeType.COMP
-        case _:
-            assert_never(op)
+    return NodeType.COMM_COLL if _communicates(op) else _MEMORY_NODES.get(type(op), NodeType.COMP)

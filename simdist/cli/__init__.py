@@ -100,7 +100,10 @@ def _failed(session: Session, error: SimdistError, code: int) -> int:
     return code
 
 
-@click.group(cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+_SETTINGS = {"help_option_names": ["-h", "--help"], "show_default": True}
+
+
+@click.group(cls=_Commands, invoke_without_command=True, context_settings=_SETTINGS)
 @click.version_option(__version__, prog_name="simdist", message="%(prog)s %(version)s")
 @click.pass_context
 def cli(context: click.Context) -> None:

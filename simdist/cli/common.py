@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -78,20 +79,19 @@ def _finite(value: object) -> object:
             return value
 
 
-def _set_json(context: click.Context, _: click.Parameter, value: bool) -> None:
-    context.ensure_object(Session).as_json = value
-
-
-def _set_debug(context: click.Context, _: click.Parameter, value: bool) -> None:
-    context.ensure_object(Session).debug = value
+def _set(context: click.Context, parameter: click.Parameter, value: bool) -> None:
+    session = context.ensure_object(Session)
+    if parameter.name == "as_json":
+        session.as_json = value
+    else:
+        session.debug = value
 
 
 def options(function: _Function) -> Callable[..., Any]:
     """Add the options that every command has; the command gets the session as its first argument."""
-    as_json = click.option("--json", is_flag=True, expose_value=False, callback=_set_json, help="Print JSON on stdout.")
-    debug = click.option(
-        "--debug", is_flag=True, expose_value=False, callback=_set_debug, help="Show the traceback of an error."
-    )
+    flag = partial(click.option, is_flag=True, expose_value=False, callback=_set)
+    as_json = flag("--json", "as_json", help="Print JSON on stdout.")
+    debug = flag("--debug", help="Show the traceback of an error.")
     return as_json(debug(click.pass_obj(function)))
 
 
@@ -119,16 +119,12 @@ def numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[i
 
 
 path = click.Path(path_type=Path)
+positive = click.IntRange(min=1)
 scenario = click.argument("name", metavar="SCENARIO")
 scenario_or_run = click.argument("name", metavar="SCENARIO|RUN")
 run = click.argument("name", metavar="RUN")
 schedule = click.option("--schedule", metavar="LABEL", help="Take only the schedule with this label.")
-engine = click.option(
-    "--engine",
-    type=click.Choice(("auto", "des", "fast")),
-    default="auto",
-    show_default=True,
-    help="auto: fast where it is exact.",
-)
+_engines = click.Choice(("auto", "des", "fast"))
+engine = click.option("--engine", type=_engines, default="auto", help="auto: fast where it is exact.")
 plot = click.option("--plot", type=path, metavar="FILE", help="Draw into a .png, .svg or .pdf file.")
 force = click.option("--force", is_flag=True, help="Replace what another run left there, its traces included.")

@@ -9,14 +9,7 @@ import click
 from simdist.cli import common, inputs
 from simdist.cli.common import Session
 from simdist.cli.kept import KeptSchedules
-from simdist.cli.tables import (
-    Column,
-    factor_with_interval,
-    seconds,
-    seconds_with_interval,
-    shown_epochs,
-    table_text,
-)
+from simdist.cli.tables import SPEEDUP, STATES, STEP_TIME, Column, factor, seconds, shown_epochs, table_text
 from simdist.engines import Engine
 from simdist.plan import LEVELS
 from simdist.progress import ProgressBar
@@ -25,39 +18,23 @@ from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.settings.units import format_share
 from simdist.studies.comparison import Row, ScheduleTimes, find_baseline, measure, row
-from simdist.traces.breakdown import STATES
 
-_COLUMNS = (
-    Column("schedule"),
-    Column("step time", "step_s", "step_s_ci95", form=seconds_with_interval),
-    Column("speed-up", "speedup", "speedup_ci95", form=factor_with_interval),
-    *(Column(state, f"{state}_s", form=seconds) for state in STATES),
-    Column("engine"),
-)
+_COLUMNS = (Column("schedule"), STEP_TIME, SPEEDUP, *STATES, Column("engine"))
 _EPOCH_COLUMNS = (
     *(Column("schedule"), Column("epoch")),
     Column("time", "seconds", form=seconds),
-    Column("speed-up", "speedup", "interval", form=factor_with_interval),
+    Column("speed-up", "speedup", form=factor),
     *(Column(name, form=format_share) for name in ("stalled", *LEVELS)),
 )
 
 
 @click.command("compare")
 @common.scenario
-@click.option("--baseline", default="sync", show_default=True, metavar="LABEL", help="Schedule to compare with.")
-@click.option(
-    "--seeds",
-    "n_seeds",
-    type=click.IntRange(1, 1_000_000),
-    default=20,
-    show_default=True,
-    help="Seeds to average over.",
-)
+@click.option("--baseline", default="sync", metavar="LABEL", help="Schedule to compare with.")
+@click.option("--seeds", "n_seeds", type=click.IntRange(1, 1_000_000), default=20, help="Seeds to average over.")
 @common.engine
 @common.plot
-@click.option(
-    "-o", "--output", type=common.path, metavar="DIR", help="Append each finished schedule to DIR/rows.jsonl."
-)
+@click.option("-o", "--output", type=common.path, metavar="DIR", help="Keep each finished schedule in DIR/rows.jsonl.")
 @click.option("--force", is_flag=True, help="Measure again what DIR/rows.jsonl holds already.")
 @common.options
 def command(
@@ -118,10 +95,7 @@ def command(
     if any(each.epochs for each in rows):
         about = "epochs: time, share of it stalled for want of a batch, samples by level"
         tables.append(table_text(about, _EPOCH_COLUMNS, _epoch_records(rows, found[reference.name])))
-    session.result(
-        {"scenario": scenario.name, "baseline": reference.name, "rows": records},
-        "\n\n".join(tables),
-    )
+    session.result({"scenario": scenario.name, "baseline": reference.name, "rows": records}, "\n\n".join(tables))
     if plot:
         from simdist.report import speedup_figure
 
@@ -147,7 +121,6 @@ def _epoch_records(rows: Sequence[Row], base: Row) -> Iterator[dict[str, object]
                 "epoch": each.epoch,
                 "seconds": each.seconds,
                 "speedup": base.epochs[each.epoch].seconds / each.seconds if each.seconds else None,
-                "interval": None,
                 "stalled": each.stall_s / each.seconds if each.seconds else 0.0,
                 **each.hits,
             }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from simdist import scenario as scenarios
 from simdist.cli.common import Session
 from simdist.cost import Costs, price
-from simdist.errors import PlanError, RunError, ScenarioError, UnsupportedError
+from simdist.errors import PlanError, ScenarioError, UnsupportedError
 from simdist.plan import Plan
 from simdist.plan.delays import Delays
 from simdist.runs.building import build, delays
@@ -250,11 +250,8 @@ def save_text(path: Path, text: str) -> int:
     from simdist.runs import run_directory
 
     content = text.encode("utf-8", errors="replace")
-    try:
-        with run_directory.replacing(path) as part:
-            part.write_bytes(content)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+    with run_directory.replacing(path) as part:
+        part.write_bytes(content)
     return len(content)
 
 

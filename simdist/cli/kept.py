@@ -1,4 +1,4 @@
-"""ScheduleTimes schedules on disk, so that an interrupted comparison loses only the one it was at.
+"""Measured schedules on disk, so that an interrupted comparison loses only the one it was at.
 
 `rows.jsonl` holds a record a line: the row of the table as it was printed, and the samples of every seed, which give
 the same row again, to the last bit, or that against another baseline. A record is found by its key, a hash of all that
@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from simdist import __version__
-from simdist.errors import RunError
+from simdist.errors import naming_file
 from simdist.plan import LEVELS
 from simdist.runs.building import Built
 from simdist.scenario import Scenario
@@ -59,19 +59,21 @@ class KeptSchedules:
             RunError: The file cannot be read, or the directory cannot be made.
         """
         self.path = folder / "rows.jsonl" if folder else None
-        try:
-            if folder:
+        if folder:
+            with naming_file(folder, "made a directory"):
                 folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RunError(f"{folder}: cannot be made a directory: {error.strerror or error}") from None
-        try:
-            self._records = self.read()
-        except OSError as error:
-            raise RunError(f"{self.path}: cannot be read: {error.strerror or error}") from None
+        self._records = self.read()
 
     def read(self) -> dict[str, _Record]:
-        """Return the records that are complete on disk, by key."""
-        lines = self.path.read_bytes().splitlines() if self.path and self.path.exists() else []
+        """Return the records that are complete on disk, by key.
+
+        Raises:
+            RunError: The file cannot be read.
+        """
+        if self.path is None or not self.path.exists():
+            return {}
+        with naming_file(self.path, "read"):
+            lines = self.path.read_bytes().splitlines()
         return {record.key: record for record in map(_record, lines) if record}
 
     def key(self, scenario: Scenario, built: Built, *, n_seeds: int, engine: str) -> str:
@@ -115,13 +117,10 @@ class KeptSchedules:
             **row.document(),
             "samples": {name: values.tolist() for name, values in samples.items()},
         }
-        try:
-            with self.path.open("ab") as file:
-                file.write(b"\n" + json.dumps(record).encode())
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise RunError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+        with naming_file(self.path), self.path.open("ab") as file:
+            file.write(b"\n" + json.dumps(record).encode())
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _record(line: bytes) -> _Record | None:

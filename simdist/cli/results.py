@@ -8,16 +8,9 @@ from pathlib import Path
 
 import click
 
-from simdist.cli import common, inputs
+from simdist.cli import common, inputs, tables
 from simdist.cli.common import Session
-from simdist.cli.tables import (
-    Column,
-    factor_with_interval,
-    lead_with_interval,
-    seconds,
-    seconds_with_interval,
-    table_text,
-)
+from simdist.cli.tables import SPEEDUP, STEP_TIME, Column, lead_with_interval, seconds, table_text
 from simdist.errors import ScenarioError
 from simdist.progress import ProgressBar
 from simdist.sweep.results import check_parquet, csv_text, read_results, write_csv, write_parquet
@@ -29,9 +22,7 @@ _STDOUT = Path("-")
 _SHOWN = 30
 
 _FASTEST_COLUMNS = (
-    Column("fastest", "schedule"),
-    Column("step time", "step_s", "step_s_ci95", form=seconds_with_interval),
-    Column("speed-up", "speedup", "speedup_ci95", form=factor_with_interval),
+    *(Column("fastest", "schedule"), STEP_TIME, SPEEDUP),
     Column("next"),
     Column("lead", "lead", "lead_ci95", form=lead_with_interval),
     Column("clear", words=lambda is_clear: "yes" if is_clear else "no"),
@@ -44,20 +35,12 @@ _REASON_COLUMNS = (Column("reason", form=str), Column("rows", form="{:,}".format
 @click.argument("folders", metavar="DIR...", type=common.path, nargs=-1, required=True)
 @click.option("--csv", type=common.path, metavar="FILE", help="Write the table to a CSV file; - is stdout.")
 @click.option("--parquet", type=common.path, metavar="FILE", help="Write the table to a Parquet file.")
-@click.option(
-    "--where",
-    "conditions",
-    multiple=True,
-    metavar="COLUMN=VALUE",
-    help="Only these rows; also != < <= > >=; may be repeated.",
-)
+@click.option("--where", "conditions", multiple=True, metavar="COLUMN=VALUE", help="Only these; also != < <= > >=.")
 @click.option("--sort", metavar="COLUMN", help="Order the rows; with -COLUMN the largest come first.")
 @click.option("--fastest", "only_fastest", is_flag=True, help="Only the fastest schedule of each point, and its lead.")
 @click.option("--failed", "only_failed", is_flag=True, help="Only rows that failed, and why.")
 @click.option("--all", "shows_all", is_flag=True, help="Show all rows, however many there are.")
-@click.option(
-    "--baseline", metavar="LABEL", help="Schedule to compare with.  [default: as in the sweep; of runs, sync]"
-)
+@click.option("--baseline", metavar="LABEL", help="Schedule to compare with; that of the sweep, of runs sync.")
 @common.options
 def command(
     session: Session,
@@ -225,7 +208,7 @@ def _record(table: Table, result: ResultRow) -> dict[str, object]:
     times_s = (row.compute_s, row.comm_s, row.wait_s, row.io_s, row.host_s) if row else [None] * len(STATES)
     return {
         **{f"={column}": result.choices.get(column) for column in table.varied},
-        **dict(zip(STATES, times_s, strict=True)),
+        **dict(zip((f"{state}_s" for state in STATES), times_s, strict=True)),
         "folder": result.folder,
         "point": result.point,
         "case": result.case,
@@ -262,9 +245,7 @@ def _result_columns(table: Table) -> list[Column]:
     found = [Column("schedule")]
     if len({each.n_seeds for each in table.results}) > 1:  # as of a sweep and of runs of it
         found.append(Column("seeds", form=str))
-    found.append(Column("step time", "step_s", "step_s_ci95", form=seconds_with_interval))
-    found.append(Column("speed-up", "speedup", "speedup_ci95", form=factor_with_interval))
-    found += [Column(state, form=seconds) for state in STATES]
+    found += [STEP_TIME, SPEEDUP, *tables.STATES]
     if "epoch_first_s" in table.extras:
         found.append(Column("first epoch", "epoch_first_s", form=seconds))
         found.append(Column("last epoch", "epoch_last_s", form=seconds))

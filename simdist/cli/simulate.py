@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from simdist.cli import common, inputs
+from simdist.cli import common, inputs, tables
 from simdist.cli.common import Session
 from simdist.cli.inputs import PlannedSchedule
 from simdist.cli.tables import Column, seconds, table_text
@@ -17,12 +17,7 @@ from simdist.runs.building import delay_sampler, job
 from simdist.traces.breakdown import STATES, Breakdown, break_down
 from simdist.traces.trace import Trace
 
-_COLUMNS = (
-    Column("schedule"),
-    Column("step time", "step_s", form=seconds),
-    *(Column(state, f"{state}_s", form=seconds) for state in STATES),
-    Column("engine"),
-)
+_COLUMNS = (Column("schedule"), Column("step time", "step_s", form=seconds), *tables.STATES, Column("engine"))
 
 
 @dataclass(frozen=True)

@@ -27,27 +27,14 @@ _MAX_ERRORS = 5
 
 @click.command("sweep")
 @click.argument("name", metavar="SWEEP")
-@click.option(
-    "-o", "--output", type=common.path, metavar="DIR", required=True, help="Append rows there; go on where it was."
-)
-@click.option(
-    "--workers", type=click.IntRange(0, 10_000), metavar="N", help="Processes, or jobs; 0: this process. [a core each]"
-)
-@click.option(
-    "--scheduler", metavar="WHERE", help="Of a Dask cluster: tcp://HOST:PORT, a file, or slurm, pbs, lsf, sge, ..."
-)
+@click.option("-o", "--output", type=common.path, metavar="DIR", required=True, help="Append rows there; go on.")
+@click.option("--workers", type=click.IntRange(0, 10_000), help="Processes, or jobs; 0: this process; one per core.")
+@click.option("--scheduler", metavar="WHERE", help="Dask's: tcp://HOST:PORT, a file, or slurm, pbs, lsf, sge, ...")
 @click.option("--retry", is_flag=True, help="Compute rows that failed again.")
 @click.option("--plans", is_flag=True, help="Also write a run directory for every row, DIR/runs/POINT/LABEL.")
 @common.options
 def command(
-    session: Session,
-    name: str,
-    *,
-    output: Path,
-    workers: int | None,
-    scheduler: str | None,
-    retry: bool,
-    plans: bool,
+    session: Session, name: str, *, output: Path, workers: int | None, scheduler: str | None, retry: bool, plans: bool
 ) -> int:
     """Simulate all points that a SWEEP file describes.
 
@@ -62,10 +49,7 @@ def command(
         session.say(f"warning: {name}: {warning}")
     last: SweepProgress | None = None
     try:
-        with (
-            ProgressBar(sys.stderr, line_every_s=_LINE_S) as bar,
-            _workers(session, workers, scheduler) as pool,
-        ):
+        with ProgressBar(sys.stderr, line_every_s=_LINE_S) as bar, _workers(session, workers, scheduler) as pool:
 
             def progress(state: SweepProgress) -> None:
                 nonlocal last

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simdist.settings.units import format_seconds
+from simdist.traces import breakdown
 
 _ItemT = TypeVar("_ItemT")
 
@@ -161,3 +162,9 @@ def _with_digits(center: float, half: float, digits: int) -> str:
 
 def _half(interval: tuple[float, float]) -> float:
     return (interval[1] - interval[0]) / 2
+
+
+STEP_TIME = Column("step time", "step_s", "step_s_ci95", form=seconds_with_interval)
+SPEEDUP = Column("speed-up", "speedup", "speedup_ci95", form=factor_with_interval)
+STATES = tuple(Column(state, f"{state}_s", form=seconds) for state in breakdown.STATES)
+"""Seconds per step in each state of `simdist.traces.breakdown`."""

@@ -12,7 +12,7 @@ import click
 from simdist.cli import common, inputs
 from simdist.cli.common import Session
 from simdist.cli.kept import KeptSchedules
-from simdist.cli.tables import Column, factor_with_interval, seconds_with_interval, table_text
+from simdist.cli.tables import STEP_TIME, Column, factor_with_interval, table_text
 from simdist.errors import ScenarioError
 from simdist.progress import ProgressBar
 from simdist.runs.building import Built, dataset
@@ -49,7 +49,7 @@ def _speedup(center: float, interval: tuple[float, float] | None, problem: str |
 _COLUMNS = (
     Column("schedule"),
     Column("all exchange every", "global_every_steps", form=_gap),
-    Column("step time", "step_s", "step_s_ci95", form=seconds_with_interval),
+    STEP_TIME,
     Column("speed-up", "speedup", "speedup_ci95", "problem", form=_speedup),
     Column("sent per step", "sent_nbytes", form=format_nbytes),
     Column("memory", "device_nbytes", form=format_nbytes),
@@ -60,54 +60,23 @@ _COLUMNS = (
 @click.command("tune")
 @common.scenario
 @click.option(
-    "--global-every",
-    type=click.IntRange(min=1),
-    default=8,
-    show_default=True,
-    metavar="H",
-    help="All ranks exchange at least every H steps.",
+    "--global-every", type=common.positive, default=8, metavar="H", help="Most steps between exchanges of all."
 )
-@click.option(
-    "--group-every", multiple=True, metavar="RANKS:H", help="Groups of so many ranks exchange at least every H steps."
-)
+@click.option("--group-every", multiple=True, metavar="RANKS:H", help="Most steps between exchanges of groups.")
 @click.option("--max-bytes", metavar="SIZE", help="Most that a node sends per step, e.g. 20 MB.")
 @click.option("--memory", metavar="SIZE", help="Most that the buffers of a rank take on its device.")
 @click.option("--host-memory", metavar="SIZE", help="Most that they take in host memory.")
 @click.option("--min-density", metavar="SHARE", help="Also try sparse gradients of this density or more, e.g. 1%.")
 @click.option("--only", multiple=True, type=click.Choice(KINDS), help="Only schedules of this kind; may be repeated.")
-@click.option(
-    "--allow",
-    multiple=True,
-    type=click.Choice(("fp16", "servers")),
-    help="Also try half precision, or parameter servers.",
-)
-@click.option(
-    "--baseline", default="sync", show_default=True, metavar="LABEL", help="Label or kind of the schedule to beat."
-)
-@click.option(
-    "--seeds",
-    "n_seeds",
-    type=click.IntRange(2, 1_000_000),
-    metavar="N",
-    help="Fresh seeds of the finalists; 20, of recordings 200.",
-)
-@click.option(
-    "--search-seeds",
-    "n_search_seeds",
-    type=click.IntRange(1, 1_000_000),
-    default=5,
-    show_default=True,
-    help="Seeds of the search.",
-)
-@click.option(
-    "--evaluations", type=click.IntRange(min=1), metavar="N", help="Most to try; all of 200 or fewer, else 100."
-)
+@click.option("--allow", multiple=True, type=click.Choice(("fp16", "servers")), help="Also try fp16, or servers.")
+@click.option("--baseline", default="sync", metavar="LABEL", help="Label or kind of the schedule to beat.")
+@click.option("--seeds", "n_seeds", type=click.IntRange(2, 1_000_000), help="Of the finalists; 20, of recordings 200.")
+@click.option("--search-seeds", "n_search_seeds", type=click.IntRange(1, 1_000_000), default=5, help="Of the search.")
+@click.option("--evaluations", type=common.positive, metavar="N", help="Most to try; all of 200 or fewer, else 100.")
 @click.option("--exhaustive", "is_exhaustive", is_flag=True, help="Simulate all candidates, however many.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the search's own choices.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of the search's own choices.")
 @click.option("-o", "--output", type=common.path, metavar="DIR", help="Keep what is simulated there; go on from it.")
-@click.option(
-    "--write", type=common.path, metavar="FILE", help="Write the scenario with the finalists as its schedules."
-)
+@click.option("--write", type=common.path, metavar="FILE", help="Write the scenario, with the finalists' schedules.")
 @common.plot
 @common.options
 def command(

@@ -7,7 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from pathlib import Path
 from typing import TypeAlias
 
-from simdist.errors import TraceError
+from simdist.errors import TraceError, naming_file
 from simdist.profiles.steps.model import RankProfile
 from simdist.profiles.steps.ranks import profile_rank
 from simdist.sweep.workers import LocalPool, n_cores
@@ -52,10 +52,8 @@ def _in_place(place: str) -> list[Path]:
 
 
 def _in_folder(folder: Path) -> list[Path]:
-    try:
+    with naming_file(folder, "read", TraceError):
         found = _traces(folder.iterdir()) or _traces(folder.rglob("*"))
-    except OSError as error:
-        raise TraceError(f"{folder}: cannot be read: {error.strerror or error}") from error
     if not found:
         raise TraceError(f"{folder}: holds no file whose name ends in {' or '.join(_SUFFIXES)}")
     return found

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from simdist.errors import RunError, ScenarioError
+from simdist.errors import ScenarioError, naming_file
 from simdist.profiles.importing import ImportedJob
 from simdist.profiles.steps.model import listed
 from simdist.runs.run_directory import replacing
@@ -39,11 +39,8 @@ def check_free(path: Path, *, force: bool) -> None:
             raise ScenarioError(f"{each}: is a directory: choose another name with -o")
         if each.exists() and not force:
             raise ScenarioError(f"{each}: is there already: choose another name with -o, or --force replaces it")
-    try:
-        with TemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise _unwritten(path, error) from None
+    with naming_file(path), TemporaryFile(dir=path.parent):
+        pass
 
 
 def write_scenario(imported: ImportedJob, path: Path, *, force: bool = False) -> list[Path]:
@@ -56,28 +53,22 @@ def write_scenario(imported: ImportedJob, path: Path, *, force: bool = False) ->
     check_free(path, force=force)
     delays, workload = _beside(path)
     written = []
-    try:
-        with ExitStack() as files:  # nothing is replaced before everything is written
-            if imported.delays:
-                arrays = {str(channel): seconds for channel, seconds in imported.delays.items()}
-                write_npz(files.enter_context(replacing(delays)), arrays)
-                written.append(delays)
-            if has_own_workload(imported):
-                text = dump_workload(imported.scenario.workload)
-                files.enter_context(replacing(workload)).write_text(text, encoding="utf-8")
-                written.append(workload)
-            text = scenario_text(imported, delays=delays.name, workload=workload.name)
-            files.enter_context(replacing(path)).write_text(text, encoding="utf-8")
+    with naming_file(path), ExitStack() as files:  # nothing is replaced before everything is written
+        if imported.delays:
+            arrays = {str(channel): seconds for channel, seconds in imported.delays.items()}
+            write_npz(files.enter_context(replacing(delays)), arrays)
+            written.append(delays)
+        if has_own_workload(imported):
+            text = dump_workload(imported.scenario.workload)
+            files.enter_context(replacing(workload)).write_text(text, encoding="utf-8")
+            written.append(workload)
+        text = scenario_text(imported, delays=delays.name, workload=workload.name)
+        files.enter_context(replacing(path)).write_text(text, encoding="utf-8")
+    with naming_file(path):
         for stale in {delays, workload} - set(written):
             stale.unlink(missing_ok=True)
-    except OSError as error:
-        raise _unwritten(path, error) from None
     load(path)  # what is written is also what can be read
     return [*written, path]
-
-
-def _unwritten(path: Path, error: OSError) -> RunError:
-    return RunError(f"{path}: cannot be written: {error.strerror or error}")
 
 
 def _beside(path: Path) -> tuple[Path, Path]:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from simdist import plan as plans
 from simdist import scenario as scenarios
-from simdist.errors import PlanError, RunError, ScenarioError, TraceError
+from simdist.errors import PlanError, RunError, ScenarioError, TraceError, naming_file
 from simdist.plan import Channel, Delay, Plan
 from simdist.plan.check import check
 from simdist.plan.delays import Delays
@@ -198,13 +198,11 @@ def save_trace(trace: Trace, path: Path) -> None:
     Raises:
         RunError: It cannot be written.
     """
-    try:
+    with naming_file(path):
         if path.name in _READS_OF:
             path.with_name(_READS_OF[path.name]).unlink(missing_ok=True)
         with replacing(path) as part:
             trace.save(part)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def read_reads(path: Path, *, plan: Plan) -> "Reads":
@@ -229,11 +227,8 @@ def save_reads(reads: "Reads", path: Path) -> None:
     Raises:
         RunError: It cannot be written.
     """
-    try:
-        with replacing(path) as part:
-            reads.save(part)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+    with replacing(path) as part:
+        reads.save(part)
 
 
 def contents(scenario: Scenario, plan: Plan, delays: Delays) -> dict[str, bytes]:
@@ -288,13 +283,17 @@ def replacing(path: Path) -> Iterator[Path]:
     """Give the file to write, which then replaces `path`; an interruption leaves the old one or none.
 
     It has a name of its own, because several processes may write one directory at the same time.
+
+    Raises:
+        RunError: It cannot be written.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    try:
-        yield part
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
+    with naming_file(path):
+        try:
+            yield part
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def _check_plan(path: Path, plan: Plan, scenario: Scenario) -> None:

@@ -8,13 +8,7 @@ import re
 from decimal import Decimal
 from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from simdist.settings.base import Settings, shown
 from simdist.settings.units import FlopsPerSecond

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from simdist.errors import RunError, ScenarioError, UnsupportedError
+from simdist.errors import ScenarioError, UnsupportedError
 from simdist.runs import run_directory
 from simdist.sweep.computed import is_sweep, read_sweep
 from simdist.sweep.runs import merged, read_runs
@@ -154,8 +154,5 @@ def write_parquet(columns: Columns, path: Path) -> None:
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:
-    try:
-        with run_directory.replacing(path) as part:
-            write(part)
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+    with run_directory.replacing(path) as part:
+        write(part)

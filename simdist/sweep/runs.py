@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from simdist.errors import PlanError, RunError, ScenarioError, SimdistError, TraceError, UnsupportedError
+from simdist.errors import PlanError, ScenarioError, SimdistError, TraceError, UnsupportedError
 from simdist.plan import Plan
 from simdist.runs import run_directory
 from simdist.runs.building import build, delays
@@ -149,11 +149,8 @@ def _write_point(sweep: Sweep, point: Point, path: Path) -> None:
     """Write what a point sets."""
     chosen = zip(sweep.fields, point.choices, strict=True)
     planned = PlannedPoint(point.number, point.case, {of_sweep.column: each for of_sweep, each in chosen if each})
-    try:
-        with run_directory.replacing(path) as part:
-            part.write_text(planned.dumps(), encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+    with run_directory.replacing(path) as part:
+        part.write_text(planned.dumps(), encoding="utf-8")
 
 
 @dataclass(slots=True)

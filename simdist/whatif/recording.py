@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from simdist.cost import Costs, Local, Shared, Varying
 from simdist.engines.replay import Timing
-from simdist.errors import RunError
+from simdist.errors import naming_file
 from simdist.plan import Channel, Delay, Load, Op, Plan, occurrences, stream_of
 from simdist.plan.delays import Delays
 from simdist.scenario import Recorded, Scenario
@@ -107,10 +107,8 @@ def with_recording(scenario: Scenario, delays: Delays, folder: Path) -> Scenario
         RunError: It cannot be written.
     """
     file = folder / "recording.npz"
-    try:
+    with naming_file(file):
         write_npz(file, {str(channel): seconds[0] for channel, seconds in delays.items()})
-    except OSError as error:
-        raise RunError(f"{file}: cannot be written: {error.strerror or error}") from None
     n_steps = max((seconds.shape[1] for seconds in delays.values()), default=scenario.steps)
     played = tuple(Recorded(on=channel, file=file) for channel in delays)
     return scenario.changed(disturbances=played, steps=n_steps)

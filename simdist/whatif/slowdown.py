@@ -31,17 +31,7 @@ from simdist.errors import TraceError
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
 from simdist.traces.waiting import step_end_s as traced_end_s
-from simdist.whatif.ideal import (
-    CHANNELS,
-    Cause,
-    Contributor,
-    Ideal,
-    Kept,
-    Variants,
-    ideal,
-    persistent,
-    simultaneous,
-)
+from simdist.whatif.ideal import CHANNELS, Cause, Contributor, Ideal, Kept, Variants, ideal, persistent, simultaneous
 
 Floats: TypeAlias = NDArray[np.float64]
 Progress: TypeAlias = Callable[[float, float], None]
