@@ -93,19 +93,15 @@ class ProgressBar:
     def _draw(self, bar: "rich.progress.Progress") -> None:
         what, done, total = self._state
         task = bar.task_ids[0] if bar.task_ids else bar.add_task(what, total=total, left="")
-        left = _time_left(done, total, *self._began)
-        bar.update(task, description=what, completed=done, total=total, left=left)
+        bar.update(task, description=what, completed=done, total=total, left=_left(done, total, *self._began))
 
 
-def _time_left(done: float, total: float | None, began_s: float, already: float) -> str:
+def _left(done: float, total: float | None, began_s: float, already: float) -> str:
     """Say how long the rest takes at the mean speed so far.
 
     rich knows a speed only after two reports that it saw itself; of work that is done in lumps that takes long.
     """
-    if total is None or done <= already:
-        return "-:--:--"
-    left_s = round((total - done) * (time.monotonic() - began_s) / (done - already))
-    return f"{left_s // 3600}:{left_s // 60 % 60:02}:{left_s % 60:02}"
+    return time_left(done - already, total - already, time.monotonic() - began_s) if total else ""
 
 
 def time_left(done: float, total: float, passed_s: float) -> str:
@@ -124,7 +120,7 @@ def time_left(done: float, total: float, passed_s: float) -> str:
 def _line(what: str, done: float, total: float | None, began_s: float, already: float) -> str:
     if not total:
         return what
-    left = time_left(done - already, total - already, time.monotonic() - began_s)
+    left = _left(done, total, began_s, already)
     return f"{what}: {done / total:.0%}{', ' * bool(left)}{left}"
 
 

@@ -95,11 +95,8 @@ def write(path: Path, content: str, *, force: bool) -> None:
         RunError: It cannot be written.
     """
     check_free(path, force=force)
-    try:
-        with replacing(path) as part:
-            part.write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise RunError(f"{path}: cannot be written: {error.strerror or error}") from None
+    with replacing(path) as part:
+        part.write_text(content, encoding="utf-8")
 
 
 def _row(each: Measurement, cluster: Cluster | None) -> tuple[str, ...]:

@@ -27,11 +27,8 @@ _GZIP = b"\x1f\x8b"
 
 def write_trace(file: IO[bytes], messages: "Iterable[Message]") -> int:
     """Write a head and the nodes behind it; return their size in bytes."""
-    return sum(_write_message(file, message.SerializeToString()) for message in messages)
-
-
-def _write_message(file: IO[bytes], message: bytes) -> int:
-    return file.write(_varint(len(message)) + message)
+    contents = (message.SerializeToString() for message in messages)
+    return sum(file.write(_varint(len(content)) + content) for content in contents)
 
 
 def _varint(number: int) -> bytes:

@@ -125,21 +125,18 @@ class _JobBuilder:
 
     def _compare(self, path: Path, calls: list[AllReduceCall]) -> None:
         """Refuse a rank whose all-reduces are not those of the first trace."""
+        rule = "in data-parallel training all ranks reduce the same"
         for number, (call, first) in enumerate(zip(calls, self._calls, strict=False)):
             if call.nbytes != first.nbytes:
-                raise UnsupportedError(
-                    f"{call.node} is all-reduce {number} of its rank, of {call.nbytes:,} bytes; that of {first.node} "
-                    f"is of {first.nbytes:,}: in data-parallel training all ranks reduce the same"
-                )
+                ours, theirs = f"of {call.nbytes:,} bytes", f"that of {first.node} is of {first.nbytes:,}"
+                raise UnsupportedError(f"{call.node} is all-reduce {number} of its rank, {ours}; {theirs}: {rule}")
         if len(calls) != len(self._calls):
-            raise UnsupportedError(
-                f"{path}: has {len(calls)} all-reduces; {self._calls[0].node.partition(': node')[0]} has "
-                f"{len(self._calls)}: in data-parallel training all ranks reduce the same"
-            )
+            theirs = f"{self._calls[0].node.partition(': node')[0]} has {len(self._calls)}"
+            raise UnsupportedError(f"{path}: has {len(calls)} all-reduces; {theirs}: {rule}")
 
     def imported(self) -> ChakraJob:
         """Put the ranks together."""
-        world_size = self._find_world_size()
+        world_size = max(self._world_size, len(self._groups.get(WORLD, ())), max(self._steps) + 1)
         self._check_groups(world_size)
         missing = world_size - len(self._steps)
         if missing:
@@ -150,10 +147,6 @@ class _JobBuilder:
         self._note_slow_ranks()
         n_steps = min(map(len, self._steps.values()))
         return ChakraJob(self._workload(), world_size, len(self._steps), n_steps, tuple(self._notes))
-
-    def _find_world_size(self) -> int:
-        known = self._groups.get(WORLD, ())
-        return max(self._world_size, len(known), max(self._steps) + 1)
 
     def _check_groups(self, world_size: int) -> None:
         """Refuse all-reduces over fewer ranks than the world."""
@@ -231,15 +224,10 @@ def fit_cluster(cluster: Cluster, world_size: int, *, name: str) -> Cluster:
 
 def scenario_of(job: ChakraJob, cluster: Cluster, *, name: str) -> Scenario:
     """Return the scenario: the job as it was traced, synchronous, every tensor a bucket."""
-    return Scenario.model_validate(
-        {
-            "name": name,
-            "cluster": cluster,
-            "workload": _in_ns(job.workload),
-            "steps": job.n_steps,
-            "schedules": [{"kind": "sync", "first_bucket_nbytes": 1, "bucket_nbytes": 1}],
-        }
-    )
+    schedule = {"kind": "sync", "first_bucket_nbytes": 1, "bucket_nbytes": 1}
+    workload = _in_ns(job.workload)
+    settings = {"name": name, "cluster": cluster, "workload": workload, "steps": job.n_steps, "schedules": [schedule]}
+    return Scenario.model_validate(settings)
 
 
 def _in_ns(workload: Workload) -> Workload:

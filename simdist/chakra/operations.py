@@ -66,16 +66,6 @@ class ProcessGroups:
         """
         return rank // (group.size * group.stride) * group.stride + rank % group.stride
 
-    def members(self, group: Group, rank: int) -> range:
-        """Return the ranks of the group of a rank.
-
-        >>> list(ProcessGroups(8, {}).members(Group(2, stride=4), rank=7))
-        [3, 7]
-        """
-        block = group.size * group.stride
-        first = rank // block * block + rank % group.stride
-        return range(first, first + block, group.stride)
-
     def name(self, group: Group, rank: int) -> str:
         """Return what traces call the group of a rank."""
         return str(self.first[group] + self.place(group, rank)) if group in self.first else WORLD
@@ -113,7 +103,8 @@ class NodeTemplates:
         add_attribute(node, "comm_size", "int64", self._buffers[_sent_buffer(op)].nbytes)
         add_attribute(node, "pg_name", "string", self._groups.name(op.group, rank))
         if isinstance(op, ops.Reduce | ops.Broadcast):
-            add_attribute(node, "simdist_root", "int64", self._groups.members(op.group, rank)[op.root])
+            offset = rank % (op.group.size * op.group.stride) // op.group.stride  # of the rank among its group
+            add_attribute(node, "simdist_root", "int64", rank + (op.root - offset) * op.group.stride)
 
     def _add_work(self, node: "Message", op: Op) -> None:
         match op:

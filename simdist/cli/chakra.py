@@ -1,6 +1,5 @@
 """`simdist chakra export` and `simdist chakra import`."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,7 @@ from simdist.chakra.files import find_traces
 from simdist.chakra.importing import ChakraJob, fit_cluster, import_traces, scenario_of, scenario_text
 from simdist.chakra.operations import cautions
 from simdist.cli import common, inputs
-from simdist.cli.common import Session
 from simdist.errors import ScenarioError
-from simdist.progress import ProgressBar
 from simdist.scenario import Recorded, Scenario
 from simdist.settings.units import format_nbytes, format_seconds
 
@@ -31,12 +28,12 @@ def command() -> None:
 @click.option("--force", is_flag=True, help="Replace traces that are there; write more than is usual.")
 @common.options
 def _export(
-    session: Session, name: str, *, output: Path, schedule: str | None, n_steps: int | None, force: bool
+    session: common.Session, name: str, *, output: Path, schedule: str | None, n_steps: int | None, force: bool
 ) -> None:
     """Write a plan as one execution trace per rank, all its steps unrolled."""
     documents, texts = [], []
     told: Scenario | None = None
-    with ProgressBar(sys.stderr) as bar:
+    with session.bar() as bar:
         for planned in inputs.planned(session, name, schedule):
             if planned.scenario is not told:
                 _tell_draw(session, planned.scenario)
@@ -73,7 +70,7 @@ def _export_document(label: str, export: Export, folder: Path, nbytes: int) -> d
     }
 
 
-def _tell_draw(session: Session, scenario: Scenario) -> None:
+def _tell_draw(session: common.Session, scenario: Scenario) -> None:
     """Say so if delays were recorded, but are not written as they were."""
     recorded = (each for each in scenario.disturbances if isinstance(each, Recorded))
     block_steps = next((each.resample_steps for each in recorded if each.resample_steps), None)
@@ -98,13 +95,13 @@ def _n_steps(name: str, asked: int | None, n_steps: int) -> int:
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @common.options
 def _import(
-    session: Session, traces: tuple[Path, ...], *, output: Path, cluster: str, n_steps: int | None, force: bool
+    session: common.Session, traces: tuple[Path, ...], *, output: Path, cluster: str, n_steps: int | None, force: bool
 ) -> None:
     """Make a scenario of the execution traces of a data-parallel job."""
     if output.exists() and not force:
         raise ScenarioError(f"{output}: is there already; write another with -o, or replace it with --force")
     paths = find_traces(traces)
-    with ProgressBar(sys.stderr) as bar:
+    with session.bar() as bar:
         imported = import_traces(paths, n_steps=n_steps, progress=lambda n: bar.update("read traces", n, len(paths)))
     fitted = fit_cluster(inputs.read_cluster(cluster), imported.world_size, name=cluster)
     scenario = scenario_of(imported, fitted, name=output.stem)

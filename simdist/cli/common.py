@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from simdist.progress import ProgressBar
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -38,6 +40,10 @@ class Session:
     def result(self, document: object, text: str) -> None:
         """Print the result, as JSON or as text."""
         click.echo(json.dumps(_finite(document), allow_nan=False) if self.as_json else _encodable(text))
+
+    def bar(self, *, line_every_s: float | None = None) -> ProgressBar:
+        """Return a bar on stderr; see `ProgressBar`."""
+        return ProgressBar(sys.stderr, line_every_s=line_every_s)
 
     def wrote(self, path: object) -> None:
         """Remember and tell that a file or directory was written."""

@@ -1,7 +1,6 @@
 """`simdist comms`."""
 
 import math
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,12 +8,8 @@ from pathlib import Path
 import click
 
 from simdist.cli import common, inputs
-from simdist.cli.common import Session
 from simdist.cli.tables import Column, count, seconds, table_text
-from simdist.errors import ScenarioError
-from simdist.progress import ProgressBar
 from simdist.runs import run_directory
-from simdist.runs.run_directory import RunDirectory
 from simdist.settings.units import format_share
 from simdist.traces.collectives import CollectiveRow, collective_rows, waiting_share
 
@@ -53,47 +48,38 @@ class _TraceCollectives:
 @common.run
 @common.schedule
 @common.options
-def command(session: Session, name: str, *, schedule: str | None) -> None:
+def command(session: common.Session, name: str, *, schedule: str | None) -> None:
     """Show what collectives achieved.
 
     RUN holds a simulated trace, a measured one, or both. The columns are those of nccl-tests; what members waited for
     the last one is shown apart.
     """
-    with ProgressBar(sys.stderr) as bar:
+    with session.bar() as bar:
         bar.update("read the traces", 0, None)
-        runs = _with_traces(session, name, inputs.read_runs(name, schedule))
+        runs = inputs.usable(session, name, inputs.read_runs(name, schedule), _no_trace)
         done = [(run, list(_collectives(run))) for run in runs]
     document = {"run": name, "rows": [_document(run, traces) for run, traces in done]}
     session.result(document, "\n\n\n".join(_text(run, traces) for run, traces in done))
 
 
-def _collectives(run: RunDirectory) -> Iterator[_TraceCollectives]:
-    for which, file in (("simulated", run_directory.SIMULATED), ("measured", run_directory.REAL)):
+def _collectives(run: run_directory.RunDirectory) -> Iterator[_TraceCollectives]:
+    for which, file in zip(("simulated", "measured"), run_directory.TRACES.values(), strict=True):
         path = run.path / file
         if path.exists():
             trace = run_directory.read_trace(path, plan=run.plan)
             yield _TraceCollectives(which, path, trace.source, collective_rows(trace))
 
 
-def _with_traces(session: Session, name: str, runs: Sequence[RunDirectory]) -> list[RunDirectory]:
-    """Return the runs that hold a trace; tell of the others."""
-    empty = [run for run in runs if not any((run.path / file).exists() for file in run_directory.TRACES.values())]
-    if len(empty) == len(runs):
-        raise ScenarioError(f"{name}: holds no trace yet; {_how(empty[0])}")
-    for run in empty:
-        session.say(f"warning: {run.path}: holds no trace yet; left out; {_how(run)}")
-    return [run for run in runs if run not in empty]
-
-
-def _how(run: RunDirectory) -> str:
+def _no_trace(run: run_directory.RunDirectory) -> str | None:
+    if any((run.path / file).exists() for file in run_directory.TRACES.values()):
+        return None
     if (run.path / run_directory.PARTIAL).exists():
-        return (
-            f"only {run_directory.PARTIAL}, of a run that ended early: run it again, or `simdist simulate {run.path}`"
-        )
-    return f"`simdist simulate {run.path}` writes one"
+        early = f"only {run_directory.PARTIAL}, of a run that ended early"
+        return f"holds no trace yet; {early}: run it again, or `simdist simulate {run.path}`"
+    return f"holds no trace yet; `simdist simulate {run.path}` writes one"
 
 
-def _document(run: RunDirectory, traces: Sequence[_TraceCollectives]) -> dict[str, object]:
+def _document(run: run_directory.RunDirectory, traces: Sequence[_TraceCollectives]) -> dict[str, object]:
     return {
         "schedule": run.plan.name,
         "run": str(run.path),
@@ -118,7 +104,7 @@ def _record(row: CollectiveRow) -> dict[str, object]:
     return asdict(row.kind) | achieved | {"wait_share": row.wait_share}
 
 
-def _text(run: RunDirectory, traces: Sequence[_TraceCollectives]) -> str:
+def _text(run: run_directory.RunDirectory, traces: Sequence[_TraceCollectives]) -> str:
     plan = run.plan
     sources = "; ".join(_source(each) for each in traces)
     about = f"{plan.name}: {plan.world_size:,} ranks, {plan.n_steps:,} steps; {sources}"

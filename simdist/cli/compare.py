@@ -1,18 +1,15 @@
 """`simdist compare`."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 
 from simdist.cli import common, inputs
-from simdist.cli.common import Session
 from simdist.cli.kept import KeptSchedules
 from simdist.cli.tables import SPEEDUP, STATES, STEP_TIME, Column, factor, seconds, shown_epochs, table_text
 from simdist.engines import Engine
 from simdist.plan import LEVELS
-from simdist.progress import ProgressBar
 from simdist.runs.building import build
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
@@ -38,7 +35,7 @@ _EPOCH_COLUMNS = (
 @click.option("--force", is_flag=True, help="Measure again what DIR/rows.jsonl holds already.")
 @common.options
 def command(
-    session: Session,
+    session: common.Session,
     name: str,
     *,
     baseline: str,
@@ -76,7 +73,7 @@ def command(
     found: dict[str, Row] = {}
     base: ScheduleTimes | None = None
     try:
-        with ProgressBar(sys.stderr) as bar:
+        with session.bar() as bar:
             for number, schedule in enumerate(sorted(scenario.schedules, key=lambda each: each is not reference)):
                 with inputs.naming(f"{name}: {schedule.name}"):
                     each, is_new = measured(schedule, number)

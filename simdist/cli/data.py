@@ -1,6 +1,5 @@
 """`simdist data`."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, TypeAlias
@@ -8,12 +7,10 @@ from typing import Any, TypeAlias
 import click
 
 from simdist.cli import common, inputs
-from simdist.cli.common import Session
-from simdist.cli.inputs import PlannedSchedule
 from simdist.cli.tables import Column, seconds, shown_epochs, table_text
 from simdist.engines import simulate
-from simdist.errors import ScenarioError
 from simdist.plan import LEVELS
+from simdist.profiles.steps.model import listed
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.scenario.cluster import Storage
@@ -81,7 +78,7 @@ _KNOB_COLUMNS = (
 @click.option("--knobs", is_flag=True, help="Also change one thing at a time, and show which stalls that removes.")
 @common.schedule
 @common.options
-def command(session: Session, name: str, *, knobs: bool, schedule: str | None) -> None:
+def command(session: common.Session, name: str, *, knobs: bool, schedule: str | None) -> None:
     """Show what loading data costs, by epoch.
 
     The time of each epoch, for how long ranks stall for want of a batch, and from which level of storage samples come;
@@ -90,9 +87,9 @@ def command(session: Session, name: str, *, knobs: bool, schedule: str | None) -
     rows: list[_Record] = []
     texts: list[str] = []
     known: Known = {}
-    with ProgressBar(sys.stderr, line_every_s=_LINE_S) as bar:
+    with session.bar(line_every_s=_LINE_S) as bar:
         bar.update("read", 0, None)
-        sources = _reading_data(session, name, list(inputs.planned(session, name, schedule)))
+        sources = inputs.usable(session, name, list(inputs.planned(session, name, schedule)), _no_data)
         for number, source in enumerate(sources):
             progress = _part(bar, number, len(sources))
             loading = _loading(session, source, None if knobs else progress)
@@ -109,20 +106,12 @@ def _part(bar: ProgressBar, number: int, n_parts: int) -> Progress:
     return lambda what, done, total: bar.update(what, number + done / total, n_parts)
 
 
-def _reading_data(session: Session, name: str, sources: Sequence[PlannedSchedule]) -> list[PlannedSchedule]:
-    """Return the plans that read a data set; tell of the other runs."""
-    reading = [each for each in sources if each.plan.dataset is not None]
-    if not reading:
-        first = sources[0]
-        how = "`simdist simulate` a scenario that has data" if first.run else what_to_write(first.scenario)
-        raise ScenarioError(f"{name}: reads no data set, so it has no epochs: {how}")
-    for each in sources:
-        if each.run and each.plan.dataset is None:
-            session.say(f"warning: {each.run.path}: reads no data set; left out")
-    return reading
+def _no_data(source: inputs.PlannedSchedule) -> str | None:
+    how = "`simdist simulate` a scenario that has data" if source.run else what_to_write(source.scenario)
+    return None if source.plan.dataset else f"reads no data set, so it has no epochs: {how}"
 
 
-def _loading(session: Session, source: PlannedSchedule, report: Progress | None) -> Loading:
+def _loading(session: common.Session, source: inputs.PlannedSchedule, report: Progress | None) -> Loading:
     def progress(step: int) -> None:
         if report:
             report(source.schedule.name, step, source.plan.n_steps)
@@ -138,7 +127,7 @@ def _loading(session: Session, source: PlannedSchedule, report: Progress | None)
     return loading
 
 
-def _simulated(source: PlannedSchedule, progress: Callable[[int], None]) -> Trace:
+def _simulated(source: inputs.PlannedSchedule, progress: Callable[[int], None]) -> Trace:
     """Read the simulated trace of a run, or make it if there is none."""
     path = source.run.path / run_directory.SIMULATED if source.run else None
     if path and path.exists():
@@ -147,7 +136,7 @@ def _simulated(source: PlannedSchedule, progress: Callable[[int], None]) -> Trac
         return simulate(source.plan, source.costs, source.drawn_delays(), progress=progress)
 
 
-def _effects(source: PlannedSchedule, loading: Loading, known: Known, progress: Progress) -> KnobEffects:
+def _effects(source: inputs.PlannedSchedule, loading: Loading, known: Known, progress: Progress) -> KnobEffects:
     """Turn the knobs of a schedule; all of a scenario have the same delays, so what is `known` of one holds for all."""
     if source.run:  # has delays of its own, and its trace may be of other machines
         return knob_effects(source.scenario, source.schedule, source.drawn_delays(), progress=progress)
@@ -156,7 +145,7 @@ def _effects(source: PlannedSchedule, loading: Loading, known: Known, progress: 
 
 
 def _document(
-    source: PlannedSchedule, loading: Loading, least: Sequence[EpochLimits], turned: KnobEffects | None
+    source: inputs.PlannedSchedule, loading: Loading, least: Sequence[EpochLimits], turned: KnobEffects | None
 ) -> _Record:
     traces = {"simulated": loading.simulated, "measured": loading.measured}
     return {
@@ -216,7 +205,9 @@ def _knobs_document(turned: KnobEffects) -> _Record:
     }
 
 
-def _text(source: PlannedSchedule, loading: Loading, least: Sequence[EpochLimits], turned: KnobEffects | None) -> str:
+def _text(
+    source: inputs.PlannedSchedule, loading: Loading, least: Sequence[EpochLimits], turned: KnobEffects | None
+) -> str:
     plan, simulated, measured = source.plan, loading.simulated, loading.measured
     assert plan.dataset is not None
     per_epoch = plan.dataset.steps_per_epoch(plan.world_size)
@@ -263,18 +254,7 @@ def _sentences(found: Epochs) -> Iterator[str]:
 
 
 def _numbers(epochs: Sequence[int]) -> str:
-    """Print numbers of epochs, neighbours as a range.
-
-    >>> _numbers([0]), _numbers([1, 2, 3, 7])
-    ('epoch 0', 'epochs 1-3, 7')
-    """
-    ranges: list[list[int]] = []
-    for number in epochs:
-        if ranges and number == ranges[-1][-1] + 1:
-            ranges[-1] = [ranges[-1][0], number]
-        else:
-            ranges.append([number])
-    return f"epoch{'s' * (len(epochs) > 1)} {', '.join('-'.join(map(str, each)) for each in ranges)}"
+    return f"epoch{'s' * (len(epochs) > 1)} {listed(epochs)}"
 
 
 def _limits_text(least: Sequence[EpochLimits], simulated: Epochs, storage: Storage | None) -> str:

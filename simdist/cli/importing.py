@@ -1,6 +1,5 @@
 """`simdist import`."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import click
 from pydantic import ValidationError
 
 from simdist.cli import common, inputs
-from simdist.cli.common import Session
 from simdist.cli.tables import Column, table_text
 from simdist.errors import ScenarioError, TraceError
 from simdist.profiles.estimates.collectives import CollectiveTimes
@@ -19,7 +17,6 @@ from simdist.profiles.steps.model import RankProfile, listed
 from simdist.profiles.steps.ranks import profile_rank
 from simdist.profiles.trace_files import find_traces, profile_all
 from simdist.profiles.writing import check_free, write_scenario
-from simdist.progress import ProgressBar
 from simdist.scenario import Link, Tensor, Workload, load_workload
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds, parse_Bps, parse_seconds
 from simdist.traces.collectives import bus_factor
@@ -56,7 +53,7 @@ _PREDICTED = Column("predicted", "predicted_s", "seconds", form=_predicted)
 @click.option("--force", is_flag=True, help="Replace files that are there.")
 @common.options
 def command(
-    session: Session,
+    session: common.Session,
     traces: tuple[str, ...],
     *,
     output: Path,
@@ -99,10 +96,10 @@ def command(
     session.result(_document(imported, written), _text(imported))
 
 
-def _profiles(session: Session, traces: Sequence[str], n_workers: int | None) -> list[RankProfile]:
+def _profiles(session: common.Session, traces: Sequence[str], n_workers: int | None) -> list[RankProfile]:
     """Read all traces; tell which could not be read, and go on with the others."""
     paths = find_traces(traces)
-    with ProgressBar(sys.stderr) as bar:
+    with session.bar() as bar:
 
         def progress(done: int, total: int) -> None:
             bar.update(f"{done} of {total} traces", done, total)

@@ -1,15 +1,15 @@
 """What the commands read, scenarios, runs and clusters by file or name, and where results go."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from simdist import scenario as scenarios
-from simdist.cli.common import Session
+from simdist.cli import common
 from simdist.cost import Costs, price
-from simdist.errors import PlanError, ScenarioError, UnsupportedError
+from simdist.errors import PlanError, ScenarioError, TraceError, UnsupportedError
 from simdist.plan import Plan
 from simdist.plan.delays import Delays
 from simdist.runs.building import build, delays
@@ -28,6 +28,9 @@ _OF_LINKS = (
     *("name", "source", "fabric", "network", "nics_per_node", "host_bridge_Bps", "oversubscription"),
     *("collective_overhead_s", "library"),
 )
+
+
+_FoundT = TypeVar("_FoundT", "RunDirectory", "PlannedSchedule")
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class PlannedSchedule:
         return delays(self.scenario) if self.delays is None else self.delays
 
 
-def read_scenario(session: Session, name: str, *, is_compared: bool = False) -> Scenario:
+def read_scenario(session: common.Session, name: str, *, is_compared: bool = False) -> Scenario:
     """Read a scenario from a file or, if there is none, the preset of that name; tell what has no effect in it.
 
     Args:
@@ -69,18 +72,9 @@ def read_scenario(session: Session, name: str, *, is_compared: bool = False) -> 
     Raises:
         ScenarioError: It cannot be read, or is wrong.
     """
-    path = Path(name)
     if name == "-":
         raise ScenarioError("-: standard input is not read: write the name of a file, other files are relative to it")
-    if path.is_dir():
-        raise ScenarioError(f"{name}: is a directory: write the name of a scenario file, or of a preset")
-    if not path.exists():
-        known = presets.names("scenarios")
-        if name not in known:
-            raise ScenarioError(f"{name}: there is no such file, nor a preset of that name: {nearest(name, known)}")
-        path = presets.path("scenarios", name)
-    scenario = scenarios.load(path)
-    run = scenario
+    run = scenario = scenarios.load(find_file("scenarios", name))
     if is_compared:
         from simdist.studies.resampling import longest_period, runs_of
 
@@ -121,8 +115,35 @@ def read_runs(name: str, label: str | None) -> "list[RunDirectory]":
     return chosen
 
 
+def usable(
+    session: common.Session, name: str, found: Sequence[_FoundT], problem_of: Callable[[_FoundT], str | None]
+) -> list[_FoundT]:
+    """Return the runs, or plans, that a command can use; tell of the others.
+
+    Args:
+        session: This run of the command line.
+        name: Where they were found.
+        found: One or more.
+        problem_of: Says why one cannot be used, if so.
+
+    Raises:
+        ScenarioError: None can be used.
+    """
+    problems = [(each, problem_of(each)) for each in found]
+    chosen = [each for each, problem in problems if problem is None]
+    for each, problem in problems:
+        run = each.run if isinstance(each, PlannedSchedule) else each
+        where = run.path if run else name
+        if not chosen:
+            more = f"; nor can any other run in {name} be used" if len(found) > 1 else ""
+            raise ScenarioError(f"{where}: {problem}{more}")
+        if problem:
+            session.say(f"warning: {where}: left out: {problem}")
+    return chosen
+
+
 def planned(
-    session: Session, name: str, label: str | None, *, output: Path | None = None, draws: bool = True
+    session: common.Session, name: str, label: str | None, *, output: Path | None = None, draws: bool = True
 ) -> Iterator[PlannedSchedule]:
     """Yield the plans of a scenario or of run directories, one after the other.
 
@@ -201,15 +222,16 @@ def targets(output: Path | None, schedules: Sequence[Schedule]) -> Sequence[Path
 
 @contextmanager
 def naming(where: str) -> Iterator[None]:
-    """Say where a plan or an engine was when it refused.
+    """Say where a plan, a trace or an engine was when it refused.
 
     Raises:
         PlanError: As raised inside.
+        TraceError: As raised inside.
         UnsupportedError: As raised inside.
     """
     try:
         yield
-    except (PlanError, UnsupportedError) as error:
+    except (PlanError, TraceError, UnsupportedError) as error:
         raise type(error)(f"{where}: {error}") from error
 
 
@@ -269,24 +291,26 @@ def read_cluster(name: str, *, option: str = "--cluster", hint: str = "") -> Clu
     return load_cluster(find_file("clusters", name, option=option, hint=hint))
 
 
-def find_file(kind: presets.Kind, name: str, *, option: str, hint: str = "") -> Path:
+def find_file(kind: presets.Kind, name: str, *, option: str = "", hint: str = "") -> Path:
     """Return a file or, if there is none, that of the preset of that name.
 
     Args:
         kind: Of the preset.
         name: Of the file or preset.
-        option: That it was given to.
+        option: That it was given to, if to one.
         hint: What an error says first, if the option takes something else, too.
 
     Raises:
         ScenarioError: There is neither.
     """
-    known = presets.names(kind)
-    if Path(name).is_file():
-        return Path(name)
-    if name not in known:
-        raise ScenarioError(f"{option} {name}: {hint}there is no such file, nor a preset: {nearest(name, known)}")
-    return presets.path(kind, name)
+    path, known = Path(name), presets.names(kind)
+    if path.exists() and not path.is_dir():
+        return path
+    if name in known:
+        return presets.path(kind, name)
+    problem = "is a directory, no file" if path.is_dir() else "there is no such file"
+    where = f"{option} {name}".lstrip()
+    raise ScenarioError(f"{where}: {hint}{problem}, nor a preset of that name: {nearest(name, known)}")
 
 
 def with_links(scenario: Scenario, name: str) -> Scenario:

@@ -1,6 +1,5 @@
 """`simdist plan`."""
 
-import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
@@ -8,10 +7,8 @@ from pathlib import Path
 import click
 
 from simdist.cli import common, inputs
-from simdist.cli.common import Session
 from simdist.plan import Result, plan_text
 from simdist.plan.group import Group
-from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.building import Built, build, delays, job
 from simdist.scenario import Scenario
@@ -23,7 +20,7 @@ from simdist.scenario import Scenario
 @common.schedule
 @common.force
 @common.options
-def command(session: Session, name: str, *, output: Path | None, schedule: str | None, force: bool) -> None:
+def command(session: common.Session, name: str, *, output: Path | None, schedule: str | None, force: bool) -> None:
     """Write plans and prove what they compute.
 
     Several schedules make one run directory each, RUN/LABEL.
@@ -32,7 +29,7 @@ def command(session: Session, name: str, *, output: Path | None, schedule: str |
     schedules = inputs.choose(scenario, schedule, where=name)
     paths = inputs.targets(output, schedules)
     plans, texts = [], []
-    with ProgressBar(sys.stderr) as bar:
+    with session.bar() as bar:
         for number, (each, path) in enumerate(zip(schedules, paths, strict=True)):
             bar.update(f"plan {each.name}", number, len(schedules))
             with inputs.naming(name):

@@ -1,5 +1,6 @@
 """`simdist presets`."""
 
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import shorten
 from typing import TypeAlias, TypeVar, get_args
@@ -8,7 +9,6 @@ import click
 from pydantic import BaseModel
 
 from simdist.cli import common
-from simdist.cli.common import Session
 from simdist.cli.tables import Column, count, table_text
 from simdist.scenario import Cluster, Workload, load, presets
 from simdist.scenario.presets import Kind
@@ -53,7 +53,7 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
 @click.argument("kind", type=click.Choice(get_args(Kind)), required=False)
 @click.argument("name", required=False)
 @common.options
-def command(session: Session, *, kind: Kind | None, name: str | None) -> None:
+def command(session: common.Session, *, kind: Kind | None, name: str | None) -> None:
     """Show the clusters, workloads and scenarios that ship.
 
     With a KIND only those; with a NAME as well, its YAML.
@@ -65,26 +65,16 @@ def command(session: Session, *, kind: Kind | None, name: str | None) -> None:
         session.result(document, text.rstrip("\n"))
         return
     kinds: tuple[Kind, ...] = get_args(Kind) if kind is None else (kind,)
-    facts = {each: [_facts(each, preset) for preset in presets.names(each)] for each in kinds}
+    facts = {each: [{"name": preset} | _FACTS[each](preset) for preset in presets.names(each)] for each in kinds}
     session.result(facts, "\n\n".join(_table(each, facts[each]) for each in kinds))
-
-
-def _facts(kind: Kind, name: str) -> _Facts:
-    match kind:
-        case "clusters":
-            facts = _cluster(_read(Cluster, kind, name))
-        case "workloads":
-            facts = _workload(_read(Workload, kind, name))
-        case "scenarios":
-            facts = _scenario(name)
-    return {"name": name, **facts}
 
 
 def _read(model: type[_ModelT], kind: Kind, name: str) -> _ModelT:
     return model.model_validate(presets.read(kind, name), context=FromFile(Path()), by_alias=True, by_name=False)
 
 
-def _cluster(cluster: Cluster) -> _Facts:
+def _cluster(name: str) -> _Facts:
+    cluster = _read(Cluster, "clusters", name)
     return {
         "ranks": cluster.world_size,
         "nodes": cluster.nodes,
@@ -95,7 +85,8 @@ def _cluster(cluster: Cluster) -> _Facts:
     }
 
 
-def _workload(workload: Workload) -> _Facts:
+def _workload(name: str) -> _Facts:
+    workload = _read(Workload, "workloads", name)
     return {
         "parameters": sum(workload.tensor_counts),
         "nbytes": workload.nbytes,
@@ -116,7 +107,8 @@ def _scenario(name: str) -> _Facts:
     }
 
 
+_FACTS: dict[Kind, Callable[[str], _Facts]] = {"clusters": _cluster, "workloads": _workload, "scenarios": _scenario}
+
+
 def _table(kind: Kind, facts: list[_Facts]) -> str:
-    if not facts:
-        return f"{kind}\n\nnone"
-    return table_text(kind, _COLUMNS[kind], facts)
+    return table_text(kind, _COLUMNS[kind], facts) if facts else f"{kind}\n\nnone"

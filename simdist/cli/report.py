@@ -1,14 +1,11 @@
 """`simdist report`."""
 
-import sys
 from pathlib import Path
 
 import click
 
 from simdist.cli import common, inputs
-from simdist.cli.common import Session
 from simdist.errors import ScenarioError
-from simdist.progress import ProgressBar
 from simdist.report.page import pages
 from simdist.report.page.model import RunsReport
 from simdist.report.page.reading import read_report
@@ -32,7 +29,7 @@ MOST_RUNS = 24
 @click.option("--cluster", type=common.path, metavar="FILE", help="Simulate these machines, as calibrated, instead.")
 @common.options
 def command(
-    session: Session, name: str, *, output: Path, baseline: str | None, steps: range | None, cluster: Path | None
+    session: common.Session, name: str, *, output: Path, baseline: str | None, steps: range | None, cluster: Path | None
 ) -> None:
     """Write one HTML page about runs, or about a sweep.
 
@@ -48,7 +45,7 @@ def command(
         _report_sweep(session, folder, output=output, baseline=baseline)
         return
     _check_number(folder)
-    with ProgressBar(sys.stderr) as bar:
+    with session.bar() as bar:
         bar.update("read the runs", 0, None)
         calibrated = Calibrated.read(cluster) if cluster else None
         runs = inputs.read_runs(name, None)
@@ -77,8 +74,8 @@ def _check_number(folder: Path) -> None:
         )
 
 
-def _report_sweep(session: Session, folder: Path, *, output: Path, baseline: str | None) -> None:
-    with ProgressBar(sys.stderr) as bar:
+def _report_sweep(session: common.Session, folder: Path, *, output: Path, baseline: str | None) -> None:
+    with session.bar() as bar:
         bar.update("read the sweep", 0, None)
         found = read_sweep_report(folder, baseline=baseline)
         bar.update("write the page", 0, None)

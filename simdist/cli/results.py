@@ -1,6 +1,5 @@
 """`simdist results`."""
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,10 +8,8 @@ from pathlib import Path
 import click
 
 from simdist.cli import common, inputs, tables
-from simdist.cli.common import Session
 from simdist.cli.tables import SPEEDUP, STEP_TIME, Column, lead_with_interval, seconds, table_text
 from simdist.errors import ScenarioError
-from simdist.progress import ProgressBar
 from simdist.sweep.results import check_parquet, csv_text, read_results, write_csv, write_parquet
 from simdist.sweep.selection import Fastest, fastest, fastest_columns, order, short_names, where
 from simdist.sweep.table import Columns, ResultRow, Table, columns, shown_text, source_text
@@ -43,7 +40,7 @@ _REASON_COLUMNS = (Column("reason", form=str), Column("rows", form="{:,}".format
 @click.option("--baseline", metavar="LABEL", help="Schedule to compare with; that of the sweep, of runs sync.")
 @common.options
 def command(
-    session: Session,
+    session: common.Session,
     folders: tuple[Path, ...],
     *,
     csv: Path | None,
@@ -63,7 +60,7 @@ def command(
     if only_fastest and only_failed:
         raise ScenarioError("--fastest with --failed: what failed is not fast: write one of them")
     _check_files(session, csv, parquet)
-    with ProgressBar(sys.stderr) as bar:
+    with session.bar() as bar:
         bar.update("read results", 0, None)
         whole = read_results(folders, baseline=baseline)
     table = where(whole, conditions)
@@ -85,7 +82,7 @@ def command(
         session.result(_document(folders, whole, found), text)
 
 
-def _check_files(session: Session, csv: Path | None, parquet: Path | None) -> None:
+def _check_files(session: common.Session, csv: Path | None, parquet: Path | None) -> None:
     if csv == _STDOUT and session.as_json:
         raise ScenarioError("--csv - with --json: both would go to stdout: write one of them, or a file")
     for path in (csv, parquet):
@@ -106,7 +103,7 @@ def _sorted_fastest(table: Table, column: str | None) -> list[Fastest]:
     return found if column is None else [found[number] for number in order(fastest_columns(table, found), column)]
 
 
-def _write(session: Session, found: Columns, csv: Path | None, parquet: Path | None) -> None:
+def _write(session: common.Session, found: Columns, csv: Path | None, parquet: Path | None) -> None:
     if csv == _STDOUT:
         click.echo(csv_text(found), nl=False)
     elif csv:

@@ -1,14 +1,11 @@
 """`simdist simulate`."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from simdist.cli import common, inputs, tables
-from simdist.cli.common import Session
-from simdist.cli.inputs import PlannedSchedule
 from simdist.cli.tables import Column, seconds, table_text
 from simdist.engines import Engine, choose_engine, fast, simulate
 from simdist.progress import ProgressBar
@@ -38,7 +35,7 @@ class _Simulated:
 @common.force
 @common.options
 def command(
-    session: Session,
+    session: common.Session,
     name: str,
     *,
     engine: Engine,
@@ -56,7 +53,7 @@ def command(
     traced = output is not None or plot is not None
     rows: list[dict[str, object]] = []
     traces: list[tuple[str, Trace]] = []
-    with ProgressBar(sys.stderr) as bar:
+    with session.bar() as bar:
         for planned in inputs.planned(session, name, schedule, output=output, draws=traced):
             label = planned.schedule.name
             path = _write(session, planned, force=force)
@@ -79,7 +76,7 @@ def command(
             session.draw(timeline_figure(trace), inputs.picture_path(plot, label, len(traces)))
 
 
-def _write(session: Session, planned: PlannedSchedule, *, force: bool) -> Path | None:
+def _write(session: common.Session, planned: inputs.PlannedSchedule, *, force: bool) -> Path | None:
     """Write the run directory that is asked for; return where the trace goes."""
     if planned.output is None:
         return planned.run.path if planned.run else None
@@ -89,7 +86,7 @@ def _write(session: Session, planned: PlannedSchedule, *, force: bool) -> Path |
     return planned.output
 
 
-def _warn_of_other_plan(session: Session, run: run_directory.RunDirectory) -> None:
+def _warn_of_other_plan(session: common.Session, run: run_directory.RunDirectory) -> None:
     """A plan may be written by hand; then it does not do what the scenario says, which is worth a word."""
     schedule = run.scenario.schedules[0]
     if schedule.plan(job(run.scenario)).digest() != run.plan.digest():
@@ -99,7 +96,7 @@ def _warn_of_other_plan(session: Session, run: run_directory.RunDirectory) -> No
         )
 
 
-def _simulate(planned: PlannedSchedule, engine: Engine, bar: ProgressBar) -> _Simulated:
+def _simulate(planned: inputs.PlannedSchedule, engine: Engine, bar: ProgressBar) -> _Simulated:
     plan, costs = planned.plan, planned.costs
 
     def progress(step: int) -> None:
@@ -123,7 +120,7 @@ def _traced(trace: Trace) -> _Simulated:
     return _Simulated(break_down(trace), trace.source.removeprefix("simulated by "), trace)
 
 
-def _record(planned: PlannedSchedule, done: _Simulated, file: Path | None) -> dict[str, object]:
+def _record(planned: inputs.PlannedSchedule, done: _Simulated, file: Path | None) -> dict[str, object]:
     return {
         "schedule": planned.schedule.name,
         "step_s": float(done.where.step_s[0]),

@@ -1,18 +1,16 @@
 """`simdist sweep`."""
 
 import logging
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from simdist.cli import common
-from simdist.cli.common import Session
 from simdist.errors import ScenarioError
-from simdist.progress import ProgressBar
 from simdist.sweep import InProcess, LocalPool, Sweep, Workers, load, run, write_plans
 from simdist.sweep.dask import SYSTEMS, connected, jobs
 from simdist.sweep.driver import Outcome, SweepProgress
@@ -34,7 +32,14 @@ _MAX_ERRORS = 5
 @click.option("--plans", is_flag=True, help="Also write a run directory for every row, DIR/runs/POINT/LABEL.")
 @common.options
 def command(
-    session: Session, name: str, *, output: Path, workers: int | None, scheduler: str | None, retry: bool, plans: bool
+    session: common.Session,
+    name: str,
+    *,
+    output: Path,
+    workers: int | None,
+    scheduler: str | None,
+    retry: bool,
+    plans: bool,
 ) -> int:
     """Simulate all points that a SWEEP file describes.
 
@@ -49,7 +54,7 @@ def command(
         session.say(f"warning: {name}: {warning}")
     last: SweepProgress | None = None
     try:
-        with ProgressBar(sys.stderr, line_every_s=_LINE_S) as bar, _workers(session, workers, scheduler) as pool:
+        with session.bar(line_every_s=_LINE_S) as bar, _workers(session, workers, scheduler) as pool:
 
             def progress(state: SweepProgress) -> None:
                 nonlocal last
@@ -61,17 +66,12 @@ def command(
         if last and last.what == "rows":
             session.saved.append(f"{last.n_done:,} of {last.n_all:,} rows in {output / ROWS}")
         raise
-    document: dict[str, object] = {
-        "sweep": what.name,
-        "points": outcome.n_points,
-        "rows": outcome.n_rows,
-        "new": outcome.n_new,
-        "failed": outcome.n_failed,
-        "path": str(output),
-    }
+    counts = {name.removeprefix("n_"): n for name, n in asdict(outcome).items()}
+    document: dict[str, object] = {"sweep": what.name, **counts, "path": str(output)}
     if plans:
         document["runs"] = _write_plans(session, what, output)
-    session.result(document, _summary(what.name, outcome, output))
+    summary = ", ".join(f"{n:,} {name}" for name, n in counts.items())
+    session.result(document, f"{what.name}: {summary}\nnext: simdist results {output}")
     if outcome.n_failed:
         session.say("\n".join(_failures(output, outcome)))
     return int(outcome.n_failed > 0)
@@ -87,9 +87,9 @@ def progress_text(name: str, state: SweepProgress) -> str:
     return f"{name}: {state.n_done:,} of {state.n_all:,} {state.what}{failed}"
 
 
-def _write_plans(session: Session, what: Sweep, output: Path) -> int:
+def _write_plans(session: common.Session, what: Sweep, output: Path) -> int:
     """Write run directories; return how many."""
-    with ProgressBar(sys.stderr) as bar:
+    with session.bar() as bar:
         planned = write_plans(what, output, progress=lambda done, n: bar.update(f"{what.name}: plans", done, n))
     if planned.failed:
         n_failed = len(planned.failed)
@@ -99,7 +99,7 @@ def _write_plans(session: Session, what: Sweep, output: Path) -> int:
 
 
 @contextmanager
-def _workers(session: Session, n_workers: int | None, scheduler: str | None) -> Iterator[Workers]:
+def _workers(session: common.Session, n_workers: int | None, scheduler: str | None) -> Iterator[Workers]:
     """Give what was asked for: processes of this machine, this one, a Dask cluster, or one of jobs."""
     if scheduler is None:
         n_processes = n_cores() if n_workers is None else n_workers
@@ -115,7 +115,7 @@ def _workers(session: Session, n_workers: int | None, scheduler: str | None) -> 
         yield cluster
 
 
-def _cluster(session: Session, scheduler: str, n_jobs: int) -> AbstractContextManager[Workers]:
+def _cluster(session: common.Session, scheduler: str, n_jobs: int) -> AbstractContextManager[Workers]:
     if scheduler not in SYSTEMS:
         return connected(scheduler)
     session.say(f"waiting for the first of {n_jobs} job{'s' * (n_jobs > 1)} of {scheduler}")
@@ -123,18 +123,13 @@ def _cluster(session: Session, scheduler: str, n_jobs: int) -> AbstractContextMa
 
 
 @contextmanager
-def _silent(session: Session) -> Iterator[None]:
+def _silent(session: common.Session) -> Iterator[None]:
     """Keep Dask from logging: what matters of it becomes an error of ours."""
     logging.disable(logging.NOTSET if session.debug else logging.CRITICAL)
     try:
         yield
     finally:
         logging.disable(logging.NOTSET)
-
-
-def _summary(name: str, outcome: Outcome, output: Path) -> str:
-    counts = f"{name}: {outcome.n_points:,} points, {outcome.n_rows:,} rows, {outcome.n_new:,} new"
-    return f"{counts}, {outcome.n_failed:,} failed\nnext: simdist results {output}"
 
 
 def _failures(output: Path, outcome: Outcome) -> Iterator[str]:

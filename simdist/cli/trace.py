@@ -6,10 +6,8 @@ from pathlib import Path
 import click
 
 from simdist.cli import common, inputs
-from simdist.cli.common import Session
 from simdist.errors import ScenarioError
 from simdist.plan import load
-from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.traces.chrome import chrome_trace, write_chrome
 from simdist.traces.trace import Trace
@@ -18,13 +16,15 @@ from simdist.traces.trace import Trace
 @click.command("trace")
 @click.argument("run", metavar="RUN|TRACE.npz", type=common.path)
 @click.option("--chrome", type=common.path, metavar="FILE", required=True, help="Write JSON for Perfetto.")
-@click.option("--trace", "which", type=click.Choice(list(run_directory.TRACES)), help="Which trace, if a RUN holds both.")
+@click.option(
+    "--trace", "which", type=click.Choice(list(run_directory.TRACES)), help="Of a RUN that holds both."
+)
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1.")
 @click.option("--ranks", metavar="LIST", callback=common.numbers, help="Only these ranks, e.g. 0,3,8-11.")
 @click.option("--tensors", is_flag=True, help="Add what each gradient goes through, as Horovod's timeline does.")
 @common.options
 def command(
-    session: Session,
+    session: common.Session,
     run: Path,
     *,
     chrome: Path,
@@ -37,7 +37,7 @@ def command(
 
     Of a RUN, the trace in it; open the FILE in https://ui.perfetto.dev.
     """
-    with ProgressBar(sys.stderr) as bar:
+    with session.bar() as bar:
         bar.update("read the trace", 0, None)
         path, loaded = _load(run, which)
         counts = path.parent / run_directory.REAL_READS

@@ -1,8 +1,7 @@
 """`simdist tune`."""
 
 import math
-import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias, final
@@ -10,11 +9,9 @@ from typing import Any, TypeAlias, final
 import click
 
 from simdist.cli import common, inputs
-from simdist.cli.common import Session
 from simdist.cli.kept import KeptSchedules
 from simdist.cli.tables import STEP_TIME, Column, factor_with_interval, table_text
 from simdist.errors import ScenarioError
-from simdist.progress import ProgressBar
 from simdist.runs.building import Built, dataset
 from simdist.scenario import Recorded, Scenario, dump
 from simdist.schedules import Schedule
@@ -80,7 +77,7 @@ _COLUMNS = (
 @common.plot
 @common.options
 def command(
-    session: Session,
+    session: common.Session,
     name: str,
     *,
     global_every: int,
@@ -104,21 +101,24 @@ def command(
     """
     inputs.check_picture(plot)
     _check_free(write)
-    sizes = {"--max-bytes": max_bytes, "--memory": memory, "--host-memory": host_memory}
-    constraints = Constraints(
-        global_every, tuple(map(_pair, group_every)), *(_size(option, text) for option, text in sizes.items())
-    )
-    extras = Extras(only, _density(min_density), "fp16" in allow, "servers" in allow)
+    texts = {"--max-bytes": max_bytes, "--memory": memory, "--host-memory": host_memory}
+    sizes = [_parsed(option, text, parse_nbytes) for option, text in texts.items()]
+    most = (math.inf if nbytes is None else nbytes for nbytes in sizes)
+    constraints = Constraints(global_every, tuple(map(_pair, group_every)), *most)
+    density = _parsed("--min-density", min_density, parse_fraction)
+    if density == 0:
+        raise ScenarioError("--min-density 0: nothing would be sent; write e.g. 0.001")
+    extras = Extras(only, density, "fp16" in allow, "servers" in allow)
     wanted = TuneOptions(constraints, extras, **search)
     scenario = inputs.read_scenario(session, name, is_compared=True)
     reference = baseline_of(scenario, wanted.baseline)
     _warn(session, scenario, wanted)
-    search = _Search(session, reference, KeptSchedules(output))
+    keeping = _Search(session, reference, KeptSchedules(output))
     try:
-        with ProgressBar(sys.stderr) as bar, inputs.naming(name):
-            tuned = tune(scenario, wanted, measure=search.measure, progress=bar.update)
+        with session.bar() as bar, inputs.naming(name):
+            tuned = tune(scenario, wanted, measure=keeping.measure, progress=bar.update)
     except KeyboardInterrupt:
-        search.say_so_far()
+        keeping.say_so_far()
         raise
     if tuned.runs.remark:
         session.say(f"warning: {name}: {tuned.runs.remark}")
@@ -141,21 +141,11 @@ def _check_free(path: Path | None) -> None:
         inputs.check_folder(path)
 
 
-def _size(name: str, text: str | None) -> float:
+def _parsed(option: str, text: str | None, parse: Callable[[object], float]) -> float | None:
     try:
-        return float("inf") if text is None else parse_nbytes(text)
+        return None if text is None else parse(text)
     except ValueError as error:
-        raise ScenarioError(f"{name}: {error}") from None
-
-
-def _density(text: str | None) -> float | None:
-    try:
-        density = None if text is None else parse_fraction(text)
-    except ValueError as error:
-        raise ScenarioError(f"--min-density: {error}") from None
-    if density == 0:
-        raise ScenarioError("--min-density 0: nothing would be sent; write e.g. 0.001")
-    return density
+        raise ScenarioError(f"{option}: {error}") from None
 
 
 def _pair(text: str) -> tuple[int, int]:
@@ -170,9 +160,9 @@ def _pair(text: str) -> tuple[int, int]:
 
 @final
 class _Search:
-    """Measures, keeps what is measured, and knows the fastest so far for who does not want to wait longer."""
+    """Measures, keeps what is measured, and knows the fastest so far, for a message after Ctrl-C."""
 
-    def __init__(self, session: Session, baseline: Schedule, kept: KeptSchedules) -> None:
+    def __init__(self, session: common.Session, baseline: Schedule, kept: KeptSchedules) -> None:
         self._session, self._baseline, self._kept = session, baseline, kept
         self._first: dict[tuple[int, int], ScheduleTimes] = {}  # by seed and number of seeds: the baseline comes first
         self._fastest: Row | None = None
@@ -200,7 +190,7 @@ class _Search:
             self._session.say(f"fastest so far, with the seeds of the search: {found}")
 
 
-def _warn(session: Session, scenario: Scenario, wanted: TuneOptions) -> None:
+def _warn(session: common.Session, scenario: Scenario, wanted: TuneOptions) -> None:
     every = wanted.constraints.global_every
     if dataset(scenario) is not None and scenario.steps < _FEW_PERIODS * every:
         session.say(
@@ -208,7 +198,7 @@ def _warn(session: Session, scenario: Scenario, wanted: TuneOptions) -> None:
             f"so the last steps decide; write steps: {_FEW_PERIODS * every} or more, or a smaller --global-every"
         )
     if any(isinstance(each, Recorded) for each in scenario.disturbances):
-        session.say("recorded disturbances: every seed draws blocks of the recorded steps anew")
+        session.say("recorded disturbances: every seed draws blocks of the recorded steps of its own")
 
 
 def _with_finalists(scenario: Scenario, tuned: Tuned) -> Scenario:
@@ -235,24 +225,14 @@ def _title(tuned: Tuned) -> str:
     (baseline,) = (each for each in tuned.finalists if each.is_baseline)
     scenario, n_seeds = tuned.runs.scenario, baseline.row.seeds
     tried = f"{tuned.n_evaluated:,} plan{'s' * (tuned.n_evaluated > 1)} of {tuned.n_candidates:,} candidates tried"
-    again = f"finalists again with {n_seeds} other seed{'s' * (n_seeds > 1)}" if scenario.is_random else ""
-    return "; ".join(
-        part
-        for part in (
-            f"{scenario.name}: {scenario.cluster.world_size:,} ranks, runs of {scenario.steps:,} steps or a few more",
-            tried,
-            again,
-            f"speed-up over {baseline.schedule.name}{_meaning(tuned) * (n_seeds > 1)}",
-        )
-        if part
-    )
-
-
-def _meaning(tuned: Tuned) -> str:
-    """Say what intervals are about."""
+    again = f"finalists again with {n_seeds} other seed{'s' * (n_seeds > 1)}; " if scenario.is_random else ""
+    about = f"{scenario.name}: {scenario.cluster.world_size:,} ranks, runs of {scenario.steps:,} steps or a few more"
+    title = f"{about}; {tried}; {again}speed-up over {baseline.schedule.name}"
+    if n_seeds == 1:
+        return title
     recording = tuned.runs.recording
     what = f"what {recording.n_steps:,} recorded steps leave open" if recording else "error of the simulation"
-    return f", ± {what} (95 %)"
+    return f"{title}, ± {what} (95 %)"
 
 
 def _document(tuned: Tuned, wanted: TuneOptions, rows: Sequence[_Record]) -> _Record:

@@ -1,7 +1,6 @@
 """`simdist validate`."""
 
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,13 +8,11 @@ from pathlib import Path
 import click
 
 from simdist.cli import common, inputs
-from simdist.cli.common import Session
 from simdist.cli.tables import Column, count, factor, table_text
-from simdist.errors import ScenarioError, TraceError
+from simdist.errors import TraceError
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.calibrated import Calibrated, simulate_run
-from simdist.runs.run_directory import RunDirectory
 from simdist.settings.units import format_error, format_seconds, format_share
 from simdist.studies.loading import Loading, compare_loading
 from simdist.studies.ranking import Summary, summarize
@@ -30,7 +27,7 @@ _MOST_RANKS = 16  # lines of a table of ranks; JSON has all
 class _Validated:
     """A run, both traces of it, and how they compare."""
 
-    run: RunDirectory
+    run: run_directory.RunDirectory
     real: Trace
     simulated: Trace
     validation: Validation
@@ -67,17 +64,19 @@ _SUMMARY_COLUMNS = (
 @common.schedule
 @common.plot
 @common.options
-def command(session: Session, name: str, *, cluster: Path | None, schedule: str | None, plot: Path | None) -> None:
+def command(
+    session: common.Session, name: str, *, cluster: Path | None, schedule: str | None, plot: Path | None
+) -> None:
     """Compare simulation and measurement.
 
     RUN holds trace.real.npz; `torchrun --nproc-per-node N -m real RUN` measures it. Errors are (simulated - measured) /
     measured.
     """
     inputs.check_picture(plot)
-    with ProgressBar(sys.stderr) as bar:
+    with session.bar() as bar:
         bar.update("read the traces", 0, None)
         calibrated = Calibrated.read(cluster) if cluster else None
-        runs = _measured(session, name, inputs.read_runs(name, schedule))
+        runs = inputs.usable(session, name, inputs.read_runs(name, schedule), _missing)
         _warn_of_other_scenarios(session, runs)
         done = list(_validate(session, runs, calibrated, bar))
     validations = [each.validation for each in done]
@@ -99,19 +98,7 @@ def command(session: Session, name: str, *, cluster: Path | None, schedule: str 
             session.draw(figure, inputs.picture_path(plot, each.validation.schedule, len(done)))
 
 
-def _measured(session: Session, name: str, runs: Sequence[RunDirectory]) -> list[RunDirectory]:
-    """Return the runs that were measured; tell of the others."""
-    missing = {run.path: problem for run in runs if (problem := _missing(run))}
-    if len(missing) == len(runs):
-        path, problem = next(iter(missing.items()))
-        more = f"; nor has any other run in {name}" if len(runs) > 1 else ""
-        raise ScenarioError(f"{path}: {problem}{more}")
-    for path, problem in missing.items():
-        session.say(f"warning: {path}: {problem}; left out")
-    return [run for run in runs if run.path not in missing]
-
-
-def _warn_of_other_scenarios(session: Session, runs: Sequence[RunDirectory]) -> None:
+def _warn_of_other_scenarios(session: common.Session, runs: Sequence[run_directory.RunDirectory]) -> None:
     """Speed-ups between different models or machines say nothing of schedules."""
     first, *others = runs
     for other in others:
@@ -122,7 +109,7 @@ def _warn_of_other_scenarios(session: Session, runs: Sequence[RunDirectory]) -> 
             )
 
 
-def _missing(run: RunDirectory) -> str | None:
+def _missing(run: run_directory.RunDirectory) -> str | None:
     """Say what to do if a run was not measured to its end."""
     if (run.path / run_directory.REAL).exists():
         return None
@@ -133,7 +120,7 @@ def _missing(run: RunDirectory) -> str | None:
 
 
 def _validate(
-    session: Session, runs: Sequence[RunDirectory], calibrated: Calibrated | None, bar: ProgressBar
+    session: common.Session, runs: Sequence[run_directory.RunDirectory], calibrated: Calibrated | None, bar: ProgressBar
 ) -> Iterator[_Validated]:
     for number, run in enumerate(runs):
         path = run.path / run_directory.REAL
@@ -144,17 +131,17 @@ def _validate(
             )
         bar.update(f"simulate {run.plan.name}", number, len(runs))
         simulated = _simulated(session, run, calibrated, real)
-        try:
+        with inputs.naming(str(path)):
             validation = validate_traces(real, simulated, run.delays)
-        except TraceError as error:
-            raise TraceError(f"{path}: {error}") from None
         if validation.n_steps < run.plan.n_steps:
             session.say(f"warning: {path}: only {validation.n_steps} of {run.plan.n_steps} steps were finished")
         loading = compare_loading(run, simulated, real) if run.plan.dataset else None
         yield _Validated(run, real, simulated, validation, loading)
 
 
-def _simulated(session: Session, run: RunDirectory, calibrated: Calibrated | None, real: Trace) -> Trace:
+def _simulated(
+    session: common.Session, run: run_directory.RunDirectory, calibrated: Calibrated | None, real: Trace
+) -> Trace:
     """Simulate a run, with its own cluster or with one from a file; write the trace if it is the first of its own."""
     trace = simulate_run(run, calibrated, real=real)
     kept = run.path / run_directory.SIMULATED
@@ -164,11 +151,8 @@ def _simulated(session: Session, run: RunDirectory, calibrated: Calibrated | Non
         run_directory.save_trace(trace, kept)
         session.wrote(kept)
     elif _differ(trace, run_directory.read_trace(kept, plan=run.plan)):
-        session.say(
-            f"warning: {kept}: is not what {run_directory.SCENARIO} and {run_directory.DELAYS} give now; "
-            "simulated afresh for this; "
-            f"`simdist simulate {run.path}` replaces it"
-        )
+        given = f"{run_directory.SCENARIO} and {run_directory.DELAYS} give now"
+        session.say(f"warning: {kept}: is not what {given}; `simdist simulate {run.path}` replaces it")
     return trace
 
 

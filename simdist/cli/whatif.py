@@ -1,8 +1,8 @@
 """`simdist whatif`."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
@@ -11,12 +11,11 @@ import click
 import numpy as np
 
 from simdist.cli import common, inputs
-from simdist.cli.common import Session
 from simdist.cli.tables import Column, factor, seconds, table_text
 from simdist.cli.whatif_job import WhatifJob, WhatifOptions, read_job, schedules_to_compare
 from simdist.cost import price
 from simdist.engines.replay import timing
-from simdist.errors import RunError, TraceError
+from simdist.errors import RunError
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.scenario import Scenario
@@ -24,7 +23,7 @@ from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds, format_share
 from simdist.whatif.gains import Gain, Gains, find_gains
 from simdist.whatif.recording import measured_delays, only_steps, with_recording
-from simdist.whatif.slowdown import Slowdown, find_slowdown
+from simdist.whatif.slowdown import Floats, Slowdown, find_slowdown
 from simdist.whatif.verdict import Pattern, find_pattern, interval_text, ranks_named, spread_sentence, verdict_sentence
 
 _Record: TypeAlias = dict[str, Any]
@@ -69,7 +68,7 @@ _GAIN_COLUMNS = (
 @click.option("--cluster", metavar="FILE|PRESET", help="Simulate schedules with the links from there.")
 @common.plot
 @common.options
-def command(session: Session, name: str, **given: Any) -> None:
+def command(session: common.Session, name: str, **given: Any) -> None:
     """Show what stragglers cost, and what would help.
 
     The job without stragglers is a replay in which every operation takes its typical time. What is lost against it is
@@ -78,7 +77,7 @@ def command(session: Session, name: str, **given: Any) -> None:
     """
     options = WhatifOptions(**given)
     inputs.check_picture(options.plot)
-    with ProgressBar(sys.stderr) as bar:
+    with session.bar() as bar:
         bar.update("read", 0, None)
         job = read_job(session, name, options)
         others = schedules_to_compare(session, job, options.schedules) if options.n_runs else ()
@@ -95,15 +94,9 @@ def command(session: Session, name: str, **given: Any) -> None:
 
 
 def _slowdown(job: WhatifJob, steps: range | None, bar: ProgressBar) -> Slowdown:
-    def progress(done: float, total: float) -> None:
-        bar.update("replay", done, total)
-
-    try:
-        return find_slowdown(
-            job.trace, ranks_per_node=job.scenario.cluster.gpus_per_node, steps=steps, progress=progress
-        )
-    except TraceError as error:
-        raise TraceError(f"{job.run.path if job.run else job.name}: {error}") from None
+    ranks_per_node, progress = job.scenario.cluster.gpus_per_node, partial(bar.update, "replay")
+    with inputs.naming(str(job.run.path) if job.run else job.name):
+        return find_slowdown(job.trace, ranks_per_node=ranks_per_node, steps=steps, progress=progress)
 
 
 def _gains(job: WhatifJob, schedules: Sequence[Schedule], options: WhatifOptions, bar: ProgressBar) -> Gains:
@@ -143,7 +136,7 @@ def _disturbed(job: WhatifJob, options: WhatifOptions, folder: Path) -> Scenario
     return scenario if options.seed is None else scenario.changed(seed=options.seed)
 
 
-def _warn(session: Session, job: WhatifJob, found: Slowdown, compared: Gains | None) -> None:
+def _warn(session: common.Session, job: WhatifJob, found: Slowdown, compared: Gains | None) -> None:
     """Tell where numbers that should be the same are not."""
     traced, replayed = format_seconds(found.traced_s), format_seconds(found.replayed_s)
     if abs(found.replayed_s - found.traced_s) > _REPLAY_ERROR * found.traced_s:
@@ -166,8 +159,7 @@ def _warn(session: Session, job: WhatifJob, found: Slowdown, compared: Gains | N
 
 def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains | None, cluster: str | None) -> _Record:
     """Return all that was found; seconds are per step unless they are of one step."""
-    lost_s = (found.rank_slowdowns - 1) * found.ideal_s
-    node_lost_s = (found.node_slowdowns - 1) * found.ideal_s
+    ranks, nodes = _losses(found.rank_slowdowns, found.ideal_s), _losses(found.node_slowdowns, found.ideal_s)
     return {
         "job": job.name,
         "schedule": job.baseline.name,
@@ -184,14 +176,8 @@ def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains 
         "pattern": asdict(spread),
         "kinds": [asdict(part) for part in found.kinds],
         "channels": [{key: value for key, value in asdict(each).items() if key != "name"} for each in found.channels],
-        "ranks": [
-            {"rank": rank, "node": rank // found.ranks_per_node, "slowdown": float(slowdown), "lost_s": float(lost)}
-            for rank, (slowdown, lost) in enumerate(zip(found.rank_slowdowns, lost_s, strict=True))
-        ],
-        "nodes": [
-            {"node": node, "slowdown": float(slowdown), "lost_s": float(lost)}
-            for node, (slowdown, lost) in enumerate(zip(found.node_slowdowns, node_lost_s, strict=True))
-        ],
+        "ranks": [{"rank": n, "node": n // found.ranks_per_node} | each for n, each in enumerate(ranks)],
+        "nodes": [{"node": n} | each for n, each in enumerate(nodes)],
         "by_step": [
             {
                 "step": found.first_step + step,
@@ -211,6 +197,11 @@ def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains 
         "gains": _gains_document(compared) if compared else None,
         "verdict": verdict_sentence(found, spread, compared) if compared else None,
     }
+
+
+def _losses(slowdowns: Floats, ideal_s: float) -> list[dict[str, float]]:
+    """Return what each rank, or node, costs."""
+    return [{"slowdown": each, "lost_s": (each - 1) * ideal_s} for each in slowdowns.tolist()]
 
 
 def _gains_document(compared: Gains) -> _Record:

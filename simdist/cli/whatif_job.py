@@ -6,13 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from simdist.cli import inputs
-from simdist.cli.common import Session
+from simdist.cli import common, inputs
 from simdist.engines import simulate
 from simdist.errors import PlanError, ScenarioError, TraceError
 from simdist.runs import run_directory
 from simdist.runs.building import build, delays
-from simdist.runs.run_directory import RunDirectory
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.studies.proposals import few_schedules
@@ -70,7 +68,7 @@ class WhatifJob:
     baseline: Schedule
     others: tuple[Schedule, ...]
     trace: Trace
-    run: RunDirectory | None
+    run: run_directory.RunDirectory | None
 
     @property
     def is_measured(self) -> bool:
@@ -78,7 +76,7 @@ class WhatifJob:
         return self.trace.source.startswith("real")
 
 
-def read_job(session: Session, name: str, options: WhatifOptions) -> WhatifJob:
+def read_job(session: common.Session, name: str, options: WhatifOptions) -> WhatifJob:
     """Read what is looked at: a run directory, a directory with several, or a scenario, which is simulated.
 
     Raises:
@@ -101,7 +99,7 @@ def read_job(session: Session, name: str, options: WhatifOptions) -> WhatifJob:
     return _simulated(name, scenario, inputs.choose(scenario, options.schedule, where=name), options.steps)
 
 
-def _from_directory(session: Session, name: str, options: WhatifOptions) -> WhatifJob:
+def _from_directory(session: common.Session, name: str, options: WhatifOptions) -> WhatifJob:
     """Read the run that is looked at; the others tell which schedules to compare."""
     runs, which = inputs.read_runs(name, None), options.which
     if options.schedule is not None:
@@ -124,13 +122,13 @@ def _from_directory(session: Session, name: str, options: WhatifOptions) -> What
     return WhatifJob(name, run.scenario, baseline, tuple(others.values()), trace, run)
 
 
-def _trace_file(run: RunDirectory, which: str | None) -> Path | None:
+def _trace_file(run: run_directory.RunDirectory, which: str | None) -> Path | None:
     """Return the trace that is asked for, or else the measured one or the simulated one; None if it is not there."""
     files = (run.path / run_directory.TRACES[each] for each in ([which] if which else ["real", "simulated"]))
     return next((file for file in files if file.exists()), None)
 
 
-def _finished(session: Session, file: Path, trace: Trace) -> Trace:
+def _finished(session: common.Session, file: Path, trace: Trace) -> Trace:
     """Return the trace of the steps that all ranks have finished.
 
     Raises:
@@ -176,7 +174,7 @@ def _baseline(schedules: Sequence[Schedule]) -> int:
     return inputs.synchronous([(each.name, each.kind) for each in schedules])
 
 
-def schedules_to_compare(session: Session, job: WhatifJob, wanted: str | None) -> tuple[Schedule, ...]:
+def schedules_to_compare(session: common.Session, job: WhatifJob, wanted: str | None) -> tuple[Schedule, ...]:
     """Return the schedules to compare with the job's own.
 
     Args:

@@ -17,7 +17,7 @@ SI: `Link(latency_s=5e-6)`. The validation context tells them apart: `FromFile` 
 import decimal
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, TypeAlias
@@ -49,19 +49,9 @@ class _Dimension:
 
 _ROUNDING_SHARE = 0.0005  # prints as 0.0 %
 _BIT = Decimal("0.125")
-_TIME = _Dimension(
-    "time",
-    "55 ms",
-    {
-        "s": Decimal(1),
-        "ms": Decimal("1e-3"),
-        "us": Decimal("1e-6"),
-        "\N{MICRO SIGN}s": Decimal("1e-6"),
-        "ns": Decimal("1e-9"),
-        "min": Decimal(60),
-        "h": Decimal(3600),
-    },
-)
+_SECONDS_PREFIXES = {"": "1", "m": "1e-3", "u": "1e-6", "\N{MICRO SIGN}": "1e-6", "n": "1e-9"}
+_SECONDS = {f"{prefix}s": Decimal(factor) for prefix, factor in _SECONDS_PREFIXES.items()}
+_TIME = _Dimension("time", "55 ms", _SECONDS | {"min": Decimal(60), "h": Decimal(3600)})
 _SIZE = _Dimension("size", "45 MB", _scaled("B", _PREFIXES | _BINARY_PREFIXES))
 _BITS = _Dimension("number of bits", "8 Mbit", _scaled("bit", _PREFIXES, _BIT))
 _BANDWIDTH = _Dimension(
@@ -69,16 +59,8 @@ _BANDWIDTH = _Dimension(
 )
 _COMPUTE = _Dimension("computing speed", "125 TFLOP/s", _scaled("FLOP/s", _PREFIXES))
 _DIMENSIONS = (_TIME, _SIZE, _BITS, _BANDWIDTH, _COMPUTE)
-_TIME_WORDS = {
-    "sec": "s",
-    "second": "s",
-    "msec": "ms",
-    "usec": "us",
-    "nsec": "ns",
-    "minute": "min",
-    "m": "min",
-    "hour": "h",
-}
+_MINUTES_AND_HOURS = {"minute": "min", "m": "min", "hour": "h"}
+_TIME_WORDS = {"second": "s", "sec": "s", "msec": "ms", "usec": "us", "nsec": "ns"} | _MINUTES_AND_HOURS
 
 
 def parse_seconds(value: object) -> float:
@@ -299,13 +281,8 @@ def _meant(unit: str, dimension: _Dimension) -> list[str]:
 
 
 def _misspellings(unit: str) -> set[str]:
-    words = {
-        unit,
-        unit.replace("k", "K"),
-        unit.replace("bit", "b"),
-        unit.replace("bit", "bits"),
-        unit.replace("FLOP/s", "FLOPS"),
-    }
+    wrong = (("k", "K"), ("bit", "b"), ("bit", "bits"), ("FLOP/s", "FLOPS"))
+    words = {unit} | {unit.replace(right, spelt) for right, spelt in wrong}
     return words | {word.replace("/s", end) for word in words for end in ("ps", "/sec", "")}
 
 
@@ -338,9 +315,7 @@ def _above_0(value: float) -> float:
     return value
 
 
-def _exact_text(
-    parse: Callable[[object], float], dimension: _Dimension, units: Sequence[str]
-) -> Callable[[float], str]:
+def _written(parse: Callable[[object], float], dimension: _Dimension, *units: str) -> PlainSerializer:
     """Write the shortest text, in one of `units`, that `parse` reads back as the very same number."""
 
     def text(value: float) -> str:
@@ -351,35 +326,33 @@ def _exact_text(
         faithful = [candidate for candidate in candidates if len(candidate) < 40 and parse(candidate) == value]
         return min([*faithful, f"{value!r} {units[0]}"], key=len)
 
-    return text
+    return PlainSerializer(text, when_used="json-unless-none")
 
 
 Seconds: TypeAlias = Annotated[
     float,
     BeforeValidator(_validator(parse_seconds)),
-    PlainSerializer(_exact_text(parse_seconds, _TIME, ["s", "ms", "us"]), when_used="json-unless-none"),
+    _written(parse_seconds, _TIME, "s", "ms", "us"),
     Field(examples=["55 ms"]),
 ]
 Nbytes: TypeAlias = Annotated[
     int,
     BeforeValidator(_validator(parse_nbytes)),
-    PlainSerializer(_exact_text(parse_nbytes, _SIZE, ["B", "kB", "MB", "GB"]), when_used="json-unless-none"),
+    _written(parse_nbytes, _SIZE, "B", "kB", "MB", "GB"),
     Field(examples=["45 MB"]),
 ]
 BytesPerSecond: TypeAlias = Annotated[
     float,
     BeforeValidator(_validator(parse_Bps)),
     AfterValidator(_above_0),
-    PlainSerializer(
-        _exact_text(parse_Bps, _BANDWIDTH, ["B/s", "Gbit/s", "GB/s", "MB/s"]), when_used="json-unless-none"
-    ),
+    _written(parse_Bps, _BANDWIDTH, "B/s", "Gbit/s", "GB/s", "MB/s"),
     Field(examples=["25 Gbit/s"]),
 ]
 FlopsPerSecond: TypeAlias = Annotated[
     float,
     BeforeValidator(_validator(parse_flops)),
     AfterValidator(_above_0),
-    PlainSerializer(_exact_text(parse_flops, _COMPUTE, ["FLOP/s", "GFLOP/s", "TFLOP/s"]), when_used="json-unless-none"),
+    _written(parse_flops, _COMPUTE, "FLOP/s", "GFLOP/s", "TFLOP/s"),
     Field(examples=["125 TFLOP/s"]),
 ]
 Fraction: TypeAlias = Annotated[float, BeforeValidator(parse_fraction), Field(examples=["2%"])]

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, final
 
-from simdist.errors import RunError
+from simdist.errors import RunError, naming_file
 
 DESIGN, ROWS, LOCK = "design.jsonl", "rows.jsonl", "sweep.lock"
 
@@ -44,7 +44,7 @@ class Store:
         Raises:
             RunError: It cannot be made, or another process computes a sweep there.
         """
-        with _saying(self.folder):
+        with naming_file(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = _locked(self.folder / LOCK)
             try:
@@ -81,7 +81,7 @@ class Store:
             RunError: They cannot be written.
         """
         assert self._file is not None  # inside `with`
-        with _saying(self.folder / ROWS):
+        with naming_file(self.folder / ROWS):
             left = b"".join(b"\n" + record for record in records)
             while left:
                 left = left[os.write(self._file, left) :]  # a disk that fills up takes a part
@@ -96,14 +96,14 @@ class Store:
             RunError: It cannot be written.
         """
         path = self.folder / ROWS
-        with _saying(path, "read"):
+        with naming_file(path, "read"):
             places, is_clean = _places(path)
         wanted = list(dict.fromkeys(itertools.chain((key for key in order if key in places), places)))
         if is_clean and wanted == list(places):
             return
-        with _saying(path, "read"), path.open("rb") as file:
+        with naming_file(path, "read"), path.open("rb") as file:
             _replace(path, (_line_at(file, places[key]) for key in wanted))
-        with _saying(path):
+        with naming_file(path):
             self._close()
             self._open()
 
@@ -144,7 +144,7 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         RunError: It cannot be read.
     """
-    with _saying(path, "read"):
+    with naming_file(path, "read"):
         if not path.exists():
             return
         with path.open("rb") as file:
@@ -164,7 +164,7 @@ def _record(line: bytes, *, need_key: bool = True) -> dict[str, Any] | None:
 def _replace(path: Path, lines: Iterable[bytes]) -> None:
     """Write a file; an interruption leaves the old one or none."""
     part = path.with_name(f".{path.name}.part")
-    with _saying(path):
+    with naming_file(path):
         try:
             with part.open("wb") as file:
                 for line in lines:
@@ -201,11 +201,3 @@ def _locked(path: Path) -> IO[bytes]:
     file.write(str(os.getpid()).encode())
     file.flush()
     return file
-
-
-@contextlib.contextmanager
-def _saying(path: Path, what: str = "written") -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise RunError(f"{error.filename or path}: cannot be {what}: {error.strerror or error}") from None

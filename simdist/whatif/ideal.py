@@ -16,7 +16,7 @@ Source:
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, assert_never, final
+from typing import Literal, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,14 +140,8 @@ def _kinds(plan: Plan, *, has_gaps: bool) -> tuple[Contributor, ...]:
 
 
 def _kind(op: Op) -> Contributor:
-    match stream_of(op):
-        case "comm":
-            channel: Cause = "communication"
-        case "host" | "compute" | "io" as same:
-            channel = same
-        case unknown:
-            assert_never(unknown)
-    return Contributor(op_name(op), channel)
+    stream = stream_of(op)
+    return Contributor(op_name(op), "communication" if stream == "comm" else stream)
 
 
 @dataclass(frozen=True, slots=True)

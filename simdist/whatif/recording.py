@@ -51,15 +51,8 @@ def measured_delays(trace: Trace, timed: Timing, costs: Costs) -> dict[Channel, 
 
 def _channel(op: Op) -> Channel | None:
     """Return the channel on which what delays an operation would be injected; None if it is no delay of a rank."""
-    match stream_of(op):
-        case "host":
-            return "host"
-        case "compute":
-            return "compute"
-        case "io" if isinstance(op, Load | Delay):
-            return "io"
-        case _:
-            return None
+    stream = stream_of(op)
+    return None if stream == "comm" or (stream == "io" and not isinstance(op, Load | Delay)) else stream
 
 
 def _price_s(op: Op, costs: Costs, plan: Plan) -> Floats:
@@ -67,9 +60,7 @@ def _price_s(op: Op, costs: Costs, plan: Plan) -> Floats:
     match costs.of.get(op):
         case None:
             seconds: float | Floats = 0.0
-        case Local(seconds=seconds):
-            pass
-        case Shared(alone_s=seconds):
+        case Local(seconds=seconds) | Shared(alone_s=seconds):
             pass
         case Varying():
             seconds = np.inf  # every batch of a data set takes its own time: none is late

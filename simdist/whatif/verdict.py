@@ -1,4 +1,4 @@
-"""What an analysis comes to: who holds the job up, always or now and then, and whether another schedule would help.
+"""The verdict of an analysis: which ranks hold the job up, always or at times, and whether another schedule helps.
 
 Three replays tell whether it is always the same ranks; each takes part of the loss away. What is lost, T - T_ideal, is
 split into
@@ -124,9 +124,9 @@ def _reason(found: Slowdown, spread: Pattern) -> str:
         case "persistent":
             who = ranks_named(found.slowest_ranks)
             verb = "is" if len(found.slowest_ranks) == 1 else "are"
-            return f"{who} {verb} late in every step, and whoever averages over all ranks waits for that"
+            return f"{who} {verb} late in every step, and an average over all ranks waits for that"
         case "simultaneous":
-            return "all ranks are late in the same steps, and there is nobody who could go on meanwhile"
+            return "all ranks are late in the same steps, so none could go on meanwhile"
         case "even":
             return "there are hardly any stragglers, and averaging less often saves too little communication"
         case "transient" | "unknown":

@@ -186,7 +186,7 @@ def test_broadcasts_are_left_out_and_told(tmp_path):
 def test_missing_ranks_are_told(tmp_path):
     job = read(written(tmp_path / "job", pytorch(0)))
     assert job.world_size == 2
-    assert "there are traces of 1 of 2 ranks; the others count as these" in job.notes
+    assert "there are traces of 1 of 2 ranks; others count as these" in job.notes
 
 
 def test_a_slow_rank_is_told_by_how_much(tmp_path):
@@ -346,7 +346,7 @@ def test_traces_of_jobs_of_different_sizes_are_refused(capsys, tmp_path):
 
 @pytest.mark.parametrize(
     ("cluster", "problem"),
-    [("dgx-a100x", "there is no such file, nor a preset: "), ("", "is empty, not a cluster")],
+    [("dgx-a100x", "there is no such file, nor a preset of that name: "), ("", "is empty, not a cluster")],
 )
 def test_a_wrong_cluster_is_told(capsys, tmp_path, cluster, problem):
     folder = written(tmp_path / "job", pytorch(0), pytorch(1))

@@ -164,7 +164,7 @@ def test_an_import_that_fails_leaves_what_was_there(tmp_path, monkeypatch) -> No
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("simdist.profiles.writing.write_npz", full)
-    with pytest.raises(RunError, match=r"job.yaml: cannot be written: No space left on device"):
+    with pytest.raises(RunError, match=r"job.delays.npz: cannot be written: No space left on device"):
         write_scenario(imported(replace(LATE, n_steps=8)), path, force=True)
     assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == before
 

@@ -315,7 +315,7 @@ def test_gains_may_be_those_of_other_links(
 @pytest.mark.parametrize(
     ("cluster", "message"),
     [
-        ("v100", "--cluster v100: there is no such file, nor a preset: "),
+        ("v100", "--cluster v100: there is no such file, nor a preset of that name: "),
         ("four.yaml", "four.yaml: has 4 nodes x 1 GPUs, small has 2 x 4: write as many, or calibrate the machines"),
     ],
 )

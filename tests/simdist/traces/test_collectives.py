@@ -221,7 +221,7 @@ def test_runs_without_a_trace_are_left_out_with_a_warning_and_refused_if_there_i
     assert sorted(row["schedule"] for row in document(answer)["rows"]) == sorted(set(LABELS) - {"local-4"})
     how = "`simdist simulate {}` writes one"
     alone = runs / "local-4"
-    assert f"warning: {alone}: holds no trace yet; left out; {how.format(alone)}" in answer.err
+    assert f"warning: {alone}: left out: holds no trace yet; {how.format(alone)}" in answer.err
     answer = call(capsys, "comms", alone)
     assert (answer.code, answer.out) == (2, "")
     assert answer.err.strip() == f"error: {alone}: holds no trace yet; {how.format(alone)}"
