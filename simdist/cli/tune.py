@@ -198,7 +198,7 @@ def _warn(session: common.Session, scenario: Scenario, wanted: TuneOptions) -> N
             f"so the last steps decide; write steps: {_FEW_PERIODS * every} or more, or a smaller --global-every"
         )
     if any(isinstance(each, Recorded) for each in scenario.disturbances):
-        session.say("recorded disturbances: every seed draws blocks of the recorded steps of its own")
+        session.say("recorded disturbances: every seed draws its own blocks of the recorded steps")
 
 
 def _with_finalists(scenario: Scenario, tuned: Tuned) -> Scenario:

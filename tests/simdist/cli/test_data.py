@@ -354,7 +354,7 @@ def test_runs_without_a_data_set_are_left_out_and_refused_if_there_is_no_other(t
     call(capsys, "plan", write(tmp_path / "s.yaml", WITHOUT), "-o", runs / "bare")
     answer = call(capsys, "data", runs, "--json")
     assert [row["schedule"] for row in document(answer)["rows"]] == ["sync", "sync+files"]
-    assert f"warning: {runs / 'bare'}: reads no data set; left out" in answer.err
+    assert f"warning: {runs / 'bare'}: left out: reads no data set" in answer.err
     answer = call(capsys, "data", runs / "bare")
     assert (answer.code, answer.out) == (2, "")
     assert answer.err.startswith(f"error: {runs / 'bare'}: reads no data set, so it has no epochs")

@@ -125,13 +125,13 @@ def test_wrong_options_get_one_clear_error(capsys, scenario, options, message):
         tune(capsys, scenario, **options)
 
 
-def test_recordings_are_drawn_anew_for_every_seed_and_it_says_so(capsys, tmp_path):
+def test_recordings_are_drawn_for_every_seed_and_it_says_so(capsys, tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "late.npz", np.where(rng.random((24, 8)) < 0.1, 0.05, 0.0))
     drawn = "{kind: transient, probability: 10%, delay: 50 ms}"
     text = edited(("steps: 12", "steps: 24"), ("seed: 1\n", ""), (drawn, "{kind: recorded, on: host, file: late.npz}"))
     out, err = tune(capsys, write(tmp_path / "job.yaml", text), as_json=True)
-    assert "recorded disturbances: every seed draws blocks of the recorded steps anew" in err
+    assert "recorded disturbances: every seed draws its own blocks of the recorded steps" in err
     low, high = json.loads(out)["rows"][0]["speedup_ci95"]
     assert 0 < low < high  # a recording that is played as it is has no interval
 

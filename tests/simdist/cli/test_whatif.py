@@ -104,7 +104,7 @@ def test_a_persistent_straggler_is_the_reason_to_stay(capsys: pytest.CaptureFixt
     assert answer.code == 0, answer.err
     assert answer.out.rstrip().splitlines()[-2:] == [
         "one run of 40 steps: nothing is random",
-        "stay with sync: no schedule is faster; rank 3 is late in every step, and whoever averages over all "
+        "stay with sync: no schedule is faster; rank 3 is late in every step, and an average over all "
         "ranks waits for that",
     ]
 
