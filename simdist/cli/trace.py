@@ -16,9 +16,7 @@ from simdist.traces.trace import Trace
 @click.command("trace")
 @click.argument("run", metavar="RUN|TRACE.npz", type=common.path)
 @click.option("--chrome", type=common.path, metavar="FILE", required=True, help="Write JSON for Perfetto.")
-@click.option(
-    "--trace", "which", type=click.Choice(list(run_directory.TRACES)), help="Of a RUN that holds both."
-)
+@click.option("--trace", "which", type=click.Choice(list(run_directory.TRACES)), help="Of a RUN that holds both.")
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Only steps A to B - 1.")
 @click.option("--ranks", metavar="LIST", callback=common.numbers, help="Only these ranks, e.g. 0,3,8-11.")
 @click.option("--tensors", is_flag=True, help="Add what each gradient goes through, as Horovod's timeline does.")

@@ -186,7 +186,7 @@ def test_broadcasts_are_left_out_and_told(tmp_path):
 def test_missing_ranks_are_told(tmp_path):
     job = read(written(tmp_path / "job", pytorch(0)))
     assert job.world_size == 2
-    assert "there are traces of 1 of 2 ranks; others count as these" in job.notes
+    assert "there are traces of 1 of 2 ranks; the others count as these" in job.notes
 
 
 def test_a_slow_rank_is_told_by_how_much(tmp_path):
