@@ -86,10 +86,10 @@ def prove_step(
         calm: Scenario and delays without stragglers; the channels are the same or fewer.
     """
     built = build(scenario, scenario.schedules[0])
-    trace = simulate(built.plan, built.costs, delays)
-    none = {channel: np.zeros_like(seconds) for channel, seconds in delays.items()}
+    trace = simulate(built.plan, built.costs, {channel: seconds[None] for channel, seconds in delays.items()})
     calm_built = build(calm[0], calm[0].schedules[0])
-    quiet = simulate(calm_built.plan, calm_built.costs, none | {key: calm[1][key] for key in calm[1].keys() & none})
+    calm_delays = {key: calm[1].get(key, np.zeros_like(seconds))[None] for key, seconds in delays.items()}
+    quiet = simulate(calm_built.plan, calm_built.costs, calm_delays)
     states = break_down(trace)
     predicted = {state: float(states.per_step_s(state)[0]) for state in ("compute", "comm", "wait", "io", "host")}
     computing_s, waiting_s, input_s = (float(each.mean()) for each in (of.compute_s + of.host_s, of.wait_s, of.input_s))
