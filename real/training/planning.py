@@ -67,11 +67,13 @@ def planned(schedule: Schedule | Plan | Path | str, delays: Delays | None, wante
         plan = _written(schedule, delays or {}, wanted)
     elif isinstance(schedule, Plan):
         plan = schedule
+        check(plan)
     elif (path := Path(schedule)).is_dir():
         run = run_directory.read(path)
         plan, delays = run.plan, run.delays if delays is None else delays
     else:
         plan = load(path)
+        check(plan)
     if given is not None:
         _check_used(plan, given)
     _check_plan(plan, delays or {}, wanted)
@@ -121,7 +123,7 @@ def _ranks_per_node(wanted: PlanRequest) -> int:
 
 
 def _check_plan(plan: Plan, delays: Delays, wanted: PlanRequest) -> None:
-    check(plan)
+    """Refuse a legal plan that the loop, its world or its delays do not fit."""
     check_shape(plan)
     check_servers(plan)
     check_delays(plan, delays)

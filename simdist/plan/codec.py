@@ -29,7 +29,7 @@ _UNWRITTEN: dict[str, object] = {
     "read": (),
     "keep": (),
 }
-"""Fields that plans did not have at first, left out at these values: so digests of older plans are what they were."""
+"""Fields that few operations set, left out of files and digests at these values."""
 _OP_CLASSES: dict[str, type] = {cls.__name__: cls for cls in get_args(ops.Op)}
 
 
