@@ -295,7 +295,7 @@ _NETWORK = (
         _MAX_MIN,
         "self._level_Bps = max(self._level_Bps, lowest_Bps)",
         "self._level_Bps = lowest_Bps",
-        _TEST_MAX_MIN,
+        (*_TEST_MAX_MIN, "-k", "below_those"),
     ),
     Mutant(
         "network",
@@ -678,7 +678,7 @@ _CACHING = (
         "simdist/caching/evicting.py",
         "self._disks[node].held.move_to_end(sample)",
         "self._disks[node].held[sample]",
-        (*_TEST_CACHING, "-k", "least_recently"),
+        (*_TEST_CACHING, "-k", "steady_hits"),
     ),
     Mutant(
         "caching",

@@ -54,6 +54,15 @@ def test_gradients_that_are_ready_in_one_cycle_are_fused() -> None:
     ]
 
 
+@pytest.mark.parametrize(("compression", "name"), [("none", "grad"), ("fp16", "half")])
+def test_gradients_are_ready_in_the_order_of_the_backward_pass_in_whatever_type(compression: str, name: str) -> None:
+    """The last tensor takes 1 ms, the one before 2 ms, the first 7 ms: ready after 1, 3 and 10 ms."""
+    schedule = Sync(fusion=Fusion(cycle_s=5 * MS), compression=compression)
+    plan = schedule.plan(Job(2, 2, 1, (10, 20, 30), tensor_backward_s=(7 * MS, 2 * MS, 1 * MS)))
+    ticks = [op.srcs for op in plan.bodies[0] if isinstance(op, Tick)]
+    assert ticks == [(f"{name}.0", f"{name}.1"), (f"{name}.2",)]
+
+
 def test_gradient_that_is_ready_at_a_tick_has_not_missed_it_by_rounding() -> None:
     ready_s = {"grad.0": 0.1, "grad.1": 0.1 + 0.2}
     assert ready_s["grad.1"] > 0.3
