@@ -99,10 +99,11 @@ EFFECTS: dict[str, tuple[str, Change | None]] = {
 
 def measure_effects(study: Study) -> dict[int, dict[str, dict[str, Row]]]:
     """Return GPUs -> effect -> schedule -> row."""
-    return {n_gpus: {name: _effect(study, n_gpus, name) for name in EFFECTS} for n_gpus in PUBLISHED}
+    return {n_gpus: {name: measure_effect(study, n_gpus, name) for name in EFFECTS} for n_gpus in PUBLISHED}
 
 
-def _effect(study: Study, n_gpus: int, name: str) -> dict[str, Row]:
+def measure_effect(study: Study, n_gpus: int, name: str) -> dict[str, Row]:
+    """Return schedule -> row of one effect."""
     suffix, change = EFFECTS[name]
     scenario = study.scenario(f"{n_gpus}{suffix}")
     return {row.schedule: row for row in study.compare(change(scenario) if change else scenario)}
@@ -209,7 +210,7 @@ def main() -> None:
     elif arguments.all:
         print_tables(tables(study))
     else:
-        rows = {n_gpus: _effect(study, n_gpus, "base") for n_gpus in PUBLISHED}
+        rows = {n_gpus: measure_effect(study, n_gpus, "base") for n_gpus in PUBLISHED}
         print("Speed-up of hierarchical SGD over synchronous SGD (lowest and highest of its configurations)\n")
         print("\n".join(published_table(rows)))
 

@@ -510,7 +510,9 @@ def test_run_that_was_not_measured_says_how_to_do_it(runs, capsys):
     assert f"warning: {run}: has only trace.partial.npz" in answer.err
     for label in LABELS:
         (runs / label / run_directory.REAL).unlink(missing_ok=True)
-    assert_refused(call(capsys, "validate", runs), f"-m real {runs / LABELS[2]}", f"nor can any other run in {runs} be used")
+    assert_refused(
+        call(capsys, "validate", runs), f"-m real {runs / LABELS[2]}", f"nor can any other run in {runs} be used"
+    )
 
 
 def test_trace_that_nobody_measured_is_refused(runs, capsys):
