@@ -507,7 +507,7 @@ def test_run_that_was_not_measured_says_how_to_do_it(runs, capsys):
     answer = call(capsys, "validate", runs, "--json")
     assert answer.code == 0
     assert sorted(row["schedule"] for row in json.loads(answer.out)["rows"]) == sorted(set(LABELS) - {"sync"})
-    assert f"warning: {run}: has only trace.partial.npz" in answer.err
+    assert f"warning: {run}: left out: has only trace.partial.npz" in answer.err
     for label in LABELS:
         (runs / label / run_directory.REAL).unlink(missing_ok=True)
     assert_refused(
