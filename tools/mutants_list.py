@@ -1115,7 +1115,7 @@ _REAL = (
         _EXECUTOR,
         "self._delays_s[op.channel][step]",
         "self._delays_s[op.channel][step - 1]",
-        (_TEST_EXECUTOR, "-k", "delay"),
+        (_TEST_EXECUTOR, "-k", "own_seconds"),
     ),
     Mutant(
         "real: executor",
@@ -1276,6 +1276,7 @@ _REAL = (
         "is_upper = (entries >= threshold).sum() <= k",
         "is_upper = (entries >= threshold).sum() < k",
         _TEST_TOPK,
+        equivalent="where exactly k reach a threshold, all of them are taken, be they above the bracket or in it",
     ),
     Mutant(
         "real: collectives",
@@ -1307,7 +1308,7 @@ _REAL = (
         "real/collectives/worlds.py",
         "[members.ranks.index(self.rank)]",
         "[0]",
-        (_TEST_VALUES, "-k", "collective_leaves"),
+        (_TEST_VALUES, "-k", "collectives_leave_what_numpy_says_in_both_worlds"),
     ),
     Mutant(
         "real: collectives",
@@ -1315,7 +1316,7 @@ _REAL = (
         "real/collectives/worlds.py",
         "buffer if self.rank == root else self._like(buffer))",
         "buffer)",
-        (_TEST_VALUES, "-k", "collective_leaves"),
+        (_TEST_VALUES, "-k", "collectives_leave_what_numpy_says_in_both_worlds"),
     ),
 )
 

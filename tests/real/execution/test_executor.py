@@ -287,6 +287,25 @@ def test_a_delay_of_the_host_holds_up_what_comes_after_it_only() -> None:
     assert ready_s[0] < ready_s[2]
 
 
+def test_every_step_and_rank_is_delayed_by_its_own_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept_s: list[float] = []
+    monkeypatch.setattr("real.execution.executor.sleep_s", lambda seconds, interrupted: slept_s.append(seconds))
+    plan, program = plan_of((Delay("host"),), (Delay("host"),), (Delay("host"),), world_size=2), Pretended()
+    executor = Executor(
+        plan,
+        rank=1,
+        delays={"host": np.array([[[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]])},
+        world=program,
+        program=program,
+        memory=Memory(plan, CPU, ()),
+        lanes=IN_THREAD,
+        recorder=Recorder(plan),
+        watch=Nobody(),
+    )
+    executor.run()
+    assert slept_s == [2.0, 4.0, 6.0]
+
+
 def test_the_host_runs_ahead_of_its_computation() -> None:
     """The second step's delay of the host begins while the first forward pass is still held up."""
     slept = threading.Event()
