@@ -18,8 +18,8 @@ NOWHERE = -1
 
 Evicted: TypeAlias = tuple[tuple[int, int], ...]
 
+#: Random keys that are held at once, or as many as samples are read.
 _N_KEYS = 2**20
-"""Random keys that are held at once, or as many as samples are read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 
 _VERSION = "0.0.4"  # of the schema that consumers expect; 1.0.0 has the same messages
 _NODE_NBYTES = 180  # of a node, about: a name, dependencies and 5 to 8 attributes
+#: An export that would be larger is refused unless it is asked for: without loops, every step is written out.
 MAX_NBYTES = 2 * 10**9
-"""An export that would be larger is refused unless it is asked for: without loops, every step is written out."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from simdist.scenario import Workload
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
+#: What traces call the process group of all ranks.
 WORLD = "0"
-"""What traces call the process group of all ranks."""
 _MAX_INT64 = 2**63 - 1
 _COLLECTIVES: dict[type[Collective], CollectiveType] = {
     ops.AllReduce: CollectiveType.ALL_REDUCE,
@@ -27,12 +27,12 @@ _COLLECTIVES: dict[type[Collective], CollectiveType] = {
     ops.Reduce: CollectiveType.REDUCE,
     ops.Broadcast: CollectiveType.BROADCAST,
 }
+#: All other operations that are no collectives of several ranks are `COMP`.
 _MEMORY_NODES: dict[type[Op], NodeType] = {
     ops.Load: NodeType.MEM_LOAD,
     ops.StageIn: NodeType.MEM_LOAD,
     ops.Save: NodeType.MEM_STORE,
 }
-"""All other operations that are no collectives of several ranks are `COMP`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 
 TrainingPhase: TypeAlias = Literal["forward", "backward", "optimize"]
 
+#: Names of phases, and of the host operations that launch them: those of PyTorch's autograd, modules and optimizers.
 _PHASES: tuple[tuple[re.Pattern[str], TrainingPhase], ...] = (
     (re.compile(r"optimizer\.|^(optimize|trust_ratios)\b", re.IGNORECASE), "optimize"),
     (re.compile(r"backward", re.IGNORECASE), "backward"),
     (re.compile(r"\bforward\b", re.IGNORECASE), "forward"),
 )
-"""Names of phases, and of the host operations that launch them: those of PyTorch's autograd, modules and optimizers."""
 
 _GROUP = re.compile(r'\{[^{}]*"pg_name"[^{}]*\}')
 _LEFT_OUT = (CollectiveType.BROADCAST, CollectiveType.BARRIER)

@@ -57,6 +57,7 @@ _SCALARS = (
 )
 _VALUES = tuple(field for kind in _SCALARS for field in (f"{kind} {kind}_val", f"{kind}_values {kind}_list"))
 
+#: Message -> its fields, which are numbered from 1: type and name, an asterisk after the type of a repeated field.
 SCHEMA: dict[str, tuple[str, ...]] = {
     **{f"{kind}_values": (f"{kind}* values",) for kind in _SCALARS},
     "AttributeProto": ("string name", "string doc_string", *_VALUES),  # at most one of its values is set
@@ -68,7 +69,6 @@ SCHEMA: dict[str, tuple[str, ...]] = {
         "AttributeProto* attr",
     ),
 }
-"""Message -> its fields, which are numbered from 1: type and name, an asterisk after the type of a repeated field."""
 
 AttributeValue: TypeAlias = bool | int | float | str | bytes
 

@@ -17,8 +17,8 @@ from simdist.settings.units import format_nbytes
 from simdist.sweep.computed import is_sweep
 
 _PAGES = (".html", ".htm")
+#: Run directories on a page; of more, charts and lists are too long to be read.
 MOST_RUNS = 24
-"""Run directories on a page; of more, charts and lists are too long to be read."""
 
 
 @click.command("report")

@@ -166,5 +166,5 @@ def _half(interval: tuple[float, float]) -> float:
 
 STEP_TIME = Column("step time", "step_s", "step_s_ci95", form=seconds_with_interval)
 SPEEDUP = Column("speed-up", "speedup", "speedup_ci95", form=factor_with_interval)
+#: Seconds per step in each state of `simdist.traces.breakdown`.
 STATES = tuple(Column(state, f"{state}_s", form=seconds) for state in breakdown.STATES)
-"""Seconds per step in each state of `simdist.traces.breakdown`."""

@@ -12,23 +12,22 @@ from simdist.scenario.cluster import Cluster
 from simdist.scenario.workload import Workload
 from simdist.settings.precision import Precision
 
+#: SGD with momentum reads parameter, gradient and momentum, and writes parameter and momentum.
 _OPTIMIZER_PASSES = 5
-"""SGD with momentum reads parameter, gradient and momentum, and writes parameter and momentum."""
 
+#: Reads of the vector by the kernels of `real.kernels` on a GPU, at densities of up to 1 %; writes count as reads.
+#:
+#: exact: magnitudes read and written, then torch's radix select: four digits of 8 bits counted, the result gathered.
+#: mstopk: the vector read once; the rest is maxima of groups, a second look at some groups, and candidates. As
+#: published it takes 22 with 20 bisections: mean, maximum, and a count for each (Shi et al., arXiv 2010.10458,
+#: algorithm 1). dgc: the vector read once; the rest is a sample of 1 % at scattered places, and candidates.
 _SELECT_PASSES = {"exact": 7.0, "mstopk": 1.5, "dgc": 1.5}
-"""Reads of the vector by the kernels of `real.kernels` on a GPU, at densities of up to 1 %; writes count as reads.
 
-exact: magnitudes read and written, then torch's radix select: four digits of 8 bits counted, and the result gathered.
-mstopk: the vector read once; the rest is maxima of groups, a second look at some groups, and candidates. As published
-it takes 22 with 20 bisections: mean, maximum, and a count for each (Shi et al., arXiv 2010.10458, algorithm 1).
-dgc: the vector read once; the rest is a sample of 1 % at scattered places, and candidates.
-"""
-
+#: Error feedback adds the gradient to the residual, which is read and written; the selection reads the sum again.
 _RESIDUAL_PASSES = 2
-"""Error feedback adds the gradient to the residual, which is read and written; the selection reads the sum again."""
 
+#: Radix sorts by index and by magnitude, 8 bits a pass of 32: each of 4 passes reads and writes; and two scans.
 _MERGE_PASSES = 18
-"""Radix sorts by index and by magnitude, 8 bits a pass of 32: each of 4 passes reads and writes; and two scans."""
 
 
 def compute_s(workload: Workload, cluster: Cluster) -> NDArray[np.float64]:

@@ -96,8 +96,8 @@ class GroupMeeting:
 
 
 Price: TypeAlias = float | Times | GroupMeeting
+#: Template, row of its predecessor, rows of what it comes after, seconds (None: nothing is added), meeting.
 _Instruction: TypeAlias = tuple[Template, int, tuple[int, ...], float | Times | None, GroupMeeting | None]
-"""Template, row of its predecessor, rows of what it comes after, seconds (None: nothing is added), meeting."""
 
 
 @final

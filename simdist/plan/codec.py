@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 FORMAT = "simdist-plan-1"
+#: Fields that few operations set, left out of files and digests at these values.
 _UNWRITTEN: dict[str, object] = {
     "padding": 0,
     "servers": None,
@@ -29,7 +30,6 @@ _UNWRITTEN: dict[str, object] = {
     "read": (),
     "keep": (),
 }
-"""Fields that few operations set, left out of files and digests at these values."""
 _OP_CLASSES: dict[str, type] = {cls.__name__: cls for cls in get_args(ops.Op)}
 
 

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from simdist.errors import PlanError
 from simdist.plan import Channel, Delay, Plan
 
+#: Channel -> float64 `[n_seeds, n_steps, world_size]`, seconds.
 Delays: TypeAlias = Mapping[Channel, NDArray[np.float64]]
-"""Channel -> float64 `[n_seeds, n_steps, world_size]`, seconds."""
 
 
 class DelaySource(Protocol):

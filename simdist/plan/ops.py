@@ -29,16 +29,15 @@ _TICK_SLACK = 1e-9  # of a period: a time that should fall on a tick may have be
 
 STREAMS: tuple[Stream, ...] = ("host", "compute", "comm", "io")
 
+#: A level of storage that samples are read from, the fastest first.
+#:
+#: memory: the decoded samples in the memory of the own node; peer: those in the memory of another node, over the
+#: network; disk: the raw files that the own node keeps on a local disk; storage: the raw files on the server.
+#:
+#: Source:
+#:     Shi et al., Towards Scalable Distributed Training of Deep Learning on Public Cloud Clusters, MLSys 2021,
+#:     arXiv 2010.10458, section 3.2 (DataCache).
 Level: TypeAlias = Literal["memory", "peer", "disk", "storage"]
-"""A level of storage that samples are read from, the fastest first.
-
-memory: the decoded samples in the memory of the own node; peer: those in the memory of another node, over the network;
-disk: the raw files that the own node keeps on a local disk; storage: the raw files on the server.
-
-Source:
-    Shi et al., Towards Scalable Distributed Training of Deep Learning on Public Cloud Clusters, MLSys 2021,
-    arXiv 2010.10458, section 3.2 (DataCache).
-"""
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 

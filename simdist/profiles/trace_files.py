@@ -72,8 +72,8 @@ def _sorted(paths: Iterable[Path]) -> list[Path]:
 
 _LITTLE_NBYTES = 16 << 20  # read in about the second that a process takes to start, if it is not compressed
 
+#: The steps of a file's rank, or why it could not be read.
 Outcome: TypeAlias = RankProfile | TraceError
-"""The steps of a file's rank, or why it could not be read."""
 
 
 def profile_all(

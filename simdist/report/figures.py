@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+#: 900 pixels, the column of a notebook.
 WIDTH_IN = 9.0
-"""900 pixels, the column of a notebook."""
 
+#: The metadata that would make equal figures differ, by the suffixes of what can be written.
 _UNDATED = {".png": "Software", ".svg": "Date", ".pdf": "CreationDate"}
-"""The metadata that would make equal figures differ, by the suffixes of what can be written."""
 
 
 def panels(

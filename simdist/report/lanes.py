@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Seconds: TypeAlias = NDArray[np.float64]
 
+#: All styles, in the order of the legend.
 LEGEND = (
     _DELAY := Style("injected delay", palette.VERMILLION, palette.BLACK, "xxxxx"),
     HOST_BLOCKED := Style("host blocked", palette.PALE_GREY),
@@ -32,7 +33,6 @@ LEGEND = (
     _LOAD := Style("load", palette.ORANGE),
     _SAVE := Style("save", palette.ORANGE, palette.BLACK, "|||||"),
 )
-"""All styles, in the order of the legend."""
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,8 @@ PLAN, SCENARIO, DELAYS = "plan.json", "scenario.yaml", "delays.npz"
 SIMULATED, REAL, PARTIAL = "trace.simulated.npz", "trace.real.npz", "trace.partial.npz"
 TRACES = {"simulated": SIMULATED, "real": REAL}
 REPORT, REAL_READS, PARTIAL_READS = "real.json", "real-reads.npz", "partial-reads.npz"
+#: The program that takes as long as the scenario says; the source of its traces ends with this word.
 EMULATED = "emulated"
-"""The program that takes as long as the scenario says; the source of its traces ends with this word."""
 _READS_OF = {REAL: REAL_READS, PARTIAL: PARTIAL_READS}
 _CHANNELS: tuple[Channel, ...] = get_args(Channel)
 _HOW = "`simdist plan SCENARIO -o RUN` writes one"

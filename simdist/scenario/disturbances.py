@@ -166,8 +166,8 @@ class Recorded(_Disturbance):
 
 
 Disturbance: TypeAlias = Transient | Persistent | Jitter | Exponential | HeavyTail | Bursts | Recorded
+#: The classes by the `kind` that scenarios call them.
 KINDS: dict[str, type[Settings]] = {each.model_fields["kind"].default: each for each in get_args(Disturbance)}
-"""The classes by the `kind` that scenarios call them."""
 
 
 def never_delays(disturbance: Disturbance) -> bool:

@@ -6,22 +6,21 @@ from typing import Literal, TypeAlias, assert_never, get_args
 from simdist.plan.ops import Channel, Level
 from simdist.plan.plan import Dataset, DType
 
+#: Which levels of storage the loads of each epoch read, and what the nodes keep.
+#:
+#:     naive       every epoch reads from storage
+#:     files       what was read from storage is kept on the node's disk, and read there the next time
+#:     memory      what was read from storage is kept, decoded, in the node's memory; from the second epoch on all nodes
+#:                 read from one another's memories
+#:     datacache   both: the first epoch reads from disk what an earlier run has left there, and else from storage
+#:     staged      before the first step every node copies to its disk what it is going to read
+#:
+#: A sample that is not where it should be, because a level was full, is read from the next one.
+#:
+#: Source:
+#:     Shi et al., Towards Scalable Distributed Training of Deep Learning on Public Cloud Clusters, MLSys 2021,
+#:     arXiv 2010.10458, section 3.2: `datacache`.
 Policy: TypeAlias = Literal["naive", "files", "memory", "datacache", "staged"]
-"""Which levels of storage the loads of each epoch read, and what the nodes keep.
-
-    naive       every epoch reads from storage
-    files       what was read from storage is kept on the node's disk, and read there the next time
-    memory      what was read from storage is kept, decoded, in the node's memory; from the second epoch on all nodes
-                read from one another's memories
-    datacache   both: the first epoch reads from disk what an earlier run has left there, and else from storage
-    staged      before the first step every node copies to its disk what it is going to read
-
-A sample that is not where it should be, because a level was full, is read from the next one.
-
-Source:
-    Shi et al., Towards Scalable Distributed Training of Deep Learning on Public Cloud Clusters, MLSys 2021,
-    arXiv 2010.10458, section 3.2: `datacache`.
-"""
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 
 

@@ -19,8 +19,8 @@ ALONE = Group(1)  # every rank for itself
 RATIOS = "ratios"
 _RATIOS_SHARE = "ratios.share"
 
+#: The algorithms that reduce-scatter and all-gather have, too; the others move whole buffers.
 SLICING: tuple[Algorithm, ...] = ("auto", "ring", "halving_doubling", "direct")
-"""The algorithms that reduce-scatter and all-gather have, too; the others move whole buffers."""
 
 
 def gradient_buckets(job: Job, *, first_nbytes: int, nbytes: int) -> tuple[Bucket, ...]:

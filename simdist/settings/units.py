@@ -163,8 +163,8 @@ class Unit:
         return f"{Decimal(repr(count)).normalize():f}{self.text}" if self.text else count
 
 
+#: No unit: plain numbers, in SI units.
 SI = Unit()
-"""No unit: plain numbers, in SI units."""
 
 
 def unit_of(value: object) -> Unit:

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from simdist.studies.epochs import Epochs
 
 
+#: Called with a schedule's label, rank-steps done and rank-steps in all.
 Progress = Callable[[str, int, int], None]
-"""Called with a schedule's label, rank-steps done and rank-steps in all."""
 
 _OF_EPOCHS = ("epochs", "staging_s")
 _BATCH_VALUES = 16_384  # ranks x seeds whose vectors stay in a core's cache

@@ -20,11 +20,11 @@ from simdist.schedules import Schedule
 from simdist.schedules.job import POLICIES, uses_disk, uses_memory
 from simdist.studies.epochs import Epochs, find_epochs
 
+#: Called with what is simulated, how much of it is done, and how much there is.
 Progress = Callable[[str, int, int], None]
-"""Called with what is simulated, how much of it is done, and how much there is."""
 
+#: Settings (see `settings`) -> what was simulated with them.
 Known: TypeAlias = dict[tuple[str, str], Epochs]
-"""Settings (see `settings`) -> what was simulated with them."""
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+#: Compute hides the loading if stalls are less of an epoch than this.
 HIDDEN_SHARE = 0.01
-"""Compute hides the loading if stalls are less of an epoch than this."""
 
 
 @dataclass(frozen=True, slots=True)

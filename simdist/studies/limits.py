@@ -24,6 +24,7 @@ from simdist.errors import PlanError
 from simdist.plan import Load, Op, Plan, StageIn, stream_of
 from simdist.plan.group import Group
 
+#: Names of the limits: see `EpochLimits`.
 LIMITS = (
     "computing",
     "communication",
@@ -36,7 +37,6 @@ LIMITS = (
     "decoding",
     "reading",
 )
-"""Names of the limits: see `EpochLimits`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ from typing import TypeAlias
 from simdist.scenario import Scenario
 from simdist.schedules import HierarchicalSGD, LocalSGD, Schedule, Sync
 
+#: Pairs of a period in steps and the ranks of a group, both growing.
 Levels: TypeAlias = tuple[tuple[int, int], ...]
-"""Pairs of a period in steps and the ranks of a group, both growing."""
 
 _PERIODS = (2, 4, 8)  # of the few
 _MOST_LEVELS = 4  # GPUs, node, rack, world: deeper hierarchies are not built

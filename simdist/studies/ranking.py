@@ -19,8 +19,8 @@ from simdist.studies.validation import Validation
 
 _CLEAR = 1.05  # of two schedules that differ by less, repetitions of a run may come in either order
 
+#: Two schedules, the faster first.
 Pair: TypeAlias = tuple[str, str]
-"""Two schedules, the faster first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,8 @@ from simdist.scenario.disturbances import Disturbance, read_recorded
 from simdist.schedules import Schedule
 from simdist.studies.statistics import NORMAL_QUANTILE, student_quantile
 
+#: Speed-up below which a change is not proposed: models are not better than that, and changes cost work.
 WORTHWHILE = 1.02
-"""Speed-up below which a change is not proposed: models are not better than that, and changes cost work."""
 
 _N_PERIODS = 10  # of the longest schedule in a run
 _MOST_BLOCK_SHARE = 5  # of a recording, one in so many

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 Samples: TypeAlias = NDArray[np.float64]
 Interval: TypeAlias = tuple[float, float]
 
+#: The 97.5 % quantile of the standard normal distribution: `student_quantile` of many degrees of freedom.
 NORMAL_QUANTILE = 1.959964
-"""The 97.5 % quantile of the standard normal distribution: `student_quantile` of many degrees of freedom."""
 
 _CONFIDENCE = 0.975  # quantile at the upper end of the middle 95 %
 # fmt: off

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 
+#: Batch systems, and the class of `dask_jobqueue` that submits jobs to each; `local` starts them on this machine.
 SYSTEMS = {
     "htcondor": "HTCondorCluster",
     "local": "LocalCluster",
@@ -32,7 +33,6 @@ SYSTEMS = {
     "sge": "SGECluster",
     "slurm": "SLURMCluster",
 }
-"""Batch systems, and the class of `dask_jobqueue` that submits jobs to each; `local` starts them on this machine."""
 
 _INSTALL = "python -m pip install distributed dask-jobqueue"
 _REFRESH_S = 5.0

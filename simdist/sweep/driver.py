@@ -57,8 +57,8 @@ class SweepProgress:
     n_failed: int = 0
 
 
+#: Called now and then, at least every few seconds while workers are waited for.
 Progress = Callable[[SweepProgress], None]
-"""Called now and then, at least every few seconds while workers are waited for."""
 
 
 @dataclass(frozen=True, slots=True)

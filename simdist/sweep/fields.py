@@ -33,8 +33,8 @@ Path: TypeAlias = tuple[str | int, ...]
 _PATH = re.compile(r"[A-Za-z_]\w*(\.\w+|\[\d+\])*", re.ASCII)
 _PARTS = re.compile(r"\w+", re.ASCII)
 _MAX_DIGITS = 9  # of an index
+#: Parts of a scenario that may be just a name, and the keys under which they name what they begin with.
 BASED, BASES = ("cluster", "workload"), ("preset", "file")
-"""Parts of a scenario that may be just a name, and the keys under which they name what they begin with."""
 
 _STANDING_FOR_OTHERS = {  # keys that are read before the settings are
     **{(part, base): f"{part}.{base}" for part in BASED for base in BASES},
@@ -44,8 +44,8 @@ _FOR_PEOPLE = ("name", "source")
 _APART = ("name", "schedules")  # have columns of their own
 _MAX_ITEMS = 16  # of a list that each get columns; a model has hundreds of tensors
 _OF_OTHERS = ("steps",)  # `3 epochs` are as many as cluster and data say
+#: Of values that are read by themselves, where no files are at hand.
 ANYWHERE = FromFile(folder=FilePath())
-"""Of values that are read by themselves, where no files are at hand."""
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+#: Endings of columns that are float64 even where nothing stands in them.
 _FLOATS = ("_s", "_low", "_high", "speedup", "_ratio")
-"""Endings of columns that are float64 even where nothing stands in them."""
 _COUNTS = ("point", "seeds")
 
 

@@ -27,14 +27,14 @@ from simdist.sweep.table import EPOCHS, RUNS, ResultRow, Source, Table, compared
 from simdist.sweep.tasks import alone
 from simdist.traces.breakdown import STATES, break_down
 
+#: Beside the run directories of a point: what it sets.
 POINT = "point.json"
-"""Beside the run directories of a point: what it sets."""
 
+#: Run directories that are written at most, as each is run by hand.
 MAX_PLANS = 1_000
-"""Run directories that are written at most, as each is run by hand."""
 
+#: Called with points that are done and points in all.
 Progress = Callable[[int, int], None]
-"""Called with points that are done and points in all."""
 
 _SAME = 1e-6  # relative difference of step times of two engines
 _TRACES: tuple[tuple[Source, str], ...] = (("simulated", run_directory.SIMULATED), ("real", run_directory.REAL))

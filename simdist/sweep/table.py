@@ -16,19 +16,19 @@ from simdist.sweep.fields import Choice
 from simdist.traces.breakdown import STATES
 
 Source: TypeAlias = Literal["simulated", "real"]
+#: Name -> a value for each row; None where there is none.
 Columns: TypeAlias = dict[str, list[object]]
-"""Name -> a value for each row; None where there is none."""
 
+#: Columns of tables with a data set.
 EPOCHS = frozenset({"staging_s", "epoch_first_s", "epoch_last_s"})
-"""Columns of tables with a data set."""
 
+#: The folder for run directories in the folder of a sweep: RUNS/POINT/LABEL.
 RUNS = "runs"
-"""The folder for run directories in the folder of a sweep: RUNS/POINT/LABEL."""
 
 _DRAWN = re.compile(r"(\d+\.\d{4,})(?=\s|%|[A-Za-z]|$)")
 
+#: Columns that stand only in tables that have something in them.
 OPTIONAL = frozenset({"folder", "case", "run", "error_ratio"}) | EPOCHS
-"""Columns that stand only in tables that have something in them."""
 
 
 @dataclass(frozen=True, slots=True)

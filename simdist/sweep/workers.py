@@ -23,8 +23,8 @@ from typing import Any, Protocol, final
 
 from simdist.errors import RunError
 
+#: What a script with a `LocalPool` needs.
 GUARD = "write `if __name__ == '__main__':` above what runs the sweep, and indent that"
-"""What a script with a `LocalPool` needs."""
 
 
 class Workers(Protocol):

@@ -30,8 +30,8 @@ from simdist.traces.trace import Trace
 
 Times: TypeAlias = NDArray[np.float64]
 
+#: The states of a rank, in the order of precedence; `Breakdown` has the seconds of each as `<state>_s`.
 STATES = ("compute", "comm", "wait", "io", "host")
-"""The states of a rank, in the order of precedence; `Breakdown` has the seconds of each as `<state>_s`."""
 
 _MANY = 8  # open collectives after which it pays to look which are over
 

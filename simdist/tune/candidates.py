@@ -11,19 +11,19 @@ from simdist.schedules import Schedule, kinds
 from simdist.schedules.job import POLICIES
 from simdist.studies.proposals import Levels
 
+#: What a setting may be.
 Value: TypeAlias = str | int | float | bool | None
-"""What a setting may be."""
 
+#: Settings that are not the default: attribute and value.
 ChangedSettings: TypeAlias = tuple[tuple[str, Value], ...]
-"""Settings that are not the default: attribute and value."""
 
+#: Kinds that average parameters.
 AVERAGING = ("local_sgd", "hierarchical_sgd")
-"""Kinds that average parameters."""
 _DENSE = ("sync", "torus")
 _SERVERS = ("parameter_server",)
 _SPARSE = ("hitopk", "gtopk", "naive_ag")
+#: Kinds that are tuned.
 KINDS = (*_DENSE, *AVERAGING, *_SERVERS, *_SPARSE)
-"""Kinds that are tuned."""
 
 _MIB = 1024**2
 _BUCKETS: tuple[Value, ...] = (_MIB, 4 * _MIB, 10 * _MIB, 25 * _MIB, 50 * _MIB, 100 * _MIB, None)

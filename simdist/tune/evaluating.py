@@ -26,8 +26,8 @@ from simdist.tune.candidates import Candidate
 from simdist.tune.constraints import Constraints, Facts, broken, facts
 from simdist.tune.space import legal
 
+#: Simulates a schedule of a scenario.
 Measure: TypeAlias = Callable[[Scenario, Built], ScheduleTimes]
-"""Simulates a schedule of a scenario."""
 
 _N_FASTEST = 3
 

@@ -31,8 +31,8 @@ from simdist.tune.space import Space
 _FAMILY = "family"
 _Point: TypeAlias = dict[str, int]  # setting -> which of its values
 
+#: Returns what a candidate achieves; None if it is illegal or breaks a constraint.
 Evaluate = Callable[[Candidate], Evaluated | None]
-"""Returns what a candidate achieves; None if it is illegal or breaks a constraint."""
 
 
 def search(space: Space, evaluate: Evaluate, *, budget: int | None, seed: int) -> list[Evaluated]:

@@ -22,17 +22,17 @@ from simdist.tune.searching import search
 from simdist.tune.space import space
 from simdist.tune.verdict import Verdict, verdict
 
+#: Candidates that are all tried unless another number is asked for.
 MOST_EXHAUSTIVE = 200
-"""Candidates that are all tried unless another number is asked for."""
 
 _SEEDS, _SEEDS_OF_A_RECORDING = 20, 200
 _EVALUATIONS = 100  # of more candidates than that
 _LONGEST_PERIOD = 1_000  # that is tried where the scenario has no more steps: runs are ten times as long
 
+#: Called with what is done, how much of it is done, and how much there is in all.
 Progress = Callable[[str, float, float], None]
-"""Called with what is done, how much of it is done, and how much there is in all."""
+#: Simulates a schedule of a scenario with so many seeds, from the scenario's own on.
 Measure = Callable[[Scenario, Built, int], ScheduleTimes]
-"""Simulates a schedule of a scenario with so many seeds, from the scenario's own on."""
 
 
 @dataclass(frozen=True, slots=True)

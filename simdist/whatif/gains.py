@@ -28,8 +28,8 @@ from simdist.studies.resampling import ResampledRecording, Runs, longest_period,
 from simdist.studies.statistics import resampled_interval
 
 Drawn: TypeAlias = Literal["recorded", "random", "fixed"]
+#: Called with a schedule's label, rank-steps done and rank-steps in all.
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called with a schedule's label, rank-steps done and rank-steps in all."""
 
 _LEAST_RUNS = 40  # 2.5 % of them is one run
 _ROUNDING = 1e-6  # a speed-up without noise that differs less from 1 is none

@@ -41,8 +41,8 @@ class Contributor:
     channel: Cause
 
 
+#: What a trace of real machines leaves unexplained: launching, and whatever else is no operation of the plan.
 GAPS = Contributor("between operations", "host")
-"""What a trace of real machines leaves unexplained: launching, and whatever else is no operation of the plan."""
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,8 @@ from simdist.traces.waiting import step_end_s as traced_end_s
 from simdist.whatif.ideal import CHANNELS, Cause, Contributor, Ideal, Kept, Variants, ideal, persistent, simultaneous
 
 Floats: TypeAlias = NDArray[np.float64]
+#: Called with work done and work in all.
 Progress: TypeAlias = Callable[[float, float], None]
-"""Called with work done and work in all."""
 
 _SLOWEST_SHARE = 0.03  # of the ranks: Lin et al., the W of M_W
 _BATCH_VALUES = 16_384  # ranks x variants whose vectors stay in a core's cache

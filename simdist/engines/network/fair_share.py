@@ -24,8 +24,8 @@ from simdist.cost.prices import Stage
 
 NO_HUB = -1
 
+#: Rates and loads that differ by less, relative to themselves, are equal.
 SAME = 1e-12
-"""Rates and loads that differ by less, relative to themselves, are equal."""
 
 _CLOSE = 1e-9  # likewise, rates that come from `max_min_rates`
 

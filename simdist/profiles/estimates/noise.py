@@ -25,8 +25,8 @@ import numpy as np
 
 from simdist.profiles.kineto.columns import Floats
 
+#: Probability that a job without stragglers is said to have one, of each channel and kind.
 FALSE_ALARM = 0.01
-"""Probability that a job without stragglers is said to have one, of each channel and kind."""
 
 _NOISE = 0.6  # share of delays that are noise, at least
 _FEWEST = 3  # steps; in fewer nothing is usual

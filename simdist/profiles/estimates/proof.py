@@ -19,8 +19,8 @@ from simdist.runs.building import build
 from simdist.scenario import Scenario
 from simdist.traces.breakdown import break_down
 
+#: Share of the measured step that a reproduced one may miss it by; beyond, the scenario is doubtful.
 TOLERANCE = 0.10
-"""Share of the measured step that a reproduced one may miss it by; beyond, the scenario is doubtful."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from simdist.profiles.kineto.events import Event, EventKind, args_of, meaning_of
 from simdist.profiles.kineto.messages import Message, dtype_of, element_count, message_of
 
+#: A number, mostly of seconds, for each of many.
 Floats: TypeAlias = NDArray[np.float64]
-"""A number, mostly of seconds, for each of many."""
+#: A whole number, such as an index, for each of many.
 Ints: TypeAlias = NDArray[np.int64]
-"""A whole number, such as an index, for each of many."""
 
 UNKNOWN = -1
 NOTHING = -1

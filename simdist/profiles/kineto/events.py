@@ -18,8 +18,8 @@ from msgspec import DecodeError, Raw, Struct, convert, field
 from msgspec.json import Decoder, decode
 
 T = TypeVar("T", bound=Struct)
+#: Shapes of an operator's inputs: a list of sizes each, or a list of such lists where an input is a list of tensors.
 Dims: TypeAlias = list[list[int | list[int]]]
-"""Shapes of an operator's inputs: a list of sizes each, or a list of such lists where an input is a list of tensors."""
 
 
 class Event(Struct, frozen=True, gc=False):

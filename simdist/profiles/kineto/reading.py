@@ -23,8 +23,8 @@ from simdist.profiles.kineto.chunks import CHUNK_NBYTES, Chunks, repaired, take
 from simdist.profiles.kineto.events import Event
 from simdist.profiles.kineto.header import Header, header_of
 
+#: Categories that say nothing about steps: Python's call stack, arrows between events, and the profiler's own work.
 SKIPPED = frozenset({"python_function", "fwdbwd", "ac2g", "async_cpu_to_gpu", "async_gpu", "Trace", "overhead"})
-"""Categories that say nothing about steps: Python's call stack, arrows between events, and the profiler's own work."""
 
 EVENT_NBYTES = 64 << 20  # an event, or what stands before or behind the events, larger than this is a damaged file
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')

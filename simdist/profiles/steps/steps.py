@@ -67,8 +67,8 @@ def _last_updates_s(updates: EventColumns, passes: Passes) -> Floats:
     return ends_s
 
 
+#: From instants on the host to when the device had computed what had been launched before.
 Computed: TypeAlias = Callable[[Floats], Floats]
-"""From instants on the host to when the device had computed what had been launched before."""
 
 
 @dataclass(frozen=True, slots=True)

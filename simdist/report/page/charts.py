@@ -11,8 +11,8 @@ from simdist.report.page.html import Attribute, Html, tag
 _HEADING, _LABEL, _BAR, _GAP, _GROUP_GAP, _AXIS = 26, 22, 18, 5, 12, 44  # heights in pixels
 _SCALE = 66.0  # percent of the width; the text of the longest bar fits into the rest on a phone
 
+#: What is hatched, so that it can be told apart without colours, and by which strokes in a square of 8 pixels.
 HATCHED = {"comm": "M0 8L8 0", "wait": "M0 0L8 8", "io": "M4 0V8", "host": "M0 4H8", "measured": "M0 8L8 0"}
-"""What is hatched, so that it can be told apart without colours, and by which strokes in a square of 8 pixels."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,10 +33,10 @@ _COLOURS: dict[str, tuple[str, str]] = {
     "line-4": ("#A0558A", palette.PURPLE),
     "line-5": (palette.DARK_YELLOW, palette.YELLOW),
 }
+#: Custom property -> colour, on a light ground: one place for what CSS, charts and canvases use.
 LIGHT = {name: light for name, (light, _) in _COLOURS.items()}
-"""Custom property -> colour, on a light ground: one place for what CSS, charts and canvases use."""
+#: Custom property -> colour, on a dark ground.
 DARK = {name: dark for name, (_, dark) in _COLOURS.items()}
-"""Custom property -> colour, on a dark ground."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,13 +38,13 @@ from simdist.report.palette import Style
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import host_waits, only_steps, step_end_s
 
+#: What stands for the length of an operation that did not run.
 DID_NOT_RUN = 2**32 - 1
-"""What stands for the length of an operation that did not run."""
 
 _MOST_TICKS = 2**30  # so that the difference of any two instants fits int32, even of negative ones
 
+#: An object of JSON.
 Record = dict[str, object]
-"""An object of JSON."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,11 +28,11 @@ from simdist.sweep.table import written_text
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
 
+#: Called with what is done now, the runs done, and the runs in all.
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called with what is done now, the runs done, and the runs in all."""
 
+#: Settings of a scenario that runs must share: else their speed-ups are not those of schedules.
 _COMMON = ("cluster", "workload", "data", "steps", "host", "input")
-"""Settings of a scenario that runs must share: else their speed-ups are not those of schedules."""
 _MOST_FIELDS = 4  # that a title names
 _HOW = "delete it, or measure the run again"
 

@@ -18,11 +18,11 @@ from simdist.sweep.selection import Fastest, fastest, short_names
 from simdist.sweep.store import DESIGN, read_jsonl
 from simdist.sweep.table import ResultRow, Table, written_text
 
+#: Rows that a page holds: some 20 MB.
 MOST_ROWS = 200_000
-"""Rows that a page holds: some 20 MB."""
 
+#: Relative differences that are no larger are rounding: the schedules take equally long.
 ROUNDING = 1e-9
-"""Relative differences that are no larger are rounding: the schedules take equally long."""
 
 _MOST_VALUES = 200  # of the only field of a grid; more are drawn as a sample
 
@@ -30,13 +30,13 @@ CASE = "case"
 _LISTED = 24  # values of a number that are called as they are written
 _WIDE = 3.0  # ratio of the ends from which on a logarithmic axis may be better
 
+#: End of a column -> how its values are written, and the units of an axis, the largest first.
 _UNITS: dict[str, tuple[Callable[[float], str], tuple[tuple[str, float], ...]]] = {
     "_per_s": (lambda value: f"{value:.4g} /s", (("1/s", 1.0),)),
     "_s": (format_seconds, (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))),
     "_Bps": (format_Bps, (("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3), ("B/s", 1.0))),
     "_nbytes": (format_nbytes, (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))),
 }
-"""End of a column -> how its values are written, and the units of an axis, the largest first."""
 
 
 @dataclass(frozen=True, slots=True)

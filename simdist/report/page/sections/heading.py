@@ -101,6 +101,7 @@ def _model(run: RunDirectory) -> str:
     return f"{workload.name or 'unnamed'}, batch of {workload.batch_size:,} per rank"
 
 
+#: What runs have in common, as a rule.
 _COMMON: dict[str, Callable[[RunDirectory], str]] = {
     "ranks": lambda run: f"{run.plan.world_size:,}",
     "nodes": lambda run: f"{run.scenario.cluster.nodes:,} x {run.scenario.cluster.gpus_per_node:,} GPUs",
@@ -109,7 +110,6 @@ _COMMON: dict[str, Callable[[RunDirectory], str]] = {
     "steps": lambda run: f"{run.plan.n_steps:,}",
     "seed": lambda run: f"{run.scenario.seed}",
 }
-"""What runs have in common, as a rule."""
 
 
 def _about_sweep(report: SweepReport) -> str:

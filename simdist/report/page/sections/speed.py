@@ -12,6 +12,7 @@ from simdist.settings.units import format_seconds
 from simdist.studies.comparison import Row
 from simdist.traces.breakdown import STATES
 
+#: The states of `simdist.traces.breakdown` in words.
 STATE_WORDS = {
     "compute": "computing",
     "comm": "exposed communication",
@@ -19,7 +20,6 @@ STATE_WORDS = {
     "io": "loading and saving",
     "host": "ranks held up by their hosts",
 }
-"""The states of `simdist.traces.breakdown` in words."""
 
 _ABOUT_STATES = (
     "The seconds of a step, averaged over ranks and steps, by what a rank does: at any moment it is in the first of "

@@ -51,6 +51,7 @@ class Metric:
     unit: MetricUnit
 
 
+#: All quantities. Shares are of the mean step time.
 METRICS = (
     Metric("speedup", "speed-up", "factor"),
     Metric("step", "step time", "seconds"),
@@ -60,7 +61,6 @@ METRICS = (
     Metric("io", "share of the step loading and saving", "share"),
     Metric("host", "share of the step held up by hosts", "share"),
 )
-"""All quantities. Shares are of the mean step time."""
 
 
 def measured_metrics(report: SweepReport) -> list[Metric]:

@@ -12,8 +12,8 @@ from simdist.studies.statistics import Interval
 from simdist.sweep.table import ResultRow
 from simdist.traces.breakdown import STATES
 
+#: Rows that stand in the table at once.
 SHOWN = 200
-"""Rows that stand in the table at once."""
 
 _SPEEDUP, _STEP = METRICS[0], METRICS[1]
 _MOST_POINTS = 10

@@ -19,8 +19,8 @@ from simdist.report.palette import Style
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import first_steps
 
+#: Operation instances times ranks of one trace in a page, and twice as many in all; then it still opens at once.
 MOST_SPANS = 2_000_000
-"""Operation instances times ranks of one trace in a page, and twice as many in all; then it still opens at once."""
 
 _DRAWING = ("decode", "units", "axis", "rows", "shares", "colours", "view", "paint", "margins", "overlay")
 _HANDLING = ("spans", "focus", "filters", "controls", "main")
