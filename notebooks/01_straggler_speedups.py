@@ -269,8 +269,8 @@ for label, (levels, *_) in curves.items():
 # could pass.
 
 # %%
-always = np.zeros((4, 4))
-always[:, 2] = 0.2
+always = np.zeros((1, 4, 4))
+always[0, :, 2] = 0.2
 schedules_figure(traces_with(always), ranks=range(4))
 
 # %% [markdown]
