@@ -42,6 +42,14 @@ repository_pages = {
     "notebooks/*.ipynb": "notebooks/*",
     "simdist/*.py": "reference/api/simdist.*",
     "simdist/*/__init__.py": "reference/api/simdist.*",
+    "simdist/plan/check.py": "reference/api/simdist.plan.check",
+    "simdist/plan/check_dataset.py": "reference/api/simdist.plan.check_dataset",
+    "simdist/plan/group.py": "reference/api/simdist.plan.group",
+    "simdist/runs/*.py": "reference/api/simdist.runs.*",
+    "simdist/settings/base.py": "reference/api/simdist.settings.base",
+    "simdist/settings/units.py": "reference/api/simdist.settings.units",
+    "simdist/studies/*.py": "reference/api/simdist.studies.*",
+    "simdist/traces/*.py": "reference/api/simdist.traces.*",
     "simdist/engines/des.py": "reference/api/simdist.engines.des",
     "simdist/engines/fast.py": "reference/api/simdist.engines.fast",
     "simdist/scenario/presets.py": "reference/api/simdist.scenario.presets",
@@ -52,7 +60,11 @@ repository_pages = {
     "real/models/__init__.py": "reference/api/real.models",
     "real/execution/virtual.py": "reference/api/real.execution.virtual",
 }
-repository_pages_without = ["simdist/__init__.py", "simdist/__main__.py", "simdist/cli/__init__.py"]
+_SHOWN_BY_MODULE = ("runs", "settings", "studies", "traces")  # packages that export nothing
+repository_pages_without = [
+    *("simdist/__init__.py", "simdist/__main__.py", "simdist/cli/__init__.py"),
+    *(f"simdist/{name}/__init__.py" for name in _SHOWN_BY_MODULE),
+]
 pages_of_links = ["index", "reference/python"]  # what the sidebar is made of
 
 myst_heading_anchors = 4  # as many levels as pages link to

@@ -59,7 +59,9 @@ def _members(module: ModuleType) -> str:
     if values:
         text += f"   :exclude-members: {', '.join(values)}\n"
     for name in _exported(module):
-        if name not in vars(module):  # which autodoc does not find, because it is imported on demand
+        if (
+            name not in vars(module) and name not in values
+        ):  # which autodoc does not find, because it is imported on demand
             kind = "autoclass" if inspect.isclass(getattr(module, name)) else "autofunction"
             text += f"\n.. {kind}:: {module.__name__}.{name}\n" + "   :members:\n" * (kind == "autoclass")
     for name, value in values.items():
@@ -74,7 +76,14 @@ def _exported(module: ModuleType) -> list[str]:
         return list(module.__all__)
     statements = ast.parse(inspect.getsource(module)).body
     names = [name for statement in statements for name in _defined(statement) if not name.startswith("_")]
-    return [name for name in names if get_origin(vars(module).get(name)) is not np.ndarray]  # has numpy's docstring
+    return [name for name in names if _is_shown(vars(module)[name])]
+
+
+def _is_shown(value: object) -> bool:
+    """Tell whether a public value is shown: not one whose docstring is that of its type, such as of a dictionary."""
+    if get_origin(value) is not None:
+        return get_origin(value) is not np.ndarray
+    return _has_docstring(value) or isinstance(value, str | int | float)
 
 
 def _defined(statement: ast.stmt) -> list[str]:

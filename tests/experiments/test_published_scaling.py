@@ -37,10 +37,11 @@ def test_page_shows_the_tables_of_the_code(run):
 @EACH
 def test_script_prints_every_table(run, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["run.py"])
-    monkeypatch.setattr(run, "tables", lambda: tables(run))
+    found = tables(run)
+    monkeypatch.setattr(run, "tables", lambda: found)
     run.main()
     printed = capsys.readouterr().out
-    assert all(f"\n{name}\n\n{table}\n" in printed for name, table in tables(run).items())
+    assert all(f"\n{name}\n\n{table}\n" in printed for name, table in found.items())
 
 
 @EACH

@@ -24,6 +24,12 @@ import simdist.cli
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ROOT / "docs" / "reference" / "commands.md"
+BY_MODULE = {f"simdist.{name}" for name in ("runs", "settings", "studies", "traces")}  # packages that export nothing
+APART = {
+    "simdist.__main__",
+    "simdist.cli",
+    "simdist.settings.precision",
+}  # commands and settings have pages of their own
 KEY_PAGES = [
     "index",
     "tutorial",
@@ -126,9 +132,16 @@ def build(folder: Path) -> str:
 
 
 def public_modules() -> list[str]:
-    """Return the modules and packages right below simdist, and real; commands have a page of their own."""
-    names = {found.name for found in pkgutil.iter_modules(simdist.__path__)} - {"__main__", "cli"}
-    return [*(f"simdist.{name}" for name in sorted(names)), "real"]
+    """Return the packages below simdist, or the modules of those that export nothing, and real."""
+    names = []
+    for found in pkgutil.iter_modules(simdist.__path__, "simdist."):
+        if found.name in BY_MODULE:
+            names += [
+                each.name for each in pkgutil.iter_modules([str(ROOT / found.name.replace(".", "/"))], f"{found.name}.")
+            ]
+        else:
+            names.append(found.name)
+    return [*sorted(set(names) - APART), "real"]
 
 
 # ---------------------------------------------------------------- the site

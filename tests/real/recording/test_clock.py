@@ -122,7 +122,7 @@ def rank_0_of_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
     slow = clocks_of._N_ROUNDS - 1
     other = Asked([*[0.5] * slow, 0.01], [*[0.1] * slow, 0.01], ahead_s=7.0)
 
-    def all_gather(found: list[Tensor], mine: Tensor) -> None:
+    def all_gather(found: list[Tensor], mine: Tensor, group: object = None) -> None:
         found[0].resize_(mine.shape).copy_(mine)
         found[1].resize_(mine.shape).copy_(mine + 1)
 
