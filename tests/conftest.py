@@ -28,7 +28,8 @@ SLOW = (
 )
 QUICK = ("tests/real/kernels/test_topk.py", "tests/real/programs/", "tests/real/recording/")
 SLOW_FIXTURES = {"browser"}
-COMPUTED_ONCE = ("tests/experiments/",)  # the tests of a file share what takes long, so one worker gets them all
+# The tests of a file here share what takes long, so one worker gets them all.
+COMPUTED_ONCE = ("tests/experiments/", "tests/project/test_documentation_site.py")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -110,6 +110,7 @@ def run_tests(root: Path, tests: Tests, timeout_s: float) -> Outcome:
     """Run tests of a tree; those that do not end in time have failed."""
     # hypothesis draws the same examples every time, and looks for no simpler one where a test fails
     environment = {**os.environ, "PYTHONPATH": str(root), "CI": "1", "UNSHRUNK": "1", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"  # bytecode of a bug of the same length and second would hide the next
     began_s = time.monotonic()
     with tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace") as said:
         with subprocess.Popen(
