@@ -89,8 +89,8 @@ def test_peak_memory_is_that_of_the_process_that_was_asked():
 def test_fast_engine_is_a_class_of_its_own():
     """A ratio of one run, far below the 100 that the benchmark holds it to: a slip of an order of magnitude is seen."""
     module = runpy.run_path(str(ENGINES))
-    [*rows] = module["engines"](module["Sizes"](ranks=128, steps=40, repetitions=3, batch_seeds=8))
-    assert min(row["fast_over_des"] for row in rows) > 10
+    [*rows] = module["engines"](module["Sizes"](ranks=128, steps=40, repetitions=9, batch_seeds=8))
+    assert min(row["fast_over_des"] for row in rows) > 15
 
 
 def test_sweep_benchmark_tells_machines_what_it_measured():
