@@ -34,6 +34,7 @@ SYSTEMS = {
     "slurm": "SLURMCluster",
 }
 
+_DISTRIBUTION = "simdist-training"  # as pyproject.toml names it
 _INSTALL = "python -m pip install distributed dask-jobqueue"
 _REFRESH_S = 5.0
 
@@ -159,10 +160,10 @@ def _await_worker(client: "Client", what: str, timeout_s: float) -> None:
 
 
 def _check_versions(client: "Client") -> None:
-    answer = client.get_versions(packages=["simdist"])
+    answer = client.get_versions(packages=[_DISTRIBUTION])
     assert isinstance(answer, dict)  # the client is not asynchronous
     found = answer["workers"]
-    versions = {address: (each.get("packages") or {}).get("simdist") for address, each in found.items()}
+    versions = {address: (each.get("packages") or {}).get(_DISTRIBUTION) for address, each in found.items()}
     wrong = {address: version for address, version in versions.items() if version != __version__}
     if wrong:
         lines = [f"worker {address} has {f'simdist {has}' if has else 'no simdist'}" for address, has in wrong.items()]

@@ -230,8 +230,8 @@ class Versions:
         self._versions = versions
 
     def get_versions(self, packages: list[str]) -> dict:
-        assert packages == ["simdist"]
-        return {"workers": {name: {"packages": {"simdist": has}} for name, has in self._versions.items()}}
+        assert packages == ["simdist-training"]
+        return {"workers": {name: {"packages": {"simdist-training": has}} for name, has in self._versions.items()}}
 
 
 def test_workers_of_other_versions_are_named():

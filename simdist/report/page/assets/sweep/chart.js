@@ -131,7 +131,7 @@ function startChart(frame) {
       svg("g", { id: "sweep-cursor" }));
     if (dots.length === 0) picture.append(svg("text", { x: box.left + 16, y: box.top + 24 }, "no row has this"));
     frame.replaceChildren(picture);
-    cursor = null;
+    choose(dots.find((dot) => dot.row === cursor?.row) ?? null);
     table(found, x);
     frame.dataset.ready = `${metric().key} ${x.name}`;
   }
