@@ -60,7 +60,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Run:
-    """What a command took: seconds that passed, those of all processors, and the most memory of its processes."""
+    """Resources of a command: seconds that passed, those of all processors, and the most memory of its processes."""
 
     wall_s: float
     cpu_s: float

@@ -1,4 +1,4 @@
-"""What does sharing cost: how fast are fair rates found, and the reference engine where transfers share links?
+"""The cost of sharing: how fast are fair rates found, and the reference engine where transfers share links?
 
     python benchmarks/network.py            tables; exit code 1 if a target is missed
     python benchmarks/network.py --quick    tiny sizes, to see that it works; seconds

@@ -1,4 +1,4 @@
-"""What a training loop loses when simdist performs its schedule, against loops written by hand with torch's own tools.
+"""Overhead of a training loop whose schedule simdist performs, against loops written by hand with torch's own tools.
 
     torchrun --standalone --nproc-per-node 2 benchmarks/overhead.py [--rounds 12] [--steps 8] [--json]
 

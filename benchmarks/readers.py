@@ -5,10 +5,10 @@
     python benchmarks/readers.py --json     the numbers for machines
 
 In every step each rank loads a batch, copies it to its device, trains on it, and averages gradients with the others.
-What a load reads from the server, from the disk of its node and from memory is drawn for each rank and step, so that no
+The bytes of a load from the server, from the disk of its node and from memory are drawn by rank and step, so that no
 two loads end together. They share the server, the NIC of the node (with the all-reduce), its disk and its memory; a
 rank's own readers and decoders limit it, too. `server` makes training wait for the server, `compute` the server for
-training; in `alone` every load takes its time alone, whoever else reads. An instance is one operation executed by one
+training; in `alone` every load takes its time alone, even if others read. An instance is one operation executed by one
 rank. Seconds are those of the processor and belong to the machine; `over alone` compares runs of one process.
 """
 

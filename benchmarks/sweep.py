@@ -46,7 +46,7 @@ seeds: 20
 
 @dataclass(frozen=True)
 class Spent:
-    """What a run took: seconds that passed, and seconds of all its processors."""
+    """Resources of a run: seconds that passed, and seconds of all its processors."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0

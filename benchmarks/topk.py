@@ -34,7 +34,7 @@ COLUMNS = ("size", "density", "method", "ms", "times_faster_than_topk", "reads",
 
 @dataclass(frozen=True)
 class Target:
-    """What mstopk must reach on a device, at the stated sizes and all densities."""
+    """Speed-ups that mstopk must reach on a device, at the stated sizes and all densities."""
 
     device: str
     column: str

@@ -323,7 +323,7 @@ worst = worst.assign(error=[f"{100 * error:+.1f} %" for error in worst.error])
 print(worst[["study", "shape", "schedule", "model", "error"]].to_string(index=False))
 
 # %% [markdown]
-# What is known about them ([details](../experiments/emulated_cluster/README.md#what-misses-and-why)):
+# What is known about them ([details](../experiments/emulated_cluster/README.md#errors-and-their-reasons)):
 #
 # * **Four parameter servers at 400 Mbit/s, -29 %.** Six TCP flows leave each node and six come in, on full links. The
 #   model shares links fairly, so all end together. Real flows are not treated alike: some end early and leave their

@@ -1,6 +1,6 @@
 """Measure a cluster: `torchrun --nproc-per-node N -m real.calibrate -o cluster.yaml`, on all of its ranks.
 
-What comes out is a file that a scenario takes as `cluster: {file: cluster.yaml}`, and with `--model` one that it takes
+The result is a file that a scenario takes as `cluster: {file: cluster.yaml}`, and with `--model` one that it takes
 as `workload: {file: workload.yaml}`. Rank 0 prints and writes; an error is printed by every rank that meets it. Exit
 codes are those of `simdist`: 0; 1 for a run that failed; 2 for wrong input.
 """

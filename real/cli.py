@@ -69,7 +69,7 @@ def main(args: Sequence[str] | None = None) -> int:
     "--program",
     default=EMULATED,
     help=(
-        f"What computes: {EMULATED} sleeps for the scenario's compute times; a model: {', '.join(models.names())}; "
+        f"The computation: {EMULATED} sleeps for the scenario's compute times; a model: {', '.join(models.names())}; "
         f"or MODULE:FUNCTION."
     ),
 )

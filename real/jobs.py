@@ -87,7 +87,7 @@ def program_maker(
 
     Args:
         connection: Says which rank this is, and on which device.
-        run: What will be performed.
+        run: The run to perform.
         build: From `find_build`.
         precision: Of a model, a key of `AUTOCAST`.
         source: Of samples; without one, a program that sleeps does so for loads as well, and a model has its own data.

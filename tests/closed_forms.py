@@ -20,7 +20,7 @@ def sync_step_s(t_s: float, d_s: float, p: float, n: int) -> float:
 
 
 def local_sgd_step_s(t_s: float, d_s: float, p: float, n: int, period: int) -> float:
-    """t + (d / H) E[max of N binomials B(H, p)]: nobody waits before the end of the period."""
+    """t + (d / H) E[max of N binomials B(H, p)]: no rank waits before the end of the period."""
     k = np.arange(period)
     return float(t_s + d_s / period * (1 - binom.cdf(k, period, p) ** n).sum())
 

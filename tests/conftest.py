@@ -15,7 +15,7 @@ settings.register_profile(
 )
 settings.load_profile("simdist")
 
-# What starts other processes or computes whole experiments; other tests say themselves that they are slow.
+# Tests that start other processes or compute whole experiments; other tests say themselves that they are slow.
 SLOW = (
     "tests/experiments/",
     "tests/project/test_benchmarks.py",

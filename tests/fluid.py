@@ -24,7 +24,7 @@ def exact_rates(flying, capacity_Bps):
 
 
 def exact_end_s(starts, capacity_Bps):
-    """Return when transfers end, in fractions, with all rates found anew at every event."""
+    """Return when transfers end, in fractions, with all rates recomputed at every event."""
     todo = {
         number: [step for stage in transfer.stages for step in ((stage.latency_s, None), (None, stage))]
         for number, (_, transfer) in enumerate(starts)

@@ -10,7 +10,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """What differs between versions.
+    """Differences between versions.
 
     `fine_times`: in nanoseconds, and since a base time that the file tells; else whole microseconds since 1970.
     `gpu_ids`: streams are text (`stream 7`) or numbers. `comms`: what `record_param_comms` tells about a collective.

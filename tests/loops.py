@@ -33,8 +33,8 @@ class Loop:
     """A loop of a user.
 
     Args:
-        schedule: What to follow; or a plan or a run directory, without `n_steps`.
-        training: What to train.
+        schedule: The schedule to follow; or a plan or a run directory, without `n_steps`.
+        training: The training.
         n_steps: In all.
         plain: Count steps without `worker.steps()`.
         stop_before: End early.
@@ -298,7 +298,7 @@ def unnamed_nodes() -> None:
 
 @dataclass(frozen=True)
 class Extras:
-    """What a user does in a loop: clipping of gradients, a gradient scaler, lower precision, evaluation."""
+    """Actions of a user in a loop: clipping of gradients, a gradient scaler, lower precision, evaluation."""
 
     clip: bool = False
     overflow: bool = False

@@ -340,5 +340,5 @@ def schedule_plans(draw: st.DrawFn, **settings: object) -> Plan:
 
 
 def spelled_out(plan: Plan) -> Plan:
-    """Return the same plan with an order of single steps, which nobody can recognise as repeating."""
+    """Return the same plan with an order of single steps, which cannot be recognised as repeating."""
     return dataclasses.replace(plan, order=tuple(Run((body,)) for body in plan.body_of_steps()))

@@ -111,4 +111,4 @@ def _serve(rank: int, world_size: int, store: str, pipe: Connection) -> None:
             except Exception:
                 answer = False, traceback.format_exc()
             pipe.send(answer)
-    os._exit(0)  # the others may be gone, so there is nobody to take leave of
+    os._exit(0)  # the others may be gone, so a clean exit would wait for them

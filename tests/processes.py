@@ -169,7 +169,7 @@ def places(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 @contextmanager
 def reserved_port() -> Iterator[int]:
-    """Give a port that nobody else is given meanwhile, for connections neither; a store may listen to it, on Linux."""
+    """Give a port that is given to no other meanwhile, for connections neither; a store may listen to it, on Linux."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as stores do
         holder.bind(("", 0))

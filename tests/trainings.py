@@ -157,7 +157,7 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 class Watch:
-    """Watches nobody: the pool has a timeout."""
+    """Watches no rank: the pool has a timeout."""
 
     def __init__(self) -> None:
         self.position = 0
@@ -200,11 +200,11 @@ class Torch:
     Args:
         ddp: Average gradients in every step, or as `local_after` says.
         local_after: From this step on, gradients are averaged over `node` consecutive ranks; None: never.
-        node: 1 for nobody.
+        node: 1 for none.
         levels: Period -> ranks, of `HierarchicalModelAverager`, or of `PeriodicModelAverager` if it is one period of
             `plain`.
         plain: Use `PostLocalSGDOptimizer` with `PeriodicModelAverager`.
-        find_unused: What the loss may leave out.
+        find_unused: Whether the loss may leave parameters out.
     """
 
     ddp: bool = True

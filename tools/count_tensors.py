@@ -228,7 +228,7 @@ def rows_of(build: Callable[[], nn.Module], shape: tuple[int, ...]) -> list[Row]
 
 
 def verify(name: str, rows: Iterable[Row], n_parameters: int, multiply_adds: float) -> list[str]:
-    """What disagrees with the expected totals: parameters exactly, multiply-adds to 1 %."""
+    """Disagreements with the expected totals: parameters exactly, multiply-adds to 1 %."""
     total_count, total_flops = (sum(column) for column in list(zip(*rows, strict=True))[1:])
     print(f"{name:13} {total_count:>11,} parameters {total_flops / 1e9:8.3f} GFLOP forward")
     wrong = []

@@ -79,7 +79,7 @@ def mutated(root: Path, mutant: Mutant) -> str:
 
     Raises:
         OSError: There is no such file.
-        ValueError: What it replaces does not stand there exactly once.
+        ValueError: The text that it replaces does not stand there exactly once.
         SyntaxError: The bug is no Python.
     """
     text = (root / mutant.file).read_text(encoding="utf-8")

@@ -9,10 +9,10 @@ class Mutant:
 
     Args:
         room: Part of the project.
-        name: What goes wrong.
+        name: The bug.
         file: Where, from the root of the project.
-        old: What stands there, once in the file.
-        new: What takes its place.
+        old: Text of the file, which it has once.
+        new: Text in its place.
         tests: Arguments for pytest: those that should fail.
         equivalent: Why no test can fail, in a sentence; empty if one can.
     """
@@ -344,7 +344,7 @@ _NETWORK = (
         "if there is not None and there.rate_Bps < lowest_Bps:",
         "if there is not None and there.rate_Bps > lowest_Bps:",
         _TEST_INCREMENTAL,
-        equivalent="to join marks the levels of the hubs as changed, and `settle` moves there whoever is faster alone",
+        equivalent="to join marks the levels of the hubs as changed; `settle` moves there those that are faster alone",
     ),
 )
 
@@ -658,7 +658,7 @@ _CACHING = (
     ),
     Mutant(
         "caching",
-        "a sample that nobody has is read from a peer",
+        "a sample that no node has is read from a peer",
         "simdist/caching/keeping.py",
         "(held_by != node) & (held_by != NOWHERE)",
         "(held_by != node)",

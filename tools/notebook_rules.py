@@ -19,7 +19,7 @@ _UNIT = re.compile(
     )(?!\w)""",
     re.VERBOSE,
 )
-"""What the label of an axis of numbers must contain: a unit, what is counted, or the name of a ratio."""
+"""Contents that the label of an axis of numbers must have: a unit, what is counted, or the name of a ratio."""
 _NUMBER = re.compile(r"[-−+\d.,e×%\s]+")
 
 

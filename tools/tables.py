@@ -3,7 +3,7 @@
     python tools/tables.py            write
     python tools/tables.py --check    exit with 1 if a page is out of date
 
-What stands between `<!-- table NAME -->` and `<!-- end -->` is made here, of results that are kept as files: those of
+Text between `<!-- table NAME -->` and `<!-- end -->` is made here, of results that are kept as files: those of
 benchmarks and of the demo, those of `tools/mutants.py`, and the tables of errors on the pages of the experiments, which
 the tests of these experiments hold to the code.
 """

@@ -4,7 +4,7 @@ Sphinx knows pages by their place below the folder of the sources. Here a page m
 the experiments' READMEs, notebooks, Python modules. As Sphinx then knows which file is which page, a relative link
 from any page to any other works as it does on a code host; a link to a file that is no page becomes a copy of the file.
 
-Some pages are lists of links under headings, such as the index. What they list stands below them in the sidebar, by the
+Some pages are lists of links under headings, such as the index. Those pages stand below them in the sidebar, by the
 texts of the links; and, if no page links to them yet, the other pages of these folders.
 """
 

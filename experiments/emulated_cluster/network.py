@@ -12,7 +12,7 @@ r"""One machine plays a cluster: each node is a network namespace behind a link 
 Traffic inside a node goes over its loopback and is limited by the processor only. The bridge lives in a namespace of
 its own: the network of the host sees nothing of all this, and removing the namespaces removes everything.
 
-What makes times repeatable, and close to startup + bytes / rate (measured with gloo, 4 x 2 ranks, 400 Mbit/s):
+Settings that make times repeatable, and close to startup + bytes / rate (measured with gloo, 4 x 2 ranks, 400 Mbit/s):
 
 * The bucket must hold the largest packet. Otherwise the kernel cuts packets into frames, one by one, and keeps a core
   busy with it: an all_reduce of 4 MiB took 199 ms instead of 131 (frames of 1500 bytes).

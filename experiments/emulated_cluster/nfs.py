@@ -7,7 +7,7 @@
             server.start()
 
 The server is nfs-ganesha, a process like any other, and libnfs reads from it: neither takes NFS in the kernel, nor
-rpcbind, and in a network namespace every port is free. What makes it fit here:
+rpcbind, and in a network namespace every port is free. Features that make it fit here:
 
 * Nothing of it stays. Its settings and its state are in a file system in memory that only its process sees, its log
   has no name, and the process ends with its machine: see `network.clean` for owners that were killed.
@@ -62,7 +62,7 @@ class Server:
     """Serves a folder; made by `serve`.
 
     Args:
-        folder: What it serves.
+        folder: The folder that it serves.
         machine: Where it runs.
         log: File for what it reports.
     """

@@ -1,4 +1,4 @@
-"""What `--study storage` runs: which policies, on which shapes, what is predicted, and what is made of it."""
+"""The study of `--study storage`: policies, shapes, predictions, and their comparison with runs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -139,7 +139,7 @@ INTERRUPTED = Case("datacache")
 
 @dataclass(frozen=True)
 class Calibrated:
-    """What was measured before any run.
+    """Measurements before any run.
 
     Args:
         cluster: Links and levels of storage.
@@ -159,7 +159,7 @@ class EpochResult:
     Args:
         predicted_s: Its seconds in the simulation.
         measured_s: In the real run.
-        predicted_stall_s: Seconds that the run stood still for want of a batch.
+        predicted_stall_s: Seconds of data stalls of the run.
         measured_stall_s: Likewise.
         predicted_hits: Samples from each of `LEVELS`.
         measured_hits: Likewise.
@@ -199,7 +199,7 @@ class Result:
         return asdict(self)
 
     def stall_s(self, which: Literal["predicted", "measured"]) -> float:
-        """Return the seconds that the run stood still for want of a batch, in all epochs."""
+        """Return the seconds of data stalls, in all epochs."""
         if which == "predicted":
             return sum(epoch.predicted_stall_s for epoch in self.epochs)
         return sum(epoch.measured_stall_s for epoch in self.epochs)

@@ -187,7 +187,7 @@ def read_through_outage(
     Args:
         path: Of the run.
         shape: Of the cluster.
-        files: What is served.
+        files: The files that are served.
         away_s: For how long it is away.
         n_loads_before: Loads of the first rank.
         options: Of `python -m real`, besides those of the data.

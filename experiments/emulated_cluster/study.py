@@ -1,4 +1,4 @@
-"""What is run on the emulated cluster, and what is made of it: scenarios, predictions, comparisons, tables."""
+"""Studies on the emulated cluster: scenarios, predictions, comparisons, tables."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -64,7 +64,7 @@ SHAPES = (CALIBRATED, TRANSFERRED)
 
 @dataclass(frozen=True)
 class Study:
-    """What to run.
+    """A study to run.
 
     Args:
         name: Of its files and tables.

@@ -1,4 +1,4 @@
-"""What a training step takes on the GPU at hand, and how well the simulator predicts four ranks that share it.
+"""Time of a training step on the GPU at hand, and how well the simulator predicts four ranks that share it.
 
     python experiments/gpu_step_time/run.py                                          on a GPU; some minutes
     python experiments/gpu_step_time/run.py --device cpu --model mlp --steps 3       a few steps, to see that it works

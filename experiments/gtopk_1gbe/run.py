@@ -26,7 +26,7 @@ SCHEDULES = ("dense", "topk", "gtopk")
 
 @dataclass(frozen=True)
 class Published:
-    """What was measured of a model, in samples per second and GPU.
+    """Measured speed of a model, in samples per second and GPU.
 
     Args:
         n_parameters: Of the model.
@@ -94,7 +94,7 @@ def selection_s(n_parameters: int) -> float:
 
 @dataclass(frozen=True)
 class Host:
-    """What the program does on its one CPU core, while nothing else goes on.
+    """Work of the program on its one CPU core, while nothing else goes on.
 
     Args:
         dense_s: Seconds per parameter of the dense program: the gradient is copied from the GPU and back.

@@ -171,7 +171,7 @@ TCP_SOURCES_Bps = {
     "2.06 GB/s: Google, 32 Gbit/s, one ring (nccl#209), base of 40 GbE": 2.06e9,
     "2.13 GB/s: AWS, 100 Gbit/s (nccl#235)": 2.125e9,
 }
-"""What NCCL was measured to move over TCP -> bytes per second of a network card."""
+"""Measured rates of NCCL over TCP -> bytes per second of a network card."""
 
 
 def tcp_rows(rate_Bps: float) -> Iterator[Row]:

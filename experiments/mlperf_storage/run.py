@@ -30,7 +30,7 @@ MANAGED = {"latency_s": 2e-3, "open_s": 2e-3}  # a managed NFS, 1 to 3 ms for 4 
 
 @dataclass(frozen=True)
 class Load:
-    """What one simulated accelerator of the benchmark asks of the storage.
+    """Demand of one simulated accelerator of the benchmark on the storage.
 
     Args:
         batch: Records of a step.
@@ -78,7 +78,7 @@ def scenario(
     """Return the benchmark on some accelerators.
 
     Args:
-        load_: What each asks for; records have one size where `record_sd_nbytes` is 0.
+        load_: Demand of each; records have one size where `record_sd_nbytes` is 0.
         bandwidth_Bps: Of the storage.
         n_accelerators: How many.
         prefetch: Batches that are read ahead.

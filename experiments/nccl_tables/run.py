@@ -136,7 +136,7 @@ KNOBS: dict[str, Callable[[Cluster], Cluster]] = {
         update={"collective_overhead_s": 1.1 * cluster.collective_overhead_s}
     ),
 }
-"""What of the a100-efa machines is changed by a tenth."""
+"""Settings of the a100-efa machines that are changed by a tenth."""
 
 
 def knobs_table() -> Iterator[str]:

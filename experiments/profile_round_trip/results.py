@@ -1,4 +1,4 @@
-"""What was predicted and measured of each job: as files that are kept, and as tables of the page."""
+"""Predictions and measurements of each job: as files that are kept, and as tables of the page."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -80,7 +80,7 @@ class Computing:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a case has shown.
+    """Result of a case.
 
     Args:
         case: Its name.

@@ -54,7 +54,7 @@ class Memory:
         device: Where buffers placed on the device live; the others are in host memory.
         names: Which buffers are wanted; the others stay without a tensor.
         n_ranks: Stack the buffers of so many ranks: all shapes begin with `n_ranks`, and `row` is one of them.
-        scratch_nbytes: What collectives will need on the device beside the buffers.
+        scratch_nbytes: Memory that collectives will need on the device beside the buffers.
 
     Raises:
         RunError: They do not fit.

@@ -2,9 +2,9 @@
 
 They need nothing but the buffers, so every program performs them alike.
 
-**Ranks agree.** What several ranks compute from the same data must come out the same, or their parameters would drift
+**Ranks agree.** Several ranks must compute the same from the same data, or their parameters would drift
 apart. Values of equal indices are therefore summed in an order that does not change, although a GPU adds what it
-scatters in any order. A merge sorts them first. What was gathered is scattered slice by slice: within what one rank has
+scatters in any order. A merge sorts them first. Gathered entries are scattered slice by slice: within what one rank has
 selected, no index comes twice, so nothing is left to be ordered.
 """
 
@@ -50,7 +50,7 @@ def warm_up(plan: Plan, memory: Memory) -> None:
     """Perform every such operation of a plan once, and leave the buffers as they were: kernels are compiled or loaded.
 
     Args:
-        plan: What will be performed.
+        plan: The plan to perform.
         memory: Of this rank, where indices are within their vectors.
     """
     for op in dict.fromkeys(op for body in plan.bodies for op in body if isinstance(op, Transform)):
@@ -86,7 +86,7 @@ def _select(memory: Memory, op: ops.Select, generator: torch.Generator) -> None:
 def _merge(memory: Memory, op: ops.Merge) -> None:
     """Keep the largest sums of what has equal indices; add the other sums, divided, to the residual.
 
-    Sums are of the residual's type. What the kept ones lose where they are converted to fewer bits is dropped, too.
+    Sums are of the residual's type. Precision that kept ones lose in a conversion to fewer bits is dropped, too.
 
     Where fewer indices differ than there is room for, the rest of the room holds zeros, which add nothing.
 

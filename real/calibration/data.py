@@ -2,14 +2,14 @@
 
 Everything is done by the code that a run uses, so a scenario gets what a reader of this project sees: with checksums,
 locks and Python. A level is read three times. First by one thread of one rank, file by file: the seconds of each file.
-Then by `n_readers` threads of every rank of one node, and of all nodes: the bytes per second of all together. What a
-file takes beyond its bytes at that rate, in the median, is `open` (of storage, its latency included) or `latency` (of
-the disk). A node that reads as fast alone as all together has shown no limit of its own.
+Then by `n_readers` threads of every rank of one node, and of all nodes: the bytes per second of all together. The time
+that a file takes beyond its bytes at that rate, in the median, is `open` (of storage, its latency included) or
+`latency` (of the disk). A node that reads as fast alone as all together has shown no limit of its own.
 
 Of the storage, every reading takes other files, as far as the data set has them, and what the nodes' kernels hold of
-these is dropped before: else a mount would be as fast as memory from the second reading on. What the server itself has
-cached, cannot be told here; one that must fetch from its disks may be slower. Files on the disk were written shortly
-before, so they come from the page cache. The cluster's `source` says so.
+these is dropped before: else a mount would be as fast as memory from the second reading on. Whether the server itself
+has files cached, is unknown here; one that must fetch from its disks may be slower. Files on the disk were written
+shortly before, so they come from the page cache. The cluster's `source` says so.
 
 A request to another node is measured by asking for a sample that is not there: its bytes are the network's business.
 """
@@ -54,7 +54,7 @@ class Readings:
         of_node: By the ranks of the first node; others leave them out.
         of_all: By all ranks.
         n_alone: How often each of `alone` is read; the quickest time counts.
-        said: What is to be known about them.
+        said: Remarks about them.
     """
 
     alone: tuple[int, ...]
@@ -167,7 +167,7 @@ class DataRates:
         memory_Bps: Of the ranks of a node together.
         request_s: Seconds of a request to another node besides its bytes; None on one node.
         decode_s: CPU seconds of a sample.
-        storage_caches: What is known of caches that the storage's files came from, in words.
+        storage_caches: Facts about caches that the storage's files came from, in words.
     """
 
     storage_Bps: float

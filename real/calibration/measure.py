@@ -1,8 +1,8 @@
 """Measure collectives and messages on all ranks.
 
 A repetition begins, on every rank, at a moment that was agreed upon, after a gap in which nothing is sent, because
-training has such gaps too. It lasts from the moment when the last member has begun until the last one has ended. What
-is performed is what the executor performs, the division of a mean included.
+training has such gaps too. It lasts from the moment when the last member has begun until the last one has ended. The
+collective is performed as the executor performs it, the division of a mean included.
 """
 
 from collections.abc import Callable, Sequence

@@ -153,7 +153,7 @@ class Checkpoints:
 
     Args:
         folder: Where they are; only rank 0 uses it.
-        job: What they belong to.
+        job: The job that they belong to.
         group: Of all ranks, able to move tensors of the host, and patient enough for rank 0 to write.
         wait: Calls a function that waits for other ranks, and ends the wait if one of them has failed.
     """

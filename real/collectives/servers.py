@@ -40,7 +40,7 @@ def piece_count(n_members: int, itemsize: int, *, arriving_nbytes: int = ARRIVIN
     Args:
         n_members: That push to a server.
         itemsize: Bytes of an element.
-        arriving_nbytes: What a server keeps.
+        arriving_nbytes: Bytes that a server keeps.
     """
     return max(arriving_nbytes // n_members, _LEAST_PIECE_NBYTES) // itemsize
 
@@ -62,7 +62,7 @@ def sum_by_servers(
         ranks: The members, in order.
         process_group: The same for torch.
         scratch: For pieces that arrive, and for the buffer in host memory if it has to go there.
-        arriving_nbytes: What a server keeps.
+        arriving_nbytes: Bytes that a server keeps.
     """
     on_host = buffer.is_cuda and not moves_gpu_tensors(process_group)
     whole = buffer
@@ -84,7 +84,7 @@ class _Exchange:
         ranks: The members, in order.
         me: Which of them this is.
         servers: Which of them are servers.
-        parts: What each server holds, as this member has it.
+        parts: Parts of each server, as this member has them.
         process_group: For messages.
     """
 

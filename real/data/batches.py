@@ -22,7 +22,7 @@ class BatchFeed(Feed):
     """Loads batches into the buffers of a plan.
 
     Args:
-        plan: What is executed.
+        plan: The plan that is executed.
         source: Of the samples.
         memory: Has the buffers that batches are loaded into; pinned, if there is a GPU.
 

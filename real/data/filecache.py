@@ -9,7 +9,7 @@
   the index, so a file of another data set is not found; what is read is compared with size and checksum, and a
   damaged file is removed and fetched again. So no `fsync` is needed: what a crash of the machine spoils, is noticed.
 * **One fetch per node.** The fetcher holds the lock of the sample; the others wait and find the file.
-* **Bounded.** Bytes are reserved before they are written. What does not fit, or hits a full disk, is handed on and not
+* **Bounded.** Bytes are reserved before they are written. A file for which the disk is full is handed on and not
   kept. Which files leave decides the caller (`evict`), or, without a plan, age (`eviction="lru"`). A process that is
   killed between two steps may leave a sum of bytes that is too large, never one that is too small; the next one that
   has the folder to itself counts again.

@@ -8,7 +8,7 @@ from a warm run. Every user of such a folder holds a shared lock (flock) on it, 
 ends, however it ends. A process that leaves and gets the lock for itself was the last and removes the folder; and every
 process that comes or leaves removes those whose users were killed, of any data set.
 
-What is read here is trained on, and a checksum keeps out accidents, not intent. So the default folder, whose name is
+Samples read here are trained on, and a checksum keeps out accidents, not intent. So the default folder, whose name is
 easy to guess, is used only if no other user can write to it.
 """
 
@@ -69,7 +69,7 @@ def cold_folder(folder: Path, run: str, node: int) -> Iterator[Path]:
 
     Args:
         folder: Of the data set.
-        run: What no other run is called.
+        run: A name that no other run has.
         node: The node of the folder.
 
     Raises:

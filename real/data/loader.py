@@ -10,10 +10,10 @@ a batch is complete and right, or the load fails with one error.
 **Waiting for others.** A sample may be planned from memory, or from disk, which another rank of the node is only about
 to bring there. Then the reader waits until that rank has passed its load, or at most `wait_s`.
 
-**Leaving.** What leaves a cache with load k may still be needed by ranks that are not there yet. It leaves when all
-ranks of the node have read load k, and `grace` more loads, for the ranks of other nodes. What a later load has brought
-back by then stays. All ranks carry this out; the first one does it. A rank that closes its loader when all ranks of the
-node have read all loads carries out everything: then the node's caches hold what the plan says.
+**Leaving.** A sample that leaves a cache with load k may still be needed by ranks that are not there yet. It leaves
+when all ranks of the node have read load k, and `grace` more loads, for the ranks of other nodes. One that a later load
+has brought back by then stays. All ranks carry this out; the first one does it. A rank that closes its loader when all
+ranks of the node have read all loads carries out everything: then the node's caches hold what the plan says.
 """
 
 import threading
@@ -198,7 +198,7 @@ class Loader(AbstractContextManager["Loader"]):
             labels: int64 `[batch]`.
 
         Returns:
-            What came from where.
+            Samples and bytes by level.
 
         Raises:
             RunError: A sample cannot be had; names it. Or the run has failed elsewhere, or time is over.
@@ -296,7 +296,7 @@ class Loader(AbstractContextManager["Loader"]):
         self._submit(self._readers, under_way, read, partial(self._from_files, read, under_way, keep=keep))
 
     def _from_files(self, read: PlannedRead, under_way: LoadProgress, *, keep: bool) -> None:
-        """Read a file; a decoder goes on with it. What should be on disk and is not is put there again."""
+        """Read a file; a decoder goes on with it. A file that is missing on disk is put there again."""
         keeps_file = read.keeps_disk or read.planned == DISK
         if read.planned == DISK:
             self._awaited(read.on_disk, lambda _: False)
@@ -317,7 +317,7 @@ class Loader(AbstractContextManager["Loader"]):
     def _keep_the_rest(self, reads: list[PlannedRead]) -> None:
         """Carry out what may leave; if memory had no room for some samples, keep them as others let more leave.
 
-        What leaves with the last `grace` loads that this rank has read leaves only when it goes on: no need to wait.
+        Samples that leave with the last `grace` loads of this rank leave only when it goes on: no need to wait.
         """
         leaving, deadline_s = self._agenda.leaving, time.monotonic() + self._limits.wait_s
         n_mine = self._number + 1 - self._limits.grace

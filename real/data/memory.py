@@ -286,7 +286,7 @@ def _began(pid: int) -> int:
 def _fence() -> None:
     """Let all reads of memory before this be done before those after it.
 
-    What comes before a lock is dropped stays before it, and what comes after it is taken again stays after that; a lock
+    Reads before a lock is dropped stay before it, and reads after it is taken again stay after that; a lock
     of its own makes no thread wait, and a forked child finds none that is held.
     """
     if not _KEEPS_ORDER:

@@ -37,7 +37,7 @@ class SharedSegment:
     Args:
         name: Of the segment; processes that give the same name share it.
         nbytes: Its size.
-        layout: What is in it, in words; all users must agree.
+        layout: Its layout in words; all users must agree.
         folder: Where it is; a file system in memory.
 
     Raises:

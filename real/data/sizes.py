@@ -47,7 +47,7 @@ def n_connections(plan: Plan) -> int:
 def limits(plan: Plan, timeout_s: float) -> LoaderLimits:
     """Return how many files a rank reads at once, and how long it waits.
 
-    What leaves a memory stays for those ranks of other nodes that have loaded fewer batches ahead.
+    Samples that leave a memory stay for those ranks of other nodes that have loaded fewer batches ahead.
     """
     dataset = dataset_of(plan)
     return LoaderLimits(

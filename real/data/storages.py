@@ -1,7 +1,7 @@
 """Where the files of a data set lie: a folder, a mount, an object store. One way to read them all.
 
-What a URL means is fsspec's business (`/mnt/set`, `s3://bucket/set`, `memory://set`), and of the file systems that are
-registered with it. What is added here is how an outage is borne: a read that fails is tried again, less and less often,
+URLs are fsspec's business (`/mnt/set`, `s3://bucket/set`, `memory://set`), and that of the file systems that are
+registered with it. Added here is the handling of outages: a read that fails is tried again, less and less often,
 until `timeout_s` are over; then one error says what happened, where, and for how long it was tried. An outage that
 lasts is told to the user who waits, in one line, and so is its end.
 
@@ -27,7 +27,7 @@ FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 PATIENCE_S = 5.0  # shorter outages pass without a word
 
-# What a server or a kernel says of a file, or of us: no outage, and the same again however often it is asked.
+# Answers of a server or a kernel about a file, or about us: no outages, and the same again however often it is asked.
 _FINAL = {
     *(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM),
     *(errno.EINVAL, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTSUP, errno.ENOSYS),

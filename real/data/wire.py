@@ -77,7 +77,7 @@ def send(connection: socket.socket, buffers: Sequence[memoryview | bytes], *, de
 
     Args:
         connection: To whom.
-        buffers: What.
+        buffers: Bytes to send.
         deadline_s: Of `time.monotonic`.
 
     Raises:

@@ -5,7 +5,7 @@ A *thread lane* hands them to a thread of its own; that is a stream on a CPU, an
 that only enqueues kernels on a CUDA stream, and events say when they run; on a CPU it is the host itself, and the
 compute stream of a user's own training loop.
 
-What an instance comes after is known from the plan. `Lane.order` puts it in order: a CUDA stream waits for an event,
+The plan tells the predecessors of an instance. `Lane.order` puts it in order: a CUDA stream waits for an event,
 without holding up the host; in all other cases the caller waits.
 
 **Threads on a GPU.** Collectives of gloo take CUDA tensors, and copy them to the host and back on streams of their own;

@@ -39,7 +39,7 @@ class RunReport:
 
     Args:
         digest: Of the plan.
-        program: What computed.
+        program: The program that computed.
         backend: Of collectives.
         device: Of computation.
         hosts: Of every rank.

@@ -4,7 +4,7 @@
 
 A vector is cut into *spans*, one per program, and a span into tiles. A program writes its candidates to where its span
 begins, in order, which needs neither a place that an atomic operation reserves nor memory whose size the host would
-have to know. What candidates are compared by is a *key*, an integer that is not negative. Three kernels choose:
+have to know. Candidates are compared by a *key*, an integer that is not negative. Three kernels choose:
 
 1. `_count_keys` counts the candidates by a digit of b bits of their keys: 2^b thresholds at once. Once per digit.
 2. `_count_taken` counts in each span what lies above the k-th largest key, and on it.

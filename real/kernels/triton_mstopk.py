@@ -6,7 +6,7 @@ The algorithm is that of `real.kernels.mstopk`. Four kernels find candidates, ti
 1. `_summarize` reads the vector: maximum of each group, sum and maximum of each span.
 2. `_scale` makes of these the mean, the maximum and the distances of thresholds.
 3. `_count_maxima` counts the groups by their maxima, in cells of 1/16 octave below the maximum of all.
-4. `_collect` reads the groups that reach the level on which the cell of the k-th largest maximum begins. What
+4. `_collect` reads the groups that reach the level on which the cell of the k-th largest maximum begins. A group that
    reaches it is a candidate; its key is its level.
 
 `real.kernels.triton_candidates` chooses among these. So b bisections are one read of the candidates.

@@ -22,7 +22,7 @@ class ModuleProgram(Program):
     """Trains a module.
 
     Args:
-        plan: What will be executed.
+        plan: The plan to execute.
         module: On the device of `memory`; its parameters move into the plan's buffers.
         loss: Of the module's output and the target.
         optimizer: Of the module's parameters.

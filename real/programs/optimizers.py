@@ -162,7 +162,7 @@ class Rating:
     """The trust ratios of one rank.
 
     Args:
-        plan: What is executed.
+        plan: The plan that is executed.
         binding: Knows the parameters.
         optimizer: Of the same parameters.
         memory: Of the plan.

@@ -94,7 +94,7 @@ def to_common_s(times_s: NDArray[np.float64], *, start_s: float, drift: float = 
     Args:
         times_s: Times, of any shape; NaN stays NaN.
         start_s: The common start by the rank's own clock.
-        drift: What the clock gains on rank 0's, in seconds per second.
+        drift: Gain of the clock on rank 0's, in seconds per second.
 
     >>> to_common_s(np.array([100.0, 110.0]), start_s=100.0, drift=1e-4).round(6).tolist()
     [0.0, 9.999]

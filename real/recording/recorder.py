@@ -59,7 +59,7 @@ class Recorder:
     """The times of one rank.
 
     Args:
-        plan: What is executed.
+        plan: The plan that is executed.
         path: The file to write; without one, times are kept in memory.
 
     Raises:
@@ -113,7 +113,7 @@ def gather(
 
     Args:
         recorder: Of this rank.
-        plan: What was executed.
+        plan: The plan that was executed.
         start_s: The common start by this rank's clock.
         clocks: At the start and at the end.
         source: Who made the trace.
@@ -130,7 +130,7 @@ def gather(
 def salvage(folder: Path, plan: Plan, source: str) -> Trace | None:
     """Make a trace of what the ranks of a failed run have left; None if that is nothing.
 
-    What is missing is NaN; a collective began when the last member was ready of which this machine knows. Clocks are
+    Missing times are NaN; a collective began when the last member was ready of which this machine knows. Clocks are
     taken to run alike: how they drift would have been known at the end.
     """
     times_s = np.full((3, plan.n_instances, plan.world_size), np.nan)

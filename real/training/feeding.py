@@ -26,7 +26,7 @@ def open_batches(
     """Open the data set of a plan for a training loop; all ranks take part.
 
     Args:
-        plan: What the loop follows.
+        plan: The plan that the loop follows.
         ranks: The ranks.
         first_step: Where the loop begins.
         url: Of the data set.

@@ -9,7 +9,7 @@ operations in between. So the loop drives:
     the last bucket is      everything up to `Optimize`: when `backward()` returns, gradients are averaged
     the update ends         the rest of the step: when `optimizer.step()` returns, parameters are averaged
 
-What a hook finds tells what the loop does. A loop that does not train in this way is refused at the place where it
+The hooks tell how the loop trains. A loop that does not train in this way is refused at the place where it
 leaves it.
 """
 
@@ -47,7 +47,7 @@ class Hooks:
 
     Args:
         plan: Whose bodies have one forward pass, one backward pass and one update.
-        module: What the loop calls.
+        module: The model that the loop calls.
         optimizer: Of the module's parameters.
         memory: Of the plan.
 

@@ -54,7 +54,7 @@ def planned(schedule: Schedule | Plan | Path | str, delays: Delays | None, wante
     Args:
         schedule: See `real.wrap`.
         delays: See `real.wrap`.
-        wanted: What for.
+        wanted: Purpose.
 
     Raises:
         PlanError: They are not legal, or do not fit.

@@ -112,7 +112,7 @@ def meet_ranks(device: torch.device, timeout_s: float, environ: Mapping[str, str
     Args:
         device: Of the model.
         timeout_s: For each wait for others.
-        environ: What torchrun has set.
+        environ: Variables that torchrun has set.
 
     Raises:
         RunError: Somebody is missing; the model is on a GPU that other ranks use; the script's process group cannot

@@ -11,7 +11,7 @@ As with DistributedDataParallel and Horovod, nothing else changes: learning rate
 precision and hooks of the user work as before. When `backward()` returns, gradients are synchronised as the schedule
 says; when `optimizer.step()` returns, parameters are. `real.training.hooks` tells how.
 
-What is performed is a plan, the same that the simulator takes; nothing here knows what schedules are.
+It performs a plan, the same that the simulator takes; nothing here knows what schedules are.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -68,7 +68,7 @@ def wrap(
     Parameters, module buffers and the state of the optimizer become those of rank 0, or of the newest checkpoint.
 
     Args:
-        module: What the loop calls, already on its device. Parameters that are not trained are left alone.
+        module: The model that the loop calls, already on its device. Parameters that are not trained are left alone.
         optimizer: Of the module's parameters.
         schedule: The schedule; or a plan; or a plan file or run directory, as `simdist plan -o` writes.
         n_steps: Steps in all, of a schedule; a plan has its own.
@@ -76,7 +76,7 @@ def wrap(
             directory, else none.
         checkpoint: Folder of checkpoints, which only rank 0 uses. The loop goes on from the newest one there.
         every: Steps from one checkpoint to the next. One is written after the last step, too.
-        also: What else belongs into a checkpoint, by name, such as learning rate schedulers and gradient scalers.
+        also: Other objects of a checkpoint, by name, such as learning rate schedulers and gradient scalers.
         trace: File in which rank 0 leaves the trace of the run.
         ranks_per_node: Ranks of one machine, for a schedule; by default as torchrun says.
         timeout_s: For each wait for others.
@@ -302,7 +302,7 @@ class _Resuming:
     """Keeps the state of one rank.
 
     Args:
-        plan: What is performed.
+        plan: The plan to perform.
         state: Of this rank.
         ranks: The others; all of them make this together.
         folder: For checkpoints; None writes none.

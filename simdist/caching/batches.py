@@ -26,7 +26,7 @@ _N_KEYS = 2**20
 class BatchReads:
     """How the ranks read the samples of one load, and what it changes.
 
-    What is kept and what leaves is the net result of the load: a sample that a full cache takes in and lets go for
+    Kept and evicted samples are the net result of the load: a sample that a full cache takes in and lets go for
     another of the same load is neither kept nor evicted, and so is one that it lets go and takes in again.
 
     Args:
@@ -56,7 +56,7 @@ def epoch_order(dataset: Dataset, epoch: int, world_size: int, *, n_steps: int |
     """Return which samples every rank reads in an epoch, `[n_steps, world_size, batch_size]`.
 
     Samples are dealt to the ranks in turn, one after the other, from the shuffled whole, or to the ranks of each node
-    from its own part. What does not fill a last step is left out, as with `drop_last`.
+    from its own part. A rest that does not fill a last step is left out, as with `drop_last`.
 
     Args:
         dataset: Says how it is shuffled.

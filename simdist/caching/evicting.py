@@ -18,7 +18,7 @@ class EvictingCaches:
     """The disks and memories of all nodes; a full one lets go of what was used least recently.
 
     Args:
-        dataset: What is read.
+        dataset: The data set that is read.
         world_size: Ranks.
     """
 
@@ -120,7 +120,7 @@ class EvictingCaches:
 
 
 class _Lru:
-    """What one disk or memory holds, least recently used first: sample -> bytes."""
+    """Contents of one disk or memory, least recently used first: sample -> bytes."""
 
     __slots__ = ("_capacity_nbytes", "_nbytes", "held")
 

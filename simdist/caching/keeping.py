@@ -17,7 +17,7 @@ class KeepingCaches:
     """The disks and memories of all nodes, each of which keeps what it has and, of what comes, what still fits.
 
     Args:
-        dataset: What is read.
+        dataset: The data set that is read.
         world_size: Ranks.
         keep: Levels that are to keep anything; of the others nothing is noted for each sample.
     """

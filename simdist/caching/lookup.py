@@ -2,7 +2,7 @@
 
 Reads count in logical order: step by step, and within a step rank by rank, place by place of the batch. A level is
 asked as the load says; `memory` and `peer` ask one set that all nodes share, in which every sample is on one node at
-most: the one that read it first. What was read from disk or storage is kept where the load says, in the memory of the
+most: the one that read it first. Samples read from disk or storage are kept where the load says, in the memory of the
 node that read it if no node has it yet.
 
 Full levels: with `eviction: none` a level keeps what it has, and of what comes next what still fits. An epoch reads

@@ -53,9 +53,9 @@ class Export:
     """A plan, and what its traces tell besides.
 
     Args:
-        plan: What the ranks do.
+        plan: The plan of the ranks.
         costs: Its price list.
-        workload: What computes; tells the FLOPs of forward and backward passes.
+        workload: The model, which tells the FLOPs of forward and backward passes.
         delays: Channel -> float64 `[1, plan.n_steps, plan.world_size]`, seconds.
         n_steps: The first so many steps are written.
     """
@@ -137,7 +137,7 @@ class Export:
 
 
 class _Order:
-    """What comes before what: of an operation without a node, what it waits for stands in for it."""
+    """Order of nodes: in place of an operation without a node stand those it waits for."""
 
     def __init__(self) -> None:
         self._streams = bytearray()  # of every instance
@@ -203,7 +203,7 @@ def write(
     """Write `PREFIX.<rank>.et` for every rank and `PREFIX.json` with the process groups; return the bytes they take.
 
     Args:
-        export: What they tell.
+        export: The traces to write.
         folder: Made if it is not there.
         prefix: Of the names of the files.
         force: Replace those that are there.

@@ -27,14 +27,14 @@ _NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class ChakraJob:
-    """What traces say of a training job.
+    """Training job as traces describe it.
 
     Args:
         workload: The job of one rank.
         world_size: Ranks.
         n_traces: Ranks of which there are traces.
         n_steps: Steps of them.
-        notes: What the traces do not tell, and what was left out, a sentence each.
+        notes: Facts that the traces do not tell, and omissions, a sentence each.
     """
 
     workload: Workload
@@ -56,7 +56,7 @@ def import_traces(
 
     Raises:
         TraceError: A trace cannot be read or is damaged.
-        UnsupportedError: This is no data-parallel training, or its steps cannot be told.
+        UnsupportedError: This is no data-parallel training, or its steps cannot be recognised.
         ScenarioError: Two traces are of one rank.
     """
     job = _JobBuilder(n_steps)

@@ -1,4 +1,4 @@
-"""What consumers of execution traces are told of an operation: the type of its node, and its attributes.
+"""Description of an operation for consumers of execution traces: the type of its node, and its attributes.
 
 `comm_size` is what its consumers take it for: the whole buffer, but of an all-gather the part of one rank. A sparse
 buffer is an all-gather of its values and indices, `k * (4 + 4)` bytes a rank: traces know no other sparse payload.
@@ -17,7 +17,7 @@ from simdist.scenario import Workload
 if TYPE_CHECKING:
     from google.protobuf.message import Message
 
-#: What traces call the process group of all ranks.
+#: Name of the process group of all ranks in traces.
 WORLD = "0"
 _MAX_INT64 = 2**63 - 1
 _COLLECTIVES: dict[type[Collective], CollectiveType] = {

@@ -61,7 +61,7 @@ class AllReduceCall:
     Args:
         node: The node, for messages.
         nbytes: Bytes of the bucket.
-        group: What the trace calls the process group.
+        group: Name of the process group in the trace.
         step: Of which step; None if the trace does not tell.
     """
 

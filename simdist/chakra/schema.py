@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class NodeType(IntEnum):
-    """What a node does."""
+    """Type of a node."""
 
     INVALID = 0
     METADATA = 1
@@ -36,7 +36,7 @@ class NodeType(IntEnum):
 
 
 class CollectiveType(IntEnum):
-    """What a collective does: the attribute `comm_type` of a node."""
+    """Type of a collective: the attribute `comm_type` of a node."""
 
     ALL_REDUCE = 0
     REDUCE = 1

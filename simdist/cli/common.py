@@ -1,4 +1,4 @@
-"""What commands have in common: a run of the command line, and the options that several of them take."""
+"""Common parts of commands: a run of the command line, and the options that several of them take."""
 
 import json
 import math
@@ -21,12 +21,12 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass
 class Session:
-    """What the commands share.
+    """State that the commands share.
 
     Args:
         as_json: The result is wanted as JSON.
         debug: The traceback of an error is wanted.
-        saved: What is safe on disk, for the message after an interruption.
+        saved: Results that are safe on disk, for the message after an interruption.
     """
 
     as_json: bool = False

@@ -36,7 +36,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class _TraceCollectives:
-    """What the collectives of one trace achieved."""
+    """Achievements of the collectives of one trace."""
 
     which: str
     path: Path

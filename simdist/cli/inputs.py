@@ -1,4 +1,4 @@
-"""What the commands read, scenarios, runs and clusters by file or name, and where results go."""
+"""Inputs of commands: scenarios, runs and clusters by file or name; and the places for results."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,11 +38,11 @@ class PlannedSchedule:
     """A plan to work on.
 
     Args:
-        scenario: What it is from.
+        scenario: The scenario that it is from.
         schedule: The schedule that makes it.
         plan: As the schedule makes it or, in a run directory, as it stands there.
         costs: Its price list.
-        delays: What to inject; None if those of the scenario's seed were not drawn.
+        delays: Delays to inject; None if those of the scenario's seed were not drawn.
         run: Its run directory, if it is from one.
         output: The run directory to write, if any.
     """
@@ -283,7 +283,7 @@ def read_cluster(name: str, *, option: str = "--cluster", hint: str = "") -> Clu
     Args:
         name: Of the file or preset.
         option: That it was given to.
-        hint: What an error says first, if the option takes something else, too.
+        hint: Beginning of errors, if the option takes something else, too.
 
     Raises:
         ScenarioError: There is neither, or it is wrong.
@@ -298,7 +298,7 @@ def find_file(kind: presets.Kind, name: str, *, option: str = "", hint: str = ""
         kind: Of the preset.
         name: Of the file or preset.
         option: That it was given to, if to one.
-        hint: What an error says first, if the option takes something else, too.
+        hint: Beginning of errors, if the option takes something else, too.
 
     Raises:
         ScenarioError: There is neither.
@@ -317,7 +317,7 @@ def with_links(scenario: Scenario, name: str) -> Scenario:
     """Return a scenario whose ranks communicate over the links of another cluster; all else is its own.
 
     Args:
-        scenario: What is simulated.
+        scenario: The scenario to simulate.
         name: See `read_cluster`. A file must have as many nodes and GPUs: links were measured between those. Of a
             preset they do not count.
 

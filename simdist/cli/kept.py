@@ -26,7 +26,7 @@ _SAMPLES = {"step", *STATES}
 
 
 class _Record(BaseModel, strict=True, allow_inf_nan=False):
-    """What a line of the file must have."""
+    """Fields that a line of the file must have."""
 
     key: str
     schedule: str

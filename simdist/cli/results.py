@@ -55,7 +55,7 @@ def command(
     """Show the results of sweeps and of runs as one table.
 
     A DIR is what `simdist sweep -o` wrote, or holds run directories at any depth, simulated, measured or both. A row is
-    a schedule of a point. What is varied has columns of its own, as it was written on the screen, in SI units in files.
+    a schedule of a point. Varied settings have columns of their own, as written on the screen, in SI units in files.
     """
     if only_fastest and only_failed:
         raise ScenarioError("--fastest with --failed: what failed is not fast: write one of them")

@@ -36,7 +36,7 @@ class Column:
 
         Args:
             heading: Stands above it.
-            keys: What it shows of a record; the heading if none is given.
+            keys: Fields of a record that it shows; the heading if none is given.
             form: Prints the values of the keys, which are numbers, aligned to the right.
             words: Prints them if they are words, aligned to the left.
         """

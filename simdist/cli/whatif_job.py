@@ -36,7 +36,7 @@ class WhatifOptions:
         block_steps: Steps of a block of a recording; None: chosen.
         seed: Of the first run; None: the scenario's.
         cluster: File or preset whose links schedules are simulated with; None: the job's own.
-        plot: What to draw into.
+        plot: The plot to draw into.
     """
 
     schedule: str | None
@@ -52,14 +52,14 @@ class WhatifOptions:
 
 @dataclass(frozen=True)
 class WhatifJob:
-    """What is looked at.
+    """The job under analysis.
 
     Args:
-        name: What the user wrote.
-        scenario: What the job is made of, disturbed as the scenario says.
+        name: Name that the user wrote.
+        scenario: Scenario of the job, disturbed as it says.
         baseline: The schedule that it has.
         others: Other schedules that came with it.
-        trace: What happened in it.
+        trace: Trace of the job.
         run: Its run directory, if it has one.
     """
 
@@ -179,7 +179,7 @@ def schedules_to_compare(session: common.Session, job: WhatifJob, wanted: str | 
 
     Args:
         session: This run of the command line.
-        job: What is looked at.
+        job: The job under analysis.
         wanted: Labels separated by commas, or a scenario file; None: the others that came with the job or, if there are
             none, a few built-in ones.
 

@@ -1,4 +1,4 @@
-"""What computation costs: seconds per operation and rank, from measured step times or from FLOPs and memory traffic."""
+"""Cost of computation: seconds per operation and rank, from measured step times or from FLOPs and memory traffic."""
 
 from collections.abc import Sequence
 

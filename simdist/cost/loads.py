@@ -1,4 +1,4 @@
-"""What reading samples costs: per load and rank, bytes, operations and work on what the readers share.
+"""Cost of reading samples: per load and rank, bytes, operations and work on what the readers share.
 
 A rank reads a batch with `readers` threads that fetch files one after the other, and `decoders` threads that decode
 what has come. Reading and decoding overlap, so the slowest decides:
@@ -21,8 +21,8 @@ are copied out of one memory and into the other. The ranks of a node share its d
 decoding counts but the last samples', of as many as its share of the cores decodes at once. Who shares what with whom,
 and for how long, is for the engines.
 
-That is a bound from below: the threads of a rank are taken to find the bytes they share with others without ever
-standing still together.
+That is a bound from below: the threads of a rank are taken to find the bytes they share with others without all
+waiting at once.
 """
 
 import math
@@ -45,7 +45,7 @@ from simdist.scenario.workload import Workload
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """What reading files from storage takes, of each file.
+    """Cost of reading one file from storage.
 
     Args:
         nbytes: Bytes, `[n_samples]`.
@@ -271,7 +271,7 @@ class _Peers:
 
 @dataclass(frozen=True, slots=True)
 class _Amounts:
-    """What the ranks do for one load.
+    """Work of the ranks for one load.
 
     Args:
         first_s: Latency of a first file, `[world_size]`.

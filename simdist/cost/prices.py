@@ -39,19 +39,19 @@ class Stage:
     nbytes: NDArray[np.float64]
 
     def alone_s(self, capacity_Bps: NDArray[np.float64]) -> float:
-        """Return its duration when nobody shares its resources."""
+        """Return its duration when it shares its resources with no other."""
         flow_s = float((self.nbytes / capacity_Bps[self.resources]).max()) if len(self.resources) else 0.0
         return self.latency_s + flow_s
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What one group (or one rank) moves in one operation: stages, one after the other."""
+    """Traffic of one group (or one rank) in one operation: stages, one after the other."""
 
     stages: tuple[Stage, ...]
 
     def alone_s(self, capacity_Bps: NDArray[np.float64]) -> float:
-        """Return its duration when nobody shares its resources."""
+        """Return its duration when it shares its resources with no other."""
         return sum(stage.alone_s(capacity_Bps) for stage in self.stages)
 
 
@@ -62,7 +62,7 @@ class Shared:
     Args:
         group: Who moves bytes together.
         transfers: One per group, in the groups' order.
-        alone_s: What each takes when nobody shares its resources, `[n_groups]`, or one number if all are equal.
+        alone_s: Duration of each when it shares its resources with no other, `[n_groups]`, or one number.
     """
 
     group: Group

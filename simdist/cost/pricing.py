@@ -1,4 +1,4 @@
-"""What one operation costs. The only place where durations come from.
+"""Price of one operation. The only place where durations come from.
 
 `price` turns a plan, a cluster and a workload into a table: per operation either seconds on every rank (`Local`) or the
 transfers of its groups over shared resources (`Shared`). How transfers share a resource is the network's business, in

@@ -85,7 +85,7 @@ class Paths:
     Args:
         fabric_hops: How many of the sends of each path stay inside a node, `[n_paths]`.
         network_hops: How many leave it, of the same shape.
-        chunks: What each send waits for.
+        chunks: Chunks that each send waits for.
     """
 
     fabric_hops: NDArray[np.int64]
@@ -126,7 +126,7 @@ class Topology:
     into each rank, NIC out of each machine, NIC into each machine, host bridge of each node up, host bridge of each
     node down, switch, storage server, storage client of each node; then, for data sets, the server's operations, each
     node's disk for reading, for writing, its memory, its cores, and the threads of each rank that read and that decode.
-    What is no link counts operations, or seconds of work, where links count bytes.
+    Resources that are no links count operations, or seconds of work, where links count bytes.
 
     Args:
         n_nodes: Nodes.
@@ -206,7 +206,7 @@ class Topology:
 
     @property
     def storage_operations(self) -> int:
-        """What the storage server does, in operations."""
+        """Work of the storage server, in operations."""
         return self.storage_server + 1 + self.n_nodes
 
     def disk_read(self, node: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ one more stream: what it enqueues comes after its last `Wait` or `Delay`.
 
 When an operation ends is known when it starts, unless its transfer shares resources. A stream therefore need not sleep
 until then: it goes on with a time of its own, ahead of the environment's, and only transfers through the fluid network
-happen when the environment gets there. Nobody can be late for them: what is known early is known before its time.
+happen when the environment gets there. No rank can be late for them: what is known early is known before its time.
 There are O(1) events per rank and operation.
 """
 

@@ -111,7 +111,7 @@ class Recurrence:
     Args:
         plan: A legal plan.
         n: Columns of a vector: seeds, or variants.
-        prices: What operations take: a meeting, or seconds, one number or `[world_size]`; nothing if left out.
+        prices: Prices of operations: a meeting, or seconds, one number or `[world_size]`; nothing if left out.
         delays: Source of the injected delays.
         durations: Take the place of the seconds of prices, and of delays.
         observer: Gets the times of every instance in program order.

@@ -361,7 +361,7 @@ def _divisor_problems(divisor: int) -> Iterator[str]:
 def _misfits(plan: Plan) -> Iterator[tuple[int, int, str]]:
     """Yield body, position and problem of operations that take a sparse buffer for entries of a vector of two lengths.
 
-    A sparse buffer does not say how long the vector is that its indices point into. What is selected from a vector of
+    A sparse buffer does not say how long the vector is that its indices point into. An entry selected from a vector of
     one length and scattered into one of another would be written beside it. So every operation must imply one length.
     """
     buffers = {buffer.name: buffer for buffer in plan.buffers}

@@ -47,7 +47,7 @@ def loads(text: str, *, name: str = "<text>") -> Plan:
 
     Args:
         text: The document.
-        name: What errors call it: a file name.
+        name: Name for errors: a file name.
 
     Raises:
         PlanError: Not JSON, or not a plan; the message names every wrong place.

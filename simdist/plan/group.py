@@ -65,7 +65,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a step leaves behind: what a schedule claims, and `simdist.proof` proves.
+    """Result of a step, which a schedule claims and `simdist.proof` proves.
 
     Args:
         gradients: Every rank updates its parameters with the mean gradient over its group; `Group(1)` is its own.

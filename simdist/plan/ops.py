@@ -1,6 +1,6 @@
 """The operations of a plan: data, without behaviour, bandwidth or torch.
 
-The union `Op` is closed. Whoever interprets it matches on the classes and ends in `assert_never`, so that a new
+The union `Op` is closed. An interpreter matches on the classes and ends in `assert_never`, so that a new
 operation is a type error wherever it is not handled. Every operation names the buffers it touches; `reads`, `writes`
 and `stream_of` are the only statements of what it depends on and where it runs.
 
@@ -364,7 +364,7 @@ def next_tick(ready_s: NDArray[np.float64] | float, period_s: float) -> NDArray[
     >>> next_tick(np.array([0.0, 0.012, 0.015]), 0.005).tolist()
     [0.0, 3.0, 3.0]
 
-    Sums of seconds are rounded. What is ready at a tick, but for that, has not missed it:
+    Sums of seconds are rounded. An operation that is ready at a tick, but for that, has not missed it:
 
     >>> 0.1 + 0.2 > 0.3, float(next_tick(0.1 + 0.2, 0.3))
     (True, 1.0)

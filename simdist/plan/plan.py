@@ -6,7 +6,7 @@ steps after warm-up, the widest level wins" was decided once, by the schedule.
 
 Execution follows CUDA. The host walks the body and enqueues each operation on its stream. An operation starts when the
 host has reached it, its stream is free and the buffers it needs are ready: max(host, stream, dependencies).
-Dependencies are derived in `simdist.plan.walk`; nobody states one, so nobody forgets one.
+Dependencies are derived in `simdist.plan.walk`; they are never stated, so none can be forgotten.
 
 >>> from simdist.plan.group import Group
 >>> from simdist.plan.ops import AllReduce, Backward, Forward, Optimize
@@ -95,17 +95,17 @@ class Dataset:
     interpret it read alike.
 
     Args:
-        n_samples: Samples; an epoch reads each at most once. What does not fill a batch of all ranks is left out.
+        n_samples: Samples; an epoch reads each at most once. An incomplete last batch is left out.
         batch_size: Samples of one rank and step.
         ranks_per_node: Ranks of one node; they are consecutive and share its disk and memory.
         sample_nbytes: Bytes of a decoded sample.
         file_nbytes: Bytes of the file of every sample, or one number for all.
-        shuffle: `global`: each epoch deals all samples to all ranks anew; `node`: each node has its own part of the
-            samples, which each epoch deals to its ranks anew; `none`: in order, the same in every epoch.
+        shuffle: `global`: each epoch deals all samples to all ranks; `node`: each node has its own part of the
+            samples, which each epoch deals to its ranks; `none`: in order, the same in every epoch.
         seed: Of the shuffling.
-        disk_nbytes: What a node's disk keeps; None without limit.
-        memory_nbytes: What a node's memory keeps; None without limit.
-        eviction: What happens when a level is full. `none`: it keeps what it has; `lru`: what was used least recently
+        disk_nbytes: Capacity of a node's disk; None without limit.
+        memory_nbytes: Capacity of a node's memory; None without limit.
+        eviction: Policy of a level that is full. `none`: it keeps what it has; `lru`: what was used least recently
             leaves it.
         warm: The disks hold what an earlier run of this plan has left.
         readers: Files that a rank reads at the same time.

@@ -7,7 +7,7 @@ also across steps. Every operation comes after the last host operation before it
 Of these, `Instance.after` keeps only what does not already follow. A stream runs in order, so an instance that is
 known to be done vouches for all before it on its stream, and for everything those waited for. A vector clock per live
 instance (the latest instance of each stream that is surely done when this one is) tells which dependencies are
-implied. What remains are the events that a CUDA program would record and wait for: rarely more than one per
+implied. The rest are the events that a CUDA program would record and wait for: rarely more than one per
 operation.
 
 >>> from simdist.plan import AllReduce, Backward, Buffer, Forward, Group, Optimize, Plan

@@ -56,9 +56,9 @@ class ImportedJob:
         job: The traced ranks and steps.
         layout: Which ranks share a machine.
         clocks: Of the ranks.
-        times: What collectives took.
+        times: Times that collectives took.
         links: From the traces; None if the user gave a cluster.
-        base: What an undisturbed step takes.
+        base: Times of an undisturbed step.
         host: How the simulated host behaves.
         model: Tensors and buckets.
         scenario: The job, without its delays: channels that have any are disturbed by 0 s.
@@ -66,7 +66,7 @@ class ImportedJob:
         stragglers: Who was late.
         noise: Noticeable delays that are no straggler's.
         proof: The step as predicted and as measured.
-        notes: What was assumed or left out, a sentence each.
+        notes: Assumptions and omissions, a sentence each.
     """
 
     job: TracedJob
@@ -91,11 +91,11 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
     Args:
         profiles: One per trace file, in any order.
         name: Of the scenario.
-        options: What the user knows.
+        options: Facts that the user knows.
 
     Raises:
         TraceError: The traces are of different jobs, or do not tell enough.
-        ScenarioError: What the user knows contradicts them.
+        ScenarioError: The facts that the user knows contradict them.
     """
     options = options or ImportOptions()
     job = assemble(profiles, steps=options.steps)

@@ -89,7 +89,7 @@ def profile_all(
         paths: The files.
         n_workers: Processes; None takes one per core, or none if there is so little to read that their start would take
             longer. With one, or for one file, this process reads.
-        reading: What reads one; a function that processes can import.
+        reading: The reader of one file; a function that processes can import.
         progress: Is told how many files are done, and of how many.
 
     Returns:
@@ -132,7 +132,7 @@ def _result(done: Future[Outcome], path: Path) -> Outcome:
     try:
         return done.result()
     except BrokenExecutor:
-        return TraceError(f"{path}: the process that read it died, perhaps for want of memory; take fewer --workers")
+        return TraceError(f"{path}: the process that read it died, perhaps for lack of memory; take fewer --workers")
 
 
 def _outcome(reading: Callable[[Path], RankProfile], path: Path) -> Outcome:

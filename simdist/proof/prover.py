@@ -4,7 +4,7 @@ Every buffer of every rank holds a linear combination of *sources*: the paramete
 and the gradient that rank q computed in it. The plan is executed on these weights, exactly (integers over a common
 denominator): a forward and backward pass puts weight 1 on a rank's own gradient, collectives average and sum, the
 optimiser adds the gradients' weights to those of the parameters. After each step, the weights must be those that the
-schedule's `Result` states. What is left over from earlier steps carries its age and so can never pass for fresh.
+schedule's `Result` states. Leftovers of earlier steps carry their age and so can never pass for fresh.
 
 Each step starts from new symbols for the parameters (induction over steps), so equal bodies in equal states are proved
 once. Element-wise, a buffer is a row of *atoms*: the tensor ranges that buffers split the model into, times the slices
@@ -13,7 +13,7 @@ wrong place is found, too. Forward passes must read this step's parameters, and 
 
 Which entries a top-k selection takes depends on values, so no symbols can follow it. The proof lets it take all of
 them: it shows that what is selected is summed over the right ranks, divided by the right number and put in the right
-place. What was not selected stays with its rank, by the meaning of `Select`. What a merge drops it drops on all ranks
+place. Unselected values stay with their rank, by the meaning of `Select`. A merge drops the same values on all ranks
 that hold it, so each may keep only its share: what divisors make of it must add up to what one of them holds. Thus
 nothing is lost or counted twice. A sparse buffer holds symbols of the dense vector that it stands for, so gathering it
 is summing them.
@@ -63,7 +63,7 @@ _RATIOS = "ratios of update "  # kind of source, followed by its number in the s
 
 
 class _BrokenError(Exception):
-    """What is wrong with an operation; `_Proof` adds the place."""
+    """An operation is wrong; `_Proof` adds the place."""
 
 
 def prove(plan: Plan, result: Callable[[int], Result]) -> int:
@@ -329,7 +329,7 @@ class _Proof:
 
     def _demand_used(self, name: str, state: State) -> None:
         if name in state and state[name].has("batch"):
-            raise _BrokenError(f"overwrites a batch in {name} that nobody has used")
+            raise _BrokenError(f"overwrites a batch in {name} that is still unused")
 
     def _use_batch(self, name: str, state: State) -> None:
         if state[name].has("batch"):

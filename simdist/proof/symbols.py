@@ -1,4 +1,4 @@
-"""What buffers hold in a proof: linear combinations of sources, as exact integers over a common denominator."""
+"""Contents of buffers in a proof: linear combinations of sources, as exact integers over a common denominator."""
 
 import hashlib
 import math
@@ -54,7 +54,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What a buffer holds on every rank: per atom its place in the model, `[rank, atom]`, and weights of sources."""
+    """Contents of a buffer on every rank: per atom its place in the model, `[rank, atom]`, and weights of sources."""
 
     places: NDArray[np.int64]
     weights: dict[Tag, Weights]

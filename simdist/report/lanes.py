@@ -40,7 +40,7 @@ class LaneView:
     """A trace, the part of it that is drawn, and where.
 
     Args:
-        trace: What happened.
+        trace: The trace to draw.
         ranks: The ranks, from top to bottom.
         begin_s: Left edge.
         end_s: Right edge.
@@ -77,7 +77,7 @@ def draw_lanes(axes: "Axes", view: LaneView, scale: float) -> set[Style]:
 
     Args:
         axes: Where.
-        view: What is drawn.
+        view: View of the trace.
         scale: Units of the axis in a second.
     """
     styles = _draw_spans(axes, view, scale)

@@ -46,7 +46,7 @@ def page_command(description: str, page: Path, tables: Callable[[], Mapping[str,
     """Be the command of an experiment whose result are the tables of a page: print them, or with `--write` write them.
 
     Args:
-        description: What `--help` says.
+        description: Text of `--help`.
         page: The file.
         tables: Computes name -> table.
     """

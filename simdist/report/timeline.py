@@ -34,7 +34,7 @@ def timeline_figure(
     and hatched, moving bytes solid, an injected delay crossed.
 
     Args:
-        trace: What happened.
+        trace: The trace to draw.
         first_step: First step drawn.
         n_steps: Steps drawn, if there are as many.
         ranks: Which ranks. By default all up to 16; of more, the 8 that others waited for most in these steps, and 8
@@ -65,8 +65,8 @@ def comparison_figure(
     Both begin at the left edge with the first step; what took longer reaches further to the right.
 
     Args:
-        simulated: What was predicted.
-        measured: What happened, of the same plan.
+        simulated: The predicted trace.
+        measured: The measured trace of the same plan.
         first_step: First step drawn.
         n_steps: Steps drawn, if there are as many.
         ranks: Which ranks. By default all up to 8; of more, the 4 that others waited for most as measured, and 4 that

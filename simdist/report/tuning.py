@@ -20,7 +20,7 @@ _TITLE_CHARACTERS = 90  # that fit into the width
 def front_figure(tuned: Tuned) -> "Figure":
     """Draw the step time of all finalists against the steps from one exchange of all ranks to the next.
 
-    What else was tried stands behind them, with the numbers of the search.
+    Other candidates stand behind them, with the numbers of the search.
     """
     from matplotlib.figure import Figure
 

@@ -26,7 +26,7 @@ class Built:
     Args:
         schedule: The schedule.
         plan: Its plan, legal and proved.
-        costs: What the plan's operations cost.
+        costs: Prices of the plan's operations.
         n_proved_ranks: Ranks whose contributions the proof followed.
     """
 
@@ -107,7 +107,7 @@ def simulate(scenario: Scenario, *, label: str | None = None, engine: Engine = "
     """Simulate one schedule of a scenario with the delays of its seed.
 
     Args:
-        scenario: What to simulate.
+        scenario: The scenario to simulate.
         label: Which schedule; the first if None.
         engine: `auto` takes the fast engine wherever it is exact.
 

@@ -18,7 +18,7 @@ class Calibrated:
 
     Args:
         file: Where they stand.
-        cluster: What it says.
+        cluster: The cluster that it describes.
     """
 
     file: Path
@@ -38,9 +38,9 @@ def simulate_run(run: RunDirectory, machines: Calibrated | None, *, real: Trace 
     """Simulate the plan and the delays of a run directory.
 
     Args:
-        run: What to simulate.
+        run: The run to simulate.
         machines: Instead of those of its scenario, as many of them; those of the scenario if None.
-        real: What was measured of it, if it was. An emulated computation took what the scenario says, whatever the
+        real: Its measurement, if there is one. An emulated computation took what the scenario says, whatever the
             calibrated device could do.
 
     Raises:

@@ -58,8 +58,8 @@ class RunDirectory:
 
     Args:
         path: Where it is.
-        scenario: What it is made from, with the one schedule of this plan.
-        plan: What to execute.
+        scenario: Its scenario, with the one schedule of this plan.
+        plan: The plan to execute.
         delays: Channel -> float64 `[1, plan.n_steps, plan.world_size]`, seconds.
     """
 
@@ -92,7 +92,7 @@ def write(path: Path, scenario: Scenario, plan: Plan, delays: Delays, *, force: 
     Args:
         path: Where; made if it is not there.
         scenario: With the one schedule of the plan.
-        plan: What to execute.
+        plan: The plan to execute.
         delays: Channel -> float64 `[1, plan.n_steps, plan.world_size]`, seconds.
         force: Replace what is there and delete its traces.
 
@@ -193,7 +193,7 @@ def read_trace(path: Path, *, plan: Plan | None = None) -> Trace:
 def save_trace(trace: Trace, path: Path) -> None:
     """Write a trace; an interruption leaves the old file or none.
 
-    What an earlier run has read goes first: beside the new trace it would be taken for the reads of this one.
+    Reads of an earlier run go first: beside the new trace they would be taken for the reads of this one.
 
     Raises:
         RunError: It cannot be written.

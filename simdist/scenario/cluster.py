@@ -116,7 +116,7 @@ class Disk(Settings):
         read_Bps: Bytes per second read, shared by the ranks of the node.
         write_Bps: Bytes per second written.
         latency_s: Seconds per file.
-        capacity_nbytes: What it keeps at most; unlimited if absent.
+        capacity_nbytes: Bytes that it keeps at most; unlimited if absent.
         source: Where the numbers are from.
     """
 
@@ -133,7 +133,7 @@ class HostMemory(Settings):
     Args:
         bandwidth_Bps: Bytes per second at which samples are copied, shared by the ranks of the node: out of its memory
             for them and for other nodes, and into their batches from other nodes.
-        capacity_nbytes: What it keeps at most; unlimited if absent.
+        capacity_nbytes: Bytes that it keeps at most; unlimited if absent.
         latency_s: Seconds per request of another node, besides the network's.
         source: Where the numbers are from.
     """

@@ -126,7 +126,7 @@ class DataSettings(Settings):
         samples: How many; as many as `file_nbytes` lists if absent.
         file_nbytes: Bytes of a file as it is stored; or `{median: 100 kB, sigma: 0.5}`; or `{index: index.csv}`, the
             index of a real data set.
-        policy: What ranks read, and what nodes keep, unless a schedule says otherwise; see `Policy`.
+        policy: Reads of ranks, and contents of nodes, unless a schedule says otherwise; see `Policy`.
         shuffle: `global`: each epoch deals all samples to all ranks again; `node`: each node has its own part; `none`.
         eviction: Of a full level: `none` keeps what it has, `lru` drops what was used least recently.
         start: `cold`: all caches are empty; `warm`: the disks hold what an earlier run has left.

@@ -130,7 +130,7 @@ def validated(
         document: As it was parsed.
         name: Of the file, for messages.
         folder: Files that the document names are relative to it.
-        shape: What the document should be and what to write, for messages.
+        shape: Expected document, and the text to write, for messages.
         defaults: Keys and values that the document may leave out.
 
     Raises:

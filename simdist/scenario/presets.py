@@ -67,7 +67,7 @@ def expand(part: Part, value: object, *, folder: Path = Path()) -> object:
     """Replace a preset's name, or `preset: NAME` or `file: NAME` with keys that override it, by what it stands for.
 
     Args:
-        part: What the value is of a scenario.
+        part: Part of a scenario that the value is.
         value: As it stands in a file.
         folder: A file is relative to it.
 

@@ -165,20 +165,20 @@ def _steps_per_epoch(info: ValidationInfo) -> int:
 
 
 class Scenario(Settings):
-    """What is simulated: machines, a training job, what disturbs it, and the schedules to compare.
+    """Question to the simulator: machines, a training job, what disturbs it, and the schedules to compare.
 
     Args:
         name: For people; the name of the file if absent.
         cluster: In a file also the name of a preset, or `preset: NAME` or `file: NAME` with keys that override it.
         workload: Likewise.
-        data: What is read from storage, sample by sample; absent: a batch is one request.
+        data: Data set read from storage, sample by sample; absent: a batch is one request.
         steps: Training steps, 1 or more; with a data set also `3 epochs`.
         seed: Of all random numbers.
         host: How far the CPU runs ahead.
         input: How a batch reaches the GPU.
-        disturbances: What holds ranks up; they add up.
+        disturbances: Delays of ranks; they add up.
         schedules: One or more, with distinct labels.
-        doubts: What makes its numbers doubtful, a sentence each; every command that reads the scenario repeats them.
+        doubts: Reasons to doubt its numbers, a sentence each; every command that reads the scenario repeats them.
     """
 
     name: str = "scenario"
@@ -228,7 +228,7 @@ class Scenario(Settings):
         """Its doubts, and settings that have no effect in this scenario, a sentence each."""
         return (*self.doubts, *unused_settings(self))
 
-    # What two settings must agree on is checked with the later one, so that it is checked even if a third is wrong:
+    # Agreement of two settings is checked with the later one, so that it is checked even if a third is wrong:
     # `info.data` holds those before it that are valid.
 
     @field_validator("workload")

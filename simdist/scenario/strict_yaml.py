@@ -67,7 +67,7 @@ class Document:
     def locate(self, path: Path) -> tuple[TextPosition, Path]:
         """Return where the value is that `path` leads to, or the last one on the way that exists.
 
-        What goes on below a value that is no container names no value (but, say, one of the types that it could have
+        A path that goes on below a value that is no container names no value (but, say, one of the types it could have
         had); the path that is returned is without it.
         """
         value, place = self.root, TextPosition(1, 1)

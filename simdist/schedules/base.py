@@ -28,14 +28,14 @@ class Schedule(Settings, abc.ABC):
 
     kind: str
     label: str = ""
-    """What tables and files call it; derived from the parameters if not given."""
+    """Name in tables and files; derived from the parameters if not given."""
     algorithm: Algorithm = "auto"
     """How collectives are carried out."""
     run_ahead_steps: Whole | None = Field(default=None, ge=0)
     """Under this schedule the host waits for the loss of so many steps ago; absent: as the scenario's `host` says."""
 
     data: Policy | None = None
-    """What is read from which level of storage; absent: as the scenario's `data.policy` says."""
+    """Reads per level of storage; absent: as the scenario's `data.policy` says."""
     prefetch: Whole | None = Field(default=None, ge=1)
     """Batches that are read ahead; absent: as the scenario's `input` says, like the next two."""
     readers: Whole | None = Field(default=None, ge=1)

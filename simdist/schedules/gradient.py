@@ -24,7 +24,7 @@ class Exchange:
         ops: Right after its backward pass. Those on the comm stream overlap with the backward pass of later buckets.
         finish: Before the update, after the backward pass of all buckets: what runs on the compute stream but waits for
             communication stands here, where it holds up no backward pass.
-        buffers: What the operations need beside the bucket.
+        buffers: Buffers of the operations beside the bucket.
     """
 
     ops: Body
@@ -120,7 +120,7 @@ class GradientSchedule(Schedule, abc.ABC):
 
     @property
     def traits(self) -> str:
-        """What is added to a default label for compression and the parallel optimizer."""
+        """Suffix of a default label: compression and the parallel optimizer."""
         return ("-fp16" if self.compression == "fp16" else "") + ("-pto" if self.parallel_optimizer else "")
 
     def limits(self) -> tuple[int, int]:

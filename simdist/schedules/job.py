@@ -62,7 +62,7 @@ class InputPath:
         copy: `pinned`: the copy is enqueued and the host goes on; `pageable`: the host waits for the copy, and so for
             all earlier work of the compute stream.
         prefetch: Batch buffers in rotation.
-        dataset: What is loaded from storage, and how many files are read and decoded at once; None for batches of one
+        dataset: Data set loaded from storage, and how many files are read and decoded at once; None for batches of one
             request each.
         policy: Which levels the loads of a data set read.
     """

@@ -19,7 +19,7 @@ class SparseSchedule(GradientSchedule, abc.ABC):
     """Send the k largest magnitudes of a gradient plus the residual of earlier steps; keep the rest as residual.
 
     A residual sums small numbers up until they are large, so it is of the gradients' own type whatever is sent: half
-    precision would swallow what is less than a two-thousandth of the sum. What a selected value loses when it is
+    precision would swallow what is less than a two-thousandth of the sum. The loss of a selected value when it is
     converted stays in the residual, too.
 
     Source:
@@ -81,6 +81,6 @@ class SparseSchedule(GradientSchedule, abc.ABC):
 
     @property
     def traits(self) -> str:
-        """What is added to a default label: density, and the method unless it is exact."""
+        """Suffix of a default label: density, and the method unless it is exact."""
         method = "" if self.method == "exact" else f"-{self.method}"
         return f"-{self.density:g}{method}{super().traits}"

@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
-#: What is wrong: the keys and indices that lead to the value, and the message.
+#: A problem: the keys and indices that lead to the value, and the message.
 Fault: TypeAlias = tuple[tuple[str | int, ...], str]
 
 _ENDINGS = {"_per_s": "", "_s": "", "_Bps": "", "_flops": "", "_nbytes": "_size"}

@@ -116,7 +116,7 @@ def compare(
     """Return the speed-up table of a scenario, in the order of its schedules.
 
     Args:
-        scenario: What to simulate.
+        scenario: The scenario to simulate.
         baseline: Label or kind of the schedule that the others are compared with.
         n_seeds: Seeds, counted up from the scenario's.
         engine: `auto` takes the fast engine wherever it is exact.

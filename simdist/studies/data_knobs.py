@@ -1,6 +1,6 @@
 """Changes that would shorten the waiting for data: a scenario is simulated again with one thing changed at a time.
 
-What is waited for is staging, and the stalls of `simdist.studies.epochs`. A knob removes
+Waiting is staging, and the stalls of `simdist.studies.epochs`. A knob removes
 1 - (waiting with it) / (waiting as it is): 1 is all of it; below 0, more is waited for than before. Knobs are not
 additive: what two remove together may be less than the sum, if either suffices, or more, if each needs the other.
 """
@@ -35,7 +35,7 @@ class Knob:
         name: For people, such as `prefetch 2 -> 4`.
         scenario: The changed scenario.
         schedule: The changed schedule.
-        missing: What the scenario lacks for it, such as `cluster.disk`; then it cannot be simulated.
+        missing: Setting that the scenario lacks for it, such as `cluster.disk`; then it cannot be simulated.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Knob:
 
 @dataclass(frozen=True, slots=True)
 class KnobEffect:
-    """What a knob does.
+    """Effect of a knob.
 
     Args:
         knob: Its name.
@@ -67,7 +67,7 @@ class KnobEffect:
 
 @dataclass(frozen=True, slots=True)
 class KnobEffects:
-    """What all knobs do to a schedule.
+    """Effects of all knobs on a schedule.
 
     Args:
         baseline: The schedule as it is.
@@ -170,7 +170,7 @@ def knob_effects(
         scenario: With a data set.
         schedule: Of the scenario.
         delays: Channel -> float64 `[1, n_steps, world_size]`, seconds; the same with every knob.
-        known: What was simulated with the same delays and is not again: a schedule with another policy is often one of
+        known: Earlier results with the same delays: a schedule with another policy is often one of
             the others. Gets what is simulated now.
         progress: See `Progress`.
 

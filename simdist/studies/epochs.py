@@ -8,7 +8,7 @@ so that time in which others were slower, computing or communicating, does not c
 and loads that take l one after the other, read far enough ahead, a steady step takes max(c, l) and stalls
 max(0, l - c); a GPU is used 1 - stall / step = min(1, c / l) of the time.
 
-What stalls cost an epoch is counted by the rank that stalls longest in each step, because others wait for it where they
+Stalls of an epoch are those of the rank that stalls longest in each step, because others wait for it where they
 meet. That is exact if they meet in every step, and at most that much if they meet less often. The mean over ranks may
 be many times less: a server that serves 15 of 16 ranks in time holds up all of them.
 

@@ -41,7 +41,7 @@ LIMITS = (
 
 @dataclass(frozen=True, slots=True)
 class EpochLimits:
-    """What an epoch, or staging, takes at least.
+    """Lower bounds for the time of an epoch, or of staging.
 
     Args:
         epoch: From 0; None is staging, before the first.
@@ -68,7 +68,7 @@ class EpochLimits:
 
     @property
     def needed_Bps(self) -> float | None:
-        """What storage has to deliver to be no slower than computing and communication are by themselves.
+        """Throughput that storage needs to be no slower than computing and communication are by themselves.
 
         None if nothing is read from it, or if computing and communication take no time.
         """
@@ -113,7 +113,7 @@ _COMPUTING, _COMMUNICATION, _READING, _DECODING = range(4)
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """What there is to do.
+    """Amounts of work.
 
     Args:
         ranks_s: Seconds of every rank, `[4, world_size]`: `_COMPUTING` of its compute stream; `_COMMUNICATION` of its

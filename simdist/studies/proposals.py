@@ -59,7 +59,7 @@ def traced_schedules(
     """Return the schedule of a traced job, and local and hierarchical SGD by several periods.
 
     Hierarchical SGD averages over a node first; on several nodes also with gradients averaged within each node in every
-    step, as PyTorch's hook does. What would never average over all ranks in so many steps is left out.
+    step, as PyTorch's hook does. A schedule that would never average over all ranks in so many steps is left out.
 
     Args:
         traced: Synchronous SGD, with the buckets that were seen.

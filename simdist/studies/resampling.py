@@ -68,7 +68,7 @@ class Runs:
 
     Args:
         scenario: Its recorded disturbances are resampled; a schedule runs for its steps or a few more.
-        recording: What is resampled, if there is a recording.
+        recording: The recording to resample, if there is one.
         longest_period: Of the schedules that are compared, in steps.
     """
 
@@ -117,7 +117,7 @@ class Runs:
 
     @property
     def remark(self) -> str | None:
-        """What to say about blocks that are stated, but shorter than what schedules average over."""
+        """Warning about blocks that are stated, but shorter than the periods of schedules."""
         recording = self.recording
         if recording is None or not recording.is_stated or recording.block_steps >= self.longest_period:
             return None
@@ -137,7 +137,7 @@ def runs_of(scenario: Scenario, longest_period: int, *, block_steps: int | None 
     """Return how the schedules of a scenario are run.
 
     Args:
-        scenario: What is simulated.
+        scenario: The scenario to simulate.
         longest_period: Of the schedules that are compared, in steps.
         block_steps: Steps of a block; as the scenario states if None, and if it does not, chosen (see the module).
 

@@ -36,7 +36,7 @@ Seconds: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class OperationKind:
-    """What a kind of operation took: seconds from start to end, of `wait` the seconds that the host was blocked.
+    """Times of a kind of operation: seconds from start to end, of `wait` the seconds that the host was blocked.
 
     A collective lasts until its last member is done. The simulator lets all members end together; in a real ring they
     end one after the other, and what the early ones gain, they lose waiting for the late ones in the next collective.
@@ -87,7 +87,7 @@ class Injection:
     """How long injected delays were, against those that were drawn.
 
     Args:
-        channel: What they hold up.
+        channel: The channel that they delay.
         count: Delays above 0.
         drawn_s: Sum of the drawn.
         measured_s: Sum of the measured.
@@ -124,7 +124,7 @@ class Validation:
         n_steps: Steps compared: those that every rank finished.
         simulated_s: Makespan.
         measured_s: Makespan.
-        kinds: What operations took, most measured seconds first.
+        kinds: Times of operations, most measured seconds first.
         injections: Of every channel that the plan delays.
         blames: Of every rank.
         correlation: Of simulated and measured blame over the ranks (Pearson's); NaN if either is the same for all.
@@ -163,9 +163,9 @@ def validate(real: Trace, simulated: Trace, delays: Delays) -> Validation:
     """Compare a simulation with a measurement of the same plan.
 
     Args:
-        real: What was measured; NaN where it did not come to.
-        simulated: What was predicted.
-        delays: What was injected into both: channel -> float64 `[1, n_steps, world_size]`, seconds.
+        real: The measured trace; NaN where the run did not get to.
+        simulated: The predicted trace.
+        delays: Delays injected into both: channel -> float64 `[1, n_steps, world_size]`, seconds.
 
     Raises:
         TraceError: They are traces of different plans, or not one step was finished.

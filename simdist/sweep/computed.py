@@ -20,7 +20,7 @@ from simdist.traces.breakdown import STATES
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """What all rows of a design have in common."""
+    """Columns that all rows of a design have in common."""
 
     columns: tuple[str, ...]
     has_cases: bool

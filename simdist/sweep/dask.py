@@ -68,7 +68,7 @@ def jobs(system: str, n_jobs: int, *, timeout_s: float = math.inf) -> Iterator["
     """Submit jobs that make a Dask cluster, and end them with a `with` statement.
 
     Args:
-        system: A key of `SYSTEMS`. What a job asks for stands in the user's `jobqueue.yaml`, as dask-jobqueue reads it.
+        system: A key of `SYSTEMS`. The user's `jobqueue.yaml` has the resources of a job, as dask-jobqueue reads it.
         n_jobs: How many; each waits in the queue by itself, and the first that starts is enough to begin.
         timeout_s: Seconds to wait for the first.
 

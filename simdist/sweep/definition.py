@@ -49,7 +49,7 @@ class SweepAxis:
         field: Which one.
         choices: Values that are listed.
         distribution: Of its values, instead of a list.
-        bounds: What the distribution is given by, in `unit`.
+        bounds: Numbers that define the distribution, in `unit`.
         unit: That the bounds are written in, and so are the values; plain SI numbers if it is none.
     """
 
@@ -86,7 +86,7 @@ class Point:
     Args:
         number: From 0, in the order of the sweep.
         case: Name of the case; empty if the sweep has none.
-        choices: What the fields are set to, in the order of `Sweep.fields`; None where a case leaves one as it is.
+        choices: Values of the fields, in the order of `Sweep.fields`; None where a case leaves one as it is.
     """
 
     number: int
@@ -114,15 +114,15 @@ class RowKey:
 @final
 @dataclass(frozen=True)
 class Sweep:
-    """What is computed; `load` reads one.
+    """Definition of a sweep; `load` reads one.
 
     Args:
         name: For people.
         tree: The scenario as a file has it.
         scenario: The same, read.
         folder: Files in the scenario are relative to it.
-        axes: What is varied, the last one fastest.
-        cases: What changes together.
+        axes: The axes, the last one fastest.
+        cases: Settings that change together.
         sampling: Which points are taken.
         baseline: Label or kind of the schedule that speed-ups are over.
         n_seeds: Seeds of delays that each row is measured with, counted up from the scenario's.
@@ -158,7 +158,7 @@ class Sweep:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is allowed but probably a mistake, a sentence each."""
+        """Settings that are allowed but probably a mistake, a sentence each."""
         return (*kept_fields(self.tree, self.fields), *self._repeated())
 
     def _repeated(self) -> Iterator[str]:
@@ -266,7 +266,7 @@ def kept_fields(tree: Mapping[str, Any], fields: Iterable[ScenarioField]) -> Ite
 
     Args:
         tree: The scenario, as a file has it.
-        fields: What the sweep sets.
+        fields: Fields that the sweep sets.
 
     >>> from simdist.sweep import loads
     >>> workload = "{preset: resnet50, batch_size: 32, forward: 30 ms}"

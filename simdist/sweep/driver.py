@@ -63,7 +63,7 @@ Progress = Callable[[SweepProgress], None]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a sweep came to.
+    """Outcome of a sweep.
 
     Args:
         n_points: Points of the sweep.
@@ -90,7 +90,7 @@ def run(
     """Compute the rows of a sweep that are not in its folder yet.
 
     Args:
-        sweep: What to compute.
+        sweep: The sweep to compute.
         folder: Where results are appended; see `simdist.sweep.store`.
         workers: Where to compute; a process for each core if None: each imports the script that calls this, which
             must then do so under `if __name__ == "__main__":`. The caller closes those that it gives.
@@ -101,7 +101,7 @@ def run(
     Raises:
         ScenarioError: A point of the sweep is no scenario.
         RunError: The folder cannot be written or is in use, all workers are lost, or a file that
-            scenarios name changes meanwhile. What is done stays.
+            scenarios name changes meanwhile. Finished rows stay.
     """
     if workers is None:
         with LocalPool(n_cores()) as pool:

@@ -34,7 +34,7 @@ def canonical(value: object, *, digest: Callable[[str], str] | None = None, know
     Args:
         value: Of a scenario, as a file has it.
         digest: Called with the names of files; what it returns is written behind them.
-        known: What this function returned for mappings and lists, by their ids.
+        known: Earlier results of this function for mappings and lists, by their ids.
 
     >>> canonical({"b": [1.0, 2.5], "a": {4: "x", 2: "y"}})
     "{'a':{4:'x',2:'y'},'b':[1,2.5]}"
@@ -143,7 +143,7 @@ def file_digest(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _FileContent:
-    """What is kept of a file: the hash of its bytes, and which files it names."""
+    """Stored facts of a file: the hash of its bytes, and which files it names."""
 
     digest: "hashlib._Hash"
     names: tuple[str, ...]

@@ -1,6 +1,6 @@
 """Run directories of a sweep: written, so that they can be run for real, and read as rows of its table, with one seed.
 
-Runs in one folder are schedules of one point. What a point sets stands in a file there, if a sweep has written it;
+Runs in one folder are schedules of one point. The settings of a point stand in a file there, if a sweep has written it;
 otherwise it is found by comparing the scenarios of all runs.
 
 A run directory of a sweep has the delays of the sweep's first seed. So its simulation is one of those that the row of
@@ -47,7 +47,7 @@ class PlannedPoint:
     Args:
         number: Of the point.
         case: Of the sweep, or empty.
-        choices: What it sets, by column.
+        choices: Its settings, by column.
     """
 
     number: int
@@ -78,11 +78,11 @@ class PlannedPoint:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What was written.
+    """Run directories that were written.
 
     Args:
         runs: The run directories.
-        failed: What was left out: where, and why.
+        failed: Points that were left out: where, and why.
     """
 
     runs: tuple[Path, ...]
@@ -92,11 +92,11 @@ class Planned:
 def write_plans(sweep: Sweep, folder: Path, *, force: bool = False, progress: Progress | None = None) -> Planned:
     """Write a run directory for every row of a sweep: FOLDER/runs/POINT/LABEL.
 
-    They have the delays of the scenario's seed, the first of those that the sweep averages over. What a point sets
-    stands beside its runs, so that tables show it. Schedules that fail are left out.
+    They have the delays of the scenario's seed, the first of those that the sweep averages over. The settings of a
+    point stand beside its runs, so that tables show them. Schedules that fail are left out.
 
     Args:
-        sweep: What to plan.
+        sweep: The sweep to plan.
         folder: That of the sweep.
         force: Replace other runs that are there, and delete their traces.
         progress: See `Progress`.
@@ -155,7 +155,7 @@ def _write_point(sweep: Sweep, point: Point, path: Path) -> None:
 
 @dataclass(slots=True)
 class _RunRows:
-    """What the table takes from a run directory: its rows, and what its scenario sets."""
+    """Part of the table that a run directory gives: its rows, and the settings of its scenario."""
 
     point: PlannedPoint | None
     results: list[ResultRow]

@@ -225,8 +225,8 @@ def fastest_columns(table: Table, found: Sequence[Fastest]) -> Columns:
     """Return a table of the fastest schedules, a row per point and source.
 
     Args:
-        table: What they are from.
-        found: What `fastest` found in it, in any order.
+        table: The table of the rows.
+        found: Results of `fastest` in it, in any order.
     """
     whole = columns(replace(table, results=tuple(each.result for each in found)))
     intervals = [each.lead_ci95 or (None, None) for each in found]

@@ -1,6 +1,6 @@
 """The table of results: a row is a schedule of a point, computed in a sweep or run by itself.
 
-The same columns serve pandas, CSV, Parquet and JSON; `columns` makes them. What a row does not have is None there.
+The same columns serve pandas, CSV, Parquet and JSON; `columns` makes them. Columns that a row lacks are None there.
 """
 
 import re
@@ -38,7 +38,7 @@ class ResultRow:
     Args:
         point: Number in its sweep; of runs, the folder that they are in.
         case: Of the sweep.
-        choices: What the point sets, by column.
+        choices: Settings of the point, by column.
         source: Whether its times were simulated or measured.
         schedule: Label.
         kind: Of the schedule.
@@ -73,12 +73,12 @@ class ResultRow:
 
     @property
     def place(self) -> tuple[object, ...]:
-        """What all rows of a point have in common, those of a sweep and those of the runs in its folder."""
+        """Key that all rows of a point have in common, those of a sweep and those of the runs in its folder."""
         return self.folder, self.point, f"/{self.run}".rpartition(f"/{RUNS}/")[0]
 
     @property
     def group(self) -> tuple[object, ...]:
-        """What rows that may be compared with each other have in common: their seeds, too."""
+        """Key that rows have in common that may be compared with each other: with their seeds."""
         return *self.place, self.source, bool(self.run)
 
 
@@ -91,7 +91,7 @@ class Table:
         results: Rows.
         n_missing: Rows that are not there yet.
         extras: Columns that only some tables have: `folder`, `case`, `run`, `error_ratio`, and those of epochs.
-        notes: What a reader must know, a sentence each.
+        notes: Notes for the reader, a sentence each.
         baseline: Label or kind of the schedule that speed-ups are over; empty if there are several.
     """
 

@@ -1,4 +1,4 @@
-"""What a worker does: it measures rows. It needs nothing but this package and its arguments, wherever it runs.
+"""Work of a worker: measuring rows. It needs nothing but this package and its arguments, wherever it runs.
 
 A row that cannot be measured becomes a record of its error; others are not touched. The same row gives the same bytes
 on every machine, so it does not say when or where it was computed.
@@ -38,7 +38,7 @@ class Task:
     Args:
         point: Its number, for messages.
         tree: The scenario as a file has it.
-        rows: What to measure.
+        rows: Rows to measure.
     """
 
     point: int
@@ -53,8 +53,8 @@ class Batch:
     Args:
         version: Of simdist and its code; a worker of another one refuses.
         folder: Files in scenarios are relative to it.
-        digests: What the files were like when rows were named, by the names that scenarios have for them.
-        tasks: What to do.
+        digests: Hashes of files when rows were named, by their names in scenarios.
+        tasks: Tasks to do.
         n_seeds: Seeds of delays, counted up from the scenario's.
         engine: `auto` takes the fast engine wherever it is exact.
         time_limit_s: Seconds after which a row is given up.
@@ -71,7 +71,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What is kept of a row.
+    """Stored result of a row.
 
     Args:
         line: JSON.
@@ -84,7 +84,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class FinishedBatch:
-    """What a batch became.
+    """Results of a batch.
 
     Args:
         records: Of all its rows.
@@ -175,7 +175,7 @@ def failure(kind: str, message: str) -> dict[str, object]:
 def _read(tree: Mapping[str, Any], batch: Batch) -> Scenario | None:
     """Return the scenario of a point, or None if it is wrong as a whole: then each schedule is tried alone.
 
-    What is wrong is then found, and told, once more.
+    The error is then found, and told, once more.
     """
     try:
         with _limited(batch.time_limit_s):

@@ -23,7 +23,7 @@ from typing import Any, Protocol, final
 
 from simdist.errors import RunError
 
-#: What a script with a `LocalPool` needs.
+#: Hint for a script with a `LocalPool`.
 GUARD = "write `if __name__ == '__main__':` above what runs the sweep, and indent that"
 
 
@@ -32,7 +32,7 @@ class Workers(Protocol):
 
     @property
     def executor(self) -> Executor:
-        """What takes batches."""
+        """Executor of batches."""
         ...
 
     @property
@@ -97,7 +97,7 @@ class _Slot:
         self.renew()
 
     def renew(self) -> None:
-        # Not forked: this process has threads. What is spawned imports simdist again, half a second per process.
+        # Not forked: this process has threads. A spawned process imports simdist again, for half a second.
         spawn = multiprocessing.get_context("spawn")
         self._up_s = spawn.RawValue("d", math.inf)
         self.pool = ProcessPoolExecutor(1, mp_context=spawn, initializer=_initialize, initargs=(self._up_s,))

@@ -87,7 +87,7 @@ class _Collective:
 
 @dataclass(slots=True)
 class _Open:
-    """What may still overlap the next gap of the compute stream."""
+    """Spans that may still overlap the next gap of the compute stream."""
 
     collectives: list[_Collective] = field(default_factory=list)
     transfers: list[tuple[Times, Times]] = field(default_factory=list)

@@ -90,7 +90,7 @@ def chrome_trace(
     """Return the JSON text of a trace, event by event.
 
     Args:
-        trace: What to write.
+        trace: The trace to write.
         steps: Only these, such as `range(100, 110)`; all if None.
         ranks: Only these; all if None.
         tensors: With the journeys of what is communicated.
@@ -155,7 +155,7 @@ def _tid(rank: int, thread: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Label:
-    """What all spans of an operation have in common."""
+    """The fields that all spans of an operation have in common."""
 
     thread: str
     name: str

@@ -58,7 +58,7 @@ class CollectiveKind:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRow:
-    """What collectives of one kind achieved.
+    """Times and bandwidths that collectives of one kind achieved.
 
     Args:
         kind: Of which kind.

@@ -40,7 +40,7 @@ class Phase:
     """A part of a journey, from the end of the phase before it.
 
     Args:
-        name: What the data does, or what it waits for.
+        name: Action of the data, or the thing it waits for.
         until: Which moment of operations ends it.
         positions: Their places in the body; the latest of the moments counts.
     """
@@ -52,7 +52,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Journey:
-    """What happens to the contents of a buffer in one step.
+    """The life of a buffer's contents in one step.
 
     Args:
         buffer: Where the data was written first, such as `grad.3`.

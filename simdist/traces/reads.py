@@ -1,6 +1,6 @@
 """Counts of reads: per load, rank and level of storage, how many samples and how many bytes.
 
-What the levels should give follows from the plan alone (`simdist.caching`); what they gave in a real run, the run
+The reads expected of the levels follow from the plan alone (`simdist.caching`); those of a real run, the run
 counts. Both are `Reads`, so a cache that did something else than the plan says is found by subtraction. Bytes are those
 that travel: of a file as it is stored from disk and storage, of a decoded sample from memories.
 """

@@ -37,7 +37,7 @@ class Trace:
     """Times of every operation instance on every rank.
 
     Args:
-        plan: What was executed.
+        plan: The plan that was executed.
         ready_s: float64 `[plan.n_instances, plan.world_size]`.
         start_s: Likewise.
         end_s: Likewise.
@@ -150,8 +150,8 @@ def read_with_header(
         path: The file.
         file_format: The header's `format`.
         names: Of the arrays.
-        what: What the file should hold, for messages.
-        hint: What writes such a file, for messages.
+        what: Contents that the file should have, for messages.
+        hint: The command that writes such a file, for messages.
 
     Returns:
         The header, and the arrays in the order of their names.

@@ -78,7 +78,7 @@ def injected_s(plan: Plan, delays: Delays) -> dict[Channel, Seconds]:
     """Return the drawn delays that a plan performs, by channel, `[n_steps, world_size]`; 0 where it performs none.
 
     Args:
-        plan: What performs them, at most one of a channel per step.
+        plan: Operations that perform them, at most one of a channel per step.
         delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
     """
     found: dict[Channel, Seconds] = {}
@@ -195,7 +195,7 @@ def op_table(trace: Trace) -> "pd.DataFrame":
     """Return one row per kind of operation, stream and group, most seconds first.
 
     Columns:
-        op, stream, group: What it is; group is empty but for collectives.
+        op, stream, group: Description of the operation; group is empty but for collectives.
         count: How often it ran, over all ranks.
         mean_s, median_s, total_s: Seconds from start to end.
         wait_s: Seconds of waiting in all: of a collective for its other members, of a host `wait` for its device.

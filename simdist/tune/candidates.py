@@ -11,7 +11,7 @@ from simdist.schedules import Schedule, kinds
 from simdist.schedules.job import POLICIES
 from simdist.studies.proposals import Levels
 
-#: What a setting may be.
+#: Value of a setting.
 Value: TypeAlias = str | int | float | bool | None
 
 #: Settings that are not the default: attribute and value.
@@ -40,7 +40,7 @@ class Choices:
     Args:
         name: The attribute of the schedule.
         values: In order: neighbours are alike.
-        default: What a candidate has that does not say.
+        default: Value of a candidate that does not say.
     """
 
     name: str

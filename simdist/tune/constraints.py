@@ -1,4 +1,4 @@
-"""What the user demands of a schedule, and what a schedule and its plan say about it, before anything is simulated.
+"""Demands of the user on a schedule, and the facts about it that its plan tells before anything is simulated.
 
 Who exchanges with whom, and when, is what a schedule declares and `simdist.proof` has proved. A rank exchanges with a
 group in a step if gradients or parameters are averaged over it.
@@ -24,7 +24,7 @@ Ranks = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What a schedule must keep to.
+    """Limits that a schedule must keep to.
 
     Args:
         global_every: All ranks exchange at least once in so many steps.
@@ -56,7 +56,7 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of a schedule without simulating it.
+    """Facts that are known of a schedule without simulating it.
 
     Args:
         group_sizes: Ranks of the largest group that exchanges in each step, `[n_steps]`.

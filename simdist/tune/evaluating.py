@@ -1,6 +1,6 @@
 """Evaluate candidates: build the plan, hold it to the constraints, and simulate what is left; then finalists again.
 
-All candidates meet the same delays of the same seeds, those from the scenario's own on. What the search has found is
+All candidates meet the same delays of the same seeds, those from the scenario's own on. The best of the search are
 simulated again with seeds after those, which it has not seen: of many noisy numbers, the smallest is too small. Which
 ones are simulated again was decided by those numbers; what is said about them does not depend on them.
 
@@ -37,10 +37,10 @@ class Evaluated:
     """A candidate that was simulated.
 
     Args:
-        candidate: What it is; None is the baseline.
+        candidate: The candidate; None is the baseline.
         schedule: Its schedule.
-        facts: What its plan says.
-        measured: What the simulation says, with the seeds of the search.
+        facts: Facts that its plan tells.
+        measured: Results of the simulation with the seeds of the search.
     """
 
     candidate: Candidate | None
@@ -62,8 +62,8 @@ class Evaluator:
         """Evaluate nothing yet.
 
         Args:
-            runs: What is simulated, and how long.
-            constraints: What breaks one of them is not simulated.
+            runs: The scenario that is simulated, and how long.
+            constraints: A schedule that breaks one of them is not simulated.
             measure: How it is simulated.
         """
         self._runs, self._constraints, self._measure = runs, constraints, measure
@@ -120,9 +120,9 @@ class Finalist:
 
     Args:
         schedule: With its label.
-        facts: What its plan says.
+        facts: Facts that its plan tells.
         row: Its line of the speed-up table, over the baseline, with fresh seeds.
-        measured: What that follows from.
+        measured: The results that it follows from.
         search_step_s: Seconds per step with the seeds of the search.
         is_baseline: Whether the others are compared with it.
         on_front: Whether no finalist that exchanges with all ranks as often is faster.
@@ -159,7 +159,7 @@ def measure_finalists(
 
     Args:
         runs: From a seed that the search has not seen.
-        baseline: What the others are compared with.
+        baseline: The schedule that the others are compared with.
         others: The baseline may be among them.
         measure: Simulates a plan for all fresh seeds.
     """
@@ -212,7 +212,7 @@ def chosen(runs: Runs, found: Sequence[Finalist]) -> Finalist:
     To take the fastest with fresh seeds would again be to choose by the numbers that are then shown.
 
     Args:
-        runs: What the finalists were simulated in.
+        runs: The runs of the finalists.
         found: The fastest with fresh seeds first.
     """
     best = min(found, key=lambda each: each.search_step_s)

@@ -39,7 +39,7 @@ def search(space: Space, evaluate: Evaluate, *, budget: int | None, seed: int) -
     """Return what was evaluated, each plan once, in order.
 
     Args:
-        space: What may be tried.
+        space: Schedules that may be tried.
         evaluate: How it is tried.
         budget: Most candidates to evaluate; None: all of the space.
         seed: Of the sampler.
@@ -112,7 +112,7 @@ class Suggester:
 
         Args:
             candidates: All there are.
-            choices: What may differ beside their levels, by kind.
+            choices: Settings that may differ beside their levels, by kind.
             seed: Of the sampler.
 
         Raises:

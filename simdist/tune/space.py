@@ -1,6 +1,6 @@
 """All schedules that may be tried for a scenario, those first that are likely to be fast.
 
-What is legal, the schedules and the scenario say: a candidate that one of them refuses, or that says of itself that a
+Legality is left to the schedules and the scenario: a candidate that one of them refuses, or that says of itself that a
 setting has no effect, is not in the space. Nor is one that breaks a demand on exchanges in its first steps.
 
 The order is by how many others a rank waits for per step: the sum, over all exchanges, of the other ranks of the group,
@@ -23,11 +23,11 @@ from simdist.tune.constraints import Constraints, exchanged
 
 @dataclass(frozen=True)
 class Space:
-    """What may be tried.
+    """Schedules that may be tried.
 
     Args:
         candidates: Legal ones, those first that are likely to be fast.
-        choices: What may differ beside the levels, by kind.
+        choices: Settings that may differ beside the levels, by kind.
         n_illegal: How many the schedules or the scenario refused, or that have settings without effect.
         excluded: How many each constraint excluded.
     """

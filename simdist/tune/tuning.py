@@ -37,10 +37,10 @@ Measure = Callable[[Scenario, Built, int], ScheduleTimes]
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
-    """What is asked for.
+    """Request for a search.
 
     Args:
-        constraints: What a schedule must keep to.
+        constraints: Limits that a schedule must keep to.
         extras: Which schedules may be tried.
         baseline: Label or kind of the schedule that the others are compared with.
         n_seeds: Seeds of the finalists; if absent 20, or 200 where a recording is resampled: the spread of single runs
@@ -69,7 +69,7 @@ class TuneOptions:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was found.
+    """Result of a search.
 
     Args:
         runs: How the finalists were simulated.
@@ -101,8 +101,8 @@ def tune(
     """Find the fastest schedule that keeps to the constraints.
 
     Args:
-        scenario: What is tuned. Its recorded disturbances are resampled.
-        wanted: What is asked for.
+        scenario: The scenario to tune. Its recorded disturbances are resampled.
+        wanted: The request.
         measure: Simulates a schedule; `simdist.studies.comparison.measure` if None.
         progress: See `Progress`.
 

@@ -29,7 +29,7 @@ Outcome = Literal["change", "stay", "unsure"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What to do.
+    """The recommendation.
 
     Args:
         winner: The schedule to change to; None: stay with the baseline.
@@ -50,9 +50,9 @@ def verdict(runs: Runs, found: Sequence[Finalist], constraints: Constraints) -> 
     """Say whether to change from the baseline to the best finalist.
 
     Args:
-        runs: What the finalists were simulated in.
+        runs: The runs of the finalists.
         found: The finalists, the baseline among them, the fastest first.
-        constraints: What the baseline may break.
+        constraints: Limits, which the baseline may break.
     """
     (baseline,) = (each for each in found if each.is_baseline)
     others = [each for each in found if not each.is_baseline] or [baseline]

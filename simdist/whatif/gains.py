@@ -37,13 +37,13 @@ _ROUNDING = 1e-6  # a speed-up without noise that differs less from 1 is none
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What a schedule would gain.
+    """Gain of a schedule.
 
     Args:
         schedule: Its label.
         step_s: Seconds per step, averaged over runs.
         speedup: Over the baseline, of these averages.
-        interval: 95 %, see the module; None if it cannot be told, or nothing is random.
+        interval: 95 %, see the module; None if it is unknown, or nothing is random.
         engine: `fast` or `des`.
         problem: Why there is no interval, if chance plays a part.
     """
@@ -68,7 +68,7 @@ class Gain:
 
 @dataclass(frozen=True)
 class Gains:
-    """What other schedules would gain.
+    """Gains of other schedules.
 
     Args:
         baseline: Label of the schedule that they are compared with.
@@ -77,8 +77,8 @@ class Gains:
         drawn: Where disturbances come from.
         n_runs: Runs per schedule.
         n_steps: Steps of each run; a few more where that makes whole periods.
-        recording: What was resampled, if anything was.
-        remark: What to know about that.
+        recording: The recording that was resampled, if there is one.
+        remark: Remark about that.
     """
 
     baseline: str
@@ -114,7 +114,7 @@ def find_gains(
 
     Args:
         scenario: Its recordings are resampled, others are drawn for every run; its seed is that of the first run.
-        schedules: What to compare with `baseline`.
+        schedules: Schedules to compare with `baseline`.
         baseline: The schedule that the job has.
         n_runs: Runs of each schedule.
         block_steps: Steps of a block; as the scenario states if None, and if it does not, chosen: see

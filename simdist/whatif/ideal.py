@@ -1,4 +1,4 @@
-"""What every operation would take without stragglers.
+"""Times of every operation without stragglers.
 
 The ideal duration of an operation is the median of the same operation over all ranks and steps, so a job whose ranks
 are all equally slow has no stragglers. Of two values in the middle the lower one counts: of two ranks the faster is
@@ -35,13 +35,13 @@ CHANNELS: tuple[Cause, ...] = ("host", "compute", "io", "communication")
 
 @dataclass(frozen=True, slots=True)
 class Contributor:
-    """What may cost time: a kind of operation, and the part of the machine that it keeps busy."""
+    """Source of lost time: a kind of operation, and the part of the machine that it keeps busy."""
 
     name: str
     channel: Cause
 
 
-#: What a trace of real machines leaves unexplained: launching, and whatever else is no operation of the plan.
+#: Time that a trace of real machines leaves unexplained: launching, and whatever else is no operation of the plan.
 GAPS = Contributor("between operations", "host")
 
 
@@ -55,7 +55,7 @@ class Ideal:
         seconds: Ideal seconds of every instance, float64 `[n_instances]`.
         gap_s: Ideal gap before every instance, likewise.
         differs: Whether the trace has other seconds than the ideal ones on some rank, bool `[n_instances]`. False
-            outside the steps that are looked at: there, nothing is made ideal. What differs by rounding stays as it is.
+            outside the steps that are looked at: there, nothing is made ideal. Rounding differences stay.
         gap_differs: Likewise of the gaps.
     """
 
@@ -146,7 +146,7 @@ def _kind(op: Op) -> Contributor:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a variant keeps as it was: operations of these kinds on these ranks; None stands for all."""
+    """Operations that a variant keeps as they were: those of these kinds on these ranks; None stands for all."""
 
     kinds: frozenset[Contributor] | None = None
     ranks: frozenset[int] | None = None

@@ -1,4 +1,4 @@
-"""What a run was disturbed by, step by step and rank by rank, so that other schedules can be tried under the same.
+"""Disturbances of a run, step by step and rank by rank, so that other schedules can be tried under the same.
 
 Of a simulated run, these are the delays that were injected. Of a measured one, what each step took longer than its
 scenario says: delays as measured, computing and input beyond their price, and gaps between operations of the host and
@@ -30,7 +30,7 @@ def measured_delays(trace: Trace, timed: Timing, costs: Costs) -> dict[Channel, 
     Args:
         trace: Of real machines.
         timed: Its gaps and durations.
-        costs: What its operations cost by its scenario.
+        costs: Prices of its operations by its scenario.
 
     Returns:
         Channel -> float64 `[1, n_steps, world_size]`, seconds, not negative; only channels on which something was late.
@@ -72,7 +72,7 @@ def _price_s(op: Op, costs: Costs, plan: Plan) -> Floats:
 def as_recorded(scenario: Scenario) -> Scenario:
     """Return a scenario in which recordings are played as they happened, for as many steps as they have.
 
-    What is resampled for the sake of longer or other runs is put back in order.
+    Steps resampled for the sake of longer or other runs are put back in order.
     """
     lengths = [len(read_recorded(each)) for each in scenario.disturbances if isinstance(each, Recorded)]
     if not lengths:

@@ -44,11 +44,11 @@ _ROUNDING = 1e-9  # of a job's time: less than that is nothing to attribute
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What one kind of operation, or one channel, costs.
+    """Cost of one kind of operation, or of one channel.
 
     Args:
         name: Of the kind or channel.
-        channel: What it keeps busy.
+        channel: The channel that it keeps busy.
         slowdown: With only these operations as traced, against the ideal.
         lost_s: Seconds per step that they alone add to the ideal.
     """
@@ -72,8 +72,8 @@ class Slowdown:
         ideal_s: T_ideal.
         persistent_s: If every rank repeated its median step.
         simultaneous_s: If all ranks did in every step what the median rank does.
-        kinds: What each kind of operation costs, most first.
-        channels: What each channel costs, most first.
+        kinds: Costs of each kind of operation, most first.
+        channels: Costs of each channel, most first.
         rank_slowdowns: S_w, `[world_size]`.
         node_slowdowns: The same with all ranks of a node as traced, `[n_nodes]`.
         step_s: Seconds of each step, `[n_steps]`.
@@ -144,7 +144,7 @@ def find_slowdown(
     Args:
         trace: Of real machines or of a simulator; complete.
         ranks_per_node: Consecutive ranks that share a node.
-        steps: Consecutive steps to look at; all by default. What was before them stays as it was.
+        steps: Consecutive steps to look at; all by default. Steps before them stay as they were.
         progress: See `Progress`.
 
     Raises:

@@ -1,6 +1,6 @@
 """The verdict of an analysis: which ranks hold the job up, always or at times, and whether another schedule helps.
 
-Three replays tell whether it is always the same ranks; each takes part of the loss away. What is lost, T - T_ideal, is
+Three replays tell whether it is always the same ranks; each takes part of the loss away. The loss, T - T_ideal, is
 split into
 
     persistent     if in every step each operation of a rank took what it takes that rank in its median step

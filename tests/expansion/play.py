@@ -39,7 +39,7 @@ class Wires:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What came of it.
+    """Result of a play.
 
     Args:
         end_s: When each member has sent and received everything, `[n_members]`.
@@ -87,7 +87,7 @@ def play(messages: Iterable[Round], wires: Wires, *, nbytes: float, start_s: Tim
 
 @dataclass(frozen=True, slots=True)
 class _Flight:
-    """What the messages of a round take, `[n_messages]` each."""
+    """Times of the messages of a round, `[n_messages]` each."""
 
     out_port: Ints
     in_port: Ints

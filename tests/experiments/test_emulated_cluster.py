@@ -1,4 +1,4 @@
-"""What the page on the emulated cluster says follows from what was recorded, and from the simulator as it is now."""
+"""The page on the emulated cluster follows from recorded runs, and from the simulator as it is now."""
 
 import sys
 from functools import cache

@@ -1,4 +1,4 @@
-"""What was published of scaling and of collectives: the experiments hold what their pages say of it."""
+"""Published figures of scaling and of collectives: the experiments agree with their pages."""
 
 import sys
 from functools import cache

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from scripts import ROOT
 
-# What the modules of each package may import, besides their own package: packages named before it.
+# Packages from the bottom up: modules may import their own package, and those named before it.
 LAYERS: dict[str, str] = {
     "simdist.errors": "",
     "simdist.progress": "",
@@ -39,7 +39,7 @@ LAYERS: dict[str, str] = {
     " studies sweep traces tune whatif",
 }
 
-# What executes a plan knows plans and traces. How schedules, scenarios and costs become plans, only those know that
+# Executors of plans know plans and traces. How schedules, scenarios and costs become plans, only those know that
 # talk to the user.
 EXECUTES = {"simdist", *(f"simdist.{name}" for name in ("caching", "errors", "plan", "settings", "traces"))}
 TALKS_TO_USERS = {"real.__main__", "real.calibrate", "real.calibration", "real.cli", "real.jobs", "real.training"}

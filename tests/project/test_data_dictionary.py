@@ -1,7 +1,7 @@
 """docs/reference/data-dictionary.md names every column and key that is written, with its unit and type, and no other.
 
 A small study is planned, simulated, compared, converted and, by a copy of its traces, validated; every table of the
-page is held against what is found there. What writes a new column gets a section in the page, and a line in one of the
+page is held against what is found there. A new column gets a section in the page, and a line in one of the
 functions `of_...` below: the section's heading, and what was found there, by `keys`, `columns` or `arrays`.
 """
 
@@ -197,7 +197,7 @@ def of_plans_and_simulations(study: Study, folder: Path) -> dict[str, Found]:
         "A scenario that ships": keys(presets["scenarios"]),
         "One preset": keys([one]),
         "A plan": keys(plans),
-        "What was proved": keys(each(plans, "proved")),
+        "Proof": keys(each(plans, "proved")),
         "A simulated schedule": keys(simulated),
         "A trace that was converted": keys([converted]),
     }
@@ -246,9 +246,9 @@ def of_data(study: Study, _: Path) -> dict[str, Found]:
         "How a schedule loads its data": keys(rows),
         "The loading of a trace": keys(traces),
         "An epoch of a trace": keys(each(traces, "epochs")),
-        "What an epoch takes at least": keys(each(rows, "limits")),
+        "Lower bounds of an epoch": keys(each(rows, "limits")),
         "Knobs": keys(knobs),
-        "What a knob does": keys(each(knobs, "effects")),
+        "Effect of a knob": keys(each(knobs, "effects")),
     }
 
 
@@ -311,10 +311,10 @@ def of_whatifs(study: Study, folder: Path) -> dict[str, Found]:
     return {
         "The slowdown of a job": keys(found),
         "How a loss is spread": keys(job["pattern"] for job in found),
-        "What a kind of operation costs": keys(each(found, "kinds")),
-        "What a rank costs": keys(each(found, "ranks")),
+        "Cost of a kind of operation": keys(each(found, "kinds")),
+        "Cost of a rank": keys(each(found, "ranks")),
         "The slowdown of a step": keys(each(found, "by_step")),
-        "What other schedules would gain": keys(gains),
+        "Gains of other schedules": keys(gains),
         "The gain of a schedule": keys(each(gains, "rows")),
     }
 

@@ -65,7 +65,7 @@ NO_LOADING = {
 
 @dataclass
 class Page(HTMLParser):
-    """What a page has: names to link to, links, and what a browser loads with it."""
+    """Contents of a page: names to link to, links, and what a browser loads with it."""
 
     names: set[str] = field(default_factory=set)
     links: list[str] = field(default_factory=list)
@@ -105,7 +105,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     shared = tmp_path_factory.getbasetemp()
     shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
     with (shared / "site.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes first builds it for all workers
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the first worker builds it for all
         ended = shared / "site-ended"
         if not ended.exists():
             ended.write_text(build(shared / "site"), encoding="utf-8")

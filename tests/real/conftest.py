@@ -7,4 +7,4 @@ if importlib.util.find_spec("torch") is not None:
     import torch
 
     if not torch.cuda.is_available():
-        os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it when it is imported, whoever does so first
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # triton reads it at its first import

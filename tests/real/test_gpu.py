@@ -53,7 +53,7 @@ from simdist.schedules.fusion import Fusion, fuse
 from simdist.schedules.hierarchical_sgd import HierarchicalSGD
 from simdist.schedules.sparse import SparseSchedule
 from simdist.schedules.sync import Sync
-from tests.real.execution.test_executor import STEP, Nobody, Pretended
+from tests.real.execution.test_executor import STEP, Pretended, QuietWatch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -82,7 +82,7 @@ class Spinning(Pretended):
             complete()
 
 
-def execute(plan: Plan, program: Program, lanes: Lanes, delay_s: float = 0.0, watch: Nobody | None = None):
+def execute(plan: Plan, program: Program, lanes: Lanes, delay_s: float = 0.0, watch: QuietWatch | None = None):
     recorder = Recorder(plan)
     Executor(
         plan,
@@ -93,7 +93,7 @@ def execute(plan: Plan, program: Program, lanes: Lanes, delay_s: float = 0.0, wa
         memory=Memory(plan, CPU, ()),
         lanes=lanes,
         recorder=recorder,
-        watch=watch or Nobody(),
+        watch=watch or QuietWatch(),
     ).run()
     return recorder.times_s
 
@@ -166,7 +166,7 @@ def test_the_clocks_of_gpu_and_host_agree_on_how_long_a_run_takes(lanes: Lanes) 
         memory=Memory(plan, CPU, ()),
         lanes=lanes,
         recorder=recorder,
-        watch=Nobody(),
+        watch=QuietWatch(),
     )
     begin_s = now_s()
     executor.run()
@@ -181,7 +181,7 @@ def test_a_host_that_waits_for_a_stuck_gpu_stops_when_another_rank_fails() -> No
         def forward(self, op: Forward, step: int) -> None:
             torch.cuda._sleep(20_000 * CYCLES)  # seconds
 
-    watch = Nobody()
+    watch = QuietWatch()
     threading.Timer(0.3, watch.failed.set).start()
     begin_s = time.monotonic()
     with pytest.raises(RunError, match="rank 7 failed: it rained"):

@@ -336,7 +336,7 @@ def test_one_rank_performs_one_step(tmp_path: Path) -> None:
 
 
 def refusal(path: Path, *args: object, world_size: int = 3) -> tuple[int, str]:
-    """Return the code and the error of rank 0, which waits for nobody."""
+    """Return the code and the error of rank 0, which waits for no other."""
     environ = os.environ | places(0, world_size, 1)
     command = [sys.executable, "-m", "real", str(path), *map(str, args)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
@@ -608,7 +608,7 @@ def test_a_run_directory_that_disappears_ends_all_ranks(running: tuple[Path, Ran
 
 def test_a_rank_is_named_although_its_times_cannot_be_kept(running: tuple[Path, Ranks]) -> None:
     path, ranks = running
-    (path / run_directory.PARTIAL).mkdir()  # nothing can replace a folder, whoever asks
+    (path / run_directory.PARTIAL).mkdir()  # nothing can replace a folder, even by root
     ranks.signal(1, signal.SIGKILL)
     for error in errors(ranks.wait([0, 2])).values():
         assert me(ranks, 1) in error

@@ -1,4 +1,4 @@
-"""What a Python user starts with is a function of the package, and imported only when it is asked for."""
+"""Functions of the package, which are imported only when they are asked for."""
 
 import subprocess
 import sys

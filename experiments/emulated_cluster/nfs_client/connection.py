@@ -128,7 +128,7 @@ class Connection:
             deadline_s: Of `time.monotonic`, for the whole file.
 
         Raises:
-            FileNotFoundError, PermissionError, IsADirectoryError, OSError: What the server answers.
+            FileNotFoundError, PermissionError, IsADirectoryError, OSError: The error that the server answers.
             ConnectionError: The connection is lost.
             TimeoutError: The server does not answer a request in time, or the whole file takes too long.
         """

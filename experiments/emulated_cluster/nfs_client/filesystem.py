@@ -29,7 +29,7 @@ _Answer = TypeVar("_Answer")
 
 
 class _Info(TypedDict):
-    """What fsspec's `info` and `ls` hold."""
+    """Fields of fsspec's `info` and `ls`."""
 
     name: str
     size: int

@@ -215,7 +215,7 @@ def decode(address: int) -> Reply:
     """Copy an answer, a `COMPOUND4res`, out of the library's memory.
 
     Raises:
-        OSError: What the server says instead, as the kind that a local file would raise; or it cannot be understood.
+        OSError: Instead, the answer of the server, as the kind that a local file would raise; or no valid answer.
     """
     answer = _Answer.from_address(address)
     if answer.status:

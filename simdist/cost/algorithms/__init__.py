@@ -4,7 +4,7 @@ It is the one that the collective names, or the one that the cluster's library w
 
 NCCL estimates latency + size / bandwidth for each of its algorithms when a communicator is made, and takes the fastest
 for the size at hand. So does `auto` here for an all_reduce over several nodes, between ring and double tree, by their
-costs on this cluster when nobody else uses it. Inside a node, and for the other collectives, it is the ring. The double
+costs on this cluster when it is idle. Inside a node, and for the other collectives, it is the ring. The double
 tree costs what it costs in NCCL, by choice or by name; on a cluster with another library it is a perfect pipeline.
 
 gloo has one algorithm for each collective. An algorithm is imported where it is taken: a plan needs one or two.
@@ -32,7 +32,7 @@ def collective_transfer(call: Call, library: "Library", capacity_Bps: NDArray[np
 
     Args:
         call: The collective of one group.
-        library: What `auto` means, and whose double tree it is.
+        library: Library that decides the meaning of `auto`, and whose double tree it is.
         capacity_Bps: Of every resource of the topology.
 
     Raises:

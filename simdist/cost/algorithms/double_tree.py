@@ -36,7 +36,7 @@ def double_tree(call: Call, chunks: ChunkTimes = _NO_CHUNKS) -> Iterator[Message
 
     Args:
         call: The all-reduce of one group.
-        chunks: What each send waits for; nothing in a perfect pipeline.
+        chunks: Chunks that each send waits for; nothing in a perfect pipeline.
 
     Raises:
         PlanError: The collective is no all_reduce.

@@ -1,4 +1,4 @@
-"""What gloo does, as torch uses it: rings, and trees whose sends are all posted at once.
+"""Algorithms of gloo, as torch uses it: rings, and trees whose sends are all posted at once.
 
 With n members, S bytes, and one kind of link (latency alpha, 1/beta bytes per second):
 

@@ -2,7 +2,7 @@
 
 A flow goes at its own *pace*, the rate that it would have alone, or belongs to the *level* of a hub: a resource that
 several use and that is full. Sums over every level and hub are kept: who comes, goes or moves changes those of his own
-hubs only. What has to be looked at then is noted in `changed` and `is_tight`; nothing here sets a rate, or decides who
+hubs only. Levels to be looked at then are noted in `changed` and `is_tight`; nothing here sets a rate, or decides who
 has to move.
 
 The members of a level all flow at its rate, which changes whenever somebody comes or goes. How far each has come since
@@ -34,7 +34,7 @@ class Flow:
     """A stage in flight.
 
     Args:
-        stage: What flows.
+        stage: The stage that flows.
         then: Called when it has ended.
     """
 

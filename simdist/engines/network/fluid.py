@@ -191,7 +191,7 @@ class FluidNetwork:
         """Set the rates of a few flows; return in how many seconds the first of them end, and remember which."""
         if len(self._stages) > _NUMBERED:
             self._forget_kinds()
-        component.flows.sort(key=lambda flow: self._kind(flow.stage))  # one set to remember, whoever came first
+        component.flows.sort(key=lambda flow: self._kind(flow.stage))  # one set to remember, whichever came first
         rates_Bps = self._remembered(tuple([self._kind(flow.stage) for flow in component.flows]))
         left_s = np.array([flow.left_nbytes for flow in component.flows]) / rates_Bps
         next_s = max(float(left_s.min()), 0.0)
@@ -267,7 +267,7 @@ class _Component:
 
 
 def common_start_s(transfers: Sequence[Transfer], capacity_Bps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how long each transfer takes when all start together and nobody else is there, shape `[n_transfers]`."""
+    """Return how long each transfer takes when all start together and no other is there, shape `[n_transfers]`."""
     timeline = Timeline()
     network = FluidNetwork(timeline, capacity_Bps)
     end_s = np.zeros(len(transfers))

@@ -3,7 +3,7 @@
 `max_min_rates` recomputes the rates of n flows in O(n) and more. Among hundreds of readers of one server that is
 wasteful: when one ends, all others flow a little faster, but each is still held back by what held it back before.
 `IncrementalMaxMin` keeps who is held back by what. By the theorem in `max_min`, feasible rates are max-min fair if and
-only if everybody has a bottleneck: a full resource on which nobody is faster. There are two kinds of them here:
+only if every flow has a bottleneck: a full resource on which no flow is faster. There are two kinds of them here:
 
     his own pace   the rate that a flow has alone on all of its resources, min over r of c[r] / a[r, i]
     a hub          a resource that several use and that is full: those it holds back are its *level*, and share a rate
@@ -13,7 +13,7 @@ only if everybody has a bottleneck: a full resource on which nobody is faster. T
 Sums over every level and hub are kept in `fair_share`, so a change costs O(resources of the flow) and one division for
 every level that it touches; its heaps tell who ends without looking at all.
 
-What must hold, and who breaks it moves:
+Invariants; a member that breaks one of them moves:
 
     a level's members are no slower alone than together         else: to his own pace        (heap of paces)
     those at their own pace are no faster than a full hub       else: to the hub's level     (heap of unconstrained)
@@ -21,9 +21,9 @@ What must hold, and who breaks it moves:
     no other hub is overfull                                    else: the hub gets a level
     a level has members                                         else: the hub has room, and loses it
 
-A level is looked at when one of its members, or somebody else on its hub, comes, goes or moves, and when the rate of
-another level that has members on its hub changes, for whatever reason. When nothing is left to look at and nobody has
-to move, every hub of a level is full, none is overfull, and everybody has a bottleneck: up to rounding (rates that
+A level is looked at when one of its members, or another flow on its hub, comes, goes or moves, and when the rate of
+another level that has members on its hub changes, for whatever reason. When nothing is left to look at and none has
+to move, every hub of a level is full, none is overfull, and every flow has a bottleneck: up to rounding (rates that
 differ by a share of 1e-12 count as equal), the rates are max-min fair. Whether other hubs are overfull is asked rarely:
 an *audit* finds by how much all levels may rise until one would be, and grants a part of it; until a level rises above
 its bound, or members that come use up the room that is then left on a hub, nothing needs to be looked at.
@@ -52,7 +52,7 @@ _SLACK_ULPS = 4  # flows due within so many units in the last place of the time 
 class IncrementalMaxMin:
     """Flows that share resources.
 
-    Whoever joins or ends takes part in, or is missing from, the rates as soon as `settle` is called.
+    Flows that join or end take part in, or are missing from, the rates as soon as `settle` is called.
 
     Args:
         capacity_Bps: Bytes per second of every resource, `[n_resources]`; inf where unlimited.

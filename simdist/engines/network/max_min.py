@@ -5,11 +5,11 @@ A stage i of a transfer that flows at x[i] bytes per second on its most used res
     a[r, i] = nbytes_i[r] / max(nbytes_i),    0 < a <= 1 on the resources it uses, 0 elsewhere.
 
 Rates are *feasible* if sum_i a[r, i] x[i] <= c[r] for every resource r. They are *max-min fair* if they are feasible,
-and nobody can be faster without making somebody slower who is not faster than he: for every feasible y with
+and no flow can be faster without making one slower that is not faster than itself: for every feasible y with
 y[i] > x[i] there is a j with x[j] <= x[i] and y[j] < x[j].
 
-r is a *bottleneck* of i if i uses it, it is full, and nobody on it is faster than i: x[j] <= x[i] for all j with
-a[r, j] > 0. Feasible rates are max-min fair if and only if everybody has a bottleneck:
+r is a *bottleneck* of i if i uses it, it is full, and no flow on it is faster than i: x[j] <= x[i] for all j with
+a[r, j] > 0. Feasible rates are max-min fair if and only if every flow has a bottleneck:
 
     if       Let r be a bottleneck of i, y feasible, y[i] > x[i]. Both sums over r are at most c[r], and that of x is
              c[r]: some j on r has y[j] < x[j], and x[j] <= x[i].
@@ -52,7 +52,7 @@ def max_min_rates(stages: Sequence[Stage], capacity_Bps: NDArray[np.float64]) ->
     A stage that no resource limits, because it has no bytes or because they are all unlimited, has the rate inf.
 
     Args:
-        stages: What flows at the same time.
+        stages: Stages that flow at the same time.
         capacity_Bps: Of every resource, `[n_resources]`, more than 0; inf where unlimited.
 
     >>> nic = np.array([0])

@@ -3,7 +3,7 @@
 An undisturbed part is a low quantile over all ranks and steps: delays are what a step took beyond that, and are 0 or
 more. It is not the minimum, which would be the luckiest moment of all.
 
-Two tables. What was *measured* tells host, compute and io apart, and is what stragglers are looked for in. What is
+Two tables. The *measured* one tells host, compute and io apart, and stragglers are looked for in it. The one that is
 *recorded* for the simulator puts each delay where the simulator makes it cost what it cost:
 
 * Input that takes no noticeable time is none of the storage's: its excess counts with the host.
@@ -64,7 +64,7 @@ class BaseTimes:
         buckets_nbytes: Bytes of each; None if the traces do not tell; empty without buckets.
         optimize_s: Update.
         is_loaded: The input takes noticeable time.
-        notes: What was assumed.
+        notes: Assumptions.
     """
 
     input_s: float

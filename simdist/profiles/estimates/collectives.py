@@ -1,12 +1,12 @@
 """How long collectives took without waiting for late ranks, and what waiting tells of ranks without a trace.
 
 A collective ends when its last member has come and the links have done their work. If that member left no trace, both
-look alike. What tells them apart is that collectives of one size take the links equally long, whatever their place in
-the step; and that a late rank is late for the first ones of a step, or for the last, and less for those in between,
+look alike. They are told apart because collectives of one size take the links equally long, whatever their place in
+the step; and because a late rank is late for the first ones of a step, or for the last, and less for those in between,
 that queue for the links anyway. So the place with the shortest calls is the base, and what others take beyond is
 waiting for a rank without a trace.
 
-What this cannot tell: waiting that all places have alike; and all waiting, where no two collectives of a step are of
+Not told apart: waiting that all places have alike; and all waiting, where no two collectives of a step are of
 about one size. Both count with the links. Nor does it tell anything of steps in which a traced rank is much later than
 the others: what they have queued meanwhile then shares the links. So lateness found here is at least that, and times of
 collectives are upper bounds.
@@ -41,7 +41,7 @@ class UntracedWaits:
     """Waiting for ranks without a trace, as far as it can be separated from the links.
 
     Args:
-        alone_s: What each collective takes without it, at most, `[n_calls]`; of no meaning where all members were
+        alone_s: Duration of each collective without it, at most, `[n_calls]`; of no meaning where all members were
             traced.
         late_s: How long the traced ranks waited in each step after the last of them had come, at least, `[n_steps]`.
         behind_s: How much later than a typical traced rank the last of them came to the first of these collectives,
@@ -188,7 +188,7 @@ def collective_times(
         matched: Collectives of all traced ranks.
         clocks: Of these ranks.
         layout: Which ranks share a node.
-        untraced: What waiting for ranks without a trace was told apart; found out if None.
+        untraced: Waiting for ranks without a trace that was told apart; found out if None.
     """
     untraced = untraced or find_untraced_waits(matched, clocks)
     arrival_s, end_s = clocks.corrected_s(matched.arrival_s), clocks.corrected_s(matched.end_s)

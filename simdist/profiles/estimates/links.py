@@ -74,7 +74,7 @@ class Links:
         fabric: Inside nodes.
         network: Between nodes.
         measured: Which of them the traces tell.
-        notes: What was assumed.
+        notes: Assumptions.
         fabric_source: Where the links inside nodes are from, if they are known and not measured.
         is_complete: Whether none of the two is only taken to be like the other.
     """

@@ -81,7 +81,7 @@ def prove_step(
     Args:
         scenario: Its first schedule is synchronous SGD; channels are those of the delays.
         delays: As recorded, `[n_steps, world_size]`.
-        of: What was measured.
+        of: Name of the measured quantity.
         job: The traced job.
         calm: Scenario and delays without stragglers; the channels are the same or fewer.
     """

@@ -259,7 +259,7 @@ def slow_devices(slow: Sequence[Straggler], computing_s: float) -> tuple[DeviceO
 
     Args:
         slow: Who is slow throughout.
-        computing_s: What a step computes undisturbed; what the host always holds it up by is part of it.
+        computing_s: Computation of an undisturbed step, including the delay that the host always causes.
     """
     if computing_s <= 0:
         return ()

@@ -33,7 +33,7 @@ class Model:
         first_bucket_nbytes: As the schedule `sync` takes it.
         bucket_nbytes: Likewise.
         is_real: Whether these are the model's own tensors, and not one for each bucket.
-        notes: What was assumed.
+        notes: Assumptions.
     """
 
     tensors: tuple[Tensor, ...]

@@ -21,7 +21,7 @@ class TracedJob:
     Args:
         world_size: Ranks of the job.
         profiles: Of the ranks that were traced, in ascending order; each has the same step numbers.
-        notes: What was left out, or assumed, a sentence each.
+        notes: Omissions and assumptions, a sentence each.
     """
 
     world_size: int

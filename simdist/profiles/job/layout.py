@@ -15,7 +15,7 @@ class RankLayout:
         nodes: Machines.
         gpus_per_node: Ranks of each.
         source: How that is known.
-        notes: What was assumed.
+        notes: Assumptions.
     """
 
     nodes: int
@@ -36,7 +36,7 @@ def find_layout(job: TracedJob, *, nodes: int | None = None, gpus_per_node: int 
     """Return where ranks are, by what was asked for, else by names of hosts, else by numbers of GPUs, else one machine.
 
     Raises:
-        ScenarioError: What was asked for does not divide the ranks.
+        ScenarioError: The layout that was asked for does not divide the ranks.
     """
     world_size = job.world_size
     if nodes is not None or gpus_per_node is not None:

@@ -45,7 +45,7 @@ class Matched:
         arrival_s: When the rank was ready for it: so long before the end as it took, less what the rank did for others
             of the group meanwhile, `[n_calls, n_traced_ranks]`.
         end_s: When it was done there, likewise.
-        notes: What could not be matched.
+        notes: Calls that could not be matched.
     """
 
     collectives: tuple[CollectiveKey, ...]

@@ -41,7 +41,7 @@ class Chunks:
     """The unpacked bytes of a file, chunk by chunk, without a byte order mark.
 
     Args:
-        path: The file. What is compressed with gzip is found by its first bytes, not by its name.
+        path: The file. A file compressed with gzip is recognised by its first bytes, not by its name.
         chunk_nbytes: Bytes to read at once.
 
     Raises:
@@ -135,7 +135,7 @@ class Taken:
 
     Args:
         events: In the order of the text.
-        rest: What follows them.
+        rest: The bytes that follow them.
         n_broken: Places at which no event could be made of the text, and which were left out.
         is_end: The list of events ended: `rest` begins after its bracket.
     """

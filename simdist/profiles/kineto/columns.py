@@ -65,8 +65,8 @@ class RankEvents:
     """The events of one rank, and what they tell of its collectives.
 
     Args:
-        host: What its threads did.
-        device: What its GPU did; empty without one.
+        host: Events of its threads.
+        device: Events of its GPU; empty without one.
         threads: Process and thread, or GPU and stream, of each number in `EventColumns.thread`.
         messages: Of collectives; see `EventColumns.link`.
         device_messages: Of collectives' kernels, by their `link`.

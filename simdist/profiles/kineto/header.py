@@ -25,7 +25,7 @@ class Header:
         gpus: Number of a GPU on the machine -> its name, such as `NVIDIA A100-SXM4-80GB`; empty if it has none, or if
             the trace does not tell.
         n_events: Events that were read, skipped ones included.
-        notes: What was left out of the trace, and what contradicts itself, a sentence each.
+        notes: Parts left out of the trace, and contradictions in it, a sentence each.
         is_cut: The end of the file is missing.
     """
 

@@ -15,7 +15,7 @@ class Message:
     """The message of a collective.
 
     Args:
-        kind: What it does.
+        kind: Kind of communication.
         count: Elements of the largest of its buffers on this rank; None if the trace does not tell.
         dtype: Such as `float32`; empty if the trace does not tell.
         ranks: Who takes part, in ascending order; None if the trace does not tell.

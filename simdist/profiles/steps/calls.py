@@ -21,7 +21,7 @@ class Transfers:
         issued_s: When the host handed them over, `[n]`.
         start_s: When this rank was in them, `[n]`.
         end_s: When they were done on this rank, `[n]`.
-        messages: What they send.
+        messages: The messages that they send.
     """
 
     issued_s: Floats

@@ -51,7 +51,7 @@ def _phases(host: HostRun, waits: list[PhaseSpan], edges_s: tuple[float, float])
     """Return which phase each instant belongs to.
 
     Args:
-        host: What it did.
+        host: Work of the host.
         waits: When it waited for collectives.
         edges_s: From where to where.
     """

@@ -136,7 +136,7 @@ def _spans(windows: Sequence[Window], kernels: _Kernels) -> list[StepSpan]:
 def _are_whole(trace: RankEvents, windows: Sequence[Window]) -> list[bool]:
     """Tell of which steps the trace has what they launched: of a damaged one, the device's part may be missing.
 
-    Some calls launch nothing that the profiler sees; of those, every step has its share. What is launched after the
+    Some calls launch nothing that the profiler sees; of those, every step has its share. Work launched after the
     last thing that is seen is missing at the end of the trace, so a step that reaches beyond that is not whole.
     """
     launches = trace.host.of(EventKind.LAUNCH)

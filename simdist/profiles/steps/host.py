@@ -2,7 +2,7 @@
 
 A backward pass is a row of nodes of the backward graph with no forward pass, batch, update or step's beginning between
 them. It ends with the last node, or with the last gradient that DDP copies back from its bucket, whatever comes later.
-What the host does after it and before the end of the optimizer's step, such as clipping gradients, counts as the
+Work of the host after it and before the end of the optimizer's step, such as clipping gradients, counts as the
 update: neither can begin before gradients are reduced.
 """
 
@@ -43,8 +43,8 @@ class HostRun:
     """All that a rank's host did.
 
     Args:
-        trace: What the trace tells.
-        own: What the main thread did.
+        trace: The trace of the rank.
+        own: Events of the main thread.
         passes: The backward passes.
     """
 

@@ -12,7 +12,7 @@ class TracedCollective:
     """A collective, as one rank saw it.
 
     Args:
-        kind: What it does.
+        kind: Kind of work.
         nbytes: Bytes of the whole buffer (of an all-gather its result, of a reduce-scatter its input); None if the
             trace does not tell.
         ranks: Who takes part, in ascending order; None if the trace does not tell.
@@ -102,7 +102,7 @@ class RankProfile:
         world_size: None if the trace does not tell.
         hostname: Of the machine; None if the trace does not tell.
         local_gpu: Index of its GPU on the machine; None on a CPU, or if the trace does not tell.
-        device: What computes.
+        device: The device that computes.
         device_name: Such as `NVIDIA A100-SXM4-80GB`; empty if the trace does not tell.
         backend: Such as `nccl` or `gloo`; empty if the trace does not tell.
         steps: Whole steps, in order; the profiler's first one is left out if its trace begins in the middle of it.
@@ -111,7 +111,7 @@ class RankProfile:
         batch_size: Samples of a batch, if the trace tells; else None.
         host_waits: Whether the host waits for its device in every step, so that it does not run ahead of it; always on
             a CPU.
-        notes: What could not be found in this trace, and what was left out, a sentence each.
+        notes: Facts missing from this trace, and omissions, a sentence each.
         is_cut: The end of the file is missing.
     """
 

@@ -85,13 +85,13 @@ class DeviceRun:
     """All that a rank's device did: a GPU, or the CPU itself.
 
     Args:
-        kind: What computes.
+        kind: The kind of device that computes.
         spans: The steps.
         phases: Which phase each instant belongs to.
         transfers: The collectives.
         computed: When the device had computed what was launched before an instant.
         host_waits: Whether the host waits for it in every step.
-        notes: What is missing, or was left out.
+        notes: Missing facts, and omissions.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -112,7 +112,7 @@ def rank_steps(run: DeviceRun, spans: Iterable[StepSpan], calls: tuple[TracedCol
     """Return the steps with their phases, buckets and calls.
 
     Args:
-        run: What the device did.
+        run: Work of the device.
         spans: Those of its steps that count.
         calls: Of all steps, in the order in which they were issued.
     """
@@ -146,8 +146,8 @@ def gradients_of(host: HostRun, run: DeviceRun, spans: Sequence[StepSpan]) -> tu
     Of several backward passes of a step the last counts, because it is the one that reduces gradients.
 
     Args:
-        host: What the host did.
-        run: What the device did.
+        host: Work of the host.
+        run: Work of the device.
         spans: Those of its steps that count; each has a backward pass.
     """
     ready = host.trace.host.of(EventKind.READY)

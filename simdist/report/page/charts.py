@@ -11,7 +11,7 @@ from simdist.report.page.html import Attribute, Html, tag
 _HEADING, _LABEL, _BAR, _GAP, _GROUP_GAP, _AXIS = 26, 22, 18, 5, 12, 44  # heights in pixels
 _SCALE = 66.0  # percent of the width; the text of the longest bar fits into the rest on a phone
 
-#: What is hatched, so that it can be told apart without colours, and by which strokes in a square of 8 pixels.
+#: Hatched parts, which can be told apart without colours, and their strokes in a square of 8 pixels.
 HATCHED = {"comm": "M0 8L8 0", "wait": "M0 0L8 8", "io": "M4 0V8", "host": "M0 4H8", "measured": "M0 8L8 0"}
 
 
@@ -22,7 +22,7 @@ class BarSegment:
     Args:
         kind: Class of CSS, which gives the colour; hatched if it is in `HATCHED`.
         length: In the unit of the axis.
-        text: What it is, for a pointer that rests on it.
+        text: Description, for a pointer that rests on it.
     """
 
     kind: str
@@ -64,7 +64,7 @@ def bar_chart(groups: Sequence[BarGroup], *, element_id: str, title: str, axis: 
     Args:
         groups: From top to bottom.
         element_id: Unique on the page.
-        title: What a screen reader says instead of the picture; the numbers stand in a table beside it.
+        title: Text that a screen reader says instead of the picture; the numbers stand in a table beside it.
         axis: Quantity and unit.
         mark: Where a dashed line is drawn.
     """

@@ -46,7 +46,7 @@ class Section:
     Args:
         name: Its anchor.
         heading: Stands above it, and in the navigation.
-        body: What follows the heading.
+        body: HTML after the heading.
     """
 
     name: str

@@ -63,7 +63,7 @@ def prose(text: str, **foreign: str) -> Html:
 
     Args:
         text: Of this package; what users have written may hold backticks of its own.
-        foreign: What users have written, for the `{}` of these names in the text; shown as it is.
+        foreign: Texts that users have written, for the `{}` of these names in the text; shown as it is.
 
     >>> prose("`simdist -h` & more than {label}", label="a`b`")
     '<code>simdist -h</code> &amp; more than a`b`'
@@ -76,7 +76,7 @@ def table(caption: str, header: Sequence[str], rows: Sequence[Sequence[str]], *,
     """Return a table that scrolls sideways where it is too wide; the first cell of each row names it.
 
     Args:
-        caption: What it shows, with the unit if all cells share one.
+        caption: Title of the table, with the unit if all cells share one.
         header: Of each column.
         rows: Cells, HTML or text.
         words: Headers of columns of words, aligned to the left as the first is; the others are numbers.

@@ -1,4 +1,4 @@
-"""What a page of runs is about: executions of plans, simulated and measured, and what follows from their traces."""
+"""Model of a page of runs: executions of plans, simulated and measured, and what follows from their traces."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Execution:
 
     Args:
         origin: Which of both.
-        trace: What happened in the steps that every rank finished.
+        trace: Trace of the steps that every rank finished.
         times: Step time, and seconds per step in each state, averaged over ranks.
         waits: Who waited for whom.
     """
@@ -67,13 +67,13 @@ class ReportedRun:
     """A run directory on the page.
 
     Args:
-        label: What it is called, unlike all others on the page; see `simdist.report.page.reading`.
-        run: What was executed.
+        label: Name, unlike all others on the page; see `simdist.report.page.reading`.
+        run: The run that was executed.
         executions: Simulated, measured, or both; at least one.
         validation: How both compare, if there are both.
-        machines: What the measurement says of its machines; empty if nothing.
+        machines: Description of its machines by the measurement; empty if there is none.
         simulated_now: It was simulated for the page: it had no trace, or other machines are simulated.
-        notes: What a reader must know of it, in sentences.
+        notes: Notes for the reader, in sentences.
     """
 
     label: str
@@ -99,7 +99,7 @@ class ReportedPoint:
         title: The folder and what its scenario has that others have not; empty as well.
         runs: One or more; the baseline first.
         has_baseline: Whether the first is the baseline; else there are no speed-ups here.
-        notes: What a reader must know of them together, in sentences.
+        notes: Notes for the reader about all of them, in sentences.
     """
 
     folder: str
@@ -123,7 +123,7 @@ class RunsReport:
 
     Args:
         points: One or more.
-        base: What speed-ups are over, in words: the label of the baseline, the same at all points.
+        base: The denominator of speed-ups, in words: the label of the baseline, the same at all points.
         calibrated: The machines that were simulated instead of those of the scenarios, if any.
     """
 
@@ -143,7 +143,7 @@ class RunsReport:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader must know of runs together, in sentences."""
+        """Notes for the reader about all runs, in sentences."""
         return tuple(note for point in self.points for note in point.notes)
 
     @property

@@ -38,7 +38,7 @@ from simdist.report.palette import Style
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import host_waits, only_steps, step_end_s
 
-#: What stands for the length of an operation that did not run.
+#: Length of an operation that did not run.
 DID_NOT_RUN = 2**32 - 1
 
 _MOST_TICKS = 2**30  # so that the difference of any two instants fits int32, even of negative ones
@@ -67,7 +67,7 @@ def pack(trace: Trace, steps: range | None = None) -> PackedTrace:
     """Pack the times of a trace; equal traces give equal bytes.
 
     Args:
-        trace: What happened.
+        trace: The trace to pack.
         steps: Consecutive ones; the others are packed as if they did not run. All if None.
     """
     ready_s = trace.ready_s.copy()
@@ -107,7 +107,7 @@ def _tables(times: NDArray[np.int64], ran: NDArray[np.bool_]) -> tuple[NDArray[n
 
     Args:
         times: ready, start and end, in ticks `[3, n_rows, world_size]`.
-        ran: What ran, `[n_rows, world_size]`.
+        ran: Whether each row ran, `[n_rows, world_size]`.
     """
     ready, start, end = times
     gap = np.where(ran, ready - _end_before(end, ran), 0)

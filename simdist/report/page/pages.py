@@ -24,7 +24,7 @@ def runs_page(report: RunsReport, shown: Sequence[Shown]) -> str:
 
     Args:
         report: The runs.
-        shown: What the timeline shows of each, see `shown_runs`.
+        shown: Part of each that the timeline shows, see `shown_runs`.
     """
     first = [speed_section(report)] if len(report.runs) > 1 else []
     others = timelines_section(shown), stragglers_section(report), reality_section(report), sources_section(report)

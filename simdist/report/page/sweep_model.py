@@ -1,4 +1,4 @@
-"""What a page of a sweep is about: its fields, the rows that are there, and which schedule is the fastest where."""
+"""Model of a page of a sweep: its fields, the rows that are there, and which schedule is the fastest where."""
 
 import math
 from collections import Counter
@@ -50,7 +50,7 @@ class VaryingField:
         numbers: The same in SI units; None if some are no numbers.
         codes: Place of the value of each point in `texts`; None where a point does not set the field.
         unit: Of the axis; empty if it has none.
-        unit_size: What `numbers` are divided by for the axis.
+        unit_size: Divisor of `numbers` for the axis.
         is_log: Whether a logarithmic axis spreads the values better.
     """
 
@@ -203,13 +203,13 @@ class SweepReport:
 
     @cached_property
     def axes(self) -> tuple[VaryingField, ...]:
-        """What differs between points independently: the cases, and fields that are not set by them."""
+        """Dimensions along which points differ independently: the cases, and fields that are not set by them."""
         free = [field for field in self.columns if field.n_values > 1 and not self._follows_case(field)]
         return (*([self.case] if self.case and self.case.n_values > 1 else []), *free)
 
     @cached_property
     def differing(self) -> tuple[VaryingField, ...]:
-        """What differs between points: the axes, and then what follows the cases."""
+        """Dimensions along which points differ: the axes, and then what follows the cases."""
         others = (field for field in self.columns if field.n_values > 1 or field.is_left)
         return (*self.axes, *(field for field in others if self._follows_case(field)))
 

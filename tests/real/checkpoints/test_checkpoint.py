@@ -203,7 +203,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_every_cut_and_every_change_of_the_contents_is_noticed(tmp_path: Path) -> None:
-    """What is not noticed, such as another date of a member, changes nothing."""
+    """Changes that are not noticed, such as another date of a member, change nothing."""
     path = tmp_path / "step.ckpt"
     written = write(path, b"one state", b"another")
     whole = path.read_bytes()

@@ -1,4 +1,4 @@
-"""What a user reads whose data set cannot be read: an outage, a wrong URL, labels that the model does not have."""
+"""Errors for a user whose data set cannot be read: an outage, a wrong URL, labels that the model does not have."""
 
 import errno
 import types

@@ -1,4 +1,4 @@
-"""What feeds a rank with samples, piece by piece: folders, checks, waits, counts and prices."""
+"""Parts that feed a rank with samples, one by one: folders, checks, waits, counts and prices."""
 
 import fcntl
 import getpass
@@ -210,7 +210,7 @@ def test_every_data_set_has_a_folder_of_its_own() -> None:
 
 @pytest.fixture
 def usual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder that is taken if nobody chooses one; not made yet."""
+    """The folder that is taken if none is chosen; not made yet."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path / f"simdist-{getpass.getuser()}"
 
@@ -224,7 +224,7 @@ def test_the_usual_folder_is_the_users_own_and_private(usual: Path) -> None:
     assert stat.S_IMODE(usual.lstat().st_mode) == 0o700
     with cold_folder(folder_of_set(default_folder(), index_of(4)), "abc", 0):
         pass
-    assert list(usual.iterdir()) == []  # and nobody can take its name meanwhile
+    assert list(usual.iterdir()) == []  # and no other user can take its name meanwhile
     assert default_folder() == usual
 
 

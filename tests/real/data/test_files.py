@@ -502,7 +502,7 @@ def test_killed_writer_leaves_no_file_no_lock_and_no_bytes(tmp_path: Path) -> No
             process.kill()
             process.wait()
             assert cache.get(1) is None
-            assert cache.fetch(1, lambda: content_of(1), keep=True) == content_of(1)  # nobody holds the lock
+            assert cache.fetch(1, lambda: content_of(1), keep=True) == content_of(1)  # the lock is free
     with FileCache(tmp_path, index_of(4), capacity_nbytes=4000) as cache:
         assert list((tmp_path / "parts").iterdir()) == []
         assert cache.used_nbytes() == 1000

@@ -236,7 +236,7 @@ def test_loader_that_is_closed_before_the_others_have_read_all_leaves_what_they_
 
 
 def test_rank_does_not_wait_for_room_that_it_alone_can_make(tmp_path, monkeypatch):
-    """What leaves with its own last loads leaves when it goes on."""
+    """Samples that leave with its own last loads leave when it goes on."""
     plan = plan_of("memory", nodes=1, per_node=1, eviction="lru", memory_nbytes=NBYTES)
     with Cluster(tmp_path, plan, n_slots=1, limits=LoaderLimits(grace=3, wait_s=600)) as cluster:
         waits = []
@@ -330,7 +330,7 @@ def test_file_that_a_fast_rank_brought_back_does_not_leave(tmp_path):
         leaving = Leaving(RankPlace(local, 2, local, 2))
         leaving.note(reads_of(5, [[1, 2]], places=STORAGE, evicted=((), ((0, 1), (0, 2)))))
         leaving.carry_out(6, store, Disk(), board)
-    assert evicted == [1]  # once, by whoever comes first
+    assert evicted == [1]  # once, by the first that comes
     board.keep_on_disk(1, 7)
     leaving = Leaving(RankPlace(0, 2, 0, 2))
     leaving.note(reads_of(9, [[3, 4]], places=STORAGE, evicted=((), ((0, 1),))))

@@ -1,4 +1,4 @@
-"""Samples in memory: whole or not at all, whoever writes, dies or asks from elsewhere; and nothing is left behind."""
+"""Samples in memory: whole or not at all, although processes write, die or ask elsewhere; nothing is left behind."""
 
 import errno
 import os

@@ -14,7 +14,7 @@ from simdist.plan import Forward, Instance
 from simdist.plan.walk import walk
 
 LOOK_S = 2e-6
-"""What a call of the host takes."""
+"""Seconds of a call of the host."""
 
 
 class Gpu:
@@ -69,7 +69,7 @@ def healthy() -> None:
     pass
 
 
-def nobody(instance: Instance, ended: Callable[[], float]) -> None:
+def ignore_end(instance: Instance, ended: Callable[[], float]) -> None:
     pass
 
 
@@ -85,7 +85,7 @@ class Rig:
         self.seconds: dict[int, float] = {}
         self.compute, self.comm = (self.lane(Stream(), failed) for _ in range(2))
 
-    def lane(self, stream: Stream, failed: Callable[[], None], on_end: OnEnd = nobody) -> CudaLane:
+    def lane(self, stream: Stream, failed: Callable[[], None], on_end: OnEnd = ignore_end) -> CudaLane:
         def perform(instance: Instance) -> None:
             lane.begin(instance)
             stream.work(self.gpu, self.seconds.get(instance.index, 0.0))

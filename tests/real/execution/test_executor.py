@@ -49,7 +49,7 @@ IN_CALLER = Lanes(CPU, collectives_block=True, compute_in_caller=True)
 both_modes = pytest.mark.parametrize("lanes", [IN_THREAD, IN_CALLER], ids=["compute thread", "compute in caller"])
 
 
-class Nobody:
+class QuietWatch:
     """A watch over a run of one rank."""
 
     def __init__(self) -> None:
@@ -94,10 +94,10 @@ def execute(
     delay_s: float = 0.0,
     first_step: int = 0,
     start_s: float | None = None,
-    watch: Nobody | None = None,
+    watch: QuietWatch | None = None,
 ):
     delays = {channel: np.full((1, plan.n_steps, plan.world_size), delay_s) for channel in ("host", "compute", "io")}
-    recorder, watch = Recorder(plan), watch or Nobody()
+    recorder, watch = Recorder(plan), watch or QuietWatch()
     executor = Executor(
         plan,
         rank=0,
@@ -191,7 +191,7 @@ def test_a_tick_ends_early_when_the_run_has_failed() -> None:
             super().backward(buckets, complete)
             watch.failed.set()
 
-    watch = Nobody()
+    watch = QuietWatch()
     begin_s = time.monotonic()
     with pytest.raises(RunError, match="rank 7 failed: it rained"):
         execute(ticking(period_s=60.0), Failing(), watch=watch)
@@ -300,7 +300,7 @@ def test_every_step_and_rank_is_delayed_by_its_own_seconds(monkeypatch: pytest.M
         memory=Memory(plan, CPU, ()),
         lanes=IN_THREAD,
         recorder=Recorder(plan),
-        watch=Nobody(),
+        watch=QuietWatch(),
     )
     executor.run()
     assert slept_s == [2.0, 4.0, 6.0]
@@ -343,7 +343,7 @@ def test_who_waits_for_a_stuck_collective_stops_when_another_rank_fails(lanes: L
                 watch.failed.set()
                 never.wait(60)
 
-    plan, program, watch = plan_of(STEP, world_size=2), Stuck(), Nobody()
+    plan, program, watch = plan_of(STEP, world_size=2), Stuck(), QuietWatch()
     executor = Executor(
         plan,
         rank=0,

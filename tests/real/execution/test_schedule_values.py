@@ -1,4 +1,4 @@
-"""What schedules compute: process world = virtual world for all, and what compression may and may not change."""
+"""Values that schedules compute: process world = virtual world for all, and the effect of compression."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -148,7 +148,7 @@ def exchanged(
         schedule: Whose exchanges.
         n_steps: How many.
         compute: Writes a gradient, `[world_size, count]`.
-        residual: What every residual holds at the beginning, as if it had been given.
+        residual: Contents of every residual at the beginning, as if it had been given.
     """
     plan = communication_of(plan_of(schedule, Training(), n_steps))
     memory = Memory(plan, CPU, {buffer.name for buffer in plan.buffers}, n_ranks=WORLD_SIZE)
@@ -185,7 +185,7 @@ def exchanged(
 @pytest.mark.parametrize("method", ["exact", "mstopk", "dgc"])
 @each_sparse
 def test_nothing_of_a_gradient_is_lost(kind: type[SparseSchedule], method: str, compression: str) -> None:
-    """What was applied and what is left in the residuals add up to the mean of all gradients, and ranks agree.
+    """Applied updates and residuals add up to the mean of all gradients, and ranks agree.
 
     In half precision, too: what a conversion takes away stays in the residual. Only what is reduced as a whole rounds
     and forgets: hitopk's gradients in the nodes, and those of a warm-up.

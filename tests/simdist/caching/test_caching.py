@@ -248,7 +248,7 @@ def test_caches_are_within_their_capacity_after_every_load(plan: Plan) -> None:
 
 
 def test_sample_of_a_peer_that_is_read_stays_there() -> None:
-    """Two nodes with room for 2 of 6 samples each. What a node reads of the other's memory leaves last."""
+    """Two nodes with room for 2 of 6 samples each. Samples that a node reads of the other's memory leave last."""
     dataset = Dataset(6, 1, 1, 1, (1,), memory_nbytes=2, eviction="lru", seed=3)
     plan = loads_plan(dataset, 2, n_steps=30, policy="memory")
     holders: dict[int, list[int]] = {0: [], 1: []}  # least recently used first
@@ -324,7 +324,7 @@ def test_number_of_batch_buffers_makes_no_difference() -> None:
 
 
 class Shelf:
-    """What a disk or a memory holds, in order of use."""
+    """Contents of a disk or a memory, in order of use."""
 
     def __init__(self, capacity: float, *, evicts: bool) -> None:
         self.capacity, self.evicts = capacity, evicts

@@ -261,7 +261,7 @@ def damaged(content):
     yield "cut at the end", content[:-1]
     yield "no zip", b"hello"
     yield (
-        "compressed by what nobody has",
+        "compressed by an unknown program",
         content.replace(b"PK\x01\x02\x14\x03\x14\x00\x00\x00\x00\x00", b"PK\x01\x02\x14\x03\x14\x00\x00\x00\x63\x00"),
     )
     yield "header of an array cut", content.replace(b"'fortran_order': False", b"'fortran_order': (alse", 1)

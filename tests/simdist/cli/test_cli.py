@@ -50,7 +50,7 @@ def outside(*args, code=None, **options):
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, **options)
 
 
-# What every command does
+# Common to all commands
 
 
 @pytest.mark.parametrize("args", [[], ["--help"], ["-h"], ["--version"]])

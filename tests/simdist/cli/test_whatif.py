@@ -294,7 +294,7 @@ def test_the_verdict_never_calls_a_slower_one_the_fastest(compared: Gains, sente
 def test_gains_may_be_those_of_other_links(
     capsys: pytest.CaptureFixture[str], small: Path, runs: Path, tmp_path: Path
 ) -> None:
-    """What was lost in the trace stays as it was; seldom averaging gains more the slower the network is."""
+    """The loss in the trace stays as it was; seldom averaging gains more the slower the network is."""
     cluster = "nodes: 2\ngpus_per_node: 4\nfabric: ideal\nnetwork: {latency: 25 us, bandwidth: 1 Gbit/s}\n"
     slower = write(tmp_path / "links.yaml", cluster)
     for name in (small, runs):

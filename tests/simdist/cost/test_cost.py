@@ -1,4 +1,4 @@
-"""What operations cost: textbook formulas to 1e-12, and bytes on every resource of a cluster with two levels."""
+"""Cost of operations: textbook formulas to 1e-12, and bytes on every resource of a cluster with two levels."""
 
 from pathlib import Path
 
@@ -263,7 +263,7 @@ def test_flat_end_of_a_table_means_unlimited_bandwidth():
 
 
 def test_flat_end_of_a_table_does_not_make_its_beginning_free():
-    """Two sizes may take the same time, for want of resolution; smaller messages still take theirs."""
+    """Two sizes may take the same time, for lack of resolution; smaller messages still take theirs."""
     flat = Link(table=((1_000, 20e-6), (100_000, 90e-6), (200_000, 90e-6)))
     buffers = (Buffer("bytes", 100_000, "uint8", initialized=True),)
     _, _, cost = cost_of(Broadcast("bytes", Group(2)), buffers, nodes(2, network=flat))

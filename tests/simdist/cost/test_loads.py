@@ -1,4 +1,4 @@
-"""What loads of a data set take, in closed forms, through the reference engine.
+"""Times of loads of a data set, in closed forms, through the reference engine.
 
 The numbers are powers of two, so most forms hold to the last bit. A file of 16 B comes in two requests and takes the
 server three operations; alone, a reader takes open + 2 latency + 16 B / 64 B/s = 1/4 + 1 + 1/4 s for it.

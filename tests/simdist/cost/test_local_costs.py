@@ -1,4 +1,4 @@
-"""What fusion, merging, trust ratios and ticks cost on a rank: bytes over the memory's bandwidth, counted by hand."""
+"""Cost of fusion, merging, trust ratios and ticks on a rank: bytes over the memory's bandwidth, counted by hand."""
 
 import numpy as np
 import pytest

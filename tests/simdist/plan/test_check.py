@@ -144,7 +144,7 @@ ILLEGAL: dict[str, Op] = {  # what is wrong with each: golden/messages.txt
     "trust ratios in bytes": TrustRatios(("param",), ("grad.0", "grad.1"), "byte_ratio", Group(2)),
     "trust ratios in a sparse buffer": TrustRatios(("param",), ("grad.0", "grad.1"), "sparse_ratios", Group(1)),
     "optimizer with too few trust ratios": Optimize(("param",), ("grad.0", "grad.1"), "one_ratio"),
-    "optimizer with trust ratios that nobody computed": Optimize(("param",), ("grad.0", "grad.1"), "ratios"),
+    "optimizer with trust ratios that no operation computed": Optimize(("param",), ("grad.0", "grad.1"), "ratios"),
     "clock without a period": Tick(("grad.0",), 0.0),
     "clock that never ticks": Tick(("grad.0",), float("inf")),
     "clock of no number": Tick(("grad.0",), float("nan")),

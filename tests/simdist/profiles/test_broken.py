@@ -286,7 +286,7 @@ def told_behind_the_events(trace: dict[str, Any]) -> None:
     trace["distributedInfo"] = trace.pop("distributedInfo")
 
 
-# What is broken, what the warning names, and how many steps are left.
+# Breakages: the broken part, the words of the warning, and how many steps are left.
 TOLERATED: dict[str, tuple[BreakJob, list[str], int]] = {
     "compressed data cut off": (lambda paths: cut(packed(paths[1])), ["rank 1", "missing"], 3),
     "compressed data with a wrong checksum": (lambda paths: flip(packed(paths[1]), -6), ["rank 1", "CRC"], 5),

@@ -61,7 +61,7 @@ def names(events):
 
 NAMES = [f"op {number}" for number in range(5)]
 
-# What is found in one go, and what must be put together from many pieces.
+# Sizes that are read in one go, and sizes that are put together from many pieces.
 each_chunk = pytest.mark.parametrize("chunk_nbytes", [1, 7, 100, 1 << 20])
 
 AWKWARD = [

@@ -173,7 +173,7 @@ MISTAKES: dict[str, tuple[Body, Result, str]] = {
         "backward(param, loss -> grad) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank 0; "
         "the schedule declares 1/8",
     ),
-    "all_reduce that nobody declares": (
+    "undeclared all_reduce": (
         synchronized(AllReduce("grad", Group(2))),
         Result(Group(1), Group(1)),
         "all_reduce(grad, mean over group of 2) at step 0: afterwards grad of rank 0 holds 1/2 of the gradient of rank "
@@ -248,7 +248,7 @@ MISTAKES: dict[str, tuple[Body, Result, str]] = {
         "optimize(param with grad) at step 0: afterwards param of rank 0 holds 1/1 of the gradient of rank 0; the "
         "schedule declares 1/8",
     ),
-    "average that nobody declares": (
+    "undeclared average": (
         (*synchronized(AllReduce("grad", WORLD)), *AVERAGE),
         SYNC,
         "copy(flat -> param) at step 0: afterwards param of rank 0 holds 1/8 of the parameters of rank 0; the schedule "
@@ -432,11 +432,11 @@ INPUT_MISTAKES: dict[str, tuple[tuple[Body, ...], str]] = {
     ),
     "batch skipped by a load": (
         ((LOAD, LOAD, UPLOAD, *TRAIN),),
-        "load(-> batch) at step 0: overwrites a batch in batch that nobody has used",
+        "load(-> batch) at step 0: overwrites a batch in batch that is still unused",
     ),
     "batch skipped by a copy": (
         ((LOAD, UPLOAD, LOAD, UPLOAD, *TRAIN),),
-        "copy(batch -> input) at step 0: overwrites a batch in input that nobody has used",
+        "copy(batch -> input) at step 0: overwrites a batch in input that is still unused",
     ),
     "same batch on all ranks": (
         ((LOAD, UPLOAD, Broadcast("input", WORLD), *TRAIN),),

@@ -90,7 +90,7 @@ def section_names(page: Page) -> list[str]:
 
 
 def edit_rows(folder: Path, change) -> None:
-    """Change the records of a sweep: `change` returns each anew, or None to drop it."""
+    """Change the records of a sweep: `change` returns a new one of each, or None to drop it."""
     records = [json.loads(line) for line in (folder / ROWS).read_text().splitlines()]
     kept = [new for number, record in enumerate(records) if (new := change(number, record)) is not None]
     (folder / ROWS).write_text("".join(f"{json.dumps(record)}\n" for record in kept))

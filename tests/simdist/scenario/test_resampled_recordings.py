@@ -1,4 +1,4 @@
-"""Recordings are played as they are, or put together anew by every seed from blocks of consecutive steps."""
+"""Recordings are played as they are, or put together by every seed from blocks of consecutive steps."""
 
 from pathlib import Path
 

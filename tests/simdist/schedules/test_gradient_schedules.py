@@ -1,4 +1,4 @@
-"""What each schedule that reduces gradients in every step does, sends and takes."""
+"""Operations, bytes and times of schedules that reduce gradients in every step."""
 
 import dataclasses
 
@@ -365,7 +365,7 @@ def test_sum_that_is_divided_by_the_wrong_number_is_refused(schedule: GradientSc
 
 @pytest.mark.parametrize("schedule", SPARSE, ids=label)
 def test_selection_does_not_hold_up_the_backward_pass(schedule: GradientSchedule) -> None:
-    """What waits for communication is not on the compute stream before the last backward pass."""
+    """Operations that wait for communication are not on the compute stream before the last backward pass."""
     plan = schedule.model_copy(update={"bucket_nbytes": 1_201_000}).plan(JOB)
     body = plan.bodies[0]
     last_pass = max(at for at, op in enumerate(body) if isinstance(op, Backward))

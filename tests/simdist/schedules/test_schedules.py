@@ -1,4 +1,4 @@
-"""What every schedule must satisfy (the conformance suite), and what each one does, as text and step by step."""
+"""Conditions on every schedule (the conformance suite), and the plan of each, as text and step by step."""
 
 import dataclasses
 import json

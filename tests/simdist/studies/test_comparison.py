@@ -137,7 +137,7 @@ def test_pairing_narrows_the_interval_of_a_speedup():
 
 
 def test_every_schedule_meets_the_same_delays():
-    """A delay that hits nobody in a seed costs nobody anything: all rows are then those without disturbances."""
+    """A delay that hits no rank in a seed costs nothing: all rows are then those without disturbances."""
     quiet = small().model_copy(update={"disturbances": ()})
     rare = scenario.loads(SMALL.replace("10%", "0.1%"))
     for schedule in rare.schedules:

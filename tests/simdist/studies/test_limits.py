@@ -1,4 +1,4 @@
-"""What epochs take at least, in closed forms: powers of two, so that they hold to the last bit."""
+"""Lower bounds of epochs, in closed forms: powers of two, so that they hold to the last bit."""
 
 import pytest
 from data_sets import data_plans, loads_plan

@@ -157,7 +157,7 @@ VERDICTS = {
     "other rank": ((0, 2), (1, 0), "simulated, rank 1 is blamed most (simulated 2 s, measured 0 s); measured, rank 0 (simulated 0 s, measured 1 s)"),
     "only measured": ((0, 0), (1, 0), "measured, rank 0 is blamed most (simulated 0 s, measured 1 s); simulated, no rank waits"),
     "only simulated": ((0, 1), (0, 0), "simulated, rank 1 is blamed most (simulated 1 s, measured 0 s); measured, no rank waits"),
-    "nobody": ((0, 0), (0, 0), "no rank waits for another in either"),
+    "no rank": ((0, 0), (0, 0), "no rank waits for another in either"),
 }  # fmt: skip
 
 

@@ -176,7 +176,7 @@ def test_injected_slow_gpu_counts_as_compute_and_sleeping_host_as_host():
     [
         ("gcp-t4x4-32gbit", "device", "{kind: jitter, median: 5 ms, sigma: 1}"),
         ("gcp-t4x4-32gbit", "memory", "{kind: exponential, mean: 5 ms, on: compute}"),
-        ("ideal", "storage", ""),  # readers start together, and nobody else uses the network: the fast engine can do it
+        ("ideal", "storage", ""),  # readers start together, and have the network alone: the fast engine can do it
     ],
 )
 @pytest.mark.parametrize("kind", ["sync", "local_sgd, period: 2", "hierarchical_sgd, levels: {1: 2, 2: 8}"])

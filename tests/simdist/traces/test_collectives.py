@@ -1,4 +1,4 @@
-"""What collectives achieved: exact by hand, equal to closed forms when simulated; and the command that prints it."""
+"""Times and bandwidths of collectives: exact by hand, equal to closed forms when simulated; and their command."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""What came from which level of storage: what a plan expects, what a run counts, and in what they differ."""
+"""Reads per level of storage: those a plan expects, those a run counts, and their differences."""
 
 import dataclasses
 import json
@@ -43,7 +43,7 @@ def reads_of(plan: Plan, changes: dict[tuple[int, int, int], tuple[int, int]]) -
     return found
 
 
-# What a plan expects
+# Reads expected of a plan
 
 
 def test_bytes_from_storage_are_those_of_the_files():

@@ -1,4 +1,4 @@
-"""What the tuner may try: the space, its constraints, and the front."""
+"""The space of the tuner, its constraints, and the front."""
 
 import math
 

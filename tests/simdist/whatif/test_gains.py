@@ -1,4 +1,4 @@
-"""What other schedules would gain, and how sure that is."""
+"""Gains of other schedules, and how sure they are."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -116,7 +116,7 @@ def test_the_interval_is_that_of_runs_and_does_not_shrink_with_their_number() ->
 
 
 def test_a_rank_that_is_always_late_holds_up_every_schedule() -> None:
-    """What local SGD saves are three of four all-reduces, 14 ms each; the straggler's 100 ms stay."""
+    """Local SGD saves three of four all-reduces, 14 ms each; the straggler's 100 ms stay."""
     scenario = job("{kind: persistent, delay: 100 ms, ranks: [3]}")
     found = compared(scenario, LocalSGD(period=4))
     (row,) = found.rows

@@ -1,4 +1,4 @@
-"""What stragglers cost: hand-drawn timelines, closed forms, and whether they are told apart."""
+"""Cost of stragglers: hand-drawn timelines, closed forms, and whether they are told apart."""
 
 from dataclasses import replace
 
@@ -93,7 +93,7 @@ def test_only_the_steps_that_are_asked_for_are_made_ideal() -> None:
 
 
 def test_steps_before_those_that_are_asked_for_do_not_say_what_is_ideal() -> None:
-    """The forward pass took 1 s before, and takes all ranks 3 s now: nobody is late."""
+    """The forward pass took 1 s before, and takes all ranks 3 s now: no rank is late."""
     step = (Forward(("param",), ("loss",)), AllReduce("loss", Group(3)))
     times = [(0, 0, 1), (1, 1, 2), (2, 2, 5), (5, 5, 6)]
     trace = trace_of(plan_of(step, step, world_size=3), times)

@@ -101,7 +101,7 @@ def _model(run: RunDirectory) -> str:
     return f"{workload.name or 'unnamed'}, batch of {workload.batch_size:,} per rank"
 
 
-#: What runs have in common, as a rule.
+#: Facts that runs have in common, as a rule.
 _COMMON: dict[str, Callable[[RunDirectory], str]] = {
     "ranks": lambda run: f"{run.plan.world_size:,}",
     "nodes": lambda run: f"{run.scenario.cluster.nodes:,} x {run.scenario.cluster.gpus_per_node:,} GPUs",

@@ -1,4 +1,4 @@
-"""What was executed: the scenario as it stands in the run directories, and the plan of each schedule."""
+"""Sources of the runs: the scenario as it stands in the run directories, and the plan of each schedule."""
 
 from simdist.plan.text import plan_text
 from simdist.report.page.document import Section

@@ -43,7 +43,7 @@ class Metric:
     Args:
         key: In the data.
         name: For people.
-        unit: What it is written in.
+        unit: Unit of its numbers.
     """
 
     key: str
@@ -71,7 +71,7 @@ def measured_metrics(report: SweepReport) -> list[Metric]:
 
 @dataclass(frozen=True, slots=True)
 class ChartView:
-    """What the chart shows at first.
+    """First view of the chart.
 
     Args:
         x: Place of the field on the horizontal axis among `SweepReport.axes`.

@@ -1,4 +1,4 @@
-"""What every stream of every rank did, span by span, in timelines that a reader can zoom.
+"""Timelines of every stream of every rank, span by span, that a reader can zoom.
 
 They are drawn by the scripts in `assets/timeline/`, which ask for nothing from any network and evaluate no text. How
 times get into the page, and how exact they are there, is said in `simdist.report.page.packing`.
@@ -26,14 +26,14 @@ _DRAWING = ("decode", "units", "axis", "rows", "shares", "colours", "view", "pai
 _HANDLING = ("spans", "focus", "filters", "controls", "main")
 _MOST_TRACES = 2
 _ABOUT = (
-    "What the streams of every rank did; times are from the start of the run. A collective begins when its last member "
+    "Spans of the streams of every rank; times are from the start of the run. A collective begins when its last member "
     "is ready; until then the others wait."
 )
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What the timeline shows of a run.
+    """Part of a run that a timeline shows.
 
     Args:
         run: Which.
@@ -60,7 +60,7 @@ def shown_runs(report: RunsReport, steps: range | None) -> list[Shown]:
 
     Args:
         report: The runs.
-        steps: What was asked for; all steps if None. As many as fit are shown.
+        steps: Steps that were asked for; all steps if None. As many as fit are shown.
 
     Raises:
         ScenarioError: A run has none of the steps that are asked for.
@@ -127,7 +127,7 @@ def timeline_section(
     """Return an interactive timeline; equal traces give equal text.
 
     Args:
-        traces: What each is called in the page, such as `simulated` and `measured` -> trace; one, or two of one plan.
+        traces: Traces by their names in the page, such as `simulated` and `measured` -> trace; one, or two of one plan.
         element_id: The id of the element, unlike all others in the page.
         ranks_per_node: Consecutive ranks that share a node, to choose ranks by node. By default that of the plan's data
             set, if it has one.

@@ -1,4 +1,4 @@
-"""Incremental max-min: rates and times recomputed at every event, whoever comes, goes, or changes its bottleneck."""
+"""Incremental max-min: rates and times recomputed at every event, as flows come, go, or change bottlenecks."""
 
 import numpy as np
 import pytest

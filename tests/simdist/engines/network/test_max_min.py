@@ -42,7 +42,7 @@ def loads_Bps(flying, rates_Bps, n_resources=N_RESOURCES):
 
 
 def bottlenecks(number, flying, rates_Bps, capacity_Bps):
-    """Return the full resources of a stage on which nobody is faster."""
+    """Return the full resources of a stage on which no flow is faster."""
     load_Bps = loads_Bps(flying, rates_Bps, len(capacity_Bps))
     return [
         resource

@@ -1,4 +1,4 @@
-// What the reader does: buttons, fields, mouse and keys.
+// Controls of the reader: buttons, fields, mouse and keys.
 
 const BUTTON_ZOOM = 2;
 const KEY_PAN = 0.15; // of what is in view

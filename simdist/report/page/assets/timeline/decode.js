@@ -90,8 +90,8 @@ const lowest = (array, most) => array.reduce((least, each) => Math.min(least, ea
 const earliest = ({ ready, ran }) => ready.reduce((least, each, i) => (ran[i] ? Math.min(least, each) : least), Infinity);
 
 /**
- * Return ready, start and end of a stream on all ranks, at `rank * n + row`, and which of them ran. What did not run
- * takes no time at the end of what ran before it. `reach` is the latest end so far in the lane: the ends themselves,
+ * Return ready, start and end of a stream on all ranks, at `rank * n + row`, and which of them ran. One that did not
+ * run takes no time at the end of the one before it. `reach` is the latest end so far in the lane: the ends themselves,
  * but where corrected clocks put an operation before the end of the one before.
  */
 function timesOf(n, worldSize, first, number) {

@@ -1,4 +1,4 @@
-// What is written around the lanes: names at the left, times and steps above.
+// Text around the lanes: names at the left, times and steps above.
 
 /** Name ranks, traces and streams at the left. */
 function paintGutter(timeline, context) {

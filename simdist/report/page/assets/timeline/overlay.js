@@ -1,4 +1,4 @@
-// What changes with every move of the pointer: the cross-hair, the outline of an operation, and the tip beside it.
+// The overlay, drawn at every move of the pointer: the cross-hair, the outline of an operation, and the tip beside it.
 
 const TIP_DISTANCE = 14; // CSS pixels from the pointer
 
