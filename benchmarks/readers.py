@@ -26,11 +26,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.tables import shown, table
-from simdist.cost import Costs, LinkCost, Local, OpCost, Shared, Stage, Topology, Transfer, Varying
+from simdist.cost import Costs, Local, OpCost, Resources, Shared, Stage, Transfer, Varying
 from simdist.engines import des
 from simdist.plan import AllReduce, Backward, Buffer, Copy, Forward, Load, Op, Optimize, Plan, Wait
 from simdist.plan.group import Group
-from simdist.scenario.cluster import Link
 
 TARGET_S = 20.0
 PREFETCH = 4
@@ -131,8 +130,7 @@ def costs(plan: Plan, shape: tuple[int, int], case: str) -> Costs:
 
     of = {op: cost(op) for body in plan.bodies for op in body}
     contested = frozenset(op for op in of if isinstance(op, Load | AllReduce) and case != "alone")
-    link = LinkCost.of(Link(latency_s=1e-5, bandwidth_Bps=1.25e10))
-    return Costs(Topology(*shape, link, link), reading.capacity_per_s, of, contested)
+    return Costs(Resources(*shape, 0), reading.capacity_per_s, of, contested)
 
 
 def measure(sizes: Sizes) -> list[dict[str, object]]:

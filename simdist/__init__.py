@@ -10,19 +10,13 @@
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from simdist.runs.building import build, simulate
-    from simdist.scenario import load
-    from simdist.studies.comparison import compare
-
-__all__ = ["build", "compare", "load", "simulate"]
+__all__ = ["build", "compare", "load", "simulate"]  # the types of what comes on demand stand in __init__.pyi
 
 __version__ = "0.1.0"
 
 
-def _exporting(package: str, module_of: Mapping[str, str]) -> Callable[[str], object]:
+def exporting(package: str, module_of: Mapping[str, str]) -> Callable[[str], object]:
     """Return the `__getattr__` of a package that imports a module of it when a name is asked for that it exports.
 
     A command then imports what it uses, not all that its packages hold.
@@ -43,7 +37,7 @@ def _exporting(package: str, module_of: Mapping[str, str]) -> Callable[[str], ob
     return exported
 
 
-__getattr__ = _exporting(
+__getattr__ = exporting(
     __name__,
     {
         "build": "runs.building",

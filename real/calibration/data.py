@@ -39,7 +39,7 @@ from real.data.sources import Decode
 from real.data.storages import DataStorage, read_sample
 from real.processes.launch import Connection, RankPlace
 from real.recording.timing import now_s
-from simdist.cost import LinkCost
+from simdist.cost.topology import LinkCost
 from simdist.scenario import Cluster, Disk, HostMemory, Storage
 
 N_ALONE = 32  # files of one thread

@@ -41,7 +41,7 @@ def predicted_s(cluster: Cluster, task: MeasuringTask) -> float | None:
 
 def _stage_s(stages: Sequence[Stage], costs: Costs) -> float:
     """Return what equal stages take that all groups go through at the same time."""
-    nbytes = np.zeros(costs.topology.n_resources)
+    nbytes = np.zeros(costs.resources.n_resources)
     for stage in stages:
         nbytes[stage.resources] += stage.nbytes
     return max(stage.latency_s for stage in stages) + float((nbytes / costs.capacity_Bps).max())

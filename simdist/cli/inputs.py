@@ -14,6 +14,7 @@ from simdist.plan import Plan
 from simdist.plan.delays import Delays
 from simdist.runs.building import build, delays
 from simdist.scenario import Cluster, Scenario, load_cluster, presets
+from simdist.scenario.unused_settings import warnings_of
 from simdist.schedules import Schedule
 from simdist.settings.base import nearest, shown
 from simdist.studies.comparison import find_label
@@ -79,7 +80,7 @@ def read_scenario(session: common.Session, name: str, *, is_compared: bool = Fal
         from simdist.studies.resampling import longest_period, runs_of
 
         run = runs_of(scenario, longest_period(scenario, scenario.schedules)).scenario
-    for warning in run.warnings:
+    for warning in warnings_of(run):
         session.say(f"warning: {name}: {warning}")
     return scenario
 

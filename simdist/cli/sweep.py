@@ -11,6 +11,7 @@ import click
 
 from simdist.cli import common
 from simdist.errors import ScenarioError
+from simdist.scenario.unused_settings import warnings_of
 from simdist.sweep import InProcess, LocalPool, Sweep, Workers, load, run, write_plans
 from simdist.sweep.dask import SYSTEMS, connected, jobs
 from simdist.sweep.driver import Outcome, SweepProgress
@@ -50,7 +51,7 @@ def command(
     what = load(name)
     if plans:
         check_number(what)
-    for warning in (*what.scenario.warnings, *what.warnings):
+    for warning in (*warnings_of(what.scenario), *what.warnings):
         session.say(f"warning: {name}: {warning}")
     last: SweepProgress | None = None
     try:

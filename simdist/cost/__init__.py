@@ -2,23 +2,21 @@
 
 from typing import TYPE_CHECKING
 
-from simdist import _exporting
+from simdist import exporting
 
 if TYPE_CHECKING:
     from simdist.cost.compute import ComputeCost, compute_s, tensor_backward_s
-    from simdist.cost.prices import Costs, Local, OpCost, Shared, Stage, Transfer, Varying
+    from simdist.cost.prices import Costs, Local, OpCost, Resources, Shared, Stage, Transfer, Varying
     from simdist.cost.pricing import price
-    from simdist.cost.topology import LinkCost, Topology
 
 __all__ = [
     "ComputeCost",
     "Costs",
-    "LinkCost",
     "Local",
     "OpCost",
+    "Resources",
     "Shared",
     "Stage",
-    "Topology",
     "Transfer",
     "Varying",
     "compute_s",
@@ -26,9 +24,9 @@ __all__ = [
     "tensor_backward_s",
 ]
 
-__getattr__ = _exporting(
+__getattr__ = exporting(
     __name__,
     dict.fromkeys(("ComputeCost", "compute_s", "tensor_backward_s"), "compute")
-    | dict.fromkeys(("Costs", "Local", "OpCost", "Shared", "Stage", "Transfer", "Varying"), "prices")
-    | {"LinkCost": "topology", "Topology": "topology", "price": "pricing"},
+    | dict.fromkeys(("Costs", "Local", "OpCost", "Resources", "Shared", "Stage", "Transfer", "Varying"), "prices")
+    | {"price": "pricing"},
 )

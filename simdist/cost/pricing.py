@@ -65,12 +65,12 @@ class _Pricing:
         self.topology = Topology(
             cluster.nodes,
             cluster.gpus_per_node,
+            _n_servers(plan),
             LinkCost.of(cluster.fabric),
             LinkCost.of(cluster.network, n_parallel=cluster.nics_per_node),
             switched=cluster.oversubscription > 1,
             bridged=math.isfinite(cluster.host_bridge_Bps),
             overhead_s=cluster.collective_overhead_s,
-            n_servers=_n_servers(plan),
         )
         self.capacity_Bps = self._capacity_Bps()
         self._loads = self._load_costs(workload) if plan.dataset else None

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost.prices import Stage, Transfer
+from simdist.cost.prices import Resources, Stage, Transfer
 from simdist.plan.ops import Collective
 from simdist.scenario.link import Link
 
@@ -118,125 +118,22 @@ class Messages:
 
 
 @dataclass(frozen=True, slots=True)
-class Topology:
-    """Numbers ranks, machines and resources.
-
-    Machines are the nodes and, after them, parameter servers apart from the ranks; each has a NIC. Such a server sends
-    and receives as if it were the first rank of its machine. Resources are numbered: fabric out of each rank, fabric
-    into each rank, NIC out of each machine, NIC into each machine, host bridge of each node up, host bridge of each
-    node down, switch, storage server, storage client of each node; then, for data sets, the server's operations, each
-    node's disk for reading, for writing, its memory, its cores, and the threads of each rank that read and that decode.
-    Resources that are no links count operations, or seconds of work, where links count bytes.
+class Topology(Resources):
+    """Links that join the machines, and the resources that messages use.
 
     Args:
-        n_nodes: Nodes.
-        ranks_per_node: Ranks of each.
         fabric: Link of a GPU to the others of its node.
         network: Link of all NICs of a machine to the switch.
         switched: Whether the switch limits what the NICs could send.
         bridged: Whether a host bridge limits what the GPUs of a node could send.
         overhead_s: Seconds of a collective besides its messages.
-        n_servers: Parameter servers that are machines of their own.
     """
 
-    n_nodes: int
-    ranks_per_node: int
     fabric: LinkCost
     network: LinkCost
     switched: bool = False
     bridged: bool = False
     overhead_s: float = 0.0
-    n_servers: int = 0
-
-    @property
-    def world_size(self) -> int:
-        """Ranks."""
-        return self.n_nodes * self.ranks_per_node
-
-    @property
-    def n_machines(self) -> int:
-        """Nodes and servers."""
-        return self.n_nodes + self.n_servers
-
-    def node(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the machine of a rank, or of a server."""
-        return rank // self.ranks_per_node
-
-    def server(self, number: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the rank by which a server that is a machine of its own sends and receives."""
-        return (self.n_nodes + number) * self.ranks_per_node
-
-    def fabric_out(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the resource of a rank's outgoing fabric port."""
-        return rank
-
-    def fabric_in(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the resource of a rank's incoming fabric port."""
-        return self.world_size + rank
-
-    def nic_out(self, machine: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the resource of a machine's outgoing network cards."""
-        return 2 * self.world_size + machine
-
-    def nic_in(self, machine: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the resource of a machine's incoming network cards."""
-        return 2 * self.world_size + self.n_machines + machine
-
-    def bridge_up(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the resource of a node's host bridge, from its GPUs."""
-        return 2 * (self.world_size + self.n_machines) + node
-
-    def bridge_down(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the resource of a node's host bridge, to its GPUs."""
-        return 2 * (self.world_size + self.n_machines) + self.n_nodes + node
-
-    @property
-    def switch(self) -> int:
-        """The switch between the machines."""
-        return 2 * (self.world_size + self.n_machines + self.n_nodes)
-
-    @property
-    def storage_server(self) -> int:
-        """The storage server."""
-        return self.switch + 1
-
-    def storage_client(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the resource of a node's storage client."""
-        return self.storage_server + 1 + node
-
-    @property
-    def storage_operations(self) -> int:
-        """Work of the storage server, in operations."""
-        return self.storage_server + 1 + self.n_nodes
-
-    def disk_read(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the resource of reading from a node's disk."""
-        return self.storage_operations + 1 + node
-
-    def disk_write(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the resource of writing to a node's disk."""
-        return self.storage_operations + 1 + self.n_nodes + node
-
-    def memory(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the resource of copying samples out of a node's memory."""
-        return self.storage_operations + 1 + 2 * self.n_nodes + node
-
-    def cores(self, node: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the resource of a node's CPU cores, in seconds of work."""
-        return self.storage_operations + 1 + 3 * self.n_nodes + node
-
-    def readers(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the resource of a rank's reading threads, in seconds of all of them together."""
-        return self.storage_operations + 1 + 4 * self.n_nodes + rank
-
-    def decoders(self, rank: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the resource of a rank's decoding threads, in seconds of all of them together."""
-        return self.storage_operations + 1 + 4 * self.n_nodes + self.world_size + rank
-
-    @property
-    def n_resources(self) -> int:
-        """How many resources there are."""
-        return self.storage_operations + 1 + 4 * self.n_nodes + 2 * self.world_size
 
     def transfer(self, messages: Iterable[Messages]) -> Transfer:
         """Return the transfer that sends `messages` one after the other."""

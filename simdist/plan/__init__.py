@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from simdist import _exporting
+from simdist import exporting
 from simdist.plan.group import Group, Result
 from simdist.plan.ops import (
     COLLECTIVES,
@@ -98,7 +98,7 @@ __all__ = [
     "writes",
 ]
 
-__getattr__ = _exporting(
+__getattr__ = exporting(
     __name__,
     dict.fromkeys(("dumps", "load", "loads", "save"), "codec")
     | dict.fromkeys(("op_text", "plan_text"), "text")

@@ -1,4 +1,4 @@
-"""Plans as JSON: the file `plan.json`, and the canonical bytes behind `Plan.digest`.
+"""Plans as JSON: the file `plan.json`, written and read.
 
 The document is what the dataclasses say, each operation tagged with its class in `op`. Reading is strict: wrong types,
 unknown fields and unknown operations are refused, with the place in the document.
@@ -18,24 +18,12 @@ from simdist.plan.plan import Buffer, Dataset, Plan, Run
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-
-FORMAT = "simdist-plan-1"
-#: Fields that few operations set, left out of files and digests at these values.
-_UNWRITTEN: dict[str, object] = {
-    "padding": 0,
-    "servers": None,
-    "ratios": None,
-    "stream": "compute",
-    "divisor": 1,
-    "read": (),
-    "keep": (),
-}
 _OP_CLASSES: dict[str, type] = {cls.__name__: cls for cls in get_args(ops.Op)}
 
 
 def dumps(plan: Plan) -> str:
     """Return the plan as a JSON document, one operation a line."""
-    document = _document(plan)
+    document = plan.document()
     bodies = ",\n".join("  [\n    " + ",\n    ".join(map(_compact, body)) + "\n  ]" for body in document.pop("bodies"))
     head = ",\n".join(f'"{key}": {_compact(value)}' for key, value in document.items() if key != "buffers")
     buffers = ",\n  ".join(map(_compact, document["buffers"]))
@@ -86,33 +74,6 @@ def load(path: Path | str) -> Plan:
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: cannot be read as a plan: {error}") from None
     return loads(text, name=str(path))
-
-
-def canonical_bytes(plan: Plan) -> bytes:
-    """Return the bytes that `Plan.digest` hashes: everything but the name."""
-    document = _document(plan)
-    del document["name"]
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _document(plan: Plan) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "name": plan.name,
-        "world_size": plan.world_size,
-        "buffers": [_fields_of(buffer) for buffer in plan.buffers],
-        "bodies": [[{"op": type(op).__name__, **_fields_of(op)} for op in body] for body in plan.bodies],
-        "order": [dataclasses.asdict(run) for run in plan.order],
-        **({"dataset": dataclasses.asdict(plan.dataset)} if plan.dataset else {}),
-    }
-
-
-def _fields_of(item: Buffer | ops.Op) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in dataclasses.asdict(item).items()
-        if name not in _UNWRITTEN or value != _UNWRITTEN[name]
-    }
 
 
 def _compact(value: object) -> str:

@@ -18,11 +18,13 @@ Dependencies are derived in `simdist.plan.walk`; they are never stated, so none 
 (100, 1, (Run(bodies=(0,), times=100),))
 """
 
+import dataclasses
 import hashlib
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +36,17 @@ Body: TypeAlias = tuple[Op, ...]
 Shuffle: TypeAlias = Literal["global", "node", "none"]
 Eviction: TypeAlias = Literal["none", "lru"]
 
+FORMAT = "simdist-plan-1"
+#: Fields that few operations set, left out of files and digests at these values.
+_UNWRITTEN: dict[str, object] = {
+    "padding": 0,
+    "servers": None,
+    "ratios": None,
+    "stream": "compute",
+    "divisor": 1,
+    "read": (),
+    "keep": (),
+}
 ITEM_NBYTES: dict[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
 INDEX_NBYTES = 4  # int32 indices of sparse buffers
 MAX_SAMPLES = 2**31  # each epoch draws a random number for every one
@@ -207,9 +220,30 @@ class Plan:
 
     def digest(self) -> str:
         """Return the SHA-256, in hexadecimal, of buffers, bodies, order and data set; the name does not count."""
-        from simdist.plan.codec import canonical_bytes
+        document = self.document()
+        del document["name"]
+        text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
 
-        return hashlib.sha256(canonical_bytes(self)).hexdigest()
+    def document(self) -> dict[str, Any]:
+        """Return what `plan.json` says, in dicts and lists; each operation is tagged with its class in `op`."""
+        return {
+            "format": FORMAT,
+            "name": self.name,
+            "world_size": self.world_size,
+            "buffers": [_fields_of(buffer) for buffer in self.buffers],
+            "bodies": [[{"op": type(op).__name__, **_fields_of(op)} for op in body] for body in self.bodies],
+            "order": [dataclasses.asdict(run) for run in self.order],
+            **({"dataset": dataclasses.asdict(self.dataset)} if self.dataset else {}),
+        }
+
+
+def _fields_of(item: Buffer | Op) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in dataclasses.asdict(item).items()
+        if name not in _UNWRITTEN or value != _UNWRITTEN[name]
+    }
 
 
 def _fold(sequence: NDArray[np.int64]) -> tuple[Run, ...]:

@@ -22,7 +22,6 @@ from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import DataSettings
 from simdist.scenario.disturbances import KINDS, Disturbance, Recorded
 from simdist.scenario.loading import SettingsT, path_text, read_text, validated
-from simdist.scenario.unused_settings import unused_settings
 from simdist.scenario.workload import Workload
 from simdist.schedules import GradientSchedule, Schedule, kinds, kinds_in_module
 from simdist.schedules.job import Policy, uses_disk, uses_memory
@@ -222,11 +221,6 @@ class Scenario(Settings):
     def is_random(self) -> bool:
         """Whether seeds make a difference to what is disturbed."""
         return any(disturbance.is_random for disturbance in self.disturbances)
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Its doubts, and settings that have no effect in this scenario, a sentence each."""
-        return (*self.doubts, *unused_settings(self))
 
     # Agreement of two settings is checked with the later one, so that it is checked even if a third is wrong:
     # `info.data` holds those before it that are valid.

@@ -1,20 +1,22 @@
 """Settings that have no effect in a scenario."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import DataSettings, Lognormal
 from simdist.scenario.disturbances import never_delays
+from simdist.scenario.scenario import Scenario
 from simdist.schedules import GradientSchedule
 from simdist.schedules.job import Policy, uses_disk, uses_memory
 from simdist.settings.units import format_nbytes
 
-if TYPE_CHECKING:
-    from simdist.scenario.scenario import Scenario
+
+def warnings_of(scenario: Scenario) -> tuple[str, ...]:
+    """Return the doubts of a scenario, and the settings that have no effect in it, a sentence each."""
+    return (*scenario.doubts, *_unused_settings(scenario))
 
 
-def unused_settings(scenario: "Scenario") -> Iterator[str]:
+def _unused_settings(scenario: Scenario) -> Iterator[str]:
     """Yield a sentence for each setting that has no effect."""
     cluster, workload, source = scenario.cluster, scenario.workload, scenario.input.source
     if scenario.host.waits_for == "update" and scenario.host.run_ahead_steps is None:
@@ -53,7 +55,7 @@ def unused_settings(scenario: "Scenario") -> Iterator[str]:
         yield "seed has no effect: nothing is random"
 
 
-def _unused_data_settings(scenario: "Scenario") -> Iterator[str]:
+def _unused_data_settings(scenario: Scenario) -> Iterator[str]:
     """Yield a sentence for each setting of a data set, and of what it is read from."""
     source = scenario.input.source
     if source != "storage":
@@ -66,14 +68,14 @@ def _unused_data_settings(scenario: "Scenario") -> Iterator[str]:
         yield from _unused_beside_data(scenario, scenario.data)
 
 
-def _overrides(scenario: "Scenario") -> Iterator[str]:
+def _overrides(scenario: Scenario) -> Iterator[str]:
     for i, schedule in enumerate(scenario.schedules):
         for key in ("data", "prefetch", "readers", "decode_workers"):
             if key in schedule.model_fields_set:
                 yield f"schedules[{i}].{key}"
 
 
-def _of_data_sets(scenario: "Scenario") -> Iterator[str]:
+def _of_data_sets(scenario: Scenario) -> Iterator[str]:
     """Yield the keys that are written and that only reading a data set would heed."""
     cluster, workload, storage = scenario.cluster, scenario.workload, scenario.cluster.storage
     if scenario.input.readers != 8:
@@ -88,7 +90,7 @@ def _of_data_sets(scenario: "Scenario") -> Iterator[str]:
         yield from (f"cluster.storage.{key}" for name, key in keys.items() if name in storage.model_fields_set)
 
 
-def _unused_beside_data(scenario: "Scenario", data: DataSettings) -> Iterator[str]:
+def _unused_beside_data(scenario: Scenario, data: DataSettings) -> Iterator[str]:
     cluster = scenario.cluster
     policies: set[Policy] = {schedule.data or data.policy for schedule in scenario.schedules}
     keep = f"{_who_keeps(policies)} no"

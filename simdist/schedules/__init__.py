@@ -7,7 +7,7 @@ import os
 import pkgutil
 from typing import TYPE_CHECKING
 
-from simdist import _exporting
+from simdist import exporting
 
 if TYPE_CHECKING:
     from simdist.schedules.base import Schedule
@@ -39,7 +39,7 @@ __all__ = [
     "kinds_in_module",
 ]
 
-__getattr__ = _exporting(__name__, _MODULE_OF)
+__getattr__ = exporting(__name__, _MODULE_OF)
 
 
 def kinds() -> "dict[str, type[Schedule]]":

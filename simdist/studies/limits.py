@@ -19,7 +19,7 @@ from typing import assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost import Costs, Local, Shared, Topology, Varying
+from simdist.cost import Costs, Local, Resources, Shared, Varying
 from simdist.errors import PlanError
 from simdist.plan import Load, Op, Plan, StageIn, stream_of
 from simdist.plan.group import Group
@@ -100,7 +100,7 @@ def _of_epochs(plan: Plan, costs: Costs, work_of_body: Sequence["_Work"]) -> Ite
     per_epoch = plan.dataset.steps_per_epoch(plan.world_size)
     bodies, loads = list(plan.body_of_steps()), list(plan.loads())
     for epoch, first in enumerate(range(0, plan.n_steps, per_epoch)):
-        work = _nothing(costs.topology)
+        work = _nothing(costs.resources)
         for body, n_steps in Counter(bodies[first : first + per_epoch]).items():
             work = work + work_of_body[body] * n_steps
         for number, op in enumerate(loads[first : first + per_epoch], first):
@@ -133,20 +133,20 @@ class _Work:
         return _Work(self.ranks_s * times, self.amounts * times)
 
 
-def _nothing(topology: Topology) -> _Work:
-    return _Work(np.zeros((4, topology.world_size)), np.zeros(topology.n_resources))
+def _nothing(resources: Resources) -> _Work:
+    return _Work(np.zeros((4, resources.world_size)), np.zeros(resources.n_resources))
 
 
 def _of_ops(ops: Iterable[Op], costs: Costs) -> _Work:
     """Return the work of operations."""
-    work = _nothing(costs.topology)
+    work = _nothing(costs.resources)
     for op in ops:
         match costs.of[op]:
             case Local(seconds):
-                work = work + _on_stream(op, seconds, costs.topology)
+                work = work + _on_stream(op, seconds, costs.resources)
             case Shared(group, _, alone_s):
-                on_ranks_s = _on_ranks(group, alone_s, costs.topology.world_size)
-                work = work + _on_stream(op, on_ranks_s, costs.topology) + _of_transfers(op, costs)
+                on_ranks_s = _on_ranks(group, alone_s, costs.resources.world_size)
+                work = work + _on_stream(op, on_ranks_s, costs.resources) + _of_transfers(op, costs)
             case Varying():
                 raise AssertionError("only loads vary")
             case never:
@@ -154,9 +154,9 @@ def _of_ops(ops: Iterable[Op], costs: Costs) -> _Work:
     return work
 
 
-def _on_stream(op: Op, seconds: float | NDArray[np.float64], topology: Topology) -> _Work:
+def _on_stream(op: Op, seconds: float | NDArray[np.float64], resources: Resources) -> _Work:
     """Return seconds of every rank as work of the stream of an operation, if that is computing or communication."""
-    work, stream = _nothing(topology), stream_of(op)
+    work, stream = _nothing(resources), stream_of(op)
     if stream in ("compute", "comm"):
         work.ranks_s[_COMPUTING if stream == "compute" else _COMMUNICATION] = seconds
     return work
@@ -176,7 +176,7 @@ def _of_transfers(op: Op, costs: Costs, number: int = 0) -> _Work:
     cost = costs.of[op]
     assert isinstance(cost, Shared | Varying)
     transfers = cost.transfers if isinstance(cost, Shared) else cost.transfers(number)
-    work = _nothing(costs.topology)
+    work = _nothing(costs.resources)
     for stage in (stage for transfer in transfers for stage in transfer.stages):
         work.amounts[stage.resources] += stage.nbytes
     if isinstance(op, Load | StageIn):
@@ -184,34 +184,35 @@ def _of_transfers(op: Op, costs: Costs, number: int = 0) -> _Work:
         reading_s = [sum(each[:1]) for each in latencies_s]
         decoding_s = [sum(each) if len(each) > 1 else 0.0 for each in latencies_s]  # the last is decoding
         for kind, seconds in {_READING: reading_s, _DECODING: decoding_s}.items():
-            work.ranks_s[kind] = _on_ranks(cost.group, np.array(seconds), costs.topology.world_size)
+            work.ranks_s[kind] = _on_ranks(cost.group, np.array(seconds), costs.resources.world_size)
     return work
 
 
 def _limits(work: _Work, epoch: int | None, costs: Costs) -> EpochLimits:
-    topology = costs.topology
-    nodes, machines, ranks = (np.arange(n) for n in (topology.n_nodes, topology.n_machines, topology.world_size))
+    resources = costs.resources
+    nodes, machines, ranks = (np.arange(n) for n in (resources.n_nodes, resources.n_machines, resources.world_size))
     busy_s = work.amounts / costs.capacity_Bps
 
     computing_s, communication_s, reading_s, decoding_s = work.ranks_s
     decodes = decoding_s > 0  # what does not, is done with its files as they come
-    decoding_s = np.maximum(decoding_s + busy_s[topology.decoders(ranks)], busy_s[topology.cores(topology.node(ranks))])
+    cores_s = busy_s[resources.cores(resources.node(ranks))]
+    decoding_s = np.maximum(decoding_s + busy_s[resources.decoders(ranks)], cores_s)
 
-    def busiest_s(*resources: NDArray[np.int64]) -> float:
-        return float(busy_s[np.concatenate(resources)].max())
+    def busiest_s(*numbers: NDArray[np.int64]) -> float:
+        return float(busy_s[np.concatenate(numbers)].max())
 
     seconds = {
         "computing": float(computing_s.max()),
         "communication": float(communication_s.max()),
-        "server": float(busy_s[topology.storage_server]),
-        "operations": float(busy_s[topology.storage_operations]),
-        "clients": busiest_s(topology.storage_client(nodes)),
+        "server": float(busy_s[resources.storage_server]),
+        "operations": float(busy_s[resources.storage_operations]),
+        "clients": busiest_s(resources.storage_client(nodes)),
         "network": max(
-            busiest_s(topology.nic_in(machines), topology.nic_out(machines)), float(busy_s[topology.switch])
+            busiest_s(resources.nic_in(machines), resources.nic_out(machines)), float(busy_s[resources.switch])
         ),
-        "disk": busiest_s(topology.disk_read(nodes), topology.disk_write(nodes)),
-        "memory": busiest_s(topology.memory(nodes)),
+        "disk": busiest_s(resources.disk_read(nodes), resources.disk_write(nodes)),
+        "memory": busiest_s(resources.memory(nodes)),
         "decoding": float(decoding_s.max(where=decodes, initial=0.0)),
-        "reading": float((reading_s + busy_s[topology.readers(ranks)]).max()),
+        "reading": float((reading_s + busy_s[resources.readers(ranks)]).max()),
     }
-    return EpochLimits(epoch, seconds, float(work.amounts[topology.storage_server]))
+    return EpochLimits(epoch, seconds, float(work.amounts[resources.storage_server]))

@@ -123,15 +123,15 @@ def sent_nbytes(scenario: Scenario, built: Built) -> float:
     over the fabric.
     """
     costs = _counting_costs(scenario, built)
-    total = np.zeros(costs.topology.n_resources)
+    total = np.zeros(costs.resources.n_resources)
     for each in occurrences(built.plan):
         cost = costs.of[each.op]
         if isinstance(each.op, COLLECTIVES) and isinstance(cost, Shared):
             for stage in (stage for transfer in cost.transfers for stage in transfer.stages):
                 total[stage.resources] += stage.nbytes * len(each.steps)
-    topology = costs.topology
-    machines, ranks = np.arange(topology.n_machines), np.arange(topology.world_size)
-    ports = topology.nic_out(machines) if topology.n_machines > 1 else topology.fabric_out(ranks)
+    resources = costs.resources
+    machines, ranks = np.arange(resources.n_machines), np.arange(resources.world_size)
+    ports = resources.nic_out(machines) if resources.n_machines > 1 else resources.fabric_out(ranks)
     return float(total[ports].max()) / built.plan.n_steps
 
 

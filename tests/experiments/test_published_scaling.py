@@ -10,6 +10,7 @@ from scripts import ROOT, load_script
 from simdist.report import insert_tables
 from simdist.runs.building import build
 from simdist.scenario import load, load_cluster
+from simdist.scenario.unused_settings import warnings_of
 
 EXPERIMENTS = ROOT / "experiments"
 
@@ -48,7 +49,7 @@ def test_script_prints_every_table(run, monkeypatch, capsys):
 def test_files_of_an_experiment_load_without_a_warning(run):
     for file in sorted(run.HERE.glob("*.yaml")):
         if "\nschedules:" in file.read_text(encoding="utf-8"):
-            assert load(file).warnings == ()
+            assert warnings_of(load(file)) == ()
         else:
             assert load_cluster(file).source
 

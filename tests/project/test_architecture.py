@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -175,6 +176,12 @@ def test_packages_do_not_import_each_other_in_a_circle(modules: list[Module]) ->
         for package in free:
             del below[package]
     assert below == {}
+
+
+def test_modules_do_not_import_each_other_in_a_circle() -> None:
+    """Neither when they are loaded, nor in functions, nor for their types."""
+    used = {module.name: {name for _, name in module.imports} & EVERY_MODULE for module in SIMDIST + REAL}
+    list(TopologicalSorter(used).static_order())  # CycleError names the modules of a circle
 
 
 def test_one_class_name_means_one_thing() -> None:

@@ -36,6 +36,7 @@ from simdist.cli import main
 from simdist.engines import des, fast
 from simdist.runs.building import build, delays
 from simdist.scenario import Scenario, load, loads, strict_yaml
+from simdist.scenario.unused_settings import warnings_of
 from simdist.schedules import Schedule, kinds
 from simdist.settings.base import Settings
 
@@ -265,7 +266,7 @@ def play_yaml(text: str, where: str) -> None:
     else:
         first = Path("docs/examples/first.yaml").read_text(encoding="utf-8")
         scenario = loads(strict_yaml.dump(tree_of(first) | tree_of(text)), name=where, folder=Path("docs/examples"))
-    assert not scenario.warnings, f"{where}: {scenario.warnings}"
+    assert not warnings_of(scenario), f"{where}: {warnings_of(scenario)}"
 
 
 @contextlib.contextmanager
@@ -337,8 +338,10 @@ def test_validity_shows_the_table_of_the_experiment() -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=relative)
 def test_examples_load_without_warnings(path: Path) -> None:
-    example = sweep.load(path) if is_sweep(path.read_text(encoding="utf-8")) else load(path)
-    assert example.warnings == ()
+    if is_sweep(path.read_text(encoding="utf-8")):
+        assert sweep.load(path).warnings == ()
+    else:
+        assert warnings_of(load(path)) == ()
 
 
 # ---------------------------------------------------------------- reference

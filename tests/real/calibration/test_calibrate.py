@@ -26,7 +26,8 @@ from real.calibration.tables import OPS, Hop, Measurement, MeasuringTask, busbw_
 from real.data.sources import decode_raw  # noqa: E402
 from real.data.storages import DataStorage, open_storage  # noqa: E402
 from real.processes.launch import RankPlace  # noqa: E402
-from simdist.cost import LinkCost, price  # noqa: E402
+from simdist.cost import price  # noqa: E402
+from simdist.cost.topology import LinkCost  # noqa: E402
 from simdist.engines import des  # noqa: E402
 from simdist.errors import RunError, ScenarioError  # noqa: E402
 from simdist.plan.group import Group  # noqa: E402

@@ -16,6 +16,7 @@ from simdist.profiles import writing
 from simdist.profiles.importing import import_job
 from simdist.profiles.writing import scenario_text, write_scenario
 from simdist.scenario import Recorded, presets
+from simdist.scenario.unused_settings import warnings_of
 
 LATE = Truth(
     n_ranks=4,
@@ -49,7 +50,7 @@ def test_import_writes_a_scenario_and_says_what_slowed_the_job(capsys, traces, t
     assert re.search(r"rank 1, step 10: \+80 ms \(\+\d+% of a step\), host", answer.out)
     assert "of the step is lost to them" in answer.out
     assert {path.name for path in tmp_path.iterdir()} == {"job.yaml", "job.delays.npz"}
-    assert scenarios.load(tmp_path / "job.yaml").warnings == ()
+    assert warnings_of(scenarios.load(tmp_path / "job.yaml")) == ()
 
 
 def test_other_commands_take_the_scenario(capsys, traces, tmp_path) -> None:
@@ -152,7 +153,7 @@ def test_the_file_says_what_was_imported(case: str, tmp_path) -> None:
     assert (read.workload, read.steps, read.host, read.input) == (ours.workload, ours.steps, ours.host, ours.input)
     assert read.schedules == ours.schedules
     assert [(type(each), each.on) for each in read.disturbances] == [(Recorded, channel) for channel in job.delays]
-    assert (read.warnings, read.doubts) == (ours.doubts, ours.doubts)
+    assert (warnings_of(read), read.doubts) == (ours.doubts, ours.doubts)
 
 
 def test_an_import_that_fails_leaves_what_was_there(tmp_path, monkeypatch) -> None:

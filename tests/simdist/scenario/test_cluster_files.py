@@ -19,6 +19,7 @@ from simdist.scenario import (
     load_workload,
     presets,
 )
+from simdist.scenario.unused_settings import warnings_of
 
 CLUSTER = """\
 name: two machines
@@ -108,9 +109,9 @@ def test_files_are_found_from_any_folder(folder, monkeypatch):
 
 def test_file_without_settings_of_its_own_gives_no_warnings(folder):
     write(folder / "cluster.yaml", f"{CLUSTER}storage: {{latency: 1 ms, bandwidth: 1 GB/s}}\n")
-    assert load(scenario_of(folder)).warnings == ()
+    assert warnings_of(load(scenario_of(folder))) == ()
     path = scenario_of(folder, "{file: cluster.yaml, storage: {latency: 2 ms}}")
-    assert load(path).warnings == ("cluster.storage has no effect: with input.source device nothing reads from it",)
+    assert warnings_of(load(path)) == ("cluster.storage has no effect: with input.source device nothing reads from it",)
 
 
 def test_file_in_python_is_relative_to_the_working_directory(folder, monkeypatch):

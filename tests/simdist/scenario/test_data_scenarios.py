@@ -12,6 +12,7 @@ from simdist.plan import Dataset
 from simdist.runs.building import dataset
 from simdist.scenario import Scenario, dump, load, loads
 from simdist.scenario.data import DataSettings, Lognormal
+from simdist.scenario.unused_settings import warnings_of
 
 GOLDEN_SIZES = [104168, 83788, 84119, 131016, 190580]
 GOOD = """\
@@ -52,7 +53,7 @@ def test_epochs_are_steps_of_the_data_set() -> None:
     assert scenario.steps == 3 * (330 // (4 * 8))
     assert loads(edited(("3 epochs", "1 epoch"))).steps == 10
     assert loads(edited(("3 epochs", "7"))).steps == 7
-    assert scenario.warnings == ()
+    assert warnings_of(scenario) == ()
 
 
 def test_scenario_becomes_the_data_set_of_its_plans() -> None:
@@ -279,7 +280,7 @@ def test_schedules_that_differ_in_their_input_have_labels_that_tell() -> None:
     ],
 )  # fmt: skip
 def test_setting_without_effect_warns(edits: list[tuple[str, str]], warnings: list[str]) -> None:
-    assert list(loads(edited(*edits)).warnings) == warnings
+    assert list(warnings_of(loads(edited(*edits)))) == warnings
 
 
 def test_data_written_in_python_equals_the_file() -> None:

@@ -28,6 +28,7 @@ from simdist.scenario import (
     presets,
     strict_yaml,
 )
+from simdist.scenario.unused_settings import warnings_of
 from simdist.schedules import kinds
 
 DISTURBANCE = "{kind: transient, probability: 2%, delay: 1 s}"
@@ -84,7 +85,7 @@ def test_good_scenario_loads():
     assert scenario.workload.nbytes == 4040
     assert scenario.disturbances == (Transient(probability=0.02, delay_s=1.0),)
     assert [schedule.name for schedule in scenario.schedules] == ["sync", "local-4"]
-    assert scenario.warnings == ()
+    assert warnings_of(scenario) == ()
 
 
 def test_scenario_written_in_python_equals_the_file():
@@ -421,14 +422,14 @@ def test_dumped_scenario_loads_to_an_equal_one_without_presets(cluster):
     ],
 )
 def test_setting_without_effect_warns(old, new, warning):
-    (found,) = loads(edited((old, new))).warnings
+    (found,) = warnings_of(loads(edited((old, new))))
     assert found.startswith(warning)
 
 
 def test_storage_of_a_preset_does_not_warn():
     name = next(name for name in presets.names("clusters") if "storage:" in presets.path("clusters", name).read_text())
     text = f"cluster: {name}\nworkload: resnet18\nsteps: 1\nschedules: [{{kind: sync}}]\n"
-    assert loads(text).warnings == ()
+    assert warnings_of(loads(text)) == ()
 
 
 def test_device_speed_multiplies_the_overrides():
@@ -510,7 +511,7 @@ workload: {{preset: resnet18, forward: 20 ms}}
 schedules: [{schedule}]
 steps: 100
 """
-    assert any(sentence in warning for warning in loads(text).warnings)
+    assert any(sentence in warning for warning in warnings_of(loads(text)))
 
 
 @pytest.mark.parametrize("label", ["..", ".hidden", "-x", "a/b", " ", "\u202egnp", "x" * 101])

@@ -27,6 +27,7 @@ from simdist.plan.check import check
 from simdist.plan.group import Group
 from simdist.proof import prove
 from simdist.runs.building import build, delays, job
+from simdist.scenario.unused_settings import warnings_of
 from simdist.schedules import GradientSchedule, Job, LocalSGD, Sync, kinds
 from simdist.schedules.gtopk import GTopK
 from simdist.schedules.hitopk import HiTopK
@@ -575,7 +576,7 @@ def test_parallel_optimizer_without_trust_ratios_is_refused_with_its_line() -> N
     ],
 )
 def test_settings_without_effect_are_named(schedule: str, workload: str, warning: str) -> None:
-    assert resnet50(schedule, workload=workload).warnings == (warning,)
+    assert warnings_of(resnet50(schedule, workload=workload)) == (warning,)
 
 
 def test_local_schedules_take_no_compression() -> None:

@@ -5,6 +5,7 @@ import pytest
 from simdist.cost import compute_s
 from simdist.errors import ScenarioError
 from simdist.scenario import Cluster, Device, Link, Scenario, Tensor, Workload, dump, loads
+from simdist.scenario.unused_settings import warnings_of
 
 END = "steps: 1\nschedules: [{kind: sync}]\n"
 
@@ -108,7 +109,7 @@ def test_null_takes_away_what_a_preset_states() -> None:
         workload="{preset: resnet50, utilization: null, forward: 1 ms}",
     )
     assert (scenario.cluster.device.peak_flops.stated, scenario.workload.utilization.stated) == ((), ())
-    assert scenario.warnings == ()
+    assert warnings_of(scenario) == ()
 
 
 @pytest.mark.parametrize(
@@ -190,7 +191,7 @@ def test_what_a_precision_lacks_is_one_error_that_names_its_place(device: str, w
 def test_precision_that_is_not_stated_does_not_matter_where_times_are(precision: str) -> None:
     scenario = loads(small(device="speed: 1", workload=f"forward: 1 ms, precision: {precision}"))
     idle = ["workload.precision has no effect: workload.forward states the time"]
-    assert scenario.warnings == tuple(idle if precision != "fp32" else [])
+    assert warnings_of(scenario) == tuple(idle if precision != "fp32" else [])
 
 
 def test_cost_refuses_a_precision_without_peak_and_names_those_that_have_one() -> None:
@@ -229,5 +230,5 @@ def test_dump_writes_the_shortest_form_that_loads_to_an_equal_scenario(
     scenario = loads(small(device=device, workload=workload))
     text = dump(scenario)
     assert loads(text) == scenario
-    assert loads(text).warnings == scenario.warnings == ()
+    assert warnings_of(loads(text)) == warnings_of(scenario) == ()
     assert [part for part in shortest if part not in text] == []
