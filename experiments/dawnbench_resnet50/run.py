@@ -94,7 +94,7 @@ def extra_table() -> Iterator[str]:
 def nic_nbytes(scenario: Scenario) -> float:
     """Return the payload that the network card of a machine receives in one step."""
     costs = build(scenario, scenario.schedules[0]).costs
-    nic = int(costs.topology.nic_in(np.zeros(1, dtype=np.int64))[0])
+    nic = int(costs.resources.nic_in(np.zeros(1, dtype=np.int64))[0])
     stages = [
         stage
         for cost in costs.of.values()

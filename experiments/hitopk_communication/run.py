@@ -78,7 +78,7 @@ def nic_nbytes(scenario: Scenario, schedule: Schedule) -> float:
     """Return the bytes that leave the busiest NIC in a step, as the simulator's costs have them."""
     alone = nothing_but(scenario, schedule)
     built = build(alone, schedule)
-    topology = built.costs.topology
+    topology = built.costs.resources
     nbytes = np.zeros(topology.n_resources)
     for op in built.plan.bodies[0]:
         cost = built.costs.of[op]

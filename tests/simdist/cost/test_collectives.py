@@ -46,12 +46,12 @@ def cluster_of(m, n=1, *, fabric=IDEAL, network=NETWORK, **more):
 def on_nics(op, cluster, count=COUNT):
     """Return the bytes out of the NIC of every machine, and into it."""
     _, costs, cost = priced(op, cluster, count)
-    nbytes = np.zeros(costs.topology.n_resources)
+    nbytes = np.zeros(costs.resources.n_resources)
     for transfer in cost.transfers:
         for stage in transfer.stages:
             nbytes[stage.resources] += stage.nbytes
-    machines = np.arange(costs.topology.n_machines)
-    return nbytes[costs.topology.nic_out(machines)], nbytes[costs.topology.nic_in(machines)]
+    machines = np.arange(costs.resources.n_machines)
+    return nbytes[costs.resources.nic_out(machines)], nbytes[costs.resources.nic_in(machines)]
 
 
 def whole(algorithm="auto", group=None, **more):
@@ -241,12 +241,12 @@ def test_schemes_of_three_collectives_put_on_a_nic_what_the_middle_one_does(step
     ops = (ReduceScatter("whole", "slice", inside), middle, AllGather("slice", "whole", inside))
     plan = Plan.from_steps("three", world_size=m * n, buffers=buffers, steps=[ops])
     costs = price(plan, cluster_of(m, n, fabric=FABRIC), WORKLOAD)
-    used = np.zeros(costs.topology.n_resources)
+    used = np.zeros(costs.resources.n_resources)
     for op in ops:
         for transfer in costs.of[op].transfers:
             for stage in transfer.stages:
                 used[stage.resources] += stage.nbytes
-    for nic in (costs.topology.nic_out, costs.topology.nic_in):
+    for nic in (costs.resources.nic_out, costs.resources.nic_in):
         assert used[nic(np.arange(m))] == pytest.approx([nbytes] * m, rel=1e-12)
     if steps == "2-d torus":
         out, _ = on_nics(whole("hierarchical", Group(m * n)), cluster_of(m, n), d)
@@ -293,7 +293,7 @@ def test_server_among_the_members_sends_nothing_to_itself_and_reaches_its_node_b
     op = whole("server", Group(4), servers=even(1, members=(1,)))
     _, costs, cost = priced(op, cluster_of(2, 2, fabric=FABRIC))
     push, pull = cost.transfers[0].stages
-    topology, node = costs.topology, np.arange(2)
+    topology, node = costs.resources, np.arange(2)
     expected = {
         int(topology.fabric_out(np.int64(0))): S,
         int(topology.fabric_in(np.int64(1))): S,
@@ -322,10 +322,10 @@ def test_each_group_has_servers_of_its_own_and_a_plan_as_many_as_its_largest_ope
     buffers = (Buffer("whole", COUNT, initialized=True),)
     plan = Plan.from_steps("some", world_size=4, buffers=buffers, steps=[(pairs, all_four)])
     costs = price(plan, cluster_of(4), WORKLOAD)
-    assert costs.topology.n_servers == 2 * 3
+    assert costs.resources.n_servers == 2 * 3
     used = [
         {int(each) for stage in transfer.stages for each in stage.resources}
-        & {*costs.topology.nic_in(np.arange(4, 10)).tolist()}
+        & {*costs.resources.nic_in(np.arange(4, 10)).tolist()}
         for transfer in costs.of[pairs].transfers
     ]
     assert [len(each) for each in used] == [3, 3]
@@ -434,12 +434,12 @@ def test_what_leaves_a_node_crosses_its_host_bridge_once():
     cluster = cluster_of(2, 3, host_bridge_Bps=1e9)
     _, costs, cost = priced(whole("ring", Group(6)), cluster)
     (stage,) = cost.transfers[0].stages
-    nbytes = np.zeros(costs.topology.n_resources)
+    nbytes = np.zeros(costs.resources.n_resources)
     nbytes[stage.resources] = stage.nbytes
     each = 2 * 5 / 6 * S
-    assert nbytes[costs.topology.bridge_up(np.arange(2))] == pytest.approx([3 * each] * 2)
-    assert nbytes[costs.topology.bridge_down(np.arange(2))] == pytest.approx([3 * each] * 2)
-    assert nbytes[costs.topology.nic_out(np.arange(2))] == pytest.approx([each] * 2)
+    assert nbytes[costs.resources.bridge_up(np.arange(2))] == pytest.approx([3 * each] * 2)
+    assert nbytes[costs.resources.bridge_down(np.arange(2))] == pytest.approx([3 * each] * 2)
+    assert nbytes[costs.resources.nic_out(np.arange(2))] == pytest.approx([each] * 2)
     assert cost.alone_s == pytest.approx(4 * ALPHA_S + 3 * each / 1e9, rel=1e-12)
 
 
@@ -525,7 +525,7 @@ def test_no_algorithm_is_faster_than_its_links_allow(case):
 def test_what_leaves_a_port_arrives_at_another(case):
     _, op, cluster, count = case
     _, costs, cost = priced(op, cluster, count)
-    topology, nodes, ranks = costs.topology, np.arange(cluster.nodes), np.arange(cluster.world_size)
+    topology, nodes, ranks = costs.resources, np.arange(cluster.nodes), np.arange(cluster.world_size)
     for transfer in cost.transfers:
         for stage in transfer.stages:
             nbytes = np.zeros(topology.n_resources)

@@ -58,7 +58,7 @@ def nodes(n, *, network=LINE, gpus_per_node=1, fabric=IDEAL, **settings):
 
 def resource_nbytes(costs, cost):
     """Return the bytes of all transfers of an operation on every resource."""
-    totals = np.zeros(costs.topology.n_resources)
+    totals = np.zeros(costs.resources.n_resources)
     for transfer in cost.transfers:
         for stage in transfer.stages:
             totals[stage.resources] += stage.nbytes
@@ -106,7 +106,7 @@ def test_collectives_on_one_kind_of_link_take_the_textbook_time(algorithm, op, f
 def test_pipelined_ring_of_a_rooted_collective_takes_a_latency_per_hop_and_carries_everything_once(op):
     _, costs, cost = cost_of(op, whole_and_slice(5), nodes(5))
     assert cost.alone_s == pytest.approx(4 * ALPHA_S + 4 * COUNT / RATE_BPS, rel=1e-12)
-    topology, nbytes = costs.topology, resource_nbytes(costs, cost)
+    topology, nbytes = costs.resources, resource_nbytes(costs, cost)
     out, into = nbytes[topology.nic_out(np.arange(5))], nbytes[topology.nic_in(np.arange(5))]
     silent, deaf = (1, 2) if isinstance(op, Broadcast) else (2, 3)
     assert (np.flatnonzero(out == 0).tolist(), np.flatnonzero(into == 0).tolist()) == ([silent], [deaf])
@@ -127,7 +127,7 @@ def test_ring_through_two_nodes_crosses_each_nic_once():
     fabric = Link(latency_s=1e-6, bandwidth_Bps=5e9)
     op = AllReduce("whole", Group(4), algorithm="ring")
     _, costs, cost = cost_of(op, whole_and_slice(4), nodes(2, gpus_per_node=2, fabric=fabric))
-    topology, nbytes, ranks = costs.topology, resource_nbytes(costs, cost), np.arange(4)
+    topology, nbytes, ranks = costs.resources, resource_nbytes(costs, cost), np.arange(4)
     shard = 6 * COUNT * 4 / 4
     assert nbytes[topology.nic_out(np.arange(2))].tolist() == [shard, shard]
     assert nbytes[topology.nic_in(np.arange(2))].tolist() == [shard, shard]
@@ -155,7 +155,7 @@ def test_root_of_a_reduce_sends_nothing_and_that_of_a_broadcast_gets_nothing(alg
         (Broadcast("whole", Group(4), root, algorithm=algorithm), False),
     ):
         _, costs, cost = cost_of(op, whole_and_slice(4), nodes(4))
-        side = costs.topology.nic_out if is_reduce else costs.topology.nic_in
+        side = costs.resources.nic_out if is_reduce else costs.resources.nic_in
         nbytes = resource_nbytes(costs, cost)[side(np.arange(4))]
         assert (nbytes == 0).tolist() == [member == root for member in range(4)]
 
@@ -165,7 +165,7 @@ def test_tree_and_halving_send_a_buffer_once_between_two_nodes(algorithm):
     """Neighbours come first. Tree: S up and S down. Halving: two ranks send S/4 each, twice."""
     op = AllReduce("whole", Group(4), algorithm=algorithm)
     _, costs, cost = cost_of(op, whole_and_slice(4), nodes(2, gpus_per_node=2, fabric=LINE))
-    topology, nbytes = costs.topology, resource_nbytes(costs, cost)
+    topology, nbytes = costs.resources, resource_nbytes(costs, cost)
     assert nbytes[topology.nic_out(np.arange(2))].tolist() == [4 * COUNT] * 2
     assert nbytes[topology.nic_in(np.arange(2))].tolist() == [4 * COUNT] * 2
 
@@ -193,7 +193,7 @@ def test_bytes_on_each_nic_of_16_nodes_with_8_gpus(ops):
     )
     link = Link(latency_s=0.0, bandwidth_Bps=25e9 / 8)
     plan, costs, cost = cost_of(op, buffers, nodes(m, gpus_per_node=n, network=link))
-    out = resource_nbytes(costs, cost)[costs.topology.nic_out(np.arange(m))]
+    out = resource_nbytes(costs, cost)[costs.resources.nic_out(np.arange(m))]
     assert (out == out[0]).all()
     assert out[0] == pytest.approx(nbytes, rel=5e-4)
     assert des.simulate(plan, costs, {}).makespan_s == pytest.approx(seconds, rel=5e-4)
@@ -212,15 +212,15 @@ def test_overhead_of_a_collective_counts_once_and_not_for_a_single_member(algori
 def test_several_nics_multiply_the_capacity_of_a_node_and_oversubscription_divides_that_of_the_switch():
     cluster = nodes(4, gpus_per_node=2, nics_per_node=3, oversubscription=2)
     _, costs, _ = cost_of(AllReduce("whole", Group(8)), whole_and_slice(8), cluster)
-    assert (costs.capacity_Bps[costs.topology.nic_out(np.arange(4))] == 3 * RATE_BPS).all()
-    assert costs.capacity_Bps[costs.topology.switch] == 4 * 3 * RATE_BPS / 2
+    assert (costs.capacity_Bps[costs.resources.nic_out(np.arange(4))] == 3 * RATE_BPS).all()
+    assert costs.capacity_Bps[costs.resources.switch] == 4 * 3 * RATE_BPS / 2
 
 
 def test_oversubscribed_switch_carries_what_all_nodes_send():
     """A ring over 4 nodes sends 4 messages at once; the switch carries 2 of them at line rate."""
     op = AllReduce("whole", Group(4), algorithm="ring")
     _, costs, cost = cost_of(op, whole_and_slice(4), nodes(4, oversubscription=2))
-    assert resource_nbytes(costs, cost)[costs.topology.switch] == 4 * 6 * COUNT
+    assert resource_nbytes(costs, cost)[costs.resources.switch] == 4 * 6 * COUNT
     assert cost.alone_s == pytest.approx(6 * ALPHA_S + 2 * 6 * COUNT / RATE_BPS, rel=1e-12)
     assert not costs.contested
 
@@ -467,13 +467,13 @@ def test_checkpoint_goes_out_over_the_nic_and_a_batch_comes_in():
     for op, uses in ((Load("batch"), "nic_in"), (Save(("param",)), "nic_out")):
         _, costs, cost = cost_of(op, BATCH, cluster)
         nbytes = resource_nbytes(costs, cost)
-        used = getattr(costs.topology, uses)(np.arange(2))
+        used = getattr(costs.resources, uses)(np.arange(2))
         assert set(np.flatnonzero(nbytes)) == {
             *used,
-            costs.topology.storage_server,
-            *costs.topology.storage_client(np.arange(2)),
+            costs.resources.storage_server,
+            *costs.resources.storage_client(np.arange(2)),
         }
-        assert nbytes[costs.topology.storage_server] == 2 * (12_000 if uses == "nic_in" else 4_000)
+        assert nbytes[costs.resources.storage_server] == 2 * (12_000 if uses == "nic_in" else 4_000)
 
 
 @pytest.mark.parametrize(

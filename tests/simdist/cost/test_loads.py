@@ -161,17 +161,17 @@ def test_bytes_that_go_out_to_peers_are_those_that_come_in() -> None:
     assert isinstance(cost, Varying)
     node = np.arange(4)
     for reads in look_up(plan):
-        total = np.zeros(costs.topology.n_resources)
+        total = np.zeros(costs.resources.n_resources)
         for transfer in cost.transfers(reads.number):
             for stage in transfer.stages:
                 np.add.at(total, stage.resources, stage.nbytes)
         n_of = np.bincount(reads.level.ravel(), minlength=len(LEVELS))
-        assert total[costs.topology.nic_out(node)].sum() == 32 * n_of[PEER]
-        assert total[costs.topology.nic_in(node)].sum() == 32 * n_of[PEER] + 16 * n_of[STORAGE]
-        assert total[costs.topology.memory(node)].sum() == 32 * (n_of[MEMORY] + 2 * n_of[PEER])
+        assert total[costs.resources.nic_out(node)].sum() == 32 * n_of[PEER]
+        assert total[costs.resources.nic_in(node)].sum() == 32 * n_of[PEER] + 16 * n_of[STORAGE]
+        assert total[costs.resources.memory(node)].sum() == 32 * (n_of[MEMORY] + 2 * n_of[PEER])
         owners = np.bincount(reads.owner[reads.level == PEER], minlength=4)
-        assert total[costs.topology.nic_out(node)].tolist() == (32 * owners).tolist()
-        assert total[costs.topology.storage_server] == 16 * n_of[STORAGE]
+        assert total[costs.resources.nic_out(node)].tolist() == (32 * owners).tolist()
+        assert total[costs.resources.storage_server] == 16 * n_of[STORAGE]
 
 
 # ---------------------------------------------------------------- every term

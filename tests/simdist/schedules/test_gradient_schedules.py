@@ -414,7 +414,7 @@ def nic_nbytes(of: scenario.Scenario) -> float:
     """Return the bytes that enter node 0 in a step."""
     built = build(of, of.schedules[0])
     costs = built.costs
-    nic = int(costs.topology.nic_in(np.array(0)))
+    nic = int(costs.resources.nic_in(np.array(0)))
     shared = (costs.of[op] for op in built.plan.bodies[0] if isinstance(costs.of[op], Shared))
     stages = [stage for cost in shared for transfer in cost.transfers for stage in transfer.stages]
     return float(sum(stage.nbytes[stage.resources == nic].sum() for stage in stages))
