@@ -1,7 +1,9 @@
 """Settings of all tests, and which of them are slow."""
 
+import gc
 import os
 import signal
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -30,6 +32,17 @@ QUICK = ("tests/real/kernels/test_topk.py", "tests/real/programs/", "tests/real/
 SLOW_FIXTURES = {"browser"}
 # The tests of a file here share what takes long, so one worker gets them all.
 COMPUTED_ONCE = ("tests/experiments/", "tests/project/test_documentation_site.py")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector off the modules and tests: they live to the end, and its looks at them took longer."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

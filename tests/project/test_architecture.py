@@ -4,6 +4,7 @@ That every public name has a docstring, and that every `__all__` is sorted and r
 """
 
 import ast
+import functools
 import re
 import subprocess
 import sys
@@ -92,9 +93,11 @@ def names_of_modules(folder: str) -> set[str]:
 
 
 EVERY_MODULE = names_of_modules("simdist") | names_of_modules("real")
-SIMDIST = [read(path) for path in sorted((ROOT / "simdist").rglob("*.py"))]
-REAL = [read(path) for path in sorted((ROOT / "real").rglob("*.py"))]
-TESTS = [read(path) for path in sorted((ROOT / "tests").rglob("*.py"))]
+
+
+@functools.cache
+def modules_of(folder: str) -> list[Module]:
+    return [read(path) for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def arrows(modules: list[Module], top: str) -> list[tuple[str, str, str]]:
@@ -109,10 +112,15 @@ def arrows(modules: list[Module], top: str) -> list[tuple[str, str, str]]:
 
 def test_a_package_imports_only_what_its_layer_may() -> None:
     allowed = {name: {"simdist", *(f"simdist.{each}" for each in below.split())} for name, below in LAYERS.items()}
-    packages = {module.package for module in SIMDIST} - {"simdist", "simdist.__main__"}  # these import all, on demand
+    packages = {module.package for module in modules_of("simdist")} - {
+        "simdist",
+        "simdist.__main__",
+    }  # these import all, on demand
     assert packages == set(LAYERS)
     assert [
-        where for package, used, where in arrows(SIMDIST, "simdist") if used not in allowed.get(package, {used})
+        where
+        for package, used, where in arrows(modules_of("simdist"), "simdist")
+        if used not in allowed.get(package, {used})
     ] == []
 
 
@@ -128,12 +136,12 @@ def test_layers_stand_above_what_they_import() -> None:
 
 
 def test_simdist_knows_nothing_of_torch_and_the_real_backend() -> None:
-    found = [(module.name, line, name) for module in SIMDIST for line, name in module.imports]
+    found = [(module.name, line, name) for module in modules_of("simdist") for line, name in module.imports]
     assert [each for each in found if each[2].split(".")[0] in {"torch", "real"}] == []
 
 
 def test_what_executes_knows_plans_and_traces_only() -> None:
-    found = arrows([module for module in REAL if module.package not in TALKS_TO_USERS], "simdist")
+    found = arrows([module for module in modules_of("real") if module.package not in TALKS_TO_USERS], "simdist")
     assert [where for _, used, where in found if used not in EXECUTES] == []
 
 
@@ -141,7 +149,7 @@ def test_what_executes_knows_nothing_of_schedules() -> None:
     """No period, level or warm-up of a schedule is decided in `real`: those words do not occur as names."""
     found = [
         (module.name, node.id)
-        for module in REAL
+        for module in modules_of("real")
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Name) and node.id in WORDS_OF_SCHEDULES
     ]
@@ -150,8 +158,12 @@ def test_what_executes_knows_nothing_of_schedules() -> None:
 
 def test_tests_of_simdist_import_neither_torch_nor_real() -> None:
     """Nor do the helpers that they import, so that they start fast and run without torch."""
-    by_name = {module.name.removeprefix("tests."): module for module in TESTS}
-    todo = [module for module in TESTS if module.name.startswith("tests.simdist.") or module.name == "tests.conftest"]
+    by_name = {module.name.removeprefix("tests."): module for module in modules_of("tests")}
+    todo = [
+        module
+        for module in modules_of("tests")
+        if module.name.startswith("tests.simdist.") or module.name == "tests.conftest"
+    ]
     seen = {module.name for module in todo}
     found = []
     while todo:
@@ -166,11 +178,11 @@ def test_tests_of_simdist_import_neither_torch_nor_real() -> None:
     assert found == []
 
 
-@pytest.mark.parametrize("modules", [SIMDIST, REAL], ids=["simdist", "real"])
-def test_packages_do_not_import_each_other_in_a_circle(modules: list[Module]) -> None:
+@pytest.mark.parametrize("top", ["simdist", "real"])
+def test_packages_do_not_import_each_other_in_a_circle(top: str) -> None:
     below: dict[str, set[str]] = defaultdict(set)
-    for package, used, _ in arrows(modules, modules[0].name):
-        if used != modules[0].name:
+    for package, used, _ in arrows(modules_of(top), top):
+        if used != top:
             below[package].add(used)
     while free := [package for package, used in below.items() if not used & below.keys()]:
         for package in free:
@@ -180,13 +192,16 @@ def test_packages_do_not_import_each_other_in_a_circle(modules: list[Module]) ->
 
 def test_modules_do_not_import_each_other_in_a_circle() -> None:
     """Neither when they are loaded, nor in functions, nor for their types."""
-    used = {module.name: {name for _, name in module.imports} & EVERY_MODULE for module in SIMDIST + REAL}
+    used = {
+        module.name: {name for _, name in module.imports} & EVERY_MODULE
+        for module in modules_of("simdist") + modules_of("real")
+    }
     list(TopologicalSorter(used).static_order())  # CycleError names the modules of a circle
 
 
 def test_one_class_name_means_one_thing() -> None:
     defined: dict[str, set[str]] = defaultdict(set)
-    for module in SIMDIST + REAL:
+    for module in modules_of("simdist") + modules_of("real"):
         for node in ast.walk(module.tree):
             if isinstance(node, ast.ClassDef):
                 defined[node.name].add(module.name)
@@ -198,7 +213,7 @@ def test_no_package_hands_on_a_function_under_the_name_of_one_of_its_modules() -
     """`from simdist.plan import check` must leave no doubt about what is imported."""
     found = [
         f"{module.name}.{alias.asname or alias.name}"
-        for module in SIMDIST + REAL
+        for module in modules_of("simdist") + modules_of("real")
         if module.is_package
         for node in ast.walk(module.tree)
         if isinstance(node, ast.ImportFrom)
@@ -212,7 +227,7 @@ def test_no_package_hands_on_a_function_under_the_name_of_one_of_its_modules() -
 def test_what_help_needs_imports_no_heavy_library() -> None:
     found = [
         f"{module.name}, line {node.lineno}: import it where it is used"
-        for module in SIMDIST
+        for module in modules_of("simdist")
         for node in module.tree.body
         for name in _imported_at_start(node)
         if name.split(".")[0] in IMPORTED_ON_DEMAND

@@ -3,6 +3,7 @@
 The interpreter is slow, so vectors are short, and they are cut into small tiles for every kernel to have several.
 """
 
+import importlib.util
 import math
 import os
 import subprocess
@@ -12,23 +13,18 @@ from pathlib import Path
 import pytest
 
 torch = pytest.importorskip("torch")
-
-ON_GPU = torch.cuda.is_available()
-pytest.importorskip("triton")
-
 from hypothesis import given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from real.kernels.topk import mstopk, select  # noqa: E402
-from real.kernels.triton_candidates import Layout  # noqa: E402
-from real.kernels.triton_dgc import dgc as dgc_kernels  # noqa: E402
-from real.kernels.triton_mstopk import mstopk as kernels  # noqa: E402
 from simdist.plan.ops import SelectMethod  # noqa: E402
 
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
-TINY = Layout(tile=256, max_spans=2)
+TINY = {"tile": 256, "max_spans": 2}
 gpu = pytest.mark.skipif(not ON_GPU, reason="no GPU: torch.cuda.is_available() is False")
 
 
@@ -43,8 +39,16 @@ def whole_numbers(count: int, *, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.where(torch.rand(count, generator=seeded(3)) < 0.05, large, small).to(DEVICE, dtype)
 
 
+def kernels(values: Tensor, k: int, drawn: Tensor, *, n_bisections: int = 20, layout: dict[str, int] = TINY) -> Tensor:
+    """Select with the kernels of mstopk: triton is imported only where a test runs."""
+    from real.kernels.triton_candidates import Layout
+    from real.kernels.triton_mstopk import mstopk as select_by_kernels
+
+    return select_by_kernels(values, k, drawn, n_bisections=n_bisections, layout=Layout(**layout))
+
+
 def assert_like_plain(
-    values: Tensor, k: int, *, drawn: float = 0.3, n_bisections: int = 12, layout: Layout = TINY
+    values: Tensor, k: int, *, drawn: float = 0.3, n_bisections: int = 12, layout: dict[str, int] = TINY
 ) -> list[int]:
     """Assert that kernels take k different positions, those that counting threshold by threshold finds."""
     where = torch.tensor(drawn, dtype=torch.float64, device=values.device)
@@ -85,7 +89,7 @@ def test_stretch_lies_among_the_ties_wherever_it_begins(drawn: float) -> None:
 @pytest.mark.parametrize("k", [1, 499])
 def test_constant_vector_gives_any_k(constant: float, k: int) -> None:
     values = torch.full((500,), constant, device=DEVICE)
-    taken = kernels(values, k, torch.tensor(0.9, dtype=torch.float64, device=DEVICE), n_bisections=20, layout=TINY)
+    taken = kernels(values, k, torch.tensor(0.9, dtype=torch.float64, device=DEVICE))
     assert taken.unique().numel() == k
 
 
@@ -114,7 +118,7 @@ def test_every_second_entry_of_a_buffer_is_a_vector_too() -> None:
 
 
 def test_default_cut_selects_the_same() -> None:
-    assert_like_plain(whole_numbers(9000), 90, layout=Layout())
+    assert_like_plain(whole_numbers(9000), 90, layout={})
 
 
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning")  # numpy's, of a sum of numbers like the largest
@@ -124,7 +128,7 @@ def test_any_vector_gives_exactly_k(values: list[float], data: st.DataObject, dt
     assert isinstance(dtype, torch.dtype)
     k = data.draw(st.integers(1, len(values) - 1))
     drawn = torch.tensor(data.draw(st.floats(0, 1, exclude_max=True)), dtype=torch.float64, device=DEVICE)
-    taken = kernels(torch.tensor(values).to(DEVICE, dtype), k, drawn, n_bisections=20, layout=TINY).tolist()
+    taken = kernels(torch.tensor(values).to(DEVICE, dtype), k, drawn).tolist()
     assert len(set(taken)) == k
     assert min(taken) >= 0
     assert max(taken) < len(values)
@@ -157,10 +161,13 @@ def test_dgc_takes_some_of_many_equals() -> None:
 
 def assert_largest(values: Tensor, k: int, *, reached_by: int) -> list[int]:
     """Assert that dgc's kernels take the k largest, given what that many reach as threshold."""
+    from real.kernels.triton_candidates import Layout
+    from real.kernels.triton_dgc import dgc
+
     magnitudes = values.float().abs().nan_to_num(nan=math.inf)
     threshold = magnitudes.sort(descending=True).values[reached_by - 1]
     drawn = torch.tensor(0.7, dtype=torch.float64, device=values.device)
-    taken = dgc_kernels(values, k, threshold.clamp(max=2.0**126), drawn, layout=TINY)
+    taken = dgc(values, k, threshold.clamp(max=2.0**126), drawn, layout=Layout(**TINY))
     assert (taken.dtype, taken.unique().numel()) == (torch.int32, k)
     largest = magnitudes.sort(descending=True).values[:k]
     assert torch.equal(magnitudes[taken.long()].sort(descending=True).values, largest)
@@ -183,7 +190,7 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [2**16, 2**20 + 3, 2**24])
 @pytest.mark.parametrize("density", [0.0001, 0.001, 0.01, 0.3])
 def test_gpu_selects_what_plain_bisection_does(density: float, count: int, dtype: torch.dtype) -> None:
-    assert_like_plain(whole_numbers(count, dtype=dtype), int(density * count), n_bisections=20, layout=Layout())
+    assert_like_plain(whole_numbers(count, dtype=dtype), int(density * count), n_bisections=20, layout={})
 
 
 @pytest.mark.gpu
