@@ -50,8 +50,6 @@ def _stage_s(stages: Sequence[Stage], costs: Costs) -> float:
 _N_ROUNDS = 5  # which link decides, and which chain is longest, depends on the parameters themselves
 _STEP = 1e-2
 
-_PARAMETERS = ("overhead", "fabric latency", "fabric s/B", "network latency", "network s/B")
-
 
 @dataclass(frozen=True, slots=True)
 class Fit:

@@ -10,7 +10,7 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
@@ -190,13 +190,7 @@ class PeerClient(AbstractContextManager["PeerClient"]):
         self._pools: dict[int, _Pool] = {}
         self._open: set[socket.socket] = set()
         self._not_before_s: dict[int, float] = {}
-        self._complaints: dict[int, str] = {}
         self._closed = False
-
-    @property
-    def complaints(self) -> Mapping[int, str]:
-        """The last failure, by node."""
-        return dict(self._complaints)
 
     def get_many(self, node: int, wants: Sequence[Want], outs: Sequence[Pixels], *, wait_s: float = 0.0) -> list[bool]:
         """Copy samples out of a node's memory.
@@ -218,8 +212,8 @@ class PeerClient(AbstractContextManager["PeerClient"]):
         try:
             with self._borrowed(node, deadline_s=time.monotonic() + patience_s) as connection:
                 return _ask(connection, wants, targets, wait_s, deadline_s=time.monotonic() + patience_s)
-        except OSError as error:
-            self._give_up(node, error)
+        except OSError:
+            self._give_up(node)
             return [False] * len(wants)
 
     def close(self) -> None:
@@ -289,8 +283,8 @@ class PeerClient(AbstractContextManager["PeerClient"]):
     def _is_left_alone(self, node: int) -> bool:
         return time.monotonic() < self._not_before_s.get(node, 0.0)
 
-    def _give_up(self, node: int, error: OSError) -> None:
-        """Leave a peer alone for a while; the first of its threads that fails says why."""
+    def _give_up(self, node: int) -> None:
+        """Leave a peer alone for a while."""
         if self._is_left_alone(node):
             return
         self._not_before_s[node] = time.monotonic() + self._retry_s
@@ -301,8 +295,6 @@ class PeerClient(AbstractContextManager["PeerClient"]):
         for connection in idle:  # as broken, most likely
             self._drop(connection)
             pool.put(None)
-        reason = f"no answer in {self._timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
-        self._complaints[node] = f"node {node} ({self._address_of(node)}): {reason}"
 
 
 def _ask(

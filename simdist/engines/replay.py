@@ -99,14 +99,6 @@ def replay(
     Recurrence(plan, n_variants, prices, durations=durations, observer=observer).run(stretches(plan), progress)
 
 
-def replayed_trace(trace: Trace, durations: Durations) -> Trace:
-    """Return the trace of the same plan with other durations, of which there is one variant."""
-    kept = _Everything(trace.plan)
-    replay(trace.plan, durations, kept, n_variants=1)
-    ready_s, start_s, end_s = kept.times_s
-    return Trace(trace.plan, ready_s, start_s, end_s, source=f"replayed from {trace.source}")
-
-
 def step_end_s(plan: Plan, durations: Durations, *, n_variants: int, progress: Progress | None = None) -> Times:
     """Return when the last rank was done with each step in each variant, float64 `[n_steps, n_variants]`.
 
@@ -115,17 +107,6 @@ def step_end_s(plan: Plan, durations: Durations, *, n_variants: int, progress: P
     kept = _StepEnds(plan, n_variants)
     replay(plan, durations, kept, n_variants=n_variants, progress=progress)
     return np.asarray(np.maximum.accumulate(kept.end_s, axis=0))
-
-
-class _Everything:
-    """Keeps all times of the only variant."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.times_s = np.empty((3, plan.n_instances, plan.world_size))
-
-    def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
-        for kept, times in zip(self.times_s, (ready_s, start_s, end_s), strict=True):
-            kept[index] = times[:, 0]
 
 
 class _StepEnds:

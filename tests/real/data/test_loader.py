@@ -16,13 +16,14 @@ import pytest
 import torch
 from PIL import Image
 from processes import ROOT
+from watched_peers import WatchedPeers
 
 from real.data.agenda import Leaving
 from real.data.filecache import FileCache
 from real.data.index import make_index
 from real.data.loader import Loader, LoaderLimits
 from real.data.memory import Geometry, MemoryStore
-from real.data.peers import PeerClient, PeerServer
+from real.data.peers import PeerServer
 from real.data.sources import Sources, decode_image, decode_raw
 from real.data.storages import DataStorage
 from real.processes.rendezvous import RankPlace
@@ -97,7 +98,7 @@ class Cluster:
         for rank, store in enumerate(self.stores):
             place = RankPlace(rank, self.plan.world_size, rank % self.per_node, self.per_node)
             files = self.caches[place.node]
-            self.peers.append(PeerClient(key, NBYTES, address_of=addresses.__getitem__, timeout_s=60))
+            self.peers.append(WatchedPeers(key, NBYTES, address_of=addresses.__getitem__, timeout_s=60))
             self.loaders.append(
                 Loader(
                     look_up(self.plan),
@@ -382,7 +383,7 @@ def test_samples_come_from_disk_or_storage_when_a_peer_dies(tmp_path):
         assert n_samples[:, :, 0].tolist() == expected[:, :, 0].tolist()
         assert cluster.n_elsewhere == expected[:, :, 1].sum() > 0
         assert n_samples[:, :, STORAGE].sum() == expected[:, :, [1, STORAGE]].sum()
-        assert all(peers.complaints for peers in cluster.peers)
+        assert all(peers.failures for peers in cluster.peers)
 
 
 def test_without_peers_every_node_reads_for_itself(tmp_path):

@@ -14,6 +14,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from processes import reserved_port, run, start
+from watched_peers import WatchedPeers
 
 from real.data import board as boards
 from real.data import memory, segment
@@ -21,7 +22,6 @@ from real.data.board import Board, Want, wait_for
 from real.data.memory import Geometry, MemoryStore
 from real.data.peers import (
     MOST_WAIT_S,
-    PeerClient,
     PeerServer,
     connections_per_peer,
     most_connections,
@@ -452,7 +452,7 @@ def peer(store):
     before = set(threading.enumerate())
     with (
         PeerServer(store, host="127.0.0.1", key=KEY, timeout_s=60) as server,
-        PeerClient(KEY, NBYTES, address_of=lambda _: server.address, timeout_s=60) as peers,
+        WatchedPeers(KEY, NBYTES, address_of=lambda _: server.address, timeout_s=60) as peers,
     ):
         yield server, peers
     assert set(threading.enumerate()) <= before
@@ -474,7 +474,7 @@ def test_peer_gives_what_it_has(store, peer):
         assert (five == pattern(5)).all()
         assert four is None
         assert outside is None
-    assert peers.complaints == {}
+    assert peers.failures == {}
 
 
 def test_threads_ask_a_peer_at_once(store, peer):
@@ -514,20 +514,20 @@ def test_sample_that_leaves_while_it_is_sent_is_not_there(store, peer, monkeypat
     assert asked(peers, 2) == [None]
 
 
-def test_peer_that_has_ended_has_nothing_and_is_named(store, peer):
+def test_peer_that_has_ended_has_nothing_and_is_given_up(store, peer):
     server, peers = peer
     store.put(2, pattern(2))
     assert asked(peers, 2)[0] is not None
     server.close()
     assert asked(peers, 2) == [None]
-    assert peers.complaints[1].startswith(f"node 1 ({server.address}): ")
+    assert list(peers.failures) == [1]
     assert asked(peers, 2) == [None]  # is left alone for a while
 
 
 def test_peer_that_comes_back_at_another_address_is_found(store):
     store.put(2, pattern(2))
     servers = [PeerServer(store, host="127.0.0.1", key=KEY)]
-    with PeerClient(KEY, NBYTES, address_of=lambda _: servers[-1].address, retry_s=0) as peers:
+    with WatchedPeers(KEY, NBYTES, address_of=lambda _: servers[-1].address, retry_s=0) as peers:
         assert asked(peers, 2)[0] is not None
         servers[0].close()
         assert asked(peers, 2) == [None]
@@ -536,11 +536,10 @@ def test_peer_that_comes_back_at_another_address_is_found(store):
     servers[1].close()
 
 
-def test_nobody_at_an_address_is_a_complaint():
-    with reserved_port() as port, PeerClient(KEY, NBYTES, address_of=lambda _: f"127.0.0.1:{port}") as peers:
+def test_an_address_without_a_server_is_refused():
+    with reserved_port() as port, WatchedPeers(KEY, NBYTES, address_of=lambda _: f"127.0.0.1:{port}") as peers:
         assert asked(peers, 2, 3, node=7) == [None, None]
-        assert "node 7" in peers.complaints[7]
-        assert "refused" in peers.complaints[7]
+        assert isinstance(peers.failures[7], ConnectionRefusedError)
 
 
 @pytest.fixture
@@ -573,45 +572,45 @@ OTHER_RUN = key_of(b"of another run, by chance on this port", DATA_SET)
 )
 def test_peer_that_hangs_is_given_up(stranger, words):
     thread, address = stranger(words)
-    with PeerClient(KEY, NBYTES, address_of=lambda _: address, timeout_s=0.2) as peers:
+    with WatchedPeers(KEY, NBYTES, address_of=lambda _: address, timeout_s=0.2) as peers:
         assert asked(peers, 2) == [None]
-        assert peers.complaints[1] == f"node 1 ({address}): no answer in 0.2 s"
+        assert isinstance(peers.failures[1], TimeoutError)
     thread.join()
 
 
-def test_peer_that_is_something_else_is_a_complaint(stranger):
+def test_peer_that_is_something_else_is_given_up(stranger):
     thread, address = stranger(b"HTTP/1.1" + hello(KEY, "server")[8:])
-    with PeerClient(KEY, NBYTES, address_of=lambda _: address) as peers:
+    with WatchedPeers(KEY, NBYTES, address_of=lambda _: address) as peers:
         assert asked(peers, 2) == [None]
-        assert "does not serve samples" in peers.complaints[1]
+        assert "does not serve samples" in str(peers.failures[1])
     thread.join()
 
 
 @pytest.mark.parametrize("token", [b"of another run, by chance on this port", b"token of the ruN"])
-def test_peer_of_another_run_is_a_complaint(store, token):
+def test_peer_of_another_run_is_given_up(store, token):
     """Equal data sets, and a sample that is not ours: without a proof nothing is taken."""
     store.put(2, pattern(3))
     with (
         PeerServer(store, host="127.0.0.1", key=key_of(token, DATA_SET)) as server,
-        PeerClient(KEY, NBYTES, address_of=lambda _: server.address) as peers,
+        WatchedPeers(KEY, NBYTES, address_of=lambda _: server.address) as peers,
     ):
         assert asked(peers, 2) == [None]
-        assert 1 in peers.complaints
+        assert 1 in peers.failures
 
 
-def test_stranger_whose_proof_is_wrong_is_a_complaint(stranger):
+def test_stranger_whose_proof_is_wrong_is_given_up(stranger):
     thread, address = stranger(hello(OTHER_RUN, "server"))
-    with PeerClient(KEY, NBYTES, address_of=lambda _: address) as peers:
+    with WatchedPeers(KEY, NBYTES, address_of=lambda _: address) as peers:
         assert asked(peers, 2) == [None]
-        assert peers.complaints[1] == f"node 1 ({address}): is not of this run, or has another data set"
+        assert str(peers.failures[1]) == "is not of this run, or has another data set"
     thread.join()
 
 
 def test_client_that_repeats_what_a_server_says_is_no_server(stranger):
     thread, address = stranger(hello(KEY, "client"))
-    with PeerClient(KEY, NBYTES, address_of=lambda _: address) as peers:
+    with WatchedPeers(KEY, NBYTES, address_of=lambda _: address) as peers:
         assert asked(peers, 2) == [None]
-        assert "is not of this run" in peers.complaints[1]
+        assert "is not of this run" in str(peers.failures[1])
     thread.join()
 
 
@@ -647,7 +646,7 @@ def test_threads_share_few_connections(store):
     together = threading.Barrier(16)
     with (
         PeerServer(store, host="127.0.0.1", key=KEY, timeout_s=60) as server,
-        PeerClient(KEY, NBYTES, address_of=lambda _: server.address, timeout_s=60, n_connections=3) as peers,
+        WatchedPeers(KEY, NBYTES, address_of=lambda _: server.address, timeout_s=60, n_connections=3) as peers,
         ThreadPoolExecutor(16) as pool,
     ):
 
@@ -667,7 +666,7 @@ def test_server_sends_away_whom_it_has_no_room_for(store):
         ExitStack() as stack,
     ):
         three = [
-            stack.enter_context(PeerClient(KEY, NBYTES, address_of=lambda _: server.address, timeout_s=60))
+            stack.enter_context(WatchedPeers(KEY, NBYTES, address_of=lambda _: server.address, timeout_s=60))
             for _ in range(3)
         ]
         assert [asked(peers, 2)[0] is not None for peers in three] == [True, True, False]
@@ -689,15 +688,15 @@ def test_nothing_is_taken_from_a_peer_with_another_data_set(store):
     store.put(2, pattern(3))
     with (
         PeerServer(store, host="127.0.0.1", key=key_of(b"token of the run", bytes(32))) as server,
-        PeerClient(KEY, NBYTES, address_of=lambda _: server.address) as peers,
+        WatchedPeers(KEY, NBYTES, address_of=lambda _: server.address) as peers,
     ):
         assert asked(peers, 2) == [None]
-        assert 1 in peers.complaints
+        assert str(peers.failures[1]) == "is not of this run, or has another data set"
 
 
 def test_closing_ends_a_wait_for_a_peer(stranger):
     thread, address = stranger(hello(KEY, "server"))
-    peers = PeerClient(KEY, NBYTES, address_of=lambda _: address, timeout_s=60)
+    peers = WatchedPeers(KEY, NBYTES, address_of=lambda _: address, timeout_s=60)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(asked, peers, 2)
         thread.join()

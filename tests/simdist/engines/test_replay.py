@@ -6,10 +6,12 @@ from hypothesis import given, settings
 from traces import plan_of, trace_of
 
 from simdist.engines import des, fast
-from simdist.engines.replay import Timing, replayed_trace, step_end_s, timing
+from simdist.engines.recurrence import Durations
+from simdist.engines.replay import Timing, replay, step_end_s, timing
 from simdist.errors import TraceError, UnsupportedError
 from simdist.plan import AllReduce, Backward, Forward, Optimize, Plan
 from simdist.plan.group import Group
+from simdist.plan.walk import Template
 from simdist.runs.building import build, delays
 from simdist.scenario import load
 from simdist.scenario.presets import path as preset_path
@@ -24,6 +26,23 @@ STEP = (
     AllReduce("grad", Group(2)),
     Optimize(("param",), ("grad",)),
 )
+
+
+class AllTimes:
+    """Keeps ready, start and end of every instance of the only variant."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.times_s = np.empty((3, plan.n_instances, plan.world_size))
+
+    def add(self, index: int, template: Template, *times_s: np.ndarray) -> None:
+        self.times_s[:, index] = [each[:, 0] for each in times_s]
+
+
+def replayed_trace(trace: Trace, durations: Durations) -> Trace:
+    """Return the trace of the same plan with other durations, of which there is one variant."""
+    found = AllTimes(trace.plan)
+    replay(trace.plan, durations, found, n_variants=1)
+    return Trace(trace.plan, *found.times_s, source="replayed")
 
 
 def assert_same(found: Trace, expected: Trace) -> None:
