@@ -21,8 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from trainings import Training, loss
 
 import real
-from real.checkpoints.checkpoint import replacing
 from simdist.errors import SimdistError
+from simdist.files import replacing
 from simdist.plan import AllGather, Backward, Buffer, Densify, Forward, Optimize, Plan, Select
 from simdist.plan.group import Group
 from simdist.schedules import HierarchicalSGD, Job, Schedule, Sync
@@ -526,8 +526,8 @@ def saves_also_in_plain_loop(folder: Path) -> str:
 
 
 def killed_while_writing(path: Path) -> None:
-    with replacing(path) as file:
-        file.write(b"simdist")
+    with replacing(path) as part:
+        part.write_bytes(b"simdist")
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -10,7 +10,7 @@ from real.calibration.data import DataRates
 from real.calibration.line_fit import predicted_s
 from real.calibration.tables import Measurement, busbw_factor
 from simdist.errors import RunError, ScenarioError
-from simdist.runs.run_directory import replacing
+from simdist.files import replacing
 from simdist.scenario import Cluster
 from simdist.settings.units import format_Bps, format_seconds
 

@@ -13,14 +13,12 @@ each rank its state, so only its machine needs to reach the folder.
 import hashlib
 import json
 import os
-import secrets
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, final
+from typing import final
 
 import torch
 import torch.distributed as dist
@@ -29,10 +27,10 @@ from torch import Tensor
 
 from real.collectives import byte_transfer
 from simdist.errors import RunError
+from simdist.files import naming_file, replacing
 
 _N_KEPT = 2
 _INDEX_NAME = "index.json"
-_UNFINISHED = ".ckpt.part"
 
 
 class DamagedError(Exception):
@@ -99,10 +97,11 @@ def write(path: Path, index: CheckpointIndex, members: Iterable[tuple[str, Tenso
         members: SHA-256 and contents, uint8 `[nbytes]`, of every member, in turn.
 
     Raises:
-        OSError: It cannot be written.
+        RunError: It cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as file, zipfile.ZipFile(file, "w") as archive:
+    with naming_file(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path, on_disk=True) as part, zipfile.ZipFile(part, "w") as archive:
         for name, content in members:
             archive.writestr(zipfile.ZipInfo(name), content.numpy().data)
         archive.writestr(zipfile.ZipInfo(_INDEX_NAME), _INDEX.dump_json(index))
@@ -126,25 +125,6 @@ def read_index(path: Path) -> CheckpointIndex:
     if changed or missing or len(index.ranks) != index.job.world_size:
         raise DamagedError(f"damaged: {changed or ', '.join(missing) or 'its index'} has changed")
     return index
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file that takes the place of `path` at the end; an interruption leaves the old one or none."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_UNFINISHED}")
-    try:
-        with part.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the name is on the disk, too
-        finally:
-            os.close(folder)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 @final
@@ -215,12 +195,13 @@ class Checkpoints:
         try:
             write(path, CheckpointIndex(step, self._job, tuple(ranks)), arriving)
             older = [each for each in self._files() if each.name < path.name]
-            for old in older[_N_KEPT - 1 :]:
-                old.unlink(missing_ok=True)
-        except OSError as error:
+            with naming_file(path):
+                for old in older[_N_KEPT - 1 :]:
+                    old.unlink(missing_ok=True)
+        except RunError as error:
             for _ in arriving:  # the others send it in any case
                 pass
-            return f"{path}: cannot be written: {error.strerror or error}"
+            return str(error)
         return ""
 
     def _learn(self, problem: str) -> None:
@@ -262,7 +243,7 @@ class Checkpoints:
 
     def _find(self) -> tuple[Path, CheckpointIndex] | None:
         """Return the newest complete checkpoint, None if there is no file; delete what killed writers have left."""
-        for part in self._folder.glob(f".*{_UNFINISHED}"):
+        for part in self._folder.glob(".*.ckpt.*.part"):
             part.unlink(missing_ok=True)
         damaged: list[str] = []
         for path in self._files():

@@ -4,10 +4,7 @@
 """
 
 import csv
-import os
-import secrets
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
+from simdist.files import replacing
 from simdist.plan import Dataset
 from simdist.plan.index import COLUMNS, Entry, refuse_name
 
@@ -57,27 +55,14 @@ def make_index(entries: Iterable[Entry]) -> SampleIndex:
 def write_entries(entries: Iterable[Entry], path: Path) -> int:
     """Write an index to a file, which is there as a whole or not at all; return the number of samples."""
     n_samples = 0
-    with _replacing(path) as part, part.open("w", encoding="utf-8", newline="") as file:
+    with replacing(path, on_disk=True) as part, part.open("w", encoding="utf-8", newline="") as file:
         lines = csv.writer(file, lineterminator="\n")
         lines.writerow(COLUMNS)
         for each in entries:
             refuse_name(each.name, str(path))
             lines.writerow((each.name, each.label, each.nbytes, each.crc32))
             n_samples += 1
-        file.flush()
-        os.fsync(file.fileno())
     return n_samples
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """Give the file to write, which then replaces `path`; an interruption leaves the old one or none."""
-    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    try:
-        yield part
-        os.replace(part, path)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def check_index(index: SampleIndex, dataset: Dataset, url: str) -> None:

@@ -31,11 +31,11 @@ from simdist.chakra.files import write_trace
 from simdist.chakra.operations import NodeTemplates, ProcessGroups
 from simdist.chakra.schema import add_attribute, message_classes
 from simdist.cost import Costs, Local, OpCost, Shared, Varying
-from simdist.errors import PlanError, naming_file
+from simdist.errors import PlanError
+from simdist.files import naming_file, replacing
 from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Tick, Wait
 from simdist.plan.delays import Delays
 from simdist.plan.walk import walk
-from simdist.runs.run_directory import replacing
 from simdist.scenario import Workload
 from simdist.settings.units import format_nbytes
 

@@ -270,10 +270,10 @@ def save_text(path: Path, text: str) -> int:
     Raises:
         RunError: It cannot be written.
     """
-    from simdist.runs import run_directory
+    from simdist.files import replacing
 
     content = text.encode("utf-8", errors="replace")
-    with run_directory.replacing(path) as part:
+    with replacing(path) as part:
         part.write_bytes(content)
     return len(content)
 

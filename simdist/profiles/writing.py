@@ -12,10 +12,10 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from simdist.errors import ScenarioError, naming_file
+from simdist.errors import ScenarioError
+from simdist.files import naming_file, replacing
 from simdist.profiles.importing import ImportedJob
 from simdist.profiles.steps.model import listed
-from simdist.runs.run_directory import replacing
 from simdist.scenario import Cluster, Link, load, strict_yaml
 from simdist.scenario.loading import dump_workload
 from simdist.schedules import Schedule

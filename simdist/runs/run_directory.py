@@ -17,10 +17,7 @@ files belong together, because a trace of a mixed-up directory would look like a
 """
 
 import io
-import os
-import secrets
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -30,7 +27,8 @@ from numpy.typing import NDArray
 
 from simdist import plan as plans
 from simdist import scenario as scenarios
-from simdist.errors import PlanError, RunError, ScenarioError, TraceError, naming_file
+from simdist.errors import PlanError, RunError, ScenarioError, TraceError
+from simdist.files import naming_file, replacing
 from simdist.plan import Channel, Delay, Plan
 from simdist.plan.check import check
 from simdist.plan.delays import Delays
@@ -276,24 +274,6 @@ def _differences(path: Path, plan: Plan, files: Mapping[str, bytes]) -> str | No
         if name != PLAN and (path / name).exists() and (path / name).read_bytes() != content:
             return f"{path / name}: is there already with other contents"
     return None
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """Give the file to write, which then replaces `path`; an interruption leaves the old one or none.
-
-    It has a name of its own, because several processes may write one directory at the same time.
-
-    Raises:
-        RunError: It cannot be written.
-    """
-    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
-    with naming_file(path):
-        try:
-            yield part
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
 
 
 def _check_plan(path: Path, plan: Plan, scenario: Scenario) -> None:

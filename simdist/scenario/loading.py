@@ -151,11 +151,11 @@ def validated(
     return settings
 
 
-def problems_of(error: ValidationError, document: Document) -> list[Problem]:
-    """Return the problems of a failed validation, each with the line of its value in the document."""
+def problems_of(error: ValidationError, document: Document, *, below: strict_yaml.Path = ()) -> list[Problem]:
+    """Return the problems of a failed validation of the value at `below`, each with its line in the document."""
     problems = []
     for details in error.errors(include_url=False, include_context=False, include_input=False):
-        place, path = document.locate(details["loc"])
+        place, path = document.locate((*below, *details["loc"]))
         problems.append(Problem(place.line, path, details["msg"]))
     return problems
 

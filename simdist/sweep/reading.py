@@ -13,7 +13,7 @@ from simdist import scenario as scenarios
 from simdist.engines import Engine
 from simdist.errors import ScenarioError
 from simdist.scenario import Scenario, presets, strict_yaml
-from simdist.scenario.loading import problems_of, read_text, scenario_error
+from simdist.scenario.loading import problems_of, read_text, scenario_error, validated
 from simdist.scenario.strict_yaml import Document, Problem
 from simdist.settings.base import FromFile, Settings, nearest, shown
 from simdist.settings.units import Seconds, Whole
@@ -95,17 +95,8 @@ def loads(text: str, *, name: str = "<text>", folder: Path = Path()) -> Sweep:
     if isinstance(document.root, dict) and _is_scenario(document.root):
         hint = f"simdist compare {name}; a sweep names it, and what it varies: {_SHAPE}"
         raise ScenarioError(f"{name}: is a scenario, and no sweep: {hint}")
-    problems, file = [*_with_hints(document.problems, text)], None
-    if isinstance(document.root, dict):
-        try:
-            file = SweepFile.model_validate(document.root, context=FromFile(folder))
-        except ValidationError as error:
-            problems += problems_of(error, document)
-    elif not problems:
-        found = "is empty" if document.root is None else f"{shown(document.root)} is not a sweep"
-        problems.append(Problem(1, (), f"{found}: {_SHAPE}"))
-    if file is None or problems:
-        raise scenario_error(name, problems)
+    document = replace(document, problems=[*_with_hints(document.problems, text)])
+    file = validated(SweepFile, document, name=name, folder=folder, shape=f"a sweep: {_SHAPE}")
     return _sweep(document, file, name, folder)
 
 
@@ -168,7 +159,7 @@ def _base(
             tree = {"name": Path(name).stem.strip("<>"), **written}
             return written, folder, Scenario.model_validate(tree, context=FromFile(folder))
         except ValidationError as error:
-            raise scenario_error(name, _problems_inside(document, error)) from None
+            raise scenario_error(name, problems_of(error, document, below=("scenario",))) from None
     path = folder / written
     if not path.is_file():
         known = presets.names("scenarios")
@@ -181,15 +172,6 @@ def _base(
     root = strict_yaml.parse(read_text(path)).root
     assert isinstance(root, dict)  # it was read as a scenario
     return root, path.parent, scenario
-
-
-def _problems_inside(document: Document, error: ValidationError) -> list[Problem]:
-    """Return the problems of the scenario that stands in a sweep file."""
-    problems = []
-    for details in error.errors(include_url=False, include_context=False, include_input=False):
-        place, path = document.locate(("scenario", *details["loc"]))
-        problems.append(Problem(place.line, path, details["msg"]))
-    return problems
 
 
 def _with_hints(problems: Iterable[Problem], text: str) -> Iterable[Problem]:

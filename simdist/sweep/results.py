@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from simdist.errors import ScenarioError, UnsupportedError
+from simdist.files import replacing
 from simdist.runs import run_directory
 from simdist.sweep.computed import is_sweep, read_sweep
 from simdist.sweep.runs import merged, read_runs
@@ -154,5 +155,5 @@ def write_parquet(columns: Columns, path: Path) -> None:
 
 
 def _write(path: Path, write: Callable[[Path], object]) -> None:
-    with run_directory.replacing(path) as part:
+    with replacing(path) as part:
         write(part)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from simdist.errors import PlanError, ScenarioError, SimdistError, TraceError, UnsupportedError
+from simdist.files import replacing
 from simdist.plan import Plan
 from simdist.runs import run_directory
 from simdist.runs.building import build, delays
@@ -149,7 +150,7 @@ def _write_point(sweep: Sweep, point: Point, path: Path) -> None:
     """Write what a point sets."""
     chosen = zip(sweep.fields, point.choices, strict=True)
     planned = PlannedPoint(point.number, point.case, {of_sweep.column: each for of_sweep, each in chosen if each})
-    with run_directory.replacing(path) as part:
+    with replacing(path) as part:
         part.write_text(planned.dumps(), encoding="utf-8")
 
 

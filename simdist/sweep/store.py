@@ -20,7 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, final
 
-from simdist.errors import RunError, naming_file
+from simdist.errors import RunError
+from simdist.files import naming_file, replacing
 
 DESIGN, ROWS, LOCK = "design.jsonl", "rows.jsonl", "sweep.lock"
 
@@ -163,17 +164,8 @@ def _record(line: bytes, *, need_key: bool = True) -> dict[str, Any] | None:
 
 def _replace(path: Path, lines: Iterable[bytes]) -> None:
     """Write a file; an interruption leaves the old one or none."""
-    part = path.with_name(f".{path.name}.part")
-    with naming_file(path):
-        try:
-            with part.open("wb") as file:
-                for line in lines:
-                    file.write(line + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+    with replacing(path, on_disk=True) as part, part.open("wb") as file:
+        file.writelines(line + b"\n" for line in lines)
 
 
 def _locked(path: Path) -> IO[bytes]:

@@ -19,6 +19,7 @@ from scripts import ROOT
 # Packages from the bottom up: modules may import their own package, and those named before it.
 LAYERS: dict[str, str] = {
     "simdist.errors": "",
+    "simdist.files": "errors",
     "simdist.progress": "",
     "simdist.settings": "errors",
     "simdist.plan": "errors settings",
@@ -29,21 +30,21 @@ LAYERS: dict[str, str] = {
     "simdist.scenario": "errors plan schedules settings",
     "simdist.cost": "caching errors plan scenario settings",
     "simdist.engines": "cost errors plan traces",
-    "simdist.runs": "cost engines errors plan proof scenario schedules traces",
-    "simdist.chakra": "cost errors plan runs scenario settings",
+    "simdist.runs": "cost engines errors files plan proof scenario schedules traces",
+    "simdist.chakra": "cost errors files plan runs scenario settings",
     "simdist.studies": "cost engines errors plan runs scenario schedules settings traces",
-    "simdist.sweep": "engines errors plan runs scenario schedules settings studies traces",
-    "simdist.whatif": "cost engines errors plan runs scenario schedules settings studies traces",
-    "simdist.profiles": "cost engines errors plan runs scenario schedules settings studies sweep traces whatif",
+    "simdist.sweep": "engines errors files plan runs scenario schedules settings studies traces",
+    "simdist.whatif": "cost engines errors files plan runs scenario schedules settings studies traces",
+    "simdist.profiles": "cost engines errors files plan runs scenario schedules settings studies sweep traces whatif",
     "simdist.tune": "cost errors plan runs scenario schedules settings studies traces",
     "simdist.report": "errors plan runs settings studies sweep traces tune whatif",
-    "simdist.cli": "chakra cost engines errors plan profiles progress proof report runs scenario schedules settings"
-    " studies sweep traces tune whatif",
+    "simdist.cli": "chakra cost engines errors files plan profiles progress proof report runs scenario schedules"
+    " settings studies sweep traces tune whatif",
 }
 
 # Executors of plans know plans and traces. How schedules, scenarios and costs become plans, only those know that
 # talk to the user.
-EXECUTES = {"simdist", *(f"simdist.{name}" for name in ("caching", "errors", "plan", "settings", "traces"))}
+EXECUTES = {"simdist", *(f"simdist.{name}" for name in ("caching", "errors", "files", "plan", "settings", "traces"))}
 TALKS_TO_USERS = {"real.__main__", "real.calibrate", "real.calibration", "real.cli", "real.jobs", "real.training"}
 WORDS_OF_SCHEDULES = {"period", "periods", "level", "levels", "warmup_steps"}
 IMPORTED_ON_DEMAND = {"scipy", "matplotlib", "pandas"}

@@ -600,7 +600,7 @@ def test_mistakes_in_a_scenario_file_have_the_name_and_line_of_that_file(folder,
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "s.yaml:1: is empty: write scenario: FILE and vary: {path: [values]}"),
+        ("", "s.yaml:1: is empty, not a sweep: write scenario: FILE and vary: {path: [values]}"),
         ("just words", "s.yaml:1: 'just words' is not a sweep: write scenario: FILE and vary: {path: [values]}"),
     ],
 )
