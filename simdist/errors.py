@@ -5,6 +5,10 @@ without a traceback and exits with 2 for wrong input (the `ValueError` and `NotI
 that failed.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class SimdistError(Exception):
     """Root of every error that simdist raises on purpose."""
@@ -28,3 +32,18 @@ class UnsupportedError(SimdistError, NotImplementedError):
 
 class RunError(SimdistError, RuntimeError):
     """A run failed: a worker died, a wait timed out, a file could not be written."""
+
+
+@contextmanager
+def naming_file(path: Path, verb: str = "written", error_class: type[SimdistError] = RunError) -> Iterator[None]:
+    """Turn an error of the operating system into one that names the file, and says what could not be done.
+
+    Args:
+        path: The file, or a directory.
+        verb: Such as `read`.
+        error_class: Of the new error.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise error_class(f"{path}: cannot be {verb}: {error.strerror or error}") from None

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all, and errors that name them."""
+"""Files that are there as a whole or not at all."""
 
 import os
 import secrets
@@ -6,22 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from simdist.errors import RunError, SimdistError
-
-
-@contextmanager
-def naming_file(path: Path, verb: str = "written", error_class: type[SimdistError] = RunError) -> Iterator[None]:
-    """Turn an error of the operating system into one that names the file, and says what could not be done.
-
-    Args:
-        path: The file, or a directory.
-        verb: Such as `read`.
-        error_class: Of the new error.
-    """
-    try:
-        yield
-    except OSError as error:
-        raise error_class(f"{path}: cannot be {verb}: {error.strerror or error}") from None
+from simdist.errors import naming_file
 
 
 @contextmanager

@@ -26,8 +26,8 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from real.collectives import byte_transfer
-from simdist.errors import RunError
-from simdist.files import naming_file, replacing
+from simdist.errors import RunError, naming_file
+from simdist.files import replacing
 
 _N_KEPT = 2
 _INDEX_NAME = "index.json"

@@ -31,8 +31,8 @@ from simdist.chakra.files import write_trace
 from simdist.chakra.operations import NodeTemplates, ProcessGroups
 from simdist.chakra.schema import add_attribute, message_classes
 from simdist.cost import Costs, Local, OpCost, Shared, Varying
-from simdist.errors import PlanError
-from simdist.files import naming_file, replacing
+from simdist.errors import PlanError, naming_file
+from simdist.files import replacing
 from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Tick, Wait
 from simdist.plan.delays import Delays
 from simdist.plan.walk import walk

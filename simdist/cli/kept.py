@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from simdist import __version__
-from simdist.files import naming_file
+from simdist.errors import naming_file
 from simdist.plan import LEVELS
 from simdist.runs.building import Built
 from simdist.scenario import Scenario

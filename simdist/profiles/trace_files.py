@@ -7,8 +7,7 @@ from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from pathlib import Path
 from typing import TypeAlias
 
-from simdist.errors import TraceError
-from simdist.files import naming_file
+from simdist.errors import TraceError, naming_file
 from simdist.profiles.steps.model import RankProfile
 from simdist.profiles.steps.ranks import profile_rank
 from simdist.sweep.workers import LocalPool, n_cores

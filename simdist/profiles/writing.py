@@ -12,8 +12,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from simdist.errors import ScenarioError
-from simdist.files import naming_file, replacing
+from simdist.errors import ScenarioError, naming_file
+from simdist.files import replacing
 from simdist.profiles.importing import ImportedJob
 from simdist.profiles.steps.model import listed
 from simdist.scenario import Cluster, Link, load, strict_yaml

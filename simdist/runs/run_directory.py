@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from simdist import plan as plans
 from simdist import scenario as scenarios
-from simdist.errors import PlanError, RunError, ScenarioError, TraceError
-from simdist.files import naming_file, replacing
+from simdist.errors import PlanError, RunError, ScenarioError, TraceError, naming_file
+from simdist.files import replacing
 from simdist.plan import Channel, Delay, Plan
 from simdist.plan.check import check
 from simdist.plan.delays import Delays

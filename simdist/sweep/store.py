@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, final
 
-from simdist.errors import RunError
-from simdist.files import naming_file, replacing
+from simdist.errors import RunError, naming_file
+from simdist.files import replacing
 
 DESIGN, ROWS, LOCK = "design.jsonl", "rows.jsonl", "sweep.lock"
 

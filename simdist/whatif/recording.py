@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from simdist.cost import Costs, Local, Shared, Varying
 from simdist.engines.replay import Timing
-from simdist.files import naming_file
+from simdist.errors import naming_file
 from simdist.plan import Channel, Delay, Load, Op, Plan, occurrences, stream_of
 from simdist.plan.delays import Delays
 from simdist.scenario import Recorded, Scenario

@@ -34,7 +34,7 @@ LAYERS: dict[str, str] = {
     "simdist.chakra": "cost errors files plan runs scenario settings",
     "simdist.studies": "cost engines errors plan runs scenario schedules settings traces",
     "simdist.sweep": "engines errors files plan runs scenario schedules settings studies traces",
-    "simdist.whatif": "cost engines errors files plan runs scenario schedules settings studies traces",
+    "simdist.whatif": "cost engines errors plan runs scenario schedules settings studies traces",
     "simdist.profiles": "cost engines errors files plan runs scenario schedules settings studies sweep traces whatif",
     "simdist.tune": "cost errors plan runs scenario schedules settings studies traces",
     "simdist.report": "errors plan runs settings studies sweep traces tune whatif",
