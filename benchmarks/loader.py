@@ -34,9 +34,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.tables import table
 from real.data.filecache import FileCache
-from real.data.index import SampleIndex, make_index
 from real.data.loader import Loader, LoaderLimits
 from real.data.memory import Geometry, MemoryStore
+from real.data.sample_index import SampleIndex, make_index
 from real.data.sources import Sources, decode_image
 from real.data.storages import open_storage
 from real.processes.rendezvous import RankPlace

@@ -10,8 +10,8 @@ import torch
 from real import models
 from real.buffers.memory import Memory
 from real.data.batches import BatchFeed, batch_buffers
-from real.data.index import check_labels
 from real.data.inputs import InputReader
+from real.data.sample_index import check_labels
 from real.execution.gpu import Spin
 from real.execution.running import MakeProgram
 from real.models import TrainingJob

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from real.data.index import SampleIndex, make_index, write_entries
+from real.data.sample_index import SampleIndex, make_index, write_entries
 from simdist.plan.index import Entry, parse_entries
 
 sys.path.append(str(Path(__file__).parents[1] / "experiments" / "emulated_cluster"))

@@ -17,7 +17,7 @@ import click
 import numpy as np
 from pictures import MOST_SAMPLES, SMALLEST_SIDE, NoiseField, jpeg_file, make_field, paint, png_file, raw_file
 
-from real.data.index import write_entries
+from real.data.sample_index import write_entries
 from real.processes.exit_codes import run_command
 from simdist.errors import RunError, ScenarioError
 from simdist.plan.index import INDEX, Entry

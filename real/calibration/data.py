@@ -31,10 +31,10 @@ from numpy.typing import NDArray
 
 from real.data.board import Want
 from real.data.filecache import FileCache
-from real.data.index import SampleIndex
 from real.data.inputs import own_address
 from real.data.memory import Geometry, MemoryStore
 from real.data.peers import PeerClient, PeerServer
+from real.data.sample_index import SampleIndex
 from real.data.sources import Decode
 from real.data.storages import DataStorage, read_sample
 from real.processes.launch import Connection, RankPlace

@@ -45,7 +45,7 @@ class JobIdentity:
         plan: Name of the plan, for people.
         digest: Of the plan.
         world_size: Ranks.
-        model: See `real.checkpoints.states.fingerprint`.
+        model: See `real.checkpoints.rank_state.fingerprint`.
     """
 
     plan: str = field(compare=False)

@@ -33,7 +33,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from pathlib import Path
 from typing import Literal, final
 
-from real.data.index import SampleIndex
+from real.data.sample_index import SampleIndex
 from real.data.segment import try_lock
 from simdist.errors import RunError, ScenarioError
 

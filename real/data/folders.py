@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from real.data.index import SampleIndex
+from real.data.sample_index import SampleIndex
 from real.data.segment import try_lock
 from simdist.errors import RunError
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from real.data.index import write_entries
+from real.data.sample_index import write_entries
 from real.processes.exit_codes import run_command
 from simdist.errors import RunError, ScenarioError
 from simdist.plan.index import INDEX, Entry, refuse_name

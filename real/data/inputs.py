@@ -19,10 +19,10 @@ from real.data import sizes
 from real.data.board import Board, wait_until_all_staged
 from real.data.filecache import FileCache
 from real.data.folders import cold_folder, default_folder, folder_of_set, warm_folder
-from real.data.index import SampleIndex, check_index
 from real.data.loader import Loader
 from real.data.memory import MemoryStore
 from real.data.peers import PeerClient, PeerServer, most_connections, raise_file_limit
+from real.data.sample_index import SampleIndex, check_index
 from real.data.sources import Sources, choose_decode, sample_shape
 from real.data.storages import open_storage, read_storage_index
 from real.data.tallies import Tally

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from real.data.filecache import FileCache
-from real.data.index import SampleIndex
+from real.data.sample_index import SampleIndex
 from real.data.storages import DataStorage, read_sample
 from simdist.caching.batches import DISK, STORAGE
 from simdist.errors import RunError, ScenarioError

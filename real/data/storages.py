@@ -19,7 +19,7 @@ import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from real.data.index import SampleIndex, make_index
+from real.data.sample_index import SampleIndex, make_index
 from simdist.errors import RunError, ScenarioError
 from simdist.plan.index import INDEX, Entry, parse_entries, refuse_name
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from real.buffers import transforms
 from real.buffers.memory import Memory
 from real.checkpoints.checkpoint import Checkpoints, JobIdentity
-from real.checkpoints.states import LEARNED, SECTIONS, RankState, Stateful, carried_buffers, fingerprint
+from real.checkpoints.rank_state import LEARNED, SECTIONS, RankState, Stateful, carried_buffers, fingerprint
 from real.collectives import byte_transfer
 from real.collectives.worlds import ProcessWorld, groups_of, scratch_nbytes
 from real.execution.executor import Executor, Lanes

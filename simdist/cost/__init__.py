@@ -6,7 +6,7 @@ from simdist import exporting
 
 if TYPE_CHECKING:
     from simdist.cost.compute import ComputeCost, compute_s, tensor_backward_s
-    from simdist.cost.prices import Costs, Local, OpCost, Resources, Shared, Stage, Transfer, Varying
+    from simdist.cost.costs import Costs, Local, OpCost, Resources, Shared, Stage, Transfer, Varying
     from simdist.cost.pricing import price
 
 __all__ = [

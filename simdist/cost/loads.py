@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from simdist.caching import BatchReads, look_up, staged_samples
 from simdist.caching.batches import DISK, MEMORY, PEER, STORAGE
-from simdist.cost.prices import Stage, Transfer
+from simdist.cost.costs import Stage, Transfer
 from simdist.cost.topology import Topology
 from simdist.errors import PlanError
 from simdist.plan import Plan, StageIn

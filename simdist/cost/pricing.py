@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from simdist.cost.algorithms import collective_transfer
 from simdist.cost.compute import ComputeCost
-from simdist.cost.prices import Costs, Local, OpCost, Shared, Stage, Transfer, Varying
+from simdist.cost.costs import Costs, Local, OpCost, Shared, Stage, Transfer, Varying
 from simdist.cost.topology import Call, LinkCost, Topology
 from simdist.errors import PlanError
 from simdist.plan import Buffer, Plan, ops

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost.prices import Resources, Stage, Transfer
+from simdist.cost.costs import Resources, Stage, Transfer
 from simdist.plan.ops import Collective
 from simdist.scenario.link import Link
 

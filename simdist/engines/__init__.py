@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
-from simdist.cost.prices import Costs
+from simdist.cost.costs import Costs
 from simdist.errors import UnsupportedError
 from simdist.plan import Plan
 from simdist.plan.delays import Delays, DelaySource, DrawnDelays, check_delays

@@ -23,7 +23,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost.prices import Costs, Local, Shared, Transfer, Varying
+from simdist.cost.costs import Costs, Local, Shared, Transfer, Varying
 from simdist.engines.network.fluid import FluidNetwork, Timeline
 from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Tick
 from simdist.plan.delays import Delays, check_delays

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist import plan as plans
-from simdist.cost.prices import Costs, Local, Shared, Varying
+from simdist.cost.costs import Costs, Local, Shared, Varying
 from simdist.engines.recurrence import GroupMeeting, Price, Progress, Recurrence, Times
 from simdist.errors import UnsupportedError
 from simdist.plan import COLLECTIVES, Op, Plan

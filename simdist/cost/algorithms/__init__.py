@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, assert_never
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost.prices import Transfer
+from simdist.cost.costs import Transfer
 from simdist.cost.topology import Call
 from simdist.plan import AllReduce
 

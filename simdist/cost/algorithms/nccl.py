@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost.algorithms.double_tree import double_tree
-from simdist.cost.prices import Transfer
+from simdist.cost.costs import Transfer
 from simdist.cost.topology import Call, ChunkTimes
 
 NcclLibrary: TypeAlias = Literal["nccl", "nccl_simple"]

@@ -20,7 +20,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TypeAlias
 
-from simdist.cost.prices import Stage
+from simdist.cost.costs import Stage
 
 NO_HUB = -1
 

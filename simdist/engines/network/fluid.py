@@ -24,7 +24,7 @@ import simpy
 from numpy.typing import NDArray
 from simpy.events import NORMAL, EventPriority
 
-from simdist.cost.prices import Stage, Transfer
+from simdist.cost.costs import Stage, Transfer
 from simdist.engines.network.fair_share import Flow
 from simdist.engines.network.incremental import IncrementalMaxMin
 from simdist.engines.network.max_min import max_min_rates

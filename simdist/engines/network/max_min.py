@@ -40,7 +40,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost.prices import Stage
+from simdist.cost.costs import Stage
 
 _SAME = 1e-12  # resources that are full within this share of the level are full together
 _PRECISE = 2.0**-10  # a load that subtraction has brought below this share of itself is summed again

@@ -14,7 +14,7 @@ from processes import run  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from real import jobs, models  # noqa: E402
-from real.data.index import SampleIndex, check_labels, make_index  # noqa: E402
+from real.data.sample_index import SampleIndex, check_labels, make_index  # noqa: E402
 from real.data.storages import DataStorage, open_storage, read_storage_index  # noqa: E402
 from simdist.errors import ScenarioError  # noqa: E402
 from simdist.runs import run_directory  # noqa: E402

@@ -25,9 +25,9 @@ from real import jobs  # noqa: E402
 from real.buffers.memory import Memory  # noqa: E402
 from real.data.board import Board, wait_until_all_staged  # noqa: E402
 from real.data.folders import cold_folder, default_folder, folder_of_set, warm_folder  # noqa: E402
-from real.data.index import SampleIndex, check_index, make_index  # noqa: E402
 from real.data.inputs import _meet  # noqa: E402
 from real.data.loader import LoadCounts  # noqa: E402
+from real.data.sample_index import SampleIndex, check_index, make_index  # noqa: E402
 from real.data.sizes import most_kept  # noqa: E402
 from real.data.sources import choose_decode, decode_image, decode_raw, sample_shape  # noqa: E402
 from real.data.tallies import Tally, reads_of, salvage_tallies, tally_path, totals  # noqa: E402

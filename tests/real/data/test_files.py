@@ -21,9 +21,9 @@ from data_files import SampleSet, content_of, entry, generate, index_of, read_in
 
 from real.data import filecache
 from real.data.filecache import FileCache
-from real.data.index import make_index, write_entries
 from real.data.indexing import index_folder
 from real.data.indexing import main as index_command
+from real.data.sample_index import make_index, write_entries
 from real.data.storages import DataStorage, open_storage, read_sample, read_storage_index
 from simdist.errors import RunError, ScenarioError
 from simdist.plan.index import Entry, parse_entries

@@ -20,10 +20,10 @@ from watched_peers import WatchedPeers
 
 from real.data.agenda import Leaving
 from real.data.filecache import FileCache
-from real.data.index import make_index
 from real.data.loader import Loader, LoaderLimits
 from real.data.memory import Geometry, MemoryStore
 from real.data.peers import PeerServer
+from real.data.sample_index import make_index
 from real.data.sources import Sources, decode_image, decode_raw
 from real.data.storages import DataStorage
 from real.processes.rendezvous import RankPlace

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from real.buffers.memory import Memory
-from real.checkpoints.states import carried_buffers
+from real.checkpoints.rank_state import carried_buffers
 from real.programs.binding import Binding
 from simdist.errors import RunError
 from simdist.schedules import Job, Sync
