@@ -27,6 +27,6 @@ __all__ = [
 __getattr__ = exporting(
     __name__,
     dict.fromkeys(("ComputeCost", "compute_s", "tensor_backward_s"), "compute")
-    | dict.fromkeys(("Costs", "Local", "OpCost", "Resources", "Shared", "Stage", "Transfer", "Varying"), "prices")
+    | dict.fromkeys(("Costs", "Local", "OpCost", "Resources", "Shared", "Stage", "Transfer", "Varying"), "costs")
     | {"price": "pricing"},
 )
