@@ -8,7 +8,6 @@ To start processes and connect them takes longer than most tests of values. Func
 helper module in this folder, plain arguments. After a failure the processes are replaced, as others may hang in it.
 """
 
-import multiprocessing
 import os
 import tempfile
 import time
@@ -17,10 +16,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TypeVar
 
-from processes import LOADED
+from processes import fork_server
 from timeouts import TIMEOUT_S
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ class Pool:
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self._folder = tempfile.TemporaryDirectory()
-        self._children: list[multiprocessing.process.BaseProcess] = []
+        self._children: list[BaseProcess] = []
         self._pipes: list[Connection] = []
         self._n_starts = 0
 
@@ -72,8 +72,7 @@ class Pool:
         return [answers[rank] for rank in range(self.world_size)]
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*LOADED, "torch._dynamo", "trainings"])
+        context = fork_server()
         self._n_starts += 1
         store = Path(self._folder.name, f"store-{self._n_starts}")
         for rank in range(self.world_size):

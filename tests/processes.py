@@ -10,6 +10,7 @@ arguments. Commands start as a user's would, and run the interpreter's exit, whi
 Whatever happens, nothing outlives the `with` block, and nothing else is touched.
 """
 
+import functools
 import multiprocessing
 import os
 import runpy
@@ -22,20 +23,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from pathlib import Path
 
+import pytest
 from timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[1]
-LOADED = [
-    "torch",
-    "torch.distributed",
-    "numpy",
-    "pytest",
-    "processes",
-    "simdist.errors",
-    "simdist.plan",
-    "real.processes.launch",
+PATH = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+LOADED = [  # all that ranks import
+    "data_runs",
+    "loops",
+    "real.calibrate",
+    "simdist.schedules.hitopk",
+    "tests.real.processes.test_launch",
+    "tests.real.test_running",
+    "torch._dynamo",  # with the first optimizer
+    "torch.distributed.optim",
 ]
 
 
@@ -179,12 +183,25 @@ def reserved_port() -> Iterator[int]:
         yield port
 
 
+@functools.cache
+def fork_server() -> multiprocessing.context.ForkServerContext:
+    """Start the process that the ranks are forks of; it has loaded what takes longer than what most of them do.
+
+    Before Python 3.13 it loads nothing from `sys.path` of this process, so the environment says where to look.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(LOADED)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", PATH)
+        forkserver.ensure_running()
+    return context
+
+
 def _start_command(command: Sequence[str], environment: Mapping[str, str], output: Path) -> subprocess.Popen:
-    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     with output.open("wb") as file:
         return subprocess.Popen(
             command,
-            env=os.environ | {"PYTHONPATH": path} | environment,
+            env=os.environ | {"PYTHONPATH": PATH} | environment,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
@@ -192,9 +209,7 @@ def _start_command(command: Sequence[str], environment: Mapping[str, str], outpu
 
 
 def _start_function(function: Callable[..., None], args: tuple, environment: Mapping[str, str], output: Path):
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(LOADED)
-    child = context.Process(target=_enter, args=(function, args, dict(environment), str(output)))
+    child = fork_server().Process(target=_enter, args=(function, args, dict(environment), str(output)))
     child.start()
     return child
 
