@@ -26,7 +26,8 @@ class Mutant:
     equivalent: str = ""
 
 
-_WALK, _CODEC, _CHECK = "simdist/plan/walk.py", "simdist/plan/codec.py", "simdist/plan/check.py"
+_WALK, _CHECK = "simdist/plan/walk.py", "simdist/plan/check.py"
+_CODEC, _DOCUMENT = "simdist/plan/codec.py", "simdist/plan/plan.py"
 _TEST_WALK = ("tests/simdist/plan/test_walk.py",)
 _TEST_PLAN = ("tests/simdist/plan/test_plan.py",)
 _TEST_CHECK = ("tests/simdist/plan/test_check.py",)
@@ -75,7 +76,7 @@ _PLAN = (
     Mutant(
         "plan",
         "a divisor of 2 is not written",
-        _CODEC,
+        _DOCUMENT,
         '"divisor": 1,',
         '"divisor": 2,',
         (*_TEST_PLAN, "-k", "later_field"),
@@ -83,7 +84,7 @@ _PLAN = (
     Mutant(
         "plan",
         "the digest depends on the name",
-        _CODEC,
+        _DOCUMENT,
         'del document["name"]',
         'del document["format"]',
         (*_TEST_PLAN, "-k", "digest"),
@@ -454,7 +455,7 @@ _COST = (
     Mutant(
         "cost",
         "network cards send and receive in turn",
-        _TOPOLOGY,
+        "simdist/cost/costs.py",
         "return 2 * self.world_size + self.n_machines + machine",
         "return 2 * self.world_size + machine",
         _TEST_COST,
@@ -1200,8 +1201,8 @@ _REAL = (
     Mutant(
         "real: checkpoints",
         "an unfinished file takes the place of the old one",
-        _CHECKPOINT,
-        'part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{_UNFINISHED}")',
+        "simdist/files.py",
+        'part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")',
         "part = path",
         (_TEST_CHECKPOINT, "-k", "interruption_while"),
     ),
