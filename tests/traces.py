@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from simdist.plan import Body, Buffer, Plan, reads, writes
+from simdist.plan import AllReduce, Backward, Body, Buffer, Forward, Optimize, Plan, reads, writes
+from simdist.plan.group import Group
 from simdist.traces.trace import Trace
 
 Times = tuple[float | Sequence[float], float | Sequence[float], float | Sequence[float]]
@@ -27,3 +28,29 @@ def trace_of(plan: Plan, times: Sequence[Times]) -> Trace:
         for column in range(3)
     ]
     return Trace(plan, *arrays, source="by hand")
+
+
+STEP = (
+    Forward(("param",), ("loss",)),
+    Backward(("loss", "param"), "grad"),
+    AllReduce("grad", Group(2)),
+    Optimize(("param",), ("grad",)),
+)
+
+
+def two_steps() -> Trace:
+    """Return two steps of two ranks: rank 1 computes for 2 s more in the first, and starts the second 1 s late."""
+    plan = plan_of(STEP, STEP, world_size=2)
+    return trace_of(
+        plan,
+        [
+            (0, 0, [1, 1]),
+            ([1, 1], [1, 1], [2, 4]),
+            ([2, 4], 4, 5),
+            (5, 5, 6),
+            ([6, 7], [6, 7], [7, 8]),
+            ([7, 8], [7, 8], [8, 9]),
+            ([8, 9], 9, 10),
+            (10, 10, 11),
+        ],
+    )

@@ -29,7 +29,7 @@ from real.recording.recorder import Recorder
 from simdist.errors import RunError
 from simdist.plan import Plan, Servers
 from simdist.plan.group import Group
-from simdist.schedules import InputPath, Job
+from simdist.schedules import HierarchicalSGD, InputPath, Job, LocalSGD, Schedule, Sync
 
 CPU = torch.device("cpu")
 Values = Mapping[str, tuple[np.ndarray, ...]]
@@ -340,3 +340,15 @@ def _batch(training: Training, rank: int, step: int) -> tuple[Tensor, Tensor]:
 
 def _vector(module: nn.Module) -> np.ndarray:
     return torch.cat([parameter.detach().flatten() for parameter in trained_parameters(module)]).numpy()
+
+
+SCHEDULES: list[Schedule] = [
+    Sync(first_bucket_nbytes=100, bucket_nbytes=300),
+    LocalSGD(period=3, warmup_steps=2),
+    HierarchicalSGD(levels={2: 2, 4: "world"}),
+]
+
+
+def assert_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for each, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(each, other)

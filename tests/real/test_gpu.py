@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from plans import legal_plans
+from pretended import STEP, Pretended, QuietWatch
 from processes import run, start
 from traces import plan_of
 from trainings import CPU, Training, in_virtual_world, loss
@@ -53,7 +54,6 @@ from simdist.schedules.fusion import Fusion, fuse
 from simdist.schedules.hierarchical_sgd import HierarchicalSGD
 from simdist.schedules.sparse import SparseSchedule
 from simdist.schedules.sync import Sync
-from tests.real.execution.test_executor import STEP, Pretended, QuietWatch
 
 pytestmark = [
     pytest.mark.gpu,

@@ -15,12 +15,11 @@ import pytest
 from loops import Loop
 from pool import Pool
 from processes import ROOT, run
-from trainings import Training
+from trainings import SCHEDULES, Training, assert_equal
 
 from simdist.schedules import LocalSGD, Sync
 from simdist.schedules.gtopk import GTopK
 from simdist.schedules.hitopk import HiTopK
-from tests.real.training.test_training import SCHEDULES, assert_equal
 
 torch = pytest.importorskip("torch")
 from real.checkpoints import checkpoint  # noqa: E402

@@ -6,15 +6,14 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import legal_plans
+from pretended import CPU, IN_THREAD, STEP, Pretended, QuietWatch, execute
 from traces import plan_of
 
 from real.buffers.memory import Memory
 from real.execution.executor import Executor, Lanes
-from real.programs.base import Program
 from real.programs.emulated import EmulatedProgram
 from real.recording.recorder import Recorder
 from real.recording.timing import now_s
@@ -22,7 +21,6 @@ from simdist.errors import RunError
 from simdist.plan import (
     STREAMS,
     AllReduce,
-    Backward,
     Copy,
     Delay,
     Densify,
@@ -36,84 +34,14 @@ from simdist.plan import (
     Select,
     Tick,
     Unpack,
-    Wait,
 )
 from simdist.plan.group import Group
 from simdist.plan.ops import tick_s
 from simdist.plan.walk import walk
 from simdist.schedules import InputPath, Job, Sync
 
-CPU = torch.device("cpu")
-IN_THREAD = Lanes(CPU, collectives_block=True)
 IN_CALLER = Lanes(CPU, collectives_block=True, compute_in_caller=True)
 both_modes = pytest.mark.parametrize("lanes", [IN_THREAD, IN_CALLER], ids=["compute thread", "compute in caller"])
-
-
-class QuietWatch:
-    """A watch over a run of one rank."""
-
-    def __init__(self) -> None:
-        self.position = -1
-        self.failed = threading.Event()
-
-    def check(self) -> None:
-        if self.failed.is_set():
-            raise RunError("rank 7 failed: it rained")
-
-
-class Pretended(Program):
-    """Does nothing, or what a test wants at an operation; notes in which order and in which thread."""
-
-    def __init__(self, act: Callable[[Op], None] | None = None) -> None:
-        self.seen: list[object] = []
-        self.threads: dict[object, str] = {}
-        self.act = act or (lambda op: None)
-
-    def note(self, op: object) -> None:
-        self.seen.append(op)
-        self.threads[op] = threading.current_thread().name
-
-    def load(self, op: Load, number: int) -> None:
-        self.perform(op, number)
-
-    def perform(self, op: Op, _step_or_memory: object) -> None:
-        """Perform what a program does, or a world."""
-        self.note(op)
-        self.act(op)
-
-    def backward(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
-        for bucket in buckets:
-            self.note(bucket)
-            complete()
-
-
-def execute(
-    plan: Plan,
-    program: Pretended,
-    lanes: Lanes = IN_THREAD,
-    delay_s: float = 0.0,
-    first_step: int = 0,
-    start_s: float | None = None,
-    watch: QuietWatch | None = None,
-):
-    delays = {channel: np.full((1, plan.n_steps, plan.world_size), delay_s) for channel in ("host", "compute", "io")}
-    recorder, watch = Recorder(plan), watch or QuietWatch()
-    executor = Executor(
-        plan,
-        rank=0,
-        delays=delays,
-        world=program,
-        program=program,
-        memory=Memory(plan, CPU, ()),
-        lanes=lanes,
-        recorder=recorder,
-        watch=watch,
-        first_step=first_step,
-    )
-    if start_s is not None:
-        executor.start_clock(start_s)
-    executor.run()
-    return recorder.times_s, watch
 
 
 @both_modes
@@ -235,18 +163,6 @@ def test_an_emulated_program_holds_up_the_stream_of_an_operation() -> None:
     for op in ops:
         program.perform(op, 0)
     assert held == [("compute", 0.0), *[("comm", float(number)) for number in (1, 2, 3, 4)]]
-
-
-STEP = (
-    Forward(("param",), ("activations", "loss")),
-    Wait("loss"),
-    Delay("host"),
-    Backward(("param", "activations"), "grad.0"),
-    AllReduce("grad.0", Group(2)),
-    Backward(("param", "activations"), "grad.1"),
-    AllReduce("grad.1", Group(2)),
-    Optimize(("param",), ("grad.0", "grad.1")),
-)
 
 
 @both_modes

@@ -6,9 +6,8 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 import pytest
+from pretended import Pretended, execute
 from traces import plan_of
-
-from tests.real.execution.test_executor import Pretended, execute
 
 pytest.importorskip("torch")
 from real.execution.ticks import Ticks

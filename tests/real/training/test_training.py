@@ -10,12 +10,12 @@ import pytest
 from loops import Extras, Loop, error_of, with_extras
 from pool import Pool
 from processes import run
-from trainings import Training, by_plan
+from trainings import SCHEDULES, Training, assert_equal, by_plan
 
 from simdist.cli import main
 from simdist.errors import UnsupportedError
 from simdist.plan import AllReduce, Backward, Delay, Optimize, Plan, Run, Select, Tick, occurrences, save
-from simdist.schedules import HierarchicalSGD, LocalSGD, Schedule, Sync
+from simdist.schedules import Schedule, Sync
 from simdist.schedules.fusion import Fusion, fuse
 from simdist.schedules.gtopk import GTopK
 from simdist.schedules.hitopk import HiTopK
@@ -27,11 +27,6 @@ from simdist.traces.trace import Trace
 real_hooks = pytest.importorskip("real.training.hooks")
 
 N_STEPS = 12
-SCHEDULES: list[Schedule] = [
-    Sync(first_bucket_nbytes=100, bucket_nbytes=300),
-    LocalSGD(period=3, warmup_steps=2),
-    HierarchicalSGD(levels={2: 2, 4: "world"}),
-]
 SMALL = {"first_bucket_nbytes": 100, "bucket_nbytes": 300}
 GRADIENT_SCHEDULES: list[Schedule] = [
     Sync(**SMALL, compression="fp16", parallel_optimizer=False),
@@ -149,11 +144,6 @@ def test_passes_within_a_backward_pass_are_no_backward_passes(one: Pool, how: st
 
 def test_hooks_of_the_user_are_called(one: Pool) -> None:
     assert one.run(loops.order_of_hooks)[0] == ["forward", "gradient", "update"]
-
-
-def assert_equal(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
-    for each, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(each, other)
 
 
 # --- traces and delays ---

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commandline import SMALL, Answer, call, edited, write
+from straggling_jobs import analysed, job
 
 from simdist.runs import run_directory
 from simdist.studies.resampling import ResampledRecording
 from simdist.traces.trace import Trace
 from simdist.whatif import Gain, Gains, find_pattern
 from simdist.whatif.verdict import verdict_sentence
-from tests.simdist.whatif.test_whatif import analysed, job
 
 REPORT = """\
 sync: 8 ranks, 12 steps; simulated by fast

@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from traces import plan_of, trace_of
+from priced_runs import runs
+from traces import STEP, plan_of, trace_of, two_steps
 
 from simdist.engines import des, fast
 from simdist.engines.recurrence import Durations
 from simdist.engines.replay import Timing, replay, step_end_s, timing
 from simdist.errors import TraceError, UnsupportedError
-from simdist.plan import AllReduce, Backward, Forward, Optimize, Plan
+from simdist.plan import AllReduce, Plan
 from simdist.plan.group import Group
 from simdist.plan.walk import Template
 from simdist.runs.building import build, delays
@@ -17,15 +18,8 @@ from simdist.scenario import load
 from simdist.scenario.presets import path as preset_path
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import step_end_s as traced_step_end_s
-from tests.simdist.engines.test_engines import runs
 
 ARRAYS = ("ready_s", "start_s", "end_s")
-STEP = (
-    Forward(("param",), ("loss",)),
-    Backward(("loss", "param"), "grad"),
-    AllReduce("grad", Group(2)),
-    Optimize(("param",), ("grad",)),
-)
 
 
 class AllTimes:
@@ -48,24 +42,6 @@ def replayed_trace(trace: Trace, durations: Durations) -> Trace:
 def assert_same(found: Trace, expected: Trace) -> None:
     for name in ARRAYS:
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-12, atol=1e-12)
-
-
-def two_steps() -> Trace:
-    """Return two steps of two ranks: rank 1 computes for 2 s more in the first, and starts the second 1 s late."""
-    plan = plan_of(STEP, STEP, world_size=2)
-    return trace_of(
-        plan,
-        [
-            (0, 0, [1, 1]),
-            ([1, 1], [1, 1], [2, 4]),
-            ([2, 4], 4, 5),
-            (5, 5, 6),
-            ([6, 7], [6, 7], [7, 8]),
-            ([7, 8], [7, 8], [8, 9]),
-            ([8, 9], 9, 10),
-            (10, 10, 11),
-        ],
-    )
 
 
 @pytest.mark.slow

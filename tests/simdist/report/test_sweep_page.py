@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from browser import chromium, opened
 from commandline import SMALL, call, edited, write
+from html_pages import Page, contrast, page_of
 
 from simdist.report.page.document import DARK, LIGHT
 from simdist.report.page.pages import sweep_page
@@ -21,7 +22,6 @@ from simdist.sweep import InProcess, frame, load, read_results, run
 from simdist.sweep.fields import Choice
 from simdist.sweep.selection import fastest
 from simdist.sweep.store import DESIGN, ROWS
-from tests.simdist.report.test_page import Page, contrast, page_of
 
 GRID = """\
 scenario: small.yaml

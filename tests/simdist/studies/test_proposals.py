@@ -1,10 +1,10 @@
 """Schedules that are proposed fit the cluster and the steps that they are proposed for."""
 
 import pytest
+from straggling_jobs import job
 
 from simdist.schedules import LocalSGD, Sync
 from simdist.studies.proposals import few_schedules, level_chains, periods, traced_schedules
-from tests.simdist.whatif.test_whatif import job
 
 
 @pytest.mark.parametrize(

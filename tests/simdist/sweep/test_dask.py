@@ -13,12 +13,7 @@ from pathlib import Path
 import misbehaving
 import pytest
 from commandline import call
-from timeouts import TIMEOUT_S, await_end
-
-from simdist import __version__
-from simdist.errors import RunError, ScenarioError
-from simdist.sweep import dask, load, run
-from tests.simdist.sweep.test_run import (
+from sweeps import (
     BAD,
     children,
     compute,
@@ -31,6 +26,11 @@ from tests.simdist.sweep.test_run import (
     start,
     sweep_file,
 )
+from timeouts import TIMEOUT_S, await_end
+
+from simdist import __version__
+from simdist.errors import RunError, ScenarioError
+from simdist.sweep import dask, load, run
 
 pytest.importorskip("distributed")
 

@@ -7,6 +7,7 @@ import plans
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from priced_runs import WITHOUT_STORAGE, delays_of, runs, sharing
 
 from simdist import scenario
 from simdist.cost import price
@@ -19,7 +20,6 @@ from simdist.scenario.cluster import Cluster, Link, Storage
 from simdist.scenario.workload import Tensor, Workload
 from simdist.traces.breakdown import break_down
 from simdist.traces.trace import Trace
-from tests.simdist.engines.test_engines import WITHOUT_STORAGE, delays_of, runs, sharing
 
 STATES = ("compute_s", "comm_s", "wait_s", "io_s", "host_s")
 

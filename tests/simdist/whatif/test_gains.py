@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from straggling_jobs import job
 
 from simdist.errors import ScenarioError
 from simdist.runs.building import build, delays
@@ -13,7 +14,6 @@ from simdist.schedules import LocalSGD, Schedule, Sync
 from simdist.studies.comparison import measure
 from simdist.studies.resampling import ResampledRecording
 from simdist.whatif import Gain, Gains, find_gains
-from tests.simdist.whatif.test_whatif import job
 
 SYNC = Sync()
 PAUSES = "{kind: transient, probability: 5%, delay: 100 ms}"

@@ -4,54 +4,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from traces import plan_of, trace_of
+from straggling_jobs import analysed, job, simulated
+from traces import plan_of, trace_of, two_steps
 
 from simdist.cost import price
-from simdist.engines import simulate
 from simdist.engines.replay import timing
 from simdist.errors import TraceError
 from simdist.plan import AllReduce, Delay, Forward
 from simdist.plan.group import Group
 from simdist.runs.building import build, delays
-from simdist.scenario import Recorded, Scenario, loads
-from simdist.traces.trace import Trace
+from simdist.scenario import Recorded, Scenario
 from simdist.whatif import Slowdown, find_pattern, find_slowdown
 from simdist.whatif.recording import measured_delays, only_steps, with_recording
-from tests.simdist.engines.test_replay import two_steps
 
 FORWARD_S, BACKWARD_S, COMM_S = 0.02, 0.04, 0.006
 COMPUTE_S = FORWARD_S + BACKWARD_S
-JOB = """\
-cluster:
-  nodes: {nodes}
-  gpus_per_node: 2
-  fabric: ideal
-  network: {{latency: 1 ms, bandwidth: unlimited}}
-{cluster}workload:
-  tensors: [{{name: all, count: 1000}}]
-  batch_size: 1
-  forward: 20 ms
-  backward: 40 ms
-  optimize: 0 s
-steps: {steps}
-seed: 3
-disturbances: {disturbances}
-schedules: [{{kind: sync}}]
-"""
-
-
-def job(*disturbances: str, steps: int = 40, nodes: int = 4, cluster: str = "") -> Scenario:
-    listed = f"[{', '.join(disturbances)}]"
-    return loads(JOB.format(disturbances=listed, steps=steps, nodes=nodes, cluster=cluster))
-
-
-def simulated(scenario: Scenario) -> Trace:
-    built = build(scenario, scenario.schedules[0])
-    return simulate(built.plan, built.costs, delays(scenario))
-
-
-def analysed(scenario: Scenario, **options) -> Slowdown:
-    return find_slowdown(simulated(scenario), ranks_per_node=scenario.cluster.gpus_per_node, **options)
 
 
 def comm_s(scenario: Scenario) -> float:
