@@ -6,6 +6,7 @@ import re
 import pytest
 from data_sets import data_plans
 from hypothesis import given
+from messages import assert_message
 
 from simdist.errors import PlanError
 from simdist.plan import Buffer, Dataset, Load, Op, Plan, StageIn, dumps, loads, op_text
@@ -22,68 +23,73 @@ def plan_of(*ops: Op, dataset: Dataset | None = GOOD, batch: Buffer = BATCH) -> 
 
 
 @pytest.mark.parametrize(
-    ("changes", "problem"),
+    "changes",
     [
-        ({"batch_size": 0}, "batch_size 0; must be at least 1"),
-        ({"ranks_per_node": 0}, "ranks_per_node 0; must be at least 1"),
-        ({"sample_nbytes": 0}, "sample_nbytes 0; must be at least 1"),
-        ({"readers": 0}, "readers 0; must be at least 1"),
-        ({"decoders": -1}, "decoders -1; must be at least 1"),
-        ({"ranks_per_node": 3}, "ranks_per_node 3 does not divide 8 ranks"),
-        ({"n_samples": 31}, "n_samples 31; a step of 8 ranks reads 32, and an epoch has one step or more"),
-        ({"file_nbytes": (1, 2)}, "file_nbytes has 2 numbers; write one for all files, or 100"),
-        ({"file_nbytes": ()}, "file_nbytes has 0 numbers; write one for all files, or 100"),
-        ({"file_nbytes": (5, 0, *[7] * 98)}, "file_nbytes[1] is 0; a file has at least 1 byte"),
-        ({"file_nbytes": (10**30,)}, f"file_nbytes[0] is {10**30}; a file has at most 2^40 bytes"),
-        ({"n_samples": 2**31 + 1}, "n_samples 2147483649; must be at most 2147483648"),
-        ({"n_samples": 2**23, "file_nbytes": (2**40,)}, f"all files have {2**63} bytes; must be at most 2^62"),
-        ({"disk_nbytes": -1}, "disk_nbytes -1; must be at least 0, or null for no limit"),
-        ({"memory_nbytes": -5}, "memory_nbytes -5; must be at least 0, or null for no limit"),
-        ({"shuffle": "world"}, "shuffle 'world'; known: global, node, none"),
-        ({"eviction": "fifo"}, "eviction 'fifo'; known: none, lru"),
-        ({"seed": -1}, "seed -1; must be at least 0"),
+        {"batch_size": 0},
+        {"ranks_per_node": 0},
+        {"sample_nbytes": 0},
+        {"readers": 0},
+        {"decoders": -1},
+        {"ranks_per_node": 3},
+        {"n_samples": 31},
+        {"file_nbytes": (1, 2)},
+        {"file_nbytes": ()},
+        {"file_nbytes": (5, 0, *[7] * 98)},
+        {"file_nbytes": (10**30,)},
+        {"n_samples": 2**31 + 1},
+        {"n_samples": 2**23, "file_nbytes": (2**40,)},
+        {"disk_nbytes": -1},
+        {"memory_nbytes": -5},
+        {"shuffle": "world"},
+        {"eviction": "fifo"},
+        {"seed": -1},
     ],
 )
-def test_data_set_that_cannot_be_is_refused(changes: dict[str, object], problem: str) -> None:
-    with pytest.raises(PlanError, match=re.escape(f"plan data: data set: {problem}") + "$"):
+def test_data_set_that_cannot_be_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(PlanError) as error:
         check(plan_of(LOAD, dataset=dataclasses.replace(GOOD, **changes)))
+    assert str(error.value).startswith("plan data: data set: ")
+    assert_message(f"data set: {changes}"[:80], str(error.value))
 
 
 @pytest.mark.parametrize(
-    ("op", "problem"),
+    "op",
     [
-        (Load("batch"), "names no level of storage, but the plan has a data set; end its read with storage"),
-        (
-            Load("batch", ("storage", "disk")),
-            "reads storage, disk; only storage surely has every sample, so it comes last",
-        ),
-        (Load("batch", ("memory",)), "reads memory; only storage surely has every sample, so it comes last"),
-        (Load("batch", ("disk", "disk", "storage")), "reads disk 2 times; name each level once"),
-        (Load("batch", ("tape", "storage")), "reads 'tape'; known: memory, peer, disk, storage"),
-        (Load("batch", ("storage",), ("peer",)), "keeps on 'peer'; known: memory, disk"),
-        (Load("batch", ("storage",), ("storage",)), "keeps on 'storage'; known: memory, disk"),
-        (Load("batch", ("storage",), ("disk", "disk")), "keeps on disk 2 times; name each level once"),
-        (StageIn(Group(8)), "the group of 8 is no node; those of the data set are a group of 2"),
-        (StageIn(Group(2, 2)), "the group of 2 at stride 2 is no node; those of the data set are a group of 2"),
+        Load("batch"),
+        Load("batch", ("storage", "disk")),
+        Load("batch", ("memory",)),
+        Load("batch", ("disk", "disk", "storage")),
+        Load("batch", ("tape", "storage")),
+        Load("batch", ("storage",), ("peer",)),
+        Load("batch", ("storage",), ("storage",)),
+        Load("batch", ("storage",), ("disk", "disk")),
+        StageIn(Group(8)),
+        StageIn(Group(2, 2)),
     ],
 )
-def test_operation_that_does_not_fit_the_data_set_is_shown(op: Op, problem: str) -> None:
-    expected = f"plan data: {op_text(op)} at step 0: {problem}\nbody 0:\n"
-    with pytest.raises(PlanError, match=re.escape(expected)):
+def test_operation_that_does_not_fit_the_data_set_is_shown(op: Op) -> None:
+    with pytest.raises(PlanError) as error:
         check(plan_of(op))
+    first, body, *_ = str(error.value).splitlines()
+    assert first.startswith(f"plan data: {op_text(op)} at step 0: ")
+    assert body == "body 0:"
+    assert_message(f"data set: {op}", first)
 
 
 @pytest.mark.parametrize(
-    ("op", "problem"),
+    "op",
     [
-        (LOAD, "reads levels of storage, but the plan has no data set; give it one, or leave read and keep empty"),
-        (Load("batch", (), ("disk",)), "reads levels of storage, but the plan has no data set; give it one, or leave"),
-        (StageIn(Group(2)), "brings files of a data set, but the plan has none; give it one"),
+        LOAD,
+        Load("batch", (), ("disk",)),
+        StageIn(Group(2)),
     ],
 )
-def test_operation_on_a_data_set_that_is_not_there_is_refused(op: Op, problem: str) -> None:
-    with pytest.raises(PlanError, match=re.escape(f"{op_text(op)} at step 0: {problem}")):
+def test_operation_on_a_data_set_that_is_not_there_is_refused(op: Op) -> None:
+    with pytest.raises(PlanError) as error:
         check(plan_of(op, dataset=None))
+    first = str(error.value).splitlines()[0]
+    assert first.startswith(f"plan data: {op_text(op)} at step 0: ")
+    assert_message(f"no data set: {op}", first)
 
 
 def test_buffer_that_does_not_hold_a_batch_is_refused() -> None:

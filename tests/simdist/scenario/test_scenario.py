@@ -5,11 +5,13 @@
 import json
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from messages import assert_message
 
 from simdist.errors import ScenarioError
 from simdist.scenario import (
@@ -111,81 +113,84 @@ def test_scenario_written_in_python_equals_the_file():
     assert scenario == loads(GOOD, name="good.yaml")
 
 
-# Edits of GOOD (old text, new text); the line and path of the problem, and what the message says.
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+# Edits of GOOD (old text, new text); the line and path of the problem.
 BROKEN = [
     # values with units
-    ("25 Gbit/s", "25 GBit", 5, "cluster.network.bandwidth", "'25 GBit': 'GBit' is no unit of bandwidth: write 25 Gbit/s"),
-    ("25 Gbit/s", "25", 5, "cluster.network.bandwidth", "25: a bandwidth needs a unit: write e.g. 25 Gbit/s"),
-    ("25 Gbit/s", "0 B/s", 5, "cluster.network.bandwidth", "0 would never finish: write a value above 0"),
-    ("latency: 25 us", "latency: 25 kB", 5, "cluster.network.latency", "'25 kB': that is a size, not a time"),
-    ("forward: 20 ms", "forward: -20 ms", 12, "workload.forward", "'-20 ms' is negative: write e.g. 55 ms"),
-    ("forward: 20 ms", "forward: 20", 12, "workload.forward", "20: a time needs a unit: write e.g. 55 ms"),
-    ("forward: 20 ms", "forward: .nan", 12, "workload.forward", "'.nan' is not a time: write e.g. 55 ms"),
-    ("10 TFLOP/s", "10 TFLOPS", 6, "cluster.device.peak", "write 10 TFLOP/s"),
-    ("10 TFLOP/s", "0 TFLOP/s", 6, "cluster.device.peak", "0 would never finish: write a value above 0"),
-    ("probability: 2%", "probability: 2", 16, "disturbances[0].probability", "2 is outside 0 to 1: write e.g. 2% or 0.02"),
+    ("25 Gbit/s", "25 GBit", 5, "cluster.network.bandwidth"),
+    ("25 Gbit/s", "25", 5, "cluster.network.bandwidth"),
+    ("25 Gbit/s", "0 B/s", 5, "cluster.network.bandwidth"),
+    ("latency: 25 us", "latency: 25 kB", 5, "cluster.network.latency"),
+    ("forward: 20 ms", "forward: -20 ms", 12, "workload.forward"),
+    ("forward: 20 ms", "forward: 20", 12, "workload.forward"),
+    ("forward: 20 ms", "forward: .nan", 12, "workload.forward"),
+    ("10 TFLOP/s", "10 TFLOPS", 6, "cluster.device.peak"),
+    ("10 TFLOP/s", "0 TFLOP/s", 6, "cluster.device.peak"),
+    ("probability: 2%", "probability: 2", 16, "disturbances[0].probability"),
     # other values
-    ("nodes: 2", "nodes: 0", 2, "cluster.nodes", "0: write at least 1"),
-    ("nodes: 2", "nodes: 2.5", 2, "cluster.nodes", "2.5 is not a whole number: write e.g. 8"),
-    ("nodes: 2", "nodes: true", 2, "cluster.nodes", "true is not a whole number: write e.g. 8"),
-    ("nodes: 2", "nodes:", 2, "cluster.nodes", "null is not a whole number: write e.g. 8"),
-    ("nodes: 2", "nodes: 1000000", 2, "cluster.nodes", "1000000 nodes x 4 GPUs are 4000000 ranks: at most 1048576"),
-    ("steps: 100", "steps: 0", 13, "steps", "0: write at least 1"),
-    ("steps: 100", "steps: many", 13, "steps", "'many' is not a whole number"),
-    ("seed: 1", "seed: -1", 14, "seed", "-1: write at least 0"),
-    ("count: 1000", "count: 0", 9, "workload.tensors[0].count", "0: write at least 1"),
-    ("flops: 1e6", "flops: -1", 9, "workload.tensors[0].flops", "-1: write at least 0"),
-    ("name: bias", "name: weight", 10, "workload.tensors[1].name", "'weight' is the name of tensor 0 already"),
-    ("name: bias", "name: 7", 10, "workload.tensors[1].name", "7: not text: write it in quotes, e.g. '7'"),
-    ("batch_size: 32", "dtype: fp32", 11, "workload.dtype", "'fp32': write 'float32', 'float16' or 'bfloat16'"),
+    ("nodes: 2", "nodes: 0", 2, "cluster.nodes"),
+    ("nodes: 2", "nodes: 2.5", 2, "cluster.nodes"),
+    ("nodes: 2", "nodes: true", 2, "cluster.nodes"),
+    ("nodes: 2", "nodes:", 2, "cluster.nodes"),
+    ("nodes: 2", "nodes: 1000000", 2, "cluster.nodes"),
+    ("steps: 100", "steps: 0", 13, "steps"),
+    ("steps: 100", "steps: many", 13, "steps"),
+    ("seed: 1", "seed: -1", 14, "seed"),
+    ("count: 1000", "count: 0", 9, "workload.tensors[0].count"),
+    ("flops: 1e6", "flops: -1", 9, "workload.tensors[0].flops"),
+    ("name: bias", "name: weight", 10, "workload.tensors[1].name"),
+    ("name: bias", "name: 7", 10, "workload.tensors[1].name"),
+    ("batch_size: 32", "dtype: fp32", 11, "workload.dtype"),
     # shapes
-    ("  fabric: ideal", "  fabric: fast", 4, "cluster.fabric", "'fast': not a mapping: write `key: value` lines (latency"),
-    (DISTURBANCE, "transient", 16, "disturbances[0]", "'transient': not a mapping"),
-    ("  - {kind: transient, probability: 2%, delay: 1 s}", "  kind: x", 15, "disturbances", "not a list: write [...]"),
-    ("  - kind: sync\n  - {kind: local_sgd, period: 4}", "  []", 17, "schedules", "[]: write a list of 1 or more"),
+    ("  fabric: ideal", "  fabric: fast", 4, "cluster.fabric"),
+    (DISTURBANCE, "transient", 16, "disturbances[0]"),
+    ("  - {kind: transient, probability: 2%, delay: 1 s}", "  kind: x", 15, "disturbances"),
+    ("  - kind: sync\n  - {kind: local_sgd, period: 4}", "  []", 17, "schedules"),
     # keys
-    ("gpus_per_node: 4", "gpus_per_nod: 4", 3, "cluster.gpus_per_nod", "unknown key 'gpus_per_nod': did you mean 'gpus_per_node'?"),
-    ("latency: 25 us", "latency_s: 25 us", 5, "cluster.network.latency_s", "unknown key 'latency_s': did you mean 'latency'?"),
-    ("latency: 25 us, ", "", 5, "cluster.network.latency", "required key 'latency' is missing: write e.g. latency: 25 us"),
-    ("  gpus_per_node: 4\n", "", 1, "cluster.gpus_per_node", "required key 'gpus_per_node' is missing: write e.g. gpus_per_node: 8"),
-    ("steps: 100\n", "", 1, "steps", "required key 'steps' is missing: write e.g. steps: 1000"),
-    ("seed: 1", "seed: 1\nseed: 2", 15, "seed", "duplicate key 'seed': line 14 has it too"),
-    ("seed: 1", "7: 1", 14, "[7]", "unknown key 7: known: name, cluster"),
+    ("gpus_per_node: 4", "gpus_per_nod: 4", 3, "cluster.gpus_per_nod"),
+    ("latency: 25 us", "latency_s: 25 us", 5, "cluster.network.latency_s"),
+    ("latency: 25 us, ", "", 5, "cluster.network.latency"),
+    ("  gpus_per_node: 4\n", "", 1, "cluster.gpus_per_node"),
+    ("steps: 100\n", "", 1, "steps"),
+    ("seed: 1", "seed: 1\nseed: 2", 15, "seed"),
+    ("seed: 1", "7: 1", 14, "[7]"),
     # kinds
-    ("kind: transient", "kind: transiet", 16, "disturbances[0].kind", "unknown kind 'transiet': did you mean 'transient'?"),
-    ("kind: transient, ", "", 16, "disturbances[0].kind", "required key 'kind' is missing: known: transient, persistent"),
-    ("kind: local_sgd", "kind: localsgd", 19, "schedules[1].kind", "unknown kind 'localsgd': did you mean 'local_sgd'?"),
-    ("delay: 1 s", "dela: 1 s", 16, "disturbances[0].dela", "unknown key 'dela': did you mean 'delay'?"),
+    ("kind: transient", "kind: transiet", 16, "disturbances[0].kind"),
+    ("kind: transient, ", "", 16, "disturbances[0].kind"),
+    ("kind: local_sgd", "kind: localsgd", 19, "schedules[1].kind"),
+    ("delay: 1 s", "dela: 1 s", 16, "disturbances[0].dela"),
     # settings that do not fit each other
-    ("delay: 1 s", "delay: 1 s, ranks: [0, 8]", 16, "disturbances[0].ranks[1]", "8 is out of range: the cluster has ranks 0 to 7"),
-    ("delay: 1 s", "delay: 1 s, nodes: [2]", 16, "disturbances[0].nodes[0]", "2 is out of range: the cluster has nodes 0 to 1"),
-    ("delay: 1 s", "delay: 1 s, nodes: [1], ranks: [1]", 16, "disturbances[0].nodes", "'nodes' beside 'ranks'"),
-    ("steps: 100", "steps: 100\ninput: {source: storage}", 14, "input.source", "the cluster has none, write cluster.storage"),
-    ("steps: 100", "steps: 100\ninput: {source: memory}", 14, "input.source", "how large is a sample? write workload.sample_size"),
-    ("  forward: 20 ms\n", "", 7, "workload.forward", "how long does the forward pass take?"),
-    ("peak: 10 TFLOP/s}", "}\n  slow_devices: [{ranks: [9], speed: 0.5}]", 7, "cluster.slow_devices[0].ranks[0]", "9 is out of"),
-    ("peak: 10 TFLOP/s}", "}\n  slow_devices: [{speed: 0.5}]", 7, "cluster.slow_devices[0].ranks", "which GPUs? Write e.g. ranks"),
-    ("kind: local_sgd, period: 4", "kind: sync", 19, "schedules[1].label", "duplicate label 'sync': schedule 0 has it too"),
-    ("period: 4", "period: 0", 19, "schedules[1].period", "0: write at least 1"),
-    ("kind: local_sgd, period: 4", "kind: hierarchical_sgd, levels: {2: 3, 4: 8}", 19, "schedules[1].levels", "3"),
+    ("delay: 1 s", "delay: 1 s, ranks: [0, 8]", 16, "disturbances[0].ranks[1]"),
+    ("delay: 1 s", "delay: 1 s, nodes: [2]", 16, "disturbances[0].nodes[0]"),
+    ("delay: 1 s", "delay: 1 s, nodes: [1], ranks: [1]", 16, "disturbances[0].nodes"),
+    ("steps: 100", "steps: 100\ninput: {source: storage}", 14, "input.source"),
+    ("steps: 100", "steps: 100\ninput: {source: memory}", 14, "input.source"),
+    ("  forward: 20 ms\n", "", 7, "workload.forward"),
+    ("peak: 10 TFLOP/s}", "}\n  slow_devices: [{ranks: [9], speed: 0.5}]", 7, "cluster.slow_devices[0].ranks[0]"),
+    ("peak: 10 TFLOP/s}", "}\n  slow_devices: [{speed: 0.5}]", 7, "cluster.slow_devices[0].ranks"),
+    ("kind: local_sgd, period: 4", "kind: sync", 19, "schedules[1].label"),
+    ("period: 4", "period: 0", 19, "schedules[1].period"),
+    ("kind: local_sgd, period: 4", "kind: hierarchical_sgd, levels: {2: 3, 4: 8}", 19, "schedules[1].levels"),
     # presets and files
-    ("  forward: 20 ms", "  preset: resnet19", 12, "workload.preset", "unknown preset 'resnet19': did you mean 'resnet18'?"),
-    (TENSORS, " []\n  tensors_file: a.csv\n", 9, "workload.tensors_file", "beside 'tensors'"),
-    ("probability: 2%, ", "", 16, "disturbances[0].probability", "required key 'probability' is missing"),
-    (DISTURBANCE, "{kind: recorded, file: none.csv}", 16, "disturbances[0].file", "none.csv"),
-    (DISTURBANCE, "{kind: recorded, file: none.txt}", 16, "disturbances[0].file", "write the name of a .npz or .csv"),
-    (DISTURBANCE, "{kind: persistent}", 16, "disturbances[0].factor", "write either factor, e.g. 1.5, or delay"),
-    (DISTURBANCE, "{kind: bursts, enter: 0, leave: 0, delay: 1 s}", 16, "disturbances[0].enter", "no state is stationary"),
-    (DISTURBANCE, "{kind: jitter, median: 1 s, sigma: wide}", 16, "disturbances[0].sigma", "'wide'"),
+    ("  forward: 20 ms", "  preset: resnet19", 12, "workload.preset"),
+    (TENSORS, " []\n  tensors_file: a.csv\n", 9, "workload.tensors_file"),
+    ("probability: 2%, ", "", 16, "disturbances[0].probability"),
+    (DISTURBANCE, "{kind: recorded, file: none.csv}", 16, "disturbances[0].file"),
+    (DISTURBANCE, "{kind: recorded, file: none.txt}", 16, "disturbances[0].file"),
+    (DISTURBANCE, "{kind: persistent}", 16, "disturbances[0].factor"),
+    (DISTURBANCE, "{kind: bursts, enter: 0, leave: 0, delay: 1 s}", 16, "disturbances[0].enter"),
+    (DISTURBANCE, "{kind: jitter, median: 1 s, sigma: wide}", 16, "disturbances[0].sigma"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "line", "path", "message"), BROKEN, ids=[f"{row[3]}:{row[1][:40]}" for row in BROKEN]
-)
-def test_broken_value_is_named_with_its_line_and_path(old, new, line, path, message):
-    found = message_of(edited((old, new))).splitlines()
-    assert any(row.startswith(f"x.yaml:{line}: {path}: ") and message in row for row in found), found
+@pytest.mark.parametrize(("old", "new", "line", "path"), BROKEN, ids=[f"{row[3]}:{row[1][:40]}" for row in BROKEN])
+def test_broken_value_is_named_with_its_line_and_path(old, new, line, path):
+    found = message_of(edited((old, new)))
+    assert any(row.startswith(f"x.yaml:{line}: {path}: ") for row in found.splitlines()), found
+    assert_message(f"scenario: {path}: {one_line(old)} -> {one_line(new) or 'nothing'}", found, Path.cwd())
 
 
 # Whole files: the start of the error, and what it says besides.
@@ -242,21 +247,22 @@ def test_long_values_are_shortened():
 
 
 @pytest.mark.parametrize(
-    ("table", "path", "message"),
+    ("table", "path"),
     [
-        ("[{size: 1 kB, time: 9 us}]", "table", "write a list of 2 or more"),
-        ("[{size: 1 kB, time: 0}, {size: 2 kB, time: 9 us}]", "table[0].time", "0 s for 1 kB is an infinite bandwidth"),
-        ("[{size: 2 kB, time: 9 us}, {size: 2 kB, time: 9 us}]", "table[1].size", "2000 B is not above 2000 B"),
-        ("[{size: 1 kB, time: 9 us}, {size: 2 kB, time: 8 us}]", "table[1].time", "8e-06 s is less than the 9e-06 s"),
-        ("[{size: 1 kB, time: 9}, {size: 2 kB, time: 9 us}]", "table[0].time", "9: a time needs a unit"),
-        ("[{size: 1 kB}, {size: 2 kB, time: 9 us}]", "table[0].time", "required key 'time' is missing"),
-        ("[{size: 1 kB, tme: 0}, {size: 2 kB, time: 9 us}]", "table[0].tme", "unknown key 'tme'"),
-        ("[3, 4]", "table[0]", "3: not a mapping"),
+        ("[{size: 1 kB, time: 9 us}]", "table"),
+        ("[{size: 1 kB, time: 0}, {size: 2 kB, time: 9 us}]", "table[0].time"),
+        ("[{size: 2 kB, time: 9 us}, {size: 2 kB, time: 9 us}]", "table[1].size"),
+        ("[{size: 1 kB, time: 9 us}, {size: 2 kB, time: 8 us}]", "table[1].time"),
+        ("[{size: 1 kB, time: 9}, {size: 2 kB, time: 9 us}]", "table[0].time"),
+        ("[{size: 1 kB}, {size: 2 kB, time: 9 us}]", "table[0].time"),
+        ("[{size: 1 kB, tme: 0}, {size: 2 kB, time: 9 us}]", "table[0].tme"),
+        ("[3, 4]", "table[0]"),
     ],
 )
-def test_broken_table_of_a_link_is_refused(table, path, message):
-    found = message_of(edited((NETWORK, f"{{table: {table}}}"))).splitlines()
-    assert any(row.startswith(f"x.yaml:5: cluster.network.{path}: ") and message in row for row in found), found
+def test_broken_table_of_a_link_is_refused(table, path):
+    found = message_of(edited((NETWORK, f"{{table: {table}}}")))
+    assert any(row.startswith(f"x.yaml:5: cluster.network.{path}: ") for row in found.splitlines()), found
+    assert_message(f"scenario: table of a link: {table}", found)
 
 
 def test_table_of_a_link_stands_alone():
@@ -276,26 +282,26 @@ def test_transport_chooses_one_of_the_stated_efficiencies(transport, efficiency)
 
 
 @pytest.mark.parametrize(
-    ("settings", "path", "message"),
+    ("settings", "path"),
     [
-        ("efficiency: {tcp: 60%, rdma: 92%}", "transport", "required key 'transport' is missing: it chooses one"),
-        ("transport: tcp", "transport", "'transport' without efficiencies to choose from: write e.g. efficiency: {tcp"),
-        ("transport: tcp, efficiency: 60%", "transport", "'transport' without efficiencies to choose from"),
-        ("transport: rdma, efficiency: {tcp: 60%}", "transport", "'rdma' has no efficiency here: known: tcp"),
-        ("transport: [tcp], efficiency: {tcp: 60%}", "transport", "['tcp'] has no efficiency here"),
+        ("efficiency: {tcp: 60%, rdma: 92%}", "transport"),
+        ("transport: tcp", "transport"),
+        ("transport: tcp, efficiency: 60%", "transport"),
+        ("transport: rdma, efficiency: {tcp: 60%}", "transport"),
+        ("transport: [tcp], efficiency: {tcp: 60%}", "transport"),
         (
             "transport: tcp, efficiency: {tpc: 1, tcp: 1}",
             "efficiency.tpc",
-            "unknown transport 'tpc': did you mean 'tcp'",
         ),
-        ("transport: tcp, efficiency: {tcp: 60%, rdma: 92}", "efficiency.rdma", "92 is outside 0 to 1"),
-        ("transport: tcp, efficiency: {tcp: 60%, rdma: 0}", "efficiency.rdma", "0: write more than 0"),
-        ("transport: tcp, efficiency: {tcp: 0}", "efficiency", "0: write more than 0"),
+        ("transport: tcp, efficiency: {tcp: 60%, rdma: 92}", "efficiency.rdma"),
+        ("transport: tcp, efficiency: {tcp: 60%, rdma: 0}", "efficiency.rdma"),
+        ("transport: tcp, efficiency: {tcp: 0}", "efficiency"),
     ],
 )
-def test_efficiency_by_transport_that_chooses_nothing_is_refused(settings, path, message):
-    found = message_of(edited((NETWORK, f"{{latency: 25 us, bandwidth: 32 Gbit/s, {settings}}}"))).splitlines()
-    assert any(row.startswith(f"x.yaml:5: cluster.network.{path}: ") and message in row for row in found), found
+def test_efficiency_by_transport_that_chooses_nothing_is_refused(settings, path):
+    found = message_of(edited((NETWORK, f"{{latency: 25 us, bandwidth: 32 Gbit/s, {settings}}}")))
+    assert any(row.startswith(f"x.yaml:5: cluster.network.{path}: ") for row in found.splitlines()), found
+    assert_message(f"scenario: link: {settings}", found)
 
 
 def test_file_that_is_not_utf8_is_refused(tmp_path):
