@@ -29,8 +29,7 @@ SLOW = (
     "tests/simdist/sweep/test_run.py",
 )
 QUICK = ("tests/real/kernels/test_topk.py", "tests/real/programs/", "tests/real/recording/")
-SLOW_FIXTURES = {"browser"}
-# The tests of a file here share what takes long, so one worker gets them all.
+# The tests of a file here, and those that need a browser, share what takes long, so one worker gets all of a file.
 COMPUTED_ONCE = ("tests/experiments/", "tests/project/test_documentation_site.py")
 
 
@@ -58,9 +57,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         path = item.path.relative_to(config.rootpath).as_posix()
         in_slow_place = path.startswith(SLOW) and not path.startswith(QUICK)
-        if in_slow_place or not SLOW_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+        needs_browser = "browser" in getattr(item, "fixturenames", ())
+        if in_slow_place or needs_browser:
             item.add_marker(pytest.mark.slow)
-        if path.startswith(COMPUTED_ONCE):
+        if path.startswith(COMPUTED_ONCE) or needs_browser:
             item.add_marker(pytest.mark.xdist_group(path))
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
