@@ -8,6 +8,29 @@ from simdist.plan import LEVELS, Body, Buffer, Dataset, Level, Load, Plan, Stage
 from simdist.plan.group import Group
 from simdist.schedules.job import Policy, levels
 
+#: Two machines with everything that samples can be read from and kept in.
+DATA_CLUSTER = """\
+cluster:
+  nodes: 2
+  gpus_per_node: 2
+  fabric: ideal
+  network: {latency: 25 us, bandwidth: 10 Gbit/s}
+  storage: {latency: 1 ms, bandwidth: 100 MB/s}
+  disk: {read: 1 GB/s, write: 500 MB/s}
+  memory: {bandwidth: 8 GB/s}
+"""
+#: Three epochs of small files; schedules are to be added.
+DATA_SCENARIO = f"""{DATA_CLUSTER}\
+workload:
+  tensors: [{{name: weight, count: 100000}}]
+  batch_size: 4
+  sample_size: 150 kB
+  forward: 10 ms
+data: {{samples: 64, file_size: 1 MB}}
+input: {{source: storage}}
+steps: 3 epochs
+"""
+
 
 def loads_plan(
     dataset: Dataset,

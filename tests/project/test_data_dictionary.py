@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from commandline import write
+from data_sets import DATA_CLUSTER
 
 from real.calibration.data import DataRates
 from real.calibration.output import raw_results
@@ -38,30 +39,22 @@ from simdist.traces.trace import Trace
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "data-dictionary.md"
 PROFILES = Path(__file__).resolve().parents[2] / "tests" / "data" / "profiles"
 
-STUDY = """\
-cluster:
-  nodes: 2
-  gpus_per_node: 2
-  fabric: ideal
-  network: {latency: 25 us, bandwidth: 25 Gbit/s}
-  storage: {latency: 1 ms, bandwidth: 100 MB/s}
-  disk: {read: 1 GB/s, write: 500 MB/s}
-  memory: {bandwidth: 8 GB/s}
+STUDY = f"""{DATA_CLUSTER}\
 workload:
-  tensors: [{name: weight, count: 100000}]
+  tensors: [{{name: weight, count: 100000}}]
   batch_size: 4
   sample_size: 1 kB
   forward: 2 ms
-data: {samples: 32, file_size: 100 kB}
-input: {source: storage}
+data: {{samples: 32, file_size: 100 kB}}
+input: {{source: storage}}
 steps: 2 epochs
 disturbances:
-  - {kind: transient, probability: 30%, delay: 5 ms}
-  - {kind: transient, on: compute, probability: 30%, delay: 5 ms}
-  - {kind: transient, on: io, probability: 30%, delay: 5 ms}
+  - {{kind: transient, probability: 30%, delay: 5 ms}}
+  - {{kind: transient, on: compute, probability: 30%, delay: 5 ms}}
+  - {{kind: transient, on: io, probability: 30%, delay: 5 ms}}
 schedules:
-  - {kind: sync, data: naive}
-  - {kind: local_sgd, period: 2, data: staged}
+  - {{kind: sync, data: naive}}
+  - {{kind: local_sgd, period: 2, data: staged}}
 """
 
 SWEEP = """\

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commandline import Answer, call, edited, write
+from data_sets import DATA_SCENARIO
 
 from simdist import engines, scenario
 from simdist.cli.tables import shown_epochs
@@ -21,28 +22,12 @@ from simdist.studies.limits import epoch_limits
 from simdist.traces.reads import Reads, expected
 from simdist.traces.trace import Trace
 
-DATA = """\
-cluster:
-  nodes: 2
-  gpus_per_node: 2
-  fabric: ideal
-  network: {latency: 25 us, bandwidth: 10 Gbit/s}
-  storage: {latency: 1 ms, bandwidth: 100 MB/s}
-  disk: {read: 1 GB/s, write: 500 MB/s}
-  memory: {bandwidth: 8 GB/s}
-workload:
-  tensors: [{name: weight, count: 100000}]
-  batch_size: 4
-  sample_size: 150 kB
-  forward: 10 ms
-data: {samples: 64, file_size: 1 MB}
-input: {source: storage}
-steps: 3 epochs
+DATA = f"""{DATA_SCENARIO}\
 schedules:
-  - {kind: sync}
-  - {kind: sync, data: files}
-  - {kind: sync, data: datacache}
-  - {kind: sync, data: staged}
+  - {{kind: sync}}
+  - {{kind: sync, data: files}}
+  - {{kind: sync, data: datacache}}
+  - {{kind: sync, data: staged}}
 """
 LABELS = ["sync", "sync+files", "sync+datacache", "sync+staged"]
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "data-dictionary.md"

@@ -1,7 +1,7 @@
 """Lower bounds of epochs, in closed forms: powers of two, so that they hold to the last bit."""
 
 import pytest
-from data_sets import data_plans, loads_plan
+from data_sets import DATA_SCENARIO, data_plans, loads_plan
 from hypothesis import given
 
 from simdist.cost import price
@@ -15,25 +15,7 @@ from simdist.scenario.workload import Tensor, Workload
 from simdist.studies.epochs import find_epochs
 from simdist.studies.limits import LIMITS, epoch_limits
 
-SCENARIO = """\
-cluster:
-  nodes: 2
-  gpus_per_node: 2
-  fabric: ideal
-  network: {latency: 25 us, bandwidth: 10 Gbit/s}
-  storage: {latency: 1 ms, bandwidth: 100 MB/s}
-  disk: {read: 1 GB/s, write: 500 MB/s}
-  memory: {bandwidth: 8 GB/s}
-workload:
-  tensors: [{name: weight, count: 1000000}]
-  batch_size: 4
-  sample_size: 150 kB
-  forward: 10 ms
-data: {samples: 64, file_size: 1 MB}
-input: {source: storage}
-steps: 3 epochs
-schedules: [{kind: sync}]
-"""
+SCENARIO = DATA_SCENARIO.replace("count: 100000", "count: 1000000") + "schedules: [{kind: sync}]\n"
 NETWORK = Link(latency_s=0.0, bandwidth_Bps=32.0)
 NFS = Storage(
     latency_s=0.5, open_s=0.25, bandwidth_Bps=64.0, request_nbytes=8, client_bandwidth_Bps=64.0, operations_per_s=8.0

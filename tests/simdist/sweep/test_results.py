@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from commandline import SMALL, call, edited, write
+from data_sets import DATA_CLUSTER
 
 from simdist.cli import main
 from simdist.errors import RunError, ScenarioError
@@ -163,20 +164,12 @@ def test_without_its_baseline_a_point_has_no_speedups_and_that_is_said_once(mine
 
 
 def test_epochs_of_a_data_set_have_columns(tmp_path):
-    scenario = """\
-cluster:
-  nodes: 2
-  gpus_per_node: 2
-  fabric: ideal
-  network: {latency: 25 us, bandwidth: 25 Gbit/s}
-  storage: {latency: 1 ms, bandwidth: 100 MB/s}
-  disk: {read: 1 GB/s, write: 500 MB/s}
-  memory: {bandwidth: 8 GB/s}
-workload: {tensors: [{name: w, count: 1000}], batch_size: 4, sample_size: 1 kB, forward: 2 ms}
-data: {samples: 32, file_size: 100 kB}
-input: {source: storage}
+    scenario = f"""{DATA_CLUSTER}\
+workload: {{tensors: [{{name: w, count: 1000}}], batch_size: 4, sample_size: 1 kB, forward: 2 ms}}
+data: {{samples: 32, file_size: 100 kB}}
+input: {{source: storage}}
 steps: 2 epochs
-schedules: [{kind: sync, data: naive}, {kind: sync, data: staged}]
+schedules: [{{kind: sync, data: naive}}, {{kind: sync, data: staged}}]
 """
     sweep = "{scenario: small.yaml, vary: {'cluster.storage.latency': [1 ms]}, seeds: 1, baseline: sync+naive}"
     table = frame(computed(tmp_path, sweep, scenario))
