@@ -8,6 +8,7 @@ failed; 2 for wrong input, with one message and no traceback (`--debug` shows it
 """
 
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -38,6 +39,10 @@ _COMMANDS = {  # the first sentence of each command's help
     "whatif": "Show what stragglers cost, and what would help.",
 }
 _MODULES = {"import": "importing"}  # where a command cannot name one
+_ENVIRONMENT = {  # of a process that is a command; what the user has set stays
+    "OPENBLAS_NUM_THREADS": "1",  # no command multiplies matrices, so numpy need not start threads for it
+    "PYDANTIC_DISABLE_PLUGINS": "__all__",  # so pydantic need not read the metadata of every installed package
+}
 
 
 class _Commands(click.Group):
@@ -69,6 +74,8 @@ def main(args: Sequence[str] | None = None) -> int:
     0
     """
     session = Session()
+    if args is None:
+        os.environ.update(_ENVIRONMENT | os.environ)
     if sys.stdout is None:  # closed before the start, as `>&-` does
         return _failed(session, RunError("cannot print: stdout is closed; send it to a file, or to /dev/null"), 1)
     try:

@@ -14,7 +14,7 @@ from simdist.runs.building import build
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.settings.units import format_share
-from simdist.studies.comparison import Row, ScheduleTimes, find_baseline, measure, row
+from simdist.studies.comparison import Row, ScheduleTimes, find_baseline, measure, row, shared_delays
 
 _COLUMNS = (Column("schedule"), STEP_TIME, SPEEDUP, *STATES, Column("engine"))
 _EPOCH_COLUMNS = (
@@ -53,6 +53,7 @@ def command(
     scenario = inputs.read_scenario(session, name)
     reference = find_baseline(scenario, baseline)
     kept = KeptSchedules(output)
+    draw = shared_delays(scenario)
     keys: dict[str, str] = {}
 
     def measured(schedule: Schedule, number: int) -> tuple[ScheduleTimes, bool]:
@@ -68,7 +69,7 @@ def command(
         if known:
             session.say(f"{schedule.name}: measured before, taken from {kept.path}")
             return known, False
-        return measure(scenario, built, n_seeds=n_seeds, engine=engine, progress=progress), True
+        return measure(scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw), True
 
     found: dict[str, Row] = {}
     base: ScheduleTimes | None = None

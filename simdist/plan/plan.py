@@ -179,7 +179,15 @@ class Plan:
     ) -> "Plan":
         """Build a plan from the program of every step, in order; equal steps become one body."""
         numbers: dict[Body, int] = {}
-        sequence = [numbers.setdefault(body, len(numbers)) for body in steps]
+        of_objects: dict[int, int] = {}  # the keys of `numbers` by identity: schedules tend to repeat the same object
+        sequence = []
+        for body in steps:
+            number = of_objects.get(id(body))
+            if number is None:
+                number = numbers.setdefault(body, len(numbers))
+                if number == len(of_objects):
+                    of_objects[id(body)] = number
+            sequence.append(number)
         order = _fold(np.asarray(sequence, dtype=np.int64))
         return cls(name, world_size, tuple(buffers), tuple(numbers), order, dataset)
 

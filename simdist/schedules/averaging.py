@@ -1,6 +1,7 @@
 """Base of local and hierarchical SGD: a synchronous warm-up, then local steps and averages of parameters."""
 
 import abc
+from functools import cache
 
 from pydantic import Field
 
@@ -71,22 +72,26 @@ class AveragingSchedule(Schedule, abc.ABC):
         limits = (parts.FIRST_BUCKET_NBYTES, parts.BUCKET_NBYTES) if overlaps else (parts.WHOLE_MODEL_NBYTES,) * 2
         buckets = parts.gradient_buckets(job, first_nbytes=limits[0], nbytes=limits[1])
         buffers = (*parts.training_buffers(job, buckets), parts.flat_buffer(job))
-        steps = (self._step(job, step, buckets) for step in range(job.n_steps))
+
+        @cache
+        def body(begins_like: int, gradients: Group | None, average: Group | None) -> Body:
+            return (
+                *parts.begin_step(job, begins_like),
+                *parts.backward(buckets, all_reduce=gradients, algorithm=self.algorithm),
+                *parts.optimize(job, buckets),
+                *(self._average(average) if average else ()),
+            )
+
+        steps = (
+            body(parts.begins_like(job, step), self._gradients(step, job), self.average(step, job))
+            for step in range(job.n_steps)
+        )
         return Plan.from_steps(
             self.name, world_size=job.world_size, buffers=buffers, steps=steps, dataset=job.input_path.dataset
         )
 
-    def _step(self, job: Job, step: int, buckets: tuple[parts.Bucket, ...]) -> Body:
-        group = self.average(step, job)
-        average = (
-            parts.average_parameters(group, synchronize=self.synchronize, algorithm=self.algorithm) if group else ()
-        )
-        return (
-            *parts.begin_step(job, step),
-            *parts.backward(buckets, all_reduce=self._gradients(step, job), algorithm=self.algorithm),
-            *parts.optimize(job, buckets),
-            *average,
-        )
+    def _average(self, group: Group) -> Body:
+        return parts.average_parameters(group, synchronize=self.synchronize, algorithm=self.algorithm)
 
     def result(self, step: int, job: Job) -> Result:
         """Declare whose gradients enter the update, and over whom the parameters are averaged then."""

@@ -3,6 +3,7 @@
 import abc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 from pydantic import Field
@@ -102,9 +103,12 @@ class GradientSchedule(Schedule, abc.ABC):
         end = self._end(job, buckets, sent, exchanges)
         warm = [self._in_wire_type(grad, job) for grad in grads]
         warm_end = self._end(job, buckets, warm, [self._all_reduce(buffer, job) for buffer in warm])
-        steps = (
-            (*parts.begin_step(job, step), *(warm_end if self.warms_up(step) else end)) for step in range(job.n_steps)
-        )
+
+        @cache
+        def body(begins_like: int, warms_up: bool) -> Body:
+            return (*parts.begin_step(job, begins_like), *(warm_end if warms_up else end))
+
+        steps = (body(parts.begins_like(job, step), self.warms_up(step)) for step in range(job.n_steps))
         halves = dict.fromkeys((*sent, *(warm if self.warms_up(0) else ())))
         buffers = self._buffers(job, buckets, tuple(halves), exchanges)
         return Plan.from_steps(

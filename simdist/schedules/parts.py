@@ -99,6 +99,12 @@ def _n_losses(job: Job) -> int:
     return 1 + min(job.run_ahead_steps or 0, job.n_steps - 1)
 
 
+def begins_like(job: Job, step: int) -> int:
+    """Return a step for which `begin_step` returns the same, the same one for as many steps as possible."""
+    first, turns = job.run_ahead_steps or 0, _n_losses(job)
+    return step if job.input_path.source == "storage" or step < first else first + (step - first) % turns
+
+
 def begin_step(job: Job, step: int) -> Body:
     """Return a step's operations up to the backward pass: input, forward, the host's look at a loss, injected delays.
 

@@ -6,12 +6,13 @@ differences are not noise. Intervals are 95 % confidence intervals over seeds, f
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.engines import Engine, choose_engine, fast
+from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast
 from simdist.errors import ScenarioError
 from simdist.runs.building import Built, build, delay_sampler
 from simdist.scenario.scenario import Scenario
@@ -28,7 +29,11 @@ if TYPE_CHECKING:
 #: Called with a schedule's label, rank-steps done and rank-steps in all.
 Progress = Callable[[str, int, int], None]
 
+#: Returns the delays of seeds, from step 0 on.
+Draw = Callable[[Sequence[int]], DelaySource]
+
 _OF_EPOCHS = ("epochs", "staging_s")
+_MOST_KEPT_VALUES = 2**23  # delays: 64 MiB
 _BATCH_VALUES = 16_384  # ranks x seeds whose vectors stay in a core's cache
 
 
@@ -129,7 +134,8 @@ def compare(
     """
     reference = find_baseline(scenario, baseline)
     built = (build(scenario, schedule) for schedule in scenario.schedules)
-    measured = [measure(scenario, each, n_seeds=n_seeds, engine=engine, progress=progress) for each in built]
+    draw = shared_delays(scenario)
+    measured = [measure(scenario, each, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw) for each in built]
     base = measured[scenario.schedules.index(reference)]
     return [row(each, base) for each in measured]
 
@@ -167,10 +173,40 @@ def find_label(schedules: Sequence[tuple[str, str]], wanted: str) -> int | None:
     return None
 
 
+def shared_delays(scenario: Scenario) -> Draw:
+    """Return a function that draws the delays of seeds once for all schedules, where they are few enough to keep."""
+    kept: dict[tuple[int, ...], Delays] = {}
+
+    def draw(seeds: Sequence[int]) -> DelaySource:
+        n_values = scenario.steps * scenario.cluster.world_size * len(seeds) * len(scenario.disturbances)
+        key = tuple(seeds)
+        if key not in kept:
+            if n_values * (len(kept) + 1) > _MOST_KEPT_VALUES:
+                return delay_sampler(scenario, seeds)
+            kept[key] = delay_sampler(scenario, seeds).take(scenario.steps)
+        return DrawnDelays(kept[key])
+
+    return draw
+
+
 def measure(
-    scenario: Scenario, built: Built, *, n_seeds: int, engine: Engine = "auto", progress: Progress | None = None
+    scenario: Scenario,
+    built: Built,
+    *,
+    n_seeds: int,
+    engine: Engine = "auto",
+    progress: Progress | None = None,
+    draw: Draw | None = None,
 ) -> ScheduleTimes:
     """Simulate one schedule for many seeds, keeping no traces.
+
+    Args:
+        scenario: The schedule's.
+        built: The schedule.
+        n_seeds: Seeds, counted up from the scenario's.
+        engine: `auto` takes the fast engine wherever it is exact.
+        progress: See `Progress`.
+        draw: Gives the delays of seeds, as `shared_delays` does for several schedules; by default they are drawn here.
 
     Raises:
         ScenarioError: There are no seeds.
@@ -179,10 +215,11 @@ def measure(
     if n_seeds < 1:
         raise ScenarioError(f"{n_seeds} seeds; must be at least 1")
     seeds = [scenario.seed + number for number in range(n_seeds)]
+    draw = draw or partial(delay_sampler, scenario)
     return choose_engine(
         engine,
-        by_fast=lambda: _collect(built, "fast", list(_measure_fast(scenario, built, seeds, progress))),
-        by_des=lambda: _collect_des(built, list(_measure_des(scenario, built, seeds, progress))),
+        by_fast=lambda: _collect(built, "fast", list(_measure_fast(draw, built, seeds, progress))),
+        by_des=lambda: _collect_des(built, list(_measure_des(scenario, draw, built, seeds, progress))),
     )
 
 
@@ -195,17 +232,17 @@ def _collect_des(built: Built, measured: Sequence[tuple[Breakdown, "Epochs | Non
     )
 
 
-def _measure_fast(scenario: Scenario, built: Built, seeds: list[int], progress: Progress | None) -> Iterator[Breakdown]:
+def _measure_fast(draw: Draw, built: Built, seeds: list[int], progress: Progress | None) -> Iterator[Breakdown]:
     world_size = built.plan.world_size
     batch = max(1, _BATCH_VALUES // world_size)
     for first in range(0, len(seeds), batch):
         some = seeds[first : first + batch]
         report = _reporter(progress, built, n_seeds=len(seeds), before=first, each=len(some))
-        yield fast.measure(built.plan, built.costs, delay_sampler(scenario, some), n_seeds=len(some), progress=report)
+        yield fast.measure(built.plan, built.costs, draw(some), n_seeds=len(some), progress=report)
 
 
 def _measure_des(
-    scenario: Scenario, built: Built, seeds: list[int], progress: Progress | None
+    scenario: Scenario, draw: Draw, built: Built, seeds: list[int], progress: Progress | None
 ) -> Iterator[tuple[Breakdown, "Epochs | None"]]:
     from simdist.engines import des
     from simdist.studies.epochs import find_epochs
@@ -214,7 +251,7 @@ def _measure_des(
     reads = expected(built.plan) if built.plan.dataset else None
     different = seeds if scenario.is_random else seeds[:1]
     for number, seed in enumerate(different):
-        delays = delay_sampler(scenario, [seed]).take(scenario.steps)
+        delays = draw([seed]).take(scenario.steps)
         report = _reporter(progress, built, n_seeds=len(different), before=number, each=1)
         trace = des.simulate(built.plan, built.costs, delays, progress=report)
         measured = break_down(trace), find_epochs(trace, reads) if reads else None
