@@ -40,6 +40,7 @@ Floats: TypeAlias = NDArray[np.float64]
 Words: TypeAlias = NDArray[np.uint64]
 
 _TILE_STEPS = 16
+_WORDS_AT_ONCE = 4  # that a counter gives
 _BATCH_SIZE = 2**17  # numbers worked on at once: they stay in the cache
 _UNUSED_BITS = np.uint64(11)  # a double has 53
 _ONE = np.uint64(1)
@@ -139,11 +140,14 @@ class _Uniforms:
         first_tile, last_tile = start // _TILE_STEPS, (stop - 1) // _TILE_STEPS
         n_tiles = last_tile - first_tile + 1
         words = np.empty((n_tiles, _TILE_STEPS, self.world_size, len(self.keys)), dtype=np.uint64)
-        for tile in range(n_tiles):
-            counter = np.array([0, first_tile + tile, lane, 0], dtype=np.uint64)
-            for i, key in enumerate(self.keys):
-                raw = Philox(key=key, counter=counter).random_raw(_TILE_STEPS * self.world_size)
+        counter = np.array([0, first_tile, lane, 0], dtype=np.uint64)
+        n_words = _TILE_STEPS * self.world_size
+        for i, key in enumerate(self.keys):
+            generator = Philox(key=key, counter=counter)
+            for tile in range(n_tiles):
+                raw = generator.random_raw(n_words)
                 words[tile, :, :, i] = raw.reshape(self.world_size, _TILE_STEPS).T
+                generator.advance(2**64 - n_words // _WORDS_AT_ONCE)  # to the next tile: faster than a new generator
         steps = words.reshape(n_tiles * _TILE_STEPS, self.world_size, len(self.keys))
         offset = start - first_tile * _TILE_STEPS
         return steps[offset : offset + stop - start, self.ranks]

@@ -17,6 +17,7 @@ with the intervals of the collectives and loads that are still open then. (Where
 itself, not through its host, a collective that stands later in the program and runs meanwhile counts as io.)
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -33,6 +34,7 @@ Times: TypeAlias = NDArray[np.float64]
 #: The states of a rank, in the order of precedence; `Breakdown` has the seconds of each as `<state>_s`.
 STATES = ("compute", "comm", "wait", "io", "host")
 
+_BATCH_VALUES = 16_384  # that are added up at once: enough for numpy, few enough for a core's cache
 _MANY = 8  # open collectives after which it pays to look which are over
 
 
@@ -107,6 +109,9 @@ class Attribution:
         self._compute_end_s: Times = np.zeros(shape)
         self._last_end_s: dict[Stream, Times] = {}
         self._open = _Open()
+        self._batch = max(1, _BATCH_VALUES // max(1, world_size * n_seeds))
+        self._gaps: list[tuple[Times, Times]] = []  # begin and end
+        self._overlaps: list[tuple[Times, Times, Times, Times, Times]] = []  # of a gap and an open collective
 
     def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
         """Take the times of the next instance, each `[world_size, n_seeds]`."""
@@ -115,7 +120,8 @@ class Attribution:
         if stream == "compute":
             if template.after or not self._on_time:
                 self._cut(start_s)
-                self._close({index - back for back in template.after}, start_s)
+                if self._open.collectives or self._open.transfers:
+                    self._close({index - back for back in template.after}, start_s)
             self._compute_end_s = end_s
         elif stream == "comm":
             self._open.collectives.append(_Collective(index, ready_s, start_s, end_s))
@@ -128,8 +134,10 @@ class Attribution:
         for end_s in self._last_end_s.values():
             finish_s = np.maximum(finish_s, end_s)
         makespan_s = finish_s.max(axis=0)
+        self._add_up()
         compute_s = self._compute_end_s - self._gap_s
         self._cut(finish_s)
+        self._add_up()
         host_s = self._gap_s - self._comm_s - self._wait_s - self._io_s
         return Breakdown(
             n_steps=n_steps,
@@ -144,20 +152,38 @@ class Attribution:
     def _cut(self, next_s: Times) -> None:
         """Distribute the gap from the end of the last compute operation to `next_s`."""
         begin_s = self._compute_end_s
-        self._gap_s += next_s - begin_s
-        taken = []
-        for each in self._open.collectives:
-            ready_s, start_s, end_s = (
-                _clip(at_s, begin_s, next_s) for at_s in (each.ready_s, each.start_s, each.end_s)
-            )
-            self._wait_s += start_s - ready_s
-            self._comm_s += end_s - start_s
-            taken.append((ready_s, end_s))
+        self._gaps.append((begin_s, next_s))
+        self._overlaps += [
+            (begin_s, next_s, each.ready_s, each.start_s, each.end_s) for each in self._open.collectives
+        ]
+        if self._open.transfers:
+            self._cut_transfers(begin_s, next_s)
+        if len(self._gaps) + len(self._overlaps) >= self._batch:
+            self._add_up()
+
+    def _cut_transfers(self, begin_s: Times, next_s: Times) -> None:
+        """Distribute what of a gap no collective takes."""
+        taken = [
+            (_clip(each.ready_s, begin_s, next_s), _clip(each.end_s, begin_s, next_s))
+            for each in self._open.collectives
+        ]
         for start_s, end_s in self._open.transfers:
             start_s, end_s = _clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s)
             self._io_s += end_s - start_s
             for first_s, last_s in taken:
                 self._io_s -= _clip(last_s, start_s, end_s) - _clip(first_s, start_s, end_s)
+
+    def _add_up(self) -> None:
+        """Add the gaps, and what of them collectives take, to the totals, in their order."""
+        if self._gaps:
+            begin_s, next_s = map(_stacked, zip(*self._gaps, strict=True))
+            self._gap_s = _sum_in_order(self._gap_s, next_s - begin_s)
+        if self._overlaps:
+            begin_s, next_s, *times_s = map(_stacked, zip(*self._overlaps, strict=True))
+            ready_s, start_s, end_s = (_clip(at_s, begin_s, next_s) for at_s in times_s)
+            self._wait_s = _sum_in_order(self._wait_s, start_s - ready_s)
+            self._comm_s = _sum_in_order(self._comm_s, end_s - start_s)
+        self._gaps, self._overlaps = [], []
 
     def _close(self, after: set[int], start_s: Times) -> None:
         """Forget what is over when the compute operation that waited for `after` starts."""
@@ -170,6 +196,19 @@ class Attribution:
 
 def _clip(at_s: Times, low_s: Times, high_s: Times) -> Times:
     return np.asarray(np.minimum(np.maximum(at_s, low_s), high_s))
+
+
+def _stacked(rows: Sequence[Times]) -> Times:
+    """Return arrays of one shape as one, along a first axis."""
+    return rows[0][np.newaxis] if len(rows) == 1 else np.concatenate(rows).reshape(-1, *rows[0].shape)
+
+
+def _sum_in_order(total_s: Times, seconds: Times) -> Times:
+    """Add `seconds`, `[n, ...]`, one after the other: numpy would add pairs of numbers if they were all of one rank."""
+    if len(seconds) == 1:
+        return total_s + seconds[0]
+    rows = np.concatenate((total_s[np.newaxis], seconds))
+    return np.asarray(rows.sum(axis=0) if total_s.size > 1 else rows.cumsum(axis=0)[-1])
 
 
 def break_down(trace: Trace) -> Breakdown:
