@@ -1,15 +1,14 @@
 """Tables for people: columns over the records that `--json` prints, in the units of people."""
 
-import io
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import textwrap
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from shutil import get_terminal_size
-from typing import Literal, TypeVar, final
+from typing import TypeVar, final
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import click
 
 from simdist.settings.units import format_seconds
 from simdist.traces import breakdown
@@ -51,24 +50,49 @@ class Column:
 
 
 def table_text(title: str, columns: Sequence[Column], records: Iterable[Mapping[str, object]]) -> str:
-    """Return a table as text, with a title above it and a line for each record."""
-    rows = [[column.cell(record) for column in columns] for record in records]
-    folds = columns[-1].is_words  # into as many lines as it takes; numbers are never cut
-    table = Table(title=Text(title), title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in columns:
-        justify: Literal["left", "right"] = "left" if column.is_words else "right"
-        is_last = column is columns[-1]
-        table.add_column(column.heading, justify=justify, no_wrap=not (folds and is_last), overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
+    """Return a table as text, with a title above it and a line for each record.
+
+    Words in the last column fold into as many lines as it takes; nothing else is ever cut.
+    """
+    rows = [
+        [column.heading for column in columns],
+        *([column.cell(record) for column in columns] for record in records),
+    ]
     on_terminal = sys.stdout.isatty()
-    widths = [max(map(len, cells)) + 2 for cells in zip([column.heading for column in columns], *rows, strict=True)]
-    needed = sum(widths[: len(widths) - folds]) + 2 + folds * _MIN_WORDS
-    width = max(needed, get_terminal_size().columns if on_terminal else _WIDTH)
-    text = io.StringIO()
-    console = Console(file=text, force_terminal=on_terminal, width=width, height=len(rows) + 9)
-    console.print(table)
-    return "\n".join(line.rstrip() for line in text.getvalue().splitlines()).strip("\n")
+    widths = [max(map(_width, cells)) for cells in zip(*rows, strict=True)]
+    if columns[-1].is_words:
+        left = (get_terminal_size().columns if on_terminal else _WIDTH) - sum(widths[:-1]) - 2 * len(columns) - 1
+        widths[-1] = min(widths[-1], max(left, _MIN_WORDS))
+    heading, *others = [line for row in rows for line in _lines(row, columns, widths)]
+    rule = " " + "─" * (sum(widths) + 2 * len(columns) - 1)
+    titles = [line.strip() for line in _folded(title, len(rule) + 1)]
+    if on_terminal:
+        titles, heading = [click.style(line, bold=True) for line in titles], click.style(heading, bold=True)
+    return "\n".join([*titles, "", heading, rule, *others])
+
+
+def _lines(row: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> Iterator[str]:
+    """Yield the lines of a row, of which each cell may have several."""
+    for cells in zip_longest(*map(_folded, row, widths), fillvalue=""):
+        yield f" {'  '.join(map(_aligned, cells, columns, widths))}".rstrip()
+
+
+def _aligned(text: str, column: Column, width: int) -> str:
+    space = " " * (width - _width(text))
+    return text + space if column.is_words else space + text
+
+
+def _folded(text: str, width: int) -> list[str]:
+    """Return the lines of a text, of at most so many columns."""
+    if _width(text) <= width:
+        return text.splitlines() or [""]
+    wrapped = (textwrap.wrap(line, width, break_on_hyphens=False) for line in text.splitlines())
+    return [line for lines in wrapped for line in lines or [""]]
+
+
+def _width(text: str) -> int:
+    """Return how many columns of a terminal a text takes; a Chinese character takes two."""
+    return len(text) if text.isascii() else sum(1 + (unicodedata.east_asian_width(each) in "WF") for each in text)
 
 
 def shown_epochs(epochs: Sequence[_ItemT]) -> list[_ItemT | None]:

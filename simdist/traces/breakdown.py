@@ -153,9 +153,7 @@ class Attribution:
         """Distribute the gap from the end of the last compute operation to `next_s`."""
         begin_s = self._compute_end_s
         self._gaps.append((begin_s, next_s))
-        self._overlaps += [
-            (begin_s, next_s, each.ready_s, each.start_s, each.end_s) for each in self._open.collectives
-        ]
+        self._overlaps += [(begin_s, next_s, each.ready_s, each.start_s, each.end_s) for each in self._open.collectives]
         if self._open.transfers:
             self._cut_transfers(begin_s, next_s)
         if len(self._gaps) + len(self._overlaps) >= self._batch:
