@@ -7,6 +7,7 @@ Results go to stdout, and nothing else does; warnings, progress and errors go to
 failed; 2 for wrong input, with one message and no traceback (`--debug` shows it); 130 after Ctrl-C.
 """
 
+import gc
 import importlib
 import os
 import sys
@@ -54,7 +55,11 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
-        module = importlib.import_module(f"simdist.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        name = f"simdist.cli.{_MODULES.get(cmd_name, cmd_name)}"
+        is_first = name not in sys.modules
+        module = importlib.import_module(name)
+        if is_first:
+            gc.freeze()  # what was imported stays: no collection need look at it, not even the one at the end
         command: click.Command = module.command
         return command
 

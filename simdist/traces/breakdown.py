@@ -111,7 +111,7 @@ class Attribution:
         self._open = _Open()
         self._batch = max(1, _BATCH_VALUES // max(1, world_size * n_seeds))
         self._gaps: list[tuple[Times, Times]] = []  # begin and end
-        self._overlaps: list[tuple[Times, Times, Times, Times, Times]] = []  # of a gap and an open collective
+        self._overlaps: list[tuple[int, _Collective]] = []  # number of a gap, and what is open then
 
     def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
         """Take the times of the next instance, each `[world_size, n_seeds]`."""
@@ -134,10 +134,12 @@ class Attribution:
         for end_s in self._last_end_s.values():
             finish_s = np.maximum(finish_s, end_s)
         makespan_s = finish_s.max(axis=0)
-        self._add_up()
+        if self._gaps:
+            self._add_up()
         compute_s = self._compute_end_s - self._gap_s
         self._cut(finish_s)
-        self._add_up()
+        if self._gaps:
+            self._add_up()
         host_s = self._gap_s - self._comm_s - self._wait_s - self._io_s
         return Breakdown(
             n_steps=n_steps,
@@ -152,8 +154,8 @@ class Attribution:
     def _cut(self, next_s: Times) -> None:
         """Distribute the gap from the end of the last compute operation to `next_s`."""
         begin_s = self._compute_end_s
+        self._overlaps += [(len(self._gaps), each) for each in self._open.collectives]
         self._gaps.append((begin_s, next_s))
-        self._overlaps += [(begin_s, next_s, each.ready_s, each.start_s, each.end_s) for each in self._open.collectives]
         if self._open.transfers:
             self._cut_transfers(begin_s, next_s)
         if len(self._gaps) + len(self._overlaps) >= self._batch:
@@ -173,12 +175,14 @@ class Attribution:
 
     def _add_up(self) -> None:
         """Add the gaps, and what of them collectives take, to the totals, in their order."""
-        if self._gaps:
-            begin_s, next_s = map(_stacked, zip(*self._gaps, strict=True))
-            self._gap_s = _sum_in_order(self._gap_s, next_s - begin_s)
-        if self._overlaps:
-            begin_s, next_s, *times_s = map(_stacked, zip(*self._overlaps, strict=True))
-            ready_s, start_s, end_s = (_clip(at_s, begin_s, next_s) for at_s in times_s)
+        begin_s, next_s = map(_stacked, zip(*self._gaps, strict=True))
+        self._gap_s = _sum_in_order(self._gap_s, next_s - begin_s)
+        for first in range(0, len(self._overlaps), self._batch):
+            gaps, collectives = zip(*self._overlaps[first : first + self._batch], strict=True)
+            low_s, high_s = (begin_s, next_s) if len(begin_s) == 1 else (begin_s[list(gaps)], next_s[list(gaps)])
+            ready_s = _clip(_stacked([each.ready_s for each in collectives]), low_s, high_s)
+            start_s = _clip(_stacked([each.start_s for each in collectives]), low_s, high_s)
+            end_s = _clip(_stacked([each.end_s for each in collectives]), low_s, high_s)
             self._wait_s = _sum_in_order(self._wait_s, start_s - ready_s)
             self._comm_s = _sum_in_order(self._comm_s, end_s - start_s)
         self._gaps, self._overlaps = [], []
