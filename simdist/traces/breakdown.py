@@ -34,7 +34,8 @@ Times: TypeAlias = NDArray[np.float64]
 #: The states of a rank, in the order of precedence; `Breakdown` has the seconds of each as `<state>_s`.
 STATES = ("compute", "comm", "wait", "io", "host")
 
-_BATCH_VALUES = 16_384  # that are added up at once: enough for numpy, few enough for a core's cache
+_SMALL = 512  # values of ranks and seeds, up to which numpy takes longer to begin than to compute
+_BATCH_VALUES = 16_384  # of gaps that are cut at once then; a core's cache holds them
 _MANY = 8  # open collectives after which it pays to look which are over
 
 
@@ -109,7 +110,8 @@ class Attribution:
         self._compute_end_s: Times = np.zeros(shape)
         self._last_end_s: dict[Stream, Times] = {}
         self._open = _Open()
-        self._batch = max(1, _BATCH_VALUES // max(1, world_size * n_seeds))
+        n_values = world_size * n_seeds
+        self._batch = _BATCH_VALUES // n_values if 0 < n_values <= _SMALL else 0
         self._gaps: list[tuple[Times, Times]] = []  # begin and end
         self._overlaps: list[tuple[int, _Collective]] = []  # number of a gap, and what is open then
 
@@ -154,12 +156,19 @@ class Attribution:
     def _cut(self, next_s: Times) -> None:
         """Distribute the gap from the end of the last compute operation to `next_s`."""
         begin_s = self._compute_end_s
-        self._overlaps += [(len(self._gaps), each) for each in self._open.collectives]
-        self._gaps.append((begin_s, next_s))
+        if self._batch:
+            self._overlaps += [(len(self._gaps), each) for each in self._open.collectives]
+            self._gaps.append((begin_s, next_s))
+            if len(self._gaps) + len(self._overlaps) >= self._batch:
+                self._add_up()
+        else:
+            self._gap_s += next_s - begin_s
+            for each in self._open.collectives:
+                wait_s, comm_s = _cut_out(begin_s, next_s, each.ready_s, each.start_s, each.end_s)
+                self._wait_s += wait_s
+                self._comm_s += comm_s
         if self._open.transfers:
             self._cut_transfers(begin_s, next_s)
-        if len(self._gaps) + len(self._overlaps) >= self._batch:
-            self._add_up()
 
     def _cut_transfers(self, begin_s: Times, next_s: Times) -> None:
         """Distribute what of a gap no collective takes."""
@@ -174,17 +183,15 @@ class Attribution:
                 self._io_s -= _clip(last_s, start_s, end_s) - _clip(first_s, start_s, end_s)
 
     def _add_up(self) -> None:
-        """Add the gaps, and what of them collectives take, to the totals, in their order."""
+        """Add the gaps of a batch, and what of them collectives take, to the totals, in their order."""
         begin_s, next_s = map(_stacked, zip(*self._gaps, strict=True))
-        self._gap_s = _sum_in_order(self._gap_s, next_s - begin_s)
-        for first in range(0, len(self._overlaps), self._batch):
-            gaps, collectives = zip(*self._overlaps[first : first + self._batch], strict=True)
-            low_s, high_s = (begin_s, next_s) if len(begin_s) == 1 else (begin_s[list(gaps)], next_s[list(gaps)])
-            ready_s = _clip(_stacked([each.ready_s for each in collectives]), low_s, high_s)
-            start_s = _clip(_stacked([each.start_s for each in collectives]), low_s, high_s)
-            end_s = _clip(_stacked([each.end_s for each in collectives]), low_s, high_s)
-            self._wait_s = _sum_in_order(self._wait_s, start_s - ready_s)
-            self._comm_s = _sum_in_order(self._comm_s, end_s - start_s)
+        _add_in_order(self._gap_s, next_s - begin_s)
+        if self._overlaps:
+            gaps = [number for number, _ in self._overlaps]
+            rows = [(each.ready_s, each.start_s, each.end_s) for _, each in self._overlaps]
+            wait_s, comm_s = _cut_out(begin_s[gaps], next_s[gaps], *map(_stacked, zip(*rows, strict=True)))
+            _add_in_order(self._wait_s, wait_s)
+            _add_in_order(self._comm_s, comm_s)
         self._gaps, self._overlaps = [], []
 
     def _close(self, after: set[int], start_s: Times) -> None:
@@ -200,17 +207,21 @@ def _clip(at_s: Times, low_s: Times, high_s: Times) -> Times:
     return np.asarray(np.minimum(np.maximum(at_s, low_s), high_s))
 
 
+def _cut_out(begin_s: Times, next_s: Times, ready_s: Times, start_s: Times, end_s: Times) -> tuple[Times, Times]:
+    """Return what of a gap passes while a collective waits, and while it moves bytes."""
+    ready_s, start_s, end_s = (_clip(at_s, begin_s, next_s) for at_s in (ready_s, start_s, end_s))
+    return start_s - ready_s, end_s - start_s
+
+
 def _stacked(rows: Sequence[Times]) -> Times:
     """Return arrays of one shape as one, along a first axis."""
-    return rows[0][np.newaxis] if len(rows) == 1 else np.concatenate(rows).reshape(-1, *rows[0].shape)
+    return np.concatenate(rows).reshape(-1, *rows[0].shape)
 
 
-def _sum_in_order(total_s: Times, seconds: Times) -> Times:
+def _add_in_order(total_s: Times, seconds: Times) -> None:
     """Add `seconds`, `[n, ...]`, one after the other: numpy would add pairs of numbers if they were all of one rank."""
-    if len(seconds) == 1:
-        return total_s + seconds[0]
     rows = np.concatenate((total_s[np.newaxis], seconds))
-    return np.asarray(rows.sum(axis=0) if total_s.size > 1 else rows.cumsum(axis=0)[-1])
+    total_s[...] = rows.sum(axis=0) if total_s.size > 1 else rows.cumsum(axis=0)[-1]
 
 
 def break_down(trace: Trace) -> Breakdown:
