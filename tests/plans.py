@@ -7,53 +7,21 @@ from typing import get_args
 
 from hypothesis import strategies as st
 
-from simdist.plan import (
-    COLLECTIVES,
-    AllGather,
-    AllReduce,
-    Backward,
-    Body,
-    Broadcast,
-    Buffer,
-    Copy,
-    Delay,
-    Densify,
-    Forward,
-    Load,
-    Merge,
-    Op,
-    Optimize,
-    Pack,
-    Plan,
-    Reduce,
-    ReduceScatter,
-    Run,
-    Save,
-    Select,
-    Servers,
-    StageIn,
-    Tick,
-    TrustRatios,
-    Unpack,
-    Wait,
-    reads,
-    writes,
-)
+from simdist.plan import Body, Buffer, Plan, Run, ops
 from simdist.plan.group import Group
-from simdist.plan.ops import Algorithm
 from simdist.schedules import InputPath, Job, kinds
 
 N_TENSORS = 4
 """Tensors of the model that the plans train: a workload that prices them has as many."""
 
-OP_KINDS: tuple[type[Op], ...] = tuple(kind for kind in get_args(Op) if kind is not StageIn)
+OP_KINDS: tuple[type[ops.Op], ...] = tuple(kind for kind in get_args(ops.Op) if kind is not ops.StageIn)
 """All but what only a plan with a data set has."""
 CHANNELS = ("host", "compute", "io")
 COUNTS = (1, 3, 250, 4_096, 1_000_000)
 WHOLE_SIZED = ("whole.0", "whole.1")
 SPARSE = ("sparse", "all_sparse", "merged")
 
-ALGORITHMS: tuple[str, ...] = get_args(Algorithm)
+ALGORITHMS: tuple[str, ...] = get_args(ops.Algorithm)
 PRICED_ALGORITHMS = ("auto", "ring", "tree", "halving_doubling")
 """Those whose cost does not hang on settings of the cluster."""
 
@@ -76,7 +44,7 @@ def legal_plans(
     max_ops: int = 8,
     max_runs: int = 4,
     max_times: int = 4,
-    op_kinds: Iterable[type[Op]] = OP_KINDS,
+    op_kinds: Iterable[type[ops.Op]] = OP_KINDS,
     channels: Sequence[str] = CHANNELS,
     counts: Sequence[int] = COUNTS,
     algorithms: Sequence[str] = PRICED_ALGORITHMS,
@@ -102,16 +70,16 @@ def legal_plans(
     written = {name for name, buffer in buffers.items() if buffer.initialized}
     bodies: list[Body] = []
     for _ in range(draw(st.integers(1, max_bodies))):
-        ops: list[Op] = []
+        operations: list[ops.Op] = []
         for _ in range(draw(st.integers(1, max_ops))):
             kind = draw(st.sampled_from(op_kinds))
             op = draw(_op(kind, world_size, buffers, sorted(written), channels, algorithms))
             if op is not None:
-                ops.append(op)
-                written.update(writes(op))
-        bodies.append(tuple(ops))
+                operations.append(op)
+                written.update(ops.writes(op))
+        bodies.append(tuple(operations))
     order = draw(_order(len(bodies), max_runs, max_times))
-    touched = {name for body in bodies for op in body for name in (*reads(op), *writes(op))}
+    touched = {name for body in bodies for op in body for name in (*ops.reads(op), *ops.writes(op))}
     kept = tuple(buffer for name, buffer in buffers.items() if name in touched)
     return Plan("random", world_size, kept, tuple(bodies), order)
 
@@ -166,22 +134,24 @@ def _buffers(draw: st.DrawFn, world_size: int, counts: Sequence[int]) -> dict[st
 @st.composite
 def _op(
     draw: st.DrawFn,
-    kind: type[Op],
+    kind: type[ops.Op],
     world_size: int,
     buffers: dict[str, Buffer],
     written: list[str],
     channels: Sequence[str],
     algorithms: Sequence[str],
-) -> Op | None:
+) -> ops.Op | None:
     """Draw an operation of a kind that reads only what is written; None if there is none."""
     every = list(buffers)
-    group = draw(groups(world_size)) if kind in (*COLLECTIVES, TrustRatios) else Group(1)
-    reduction = draw(st.sampled_from(["mean", "sum"])) if kind in (AllReduce, Reduce, ReduceScatter) else "mean"
+    group = draw(groups(world_size)) if kind in (*ops.COLLECTIVES, ops.TrustRatios) else Group(1)
+    reduction = (
+        draw(st.sampled_from(["mean", "sum"])) if kind in (ops.AllReduce, ops.Reduce, ops.ReduceScatter) else "mean"
+    )
     own = [name for name in _algorithms(kind, group) if name in algorithms]
-    algorithm = draw(st.sampled_from(own)) if kind in COLLECTIVES else "auto"
-    stream = draw(st.sampled_from(["compute", "comm"])) if kind in (Select, Merge, Densify) else "compute"
-    divisor = draw(st.sampled_from(sorted({1, 3, world_size}))) if kind in (Merge, Densify) else 1
-    root = draw(st.integers(0, group.size - 1)) if kind in (Reduce, Broadcast) else 0
+    algorithm = draw(st.sampled_from(own)) if kind in ops.COLLECTIVES else "auto"
+    stream = draw(st.sampled_from(["compute", "comm"])) if kind in (ops.Select, ops.Merge, ops.Densify) else "compute"
+    divisor = draw(st.sampled_from(sorted({1, 3, world_size}))) if kind in (ops.Merge, ops.Densify) else 1
+    root = draw(st.integers(0, group.size - 1)) if kind in (ops.Reduce, ops.Broadcast) else 0
     dense = [name for name in written if not buffers[name].sparse and buffers[name].place == "device"]
     numbers = [name for name in dense if buffers[name].dtype != "uint8"]
     grads = [name for name in every if name.startswith("grad")]
@@ -189,75 +159,75 @@ def _op(
     sparse = [name for name in SPARSE if name in written]
     match kind.__name__:
         case "Load":
-            return Load(draw(st.sampled_from([name for name in every if buffers[name].place == "host"])))
+            return ops.Load(draw(st.sampled_from([name for name in every if buffers[name].place == "host"])))
         case "Copy":
             pairs = [(a, b) for a in written for b in every if a != b and _same(buffers[a], buffers[b])]
-            return Copy(*draw(st.sampled_from(pairs))) if pairs else None
+            return ops.Copy(*draw(st.sampled_from(pairs))) if pairs else None
         case "Forward":
             srcs = draw(st.lists(st.sampled_from(dense), min_size=1, max_size=3, unique=True))
-            return Forward(tuple(srcs), tuple(draw(st.sampled_from([["loss"], ["loss", "input"]]))))
+            return ops.Forward(tuple(srcs), tuple(draw(st.sampled_from([["loss"], ["loss", "input"]]))))
         case "Backward":
             srcs = draw(st.lists(st.sampled_from(dense), min_size=1, max_size=3, unique=True))
-            return Backward(tuple(srcs), draw(st.sampled_from(grads)))
+            return ops.Backward(tuple(srcs), draw(st.sampled_from(grads)))
         case "Optimize":
             if not ready_grads:
                 return None
             params, chosen = draw(_updates(ready_grads))
             enough = [name for name in written if _holds_ratios(buffers, name, params)]
-            return Optimize(params, chosen, draw(st.sampled_from([None, *enough])))
+            return ops.Optimize(params, chosen, draw(st.sampled_from([None, *enough])))
         case "TrustRatios":
             if not ready_grads:
                 return None
             params, chosen = draw(_updates(ready_grads))
-            return TrustRatios(params, chosen, f"ratios.{-(-_n_tensors(buffers, params) // group.size)}", group)
+            return ops.TrustRatios(params, chosen, f"ratios.{-(-_n_tensors(buffers, params) // group.size)}", group)
         case "Pack":
-            return Pack(tuple(draw(st.permutations(grads))), "fused") if ready_grads == grads else None
+            return ops.Pack(tuple(draw(st.permutations(grads))), "fused") if ready_grads == grads else None
         case "Unpack":
-            return Unpack("fused", tuple(draw(st.permutations(grads)))) if "fused" in written else None
+            return ops.Unpack("fused", tuple(draw(st.permutations(grads)))) if "fused" in written else None
         case "AllReduce":
             buffer = draw(st.sampled_from(numbers))
             servers = draw(_servers(buffers[buffer].count, group)) if algorithm == "server" else None
-            return AllReduce(buffer, group, reduction, algorithm, servers)
+            return ops.AllReduce(buffer, group, reduction, algorithm, servers)
         case "Reduce":
-            return Reduce(draw(st.sampled_from(numbers)), group, root, reduction, algorithm)
+            return ops.Reduce(draw(st.sampled_from(numbers)), group, root, reduction, algorithm)
         case "Broadcast":
-            return Broadcast(draw(st.sampled_from(dense)), group, root, algorithm)
+            return ops.Broadcast(draw(st.sampled_from(dense)), group, root, algorithm)
         case "ReduceScatter":
             wholes = [name for name in WHOLE_SIZED if name in written]
             slice_name = f"slice.{group.size}"
             return (
-                ReduceScatter(draw(st.sampled_from(wholes)), slice_name, group, reduction, algorithm)
+                ops.ReduceScatter(draw(st.sampled_from(wholes)), slice_name, group, reduction, algorithm)
                 if wholes
                 else None
             )
         case "AllGather":
             if "sparse" in written and group.size == world_size > 1 and draw(st.booleans()):
-                return AllGather("sparse", "all_sparse", group, algorithm)
+                return ops.AllGather("sparse", "all_sparse", group, algorithm)
             slice_name = f"slice.{group.size}"
             if slice_name not in written:
                 return None
-            return AllGather(slice_name, draw(st.sampled_from(WHOLE_SIZED)), group, algorithm)
+            return ops.AllGather(slice_name, draw(st.sampled_from(WHOLE_SIZED)), group, algorithm)
         case "Select":
             wholes = [name for name in WHOLE_SIZED if name in written]
             method = draw(st.sampled_from(["exact", "mstopk", "dgc"]))
             k = buffers["sparse"].count
-            return Select(wholes[0], "sparse", "residual", k, method, stream) if wholes else None
+            return ops.Select(wholes[0], "sparse", "residual", k, method, stream) if wholes else None
         case "Merge":
             pairs = [(a, b) for a in sparse for b in SPARSE if a != b and b in every and _shrinks(buffers, a, b)]
-            return Merge(*draw(st.sampled_from(pairs)), "residual", divisor, stream) if pairs else None
+            return ops.Merge(*draw(st.sampled_from(pairs)), "residual", divisor, stream) if pairs else None
         case "Densify":
             dense_names = (*WHOLE_SIZED, "half")
             pairs = [(a, b) for a in sparse for b in dense_names if buffers[a].dtype == buffers[b].dtype]
-            return Densify(*draw(st.sampled_from(pairs)), divisor, stream) if pairs else None
+            return ops.Densify(*draw(st.sampled_from(pairs)), divisor, stream) if pairs else None
         case "Tick":
             srcs = draw(st.lists(st.sampled_from(dense), min_size=1, max_size=3, unique=True))
-            return Tick(tuple(srcs), draw(st.sampled_from([1e-3, 5e-3, 0.3])))
+            return ops.Tick(tuple(srcs), draw(st.sampled_from([1e-3, 5e-3, 0.3])))
         case "Delay":
-            return Delay(draw(st.sampled_from(list(channels)))) if channels else None
+            return ops.Delay(draw(st.sampled_from(list(channels)))) if channels else None
         case "Wait":
-            return Wait(draw(st.sampled_from(written)))
+            return ops.Wait(draw(st.sampled_from(written)))
         case "Save":
-            return Save(tuple(draw(st.lists(st.sampled_from(dense), min_size=1, max_size=2, unique=True))))
+            return ops.Save(tuple(draw(st.lists(st.sampled_from(dense), min_size=1, max_size=2, unique=True))))
         case _:
             raise NotImplementedError(f"{kind.__name__}: a new operation needs a case here")
 
@@ -283,13 +253,13 @@ def _shrinks(buffers: dict[str, Buffer], src: str, dst: str) -> bool:
 
 
 @st.composite
-def _servers(draw: st.DrawFn, count: int, group: Group) -> Servers:
+def _servers(draw: st.DrawFn, count: int, group: Group) -> ops.Servers:
     """Draw parameter servers, some of which may hold nothing: members of the group, or machines of their own."""
     n_servers = draw(st.integers(1, min(4, group.size)))
     cuts = sorted(draw(st.lists(st.integers(0, count), min_size=n_servers - 1, max_size=n_servers - 1)))
     parts = tuple(last - first for first, last in pairwise([0, *cuts, count]))
     members = draw(st.permutations(range(group.size)))[:n_servers]
-    return Servers(parts, tuple(members) if draw(st.booleans()) else ())
+    return ops.Servers(parts, tuple(members) if draw(st.booleans()) else ())
 
 
 def _same(src: Buffer, dst: Buffer) -> bool:
@@ -298,14 +268,14 @@ def _same(src: Buffer, dst: Buffer) -> bool:
     return same_tensors and same_type and (src.count, src.sparse) == (dst.count, dst.sparse)
 
 
-def _algorithms(kind: type[Op], group: Group) -> list[str]:
+def _algorithms(kind: type[ops.Op], group: Group) -> list[str]:
     """Return the algorithms that this collective has over this group."""
     names = ["auto", "ring", "direct"]
-    if kind in (AllReduce, Reduce, Broadcast):
+    if kind in (ops.AllReduce, ops.Reduce, ops.Broadcast):
         names.append("tree")
-    if kind is AllReduce:
+    if kind is ops.AllReduce:
         names += ["double_tree", "hierarchical", "server"]
-    if kind in (AllReduce, ReduceScatter, AllGather) and not group.size & (group.size - 1):
+    if kind in (ops.AllReduce, ops.ReduceScatter, ops.AllGather) and not group.size & (group.size - 1):
         names.append("halving_doubling")
     return names
 

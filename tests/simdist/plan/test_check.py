@@ -9,35 +9,7 @@ from messages import assert_message
 from plans import ALGORITHMS, legal_plans, schedule_plans
 
 from simdist.errors import PlanError
-from simdist.plan import (
-    COLLECTIVES,
-    AllGather,
-    AllReduce,
-    Backward,
-    Broadcast,
-    Buffer,
-    Copy,
-    Densify,
-    Forward,
-    Load,
-    Merge,
-    Op,
-    Optimize,
-    Pack,
-    Plan,
-    Reduce,
-    ReduceScatter,
-    Run,
-    Save,
-    Select,
-    Servers,
-    Tick,
-    TrustRatios,
-    Unpack,
-    Wait,
-    op_text,
-    stream_of,
-)
+from simdist.plan import Buffer, Plan, Run, op_text, ops
 from simdist.plan.check import check
 from simdist.plan.group import MAX_WORLD_SIZE, Group
 
@@ -71,110 +43,116 @@ BUFFERS = (
     Buffer("byte_ratio", 1, "uint8"),
     Buffer("sparse_ratios", 2, sparse=True, initialized=True),
 )
-FIRST = Wait("param")
+FIRST = ops.Wait("param")
 
-ILLEGAL: dict[str, Op] = {  # what is wrong with each: golden/messages.txt
-    "reads a buffer that is not declared": Save(("velocity",)),
-    "writes a buffer that is not declared": Forward(("param",), ("logits",)),
-    "reads what nothing has written": Wait("loss"),
-    "loads to the device": Load("input"),
-    "copies to another size": Copy("grad.0", "grad.1"),
-    "copies to another type": Copy("slice", "input"),
-    "copies other tensors": Copy("grad.1", "momentum.0"),
-    "forward pass writes nothing": Forward(("param",), ()),
-    "backward pass writes no gradient": Backward(("param",), "whole"),
-    "optimizer updates what is no parameter": Optimize(("whole",), ("grad.0",)),
-    "optimizer updates with what is no gradient": Optimize(("param",), ("whole",)),
-    "gradient missing": Optimize(("param",), ("grad.0",)),
-    "gradient twice": Optimize(("param",), ("grad.0", "grad.1", "grad.1")),
-    "gradient of other length": Optimize(("momentum.0",), ("grad.0",)),
-    "optimizer updates with a sparse gradient": Optimize(("param",), ("sparse_grad",)),
-    "all_reduce over a group that does not divide": AllReduce("grad.0", Group(3)),
-    "broadcast over a group that does not divide": Broadcast("param", Group(4, 4)),
-    "reduce over a group that does not divide": Reduce("param", Group(2, 3)),
-    "reduce_scatter over a group that does not divide": ReduceScatter("whole", "slice", Group(5)),
-    "all_gather over a group that does not divide": AllGather("slice", "whole", Group(0)),
-    "reduce_scatter by a tree": ReduceScatter("whole", "slice", Group(4), "mean", "tree"),
-    "all_gather by a tree": AllGather("slice", "whole", Group(4), "tree"),
-    "reduce by halving_doubling": Reduce("param", Group(4), 0, "mean", "halving_doubling"),
-    "broadcast by halving_doubling": Broadcast("param", Group(4), 0, "halving_doubling"),
-    "all_reduce of a sparse buffer": AllReduce("top", Group(4)),
-    "reduce of a sparse buffer": Reduce("top", Group(4)),
-    "reduce_scatter of a sparse buffer": ReduceScatter("top", "top", Group(1)),
-    "root outside the group of a reduce": Reduce("param", Group(4), root=4),
-    "root outside the group of a broadcast": Broadcast("param", Group(2), root=-1),
-    "reduce_scatter to slices of another size": ReduceScatter("whole", "slice", Group(8)),
-    "all_gather of slices of another size": AllGather("slice", "param", Group(8)),
-    "all_gather of slices that do not make the whole": AllGather("slice", "whole", Group(2)),
-    "reduce_scatter to another type": ReduceScatter("whole", "half_slice", Group(4)),
-    "densify of a dense buffer": Densify("whole", "whole"),
-    "densify into a sparse buffer": Densify("top", "top"),
-    "select into a dense buffer": Select("whole", "slice", "residual", 4),
-    "select another number than the buffer holds": Select("whole", "top", "residual", 4),
-    "select more than there is": Select("loss_in", "top", "loss_in", 3),
-    "residual of another size": Select("param", "top", "residual", 3),
-    "select from a sparse buffer": Select("top", "top", "top", 3),
-    "select with a residual of fewer bits": Select("whole", "few", "half_residual", 2),
-    "select with a residual of other bits": Select("half_residual", "half_few", "brain_residual", 2),
-    "select into more bits than the residual has": Select("half_residual", "few", "half_residual", 2),
-    "select from bytes": Select("bytes", "few_bytes", "bytes", 2),
-    "select from more than indices reach": Select("huge", "few", "huge", 2),
-    "densify into another type": Densify("few", "half_residual"),
-    "merge of a dense buffer": Merge("whole", "few", "residual"),
-    "merge into a dense buffer": Merge("top", "slice", "residual"),
-    "merge whose rest goes to a sparse buffer": Merge("top", "few", "top"),
-    "merge that keeps more than there is": Merge("top", "many", "residual"),
-    "merge with a residual of fewer bits": Merge("top", "few", "half_residual"),
-    "merge divided by nothing": Merge("top", "few", "residual", divisor=0),
-    "densify divided by a negative number": Densify("top", "whole", divisor=-8),
-    "fusion buffer of another size": Pack(("grad.0",), "fused"),
-    "fusion buffer of nothing": Pack((), "fused"),
-    "fusion buffer taken apart into another number of elements": Unpack("fused", ("grad.0", "grad.1", "slice")),
-    "fusion buffer taken apart into one buffer twice": Unpack("fused", ("grad.1", "slice", "grad.1")),
-    "fusion of bytes": Pack(("bytes",), "fused"),
-    "fusion of a sparse buffer": Pack(("sparse_grad",), "fused"),
-    "fusion into bytes": Pack(("grad.0", "grad.1"), "bytes"),
-    "trust ratios over a group that does not divide": TrustRatios(
+ILLEGAL: dict[str, ops.Op] = {  # what is wrong with each: golden/messages.txt
+    "reads a buffer that is not declared": ops.Save(("velocity",)),
+    "writes a buffer that is not declared": ops.Forward(("param",), ("logits",)),
+    "reads what nothing has written": ops.Wait("loss"),
+    "loads to the device": ops.Load("input"),
+    "copies to another size": ops.Copy("grad.0", "grad.1"),
+    "copies to another type": ops.Copy("slice", "input"),
+    "copies other tensors": ops.Copy("grad.1", "momentum.0"),
+    "forward pass writes nothing": ops.Forward(("param",), ()),
+    "backward pass writes no gradient": ops.Backward(("param",), "whole"),
+    "optimizer updates what is no parameter": ops.Optimize(("whole",), ("grad.0",)),
+    "optimizer updates with what is no gradient": ops.Optimize(("param",), ("whole",)),
+    "gradient missing": ops.Optimize(("param",), ("grad.0",)),
+    "gradient twice": ops.Optimize(("param",), ("grad.0", "grad.1", "grad.1")),
+    "gradient of other length": ops.Optimize(("momentum.0",), ("grad.0",)),
+    "optimizer updates with a sparse gradient": ops.Optimize(("param",), ("sparse_grad",)),
+    "all_reduce over a group that does not divide": ops.AllReduce("grad.0", Group(3)),
+    "broadcast over a group that does not divide": ops.Broadcast("param", Group(4, 4)),
+    "reduce over a group that does not divide": ops.Reduce("param", Group(2, 3)),
+    "reduce_scatter over a group that does not divide": ops.ReduceScatter("whole", "slice", Group(5)),
+    "all_gather over a group that does not divide": ops.AllGather("slice", "whole", Group(0)),
+    "reduce_scatter by a tree": ops.ReduceScatter("whole", "slice", Group(4), "mean", "tree"),
+    "all_gather by a tree": ops.AllGather("slice", "whole", Group(4), "tree"),
+    "reduce by halving_doubling": ops.Reduce("param", Group(4), 0, "mean", "halving_doubling"),
+    "broadcast by halving_doubling": ops.Broadcast("param", Group(4), 0, "halving_doubling"),
+    "all_reduce of a sparse buffer": ops.AllReduce("top", Group(4)),
+    "reduce of a sparse buffer": ops.Reduce("top", Group(4)),
+    "reduce_scatter of a sparse buffer": ops.ReduceScatter("top", "top", Group(1)),
+    "root outside the group of a reduce": ops.Reduce("param", Group(4), root=4),
+    "root outside the group of a broadcast": ops.Broadcast("param", Group(2), root=-1),
+    "reduce_scatter to slices of another size": ops.ReduceScatter("whole", "slice", Group(8)),
+    "all_gather of slices of another size": ops.AllGather("slice", "param", Group(8)),
+    "all_gather of slices that do not make the whole": ops.AllGather("slice", "whole", Group(2)),
+    "reduce_scatter to another type": ops.ReduceScatter("whole", "half_slice", Group(4)),
+    "densify of a dense buffer": ops.Densify("whole", "whole"),
+    "densify into a sparse buffer": ops.Densify("top", "top"),
+    "select into a dense buffer": ops.Select("whole", "slice", "residual", 4),
+    "select another number than the buffer holds": ops.Select("whole", "top", "residual", 4),
+    "select more than there is": ops.Select("loss_in", "top", "loss_in", 3),
+    "residual of another size": ops.Select("param", "top", "residual", 3),
+    "select from a sparse buffer": ops.Select("top", "top", "top", 3),
+    "select with a residual of fewer bits": ops.Select("whole", "few", "half_residual", 2),
+    "select with a residual of other bits": ops.Select("half_residual", "half_few", "brain_residual", 2),
+    "select into more bits than the residual has": ops.Select("half_residual", "few", "half_residual", 2),
+    "select from bytes": ops.Select("bytes", "few_bytes", "bytes", 2),
+    "select from more than indices reach": ops.Select("huge", "few", "huge", 2),
+    "densify into another type": ops.Densify("few", "half_residual"),
+    "merge of a dense buffer": ops.Merge("whole", "few", "residual"),
+    "merge into a dense buffer": ops.Merge("top", "slice", "residual"),
+    "merge whose rest goes to a sparse buffer": ops.Merge("top", "few", "top"),
+    "merge that keeps more than there is": ops.Merge("top", "many", "residual"),
+    "merge with a residual of fewer bits": ops.Merge("top", "few", "half_residual"),
+    "merge divided by nothing": ops.Merge("top", "few", "residual", divisor=0),
+    "densify divided by a negative number": ops.Densify("top", "whole", divisor=-8),
+    "fusion buffer of another size": ops.Pack(("grad.0",), "fused"),
+    "fusion buffer of nothing": ops.Pack((), "fused"),
+    "fusion buffer taken apart into another number of elements": ops.Unpack("fused", ("grad.0", "grad.1", "slice")),
+    "fusion buffer taken apart into one buffer twice": ops.Unpack("fused", ("grad.1", "slice", "grad.1")),
+    "fusion of bytes": ops.Pack(("bytes",), "fused"),
+    "fusion of a sparse buffer": ops.Pack(("sparse_grad",), "fused"),
+    "fusion into bytes": ops.Pack(("grad.0", "grad.1"), "bytes"),
+    "trust ratios over a group that does not divide": ops.TrustRatios(
         ("param",), ("grad.0", "grad.1"), "one_ratio", Group(3)
     ),
-    "trust ratios of what are no parameters": TrustRatios(("whole",), ("grad.0",), "one_ratio", Group(1)),
-    "trust ratios of gradients of other tensors": TrustRatios(("param",), ("grad.0",), "ratios", Group(1)),
-    "too few trust ratios for a share": TrustRatios(("param",), ("grad.0", "grad.1"), "one_ratio", Group(1)),
-    "more trust ratios than a share": TrustRatios(("param",), ("grad.0", "grad.1"), "ratios", Group(4)),
-    "trust ratios in bytes": TrustRatios(("param",), ("grad.0", "grad.1"), "byte_ratio", Group(2)),
-    "trust ratios in a sparse buffer": TrustRatios(("param",), ("grad.0", "grad.1"), "sparse_ratios", Group(1)),
-    "optimizer with too few trust ratios": Optimize(("param",), ("grad.0", "grad.1"), "one_ratio"),
-    "optimizer with trust ratios that no operation computed": Optimize(("param",), ("grad.0", "grad.1"), "ratios"),
-    "clock without a period": Tick(("grad.0",), 0.0),
-    "clock that never ticks": Tick(("grad.0",), float("inf")),
-    "clock of no number": Tick(("grad.0",), float("nan")),
-    "tick for nothing": Tick((), 0.005),
-    "servers without the algorithm": AllReduce("grad.0", Group(4), servers=Servers((8,))),
-    "algorithm without servers": AllReduce("grad.0", Group(4), "mean", "server"),
-    "servers that hold less than the buffer": AllReduce("grad.0", Group(4), "mean", "server", Servers((4, 3))),
-    "server that holds less than nothing": AllReduce("grad.0", Group(4), "mean", "server", Servers((9, -1))),
-    "no servers at all": AllReduce("grad.0", Group(4), "mean", "server", Servers(())),
-    "other number of members than servers": AllReduce("grad.0", Group(4), "mean", "server", Servers((4, 4), (0,))),
-    "one member as two servers": AllReduce("grad.0", Group(4), "mean", "server", Servers((4, 4), (2, 2))),
-    "server outside the group": AllReduce("grad.0", Group(4), "mean", "server", Servers((4, 4), (0, 4))),
+    "trust ratios of what are no parameters": ops.TrustRatios(("whole",), ("grad.0",), "one_ratio", Group(1)),
+    "trust ratios of gradients of other tensors": ops.TrustRatios(("param",), ("grad.0",), "ratios", Group(1)),
+    "too few trust ratios for a share": ops.TrustRatios(("param",), ("grad.0", "grad.1"), "one_ratio", Group(1)),
+    "more trust ratios than a share": ops.TrustRatios(("param",), ("grad.0", "grad.1"), "ratios", Group(4)),
+    "trust ratios in bytes": ops.TrustRatios(("param",), ("grad.0", "grad.1"), "byte_ratio", Group(2)),
+    "trust ratios in a sparse buffer": ops.TrustRatios(("param",), ("grad.0", "grad.1"), "sparse_ratios", Group(1)),
+    "optimizer with too few trust ratios": ops.Optimize(("param",), ("grad.0", "grad.1"), "one_ratio"),
+    "optimizer with trust ratios that no operation computed": ops.Optimize(("param",), ("grad.0", "grad.1"), "ratios"),
+    "clock without a period": ops.Tick(("grad.0",), 0.0),
+    "clock that never ticks": ops.Tick(("grad.0",), float("inf")),
+    "clock of no number": ops.Tick(("grad.0",), float("nan")),
+    "tick for nothing": ops.Tick((), 0.005),
+    "servers without the algorithm": ops.AllReduce("grad.0", Group(4), servers=ops.Servers((8,))),
+    "algorithm without servers": ops.AllReduce("grad.0", Group(4), "mean", "server"),
+    "servers that hold less than the buffer": ops.AllReduce("grad.0", Group(4), "mean", "server", ops.Servers((4, 3))),
+    "server that holds less than nothing": ops.AllReduce("grad.0", Group(4), "mean", "server", ops.Servers((9, -1))),
+    "no servers at all": ops.AllReduce("grad.0", Group(4), "mean", "server", ops.Servers(())),
+    "other number of members than servers": ops.AllReduce(
+        "grad.0", Group(4), "mean", "server", ops.Servers((4, 4), (0,))
+    ),
+    "one member as two servers": ops.AllReduce("grad.0", Group(4), "mean", "server", ops.Servers((4, 4), (2, 2))),
+    "server outside the group": ops.AllReduce("grad.0", Group(4), "mean", "server", ops.Servers((4, 4), (0, 4))),
 }
 for _algorithm in ("double_tree", "hierarchical", "server"):
-    for _op in (Reduce("param", Group(4)), Broadcast("param", Group(4)), AllGather("slice", "whole", Group(4))):
+    for _op in (
+        ops.Reduce("param", Group(4)),
+        ops.Broadcast("param", Group(4)),
+        ops.AllGather("slice", "whole", Group(4)),
+    ):
         ILLEGAL[f"{type(_op).__name__} by {_algorithm}"] = replace(_op, algorithm=_algorithm)
 for _op in (
-    AllReduce("grad.0", Group(12), "mean", "halving_doubling"),
-    ReduceScatter("param", "one", Group(12), "mean", "halving_doubling"),
-    AllGather("one", "param", Group(12), "halving_doubling"),
+    ops.AllReduce("grad.0", Group(12), "mean", "halving_doubling"),
+    ops.ReduceScatter("param", "one", Group(12), "mean", "halving_doubling"),
+    ops.AllGather("one", "param", Group(12), "halving_doubling"),
 ):
     ILLEGAL[f"{type(_op).__name__} by halving_doubling over a group that is no power of two"] = _op
 
 
-def plan_with(op: Op, *, world_size: int = 8) -> Plan:
+def plan_with(op: ops.Op, *, world_size: int = 8) -> Plan:
     """Return a plan in which `op` is the second operation of step 2."""
     buffers = BUFFERS
-    if isinstance(op, Select) and op.src == "loss_in":
+    if isinstance(op, ops.Select) and op.src == "loss_in":
         buffers = (*BUFFERS, Buffer("loss_in", 2, initialized=True))
-    if isinstance(op, COLLECTIVES) and op.group.size == 12:
+    if isinstance(op, ops.COLLECTIVES) and op.group.size == 12:
         buffers, world_size = (*BUFFERS, Buffer("one", 1, initialized=True)), 12
     return Plan("broken", world_size, buffers, ((FIRST,), (FIRST, op, FIRST)), (Run((0,), 2), Run((1,), 3)))
 
@@ -189,7 +167,7 @@ def test_illegal_operation_is_reported_with_its_place_and_what_would_be_right(wh
     assert body == [
         "body 1:",
         "    host     wait(param)",
-        f"--> {stream_of(op):8s} {op_text(op)}",
+        f"--> {ops.stream_of(op):8s} {op_text(op)}",
         "    host     wait(param)",
     ]
     assert_message(f"illegal operation: {what}", first)
@@ -234,34 +212,36 @@ def test_illegal_plan_is_reported_with_what_would_be_right(what: str) -> None:
 
 
 def test_buffer_written_by_an_earlier_operation_of_the_step_may_be_read() -> None:
-    check(legal(bodies=((Forward(("param",), ("loss",)), Wait("loss")),)))
+    check(legal(bodies=((ops.Forward(("param",), ("loss",)), ops.Wait("loss")),)))
 
 
 def test_buffer_written_by_an_earlier_step_may_be_read() -> None:
-    write, read = (Forward(("param",), ("loss",)),), (Wait("loss"),)
+    write, read = (ops.Forward(("param",), ("loss",)),), (ops.Wait("loss"),)
     check(legal(bodies=(write, read), order=(Run((0, 1), 3),)))
     with pytest.raises(PlanError, match=r"wait\(loss\) at step 0: reads 'loss', which nothing has written yet"):
         check(legal(bodies=(write, read), order=(Run((1, 0), 3),)))
 
 
-LEGAL: dict[str, Op] = {
-    "copy to fewer bits": Copy("param", "half"),
-    "copy to more bits": Copy("half", "param"),
-    "pack with conversion and padding": Pack(("grad.0", "grad.1"), "fused"),
-    "unpack in another order": Unpack("fused", ("grad.1", "grad.0")),
-    "trust ratios of all tensors on every rank": TrustRatios(("param",), ("grad.0", "grad.1"), "ratios", Group(1)),
-    "trust ratios in shares": TrustRatios(("param",), ("grad.1", "grad.0"), "one_ratio", Group(2, 2)),
-    "more members than tensors": TrustRatios(("param",), ("grad.1", "grad.0"), "one_ratio", Group(8)),
-    "one trust ratio for one tensor": Optimize(("momentum.0",), ("momentum.0",), "one_ratio"),
-    "merge to fewer": Merge("top", "few", "residual", divisor=8, stream="comm"),
-    "merge to as many": Merge("few", "few", "residual"),
-    "select from half precision with a residual of more bits": Select("half_residual", "half_few", "residual", 2),
-    "select into half precision": Select("whole", "half_few", "residual", 2),
-    "merge into half precision": Merge("top", "half_few", "residual"),
-    "select from as many as indices reach": Select("large", "few", "large", 2),
-    "servers beside the ranks": AllReduce("grad.0", Group(4), "sum", "server", Servers((3, 5))),
-    "servers on members, in any order": AllReduce("grad.0", Group(4), "mean", "server", Servers((8, 0), (3, 1))),
-    "reduce directly": Reduce("param", Group(4), algorithm="direct"),
+LEGAL: dict[str, ops.Op] = {
+    "copy to fewer bits": ops.Copy("param", "half"),
+    "copy to more bits": ops.Copy("half", "param"),
+    "pack with conversion and padding": ops.Pack(("grad.0", "grad.1"), "fused"),
+    "unpack in another order": ops.Unpack("fused", ("grad.1", "grad.0")),
+    "trust ratios of all tensors on every rank": ops.TrustRatios(("param",), ("grad.0", "grad.1"), "ratios", Group(1)),
+    "trust ratios in shares": ops.TrustRatios(("param",), ("grad.1", "grad.0"), "one_ratio", Group(2, 2)),
+    "more members than tensors": ops.TrustRatios(("param",), ("grad.1", "grad.0"), "one_ratio", Group(8)),
+    "one trust ratio for one tensor": ops.Optimize(("momentum.0",), ("momentum.0",), "one_ratio"),
+    "merge to fewer": ops.Merge("top", "few", "residual", divisor=8, stream="comm"),
+    "merge to as many": ops.Merge("few", "few", "residual"),
+    "select from half precision with a residual of more bits": ops.Select("half_residual", "half_few", "residual", 2),
+    "select into half precision": ops.Select("whole", "half_few", "residual", 2),
+    "merge into half precision": ops.Merge("top", "half_few", "residual"),
+    "select from as many as indices reach": ops.Select("large", "few", "large", 2),
+    "servers beside the ranks": ops.AllReduce("grad.0", Group(4), "sum", "server", ops.Servers((3, 5))),
+    "servers on members, in any order": ops.AllReduce(
+        "grad.0", Group(4), "mean", "server", ops.Servers((8, 0), (3, 1))
+    ),
+    "reduce directly": ops.Reduce("param", Group(4), algorithm="direct"),
 }
 
 
@@ -278,45 +258,49 @@ VECTOR_BUFFERS = (
     Buffer("other_top", 2, sparse=True),
     Buffer("tops", 4, sparse=True),
 )
-SELECT_16 = Select("vector.16", "top", "shard", 2)
-PAIRS = AllGather("top", "tops", Group(2))
+SELECT_16 = ops.Select("vector.16", "top", "shard", 2)
+PAIRS = ops.AllGather("top", "tops", Group(2))
 
 
 @pytest.mark.parametrize(
-    ("ops", "name"),
+    ("operations", "name"),
     [
-        pytest.param((SELECT_16, Densify("top", "vector.24")), "top", id="scattered"),
-        pytest.param((SELECT_16, PAIRS, Densify("tops", "vector.24")), "tops", id="gathered"),
+        pytest.param((SELECT_16, ops.Densify("top", "vector.24")), "top", id="scattered"),
+        pytest.param((SELECT_16, PAIRS, ops.Densify("tops", "vector.24")), "tops", id="gathered"),
         pytest.param(
-            (SELECT_16, Copy("top", "other_top"), Densify("other_top", "vector.24")), "other_top", id="copied"
+            (SELECT_16, ops.Copy("top", "other_top"), ops.Densify("other_top", "vector.24")), "other_top", id="copied"
         ),
-        pytest.param((SELECT_16, PAIRS, Merge("tops", "top", "vector.24")), "tops", id="rest"),
+        pytest.param((SELECT_16, PAIRS, ops.Merge("tops", "top", "vector.24")), "tops", id="rest"),
         pytest.param(
-            (SELECT_16, Merge("top", "other_top", "shard"), Densify("other_top", "vector.24")), "other_top", id="merged"
+            (SELECT_16, ops.Merge("top", "other_top", "shard"), ops.Densify("other_top", "vector.24")),
+            "other_top",
+            id="merged",
         ),
         pytest.param(
-            (Densify("given", "vector.16"), Copy("given", "top"), Densify("top", "vector.24")), "top", id="given"
+            (ops.Densify("given", "vector.16"), ops.Copy("given", "top"), ops.Densify("top", "vector.24")),
+            "top",
+            id="given",
         ),
     ],
 )
-def test_entries_of_one_vector_go_into_no_vector_of_another_length(ops: tuple[Op, ...], name: str) -> None:
+def test_entries_of_one_vector_go_into_no_vector_of_another_length(operations: tuple[ops.Op, ...], name: str) -> None:
     problem = (
-        f"{op_text(ops[-1])} at step 0: takes {name!r} for entries of a vector of 24 elements; elsewhere they "
+        f"{op_text(operations[-1])} at step 0: takes {name!r} for entries of a vector of 24 elements; elsewhere they "
         f"are of one of 16: give the entries of each length a buffer of their own"
     )
     with pytest.raises(PlanError, match=re.escape(problem)):
-        check(Plan("hand", 2, VECTOR_BUFFERS, (ops,), (Run((0,)),)))
-    check(Plan("hand", 2, VECTOR_BUFFERS, (ops[:-1],), (Run((0,)),)))
+        check(Plan("hand", 2, VECTOR_BUFFERS, (operations,), (Run((0,)),)))
+    check(Plan("hand", 2, VECTOR_BUFFERS, (operations[:-1],), (Run((0,)),)))
 
 
 def test_length_that_becomes_known_later_counts_for_the_operations_before() -> None:
-    ops = (Copy("given", "top"), Densify("top", "vector.16"), Densify("given", "vector.24"))
+    operations = (ops.Copy("given", "top"), ops.Densify("top", "vector.16"), ops.Densify("given", "vector.24"))
     with pytest.raises(PlanError, match=r"copy\(given -> top\) at step 0: takes 'top' for entries of a vector of 24"):
-        check(Plan("hand", 2, VECTOR_BUFFERS, (ops,), (Run((0,)),)))
+        check(Plan("hand", 2, VECTOR_BUFFERS, (operations,), (Run((0,)),)))
 
 
 def test_entries_of_an_earlier_step_go_into_no_vector_of_another_length() -> None:
-    bodies = ((SELECT_16,), (Wait("top"), Densify("top", "vector.24")))
+    bodies = ((SELECT_16,), (ops.Wait("top"), ops.Densify("top", "vector.24")))
     with pytest.raises(
         PlanError, match=r"densify\(top -> vector.24\) at step 3: takes 'top' for entries of a vector of"
     ):
@@ -325,20 +309,23 @@ def test_entries_of_an_earlier_step_go_into_no_vector_of_another_length() -> Non
 
 def test_body_that_no_step_runs_is_refused() -> None:
     with pytest.raises(PlanError, match="body 1 stands in no run of the order; take it away, or give it a step"):
-        check(legal(bodies=((FIRST,), (Wait("nothing"),))))
+        check(legal(bodies=((FIRST,), (ops.Wait("nothing"),))))
 
 
 @pytest.mark.parametrize(
     ("op", "problem"),
     [
-        (AllReduce("bytes", Group(4)), "reduces 'bytes' of bytes (uint8); a reduction takes floating-point numbers"),
-        (AllReduce("far", Group(4)), "works on 'far' in host memory; copy it to a buffer on the device first"),
-        (Pack(("far",), "whole"), "works on 'far' in host memory; copy it to a buffer on the device first"),
-        (Tick(("far",), 0.005), "works on 'far' in host memory; copy it to a buffer on the device first"),
-        (Forward(("far",), ("whole",)), "works on 'far' in host memory; copy it to a buffer on the device first"),
+        (
+            ops.AllReduce("bytes", Group(4)),
+            "reduces 'bytes' of bytes (uint8); a reduction takes floating-point numbers",
+        ),
+        (ops.AllReduce("far", Group(4)), "works on 'far' in host memory; copy it to a buffer on the device first"),
+        (ops.Pack(("far",), "whole"), "works on 'far' in host memory; copy it to a buffer on the device first"),
+        (ops.Tick(("far",), 0.005), "works on 'far' in host memory; copy it to a buffer on the device first"),
+        (ops.Forward(("far",), ("whole",)), "works on 'far' in host memory; copy it to a buffer on the device first"),
     ],
 )
-def test_what_no_gpu_can_do_is_refused(op: Op, problem: str) -> None:
+def test_what_no_gpu_can_do_is_refused(op: ops.Op, problem: str) -> None:
     buffers = (
         Buffer("bytes", 8, "uint8", initialized=True),
         Buffer("far", 8, place="host", initialized=True),

@@ -11,53 +11,15 @@ from hypothesis import strategies as st
 from plans import ALGORITHMS, legal_plans, schedule_plans
 
 from simdist.errors import PlanError
-from simdist.plan import (
-    STREAMS,
-    AllGather,
-    AllReduce,
-    Backward,
-    Body,
-    Broadcast,
-    Buffer,
-    Copy,
-    Delay,
-    Densify,
-    Forward,
-    Load,
-    Merge,
-    Op,
-    Optimize,
-    Pack,
-    Plan,
-    Reduce,
-    ReduceScatter,
-    Run,
-    Save,
-    Select,
-    Servers,
-    StageIn,
-    Tick,
-    TrustRatios,
-    Unpack,
-    Wait,
-    dumps,
-    load,
-    loads,
-    op_text,
-    plan_text,
-    reads,
-    save,
-    stream_of,
-    writes,
-)
+from simdist.plan import Body, Buffer, Plan, Run, dumps, load, loads, op_text, ops, plan_text, save
 from simdist.plan.group import Group
 from simdist.plan.text import body_text, order_text
 
 STEP: Body = (
-    Forward(("param",), ("loss",)),
-    Backward(("loss", "param"), "grad"),
-    AllReduce("grad", Group(2)),
-    Optimize(("param",), ("grad",)),
+    ops.Forward(("param",), ("loss",)),
+    ops.Backward(("loss", "param"), "grad"),
+    ops.AllReduce("grad", Group(2)),
+    ops.Optimize(("param",), ("grad",)),
 )
 BUFFERS = (
     Buffer("param", 10, tensors=(0, 1), initialized=True),
@@ -66,112 +28,112 @@ BUFFERS = (
 )
 TINY = Plan.from_steps("tiny", world_size=2, buffers=BUFFERS, steps=[STEP] * 3)
 
-OPS: list[tuple[Op, str, str, tuple[str, ...], tuple[str, ...]]] = [
-    (Load("b"), "load(-> b)", "io", (), ("b",)),
-    (Load("b", ("storage",)), "load(storage -> b)", "io", (), ("b",)),
+OPS: list[tuple[ops.Op, str, str, tuple[str, ...], tuple[str, ...]]] = [
+    (ops.Load("b"), "load(-> b)", "io", (), ("b",)),
+    (ops.Load("b", ("storage",)), "load(storage -> b)", "io", (), ("b",)),
     (
-        Load("b", ("memory", "peer", "disk", "storage"), ("disk", "memory")),
+        ops.Load("b", ("memory", "peer", "disk", "storage"), ("disk", "memory")),
         "load(memory, else peer, else disk, else storage (kept on disk and memory) -> b)",
         "io",
         (),
         ("b",),
     ),
-    (StageIn(Group(4)), "stage_in(storage -> disk, group of 4)", "io", (), ()),
-    (Copy("a", "b"), "copy(a -> b)", "compute", ("a",), ("b",)),
-    (Forward(("p", "x"), ("act", "loss")), "forward(p, x -> act, loss)", "compute", ("p", "x"), ("act", "loss")),
-    (Backward(("p", "act"), "g"), "backward(p, act -> g)", "compute", ("p", "act"), ("g",)),
-    (Optimize(("p",), ("g", "h")), "optimize(p with g, h)", "compute", ("p", "g", "h"), ("p",)),
-    (AllReduce("g", Group(4)), "all_reduce(g, mean over group of 4)", "comm", ("g",), ("g",)),
+    (ops.StageIn(Group(4)), "stage_in(storage -> disk, group of 4)", "io", (), ()),
+    (ops.Copy("a", "b"), "copy(a -> b)", "compute", ("a",), ("b",)),
+    (ops.Forward(("p", "x"), ("act", "loss")), "forward(p, x -> act, loss)", "compute", ("p", "x"), ("act", "loss")),
+    (ops.Backward(("p", "act"), "g"), "backward(p, act -> g)", "compute", ("p", "act"), ("g",)),
+    (ops.Optimize(("p",), ("g", "h")), "optimize(p with g, h)", "compute", ("p", "g", "h"), ("p",)),
+    (ops.AllReduce("g", Group(4)), "all_reduce(g, mean over group of 4)", "comm", ("g",), ("g",)),
     (
-        AllReduce("g", Group(4, 2), "sum", "tree"),
+        ops.AllReduce("g", Group(4, 2), "sum", "tree"),
         "all_reduce(g, sum over group of 4 at stride 2, tree)",
         "comm",
         ("g",),
         ("g",),
     ),
     (
-        ReduceScatter("g", "s", Group(4), "mean", "ring"),
+        ops.ReduceScatter("g", "s", Group(4), "mean", "ring"),
         "reduce_scatter(g -> s, mean over group of 4, ring)",
         "comm",
         ("g",),
         ("s",),
     ),
-    (AllGather("s", "g", Group(4)), "all_gather(s -> g, group of 4)", "comm", ("s",), ("g",)),
-    (Reduce("g", Group(4), 1), "reduce(g, mean over group of 4 to member 1)", "comm", ("g",), ("g",)),
-    (Broadcast("g", Group(4), 2), "broadcast(g, group of 4 from member 2)", "comm", ("g",), ("g",)),
+    (ops.AllGather("s", "g", Group(4)), "all_gather(s -> g, group of 4)", "comm", ("s",), ("g",)),
+    (ops.Reduce("g", Group(4), 1), "reduce(g, mean over group of 4 to member 1)", "comm", ("g",), ("g",)),
+    (ops.Broadcast("g", Group(4), 2), "broadcast(g, group of 4 from member 2)", "comm", ("g",), ("g",)),
     (
-        Select("g", "s", "r", 3, "dgc"),
+        ops.Select("g", "s", "r", 3, "dgc"),
         "select(g -> s, 3 of it by dgc, rest to r)",
         "compute",
         ("g", "r"),
         ("s", "r"),
     ),
     (
-        Select("g", "s", "r", 3, stream="comm"),
+        ops.Select("g", "s", "r", 3, stream="comm"),
         "select(g -> s, 3 of it by exact, rest to r)",
         "comm",
         ("g", "r"),
         ("s", "r"),
     ),
-    (Densify("s", "g"), "densify(s -> g)", "compute", ("s",), ("g",)),
-    (Densify("s", "g", 8, "comm"), "densify(s / 8 -> g)", "comm", ("s",), ("g",)),
-    (Merge("a", "s", "r"), "merge(a -> s, rest to r)", "compute", ("a", "r"), ("s", "r")),
-    (Merge("a", "s", "r", 8, "comm"), "merge(a -> s, rest / 8 to r)", "comm", ("a", "r"), ("s", "r")),
-    (Pack(("g", "h"), "f"), "pack(g, h -> f)", "comm", ("g", "h"), ("f",)),
-    (Unpack("f", ("g", "h")), "unpack(f -> g, h)", "comm", ("f",), ("g", "h")),
-    (Tick(("g", "h"), 0.005), "tick(g, h, every 5 ms)", "comm", ("g", "h"), ()),
+    (ops.Densify("s", "g"), "densify(s -> g)", "compute", ("s",), ("g",)),
+    (ops.Densify("s", "g", 8, "comm"), "densify(s / 8 -> g)", "comm", ("s",), ("g",)),
+    (ops.Merge("a", "s", "r"), "merge(a -> s, rest to r)", "compute", ("a", "r"), ("s", "r")),
+    (ops.Merge("a", "s", "r", 8, "comm"), "merge(a -> s, rest / 8 to r)", "comm", ("a", "r"), ("s", "r")),
+    (ops.Pack(("g", "h"), "f"), "pack(g, h -> f)", "comm", ("g", "h"), ("f",)),
+    (ops.Unpack("f", ("g", "h")), "unpack(f -> g, h)", "comm", ("f",), ("g", "h")),
+    (ops.Tick(("g", "h"), 0.005), "tick(g, h, every 5 ms)", "comm", ("g", "h"), ()),
     (
-        TrustRatios(("p", "q"), ("g",), "t", Group(4)),
+        ops.TrustRatios(("p", "q"), ("g",), "t", Group(4)),
         "trust_ratios(p, q with g -> t, shared by group of 4)",
         "compute",
         ("p", "q", "g"),
         ("t",),
     ),
-    (Optimize(("p",), ("g",), "t"), "optimize(p with g, t)", "compute", ("p", "g", "t"), ("p",)),
+    (ops.Optimize(("p",), ("g",), "t"), "optimize(p with g, t)", "compute", ("p", "g", "t"), ("p",)),
     (
-        AllReduce("g", Group(4), "mean", "server", Servers((3, 4))),
+        ops.AllReduce("g", Group(4), "mean", "server", ops.Servers((3, 4))),
         "all_reduce(g, mean over group of 4, server (2 apart))",
         "comm",
         ("g",),
         ("g",),
     ),
     (
-        AllReduce("g", Group(4), "sum", "server", Servers((3, 4), (0, 2))),
+        ops.AllReduce("g", Group(4), "sum", "server", ops.Servers((3, 4), (0, 2))),
         "all_reduce(g, sum over group of 4, server (members 0, 2))",
         "comm",
         ("g",),
         ("g",),
     ),
-    (Delay("host"), "delay(host)", "host", (), ()),
-    (Delay("compute"), "delay(compute)", "compute", (), ()),
-    (Delay("io"), "delay(io)", "io", (), ()),
-    (Wait("g"), "wait(g)", "host", ("g",), ()),
-    (Save(("p", "m")), "save(p, m)", "io", ("p", "m"), ()),
+    (ops.Delay("host"), "delay(host)", "host", (), ()),
+    (ops.Delay("compute"), "delay(compute)", "compute", (), ()),
+    (ops.Delay("io"), "delay(io)", "io", (), ()),
+    (ops.Wait("g"), "wait(g)", "host", ("g",), ()),
+    (ops.Save(("p", "m")), "save(p, m)", "io", ("p", "m"), ()),
 ]
 
 
 def test_the_table_of_operations_below_covers_every_operation() -> None:
-    assert {type(op) for op, *_ in OPS} == set(get_args(Op))
+    assert {type(op) for op, *_ in OPS} == set(get_args(ops.Op))
 
 
 @pytest.mark.parametrize(("op", "text", "stream", "read", "written"), OPS)
 def test_operation_states_its_text_stream_and_buffers(
-    op: Op, text: str, stream: str, read: tuple[str, ...], written: tuple[str, ...]
+    op: ops.Op, text: str, stream: str, read: tuple[str, ...], written: tuple[str, ...]
 ) -> None:
-    assert (op_text(op), stream_of(op), reads(op), writes(op)) == (text, stream, read, written)
+    assert (op_text(op), ops.stream_of(op), ops.reads(op), ops.writes(op)) == (text, stream, read, written)
 
 
 @settings(max_examples=100, deadline=None)
 @given(legal_plans(algorithms=ALGORITHMS))
 def test_every_operation_runs_on_a_known_stream(plan: Plan) -> None:
-    assert {stream_of(op) for body in plan.bodies for op in body} <= set(STREAMS)
+    assert {ops.stream_of(op) for body in plan.bodies for op in body} <= set(ops.STREAMS)
 
 
 # ---------------------------------------------------------------- from_steps
 
 
 def order_of(*numbers: int) -> tuple[Run, ...]:
-    bodies: list[Body] = [(Delay("host"),) * (number + 1) for number in numbers]
+    bodies: list[Body] = [(ops.Delay("host"),) * (number + 1) for number in numbers]
     return Plan.from_steps("order", world_size=1, buffers=(), steps=bodies).order
 
 
@@ -181,7 +143,7 @@ def test_equal_steps_become_one_body() -> None:
 
 
 def test_bodies_are_numbered_in_the_order_of_their_first_step() -> None:
-    other: Body = (Delay("host"),)
+    other: Body = (ops.Delay("host"),)
     plan = Plan.from_steps("two", world_size=2, buffers=BUFFERS, steps=[other, STEP, other])
     assert plan.bodies == (other, STEP)
     assert list(plan.body_of_steps()) == [0, 1, 0]
@@ -206,7 +168,7 @@ def test_order_is_written_as_few_runs(steps: list[int], order: tuple[Run, ...]) 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=120))
 def test_folded_order_spells_out_the_steps_that_went_in(numbers: list[int]) -> None:
-    steps: list[Body] = [(Delay("host"),) * (number + 1) for number in numbers]
+    steps: list[Body] = [(ops.Delay("host"),) * (number + 1) for number in numbers]
     plan = Plan.from_steps("any", world_size=1, buffers=(), steps=steps)
     assert [plan.bodies[body] for body in plan.body_of_steps()] == steps
     assert plan.n_steps == len(steps)
@@ -218,7 +180,7 @@ def test_folded_order_spells_out_the_steps_that_went_in(numbers: list[int]) -> N
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=6), st.integers(50, 60), st.integers(0, 5))
 def test_a_period_folds_to_few_runs_however_long_the_plan(pattern: list[int], times: int, extra: int) -> None:
     steps: list[Body] = [
-        (Delay("host"),) * (number + 1) for number in (pattern * (times + 1))[: len(pattern) * times + extra]
+        (ops.Delay("host"),) * (number + 1) for number in (pattern * (times + 1))[: len(pattern) * times + extra]
     ]
     assert len(Plan.from_steps("periodic", world_size=1, buffers=(), steps=steps).order) <= 4
 
@@ -269,7 +231,7 @@ OF_OLD = Plan.from_steps(
     "of old",
     world_size=2,
     buffers=(*BUFFERS, Buffer("residual", 10, initialized=True), Buffer("top", 2, sparse=True)),
-    steps=[(*STEP[:2], Select("grad", "top", "residual", 2), Densify("top", "grad"), *STEP[2:])],
+    steps=[(*STEP[:2], ops.Select("grad", "top", "residual", 2), ops.Densify("top", "grad"), *STEP[2:])],
 )
 DIGEST_OF_OLD = "aca3f2c2ab1218cd3fbe26a0fbff81b1569c2cdcf67149dd6405186c3f3de5c7"
 
@@ -280,26 +242,26 @@ def test_later_fields_at_their_defaults_are_not_written_and_leave_older_digests_
         assert f'"{field}"' not in dumps(OF_OLD)
 
 
-LATER_FIELDS: list[tuple[Buffer | Op, str]] = [
+LATER_FIELDS: list[tuple[Buffer | ops.Op, str]] = [
     (Buffer("x", 10, padding=3), '"padding": 3'),
-    (Densify("top", "grad", divisor=2), '"divisor": 2'),
-    (Densify("top", "grad", stream="comm"), '"stream": "comm"'),
-    (Select("grad", "top", "residual", 2, stream="comm"), '"stream": "comm"'),
-    (Merge("top", "top", "residual", divisor=2), '"divisor": 2'),
-    (Optimize(("param",), ("grad",), "residual"), '"ratios": "residual"'),
+    (ops.Densify("top", "grad", divisor=2), '"divisor": 2'),
+    (ops.Densify("top", "grad", stream="comm"), '"stream": "comm"'),
+    (ops.Select("grad", "top", "residual", 2, stream="comm"), '"stream": "comm"'),
+    (ops.Merge("top", "top", "residual", divisor=2), '"divisor": 2'),
+    (ops.Optimize(("param",), ("grad",), "residual"), '"ratios": "residual"'),
     (
-        AllReduce("grad", Group(2), "mean", "server", Servers((4, 6), (1, 0))),
+        ops.AllReduce("grad", Group(2), "mean", "server", ops.Servers((4, 6), (1, 0))),
         '"servers": {"parts": [4, 6], "members": [1, 0]}',
     ),
     (
-        AllReduce("grad", Group(2), "mean", "server", Servers((10,))),
+        ops.AllReduce("grad", Group(2), "mean", "server", ops.Servers((10,))),
         '"servers": {"parts": [10], "members": []}',
     ),
 ]
 
 
 @pytest.mark.parametrize(("item", "text"), LATER_FIELDS)
-def test_every_later_field_is_written_read_and_part_of_the_digest(item: Buffer | Op, text: str) -> None:
+def test_every_later_field_is_written_read_and_part_of_the_digest(item: Buffer | ops.Op, text: str) -> None:
     if isinstance(item, Buffer):
         plain = dataclasses.replace(item, padding=0)
         plan, other = (dataclasses.replace(TINY, buffers=(*BUFFERS, each)) for each in (item, plain))
@@ -317,10 +279,10 @@ CHANGED = [
     dataclasses.replace(TINY, world_size=4),
     dataclasses.replace(TINY, order=(Run((0,), 4),)),
     dataclasses.replace(TINY, bodies=(STEP[::-1],)),
-    dataclasses.replace(TINY, bodies=((*STEP[:2], AllReduce("grad", Group(2), "sum"), STEP[3]),)),
-    dataclasses.replace(TINY, bodies=((*STEP[:2], AllReduce("grad", Group(1)), STEP[3]),)),
-    dataclasses.replace(TINY, bodies=((*STEP[:2], AllReduce("grad", Group(2, 2)), STEP[3]),)),
-    dataclasses.replace(TINY, bodies=((*STEP[:2], Broadcast("grad", Group(2)), STEP[3]),)),
+    dataclasses.replace(TINY, bodies=((*STEP[:2], ops.AllReduce("grad", Group(2), "sum"), STEP[3]),)),
+    dataclasses.replace(TINY, bodies=((*STEP[:2], ops.AllReduce("grad", Group(1)), STEP[3]),)),
+    dataclasses.replace(TINY, bodies=((*STEP[:2], ops.AllReduce("grad", Group(2, 2)), STEP[3]),)),
+    dataclasses.replace(TINY, bodies=((*STEP[:2], ops.Broadcast("grad", Group(2)), STEP[3]),)),
     dataclasses.replace(TINY, buffers=(dataclasses.replace(BUFFERS[0], count=11), *BUFFERS[1:])),
     dataclasses.replace(TINY, buffers=(dataclasses.replace(BUFFERS[0], dtype="float16"), *BUFFERS[1:])),
     dataclasses.replace(TINY, buffers=(dataclasses.replace(BUFFERS[0], place="host"), *BUFFERS[1:])),
@@ -416,7 +378,7 @@ def test_damaged_document_is_refused_with_the_place(path: str, value: object, me
 
 
 SERVED = dataclasses.replace(
-    TINY, bodies=((AllReduce("grad", Group(2), "mean", "server", Servers((4, 6))), Tick(("grad",), 0.005)),)
+    TINY, bodies=((ops.AllReduce("grad", Group(2), "mean", "server", ops.Servers((4, 6))), ops.Tick(("grad",), 0.005)),)
 )
 
 
@@ -482,7 +444,7 @@ def test_text_shows_buffers_bodies_and_order() -> None:
             Buffer("top", 5, sparse=True),
             Buffer("fused", 12, padding=2),
         ),
-        steps=[STEP, STEP, (Delay("host"), *STEP)],
+        steps=[STEP, STEP, (ops.Delay("host"), *STEP)],
     )
     assert (
         plan_text(plan).replace(plan.digest(), "DIGEST")

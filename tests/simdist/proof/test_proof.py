@@ -11,36 +11,7 @@ from hypothesis import strategies as st
 from plans import groups
 
 from simdist.errors import PlanError
-from simdist.plan import (
-    COLLECTIVES,
-    AllGather,
-    AllReduce,
-    Backward,
-    Body,
-    Broadcast,
-    Buffer,
-    Copy,
-    Delay,
-    Densify,
-    Forward,
-    Load,
-    Merge,
-    Op,
-    Optimize,
-    Pack,
-    Plan,
-    Reduce,
-    ReduceScatter,
-    Result,
-    Run,
-    Save,
-    Select,
-    Tick,
-    TrustRatios,
-    Unpack,
-    Wait,
-    op_text,
-)
+from simdist.plan import Body, Buffer, Plan, Result, Run, op_text, ops
 from simdist.plan.check import check
 from simdist.plan.group import Group
 from simdist.proof import prove
@@ -50,10 +21,10 @@ Declared = Callable[[int], Result]
 
 WORLD = Group(8)
 SYNC = Result(gradients=WORLD, parameters=Group(1))
-FORWARD = Forward(("param",), ("loss",))
-BACKWARD = Backward(("param", "loss"), "grad")
-OPTIMIZE = Optimize(("param",), ("grad",))
-AVERAGE = (Copy("param", "flat"), AllReduce("flat", WORLD), Copy("flat", "param"))
+FORWARD = ops.Forward(("param",), ("loss",))
+BACKWARD = ops.Backward(("param", "loss"), "grad")
+OPTIMIZE = ops.Optimize(("param",), ("grad",))
+AVERAGE = (ops.Copy("param", "flat"), ops.AllReduce("flat", WORLD), ops.Copy("flat", "param"))
 BUFFERS = (
     Buffer("param", 64, tensors=(0, 1), initialized=True),
     Buffer("loss", 1),
@@ -81,7 +52,7 @@ def refusal(plan: Plan, result: Declared | Result) -> str:
     return str(error.value)
 
 
-def synchronized(*collectives: Op) -> Body:
+def synchronized(*collectives: ops.Op) -> Body:
     """Return a step that brings the gradients together by `collectives`."""
     return (FORWARD, BACKWARD, *collectives, OPTIMIZE)
 
@@ -89,36 +60,39 @@ def synchronized(*collectives: Op) -> Body:
 # ---------------------------------------------------------------- equivalent forms
 
 EQUIVALENT: dict[str, Body] = {
-    "all_reduce": (AllReduce("grad", WORLD),),
-    "all_reduce twice": (AllReduce("grad", WORLD), AllReduce("grad", WORLD)),
-    "within nodes, then across": (AllReduce("grad", Group(4)), AllReduce("grad", Group(2, 4))),
-    "across nodes, then within": (AllReduce("grad", Group(2, 4)), AllReduce("grad", Group(4))),
-    "sums over ones": (AllReduce("grad", WORLD), AllReduce("grad", Group(1), "sum")),
-    "reduce_scatter, all_gather": (ReduceScatter("grad", "slice.8", WORLD), AllGather("slice.8", "grad", WORLD)),
+    "all_reduce": (ops.AllReduce("grad", WORLD),),
+    "all_reduce twice": (ops.AllReduce("grad", WORLD), ops.AllReduce("grad", WORLD)),
+    "within nodes, then across": (ops.AllReduce("grad", Group(4)), ops.AllReduce("grad", Group(2, 4))),
+    "across nodes, then within": (ops.AllReduce("grad", Group(2, 4)), ops.AllReduce("grad", Group(4))),
+    "sums over ones": (ops.AllReduce("grad", WORLD), ops.AllReduce("grad", Group(1), "sum")),
+    "reduce_scatter, all_gather": (
+        ops.ReduceScatter("grad", "slice.8", WORLD),
+        ops.AllGather("slice.8", "grad", WORLD),
+    ),
     "hierarchical reduce_scatter, all_reduce, all_gather": (
-        ReduceScatter("grad", "slice.4", Group(4)),
-        AllReduce("slice.4", Group(2, 4)),
-        AllGather("slice.4", "grad", Group(4)),
+        ops.ReduceScatter("grad", "slice.4", Group(4)),
+        ops.AllReduce("slice.4", Group(2, 4)),
+        ops.AllGather("slice.4", "grad", Group(4)),
     ),
     "hierarchical over nodes of two": (
-        ReduceScatter("grad", "slice.2", Group(2)),
-        AllReduce("slice.2", Group(4, 2)),
-        AllGather("slice.2", "grad", Group(2)),
+        ops.ReduceScatter("grad", "slice.2", Group(2)),
+        ops.AllReduce("slice.2", Group(4, 2)),
+        ops.AllGather("slice.2", "grad", Group(2)),
     ),
     "nested reduce_scatter, all_gather": (
-        ReduceScatter("grad", "slice.4", Group(4)),
-        ReduceScatter("slice.4", "slice.8", Group(2, 4)),
-        AllGather("slice.8", "slice.4", Group(2, 4)),
-        AllGather("slice.4", "grad", Group(4)),
+        ops.ReduceScatter("grad", "slice.4", Group(4)),
+        ops.ReduceScatter("slice.4", "slice.8", Group(2, 4)),
+        ops.AllGather("slice.8", "slice.4", Group(2, 4)),
+        ops.AllGather("slice.4", "grad", Group(4)),
     ),
-    "reduce, broadcast": (Reduce("grad", WORLD), Broadcast("grad", WORLD)),
-    "reduce, broadcast with other roots": (Reduce("grad", WORLD, root=5), Broadcast("grad", WORLD, root=5)),
+    "reduce, broadcast": (ops.Reduce("grad", WORLD), ops.Broadcast("grad", WORLD)),
+    "reduce, broadcast with other roots": (ops.Reduce("grad", WORLD, root=5), ops.Broadcast("grad", WORLD, root=5)),
     "reduce within nodes, all_reduce of leaders, broadcast": (
-        Reduce("grad", Group(4), root=1),
-        AllReduce("grad", Group(2, 4)),
-        Broadcast("grad", Group(4), root=1),
+        ops.Reduce("grad", Group(4), root=1),
+        ops.AllReduce("grad", Group(2, 4)),
+        ops.Broadcast("grad", Group(4), root=1),
     ),
-    "through a copy": (Copy("grad", "flat"), AllReduce("flat", WORLD), Copy("flat", "grad")),
+    "through a copy": (ops.Copy("grad", "flat"), ops.AllReduce("flat", WORLD), ops.Copy("flat", "grad")),
 }
 
 
@@ -128,18 +102,26 @@ def test_equivalent_forms_of_an_all_reduce_prove(form: str) -> None:
 
 
 def test_parameters_may_be_averaged_in_place() -> None:
-    step = (FORWARD, BACKWARD, OPTIMIZE, AllReduce("param", WORLD))
+    step = (FORWARD, BACKWARD, OPTIMIZE, ops.AllReduce("param", WORLD))
     verify(plan_of(step, step), Result(gradients=Group(1), parameters=WORLD))
 
 
 def test_average_of_equal_gradients_commutes_with_the_update() -> None:
-    step = (FORWARD, BACKWARD, AllReduce("grad", WORLD), *AVERAGE, OPTIMIZE)
+    step = (FORWARD, BACKWARD, ops.AllReduce("grad", WORLD), *AVERAGE, OPTIMIZE)
     verify(plan_of(step), Result(gradients=WORLD, parameters=WORLD))
 
 
 def test_waits_delays_and_saves_change_no_values() -> None:
-    step = (Delay("host"), FORWARD, Wait("loss"), BACKWARD, Delay("compute"), AllReduce("grad", WORLD), OPTIMIZE)
-    verify(plan_of((*step, Save(("param",)), Delay("io"))), SYNC)
+    step = (
+        ops.Delay("host"),
+        FORWARD,
+        ops.Wait("loss"),
+        BACKWARD,
+        ops.Delay("compute"),
+        ops.AllReduce("grad", WORLD),
+        OPTIMIZE,
+    )
+    verify(plan_of((*step, ops.Save(("param",)), ops.Delay("io"))), SYNC)
 
 
 def test_buckets_may_be_reduced_and_applied_one_by_one() -> None:
@@ -152,13 +134,13 @@ def test_buckets_may_be_reduced_and_applied_one_by_one() -> None:
     )
     params = ("param.0", "param.1")
     step = (
-        Forward(params, ("loss",)),
-        Backward((*params, "loss"), "grad.1"),
-        AllReduce("grad.1", WORLD),
-        Backward((*params, "loss"), "grad.0"),
-        AllReduce("grad.0", WORLD),
-        Optimize(("param.1",), ("grad.1",)),
-        Optimize(("param.0",), ("grad.0",)),
+        ops.Forward(params, ("loss",)),
+        ops.Backward((*params, "loss"), "grad.1"),
+        ops.AllReduce("grad.1", WORLD),
+        ops.Backward((*params, "loss"), "grad.0"),
+        ops.AllReduce("grad.0", WORLD),
+        ops.Optimize(("param.1",), ("grad.1",)),
+        ops.Optimize(("param.0",), ("grad.0",)),
     )
     verify(plan_of(step, step, buffers=buffers), SYNC)
     assert "param.0" in refusal(plan_of(step[:-1], buffers=buffers), SYNC)
@@ -174,70 +156,70 @@ MISTAKES: dict[str, tuple[Body, Result, str]] = {
         "the schedule declares 1/8",
     ),
     "undeclared all_reduce": (
-        synchronized(AllReduce("grad", Group(2))),
+        synchronized(ops.AllReduce("grad", Group(2))),
         Result(Group(1), Group(1)),
         "all_reduce(grad, mean over group of 2) at step 0: afterwards grad of rank 0 holds 1/2 of the gradient of rank "
         "0; the schedule declares 1/1",
     ),
     "sum instead of mean": (
-        synchronized(AllReduce("grad", WORLD, "sum")),
+        synchronized(ops.AllReduce("grad", WORLD, "sum")),
         SYNC,
         "all_reduce(grad, sum over group of 8) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank "
         "0; the schedule declares 1/8",
     ),
     "gradient all-reduced twice by sums": (
-        synchronized(AllReduce("grad", WORLD), AllReduce("grad", WORLD, "sum")),
+        synchronized(ops.AllReduce("grad", WORLD), ops.AllReduce("grad", WORLD, "sum")),
         SYNC,
         "all_reduce(grad, sum over group of 8) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank "
         "0; the schedule declares 1/8",
     ),
     "wrong group": (
-        synchronized(AllReduce("grad", Group(4))),
+        synchronized(ops.AllReduce("grad", Group(4))),
         SYNC,
         "all_reduce(grad, mean over group of 4) at step 0: afterwards grad of rank 0 holds 1/4 of the gradient of rank "
         "0; the schedule declares 1/8",
     ),
     "right size, wrong stride": (
-        synchronized(AllReduce("grad", Group(4, 2))),
+        synchronized(ops.AllReduce("grad", Group(4, 2))),
         Result(Group(4), Group(1)),
         "all_reduce(grad, mean over group of 4 at stride 2) at step 0: afterwards grad of rank 0 holds nothing of the "
         "gradient of rank 1; the schedule declares 1/4",
     ),
     "reduce without broadcast": (
-        synchronized(Reduce("grad", WORLD)),
+        synchronized(ops.Reduce("grad", WORLD)),
         SYNC,
         "reduce(grad, mean over group of 8 to member 0) at step 0: afterwards grad of rank 1 holds nothing of the "
         "gradient of rank 0; the schedule declares 1/8",
     ),
     "reduce, where the others keep what they had": (
-        synchronized(Reduce("grad", Group(2), root=1)),
+        synchronized(ops.Reduce("grad", Group(2), root=1)),
         Result(Group(2), Group(1)),
         "reduce(grad, mean over group of 2 to member 1) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient "
         "of rank 0; the schedule declares 1/2",
     ),
     "broadcast from another root": (
-        synchronized(Reduce("grad", WORLD, root=1), Broadcast("grad", WORLD, root=2)),
+        synchronized(ops.Reduce("grad", WORLD, root=1), ops.Broadcast("grad", WORLD, root=2)),
         SYNC,
         "broadcast(grad, group of 8 from member 2) at step 0: afterwards grad of rank 0 holds nothing of the gradient "
         "of rank 0; the schedule declares 1/8",
     ),
     "slices gathered over another group": (
-        synchronized(ReduceScatter("grad", "slice.4", Group(4)), AllGather("slice.4", "grad", Group(4, 2))),
+        synchronized(ops.ReduceScatter("grad", "slice.4", Group(4)), ops.AllGather("slice.4", "grad", Group(4, 2))),
         Result(Group(4), Group(1)),
         "grad holds other tensors, or slices in another order, than it declares",
     ),
     "nested slices gathered in the wrong order": (
         synchronized(
-            ReduceScatter("grad", "slice.2", Group(2)),
-            ReduceScatter("slice.2", "slice.8", Group(4, 2)),
-            AllGather("slice.8", "slice.4", Group(2)),
-            AllGather("slice.4", "grad", Group(4, 2)),
+            ops.ReduceScatter("grad", "slice.2", Group(2)),
+            ops.ReduceScatter("slice.2", "slice.8", Group(4, 2)),
+            ops.AllGather("slice.8", "slice.4", Group(2)),
+            ops.AllGather("slice.4", "grad", Group(4, 2)),
         ),
         SYNC,
         "optimize(param with grad) at step 0: grad holds other tensors, or slices in another order, than it declares",
     ),
     "slices of different places reduced": (
-        synchronized(ReduceScatter("grad", "slice.2", Group(2)), AllReduce("slice.2", Group(2))),
+        synchronized(ops.ReduceScatter("grad", "slice.2", Group(2)), ops.AllReduce("slice.2", Group(2))),
         SYNC,
         "all_reduce(slice.2, mean over group of 2) at step 0: reduces slices of different places; the members hold "
         "other parts of the model",
@@ -249,7 +231,7 @@ MISTAKES: dict[str, tuple[Body, Result, str]] = {
         "schedule declares 1/8",
     ),
     "undeclared average": (
-        (*synchronized(AllReduce("grad", WORLD)), *AVERAGE),
+        (*synchronized(ops.AllReduce("grad", WORLD)), *AVERAGE),
         SYNC,
         "copy(flat -> param) at step 0: afterwards param of rank 0 holds 1/8 of the parameters of rank 0; the schedule "
         "declares 1/1",
@@ -261,13 +243,13 @@ MISTAKES: dict[str, tuple[Body, Result, str]] = {
         "schedule declares 1/8",
     ),
     "update twice": (
-        (*synchronized(AllReduce("grad", WORLD)), OPTIMIZE),
+        (*synchronized(ops.AllReduce("grad", WORLD)), OPTIMIZE),
         SYNC,
         "optimize(param with grad) at step 0: afterwards param of rank 0 holds 1/4 of the gradient of rank 0; the "
         "schedule declares 1/8",
     ),
     "no update": (
-        (FORWARD, BACKWARD, AllReduce("grad", WORLD)),
+        (FORWARD, BACKWARD, ops.AllReduce("grad", WORLD)),
         SYNC,
         "all_reduce(grad, mean over group of 8) at step 0: afterwards param of rank 0 holds nothing of the gradient of "
         "rank 0; the schedule declares 1/8",
@@ -279,35 +261,35 @@ MISTAKES: dict[str, tuple[Body, Result, str]] = {
         "schedule declares 1/8",
     ),
     "update before the all_reduce": (
-        (FORWARD, BACKWARD, OPTIMIZE, AllReduce("grad", WORLD)),
+        (FORWARD, BACKWARD, OPTIMIZE, ops.AllReduce("grad", WORLD)),
         SYNC,
         "optimize(param with grad) at step 0: afterwards param of rank 0 holds 1/1 of the gradient of rank 0; the "
         "schedule declares 1/8",
     ),
     "forward pass without parameters": (
-        (Forward((), ("loss",)), *synchronized(AllReduce("grad", WORLD))[1:]),
+        (ops.Forward((), ("loss",)), *synchronized(ops.AllReduce("grad", WORLD))[1:]),
         SYNC,
         "forward( -> loss) at step 0: does not read all parameters as they are when the step begins; add them to srcs",
     ),
     "forward pass on updated parameters": (
-        (*synchronized(AllReduce("grad", WORLD)), FORWARD),
+        (*synchronized(ops.AllReduce("grad", WORLD)), FORWARD),
         SYNC,
         "forward(param -> loss) at step 0: does not read all parameters as they are when the step begins; add them to "
         "srcs",
     ),
     "backward pass of nothing": (
-        (FORWARD, Backward(("param",), "grad"), AllReduce("grad", WORLD), OPTIMIZE),
+        (FORWARD, ops.Backward(("param",), "grad"), ops.AllReduce("grad", WORLD), OPTIMIZE),
         SYNC,
         "backward(param -> grad) at step 0: reads nothing that a forward pass wrote; add its activations or loss to "
         "srcs",
     ),
     "backward pass on changed parameters": (
-        (FORWARD, AllReduce("param", WORLD), BACKWARD, AllReduce("grad", WORLD), OPTIMIZE),
+        (FORWARD, ops.AllReduce("param", WORLD), BACKWARD, ops.AllReduce("grad", WORLD), OPTIMIZE),
         Result(WORLD, WORLD),
         "backward(param, loss -> grad) at step 0: reads parameters that have changed since the step began",
     ),
     "average of losses": (
-        (FORWARD, AllReduce("loss", WORLD), BACKWARD, AllReduce("grad", WORLD), OPTIMIZE),
+        (FORWARD, ops.AllReduce("loss", WORLD), BACKWARD, ops.AllReduce("grad", WORLD), OPTIMIZE),
         SYNC,
         "backward(param, loss -> grad) at step 0: reads the activations of other ranks; each rank computes on its own",
     ),
@@ -326,7 +308,7 @@ def test_mistake_is_refused_with_its_step_and_operation(mistake: str) -> None:
 
 def test_plan_without_parameters_is_refused() -> None:
     buffers = tuple(dataclasses.replace(buffer, tensors=None) for buffer in BUFFERS)
-    assert refusal(plan_of((Wait("param"),), buffers=buffers), SYNC) == (
+    assert refusal(plan_of((ops.Wait("param"),), buffers=buffers), SYNC) == (
         "plan hand: no buffer holds parameters; declare one initialized, with tensors"
     )
 
@@ -346,22 +328,22 @@ def test_declaration_is_asked_for_every_step() -> None:
 
 
 def test_gradient_of_the_step_before_is_stale() -> None:
-    good = synchronized(AllReduce("grad", WORLD))
-    text = refusal(plan_of(good, good, good, (FORWARD, AllReduce("grad", WORLD), OPTIMIZE)), SYNC)
+    good = synchronized(ops.AllReduce("grad", WORLD))
+    text = refusal(plan_of(good, good, good, (FORWARD, ops.AllReduce("grad", WORLD), OPTIMIZE)), SYNC)
     assert "at step 3: afterwards grad of rank 0 holds nothing of the gradient of rank 0" in text
 
 
 def test_gradient_of_the_activations_of_the_step_before_is_stale() -> None:
-    good = synchronized(AllReduce("grad", WORLD))
+    good = synchronized(ops.AllReduce("grad", WORLD))
     assert "at step 2: afterwards grad of rank 0 holds nothing of the gradient" in refusal(
         plan_of(good, good, good[1:]), SYNC
     )
 
 
 def test_update_that_arrives_one_step_late_is_refused() -> None:
-    late = (FORWARD, OPTIMIZE, BACKWARD, AllReduce("grad", WORLD))
+    late = (FORWARD, OPTIMIZE, BACKWARD, ops.AllReduce("grad", WORLD))
     assert "at step 1: reads parameters that have changed since the step began" in refusal(
-        plan_of(synchronized(AllReduce("grad", WORLD)), late), SYNC
+        plan_of(synchronized(ops.AllReduce("grad", WORLD)), late), SYNC
     )
 
 
@@ -373,13 +355,13 @@ def test_average_of_the_parameters_of_the_step_before_is_stale() -> None:
 
 
 def test_a_mistake_in_a_late_repetition_is_found() -> None:
-    good = synchronized(AllReduce("grad", WORLD))
-    text = refusal(plan_of(*[good] * 500, synchronized(AllReduce("grad", Group(4))), *[good] * 10), SYNC)
+    good = synchronized(ops.AllReduce("grad", WORLD))
+    text = refusal(plan_of(*[good] * 500, synchronized(ops.AllReduce("grad", Group(4))), *[good] * 10), SYNC)
     assert "all_reduce(grad, mean over group of 4) at step 500: " in text
 
 
 def test_a_long_plan_is_proved_by_its_distinct_steps() -> None:
-    step = synchronized(AllReduce("grad", WORLD))
+    step = synchronized(ops.AllReduce("grad", WORLD))
     asked: list[int] = []
 
     def declared(step: int) -> Result:
@@ -393,8 +375,8 @@ def test_a_long_plan_is_proved_by_its_distinct_steps() -> None:
 
 # ---------------------------------------------------------------- input
 
-LOAD, UPLOAD = Load("batch"), Copy("batch", "input")
-TRAIN = (Forward(("param", "input"), ("loss",)), BACKWARD, AllReduce("grad", WORLD), OPTIMIZE)
+LOAD, UPLOAD = ops.Load("batch"), ops.Copy("batch", "input")
+TRAIN = (ops.Forward(("param", "input"), ("loss",)), BACKWARD, ops.AllReduce("grad", WORLD), OPTIMIZE)
 
 
 def test_every_step_may_train_on_a_batch_of_its_own() -> None:
@@ -439,7 +421,7 @@ INPUT_MISTAKES: dict[str, tuple[tuple[Body, ...], str]] = {
         "copy(batch -> input) at step 0: overwrites a batch in input that is still unused",
     ),
     "same batch on all ranks": (
-        ((LOAD, UPLOAD, Broadcast("input", WORLD), *TRAIN),),
+        ((LOAD, UPLOAD, ops.Broadcast("input", WORLD), *TRAIN),),
         "forward(param, input -> loss) at step 0: reads the batch of other ranks; each rank computes on its own",
     ),
 }
@@ -456,14 +438,14 @@ def test_wrong_input_is_refused(mistake: str) -> None:
 
 @pytest.mark.parametrize(("world_size", "n_followed"), [(1, 1), (96, 96), (256, 256), (512, 64), (16_384, 16)])
 def test_all_ranks_are_followed_in_small_worlds_and_a_sample_in_large_ones(world_size: int, n_followed: int) -> None:
-    step = synchronized(AllReduce("grad", Group(world_size)))
+    step = synchronized(ops.AllReduce("grad", Group(world_size)))
     plan = plan_of(step, world_size=world_size)
     assert verify(plan, Result(Group(world_size), Group(1))) == n_followed
 
 
 @pytest.mark.parametrize("world_size", [96, 256, 512])
 def test_wrong_group_is_found_in_worlds_of_any_size(world_size: int) -> None:
-    step = synchronized(AllReduce("grad", Group(world_size // 2)))
+    step = synchronized(ops.AllReduce("grad", Group(world_size // 2)))
     text = refusal(plan_of(step, world_size=world_size), Result(Group(world_size), Group(1)))
     assert f"holds 1/{world_size // 2} of the gradient of rank 0; the schedule declares 1/{world_size}" in text
 
@@ -480,25 +462,25 @@ def computed_mean(collectives: Body) -> bool:
     return state["grad"].shape == own.shape and bool(np.allclose(state["grad"], own.mean(0)))
 
 
-def _execute(op: Op, state: dict[str, np.ndarray]) -> None:
-    assert isinstance(op, COLLECTIVES)
-    src = state[op.buffer if isinstance(op, AllReduce | Reduce | Broadcast) else op.src].copy()
+def _execute(op: ops.Op, state: dict[str, np.ndarray]) -> None:
+    assert isinstance(op, ops.COLLECTIVES)
+    src = state[op.buffer if isinstance(op, ops.AllReduce | ops.Reduce | ops.Broadcast) else op.src].copy()
     for members in op.group.members(8):
         scale = len(members) if getattr(op, "reduction", "sum") == "mean" else 1
         total = sum(src[rank] for rank in members) / scale
         match op:
-            case AllReduce():
+            case ops.AllReduce():
                 state[op.buffer][members] = total
-            case Reduce():
+            case ops.Reduce():
                 state[op.buffer][members[op.root]] = total
-            case Broadcast():
+            case ops.Broadcast():
                 state[op.buffer][members] = src[members[op.root]]
-            case ReduceScatter():
+            case ops.ReduceScatter():
                 shards = np.split(total, len(members))
                 out = state.setdefault(op.dst, np.empty((8, len(shards[0]))))
                 for rank, shard in zip(members, shards, strict=True):
                     out[rank] = shard
-            case AllGather():
+            case ops.AllGather():
                 whole = np.concatenate([src[rank] for rank in members])
                 state.setdefault(op.dst, np.empty((8, len(whole))))[members] = whole
 
@@ -506,25 +488,25 @@ def _execute(op: Op, state: dict[str, np.ndarray]) -> None:
 @st.composite
 def collective_sequences(draw: st.DrawFn) -> Body:
     """Draw a correct sequence, with up to two operations dropped, doubled, inserted, swapped or given other groups."""
-    ops = list(draw(st.sampled_from(list(EQUIVALENT.values()))))
-    ops = [op for op in ops if not isinstance(op, Copy)] or [AllReduce("grad", WORLD)]
+    operations = list(draw(st.sampled_from(list(EQUIVALENT.values()))))
+    operations = [op for op in operations if not isinstance(op, ops.Copy)] or [ops.AllReduce("grad", WORLD)]
     for _ in range(draw(st.integers(0, 2))):
-        at = draw(st.integers(0, len(ops) - 1))
+        at = draw(st.integers(0, len(operations) - 1))
         match draw(st.sampled_from(["drop", "double", "regroup", "insert", "swap"])):
-            case "drop" if len(ops) > 1:
-                del ops[at]
+            case "drop" if len(operations) > 1:
+                del operations[at]
             case "double":
-                ops.insert(at, ops[at])
+                operations.insert(at, operations[at])
             case "regroup":
-                size = ops[at].group.size
+                size = operations[at].group.size
                 group = draw(st.sampled_from([Group(size, stride) for stride in (1, 2, 4) if size * stride <= 8]))
-                ops[at] = dataclasses.replace(ops[at], group=group)
+                operations[at] = dataclasses.replace(operations[at], group=group)
             case "insert":
                 reduction = draw(st.sampled_from(["mean", "sum"]))
-                ops.insert(at, AllReduce("grad", draw(groups(8)), reduction))
+                operations.insert(at, ops.AllReduce("grad", draw(groups(8)), reduction))
             case "swap":
-                ops[at], ops[at - 1] = ops[at - 1], ops[at]
-    return tuple(ops)
+                operations[at], operations[at - 1] = operations[at - 1], operations[at]
+    return tuple(operations)
 
 
 @settings(max_examples=300, deadline=None)
@@ -544,7 +526,7 @@ def test_what_is_proved_is_what_numbers_give(collectives: Body) -> None:
     if proved:
         assert computed_mean(collectives)
     elif computed_mean(collectives):
-        assert any(isinstance(op, ReduceScatter | AllGather) for op in collectives), "refused, but right"
+        assert any(isinstance(op, ops.ReduceScatter | ops.AllGather) for op in collectives), "refused, but right"
 
 
 # ---------------------------------------------------------------- mutations of every schedule
@@ -568,10 +550,12 @@ def mutations(body: Body, declared: Result) -> Iterator[tuple[str, Body]]:
     """Yield every mutation of a step that changes what it computes."""
     for at, op in enumerate(body):
         before, after = body[:at], body[at + 1 :]
-        if not isinstance(op, Wait | Delay | Save | Tick | Broadcast):  # gtopk broadcasts what all hold already
+        if not isinstance(
+            op, ops.Wait | ops.Delay | ops.Save | ops.Tick | ops.Broadcast
+        ):  # gtopk broadcasts what all hold already
             yield f"drop {op_text(op)}", (*before, *after)
         match op:
-            case AllReduce():
+            case ops.AllReduce():
                 for group in OTHER_GROUPS:
                     if group != op.group:
                         yield f"{op_text(op)} over {group}", (*before, dataclasses.replace(op, group=group), *after)
@@ -579,41 +563,41 @@ def mutations(body: Body, declared: Result) -> Iterator[tuple[str, Body]]:
                     summed = dataclasses.replace(op, reduction="sum")
                     yield f"sum in {op_text(op)}", (*before, summed, *after)
                     yield f"{op_text(op)} again by sum", (*before, op, summed, *after)
-                    yield f"{op_text(op)} by reduce", (*before, Reduce(op.buffer, op.group), *after)
-                    yield f"{op_text(op)} by broadcast", (*before, Broadcast(op.buffer, op.group), *after)
-                others = {each.buffer for each in body if isinstance(each, AllReduce)} - {op.buffer, "flat"}
+                    yield f"{op_text(op)} by reduce", (*before, ops.Reduce(op.buffer, op.group), *after)
+                    yield f"{op_text(op)} by broadcast", (*before, ops.Broadcast(op.buffer, op.group), *after)
+                others = {each.buffer for each in body if isinstance(each, ops.AllReduce)} - {op.buffer, "flat"}
                 for other in others if op.buffer != "flat" else ():
                     yield f"{op_text(op)} on {other}", (*before, dataclasses.replace(op, buffer=other), *after)
-            case Optimize():
+            case ops.Optimize():
                 yield "update twice", (*before, op, op, *after)
-                last = max((i for i, each in enumerate(before) if isinstance(each, Backward)), default=0)
+                last = max((i for i, each in enumerate(before) if isinstance(each, ops.Backward)), default=0)
                 if declared.gradients.size > declared.parameters.size:
                     yield "update before the last all_reduce", (*body[: last + 1], op, *body[last + 1 : at], *after)
                 if after and declared.gradients.size < declared.parameters.size:
                     yield "average before the update", (*before, *after, op)
-            case Load():
+            case ops.Load():
                 yield f"{op_text(op)} twice", (*before, op, op, *after)
-            case Forward():
+            case ops.Forward():
                 yield "backward before forward", (*before, *_backward_first(after, op))
-                yield "no parameters", (*before, Forward(op.srcs[1:], op.dsts), *after)
-                yield "no input", (*before, Forward(op.srcs[:1], op.dsts), *after)
-            case Copy() if op.dst == "param":
-                yield "copy the wrong way", (*before, Copy(op.dst, op.src), *after)
-            case AllGather():
+                yield "no parameters", (*before, ops.Forward(op.srcs[1:], op.dsts), *after)
+                yield "no input", (*before, ops.Forward(op.srcs[:1], op.dsts), *after)
+            case ops.Copy() if op.dst == "param":
+                yield "copy the wrong way", (*before, ops.Copy(op.dst, op.src), *after)
+            case ops.AllGather():
                 for group in OTHER_GROUPS:
                     if group != op.group:
                         yield f"{op_text(op)} over {group}", (*before, dataclasses.replace(op, group=group), *after)
-            case Densify():
-                yield f"wrong divisor of {op_text(op)}", (*before, Densify(op.src, op.dst, op.divisor + 1), *after)
-            case Merge():
+            case ops.Densify():
+                yield f"wrong divisor of {op_text(op)}", (*before, ops.Densify(op.src, op.dst, op.divisor + 1), *after)
+            case ops.Merge():
                 for divisor in {1, op.divisor // 2, op.divisor + 1, 2 * op.divisor} - {op.divisor}:
                     wrong = dataclasses.replace(op, divisor=divisor)
                     yield f"wrong divisor {divisor} of {op_text(op)}", (*before, wrong, *after)
-            case Select():
-                others = {each.residual for each in body if isinstance(each, Select)} - {op.residual}
+            case ops.Select():
+                others = {each.residual for each in body if isinstance(each, ops.Select)} - {op.residual}
                 for other in others:
                     yield f"{op_text(op)} on {other}", (*before, dataclasses.replace(op, residual=other), *after)
-            case TrustRatios():
+            case ops.TrustRatios():
                 for group in OTHER_GROUPS:
                     if group.size != op.group.size:
                         yield f"{op_text(op)} by {group}", (*before, dataclasses.replace(op, group=group), *after)
@@ -621,9 +605,9 @@ def mutations(body: Body, declared: Result) -> Iterator[tuple[str, Body]]:
                 pass
 
 
-def _backward_first(after: Body, forward: Op) -> Body:
+def _backward_first(after: Body, forward: ops.Op) -> Body:
     """Put the forward pass behind the last backward pass."""
-    last = max(i for i, op in enumerate(after) if isinstance(op, Backward))
+    last = max(i for i, op in enumerate(after) if isinstance(op, ops.Backward))
     return (*after[: last + 1], forward, *after[last + 1 :])
 
 
@@ -673,39 +657,39 @@ TOP_BUFFERS = (
     *(Buffer(f"tops.{n}", K * n, sparse=True) for n in (2, 4, 8)),
     Buffer("shard_residual", 16, initialized=True),
 )
-SELECT = Select("grad", "top", "residual", K)
-SHARD_SELECT = Select("slice.4", "top", "shard_residual", K, stream="comm")
-SCATTER, GATHER = ReduceScatter("grad", "slice.4", Group(4)), AllGather("slice.4", "grad", Group(4))
+SELECT = ops.Select("grad", "top", "residual", K)
+SHARD_SELECT = ops.Select("slice.4", "top", "shard_residual", K, stream="comm")
+SCATTER, GATHER = ops.ReduceScatter("grad", "slice.4", Group(4)), ops.AllGather("slice.4", "grad", Group(4))
 
 MERGED: Body = (
     SELECT,
     *(
         op
         for n in (1, 2, 4)
-        for op in (AllGather("top", "tops.2", Group(2, n)), Merge("tops.2", "top", "residual", 2 * n, "comm"))
+        for op in (ops.AllGather("top", "tops.2", Group(2, n)), ops.Merge("tops.2", "top", "residual", 2 * n, "comm"))
     ),
-    Densify("top", "grad", 8),
+    ops.Densify("top", "grad", 8),
 )
 SPARSE_FORMS: dict[str, Body] = {
-    "gather everything": (SELECT, AllGather("top", "tops.8", WORLD), Densify("tops.8", "grad", 8)),
-    "mean of own selections": (SELECT, Densify("top", "grad"), AllReduce("grad", WORLD)),
+    "gather everything": (SELECT, ops.AllGather("top", "tops.8", WORLD), ops.Densify("tops.8", "grad", 8)),
+    "mean of own selections": (SELECT, ops.Densify("top", "grad"), ops.AllReduce("grad", WORLD)),
     "shards of nodes, gathered across": (
         SCATTER,
         SHARD_SELECT,
-        AllGather("top", "tops.2", Group(2, 4)),
-        Densify("tops.2", "slice.4", 2, "comm"),
+        ops.AllGather("top", "tops.2", Group(2, 4)),
+        ops.Densify("tops.2", "slice.4", 2, "comm"),
         GATHER,
     ),
     "merged pair by pair": MERGED,
     "shards of nodes, merged across": (
         SCATTER,
         SHARD_SELECT,
-        AllGather("top", "tops.2", Group(2, 4)),
-        Merge("tops.2", "top", "shard_residual", 2, "comm"),
-        Densify("top", "slice.4", 2, "comm"),
+        ops.AllGather("top", "tops.2", Group(2, 4)),
+        ops.Merge("tops.2", "top", "shard_residual", 2, "comm"),
+        ops.Densify("top", "slice.4", 2, "comm"),
         GATHER,
     ),
-    "in half precision": (Copy("grad", "half"), AllReduce("half", WORLD), Copy("half", "grad")),
+    "in half precision": (ops.Copy("grad", "half"), ops.AllReduce("half", WORLD), ops.Copy("half", "grad")),
 }
 
 
@@ -716,37 +700,42 @@ def test_compressed_forms_of_an_all_reduce_prove(form: str) -> None:
 
 SPARSE_MISTAKES: dict[str, tuple[Body, str]] = {
     "own selection only": (
-        (SELECT, Densify("top", "grad")),
+        (SELECT, ops.Densify("top", "grad")),
         "densify(top -> grad) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank 0; the schedule "
         "declares 1/8",
     ),
     "sum instead of mean": (
-        (SELECT, AllGather("top", "tops.8", WORLD), Densify("tops.8", "grad")),
+        (SELECT, ops.AllGather("top", "tops.8", WORLD), ops.Densify("tops.8", "grad")),
         "densify(tops.8 -> grad) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank 0; the "
         "schedule declares 1/8",
     ),
     "wrong divisor": (
-        (SELECT, AllGather("top", "tops.8", WORLD), Densify("tops.8", "grad", 4)),
+        (SELECT, ops.AllGather("top", "tops.8", WORLD), ops.Densify("tops.8", "grad", 4)),
         "densify(tops.8 / 4 -> grad) at step 0: afterwards grad of rank 0 holds 1/4 of the gradient of rank 0; the "
         "schedule declares 1/8",
     ),
     "divided twice": (
-        (SELECT, Densify("top", "grad", 8), AllReduce("grad", WORLD)),
+        (SELECT, ops.Densify("top", "grad", 8), ops.AllReduce("grad", WORLD)),
         "all_reduce(grad, mean over group of 8) at step 0: afterwards grad of rank 0 holds 1/64 of the gradient of "
         "rank 0; the schedule declares 1/8",
     ),
     "gathered within nodes only": (
-        (SELECT, AllGather("top", "tops.4", Group(4)), Densify("tops.4", "grad", 8)),
+        (SELECT, ops.AllGather("top", "tops.4", Group(4)), ops.Densify("tops.4", "grad", 8)),
         "densify(tops.4 / 8 -> grad) at step 0: afterwards grad of rank 0 holds nothing of the gradient of rank 4; the "
         "schedule declares 1/8",
     ),
     "gathered and summed again": (
-        (SELECT, AllGather("top", "tops.8", WORLD), Densify("tops.8", "grad", 8), AllReduce("grad", WORLD, "sum")),
+        (
+            SELECT,
+            ops.AllGather("top", "tops.8", WORLD),
+            ops.Densify("tops.8", "grad", 8),
+            ops.AllReduce("grad", WORLD, "sum"),
+        ),
         "all_reduce(grad, sum over group of 8) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank "
         "0; the schedule declares 1/8",
     ),
     "selections of other shards gathered": (
-        (SCATTER, SHARD_SELECT, AllGather("top", "tops.2", Group(2)), Densify("tops.2", "slice.4", 2), GATHER),
+        (SCATTER, SHARD_SELECT, ops.AllGather("top", "tops.2", Group(2)), ops.Densify("tops.2", "slice.4", 2), GATHER),
         "all_gather(top -> tops.2, group of 2) at step 0: reduces slices of different places; the members hold other "
         "parts of the model",
     ),
@@ -754,43 +743,43 @@ SPARSE_MISTAKES: dict[str, tuple[Body, str]] = {
         (
             SCATTER,
             SHARD_SELECT,
-            AllGather("top", "tops.2", Group(2, 4)),
-            Densify("tops.2", "slice.4", 2),
-            AllGather("slice.4", "grad", Group(4, 2)),
+            ops.AllGather("top", "tops.2", Group(2, 4)),
+            ops.Densify("tops.2", "slice.4", 2),
+            ops.AllGather("slice.4", "grad", Group(4, 2)),
         ),
         "grad holds other tensors, or slices in another order, than it declares",
     ),
     "shards not gathered across": (
-        (SCATTER, SHARD_SELECT, Densify("top", "slice.4"), GATHER),
+        (SCATTER, SHARD_SELECT, ops.Densify("top", "slice.4"), GATHER),
         "all_gather(slice.4 -> grad, group of 4) at step 0: afterwards grad of rank 0 holds 1/4 of the gradient of "
         "rank 0; the schedule declares 1/8",
     ),
     "merged, and each rank keeps all that all drop": (
-        tuple(dataclasses.replace(op, divisor=1) if isinstance(op, Merge) else op for op in MERGED),
+        tuple(dataclasses.replace(op, divisor=1) if isinstance(op, ops.Merge) else op for op in MERGED),
         "merge(tops.2 -> top, rest to residual) at step 0: 2 ranks hold the gradient of rank 0 and drop the same of "
         "it, each keeping all; the divisor must be their number",
     ),
     "merged, and the ranks keep too little of what they drop": (
-        tuple(dataclasses.replace(op, divisor=8) if isinstance(op, Merge) else op for op in MERGED),
+        tuple(dataclasses.replace(op, divisor=8) if isinstance(op, ops.Merge) else op for op in MERGED),
         "merge(tops.2 -> top, rest / 8 to residual) at step 0: 2 ranks hold the gradient of rank 0 and drop the same "
         "of it, each keeping 1/8; the divisor must be their number",
     ),
     "merged with the same rank twice": (
         (
             SELECT,
-            AllGather("top", "tops.2", Group(2)),
-            Merge("tops.2", "top", "residual", 2),
-            AllGather("top", "tops.2", Group(2)),
-            Merge("tops.2", "top", "residual", 2),
-            AllGather("top", "tops.2", Group(2, 4)),
-            Merge("tops.2", "top", "residual", 4),
-            Densify("top", "grad", 8),
+            ops.AllGather("top", "tops.2", Group(2)),
+            ops.Merge("tops.2", "top", "residual", 2),
+            ops.AllGather("top", "tops.2", Group(2)),
+            ops.Merge("tops.2", "top", "residual", 2),
+            ops.AllGather("top", "tops.2", Group(2, 4)),
+            ops.Merge("tops.2", "top", "residual", 4),
+            ops.Densify("top", "grad", 8),
         ),
         "densify(top / 8 -> grad) at step 0: afterwards grad of rank 0 holds 1/4 of the gradient of rank 0; the "
         "schedule declares 1/8",
     ),
     "not scattered back": (
-        (SELECT, AllGather("top", "tops.8", WORLD)),
+        (SELECT, ops.AllGather("top", "tops.8", WORLD)),
         "backward(param, loss -> grad) at step 0: afterwards grad of rank 0 holds 1/1 of the gradient of rank 0; the "
         "schedule declares 1/8",
     ),
@@ -812,7 +801,7 @@ def test_selections_of_the_step_before_are_stale() -> None:
 
 def test_residual_is_no_parameter_though_it_holds_tensors() -> None:
     """Nothing demands that it be read by a forward pass, or updated."""
-    merge_only = (Select("grad", "top", "flat", K), Merge("top", "top", "residual"), Densify("top", "grad"))
+    merge_only = (ops.Select("grad", "top", "flat", K), ops.Merge("top", "top", "residual"), ops.Densify("top", "grad"))
     buffers = tuple(
         dataclasses.replace(buffer, initialized=True) if buffer.name == "flat" else buffer for buffer in TOP_BUFFERS
     )
@@ -837,13 +826,13 @@ TWO_BUCKETS = (
 )
 PARAMS, GRADS = ("param.0", "param.1"), ("grad.1", "grad.0")
 PASSES = (
-    Forward(PARAMS, ("loss",)),
-    Backward((*PARAMS, "loss"), "grad.1"),
-    Backward((*PARAMS, "loss"), "grad.0"),
+    ops.Forward(PARAMS, ("loss",)),
+    ops.Backward((*PARAMS, "loss"), "grad.1"),
+    ops.Backward((*PARAMS, "loss"), "grad.0"),
 )
-UPDATE = Optimize(PARAMS, GRADS)
-FUSED = (Pack(GRADS, "fused"), AllReduce("fused", WORLD), Unpack("fused", GRADS))
-REDUCED = (AllReduce("grad.1", WORLD), AllReduce("grad.0", WORLD))
+UPDATE = ops.Optimize(PARAMS, GRADS)
+FUSED = (ops.Pack(GRADS, "fused"), ops.AllReduce("fused", WORLD), ops.Unpack("fused", GRADS))
+REDUCED = (ops.AllReduce("grad.1", WORLD), ops.AllReduce("grad.0", WORLD))
 
 
 def two_buckets(*steps: Body) -> Plan:
@@ -851,13 +840,13 @@ def two_buckets(*steps: Body) -> Plan:
 
 
 def test_fused_gradients_prove() -> None:
-    step = (*PASSES, Tick(GRADS, 0.005), *FUSED, UPDATE)
+    step = (*PASSES, ops.Tick(GRADS, 0.005), *FUSED, UPDATE)
     verify(two_buckets(step, step), SYNC)
 
 
 FUSION_MISTAKES: dict[str, tuple[Body, str]] = {
     "taken apart in another order": (
-        (*PASSES, *FUSED[:2], Unpack("fused", GRADS[::-1]), UPDATE),
+        (*PASSES, *FUSED[:2], ops.Unpack("fused", GRADS[::-1]), UPDATE),
         "holds other tensors, or slices in another order, than it declares",
     ),
     "not taken apart": (
@@ -874,15 +863,15 @@ FUSION_MISTAKES: dict[str, tuple[Body, str]] = {
         "reads 'grad.0', which nothing has written yet",
     ),
     "one bucket twice": (
-        (*PASSES, Pack(("grad.1", "grad.1"), "fused"), *FUSED[1:], UPDATE),
+        (*PASSES, ops.Pack(("grad.1", "grad.1"), "fused"), *FUSED[1:], UPDATE),
         "holds other tensors, or slices in another order, than it declares",
     ),
     "one bucket reduced by itself as well, by a sum": (
-        (*PASSES, *FUSED, AllReduce("grad.0", WORLD, "sum"), UPDATE),
+        (*PASSES, *FUSED, ops.AllReduce("grad.0", WORLD, "sum"), UPDATE),
         "all_reduce(grad.0, sum over group of 8) at step 0: afterwards grad.0 of rank 0 holds 1/1 of the gradient",
     ),
     "taken apart into too few": (
-        (*PASSES, *FUSED[:2], Unpack("fused", ("both",)), UPDATE),
+        (*PASSES, *FUSED[:2], ops.Unpack("fused", ("both",)), UPDATE),
         "holds other tensors than the buffers it is taken apart into",
     ),
 }
@@ -906,9 +895,9 @@ def compressed(residuals: tuple[str, str]) -> Body:
     """Return a step whose buckets are compressed one after the other, with these residuals."""
     exchanges = (
         (
-            Select(f"grad.{n}", f"top.{n}", residual, 2),
-            AllGather(f"top.{n}", "all_top", WORLD),
-            Densify("all_top", f"grad.{n}", 8),
+            ops.Select(f"grad.{n}", f"top.{n}", residual, 2),
+            ops.AllGather(f"top.{n}", "all_top", WORLD),
+            ops.Densify("all_top", f"grad.{n}", 8),
         )
         for n, residual in enumerate(residuals)
     )
@@ -926,9 +915,9 @@ def test_every_bucket_has_a_residual_of_its_own() -> None:
 
 
 # LARS: the four GPUs of a node share the work of the trust ratios; with two tensors, two of them have none.
-RATIOS = TrustRatios(PARAMS, GRADS, "ratios", Group(1))
-SHARES = (TrustRatios(PARAMS, GRADS, "ratio", Group(2)), AllGather("ratio", "ratios", Group(2)))
-RATED_UPDATE = Optimize(PARAMS, GRADS, "ratios")
+RATIOS = ops.TrustRatios(PARAMS, GRADS, "ratios", Group(1))
+SHARES = (ops.TrustRatios(PARAMS, GRADS, "ratio", Group(2)), ops.AllGather("ratio", "ratios", Group(2)))
+RATED_UPDATE = ops.Optimize(PARAMS, GRADS, "ratios")
 
 
 @pytest.mark.parametrize("rating", [(RATIOS,), SHARES], ids=["every rank all", "in shares"])
@@ -939,11 +928,11 @@ def test_trust_ratios_change_no_weights_and_prove(rating: Body) -> None:
 
 def test_buckets_may_be_rated_and_updated_one_by_one() -> None:
     pairs = [(("param.1",), ("grad.1",), "ratio"), (("param.0",), ("grad.0",), "other_ratio")]
-    rate = tuple(TrustRatios(params, grads, ratio, Group(1)) for params, grads, ratio in pairs)
-    update = tuple(Optimize(*pair) for pair in pairs)
+    rate = tuple(ops.TrustRatios(params, grads, ratio, Group(1)) for params, grads, ratio in pairs)
+    update = tuple(ops.Optimize(*pair) for pair in pairs)
     step = (*PASSES, *REDUCED, *rate, *update)
     verify(two_buckets(step, step), SYNC)
-    swapped = (*PASSES, *REDUCED, *rate, Optimize(("param.1",), ("grad.1",), "other_ratio"), update[1])
+    swapped = (*PASSES, *REDUCED, *rate, ops.Optimize(("param.1",), ("grad.1",), "other_ratio"), update[1])
     assert "other_ratio are trust ratios of other parameters or gradients than it updates" in refusal(
         two_buckets(swapped), SYNC
     )
@@ -959,20 +948,20 @@ RATIO_MISTAKES: dict[str, tuple[Body, str]] = {
         "grad.1 differs within a group of 2; share the work after the gradients are",
     ),
     "shares in another order": (
-        (*PASSES, *REDUCED, SHARES[0], AllGather("ratio", "ratios", Group(2, 2)), RATED_UPDATE),
+        (*PASSES, *REDUCED, SHARES[0], ops.AllGather("ratio", "ratios", Group(2, 2)), RATED_UPDATE),
         ORDER,
     ),
     "a share only": (
         (
             *PASSES,
             *REDUCED,
-            TrustRatios(("param.0",), ("grad.0",), "ratio", Group(4)),
-            Optimize(("param.0",), ("grad.0",), "ratio"),
-            Optimize(("param.1",), ("grad.1",)),
+            ops.TrustRatios(("param.0",), ("grad.0",), "ratio", Group(4)),
+            ops.Optimize(("param.0",), ("grad.0",), "ratio"),
+            ops.Optimize(("param.1",), ("grad.1",)),
         ),
         "ratio do not hold the trust ratios of all tensors, in order",
     ),
-    "nothing of the kind": ((*PASSES, *REDUCED, Optimize(PARAMS, GRADS, "loaded_ratios")), f"loaded_{ORDER}"),
+    "nothing of the kind": ((*PASSES, *REDUCED, ops.Optimize(PARAMS, GRADS, "loaded_ratios")), f"loaded_{ORDER}"),
 }
 
 
