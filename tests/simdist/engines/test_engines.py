@@ -444,9 +444,10 @@ from simdist.runs import building
 chosen = scenario.loads(sys.argv[1])
 for number, schedule in enumerate(chosen.schedules):
     built = building.build(chosen, schedule)
-    path = Path(sys.argv[2]) / f"{number}.npz"
-    engines.simulate(built.plan, built.costs, building.delays(chosen), engine=sys.argv[3]).save(path)
-    print(hashlib.sha256(path.read_bytes()).hexdigest())
+    for engine in ("des", "fast"):
+        path = Path(sys.argv[2]) / f"{number}-{engine}.npz"
+        engines.simulate(built.plan, built.costs, building.delays(chosen), engine=engine).save(path)
+        print(schedule.name, engine, hashlib.sha256(path.read_bytes()).hexdigest())
 """
 
 SHAKEN = """
@@ -461,17 +462,16 @@ schedules: [{kind: sync}, {kind: local_sgd, period: 2}, {kind: hierarchical_sgd,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["des", "fast"])
-def test_two_processes_write_the_same_bytes(engine, tmp_path):
-    """Whatever the order of sets and dictionaries with hashed keys."""
+def test_two_processes_write_the_same_bytes(tmp_path):
+    """With either engine, whatever the order of sets and dictionaries with hashed keys."""
     hashes = []
     for seed in ("0", "1", "4242"):
         path = os.pathsep.join([str(Path(simdist.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-        command = [sys.executable, "-c", WRITE_A_TRACE, SHAKEN, str(tmp_path), engine]
+        command = [sys.executable, "-c", WRITE_A_TRACE, SHAKEN, str(tmp_path)]
         environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-        hashes.append(done.stdout.split())
-    assert len(hashes[0]) == 3
+        hashes.append(done.stdout.splitlines())
+    assert len(hashes[0]) == 3 * 2
     assert hashes[1:] == hashes[:1] * 2
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from covers import cover
 from profiled_jobs import Delay, profiles_of, without_input
 
 from simdist.profiles.estimates.stragglers import DelayTable, Straggler, find_stragglers, noise_of, without
@@ -156,10 +157,9 @@ def test_a_persistent_one_in_consecutive_steps_is_told_with_these() -> None:
 NOISES = [("normal", 0.05), ("normal", 0.1), ("exponential", 0.05)]
 
 
-@pytest.mark.parametrize("n_steps", [10, 20])
-@pytest.mark.parametrize("n_ranks", [2, 4, 8, 64])
-@pytest.mark.parametrize(("kind", "spread"), NOISES)
-def test_noise_makes_no_persistent_stragglers(kind, spread, n_ranks: int, n_steps: int) -> None:
+@cover(law=NOISES, n_ranks=[2, 4, 8, 64], n_steps=[10, 20], ids={"law": lambda each: f"{each[0]}-{each[1]}"})
+def test_noise_makes_no_persistent_stragglers(law: tuple[str, float], n_ranks: int, n_steps: int) -> None:
+    kind, spread = law
     rng, n_jobs = np.random.default_rng(7), 50 if n_ranks == 64 else 150
     alarms = sum(
         any(each.kind == "persistent" for each in in_steps_of_1_s(noise(rng, kind, spread, n_steps, n_ranks)))

@@ -625,6 +625,7 @@ def mistake_of(plan: Plan, schedule: Schedule) -> str:
     return ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
 def test_every_mutation_of_a_schedule_is_refused_with_its_step_and_operation(schedule: Schedule) -> None:
     plan = schedule.plan(JOB)
