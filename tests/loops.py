@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.checkpoint import checkpoint
 from trainings import Training, loss
 
@@ -531,6 +532,20 @@ def killed_while_writing(path: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def run_script(path: Path, *arguments: str) -> None:
-    sys.argv[:] = [str(path), *arguments]
+def killed_once(script: Path, marker: Path, *arguments: object) -> None:
+    """Run a script, in which rank 2 is killed after 30 steps, unless the file is there that says that it was."""
+    steps = []
+
+    def count(*_: object) -> None:
+        steps.append(1)
+        if len(steps) == 30 and os.environ["RANK"] == "2" and not marker.exists():
+            marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    register_optimizer_step_post_hook(count)
+    run_script(script, *arguments)
+
+
+def run_script(path: Path, *arguments: object) -> None:
+    sys.argv[:] = [str(path), *map(str, arguments)]
     runpy.run_path(str(path), run_name="__main__")

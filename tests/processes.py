@@ -32,9 +32,9 @@ from timeouts import TIMEOUT_S
 ROOT = Path(__file__).parents[1]
 PATH = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
 LOADED = [  # all that ranks import
+    "calibrations",
     "data_runs",
     "loops",
-    "real.calibrate",
     "simdist.schedules.hitopk",
     "tests.real.processes.test_launch",
     "tests.real.test_running",
@@ -155,6 +155,25 @@ def run_as_main(program: str, is_module: bool, *args: str) -> None:
         runpy.run_module(program, run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(program, run_name="__main__")
+
+
+def restarting(function: Callable[..., None], world_size: int, *args: object) -> None:
+    """Let torch's agent start ranks, and start all again if one ends early: as torchrun does, in forks of this process.
+
+    For `run` on one rank, which is the agent.
+    """
+    from torch.distributed.launcher import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=world_size,
+        run_id="restarting",
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        start_method="fork",
+    )
+    elastic_launch(config, function)(*args)
 
 
 def places(rank: int, world_size: int, port: int) -> dict[str, str]:

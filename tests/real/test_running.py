@@ -48,8 +48,8 @@ workload:
 steps: 5
 schedules: [{kind: sync}]
 """
-N_LONG = 1500  # 4.5 s: long enough to do something to it under load, short enough to do it again
-LONG = SMALL.replace("steps: 5", f"steps: {N_LONG}")
+N_LONG = 500  # 4.5 s: long enough to do something to it under load, short enough to do it again
+LONG = SMALL.replace("steps: 5", f"steps: {N_LONG}").replace("forward: 1 ms", "forward: 3 ms")
 PAIR = SMALL.replace("gpus_per_node: 3", "gpus_per_node: 2")
 MODEL = """\
 cluster: {nodes: 1, gpus_per_node: 2, fabric: ideal, network: ideal}

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
+from calibrations import command  # noqa: E402
 from data_files import SampleSet, generate, read_index  # noqa: E402
 from processes import run  # noqa: E402
 
@@ -329,13 +330,6 @@ def test_without_torchrun_says_how_to_start(monkeypatch, capsys):
     monkeypatch.delenv("RANK", raising=False)
     assert calibrate.main([]) == 1
     assert "not started by torchrun" in capsys.readouterr().err
-
-
-def command(ranks_per_node: int, *arguments: str) -> None:
-    """Run the command on this rank, as if each `ranks_per_node` ranks had a machine of their own."""
-    rank = int(os.environ["RANK"])
-    os.environ |= {"LOCAL_RANK": str(rank % ranks_per_node), "LOCAL_WORLD_SIZE": str(ranks_per_node)}
-    print("exit code", calibrate.main(arguments))
 
 
 QUICK = ("--budget", "0 s", "--gap", "1 ms", "--min-size", "1 kB", "--max-size", "4 kB", "--device", "cpu")

@@ -3,8 +3,6 @@
 import dataclasses
 import hashlib
 import re
-import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ import numpy as np
 import pytest
 from loops import Loop
 from pool import Pool
-from processes import ROOT, run
+from processes import ROOT, restarting, run
 from trainings import SCHEDULES, Training, assert_equal
 
 from simdist.schedules import LocalSGD, Sync
@@ -239,41 +237,15 @@ def test_an_interruption_while_writing_leaves_the_old_file(tmp_path: Path) -> No
 
 # --- a worker that is killed ---
 
-KILLED_ONCE = """
-import os, pathlib, runpy, signal, sys
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
-example, marker = sys.argv[1], pathlib.Path(sys.argv[2])
-steps = []
-
-def count(*_):
-    steps.append(1)
-    if len(steps) == 30 and os.environ["RANK"] == "2" and not marker.exists():
-        marker.touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-register_optimizer_step_post_hook(count)
-sys.argv[:] = [example, *sys.argv[3:]]
-runpy.run_path(example, run_name="__main__")
-"""
-
-
-def test_torchrun_restarts_the_example_and_it_ends_as_if_undisturbed(tmp_path: Path) -> None:
-    script, marker, kept = tmp_path / "killed.py", tmp_path / "marker", tmp_path / "kept"
-    script.write_text(KILLED_ONCE, encoding="utf-8")
+def test_a_restarted_example_ends_as_if_undisturbed(tmp_path: Path) -> None:
+    marker, kept = tmp_path / "marker", tmp_path / "kept"
     example = ROOT / "docs" / "examples" / "train.py"
     undisturbed = run(loops.run_script, 4, example, "--n-steps", "48")
-    restarted = torchrun(script, example, marker, "--n-steps", "48", "--checkpoint", kept)
+    arguments = (example, marker, "--n-steps", "48", "--checkpoint", kept)
+    (restarted,) = run(restarting, 1, loops.killed_once, 4, *arguments).values()
+    assert restarted.code == 0, restarted.output
     assert marker.exists()
-    assert re.fullmatch(r"held out: loss \d\.\d+\n", restarted)
-    assert restarted == undisturbed[0].output
+    assert re.fullmatch(r"held out: loss \d\.\d+\n", undisturbed[0].output)
+    assert re.findall(r"^held out: .*\n", restarted.output, re.MULTILINE) == [undisturbed[0].output]
     assert names(kept) == ["step-0000000040.ckpt", "step-0000000048.ckpt"]
-
-
-def torchrun(*command: object) -> str:
-    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "3"]
-    done = subprocess.run(
-        [*start, "--nproc-per-node", "4", *map(str, command)], capture_output=True, text=True, timeout=300, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout

@@ -39,14 +39,6 @@ def eight() -> Iterator[Pool]:
     pool.close()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def plan_of(schedule: Schedule, training: Training, n_steps: int = N_STEPS) -> Plan:
     plan = schedule.plan(training.job(WORLD_SIZE, n_steps, ranks_per_node=RANKS_PER_NODE))
     check(plan)
