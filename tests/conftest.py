@@ -17,6 +17,9 @@ settings.register_profile(
 )
 settings.load_profile("simdist")
 
+# Threads of torch that wait for each other keep busy, and there is a test for every core already.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Tests that start other processes or compute whole experiments; other tests say themselves that they are slow.
 SLOW = (
     "tests/experiments/",
@@ -29,8 +32,9 @@ SLOW = (
     "tests/simdist/sweep/test_run.py",
 )
 QUICK = ("tests/real/kernels/test_topk.py", "tests/real/programs/", "tests/real/recording/")
-# The tests of a file here, and those that need a browser, share what takes long, so one worker gets all of a file.
+# The tests of a file here, and those with such a fixture, share what takes long, so one worker gets all of a file.
 COMPUTED_ONCE = ("tests/experiments/", "tests/project/test_documentation_site.py")
+SHARED_FIXTURES = {"browser", "measured"}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -57,10 +61,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         path = item.path.relative_to(config.rootpath).as_posix()
         in_slow_place = path.startswith(SLOW) and not path.startswith(QUICK)
-        needs_browser = "browser" in getattr(item, "fixturenames", ())
-        if in_slow_place or needs_browser:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if in_slow_place or "browser" in fixtures:
             item.add_marker(pytest.mark.slow)
-        if path.startswith(COMPUTED_ONCE) or needs_browser:
+        if path.startswith(COMPUTED_ONCE) or fixtures & SHARED_FIXTURES:
             item.add_marker(pytest.mark.xdist_group(path))
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 

@@ -97,10 +97,7 @@ def _serve(rank: int, world_size: int, store: str, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
-    from real.recording.timing import share_cores
-
     torch.set_num_threads(1)
-    share_cores(world_size)
     timeout = timedelta(seconds=TIMEOUT_S)
     dist.init_process_group(
         "gloo", store=dist.FileStore(store, world_size), rank=rank, world_size=world_size, timeout=timeout

@@ -158,9 +158,9 @@ def run_as_main(program: str, is_module: bool, *args: str) -> None:
 
 
 def restarting(function: Callable[..., None], world_size: int, *args: object) -> None:
-    """Let torch's agent start ranks, and start all again if one ends early: as torchrun does, in forks of this process.
+    """Start ranks by torch's agent, as torchrun does, but as forks; it starts all again if one ends early.
 
-    For `run` on one rank, which is the agent.
+    For `start` on one rank, which is the agent. Its ranks inherit its handlers of signals, unlike torchrun's.
     """
     from torch.distributed.launcher import LaunchConfig, elastic_launch
 
@@ -171,6 +171,7 @@ def restarting(function: Callable[..., None], world_size: int, *args: object) ->
         run_id="restarting",
         rdzv_backend="c10d",
         rdzv_endpoint="localhost:0",
+        max_restarts=3,
         start_method="fork",
     )
     elastic_launch(config, function)(*args)

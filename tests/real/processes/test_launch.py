@@ -5,6 +5,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -265,23 +266,19 @@ def test_sigterm_names_the_rank_that_failed_first() -> None:
         assert "ended without a word (killed?)" in endings[rank].output
 
 
-ORPHAN = """
-import time
-from real.processes.launch import connect
-with connect(exit_with_parent=True):
-    print("running")
-    time.sleep(40)
-"""
-PARENT = f"""
-import os, subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", {ORPHAN!r}])
-os.write(1, f"child {{child.pid}}\\n".encode())  # whole, beside what the child prints
-child.wait()
-"""
+def start_a_rank() -> None:
+    child = os.fork()
+    if child:
+        os.write(1, f"child {child}\n".encode())  # whole, beside what the child prints
+        os.waitpid(child, 0)
+        return
+    with connect(exit_with_parent=True):
+        print("running")
+        time.sleep(40)
 
 
 def test_a_rank_ends_with_the_process_that_started_it() -> None:
-    with start([sys.executable, "-c", PARENT], 1) as ranks:
+    with start(start_a_rank, 1) as ranks:
         ranks.until("running\n")
         ranks.until("child")
         child = int(ranks.output(0).split("child ")[1].split()[0])
@@ -291,13 +288,16 @@ def test_a_rank_ends_with_the_process_that_started_it() -> None:
         assert "the process that started it is gone; it ends too" in ranks.output(0)
 
 
+def stand_by() -> None:
+    with connect(timeout_s=100.0):
+        time.sleep(100)
+
+
 EXIT = """
 import threading, time
 import torch, torch.distributed as dist
 from real.processes.launch import connect
-with connect(timeout_s=100.0) as connection:
-    if connection.place.rank == 1:
-        time.sleep(100)
+with connect(timeout_s=100.0):
     threading.Thread(target=dist.all_reduce, args=(torch.ones(1000),), daemon=True).start()
     time.sleep(0.5)
     raise ValueError("the disk is full")
@@ -305,8 +305,11 @@ with connect(timeout_s=100.0) as connection:
 
 
 def test_an_error_ends_the_process_although_a_collective_still_waits() -> None:
-    with start([sys.executable, "-c", EXIT], 2) as ranks:
-        (ending,) = ranks.wait([0]).values()
+    with (
+        start([sys.executable, "-c", EXIT], 2, ranks=[0]) as failing,
+        start(stand_by, 2, ranks=[1], port=failing.port),
+    ):
+        (ending,) = failing.wait().values()
     assert ending.code == 1
     assert "ValueError: the disk is full" in ending.output
 
