@@ -21,15 +21,16 @@
 # %matplotlib inline
 import itertools
 import json
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from matplotlib.colors import BoundaryNorm, ListedColormap, LogNorm
 from matplotlib.patches import Patch, Rectangle
 
+from simdist.engines import DrawnDelays
 from simdist.plan import AllReduce, occurrences
 from simdist.report import palette, speedup_figure
 from simdist.report.figures import panels
@@ -138,29 +139,20 @@ figure
 
 # %%
 N_HISTORIES, N_STEPS = 12, 120
-scratch = tempfile.TemporaryDirectory()
+RESAMPLED = [job.disturbances[0].model_copy(update={"resample_steps": 1})]
 
 
-def history(seed: int, scale: float = 1.0) -> dict[str, object]:
+def histories(seeds: Sequence[int], scale: float) -> DrawnDelays:
     """Return delays made of steps of the recording, drawn with replacement, times `scale`."""
-    file = Path(scratch.name) / f"late-{seed}-{scale:g}.npz"
-    if not file.exists():
-        drawn = np.random.default_rng(seed).integers(len(late_s), size=N_STEPS)
-        np.savez(file, host=scale * late_s[drawn])
-    return {"kind": "recorded", "on": "host", "file": file}
+    drawn = [np.random.default_rng(seed).integers(len(late_s), size=N_STEPS) for seed in seeds]
+    return DrawnDelays({"host": scale * late_s[drawn]})
 
 
 def measured(scenario: Scenario, *, n_histories: int, scale: float = 1.0) -> list[ScheduleTimes]:
-    """Simulate every schedule of a scenario through some histories."""
-    lives = [scenario.changed(steps=N_STEPS, disturbances=[history(seed, scale)]) for seed in range(n_histories)]
-    found = []
-    for schedule in lives[0].schedules:
-        built = build(lives[0], schedule)
-        parts = [measure(life, built, n_seeds=1) for life in lives]
-        step_s = np.concatenate([part.step_s for part in parts])
-        states_s = {state: np.concatenate([part.states_s[state] for part in parts]) for state in parts[0].states_s}
-        found.append(ScheduleTimes(schedule.name, parts[0].engine, step_s, states_s))
-    return found
+    """Simulate every schedule of a scenario through some histories, all at once."""
+    longer = scenario.changed(steps=N_STEPS, disturbances=RESAMPLED)
+    built = (build(longer, schedule) for schedule in longer.schedules)
+    return [measure(longer, each, n_seeds=n_histories, draw=partial(histories, scale=scale)) for each in built]
 
 
 def speedups(scenario: Scenario, *, n_histories: int = 6, scale: float = 1.0) -> list[Row]:
