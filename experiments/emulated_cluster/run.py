@@ -5,7 +5,7 @@
     python experiments/emulated_cluster/run.py --tables   print the tables of the recorded results (anybody; seconds);
                                                           with --write, write them into the README again
     python experiments/emulated_cluster/run.py --keep D   leave plans and traces in D; --compare D compares them again
-    python experiments/emulated_cluster/run.py --tiny     a few steps of everything, to see that it works
+    python experiments/emulated_cluster/run.py --tiny     a few steps of everything on fewer ranks, to see that it works
     ... --study communication                             instead of averages and stragglers: rings, a torus, parameter
                                                           servers and top-k (5 minutes)
     ... --study storage                                   real files from a real NFS server, read, decoded and kept as
@@ -29,7 +29,7 @@ from pathlib import Path
 import network
 import nfs
 import study
-from study import CALIBRATED, HERE, RESULTS, SHAPES, STUDIES, SYNCHRONIZATION, Result, Shape, Study
+from study import HERE, RESULTS, SHAPES, STUDIES, SYNCHRONIZATION, Result, Shape, Study
 
 from simdist.report import print_tables, write_tables
 from simdist.scenario import Cluster, dump_cluster, load_cluster
@@ -45,10 +45,10 @@ def emulated(shape: Shape) -> Iterator[list[network.Node]]:
         yield nodes
 
 
-def calibrate(folder: Path, *, tiny: bool) -> Cluster:
-    """Measure the links of the first shape, with collectives only."""
+def calibrate(shape: Shape, folder: Path, *, tiny: bool) -> Cluster:
+    """Measure the links of a shape, with collectives only."""
     path = folder / "cluster.yaml"
-    budget = ["--budget", "5 s", "--max-size", "4 MB"] if tiny else ["--budget", "60 s", "--max-size", "16 MB"]
+    budget = ["--budget", "2 s", "--max-size", "4 MB"] if tiny else ["--budget", "60 s", "--max-size", "16 MB"]
     command = [
         "-m",
         "real.calibrate",
@@ -57,13 +57,13 @@ def calibrate(folder: Path, *, tiny: bool) -> Cluster:
         "--links",
         "line",
         "--rate",
-        CALIBRATED.rate,
+        shape.rate,
         "--min-size",
         "256 kB",
         *budget,
     ]
-    with emulated(CALIBRATED) as nodes:
-        print("\n".join(network.launch(nodes, CALIBRATED.ranks_per_node, command, timeout_s=TIMEOUT_S)))
+    with emulated(shape) as nodes:
+        print("\n".join(network.launch(nodes, shape.ranks_per_node, command, timeout_s=TIMEOUT_S)))
     return load_cluster(path)
 
 
@@ -80,9 +80,10 @@ def run(chosen: Study, *, tiny: bool, write: bool, keep: Path | None = None) -> 
     """Calibrate, predict, perform and compare."""
     with tempfile.TemporaryDirectory() if keep is None else nullcontext(keep) as folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        calibrated = calibrate(Path(folder), tiny=tiny)
+        shapes = chosen.tiny_shapes if tiny else SHAPES
+        calibrated = calibrate(shapes[0], Path(folder), tiny=tiny)
         results = {}
-        for shape in SHAPES:
+        for shape in shapes:
             cluster = study.cluster_of(shape, calibrated)
             results[shape] = perform(chosen.tiny() if tiny else chosen, shape, cluster, Path(folder))
             print(study.summary(shape, results[shape]), flush=True)

@@ -72,6 +72,7 @@ class Study:
         models: Sizes of the model, of MODEL_NBYTES.
         stragglers: Which of STRAGGLERS.
         steps: As many as the scenario says, if None.
+        tiny_shapes: The first one is calibrated, where it is only to be seen that all works.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Study:
     models: tuple[str, ...]
     stragglers: tuple[str, ...]
     steps: int | None = None
+    tiny_shapes: tuple[Shape, ...] = SHAPES
 
     def path(self, shape: Shape) -> Path:
         """Return the file of its results on a shape."""
@@ -86,11 +88,17 @@ class Study:
 
     def tiny(self) -> "Study":
         """Return a few steps of it, to see that it works."""
-        return replace(self, models=self.models[:1], steps=8)
+        return replace(self, models=self.models[:1], steps=4)
 
 
 SYNCHRONIZATION = Study("synchronization", "scenario.yaml", tuple(MODEL_NBYTES), tuple(STRAGGLERS))
-COMMUNICATION = Study("communication", "communication.yaml", ("2 MB", "8 MB"), ("none",))
+COMMUNICATION = Study(
+    "communication",
+    "communication.yaml",
+    ("2 MB", "8 MB"),
+    ("none",),
+    tiny_shapes=(Shape(2, 2, "400 Mbit/s"), Shape(4, 1, "1 Gbit/s")),  # 4 ranks are enough for its schedules
+)
 STUDIES = {study.name: study for study in (SYNCHRONIZATION, COMMUNICATION)}
 
 
