@@ -8,7 +8,7 @@ from scipy import stats
 
 from simdist import scenario
 from simdist.errors import ScenarioError, UnsupportedError
-from simdist.runs.building import build
+from simdist.runs.building import build, delay_sampler
 from simdist.studies.comparison import ScheduleTimes, compare, find_baseline, measure, row
 
 STATES = ("compute", "comm", "wait", "io", "host")
@@ -190,6 +190,21 @@ def test_auto_takes_the_discrete_event_engine_where_links_are_contested():
     assert all(each.step_s > 0 for each in rows)
     with pytest.raises(UnsupportedError, match="use --engine des"):
         compare(chosen, n_seeds=2, engine="fast")
+
+
+@pytest.mark.parametrize(("most_values", "n_draws"), [(16 * 8 * 3, 1), (16 * 8 * 3 - 1, 4)])
+def test_delays_are_drawn_once_for_all_schedules_if_they_are_few(most_values, n_draws, monkeypatch):
+    drawn = []
+
+    def counting(chosen, seeds):
+        drawn.append(list(seeds))
+        return delay_sampler(chosen, seeds)
+
+    apart = [measure(small(), build(small(), schedule), n_seeds=3).step_s.mean() for schedule in small().schedules]
+    monkeypatch.setattr("simdist.studies.comparison.delay_sampler", counting)
+    monkeypatch.setattr("simdist.studies.comparison._MOST_KEPT_VALUES", most_values)
+    assert [each.step_s for each in compare(small(), n_seeds=3)] == apart
+    assert drawn == [[0, 1, 2]] * n_draws
 
 
 @pytest.mark.parametrize("engine", ["fast", "des"])

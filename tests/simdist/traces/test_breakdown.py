@@ -201,3 +201,25 @@ def test_measuring_many_seeds_gives_the_breakdown_of_each_trace(kind, cluster, s
 
 def test_breakdown_reads_traces_of_shared_links():
     np.testing.assert_allclose(states(des.simulate(*sharing())), counted(des.simulate(*sharing())), atol=1e-15)
+
+
+@pytest.mark.parametrize("seeds", [range(1), range(5)])
+def test_gaps_are_added_in_the_same_order_in_batches_and_one_by_one(seeds, monkeypatch):
+    chosen = scenario.loads(
+        "cluster: {preset: gcp-t4x4-32gbit, nodes: 2}\n"
+        "workload: {preset: resnet18, forward: 20 ms, backward: 35 ms}\n"
+        "disturbances: [{kind: exponential, mean: 5 ms}]\n"
+        "schedules: [{kind: hierarchical_sgd, levels: {2: 4, 4: 8}}]\n"
+        "steps: 40\n"
+    )
+    built = build(chosen, chosen.schedules[0])
+
+    def found(small, batch_values):
+        monkeypatch.setattr("simdist.traces.breakdown._SMALL", small)
+        monkeypatch.setattr("simdist.traces.breakdown._BATCH_VALUES", batch_values)
+        states = fast.measure(built.plan, built.costs, delay_sampler(chosen, seeds), n_seeds=len(seeds))
+        return np.array([getattr(states, name) for name in STATES])
+
+    one_by_one = found(0, 1)
+    for batch_values in (64, 500, 10**6):
+        np.testing.assert_array_equal(found(1000, batch_values), one_by_one)
