@@ -54,10 +54,8 @@ def table_text(title: str, columns: Sequence[Column], records: Iterable[Mapping[
 
     Words in the last column fold into as many lines as it takes; nothing else is ever cut.
     """
-    rows = [
-        [column.heading for column in columns],
-        *([column.cell(record) for column in columns] for record in records),
-    ]
+    rows = [[column.heading for column in columns]]
+    rows += ([column.cell(record) for column in columns] for record in records)
     on_terminal = sys.stdout.isatty()
     widths = [max(map(_width, cells)) for cells in zip(*rows, strict=True)]
     if columns[-1].is_words:
@@ -86,8 +84,7 @@ def _folded(text: str, width: int) -> list[str]:
     """Return the lines of a text, of at most so many columns."""
     if _width(text) <= width:
         return text.splitlines() or [""]
-    wrapped = (textwrap.wrap(line, width, break_on_hyphens=False) for line in text.splitlines())
-    return [line for lines in wrapped for line in lines or [""]]
+    return [part for line in text.splitlines() for part in textwrap.wrap(line, width, break_on_hyphens=False) or [""]]
 
 
 def _width(text: str) -> int:

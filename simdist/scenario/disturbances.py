@@ -165,7 +165,8 @@ class Recorded(_Disturbance):
         return []
 
 
-Disturbance: TypeAlias = Transient | Persistent | Jitter | Exponential | HeavyTail | Bursts | Recorded
+Continuous: TypeAlias = Jitter | Exponential | HeavyTail
+Disturbance: TypeAlias = Transient | Persistent | Continuous | Bursts | Recorded
 #: The classes by the `kind` that scenarios call them.
 KINDS: dict[str, type[Settings]] = {each.model_fields["kind"].default: each for each in get_args(Disturbance)}
 

@@ -24,17 +24,8 @@ from numpy.typing import NDArray
 
 from simdist.errors import ScenarioError
 from simdist.plan.ops import Channel
-from simdist.scenario.disturbances import (
-    Bursts,
-    Disturbance,
-    Exponential,
-    HeavyTail,
-    Jitter,
-    Persistent,
-    Recorded,
-    Transient,
-    read_recorded,
-)
+from simdist.scenario import disturbances as kinds
+from simdist.scenario.disturbances import Disturbance, read_recorded
 
 Floats: TypeAlias = NDArray[np.float64]
 Words: TypeAlias = NDArray[np.uint64]
@@ -64,7 +55,7 @@ def sampler(
         ranks_per_node: Consecutive ranks that share a node.
         compute_s: Forward and backward seconds of a step of each rank, shape `[world_size]`.
 
-    >>> late = Transient(probability=0.5, delay_s=1.0)
+    >>> late = kinds.Transient(probability=0.5, delay_s=1.0)
     >>> delays = sampler([late], seeds=[0], world_size=4, ranks_per_node=4, compute_s=np.ones(4)).take(2)
     >>> delays["host"].shape
     (1, 2, 4)
@@ -164,27 +155,27 @@ class _Source:
         self._compute_s = compute_s
         self._seeds = seeds
         self._bursting: NDArray[np.bool_] | None = None
-        self._recorded_s = read_recorded(disturbance) if isinstance(disturbance, Recorded) else None
+        self._recorded_s = read_recorded(disturbance) if isinstance(disturbance, kinds.Recorded) else None
 
     def delays(self, start: int, stop: int) -> Floats:
         """Return the seconds of steps `start` to `stop`, broadcastable to `[n_steps, n_ranks, n_seeds]`."""
         uniforms = self._uniforms
         match self._disturbance:
-            case Transient(probability=probability, delay_s=delay_s):
+            case kinds.Transient(probability=probability, delay_s=delay_s):
                 return np.where(uniforms.closed(start, stop) < probability, delay_s, 0.0)
-            case Persistent(factor=factor, delay_s=delay_s):
+            case kinds.Persistent(factor=factor, delay_s=delay_s):
                 late_s = self._compute_s * ((factor or 1.0) - 1.0) + (delay_s or 0.0)
                 return late_s[:, np.newaxis]
-            case Jitter() | Exponential() | HeavyTail() as continuous:
+            case kinds.Jitter() | kinds.Exponential() | kinds.HeavyTail() as continuous:
                 return _continuous(continuous, uniforms, start, stop)
-            case Bursts(delay_s=delay_s) as bursts:
+            case kinds.Bursts(delay_s=delay_s) as bursts:
                 return np.where(self._walk(bursts, start, stop), delay_s, 0.0)
-            case Recorded() as recorded:
+            case kinds.Recorded() as recorded:
                 return self._play(recorded, start, stop)
             case unknown:
                 assert_never(unknown)
 
-    def _walk(self, bursts: Bursts, start: int, stop: int) -> NDArray[np.bool_]:
+    def _walk(self, bursts: kinds.Bursts, start: int, stop: int) -> NDArray[np.bool_]:
         """Walk the chains of all ranks on by some steps; return who is on."""
         draws = self._uniforms.closed(start, stop)
         on = np.empty(draws.shape, dtype=np.bool_)
@@ -196,7 +187,7 @@ class _Source:
             on[step] = self._bursting
         return on
 
-    def _play(self, recorded: Recorded, start: int, stop: int) -> Floats:
+    def _play(self, recorded: kinds.Recorded, start: int, stop: int) -> Floats:
         assert self._recorded_s is not None
         n_recorded = len(self._recorded_s)
         if recorded.resample_steps is not None:
@@ -207,16 +198,16 @@ class _Source:
         return self._recorded_s[start:stop, self.ranks, np.newaxis]
 
 
-def _continuous(disturbance: Jitter | Exponential | HeavyTail, uniforms: _Uniforms, start: int, stop: int) -> Floats:
+def _continuous(disturbance: kinds.Continuous, uniforms: _Uniforms, start: int, stop: int) -> Floats:
     from simdist.scenario.portable import exp, log, normal_quantile
 
     drawn = uniforms.inner(start, stop)
     match disturbance:
-        case Jitter(median_s=median_s, sigma=sigma):
+        case kinds.Jitter(median_s=median_s, sigma=sigma):
             return median_s * exp(sigma * normal_quantile(drawn))
-        case Exponential(mean_s=mean_s):
+        case kinds.Exponential(mean_s=mean_s):
             return -mean_s * log(drawn)
-        case HeavyTail(scale_s=scale_s, shape=shape, probability=probability):
+        case kinds.HeavyTail(scale_s=scale_s, shape=shape, probability=probability):
             size_s = scale_s * exp(log(drawn) / -shape)
             return np.where(uniforms.closed(start, stop, lane=1) < probability, size_s, 0.0)
         case unknown:

@@ -13,27 +13,19 @@ from simdist.scenario.loading import path_text
 from simdist.scenario.strict_yaml import Document, Problem
 from simdist.settings.base import FromFile, shown
 from simdist.settings.units import SI, Unit, unit_of
+from simdist.sweep import sampling
 from simdist.sweep.definition import Case, SweepAxis
 from simdist.sweep.fields import Choice, Path, ScenarioField, find_field, parse_path, replaced
-from simdist.sweep.sampling import (
-    Distribution,
-    Geometric,
-    Integers,
-    Linear,
-    LognormalFactor,
-    LogUniform,
-    Spacing,
-    Uniform,
-)
+from simdist.sweep.sampling import Distribution, Spacing
 
 _NAME = "name"  # of a case; all other keys of it are paths
 _KINDS: dict[str, type[Distribution] | type[Spacing]] = {
-    "linear": Linear,
-    "geometric": Geometric,
-    "uniform": Uniform,
-    "log_uniform": LogUniform,
-    "integers": Integers,
-    "median": LognormalFactor,  # and sigma
+    "linear": sampling.Linear,
+    "geometric": sampling.Geometric,
+    "uniform": sampling.Uniform,
+    "log_uniform": sampling.LogUniform,
+    "integers": sampling.Integers,
+    "median": sampling.LognormalFactor,  # and sigma
 }
 _LISTS = "linear: [low, high, 5] or geometric: [low, high, 5]"
 _DISTRIBUTIONS = "uniform: [low, high], log_uniform: [low, high], integers: [first, last] or median: M, sigma: S"
@@ -168,9 +160,9 @@ class Reader:
             return f"a grid takes lists of values: write one, {_LISTS}, or sample: {{kind: random, points: 100}}"
         if not field.is_number:
             return f"{field.column} is no number: write a list of values"
-        if kind is Uniform and field.is_whole:
+        if kind is sampling.Uniform and field.is_whole:
             return f"{field.column} is a whole number: write integers: [first, last]"
-        if kind is Integers and not field.is_whole:
+        if kind is sampling.Integers and not field.is_whole:
             return f"{field.column} need not be whole: write uniform: [low, high], or a list of values"
         return None
 

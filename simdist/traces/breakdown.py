@@ -136,12 +136,10 @@ class Attribution:
         for end_s in self._last_end_s.values():
             finish_s = np.maximum(finish_s, end_s)
         makespan_s = finish_s.max(axis=0)
-        if self._gaps:
-            self._add_up()
+        self._add_up()
         compute_s = self._compute_end_s - self._gap_s
         self._cut(finish_s)
-        if self._gaps:
-            self._add_up()
+        self._add_up()
         host_s = self._gap_s - self._comm_s - self._wait_s - self._io_s
         return Breakdown(
             n_steps=n_steps,
@@ -184,6 +182,8 @@ class Attribution:
 
     def _add_up(self) -> None:
         """Add the gaps of a batch, and what of them collectives take, to the totals, in their order."""
+        if not self._gaps:
+            return
         begin_s, next_s = map(_stacked, zip(*self._gaps, strict=True))
         _add_in_order(self._gap_s, next_s - begin_s)
         if self._overlaps:
