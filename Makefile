@@ -12,6 +12,8 @@ KERNELS := $(VENV)/installed-triton
 # Four local processes. torchrun would set OMP_NUM_THREADS itself, with a warning.
 LAUNCH := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4
 DEMO := runs/demo
+# Tests start hundreds of interpreters, so their bytecode is kept also where the environment says no.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto
 
 demo: $(INSTALLED)  ## simulate the published straggler experiment; run a plan on 4 processes beside its simulation
 	$(BIN)/simdist compare experiments/hsgd_stragglers/64.yaml
@@ -23,13 +25,13 @@ demo: $(INSTALLED)  ## simulate the published straggler experiment; run a plan o
 	$(BIN)/simdist validate $(DEMO)/plans --cluster $(DEMO)/cluster.yaml
 
 test: lint  ## everything that .ci/run checks
-	$(BIN)/python -m pytest -n auto
+	$(PYTEST)
 
 check: lint  ## while editing: what needs no other processes, no browser and no notebook
-	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(PYTEST) -m "not slow"
 
 full: lint  ## `make test`, with every combination that covers leave out, and every experiment from the start
-	$(BIN)/python -m pytest -n auto -m "full or not full"
+	$(PYTEST) -m "full or not full"
 
 lint: $(TOOLS) $(KERNELS)
 	$(BIN)/ruff format --check .

@@ -48,6 +48,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the slow tests, and let them start first, so that no worker is left with a long one at the end.
 
@@ -71,9 +72,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return how many processes `-n auto` means: as many as CPUs, or half as many again with slow tests, which wait."""
+    """Return how many processes `-n auto` means: as many as CPUs, or twice as many with slow tests, which wait."""
     n_cpus = os.cpu_count() or 1
-    return max(2, n_cpus if config.option.markexpr == "not slow" else n_cpus * 3 // 2)
+    return max(2, n_cpus if config.option.markexpr == "not slow" else 2 * n_cpus)
 
 
 # A shell without job control starts what runs in its background with SIGINT ignored, and processes inherit that.

@@ -19,7 +19,7 @@ from pictures import MOST_SAMPLES, SMALLEST_SIDE, NoiseField, jpeg_file, make_fi
 
 from real.data.sample_index import write_entries
 from real.processes.exit_codes import run_command
-from simdist.errors import RunError, ScenarioError
+from simdist.errors import ScenarioError, naming_file
 from simdist.plan.index import INDEX, Entry
 from simdist.settings.units import format_nbytes, parse_nbytes
 
@@ -96,17 +96,16 @@ def generate(folder: Path, samples: SampleSet, *, force: bool = False) -> int:
         nonlocal total
         for entry, content in contents(samples):
             path = folder / entry.name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
+            with naming_file(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
             total += entry.nbytes
             yield entry
 
-    try:
+    with naming_file(folder):
         folder.mkdir(parents=True, exist_ok=True)
         index.unlink(missing_ok=True)  # an interruption must not leave it beside other files
-        write_entries(written(), index)
-    except OSError as error:
-        raise RunError(f"{error.filename or folder}: cannot be written: {error.strerror or error}") from error
+    write_entries(written(), index)
     return total
 
 
