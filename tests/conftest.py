@@ -72,9 +72,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return how many processes `-n auto` means: as many as CPUs, or twice as many with slow tests, which wait."""
+    """Return how many processes `-n auto` means: as many as CPUs, or half as many again with slow tests, which wait."""
     n_cpus = os.cpu_count() or 1
-    return max(2, n_cpus if config.option.markexpr == "not slow" else 2 * n_cpus)
+    return max(2, n_cpus if config.option.markexpr == "not slow" else n_cpus * 3 // 2)
 
 
 # A shell without job control starts what runs in its background with SIGINT ignored, and processes inherit that.
