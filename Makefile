@@ -7,13 +7,13 @@ INSTALLED := $(VENV)/installed
 TOOLS := $(VENV)/installed-dev
 KERNELS := $(VENV)/installed-triton
 
-.PHONY: demo test check full lint size docs notebooks benchmark clean
+.PHONY: demo test check full tests lint size docs notebooks benchmark clean
 
 # Four local processes. torchrun would set OMP_NUM_THREADS itself, with a warning.
 LAUNCH := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4
 DEMO := runs/demo
-# Tests start hundreds of interpreters, so their bytecode is kept also where the environment says no.
-PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto
+# Types are checked while tests run, which leave cores idle.
+BESIDE_LINT := $(MAKE) --no-print-directory --jobs=2 lint
 
 demo: $(INSTALLED)  ## simulate the published straggler experiment; run a plan on 4 processes beside its simulation
 	$(BIN)/simdist compare experiments/hsgd_stragglers/64.yaml
@@ -24,14 +24,18 @@ demo: $(INSTALLED)  ## simulate the published straggler experiment; run a plan o
 	$(LAUNCH) -m real $(DEMO)/plans
 	$(BIN)/simdist validate $(DEMO)/plans --cluster $(DEMO)/cluster.yaml
 
-test: lint  ## everything that .ci/run checks
-	$(PYTEST)
+test: $(KERNELS)  ## everything that .ci/run checks
+	@$(BESIDE_LINT) tests
 
-check: lint  ## while editing: what needs no other processes, no browser and no notebook
-	$(PYTEST) -m "not slow"
+check: $(KERNELS)  ## while editing: what needs no other processes, no browser and no notebook
+	@$(BESIDE_LINT) tests MARKED='-m "not slow"'
 
-full: lint  ## `make test`, with every combination that covers leave out, and every experiment from the start
-	$(PYTEST) -m "full or not full"
+full: $(KERNELS)  ## `make test`, with every combination that covers leave out, and every experiment from the start
+	@$(BESIDE_LINT) tests MARKED='-m "full or not full"'
+
+# Tests start hundreds of interpreters, so their bytecode is kept also where the environment says no.
+tests:
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n auto $(MARKED)
 
 lint: $(TOOLS) $(KERNELS)
 	$(BIN)/ruff format --check .

@@ -72,7 +72,9 @@ def test_late_ranks_are_found_in_their_steps_with_what_they_slept(imported) -> N
     for place, seconds in LATE_S.items():
         assert place in found
         assert found[place].channel == "host"
-        assert found[place].seconds == pytest.approx(seconds, rel=0.1)
+        assert found[place].seconds >= 0.9 * seconds
+    # A busy machine makes one later still.
+    assert np.median([found[place].seconds / seconds for place, seconds in LATE_S.items()]) == pytest.approx(1, abs=0.1)
 
 
 def test_slow_rank_is_found_as_persistent(imported) -> None:
