@@ -33,8 +33,13 @@ SLOW = (
 )
 QUICK = ("tests/real/kernels/test_topk.py", "tests/real/programs/", "tests/real/recording/")
 # The tests of a file here, and those with such a fixture, share what takes long, so one worker gets all of a file.
-COMPUTED_ONCE = ("tests/experiments/", "tests/project/test_documentation_site.py")
-SHARED_FIXTURES = {"browser", "measured"}
+COMPUTED_ONCE = (
+    "tests/experiments/",
+    "tests/project/test_data_dictionary.py",
+    "tests/project/test_documentation_site.py",
+    "tests/simdist/sweep/test_dask.py",
+)
+SHARED_FIXTURES = {"browser", "eight", "four", "measured", "pools"}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -46,6 +51,7 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+        gc.set_threshold(20_000)  # of objects before it looks again, 700 by default
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks for groups
