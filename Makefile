@@ -12,7 +12,7 @@ KERNELS := $(VENV)/installed-triton
 # Four local processes. torchrun would set OMP_NUM_THREADS itself, with a warning.
 LAUNCH := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4
 DEMO := runs/demo
-# Types are checked while tests run, which leave cores idle.
+# Types are checked beside the tests: mypy uses one core, for half a minute the first time.
 BESIDE_LINT := $(MAKE) --no-print-directory --jobs=2 lint
 
 demo: $(INSTALLED)  ## simulate the published straggler experiment; run a plan on 4 processes beside its simulation

@@ -58,7 +58,7 @@ def pytest_collection() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark the slow tests, and spread them over the first three quarters of all tests.
 
-    They wait more than they compute, so quick ones run beside them; and no worker is left with a long one at the end.
+    Many of them wait for processes, and quick ones run meanwhile; no worker is left with a long one at the end.
 
     Tests that are marked `full` are for `make full`, so they are left out unless `-m` speaks of them.
     """
