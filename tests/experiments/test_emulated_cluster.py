@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
+import emulated_ranks
 import pytest
 
 from simdist.engines import simulate
@@ -115,6 +116,7 @@ def test_page_on_trust_shows_what_was_recorded():
     [pytest.param("synchronization", 2 * 2 * 5, marks=pytest.mark.full), ("communication", 2 * 7)],  # one way for both
 )
 def test_experiment_runs_from_calibration_to_tables(name, n_runs, capsys, monkeypatch):
+    monkeypatch.setattr(network, "launch", emulated_ranks.launch)
     monkeypatch.setattr(sys, "argv", ["run.py", "--tiny", "--study", name])
     assert run.main() == 0
     printed = capsys.readouterr().out

@@ -1,11 +1,11 @@
 """Reading a data set from the file server of the emulated cluster: as planned, through outages, and as recorded."""
 
-import os
 import sys
 from functools import cache
 from pathlib import Path
 from statistics import median
 
+import emulated_ranks
 import numpy as np
 import pytest
 
@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "emulated_cluster"
 sys.path.insert(0, str(FOLDER))
 
+import network  # noqa: E402
 import nfs  # noqa: E402
 import run  # noqa: E402
 import storage  # noqa: E402
@@ -66,8 +67,7 @@ def test_levels_give_as_many_samples_as_predicted(tmp_path):
 @needs_nfs
 def test_every_sample_is_seen_once_though_the_server_is_away_for_a_while(tmp_path, capsys, monkeypatch):
     """A model reads the number that each picture shows."""
-    root = FOLDER.parents[1]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), str(root / "tests")]))
+    monkeypatch.setattr(network, "launch", emulated_ranks.launch)
     files, path = tmp_path / "files", tmp_path / "runs" / "watched"
     generate(files, SampleSet(n_samples=32, nbytes=SAMPLE_NBYTES, sigma=0.0, format="raw", n_classes=32))
     scenario = loads(WATCHED)
