@@ -32,14 +32,14 @@ SLOW = (
     "tests/simdist/sweep/test_run.py",
 )
 QUICK = ("tests/real/kernels/test_topk.py", "tests/real/programs/", "tests/real/recording/")
-# The tests of a file here, and those with such a fixture, share what takes long, so one worker gets all of a file.
+# The tests of a file here, and those with a fixture of their module, share what takes long: one worker gets them all.
+# Tests of other files run between those of a file elsewhere, so each such fixture would be made over and over.
 COMPUTED_ONCE = (
     "tests/experiments/",
     "tests/project/test_data_dictionary.py",
     "tests/project/test_documentation_site.py",
     "tests/simdist/sweep/test_dask.py",
 )
-SHARED_FIXTURES = {"browser", "eight", "four", "measured", "pools"}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -70,10 +70,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         path = item.path.relative_to(config.rootpath).as_posix()
         in_slow_place = path.startswith(SLOW) and not path.startswith(QUICK)
-        fixtures = set(getattr(item, "fixturenames", ()))
+        fixtures = item._fixtureinfo.name2fixturedefs
         if in_slow_place or "browser" in fixtures:
             item.add_marker(pytest.mark.slow)
-        if path.startswith(COMPUTED_ONCE) or fixtures & SHARED_FIXTURES:
+        if path.startswith(COMPUTED_ONCE) or any(found[-1].scope == "module" for found in fixtures.values()):
             item.add_marker(pytest.mark.xdist_group(path))
     slow = [item for item in items if item.get_closest_marker("slow")]
     quick = [item for item in items if not item.get_closest_marker("slow")]

@@ -122,6 +122,7 @@ def test_page_shows_the_table_of_effects():
 
 
 def test_quick_mode_prints_every_table(capsys, monkeypatch):
+    monkeypatch.setattr(run, "PUBLISHED", {SMALLEST: run.PUBLISHED[SMALLEST]})
     monkeypatch.setattr(sys, "argv", ["run.py", "--all", "--seeds", "2", "--steps", "16"])
     run.main()
     printed = capsys.readouterr().out
