@@ -283,25 +283,25 @@ def test_a_field_that_moves_nothing_is_not_said_to(ties):
     assert "local-4: bandwidth moves the mean speed-up most, by " in text
 
 
-def test_rounding_has_no_rank(sample):
+def test_rounding_has_no_rank(sample, tmp_path):
     def change(number, record):
         step_s = [0.1 * (1 + 1e-13 * (number % 5)) for _ in record["step_s"]]
         return record | {"step_s": step_s}
 
-    folder = shutil.copytree(sample, sample.parent / "rounding")
+    folder = shutil.copytree(sample, tmp_path / "rounding")
     edit_rows(folder, change)
     page = page_of_sweep(folder)
     assert page.rows("Rank correlation of the speed-up over sync, by field and schedule")["bandwidth"] == ["-", "-"]
     assert "local-4: no field moves the speed-up, which is 1.00 everywhere." in page.text
 
 
-def test_a_correlation_that_chance_would_give_is_no_conclusion(sample):
+def test_a_correlation_that_chance_would_give_is_no_conclusion(sample, tmp_path):
     step_s = [0.1, 0.12, 0.12, 0.1, 0.11, 0.13, 0.13, 0.11, 0.12, 0.1, 0.1, 0.12, 0.13, 0.11, 0.11, 0.13]
 
     def change(number, record):
         return record | {"step_s": [step_s[number // 3 % 16] if record["schedule"] == "local-4" else 0.2] * 2}
 
-    folder = shutil.copytree(sample, sample.parent / "chance")
+    folder = shutil.copytree(sample, tmp_path / "chance")
     edit_rows(folder, change)
     report = read_sweep_report(folder, baseline=None)
     strongest = max(abs(correlation(report, field, "local-4") or 0.0) for field in report.axes)
