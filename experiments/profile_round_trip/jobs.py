@@ -283,6 +283,6 @@ def _step_s(case: Case, folder: Path, start: int) -> float:
 
 
 def _stamps_s(case: Case, folder: Path) -> NDArray[np.float64]:
-    """Return when steps began and ended, `[ranks, steps, 2]`."""
+    """Return when steps began and ended, and how long ranks slept in them, `[ranks, steps, 3]`."""
     paths = [folder / "times" / f"rank{rank}.json" for rank in range(case.world_size)]
     return np.array([json.loads(path.read_text(encoding="utf-8")) for path in paths])

@@ -122,7 +122,7 @@ def profiler(options: argparse.Namespace, rank: int):
 
 
 def train(options: argparse.Namespace) -> list[list[float]]:
-    """Train, and return when each step began and ended, on the machine's monotonic clock."""
+    """Train; return when each step began and ended, on the machine's monotonic clock, and how long this rank slept."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(options.seed)
     slowness = options.slow_factor if rank == options.slow_rank else 1.0
@@ -144,13 +144,15 @@ def train(options: argparse.Namespace) -> list[list[float]]:
             began_s = time.monotonic()
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(trained(samples), classes)
+            computed_s = time.perf_counter()
             if late_s[step, rank]:
                 time.sleep(late_s[step, rank])
+            slept_s = time.perf_counter() - computed_s
             loss.backward()
             optimizer.step()
             if average:
                 average.average_parameters(trained.parameters())
-            stamps_s.append([began_s, time.monotonic()])
+            stamps_s.append([began_s, time.monotonic(), slept_s])
             if recorder:
                 recorder.step()
     return stamps_s
