@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -175,6 +176,47 @@ def restarting(function: Callable[..., None], world_size: int, *args: object) ->
         start_method="fork",
     )
     elastic_launch(config, function)(*args)
+
+
+def torchrun(*args: object) -> None:
+    """Be torchrun, as the leader of a process group, as in a shell."""
+    from torch.distributed.run import main
+
+    os.setsid()
+    main([*map(str, args)])
+
+
+def torchrun_forks(*args: object) -> None:
+    """Be torchrun, but start workers as forks, which need not load torch."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
+
+    SubprocessHandler._popen = lambda _, command, environment: _Fork(command, env=environment)
+    torchrun(*args)
+
+
+class _Fork(subprocess.Popen):
+    """A fork of this process that does as `python -u -m MODULE ARGS` and `python -u SCRIPT ARGS` in a new session."""
+
+    def _execute_child(self, command, executable, preexec_fn, close_fds, pass_fds, cwd, env, *_: object) -> None:
+        self._child_created = True
+        self.pid = os.fork()
+        if self.pid:
+            return
+        os.setsid()
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.environ.update(env)
+        is_module = command[2] == "-m"
+        code = 0
+        try:
+            run_as_main(command[2 + is_module], is_module, *command[3 + is_module :])
+        except SystemExit as end:
+            code = end.code or 0
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        os._exit(code)
 
 
 def places(rank: int, world_size: int, port: int) -> dict[str, str]:

@@ -16,7 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from processes import places, run, start  # noqa: E402
+from processes import places, run, start, torchrun_forks  # noqa: E402
 from timeouts import await_end  # noqa: E402
 
 from real.processes.launch import RankPlace, connect, place  # noqa: E402
@@ -331,8 +331,7 @@ with connect(timeout_s=20.0) as connection, connection.guard.ending_on_sigterm()
 def test_a_run_restarted_by_torchrun_meets_anew(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(RESTART, encoding="utf-8")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    (ending,) = run([*torchrun, str(script)], 1).values()
+    (ending,) = run(torchrun_forks, 1, "--standalone", "--nproc-per-node=2", "--max-restarts=1", script).values()
     assert ending.code == 0, ending.output
     assert ending.output.count("attempt 1 ended") == 2
     assert "attempt 0 ended" not in ending.output
