@@ -214,7 +214,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     drawn_s[LATE_STEPS, STRAGGLER] = LATE_S
     np.savez(folder / "measured.npz", drawn_s)
     path = write(folder / "run", WIDE)
-    (ending,) = run(torchrun, 1, *as_torchrun(4, path)).values()
+    (ending,) = run(torchrun_forks, 1, *as_torchrun(4, path)).values()
     assert ending.code == 0, ending.output
     assert "error" not in ending.output
     assert len(re.findall(r"4 ranks, 12 steps, .* a step \(real gloo on cpu, emulated\)", ending.output)) == 2
@@ -329,8 +329,9 @@ def test_one_rank_performs_one_step(tmp_path: Path) -> None:
         errors(run(perform, 1, path), code=2)[0]
         == f"{path / run_directory.REAL}: is there already; replace it with --force"
     )
-    (ending,) = run(perform, 1, path, "--force").values()
+    (ending,) = run(torchrun, 1, *as_torchrun(1, path, "--force")).values()
     assert ending.code == 0, ending.output
+    assert ending.output.startswith("sync: 1 ranks, 1 steps, "), ending.output
 
 
 # refused before anything happens
