@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,7 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
 )
+WINDOW = {"viewport": {"width": 1200, "height": 900}, "color_scheme": "light"}
 TIMEOUT_MS = 60_000
 NEEDED = "SIMDIST_NEEDS_BROWSER"
 
@@ -55,6 +57,7 @@ def chromium() -> Iterator["Browser"]:
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS), timeout=TIMEOUT_MS)
+        browser.new_page(**WINDOW)  # `opened` shows one file after the other there: a new page takes five times as long
         try:
             yield browser
         finally:
@@ -73,35 +76,44 @@ def wait_until(page: "Page", condition: str) -> None:
         page.wait_for_timeout(20)
 
 
+@dataclass(frozen=True)
 class Watched:
-    """A page, with all that it asked for and complained about.
+    """A page, with all that it asked for and complained about."""
 
-    Args:
-        browser: Where to open it.
-        path: The file.
-        settings: Those of a Playwright context, such as `color_scheme` and `viewport`.
-    """
-
-    def __init__(self, browser: "Browser", path: Path, **settings: object) -> None:
-        self.context = browser.new_context(**{"viewport": {"width": 1200, "height": 900}} | settings)
-        self.context.set_default_timeout(TIMEOUT_MS)
-        self.page = self.context.new_page()
-        self.requests: list[str] = []
-        self.complaints: list[str] = []
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("console", lambda message: self.complaints.append(message.text))
-        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.url = path.as_uri()
-        self.page.goto(self.url)
+    page: "Page"
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
 
 
 @contextmanager
 def opened(browser: "Browser", path: Path, **settings: object) -> Iterator[Watched]:
-    """Open a page from its file; at the end it must have asked for nothing else, and have had no complaint."""
-    watched = Watched(browser, path, **settings)
+    """Open a page from its file; at the end it must have asked for nothing else, and have had no complaint.
+
+    Args:
+        browser: Where to open it: in its first page, if that can have the settings.
+        path: The file.
+        settings: Those of a Playwright context, such as `color_scheme` and `viewport`.
+    """
+    own = browser.new_page(**WINDOW | settings) if settings.keys() - WINDOW.keys() else None
+    watched = Watched(own or browser.contexts[0].pages[0])
+    page, url = watched.page, path.as_uri()
+    listeners = {
+        "request": lambda request: watched.requests.append(request.url),
+        "console": lambda message: watched.complaints.append(message.text),
+        "pageerror": lambda error: watched.complaints.append(str(error)),
+        "dialog": lambda dialog: (watched.complaints.append(dialog.message), dialog.dismiss()),
+    }
+    for event, listener in listeners.items():
+        page.on(event, listener)
+    page.set_default_timeout(TIMEOUT_MS)
+    page.set_viewport_size((WINDOW | settings)["viewport"])
+    page.emulate_media(color_scheme=(WINDOW | settings)["color_scheme"])
     try:
+        page.goto(url)
         yield watched
-        assert watched.requests == [watched.url]
+        assert watched.requests == [url]
         assert watched.complaints == []
     finally:
-        watched.context.close()
+        for event, listener in listeners.items():
+            page.remove_listener(event, listener)
+        page.close() if own else page.goto("about:blank")

@@ -995,7 +995,6 @@ def test_timeline_shows_the_run_that_is_chosen(browser, folder):
 def test_nothing_in_the_files_runs_as_a_script(browser, capsys, tmp_path):
     path = evil_page(capsys, tmp_path)
     with opened(browser, path) as watched:
-        watched.page.on("dialog", lambda dialog: watched.complaints.append(dialog.message))
         draw_heat_map(watched.page)
         assert watched.page.title() == f"{EVIL}: simdist report"
         assert watched.page.inner_text("h1") == EVIL

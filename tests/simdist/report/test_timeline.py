@@ -260,6 +260,7 @@ def read(browser, tmp_path):
     with ExitStack() as stack:
 
         def show(traces, *, head="", ranks_per_node=None, steps=None, **settings):
+            stack.close()
             section = timeline_section(traces, element_id="t", ranks_per_node=ranks_per_node, steps=steps)
             path = tmp_path / "timeline.html"
             path.write_text(page_text(section, head), encoding="utf-8")
