@@ -135,6 +135,8 @@ def run_command(line: str) -> tuple[int, str, str]:
         environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=600, check=False)
         return ended.returncode, ended.stdout, ended.stderr if ended.returncode else ""
+    if arguments[0] == "sweep":
+        arguments += ["--workers", "0"]  # whose table is the same; other processes would import everything again
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
         code = main(arguments)
     return code, out.getvalue(), err.getvalue()
@@ -275,6 +277,8 @@ def copied(folder: Path) -> Iterator[Player]:
     compiled = shutil.ignore_patterns("__pycache__")  # other tests may import from there right now
     shutil.copytree(ROOT / "docs", folder / "docs", ignore=compiled)
     shutil.copytree(ROOT / "experiments", folder / "experiments", ignore=compiled)
+    demo = folder / "experiments" / "demo" / "scenario.yaml"  # is performed, and no page shows a number of it
+    demo.write_text(re.sub(r"^steps: 100$", "steps: 24", demo.read_text(encoding="utf-8"), flags=re.M), encoding="utf-8")
     schedules = folder / "new_schedules"
     schedules.mkdir()
     simdist.schedules.__path__.append(str(schedules))
