@@ -22,7 +22,7 @@
 import itertools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +30,7 @@ import numpy as np
 from matplotlib.colors import BoundaryNorm, ListedColormap, LogNorm
 from matplotlib.patches import Patch, Rectangle
 
+from simdist.cost import price
 from simdist.engines import DrawnDelays
 from simdist.plan import AllReduce, occurrences
 from simdist.report import palette, speedup_figure
@@ -139,7 +140,8 @@ figure
 
 # %%
 N_HISTORIES, N_STEPS = 12, 120
-RESAMPLED = [job.disturbances[0].model_copy(update={"resample_steps": 1})]
+RESAMPLED = job.changed(steps=N_STEPS, disturbances=[job.disturbances[0].model_copy(update={"resample_steps": 1})])
+BUILT = [build(RESAMPLED, schedule) for schedule in RESAMPLED.schedules]
 
 
 def histories(seeds: Sequence[int], scale: float) -> DrawnDelays:
@@ -149,10 +151,9 @@ def histories(seeds: Sequence[int], scale: float) -> DrawnDelays:
 
 
 def measured(scenario: Scenario, *, n_histories: int, scale: float = 1.0) -> list[ScheduleTimes]:
-    """Simulate every schedule of a scenario through some histories, all at once."""
-    longer = scenario.changed(steps=N_STEPS, disturbances=RESAMPLED)
-    built = (build(longer, schedule) for schedule in longer.schedules)
-    return [measure(longer, each, n_seeds=n_histories, draw=partial(histories, scale=scale)) for each in built]
+    """Simulate every schedule of a scenario through some histories, all at once; the plans are those of the job."""
+    priced = (replace(each, costs=price(each.plan, scenario.cluster, scenario.workload)) for each in BUILT)
+    return [measure(scenario, each, n_seeds=n_histories, draw=partial(histories, scale=scale)) for each in priced]
 
 
 def speedups(scenario: Scenario, *, n_histories: int = 6, scale: float = 1.0) -> list[Row]:
