@@ -234,7 +234,7 @@ def losses_of(schedule: Schedule) -> Mapping[str, float]:
         return inputs, (inputs @ teacher).argmax(dim=1)
 
     training = Training()
-    plan = plan_of(schedule, training, 120)
+    plan = plan_of(schedule, training, 80)
     found = virtual.train(plan, training.make, functional.cross_entropy, batch).losses.mean(dim=1)
     return {"begin": float(found[:5].mean()), "end": float(found[-5:].mean())}
 
