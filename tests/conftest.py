@@ -39,6 +39,7 @@ COMPUTED_ONCE = (
     "tests/project/test_data_dictionary.py",
     "tests/project/test_documentation_site.py",
     "tests/simdist/sweep/test_dask.py",
+    "tests/simdist/tune/test_search.py",
 )
 
 
