@@ -38,6 +38,7 @@ COMPUTED_ONCE = (
     "tests/experiments/",
     "tests/project/test_data_dictionary.py",
     "tests/project/test_documentation_site.py",
+    "tests/simdist/engines/test_closed_forms.py",
     "tests/simdist/sweep/test_dask.py",
     "tests/simdist/tune/test_search.py",
 )
