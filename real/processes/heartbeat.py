@@ -195,7 +195,8 @@ class Guard:
             self._await_beats(1, LAST_WORDS_S)
         deadline_s = time.monotonic() + LINGER_S
         while self._store_rank == self._me.rank and time.monotonic() < deadline_s and not self._heard(counts):
-            time.sleep(0.05)
+            self._await_beats(1, 0.1)
+            time.sleep(0.01)
         self._over.set()
         self._wake.set()
         self._thread.join(LAST_WORDS_S)
