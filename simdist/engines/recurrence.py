@@ -13,7 +13,7 @@ for every instance; only then there are gaps. A `Tick` is no duration: it ends w
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from itertools import repeat
+from itertools import count, repeat
 from typing import Protocol, TypeAlias, final
 
 import numpy as np
@@ -28,6 +28,8 @@ from simdist.traces.breakdown import Observer
 
 Times: TypeAlias = NDArray[np.float64]
 Progress: TypeAlias = Callable[[int], None]
+Check: TypeAlias = Callable[[Times, Times, int], None]
+Seconds: TypeAlias = float | Times | None  # None: nothing is added
 
 _FEW_COLUMNS = 2  # up to which numpy finds the last of a group faster by `reduceat`
 
@@ -60,18 +62,12 @@ class GroupMeeting:
 
     shape: tuple[int, int, int, int]
     seconds: float | Times
-    check: Callable[[Times, Times, int], None] | None
+    check: Check | None
     firsts: NDArray[np.int64] | None
 
     @classmethod
     def of(
-        cls,
-        group: Group,
-        world_size: int,
-        n: int,
-        *,
-        seconds: float | Times = 0.0,
-        check: Callable[[Times, Times, int], None] | None = None,
+        cls, group: Group, world_size: int, n: int, *, seconds: float | Times = 0.0, check: Check | None = None
     ) -> "GroupMeeting":
         """Return the meeting of groups that take `seconds`: one number, or `[n_groups]`."""
         n_blocks, size, stride = group.shape(world_size)
@@ -96,8 +92,8 @@ class GroupMeeting:
 
 
 Price: TypeAlias = float | Times | GroupMeeting
-#: Template, row of its predecessor, rows of what it comes after, seconds (None: nothing is added), meeting.
-_Instruction: TypeAlias = tuple[Template, int, tuple[int, ...], float | Times | None, GroupMeeting | None]
+#: Template, row of its predecessor, rows of what it comes after, seconds, meeting.
+_Instruction: TypeAlias = tuple[Template, int, tuple[int, ...], Seconds, GroupMeeting | None]
 
 
 @final
@@ -183,15 +179,15 @@ class Recurrence:
         maximum, add = np.maximum, np.add
         observer, durations, feed = self._observer, self._durations, self._feed
         outs = repeat(None, len(program)) if self._table is None else self._table[index : index + len(program)]
-        for (template, first, others, seconds, meeting), out in zip(program, outs, strict=True):
+        for at, (template, first, others, seconds, meeting), out in zip(count(index), program, outs, strict=False):
             ready = rows[first]
             for other in others:
                 ready = maximum(ready, rows[other])
             if durations is not None:
-                ready, seconds = _given(durations, index, template, ready)
+                ready, seconds = _given(durations, at, template, ready)
             start = ready
             if meeting is not None:
-                start, end = self._meet(meeting, seconds, ready, out, step + template.step)
+                start, end = self._meet(meeting, seconds, template, ready, out, step)
             elif seconds is not None:
                 end = add(ready, seconds, out)
             elif feed is not None and isinstance(template.op, Delay):
@@ -205,11 +201,10 @@ class Recurrence:
                     out[...] = ready
             rows.append(end)
             if observer is not None:
-                observer.add(index, template, ready, start, end)
-            index += 1
+                observer.add(at, template, ready, start, end)
 
     def _meet(
-        self, meeting: GroupMeeting, seconds: float | Times | None, ready: Times, out: Times | None, step: int
+        self, meeting: GroupMeeting, seconds: Seconds, template: Template, ready: Times, out: Times | None, step: int
     ) -> tuple[Times, Times]:
         """Start each group with its last member; return starts (unless only ends are kept) and ends."""
         starts = meeting.last_of_groups(ready)
@@ -219,7 +214,7 @@ class Recurrence:
         ends = starts if seconds is None else starts + seconds
         if meeting.check:
             n = starts.shape[-1]
-            meeting.check(starts.reshape(-1, n), ends.reshape(-1, n), step)
+            meeting.check(starts.reshape(-1, n), ends.reshape(-1, n), step + template.step)
         if out is None:
             return meeting.of_ranks(starts), meeting.of_ranks(ends)
         out.reshape(meeting.shape)[...] = ends
