@@ -125,7 +125,7 @@ class Recurrence:
         observer: Observer | None = None,
         table: Times | None = None,
     ) -> None:
-        self._prices = prices
+        self._prices = {op: _added(price) for op, price in prices.items()}
         self._feed = _DelayFeed(delays, plan.n_steps) if delays else None
         self._durations = durations
         self._observer = observer
@@ -168,11 +168,7 @@ class Recurrence:
         for at, template in enumerate(stretch.templates):
             first = 0 if template.previous is None else _place(at - template.previous, carried)
             others = tuple(_place(at - back, carried) for back in template.after)
-            price = self._prices.get(template.op)
-            if isinstance(price, GroupMeeting):
-                program.append((template, first, others, price.seconds, price))
-            else:
-                program.append((template, first, others, _column(price), None))
+            program.append((template, first, others, *self._prices.get(template.op, (None, None))))
         return carried, program
 
     def _run_once(self, program: list[_Instruction], rows: list[Times], index: int, step: int) -> None:
@@ -233,11 +229,11 @@ def _place(position: int, carried: tuple[int, ...]) -> int:
     return 1 + len(carried) + position if position >= 0 else 1 + carried.index(-position)
 
 
-def _column(seconds: float | Times | None) -> float | Times | None:
-    """Shape seconds of ranks to be added to `[world_size, n]`; None if there is nothing to add."""
-    if isinstance(seconds, np.ndarray):
-        return seconds[:, None]
-    return seconds or None
+def _added(price: Price) -> tuple[Seconds, GroupMeeting | None]:
+    """Return the seconds of a price, shaped to be added to `[world_size, n]`, and its meeting."""
+    if isinstance(price, GroupMeeting):
+        return price.seconds, price
+    return (price[:, None] if isinstance(price, np.ndarray) else price or None), None
 
 
 class _DelayFeed:
