@@ -21,7 +21,7 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError, PydanticSerializationError
 
 #: A problem: the keys and indices that lead to the value, and the message.
 Fault: TypeAlias = tuple[tuple[str | int, ...], str]
@@ -78,6 +78,15 @@ class Settings(BaseModel):
         optional = {field.alias or name for name, field in type(self).model_fields.items() if field.default is None}
         kept = {key: value for key, value in handler(self).items() if value is not None or key not in optional}
         return dict(sorted(kept.items(), key=lambda item: item[0] != "kind"))
+
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        """Return the settings as pydantic does, which takes Ctrl-C meanwhile for an error of theirs."""
+        try:
+            return super().model_dump(**options)
+        except PydanticSerializationError as error:
+            if "KeyboardInterrupt" in str(error):  # it has no cause
+                raise KeyboardInterrupt from None
+            raise
 
 
 def refuse(title: str, faults: Iterable[Fault]) -> None:

@@ -4,11 +4,12 @@ import contextlib
 import math
 import re
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import PlainSerializer, ValidationError
 
 from simdist.settings.base import FromFile, Settings, key_of
 from simdist.settings.units import (
@@ -208,3 +209,14 @@ def test_any_value_is_read_or_refused_with_a_value_error(value):
 )
 def test_numbers_are_printed_for_people(printed, expected):
     assert printed == expected
+
+
+def test_ctrl_c_while_settings_are_written_is_no_error_of_theirs() -> None:
+    def interrupted(_: float) -> str:
+        raise KeyboardInterrupt
+
+    class Slow(Settings):
+        latency: Annotated[float, PlainSerializer(interrupted)] = 1.0
+
+    with pytest.raises(KeyboardInterrupt):
+        Slow().model_dump(mode="json")
