@@ -13,7 +13,7 @@ for every instance; only then there are gaps. A `Tick` is no duration: it ends w
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from itertools import count, repeat
+from itertools import repeat
 from typing import Protocol, TypeAlias, final
 
 import numpy as np
@@ -175,7 +175,8 @@ class Recurrence:
         maximum, add = np.maximum, np.add
         observer, durations, feed = self._observer, self._durations, self._feed
         outs = repeat(None, len(program)) if self._table is None else self._table[index : index + len(program)]
-        for at, (template, first, others, seconds, meeting), out in zip(count(index), program, outs, strict=False):
+        for at, (instruction, out) in enumerate(zip(program, outs, strict=True), index):
+            template, first, others, seconds, meeting = instruction
             ready = rows[first]
             for other in others:
                 ready = maximum(ready, rows[other])
