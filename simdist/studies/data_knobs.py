@@ -153,7 +153,8 @@ def _policies(scenario: Scenario, schedule: Schedule) -> Iterator[Knob]:
 
 def settings(scenario: Scenario, schedule: Schedule) -> tuple[str, str]:
     """Return all that a simulation depends on but its delays: a schedule is the same under another label."""
-    return scenario.model_dump_json(exclude={"schedules"}), schedule.model_dump_json(exclude={"label"})
+    of_scenario = scenario.model_dump(mode="json", exclude={"schedules"})
+    return str(of_scenario), str(schedule.model_dump(mode="json", exclude={"label"}))
 
 
 def knob_effects(
