@@ -71,7 +71,7 @@ def test_no_undisturbed_part_of_the_step_is_shorter_than_the_sleeps_in_it(import
 def test_late_ranks_are_found_in_their_steps_with_what_they_slept(imported, traces: Path) -> None:
     """On a busy machine they sleep longer than they were told."""
     on_host = [each for each in imported.stragglers if (each.kind, each.channel) == ("transient", "host")]
-    found_s = {(step, rank): each.seconds for each in on_host for step in each.steps for rank in each.ranks}
+    found_s = {(each.steps[0], each.ranks[0]): each.seconds for each in on_host}
     for step, rank in LATE_S:
         *_, slept_s = json.loads((traces / "times" / f"rank{rank}.json").read_text(encoding="utf-8"))[step]
         assert slept_s >= LATE_S[step, rank]

@@ -353,8 +353,9 @@ def called(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_wrong_input_is_refused_by_the_command(tmp_path: Path) -> None:
-    for error in errors(run(run_as_main, 1, "real", True, str(tmp_path)), code=2).values():
-        assert "is no run directory" in error
+    endings = run(run_as_main, 1, "real", True, str(tmp_path))
+    assert "is no run directory" in errors(endings, code=2)[0]
+    assert endings[0].output.count("\n") == 1, endings[0].output
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
