@@ -1,12 +1,129 @@
-"""Files that are there as a whole or not at all."""
+"""Files that are there as a whole or not at all, and files from outside, which may be anything.
 
+A file that simdist reads may be damaged, or made to harm: a pipe without a writer, a device without an end, a line of a
+gigabyte, a few megabytes that unpack to many gigabytes. So nothing opens or reads one except by a function of this
+module, or of `simdist.arrays`. A refusal is an `OSError`, like the operating system's: `naming_file` names the file.
+"""
+
+import gzip
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
+from typing import IO
 
 from simdist.errors import naming_file
+
+#: A document that is read as a whole has no more bytes, a line of any text file neither.
+MAX_FILE_NBYTES, MAX_LINE_NBYTES = 256 << 20, 32 << 20
+_PART_NBYTES = 16 << 20
+_NO_WAIT = os.O_NONBLOCK if os.name == "posix" else 0  # a pipe without a writer does not hold up
+_GZIP = b"\x1f\x8b"
+_KINDS = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+class RefusedError(OSError):
+    """A file is not read, because of its kind or its size."""
+
+
+def open_regular(path: Path | str) -> BufferedReader:
+    """Open a file for reading that is one, never a pipe, device or socket; this does not wait.
+
+    Raises:
+        RefusedError: It is something else.
+        OSError: It cannot be opened.
+    """
+    _refuse_special(os.stat(path))
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | _NO_WAIT))  # noqa: SIM115 - for the caller
+    try:
+        _refuse_special(os.fstat(file.fileno()))  # it may have been exchanged
+    except OSError:
+        file.close()
+        raise
+    return file
+
+
+def _refuse_special(found: os.stat_result) -> None:
+    if kind := _KINDS.get(stat.S_IFMT(found.st_mode)):
+        raise RefusedError(f"it is {kind}: give a regular file")
+
+
+@contextmanager
+def open_unpacked(path: Path | str) -> Iterator[BufferedReader | gzip.GzipFile]:
+    """Open a file for reading, unpacked if its first bytes say that it is compressed with gzip.
+
+    Raises:
+        RefusedError: It is no regular file.
+        OSError: It cannot be opened.
+    """
+    with open_regular(path) as file:
+        if not file.peek(len(_GZIP)).startswith(_GZIP):
+            yield file
+            return
+        with gzip.GzipFile(fileobj=file) as unpacked:
+            yield unpacked
+
+
+def read_content(
+    path: Path | str, *, most_nbytes: int = MAX_FILE_NBYTES, line_nbytes: int | None = MAX_LINE_NBYTES
+) -> bytes:
+    """Return the bytes of a file.
+
+    Args:
+        path: The file.
+        most_nbytes: A larger one is refused.
+        line_nbytes: One with a longer line is refused, too, unless this is None.
+
+    Raises:
+        RefusedError: It is no regular file, or too large.
+        OSError: It cannot be read.
+    """
+    parts: list[bytes] = []
+    nbytes = in_line = 0
+    with open_regular(path) as file:
+        _refuse_size(os.fstat(file.fileno()).st_size, most_nbytes)
+        while part := file.read(_PART_NBYTES):
+            parts.append(part)
+            nbytes += len(part)
+            _refuse_size(nbytes, most_nbytes)
+            if line_nbytes is None:
+                continue
+            end = part.find(b"\n")
+            if in_line + (len(part) if end < 0 else end) > line_nbytes:
+                raise _long_line(sum(each.count(b"\n") for each in parts[:-1]) + 1, line_nbytes)
+            in_line = in_line + len(part) if end < 0 else len(part) - part.rfind(b"\n") - 1
+    return b"".join(parts)
+
+
+def lines_of(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines of a file with their breaks.
+
+    Raises:
+        RefusedError: One is too long.
+    """
+    number = 1
+    while line := file.readline(MAX_LINE_NBYTES + 1):
+        if len(line) > MAX_LINE_NBYTES:
+            raise _long_line(number, MAX_LINE_NBYTES)
+        yield line
+        number += 1
+
+
+def _refuse_size(nbytes: int, most_nbytes: int) -> None:
+    if nbytes > most_nbytes:
+        raise RefusedError(f"it has {nbytes:,} bytes or more; write at most {most_nbytes:,}")
+
+
+def _long_line(number: int, most_nbytes: int) -> RefusedError:
+    return RefusedError(f"line {number:,} has more than {most_nbytes:,} bytes: it is damaged, or no text")
 
 
 @contextmanager

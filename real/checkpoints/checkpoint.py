@@ -27,7 +27,7 @@ from torch import Tensor
 
 from real.collectives import byte_transfer
 from simdist.errors import RunError, naming_file
-from simdist.files import replacing
+from simdist.files import MAX_FILE_NBYTES, open_regular, replacing
 
 _N_KEPT = 2
 _INDEX_NAME = "index.json"
@@ -114,9 +114,10 @@ def read_index(path: Path) -> CheckpointIndex:
         DamagedError: It is not complete, or has changed.
         OSError: It cannot be opened.
     """
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         try:
             with zipfile.ZipFile(file) as archive:
+                _check_sizes(archive, os.fstat(file.fileno()).st_size)
                 changed = archive.testzip()
                 index = _INDEX.validate_json(archive.read(_INDEX_NAME))
                 missing = {name for sections in index.ranks for name in sections.values()} - set(archive.namelist())
@@ -125,6 +126,16 @@ def read_index(path: Path) -> CheckpointIndex:
     if changed or missing or len(index.ranks) != index.job.world_size:
         raise DamagedError(f"damaged: {changed or ', '.join(missing) or 'its index'} has changed")
     return index
+
+
+def _check_sizes(archive: zipfile.ZipFile, file_nbytes: int) -> None:
+    """Refuse members that are more than the file holds: `write` compresses nothing."""
+    members = archive.infolist()
+    nbytes = sum(info.file_size for info in members)
+    if any(info.compress_type != zipfile.ZIP_STORED for info in members) or nbytes > file_nbytes:
+        raise ValueError(f"its members have {nbytes:,} bytes, the file {file_nbytes:,}; a checkpoint is not compressed")
+    if archive.getinfo(_INDEX_NAME).file_size > MAX_FILE_NBYTES:
+        raise ValueError(f"its index has more than {MAX_FILE_NBYTES:,} bytes")
 
 
 @final

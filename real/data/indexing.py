@@ -11,6 +11,7 @@ import click
 from real.data.sample_index import write_entries
 from real.processes.exit_codes import run_command
 from simdist.errors import RunError, ScenarioError
+from simdist.files import open_regular
 from simdist.plan.index import INDEX, Entry, refuse_name
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".raw")
@@ -72,9 +73,10 @@ def _entry(folder: Path, path: Path, label: int) -> Entry:
     name = path.relative_to(folder).as_posix()
     refuse_name(name, str(folder))
     try:
-        content = path.read_bytes()
+        with open_regular(path) as file:
+            content = file.read()
     except OSError as error:
-        raise RunError(f"{path}: {error.strerror}") from error
+        raise RunError(f"{path}: {error.strerror or error}") from error
     if not content:
         raise ScenarioError(f"{path}: is empty; take it away, or put the image there")
     return Entry(name, label, len(content), zlib.crc32(content))

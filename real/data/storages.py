@@ -21,7 +21,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from real.data.sample_index import SampleIndex, make_index
 from simdist.errors import RunError, ScenarioError
-from simdist.plan.index import INDEX, Entry, parse_entries, refuse_name
+from simdist.files import RefusedError
+from simdist.plan.index import INDEX, Entry, parse_entries, read_index, refuse_name
 
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
@@ -174,7 +175,7 @@ def read_storage_index(storage: DataStorage) -> SampleIndex:
         ScenarioError: There is none, or a line of it is wrong.
     """
     try:
-        content = storage.read(INDEX)
+        content = storage.read(INDEX) if storage.local_folder is None else _local_index(storage, storage.local_folder)
     except RunError as error:
         if not isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             raise
@@ -199,6 +200,15 @@ def read_sample(storage: DataStorage, entry: Entry) -> bytes:
             f"put the file back, or make a new index with `python -m real.data.indexing`"
         )
     return content
+
+
+def _local_index(storage: DataStorage, folder: Path) -> bytes:
+    try:
+        return read_index(folder / INDEX)
+    except RefusedError as error:
+        raise ScenarioError(f"{folder / INDEX}: cannot be read: {error}") from error
+    except OSError:  # the storage tries again, and says for how long
+        return storage.read(INDEX)
 
 
 def _is_final(error: Exception) -> bool:

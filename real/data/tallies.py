@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from real.collectives.byte_transfer import gather_to_first
 from real.data.loader import LoadCounts
 from real.recording.recorder import memmap
+from simdist.arrays import read_array
 from simdist.plan import LEVELS, Plan
 from simdist.traces.reads import Reads
 
@@ -63,9 +64,7 @@ def salvage_tallies(parts: Path, plan: Plan) -> NDArray[np.int64] | None:
     rows = np.zeros((plan.world_size, n_loads, _N_COLUMNS), dtype=np.int64)
     for rank in range(plan.world_size):
         with suppress(OSError, EOFError, ValueError):  # it is not there, or not whole
-            theirs = np.load(tally_path(parts, rank), allow_pickle=False)
-            if theirs.shape == rows.shape[1:]:
-                rows[rank] = theirs
+            rows[rank] = read_array(tally_path(parts, rank), dtype=np.int64, shape=rows.shape[1:])
     return rows if rows.any() else None
 
 

@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 
 from real.collectives.byte_transfer import gather_to_first
 from real.recording.clock import Clocks, drift, to_common_s
+from simdist.arrays import read_array
 from simdist.errors import RunError
+from simdist.files import read_content
 from simdist.plan import COLLECTIVES, Plan, occurrences
 from simdist.plan.group import Group
 from simdist.traces.trace import Trace
@@ -137,11 +139,11 @@ def salvage(folder: Path, plan: Plan, source: str) -> Trace | None:
     for rank in range(plan.world_size):
         path = part_path(folder, rank)
         try:
-            part = RecordedPart(**json.loads(path.with_suffix(".json").read_text(encoding="utf-8")))
-            theirs = np.load(path, allow_pickle=False)
+            part = RecordedPart(**json.loads(read_content(path.with_suffix(".json"))))
+            theirs = read_array(path, dtype=np.float64, shape=times_s.shape[:2])
         except (OSError, EOFError, ValueError, TypeError):  # it is not there, or not whole
             continue
-        if part.digest == plan.digest() and theirs.shape == times_s.shape[:2]:
+        if part.digest == plan.digest():
             times_s[:, :, rank] = to_common_s(theirs, start_s=part.start_s)
     times_s[:, np.isnan(times_s[2])] = np.nan  # what has begun and not ended did not run
     return None if np.isnan(times_s).all() else assemble(plan, times_s, source)

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from simdist import __version__
 from simdist.errors import naming_file
+from simdist.files import lines_of, open_regular
 from simdist.plan import LEVELS
 from simdist.runs.building import Built
 from simdist.scenario import Scenario
@@ -72,9 +73,8 @@ class KeptSchedules:
         """
         if self.path is None or not self.path.exists():
             return {}
-        with naming_file(self.path, "read"):
-            lines = self.path.read_bytes().splitlines()
-        return {record.key: record for record in map(_record, lines) if record}
+        with naming_file(self.path, "read"), open_regular(self.path) as file:
+            return {record.key: record for record in map(_record, lines_of(file)) if record}
 
     def key(self, scenario: Scenario, built: Built, *, n_seeds: int, engine: str) -> str:
         """Return a hash of what a measurement follows from: scenario, recordings, plan, seeds, engine and this version.

@@ -16,7 +16,7 @@ from simdist.sweep import InProcess, LocalPool, Sweep, Workers, load, run, write
 from simdist.sweep.dask import SYSTEMS, connected, jobs
 from simdist.sweep.driver import Outcome, SweepProgress
 from simdist.sweep.runs import check_number
-from simdist.sweep.store import DESIGN, ROWS, read_jsonl
+from simdist.sweep.store import DESIGN, ROWS, damaged_text, read_jsonl
 from simdist.sweep.table import RUNS
 from simdist.sweep.workers import n_cores
 
@@ -67,7 +67,9 @@ def command(
         if last and last.what == "rows":
             session.saved.append(f"{last.n_done:,} of {last.n_all:,} rows in {output / ROWS}")
         raise
-    counts = {name.removeprefix("n_"): n for name, n in asdict(outcome).items()}
+    if outcome.damaged:
+        session.say(f"warning: {damaged_text(output, outcome.damaged)}")
+    counts = {name.removeprefix("n_"): n for name, n in asdict(outcome).items() if name.startswith("n_")}
     document: dict[str, object] = {"sweep": what.name, **counts, "path": str(output)}
     if plans:
         document["runs"] = _write_plans(session, what, output)

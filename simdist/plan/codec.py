@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from simdist.errors import PlanError
+from simdist.files import read_content
 from simdist.plan import ops
 from simdist.plan.group import Group
 from simdist.plan.plan import Buffer, Dataset, Plan, Run
@@ -70,7 +71,7 @@ def load(path: Path | str) -> Plan:
         PlanError: The file cannot be read, or is not a plan.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_content(path, line_nbytes=None).decode()  # a data set is one line, of millions of sizes
     except (OSError, UnicodeDecodeError) as error:
         raise PlanError(f"{path}: cannot be read as a plan: {error}") from None
     return loads(text, name=str(path))

@@ -10,12 +10,15 @@ import io
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from simdist.errors import ScenarioError
+from simdist.files import read_content
 from simdist.plan.plan import MAX_FILE_NBYTES
 
 INDEX = "index.csv"
 COLUMNS = ("name", "label", "nbytes", "crc32")
+_MAX_NBYTES = 2 << 30  # tens of millions of samples
 _INT64 = (-(2**63), 2**63 - 1)
 
 
@@ -49,6 +52,15 @@ def refuse_name(name: str, where: str) -> None:
         wrong = "is no path of a file"
     if wrong:
         raise ScenarioError(f"{where}: name {name!r} {wrong}; write a path inside it: class/1.jpg")
+
+
+def read_index(path: Path) -> bytes:
+    """Return the content of an index.
+
+    Raises:
+        OSError: It cannot be read, is no regular file, or is too large.
+    """
+    return read_content(path, most_nbytes=_MAX_NBYTES)
 
 
 def parse_entries(content: bytes, *, where: str) -> Iterator[Entry]:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from simdist import plan as plans
 from simdist import scenario as scenarios
+from simdist.arrays import Declared, open_arrays
 from simdist.errors import PlanError, RunError, ScenarioError, TraceError, naming_file
 from simdist.files import replacing
 from simdist.plan import Channel, Delay, Plan
@@ -129,7 +130,7 @@ def read(path: Path) -> RunDirectory:
     plan = plans.load(path / PLAN)
     scenario = scenarios.load(path / SCENARIO)
     _check_plan(path, plan, scenario)
-    delays = read_delays(path / DELAYS)
+    delays = read_delays(path / DELAYS, plan)
     _check_delays(path, plan, delays)
     for file in [*sorted(path.glob("trace.*.npz")), path / REAL_READS]:
         try:
@@ -142,30 +143,42 @@ def read(path: Path) -> RunDirectory:
     return RunDirectory(path, scenario, plan, delays)
 
 
-def read_delays(path: Path) -> dict[Channel, NDArray[np.float64]]:
-    """Read delays: channel -> float64 `[1, n_steps, world_size]`, finite and not negative.
+def read_delays(path: Path, plan: Plan) -> dict[Channel, NDArray[np.float64]]:
+    """Read delays: channel -> float64 `[1, plan.n_steps, plan.world_size]`, finite and not negative.
 
     Raises:
         PlanError: The file is damaged or holds something else.
     """
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: np.asarray(archive[name]) for name in archive.files}
+        with open_arrays(path) as file:
+            for name in file.names:
+                if problem := _declared_problem(name, file.declared(name), path, plan):
+                    raise PlanError(f"{path}: {problem}")
+            arrays = {name: file.read(name, most_nbytes=file.declared(name).nbytes) for name in file.names}
+    except PlanError:
+        raise
     except Exception as error:  # of a dozen kinds: numpy, zipfile and tokenize each have their own for damaged files
         raise PlanError(f"{path}: cannot be read as delays ({error}); {_HOW}") from None
     for name, array in arrays.items():
-        problem = _problem(name, array)
-        if problem:
+        if problem := _problem(name, array):
             raise PlanError(f"{path}: {problem}")
     return {channel: arrays[channel][np.newaxis] for channel in _CHANNELS if channel in arrays}
 
 
-def _problem(name: str, array: NDArray[np.float64]) -> str | None:
-    """Say what is wrong with an array of a delays file, if anything."""
+def _declared_problem(name: str, found: Declared, path: Path, plan: Plan) -> str | None:
+    """Say in what the header of an array of a delays file is wrong, if anything."""
+    needed = (plan.n_steps, plan.world_size)
     if name not in _CHANNELS:
         return f"{name!r} is no channel of delays; there are: {', '.join(_CHANNELS)}"
-    if array.dtype != np.float64 or array.ndim != 2:
-        return f"{name} is {array.dtype} of shape {array.shape}; write float64 (steps, ranks), in seconds"
+    if found.dtype != np.float64 or len(found.shape) != 2:
+        return f"{name} is {found.dtype} of shape {found.shape}; write float64 (steps, ranks), in seconds"
+    if found.shape != needed:
+        return f"{name} has shape {found.shape}; {path.parent / PLAN} takes {needed}: steps, ranks"
+    return None
+
+
+def _problem(name: str, array: NDArray[np.float64]) -> str | None:
+    """Say which number of an array of a delays file is wrong, if any."""
     wrong = np.argwhere(~(np.isfinite(array) & (array >= 0)))
     if not len(wrong):
         return None
@@ -271,8 +284,9 @@ def _differences(path: Path, plan: Plan, files: Mapping[str, bytes]) -> str | No
                 f"({plan.digest()[:12]})"
             )
     for name, content in files.items():
-        if name != PLAN and (path / name).exists() and (path / name).read_bytes() != content:
-            return f"{path / name}: is there already with other contents"
+        old = path / name
+        if name != PLAN and old.exists() and (old.stat().st_size != len(content) or old.read_bytes() != content):
+            return f"{old}: is there already with other contents"
     return None
 
 
@@ -299,12 +313,9 @@ def _check_plan(path: Path, plan: Plan, scenario: Scenario) -> None:
 
 
 def _check_delays(path: Path, plan: Plan, delays: Delays) -> None:
-    file, needed = path / DELAYS, (plan.n_steps, plan.world_size)
+    file = path / DELAYS
     for channel in sorted({op.channel for body in plan.bodies for op in body if isinstance(op, Delay)}):
         if channel not in delays:
             raise PlanError(
                 f"{file}: {channel} is missing; {path / PLAN} delays it; found: {', '.join(delays) or 'none'}"
             )
-    for channel, array in delays.items():
-        if (found := array.shape[1:]) != needed:
-            raise PlanError(f"{file}: {channel} has shape {found}; {path / PLAN} takes {needed}: steps, ranks")

@@ -67,12 +67,12 @@ def read_sizes(path: Path) -> tuple[int, ...]:
     Raises:
         ScenarioError: It cannot be read, or is no index; with the line.
     """
+    from simdist.plan.index import parse_entries, read_index
+
     try:
-        content = path.read_bytes()
+        content = read_index(path)
     except OSError as error:
         raise ScenarioError(f"cannot read {shown(str(path))}: {error.strerror or error}") from None
-    from simdist.plan.index import parse_entries
-
     sizes = tuple(entry.nbytes for entry in parse_entries(content, where=str(path)))
     if not sizes:
         raise ScenarioError(f"{path} lists no file")

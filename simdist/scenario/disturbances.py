@@ -4,9 +4,7 @@ Every delay is seconds per step and rank, added on one channel: `host` (the CPU 
 pass), `compute` (the GPU is slow) or `io` (loading is slow).
 """
 
-import io
 import math
-import zipfile
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias, assert_never, get_args
 
@@ -14,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from simdist.arrays import ArrayError, Declared, open_arrays
+from simdist.files import open_regular, read_content
 from simdist.plan.ops import Channel
 from simdist.scenario.cluster import Selection
 from simdist.settings.base import Fault, FromFile, Settings, refuse, shown
@@ -200,8 +200,8 @@ def read_recorded(recorded: Recorded) -> NDArray[np.float64]:
     """
     path = recorded.file
     try:
-        content = _content(path)
-        seconds = _read_npz(content, path, recorded.on) if path.suffix == ".npz" else _read_csv(content, path)
+        _check_file(path)
+        seconds = _read_npz(path, recorded.on) if path.suffix == ".npz" else _read_csv(read_content(path), path)
     except OSError as error:
         refuse("Recorded", [(("file",), f"{path}: cannot be read: {error.strerror or error}")])
     except ValueError as error:
@@ -209,39 +209,48 @@ def read_recorded(recorded: Recorded) -> NDArray[np.float64]:
     return seconds
 
 
-def _content(path: Path) -> bytes:
+def _check_file(path: Path) -> None:
     if not path.exists():
         raise ValueError(f"{path}: there is no such file; the name is relative to the scenario")
     if not path.is_file():  # to open a pipe would wait for a writer
         raise ValueError(f"{path}: is {'a directory' if path.is_dir() else 'no regular file'}: {_NAME}")
-    content = path.read_bytes()
-    if not content:
+    with open_regular(path) as file:
+        is_empty = not file.read(1)
+    if is_empty:
         raise ValueError(f"{path}: is empty: {_NPZ if path.suffix == '.npz' else _CSV}")
-    return content
 
 
-def _read_npz(content: bytes, path: Path, channel: Channel) -> NDArray[np.float64]:
+def _read_npz(path: Path, channel: Channel) -> NDArray[np.float64]:
     """Read an .npz file. ValueError tells what is wrong."""
-    name = None
+    name, seconds = None, np.empty((0, 0))
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            names = [member.removesuffix(".npy") for member in archive.namelist()]
-        name = names[0] if len(names) == 1 else channel
-        if name in names:
-            with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
-                seconds = np.asarray(arrays[name])
+        with open_arrays(path) as file:
+            names = file.names
+            name = names[0] if len(names) == 1 else channel
+            is_right = name in names and _is_right(found := file.declared(name))
+            if is_right:
+                seconds = file.read(name)
+    except OSError:
+        raise
+    except ArrayError as error:
+        raise ValueError(f"{path}: {error}: {_NPZ}") from None
     except Exception:  # of a dozen kinds: numpy, zipfile and tokenize each have their own for damaged files
         what = "is no .npz file" if name is None else f"{name} is damaged, or holds Python objects instead of numbers"
         raise ValueError(f"{path}: {what}: {_NPZ}") from None
     if name not in names:
         raise ValueError(f"{path}: holds {', '.join(names) or 'nothing'}: write one array, or one named {channel!r}")
-    if seconds.ndim != 2 or not np.issubdtype(seconds.dtype, np.number) or np.iscomplexobj(seconds):
-        raise ValueError(f"{path}: {name} holds {seconds.dtype} of shape {list(seconds.shape)}: {_NPZ}")
+    if not is_right:
+        raise ValueError(f"{path}: {name} holds {found.dtype} of shape {list(found.shape)}: {_NPZ}")
     wrong = np.argwhere(~((seconds >= 0) & np.isfinite(seconds)))
     if len(wrong):
         step, rank = wrong[0]
         raise ValueError(f"{path}: {seconds[step, rank]} at step {step}, rank {rank}: {_DELAYS}")
     return seconds.astype(np.float64)
+
+
+def _is_right(found: Declared) -> bool:
+    is_number = np.issubdtype(found.dtype, np.number) and not np.issubdtype(found.dtype, np.complexfloating)
+    return len(found.shape) == 2 and is_number
 
 
 def _read_csv(content: bytes, path: Path) -> NDArray[np.float64]:

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias, TypeVar
 from pydantic import ValidationError
 
 from simdist.errors import ScenarioError
+from simdist.files import read_content
 from simdist.scenario import strict_yaml
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.strict_yaml import Document, Problem
@@ -96,9 +97,9 @@ def read_text(path: Path) -> str:
         ScenarioError: It cannot be read, or is not UTF-8.
     """
     try:
-        content = path.read_bytes()
+        content = read_content(path)
     except OSError as error:
-        raise ScenarioError(f"{path}: cannot be read: {error.strerror}") from None
+        raise ScenarioError(f"{path}: cannot be read: {error.strerror or error}") from None
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, TypeAdapter, ValidationError, ValidationInfo, model_validator
 
+from simdist.files import read_content
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.settings.base import Fault, FromFile, Settings, refuse, shown
 from simdist.settings.precision import Precision, Utilization
@@ -135,7 +136,7 @@ class Workload(Settings):
 def _read_tensors(path: Path) -> tuple[Tensor, ...]:
     """Read a CSV of tensors; lines that begin with `#` are comments. ValueError tells what is wrong."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_content(path).decode().splitlines()
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot read {shown(str(path))}: {error}") from None
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import RunError
+from simdist.files import lines_of, open_regular
 from simdist.studies.comparison import ScheduleTimes
 from simdist.sweep.fields import Choice
-from simdist.sweep.store import DESIGN, ROWS, read_jsonl
+from simdist.sweep.store import DESIGN, ROWS, damaged_text, read_jsonl
 from simdist.sweep.table import EPOCHS, ResultRow, Table, compared, lonely
 from simdist.traces.breakdown import STATES
 
@@ -46,7 +47,8 @@ def read_sweep(folder: Path, *, baseline: str | None = None) -> Table:
     """
     lines = _lines(folder / DESIGN)
     header = _header(next(lines, {}), folder / DESIGN)
-    records = {str(record["key"]): record for record in read_jsonl(folder / ROWS) if "key" in record}
+    damaged: list[int] = []
+    records = {str(record["key"]): record for record in read_jsonl(folder / ROWS, damaged) if "key" in record}
     wanted = baseline or header.baseline
     results: list[ResultRow] = []
     n_points = n_lines = n_lonely = 0
@@ -60,6 +62,7 @@ def read_sweep(folder: Path, *, baseline: str | None = None) -> Table:
         raise _damaged(folder / DESIGN)
     n_missing = n_lines - len(results)
     notes = [lonely(n_lonely, wanted)] if n_lonely else []
+    notes += [damaged_text(folder, damaged)] * bool(damaged)
     if n_missing:
         notes.append(f"{folder}: {n_missing:,} of {n_lines:,} rows are not there yet: `simdist sweep` into it goes on")
     extras = {"case"} if header.has_cases else set()
@@ -71,8 +74,8 @@ def read_sweep(folder: Path, *, baseline: str | None = None) -> Table:
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a design; a damaged line is an error, because its row would be missing unnoticed."""
     try:
-        with path.open("rb") as file:
-            for line in file:
+        with open_regular(path) as file:
+            for line in lines_of(file):
                 found = json.loads(line)
                 if not isinstance(found, dict):
                     raise _damaged(path)

@@ -70,12 +70,14 @@ class Outcome:
         n_rows: Rows of the sweep: a schedule of a point each. Rows that are equal are computed once.
         n_new: Rows that were computed now.
         n_failed: Rows that failed, now or before.
+        damaged: Lines of the rows that were there, from 1, which were torn or damaged and left out.
     """
 
     n_points: int
     n_rows: int
     n_new: int
     n_failed: int
+    damaged: tuple[int, ...] = ()
 
 
 def run(
@@ -142,7 +144,8 @@ class _Driver:
         self._n_keys = self._n_done = self._n_failed = self._n_new = 0
 
     def run(self, *, retry: bool) -> Outcome:
-        done = {key: failed for key, failed in self._store.done().items() if not (retry and failed)}
+        damaged: list[int] = []
+        done = {key: failed for key, failed in self._store.done(damaged).items() if not (retry and failed)}
         design = _Design([], array("L"))
         self._store.design(self._lines(design))
         keys = set(design.keys)
@@ -158,7 +161,7 @@ class _Driver:
             for future in self._underway:
                 future.cancel()
         self._store.arrange(design.keys)
-        return Outcome(self._sweep.n_points, len(design.keys), self._n_new, self._n_failed)
+        return Outcome(self._sweep.n_points, len(design.keys), self._n_new, self._n_failed, tuple(damaged))
 
     def _lines(self, design: _Design) -> Iterator[dict[str, Any]]:
         """Yield the lines of the design, and note which rows there are."""

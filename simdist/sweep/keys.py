@@ -16,6 +16,7 @@ from typing import final
 
 import simdist
 from simdist import schedules
+from simdist.files import open_regular, read_content
 from simdist.scenario import strict_yaml
 
 _NAMING_FILES = ("file", "tensors_file", "index")  # keys of a scenario whose values are names of files
@@ -155,8 +156,9 @@ def _content(path: Path, changed: tuple[int, ...]) -> _FileContent:
 
 
 def _read(path: Path) -> _FileContent:
-    content = path.read_bytes()
-    names: set[str] = set()
-    if path.suffix in (".yaml", ".yml"):
-        names.update(_file_names(strict_yaml.parse(content.decode("utf-8", "replace")).root))
+    if path.suffix not in (".yaml", ".yml"):
+        with open_regular(path) as file:
+            return _FileContent(hashlib.file_digest(file, "sha256"), ())
+    content = read_content(path)
+    names = set(_file_names(strict_yaml.parse(content.decode("utf-8", "replace")).root))
     return _FileContent(hashlib.sha256(content), tuple(sorted(names)))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 #: Endings of columns that are float64 even where nothing stands in them.
 _FLOATS = ("_s", "_low", "_high", "speedup", "_ratio")
 _COUNTS = ("point", "seeds")
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def frame(*folders: str | Path, baseline: str | None = None) -> "pd.DataFrame":
@@ -110,12 +111,30 @@ def _series(name: str, values: Sequence[object]) -> "pd.Series":
 
 
 def csv_text(columns: Columns) -> str:
-    """Return a table as CSV: numbers to the last bit, nothing where there is none; equal tables give equal text."""
+    """Return a table as CSV: numbers to the last bit, nothing where there is none; equal tables give equal text.
+
+    Text that begins as a formula of a spreadsheet does, with = + - @, a tab or a carriage return, gets an apostrophe.
+    """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(map(_text, row) for row in zip(*columns.values(), strict=True))
+    writer.writerow(map(_cell, columns))
+    writer.writerows(map(_cell, row) for row in zip(*columns.values(), strict=True))
     return text.getvalue()
+
+
+def _cell(value: object) -> str:
+    """Return the text of a cell; one that a spreadsheet would take for a formula begins with an apostrophe."""
+    text = _text(value)
+    is_formula = isinstance(value, str) and text.startswith(_FORMULA) and not _is_number(text)
+    return ("'" * is_formula + text).replace("\r", "\n")  # which the writer does not quote
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _text(value: object) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from simdist.errors import PlanError, ScenarioError, SimdistError, TraceError, UnsupportedError
-from simdist.files import replacing
+from simdist.files import read_content, replacing
 from simdist.plan import Plan
 from simdist.runs import run_directory
 from simdist.runs.building import build, delays
@@ -68,7 +68,7 @@ class PlannedPoint:
             TraceError: It holds something else.
         """
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
+            found = json.loads(read_content(path))
             choices = {name: Choice(each["written"], each["value"]) for name, each in found["sets"].items()}
             return PlannedPoint(int(found["point"]), str(found["case"]), choices)
         except FileNotFoundError:

@@ -4,7 +4,8 @@
     rows.jsonl      a line per row that is measured or failed, found by its key. Appended as they come.
     sweep.lock      held while a sweep is being computed here.
 
-A record begins with its line's break, so that one torn by a crash does not swallow the next. When all rows are there,
+A record begins with its line's break, so that one torn by a crash does not swallow the next. It ends with the checksum
+of what stands before it; those of older versions have none. When all rows are there,
 they are put in the order of the design, so that the files do not tell how many workers there were. Rows that the
 design does not have, of a sweep that was edited meanwhile, stay at the end.
 """
@@ -14,18 +15,22 @@ import itertools
 import json
 import math
 import os
+import re
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, final
 
 from simdist.errors import RunError, naming_file
-from simdist.files import replacing
+from simdist.files import lines_of, open_regular, replacing
 
 DESIGN, ROWS, LOCK = "design.jsonl", "rows.jsonl", "sweep.lock"
 
 _SYNC_S = 1.0
+_MOST_NAMED = 5  # damaged lines
+_CHECKSUM = re.compile(rb', "crc32": (\d{1,10})\}\s*$')
 
 
 @final
@@ -71,9 +76,14 @@ class Store:
         """
         _replace(self.folder / DESIGN, (json.dumps(line).encode() for line in lines))
 
-    def done(self) -> dict[str, bool]:
-        """Return the keys of the rows that are there, and whether each failed."""
-        return {record["key"]: "failed" in record for record in read_jsonl(self.folder / ROWS) if "key" in record}
+    def done(self, damaged: list[int] | None = None) -> dict[str, bool]:
+        """Return the keys of the rows that are there, and whether each failed.
+
+        Args:
+            damaged: Gets the numbers of the lines that are torn or damaged.
+        """
+        records = read_jsonl(self.folder / ROWS, damaged)
+        return {record["key"]: "failed" in record for record in records if "key" in record}
 
     def append(self, records: Sequence[bytes]) -> None:
         """Save rows. When this returns they outlive the process; those of the last second perhaps not the machine.
@@ -83,7 +93,7 @@ class Store:
         """
         assert self._file is not None  # inside `with`
         with naming_file(self.folder / ROWS):
-            left = b"".join(b"\n" + record for record in records)
+            left = b"".join(b"\n" + _with_checksum(record) for record in records)
             while left:
                 left = left[os.write(self._file, left) :]  # a disk that fills up takes a part
             if time.monotonic() - self._synced_s > _SYNC_S:
@@ -102,13 +112,15 @@ class Store:
         wanted = list(dict.fromkeys(itertools.chain((key for key in order if key in places), places)))
         if is_clean and wanted == list(places):
             return
-        with naming_file(path, "read"), path.open("rb") as file:
+        with naming_file(path, "read"), open_regular(path) as file:
             _replace(path, (_line_at(file, places[key]) for key in wanted))
         with naming_file(path):
             self._close()
             self._open()
 
     def _open(self) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            open_regular(self.folder / ROWS).close()
         self._file = os.open(self.folder / ROWS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
     def _close(self) -> None:
@@ -123,8 +135,8 @@ def _places(path: Path) -> tuple[dict[str, int], bool]:
     """Return where the last record of each key begins, and whether the file holds nothing else."""
     places: dict[str, int] = {}
     is_clean, at = True, 0
-    with path.open("rb") as file:
-        for line in file:
+    with open_regular(path) as file:
+        for line in lines_of(file):
             record = _record(line)
             if record is None or record["key"] in places or not line.endswith(b"\n"):
                 is_clean = False
@@ -139,8 +151,12 @@ def _line_at(file: IO[bytes], place: int) -> bytes:
     return file.readline().rstrip(b"\n")
 
 
-def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+def read_jsonl(path: Path, damaged: list[int] | None = None) -> Iterator[dict[str, Any]]:
     """Yield the records of a file, without lines that are torn or damaged; nothing if there is no file.
+
+    Args:
+        path: The file.
+        damaged: Gets the numbers of those lines, from 1.
 
     Raises:
         RunError: It cannot be read.
@@ -148,10 +164,24 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
     with naming_file(path, "read"):
         if not path.exists():
             return
-        with path.open("rb") as file:
-            for line in file:
+        with open_regular(path) as file:
+            for number, line in enumerate(lines_of(file), 1):
                 if record := _record(line, need_key=False):
                     yield record
+                elif damaged is not None and not line.isspace():
+                    damaged.append(number)
+
+
+def damaged_text(folder: Path, damaged: Sequence[int]) -> str:
+    """Say which lines of the rows of a sweep are damaged."""
+    numbers = ", ".join(f"{number:,}" for number in damaged[:_MOST_NAMED])
+    more = f" and {len(damaged) - _MOST_NAMED:,} more" if len(damaged) > _MOST_NAMED else ""
+    which = f"lines {numbers}{more} are" if len(damaged) > 1 else f"line {numbers} is"
+    return f"{folder / ROWS}: {which} torn or damaged: left out, and computed again by `simdist sweep`"
+
+
+def _with_checksum(record: bytes) -> bytes:
+    return record[:-1] + b', "crc32": %d}' % zlib.crc32(record)
 
 
 def _record(line: bytes, *, need_key: bool = True) -> dict[str, Any] | None:
@@ -159,7 +189,13 @@ def _record(line: bytes, *, need_key: bool = True) -> dict[str, Any] | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and (not need_key or isinstance(record.get("key"), str)) else None
+    if not isinstance(record, dict) or (need_key and not isinstance(record.get("key"), str)):
+        return None
+    if record.pop("crc32", None) is not None:
+        found = _CHECKSUM.search(line)
+        if not found or zlib.crc32(line[: found.start()] + b"}") != int(found[1]):
+            return None
+    return record
 
 
 def _replace(path: Path, lines: Iterable[bytes]) -> None:

@@ -137,7 +137,7 @@ class Attribution:
             finish_s = np.maximum(finish_s, end_s)
         makespan_s = finish_s.max(axis=0)
         self._add_up()
-        compute_s = self._compute_end_s - self._gap_s
+        compute_s = np.maximum(self._compute_end_s - self._gap_s, 0.0)  # rounding can leave -1e-18, as of the host
         self._cut(finish_s)
         self._add_up()
         host_s = self._gap_s - self._comm_s - self._wait_s - self._io_s
@@ -148,7 +148,7 @@ class Attribution:
             comm_s=self._comm_s,
             wait_s=self._wait_s + (makespan_s - finish_s),
             io_s=self._io_s,
-            host_s=np.maximum(host_s, 0.0),  # rounding can leave -1e-18
+            host_s=np.maximum(host_s, 0.0),
         )
 
     def _cut(self, next_s: Times) -> None:
@@ -169,16 +169,13 @@ class Attribution:
             self._cut_transfers(begin_s, next_s)
 
     def _cut_transfers(self, begin_s: Times, next_s: Times) -> None:
-        """Distribute what of a gap no collective takes."""
-        taken = [
-            (_clip(each.ready_s, begin_s, next_s), _clip(each.end_s, begin_s, next_s))
-            for each in self._open.collectives
-        ]
+        """Distribute what of a gap no collective takes, piece by piece: a difference of sums can be below 0."""
         for start_s, end_s in self._open.transfers:
-            start_s, end_s = _clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s)
-            self._io_s += end_s - start_s
-            for first_s, last_s in taken:
-                self._io_s -= _clip(last_s, start_s, end_s) - _clip(first_s, start_s, end_s)
+            free_s, end_s = _clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s)
+            for each in self._open.collectives:
+                self._io_s += _clip(each.ready_s, free_s, end_s) - free_s
+                free_s = _clip(each.end_s, free_s, end_s)
+            self._io_s += end_s - free_s
 
     def _add_up(self) -> None:
         """Add the gaps of a batch, and what of them collectives take, to the totals, in their order."""

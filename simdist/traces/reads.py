@@ -5,13 +5,14 @@ counts. Both are `Reads`, so a cache that did something else than the plan says 
 that travel: of a file as it is stored from disk and storage, of a decoded sample from memories.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.arrays import MAX_ARRAY_NBYTES, Declared
 from simdist.errors import TraceError
 from simdist.plan import LEVELS, Plan
 from simdist.settings.units import format_nbytes
@@ -39,18 +40,13 @@ class Reads:
     digest: str
 
     def __post_init__(self) -> None:
-        for name, array in zip(_ARRAYS, (self.n_samples, self.nbytes), strict=True):
-            if array.dtype != np.int64 or array.ndim != 3 or array.shape[2] != len(LEVELS):
-                raise TraceError(
-                    f"{name} is {array.dtype} {array.shape}; reads are int64 (loads, ranks, {len(LEVELS)}), the last "
-                    f"for {', '.join(LEVELS)}"
-                )
+        arrays = dict(zip(_ARRAYS, (self.n_samples, self.nbytes), strict=True))
+        _check_declared({}, {name: Declared(array.dtype, array.shape) for name, array in arrays.items()})
+        for name, array in arrays.items():
             if len(wrong := np.argwhere(array < 0)):
                 load, rank, level = wrong[0].tolist()
                 where = f"load {load}, rank {rank}, from {LEVELS[level]}"
                 raise TraceError(f"{name} is {array[load, rank, level]} at {where}; counts are 0 or more")
-        if self.n_samples.shape != self.nbytes.shape:
-            raise TraceError(f"n_samples is of shape {self.n_samples.shape}, nbytes {self.nbytes.shape}; write one")
 
     def save(self, path: Path | str) -> None:
         """Write to an .npz file; equal reads give equal bytes."""
@@ -64,7 +60,9 @@ class Reads:
         Raises:
             TraceError: It cannot be read, holds no reads, or is damaged.
         """
-        header, (n_samples, nbytes) = read_with_header(path, _FORMAT, _ARRAYS, what="counts of reads", hint=_WRITERS)
+        header, (n_samples, nbytes) = read_with_header(
+            path, _FORMAT, _ARRAYS, _check_declared, what="counts of reads", hint=_WRITERS
+        )
         levels = header.get("levels")
         if levels != [*LEVELS]:
             raise TraceError(f"{path}: counts by the levels {levels}; they are {', '.join(LEVELS)}: {_WRITERS}")
@@ -86,6 +84,22 @@ class Reads:
         shape = (sum(1 for _ in plan.loads()), plan.world_size)
         if self.n_samples.shape[:2] != shape:
             raise TraceError(f"reads of {self.n_samples.shape[:2]} loads and ranks; plan {plan.name} has {shape}")
+
+
+def _check_declared(header: dict[str, object], declared: Mapping[str, Declared]) -> dict[str, object]:
+    """Refuse arrays that are no reads, and too large ones: whose reads they are is known when they are read."""
+    for name, found in declared.items():
+        if found.dtype != np.int64 or len(found.shape) != 3 or found.shape[2] != len(LEVELS):
+            raise TraceError(
+                f"{name} is {found.dtype} {found.shape}; reads are int64 (loads, ranks, {len(LEVELS)}), the last "
+                f"for {', '.join(LEVELS)}"
+            )
+        if found.nbytes > MAX_ARRAY_NBYTES:
+            raise TraceError(f"{name} is {found.shape}, {found.nbytes:,} bytes; write {MAX_ARRAY_NBYTES:,} or less")
+    n_samples, nbytes = (declared[name].shape for name in _ARRAYS)
+    if n_samples != nbytes:
+        raise TraceError(f"n_samples is of shape {n_samples}, nbytes {nbytes}; write one")
+    return header
 
 
 def expected(plan: Plan) -> Reads:

@@ -12,15 +12,17 @@ plans are refused. NaN means that it did not run. A reader need not know what wr
 import io
 import json
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.arrays import Declared, open_arrays
 from simdist.errors import PlanError, TraceError
+from simdist.files import MAX_FILE_NBYTES
 from simdist.plan import STREAMS, Plan, stream_of
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 _FORMAT = "simdist-trace-1"
 _ARRAYS = ("ready_s", "start_s", "end_s")
+_CheckedT = TypeVar("_CheckedT")
 _WRITERS = "`simdist simulate -o RUN` writes one, `torchrun ... -m real RUN` a measured one"
 
 
@@ -51,14 +54,8 @@ class Trace:
     source: str
 
     def __post_init__(self) -> None:
-        shape = (self.plan.n_instances, self.plan.world_size)
-        for name in _ARRAYS:
-            array = getattr(self, name)
-            if array.shape != shape or array.dtype != np.float64:
-                raise TraceError(
-                    f"{name} is {array.dtype} {array.shape}; a trace of plan {self.plan.name} has float64 {shape}: "
-                    f"operation instances x ranks"
-                )
+        for name, array in zip(_ARRAYS, (self.ready_s, self.start_s, self.end_s), strict=True):
+            _check_shape(self.plan, name, Declared(array.dtype, array.shape))
 
     @property
     def makespan_s(self) -> float:
@@ -94,12 +91,41 @@ class Trace:
         """
         from simdist.plan.codec import loads
 
-        header, (ready_s, start_s, end_s) = read_with_header(path, _FORMAT, _ARRAYS, what="a trace", hint=_WRITERS)
-        try:
+        def check(header: dict[str, object], declared: Mapping[str, Declared]) -> tuple[Plan, str]:
             plan = loads(str(header.get("plan")), name="plan")
-            return cls(plan, ready_s, start_s, end_s, source=str(header.get("source")))
-        except (PlanError, TraceError, IndexError) as error:
-            raise TraceError(f"{path}: {error}") from None
+            for name, found in declared.items():
+                _check_shape(plan, name, found)
+            return plan, str(header.get("source"))
+
+        (plan, source), (ready_s, start_s, end_s) = read_with_header(
+            path, _FORMAT, _ARRAYS, check, what="a trace", hint=_WRITERS
+        )
+        trace = cls(plan, ready_s, start_s, end_s, source)
+        if problem := trace._disorder():
+            raise TraceError(f"{path}: {problem}")
+        return trace
+
+    def _disorder(self) -> str:
+        """Say which operation has times that no run has; nothing if none has."""
+        is_ordered = (self.ready_s <= self.start_s) & (self.start_s <= self.end_s)
+        is_ordered &= np.isfinite(self.ready_s) & np.isfinite(self.end_s)
+        if is_ordered.all():
+            return ""
+        begins = (self.ready_s <= self.start_s) | np.isnan(self.start_s)
+        ends = (self.start_s <= self.end_s) | np.isnan(self.end_s)
+        is_ordered |= begins & ends & ~np.isinf(self.ready_s) & ~np.isinf(self.start_s) & ~np.isinf(self.end_s)
+        if is_ordered.all():  # what did not come to its end has no end
+            return ""
+        from simdist.plan.text import op_name
+
+        row, rank = np.argwhere(~is_ordered)[0].tolist()
+        step, position, body = (int(each[row]) for each in self._places())
+        ready_s, start_s, end_s = (float(each[row, rank]) for each in (self.ready_s, self.start_s, self.end_s))
+        return (
+            f"{op_name(self.plan.bodies[body][position])} of step {step}, position {position}, on rank {rank} has "
+            f"ready_s {ready_s:g}, start_s {start_s:g}, end_s {end_s:g}; times are finite, "
+            f"ready_s <= start_s <= end_s, and NaN from where on it did not run"
+        )
 
     def frame(self) -> "pd.DataFrame":
         """Return one row per operation instance and rank: step, position, rank, op, stream, ready_s, start_s, end_s."""
@@ -141,33 +167,53 @@ def write_with_header(
     write_npz(path, {"header": np.frombuffer(text, dtype=np.uint8), **arrays})
 
 
+def _check_shape(plan: Plan, name: str, found: Declared) -> None:
+    shape = (plan.n_instances, plan.world_size)
+    if found.shape != shape or found.dtype != np.float64:
+        raise TraceError(
+            f"{name} is {found.dtype} {found.shape}; a trace of plan {plan.name} has float64 {shape}: operation "
+            f"instances x ranks"
+        )
+
+
 def read_with_header(
-    path: Path | str, file_format: str, names: Sequence[str], *, what: str, hint: str
-) -> tuple[dict[str, object], list[NDArray[Any]]]:
+    path: Path | str,
+    file_format: str,
+    names: Sequence[str],
+    check: Callable[[dict[str, object], Mapping[str, Declared]], _CheckedT],
+    *,
+    what: str,
+    hint: str,
+) -> tuple[_CheckedT, list[NDArray[Any]]]:
     """Read what `write_with_header` wrote.
 
     Args:
         path: The file.
         file_format: The header's `format`.
         names: Of the arrays.
+        check: Takes the header, and what the arrays are declared to be, before they are read; raises PlanError or
+            TraceError.
         what: Contents that the file should have, for messages.
         hint: The command that writes such a file, for messages.
 
     Returns:
-        The header, and the arrays in the order of their names.
+        What `check` returns, and the arrays in the order of their names.
 
     Raises:
-        TraceError: The file cannot be read, or is of another format.
+        TraceError: The file cannot be read, is of another format, or is refused by `check`.
     """
     try:
-        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            header = json.loads(archive["header"].tobytes())
-            arrays = [np.asarray(archive[name]) for name in names]
+        with open_arrays(path) as file:
+            header = json.loads(file.read("header", most_nbytes=MAX_FILE_NBYTES).tobytes())
+            declared = {name: file.declared(name) for name in names}
+            if not isinstance(header, dict) or header.get("format") != file_format:
+                raise TraceError(f"not a {file_format} file; {hint}")
+            checked = check(header, declared)
+            return checked, [file.read(name, most_nbytes=declared[name].nbytes) for name in names]
+    except (PlanError, TraceError, IndexError) as error:
+        raise TraceError(f"{path}: {error}") from None
     except Exception as error:  # of a dozen kinds: numpy, zipfile and tokenize each have their own for damaged files
         raise TraceError(f"{path}: cannot be read as {what} ({error}); {hint}") from None
-    if not isinstance(header, dict) or header.get("format") != file_format:
-        raise TraceError(f"{path}: not a {file_format} file; {hint}")
-    return header, arrays
 
 
 def write_npz(file: Path | str | IO[bytes], arrays: Mapping[str, NDArray[np.generic]]) -> None:

@@ -20,31 +20,35 @@ from scripts import ROOT
 LAYERS: dict[str, str] = {
     "simdist.errors": "",
     "simdist.files": "errors",
+    "simdist.arrays": "files",
     "simdist.progress": "",
     "simdist.settings": "errors",
-    "simdist.plan": "errors settings",
+    "simdist.plan": "errors files settings",
     "simdist.caching": "plan",
     "simdist.proof": "errors plan",
-    "simdist.traces": "caching errors plan settings",
+    "simdist.traces": "arrays caching errors files plan settings",
     "simdist.schedules": "errors plan settings",
-    "simdist.scenario": "errors plan schedules settings",
+    "simdist.scenario": "arrays errors files plan schedules settings",
     "simdist.cost": "caching errors plan scenario settings",
     "simdist.engines": "cost errors plan traces",
-    "simdist.runs": "cost engines errors files plan proof scenario schedules traces",
+    "simdist.runs": "arrays cost engines errors files plan proof scenario schedules traces",
     "simdist.chakra": "cost errors files plan runs scenario settings",
     "simdist.studies": "cost engines errors plan runs scenario schedules settings traces",
     "simdist.sweep": "engines errors files plan runs scenario schedules settings studies traces",
-    "simdist.whatif": "cost engines errors plan runs scenario schedules settings studies traces",
+    "simdist.whatif": "cost engines errors files plan runs scenario schedules settings studies traces",
     "simdist.profiles": "cost engines errors files plan runs scenario schedules settings studies sweep traces whatif",
     "simdist.tune": "cost errors plan runs scenario schedules settings studies traces",
-    "simdist.report": "errors plan runs settings studies sweep traces tune whatif",
+    "simdist.report": "errors files plan runs settings studies sweep traces tune whatif",
     "simdist.cli": "chakra cost engines errors files plan profiles progress proof report runs scenario schedules"
     " settings studies sweep traces tune whatif",
 }
 
 # Executors of plans know plans and traces. How schedules, scenarios and costs become plans, only those know that
 # talk to the user.
-EXECUTES = {"simdist", *(f"simdist.{name}" for name in ("caching", "errors", "files", "plan", "settings", "traces"))}
+EXECUTES = {
+    "simdist",
+    *(f"simdist.{name}" for name in ("arrays", "caching", "errors", "files", "plan", "settings", "traces")),
+}
 TALKS_TO_USERS = {"real.__main__", "real.calibrate", "real.calibration", "real.cli", "real.jobs", "real.training"}
 WORDS_OF_SCHEDULES = {"period", "periods", "level", "levels", "warmup_steps"}
 IMPORTED_ON_DEMAND = {"scipy", "matplotlib", "pandas"}
@@ -251,7 +255,7 @@ def _imported_at_start(node: ast.stmt) -> list[str]:
     [
         ("import simdist.schedules.hierarchical_sgd", 15),
         ("import simdist.engines.des", 22),
-        ("from simdist.cli import main; main(['compare', 'docs/examples/first.yaml', '--seeds', '2', '--json'])", 65),
+        ("from simdist.cli import main; main(['compare', 'docs/examples/first.yaml', '--seeds', '2', '--json'])", 67),
     ],
 )
 def test_a_reader_of_the_core_needs_few_modules(code: str, most: int) -> None:

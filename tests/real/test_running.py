@@ -398,9 +398,9 @@ def objects(name: str) -> Callable[[Path], None]:
     ("damage", "message"),
     [
         (pickled("delays.npz"), r"delays\.npz: cannot be read as delays"),
-        (objects("delays.npz"), r"delays\.npz: cannot be read as delays .*allow_pickle"),
+        (objects("delays.npz"), r"delays\.npz: cannot be read as delays .*Python objects instead of numbers"),
         (pickled("trace.partial.npz"), r"trace\.partial\.npz: cannot be read as a trace.*or delete it"),
-        (objects("trace.partial.npz"), r"trace\.partial\.npz: cannot be read as a trace .*allow_pickle"),
+        (objects("trace.partial.npz"), r"trace\.partial\.npz: cannot be read as a trace .*objects instead of numbers"),
         (damage_delays(np.full((5, 3), np.nan)), r"host is nan at step 0, rank 0"),
         (damage_delays(np.full((5, 3), np.inf)), r"host is inf at step 0, rank 0"),
         (damage_delays(np.full((5, 3), -1.0)), r"host is -1 at step 0, rank 0"),

@@ -13,6 +13,7 @@ from typing import TypeAlias
 import numpy as np
 
 from simdist.errors import ScenarioError, TraceError
+from simdist.files import read_content
 from simdist.plan.delays import Delays
 from simdist.report.figures import shortened
 from simdist.report.page.model import Execution, Origin, ReportedPoint, ReportedRun, RunsReport
@@ -197,7 +198,7 @@ def _finished(run: RunDirectory, real: Trace) -> tuple[Trace, list[str]]:
 def _machines_text(path: Path) -> str:
     """Say on which machines and with what a run was measured, as its `real.json` has it."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_content(path))
     except (OSError, ValueError, RecursionError) as error:
         raise TraceError(f"{path}: cannot be read ({error}); {_HOW}") from None
     if not isinstance(found, dict):

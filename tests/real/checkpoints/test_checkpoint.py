@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import os
 import re
 import zipfile
 from collections.abc import Iterator
@@ -234,6 +235,21 @@ def test_every_cut_and_every_change_of_the_contents_is_noticed(tmp_path: Path) -
             assert index == written
             assert contents(path, index) == [b"one state", b"another"]
     assert n_unnoticed < len(whole) / 2
+
+
+def test_a_checkpoint_that_unpacks_to_more_than_it_is_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "step-0000000001.ckpt"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("0" * 64, bytes(64 << 20))
+        archive.writestr("index.json", "{}")
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", None)  # it unpacks
+    with pytest.raises(checkpoint.DamagedError, match=r"its members have 67,108,866 bytes, the file \d"):
+        checkpoint.read_index(path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="it is a pipe"):
+        checkpoint.read_index(tmp_path / "pipe")
 
 
 def test_an_interruption_while_writing_leaves_the_old_file(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Errors for a user whose data set cannot be read: an outage, a wrong URL, labels that the model does not have."""
 
 import errno
+import os
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -111,6 +112,18 @@ def test_a_folder_that_is_not_there_and_one_without_an_index_are_wrong_input(tmp
             read_storage_index(open_storage(f"{scheme}{tmp_path}/{name}"))
     with pytest.raises(ScenarioError, match=r"has no index\.csv; `python -m real\.data\.indexing FOLDER` makes one"):
         read_storage_index(open_storage(f"{scheme}{tmp_path}"))
+
+
+@pytest.mark.parametrize("kind", ["pipe", "line"])
+def test_an_index_that_is_no_file_or_no_text_is_refused_at_once(tmp_path: Path, kind: str) -> None:
+    if kind == "pipe":
+        os.mkfifo(tmp_path / "index.csv")
+    else:
+        with (tmp_path / "index.csv").open("wb") as file:
+            file.truncate(1 << 30)
+    said = {"pipe": "it is a pipe: give a regular file", "line": "line 1 has more than 33,554,432 bytes"}[kind]
+    with pytest.raises(ScenarioError, match=rf"index\.csv: cannot be read: {said}"):
+        read_storage_index(open_storage(str(tmp_path)))
 
 
 def test_a_run_without_its_data_set_ends_as_wrong_input_does(tmp_path: Path) -> None:

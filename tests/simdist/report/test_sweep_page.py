@@ -21,7 +21,7 @@ from simdist.report.page.sweep_model import read_sweep_report, varying_fields
 from simdist.sweep import InProcess, frame, load, read_results, run
 from simdist.sweep.fields import Choice
 from simdist.sweep.selection import fastest
-from simdist.sweep.store import DESIGN, ROWS
+from simdist.sweep.store import DESIGN, ROWS, read_jsonl
 
 GRID = """\
 scenario: small.yaml
@@ -91,7 +91,7 @@ def section_names(page: Page) -> list[str]:
 
 def edit_rows(folder: Path, change) -> None:
     """Change the records of a sweep: `change` returns a new one of each, or None to drop it."""
-    records = [json.loads(line) for line in (folder / ROWS).read_text().splitlines()]
+    records = list(read_jsonl(folder / ROWS))  # without checksums: lines that were edited have none
     kept = [new for number, record in enumerate(records) if (new := change(number, record)) is not None]
     (folder / ROWS).write_text("".join(f"{json.dumps(record)}\n" for record in kept))
 

@@ -22,7 +22,7 @@ from simdist.studies.comparison import compare
 from simdist.sweep import InProcess, LocalPool, frame, load, read_results, run, write_plans
 from simdist.sweep.results import csv_text
 from simdist.sweep.selection import fastest
-from simdist.sweep.store import DESIGN, ROWS
+from simdist.sweep.store import DESIGN, ROWS, read_jsonl
 from simdist.sweep.table import columns
 from simdist.traces.breakdown import break_down
 
@@ -68,7 +68,7 @@ def mine(swept, tmp_path) -> Path:
 
 def edit_rows(folder: Path, change) -> None:
     """Change the records of a sweep: `change` returns a new one of each, or None to drop it."""
-    records = [json.loads(line) for line in (folder / ROWS).read_text().splitlines()]
+    records = list(read_jsonl(folder / ROWS))  # without checksums: lines that were edited have none
     kept = [new for number, record in enumerate(records) if (new := change(number, record)) is not None]
     (folder / ROWS).write_text("".join(f"{json.dumps(record)}\n" for record in kept))
 
@@ -271,6 +271,35 @@ def test_csv_has_every_number_to_the_last_bit(swept, tmp_path, capsys):
     assert [row["schedule"] for row in rows] == table.schedule.tolist()
     for name in [*NUMBERS, "step_s_low", "speedup_high", VARIED[0]]:
         assert [float(row[name]) for row in rows] == table[name].tolist(), name
+
+
+def test_text_in_csv_is_no_formula_of_a_spreadsheet():
+    texts = ["=1+1", "+cmd", "-x", "@f", "\tx", "\rx", "x=1", "-5", "+1e-3", "-inf", ""]
+    kept = {"=1+1": "'=1+1", "+cmd": "'+cmd", "-x": "'-x", "@f": "'@f", "\tx": "'\tx", "\rx": "'\nx"}
+    rows = list(csv.reader(io.StringIO(csv_text({"=name": texts, "number": [-1.5] * len(texts)}), newline="")))
+    assert rows[0] == ["'=name", "number"]
+    assert rows[1:] == [[kept.get(text, text), "-1.5"] for text in texts]
+
+
+def test_damaged_row_is_told_by_its_number_and_computed_again(tmp_path):
+    folder = computed(tmp_path)
+    whole = (folder / ROWS).read_bytes()
+    lines = whole.splitlines(keepends=True)
+    at = lines[2].index(b'"step_s": [') + 13
+    lines[2] = lines[2][:at] + (b"1" if lines[2][at : at + 1] != b"1" else b"2") + lines[2][at + 1 :]
+    assert json.loads(lines[2])  # it is JSON, with another number
+    old = {name: value for name, value in json.loads(lines[4]).items() if name != "crc32"}
+    lines[4] = json.dumps(old).encode() + b"\n"  # of an older version
+    (folder / ROWS).write_bytes(b"".join(lines))
+    table = read_results([folder])
+    assert table.n_missing == 1
+    assert any(f"{folder / ROWS}: line 3 is torn or damaged" in note for note in table.notes)
+    outcome = run(load(tmp_path / "study.yaml"), folder, workers=InProcess())
+    assert (outcome.n_new, outcome.damaged) == (1, (3,))
+    assert [json.loads(line)["key"] for line in whole.splitlines()] == [
+        json.loads(line)["key"] for line in (folder / ROWS).read_bytes().splitlines()
+    ]
+    assert (folder / ROWS).read_bytes().splitlines()[2] == whole.splitlines()[2]
 
 
 @pytest.mark.slow

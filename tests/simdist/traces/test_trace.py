@@ -48,6 +48,13 @@ def test_what_did_not_run_stays_nan_and_does_not_count(tmp_path):
     assert loaded.makespan_s == np.nanmax(trace.end_s)
 
 
+def test_operation_that_was_broken_off_has_no_end(tmp_path):
+    trace = simulated()
+    trace.end_s[-1, 2] = trace.start_s[-2, 1] = trace.end_s[-2, 1] = np.nan
+    trace.save(tmp_path / "trace.npz")
+    np.testing.assert_array_equal(Trace.load(tmp_path / "trace.npz").end_s, trace.end_s)
+
+
 def test_numpy_reads_the_file_without_simdist(tmp_path):
     trace = simulated()
     trace.save(tmp_path / "trace.npz")
@@ -158,3 +165,27 @@ def test_frame_answers_who_waits_for_whom():
     waits_s = (reduces.start_s - reduces.ready_s).groupby(reduces.step).min()
     assert list(waits_s.index) == [1, 3]
     assert (waits_s == 0).all()  # the last to arrive does not wait
+
+
+@pytest.mark.parametrize(
+    ("times_s", "said"),
+    [
+        ((3.0, 2.0, 4.0), "ready_s 3, start_s 2, end_s 4"),
+        ((1.0, 3.0, 2.0), "ready_s 1, start_s 3, end_s 2"),
+        ((1.0, 2.0, np.inf), "ready_s 1, start_s 2, end_s inf"),
+        ((-np.inf, 2.0, 3.0), "ready_s -inf, start_s 2, end_s 3"),
+        ((1.0, np.nan, 3.0), "ready_s 1, start_s nan, end_s 3"),
+        ((np.nan, 1.0, 3.0), "ready_s nan, start_s 1, end_s 3"),
+        ((np.inf, np.nan, np.nan), "ready_s inf, start_s nan, end_s nan"),
+    ],
+)
+def test_times_that_no_run_has_are_refused_with_their_place(tmp_path, times_s, said):
+    trace = simulated()
+    instance = list(walk(trace.plan))[7]
+    for name, seconds in zip(ARRAYS, times_s, strict=True):
+        getattr(trace, name)[7, 2] = seconds
+    trace.save(tmp_path / "trace.npz")
+    with pytest.raises(TraceError) as refusal:
+        Trace.load(tmp_path / "trace.npz")
+    where = f"step {instance.step}, position {instance.position}, on rank 2 has {said}; times are finite"
+    assert str(refusal.value).startswith(f"{tmp_path / 'trace.npz'}: {op_name(instance.op)} of {where}")
