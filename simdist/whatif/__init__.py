@@ -1,7 +1,8 @@
 """What if there were no stragglers, and what if the schedule were another?
 
 `find_slowdown` replays a trace with some durations made ideal; `find_gains` simulates other schedules under the
-disturbances that a job has had.
+disturbances that a job has had. `simdist.whatif.table` and `simdist.whatif.job_slowdown` do the first for a job with a
+pipeline, from a table with a row for each of its operations.
 """
 
 from simdist.whatif.gains import Gain, Gains, find_gains

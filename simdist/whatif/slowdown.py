@@ -39,7 +39,7 @@ Progress: TypeAlias = Callable[[float, float], None]
 
 _SLOWEST_SHARE = 0.03  # of the ranks: Lin et al., the W of M_W
 _BATCH_VALUES = 16_384  # ranks x variants whose vectors stay in a core's cache
-_ROUNDING = 1e-9  # of a job's time: less than that is nothing to attribute
+ROUNDING = 1e-9  # of a job's time: less than that is nothing to attribute
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +195,10 @@ class _Analysis:
         if not total_s[1] > 0:
             raise TraceError(f"plan {self._trace.plan.name}: these steps take no time; there is nothing to be slow")
         of_kinds, of_channels, of_nodes = np.split(total_s[2:], np.cumsum([len(kinds), len(CHANNELS)]))
-        slowest = tuple(sorted(_slowest(rank_total_s)))
+        slow = tuple(slowest(rank_total_s))
         node = int(np.argmax(of_nodes))
         fixed_by_ranks, fixed_by_node = self._fixed(
-            [frozenset(slowest), self._ranks_of(node)], float(total_s[0]), float(total_s[1])
+            [frozenset(slow), self._ranks_of(node)], float(total_s[0]), float(total_s[1])
         )
         plan, first_step, n_steps = self._trace.plan, self._steps.start, len(self._steps)
         return Slowdown(
@@ -210,14 +210,14 @@ class _Analysis:
             ideal_s=float(total_s[1]) / n_steps,
             persistent_s=self._replayed_s(persistent(plan, self._traced, first_step=first_step)) / n_steps,
             simultaneous_s=self._replayed_s(simultaneous(plan, self._traced, first_step=first_step)) / n_steps,
-            kinds=_losses(kinds, of_kinds, float(total_s[1]), n_steps),
-            channels=_losses([Contributor(name, name) for name in CHANNELS], of_channels, float(total_s[1]), n_steps),
+            kinds=losses(kinds, of_kinds, float(total_s[1]), n_steps),
+            channels=losses([Contributor(name, name) for name in CHANNELS], of_channels, float(total_s[1]), n_steps),
             rank_slowdowns=rank_total_s / total_s[1],
             node_slowdowns=of_nodes / total_s[1],
             step_s=step_s[:, 0],
             ideal_step_s=step_s[:, 1],
             rank_step_s=rank_step_s,
-            slowest_ranks=slowest,
+            slowest_ranks=slow,
             fixed_by_ranks=fixed_by_ranks,
             slowest_node=node,
             fixed_by_node=fixed_by_node,
@@ -251,7 +251,7 @@ class _Analysis:
 
     def _fixed(self, fixed: Sequence[frozenset[int]], total_s: float, ideal_s: float) -> list[float | None]:
         """Return the share of the loss that vanishes if some ranks are ideal."""
-        if total_s - ideal_s <= _ROUNDING * total_s:
+        if total_s - ideal_s <= ROUNDING * total_s:
             return [None] * len(fixed)
         everyone = frozenset(range(self._world_size))
         left_s = self._step_s([Kept(ranks=everyone - ranks) for ranks in fixed]).sum(axis=0)
@@ -272,13 +272,26 @@ def _durations_s(ends_s: Floats, steps: range) -> Floats:
     return np.diff(ends_s, axis=0, prepend=0.0)[steps.start : steps.stop]
 
 
-def _slowest(rank_total_s: Floats) -> list[int]:
-    """Return the ranks that cost most, 3 % of all, at least one; of equal ones the first."""
-    n = int(np.ceil(_SLOWEST_SHARE * len(rank_total_s)))
-    return [int(rank) for rank in np.argsort(-rank_total_s, kind="stable")[:n]]
+def slowest(costs: Floats, *, numbers: NDArray[np.int64] | None = None) -> list[int]:
+    """Return the indices of the ranks that cost most, 3 % of all, at least one, in ascending order.
+
+    Args:
+        costs: Of each rank, e.g. its slowdown.
+        numbers: Of each rank; of equal costs the lowest number counts, the first one by default.
+    """
+    n = int(np.ceil(_SLOWEST_SHARE * len(costs)))
+    return sorted(np.lexsort((np.arange(len(costs)) if numbers is None else numbers, -costs))[:n].tolist())
 
 
-def _losses(kinds: Sequence[Contributor], total_s: Floats, ideal_s: float, n_steps: int) -> tuple[Loss, ...]:
+def losses(kinds: Sequence[Contributor], total_s: Floats, ideal_s: float, n_steps: int) -> tuple[Loss, ...]:
+    """Return what each kind of operation costs, most first.
+
+    Args:
+        kinds: Of operation.
+        total_s: Seconds of all steps with only these operations as traced, `[n_kinds]`.
+        ideal_s: Seconds of all steps with none as traced.
+        n_steps: How many steps these are.
+    """
     found = [
         Loss(kind.name, kind.channel, slowdown=float(each_s / ideal_s), lost_s=float(each_s - ideal_s) / n_steps)
         for kind, each_s in zip(kinds, total_s, strict=True)

@@ -1,0 +1,68 @@
+"""Tables of what is lost: by kind of operation, by the slowest ranks and other parts of a job, by step."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.cli.tables import Column, factor, seconds, table_text
+from simdist.settings.units import format_seconds, format_share
+
+ROUNDING_S = 1e-12
+SLOW = 1.1  # slowdown of a slow step
+ALONE = "Each line below stands for itself: slowdown if only this is as it was, and all else ideal."
+
+SLOWDOWN = Column("slowdown", form=factor)
+LOST = Column("lost per step", "lost_s", form=seconds)
+STEP_COLUMNS = (
+    Column("step", form=str),
+    *(Column("time", "step_s", form=format_seconds), Column("ideal", "ideal_s", form=format_seconds)),
+    SLOWDOWN,
+    Column("slowest rank", "slowest_rank", form=str),
+)
+
+_KIND_COLUMNS = (Column("operation", "name"), Column("channel"), SLOWDOWN, LOST)
+_MOST_ROWS = 10  # of a table of ranks, nodes or steps; JSON has all
+
+
+def loss_records(slowdowns: NDArray[np.float64], ideal_s: float) -> list[dict[str, Any]]:
+    """Return what each rank, or other part of a job, costs.
+
+    Args:
+        slowdowns: Of each.
+        ideal_s: Seconds of the ideal step.
+    """
+    return [{"slowdown": each, "lost_s": (each - 1) * ideal_s} for each in slowdowns.tolist()]
+
+
+def slowdown_line(slowdown: float, step_s: float, ideal_s: float) -> str:
+    """Say how slow a job is, per step, and what share of its time that costs."""
+    lost_share = 1 - ideal_s / step_s
+    lost = "nothing is lost" if lost_share < 5e-4 else f"{format_share(lost_share)} of the time is lost"
+    return (
+        f"slowdown {slowdown:.2f}: {format_seconds(step_s)} per step, "
+        f"{format_seconds(ideal_s)} without stragglers; {lost}"
+    )
+
+
+def slow_steps_line(slowdowns: NDArray[np.float64]) -> str:
+    """Say how many steps are slow."""
+    n_slow = int((slowdowns > SLOW).sum())
+    return f"slow steps: {n_slow:,} of {len(slowdowns):,} take more than {SLOW} times the ideal"
+
+
+def kinds_text(kinds: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of the kinds of operation that cost something."""
+    costly = [kind for kind in kinds if kind["lost_s"] > ROUNDING_S]
+    if not costly:
+        return "kinds of operation: none is slower than typical"
+    return table_text("kinds of operation", _KIND_COLUMNS, costly)
+
+
+def slowest_text(what: str, columns: Sequence[Column], records: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of the slowest ranks, nodes or steps."""
+    known = [{**record, "slowdown": float(np.nan_to_num(record["slowdown"], nan=0.0))} for record in records]
+    slowest = sorted(known, key=lambda record: -record["slowdown"])[:_MOST_ROWS]
+    title = f"all {what}" if len(records) <= _MOST_ROWS else f"the slowest {_MOST_ROWS} of {len(records):,} {what}"
+    return table_text(title, columns, slowest)

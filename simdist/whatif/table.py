@@ -1,0 +1,322 @@
+"""Tables of the operations of a job with data and pipeline parallelism, a row each, from CSV or Parquet.
+
+The columns are those of the traces that Lin et al. have published with their analyzer
+(github.com/ByteDance-Seed/StragglerAnalysis, Apache-2.0), which also say which operations wait for whom.
+"""
+
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.errors import TraceError, UnsupportedError, naming_file
+from simdist.files import lines_of, open_regular
+from simdist.settings.base import shown
+from simdist.whatif.ideal import Cause
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
+#: Who starts an operation together: no other worker, the two ends of a transfer, the data-parallel ranks of a stage,
+#: the stages of a data-parallel rank, or all workers.
+Members: TypeAlias = Literal["alone", "ends", "stage", "pipeline", "all"]
+
+SUFFIXES = (".csv", ".parquet")
+UNKNOWN = -1
+
+_REQUIRED = ("dp_rank", "stage", "step", "optype", "start_ts", "duration")
+_OPTIONAL = ("rank", "seq_id", "mc", "mb_id", "gmc")
+_MOST_ROWS = 10_000_000  # 4 GB
+_MOST_NBYTES, _CELL_NBYTES = 64 << 20, 64  # of a column of Parquet: that, and more for each row
+_LONGEST_S = 3600.0  # a step that nobody would wait for
+
+
+@dataclass(frozen=True, slots=True)
+class OperationKind:
+    """A known kind of operation.
+
+    Args:
+        channel: The part of the machine that it keeps busy.
+        members: Who starts it together.
+    """
+
+    channel: Cause
+    members: Members = "alone"
+
+
+#: The values of the column `optype` and who waits for whom, after Lin et al.
+KINDS: dict[str, OperationKind] = {
+    "forward-compute": OperationKind("compute"),
+    "backward-compute": OperationKind("compute"),
+    "forward-send": OperationKind("communication", "ends"),
+    "forward-recv": OperationKind("communication", "ends"),
+    "backward-send": OperationKind("communication", "ends"),
+    "backward-recv": OperationKind("communication", "ends"),
+    "params-all-gather": OperationKind("communication", "stage"),
+    "grads-reduce-scatter": OperationKind("communication", "stage"),
+    "separate-grads-all-reduce": OperationKind("communication", "stage"),
+    "embedding-grads-all-reduce": OperationKind("communication", "pipeline"),
+    "layernorm-grads-all-reduce": OperationKind("communication"),  # among tensor-parallel ranks, of which one is traced
+    "optimizer-clip-main-grad": OperationKind("communication", "all"),
+    "optimizer": OperationKind("compute"),
+    "gc": OperationKind("host"),
+}
+OTHER = OperationKind("compute")
+
+
+@dataclass(frozen=True)
+class OperationTable:
+    """The operations of a job, by step, data-parallel rank, stage and start.
+
+    Args:
+        path: The file.
+        kinds: Names of the kinds of operation.
+        step_numbers: As the job counts them, ascending, `[n_steps]`.
+        ranks: Number of each worker, `[n_dp_ranks, n_stages]`.
+        dp_ranks: Numbers of the data-parallel ranks, `[n_dp_ranks]`.
+        step: Index of the step of each operation, `[n]`.
+        dp_rank: Likewise of its data-parallel rank.
+        stage: Likewise of its stage.
+        kind: Likewise of its kind.
+        start_s: When it started, from the first start of its step, `[n]`.
+        duration_s: How long it took, waiting included, `[n]`.
+        chunk: The part of the stage's layers that it works on, `UNKNOWN` or from 0, `[n]`.
+        model_chunk: Its number in the whole model, likewise.
+        micro_batch: Likewise.
+        resolution_s: How far rounding of the file may have moved times.
+        notes: Remarks on what was left out or assumed.
+    """
+
+    path: Path
+    kinds: tuple[str, ...]
+    step_numbers: Ints
+    ranks: Ints
+    dp_ranks: Ints
+    step: Ints
+    dp_rank: Ints
+    stage: Ints
+    kind: Ints
+    start_s: Floats
+    duration_s: Floats
+    chunk: Ints
+    model_chunk: Ints
+    micro_batch: Ints
+    resolution_s: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def n_workers(self) -> int:
+        """Workers: data-parallel ranks times stages."""
+        return self.ranks.size
+
+    @property
+    def worker(self) -> Ints:
+        """Index of the worker of each operation, in the order of `ranks`, `[n]`."""
+        return np.asarray(self.dp_rank * self.ranks.shape[1] + self.stage)
+
+    @property
+    def end_s(self) -> Floats:
+        """When each operation ended, from the first start of its step, `[n]`."""
+        return self.start_s + self.duration_s
+
+    def of_kind(self, *names: str) -> NDArray[np.bool_]:
+        """Tell which operations are of some kinds, `[n]`."""
+        return np.isin(self.kind, [index for index, name in enumerate(self.kinds) if name in names])
+
+    def only(self, kept: NDArray[np.bool_], *notes: str) -> "OperationTable":
+        """Return the table of some of the operations, with remarks on the others."""
+        numbers, step = np.unique(self.step[kept], return_inverse=True)
+        return replace(
+            self,
+            step_numbers=self.step_numbers[numbers],
+            step=step.astype(np.int64),
+            dp_rank=self.dp_rank[kept],
+            stage=self.stage[kept],
+            kind=self.kind[kept],
+            start_s=self.start_s[kept],
+            duration_s=self.duration_s[kept],
+            chunk=self.chunk[kept],
+            model_chunk=self.model_chunk[kept],
+            micro_batch=self.micro_batch[kept],
+            notes=tuple(dict.fromkeys([*self.notes, *notes])),
+        )
+
+
+def is_table(name: str) -> bool:
+    """Tell whether the user means a table, by the suffix of the file."""
+    return Path(name).suffix.lower() in SUFFIXES and not Path(name).is_dir()
+
+
+def read_table(path: Path, *, steps: range | None = None) -> OperationTable:
+    """Read a table of operations.
+
+    Args:
+        path: A .csv or .parquet file.
+        steps: Numbers of the steps to look at; all by default.
+
+    Raises:
+        TraceError: It cannot be read, lacks a column, or a row is wrong.
+        UnsupportedError: It is Parquet, and a package is missing.
+    """
+    frame = _checked(path, _frame(path))
+    if steps is not None:
+        chosen = frame[(frame["step"] >= steps.start) & (frame["step"] < steps.stop)]
+        if chosen.empty:
+            there = f"{frame['step'].min():.0f} to {frame['step'].max():.0f}"
+            raise TraceError(f"{path}: --steps {steps.start}:{steps.stop}: the steps in the table are {there}")
+        frame = chosen
+    return _table(path, frame)
+
+
+def _frame(path: Path) -> "pd.DataFrame":
+    """Read the columns that are known; an optional one that is not there is unknown in every row."""
+    import pandas as pd
+
+    if not path.is_file():
+        raise TraceError(f"{path}: {'is no regular file' if path.exists() else 'there is no such file'}")
+    try:
+        with naming_file(path, "read", TraceError):
+            if path.suffix.lower() == ".parquet":
+                frame = _read_parquet(path)
+            else:
+                known = {*_REQUIRED, *_OPTIONAL}
+                with open_regular(path) as file:
+                    for _ in lines_of(file):  # refuses one that is too long
+                        pass
+                frame = pd.read_csv(path, usecols=known.__contains__, nrows=_MOST_ROWS + 1, low_memory=False)
+    except (ValueError, pd.errors.ParserError) as error:  # pyarrow's errors are ValueErrors, too
+        raise TraceError(
+            f"{path}: is no table of {path.suffix.lower()[1:]}: {str(error).partition(chr(10))[0]}"
+        ) from None
+    if missing := [name for name in _REQUIRED if name not in frame.columns]:
+        has = ", ".join(frame.columns) or "none"
+        raise TraceError(f"{path}: lacks {', '.join(missing)}: needs {', '.join(_REQUIRED)}; it has of these {has}")
+    if not 0 < len(frame) <= _MOST_ROWS:
+        many = f"more than {_MOST_ROWS:,} rows, what memory holds: write fewer steps"
+        raise TraceError(f"{path}: has {many if len(frame) else 'no rows: write one for each operation'}")
+    return frame.assign(**{name: UNKNOWN for name in _OPTIONAL if name not in frame.columns})
+
+
+def _read_parquet(path: Path) -> "pd.DataFrame":
+    if find_spec("pyarrow") is None:
+        raise UnsupportedError(f"{path}: Parquet needs pyarrow, which is not installed: pip install pyarrow")
+    from pyarrow import parquet
+
+    file = parquet.ParquetFile(path)
+    if file.metadata.num_rows > _MOST_ROWS:
+        raise TraceError(f"{path}: has {file.metadata.num_rows:,} rows, memory holds {_MOST_ROWS:,}: write fewer steps")
+    known = [name for name in file.schema_arrow.names if name in (*_REQUIRED, *_OPTIONAL)]
+    for group, column in product(range(file.num_row_groups), range(file.metadata.num_columns)):
+        facts = file.metadata.row_group(group).column(column)
+        if facts.total_uncompressed_size > _MOST_NBYTES + _CELL_NBYTES * file.metadata.num_rows:
+            raise TraceError(
+                f"{path}: column {facts.path_in_schema} holds {facts.total_uncompressed_size:,} bytes, too many"
+            )
+    frame: pd.DataFrame = file.read(known).to_pandas()
+    return frame
+
+
+def _checked(path: Path, frame: "pd.DataFrame") -> "pd.DataFrame":
+    """Return the columns as numbers, kinds as categories; what an optional one leaves empty is unknown."""
+    known = f"one of {', '.join(KINDS)}"
+    kinds = frame["optype"].astype("category").cat.remove_unused_categories()
+    _refuse_row(path, frame, "optype", kinds.isna(), known)
+    for name in map(str, kinds.cat.categories):
+        plain = name.strip().lower().replace("_", "-").replace(" ", "-")
+        if name not in KINDS and (plain in KINDS or "send" in plain or "recv" in plain):
+            _refuse_row(path, frame, "optype", kinds == name, plain if plain in KINDS else known)
+    if not set(kinds.cat.categories) & set(KINDS):
+        _refuse_row(path, frame, "optype", ~kinds.isna(), known)
+    numbers = {name: _numbers(path, frame, name) for name in (*_REQUIRED, *_OPTIONAL) if name != "optype"}
+    is_single = any(frame[name].dtype == np.float32 for name in ("start_ts", "duration"))
+    latest = np.float32(np.abs(numbers["start_ts"]).max() + numbers["duration"].max())
+    found = frame.assign(optype=kinds, resolution=float(np.spacing(latest)) if is_single else 0.0, **numbers)
+    twice = found.duplicated(["step", "dp_rank", "stage", "optype", "seq_id"]) & (found["seq_id"] != UNKNOWN)
+    right = "another number, the worker has one of that kind with it in the step; of tensor-parallel ranks write one"
+    _refuse_row(path, frame, "seq_id", twice, right)
+    if (found["rank"] != UNKNOWN).all():
+        differs = found["rank"] != found.groupby(["dp_rank", "stage"])["rank"].transform("first")
+        _refuse_row(path, frame, "rank", differs, "that of the other rows of its dp_rank and stage")
+    return found
+
+
+def _numbers(path: Path, frame: "pd.DataFrame", name: str) -> Floats | Ints:
+    import pandas as pd
+
+    values = np.asarray(pd.to_numeric(frame[name], errors="coerce"), dtype=np.float64)
+    match name:
+        case "start_ts":
+            wrong, right = ~np.isfinite(values), "seconds"
+        case "duration":
+            wrong, right = ~(np.isfinite(values) & (values >= 0)), "seconds, 0 or more: it ends after it starts"
+        case _:
+            is_optional = name in _OPTIONAL
+            values = np.where(frame[name].isna() & is_optional, UNKNOWN, values)
+            wrong = ~((values >= -is_optional) & (values < 2**31) & (values == np.floor(values)))
+            right = "a whole number, 0 or more" + ", below 2^31" * bool(np.any(values >= 2**31))
+            right += f", or {UNKNOWN} if it is unknown" * is_optional
+    _refuse_row(path, frame, name, wrong, right)
+    return values if name in ("start_ts", "duration") else values.astype(np.int64)
+
+
+def _refuse_row(
+    path: Path, frame: "pd.DataFrame", name: str, wrong: "NDArray[np.bool_] | pd.Series", right: str
+) -> None:
+    if wrong.any():
+        row = int(np.argmax(np.asarray(wrong)))
+        value = frame[name].iloc[row]
+        text = shown(value) if isinstance(value, str) else "nothing" if value != value else str(value)
+        raise TraceError(f"{path}: row {row + 1}, column {name}: {text}: write {right}")
+
+
+def _table(path: Path, frame: "pd.DataFrame") -> OperationTable:
+    """Number steps and workers, and put the rows into order."""
+    start_s = frame["start_ts"] - frame.groupby("step")["start_ts"].transform("min")
+    frame = frame.assign(start_ts=start_s, end_ts=start_s + frame["duration"])
+    frame = frame.sort_values(["step", "dp_rank", "stage", "start_ts", "end_ts", "seq_id"])
+    steps, step = np.unique(frame["step"], return_inverse=True)
+    dp_ranks, dp_rank = np.unique(frame["dp_rank"], return_inverse=True)
+    stages, stage = np.unique(frame["stage"], return_inverse=True)
+    if stages[-1] != len(stages) - 1:
+        gone = min(set(range(len(stages))) - set(stages.tolist()))
+        raise TraceError(f"{path}: stage {gone} has no rows, stage {stages[-1]} has some: write those of all stages")
+    ranks = np.arange(len(dp_ranks) * len(stages)).reshape(len(stages), len(dp_ranks)).T.copy()
+    if (frame["rank"] != UNKNOWN).all():
+        ranks[dp_rank, stage] = frame["rank"]
+        numbers, counts = np.unique(ranks, return_counts=True)
+        if counts.max() > 1:
+            rank = numbers[counts.argmax()]
+            raise TraceError(f"{path}: rank {rank} has several pairs of dp_rank and stage: write a rank for each pair")
+    kind = frame["optype"].cat.remove_unused_categories().cat
+    kinds, doubts = tuple(map(str, kind.categories)), list[str]()
+    if float(frame.groupby("step")["end_ts"].max().median()) > _LONGEST_S:
+        doubts.append("steps take hours: start_ts and duration must be in seconds")
+    if "forward-compute" in kinds and "backward-compute" not in kinds:
+        doubts.append(
+            "warning: no backward-compute: write all computing, or the time between operations is not explained"
+        )
+    what = f"no known kind of operation: taken as computing, which waits for no other worker; known: {', '.join(KINDS)}"
+    return OperationTable(
+        path=path,
+        kinds=kinds,
+        step_numbers=steps,
+        ranks=ranks,
+        dp_ranks=dp_ranks,
+        step=step,
+        dp_rank=dp_rank,
+        stage=stage,
+        kind=np.asarray(kind.codes, dtype=np.int64),
+        start_s=np.asarray(frame["start_ts"]),
+        duration_s=np.asarray(frame["duration"]),
+        chunk=np.asarray(frame["mc"]),
+        model_chunk=np.asarray(frame["gmc"]),
+        micro_batch=np.asarray(frame["mb_id"]),
+        resolution_s=float(frame["resolution"].iloc[0]),
+        notes=(*doubts, *(f"{name}: {what}" for name in kinds if name not in KINDS)),
+    )
