@@ -7,6 +7,7 @@ be compressed with gzip, which readers in Python take, and simulators mostly do 
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from io import BufferedReader
@@ -15,6 +16,7 @@ from typing import IO, TYPE_CHECKING
 
 from simdist.chakra.schema import message_classes
 from simdist.errors import ScenarioError, TraceError
+from simdist.files import open_unpacked, read_content
 from simdist.settings.base import shown
 
 if TYPE_CHECKING:
@@ -22,7 +24,28 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE_NBYTES = 64 * 1024**2  # nodes take hundreds of bytes, some thousands; a damaged length may say gigabytes
 _MAX_LENGTH_NBYTES = 5  # a varint of 32 bits
-_GZIP = b"\x1f\x8b"
+
+#: A head that is as long as the code of a bracket begins with it, too, but no name and colon follow.
+_JSON = re.compile(rb'\s*(\[\s*)?\{\s*("[^"]{,80}"\s*:|\})')
+_TO_ET = "and `chakra_converter PyTorch` makes the .et file of the result"
+_JSON_KINDS = (  # what stands near the beginning, and gives the kind away
+    (
+        re.compile(rb'"(traceEvents|schemaVersion|deviceProperties|ph)"'),
+        f"a profiler trace, as Kineto writes it, no Chakra trace: `simdist import` reads it as it is; for Chakra, "
+        f"`chakra_trace_link` joins it with the execution trace of the host, {_TO_ET}",
+    ),
+    (
+        re.compile(rb'"(nodes|ctrl_deps)"'),
+        f"an execution trace of PyTorch in JSON: `chakra_trace_link` joins that of a host with its profiler trace, "
+        f"{_TO_ET}",
+    ),
+    (
+        re.compile(rb'\}\s*\{\s*"(id|name)"'),
+        "a Chakra trace that `chakra_jsonizer` turned into JSON, and no tool of Chakra turns back: import the .et file "
+        "that it was made of",
+    ),
+    (re.compile(b""), "JSON, no Chakra trace: import .et files of `chakra_converter` or `simdist chakra export`"),
+)
 
 
 def write_trace(file: IO[bytes], messages: "Iterable[Message]") -> int:
@@ -52,7 +75,8 @@ def read_trace(path: Path) -> "Iterator[Message]":
     """
     classes = message_classes()
     try:
-        with _open(path) as file:
+        with open_unpacked(path) as file:
+            _refuse_json(path, file.peek(1))
             messages = _messages(path, file)
             yield _parsed(path, *next(messages), classes.head)
             for at, message in messages:
@@ -63,10 +87,10 @@ def read_trace(path: Path) -> "Iterator[Message]":
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def _open(path: Path) -> BufferedReader | gzip.GzipFile:
-    with path.open("rb") as file:
-        is_compressed = file.read(len(_GZIP)) == _GZIP
-    return gzip.open(path, "rb") if is_compressed else path.open("rb")
+def _refuse_json(path: Path, start: bytes) -> None:
+    if _JSON.match(start):
+        kind = next(kind for sign, kind in _JSON_KINDS if sign.search(start))
+        raise TraceError(f"{path}: is {kind}")
 
 
 def _messages(path: Path, file: BufferedReader | gzip.GzipFile) -> Iterator[tuple[int, bytes]]:
@@ -143,6 +167,9 @@ def _found(name: Path) -> list[Path]:
     folder, prefix = (name, "") if name.is_dir() else (name.parent, name.name + ".")
     files = [file for file in folder.glob("*") if file.name.startswith(prefix)] if folder.is_dir() else []
     traces = sorted(file for file in files if file.name.endswith((".et", ".et.gz")))
+    others = sorted(file for file in files if file.name.endswith((".json", ".json.gz")))
+    if not traces and others:
+        return others[:1]  # to read it says what it is instead
     if not traces:
         raise ScenarioError(
             f"{name}: there are no Chakra traces: write a folder, PREFIX for the files PREFIX.0.et, PREFIX.1.et, ..., "
@@ -170,7 +197,7 @@ def groups_beside(path: Path) -> dict[str, tuple[int, ...]]:
     if not file.exists():
         return {}
     try:
-        document = json.loads(file.read_bytes())
+        document = json.loads(read_content(file))
     except (OSError, ValueError, RecursionError) as error:
         raise TraceError(
             f"{file}: cannot be read as process groups: {error}: write it again, or move it away"

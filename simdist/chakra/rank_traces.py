@@ -13,8 +13,9 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -107,9 +108,8 @@ def read_rank(path: Path) -> RankTrace:
     reader = _Reader(path)
     for node in messages:
         reader.add(node)
-    events = tuple(event for _, _, event in sorted(reader.events, key=lambda each: each[:2]))
-    if not any(isinstance(event, AllReduceCall) for event in events):
-        raise UnsupportedError(f"{path}: has no all-reduce among {reader.n_nodes:,} nodes: {_HINT}")
+    reader.refuse()
+    events = reader.events()
     rank = facts.get("simdist_rank", _rank_of_name(path))
     return RankTrace(path, rank, facts.get("simdist_world_size"), reader.groups, events, reader.left_out)
 
@@ -125,39 +125,51 @@ def _rank_of_name(path: Path) -> int | None:
 
 
 class _Reader:
-    """Takes the nodes of a trace one by one and keeps what counts."""
+    """Takes the nodes of a trace one by one, in any order, and keeps what counts."""
 
     def __init__(self, path: Path) -> None:
-        self.events: list[tuple[int, int, RankEvent]] = []  # where it stands in the program, its id
         self.groups: dict[str, tuple[int, ...]] = {}
         self.left_out: Counter[str] = Counter()
-        self.n_nodes = 0
         self._path = path
-        self._hosts: dict[int, TrainingPhase | None] = {}  # host operations by id
+        self._kept: list[tuple[int, tuple[int, ...], RankEvent]] = []  # its id, what it was called from
+        self._hosts: dict[int, tuple[TrainingPhase | None, tuple[int, ...]]] = {}  # by id; what it was called from
+        self._ids: set[int] = set()
+        self._is_ordered = True  # nodes come after all those that they wait for
+        self._unknown = ""  # a node that does not tell whether it is of the host
+        self._refusal = ""
+        self._n_communications = 0
+        self._n_host_collectives = 0
 
     def add(self, node: "Message") -> None:
-        self.n_nodes += 1
+        self._is_ordered = self._is_ordered and self._ids.issuperset(node.data_deps)
+        self._ids.add(node.id)
+        is_of_host = find(node, "is_cpu_op")
         match node.type:
             case NodeType.METADATA:
                 self.groups.update(_groups(node.inputs.values))
-            case NodeType.COMP if find(node, "is_cpu_op") is True:
+            case NodeType.COMP if is_of_host is True:
                 self._add_host(node)
             case NodeType.COMP:
+                self._unknown = self._unknown or (self._where(node) if is_of_host is None else "")
                 self._add_work(node)
+            case NodeType.COMM_COLL if is_of_host is True and find(node, "comm_type") is None:
+                self._n_host_collectives += 1  # calls the collective, which is a node of the device
+                self._add_host(node)
             case NodeType.COMM_COLL:
                 self._add_collective(node)
             case NodeType.MEM_LOAD | NodeType.MEM_STORE:
                 self.left_out["loads and saves"] += 1
             case NodeType.COMM_SEND | NodeType.COMM_RECV:
                 word = "sends to" if node.type == NodeType.COMM_SEND else "receives from"
-                raise UnsupportedError(f"{self._where(node)} {word} one rank: {_HINT}")
+                self._n_communications += 1
+                self._refuse(node, f"{word} one rank")
             case _:
                 self.left_out["nodes of unknown type"] += 1
 
     def _add_host(self, node: "Message") -> None:
         if find(node, "simdist_op") == "delay":
             self.left_out["delays"] += 1
-        self._hosts[node.id] = self._phase(node)
+        self._hosts[node.id] = _named_phase(node), tuple(node.ctrl_deps)
 
     def _add_work(self, node: "Message") -> None:
         if find(node, "simdist_op") == "delay":
@@ -168,33 +180,96 @@ class _Reader:
             seconds = node.duration_micros * 1e-6
         if not 0 <= seconds < float("inf"):
             raise TraceError(f"{self._where(node)}: simdist_duration_s is {seconds}; it is seconds, 0 or more")
-        self._keep(node, Work(seconds, self._phase(node), _marked_step(node)))
+        self._keep(node, Work(seconds, _named_phase(node), _marked_step(node)))
 
     def _add_collective(self, node: "Message") -> None:
+        self._n_communications += 1
         kind, nbytes, group = find(node, "comm_type"), find(node, "comm_size"), find(node, "pg_name")
         if kind in _LEFT_OUT:
             self.left_out["broadcasts and barriers"] += 1
             return
         if kind != CollectiveType.ALL_REDUCE:
-            raise UnsupportedError(f"{self._where(node)} is {_collective_text(kind)}: {_HINT}")
+            self._refuse(node, f"is {_collective_text(kind)}")
+            return
         if not isinstance(nbytes, int) or nbytes <= 0:
             raise TraceError(f"{self._where(node)}: comm_size is {nbytes!r}; it is the bytes of the buffer, 1 or more")
         self._keep(node, AllReduceCall(self._where(node), nbytes, str(group or ""), _marked_step(node)))
 
     def _keep(self, node: "Message", event: RankEvent) -> None:
-        launched_by = next((dep for dep in node.ctrl_deps if dep in self._hosts), node.id)
-        self.events.append((launched_by, node.id, event))
+        self._kept.append((node.id, tuple(node.ctrl_deps), event))
 
-    def _phase(self, node: "Message") -> TrainingPhase | None:
-        """Return the phase that the name tells, or that of the host operation that this node was called from."""
-        for pattern, phase in _PHASES:
-            if pattern.search(node.name):
-                return phase
-        return next((self._hosts[dep] for dep in node.ctrl_deps if dep in self._hosts), None)
+    def _refuse(self, node: "Message", problem: str) -> None:
+        self._refusal = self._refusal or f"{self._where(node)} {problem}: {_HINT}"
+
+    def refuse(self) -> None:
+        """Refuse, after the last node, what is no data-parallel training.
+
+        Raises:
+            TraceError: Its nodes do not tell what they are, or wait for each other.
+            UnsupportedError: It does not all-reduce gradients, or does something else besides.
+        """
+        events = [event for _, _, event in self._kept]
+        if not self._is_ordered:
+            _refuse_circle(self._path)
+        if self._n_communications and not _seconds(events):
+            raise UnsupportedError(
+                f"{self._path}: communicates {self._n_communications:,} times and computes for 0 s: this is a "
+                f"benchmark of communication or was made for a simulator, no job: {_HINT}"
+            )
+        if self._refusal:
+            raise UnsupportedError(self._refusal)
+        if not any(isinstance(event, AllReduceCall) for event in events):
+            calls = (
+                f", but {self._n_host_collectives:,} collectives of the host without comm_type, as before "
+                f"`chakra_trace_link` joins a host's trace with that of its device"
+            )
+            raise UnsupportedError(
+                f"{self._path}: has no all-reduce among {len(self._ids):,} nodes"
+                f"{calls if self._n_host_collectives else ''}: {_HINT}"
+            )
+        if self._unknown and self._hosts:
+            raise TraceError(f"{self._unknown} has no is_cpu_op, other nodes have: it is true of what the host does")
+
+    def events(self) -> tuple[RankEvent, ...]:
+        """Return work and all-reduces in program order."""
+        placed = []
+        for node_id, deps, event in self._kept:
+            host = self._caller(deps)
+            if host is not None and isinstance(event, Work) and event.phase is None:
+                event = replace(event, phase=self._phase(host))
+            placed.append((node_id if host is None else host, node_id, event))
+        return tuple(event for _, _, event in sorted(placed, key=lambda each: each[:2]))
+
+    def _caller(self, deps: Sequence[int]) -> int | None:
+        return next((dep for dep in deps if dep in self._hosts), None)
+
+    def _phase(self, host: int | None) -> TrainingPhase | None:
+        """Return the phase that the name of a host operation tells, or else of the nearest that it was called from."""
+        phase, passed = None, set()
+        while host is not None and host not in passed and phase is None:  # converters write some as their own callers
+            passed.add(host)
+            phase, deps = self._hosts[host]
+            host = self._caller(deps)
+        self._hosts.update(dict.fromkeys(passed, (phase, ())))
+        return phase
 
     def _where(self, node: "Message") -> str:
         name = node.name if len(node.name) <= 60 else node.name[:57] + "..."
         return f"{self._path}: node {node.id} {name!r}"
+
+
+def _named_phase(node: "Message") -> TrainingPhase | None:
+    return next((phase for pattern, phase in _PHASES if pattern.search(node.name)), None)
+
+
+def _refuse_circle(path: Path) -> None:
+    """Refuse nodes that wait for each other: a trace is damaged in which none of them can begin."""
+    try:
+        TopologicalSorter({node.id: tuple(node.data_deps) for node in islice(read_trace(path), 1, None)}).prepare()
+    except CycleError as error:
+        circle = error.args[1]
+        shown = " after ".join(map(str, reversed(circle[:6]))) + (" ..." if len(circle) > 6 else "")
+        raise TraceError(f"{path}: data_deps go round in a circle: node {shown}: convert the trace again") from None
 
 
 def _collective_text(kind: object) -> str:

@@ -1,12 +1,15 @@
 """Files of execution traces are read in little memory, compressed or not; damage gets one error with its place."""
 
 import gzip
+import json
 import tracemalloc
 
 import pytest
 from chakra_messages import ALL_REDUCE, EVERYTHING, HEAD, head
+from google.protobuf.json_format import MessageToJson
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from messages import assert_message
 
 from simdist.chakra.files import MAX_MESSAGE_NBYTES, read_trace, write_trace
 from simdist.errors import TraceError
@@ -71,7 +74,7 @@ def test_a_head_without_a_version_is_read(path):
 DAMAGED = {
     "empty": (b"", "is empty: a Chakra trace begins with its version"),
     "empty in gzip": (gzip.compress(b""), "is empty: a Chakra trace begins with its version"),
-    "text": (b'{"nodes": []}', "byte 1: ends 111 bytes before the end of a message: it is cut off, or no Chakra trace"),
+    "text": (b"epoch 1: loss", "byte 1: ends 89 bytes before the end of a message: it is cut off, or no Chakra trace"),
     "binary": (b"\x02\x0b\x0b", "byte 1: the head that begins here is no message: it is damaged"),
     "gigabytes": (varint(2**31) + b"x", "byte 5: a message of 2,147,483,648 bytes, when a node has some hundreds"),
     "no length": (b"\xff" * 8, "byte 0: a length of more than 5 bytes: it is no Chakra trace"),
@@ -102,6 +105,38 @@ def test_damage_is_one_error_with_file_and_byte(path, content, problem):
         read(path, content)
     assert str(error.value).startswith(f"{path}: {problem}")
     assert "\n" not in str(error.value)
+
+
+OF_PYTORCH = {
+    "schema": "1.1.1-chakra.0.0.4",
+    "pid": 1,
+    "nodes": [{"id": 1, "name": "[pytorch|profiler|execution_trace|process]", "ctrl_deps": 1, "inputs": {}}],
+}
+IN_JSON = {
+    "execution trace of PyTorch": json.dumps(OF_PYTORCH, indent=2),
+    "profiler trace": json.dumps({"schemaVersion": 1, "deviceProperties": [], "traceEvents": []}),
+    "events of a profiler": json.dumps([{"ph": "X", "cat": "kernel", "name": "sgemm", "ts": 1, "dur": 2}]),
+    "jsonizer": "".join(map(MessageToJson, (HEAD, ALL_REDUCE, EVERYTHING))),
+    "jsonizer without a head": "".join(map(MessageToJson, (head(""), ALL_REDUCE))),
+    "process groups": '{"0": [0, 1, 2, 3]}',
+}
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+@pytest.mark.parametrize("case", IN_JSON)
+def test_json_is_told_what_it_is_and_what_makes_a_trace_of_it(path, case, pack):
+    with pytest.raises(TraceError) as error:
+        read(path, pack(IN_JSON[case].encode()))
+    assert_message(f"chakra in JSON: {case}", str(error.value), path.parent)
+
+
+@pytest.mark.parametrize("bracket", ["{", "["])
+def test_a_head_as_long_as_the_code_of_a_bracket_is_read(path, bracket):
+    long = head("v" * (ord(bracket) - 2))
+    with path.open("wb") as file:
+        write_trace(file, [long, ALL_REDUCE])
+    assert path.read_bytes().startswith(f"{bracket}\n".encode())
+    assert list(read_trace(path)) == [long, ALL_REDUCE]
 
 
 def test_a_missing_file_and_a_folder_are_told(tmp_path):

@@ -6,11 +6,13 @@ shape was imported with the same result.
 
 import gzip
 import json
+import random
 from pathlib import Path
 
 import pytest
 from chakra_messages import Attribute, head, node, replaced
 from commandline import Answer, call, edited, write
+from messages import assert_message
 
 from simdist.chakra.files import read_trace, write_trace
 from simdist.chakra.importing import import_traces
@@ -170,6 +172,32 @@ def test_a_converted_trace_of_pytorch_is_cut_by_the_names_of_what_launched_its_k
     ]
 
 
+def with_host_collectives(nodes: list) -> list:
+    """Make collectives of the host's calls of them, as the converter does: without comm_type."""
+    return [replaced(each, type=NodeType.COMM_COLL) if each.name.startswith("c10d::") else each for each in nodes]
+
+
+def test_collectives_of_the_host_without_a_type_are_its_work(tmp_path):
+    job = read(written(tmp_path / "job", pytorch(0, broadcasts=1), pytorch(1, broadcasts=1)))
+    converted = [with_host_collectives(pytorch(rank, broadcasts=1)) for rank in range(2)]
+    assert read(written(tmp_path / "converted", *converted)) == job
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_order_of_nodes_in_a_file_does_not_matter(tmp_path, seed):
+    nodes = pytorch(0, named=bool(seed))
+    mixed = random.Random(seed).sample(nodes, len(nodes))
+    assert read(written(tmp_path / "mixed", mixed)) == read(written(tmp_path / "job", nodes))
+
+
+def test_hosts_that_are_called_from_themselves_or_from_each_other_are_read(tmp_path):
+    nodes = pytorch(0)
+    hosts = [each for each in nodes if each.type == NodeType.COMP and not each.ctrl_deps]
+    called = {hosts[0].id: hosts[1].id, hosts[1].id: hosts[0].id}
+    circular = [replaced(each, ctrl_deps=[called.get(each.id, each.id)]) if each in hosts else each for each in nodes]
+    assert read(written(tmp_path / "circular", circular)) == read(written(tmp_path / "job", nodes))
+
+
 def test_without_names_the_end_of_the_trace_tells_the_optimizer(tmp_path):
     job = read(written(tmp_path / "job", pytorch(0, named=False)))
     assert (job.workload.forward_s, job.workload.optimize_s) == pytest.approx((7100e-6, 700e-6))
@@ -266,6 +294,37 @@ REFUSED = {
         "node 1 'x': simdist_duration_s is inf; it is seconds, 0 or more",
     ),
 }
+
+
+ONLY_COLLECTIVES = [each for each in pytorch(0) if each.type == NodeType.COMM_COLL]
+COMPUTE = next(place for place, each in enumerate(pytorch(0)) if each.name == "sgemm")
+NO_JOB = {
+    "all-reduces": ONLY_COLLECTIVES,
+    "all-gathers": [replaced(each, *collective(2, 8), keep=False) for each in ONLY_COLLECTIVES],
+    "sends": [replaced(each, type=NodeType.COMM_SEND) for each in ONLY_COLLECTIVES],
+    "computing without durations": [replaced(each, duration_micros=0) for each in pytorch(0)],
+    "host alone": [each for each in with_host_collectives(pytorch(0)) if each.name != "ncclDevKernel_AllReduce"],
+    "circle": [*pytorch(0)[1:], node(2, "a", NodeType.COMP, data_deps=[9]), node(9, "b", NodeType.COMP, data_deps=[2])],
+    "waits for itself": [*pytorch(0), node(900_000, "a", NodeType.COMP, data_deps=[900_000])],
+    "no is_cpu_op": [*pytorch(0)[:COMPUTE], replaced(pytorch(0)[COMPUTE], keep=False), *pytorch(0)[COMPUTE + 1 :]],
+}
+
+
+@pytest.mark.parametrize("case", NO_JOB)
+def test_what_is_no_job_is_refused_with_one_error(capsys, tmp_path, case):
+    answer = imported(capsys, tmp_path, written(tmp_path / "job", NO_JOB[case]))
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
+    assert_message(f"chakra: {case}", answer.err, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["host", "host/pytorch_et"])
+def test_a_folder_of_json_is_told_what_it_holds(capsys, tmp_path, name):
+    (tmp_path / "host").mkdir()
+    for rank in range(2):
+        write(tmp_path / "host" / f"pytorch_et.{rank}.json", '{"schema": "1.0.1", "nodes": []}')
+    answer = imported(capsys, tmp_path, tmp_path / name)
+    assert answer.err.startswith(f"error: {tmp_path}/host/pytorch_et.0.json: is an execution trace of PyTorch in JSON")
+    assert (answer.code, answer.err.count("\n")) == (2, 1)
 
 
 @pytest.mark.parametrize(("nodes", "problem"), REFUSED.values(), ids=REFUSED.keys())
