@@ -7,6 +7,19 @@ from typing import Any
 
 MAIN, AUTOGRAD, GLOO = 100, 101, (180, 181)
 COMPUTE_STREAM, SIDE_STREAM, NCCL_STREAM = 7, 9, 20
+GPU = {
+    "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}, {"id": 1, "name": "NVIDIA H100"}],
+    "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 8},
+}
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+TOLD = {
+    "Collective_name": "allreduce",
+    "In_msg_nelems": 1000,
+    "Out_msg_nelems": 1000,
+    "dtype": "BFloat16",
+    "Group_size": 8,
+    "Process_Group_Ranks": "[0, 1, 2, 3, 4, 5, 6, 7]",
+}
 
 
 @dataclass
@@ -44,7 +57,7 @@ class Drawing:
     ) -> None:
         """Draw what the GPU did, and the call that launched it unless that is missing."""
         self.launches += 1
-        told = {key.replace("_", " "): value for key, value in args.items()} | {"correlation": self.launches}
+        told = {"correlation": self.launches} | {key.replace("_", " "): value for key, value in args.items()}
         if launch is not None:
             self.op("cudaLaunchKernel", launch, launch + 0.005, tid=tid, cat="cuda_runtime", correlation=self.launches)
         self._event(cat, name, begin, end, 0, stream, told)
@@ -75,3 +88,30 @@ class Drawing:
     def _event(self, cat: str, name: str, begin: float, end: float, pid: int, tid: int, args: dict[str, Any]) -> None:
         times = {"ts": round(1e3 * begin, 3), "dur": round(1e3 * (end - begin), 3)}
         self.events.append({"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, **times, "args": args})
+
+
+def draw_step(draw: Drawing, number: int, *, reads_loss: bool = True, **told) -> None:
+    """Draw a step of 100 ms on the host, of which its GPU is busy or waiting until 90.1 ms."""
+    at = 100.0 * number
+    nccl = {"tid": AUTOGRAD, "stream": NCCL_STREAM} | (told or TOLD)
+    draw.note(f"ProfilerStep#{number}", at, at + 100)
+    draw.note("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", at, at + 10)
+    draw.op("aten::to", at + 10, at + 10.2)
+    draw.gpu("Memcpy HtoD (Pinned -> Device)", at + 10.1, at + 10.2, at + 12, cat="gpu_memcpy")
+    draw.note("DistributedDataParallel.forward", at + 10.25, at + 10.5)
+    draw.gpu("sgemm", at + 10.3, at + 12, at + 20)
+    draw.gpu("sgemm", at + 10.4, at + 20, at + 30)
+    draw.node("AddmmBackward0", at + 50, at + 50.3, tid=AUTOGRAD)
+    draw.gpu("sgemm", at + 50.1, at + 50.2, at + 60, tid=AUTOGRAD)
+    draw.gradient(at + 50.3, at + 50.6, [10], issue=at + 50.5, tid=AUTOGRAD)
+    draw.gpu(ALL_REDUCE, at + 50.55, at + 60.05, at + 75, **nccl)
+    draw.node("AddmmBackward0", at + 50.7, at + 51, tid=AUTOGRAD)
+    draw.gpu("sgemm", at + 50.8, at + 60, at + 68, tid=AUTOGRAD)
+    draw.gradient(at + 51, at + 51.4, [10, 10], issue=at + 51.25, tid=AUTOGRAD)
+    draw.gpu(ALL_REDUCE, at + 51.3, at + 75, at + 85, **nccl)
+    draw.note("Optimizer.step#AdamW.step", at + 52, at + 53)
+    draw.gpu("multi_tensor_apply_kernel", at + 52.5, at + 85.02, at + 90)
+    if reads_loss:
+        draw.op("aten::item", at + 53.1, at + 90.3)
+        draw.gpu("Memcpy DtoH (Device -> Pageable)", at + 53.2, at + 90, at + 90.1, cat="gpu_memcpy")
+        draw.call("cudaStreamSynchronize", at + 53.3, at + 90.2)

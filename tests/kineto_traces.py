@@ -40,8 +40,9 @@ def write_job(
 def trace_of(truth: Truth, rank: int, *, version: str = "2.6", device: Device = "cuda") -> dict[str, Any]:
     """Return a rank's whole trace, as its JSON says it."""
     dialect = DIALECTS[version]
-    gpu = {"id": rank % truth.gpus_per_node, "name": "NVIDIA A100-SXM4-80GB", "numSms": 108}
-    trace: dict[str, Any] = {"schemaVersion": 1, "deviceProperties": [gpu] if device == "cuda" else []}
+    n_gpus = truth.gpus_per_node if device == "cuda" else 0
+    gpus = [{"id": gpu, "name": "NVIDIA A100-SXM4-80GB", "numSms": 108} for gpu in range(n_gpus)]
+    trace: dict[str, Any] = {"schemaVersion": 1, "deviceProperties": gpus}
     if truth.shapes:
         trace["record_shapes"] = 1
     backend = "nccl" if device == "cuda" else "gloo"

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from simdist.profiles.steps.model import RankStep, TracedCollective
+from simdist.profiles.steps.step_parts import StepPart
 
 Device: TypeAlias = Literal["cpu", "cuda"]
 Doing: TypeAlias = Literal[
@@ -48,7 +49,7 @@ class Truth:
 
     `jitter` lengthens every component of every rank and step by a random share of up to itself. `run_ahead`: a GPU's
     host never waits for it, and is up to two steps ahead; otherwise it reads the loss after each step. `skew_s`: what
-    is added to a rank's clock. `missing`: ranks that take part and leave no trace.
+    is added to a rank's clock; ranks of a node have that of its first. `missing`: ranks that leave no trace.
     """
 
     n_ranks: int = 4
@@ -78,7 +79,7 @@ class Truth:
     noise: bool = False
 
     def skew_of(self, rank: int) -> float:
-        return self.skew_s[rank] if self.skew_s else 0.0
+        return self.skew_s[rank - rank % self.gpus_per_node] if self.skew_s else 0.0
 
     def delay_s(self, channel: str, rank: int, step: int) -> float:
         """Return what a rank loses in a step; the sum if several delays meet."""
@@ -166,12 +167,18 @@ def _step(truth: Truth, device: Device, ranks: list[_Rank], step: int) -> list[L
             times_s = (issue[0] + skew_s, start_s + skew_s, end_s + skew_s)
             calls.append(TracedCollective("all_reduce", bucket.nbytes, all_ranks, truth.n_ranks, *times_s, True))
         parts |= _after_reducing(truth, device, rank, ends_s)
-        parts["forward_s"] += parts.pop("read_s")
+        done_s = max(rank.host_s, rank.device_s)
+        parts["forward_s"] += parts.pop("read_s") + done_s - rank.device_s
         parts["wait_s"] += sent[1] if sent else 0.0
+        input_s -= max(begin) - begin[1]  # the device was done before the mark
         parts["input_s"] = input_s
-        times = {"start_s": begin[1] + skew_s, "end_s": rank.device_s + skew_s}
+        times = {"start_s": max(begin) + skew_s, "end_s": done_s + skew_s}
         number = truth.first_step + step
-        read = RankStep(number=number, **times, **parts, calls=tuple(calls))
+        parts_s = [0.0] * len(StepPart)  # roughly: a step of a known job computes, or waits for an all_reduce
+        parts_s[StepPart.ALL_REDUCE], parts_s[StepPart.INPUT] = parts["wait_s"], input_s
+        parts_s[StepPart.COMPUTE] = times["end_s"] - times["start_s"] - parts["wait_s"] - input_s
+        times["marked_s"] = begin[0] + skew_s
+        read = RankStep(number=number, **times, **parts, parts_s=tuple(parts_s), calls=tuple(calls))
         lived.append(Lived(read, (begin[0] + skew_s, rank.host_s + skew_s), tuple(rank.work)))
         rank.work.clear()
     return lived

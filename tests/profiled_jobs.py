@@ -22,6 +22,7 @@ def profiles_of(truth: Truth, device: Device = "cpu", *, hosts: bool = True) -> 
             world_size=truth.n_ranks,
             hostname=f"node{rank // truth.gpus_per_node}" if hosts else None,
             local_gpu=rank % truth.gpus_per_node if device == "cuda" else None,
+            n_gpus=truth.gpus_per_node if device == "cuda" else None,
             device=device,
             device_name="",
             backend="gloo" if device == "cpu" else "nccl",

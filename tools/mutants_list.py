@@ -857,6 +857,8 @@ _SCENARIO = (
 )
 
 _ESTIMATES, _JOB = "simdist/profiles/estimates/", "simdist/profiles/job/"
+_STEPS = "simdist/profiles/steps/"
+_TEST_KINDS = ("tests/simdist/profiles/test_job_kinds.py", "tests/simdist/profiles/test_ranks_cuda.py")
 _TEST_STRAGGLERS = ("tests/simdist/profiles/test_stragglers.py",)
 _TEST_JOB_TIMES = ("tests/simdist/profiles/test_job_times.py",)
 
@@ -940,6 +942,54 @@ _PROFILES = (
         "float(transfers.end_s[runs].max())",
         "float(transfers.end_s[runs].min())",
         ("tests/simdist/profiles/test_ranks.py",),
+    ),
+    Mutant(
+        "profiles",
+        "work launched before the trace belongs to its first step",
+        _STEPS + "cuda_steps.py",
+        "np.where(known < 0, -np.inf, launch_s[on_stream[known]])",
+        "np.where(known < 0, launches.start_s.min(), launch_s[on_stream[known]])",
+        _TEST_KINDS,
+    ),
+    Mutant(
+        "profiles",
+        "a step of a device ends at the mark",
+        _STEPS + "cuda_steps.py",
+        "np.maximum(borders_s, kernels.computed(borders_s))",
+        "borders_s.copy()",
+        _TEST_KINDS,
+    ),
+    Mutant(
+        "profiles",
+        "every gap is one between launches",
+        _STEPS + "step_parts.py",
+        "queue_s = np.stack([queue_s[0] + CLOCKS_S, queue_s[1]])",
+        "queue_s = np.stack([queue_s[1], queue_s[1]])",
+        _TEST_KINDS,
+    ),
+    Mutant(
+        "profiles",
+        "a lag counts once per collective",
+        _ESTIMATES + "collectives.py",
+        "start_s[row] >= end_s[found].max()",
+        "False",
+        ("tests/simdist/profiles/test_untraced_ranks.py",),
+    ),
+    Mutant(
+        "profiles",
+        "noise has an exponential tail",
+        _ESTIMATES + "noise.py",
+        "_HEAVIEST = 0.35",
+        "_HEAVIEST = 0.0",
+        _TEST_STRAGGLERS,
+    ),
+    Mutant(
+        "profiles",
+        "names of files prove machines",
+        _JOB + "layout.py",
+        "not (is_weak and fitting in ([], [1]))",
+        "fitting",
+        ("tests/simdist/profiles/test_job.py",),
     ),
 )
 

@@ -15,11 +15,13 @@ class Timing:
         schedule: Its label.
         measured_s: Seconds per step of each window.
         predicted_s: Seconds per step.
+        interval: The speed-up over sync that `simdist whatif` states, with 95 %; None if it recommends nothing.
     """
 
     schedule: str
     measured_s: tuple[float, ...]
     predicted_s: float
+    interval: tuple[float, float] | None = None
 
     @property
     def step_s(self) -> float:
@@ -126,7 +128,8 @@ def load(path: Path) -> Result:
     """Read a result."""
     content = json.loads(path.read_text(encoding="utf-8"))
     timings = tuple(
-        Timing(each["schedule"], tuple(each["measured_s"]), each["predicted_s"]) for each in content["timings"]
+        Timing(each["schedule"], tuple(each["measured_s"]), each["predicted_s"], tuple(each["interval"] or ()) or None)
+        for each in content["timings"]
     )
     computing = Computing(**content["computing"]) if content["computing"] else None
     delays = tuple(Delay(**each) for each in content["delays"])
@@ -135,8 +138,11 @@ def load(path: Path) -> Result:
 
 def timing_table(results: Sequence[Result]) -> Iterator[str]:
     """Yield steps and speed-ups of every case and schedule."""
-    yield "| job | schedule | ms per step, measured | predicted | error | speed-up, measured | predicted | error |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield (
+        "| job | schedule | ms per step, measured | predicted | error | speed-up, measured | predicted | error "
+        "| `whatif`, 95 % |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|"
     for result in results:
         for timing in result.timings:
             line = (
@@ -144,10 +150,12 @@ def timing_table(results: Sequence[Result]) -> Iterator[str]:
             )
             line += f"| {timing.error:+.1%} |"
             if timing is result.timings[0]:
-                yield f"{line} | | |"
+                yield f"{line} | | | |"
                 continue
             predicted, measured = result.speedups(timing)
-            yield f"{line} {measured:.2f} | {predicted:.2f} | {result.speedup_error(timing):+.1%} |"
+            line += f" {measured:.2f} | {predicted:.2f} | {result.speedup_error(timing):+.1%} |"
+            stated = "{:.2f} to {:.2f}".format(*timing.interval) if timing.interval else "nothing recommended"
+            yield f"{line} {stated} |"
 
 
 def profiler_table(results: Sequence[Result]) -> Iterator[str]:
@@ -197,13 +205,30 @@ def straggler_table(results: Sequence[Result]) -> Iterator[str]:
 def summary(asleep: Sequence[Result], convnets: Sequence[Result]) -> Iterator[str]:
     """Yield the answers in short, of emulated devices and of real arithmetic."""
     yield f"* {len(asleep)} jobs whose layers sleep: {_errors_text(asleep)}."
+    speedups = [
+        (timing.interval, result.speedups(timing)[1])
+        for result in asleep
+        for timing in result.timings[1:]
+        if timing.interval
+    ]
+    inside = sum(low <= measured <= high for (low, high), measured in speedups)
+    above = sum(measured > high for (_, high), measured in speedups)
+    yield (
+        f"* Of the {len(speedups)} measured speed-ups of these, {inside} are in the interval of 95 % that `simdist "
+        f"whatif` states, {above} above it, {len(speedups) - inside - above} below."
+    )
     yield f"* {_stragglers_text(asleep)}."
     if convnets:
         spread = max(result.spread for result in convnets)
         yield (
             f"* {len(convnets)} jobs that compute in earnest on two shared cores: {_errors_text(convnets)}; two "
-            f"windows of the same run of `sync` differ by up to {spread:.0%}. {_stragglers_text(convnets)}."
+            f"windows of the same run of `sync` differ by up to {spread:.0%}. {_stragglers_text(convnets)}. "
+            f"`simdist whatif` recommends a schedule for {sum(map(_is_advised, convnets))} of them."
         )
+
+
+def _is_advised(result: Result) -> bool:
+    return any(timing.interval for timing in result.timings)
 
 
 def _errors_text(results: Sequence[Result]) -> str:

@@ -36,6 +36,7 @@ from simdist.errors import RunError  # noqa: E402
 from simdist.report import print_tables, write_tables  # noqa: E402
 from simdist.runs.building import build, delays  # noqa: E402
 from simdist.scenario import Scenario, load  # noqa: E402
+from simdist.whatif.gains import find_gains  # noqa: E402
 
 RESULTS = HERE / "results"
 PAGE = HERE / "README.md"
@@ -69,6 +70,13 @@ def predict(scenario: Scenario, case: Case) -> dict[str, float]:
         built = build(played, schedule)
         found[schedule.name] = simulate(built.plan, built.costs, delays(played)).makespan_s / played.steps
     return found
+
+
+def stated(scenario: Scenario, case: Case) -> dict[str, tuple[float, float]]:
+    """Return the intervals of speed-ups that `simdist whatif` states, by schedule; none if it recommends nothing."""
+    others = scenario.changed(schedules=[each.setting for each in case.schedules[1:]]).schedules
+    gains = find_gains(scenario, others, baseline=scenario.schedules[0], n_runs=200)
+    return {} if gains.problem else {row.schedule: row.interval for row in gains.rows if row.interval}
 
 
 def _as_recorded(scenario: Scenario) -> Scenario:
@@ -118,9 +126,10 @@ def conclude(case: Case, folder: Path) -> Result:
     told, path = import_traces(case, folder)
     scenario = load(path)
     predicted = predict(scenario, case)
+    intervals = stated(scenario, case)
     timings = tuple(
-        Timing(schedule.label, jobs.measured_s(case, folder / schedule.label), predicted[schedule.label])
-        for schedule in case.schedules
+        Timing(label, jobs.measured_s(case, folder / label), predicted[label], intervals.get(label))
+        for label in (schedule.label for schedule in case.schedules)
     )
     profiled_s = jobs.profiled_s(case, folder / SYNC.label)
     return Result(case.name, timings, profiled_s, computing(scenario, case, folder), stragglers(told, case))

@@ -8,13 +8,19 @@ from pydantic import ValidationError
 
 from simdist.cli import common, inputs
 from simdist.cli.tables import Column, table_text
+from simdist.cli.where import where_text
 from simdist.errors import ScenarioError, TraceError
 from simdist.profiles.estimates.collectives import CollectiveTimes
 from simdist.profiles.estimates.links import Fabric, as_group, predicted_s
 from simdist.profiles.estimates.stragglers import Straggler
 from simdist.profiles.importing import ImportedJob, ImportOptions, import_job
+from simdist.profiles.job.job import grouped
+from simdist.profiles.job.kind import JobKind, find_kind
+from simdist.profiles.job.layout import UnknownLayoutError
+from simdist.profiles.job.step_budget import StepBudget, step_budget
 from simdist.profiles.steps.model import RankProfile, listed
 from simdist.profiles.steps.ranks import profile_rank
+from simdist.profiles.steps.step_parts import StepPart
 from simdist.profiles.trace_files import find_traces, profile_all
 from simdist.profiles.writing import check_free, write_scenario
 from simdist.scenario import Link, Tensor, Workload, load_workload
@@ -37,6 +43,7 @@ _COLUMNS = (
     Column("busbw", form=format_Bps),
     Column("waiting", "wait_share", form="{:.0%}".format),
 )
+_AHEAD_S = 1e-3
 _PREDICTED = Column("predicted", "predicted_s", "seconds", form=_predicted)
 
 
@@ -82,7 +89,21 @@ def command(
         steps=steps,
     )
     profiles = _profiles(session, traces, workers)
-    imported = import_job(profiles, name=output.stem, options=options)
+    try:
+        imported = import_job(profiles, name=output.stem, options=options)
+    except (TraceError, UnknownLayoutError) as error:
+        with_steps = [each for each in profiles if each.steps]
+        if len({each.rank for each in with_steps}) < len(with_steps) or not with_steps:
+            raise
+        budget = step_budget(with_steps)
+        kind = find_kind(with_steps, waiting_s=float(budget.of_all_s[StepPart.QUEUED]))
+        if kind.is_modelled and len(profiles) > 1 and isinstance(error, TraceError):  # they may be of different jobs
+            raise
+        for note in grouped([(each.rank, note) for each in with_steps for note in each.notes]):
+            session.say(f"note: {note}")
+        session.result({"where": _where_record(budget), "job": _kind_record(kind)}, _where(budget, kind))
+        parts = f"; with {' and '.join(kind.names)} ranks may differ" if kind.names and profiles[1:] else ""
+        raise type(error)(f"{error}{parts}; no scenario is written") from None
     for note in imported.notes:
         session.say(note if note.startswith("warning") else f"note: {note}")
     if imported.proof.misses:
@@ -168,6 +189,8 @@ def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, objec
         },
         "tensors": len(imported.model.tensors),
         "parameters_nbytes": imported.model.nbytes,
+        "where": _where_record(imported.budget),
+        "job": _kind_record(imported.kind),
         "collectives": [_collective(imported, each) for each in imported.times],
         "stragglers": [_straggler(imported, each) for each in imported.stragglers],
         "noise": {"count": imported.noise.count, "seconds": imported.noise.seconds},
@@ -181,7 +204,7 @@ def _document(imported: ImportedJob, written: Sequence[Path]) -> dict[str, objec
 
 def _text(imported: ImportedJob) -> str:
     """Return what was found, for people."""
-    parts = [_head(imported), _slowed(imported), _undisturbed(imported)]
+    parts = [_head(imported), _where(imported.budget, imported.kind), _slowed(imported), _undisturbed(imported)]
     if imported.times:
         parts.append(_collectives_table(imported))
     return "\n\n".join(parts)
@@ -205,6 +228,51 @@ def _head(imported: ImportedJob) -> str:
     return "\n".join(lines)
 
 
+def _where_record(budget: StepBudget) -> dict[str, object]:
+    """Return where steps went, in all and by rank."""
+    columns = [f"{part.name.lower()}_s" for part in StepPart]
+    return {
+        "step_s": budget.step_s,
+        **dict(zip(columns, budget.of_all_s.tolist(), strict=True)),
+        "fixed_s": budget.fixed_s,
+        "removable_s": budget.removable_s,
+        "verdict": budget.verdict,
+        "ranks": [
+            {"rank": rank, "step_s": sum(row), "ahead_s": ahead_s, **dict(zip(columns, row, strict=True))}
+            for rank, ahead_s, row in zip(budget.ranks, budget.ahead_s, budget.parts_s.tolist(), strict=True)
+        ],
+    }
+
+
+def _kind_record(kind: JobKind) -> dict[str, object]:
+    left_out = {each: {"per_step": calls, "share": share} for each, (calls, share) in kind.left_out.items()}
+    return {
+        "is_modelled": kind.is_modelled,
+        "names": list(kind.names),
+        "left_out": left_out,
+        "unseen_share": kind.unseen_share,
+        "share": kind.share,
+    }
+
+
+def _where(budget: StepBudget, kind: JobKind) -> str:
+    """Say where a step goes, and what the job is bound by."""
+    seen = [part for part in StepPart if budget.parts_s[:, part].any()]
+    extremes = {}
+    for part in seen:
+        of_ranks_s = budget.parts_s[:, part]
+        ends = (int(of_ranks_s.argmin()), int(of_ranks_s.argmax()))
+        low, high = ((float(of_ranks_s[at]), budget.ranks[at]) for at in ends)
+        extremes[part.name.lower()] = low, high
+    parts_s = {part.name.lower(): float(budget.of_all_s[part]) for part in seen}
+    lines = [where_text("where a step goes", parts_s, extremes if budget.ranks[1:] else None), f"{budget.verdict}."]
+    if (ahead_s := max(budget.ahead_s)) > _AHEAD_S:
+        lines.append(f"the host is up to {format_seconds(ahead_s)} ahead of its device when it begins a step.")
+    if not kind.is_modelled:
+        lines.append(f"no scenario of data-parallel training has {kind.sentence}: schedules are not compared.")
+    return "\n".join(lines)
+
+
 def _slowed(imported: ImportedJob) -> str:
     """Answer what slowed the job."""
     proof = imported.proof
@@ -216,9 +284,10 @@ def _slowed(imported: ImportedJob) -> str:
         what = f"besides {count} delay{'s' * (count > 1)} of single ranks and steps"
         lines.append(f"{what}, {sum_s} in sum, that the noise of all explains")
     if imported.stragglers and proof.straggling_share > 0:
+        calm_s = (1 - proof.straggling_share) * proof.measured_s
         lines.append(
-            f"without them a step would take {format_seconds(proof.calm_s)}: {proof.straggling_share:.0%} of the step "
-            f"is lost to them"
+            f"without them a step would take {format_seconds(calm_s)}: {proof.straggling_share:.0%} of the step is "
+            f"lost to them"
         )
     return "\n".join(lines)
 

@@ -5,50 +5,43 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import click
-import numpy as np
+from click.core import ParameterSource
 
-from simdist.cli import common, inputs
-from simdist.cli.tables import Column, factor, seconds, table_text
+from simdist.cli import common, inputs, losses, whatif_table
+from simdist.cli.losses import LOST, SLOWDOWN, STEP_COLUMNS, loss_records, slowest_text
+from simdist.cli.tables import Column, factor, table_text
 from simdist.cli.whatif_job import WhatifJob, WhatifOptions, read_job, schedules_to_compare
+from simdist.cli.where import facts_record, facts_text
 from simdist.cost import price
 from simdist.engines.replay import timing
-from simdist.errors import RunError
+from simdist.errors import RunError, ScenarioError
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds, format_share
 from simdist.whatif.gains import Gain, Gains, find_gains
+from simdist.whatif.job_slowdown import IdealCompute
 from simdist.whatif.recording import measured_delays, only_steps, with_recording
-from simdist.whatif.slowdown import Floats, Slowdown, find_slowdown
+from simdist.whatif.slowdown import Slowdown, find_slowdown
+from simdist.whatif.table import is_table
 from simdist.whatif.verdict import Pattern, find_pattern, interval_text, ranks_named, spread_sentence, verdict_sentence
 
 _Record: TypeAlias = dict[str, Any]
 
 _REPLAY_ERROR = 0.01
 _SIMULATION_ERROR = 0.1
-_MOST_ROWS = 10  # of a table of ranks, nodes or steps; JSON has all
-_ROUNDING_S = 1e-12
-_SLOW = 1.1  # slowdown of a slow step
+_NOT_OF_TABLES = ("schedule", "which", "schedules", "n_runs", "block_steps", "seed", "cluster", "plot")
 
-_SLOWDOWN = Column("slowdown", form=factor)
-_LOST = Column("lost per step", "lost_s", form=seconds)
-_KIND_COLUMNS = (Column("operation", "name"), Column("channel"), _SLOWDOWN, _LOST)
 _RANK_COLUMNS = (
     *(Column("rank", form=str), Column("node", form=str)),
-    *(_SLOWDOWN, _LOST),
+    *(SLOWDOWN, LOST),
     Column("slow steps", form="{:,}".format),
 )
-_NODE_COLUMNS = (Column("node", form=str), _SLOWDOWN, _LOST)
-_STEP_COLUMNS = (
-    Column("step", form=str),
-    *(Column("time", "step_s", form=format_seconds), Column("ideal", "ideal_s", form=format_seconds)),
-    _SLOWDOWN,
-    Column("slowest rank", "slowest_rank", form=str),
-)
+_NODE_COLUMNS = (Column("node", form=str), SLOWDOWN, LOST)
 _GAIN_COLUMNS = (
     Column("schedule"),
     *(Column("step time", "step_s", form=format_seconds), Column("speed-up", "speedup", form=factor)),
@@ -57,10 +50,13 @@ _GAIN_COLUMNS = (
 
 
 @click.command("whatif")
-@click.argument("name", metavar="RUN|SCENARIO")
+@click.argument("name", metavar="RUN|SCENARIO|TABLE")
 @click.option("--schedule", metavar="LABEL", help="Of the schedule whose steps are looked at; sync.")
 @click.option("--trace", "which", type=click.Choice(list(run_directory.TRACES)), help="Of a RUN; real if there is one.")
 @click.option("--steps", metavar="A:B", callback=common.slice_of_steps, help="Look only at steps A to B - 1.")
+@click.option(
+    "--ideal", type=click.Choice(get_args(IdealCompute)), help="Computing without stragglers, of a TABLE; mean."
+)
 @click.option("--schedules", metavar="LABELS|FILE", help="Compare these, of the scenario or of another one.")
 @click.option("--resamples", "n_runs", type=click.IntRange(0, 1_000_000), default=200, help="Runs of each schedule.")
 @click.option("--block", "block_steps", type=common.positive, metavar="N", help="Steps of a block of a recording.")
@@ -68,19 +64,29 @@ _GAIN_COLUMNS = (
 @click.option("--cluster", metavar="FILE|PRESET", help="Simulate schedules with the links from there.")
 @common.plot
 @common.options
-def command(session: common.Session, name: str, **given: Any) -> None:
+def command(session: common.Session, name: str, *, ideal: IdealCompute | None, **given: Any) -> None:
     """Show what stragglers cost, and what would help.
 
     The job without stragglers is a replay in which every operation takes its typical time. What is lost against it is
     shown by kind of operation, rank, node and step. Gains have intervals from runs put together from the delays that
     were recorded.
+
+    A TABLE, .csv or .parquet, has a row for each operation of a job with data and pipeline parallelism.
     """
+    if is_table(name):
+        _refuse_options(name)
+        whatif_table.show(session, Path(name), steps=given["steps"], compute=ideal or "mean")
+        return
+    if ideal:
+        raise ScenarioError(f"{name}: --ideal {ideal}: is for tables of operations, .csv or .parquet; leave it out")
     options = WhatifOptions(**given)
     inputs.check_picture(options.plot)
     with session.bar() as bar:
         bar.update("read", 0, None)
         job = read_job(session, name, options)
-        others = schedules_to_compare(session, job, options.schedules) if options.n_runs else ()
+        facts = job.scenario.imported
+        is_compared = options.n_runs and not (facts and facts.left_out)
+        others = schedules_to_compare(session, job, options.schedules) if is_compared else ()
         found = _slowdown(job, options.steps, bar)
         compared = _gains(job, others, options, bar) if others else None
     _warn(session, job, found, compared)
@@ -91,6 +97,18 @@ def command(session: common.Session, name: str, **given: Any) -> None:
         from simdist.report.stragglers import stragglers_figure
 
         session.draw(stragglers_figure(found, title=f"{Path(job.name).name}: {job.baseline.name}"), options.plot)
+
+
+def _refuse_options(name: str) -> None:
+    """Refuse what does not apply to a table."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        key = parameter.name or ""
+        if key in _NOT_OF_TABLES and context.get_parameter_source(key) == ParameterSource.COMMANDLINE:
+            raise ScenarioError(
+                f"{name}: {parameter.opts[0]}: a table of operations is replayed, not simulated: leave it out; "
+                f"--steps, --ideal and --json apply"
+            )
 
 
 def _slowdown(job: WhatifJob, steps: range | None, bar: ProgressBar) -> Slowdown:
@@ -159,7 +177,7 @@ def _warn(session: common.Session, job: WhatifJob, found: Slowdown, compared: Ga
 
 def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains | None, cluster: str | None) -> _Record:
     """Return all that was found; seconds are per step unless they are of one step."""
-    ranks, nodes = _losses(found.rank_slowdowns, found.ideal_s), _losses(found.node_slowdowns, found.ideal_s)
+    ranks, nodes = loss_records(found.rank_slowdowns, found.ideal_s), loss_records(found.node_slowdowns, found.ideal_s)
     return {
         "job": job.name,
         "schedule": job.baseline.name,
@@ -195,13 +213,14 @@ def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains 
         "stragglers": spread_sentence(found, spread),
         "cluster": cluster,
         "gains": _gains_document(compared) if compared else None,
-        "verdict": verdict_sentence(found, spread, compared) if compared else None,
+        "verdict": verdict_sentence(found, spread, compared) if compared else _not_compared(job.scenario),
+        "imported": facts_record(job.scenario.imported) if job.scenario.imported else None,
     }
 
 
-def _losses(slowdowns: Floats, ideal_s: float) -> list[dict[str, float]]:
-    """Return what each rank, or node, costs."""
-    return [{"slowdown": each, "lost_s": (each - 1) * ideal_s} for each in slowdowns.tolist()]
+def _not_compared(scenario: Scenario) -> str | None:
+    facts = scenario.imported
+    return f"no schedules are compared: {facts.problem}" if facts and facts.left_out else None
 
 
 def _gains_document(compared: Gains) -> _Record:
@@ -239,18 +258,19 @@ def _text(job: WhatifJob, document: _Record, found: Slowdown, spread: Pattern, c
             *_heading(job, found),
             f"stragglers: {document['stragglers']}",
             *_fixed(found),
-            _slow_steps(found),
+            losses.slow_steps_line(found.step_slowdowns),
             "",
-            "Each line below stands for itself: slowdown if only this is as it was, and all else ideal.",
+            losses.ALONE,
             "",
-            _kinds_text(document["kinds"]),
+            losses.kinds_text(document["kinds"]),
             "",
             _ranks_text(found, document["ranks"]),
             *_nodes_text(found, document["nodes"]),
             "",
-            _slowest("steps", _STEP_COLUMNS, document["by_step"]),
+            slowest_text("steps", STEP_COLUMNS, document["by_step"]),
             *(_gains_text(compared, document["gains"]["rows"]) if compared else ()),
-            *([document["verdict"]] if compared else ()),
+            *([f"\n{facts_text(job.scenario.imported)}"] if job.scenario.imported else ()),
+            *([document["verdict"]] if document["verdict"] else ()),
         ]
     )
 
@@ -261,13 +281,9 @@ def _heading(job: WhatifJob, found: Slowdown) -> Iterator[str]:
         f"{found.n_steps:,} steps" if found.n_steps == job.trace.plan.n_steps else f"steps {found.first_step} to {last}"
     )
     yield f"{job.baseline.name}: {found.world_size:,} ranks, {steps}; {job.trace.source}"
-    lost = "nothing is lost" if found.lost_share < 5e-4 else f"{format_share(found.lost_share)} of the time is lost"
-    yield (
-        f"slowdown {found.slowdown:.2f}: {format_seconds(found.replayed_s)} per step, "
-        f"{format_seconds(found.ideal_s)} without stragglers; {lost}"
-    )
+    yield losses.slowdown_line(found.slowdown, found.replayed_s, found.ideal_s)
     unexplained_s = found.replayed_s - found.explained_s
-    if unexplained_s > _ROUNDING_S:
+    if unexplained_s > losses.ROUNDING_S:
         explained, traced = format_seconds(found.explained_s), format_seconds(found.traced_s)
         yield (
             f"replayed {explained} per step, traced {traced}: {format_share(unexplained_s / found.replayed_s)} is in "
@@ -285,36 +301,16 @@ def _fixed(found: Slowdown) -> Iterator[str]:
     yield f"would be gone: {text}"
 
 
-def _slow_steps(found: Slowdown) -> str:
-    n_slow = int((found.step_slowdowns > _SLOW).sum())
-    return f"slow steps: {n_slow:,} of {found.n_steps:,} take more than {_SLOW} times the ideal"
-
-
-def _kinds_text(kinds: Sequence[_Record]) -> str:
-    costly = [kind for kind in kinds if kind["lost_s"] > _ROUNDING_S]
-    if not costly:
-        return "kinds of operation: none is slower than typical"
-    return table_text("kinds of operation", _KIND_COLUMNS, costly)
-
-
 def _ranks_text(found: Slowdown, ranks: Sequence[_Record]) -> str:
-    slow_steps = (found.rank_step_slowdowns > _SLOW).sum(axis=0).tolist()
+    slow_steps = (found.rank_step_slowdowns > losses.SLOW).sum(axis=0).tolist()
     records = [rank | {"slow steps": n_steps} for rank, n_steps in zip(ranks, slow_steps, strict=True)]
-    return _slowest("ranks", _RANK_COLUMNS, records)
+    return slowest_text("ranks", _RANK_COLUMNS, records)
 
 
 def _nodes_text(found: Slowdown, nodes: Sequence[_Record]) -> Iterator[str]:
     if len(nodes) > 1 and found.ranks_per_node > 1:
         yield ""
-        yield _slowest("nodes", _NODE_COLUMNS, nodes)
-
-
-def _slowest(what: str, columns: Sequence[Column], records: Sequence[_Record]) -> str:
-    """Return the table of the slowest ranks, nodes or steps."""
-    known = [record | {"slowdown": float(np.nan_to_num(record["slowdown"], nan=0.0))} for record in records]
-    slowest = sorted(known, key=lambda record: -record["slowdown"])[:_MOST_ROWS]
-    title = f"all {what}" if len(records) <= _MOST_ROWS else f"the slowest {_MOST_ROWS} of {len(records):,} {what}"
-    return table_text(title, columns, slowest)
+        yield slowest_text("nodes", _NODE_COLUMNS, nodes)
 
 
 def _gains_text(compared: Gains, rows: Sequence[_Record]) -> Iterator[str]:

@@ -14,11 +14,26 @@ from simdist.profiles.estimates.proof import Proof, prove_step
 from simdist.profiles.estimates.stragglers import DelayTable, Noise, Straggler
 from simdist.profiles.estimates.tensors import Model, find_model
 from simdist.profiles.job.job import TracedJob, assemble
+from simdist.profiles.job.kind import JobKind, find_kind
 from simdist.profiles.job.layout import RankLayout, find_layout
-from simdist.profiles.job.matching import RankClocks, check_same_run, match, synchronize
+from simdist.profiles.job.matching import RankClocks, match, synchronize
+from simdist.profiles.job.same_run import check_same_run
+from simdist.profiles.job.step_budget import StepBudget, step_budget
 from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import RankProfile
-from simdist.scenario import Cluster, Host, InputSettings, Link, Persistent, Scenario, Storage, Tensor, Workload
+from simdist.profiles.steps.step_parts import StepPart
+from simdist.scenario import (
+    Cluster,
+    Host,
+    Imported,
+    InputSettings,
+    Link,
+    Persistent,
+    Scenario,
+    Storage,
+    Tensor,
+    Workload,
+)
 from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds
 from simdist.studies.proposals import traced_schedules
@@ -66,6 +81,8 @@ class ImportedJob:
         stragglers: Who was late.
         noise: Noticeable delays that are no straggler's.
         proof: The step as predicted and as measured.
+        budget: Where steps went.
+        kind: What kind of job it is.
         notes: Assumptions and omissions, a sentence each.
     """
 
@@ -82,6 +99,8 @@ class ImportedJob:
     stragglers: tuple[Straggler, ...]
     noise: Noise
     proof: Proof
+    budget: StepBudget
+    kind: JobKind
     notes: tuple[str, ...]
 
 
@@ -103,7 +122,7 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
     seconds = parts(job)
     step_s = float(np.median(seconds.step_s))
     base = base_times(job, seconds)
-    host = host_model(job, base)
+    host = host_model(job, base, seconds)
     model = find_model(job, base, options.tensors)
     matched = match(job)
     clocks = synchronize(matched)
@@ -114,6 +133,8 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
     traced, clipped_s = excess_times(seconds, base)
     excess = collectives.with_untraced_rank(DelayTable(traced, job.ranks, job.numbers, step_s), untraced, job)
     late = stragglers.find_stragglers(excess, layout)
+    loading = [each for each in late if host.ahead_s and (each.channel, each.kind) == ("io", "persistent")]
+    late = tuple(each for each in late if each not in loading)
     seen = [each for each in late if set(each.ranks) <= set(job.ranks)]
     # of a rank without a trace only what is exposed is known: that is a delay, not a slow device
     slow = stragglers.slow_throughout(seen, len(job.numbers))
@@ -127,19 +148,51 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
     slow_ones = (*plain.cluster.slow_devices, *stragglers.slow_devices(slow, _computing_s(plain)))
     slowed_cluster = plain.cluster.model_copy(update={"slow_devices": slow_ones})
     slowed = plain.model_copy(update={"cluster": slowed_cluster})
-    proof = prove_step(slowed, delays, seconds, job, calm=(plain, calm))
+    proof = prove_step(slowed, delays, seconds, job, calm=(plain, calm), ahead_s=host.ahead_s)
     notes = [*job.notes, *layout.notes, *base.notes, *model.notes, *matched.notes, *(links.notes if links else ())]
     notes += _more_notes(job, base, host, clocks, links, clipped_s / step_s if step_s else 0.0)
+    notes += [
+        f"warning: {each.who} waits {format_seconds(each.seconds)} longer for its batches than others in most steps: "
+        f"its loader is the slowest, by however little; where loaders run ahead, it shows the waiting of all"
+        for each in loading
+    ]
     if proof.is_silent:
-        notes.append("warning: no gradients are exchanged in the traces; schedules of the scenario exchange them")
+        silent = "no gradients are exchanged in the backward passes of the traces"
+        notes.append(f"warning: {silent}; schedules of the scenario exchange them")
     if any(not each.is_complete for each in times):
         notes.append(collectives.untraced_note(untraced, job, step_s=step_s))
-    scenario, noise = (
-        slowed.model_copy(update={"doubts": _caveats(job, links, proof)}),
-        stragglers.noise_of(excess, late),
-    )
+    lasting_s = max((each.seconds for each in late if each.kind == "persistent"), default=0.0)
+    straggling_s = proof.straggling_share * proof.measured_s
+    loading_s = max((each.seconds for each in loading), default=0.0) * (
+        1 - 1 / len(job.ranks)
+    )  # others wait in all_reduces
+    budget = step_budget(job.profiles, straggling_s=straggling_s, lasting_s=lasting_s, loading_s=loading_s)
+    kind = find_kind(job.profiles, waiting_s=float(budget.of_all_s[StepPart.QUEUED]))
+    told = {
+        "doubts": _caveats(job, links, proof, kind),
+        "imported": _facts(job, proof, budget, kind, _unsure(job, links)),
+    }
+    scenario, noise = slowed.model_copy(update=told), stragglers.noise_of(excess, late)
     found = job, layout, clocks, times, links, base, host, model
-    return ImportedJob(*found, scenario, delays, late, noise, proof, tuple(notes))
+    return ImportedJob(*found, scenario, delays, late, noise, proof, budget, kind, tuple(notes))
+
+
+def _unsure(job: TracedJob, links: Links | None) -> str:
+    """Say why the traces do not tell what another schedule would gain, if so."""
+    if not job.missing or links is None:
+        return ""
+    n_missing = f"{len(job.missing)} of {job.world_size} ranks"
+    return f"{n_missing} left no trace, and waiting for late ones among them looks like slow links: trace all ranks"
+
+
+def _facts(job: TracedJob, proof: Proof, budget: StepBudget, kind: JobKind, unsure: str) -> Imported:
+    """Return what the scenario says of the job that it was imported from."""
+    parts = {part.name.lower(): round(float(budget.of_all_s[part]), 9) for part in StepPart if budget.of_all_s[part]}
+    left_out = "" if kind.is_modelled else kind.sentence
+    step_s, error, beside_s = round(proof.measured_s, 9), round(proof.error, 4), round(budget.beside_s, 9)
+    told = {"left_out": left_out, "unsure": unsure, "verdict": budget.verdict, "parts": parts}
+    profiler_s = round(float(np.mean([each.recording_s for each in job.profiles])), 9)
+    return Imported(step_s=step_s, error=error, beside_s=beside_s, profiler_s=profiler_s, **told)
 
 
 def _cluster(
@@ -176,9 +229,11 @@ def _computing_s(scenario: Scenario) -> float:
     return (workload.forward_s or 0.0) + backward_s + (workload.optimize_s or 0.0)
 
 
-def _caveats(job: TracedJob, links: Links | None, proof: Proof) -> tuple[str, ...]:
+def _caveats(job: TracedJob, links: Links | None, proof: Proof, kind: JobKind) -> tuple[str, ...]:
     """Return what those who use the scenario must know."""
     caveats = []
+    if not kind.is_modelled:
+        caveats.append(f"the scenario leaves out what the job does besides averaging gradients: {kind.sentence}")
     if job.missing:
         n_missing = f"{len(job.missing)} of {job.world_size} ranks"
         caveats.append(
@@ -214,8 +269,8 @@ def _scenario(
         forward_s=round(forward_s, 9),
         optimize_s=round(base.optimize_s, 9),
     )
-    if host.loads:
-        storage = Storage(latency_s=round(base.input_s, 9), bandwidth_Bps=float("inf"), source="input of the traces")
+    if host.load_s is not None:
+        storage = Storage(latency_s=round(host.load_s, 9), bandwidth_Bps=float("inf"), source="input of the traces")
         cluster = cluster.model_copy(update={"storage": storage})
     return Scenario(
         name=name,
@@ -223,7 +278,7 @@ def _scenario(
         workload=workload,
         steps=len(job.numbers),
         host=Host(waits_for="update" if host.loads else "loss", run_ahead_steps=0 if host.waits else None),
-        input=InputSettings(source="storage", prefetch=1) if host.loads else InputSettings(),
+        input=InputSettings(source="storage", prefetch=2 if host.ahead_s else 1) if host.loads else InputSettings(),
         disturbances=disturbances,
         schedules=schedules,
     )

@@ -106,6 +106,7 @@ def _head(imported: ImportedJob) -> Iterator[str]:
     )
     if proof.misses:
         yield from _comment(f"The scenario does not reproduce the traced steps: {proof.misses}.")
+    yield from _comment(f"Where a step goes: {imported.budget.verdict}.")
     for note in imported.notes:
         yield from _comment(f"* {note}")
     yield f"name: {strict_yaml.dump_line(imported.scenario.name)}"
@@ -128,7 +129,7 @@ def _cluster(imported: ImportedJob) -> Iterator[str]:
             case "nodes" | "gpus_per_node" | "fabric" | "network":
                 pass
             case "storage" if cluster.storage:
-                yield f"  # {cluster.storage.source}: what an undisturbed step waits for its batch"
+                yield f"  # {cluster.storage.source}: what loading a batch takes"
                 yield f"  storage: {{latency: {_time(cluster.storage.latency_s)}, bandwidth: unlimited}}"
             case "slow_devices":
                 yield "  slow_devices:  # ranks whose computing takes longer in every step"
@@ -201,7 +202,8 @@ def _behaviour(imported: ImportedJob, file: str) -> Iterator[str]:
     waits = ", waits_for: update" if scenario.host.waits_for == "update" else ""
     yield f"host: {{run_ahead_steps: {ahead}{waits}}}"
     if imported.host.loads:
-        yield "input: {source: storage, prefetch: 1}  # a batch is loaded when the step asks for it"
+        ahead = "processes of the loader are a batch ahead" if imported.host.ahead_s else "loaded when the step asks"
+        yield f"input: {{source: storage, prefetch: {scenario.input.prefetch}}}  # {ahead}"
     if imported.delays:
         yield "disturbances:  # what steps took beyond an undisturbed one, by step and rank"
         late = ((each, each.when(scenario.steps)) for each in stragglers[:_TOLD])
@@ -214,6 +216,19 @@ def _behaviour(imported: ImportedJob, file: str) -> Iterator[str]:
     yield "schedules:"
     for schedule in scenario.schedules:
         yield f"  - {_schedule_line(schedule)}"
+    if facts := scenario.imported:
+        yield "imported:  # facts of the traced job"
+        yield f"  step: {_time(facts.step_s)}"
+        yield f"  error: {facts.error}  # share of it by which the step that this scenario reproduces is longer"
+        if facts.beside_s:
+            yield f"  beside: {_time(facts.beside_s)}  # operators on CPUs beside collectives"
+        yield f"  profiler: {_time(facts.profiler_s)}  # at most, of a host that is never idle"
+        for key, text in (("left_out", facts.left_out), ("unsure", facts.unsure), ("verdict", facts.verdict)):
+            if text:
+                yield f"  {key}: >-"
+                yield from textwrap.wrap(text, _WIDTH, initial_indent="    ", subsequent_indent="    ")
+        yield "  parts:  # where the step went, mean over ranks"
+        yield from (f"    {part}: {_time(seconds)}" for part, seconds in facts.parts.items())
     if scenario.doubts:
         yield "doubts:  # repeated by every command that reads this"
         for caveat in scenario.doubts:

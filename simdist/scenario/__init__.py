@@ -15,7 +15,7 @@ from simdist.scenario.disturbances import (
 from simdist.scenario.link import Link, TablePoint
 from simdist.scenario.loading import dump_cluster, dump_workload, load_cluster, load_workload
 from simdist.scenario.sampling import DelaySampler, sampler
-from simdist.scenario.scenario import Host, InputSettings, Scenario, dump, load, loads
+from simdist.scenario.scenario import Host, Imported, InputSettings, Scenario, dump, load, loads
 from simdist.scenario.workload import Tensor, Workload
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "HeavyTail",
     "Host",
     "HostMemory",
+    "Imported",
     "InputSettings",
     "Jitter",
     "Library",

@@ -18,6 +18,8 @@ factors, which `Runs.widening` has:
     1 / sqrt(1 - block/n)  blocks are drawn around the mean of the recording, which varies with them
     t(n/block - 1) / 1.96  few blocks tell their own spread only roughly: Student's quantile instead of the normal one
 
+An imported scenario misses the traced steps by an error (`Scenario.imported`): speed-ups are as uncertain, at least.
+
 On delays of Bernoulli, exponential and autoregressive kind, intervals from 20 recorded steps then hold the speed-up of
 local SGD in endless runs in 96 % of the cases or more.
 
@@ -37,7 +39,7 @@ from simdist.runs.building import dataset, job
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import Disturbance, read_recorded
 from simdist.schedules import Schedule
-from simdist.studies.statistics import NORMAL_QUANTILE, student_quantile
+from simdist.studies.statistics import NORMAL_QUANTILE, Interval, student_quantile
 
 #: Speed-up below which a change is not proposed: models are not better than that, and changes cost work.
 WORTHWHILE = 1.02
@@ -89,7 +91,9 @@ class Runs:
         return replace(self, scenario=self.scenario.model_copy(update={"seed": seed}))
 
     def problem(self, schedule: Schedule) -> str | None:
-        """Say why a recording cannot tell how sure the speed-up of a schedule is, if it cannot."""
+        """Say why nothing tells how sure the speed-up of a schedule is, if so."""
+        if self.scenario.imported and self.scenario.imported.problem:
+            return self.scenario.imported.problem
         if self.recording is None:
             return None
         period, block = len(schedule.cycle(job(self.scenario))), self.recording.block_steps
@@ -114,6 +118,13 @@ class Runs:
             * student_quantile(n_recorded / block - 1)
             / NORMAL_QUANTILE
         )
+
+    def with_error(self, speedup: float, interval: Interval | None) -> Interval | None:
+        """Return an interval wider by the share by which an imported scenario may miss the traced steps."""
+        if not self.scenario.imported or not self.scenario.imported.uncertainty:
+            return interval
+        error, (low, high) = self.scenario.imported.uncertainty, interval or (speedup, speedup)
+        return low * (1 - error), high * (1 + error)
 
     @property
     def remark(self) -> str | None:

@@ -186,16 +186,23 @@ def measure_finalists(
 def _row(runs: Runs, one: tuple[Schedule, ScheduleTimes], base: tuple[Schedule, ScheduleTimes]) -> Row:
     """Return the line of a schedule; its intervals are those of the recording, if there is one."""
     found = row(one[1], base[1])
-    if runs.recording is None:
-        return found
     if runs.problem(one[0]) or runs.problem(base[0]):
         return replace(found, step_s_ci95=None, speedup_ci95=None)
+    if runs.recording is None:
+        return _with_error(runs, found, is_baseline=one[0] is base[0])
     factor = math.sqrt(found.seeds) * runs.widening(one[0], base[0])  # from a mean over seeds to a single run
-    return replace(
+    wide = replace(
         found,
         step_s_ci95=widened(found.step_s, found.step_s_ci95, factor),
         speedup_ci95=widened(found.speedup, found.speedup_ci95, factor),
     )
+    return _with_error(runs, wide, is_baseline=one[0] is base[0])
+
+
+def _with_error(runs: Runs, found: Row, *, is_baseline: bool) -> Row:
+    if is_baseline:  # as fast as itself, whatever the error
+        return found
+    return replace(found, speedup_ci95=runs.with_error(found.speedup, found.speedup_ci95))
 
 
 def clearly_faster(runs: Runs, one: Finalist, other: Finalist) -> bool:

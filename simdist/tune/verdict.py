@@ -65,6 +65,10 @@ def verdict(runs: Runs, found: Sequence[Finalist], constraints: Constraints) -> 
         doubt = (_doubt(best),) if best.row.speedup > sure.row.speedup else ()
         reasons = (*broken_text, *doubt, *_ties(runs, sure, found), *_waits(runs, baseline, sure))
         return Verdict(sure, best, sentence, reasons, "change")
+    if runs.scenario.imported and (problem := runs.scenario.imported.problem):
+        return Verdict(
+            None, best, f"no schedule is recommended: {problem}", (_shares(runs.scenario, baseline),), "unsure"
+        )
     reasons = (*broken_text, *_why_not(runs, baseline, best))
     if best.row.speedup < WORTHWHILE:
         return Verdict(None, best, f"stay with {baseline.schedule.name}", reasons, "stay")
@@ -164,7 +168,7 @@ def _why_not(runs: Runs, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
     if best.is_baseline:
         return ("no other candidate keeps to the constraints",)
     first = f"the fastest, {named(best.schedule)}, is {_factor(best)} times as fast"
-    return (first, *_too_few(runs, best), *_waits(runs, baseline, best), _shares(baseline))
+    return (first, *_too_few(runs, best), *_waits(runs, baseline, best), _shares(runs.scenario, baseline))
 
 
 def _too_few(runs: Runs, best: Finalist) -> tuple[str, ...]:
@@ -193,8 +197,10 @@ def _waits(runs: Runs, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
     )
 
 
-def _shares(baseline: Finalist) -> str:
-    """Say what could be gained at most."""
+def _shares(scenario: Scenario, baseline: Finalist) -> str:
+    """Say what could be gained at most: of a traced job what its traces show, where gaps are told from computing."""
+    if scenario.imported and scenario.imported.verdict:
+        return scenario.imported.verdict
     row = baseline.row
     shares = (("exposed communication", row.comm_s), ("waiting", row.wait_s), ("input", row.io_s), ("host", row.host_s))
     parts = ", ".join(f"{name} {time_s / row.step_s:.1%}" for name, time_s in shares)

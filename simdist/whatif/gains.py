@@ -79,6 +79,7 @@ class Gains:
         n_steps: Steps of each run; a few more where that makes whole periods.
         recording: The recording that was resampled, if there is one.
         remark: Remark about that.
+        problem: Why none may be recommended, if so.
     """
 
     baseline: str
@@ -89,6 +90,7 @@ class Gains:
     n_steps: int
     recording: ResampledRecording | None
     remark: str | None
+    problem: str | None = None
 
     @property
     def fastest(self) -> Gain | None:
@@ -143,6 +145,7 @@ def find_gains(
         n_steps=runs.scenario_for(baseline).steps,
         recording=runs.recording,
         remark=runs.remark,
+        problem=scenario.imported.problem if scenario.imported else None,
     )
 
 
@@ -161,13 +164,15 @@ def _gain(measured: ScheduleTimes, base: ScheduleTimes, runs: Runs, compared: tu
         speedups, widening = base.step_s / measured.step_s, runs.widening(*compared)
         low, high = resampled_interval(speedup, speedups, widening=widening)
         interval = max(0.0, low), high
+    if not problem:
+        interval = runs.with_error(speedup, interval)
     return Gain(measured.label, float(measured.step_s.mean()), speedup, interval, measured.engine, problem)
 
 
 def _problem(runs: Runs, n_runs: int, compared: Sequence[Schedule]) -> str | None:
     """Say why there can be no interval, if there is chance but none can be given."""
     if not runs.scenario.is_random:
-        return None
+        return runs.problem(compared[0])
     if n_runs < _LEAST_RUNS:
         return f"{n_runs} run{'s are' if n_runs > 1 else ' is'} too few to be sure: write --resamples 100 or more"
     return next((problem for problem in map(runs.problem, compared) if problem), None)

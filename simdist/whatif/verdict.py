@@ -101,6 +101,8 @@ def ranks_named(ranks: tuple[int, ...]) -> str:
 def verdict_sentence(found: Slowdown, spread: Pattern, compared: Gains) -> str:
     """Say in a sentence which schedule is the fastest for the job and which surely gains, or why none does."""
     fastest, best = compared.fastest, compared.best
+    if compared.problem:
+        return f"no schedule is recommended: {compared.problem}"
     if fastest is None:
         return f"stay with {compared.baseline}: no schedule is faster; {_reason(found, spread)}"
     first = f"fastest: {fastest.schedule}, {fastest.speedup:.2f} times as fast as {compared.baseline}"

@@ -143,7 +143,8 @@ def test_page_on_trust_shows_the_recorded_results() -> None:
 
 def test_summary_names_the_worst_error_of_every_kind_of_job() -> None:
     asleep, convnets = RUN.recorded(RUN.CASES), RUN.recorded(RUN.CONVNETS)
-    emulated, _, earnest = RUN.kept.summary(asleep, convnets)
+    emulated, inside, _, earnest = RUN.kept.summary(asleep, convnets)
+    assert inside.startswith(f"* Of the {sum(len(result.timings) - 1 for result in asleep)} measured speed-ups")
     for results, line in ((asleep, emulated), (convnets, earnest)):
         speedups = [result.speedup_error(timing) for result in results for timing in result.timings[1:]]
         syncs = [result.timings[0].error for result in results]

@@ -290,6 +290,8 @@ def of_imports(_: Study, folder: Path) -> dict[str, Found]:
         "An imported job": keys(found),
         "A measured step and its prediction": keys(job["step"] for job in found),
         "An undisturbed step": keys(job["base"] for job in found),
+        "Where a step goes": keys(job["where"] for job in found),
+        "The kind of job": keys(job["job"] for job in found),
         "Collectives in the traces": keys(each(found, "collectives")),
         "A straggler in the traces": keys(each(found, "stragglers")),
     }
@@ -301,7 +303,12 @@ def of_whatifs(study: Study, folder: Path) -> dict[str, Found]:
     found = [result("whatif", job, "--resamples", 40) for job in (study.scenario, calm, folder / "recorded.yaml")]
     found.append(result("whatif", calm, "--resamples", 0, "--cluster", "ideal"))
     gains = [job["gains"] for job in found if job["gains"]]
+    even = write(folder / "job.csv", "optype,dp_rank,stage,step,start_ts,duration\nforward-compute,0,0,1,0,2\n")
+    tables = [result("whatif", name) for name in ("docs/examples/pipeline.csv", even)]
     return {
+        "The slowdown of a table": keys(tables),
+        "Cost of a worker": keys(each(tables, "ranks")),
+        "A step of a table": keys(each(tables, "by_step")),
         "The slowdown of a job": keys(found),
         "How a loss is spread": keys(job["pattern"] for job in found),
         "Cost of a kind of operation": keys(each(found, "kinds")),

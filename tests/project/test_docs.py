@@ -376,6 +376,7 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "HeavyTail": "heavy_tail",
     "Bursts": "bursts",
     "Recorded": "recorded",
+    "Imported": "imported",
     "Sync": "sync",
     "Fusion": "fusion",
     "Torus": "torus",

@@ -157,17 +157,32 @@ class HostModel:
 
     Args:
         waits: For its device, in every step.
-        loads: Batches come from storage.
+        load_s: Seconds that the storage takes for a batch; None if batches are there.
+        ahead_s: Seconds for which a batch has been loading when its step begins; 0 if batches are not loaded ahead.
     """
 
     waits: bool
-    loads: bool
+    load_s: float | None
+    ahead_s: float = 0.0
+
+    @property
+    def loads(self) -> bool:
+        """Whether batches come from storage."""
+        return self.load_s is not None
 
 
-def host_model(job: TracedJob, base: BaseTimes) -> HostModel:
-    """Return what the host of the scenario does."""
+def host_model(job: TracedJob, base: BaseTimes, of: Parts) -> HostModel:
+    """Return what the host of the scenario does.
+
+    Processes that load ahead make a step wait only if they take as long as a whole step for its batch. If they make
+    some steps wait, but not an undisturbed one, how long loading takes is not seen, and waiting counts as the host's.
+    """
     waits = all(profile.host_waits for profile in job.profiles)
-    return HostModel(waits, waits and base.is_loaded)
+    is_ahead = any("loader processes" in profile.hints for profile in job.profiles)
+    step_s = _low_s(of.step_s)
+    if not waits or not base.is_loaded or (is_ahead and base.input_s <= _NOTICEABLE * step_s):
+        return HostModel(waits, None)
+    return HostModel(waits, step_s, step_s - base.input_s) if is_ahead else HostModel(waits, base.input_s)
 
 
 def excess_times(of: Parts, base: BaseTimes) -> tuple[dict[Channel, Floats], float]:

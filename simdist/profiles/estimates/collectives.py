@@ -7,16 +7,22 @@ that queue for the links anyway. So the place with the shortest calls is the bas
 waiting for a rank without a trace.
 
 Not told apart: waiting that all places have alike; and all waiting, where no two collectives of a step are of
-about one size. Both count with the links. Nor does it tell anything of steps in which a traced rank is much later than
-the others: what they have queued meanwhile then shares the links. So lateness found here is at least that, and times of
-collectives are upper bounds.
+about one size. Both count with the links. Where few steps were traced, nothing tells a place that is waited for in all
+of them from one that takes longer: there a collective takes at least what its shortest call took.
+
+A rank that is late for one collective after another is so by one delay, which held up nothing in between: the longest
+of these waits counts, not their sum. Collectives that go on at once share the links, and so their waiting: of these it
+is the sum. Nor does all this tell anything of steps in which a traced rank is much later than the others: what they
+have queued meanwhile then shares the links. So lateness found here is at least that, and times of collectives are
+upper bounds.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simdist.profiles.estimates.base import typical_s
 from simdist.profiles.estimates.noise import by_chance_once_s
@@ -34,6 +40,7 @@ _SAME_SIZE = 1.25  # sizes nearer than this factor take the links as long per by
 _LONGER = 1.15  # times the base; places differ by less without any late rank
 _LAST_LONGER = 1.65  # likewise of the last place: gloo's last one shares the links with fewer, and seems longer
 _NOTICEABLE = 0.03  # of a step
+_FEWEST = 10  # steps; of fewer, a place that takes longer is not taken to be waited for in all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +71,44 @@ def find_untraced_waits(matched: Matched, clocks: RankClocks) -> UntracedWaits:
     last_s = np.nanmax(arrival_s, axis=1)
     ahead_s = last_s - np.nanmedian(arrival_s, axis=1)
     seconds = np.maximum(0.0, np.nanmedian(end_s, axis=1) - last_s)
-    alone_s, late_s, behind_s = seconds.copy(), np.zeros(n_steps), np.zeros(n_steps)
+    alone_s, waited_s = seconds.copy(), np.zeros_like(seconds)
     is_comparable = False
     for places in _alike(matched, np.isfinite(end_s).sum(axis=1)):
         lows = [_low(seconds[rows] / _nbytes(matched, rows)) for rows in places]  # seconds per byte
         longer = [*[_LONGER] * (len(places) - 1), _LAST_LONGER]
         for rows, low in zip(places, lows, strict=True):
             alone_s[rows] = (low if low <= _LONGER * min(lows) else min(lows)) * _nbytes(matched, rows)
+            if len(rows) < _FEWEST:
+                alone_s[rows] = np.maximum(alone_s[rows], _shortest_s(seconds[rows], _nbytes(matched, rows)))
         if len(places) > 1:
             is_comparable = True
             for rows, factor in zip(places, longer, strict=True):
-                steps = matched.step[rows]
-                waited_s = np.where(ahead_s[rows] < alone_s[rows], _waited_s(seconds[rows], alone_s[rows], factor), 0.0)
-                behind_s[steps] = np.where((waited_s > 0) & (late_s[steps] == 0), ahead_s[rows], behind_s[steps])
-                late_s[steps] += waited_s
+                of_place_s = _waited_s(seconds[rows], alone_s[rows], factor)
+                waited_s[rows] = np.where(ahead_s[rows] < alone_s[rows], of_place_s, 0.0)
+    start_s = np.nanmax(clocks.corrected_s(matched.start_s), axis=1)
+    late_s, behind_s = np.zeros(n_steps), np.zeros(n_steps)
+    for rows in _overlapping(np.flatnonzero(waited_s > 0), matched.step, start_s, np.nanmedian(end_s, axis=1)):
+        step, together_s = matched.step[rows[0]], waited_s[rows].sum()
+        if together_s > late_s[step]:
+            late_s[step], behind_s[step] = together_s, ahead_s[rows[0]]
     return UntracedWaits(alone_s, late_s, behind_s, is_comparable)
+
+
+def _shortest_s(seconds: Floats, nbytes: Floats) -> Floats:
+    """Return the least that a collective of each size took."""
+    return np.array([seconds[nbytes == each].min() for each in nbytes])
+
+
+def _overlapping(rows: NDArray[np.intp], step: Ints, start_s: Floats, end_s: Floats) -> Iterator[list[int]]:
+    """Yield collectives that go on at the same time, in the order of steps and starts; these share their waiting."""
+    found: list[int] = []
+    for row in rows[np.lexsort((start_s[rows], step[rows]))].tolist():
+        if found and (step[row] != step[found[0]] or start_s[row] >= end_s[found].max()):
+            yield found
+            found = []
+        found.append(row)
+    if found:
+        yield found
 
 
 def _waited_s(seconds: Floats, alone_s: Floats, factor: float) -> Floats:

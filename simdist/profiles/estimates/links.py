@@ -248,7 +248,7 @@ def _link(name: Which, points: Sequence[_Point], hops_s: Sequence[float]) -> tup
             f"{name}: all_reduces of one size only ({largest}): a line without latency; much smaller ones will be "
             f"predicted too fast"
         )
-        return Link(latency_s=0.0, bandwidth_Bps=float(round(sizes[0] / times[0]))), [note]
+        return Link(latency_s=0.0, bandwidth_Bps=float(max(1, round(sizes[0] / times[0])))), [note]
     notes, slope = [], (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
     average = times[-1] / sizes[-1]
     if not _FLATTEST * average <= slope <= average:

@@ -17,10 +17,8 @@ from simdist.profiles.job.job import TracedJob
 from simdist.profiles.kineto.columns import Floats
 from simdist.runs.building import build
 from simdist.scenario import Scenario
+from simdist.scenario.scenario import MOST_ERROR
 from simdist.traces.breakdown import break_down
-
-#: Share of the measured step that a reproduced one may miss it by; beyond, the scenario is doubtful.
-TOLERANCE = 0.10
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +58,10 @@ class Proof:
     @property
     def misses(self) -> str | None:
         """Say which part of the step is missed most, if the prediction is far off."""
-        if abs(self.error) <= TOLERANCE:
+        if abs(self.error) <= MOST_ERROR:
             return None
         if self.is_silent:
-            return "the traced job exchanges no gradients, and sync does"
+            return "its backward passes exchange no gradients, and those of sync do"
         name, (predicted_s, measured_s) = max(self.parts.items(), key=lambda item: abs(item[1][0] - item[1][1]))
         return f"mostly {name}: reproduced {1e3 * predicted_s:.3g} ms, measured {1e3 * measured_s:.3g} ms"
 
@@ -75,6 +73,7 @@ def prove_step(
     job: TracedJob,
     *,
     calm: tuple[Scenario, dict[Channel, Floats]],
+    ahead_s: float = 0.0,
 ) -> Proof:
     """Simulate synchronous SGD with the delays as they happened, and without stragglers.
 
@@ -84,6 +83,8 @@ def prove_step(
         of: Name of the measured quantity.
         job: The traced job.
         calm: Scenario and delays without stragglers; the channels are the same or fewer.
+        ahead_s: For how long the first batch had been loading when the traced steps began; simulated runs begin with
+            loading it.
     """
     built = build(scenario, scenario.schedules[0])
     trace = simulate(built.plan, built.costs, {channel: seconds[None] for channel, seconds in delays.items()})
@@ -95,13 +96,13 @@ def prove_step(
     computing_s, waiting_s, input_s = (float(each.mean()) for each in (of.compute_s + of.host_s, of.wait_s, of.input_s))
     loads = scenario.input.source == "storage"
     return Proof(
-        predicted_s=trace.makespan_s / scenario.steps,
+        predicted_s=(trace.makespan_s - ahead_s) / scenario.steps,
         measured_s=float(of.step_s.mean()),
-        calm_s=quiet.makespan_s / scenario.steps,
+        calm_s=(quiet.makespan_s - ahead_s) / scenario.steps,
         parts={
             "computing": (predicted["compute"] + predicted["host"], computing_s + (0.0 if loads else input_s)),
             "waiting for communication and other ranks": (predicted["comm"] + predicted["wait"], waiting_s),
-            "waiting for input": (predicted["io"], input_s if loads else 0.0),
+            "waiting for input": (predicted["io"] - ahead_s / scenario.steps, input_s if loads else 0.0),
         },
         is_silent=job.world_size > 1 and not any(step.gradient_calls for each in job.profiles for step in each.steps),
     )

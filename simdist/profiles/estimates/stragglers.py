@@ -2,11 +2,13 @@
 
 With d[s, r] the delay of rank r in step s, and all medians lower ones:
 
-* *Persistent*: the median over steps of d[:, r], less that of the typical other rank, is above what noise alone does
-  (`noise`), 3 times the spread between the other ranks, and 3 % of a step.
+* *Persistent*: the median over steps of d[:, r], less that of the typical other rank, is above 3 times the spread
+  between the other ranks, and 3 % of a step; and the median over steps of what d[s, r] is beyond the others in the same
+  step is above what noise alone does (`noise`).
 * *Transient*: d[s, r] less the rank's own median (of a rank that is not persistent: or that of the typical other rank,
   if it is less), and the same less what the typical other rank has in this step, are above what noise alone does, and
-  5 % of a step. Steps that follow one another are one burst.
+  5 % of a step. Steps that follow one another, late by about as much, are one
+  burst.
 * Where all traced ranks of a node are late in the same way, it is the node.
 
 So a rank that is late in at most half of the steps has bursts of full size, and one that is in more is persistently
@@ -19,7 +21,7 @@ communication hides behind it.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
@@ -28,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.plan.ops import Channel
-from simdist.profiles.estimates.noise import by_chance_once_s, by_chance_usually_s, lower_median_s
+from simdist.profiles.estimates.noise import beyond_others_s, by_chance_once_s, by_chance_usually_s, lower_median_s
 from simdist.profiles.job.layout import RankLayout
 from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import listed
@@ -163,12 +165,15 @@ def _persistent(delays: DelayTable, channel: Channel) -> list[Straggler]:
     """Return the ranks that are late in most steps; their steps are those in which they are by half of it or more."""
     delay_s = delays.of[channel]
     usual_s = lower_median_s(delay_s)
-    least_s = max(by_chance_usually_s(delay_s), _PERSISTENT_SHARE * delays.step_s)
     found = []
-    for column in range(len(usual_s)) if len(usual_s) > 1 else ():
+    if len(usual_s) < 2:
+        return []
+    usually_beyond_s, by_chance_s = lower_median_s(beyond_others_s(delay_s)), by_chance_usually_s(delay_s)
+    for column in range(len(usual_s)):
         others_s = np.delete(usual_s, column)
         late_s = float(usual_s[column] - lower_median_s(others_s))
-        if late_s > max(_SPREADS * _spread_s(others_s), least_s):
+        is_usual = usually_beyond_s[column] > by_chance_s
+        if is_usual and late_s > max(_SPREADS * _spread_s(others_s), _PERSISTENT_SHARE * delays.step_s):
             more_s = delay_s[:, column] - lower_median_s(np.delete(delay_s, column, axis=1), axis=1)
             steps = tuple(delays.steps[row] for row in np.flatnonzero(more_s >= late_s / 2).tolist())
             found.append(Straggler("persistent", (delays.ranks[column],), None, channel, steps, late_s))
@@ -199,13 +204,19 @@ def _transient(delays: DelayTable, channel: Channel, more_s: Floats) -> list[Str
     is_late = more_s.min(axis=0) > max(by_chance_once_s(own_s), _TRANSIENT_SHARE * delays.step_s)
     found = []
     for column in range(own_s.shape[1]):
-        late = np.flatnonzero(is_late[:, column])
-        for _, run in groupby(enumerate(late.tolist()), key=lambda item: item[1] - item[0]):
-            rows = [row for _, row in run]
+        for rows in _bursts(np.flatnonzero(is_late[:, column]).tolist(), beyond_others_s[:, column]):
             steps = tuple(delays.steps[row] for row in rows)
             seconds = float(beyond_others_s[rows, column].mean())
             found.append(Straggler("transient", (delays.ranks[column],), None, channel, steps, seconds))
     return found
+
+
+def _bursts(late: Sequence[int], beyond_s: Floats) -> Iterator[list[int]]:
+    """Yield late steps that follow one another, those apart that are late by less than half as much as the latest."""
+    for _, run in groupby(enumerate(late), key=lambda item: item[1] - item[0]):
+        rows = [row for _, row in run]
+        half_s = beyond_s[rows].max() / 2
+        yield from (list(part) for _, part in groupby(rows, key=lambda row: bool(beyond_s[row] >= half_s)))
 
 
 def _of_others_s(own_s: Floats) -> Floats:

@@ -5,7 +5,8 @@ by the skew of their clocks, the same in every step; with a wrong one, by that a
 between. The pairing in which most steps have the same difference is the right one.
 
 Numbers that a profiler gave to the steps are believed unless another pairing agrees much better: a rank may have called
-`profiler.step()` once more or less than the others.
+`profiler.step()` once more or less than the others. Ranks of one host have one clock, on which the same steps end at
+the same time.
 """
 
 from collections import Counter
@@ -14,8 +15,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from simdist.errors import TraceError
 from simdist.profiles.kineto.columns import Floats
 from simdist.profiles.steps.model import RankProfile
+from simdist.settings.units import format_seconds
 
 _FEWEST = 3  # steps that must overlap
 _TOLERATED = 0.01  # of a step
@@ -24,6 +27,8 @@ _FEWEST_MARKED = 8  # steps that must overlap to doubt their numbers
 _FARTHEST = 10  # that numbers of steps are doubted by
 _MUCH_BETTER = 3.0  # times the deviation
 _LEAST_S = 100e-6  # deviations that clocks and kernels have anyway
+_ONE_CLOCK_S = 3e-3  # by which ends on one host differ at most, if they are those of the same collective
+_ONE_RUN_S = 1.0  # by which clocks of hosts that share a name may differ
 
 
 def shifted(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list[str]]:
@@ -45,6 +50,11 @@ def _corrected(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list
     """Renumber the steps of ranks whose numbers are not those of most ranks."""
     ends_s = [dict(zip((step.number for step in each.steps), _ends_s(each).tolist(), strict=True)) for each in profiles]
     shifts = [_error(each, ends_s[0]) for each in ends_s]
+    hosts = [each.hostname or str(at) for at, each in enumerate(profiles)]
+    for at, host in enumerate(hosts):
+        if (first := hosts.index(host)) != at:
+            theirs_s = {number + shifts[first]: end_s for number, end_s in ends_s[first].items()}
+            shifts[at] = _by_clock(ends_s[at], theirs_s, shifts[at], (profiles[first], profiles[at]))
     usual = Counter(shifts).most_common(1)[0][0]
     notes = [
         f"warning: {each.path}: steps of rank {each.rank} are numbered {abs(shift - usual)} "
@@ -54,6 +64,36 @@ def _corrected(profiles: Sequence[RankProfile]) -> tuple[list[RankProfile], list
         if shift != usual
     ]
     return [_renumbered(each, shift - usual) for each, shift in zip(profiles, shifts, strict=True)], notes
+
+
+def _by_clock(
+    ends_s: Mapping[int, float], theirs_s: Mapping[int, float], shift: int, of: tuple[RankProfile, RankProfile]
+) -> int:
+    """Return what must be added to a rank's numbers of steps, by the clock that it shares with another one of its host.
+
+    Where steps are all alike, nothing else tells which are the same. Hosts that share a name only may be a bit apart.
+
+    Raises:
+        TraceError: No steps of both are at the same time.
+    """
+    found = {}
+    for each in range(shift - _FARTHEST, shift + _FARTHEST + 1):
+        both = [end_s - theirs_s[at + each] for at, end_s in ends_s.items() if at + each in theirs_s]
+        known_s = np.array(both)[np.isfinite(both)]
+        if len(known_s):
+            found[each] = abs(float(np.median(known_s))), float(np.mean(_unusual_s(known_s)))
+    if shift not in found:
+        return shift
+    apart_s, noise_s = found[shift]
+    nearest = min(found, key=lambda each: found[each])
+    nearest_s, nearest_noise_s = found[nearest]
+    if nearest_s > _ONE_RUN_S:
+        raise TraceError(
+            f"{of[0].path} and {of[1].path}: are of one host, {of[0].hostname}, and on its clock the same steps are "
+            f"{format_seconds(apart_s)} apart: they are of two runs: give the traces of one run"
+        )
+    is_like = nearest_noise_s <= _MUCH_BETTER * max(noise_s, _LEAST_S)
+    return nearest if nearest_s < apart_s / 2 and is_like and apart_s > _ONE_CLOCK_S else shift
 
 
 def _error(ends_s: Mapping[int, float], reference_s: Mapping[int, float]) -> int:

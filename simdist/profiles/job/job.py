@@ -228,7 +228,10 @@ _Signature = tuple[tuple[str, int | None, int | None], ...]
 
 
 def _signature(step: RankStep) -> _Signature:
-    return tuple((call.kind, call.nbytes, call.n_ranks) for call in step.gradient_calls)
+    """Return the gradient collectives of a step, by size if the trace tells it: threads of gloo may swap them."""
+    found = tuple((call.kind, call.nbytes, call.n_ranks) for call in step.gradient_calls)
+    has_sizes = all(nbytes is not None for _, nbytes, _ in found)
+    return tuple(sorted(found, key=lambda call: (call[1] or 0) * has_sizes))
 
 
 def _agree(first: _Signature, second: _Signature) -> bool:

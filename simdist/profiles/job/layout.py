@@ -1,10 +1,20 @@
-"""Which ranks share a machine: from names of hosts, or numbers of GPUs."""
+"""Which ranks share a machine: from names of hosts, and numbers of GPUs."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from operator import attrgetter
+from typing import TypeVar
 
 from simdist.errors import ScenarioError
 from simdist.profiles.job.job import TracedJob
+from simdist.profiles.steps.model import RankProfile, listed
+
+_T = TypeVar("_T")
+
+
+class UnknownLayoutError(ScenarioError):
+    """Which ranks share a machine, only the user knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,34 +43,95 @@ class RankLayout:
 
 
 def find_layout(job: TracedJob, *, nodes: int | None = None, gpus_per_node: int | None = None) -> RankLayout:
-    """Return where ranks are, by what was asked for, else by names of hosts, else by numbers of GPUs, else one machine.
+    """Return where ranks are, by what was asked for, else by the evidence of the traces.
+
+    The strongest evidence comes first: hosts in the traces, GPUs that ranks cannot share, GPUs as launchers number
+    them, hosts in the names of files. Each leaves fewer sizes of a machine possible; what leaves none is noted.
 
     Raises:
         ScenarioError: The layout that was asked for does not divide the ranks.
+        UnknownLayoutError: The evidence leaves several possible.
     """
     world_size = job.world_size
     if nodes is not None or gpus_per_node is not None:
-        return _asked(world_size, nodes, gpus_per_node)
-    sizes = [size for size in range(1, world_size + 1) if world_size % size == 0]
-    hosts = {rank: each.hostname for rank, each in zip(job.ranks, job.profiles, strict=True)}
-    gpus = {rank: each.local_gpu for rank, each in zip(job.ranks, job.profiles, strict=True)}
-    if all(hosts.values()):
-        legal = [size for size in sizes if _fits_hosts(hosts, size)]
-        fitting = [size for size in legal if _fits_gpus(gpus, size)] or legal
-        if fitting:
-            return RankLayout(world_size // fitting[-1], fitting[-1], "names of hosts in the traces")
-        note = (
-            f"{len(set(hosts.values()))} hosts do not hold equally many consecutive ranks: taken for one node; give "
-            f"--nodes or --gpus-per-node"
-        )
-        return RankLayout(1, world_size, "assumed", (note,))
-    if any(gpus.values()) and (fitting := [size for size in sizes if _fits_gpus(gpus, size)]):
-        return RankLayout(world_size // fitting[0], fitting[0], "numbers of GPUs in the traces")
+        asked = _asked(world_size, nodes, gpus_per_node)
+        unlike = [name for name, fits, is_weak in _evidence(job) if not is_weak and not fits(asked.gpus_per_node)]
+        notes = [f"warning: {name} do not agree with {asked.source}, which counts" for name in unlike]
+        return replace(asked, notes=tuple(notes))
+    left = [size for size in range(1, world_size + 1) if world_size % size == 0]
     if world_size == 1:
         return RankLayout(1, 1, "one rank")
-    told = "all ranks use GPU 0" if set(gpus.values()) == {0} else "the traces do not tell which ranks share a machine"
-    note = f"warning: {told}: taken for one node; links depend on it: give --nodes or --gpus-per-node"
-    return RankLayout(1, world_size, "assumed", (note,))
+    source, notes = "", list[str]()
+    for name, fits, is_weak in _evidence(job):
+        fitting = [size for size in left if fits(size)]
+        if not fitting and source:
+            notes.append(f"{name} do not agree with {source}, which count")
+        elif len(fitting) < len(left) and not (is_weak and fitting in ([], [1])):  # names may just all be different
+            source, left = name, fitting
+    if len(left) == 1:
+        return RankLayout(world_size // left[0], left[0], source, tuple(notes))
+    raise UnknownLayoutError(_question(job, left))
+
+
+_Evidence = tuple[str, Callable[[int], bool], bool]  # what, whether so many ranks on a machine fit, whether it is weak
+
+
+def _evidence(job: TracedJob) -> Iterator[_Evidence]:
+    """Yield what tells where ranks are, the strongest first."""
+    hosts, names = (_told(job, attrgetter(of)) for of in ("hostname", "file_host"))
+    gpus = _told_gpus(job)
+    if hosts:
+        yield "names of hosts in the traces", partial(_fits_hosts, hosts), False
+    if gpus:
+        yield "GPUs of the machines", partial(_have_own_gpus, job, gpus), False
+        is_one = len(set(gpus.values())) == job.world_size
+        sizes = [size for size in range(1, job.world_size + 1) if _fits_gpus(gpus, size)] or [job.world_size] * is_one
+        if sizes:
+            yield "numbers of GPUs in the traces", sizes.__contains__, False
+    if len(names) == len(job.ranks):
+        yield "hosts in the names of files", partial(_fits_hosts, names), True
+
+
+def _told(job: TracedJob, fact: Callable[[RankProfile], _T | None]) -> dict[int, _T]:
+    """Return what the traces of ranks tell."""
+    told = ((rank, fact(each)) for rank, each in zip(job.ranks, job.profiles, strict=True))
+    return {rank: value for rank, value in told if value is not None}
+
+
+def _told_gpus(job: TracedJob) -> dict[int, int]:
+    """Return the numbers of GPUs; nothing if every rank sees, or may see, one GPU only: all of these are number 0."""
+    gpus = _told(job, attrgetter("local_gpu"))
+    return gpus if any(gpus.values()) or _n_gpus(job) > 1 else {}
+
+
+def _n_gpus(job: TracedJob) -> int:
+    """Return how many GPUs a machine has, as far as ranks see them; 0 if the traces do not tell."""
+    return max(_told(job, attrgetter("n_gpus")).values(), default=0)
+
+
+def _question(job: TracedJob, left: Sequence[int]) -> str:
+    """Ask which ranks share a machine, and say what is known."""
+    gpus, n_gpus = _told_gpus(job), _n_gpus(job)
+    hosts, names = (set(_told(job, attrgetter(of)).values()) for of in ("hostname", "file_host"))
+    known = []
+    if hosts:
+        plural = "s" * (len(hosts) > 1)
+        known.append(f"the traces of {len(job.ranks)} of {job.world_size} ranks name {len(hosts)} host{plural}")
+    if gpus:
+        ranks, plural = listed(sorted(gpus)), "s" * (len(gpus) > 1)
+        numbers = sorted(set(gpus.values()))
+        many = f"GPU{'s' * (len(numbers) > 1)} {listed(numbers)}"
+        machine = f" of a machine with {n_gpus}" if n_gpus else ""
+        known.append(f"rank{plural} {ranks} of {job.world_size} on {many}{machine}")
+    elif job.profiles[0].device == "cuda":
+        known.append("every rank sees one GPU, number 0")
+    if names and not hosts:
+        known.append(f"the names of {len(job.ranks)} files have {len(names)} hosts, which is no proof")
+    least = f": at least {job.world_size // max(left)} nodes" if left and max(left) < job.world_size else ""
+    legal = ", ".join(str(job.world_size // size) for size in reversed(left))
+    choice = f"give --nodes ({legal}) or --gpus-per-node" if left else "give --nodes or --gpus-per-node"
+    what = f"{'; '.join(known) or 'no names of hosts, no numbers of GPUs'}{least}"
+    return f"the traces do not tell which ranks share a machine, and links depend on it ({what}): {choice}"
 
 
 def _asked(world_size: int, nodes: int | None, gpus_per_node: int | None) -> RankLayout:
@@ -73,11 +144,18 @@ def _asked(world_size: int, nodes: int | None, gpus_per_node: int | None) -> Ran
     return RankLayout(n_nodes, world_size // n_nodes, option)
 
 
-def _fits_hosts(hosts: dict[int, str | None], size: int) -> bool:
+def _fits_hosts(hosts: dict[int, str], size: int) -> bool:
     """Tell whether exactly the ranks of equal `rank // size` share a host."""
     places = {(rank // size, host) for rank, host in hosts.items()}
     return len(places) == len({node for node, _ in places}) == len({host for _, host in places})
 
 
-def _fits_gpus(gpus: dict[int, int | None], size: int) -> bool:
-    return all(gpu is None or gpu == rank % size for rank, gpu in gpus.items())
+def _fits_gpus(gpus: dict[int, int], size: int) -> bool:
+    """Tell whether GPUs are numbered as launchers do, if so many ranks share a machine."""
+    return all(gpu == rank % size for rank, gpu in gpus.items())
+
+
+def _have_own_gpus(job: TracedJob, gpus: dict[int, int], size: int) -> bool:
+    """Tell whether so many ranks of a machine have a GPU each, and no two the same."""
+    places = {(rank // size, gpu) for rank, gpu in gpus.items()}
+    return len(places) == len(gpus) and size <= (_n_gpus(job) or size)

@@ -1,7 +1,7 @@
 """Collectives of all ranks, matched, and with them the clocks of ranks.
 
-The n-th collective of a kind in a group and step is the same one on all of its members. One in which all hear from all
-ends everywhere at about the same time.
+The n-th collective of a kind and size in a group and step is the same one on all of its members. One in which all hear
+from all ends everywhere at about the same time.
 """
 
 from collections import Counter, defaultdict
@@ -10,12 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from simdist.errors import TraceError
 from simdist.profiles.job.job import TracedJob
 from simdist.profiles.kineto.columns import Floats, Ints
 from simdist.profiles.kineto.messages import CollectiveKind
 from simdist.profiles.steps.model import RankProfile, TracedCollective
-from simdist.settings.units import format_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +24,7 @@ class CollectiveKey:
         kind: Such as `all_reduce`.
         nbytes: Of the whole buffer; None if no trace tells.
         group: Its members, in ascending order.
-        place: How many of its kind and group came before in the step.
+        place: How many of its kind and group came before in the step, on the first of its ranks that was traced.
     """
 
     kind: CollectiveKind
@@ -45,6 +43,7 @@ class Matched:
         arrival_s: When the rank was ready for it: so long before the end as it took, less what the rank did for others
             of the group meanwhile, `[n_calls, n_traced_ranks]`.
         end_s: When it was done there, likewise.
+        start_s: When the rank was in it, likewise.
         notes: Calls that could not be matched.
     """
 
@@ -52,36 +51,42 @@ class Matched:
     step: Ints
     arrival_s: Floats
     end_s: Floats
+    start_s: Floats
     notes: tuple[str, ...]
 
 
-_Key = tuple[int, CollectiveKind, tuple[int, ...]]  # step, kind, group
-_Place = tuple[int, CollectiveKind, tuple[int, ...], int]  # and how many of these came before in the step
+_Key = tuple[int, CollectiveKind, tuple[int, ...], int | None]  # step, kind, group, size if all traces tell sizes
+_Place = tuple[int, CollectiveKind, tuple[int, ...], int | None, int]  # and how many of these came before in the step
 
 
 def match(job: TracedJob) -> Matched:
     """Match the collectives of all ranks."""
     found: dict[_Place, dict[int, tuple[TracedCollective, float]]] = defaultdict(dict)
     n_unknown = 0
+    has_sizes = all(call.nbytes is not None for each in job.profiles for step in each.steps for call in step.calls)
     for column, profile in enumerate(job.profiles):
-        for place, call, came_s in _places(profile, job.world_size):
+        for place, call, came_s in _places(profile, job.world_size, has_sizes):
             if place is None:
                 n_unknown += 1
             else:
                 found[place][column] = call, came_s
-    arrival_s, end_s = (np.full((len(found), len(job.profiles)), np.nan) for _ in range(2))
+    arrival_s, end_s, start_s = (np.full((len(found), len(job.profiles)), np.nan) for _ in range(3))
     collectives = []
-    for row, ((_, kind, group, nth), of_ranks) in enumerate(found.items()):
+    before: Counter[tuple[int, CollectiveKind, tuple[int, ...]]] = Counter()
+    for row, ((step, kind, group, *_), of_ranks) in enumerate(found.items()):
         sizes = (call.nbytes for call, _ in of_ranks.values() if call.nbytes is not None)
-        collectives.append(CollectiveKey(kind, next(sizes, None), group, nth))
+        collectives.append(CollectiveKey(kind, next(sizes, None), group, before[step, kind, group]))
+        before[step, kind, group] += 1
         for column, (call, came_s) in of_ranks.items():
-            arrival_s[row, column], end_s[row, column] = came_s, call.end_s
+            arrival_s[row, column], end_s[row, column], start_s[row, column] = came_s, call.end_s, call.start_s
     note = f"{n_unknown} collectives of groups whose members the traces do not tell were left out of the calibration"
     steps = np.array([step for step, *_ in found], dtype=np.int64)
-    return Matched(tuple(collectives), steps, arrival_s, end_s, (note,) if n_unknown else ())
+    return Matched(tuple(collectives), steps, arrival_s, end_s, start_s, (note,) if n_unknown else ())
 
 
-def _places(profile: RankProfile, world_size: int) -> Iterator[tuple[_Place | None, TracedCollective, float]]:
+def _places(
+    profile: RankProfile, world_size: int, has_sizes: bool
+) -> Iterator[tuple[_Place | None, TracedCollective, float]]:
     """Yield every collective with its place, None if its members are unknown, and when the rank was ready for it."""
     steps = enumerate(profile.steps)
     calls = [(index, call, call.members(world_size)) for index, step in steps for call in step.calls]
@@ -92,7 +97,7 @@ def _places(profile: RankProfile, world_size: int) -> Iterator[tuple[_Place | No
         if group is None:
             yield None, call, call.start_s
         elif len(group) > 1:
-            key = index, call.kind, group
+            key = index, call.kind, group, call.nbytes if has_sizes else None
             yield (*key, seen[key]), call, call.end_s - next(seconds[group])
             seen[key] += 1
 
@@ -110,7 +115,8 @@ def _alone_s(calls: Sequence[TracedCollective]) -> list[float]:
     return list(np.interp(end_s, at_s, done_s) - np.interp(start_s, at_s, done_s))
 
 
-_HEARS_ALL: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather")  # no rank is done before all have come
+#: No rank is done with these before all have come.
+HEARS_ALL: tuple[CollectiveKind, ...] = ("all_reduce", "all_gather")
 _FEWEST = 9  # calls that show a drift
 _LEAST_DRIFT_S = 100e-6  # over the whole trace; less is none
 
@@ -148,7 +154,7 @@ class RankClocks:
 
 def synchronize(matched: Matched) -> RankClocks:
     """Find the skew of all clocks, and their drift where there is one."""
-    end_s = matched.end_s[[each.kind in _HEARS_ALL for each in matched.collectives]]
+    end_s = matched.end_s[[each.kind in HEARS_ALL for each in matched.collectives]]
     n_ranks = matched.end_s.shape[1]
     offset_s, drift, zero_s = np.zeros(n_ranks), np.zeros(n_ranks), np.zeros(n_ranks)
     known, waiting = [0], list(range(1, n_ranks))
@@ -208,30 +214,3 @@ def _apart_s(corrected_s: Floats) -> Floats:
             others_s = np.nanmedian(np.delete(own_s, rank, axis=1), axis=1)
             apart_s[rank] = np.median(np.abs(own_s[:, rank] - others_s))
     return apart_s
-
-
-_SLICE_S = 5e-3  # by so much a busy host sees an end late: about a time slice of Linux (sched_base_slice_ns, 3-4 ms)
-
-
-def check_same_run(job: TracedJob, matched: Matched, clocks: RankClocks) -> None:
-    """Refuse a rank whose collectives are not those of the others.
-
-    No rank is done with a collective before its last member has come, so its ends differ by less than the time that it
-    takes from then on. That time is what it took the last one to come, by that rank's own clock: the shortest of all.
-
-    Raises:
-        TraceError: The ends on a rank are further from those on the others, in the median, after its clock was
-            corrected.
-    """
-    if not len(matched.end_s) or not len(clocks.apart_s):
-        return
-    alone_s = float(np.median(np.nanmin(matched.end_s - matched.arrival_s, axis=1)))
-    worst = int(np.argmax(clocks.apart_s))
-    apart_s = float(clocks.apart_s[worst])
-    if apart_s <= max(_SLICE_S, alone_s):
-        return
-    raise TraceError(
-        f"{job.profiles[worst].path}: collectives of rank {job.ranks[worst]} end {format_seconds(apart_s)} apart from "
-        f"the same ones on other ranks, with clocks corrected, and take only {format_seconds(alone_s)}: it is of "
-        f"another run, or its steps are numbered otherwise: give the traces of one run"
-    )

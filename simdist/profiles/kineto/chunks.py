@@ -18,11 +18,12 @@ from pathlib import Path
 from msgspec.json import Decoder, encode
 
 from simdist.errors import TraceError
+from simdist.files import open_unpacked
 from simdist.profiles.kineto.events import Event
 
 CHUNK_NBYTES = 4 << 20  # so large that the time per chunk does not count, so small that memory does not
+_MAX_BLANK_NBYTES = 32 << 20  # of white space before a trace begins
 _START_NBYTES = 64  # enough to see what a file is
-_GZIP = b"\x1f\x8b"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _OTHERS = {
     b"PK\x03\x04": "a zip archive: unpack it",
@@ -58,7 +59,7 @@ class Chunks:
 
     def __iter__(self) -> Iterator[bytes]:
         try:
-            with _opened(self._path) as file:
+            with open_unpacked(self._path) as file:
                 yield from self._chunks(file)
         except OSError as error:
             raise TraceError(f"{self._path}: cannot be read: {error.strerror or error}") from error
@@ -67,9 +68,11 @@ class Chunks:
         chunk = self._read(file, max(self._chunk_nbytes, _START_NBYTES)).removeprefix(_BYTE_ORDER_MARK)
         if not chunk:
             raise TraceError(f"{self._path}: {self.damage or 'the file is empty'}; expected a profiler trace in JSON")
+        n_blank = 0
         while not (start := chunk.lstrip()):
+            n_blank += len(chunk)
             chunk = self._read(file, self._chunk_nbytes)
-            if not chunk:
+            if not chunk or n_blank > _MAX_BLANK_NBYTES:
                 raise TraceError(f"{self._path}: holds nothing but white space; expected a profiler trace in JSON")
         _check_start(self._path, start)
         yield start
@@ -92,14 +95,6 @@ class Chunks:
         return b"".join(parts)
 
 
-def _opened(path: Path) -> BufferedIOBase:
-    if not path.is_file():  # also what would wait for a writer: a named pipe
-        raise TraceError(f"{path}: {'is not a regular file' if path.exists() else 'no such file'}")
-    with path.open("rb") as file:
-        is_packed = file.read(len(_GZIP)) == _GZIP
-    return gzip.open(path, "rb") if is_packed else path.open("rb")
-
-
 def _check_start(path: Path, start: bytes) -> None:
     """Refuse what cannot be JSON, and say what it looks like."""
     if start.startswith((b"{", b"[")):
@@ -114,6 +109,7 @@ _KEYS = "ph|cat|name|pid|tid|ts|dur|args|id|s|bp|tts|cname"
 _CUT = re.compile(rf'\}}\s*(,)\s*\{{\s*"(?:{_KEYS})"'.encode())
 _RESUME = re.compile(rf'\}}\s*(?:,\s*(?=\{{\s*"(?:{_KEYS})")|(?=\]\s*(?:,\s*"|\}}|$)))')
 _STRAY = re.compile(rf'\]\s*,?\s*\{{\s*"(?:{_KEYS})"')
+_GAP = re.compile(r"[ \t\r\n,]*")
 _NEAR_NBYTES = 1 << 16  # the last cut is nearly always within so many bytes of the end
 
 # Values that are no JSON: `inf` (https://github.com/pytorch/kineto/issues/105), none at all, and strings without quotes
@@ -126,7 +122,14 @@ _SPACES = bytes(code if code >= 0x20 else 0x20 for code in range(0x100))  # for 
 
 _EVENTS = Decoder(list[Event], strict=False)  # not strict: a time may be quoted
 _EVENT = Decoder(Event, strict=False)
-_JSON = json.JSONDecoder(strict=False)  # not strict: strings may hold control characters
+_LONGEST_WHOLE = 100  # digits; `int` refuses some thousands
+
+
+def _whole(digits: str) -> int | float:
+    return int(digits) if len(digits) <= _LONGEST_WHOLE else float(digits)
+
+
+_JSON = json.JSONDecoder(strict=False, parse_int=_whole)  # not strict: strings may hold control characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +218,8 @@ def _one_by_one(text: bytes) -> Taken:
 
 
 def _next(source: str, at: int) -> int:
-    while at < len(source) and source[at] in " \t\r\n,":
-        at += 1
-    return at
+    gap = _GAP.match(source, at)
+    return gap.end() if gap else at
 
 
 def _is_cut_short(error: json.JSONDecodeError | RecursionError, source: str) -> bool:

@@ -3,14 +3,14 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-from msgspec import DecodeError, Meta, Raw, Struct
+from msgspec import DecodeError, Raw, Struct
 from msgspec.json import Decoder
 from numpy.typing import NDArray
 
-from simdist.profiles.kineto.events import Event, EventKind, args_of, meaning_of
+from simdist.profiles.kineto.events import Event, EventKind, Hint, args_of, hints_of, meaning_of
 from simdist.profiles.kineto.messages import Message, dtype_of, element_count, message_of
 
 #: A number, mostly of seconds, for each of many.
@@ -72,6 +72,7 @@ class RankEvents:
         device_messages: Of collectives' kernels, by their `link`.
         dtypes: How often gradients were of each type.
         backends: That annotated their collectives, such as `gloo`.
+        hints: What names tell.
     """
 
     host: EventColumns
@@ -81,6 +82,7 @@ class RankEvents:
     device_messages: dict[int, Message]
     dtypes: Counter[str]
     backends: frozenset[str]
+    hints: frozenset[Hint]
 
 
 def rank_events(batches: Iterable[Sequence[Event]]) -> RankEvents:
@@ -96,26 +98,32 @@ def rank_events(batches: Iterable[Sequence[Event]]) -> RankEvents:
     on_device = events.kind >= EventKind.KERNEL
     host, device = events.where(~on_device), events.where(on_device)
     threads, messages, backends = tuple(reading.threads), tuple(reading.messages), frozenset(reading.backends)
-    return RankEvents(host, device, threads, messages, reading.device_messages, reading.dtypes, backends)
+    hints = frozenset(reading.hints)
+    return RankEvents(host, device, threads, messages, reading.device_messages, reading.dtypes, backends, hints)
 
 
 class _Link(Struct, frozen=True, gc=False):
     """The only argument of a kernel or of a launch that is always needed."""
 
-    correlation: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] = UNKNOWN
+    correlation: int = UNKNOWN
 
 
-_LINK = Decoder(_Link)
+_LINK = Decoder(_Link, strict=False)  # not strict: a number may be quoted
 _BACKENDS = frozenset({"gloo", "mpi", "nccl", "ucc"})
 _LINKED = EventKind.KERNEL, EventKind.COPY_IN, EventKind.COPY, EventKind.LAUNCH, EventKind.BLOCKING
 _TELLING = EventKind.STEP, EventKind.ISSUE, EventKind.TRANSFER, EventKind.READY, EventKind.LAYER, EventKind.COLLECTIVE
 _IS_LINKED, _IS_TELLING = (np.isin(np.arange(len(EventKind)), kinds) for kinds in (_LINKED, _TELLING))
 
 
+def _fitting(number: int) -> int:
+    """Return a number that fits a column; of larger ones, such as 64 bits without a sign, equal ones stay equal."""
+    return number if -(2**63) <= number < 2**63 else number % 2**63
+
+
 def _correlations(texts: list[Raw]) -> list[int]:
     """Decode the only argument that is needed of most; one by one only where some are damaged."""
     try:
-        return [_LINK.decode(text).correlation for text in texts]
+        return [_fitting(_LINK.decode(text).correlation) for text in texts]
     except DecodeError:
         if len(texts) == 1:
             return [UNKNOWN]
@@ -132,6 +140,7 @@ class _Reading:
         self.device_messages: dict[int, Message] = {}
         self.dtypes: Counter[str] = Counter()
         self.backends: set[str] = set()
+        self.hints: set[Hint] = set()
         self._meanings: dict[str, dict[str, int]] = {}
 
     def read(self, batch: Sequence[Event]) -> None:
@@ -144,7 +153,7 @@ class _Reading:
         linked = np.flatnonzero(_IS_LINKED[kind])
         link[linked] = _correlations([events[i].args for i in linked.tolist()])
         for i in np.flatnonzero(_IS_TELLING[kind]).tolist():
-            link[i] = self._told(int(kind[i]), events[i])
+            link[i] = _fitting(self._told(int(kind[i]), events[i]))
         keys = [(event.pid, event.tid) for event in events]
         for key in set(keys) - self.threads.keys():
             self.threads[key] = len(self.threads)
@@ -168,6 +177,7 @@ class _Reading:
             for event in batch:
                 if event.name not in meanings.setdefault(event.cat, {}):
                     kind = meaning_of(event.cat, event.name)
+                    self.hints.update(hints_of(event.name))
                     meanings[event.cat][event.name] = NOTHING if kind is None else int(kind)
             return self._kinds(batch)
 
@@ -176,8 +186,8 @@ class _Reading:
             number = event.name.partition("#")[2]
             return int(number) if number.isdecimal() else UNKNOWN
         args = args_of(event)
-        if kind == EventKind.COLLECTIVE:  # without a number, one that no launch has
-            link = -2 - len(self.device_messages) if args.correlation is None else args.correlation
+        if kind == EventKind.COLLECTIVE:  # without a number, or 0, one that no launch has
+            link = -2 - len(self.device_messages) if not args.correlation else _fitting(args.correlation)
             self.device_messages[link] = message_of(event.name, args)
             return link
         if kind in (EventKind.ISSUE, EventKind.TRANSFER):

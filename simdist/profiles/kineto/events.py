@@ -12,7 +12,7 @@ Source: torch/optim/optimizer.py, torch/utils/data/dataloader.py, torch/nn/paral
 import re
 from enum import IntEnum
 from math import nan
-from typing import TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from msgspec import DecodeError, Raw, Struct, convert, field
 from msgspec.json import Decoder, decode
@@ -171,9 +171,11 @@ def meaning_of(category: str, name: str) -> EventKind | None:
         True
     """
     match category:
+        case "kernel" if name.startswith(("CopyHostToDevice", "CopyDeviceToHost", "CopyDeviceToDevice", "FillBuffer")):
+            return EventKind.COPY_IN if "HostToDevice" in name else EventKind.COPY  # of AMD
         case "cpu_op" | "user_annotation":
             return _on_host(category, name)
-        case "cuda_runtime" | "cuda_driver":
+        case "cuda_runtime" | "cuda_driver" | "hip_runtime" | "hip_driver":
             return _call_of_driver(name)
         case "kernel":
             return EventKind.COLLECTIVE if _is_collective_kernel(name) else EventKind.KERNEL
@@ -181,6 +183,29 @@ def meaning_of(category: str, name: str) -> EventKind | None:
             return EventKind.COPY_IN if "HtoD" in name or "HostToDevice" in name else EventKind.COPY
         case _:
             return None
+
+
+#: What names of events tell: how a model is spread over ranks, how batches are loaded, and from which memory copied.
+Hint: TypeAlias = Literal["embeddings", "experts", "fsdp", "loader processes", "pinned", "pageable"]
+
+_HINTS: tuple[tuple[Hint, re.Pattern[str]], ...] = (
+    ("embeddings", re.compile(r"fbgemm::|KJT|PooledEmbedding|embedding_?bag", re.IGNORECASE)),  # of TorchRec
+    ("experts", re.compile(r"(?<![a-z])moe(?![a-z])|experts?(?![a-z])|DeepEP", re.IGNORECASE)),
+    ("fsdp", re.compile(r"fsdp|FullyShard|DeepSpeedZero", re.IGNORECASE)),
+    ("loader processes", re.compile(r"_MultiProcessingDataLoaderIter")),
+    ("pinned", re.compile(r"Pinned -> Device")),
+    ("pageable", re.compile(r"Pageable -> Device")),
+)
+
+
+def hints_of(name: str) -> list[Hint]:
+    """Return what a name of an event tells besides its own meaning.
+
+    Example:
+        >>> hints_of("FSDP::all_gather"), hints_of("## all2all_data:kjt values ##"), hints_of("aten::mm")
+        (['fsdp'], ['embeddings'], [])
+    """
+    return [hint for hint, pattern in _HINTS if pattern.search(name)]
 
 
 _PREFIXES = (

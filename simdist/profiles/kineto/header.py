@@ -21,7 +21,8 @@ class Header:
         backend: Such as `nccl` or `gloo`; empty if the trace does not tell.
         groups: Ranks of each process group in ascending order, None where the trace does not tell them; empty if it
             tells no groups.
-        hostname: Of the machine, from the trace or, failing that, from the name of the file; None if neither tells.
+        hostname: Of the machine; None if the trace does not tell.
+        file_host: The host in the name of the file; None if it tells none. Weak: users name files, too.
         gpus: Number of a GPU on the machine -> its name, such as `NVIDIA A100-SXM4-80GB`; empty if it has none, or if
             the trace does not tell.
         n_events: Events that were read, skipped ones included.
@@ -35,6 +36,7 @@ class Header:
     backend: str
     groups: tuple[tuple[int, ...] | None, ...]
     hostname: str | None
+    file_host: str | None
     gpus: dict[int, str]
     n_events: int
     notes: tuple[str, ...]
@@ -43,7 +45,7 @@ class Header:
 
 _RANK = re.compile(r"(?<![a-z])(?<!local_)(?<!local-)rank[-_ =]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _WORKER = re.compile(r"worker[-_]?(\d{1,6})", re.IGNORECASE)
-_HANDLER = re.compile(r"(?P<host>.+)_\d+(?:\.\d+)?\.pt\.trace\.json(?:\.gz)?")
+_HANDLER = re.compile(r"(?P<host>.+)_\d+\.\d{13,19}\.pt\.trace\.json(?:\.gz)?")  # in ms, or ns since torch 2.1
 
 
 def rank_in_name(path: Path) -> int | None:
@@ -103,7 +105,8 @@ def header_of(path: Path, metadata: dict[str, object], *, n_events: int, notes: 
         world_size=job.world_size,
         backend=job.backend,
         groups=tuple(_ranks(lenient(each, _ProcessGroup)) for each in groups),
-        hostname=told.host_name or hostname_in_name(path),
+        hostname=told.host_name or None,
+        file_host=hostname_in_name(path),
         gpus={gpu.id: gpu.name for gpu in gpus if gpu.id is not None},
         n_events=n_events,
         notes=tuple(notes),

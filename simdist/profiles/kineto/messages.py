@@ -7,7 +7,9 @@ from typing import Final, Literal, TypeAlias
 
 from simdist.profiles.kineto.events import Args
 
-CollectiveKind: TypeAlias = Literal["all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast", "other"]
+CollectiveKind: TypeAlias = Literal[
+    "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "point_to_point", "broadcast", "reduce", "other"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,10 @@ def message_of(name: str, args: Args) -> Message:
         'float32'
         >>> message_of("c10d::_allgather_base_", Args()).kind, message_of("nccl:all_reduce_barrier", Args()).kind
         ('all_gather', 'other')
+        >>> message_of("nccl:recv 0<-1", Args()).kind, message_of("ncclDevKernel_SendRecv(...)", Args()).kind
+        ('point_to_point', 'other')
+        >>> message_of("nccl:all_reduce", Args(in_nelems=-7, dtype="Float")).nbytes is None
+        True
     """
     of_inputs = (dtype_of(each) for each in args.input_types)
     dtype = dtype_of(args.dtype) or next(filter(None, of_inputs), "") or _dtype_of_kernel(name)
@@ -99,7 +105,11 @@ _TYPES: Final[dict[str, tuple[int, tuple[str, ...]]]] = {
     "bool": (1, ("bool",)),
 }
 _DTYPES: Final = {name: dtype for dtype, (_, names) in _TYPES.items() for name in names}
-_KINDS: Final[tuple[CollectiveKind, ...]] = ("reduce_scatter", "all_reduce", "all_gather", "broadcast", "reduce")
+_KINDS: Final[tuple[CollectiveKind, ...]] = (
+    *("reduce_scatter", "all_reduce", "all_gather", "all_to_all"),
+    *("broadcast", "reduce"),
+)
+_POINT_TO_POINT = re.compile(r"(?<![a-z])i?(?:send|recv)(?![a-z])")
 
 
 def _kind_of(name: str) -> CollectiveKind:
@@ -107,10 +117,20 @@ def _kind_of(name: str) -> CollectiveKind:
     plain = name.lower().replace("_", "")
     if "barrier" in plain:
         return "other"
-    return next((kind for kind in _KINDS if kind.replace("_", "") in plain), "other")
+    found = next((kind for kind in _KINDS if kind.replace("_", "") in plain), None)
+    return found or ("point_to_point" if _POINT_TO_POINT.search(name.lower()) else "other")
+
+
+_MOST_ELEMENTS = 2**45  # no buffer is larger
 
 
 def _count(args: Args) -> int | None:
+    """Return the elements of a message; None if that is not told, or no number of elements."""
+    count = _told_count(args)
+    return count if count is not None and 0 <= count <= _MOST_ELEMENTS else None
+
+
+def _told_count(args: Args) -> int | None:
     told = [count for count in (args.in_nelems, args.out_nelems) if count is not None]
     if told:
         return max(told)

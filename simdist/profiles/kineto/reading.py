@@ -26,7 +26,7 @@ from simdist.profiles.kineto.header import Header, header_of
 #: Categories that say nothing about steps: Python's call stack, arrows between events, and the profiler's own work.
 SKIPPED = frozenset({"python_function", "fwdbwd", "ac2g", "async_cpu_to_gpu", "async_gpu", "Trace", "overhead"})
 
-EVENT_NBYTES = 64 << 20  # an event, or what stands before or behind the events, larger than this is a damaged file
+EVENT_NBYTES = 32 << 20  # an event, or what stands before or behind the events, larger than this is a damaged file
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _ARROWS = frozenset("sft")
 _KEY = re.compile(rb'"([^"\\\n]{1,40})"\s*:')
@@ -40,6 +40,7 @@ _OLDER_CATS = {  # of PyTorch 1.8 to 1.11
 }
 _WORK = {"cpu_op", "kernel", "gpu_memcpy", "cuda_runtime", "user_annotation", "gpu_user_annotation"}
 _NO_WORK = SKIPPED | {"cpu_instant_event", "gpu_memset", "cuda_driver", "cuda_sync", ""}
+_OTHER_DEVICE = re.compile(r"(?<![a-z])(?:mtia|xpu|hpu|npu|mlu|gcu|privateuse1)(?![a-z])")
 _JSON = json.JSONDecoder(strict=False)
 
 
@@ -74,7 +75,8 @@ class TraceFile:
             text += chunk or b""
             is_large = len(text) > self._event_nbytes
             taken = take(text, is_last=is_large or chunk is None)
-            if is_large and len(taken.rest) > self._event_nbytes and not taken.is_end:
+            is_stuck = not taken.events or len(taken.rest) > self._event_nbytes
+            if is_large and is_stuck and not taken.is_end:
                 size = f"more than {self._event_nbytes:,} bytes"
                 raise TraceError(f"{self.path}: event {self._n_events:,} takes {size}; the file is damaged")
             text, is_end = taken.rest, taken.is_end
@@ -127,8 +129,7 @@ class TraceFile:
     def _chosen(self, events: list[Event]) -> list[Event]:
         """Count events, translate older categories and leave out those that say nothing about steps."""
         self._n_events += len(events)
-        if not self._cats & _WORK:
-            self._cats |= {event.cat for event in events}
+        self._cats |= {event.cat for event in events}
         if self._cats & _OLDER_CATS.keys():
             events = [replace(event, cat=_OLDER_CATS.get(event.cat, event.cat)) for event in events]
             self._cats |= {event.cat for event in events}
@@ -143,6 +144,11 @@ class TraceFile:
             text += chunk
             if len(text) > self._event_nbytes:
                 break
+        if devices := {found[0].upper() for cat in self._cats if (found := _OTHER_DEVICE.search(cat))}:
+            raise TraceError(
+                f"{self.path}: of a device that is not supported: {min(devices)}; only jobs on CPUs and on GPUs of "
+                f"NVIDIA and AMD are read"
+            )
         if not self._cats & _WORK:
             raise self._useless()
         if is_end:
@@ -176,6 +182,11 @@ class TraceFile:
         if cats := ", ".join(f"`{cat}`" for cat in sorted(self._cats - _NO_WORK)[:5]):
             return TraceError(
                 f"{self.path}: is a Chrome trace, but not of the PyTorch profiler: its categories are {cats}"
+            )
+        if self._n_broken and not self._n_events:
+            return TraceError(
+                f"{self.path}: none of the {self._n_broken:,} things that it lists is an event; a trace of the PyTorch "
+                f"profiler lists events, each an object with `ph`, `name` and `ts`{damage}"
             )
         return TraceError(
             f"{self.path}: holds {self._n_events:,} events, but none of operators or kernels{damage}; "

@@ -1,6 +1,8 @@
 """The collectives of one rank: when each was issued, began and ended, and what it sent."""
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -8,8 +10,8 @@ from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.profiles.kineto.columns import EventColumns, Floats, RankEvents
 from simdist.profiles.kineto.events import EventKind
 from simdist.profiles.kineto.header import Header
-from simdist.profiles.kineto.messages import Message
-from simdist.profiles.steps.host import Passes
+from simdist.profiles.kineto.messages import CollectiveKind, Message
+from simdist.profiles.steps.host import Passes, outermost
 from simdist.profiles.steps.model import TracedCollective
 
 
@@ -54,15 +56,22 @@ def backend_transfers(timeline: RankEvents) -> Transfers:
 def _issued_s(timeline: RankEvents, done: EventColumns) -> Floats:
     """Return when the operator that issued each collective began.
 
-    A backend takes collectives of a kind in the order in which they are issued. If some of them are missing, it is the
-    operator during or right behind which a report begins, or else the beginning of the report.
+    A backend takes collectives of a kind in the order in which they are issued, but its threads may begin in another:
+    those of one size in this order. If some of them are missing, it is the operator during or right behind which a
+    report begins, or else the beginning of the report.
     """
     issues = timeline.host.of(EventKind.ISSUE)
-    kinds_issued = np.array([timeline.messages[i].kind for i in issues.link.tolist()])
-    kinds_done = np.array([timeline.messages[i].kind for i in done.link.tolist()])
+    issued, reported = ([timeline.messages[i] for i in each.link.tolist()] for each in (issues, done))
+    has_sizes = Counter((each.kind, each.nbytes) for each in issued) == Counter(
+        (each.kind, each.nbytes) for each in reported
+    )
+    keys_issued, keys_done = (
+        np.array([f"{each.kind} {each.nbytes if has_sizes else ''}" for each in messages])
+        for messages in (issued, reported)
+    )
     issued_s = done.start_s.copy()
-    for kind in set(kinds_done.tolist()):
-        of_kind, wanted = kinds_issued == kind, kinds_done == kind
+    for key in set(keys_done.tolist()):
+        of_kind, wanted = keys_issued == key, keys_done == key
         starts_s = issues.start_s[of_kind]
         if len(starts_s) == np.count_nonzero(wanted) and np.all(starts_s <= done.start_s[wanted]):
             issued_s[wanted] = starts_s
@@ -90,7 +99,37 @@ def calls_of(transfers: Transfers, passes: Passes, header: Header) -> tuple[Trac
         calls.append(
             TracedCollective(message.kind, message.nbytes, ranks, n_ranks, issued_s, start_s, end_s, of_gradients)
         )
-    return tuple(calls)
+    return tuple(_without_activations(calls))
+
+
+def _without_activations(calls: Sequence[TracedCollective]) -> Iterator[TracedCollective]:
+    """Take all_reduces of backward passes for none of gradients if as many of their size and group are outside."""
+    inside, outside = (
+        Counter((call.nbytes, call.ranks) for call in calls if call.kind == "all_reduce" and call.of_gradients is is_in)
+        for is_in in (True, False)
+    )
+    for call in calls:
+        key = call.nbytes, call.ranks
+        is_both = call.of_gradients and call.kind == "all_reduce" and outside[key] >= inside[key] and call.nbytes
+        yield replace(call, of_gradients=False) if is_both else call
+
+
+def issued_of(trace: RankEvents, borders_s: Floats) -> dict[CollectiveKind, float]:
+    """Return how many collectives of each kind the host issued per step; some of no bytes reach no device.
+
+    Args:
+        trace: The trace of the rank.
+        borders_s: When the host began and ended each step, `[n_steps, 2]`.
+    """
+    issues = trace.host.of(EventKind.ISSUE)
+    found: Counter[CollectiveKind] = Counter()
+    for thread in np.unique(issues.thread):
+        on_thread = issues.on(int(thread))
+        outer = on_thread.where(outermost(on_thread))
+        step = np.searchsorted(borders_s[:, 0], outer.start_s, side="right") - 1
+        inside = (step >= 0) & (outer.start_s < borders_s[step, 1])
+        found.update(trace.messages[link].kind for link in outer.link[inside].tolist())
+    return {kind: count / len(borders_s) for kind, count in sorted(found.items())}
 
 
 def _all_ranks(header: Header) -> tuple[int, ...] | None:

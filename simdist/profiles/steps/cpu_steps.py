@@ -20,11 +20,10 @@ from simdist.profiles.kineto.events import EventKind
 from simdist.profiles.steps.calls import Transfers, backend_transfers
 from simdist.profiles.steps.host import HostRun, Passes, gaps_between, host_spans
 from simdist.profiles.steps.phase_spans import Phases, PhaseSpan, StepPhase, overlaid
+from simdist.profiles.steps.step_parts import OPERATORS, PAUSE_S, cpu_parts
 from simdist.profiles.steps.steps import DeviceRun, StepSpan, Window
 
-PAUSE_S = 0.5e-3
 LATE_S = 0.2e-3  # by which a thread of the backend may report the beginning or end of a collective too late
-_OPERATORS = {kind for kind in EventKind if EventKind.BACKWARD <= kind <= EventKind.WORK} - {EventKind.TRANSFER}
 
 
 def cpu_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:
@@ -39,7 +38,9 @@ def cpu_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:
     n_lost = n_issued - len(transfers.end_s)
     notes = [f"the ends of {n_lost} of {n_issued} collectives are not in the trace"] if n_lost > 0 else []
     spans = [StepSpan(window, window.start_s, window.end_s) for window in windows]
-    return DeviceRun("cpu", spans, _phases(host, waits, edges_s), transfers, _at_once, host_waits=True, notes=notes)
+    phases = _phases(host, waits, edges_s)
+    parts = cpu_parts(host, transfers, phases)
+    return DeviceRun("cpu", spans, phases, parts, transfers, _at_once, host_waits=True, notes=notes)
 
 
 def _at_once(times_s: Floats) -> Floats:
@@ -80,7 +81,7 @@ class _Pauses:
     def of(cls, own: EventColumns, passes: Passes, edges_s: tuple[float, float]) -> "_Pauses":
         """Find the pauses of a main thread."""
         regions = own.of(EventKind.INPUT, EventKind.OPTIMIZER)
-        operators = own.of(*_OPERATORS)
+        operators = own.of(*OPERATORS)
         starts_s = np.concatenate([operators.start_s, regions.start_s, edges_s])
         ends_s = np.concatenate([operators.end_s, regions.start_s, edges_s])
         pauses_s = gaps_between(starts_s, ends_s)
@@ -131,7 +132,7 @@ def _until_resumed(transfers: Transfers, passes: Passes, waits: list[PhaseSpan])
 
 def _pauses(host: HostRun, others: list[PhaseSpan], edges_s: tuple[float, float]) -> Iterator[PhaseSpan]:
     """Find the main thread's pauses outside of other spans; an update begins when it is called."""
-    busy, updates = host.own.of(*_OPERATORS), host.own.of(EventKind.OPTIMIZER)
+    busy, updates = host.own.of(*OPERATORS), host.own.of(EventKind.OPTIMIZER)
     last = np.searchsorted(host.passes.end_s, updates.end_s, side="right")  # the backward pass before, if any
     begun_s = np.maximum(updates.start_s, np.append(-np.inf, host.passes.end_s)[last])
     starts_s = np.concatenate([busy.start_s, begun_s, [span.start_s for span in others], edges_s])

@@ -23,13 +23,10 @@ from simdist.profiles.kineto.columns import UNKNOWN, EventColumns, Floats, RankE
 from simdist.profiles.kineto.events import EventKind
 from simdist.profiles.kineto.messages import Message
 from simdist.profiles.steps.calls import Transfers, backend_transfers
-from simdist.profiles.steps.cpu_steps import PAUSE_S
-from simdist.profiles.steps.host import HostRun, host_spans
+from simdist.profiles.steps.host import HostRun, host_spans, outermost
 from simdist.profiles.steps.phase_spans import Phases, PhaseSpan, StepPhase, overlaid
+from simdist.profiles.steps.step_parts import CLOCKS_S, PAUSE_S, gpu_parts
 from simdist.profiles.steps.steps import DeviceRun, StepSpan, Window, left_out
-
-CLOCKS_S = 50e-6  # by which the clocks of host and device may disagree after the profiler converted them
-
 
 NEARLY = 0.9  # a share that leaves room for a step that differs
 
@@ -44,8 +41,11 @@ def cuda_run(host: HostRun, windows: Sequence[Window]) -> DeviceRun:
     whole = [span for span, is_whole in zip(spans, _are_whole(host.trace, windows), strict=True) if is_whole]
     lost = left_out(spans, whole)
     notes = [f"steps of which kernels are missing were left out: {lost}"] if lost else []
+    if n_before := int(np.isneginf(_launches(host.trace, host.trace.device)[0]).sum()):
+        notes.append(f"{n_before:,} kernels and copies were launched before the trace began: they belong to no step")
     waits = _host_waits(host.own, windows, kernels)
-    return DeviceRun("cuda", whole, phases, transfers, kernels.computed, host_waits=waits, notes=notes)
+    parts = gpu_parts(host, kernels.queue_s(), transfers, phases)
+    return DeviceRun("cuda", whole, phases, parts, transfers, kernels.computed, host_waits=waits, notes=notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,19 @@ class _Kernels:
         end_s: When each ended, not before `start_s`, `[n]`.
         launch_s: When the host launched it; -inf if that was before the trace began, `[n]`.
         kind: An `EventKind`, `[n]`.
+        stream: Number of the stream, `[n]`.
     """
 
     start_s: Floats
     end_s: Floats
     launch_s: Floats
     kind: NDArray[np.int8]
+    stream: NDArray[np.int32]
+
+    def queue_s(self) -> Floats:
+        """Return when each of the busiest stream was launched, and when it began, `[2, n]`."""
+        on_main = self.stream == np.bincount(self.stream, weights=self.end_s - self.start_s).argmax()
+        return np.stack([self.launch_s[on_main], self.start_s[on_main]])
 
     def computed(self, times_s: Floats) -> Floats:
         """Return when the device had done all that the host had launched before some instants; -inf if nothing."""
@@ -80,43 +87,87 @@ def _kernels(trace: RankEvents) -> _Kernels:
     events = device.where(is_kernel | (is_copy & (device.thread == int(busy_s.argmax()))))
     ended_s = np.maximum.accumulate(events.end_s)
     launch_s, _ = _launches(trace, events)
-    known = np.maximum.accumulate(np.where(np.isnan(launch_s), -1, np.arange(len(launch_s))))
-    filled_s = np.where(known < 0, -np.inf, launch_s[np.maximum(known, 0)])
-    return _Kernels(np.maximum(events.start_s, np.append(-np.inf, ended_s[:-1])), ended_s, filled_s, events.kind)
+    return _Kernels(
+        np.maximum(events.start_s, np.append(-np.inf, ended_s[:-1])), ended_s, launch_s, events.kind, events.thread
+    )
 
 
 def _launches(trace: RankEvents, events: EventColumns) -> tuple[Floats, NDArray[np.int32]]:
-    """Return when, and on which thread, the host launched each of a device's events; NaN and -1 if that is unknown."""
+    """Return when, and on which thread, the host launched each of a device's events.
+
+    What has no launch in the trace was launched with the work before it on its stream: streams keep the order. The
+    first of a stream were launched before the trace began: at -inf. On a stream of which no launch is in the trace,
+    all were launched as they began, from the first launch of any on, if the trace has launches. Threads are -1 where
+    they are unknown.
+    """
     launches = trace.host.of(EventKind.LAUNCH, EventKind.BLOCKING)
     order = np.argsort(launches.link, kind="stable")
     at = np.searchsorted(launches.link[order], events.link)
-    is_found = (np.append(launches.link[order], UNKNOWN)[at] == events.link) & (events.link >= 0)
+    is_found = (np.append(launches.link[order], UNKNOWN)[at] == events.link) & (events.link > 0)
     found = np.where(is_found, np.append(order, -1)[at], -1)
-    return np.append(launches.start_s, np.nan)[found], np.append(launches.thread, np.int32(-1))[found]
+    launch_s = np.append(launches.start_s, np.nan)[found]
+    for stream in np.unique(events.thread[found < 0]):
+        on_stream = np.flatnonzero(events.thread == stream)
+        known = np.maximum.accumulate(np.where(found[on_stream] < 0, -1, np.arange(len(on_stream))))
+        if np.any(known >= 0):
+            launch_s[on_stream] = np.where(known < 0, -np.inf, launch_s[on_stream[known]])
+        else:
+            starts_s, first_s = events.start_s[on_stream], launches.start_s.min() if len(launches) else -np.inf
+            launch_s[on_stream] = np.where(starts_s < first_s, -np.inf, starts_s)
+    return launch_s, np.append(launches.thread, np.int32(-1))[found]
 
 
 def _collectives(trace: RankEvents) -> Transfers:
     """Return the collectives that the GPU executed; what their kernels do not tell, the host's operators may."""
     done = trace.device.of(EventKind.COLLECTIVE)
-    launch_s, threads = _launches(trace, done)
-    issued_s = np.where(np.isnan(launch_s), done.start_s, launch_s)
+    issued_s, threads = _launches(trace, done)
     issues = trace.host.of(EventKind.ISSUE)
-    messages = [
-        _filled(trace.device_messages[link], trace.messages, issues, at_s, thread)
-        for link, at_s, thread in zip(done.link.tolist(), issued_s.tolist(), threads.tolist(), strict=True)
-    ]
+    if len(done) and np.all(threads < 0):
+        _launch_in_order(trace, issues, done, issued_s, threads)
     order = np.argsort(issued_s, kind="stable")
-    in_order = tuple(messages[i] for i in order.tolist())
-    return Transfers(issued_s[order], done.start_s[order], done.end_s[order], in_order)
+    messages, before_s = [], -np.inf
+    for link, at_s, thread in zip(done.link[order].tolist(), issued_s[order].tolist(), threads[order], strict=True):
+        messages.append(_filled(trace.device_messages[link], trace.messages, issues, (before_s, at_s), thread))
+        before_s = at_s
+    return Transfers(issued_s[order], done.start_s[order], done.end_s[order], tuple(messages))
+
+
+def _launch_in_order(
+    trace: RankEvents, issues: EventColumns, done: EventColumns, issued_s: Floats, threads: NDArray[np.int32]
+) -> None:
+    """Take kernels of which no launch is known for those that collectives launched, in their order.
+
+    ROCm up to 6.2 does not tell what launched kernels of RCCL: https://github.com/ROCm/roctracer/issues/100. Others do
+    not record the calls that launch them; there, every collective launches one.
+    """
+    launches = trace.host.of(EventKind.LAUNCH)
+    launches = launches.where(~np.isin(launches.link, trace.device.link))
+    inside, is_outer = np.zeros(len(launches), np.bool_), np.zeros(len(issues), np.bool_)
+    for thread in np.unique(issues.thread):
+        own = issues.on(int(thread))
+        is_outer[issues.thread == thread] = outermost(own)
+        ended_s = np.append(np.maximum.accumulate(own.end_s), -np.inf)
+        last = np.searchsorted(own.start_s, launches.start_s, side="right") - 1
+        inside |= (launches.thread == thread) & (launches.start_s <= ended_s[last])
+    launches = launches.where(inside) if inside.any() else issues.where(is_outer)
+    n_before = max(0, len(done) - len(launches))  # launched before the trace began
+    n = len(done) - n_before
+    if np.all(launches.start_s[:n] <= done.start_s[n_before:]):
+        issued_s[n_before:], threads[n_before:] = launches.start_s[:n], launches.thread[:n]
 
 
 NESTED = 6  # operators of one collective within each other, at most: c10d, the parameters, the annotation
 
 
-def _filled(message: Message, told: Sequence[Message], issues: EventColumns, at_s: float, thread: int) -> Message:
+def _filled(
+    message: Message, told: Sequence[Message], issues: EventColumns, between_s: tuple[float, float], thread: int
+) -> Message:
+    """Add what operators around the launch tell; of a group of sends launched at once, operators since the last one."""
+    before_s, at_s = between_s
     last = int(np.searchsorted(issues.start_s, at_s, side="right"))
     for i in range(last - 1, max(last - 1 - NESTED, -1), -1):
-        if issues.thread[i] == thread and issues.end_s[i] >= at_s:
+        is_grouped = message.kind == "other" and issues.start_s[i] > before_s
+        if issues.thread[i] == thread and (issues.end_s[i] >= at_s or is_grouped):
             message = message.filled_from(told[int(issues.link[i])])
     return message
 
@@ -124,13 +175,8 @@ def _filled(message: Message, told: Sequence[Message], issues: EventColumns, at_
 def _spans(windows: Sequence[Window], kernels: _Kernels) -> list[StepSpan]:
     """Return from when to when each step was on the device; steps that launched nothing last no time there."""
     borders_s = np.array([[window.start_s, window.end_s] for window in windows])
-    reached_s = kernels.computed(borders_s)
-    spans: list[StepSpan] = []
-    for i, window in enumerate(windows):
-        is_next = i > 0 and windows[i - 1].end_s == window.start_s
-        start_s = spans[-1].end_s if is_next else max(window.start_s, float(reached_s[i, 0]))
-        spans.append(StepSpan(window, start_s, max(start_s, float(reached_s[i, 1]))))
-    return spans
+    edges_s = np.maximum(borders_s, kernels.computed(borders_s))
+    return [StepSpan(each, *of_step) for each, of_step in zip(windows, edges_s.tolist(), strict=True)]
 
 
 def _are_whole(trace: RankEvents, windows: Sequence[Window]) -> list[bool]:
@@ -159,9 +205,10 @@ def _phases(host: HostRun, kernels: _Kernels, transfers: Transfers, spans: Seque
     launch_s = kernels.launch_s[inside]
     phase = _launched_in(host, launch_s)
     phase[(kernels.kind[inside] == EventKind.COPY_IN) & (phase == StepPhase.FORWARD)] = StepPhase.INPUT
-    edges_s = np.concatenate([[begin_s], np.stack([starts_s, ends_s], axis=1).ravel()])
-    gaps_s = np.stack([edges_s[:-1:2], starts_s], axis=1)
-    return overlaid(edges_s, np.repeat(phase, 2), _gaps(host, gaps_s, launch_s, transfers))
+    edges_s = np.concatenate([[begin_s], np.stack([starts_s, ends_s], axis=1).ravel(), [end_s]])
+    gaps_s, launch_s = edges_s.reshape(-1, 2), np.append(launch_s, np.inf)  # nothing follows the last one
+    base = np.append(np.repeat(phase, 2), StepPhase.FORWARD).astype(np.int8)
+    return overlaid(edges_s, base, _gaps(host, gaps_s, launch_s, transfers))
 
 
 def _launched_in(host: HostRun, launch_s: Floats) -> NDArray[np.int8]:

@@ -117,12 +117,12 @@ def _breaks_s(own: EventColumns) -> Floats:
     if np.any(own.kind == EventKind.FORWARD):
         return own.of(*whats).start_s
     top = own.where((own.kind > EventKind.FORWARD) & (own.kind < EventKind.LAUNCH) & (own.kind != EventKind.TRANSFER))
-    top = top.where(_outermost(top))
+    top = top.where(outermost(top))
     others = top.where((top.kind == EventKind.LAYER) | (top.kind == EventKind.WORK))
     return np.concatenate([own.of(*whats).start_s, others.start_s])
 
 
-def _outermost(events: EventColumns) -> NDArray[np.bool_]:
+def outermost(events: EventColumns) -> NDArray[np.bool_]:
     """Tell which events of one thread no other encloses."""
     ended_s = np.maximum.accumulate(events.end_s)
     return np.append(True, events.start_s[1:] >= ended_s[:-1])[: len(events)]

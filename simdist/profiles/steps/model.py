@@ -1,9 +1,10 @@
 """One rank's profiler trace, step by step: the language between reading traces and assembling ranks into a job."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
+from simdist.profiles.kineto.events import Hint
 from simdist.profiles.kineto.messages import CollectiveKind
 
 
@@ -50,28 +51,34 @@ class RankStep:
         number: As the profiler counts steps; consecutive from 0 where steps carry no marks.
         start_s: On the rank's own clock.
         end_s: On the rank's own clock.
+        marked_s: When the host began it, likewise.
         input_s: Until the batch was there: the data loader, and the copy to the device.
         forward_s: Forward pass and loss, and what else the device computes outside of the other phases.
         host_s: Idle between its operations, and not for communication: the host held the device up.
         backward_s: Backward pass, without waiting for communication.
         wait_s: Waiting for collectives that had not ended: exposed communication, and waiting for other ranks.
         optimize_s: From the end of the backward pass to the end of the optimizer's step, without waiting.
+        parts_s: Where it went on the device, a number for each `StepPart`; they add up to it, too.
         buckets_s: Backward seconds up to each gradient bucket from the one before, in the order in which they became
             ready; the last also holds what follows it. They add up to `backward_s`. Empty if there are no collectives.
         calls: The collectives that were issued in this step, in the order in which they were issued.
+        beside_s: Time in which operators ran on a CPU beside a collective.
     """
 
     number: int
     start_s: float
     end_s: float
+    marked_s: float
     input_s: float
     forward_s: float
     host_s: float
     backward_s: float
     wait_s: float
     optimize_s: float
+    parts_s: tuple[float, ...]
     buckets_s: tuple[float, ...]
     calls: tuple[TracedCollective, ...]
+    beside_s: float = 0.0
 
     @property
     def gradient_calls(self) -> tuple[TracedCollective, ...]:
@@ -101,7 +108,9 @@ class RankProfile:
         rank: From the trace or, failing that, from the name of the file; None if neither tells.
         world_size: None if the trace does not tell.
         hostname: Of the machine; None if the trace does not tell.
+        file_host: The host in the name of the file, which a user may have given it; None if it tells none.
         local_gpu: Index of its GPU on the machine; None on a CPU, or if the trace does not tell.
+        n_gpus: GPUs of the machine that the rank sees; None if the trace does not tell.
         device: The device that computes.
         device_name: Such as `NVIDIA A100-SXM4-80GB`; empty if the trace does not tell.
         backend: Such as `nccl` or `gloo`; empty if the trace does not tell.
@@ -113,6 +122,9 @@ class RankProfile:
             a CPU.
         notes: Facts missing from this trace, and omissions, a sentence each.
         is_cut: The end of the file is missing.
+        hints: What names in the trace tell.
+        issued: Kind -> collectives that the host issued per step.
+        recording_s: Seconds of a step that the profiler took of a host that is never idle, at most.
     """
 
     path: str
@@ -130,6 +142,11 @@ class RankProfile:
     host_waits: bool
     notes: tuple[str, ...]
     is_cut: bool = False
+    hints: frozenset[Hint] = frozenset()
+    issued: Mapping[CollectiveKind, float] = field(default_factory=dict)
+    file_host: str | None = None
+    n_gpus: int | None = None
+    recording_s: float = 0.0
 
 
 def listed(numbers: Sequence[int]) -> str:

@@ -35,14 +35,14 @@ class Phases:
     Args:
         edges_s: Where pieces begin and end, `[n + 1]`.
         phase: Of each piece, `[n]`.
-        spent_s: Of each phase before each edge, `[6, n + 1]`.
+        spent_s: Of each phase before each edge, `[n_phases, n + 1]`.
     """
 
     edges_s: Floats
     phase: NDArray[np.int8]
     spent_s: Floats
 
-    def before(self, phase: StepPhase, times_s: Floats) -> Floats:
+    def before(self, phase: IntEnum, times_s: Floats) -> Floats:
         """Return how long a phase lasted altogether before some instants."""
         spent_s: Floats = np.interp(times_s, self.edges_s, self.spent_s[phase])
         return spent_s
@@ -75,8 +75,13 @@ def overlaid(edges_s: Floats, base: NDArray[np.int8], spans: Iterable[PhaseSpan]
     phase = base[np.clip(pieces, 0, len(base) - 1)]
     for span, (first, last) in zip(kept, np.searchsorted(cuts_s, borders_s).tolist(), strict=True):
         phase[first:last] = span.phase
-    spent_s = np.zeros((len(StepPhase), len(cuts_s)))
-    lengths_s = np.diff(cuts_s)
-    for each in StepPhase:
+    return cut(cuts_s, phase, len(StepPhase))
+
+
+def cut(edges_s: Floats, phase: NDArray[np.int8], n_phases: int) -> Phases:
+    """Return the phases of which one was for every piece, `[n]` for `[n + 1]` edges."""
+    spent_s = np.zeros((n_phases, len(edges_s)))
+    lengths_s = np.diff(edges_s)
+    for each in range(n_phases):
         np.cumsum(np.where(phase == each, lengths_s, 0.0), out=spent_s[each, 1:])
-    return Phases(cuts_s, phase, spent_s)
+    return Phases(edges_s, phase, spent_s)

@@ -6,7 +6,7 @@ one update to the next.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -17,6 +17,9 @@ from simdist.profiles.steps.calls import Transfers
 from simdist.profiles.steps.host import HostRun, Passes
 from simdist.profiles.steps.model import Gradient, RankStep, TracedCollective
 from simdist.profiles.steps.phase_spans import Phases, StepPhase
+from simdist.profiles.steps.step_parts import BESIDE, StepPart
+
+_MOST_UPDATES = 3  # behind a backward pass each; more are of as many steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +34,24 @@ class Window:
 def windows_of(host: HostRun) -> tuple[list[Window], list[str]]:
     """Return the steps in order, and notes on how they were found."""
     marks = host.own.of(EventKind.STEP)
-    if len(marks):
+    n_updates = len(_last_updates_s(host.own.of(EventKind.OPTIMIZER), host.passes))
+    if len(marks) > 1 or (len(marks) and n_updates <= _MOST_UPDATES):
         return _marked(marks), []
+    marked = f"one step is marked, with {n_updates} updates in it" if len(marks) else "steps carry no marks"
     for edges_s, name in _repeating(host.own, host.passes):
         if len(edges_s) > 1:
             pairs = zip(edges_s[:-1].tolist(), edges_s[1:].tolist(), strict=True)
-            note = f"steps carry no marks; they are taken to reach {name}; call `profiler.step()` to mark them"
+            note = f"{marked}; they are taken to reach {name}; call `profiler.step()` to mark them"
             return [Window(number, start_s, end_s) for number, (start_s, end_s) in enumerate(pairs)], [note]
     return [], []
 
 
 def _marked(marks: EventColumns) -> list[Window]:
-    """Let a step reach to the next one's mark where that follows; the profiler may have paused between them."""
+    """Let a step reach to the next one's mark where that follows; the profiler may have paused between them.
+
+    A mark that begins well inside another one, which some profilers tell twice, is no step of its own.
+    """
+    marks = marks.where(np.append(True, 2 * marks.start_s[1:] > marks.start_s[:-1] + marks.end_s[:-1]))
     is_followed = np.diff(marks.link) == 1
     ends_s = np.append(np.where(is_followed, marks.start_s[1:], marks.end_s[:-1]), marks.end_s[-1:])
     return [Window(*each) for each in zip(marks.link.tolist(), marks.start_s.tolist(), ends_s.tolist(), strict=True)]
@@ -88,6 +97,7 @@ class DeviceRun:
         kind: The kind of device that computes.
         spans: The steps.
         phases: Which phase each instant belongs to.
+        parts: Which part, a `StepPart`.
         transfers: The collectives.
         computed: When the device had computed what was launched before an instant.
         host_waits: Whether the host waits for it in every step.
@@ -97,6 +107,7 @@ class DeviceRun:
     kind: Literal["cpu", "cuda"]
     spans: list[StepSpan]
     phases: Phases
+    parts: Phases
     transfers: Transfers
     computed: Computed
     host_waits: bool
@@ -126,7 +137,11 @@ def rank_steps(run: DeviceRun, spans: Iterable[StepSpan], calls: tuple[TracedCol
         }
         own = calls[first:last]
         buckets_s = _buckets_s(run, own, borders_s)
-        steps.append(RankStep(span.host.number, span.start_s, span.end_s, **spent_s, buckets_s=buckets_s, calls=own))
+        *parts_s, beside_s = (float(np.diff(run.parts.before(part, borders_s))[0]) for part in (*StepPart, BESIDE))
+        parts_s[StepPart.COMPUTE] += beside_s
+        times_s = span.start_s, span.end_s, span.host.start_s
+        step = RankStep(span.host.number, *times_s, **spent_s, parts_s=tuple(parts_s), buckets_s=buckets_s, calls=own)
+        steps.append(replace(step, beside_s=beside_s))
     return steps
 
 
@@ -176,9 +191,16 @@ def _in_step(ready: EventColumns, passes: Passes, run: DeviceRun, span: StepSpan
     return ready.link[first:behind], np.diff(np.maximum.accumulate(spent_s))
 
 
-def batch_size_of(own: EventColumns, spans: Iterable[StepSpan]) -> int | None:
-    """Return the samples of a batch: the first dimension of what the first layer of a step takes, in most steps."""
-    layers = own.of(EventKind.LAYER)
-    firsts = np.searchsorted(layers.start_s, [span.host.start_s for span in spans])
+def batch_size_of(host: HostRun, spans: Sequence[StepSpan]) -> tuple[int | None, int]:
+    """Return the samples of a step, and of how many micro-batches.
+
+    A micro-batch has as many samples as the first dimension of what the first layer of a step takes, in most steps; a
+    step has as many as it takes from its loader or, without one, as it has backward passes.
+    """
+    layers, loads = host.own.of(EventKind.LAYER), host.own.of(EventKind.INPUT)
+    borders_s = np.array([[span.host.start_s, span.host.end_s] for span in spans])
+    firsts = np.searchsorted(layers.start_s, borders_s[:, 0])
     told = [int(size) for size in layers.link[firsts[firsts < len(layers)]] if size != UNKNOWN]
-    return Counter(told).most_common(1)[0][0] if told else None
+    begun_s = loads.start_s if len(loads) else host.passes.start_s
+    count = max(1, int(np.median(np.diff(np.searchsorted(begun_s, borders_s), axis=1))))
+    return (count * Counter(told).most_common(1)[0][0] if told else None), count

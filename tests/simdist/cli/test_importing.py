@@ -22,6 +22,7 @@ LATE = Truth(
     n_ranks=4,
     n_steps=12,
     input_s=0.0,
+    gpus_per_node=1,
     skew_s=(0.0, 1.5, -0.7, 0.0),
     delays=(Delay("host", 1, 7, 0.08), *(Delay("compute", 3, step, 0.012) for step in range(12))),
 )
@@ -30,7 +31,7 @@ LATE = Truth(
 @pytest.fixture(scope="module")
 def traces(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("traces")
-    write_job(folder, LATE, device="cpu")
+    write_job(folder, LATE, device="cpu", version="2.13")
     return folder
 
 
@@ -126,7 +127,7 @@ def test_a_given_cluster_is_compared_with_what_was_measured(capsys, traces, tmp_
     assert "warning: the scenario does not reproduce the traced steps" in answer.err
     given = scenarios.load_cluster(presets.path("clusters", "dgx-a100"))
     written = scenarios.load(tmp_path / "job.yaml").cluster
-    shape = {"nodes": 1, "gpus_per_node": 4, "slow_devices": written.slow_devices}
+    shape = {"nodes": 4, "gpus_per_node": 1, "slow_devices": written.slow_devices}
     assert written == given.model_copy(update=shape)
     assert [each.ranks for each in written.slow_devices] == [(3,)]
 
@@ -171,7 +172,7 @@ def test_an_import_that_fails_leaves_what_was_there(tmp_path, monkeypatch) -> No
 
 
 def test_no_stragglers_are_told_of_traced_ranks_only(capsys, tmp_path) -> None:
-    write_job(tmp_path, Truth(n_ranks=4, n_steps=5, input_s=0.0, missing=(2,)), device="cpu")
+    write_job(tmp_path, Truth(n_ranks=4, n_steps=5, input_s=0.0, missing=(2,)), device="cpu", version="2.13")
     answer = call(capsys, "import", tmp_path, "-o", tmp_path / "job.yaml")
     assert "stragglers: none among the traced ranks" in answer.out
     assert "warning: times of collectives, and so of links, are upper bounds" in answer.err
@@ -240,9 +241,3 @@ def test_the_step_is_said_to_be_reproduced_and_not_predicted(capsys, traces, tmp
     assert "reproduced by this scenario's sync with the delays as they happened" in " ".join(
         (tmp_path / "job.yaml").read_text(encoding="utf-8").replace("# ", "").split()
     )
-
-
-def test_ranks_that_all_use_gpu_0_are_told_with_a_warning() -> None:
-    profiles = profiles_of(without_input(n_ranks=2, n_steps=4, gpus_per_node=1), "cuda", hosts=False)
-    notes = import_job(profiles, name="job").notes
-    assert any(note.startswith("warning: all ranks use GPU 0: taken for one node") for note in notes)

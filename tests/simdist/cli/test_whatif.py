@@ -125,7 +125,7 @@ def test_json_has_all_ranks_and_steps(capsys: pytest.CaptureFixture[str], mixed:
         *("job", "schedule", "trace", "world_size", "first_step", "steps", "slowdown", "lost_share", "traced_s"),
         *("replayed_s", "explained_s", "ideal_s", "pattern", "kinds", "channels", "ranks", "nodes", "by_step"),
         *("slowest_ranks", "fixed_by_ranks", "slowest_node", "fixed_by_node", "stragglers", "cluster", "gains"),
-        "verdict",
+        *("verdict", "imported"),
     ]
     assert [rank["rank"] for rank in found["ranks"]] == list(range(8))
     assert [step["step"] for step in found["by_step"]] == list(range(12))

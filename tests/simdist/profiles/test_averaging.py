@@ -1,5 +1,6 @@
 """Traces of jobs that do not average all gradients over all ranks in every step, or that are not of one job at all."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from profiled_jobs import Delay, changed, profiles_of, without_input
 
 from simdist.errors import TraceError
-from simdist.profiles.importing import import_job
+from simdist.profiles.importing import ImportOptions, import_job
 from simdist.profiles.job.job import assemble
 
 JOB = without_input(n_ranks=4, n_steps=12)
@@ -136,6 +137,19 @@ def test_a_rank_whose_steps_are_numbered_otherwise_is_renumbered_with_a_warning(
     ]
 
 
+def test_where_steps_are_alike_the_clock_of_their_host_tells_which_is_which() -> None:
+    profiles = profiles_of(JOB)
+    job = assemble([renumbered(each, 1) if each.rank == 2 else each for each in profiles])
+    assert [each.steps for each in job.profiles] == [each.steps for each in profiles]
+    assert any("steps of rank 2 are numbered 1 higher" in note for note in job.notes)
+
+
+def test_ranks_of_one_host_that_are_seconds_apart_are_of_two_runs() -> None:
+    ours, theirs = profiles_of(JOB), profiles_of(replace(JOB, skew_s=(30.0,)))
+    with pytest.raises(TraceError, match=r"rank0\.json and rank1\.json: are of one host, node0, .* 30 s apart"):
+        assemble([ours[0], *theirs[1:]])
+
+
 @pytest.mark.parametrize("jitter", [0.0, 0.2])
 def test_numbers_that_are_right_are_believed(jitter: float) -> None:
     job = assemble(profiles_of(replace(JOB, jitter=jitter, delays=(Delay("host", 1, 3, 0.5),))))
@@ -155,6 +169,67 @@ def test_a_rank_of_another_run_is_refused_by_the_name_of_its_file(wrong: int) ->
     with pytest.raises(TraceError, match=rf"theirs.json: collectives of rank {wrong} end .* apart from the same ones"):
         import_job(mixed, name="job")
     import_job(ours, name="job")
+
+
+def seen_late(profiles, rank: int, late_s):
+    """Return the profiles; one rank sees the ends of each step late."""
+    steps = (
+        replace(step, calls=tuple(replace(c, end_s=c.end_s + by_s) for c in step.calls))
+        for step, by_s in zip(profiles[rank].steps, late_s, strict=True)
+    )
+    return changed(profiles, rank, steps=tuple(steps))
+
+
+LONG = replace(JOB, n_steps=60, jitter=0.3)
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.3])
+@pytest.mark.parametrize("mean_ms", [20, 60])
+def test_a_rank_of_the_run_that_sees_ends_late_by_chance_is_not_refused(jitter: float, mean_ms: float) -> None:
+    for seed in range(5):
+        late_s = np.random.default_rng(seed).exponential(1e-3 * mean_ms, 60)
+        imported = import_job(seen_late(profiles_of(replace(LONG, jitter=jitter)), 2, late_s), name="job")
+        assert imported.clocks.apart_s[2] > 0.008
+
+
+def test_a_rank_of_the_run_that_is_late_for_several_steps_is_not_refused() -> None:
+    """Lengths of steps differ by more, and agree with those of the others."""
+    delays = tuple(Delay("host", step % 4, step, 0.1 * (step % 5 == 0)) for step in range(60))
+    late_s = np.repeat(np.random.default_rng(1).exponential(0.02, 12), 5)
+    import_job(seen_late(profiles_of(replace(LONG, delays=delays)), 2, late_s), name="job")
+
+
+@pytest.mark.parametrize("n_steps", [20, 60])
+@pytest.mark.parametrize("n_ranks", [2, 4])
+def test_runs_whose_steps_vary_by_chance_are_told_apart(n_steps: int, n_ranks: int) -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        runs = [
+            profiles_of(
+                replace(
+                    JOB,
+                    n_ranks=n_ranks,
+                    n_steps=n_steps,
+                    delays=tuple(Delay("host", 0, step, rng.exponential(0.03)) for step in range(n_steps)),
+                )
+            )
+            for _ in range(2)
+        ]
+        with pytest.raises(TraceError, match=r"rank1.json: collectives of rank 1 end .* apart|rank0.json: .* 0 end"):
+            import_job([runs[1][rank] if rank == 1 else each for rank, each in enumerate(runs[0])], name="job")
+
+
+def test_a_refusal_names_the_steps_that_would_do() -> None:
+    """Rank 2 drifts away for half of the run."""
+    late_s = np.cumsum(np.random.default_rng(3).normal(0, 0.05, 60)) * (np.arange(60) >= 25)
+    profiles = seen_late(profiles_of(LONG), 2, late_s)
+    with pytest.raises(TraceError, match=r"rank2.json: .* give the traces of one run; if they are, --steps") as refused:
+        import_job(profiles, name="job")
+    found = re.search(r"--steps (\d+):(\d+)", str(refused.value))
+    assert found
+    steps = range(int(found[1]), int(found[2]))
+    assert 15 <= len(steps) <= 40
+    import_job(profiles, name="job", options=ImportOptions(steps=steps))
 
 
 def test_numbers_are_believed_if_another_pairing_is_hardly_better() -> None:

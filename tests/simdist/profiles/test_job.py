@@ -1,15 +1,17 @@
 """Profiles of ranks are put together into one job: who took part, and which steps they have in common."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from kineto_truth import Device
 from profiled_jobs import Bucket, Delay, Truth, changed, profiles_of, without_input
 
 from simdist.errors import ScenarioError, TraceError
 from simdist.profiles.importing import ImportOptions, import_job
 from simdist.profiles.job.job import assemble, grouped
 from simdist.profiles.job.layout import find_layout
-from simdist.profiles.steps.model import listed
+from simdist.profiles.steps.model import RankProfile, listed
 
 JOB = without_input(n_ranks=4, n_steps=8, first_step=0)
 
@@ -178,21 +180,73 @@ def test_numbers_of_gpus_tell_nodes_where_hosts_do_not() -> None:
     assert (found.nodes, found.gpus_per_node, found.source) == (4, 2, "numbers of GPUs in the traces")
 
 
-def test_one_node_is_assumed_with_a_note_where_nothing_tells() -> None:
-    found = layout(JOB, "cpu", hosts=False)
-    assert (found.nodes, found.gpus_per_node) == (1, 4)
-    assert "--gpus-per-node" in found.notes[0]
+def placed(device: Device, ranks: slice = slice(None), **facts: Sequence[object]) -> list[RankProfile]:
+    """Return profiles of some ranks of a job with facts of their own, of as many ranks as there are facts."""
+    rows = [dict(zip(facts, row, strict=True)) for row in zip(*facts.values(), strict=True)]
+    profiles = profiles_of(without_input(n_ranks=len(rows), n_steps=2), device, hosts=False)
+    return [replace(each, **row) for each, row in zip(profiles, rows, strict=True)][ranks]
 
 
-def test_hosts_with_unlike_numbers_of_ranks_are_noted() -> None:
-    profiles = profiles_of(JOB)
-    found = find_layout(assemble(changed(profiles, 3, hostname="another")))
-    assert (found.nodes, "2 hosts" in found.notes[0]) == (1, True)
+ONE = slice(1)
+#: What the traces tell -> machines, and the words of a note.
+EVIDENCE = {
+    "GPUs of one machine": (placed("cuda", file_host="abcdefgh"), 1, "hosts in the names of files do not agree"),
+    "not the first GPUs": (placed("cuda", local_gpu=[2, 3]), 1, ""),
+    "one GPU, used twice": (placed("cuda", local_gpu=[0, 0, 0, 0]), 4, ""),
+    "GPUs beat names": (placed("cuda", local_gpu=[0, 1, 0, 1], file_host="aaaa"), 2, "hosts in the names of files do"),
+    "hosts beat GPUs": (
+        placed("cuda", local_gpu=[0, 0, 0, 0], hostname="aabb"),
+        2,
+        "do not agree with names of hosts in the traces",
+    ),
+    "one rank that is the last GPU": (placed("cuda", slice(7, 8), local_gpu=range(8)), 1, ""),
+    "names of one host": (placed("cpu", file_host="aaaa"), 1, ""),
+    "names of two hosts": (placed("cpu", file_host="aabb"), 2, ""),
+    "one rank": (placed("cpu", file_host="a"), 1, ""),
+}
+
+
+@pytest.mark.parametrize(("profiles", "nodes", "note"), EVIDENCE.values(), ids=EVIDENCE)
+def test_evidence_tells_machines(profiles: list[RankProfile], nodes: int, note: str) -> None:
+    found = find_layout(assemble(profiles))
+    assert found.nodes == nodes
+    assert bool(found.notes) == bool(note)
+    assert all(note in each for each in found.notes)
+
+
+#: What the traces tell -> the words of the question.
+QUESTIONS = {
+    "a rank of two": (placed("cuda", ONE, local_gpu=[0, 1]), r"rank 0 of 2 on GPU 0 of a machine with 8\): .*\(1, 2\)"),
+    "a rank of many": (
+        placed("cuda", ONE, local_gpu=[*range(8), *range(8)]),
+        r"rank 0 of 16 on GPU 0 of a machine with 8: at least 2 nodes\): give --nodes \(2, 4, 8, 16\) or --gpus-per",
+    ),
+    "another GPU of two": (placed("cuda", ONE, local_gpu=[3, 1]), r"rank 0 of 2 on GPU 3 of a machine with 8\)"),
+    "one visible GPU": (placed("cuda", local_gpu=[0, 0], n_gpus=[1, 1]), r"every rank sees one GPU, number 0\)"),
+    "other names": (placed("cpu", file_host="abcd"), r"names of 4 files have 4 hosts, which is no proof\)"),
+    "nothing": (
+        placed("cpu", hostname=[None] * 4),
+        r"links depend on it \(no names of hosts, no numbers of GPUs\): give --nodes \(1, 2, 4\)",
+    ),
+    "unlike hosts": (
+        placed("cpu", hostname="aaab"),
+        r"\(the traces of 4 of 4 ranks name 2 hosts\): give --nodes or --gpus-per",
+    ),
+}
+
+
+@pytest.mark.parametrize(("profiles", "question"), QUESTIONS.values(), ids=QUESTIONS)
+def test_too_little_evidence_is_a_question(profiles: list[RankProfile], question: str) -> None:
+    with pytest.raises(ScenarioError, match=question):
+        find_layout(assemble(profiles))
+    assert find_layout(assemble(profiles), nodes=1).nodes == 1
 
 
 def test_the_user_knows_nodes_better() -> None:
     assert layout(JOB, nodes=2).gpus_per_node == 2
-    assert layout(JOB, gpus_per_node=1).nodes == 4
+    found = layout(JOB, gpus_per_node=1)
+    assert found.nodes == 4
+    assert found.notes[0] == "warning: names of hosts in the traces do not agree with --gpus-per-node, which counts"
 
 
 @pytest.mark.parametrize(

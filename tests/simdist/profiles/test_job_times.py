@@ -11,13 +11,15 @@ from simdist.plan.group import Group
 from simdist.profiles.estimates.base import base_times, parts
 from simdist.profiles.estimates.collectives import collective_times
 from simdist.profiles.estimates.links import Fabric, predicted_s
-from simdist.profiles.importing import ImportOptions, import_job
+from simdist.profiles.importing import ImportedJob, ImportOptions, import_job
 from simdist.profiles.job.job import assemble
 from simdist.profiles.job.layout import find_layout
 from simdist.profiles.job.matching import match, synchronize
+from simdist.profiles.kineto.events import Hint
 from simdist.profiles.steps.model import TracedCollective
 from simdist.scenario import Cluster, Link, Tensor
 from simdist.schedules import Sync
+from simdist.tune.candidates import input_choices
 
 SKEWS = (0.0, 2.5, -3.0, 0.4)
 JOB = without_input(n_ranks=4, n_steps=20, skew_s=SKEWS)
@@ -46,7 +48,7 @@ def _of_group(call: TracedCollective, ranks: tuple[int, ...] | None) -> TracedCo
 
 
 def test_skews_of_clocks_are_found_by_the_ends_of_collectives() -> None:
-    _, _, clocks = matched(LATE)
+    _, _, clocks = matched(replace(LATE, gpus_per_node=1))
     assert clocks.offset_s == pytest.approx(SKEWS, abs=1e-9)
     assert (clocks.skew_s, clocks.residual_s) == pytest.approx((5.5, 0.0), abs=1e-9)
     assert not clocks.drift.any()
@@ -65,7 +67,7 @@ def test_a_drifting_clock_is_brought_back() -> None:
 def test_ranks_that_share_no_collective_keep_their_clock_and_are_named() -> None:
     """Ranks 0 and 1 talk to each other, and so do 2 and 3."""
     profiles = []
-    for each in profiles_of(JOB):
+    for each in profiles_of(replace(JOB, gpus_per_node=1)):
         pair = (0, 1) if each.rank < 2 else (2, 3)
         steps = (replace(s, calls=tuple(_of_group(c, pair) for c in s.calls)) for s in each.steps)
         profiles.append(replace(each, steps=tuple(steps)))
@@ -185,6 +187,13 @@ def test_one_size_makes_a_line_without_latency_and_a_note() -> None:
     assert any("one size only" in note for note in imported.notes)
 
 
+def test_a_number_that_takes_minutes_makes_the_slowest_link() -> None:
+    imported = import_job(
+        profiles_of(replace(JOB, buckets=(replace(JOB.buckets[0], counts=(1,), transfer_s=200.0),))), name="job"
+    )
+    assert imported.scenario.cluster.fabric.bandwidth_Bps == 1
+
+
 def test_times_that_shrink_with_size_are_pooled() -> None:
     buckets = (Bucket((100_000,), 0.01, 0.006), Bucket((200_000,), 0.01, 0.004))
     imported = import_job(profiles_of(replace(JOB, buckets=buckets)), name="job")
@@ -245,6 +254,37 @@ def test_a_host_that_runs_ahead_is_predicted_by_what_its_device_saw() -> None:
     assert imported.scenario.host.run_ahead_steps is None
     assert list(imported.delays) == ["compute"]
     assert abs(imported.proof.error) < 1e-3
+
+
+def with_loader_processes(truth: Truth) -> ImportedJob:
+    hints: frozenset[Hint] = frozenset({"loader processes"})
+    return import_job([replace(each, hints=hints) for each in profiles_of(truth)], name="job")
+
+
+def test_processes_that_load_ahead_of_an_undisturbed_step_are_no_storage() -> None:
+    late = Delay("io", 1, 5, 0.06), Delay("io", 2, 8, 0.06)  # single batches come late, 1.5 % of all time
+    imported = with_loader_processes(replace(JOB, input_s=0.0001, delays=late))
+    assert imported.base.is_loaded
+    assert imported.scenario.cluster.storage is None
+    assert input_choices(imported.scenario) == ()  # `tune` has nothing to advise about loading
+    assert abs(imported.proof.error) < 0.01
+
+
+def test_processes_that_every_step_waits_for_load_for_as_long_as_a_step() -> None:
+    imported = with_loader_processes(replace(JOB, input_s=0.03))
+    assert imported.scenario.input.prefetch == 2
+    assert imported.scenario.cluster.storage.latency_s == pytest.approx(imported.proof.measured_s)
+    assert abs(imported.proof.error) < 0.01  # though a simulated run begins with loading a whole batch
+    predicted_s, measured_s = imported.proof.parts["waiting for input"]
+    assert predicted_s == pytest.approx(measured_s, rel=0.01)
+
+
+def test_the_slowest_of_several_loaders_that_run_ahead_is_no_straggler() -> None:
+    slower = tuple(Delay("io", 1, step, 0.02) for step in range(JOB.n_steps))
+    imported = with_loader_processes(replace(JOB, input_s=0.01, delays=slower))
+    assert imported.stragglers == ()
+    assert any("rank 1 waits 20 ms longer for its batches" in note for note in imported.notes)
+    assert imported.budget.verdict.startswith("input-bound")  # though the others wait in their all_reduces
 
 
 def test_a_prediction_far_off_names_the_part_that_misses() -> None:

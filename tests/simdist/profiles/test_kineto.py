@@ -134,6 +134,11 @@ TOLERATED = {
     "time is null": (damaged(b'"ts": 20.0', b'"ts": null'), [*NAMES[:2], *NAMES[3:]], ("1 events are damaged",)),
     "time is no number": (damaged(b'"ts": 20.0', b'"ts": "soon"'), [*NAMES[:2], *NAMES[3:]], ("1 events are damaged",)),
     "no time": (damaged(b'"ts": 20.0', b'"t": 0'), [*NAMES[:2], *NAMES[3:]], ("1 events have no start",)),
+    "5,000 digits": (
+        damaged(b'"dur": 1.5', b'"dur": ' + b"9" * 5000),
+        NAMES[1:],
+        ("1 events are damaged",),
+    ),
     "negative duration": (damaged(b'"dur": 1.5', b'"dur": -1'), NAMES[1:], ("1 events have no start, or a negative",)),
     "endless duration": (damaged(b'"dur": 1.5', b'"dur": "inf"'), NAMES[1:], ("1 events have no start",)),
     "no object": (damaged(b'"traceEvents": [', b'"traceEvents": [null, 3, [],'), NAMES, ("3 events are damaged",)),
@@ -203,18 +208,22 @@ USELESS = {
     ),
     "no keys": (b"{}", "Found: no keys"),
     "events are no list": (b'{"traceEvents": {"ph": "X"}}', "has no list `traceEvents`"),
-    "list of numbers": (b"[1, 2, 3]", "holds 0 events, but none of operators or kernels; 3 damaged ones were left out"),
+    "list of numbers": (b"[1, 2, 3]", "none of the 3 things that it lists is an event"),
     "no events": (compact(trace([])), "holds 0 events, but none of operators or kernels"),
     "metadata only": (compact(trace(NO_OPERATORS)), "holds 1 events, but none of operators or kernels"),
     "Python only": (compact(trace([operator(cat="python_function")])), "holds 1 events, but none of operators"),
     "of a browser": (compact(trace(OF_A_BROWSER)), "not of the PyTorch profiler: its categories are `blink`"),
+    "of another device": (
+        compact(trace([operator(), operator(cat="mtia_runtime")])),
+        "of a device that is not supported: MTIA; only jobs on CPUs and on GPUs of NVIDIA and AMD are read",
+    ),
     "cut off before the events": (b'{\n  "schemaVersion": 1,\n  "deviceProp', "Found: `schemaVersion`"),
     "cut off in the first event": (WHOLE[: WHOLE.index(b"op 0")], "holds 0 events, but none of operators"),
     "gzip of nothing": (gzip.compress(b""), "the file is empty"),
     "gzip cut off at once": (PACKED[:12], "its compressed data end early"),
     "gzip in gzip": (gzip.compress(gzip.compress(WHOLE)), "begins with b'\\x1f\\x8b"),
-    "endless nesting": (b"[" * 100_000, "holds 0 events"),
-    "nested without end": (b'{"traceEvents": [' + b'{"ph":' * 100_000, "holds 0 events"),
+    "endless nesting": (b"[" * 100_000, "none of the 1 things that it lists is an event"),
+    "nested without end": (b'{"traceEvents": [' + b'{"ph":' * 100_000, "none of the "),
 }
 
 
@@ -250,11 +259,11 @@ def test_event_of_absurd_size_is_refused_before_memory_is_full(tmp_path):
 
 
 def test_what_cannot_be_opened_is_refused_with_the_reason(tmp_path):
-    with pytest.raises(TraceError, match=r"gone\.json: no such file"):
+    with pytest.raises(TraceError, match=r"gone\.json: cannot be read: No such file"):
         read(tmp_path / "gone.json")
     os.mkfifo(tmp_path / "pipe.json")
-    for name in ("pipe.json", "."):
-        with pytest.raises(TraceError, match="is not a regular file"):
+    for name, reason in {"pipe.json": "it is a pipe: give a regular file", ".": "Is a directory"}.items():
+        with pytest.raises(TraceError, match=f"cannot be read: {reason}"):
             read(tmp_path / name)
 
 
@@ -306,7 +315,7 @@ def test_header_of_odd_types_tells_what_it_can(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "rank", "hostname"),
+    ("name", "rank", "file_host"),
     [
         ("rank3.json", 3, None),
         ("rank3_1.json", 3, None),
@@ -317,7 +326,9 @@ def test_header_of_odd_types_tells_what_it_can(tmp_path):
         ("worker12.json", 12, None),
         ("node-a1_4711.1693918893000.pt.trace.json", None, "node-a1"),
         ("my_host_4711.1693918893000.pt.trace.json.gz", None, "my_host"),
-        ("node1.example.com_4711.pt.trace.json", None, "node1.example.com"),
+        ("node1_4711.1693918893000123456.pt.trace.json", None, "node1"),
+        ("node1.example.com_4711.pt.trace.json", None, None),
+        ("run_3.12.pt.trace.json", None, None),
         ("job-worker-3_77.1693918893000.pt.trace.json", None, "job-worker-3"),  # a machine of several ranks, or rank 4
         ("frank3.json", None, None),
         ("local_rank3.json", None, None),
@@ -325,9 +336,9 @@ def test_header_of_odd_types_tells_what_it_can(tmp_path):
         ("trace.json", None, None),
     ],
 )
-def test_name_tells_the_rank_where_the_trace_does_not(tmp_path, name, rank, hostname):
+def test_name_tells_the_rank_where_the_trace_does_not(tmp_path, name, rank, file_host):
     _, header = read_bytes(tmp_path, WHOLE, name=name)
-    assert (header.rank, header.hostname) == (rank, hostname)
+    assert (header.rank, header.hostname, header.file_host) == (rank, None, file_host)
 
 
 def test_trace_counts_where_the_name_says_another_rank(tmp_path):

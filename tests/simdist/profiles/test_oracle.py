@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from kineto_traces import DIALECTS, Bucket, Delay, Device, Truth, simulate, write_job
 
+from simdist.profiles.job.job import assemble
+from simdist.profiles.job.layout import find_layout
 from simdist.profiles.steps.model import RankProfile, RankStep
 from simdist.profiles.steps.ranks import profile_rank
 
@@ -96,3 +98,15 @@ def test_gpu_of_a_rank_and_its_name_are_read(tmp_path):
     assert [profile.local_gpu for profile in profiles] == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]
     assert {profile.device_name for profile in profiles} == {"NVIDIA A100-SXM4-80GB"}
     assert [profile.hostname for profile in profiles] == ["node0"] * 8 + ["node1"] * 2
+    assert {profile.n_gpus for profile in profiles} == {8}
+
+
+def test_files_named_after_ranks_do_not_make_a_machine_of_each(tmp_path):
+    """A user gives each rank a name where the handler of the profiler takes that of the host."""
+    paths = write_job(tmp_path, replace(TRUTH, n_ranks=8, n_steps=2, skew_s=()), device="cuda")
+    named = (
+        path.rename(path.with_name(f"job-r{rank}_12.1690000000000.pt.trace.json")) for rank, path in enumerate(paths)
+    )
+    found = find_layout(assemble([profile_rank(path) for path in named]))
+    assert found.nodes == 1
+    assert "hosts in the names of files do not agree" in found.notes[0]

@@ -108,6 +108,28 @@ def test_collectives_are_told_apart_and_sized(drawn: RankProfile) -> None:
     assert [ms(each) for each in times] == [[41.5, 41.6, 55.0], [51.5, 51.6, 65.0]]
 
 
+def test_one_mark_around_many_updates_is_no_step(tmp_path: Path) -> None:
+    draw = Drawing(GLOO)
+    end = 0.0
+    for number in range(6):
+        end = draw_step(draw, number, end)
+    draw.events = [each for each in draw.events if not each["name"].startswith("ProfilerStep")]
+    draw.note("ProfilerStep#1", 0, end)
+    profile = profile_rank(draw.write(tmp_path))
+    assert [round(1e3 * (step.end_s - step.start_s)) for step in profile.steps] == [80] * 5
+    assert any("one step is marked, with 6 updates in it" in note for note in profile.notes)
+
+
+def test_operators_beside_a_collective_are_counted(tmp_path: Path) -> None:
+    draw = Drawing(GLOO)
+    draw_step(draw, 0, 0.0)
+    draw.op("aten::mm", 33, 39)
+    draw.op("aten::mm", 43, 49)  # gloo's threads have collectives from 41.6 to 65 ms
+    (step,) = profile_rank(draw.write(tmp_path)).steps
+    assert ms([step.beside_s]) == [6.0]
+    assert sum(step.parts_s) == pytest.approx(step.end_s - step.start_s)
+
+
 def test_what_else_the_trace_tells_is_read(drawn: RankProfile) -> None:
     assert (drawn.rank, drawn.world_size, drawn.hostname, drawn.backend) == (0, 4, "node7", "gloo")
     assert (drawn.device, drawn.local_gpu, drawn.dtype, drawn.batch_size) == ("cpu", None, "float32", 16)
@@ -182,24 +204,41 @@ def test_pause_during_which_a_collective_goes_on_is_not_a_wait(tmp_path: Path) -
     assert phases_ms(step)[2:5] == [24.8, 22.9, 12.0]
 
 
-def test_accumulated_gradients_belong_to_one_step(tmp_path: Path) -> None:
+def accumulating(folder: Path, n_batches: int = 0) -> RankProfile:
+    """Draw a step of two passes of 8 samples, that fetches some batches from its loader; read it."""
     draw = Drawing(GLOO)
     draw.note("ProfilerStep#0", 0, 60)
+    for at in (0, 30)[:n_batches]:
+        draw.note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, at + 0.1)
     for at in (0, 30):
         draw.note("DistributedDataParallel.forward", at, at + 9.8)
-        draw.op("aten::linear", at, at + 10)
+        draw.op("aten::linear", at, at + 10, Input_Dims=[[8, 10], [10, 10]], Input_type=["float"] * 2)
         draw.node("AddmmBackward0", at + 10, at + 18)
         draw.gradient(at + 18, at + 20, [100], issue=at + 19.5 if at else None)
     draw.op("aten::add", 20.1, 21)
     draw.gloo(49.6, 54)
     draw.note("Optimizer.step#SGD.step", 54.2, 60)
-    profile = profile_rank(draw.write(tmp_path))
+    return profile_rank(draw.write(folder))
+
+
+def test_accumulated_gradients_belong_to_one_step(tmp_path: Path) -> None:
+    profile = accumulating(tmp_path)
     step = profile.steps[0]
     # 10 ms forward twice and 1 ms between; the host pauses from 21 to 30 ms; the update ends the step
     assert phases_ms(step) == [0.0, 21.0, 9.0, 20.0, 4.0, 6.0]
     assert ms(step.buckets_s) == [20.0]  # the first pass reduced nothing
     assert [gradient.count for gradient in profile.gradients] == [100]
     assert ms([profile.gradients[0].backward_s]) == [9.0]
+
+
+@pytest.mark.parametrize(("n_batches", "batch_size"), [(0, 16), (2, 16), (1, 8)])
+def test_a_step_has_the_samples_of_its_batches_or_of_its_passes_without_a_loader(
+    tmp_path: Path, n_batches: int, batch_size: int
+) -> None:
+    profile = accumulating(tmp_path, n_batches)
+    assert profile.batch_size == batch_size
+    said = [note.partition(":")[0] for note in profile.notes if "micro-batches" in note]
+    assert said == ["2 micro-batches of 8 samples in a step"] * (batch_size == 16)
 
 
 def test_update_that_runs_the_model_itself_begins_behind_the_backward_pass(tmp_path: Path) -> None:
@@ -307,6 +346,14 @@ def test_trace_of_the_host_alone_is_refused_where_a_gpu_computed(tmp_path: Path)
     draw_step(draw, 0, 0.0)
     draw.note("nccl:all_reduce", 41.5, 41.6, tid=AUTOGRAD)
     with pytest.raises(TraceError, match=r"no kernels of its GPU; profile with `activities=\[ProfilerActivity.CPU, "):
+        profile_rank(draw.write(tmp_path))
+
+
+def test_trace_with_launches_and_no_kernel_is_of_no_cpu(tmp_path: Path) -> None:
+    draw = Drawing()
+    draw_step(draw, 0, 0.0)
+    draw.call("cudaLaunchKernel", 12.0, 12.01)
+    with pytest.raises(TraceError, match="the job launches kernels, but the trace has no kernels of its GPU"):
         profile_rank(draw.write(tmp_path))
 
 

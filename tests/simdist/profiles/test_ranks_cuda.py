@@ -2,28 +2,16 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
-from kineto_drawing import AUTOGRAD, NCCL_STREAM, SIDE_STREAM, Drawing
+from kineto_drawing import ALL_REDUCE, AUTOGRAD, GPU, MAIN, NCCL_STREAM, SIDE_STREAM, TOLD, Drawing, draw_step
 from kineto_traces import DIALECTS, Delay, Truth, simulate, write_job
 
 from simdist.errors import TraceError
 from simdist.profiles.steps.model import RankProfile, RankStep
 from simdist.profiles.steps.ranks import profile_rank
-
-GPU = {
-    "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}, {"id": 1, "name": "NVIDIA H100"}],
-    "distributedInfo": {"backend": "nccl", "rank": 0, "world_size": 8},
-}
-ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
-TOLD = {
-    "Collective_name": "allreduce",
-    "In_msg_nelems": 1000,
-    "Out_msg_nelems": 1000,
-    "dtype": "BFloat16",
-    "Group_size": 8,
-    "Process_Group_Ranks": "[0, 1, 2, 3, 4, 5, 6, 7]",
-}
+from simdist.profiles.steps.step_parts import StepPart
 
 
 def ms(seconds) -> list[float]:
@@ -42,33 +30,6 @@ def assert_adds_up(profile: RankProfile) -> None:
             assert sum(step.buckets_s) == pytest.approx(step.backward_s, abs=1e-9)
 
 
-def draw_step(draw: Drawing, number: int, *, reads_loss: bool = True, **told) -> None:
-    """Draw a step of 100 ms on the host, of which its GPU is busy or waiting until 90.1 ms."""
-    at = 100.0 * number
-    nccl = {"tid": AUTOGRAD, "stream": NCCL_STREAM} | (told or TOLD)
-    draw.note(f"ProfilerStep#{number}", at, at + 100)
-    draw.note("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", at, at + 10)
-    draw.op("aten::to", at + 10, at + 10.2)
-    draw.gpu("Memcpy HtoD (Pinned -> Device)", at + 10.1, at + 10.2, at + 12, cat="gpu_memcpy")
-    draw.note("DistributedDataParallel.forward", at + 10.25, at + 10.5)
-    draw.gpu("sgemm", at + 10.3, at + 12, at + 20)
-    draw.gpu("sgemm", at + 10.4, at + 20, at + 30)
-    draw.node("AddmmBackward0", at + 50, at + 50.3, tid=AUTOGRAD)
-    draw.gpu("sgemm", at + 50.1, at + 50.2, at + 60, tid=AUTOGRAD)
-    draw.gradient(at + 50.3, at + 50.6, [10], issue=at + 50.5, tid=AUTOGRAD)
-    draw.gpu(ALL_REDUCE, at + 50.55, at + 60.05, at + 75, **nccl)
-    draw.node("AddmmBackward0", at + 50.7, at + 51, tid=AUTOGRAD)
-    draw.gpu("sgemm", at + 50.8, at + 60, at + 68, tid=AUTOGRAD)
-    draw.gradient(at + 51, at + 51.4, [10, 10], issue=at + 51.25, tid=AUTOGRAD)
-    draw.gpu(ALL_REDUCE, at + 51.3, at + 75, at + 85, **nccl)
-    draw.note("Optimizer.step#AdamW.step", at + 52, at + 53)
-    draw.gpu("multi_tensor_apply_kernel", at + 52.5, at + 85.02, at + 90)
-    if reads_loss:
-        draw.op("aten::item", at + 53.1, at + 90.3)
-        draw.gpu("Memcpy DtoH (Device -> Pageable)", at + 53.2, at + 90, at + 90.1, cat="gpu_memcpy")
-        draw.call("cudaStreamSynchronize", at + 53.3, at + 90.2)
-
-
 @pytest.fixture
 def drawn(tmp_path: Path) -> RankProfile:
     draw = Drawing(GPU)
@@ -79,12 +40,36 @@ def drawn(tmp_path: Path) -> RankProfile:
 
 def test_phases_of_a_drawn_step_are_exact(drawn: RankProfile) -> None:
     first, second = drawn.steps
-    assert ms([first.start_s, first.end_s, second.start_s, second.end_s]) == [0.0, 90.1, 90.1, 190.1]
-    # the forward pass has the copy of the loss; the host's part is its sleep from 30 to 50.2 ms
-    assert ms(parts_s(first)) == [12.0, 18.1, 20.2, 17.8, 17.0, 5.0]
-    # and, in the second step, from 90.1 to 100 ms, when it asked for a batch
-    assert ms(parts_s(second)) == [12.0, 18.1, 30.1, 17.8, 17.0, 5.0]
+    assert ms([first.start_s, first.end_s, second.start_s, second.end_s]) == [0.0, 100.0, 100.0, 200.0]
+    # the forward pass has the copy of the loss; the host's part are its sleeps from 30 to 50.2 ms and from 90.1 to 100
+    assert ms(parts_s(first)) == ms(parts_s(second)) == [12.0, 18.1, 30.1, 17.8, 17.0, 5.0]
     assert_adds_up(drawn)
+
+
+def test_parts_of_a_drawn_step_are_exact(drawn: RankProfile) -> None:
+    for step in drawn.steps:
+        found = {part.name: round(1e3 * seconds, 3) for part, seconds in zip(StepPart, step.parts_s, strict=True)}
+        assert {name: time_ms for name, time_ms in found.items() if time_ms} == {
+            "COMPUTE": 40.78,  # 12 to 30, 50.2 to 68, 85.02 to 90
+            "ALL_REDUCE": 17.0,  # 68 to 85
+            "COPY": 1.9,  # 10.2 to 12, 90 to 90.1
+            "INPUT": 10.2,
+            "SHORT_GAP": 0.02,  # 85 to 85.02, though the next kernel is queued
+            "QUEUED": 0.05,  # from 0.05 behind the launch at 50.1 on
+            "LONG_GAP": 0.35,  # the host ran operators from 50 on, and until 90.3
+            "HOST_PAUSE": 29.7,  # 30 to 50, 90.3 to 100
+        }
+
+
+def test_only_a_long_gap_between_queued_kernels_is_unexplained(tmp_path: Path) -> None:
+    draw = Drawing(GPU)
+    draw_step(draw, 0)
+    for number, begin in enumerate(
+        (91.0, 91.515, 92.075)
+    ):  # 15 us apart, as kernels are that follow each other, then 60
+        draw.gpu("sgemm", 53.6 + number / 100, begin, begin + 0.5)
+    parts = profile_rank(draw.write(tmp_path)).steps[0].parts_s
+    assert ms([parts[StepPart.QUEUED]]) == [1.01]  # 50.15 to 50.2, 90.1 to 91, and the second of the gaps
 
 
 def test_buckets_and_gradients_have_the_time_of_kernels_launched_before_them(drawn: RankProfile) -> None:
@@ -105,7 +90,37 @@ def test_collectives_are_those_of_the_gpu(drawn: RankProfile) -> None:
 def test_what_else_the_trace_tells_is_read(drawn: RankProfile) -> None:
     assert (drawn.rank, drawn.world_size, drawn.backend) == (0, 8, "nccl")
     assert (drawn.device, drawn.local_gpu, drawn.device_name) == ("cuda", 0, "NVIDIA H200")
+    assert drawn.hints == {"loader processes", "pinned"}
     assert drawn.notes == ()
+
+
+@pytest.mark.parametrize(("n_events", "cost"), [(1_500, []), (1_600, ["650 us to 2.11 ms of its 100 ms"])])
+def test_the_cost_of_the_profiler_is_said_above_2_per_cent_of_a_step(tmp_path: Path, n_events: int, cost) -> None:
+    draw = Drawing(GPU)
+    draw_step(draw, 0)
+    for number in range(n_events):  # 1.3 us each at most
+        draw.op("aten::as_strided", 31 + 0.01 * number, 31 + 0.01 * number + 0.005)
+    notes = profile_rank(draw.write(tmp_path)).notes
+    assert [note.partition("never idle ")[2].partition(":")[0] for note in notes] == cost
+
+
+def test_kernels_of_a_graph_belong_to_the_step_that_launched_it(tmp_path: Path) -> None:
+    """The device runs a step behind; of a graph only the launch of the whole is seen, here of two streams."""
+    draw = Drawing(GPU)
+    for number in range(3):
+        at = 100 * number
+        draw.note(f"ProfilerStep#{number}", at, at + 100)
+        draw.node("GraphedBackward", at + 20, at + 30, tid=AUTOGRAD)
+        for part, launch, tid in ((0, at + 5, MAIN), (1, at + 25, AUTOGRAD)):
+            graph = {"correlation": 900 + 2 * number + part}
+            draw.op("cudaGraphLaunch", launch, launch + 0.1, tid=tid, cat="cuda_runtime", **graph)
+            begin = at + 100 + 40 * part
+            draw.gpu("sgemm", None, begin, begin + 10, **graph)
+            draw.gpu("sgemm", None, begin + 10, begin + 20, **graph)
+            draw.gpu("sgemm", None, begin + 10, begin + 40, stream=SIDE_STREAM, **graph)
+    steps = profile_rank(draw.write(tmp_path)).steps
+    assert [ms([step.start_s, step.end_s]) for step in steps] == [[0.0, 180.0], [180.0, 280.0], [280.0, 380.0]]
+    assert [ms([step.forward_s, step.backward_s]) for step in steps[1:]] == [[40.0, 40.0]] * 2
 
 
 def test_host_that_reads_the_loss_waits_for_its_device(tmp_path: Path) -> None:
@@ -129,7 +144,7 @@ def test_kernel_launched_late_waited_for_the_host_whatever_a_collective_did(tmp_
     draw_step(draw, 0)
     draw.gpu(ALL_REDUCE, 10.45, 30.1, 45.0, stream=NCCL_STREAM, **TOLD)  # ends while the host sleeps
     step = profile_rank(draw.write(tmp_path)).steps[0]
-    assert ms(parts_s(step)) == [12.0, 18.1, 20.2, 17.8, 17.0, 5.0]
+    assert ms(parts_s(step)) == [12.0, 18.1, 30.1, 17.8, 17.0, 5.0]
     assert [call.of_gradients for call in step.calls] == [False, True, True]
 
 
@@ -139,7 +154,7 @@ def test_collective_in_the_forward_pass_is_waited_for(tmp_path: Path) -> None:
     draw.gpu(ALL_REDUCE, 10.45, 30.1, 45.0, stream=NCCL_STREAM, **TOLD)
     draw.gpu("batch_norm", 10.47, 45.01, 47.01)  # in the queue behind it, as in synchronised batch norm
     step = profile_rank(draw.write(tmp_path)).steps[0]
-    assert ms(parts_s(step)) == [12.0, 20.11, 3.19, 17.8, 32.0, 5.0]
+    assert ms(parts_s(step)) == [12.0, 20.11, 13.09, 17.8, 32.0, 5.0]
 
 
 def test_host_blocked_by_a_collective_counts_as_waiting(tmp_path: Path) -> None:
@@ -148,7 +163,7 @@ def test_host_blocked_by_a_collective_counts_as_waiting(tmp_path: Path) -> None:
     draw.gpu(ALL_REDUCE, 10.45, 30.1, 50.0, stream=NCCL_STREAM, **TOLD)
     draw.call("cudaStreamSynchronize", 10.5, 50.04)  # a barrier; the next kernel is launched behind it
     step = profile_rank(draw.write(tmp_path)).steps[0]
-    assert ms(parts_s(step)) == [12.0, 18.1, 0.0, 18.0, 37.0, 5.0]
+    assert ms(parts_s(step)) == [12.0, 18.1, 9.9, 18.0, 37.0, 5.0]
 
 
 def test_copies_on_other_streams_take_no_time_of_a_step(tmp_path: Path) -> None:
@@ -156,7 +171,7 @@ def test_copies_on_other_streams_take_no_time_of_a_step(tmp_path: Path) -> None:
     draw_step(draw, 0)
     draw.gpu("Memcpy HtoD (Pinned -> Device)", 10.48, 31.0, 49.0, stream=SIDE_STREAM, cat="gpu_memcpy")
     step = profile_rank(draw.write(tmp_path)).steps[0]
-    assert ms(parts_s(step)) == [12.0, 18.1, 20.2, 17.8, 17.0, 5.0]
+    assert ms(parts_s(step)) == [12.0, 18.1, 30.1, 17.8, 17.0, 5.0]
 
 
 def test_kernels_on_several_streams_are_counted_once(tmp_path: Path) -> None:
@@ -164,7 +179,37 @@ def test_kernels_on_several_streams_are_counted_once(tmp_path: Path) -> None:
     draw_step(draw, 0)
     draw.gpu("sgemm", 10.45, 21.0, 29.0, stream=SIDE_STREAM)
     step = profile_rank(draw.write(tmp_path)).steps[0]
-    assert ms(parts_s(step)) == [12.0, 18.1, 20.2, 17.8, 17.0, 5.0]
+    assert ms(parts_s(step)) == [12.0, 18.1, 30.1, 17.8, 17.0, 5.0]
+
+
+def test_several_gpus_of_a_process_count_as_one_and_it_is_said(tmp_path: Path) -> None:
+    draw = Drawing(GPU)
+    draw_step(draw, 0)
+    draw.gpu("sgemm", 10.45, 25, 40)
+    draw.events[-1]["pid"] = 1
+    profile = profile_rank(draw.write(tmp_path))
+    assert ms([profile.steps[0].parts_s[StepPart.COMPUTE]]) == [50.78]
+    assert "this process computes on 2 GPUs: they count as one, which is busy if any of them is" in profile.notes
+
+
+@pytest.mark.parametrize("number", [str, float, lambda link: link + 2**63, lambda link: link + 2**64])
+def test_correlations_may_be_quoted_or_of_64_bits(tmp_path: Path, number) -> None:
+    draw = Drawing(GPU)
+    for step in range(2):
+        draw_step(draw, step)
+    for event in draw.events:
+        if event["args"].get("correlation"):
+            event["args"]["correlation"] = number(event["args"]["correlation"])
+    for step in profile_rank(draw.write(tmp_path)).steps:
+        assert ms(parts_s(step)) == [12.0, 18.1, 30.1, 17.8, 17.0, 5.0]
+
+
+def test_a_mark_that_is_told_twice_is_one_step(tmp_path: Path) -> None:
+    draw = Drawing(GPU)
+    for step in range(2):
+        draw_step(draw, step)
+        draw.op(f"ProfilerStep#{step}", 100 * step + 0.001, 100 * step + 99.999)
+    assert [step.number for step in profile_rank(draw.write(tmp_path)).steps] == [0, 1]
 
 
 def test_what_was_launched_before_the_trace_belongs_to_no_step(tmp_path: Path) -> None:
@@ -173,8 +218,8 @@ def test_what_was_launched_before_the_trace_belongs_to_no_step(tmp_path: Path) -
         draw_step(draw, number)
     draw.gpu("multi_tensor_apply_kernel", None, -5.0, 4.0)
     first, second = profile_rank(draw.write(tmp_path)).steps
-    assert ms([first.start_s, first.end_s, second.end_s]) == [4.0, 90.1, 190.1]
-    assert ms(parts_s(first)) == [8.0, 18.1, 20.2, 17.8, 17.0, 5.0]
+    assert ms([first.start_s, first.end_s, second.end_s]) == [4.0, 100.0, 200.0]
+    assert ms(parts_s(first)) == [8.0, 18.1, 30.1, 17.8, 17.0, 5.0]
 
 
 def test_step_of_which_kernels_are_missing_is_left_out(tmp_path: Path) -> None:
@@ -194,7 +239,16 @@ def test_kernel_without_its_launch_belongs_with_the_one_before(tmp_path: Path) -
     lost = [e for e in draw.events if e["cat"] == "cuda_runtime" and e["ts"] == 50_800]
     draw.events = [event for event in draw.events if event not in lost]
     step = profile_rank(draw.write(tmp_path)).steps[0]
-    assert ms(parts_s(step)) == [12.0, 18.1, 20.2, 17.8, 17.0, 5.0]
+    assert ms(parts_s(step)) == [12.0, 18.1, 30.1, 17.8, 17.0, 5.0]
+
+
+def test_kernels_of_a_trace_without_any_launch_were_launched_as_they_began(tmp_path: Path) -> None:
+    draw = Drawing(GPU)
+    for number in range(2):
+        draw_step(draw, number)
+    draw.events = [event for event in draw.events if event["cat"] != "cuda_runtime"]
+    for step in profile_rank(draw.write(tmp_path)).steps:
+        assert ms([step.end_s - step.start_s, step.parts_s[StepPart.COMPUTE]]) == [100.0, 40.78]
 
 
 def test_sizes_that_kernels_do_not_tell_come_from_the_operators_around_their_launch(tmp_path: Path) -> None:
@@ -213,6 +267,50 @@ def test_generic_kernel_is_named_by_its_arguments(tmp_path: Path) -> None:
             event["name"] = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
     step = profile_rank(draw.write(tmp_path)).steps[0]
     assert [(call.kind, call.nbytes) for call in step.calls] == [("all_reduce", 2000)] * 2
+
+
+def of_amd(event: dict[str, Any]) -> dict[str, Any]:
+    """Return an event as ROCm 6.1 tells it: no kernel of RCCL says what it does, or which call launched it."""
+    names = {"cudaLaunchKernel": "hipExtLaunchKernel", ALL_REDUCE: "ncclDevKernel_Generic(ncclDevComm*, channelMasks)"}
+    name = names.get(event["name"], event["name"])
+    cat = "hip_runtime" if event["cat"] == "cuda_runtime" else event["cat"]
+    return event | {"name": name, "cat": cat} | ({"args": {"correlation": 0}} if event["name"] == ALL_REDUCE else {})
+
+
+@pytest.mark.parametrize(("has_launches", "issued"), [(True, [50.55, 51.3]), (False, [50.5, 51.25])])
+def test_kernels_of_rccl_belong_to_the_collectives_in_their_order(tmp_path: Path, has_launches: bool, issued) -> None:
+    draw = Drawing(GPU)
+    for number in range(2):
+        draw_step(draw, number)
+    draw.gpu(ALL_REDUCE, None, -2, -1, stream=NCCL_STREAM)
+    of_rccl = {} if has_launches else {e["args"]["correlation"] for e in draw.events if e["name"] == ALL_REDUCE}
+    draw.events = [
+        of_amd(e) for e in draw.events if e["cat"] == "kernel" or e["args"].get("correlation") not in of_rccl
+    ]
+    for step in profile_rank(draw.write(tmp_path)).steps:
+        assert [(call.kind, call.of_gradients) for call in step.calls] == [("all_reduce", True)] * 2
+        assert ms([call.issued_s - 0.1 * step.number for call in step.calls]) == issued
+        assert ms(step.buckets_s) == [9.8, 8.0]
+
+
+def test_group_of_sends_is_named_by_those_before_its_launch(tmp_path: Path) -> None:
+    draw = Drawing(GPU)
+    draw_step(draw, 0)
+    for number, name in enumerate(("c10d::send", "c10d::recv_")):
+        draw.op(name, 31 + number / 10, 31.05 + number / 10)
+    draw.note("nccl:coalesced", 31.3, 31.5)
+    draw.gpu("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 31.4, 32, 40, stream=SIDE_STREAM)
+    assert profile_rank(draw.write(tmp_path)).steps[0].calls[0].kind == "point_to_point"
+
+
+@pytest.mark.parametrize("n_forward", [1, 2])
+def test_all_reduces_that_the_forward_pass_does_as_well_are_of_no_gradients(tmp_path: Path, n_forward: int) -> None:
+    draw = Drawing(GPU)
+    draw_step(draw, 0)
+    for number in range(n_forward):
+        draw.gpu(ALL_REDUCE, 31 + number, 31.1 + number, 31.5 + number, stream=NCCL_STREAM, **TOLD)
+    step = profile_rank(draw.write(tmp_path)).steps[0]
+    assert len(step.gradient_calls) == (2 if n_forward == 1 else 0)  # two are in the backward pass
 
 
 def test_bitmap_of_unused_parameters_is_no_gradient(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from profiled_jobs import Bucket, Delay, profiles_of, without_input
 
-from simdist.profiles.importing import import_job
+from simdist.profiles.importing import ImportOptions, import_job
 
 ALIKE = tuple(Bucket((count,), 0.003, count * 16e-9) for count in (250_000, 260_000, 255_000, 255_000))
 JOB = without_input(n_ranks=8, n_steps=20, gpus_per_node=4, jitter=0.05, missing=(5,))
@@ -31,10 +31,33 @@ def test_waiting_for_the_one_rank_without_a_trace_is_its_delay_and_none_of_the_l
     assert abs(job.proof.error) < 0.05
 
 
+def test_links_that_may_be_late_ranks_recommend_nothing() -> None:
+    problem = "1 of 8 ranks left no trace, and waiting for late ones among them looks like slow links: trace all ranks"
+    assert imported(JOB).scenario.imported.problem == problem
+    given = import_job(profiles_of(JOB), name="job", options=ImportOptions(cluster=imported(JOB).scenario.cluster))
+    assert problem not in (given.scenario.imported.problem or "")
+    assert imported(replace(JOB, missing=())).scenario.imported.problem is None
+
+
 def test_a_single_delay_of_the_rank_without_a_trace_is_found() -> None:
     job = imported(replace(JOB, buckets=ALIKE, delays=(Delay("host", 5, 7, 0.1),)))
     assert [(each.kind, each.ranks, each.steps) for each in job.stragglers] == [("transient", (5,), (10,))]
     assert job.stragglers[0].seconds == pytest.approx(0.1, rel=0.1)
+
+
+def test_a_lag_that_all_collectives_of_a_step_wait_for_counts_once() -> None:
+    apart = tuple(replace(bucket, backward_s=0.02) for bucket in ALIKE)  # each ends before the next begins
+    job = imported(replace(JOB, buckets=apart, delays=(Delay("host", 5, 7, 0.012),)))
+    assert [(each.ranks, each.steps) for each in job.stragglers] == [((5,), (10,))]
+    assert job.stragglers[0].seconds == pytest.approx(0.012, rel=0.15)
+
+
+def test_no_collective_is_bounded_by_less_than_its_shortest_call_in_few_steps() -> None:
+    """The first one of a step takes longer than others of about its size, and no rank is late."""
+    first = replace(ALIKE[0], transfer_s=1.5 * ALIKE[0].transfer_s)
+    truth = replace(JOB, buckets=(first, *ALIKE[1:]), n_steps=3)
+    seconds = {row.nbytes: row.seconds for row in imported(truth, "cuda").times}
+    assert seconds[first.nbytes] >= 0.99 * first.transfer_s
 
 
 def test_of_several_ranks_without_a_trace_none_is_blamed() -> None:

@@ -411,6 +411,44 @@ def test_runs_of_other_scenarios_are_told_apart(capsys, folder, tmp_path):
     assert "sync (sync) is of" not in page.text
 
 
+TRACED = """imported:
+  step: 10 ms
+  error: 0.11
+  verdict: 'launch-bound: gaps'
+  parts: {compute: 6 ms, short_gap: 3 ms, all_to_all: 1 ms}
+"""
+
+
+@pytest.fixture(scope="module")
+def traced(folder, tmp_path_factory) -> Page:
+    """Return the page of runs of a scenario that was imported, and reproduces the traced steps 11 % off."""
+    from simdist.cli import main
+
+    runs = shutil.copytree(folder / "runs", tmp_path_factory.mktemp("traced") / "runs")
+    for path in runs.glob("*/scenario.yaml"):
+        write(path, path.read_text() + TRACED)
+    assert main(["report", str(runs), "-o", str(runs / "page.html")]) == 0
+    return page_of(runs / "page.html")
+
+
+def test_page_says_where_a_step_of_the_traced_job_goes(traced, page):
+    assert "Where a step of the traced job goes" in [each.text for each in traced.all("h2")]
+    assert "launch-bound: gaps." in traced.text
+    (rows,) = (traced.rows(caption) for caption in traced.tables if caption.startswith("Time per step by part"))
+    assert rows == {
+        "computing": [0.006, "60 %"],
+        "gaps of 0.5 ms or less": [0.003, "30 %"],
+        "all_to_all, exposed": [0.001, "10 %"],
+    }
+    assert "Where a step of the traced job goes" not in page.text
+
+
+def test_of_a_traced_job_that_is_not_reproduced_only_measured_runs_have_a_winner(traced):
+    off = "the scenario reproduces the traced steps +11.0 % off"
+    assert f"Simulated, no schedule is recommended: {off}." in traced.text
+    assert "Measured, local-4 is " in traced.text
+
+
 # ---------------------------------------------------------------- runs of several points
 
 

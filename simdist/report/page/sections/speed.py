@@ -83,11 +83,18 @@ def _conclusions(report: RunsReport) -> list[str]:
     """Say of each point which of its schedules is the fastest."""
     return [
         f"{f'{point.title}; ' if point.title else ''}{origin if point.title else origin.capitalize()}, "
-        f"{speed_conclusion(_by_label(point, found), point.runs[0].label)}"
+        f"{_unproved(point, origin) or speed_conclusion(_by_label(point, found), point.runs[0].label)}"
         for point in report.points
         for origin in report.origins
         if len(found := point.rows(origin)) > 1
     ]
+
+
+def _unproved(point: ReportedPoint, origin: Origin) -> str | None:
+    """Say why no schedule is named, if the simulation is not of the job that its scenario was imported from."""
+    facts = point.runs[0].run.scenario.imported
+    problem = facts.problem if facts and origin == "simulated" else None
+    return f"no schedule is recommended: {problem}." if problem else None
 
 
 def _by_label(point: ReportedPoint, rows: Mapping[Path, Row]) -> dict[str, Row]:
@@ -122,6 +129,20 @@ def _why(rows: Mapping[str, Row], label: str, base: str) -> str:
     return f"{part} of the difference is {STATE_WORDS[state]} ({less} a step)"
 
 
+def traced_section(report: RunsReport) -> Section | None:
+    """Show where the steps of the real jobs went that the scenarios were imported from."""
+    jobs = {run.run.scenario.name: run.run.scenario.imported for run in report.runs}
+    parts: list[Html] = []
+    for name, facts in jobs.items():
+        if facts is not None:
+            lines = [
+                [words, duration(time_s), percent(time_s / facts.step_s)] for words, time_s in facts.in_words.items()
+            ]
+            caption = f"Time per step by part, average over traced ranks of {name}"
+            parts += [conclusions([f"{name}: {facts.verdict}."]), table(caption, ["part", "time", "share"], lines)]
+    return Section("traced", "Where a step of the traced job goes", join(parts)) if parts else None
+
+
 def states_section(report: RunsReport) -> Section:
     """Show how long ranks are in each state, simulated and measured beside each other."""
     unit, scale = time_unit(max(each.step_s for _, each in report.executions()))
@@ -142,7 +163,8 @@ def states_conclusion(run: ReportedRun, execution: Execution) -> str:
     """Say how much of a step is computing, and what is most of the rest."""
     shares = {state: execution.state_s(state) / execution.step_s for state in STATES}
     rest = max(STATES[1:], key=lambda state: shares[state])
-    computing = f"{run.label}, {execution.origin}: ranks compute {percent(shares['compute'])} of the time"
+    gaps = ", or their devices are idle between kernels," if run.run.scenario.imported else ""
+    computing = f"{run.label}, {execution.origin}: ranks compute{gaps} {percent(shares['compute'])} of the time"
     if shares[rest] < 0.0005:
         return f"{computing}; there is hardly anything else."
     return f"{computing}; most of the rest is {STATE_WORDS[rest]} ({percent(shares[rest])})."

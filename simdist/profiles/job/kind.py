@@ -1,0 +1,114 @@
+"""What kind of job was traced: which of its communication a scenario of data-parallel training does not have.
+
+The scenario averages the gradients of all ranks in all_reduces. All else that ranks exchange is left out of it, and
+tells how the model is spread over them.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from simdist.profiles.kineto.events import Hint
+from simdist.profiles.kineto.messages import CollectiveKind
+from simdist.profiles.steps.model import RankProfile, RankStep, TracedCollective
+from simdist.settings.units import format_share
+
+MOST_LEFT_OUT = 0.02  # of a step; beyond, schedules of the scenario say nothing of the job
+
+
+@dataclass(frozen=True, slots=True)
+class JobKind:
+    """Communication that the scenario leaves out.
+
+    Args:
+        names: How the model is spread over ranks, besides data parallelism; empty if nothing tells.
+        left_out: Kind of collective -> calls per step, and share of a step that they take, of those that the scenario
+            does not have.
+        unseen_share: Share of a step in which the device is idle for what the traces do not show.
+    """
+
+    names: tuple[str, ...]
+    left_out: dict[CollectiveKind, tuple[float, float]]
+    unseen_share: float
+
+    @property
+    def share(self) -> float:
+        """Share of a step that is left out, in all."""
+        return self.unseen_share + sum(share for _, share in self.left_out.values())
+
+    @property
+    def is_modelled(self) -> bool:
+        """Whether the scenario has all but a little of what a step does."""
+        return self.share <= MOST_LEFT_OUT
+
+    @property
+    def sentence(self) -> str:
+        """Say what is left out."""
+        told = [
+            f"{calls:.3g} {kind} a step ({format_share(share)} of it)"
+            for kind, (calls, share) in sorted(self.left_out.items(), key=lambda item: -item[1][1])
+        ]
+        names = f"{' and '.join(self.names) or 'other collectives'}: " if told else ""
+        if self.unseen_share > MOST_LEFT_OUT:
+            told.append(f"{format_share(self.unseen_share)} of a step idle for what the traces do not show")
+        return f"{names}{', '.join(told)}"
+
+
+def find_kind(profiles: Sequence[RankProfile], *, waiting_s: float) -> JobKind:
+    """Return what kind of job the collectives of its ranks show.
+
+    A rank is in a collective while it waits for others, so of each kind the rank that spends least in it counts.
+
+    Args:
+        profiles: One per traced rank.
+        waiting_s: Seconds of a step in which devices are idle for what the traces do not show.
+    """
+    step_s = float(np.mean([step.end_s - step.start_s for each in profiles for step in each.steps]))
+    kinds = {call.kind for each in profiles for step in each.steps for call in _left_out(step)}
+    found: dict[CollectiveKind, tuple[float, float]] = {}
+    for kind in sorted(kinds):
+        calls, seconds = zip(*(_of_kind(each.steps, kind) for each in profiles), strict=True)
+        issued = max(each.issued.get(kind, 0.0) for each in profiles)
+        found[kind] = max(*calls, issued if kind != "all_reduce" else 0.0), min(seconds) / step_s if step_s else 0.0
+    hints = frozenset(hint for each in profiles for hint in each.hints)
+    often = {kind for kind, (calls, _) in found.items() if calls >= 1}
+    averages = any(step.gradient_calls for each in profiles for step in each.steps)
+    return JobKind(tuple(_names(often, hints, averages=averages)), found, waiting_s / step_s if step_s else 0.0)
+
+
+def _left_out(step: RankStep) -> list[TracedCollective]:
+    return [call for call in step.calls if not (call.of_gradients and call.kind == "all_reduce")]
+
+
+def _of_kind(steps: Sequence[RankStep], kind: CollectiveKind) -> tuple[float, float]:
+    """Return how many of a kind a rank is in per step, and for how long."""
+    calls = [[call for call in _left_out(step) if call.kind == kind] for step in steps]
+    return len(list(chain(*calls))) / len(steps), sum(map(_union_s, calls)) / len(steps)
+
+
+def _union_s(calls: Sequence[TracedCollective]) -> float:
+    """Return for how long at least one goes on."""
+    total_s, reached_s = 0.0, -np.inf
+    for start_s, end_s in sorted((call.start_s, call.end_s) for call in calls):
+        total_s += max(0.0, end_s - max(start_s, reached_s))
+        reached_s = max(reached_s, end_s)
+    return total_s
+
+
+def _names(kinds: set[CollectiveKind], hints: frozenset[Hint], *, averages: bool) -> Iterator[str]:
+    """Name what the collectives are of, with the help of names in the traces."""
+    if "all_to_all" in kinds:
+        of_all_to_all = {"embeddings": "sharded embeddings", "experts": "expert parallelism"}
+        named = [name for hint, name in of_all_to_all.items() if hint in hints]
+        yield from named or ["expert or sequence parallelism, or sharded embeddings"]
+    if "point_to_point" in kinds:
+        yield "pipeline parallelism"
+    is_sharded = "all_gather" in kinds and not kinds.isdisjoint({"reduce_scatter", "reduce"})
+    if "fsdp" in hints or (is_sharded and "embeddings" not in hints):
+        yield "sharded parameters (FSDP or ZeRO)"
+    if "all_reduce" in kinds and averages:
+        yield "all_reduces of no gradients (tensor parallelism, or statistics)"
+    elif "all_reduce" in kinds:
+        yield "all_reduces that are not those of DDP (tensor parallelism, statistics, or gradients)"
