@@ -30,6 +30,7 @@ from simdist.tune.space import legal
 Measure: TypeAlias = Callable[[Scenario, Built], ScheduleTimes]
 
 _N_FASTEST = 3
+_AS_FAST = 1.005  # times the fastest step: less than chance, and no reason to change more
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,17 +214,29 @@ def clearly_faster(runs: Runs, one: Finalist, other: Finalist) -> bool:
     return (compared.speedup_ci95 or (compared.speedup,))[0] > 1
 
 
-def chosen(runs: Runs, found: Sequence[Finalist]) -> Finalist:
+def chosen(runs: Runs, found: Sequence[Finalist], *, baseline: Schedule) -> Finalist:
     """Return the one that the search found fastest, unless another one is clearly faster with fresh seeds.
 
-    To take the fastest with fresh seeds would again be to choose by the numbers that are then shown.
+    Of those that are as fast, it is the one with the fewest changes: a schedule of the baseline's kind, which learns as
+    much in a step, before others. To take the fastest with fresh seeds would again be to choose by the numbers that are
+    then shown.
 
     Args:
         runs: The runs of the finalists.
         found: The fastest with fresh seeds first.
+        baseline: The schedule that they are compared with.
     """
-    best = min(found, key=lambda each: each.search_step_s)
-    return next((each for each in found if clearly_faster(runs, each, best)), best)
+    least_s = min(each.search_step_s for each in found)
+    as_fast = (each for each in found if each.search_step_s <= _AS_FAST * least_s)
+    best = min(as_fast, key=lambda each: (*_changes(each.schedule, baseline), each.search_step_s))
+    faster = (each for each in found if best.row.step_s > _AS_FAST * each.row.step_s)
+    return next((each for each in faster if clearly_faster(runs, each, best)), best)
+
+
+def _changes(schedule: Schedule, baseline: Schedule) -> tuple[bool, int]:
+    """Return whether a schedule is of another kind, and how many of its settings differ."""
+    ours, theirs = (each.model_dump(exclude={"label"}) for each in (schedule, baseline))
+    return schedule.kind != baseline.kind, sum(value != theirs.get(name) for name, value in ours.items())
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[int]:

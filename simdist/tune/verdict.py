@@ -56,7 +56,7 @@ def verdict(runs: Runs, found: Sequence[Finalist], constraints: Constraints) -> 
     """
     (baseline,) = (each for each in found if each.is_baseline)
     others = [each for each in found if not each.is_baseline] or [baseline]
-    best = chosen(runs, others)
+    best = chosen(runs, others, baseline=baseline.schedule)
     faults = broken(baseline.facts, constraints)
     broken_text = (f"{baseline.schedule.name} itself breaks {', '.join(faults)}",) if faults else ()
     sure = best if is_worthwhile(best) else next(filter(is_worthwhile, others), None)
