@@ -43,7 +43,7 @@ _COLUMNS = (
     Column("busbw", form=format_Bps),
     Column("waiting", "wait_share", form="{:.0%}".format),
 )
-_AHEAD_S = 1e-3
+_AHEAD_S = 1e-3  # less is not worth a line
 _PREDICTED = Column("predicted", "predicted_s", "seconds", form=_predicted)
 
 
@@ -92,18 +92,7 @@ def command(
     try:
         imported = import_job(profiles, name=output.stem, options=options)
     except (TraceError, UnknownLayoutError) as error:
-        with_steps = [each for each in profiles if each.steps]
-        if len({each.rank for each in with_steps}) < len(with_steps) or not with_steps:
-            raise
-        budget = step_budget(with_steps)
-        kind = find_kind(with_steps, waiting_s=float(budget.of_all_s[StepPart.QUEUED]))
-        if kind.is_modelled and len(profiles) > 1 and isinstance(error, TraceError):  # they may be of different jobs
-            raise
-        for note in grouped([(each.rank, note) for each in with_steps for note in each.notes]):
-            session.say(f"note: {note}")
-        session.result({"where": _where_record(budget), "job": _kind_record(kind)}, _where(budget, kind))
-        parts = f"; with {' and '.join(kind.names)} ranks may differ" if kind.names and profiles[1:] else ""
-        raise type(error)(f"{error}{parts}; no scenario is written") from None
+        raise _without_scenario(session, profiles, error) from None
     for note in imported.notes:
         session.say(note if note.startswith("warning") else f"note: {note}")
     if imported.proof.misses:
@@ -115,6 +104,24 @@ def command(
     for path in written:
         session.wrote(path)
     session.result(_document(imported, written), _text(imported))
+
+
+def _without_scenario(
+    session: common.Session, profiles: Sequence[RankProfile], error: TraceError | UnknownLayoutError
+) -> TraceError | UnknownLayoutError:
+    """Tell where steps go of which no scenario can be made, if they are of one job; return the error to end with."""
+    with_steps = [each for each in profiles if each.steps]
+    if len({each.rank for each in with_steps}) < len(with_steps) or not with_steps:
+        return error
+    budget = step_budget(with_steps)
+    kind = find_kind(with_steps, waiting_s=float(budget.of_all_s[StepPart.QUEUED]))
+    if kind.is_modelled and len(profiles) > 1 and isinstance(error, TraceError):  # they may be of different jobs
+        return error
+    for note in grouped([(each.rank, note) for each in with_steps for note in each.notes]):
+        session.say(f"note: {note}")
+    session.result({"where": _where_record(budget), "job": _kind_record(kind)}, _where(budget, kind))
+    parts = f"; with {' and '.join(kind.names)} ranks may differ" if kind.names and profiles[1:] else ""
+    return type(error)(f"{error}{parts}; no scenario is written")
 
 
 def _profiles(session: common.Session, traces: Sequence[str], n_workers: int | None) -> list[RankProfile]:

@@ -11,7 +11,7 @@ import click
 from simdist.cli import common, inputs
 from simdist.cli.kept import KeptSchedules
 from simdist.cli.tables import STEP_TIME, Column, factor_with_interval, table_text
-from simdist.cli.where import facts_record, facts_text
+from simdist.cli.where import facts_record, facts_text, not_compared
 from simdist.errors import ScenarioError
 from simdist.runs.building import Built, dataset
 from simdist.scenario import Recorded, Scenario, dump
@@ -112,8 +112,7 @@ def command(
     extras = Extras(only, density, "fp16" in allow, "servers" in allow)
     wanted = TuneOptions(constraints, extras, **search)
     scenario = inputs.read_scenario(session, name, is_compared=True)
-    if (facts := scenario.imported) and facts.left_out:
-        sentence = f"no schedules are compared: {facts.problem}"
+    if (facts := scenario.imported) and (sentence := not_compared(scenario)):
         document = {"scenario": scenario.name, "change": False, "outcome": "not compared", "verdict": sentence}
         session.result(document | {"where": facts_record(facts)}, f"{facts_text(facts)}\n\n{sentence}.")
         return

@@ -14,7 +14,7 @@ from simdist.cli import common, inputs, losses, whatif_table
 from simdist.cli.losses import LOST, SLOWDOWN, STEP_COLUMNS, loss_records, slowest_text
 from simdist.cli.tables import Column, factor, table_text
 from simdist.cli.whatif_job import WhatifJob, WhatifOptions, read_job, schedules_to_compare
-from simdist.cli.where import facts_record, facts_text
+from simdist.cli.where import facts_record, facts_text, not_compared
 from simdist.cost import price
 from simdist.engines.replay import timing
 from simdist.errors import RunError, ScenarioError
@@ -84,8 +84,7 @@ def command(session: common.Session, name: str, *, ideal: IdealCompute | None, *
     with session.bar() as bar:
         bar.update("read", 0, None)
         job = read_job(session, name, options)
-        facts = job.scenario.imported
-        is_compared = options.n_runs and not (facts and facts.left_out)
+        is_compared = options.n_runs and not not_compared(job.scenario)
         others = schedules_to_compare(session, job, options.schedules) if is_compared else ()
         found = _slowdown(job, options.steps, bar)
         compared = _gains(job, others, options, bar) if others else None
@@ -213,14 +212,9 @@ def _document(job: WhatifJob, found: Slowdown, spread: Pattern, compared: Gains 
         "stragglers": spread_sentence(found, spread),
         "cluster": cluster,
         "gains": _gains_document(compared) if compared else None,
-        "verdict": verdict_sentence(found, spread, compared) if compared else _not_compared(job.scenario),
+        "verdict": verdict_sentence(found, spread, compared) if compared else not_compared(job.scenario),
         "imported": facts_record(job.scenario.imported) if job.scenario.imported else None,
     }
-
-
-def _not_compared(scenario: Scenario) -> str | None:
-    facts = scenario.imported
-    return f"no schedules are compared: {facts.problem}" if facts and facts.left_out else None
 
 
 def _gains_document(compared: Gains) -> _Record:

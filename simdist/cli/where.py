@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from simdist.cli.tables import Column, table_text
-from simdist.scenario import Imported
+from simdist.scenario import Imported, Scenario
 from simdist.scenario.scenario import part_in_words
 from simdist.settings.units import format_seconds, format_share
 
@@ -39,6 +39,12 @@ def where_text(
         for part, seconds in parts_s.items()
     ]
     return table_text(title, (*_COLUMNS, *(_RANK_COLUMNS if extremes else ())), records)
+
+
+def not_compared(scenario: Scenario) -> str | None:
+    """Say that schedules are not compared, if the scenario leaves out a part of the job that it was imported from."""
+    facts = scenario.imported
+    return f"no schedules are compared: {facts.problem}" if facts and facts.left_out else None
 
 
 def facts_text(facts: Imported) -> str:

@@ -163,9 +163,8 @@ def import_job(profiles: Sequence[RankProfile], *, name: str, options: ImportOpt
         notes.append(collectives.untraced_note(untraced, job, step_s=step_s))
     lasting_s = max((each.seconds for each in late if each.kind == "persistent"), default=0.0)
     straggling_s = proof.straggling_share * proof.measured_s
-    loading_s = max((each.seconds for each in loading), default=0.0) * (
-        1 - 1 / len(job.ranks)
-    )  # others wait in all_reduces
+    alone_s = max((each.seconds for each in loading), default=0.0)  # the others wait for it in their all_reduces
+    loading_s = alone_s * (1 - 1 / len(job.ranks))
     budget = step_budget(job.profiles, straggling_s=straggling_s, lasting_s=lasting_s, loading_s=loading_s)
     kind = find_kind(job.profiles, waiting_s=float(budget.of_all_s[StepPart.QUEUED]))
     told = {
@@ -181,8 +180,7 @@ def _unsure(job: TracedJob, links: Links | None) -> str:
     """Say why the traces do not tell what another schedule would gain, if so."""
     if not job.missing or links is None:
         return ""
-    n_missing = f"{len(job.missing)} of {job.world_size} ranks"
-    return f"{n_missing} left no trace, and waiting for late ones among them looks like slow links: trace all ranks"
+    return f"{job.untraced}, and waiting for late ones among them looks like slow links: trace all ranks"
 
 
 def _facts(job: TracedJob, proof: Proof, budget: StepBudget, kind: JobKind, unsure: str) -> Imported:
@@ -235,9 +233,8 @@ def _caveats(job: TracedJob, links: Links | None, proof: Proof, kind: JobKind) -
     if not kind.is_modelled:
         caveats.append(f"the scenario leaves out what the job does besides averaging gradients: {kind.sentence}")
     if job.missing:
-        n_missing = f"{len(job.missing)} of {job.world_size} ranks"
         caveats.append(
-            f"{n_missing} left no trace: a straggler among them looks like slow links, so links may be too slow and "
+            f"{job.untraced}: a straggler among them looks like slow links, so links may be too slow and "
             f"gains of averaging more seldom too large"
         )
     if links is not None and not links.is_complete:

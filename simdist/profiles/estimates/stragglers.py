@@ -7,8 +7,7 @@ With d[s, r] the delay of rank r in step s, and all medians lower ones:
   step is above what noise alone does (`noise`).
 * *Transient*: d[s, r] less the rank's own median (of a rank that is not persistent: or that of the typical other rank,
   if it is less), and the same less what the typical other rank has in this step, are above what noise alone does, and
-  5 % of a step. Steps that follow one another, late by about as much, are one
-  burst.
+  5 % of a step. Steps that follow one another, late by about as much, are one burst.
 * Where all traced ranks of a node are late in the same way, it is the node.
 
 So a rank that is late in at most half of the steps has bursts of full size, and one that is in more is persistently
@@ -200,13 +199,13 @@ def _more_s(delay_s: Floats, persistent: Sequence[int]) -> Floats:
 
 def _transient(delays: DelayTable, channel: Channel, more_s: Floats) -> list[Straggler]:
     """Return the bursts of all ranks."""
-    own_s, beyond_others_s = more_s
+    own_s, beyond_s = more_s
     is_late = more_s.min(axis=0) > max(by_chance_once_s(own_s), _TRANSIENT_SHARE * delays.step_s)
     found = []
     for column in range(own_s.shape[1]):
-        for rows in _bursts(np.flatnonzero(is_late[:, column]).tolist(), beyond_others_s[:, column]):
+        for rows in _bursts(np.flatnonzero(is_late[:, column]).tolist(), beyond_s[:, column]):
             steps = tuple(delays.steps[row] for row in rows)
-            seconds = float(beyond_others_s[rows, column].mean())
+            seconds = float(beyond_s[rows, column].mean())
             found.append(Straggler("transient", (delays.ranks[column],), None, channel, steps, seconds))
     return found
 

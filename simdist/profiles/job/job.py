@@ -39,6 +39,11 @@ class TracedJob:
         return tuple(sorted(set(range(self.world_size)) - set(self.ranks)))
 
     @property
+    def untraced(self) -> str:
+        """Say how many ranks left no trace."""
+        return f"{len(self.missing)} of {self.world_size} ranks left no trace"
+
+    @property
     def numbers(self) -> tuple[int, ...]:
         """Numbers of the steps, in ascending order."""
         return tuple(step.number for step in self.profiles[0].steps)

@@ -12,24 +12,25 @@ from simdist.profiles.steps.step_parts import EXPOSED, StepPart
 from simdist.settings.units import format_seconds, format_share
 
 _NOTABLE = 0.05  # of a step; less is worth no advice
-_STRAGGLING, _COMMUNICATION = "straggler-bound", "communication-bound"
+_STRAGGLING, _COMMUNICATION, _LAUNCHES = "straggler-bound", "communication-bound", "launch-bound"
+_INPUT, _HOST, _UNSEEN = "input-bound", "host-bound", "bound by what is not traced"
 # what the job is bound by -> what costs the time, and what removes it
 _REMEDIES: Final = {
     _STRAGGLING: ("ranks wait for late ones", "repair these, or see `simdist whatif`"),
     _COMMUNICATION: ("communication is exposed", "communicate less, more seldom, or behind computing"),
-    "launch-bound": (
+    _LAUNCHES: (
         "the device is idle until the host launches its next kernel",
         "larger batches, CUDA graphs, torch.compile or fused operators help",
     ),
-    "input-bound": (
+    _INPUT: (
         "the device waits for its batch",
         "more loader workers, faster storage or a cache help",
     ),
-    "host-bound": (
+    _HOST: (
         "the host pauses, running no operator",
         "look for Python between operators, garbage collection, logging and checkpoints",
     ),
-    "bound by what is not traced": (
+    _UNSEEN: (
         "the device is idle though kernels are queued, and the traces do not show what they wait for",
         "trace all streams and processes of the device",
     ),
@@ -73,14 +74,16 @@ class StepBudget:
         """What the job is bound by -> seconds of a step that it costs, the largest first."""
         of_all_s = self.of_all_s
         straggling_s = min(self.straggling_s, self.step_s)
-        seconds = (
-            straggling_s,
-            max(0.0, float(of_all_s[list(EXPOSED.values())].sum()) - straggling_s - self.loading_s),
-            float(of_all_s[[StepPart.SHORT_GAP, StepPart.LONG_GAP]].sum()),
-            float(of_all_s[StepPart.INPUT]) + self.loading_s,
-            *of_all_s[[StepPart.HOST_PAUSE, StepPart.QUEUED]].tolist(),
-        )
-        return dict(sorted(zip(_REMEDIES, seconds, strict=True), key=lambda item: -item[1]))
+        exposed_s = float(of_all_s[list(EXPOSED.values())].sum())
+        seconds = {
+            _STRAGGLING: straggling_s,
+            _COMMUNICATION: max(0.0, exposed_s - straggling_s - self.loading_s),
+            _LAUNCHES: float(of_all_s[[StepPart.SHORT_GAP, StepPart.LONG_GAP]].sum()),
+            _INPUT: float(of_all_s[StepPart.INPUT]) + self.loading_s,
+            _HOST: float(of_all_s[StepPart.HOST_PAUSE]),
+            _UNSEEN: float(of_all_s[StepPart.QUEUED]),
+        }
+        return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
     @property
     def fixed_s(self) -> float:
