@@ -1,6 +1,6 @@
 """Overhead of a training loop whose schedule simdist performs, against loops written by hand with torch's own tools.
 
-    torchrun --standalone --nproc-per-node 2 benchmarks/overhead.py [--rounds 12] [--steps 8] [--json]
+    torchrun --standalone --nproc-per-node 2 benchmarks/overhead.py [--rounds 36] [--steps 8] [--json]
 
 The same model trains on the same processes in turn, some steps with torch's own and some with `real.wrap`, round after
 round, so that whatever else the machine does meets both. A ratio is steps per second with simdist over those with
@@ -127,7 +127,7 @@ def ratio(each: Contest, batch: tuple[Tensor, Tensor], n_rounds: int, n_steps: i
 def main() -> int:
     """Run all contests and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--rounds", type=int, default=36)
     parser.add_argument("--steps", type=int, default=8, help="of a round; a multiple of 8 has all averages in it")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,12 +22,14 @@ from real import models
 from real.data.folders import default_folder
 from real.data.inputs import DataOptions, InputReader, open_input
 from real.data.tallies import Tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
-from real.execution.running import RunReport, check_world, explaining, forget, perform, rescue
+from real.execution.running import RunReport, check_world, forget, perform
 from real.jobs import AUTOCAST, Build, buffers_of, find_build, program_maker
 from real.processes.exit_codes import run_command
 from real.processes.launch import Connection, connect, place
+from real.recording.recorder import salvage
 from real.recording.timing import share_cores
 from simdist.errors import PlanError, RunError, ScenarioError
+from simdist.files import locked
 from simdist.plan import LEVELS
 from simdist.runs import run_directory
 from simdist.runs.run_directory import EMULATED, RunDirectory
@@ -110,7 +112,8 @@ def _command(**given: Any) -> None:
         connection.guard.ending_on_sigterm(),
     ):
         for each in runs:
-            _one(connection, each, build, options)
+            with locked(each.path) if here.rank == 0 else nullcontext():
+                _one(connection, each, build, options)
 
 
 def _warn_of_environment(rank: int) -> None:
@@ -132,8 +135,7 @@ def _runs(options: _RunOptions) -> list[RunDirectory]:
         where = ", ".join(map(str, options.runs))
         raise ScenarioError(f"{where}: no run is labelled {options.label!r}; there are: {labels}")
     for each in runs:
-        if (each.path / run_directory.REAL).exists() and not options.force:
-            raise ScenarioError(f"{each.path / run_directory.REAL}: is there already; replace it with --force")
+        _check_not_measured(each, options)
         if options.data and each.plan.dataset is None:
             raise ScenarioError(
                 f"{each.path}: its plan reads no data set; give its scenario `data`, or leave --data out"
@@ -143,9 +145,19 @@ def _runs(options: _RunOptions) -> list[RunDirectory]:
     return runs
 
 
+def _check_not_measured(run: RunDirectory, options: _RunOptions) -> None:
+    if (run.path / run_directory.REAL).exists() and not options.force:
+        raise ScenarioError(f"{run.path / run_directory.REAL}: is there already; replace it with --force")
+
+
 def _one(connection: Connection, run: RunDirectory, build: Build | None, options: _RunOptions) -> None:
     parts, rank = run.path / PARTS, connection.place.rank
-    forget(parts, rank)  # what an earlier start has left must not end up in a trace of this one
+    if rank == 0:
+        _check_not_measured(run, options)  # by another start, before this one had the lock
+    if connection.place.local_rank == 0 and (earlier := _rescue(run)):
+        _tell(rank, f"{run.plan.name}: an earlier run ended early: what was done is in {earlier}")
+    connection.agree("plan", run.plan.digest())
+    forget(parts, rank)  # what is kept now; it would end up in a trace of this run
     _agree(connection, run, options)
     with ExitStack() as stack:  # left after the others know of a failure, so that no thread waits any longer
         try:
@@ -202,7 +214,7 @@ def _count(connection: Connection, run: RunDirectory, source: InputReader | None
     """Bring together what the ranks have read; all take part, rank 0 gets it."""
     if source is None:
         return None
-    with explaining(connection.guard, f"{run.plan.name}: bringing together what was read"):
+    with connection.guard.explaining(f"{run.plan.name}: bringing together what was read"):
         rows = gather_tallies(source.tally)
     return None if rows is None else _Counted(reads_of(rows, run.plan), totals(rows))
 
@@ -217,7 +229,6 @@ class _Counted:
 
 def _agree(connection: Connection, run: RunDirectory, options: _RunOptions) -> None:
     """Refuse ranks that were given different runs: with other delays, say, the trace would tell of none of them."""
-    connection.agree("plan", run.plan.digest())
     for name, content in run_directory.contents(run.scenario, run.plan, run.delays).items():
         connection.agree(name, hashlib.sha256(content).hexdigest())
     data = " with data" if options.data else ""
@@ -227,10 +238,10 @@ def _agree(connection: Connection, run: RunDirectory, options: _RunOptions) -> N
 def _save(run: RunDirectory, trace: Trace, report: RunReport, counted: _Counted | None) -> tuple[Trace, RunReport]:
     """Write what a run leaves; return the trace and the whole report."""
     whole = replace(report, reads=counted.totals) if counted else report
-    (run.path / run_directory.REPORT).write_text(whole.dumps(), encoding="utf-8")
-    run_directory.save_trace(trace, run.path / run_directory.REAL)
-    if counted:
-        run_directory.save_reads(counted.reads, run.path / run_directory.REAL_READS)
+    run_directory.save_measured(run.path, trace, report=whole.dumps(), reads=counted.reads if counted else None)
+    for name in run_directory.MEASURED:
+        for torn in run.path.glob(f".{name}.*.part"):  # of writers that were killed
+            torn.unlink(missing_ok=True)
     for name in (run_directory.PARTIAL, run_directory.PARTIAL_READS):
         (run.path / name).unlink(missing_ok=True)
     return trace, whole
@@ -246,18 +257,24 @@ def _failure(connection: Connection, run: RunDirectory, error: Exception) -> Run
 
 def _keep(run: RunDirectory) -> str:
     """Save the times of what was done; return how that went, to end a sentence with."""
-    path = run.path / run_directory.PARTIAL
     try:
         with _undisturbed():
-            trace = rescue(run.path / PARTS, run.plan)
-            if trace is None:
-                return ""
-            run_directory.save_trace(trace, path)
-            if (rows := salvage_tallies(run.path / PARTS, run.plan)) is not None:
-                run_directory.save_reads(reads_of(rows, run.plan), run.path / run_directory.PARTIAL_READS)
-    except (RunError, OSError) as error:
-        return f"; what was done is lost ({error})"
-    return f"; what was done is in {path}"
+            path = _rescue(run)
+    except RunError as error:
+        return f"; what was done is still in {run.path / PARTS}, and the next start keeps it ({error})"
+    return f"; what was done is in {path}" if path else ""
+
+
+def _rescue(run: RunDirectory) -> Path | None:
+    """Save the times that ranks have noted in a run that has ended; return where, None if there are none."""
+    parts = run.path / PARTS
+    trace = salvage(parts, run.plan)
+    if trace is None:
+        return None
+    rows = salvage_tallies(parts, run.plan)
+    reads = None if rows is None else reads_of(rows, run.plan)
+    run_directory.save_measured(run.path, trace, report=None, reads=reads)
+    return run.path / run_directory.PARTIAL
 
 
 @contextmanager

@@ -5,22 +5,27 @@ gigabyte, a few megabytes that unpack to many gigabytes. So nothing opens or rea
 module, or of `simdist.arrays`. A refusal is an `OSError`, like the operating system's: `naming_file` names the file.
 """
 
+import errno
 import gzip
 import os
 import secrets
+import socket
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
-from io import BufferedReader
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import IO
 
-from simdist.errors import naming_file
+from simdist.errors import RunError, naming_file
 
 #: A document that is read as a whole has no more bytes, a line of any text file neither.
 MAX_FILE_NBYTES, MAX_LINE_NBYTES = 256 << 20, 32 << 20
 _PART_NBYTES = 16 << 20
 _NO_WAIT = os.O_NONBLOCK if os.name == "posix" else 0  # a pipe without a writer does not hold up
+_NO_LINK = os.O_NOFOLLOW if os.name == "posix" else 0
+_HELD, _NO_LOCKS = {errno.EACCES, errno.EAGAIN}, {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
+_HOLDER_NBYTES, _ATTEMPTS = 300, 100
 _GZIP = b"\x1f\x8b"
 _KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -144,17 +149,67 @@ def replacing(path: Path, *, on_disk: bool = False) -> Iterator[Path]:
         try:
             yield part
             if on_disk:
-                _sync(part, os.O_RDWR)
+                sync(part)
             os.replace(part, path)
             if on_disk and os.name == "posix":  # other systems open no folders
-                _sync(path.parent, os.O_RDONLY)
+                sync(path.parent, os.O_RDONLY)
         finally:
             part.unlink(missing_ok=True)
 
 
-def _sync(path: Path, flags: int) -> None:
+def sync(path: Path, flags: int = os.O_RDWR) -> None:
+    """Wait until the contents of a file, or with `os.O_RDONLY` the names in a folder, are on the disk."""
     descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Be the only process that writes to a folder, which is made; what holds the lock is the kernel, not a file.
+
+    So the lock of a process that died is free. Where a file system has no locks, nothing is locked.
+
+    Raises:
+        RunError: Another process holds the lock; names it. Or the folder cannot be written.
+    """
+    lock = folder / ".lock"
+    with naming_file(lock):
+        folder.mkdir(parents=True, exist_ok=True)
+        held = next(filter(None, (_lock(lock) for _ in range(_ATTEMPTS))), None)
+    with held or nullcontext():
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                lock.unlink()
+
+
+def _lock(path: Path) -> FileIO | None:
+    """Return a lock's file, which is locked until it is closed; None if who held it has just deleted it."""
+    with ExitStack() as stack:
+        file = stack.enter_context(
+            open(path, "a+b", buffering=0, opener=lambda name, flags: os.open(name, flags | _NO_WAIT | _NO_LINK, 0o666))
+        )
+        try:
+            if os.name == "posix":
+                import fcntl
+
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _HELD:
+                file.seek(0)
+                holder = file.read(_HOLDER_NBYTES).decode(errors="replace") or "another process"
+                raise RunError(f"{path.parent}: {holder} writes there: wait for its end, or end it") from None
+            if error.errno not in _NO_LOCKS:
+                raise
+        with suppress(FileNotFoundError):
+            if os.path.samefile(path, file.fileno()):
+                with suppress(OSError):  # no room for the name
+                    file.truncate(0)
+                    file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+                stack.pop_all()
+                return file
+    return None

@@ -97,11 +97,15 @@ class _Script:
             self.launched("cudaMemcpyAsync", self.dialect.memcpy, "Memcpy HtoD (Pinned -> Device)", copy)
         for sent in work.get("broadcast", []):
             self.collective("broadcast", sent, self.truth.buffer_count, self.pid)
-        self.forward(work["forward"])
-        for backward, accumulate in zip(work["backward"], work["accumulate"], strict=True):
-            reduced = [w for w in work["all_reduce"] if w.bucket == backward.bucket]
-            last = backward.tensor == len(self.truth.buckets[backward.bucket].counts) - 1
-            self.backward(backward, accumulate, reduced[0] if last else None)
+        n = len(work["forward"]) // self.truth.micro_batches  # layers, and tensors
+        for first in range(0, len(work["forward"]), n):
+            self.forward(work["forward"][first : first + n])
+            pairs = zip(work["backward"][first : first + n], work["accumulate"][first : first + n], strict=True)
+            for backward, accumulate in pairs:
+                reduced = [w for w in work["all_reduce"] if w.bucket == backward.bucket]
+                last = backward.tensor == len(self.truth.buckets[backward.bucket].counts) - 1
+                last = last and first + n == len(work["forward"])
+                self.backward(backward, accumulate, reduced[0] if last else None)
         self.optimize(work["optimize"])
         for item in work.get("item", []):
             self.op("aten::item", item.host)

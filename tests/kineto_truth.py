@@ -50,6 +50,7 @@ class Truth:
     `jitter` lengthens every component of every rank and step by a random share of up to itself. `run_ahead`: a GPU's
     host never waits for it, and is up to two steps ahead; otherwise it reads the loss after each step. `skew_s`: what
     is added to a rank's clock; ranks of a node have that of its first. `missing`: ranks that leave no trace.
+    `micro_batches`: passes of a step, each of `forward_s` and `buckets`; the host is late in the last.
     """
 
     n_ranks: int = 4
@@ -74,6 +75,7 @@ class Truth:
     buffer_s: float = 0.0005
     gpus_per_node: int = 8
     batch_size: int = 8
+    micro_batches: int = 1
     marks: bool = True
     shapes: bool = True
     noise: bool = False
@@ -178,7 +180,8 @@ def _step(truth: Truth, device: Device, ranks: list[_Rank], step: int) -> list[L
         parts_s[StepPart.ALL_REDUCE], parts_s[StepPart.INPUT] = parts["wait_s"], input_s
         parts_s[StepPart.COMPUTE] = times["end_s"] - times["start_s"] - parts["wait_s"] - input_s
         times["marked_s"] = begin[0] + skew_s
-        read = RankStep(number=number, **times, **parts, parts_s=tuple(parts_s), calls=tuple(calls))
+        told = {"parts_s": tuple(parts_s), "calls": tuple(calls), "micro_batches": truth.micro_batches}
+        read = RankStep(number=number, **times, **parts, **told)
         lived.append(Lived(read, (begin[0] + skew_s, rank.host_s + skew_s), tuple(rank.work)))
         rank.work.clear()
     return lived
@@ -225,25 +228,29 @@ def _broadcast(truth: Truth, device: Device, ranks: list[_Rank]) -> list[tuple[T
 
 def _compute(truth: Truth, device: Device, rank: _Rank, step: int):
     """Forward, backward; return the phases and, per bucket, when it was issued and when it was ready."""
-    computing_s = truth.forward_s + sum(bucket.backward_s for bucket in truth.buckets)
+    computing_s = truth.micro_batches * (truth.forward_s + sum(bucket.backward_s for bucket in truth.buckets))
     slower = 1 + truth.delay_s("compute", rank.rank, step) / computing_s
     n_layers = sum(len(bucket.counts) for bucket in truth.buckets)
-    forward_s = rank.longer(truth.forward_s) * slower
-    rank.lost_s = sum(rank.busy("forward", forward_s / n_layers, tensor=layer) for layer in range(n_layers))
-    rank.host_s += rank.longer(truth.host_s) + truth.delay_s("host", rank.rank, step)
+    rank.lost_s = forwards_s = earlier_s = 0.0
+    for left in reversed(range(truth.micro_batches)):
+        forward_s = rank.longer(truth.forward_s) * slower
+        forwards_s += forward_s
+        rank.lost_s += sum(rank.busy("forward", forward_s / n_layers, tensor=layer) for layer in range(n_layers))
+        rank.host_s += 0.0 if left else rank.longer(truth.host_s) + truth.delay_s("host", rank.rank, step)
 
-    buckets_s, issued = [], []
-    for b, bucket in enumerate(truth.buckets):
-        bucket_s = rank.longer(bucket.backward_s) * slower
-        for tensor in range(len(bucket.counts)):
-            share_s = bucket_s / len(bucket.counts)
-            rank.lost_s += rank.busy("backward", 0.9 * share_s, b, tensor)
-            rank.lost_s += rank.busy("accumulate", 0.1 * share_s, b, tensor)
-        buckets_s.append(bucket_s)
-        rank.host_s += LAUNCH_S if device == "cuda" else 0.0
-        issued.append((rank.host_s, rank.device_s))
-    parts = {"forward_s": forward_s, "buckets_s": tuple(buckets_s), "backward_s": sum(buckets_s)}
-    return parts, issued
+        buckets_s, issued = [], []
+        for b, bucket in enumerate(truth.buckets):
+            bucket_s = rank.longer(bucket.backward_s) * slower
+            for tensor in range(len(bucket.counts)):
+                share_s = bucket_s / len(bucket.counts)
+                rank.lost_s += rank.busy("backward", 0.9 * share_s, b, tensor)
+                rank.lost_s += rank.busy("accumulate", 0.1 * share_s, b, tensor)
+            buckets_s.append(bucket_s)
+            rank.host_s += LAUNCH_S if device == "cuda" and not left else 0.0
+            issued.append((rank.host_s, rank.device_s))
+        earlier_s += sum(buckets_s) if left else 0.0
+    parts = {"forward_s": forwards_s, "backward_s": earlier_s + sum(buckets_s), "earlier_s": earlier_s}
+    return parts | {"buckets_s": (earlier_s + buckets_s[0], *buckets_s[1:])}, issued
 
 
 def _all_reduces(truth: Truth, device: Device, issued, begins):

@@ -9,24 +9,30 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from trainings import Training, loss
 
 import real
-from simdist.errors import SimdistError
+from simdist.errors import RunError, SimdistError
 from simdist.files import replacing
 from simdist.plan import AllGather, Backward, Buffer, Densify, Forward, Optimize, Plan, Select
 from simdist.plan.group import Group
-from simdist.schedules import HierarchicalSGD, Job, Schedule, Sync
+from simdist.schedules import HierarchicalSGD, InputPath, Job, LocalSGD, Schedule, Sync
 
 
 @dataclass(frozen=True)
@@ -128,9 +134,15 @@ def error_of(function: Callable[..., object], *args: object, **options: object) 
 # --- loops that do it wrong, on one rank ---
 
 
-def begin(n_steps: int = 5, **options: object) -> tuple[nn.Module, torch.optim.Optimizer, real.Worker]:
+def begin(
+    n_steps: int = 5, schedule: Schedule | None = None, **options: object
+) -> tuple[nn.Module, torch.optim.Optimizer, real.Worker]:
     module, optimizer = Training().make()
-    return module, optimizer, real.wrap(module, optimizer, Sync(), n_steps=n_steps, ranks_per_node=1, **options)
+    return (
+        module,
+        optimizer,
+        real.wrap(module, optimizer, schedule or Sync(), n_steps=n_steps, ranks_per_node=1, **options),
+    )
 
 
 def lossy(module: nn.Module, step: int = 0) -> Tensor:
@@ -193,8 +205,35 @@ def no_zero_grad() -> None:
         optimizer.step()
 
 
+def never_synchronised() -> None:
+    module, optimizer, worker = begin()
+    with worker.no_sync():
+        lossy(module).backward()
+    optimizer.step()
+
+
+def average_within_a_step() -> None:
+    module, _, worker = begin()
+    lossy(module)
+    worker.average()
+
+
+def trained_after_close() -> None:
+    _, _, worker = begin()
+    worker.close()
+    lossy(worker.eval())
+    lossy(worker.train())
+
+
+def averaged_after_close() -> None:
+    _, _, worker = begin()
+    worker.close()
+    worker.average()
+
+
 def accumulation() -> None:
-    module, optimizer, _ = begin()
+    """Under local SGD, where nothing else would tell: gradients are not exchanged."""
+    module, optimizer, _ = begin(schedule=LocalSGD(period=4))
     one_step(module, optimizer)
     optimizer.zero_grad()
     for micro in range(2):
@@ -227,6 +266,32 @@ def moved() -> None:
     one_step(module, optimizer)
 
 
+def differentiated_twice() -> None:
+    module, _, _ = begin()
+    lossy(module).backward(create_graph=True)
+
+
+def unfrozen() -> None:
+    module, optimizer = Training("frozen").make()
+    real.wrap(module, optimizer, Sync(), n_steps=2, ranks_per_node=1)
+    module.requires_grad_(True)
+    one_step(module, optimizer)
+
+
+def layer_replaced() -> None:
+    module, optimizer, _ = begin()
+    module[4] = nn.Linear(8, 3).double()
+    one_step(module, optimizer)
+
+
+def group_added() -> None:
+    module, optimizer, _ = begin()
+    for step in range(4):
+        if step == 3:
+            optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+        one_step(module, optimizer, step)
+
+
 # --- wrapping the wrong things ---
 
 
@@ -242,6 +307,11 @@ def strange_optimizer() -> None:
     wrapped(nn.Linear(2, 2), parameters=list(nn.Linear(2, 2).parameters()))
 
 
+def two_optimizers() -> None:
+    module, optimizer = Training().make()
+    real.wrap(module, [optimizer], Sync())
+
+
 def two_types() -> None:
     wrapped(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()))
 
@@ -251,7 +321,36 @@ def nothing_to_train() -> None:
 
 
 def no_steps() -> None:
-    wrapped(nn.Linear(2, 2), n_steps=None)
+    wrapped(nn.Linear(2, 2), n_steps=0)
+
+
+def begun_before_the_beginning() -> None:
+    begin(first_step=-1)
+
+
+def begun_after_the_end() -> None:
+    begin(n_steps=2, first_step=3)
+
+
+def endless_trace() -> None:
+    wrapped(nn.Linear(2, 2), n_steps=None, trace="trace.npz")
+
+
+def endless_delays() -> None:
+    wrapped(nn.Linear(2, 2), n_steps=None, delays={"host": np.zeros((1, 4, 1))})
+
+
+def ddp_inside() -> None:
+    wrapped(nn.Sequential(DistributedDataParallel(nn.Linear(2, 2))))
+
+
+def dtensors() -> None:
+    module, mesh = nn.Linear(2, 2), init_device_mesh("cpu", (1,))
+    wrapped(fully_shard(module, mesh=mesh))
+
+
+def distributed_tensors() -> None:
+    wrapped(distribute_module(nn.Linear(2, 2), init_device_mesh("cpu", (1,))))
 
 
 def large_nodes() -> None:
@@ -292,6 +391,22 @@ def every_zero() -> None:
 
 def unnamed_nodes() -> None:
     wrapped(nn.Linear(2, 2), ranks_per_node=None)
+
+
+def half_a_step() -> None:
+    wrapped(nn.Linear(2, 2), n_steps=2.5)
+
+
+def class_of_schedules() -> None:
+    wrapped(nn.Linear(2, 2), schedule=LocalSGD)
+
+
+def epoch_beside() -> None:
+    wrapped(nn.Linear(2, 2), also={"epoch": 3})
+
+
+def no_patience() -> None:
+    wrapped(nn.Linear(2, 2), timeout_s=0.0)
 
 
 # --- what else users do ---
@@ -338,6 +453,183 @@ def with_extras(extras: Extras, by_ddp: bool) -> tuple[np.ndarray, list[float]]:
     return vector(module), norms
 
 
+def accumulated(
+    schedule: Schedule | Plan, training: Training, n_steps: int, trace: Path | None = None, by_itself: bool = False
+) -> np.ndarray:
+    """Train with several passes a step, all but the last without exchange, as DDP has it in two ways, or not.
+
+    Return the parameters.
+    """
+    module, optimizer = training.make()
+    options = {"final_average": False, "ranks_per_node": 2, "trace": trace}
+    with real.wrap(module, optimizer, schedule, n_steps=None, **options) as worker:
+        for step, _ in zip(worker.steps(), range(n_steps), strict=False):
+            optimizer.zero_grad()
+            for left in reversed(range(training.micro_batches)):
+                inputs, targets = training.batch((step + 1) * training.micro_batches - 1 - left, worker.rank)
+                worker.require_backward_grad_sync = by_itself or not left or step % 2 == 0
+                with worker.no_sync() if left and not by_itself and step % 2 == 0 else nullcontext():
+                    loss(worker(inputs), targets).backward()
+            optimizer.step()
+    return vector(worker.module)
+
+
+def passes_unlike_the_plan(n_passes: int) -> str:
+    """Do so many passes in `no_sync` in the steps of a plan with three, and one; return the error."""
+    plan = Sync().plan(Training(micro_batches=3).job(1, 2, ranks_per_node=1))
+    return error_of(accumulated, plan, Training(micro_batches=n_passes), 2)
+
+
+def uneven(by_ddp: bool, optimizer: str) -> np.ndarray:
+    """Train for two epochs, of 37 to 40 batches and of none."""
+    module, optimizer = Training(optimizer=optimizer).make()
+    worker = None if by_ddp else real.wrap(module, optimizer, SMALL_BUCKETS, ranks_per_node=2)
+    model = DistributedDataParallel(module) if by_ddp else module
+    for epoch in range(1 if by_ddp else 2):
+        with model.join() if worker is None else worker.join():
+            for number in range(37 + dist.get_rank() if epoch == 0 else 0):
+                optimizer.zero_grad()
+                loss(model(inputs_of(number)[0]), inputs_of(number)[1]).backward()
+                optimizer.step()
+    if worker:
+        worker.close()
+    return vector(module)
+
+
+def uneven_and_local(by_hand: bool) -> np.ndarray:
+    """Train locally on 5 to 8 batches, and in every third step average, also with ranks that are through."""
+    module, optimizer = Training().make()
+    n_steps, options = 5 + dist.get_rank(), {"final_average": False, "ranks_per_node": 2}
+    worker = None if by_hand else real.wrap(module, optimizer, LocalSGD(period=3), **options)
+    with nullcontext() if worker is None else worker.join():
+        for step in range(8 if by_hand else n_steps):
+            if step < n_steps:
+                optimizer.zero_grad()
+                loss(module(inputs_of(step)[0]), inputs_of(step)[1]).backward()
+                optimizer.step()
+            if by_hand and step % 3 == 2:
+                for parameter in module.parameters():
+                    dist.all_reduce(parameter.data.div_(4))
+    if worker:
+        worker.close()
+    return vector(module)
+
+
+def with_scalers(schedule: Schedule, fused: bool) -> tuple[list[str], float]:
+    """Let the gradients of rank 1 overflow in step 1 of 4; return what is warned of, and the scale at the end."""
+    module = Training(dtype=SINGLE).make()[0]
+    optimizer, scaler = torch.optim.AdamW(module.parameters(), fused=fused), torch.amp.GradScaler("cpu")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with real.wrap(module, optimizer, schedule, n_steps=4, ranks_per_node=2) as worker:
+            for step in worker.steps():
+                optimizer.zero_grad()
+                value = loss(module(inputs_of(step)[0].float()), inputs_of(step)[1])
+                scaler.scale(value * (float("inf") if (worker.rank, step) == (1, 1) else 1.0)).backward()
+                scaler.step(optimizer)
+                scaler.update()
+    return [str(each.message) for each in caught if each.category is RuntimeWarning], scaler.get_scale()
+
+
+def in_two_parts(first_step: int, n_steps: int) -> np.ndarray:
+    """Train by a schedule with a warm-up; wrap again before a step, as a script does that goes on by itself."""
+    module, optimizer = Training(optimizer="sgd").make()
+    schedule = LocalSGD(period=4, warmup_steps=6)
+    for begin, end in ((0, first_step), (first_step, n_steps)):
+        with real.wrap(module, optimizer, schedule, first_step=begin, ranks_per_node=2) as worker:
+            for step in range(worker.step, end):
+                optimizer.zero_grad()
+                loss(module(inputs_of(step)[0]), inputs_of(step)[1]).backward()
+                optimizer.step()
+    return vector(module)
+
+
+def averaged_by_hand(period: int, n_steps: int) -> np.ndarray:
+    """Train locally, and average by `worker.average()` at the end of each period."""
+    module, optimizer = Training().make()
+    with real.wrap(module, optimizer, LocalSGD(period=1_000), final_average=False, ranks_per_node=2) as worker:
+        for step in range(n_steps):
+            optimizer.zero_grad()
+            loss(module(inputs_of(step)[0]), inputs_of(step)[1]).backward()
+            optimizer.step()
+            if step % period == period - 1:
+                worker.average()
+    return vector(module)
+
+
+def inputs_of(step: int) -> tuple[Tensor, Tensor]:
+    return Training().batch(step, dist.get_rank())
+
+
+def means_at_the_end(average: bool, buffers: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return the parameters and the running means after a loop of local steps."""
+    training = Training("conv")
+    module, optimizer = training.make()
+    options = {"final_average": average, "average_buffers": buffers, "ranks_per_node": 2}
+    with real.wrap(module, optimizer, LocalSGD(period=3), n_steps=4, **options) as worker:
+        for step in worker.steps():
+            inputs, targets = training.batch(step, worker.rank)
+            optimizer.zero_grad()
+            loss(module(inputs), targets).backward()
+            optimizer.step()
+    return vector(module), module[1].running_mean.numpy().copy()
+
+
+def in_epochs(how: str, checkpoint: Path | None) -> np.ndarray:
+    """Train for three epochs of four batches."""
+    module, optimizer = Training().make()
+    options = {"n_steps": 12, "checkpoint": checkpoint, "every": 4, "ranks_per_node": 1}
+    with real.wrap(module, optimizer, Sync(), **options) as worker:
+        for epoch in range(3):
+            batches = [Training().batch(4 * epoch + number, 0) for number in range(4)]
+            match how:
+                case "steps first":
+                    pairs = (batch for _, batch in zip(worker.steps(), batches, strict=False))
+                case "batches first":
+                    pairs = (batch for batch, _ in zip(batches, worker.steps(), strict=False))
+                case _:
+                    pairs = iter(batches)
+            for inputs, targets in pairs:
+                optimizer.zero_grad()
+                loss(module(inputs), targets).backward()
+                optimizer.step()
+    return vector(module)
+
+
+def with_customs(custom: str, optimizer: str, by: str) -> tuple[np.ndarray, list[bool], list[str]]:
+    """Train as users do; return parameters, which gradients were None, and the keys of the state.
+
+    Args:
+        custom: What is done; models of DDP are not compiled.
+        optimizer: Its name.
+        by: `wrap`, `ddp`, or `bare`, which does not train.
+    """
+    module, optimizer = Training(optimizer=optimizer).make()
+    if custom == "compiled before" and by != "ddp":
+        module = torch.compile(module, backend="aot_eager")
+    worker = real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=40, ranks_per_node=2) if by == "wrap" else None
+    model = DistributedDataParallel(module, find_unused_parameters=True) if by == "ddp" else module
+    if custom == "compiled" and by == "wrap":
+        model = torch.compile(model, backend="aot_eager")
+    mean = AveragedModel(worker or module) if custom == "averaged" else None
+    for step in range(0 if by == "bare" else 40):
+        if custom == "frozen" and step == 3:
+            module[2].requires_grad_(False)
+        inputs, targets = inputs_of(step)
+        optimizer.zero_grad()
+        whole = custom == "checkpoint"
+        outputs = checkpoint(model, inputs.requires_grad_(), use_reentrant=False) if whole else model(inputs)
+        loss(outputs, targets).backward()
+        optimizer.step()
+        if mean is not None:
+            mean.update_parameters(worker or module)
+            loss(mean(inputs), targets).backward()
+    if worker:
+        worker.close()
+    unset = [each.grad is None for each in module.parameters()]
+    return vector(copy.deepcopy(module) if mean is None else mean), unset, list(module.state_dict())
+
+
 class Recomputing(nn.Module):
     """Forgets activations and computes them again, and has a layer that it does not use."""
 
@@ -359,10 +651,15 @@ def with_passes_within_passes(how: str, wrapped: bool) -> np.ndarray:
     module = Recomputing(reentrant=how == "reentrant")
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     worker = real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=3, ranks_per_node=1) if wrapped else None
+
+    def output_of(inputs: Tensor) -> Tensor:
+        return module(inputs)["outputs"][0]
+
     for _ in range(3):
         inputs = torch.rand(2, 6, requires_grad=True)
         optimizer.zero_grad()
-        value = module(inputs)["outputs"][0].square().mean()
+        output = checkpoint(output_of, inputs, use_reentrant=True) if how == "whole" else output_of(inputs)
+        value = output.square().mean()
         if how == "penalty":
             (slope,) = torch.autograd.grad(value, inputs, create_graph=True)
             value = value + slope.square().sum()
@@ -397,6 +694,50 @@ def order_of_hooks() -> list[str]:
     return seen
 
 
+def digests(n_steps: int) -> tuple[str, str]:
+    """Return the digest of the plan that `wrap` performs, and of what `plan_for` returns."""
+    module, optimizer = Training().make()
+    planned = real.plan_for(module, SMALL_BUCKETS, dist.get_world_size(), n_steps=n_steps, ranks_per_node=2)
+    with real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=n_steps, ranks_per_node=2) as worker:
+        return worker.plan.digest(), planned.digest()
+
+
+def cpu_s_to_start(n_steps: int | None, schedule: Schedule) -> float:
+    """Return the CPU seconds until the first step is done, the least of three times."""
+    took_s = []
+    for _ in range(3):
+        module, optimizer = Training().make()
+        start_s = time.process_time()
+        with real.wrap(module, optimizer, schedule, n_steps=n_steps, ranks_per_node=1):
+            one_step(module, optimizer)
+            took_s.append(time.process_time() - start_s)
+    return min(took_s)
+
+
+def doubts(schedule: Schedule, options: dict[str, object], last_only: bool = False) -> list[str]:
+    """Return what `wrap` warns of, also with an optimizer of the last layer only."""
+    module, optimizer = Training().make()
+    if last_only:
+        optimizer = torch.optim.SGD(module[4].parameters())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        real.wrap(module, optimizer, schedule, **({"n_steps": 8, "ranks_per_node": 2} | options)).close()
+    return [str(each.message) for each in caught if each.category is UserWarning]
+
+
+def brings_its_own_batches() -> list[str]:
+    """Return what a loop is told that follows a plan with a batch from storage in each step."""
+    training = Training()
+    module, optimizer = training.make()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        plan = Sync().plan(training.job(1, 3, path=InputPath("storage")))
+        with real.wrap(module, optimizer, plan) as worker:
+            for step in worker.steps():
+                one_step(module, optimizer, step)
+    return [str(each.message) for each in caught if "batches" in str(each.message)]
+
+
 def fails_on_one_rank(how: str) -> None:
     """Print how a loop ends on each rank if one of them fails in step 3; started as torchrun would."""
     training = Training()
@@ -406,6 +747,10 @@ def fails_on_one_rank(how: str) -> None:
             for step in worker.steps():
                 if step == 3 and worker.rank == 1:
                     fail(how)
+                if how == "skips a bad batch" and step == 3 and worker.rank == 1:
+                    lossy(module)
+                    with suppress(RunError):
+                        one_step(module, optimizer)
                 one_step(module, optimizer, step)
     except (SimdistError, ValueError) as error:
         print(f"{type(error).__name__}: {error}")
@@ -419,6 +764,20 @@ def fail(how: str) -> None:
             raise ValueError("bad batch")
         case "is killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "stops":
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def never_closed(fails: bool) -> None:
+    """Train in a process group of the script's own, and end without a word to the worker."""
+    dist.init_process_group("gloo")
+    module, optimizer = Training().make()
+    worker = real.wrap(module, optimizer, LocalSGD(period=4), timeout_s=30.0)
+    for step in range(6):
+        if fails and (step, worker.rank) == (3, 1):
+            raise ValueError("bad batch")
+        one_step(module, optimizer, step)
+    dist.destroy_process_group()
 
 
 def wraps_another_model() -> None:
@@ -439,6 +798,19 @@ def resumed(loop: Loop) -> tuple[np.ndarray, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", RuntimeWarning)
         return train(loop), [str(each.message) for each in caught if each.category is RuntimeWarning]
+
+
+def on_equal_batches(checkpoint: Path | None, begin: Path | None) -> np.ndarray:
+    """Train until step 8 on the same batches on all ranks, from a checkpoint on or from the beginning."""
+    module, optimizer = Training(optimizer="adam").make()
+    first = real.load_checkpoint(begin, module, optimizer) if begin else 0
+    options = {"checkpoint": checkpoint, "every": 5, "ranks_per_node": 2}
+    with real.wrap(module, optimizer, SMALL_BUCKETS, n_steps=8 - first, **options) as worker:
+        for step in worker.steps():
+            optimizer.zero_grad()
+            loss(module(Training().batch(first + step, 0)[0]), Training().batch(first + step, 0)[1]).backward()
+            optimizer.step()
+    return vector(module)
 
 
 def train_with_residual(checkpoint: Path | None, stop_before: int | None) -> np.ndarray:
@@ -491,12 +863,14 @@ class Coded:
 def clips_with_lars() -> str:
     """Clip gradients whose trust ratios are known already; return the error."""
     module, optimizer = Training(optimizer="lars").make()
-    with real.wrap(module, optimizer, Sync(), n_steps=2, ranks_per_node=2) as worker:
-        lossy(module, worker.rank).backward()
-        nn.utils.clip_grad_norm_(module.parameters(), 1e-3)
-        message = error_of(optimizer.step)
-        worker.close()
-    return message
+
+    def train() -> None:
+        with real.wrap(module, optimizer, Sync(), n_steps=2, ranks_per_node=2) as worker:
+            lossy(module, worker.rank).backward()
+            nn.utils.clip_grad_norm_(module.parameters(), 1e-3)
+            optimizer.step()
+
+    return error_of(train)
 
 
 def lars_after_wrap() -> bool:
@@ -532,8 +906,8 @@ def killed_while_writing(path: Path) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def killed_once(script: Path, marker: Path, *arguments: object) -> None:
-    """Run a script, in which rank 2 is killed after 30 steps, unless the file is there that says that it was."""
+def killed_once(marker: Path, folder: Path) -> None:
+    """Train, and be killed on rank 2 after 30 steps, unless the file is there that says that it was."""
     steps = []
 
     def count(*_: object) -> None:
@@ -543,9 +917,34 @@ def killed_once(script: Path, marker: Path, *arguments: object) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     register_optimizer_step_post_hook(count)
-    run_script(script, *arguments)
+    restarted(folder)
 
 
-def run_script(path: Path, *arguments: object) -> None:
+def restarted(folder: Path | None) -> None:
+    """Train by hierarchical SGD, with random numbers and a scheduler of learning rates; rank 0 prints a loss."""
+    training = Training("dropout")
+    module, optimizer = training.make()
+    torch.manual_seed(int(os.environ["RANK"]))
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=48)
+    schedule = HierarchicalSGD(levels={2: 2, 8: "world"}, intra_node_gradients=False)
+    also = {"scheduler": scheduler}
+    with real.wrap(module, optimizer, schedule, n_steps=48, checkpoint=folder, every=20, also=also) as worker:
+        for step in worker.steps():
+            inputs, targets = training.batch(step, worker.rank)
+            optimizer.zero_grad()
+            loss(module(inputs), targets).backward()
+            optimizer.step()
+            scheduler.step()
+    if worker.rank == 0:
+        print(f"loss {loss(module.eval()(inputs), targets).item()!r}", flush=True)
+
+
+# --- the script of the documentation ---
+
+
+def run_example(path: Path, schedule: Schedule | None, *arguments: object) -> None:
+    """Run a script, by a schedule in the place of its own; None for one that has none, in float64 unless by `--amp`."""
+    torch.set_default_dtype(torch.float32 if "--amp" in arguments else torch.float64)
     sys.argv[:] = [str(path), *map(str, arguments)]
-    runpy.run_path(str(path), run_name="__main__")
+    with mock.patch("simdist.schedules.LocalSGD", return_value=schedule):
+        runpy.run_path(str(path), run_name="__main__")

@@ -168,7 +168,8 @@ def _op(
             return ops.Forward(tuple(srcs), tuple(draw(st.sampled_from([["loss"], ["loss", "input"]]))))
         case "Backward":
             srcs = draw(st.lists(st.sampled_from(dense), min_size=1, max_size=3, unique=True))
-            return ops.Backward(tuple(srcs), draw(st.sampled_from(grads)))
+            bucket = draw(st.sampled_from(grads))
+            return ops.Backward(tuple(srcs), bucket, bucket in written and draw(st.booleans()))
         case "Optimize":
             if not ready_grads:
                 return None
@@ -294,6 +295,7 @@ def jobs(
         ranks_per_node=ranks_per_node,
         n_steps=draw(st.integers(1, max_steps)),
         tensor_counts=tuple(draw(st.lists(st.sampled_from([8, 1_000, 500_000]), min_size=1, max_size=N_TENSORS))),
+        micro_batches=draw(st.sampled_from([1, 3])),
         batch_nbytes=4_096,
         input_path=path,
         run_ahead_steps=draw(st.sampled_from([0, 1, 3, None])),

@@ -1,7 +1,7 @@
 """Programs and watches that do nothing, or what a test wants, and the executor with them."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -60,9 +60,9 @@ class Pretended(Program):
         self.note(op)
         self.act(op)
 
-    def backward(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
+    def backward(self, buckets: Sequence[Backward], complete: Callable[[], object]) -> None:
         for bucket in buckets:
-            self.note(bucket)
+            self.note(bucket.dst)
             complete()
 
 

@@ -35,6 +35,7 @@ PATH = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPA
 LOADED = [  # all that ranks import
     "calibrations",
     "data_runs",
+    "faults",
     "loops",
     "simdist.schedules.hitopk",
     "tests.real.processes.test_launch",

@@ -4,6 +4,7 @@ import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -112,11 +113,12 @@ MODELS: Mapping[str, Callable[[], nn.Module]] = {
 
 @dataclass(frozen=True)
 class Training:
-    """A model, how it is updated, and its data, which are different on every rank."""
+    """A model, how it is updated, and its data, which are different on every rank and in every pass of a step."""
 
     model: str = "mlp"
     optimizer: str = "momentum"
     dtype: torch.dtype = torch.float64
+    micro_batches: int = 1
 
     def make(self, rank: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
         with torch.random.fork_rng(devices=[]):
@@ -128,6 +130,8 @@ class Training:
                 return module, torch.optim.SGD(parameters, lr=0.1)
             case "momentum":
                 return module, torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-3)
+            case "adamw":
+                return module, torch.optim.AdamW(parameters, lr=0.01)
             case "adam":
                 return module, torch.optim.Adam(parameters, lr=0.01)
             case "lars":
@@ -149,7 +153,8 @@ class Training:
         name = str(self.dtype).removeprefix("torch.")
         kind = "lars" if self.optimizer == "lars" else "sgd"
         path = path or InputPath()
-        return Job(world_size, ranks_per_node, n_steps, counts, dtype=name, input_path=path, optimizer=kind)
+        settings = {"dtype": name, "input_path": path, "optimizer": kind, "micro_batches": self.micro_batches}
+        return Job(world_size, ranks_per_node, n_steps, counts, **settings)
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -169,7 +174,7 @@ class Watch:
 
 
 def by_plan(plan: Plan, training: Training, in_caller: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Train on this rank; return parameters and losses."""
+    """Train on this rank; return parameters and the losses of the last passes of the steps."""
     rank = dist.get_rank()
     module, optimizer = training.make(rank)
     memory = Memory(plan, CPU, Binding.buffers_of(plan))
@@ -184,7 +189,7 @@ def by_plan(plan: Plan, training: Training, in_caller: bool = False) -> tuple[np
     program = ModuleProgram(plan, module, noted, optimizer, batch, memory, device=CPU, rank=rank)
     torch.manual_seed(rank)
     _execute(plan, program, memory, ProcessWorld(groups_of(plan), timeout_s=30.0), in_caller)
-    return _vector(module), np.array(losses)
+    return _vector(module), np.array(losses[training.micro_batches - 1 :: training.micro_batches])
 
 
 def in_virtual_world(plan: Plan, training: Training) -> tuple[np.ndarray, np.ndarray]:
@@ -233,10 +238,12 @@ def by_torch(how: Torch, training: Training, n_steps: int) -> tuple[np.ndarray, 
         averager = HierarchicalModelAverager(OrderedDict(how.levels), warmup_steps=warmup_steps)
     losses = []
     for step in range(n_steps):
-        inputs, targets = training.batch(step, rank)
         optimizer.zero_grad()
-        value = loss(model(inputs), targets)
-        value.backward()
+        for left in reversed(range(training.micro_batches)):
+            inputs, targets = training.batch((step + 1) * training.micro_batches - 1 - left, rank)
+            with model.no_sync() if left and how.ddp else nullcontext():
+                value = loss(model(inputs), targets)
+                value.backward()
         optimizer.step()
         if averager:
             averager.average_parameters(module.parameters())

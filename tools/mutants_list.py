@@ -574,6 +574,14 @@ _SCHEDULES = (
     ),
     Mutant(
         "schedules",
+        "a step has a pass too few",
+        _SCHEDULES_AT + "parts.py",
+        "for earlier in range(job.micro_batches - 1):",
+        "for earlier in range(job.micro_batches - 2):",
+        _TEST_SCHEDULES,
+    ),
+    Mutant(
+        "schedules",
         "a batch is loaded one step too far ahead",
         _SCHEDULES_AT + "parts.py",
         "range(step + depth - 1, step + depth)",
@@ -761,9 +769,25 @@ _PROOF = (
     ),
     Mutant(
         "proof",
+        "what a bucket held does not count where a pass adds to it",
+        _PROVER,
+        "self._sum(op.dst, state[op.dst], gradient) if op.adds else gradient",
+        "gradient",
+        _TEST_PROOF,
+    ),
+    Mutant(
+        "proof",
+        "passes of a step are not told apart",
+        _PROVER,
+        'Tag("forward", micro_batch=self._n_passes)',
+        'Tag("forward")',
+        _TEST_PROOF,
+    ),
+    Mutant(
+        "proof",
         "gradients do not age",
         _SYMBOLS,
-        "older = Tag(tag.kind, min(tag.age + 1, 2))",
+        "older = replace(tag, age=min(tag.age + 1, 2))",
         "older = tag",
         _TEST_PROOF,
     ),
@@ -863,6 +887,22 @@ _TEST_STRAGGLERS = ("tests/simdist/profiles/test_stragglers.py",)
 _TEST_JOB_TIMES = ("tests/simdist/profiles/test_job_times.py",)
 
 _PROFILES = (
+    Mutant(
+        "profiles",
+        "the first bucket of a pass takes as long as all passes before",
+        _ESTIMATES + "base.py",
+        "buckets_s[:, 0] -= [step.earlier_s for step in timed]",
+        "pass",
+        (*_TEST_JOB_TIMES, "-k", "several_passes"),
+    ),
+    Mutant(
+        "profiles",
+        "steps that update are passes of the next one",
+        "simdist/profiles/job/averaging.py",
+        "not any(steps[place].optimize_s for each in groups for place in each[:-1])",
+        "True",
+        ("tests/simdist/profiles/test_averaging.py", "-k", "add_up"),
+    ),
     Mutant(
         "profiles",
         "a persistent straggler is late only where it is by all of it",
@@ -1130,6 +1170,14 @@ _TEST_VALUES = "tests/real/execution/test_values.py"
 _REAL = (
     Mutant(
         "real: executor",
+        "a pass writes over the gradients of the one before",
+        "real/programs/binding.py",
+        "place.add_(gradient)",
+        "place.copy_(gradient)",
+        (_TEST_VALUES, "-k", "no_sync"),
+    ),
+    Mutant(
+        "real: executor",
         "loads before the first step are not waited for",
         _EXECUTOR,
         "if index >= self._first_index or index in self._loads.early:",
@@ -1140,16 +1188,16 @@ _REAL = (
         "real: executor",
         "a batch that the first step reads is not loaded",
         _EXECUTOR,
-        "for number, index in numbered if number >= first_step)",
-        "for number, index in numbered if number > first_step)",
+        "if self._loads.before(step) + nth >= first_step",
+        "if self._loads.before(step) + nth > first_step",
         (_TEST_EXECUTOR, "-k", "batch"),
     ),
     Mutant(
         "real: executor",
         "two loads of a step load the same batch",
         _EXECUTOR,
-        "int(self._before_step[instance.step]) + places.index(instance.position)",
-        "int(self._before_step[instance.step])",
+        "self._loads.before(instance.step) + places.index(instance.position)",
+        "self._loads.before(instance.step)",
         (_TEST_EXECUTOR, "-k", "batch"),
     ),
     Mutant(

@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Literal, TypeAlias, final
 
 import torch
@@ -55,6 +56,7 @@ class Memory:
         names: Which buffers are wanted; the others stay without a tensor.
         n_ranks: Stack the buffers of so many ranks: all shapes begin with `n_ranks`, and `row` is one of them.
         scratch_nbytes: Memory that collectives will need on the device beside the buffers.
+        in_place: Buffers, by name, that are another one, as `buffers_in_place` says.
 
     Raises:
         RunError: They do not fit.
@@ -68,8 +70,9 @@ class Memory:
         *,
         n_ranks: int | None = None,
         scratch_nbytes: int = 0,
+        in_place: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        wanted = [buffer for buffer in plan.buffers if buffer.name in names]
+        wanted = [buffer for buffer in plan.buffers if buffer.name in names and buffer.name not in in_place]
         self._device, self._n_ranks = device, n_ranks
         self._buffers = {buffer.name: buffer for buffer in wanted}
         self._check_fits(plan, scratch_nbytes)
@@ -82,9 +85,10 @@ class Memory:
                 self._sparse[buffer.name] = SparseTensor(values, self._zeros(buffer, torch.int32), units[buffer.name])
             else:
                 self._dense[buffer.name] = values
+        self._dense.update({name: self._dense[other] for name, other in in_place.items() if name in names})
 
     def __contains__(self, name: object) -> bool:
-        return name in self._buffers
+        return name in self._dense or name in self._sparse
 
     def dense(self, name: str) -> Tensor:
         """Return the tensor of a dense buffer, shape `[count]`."""
@@ -151,6 +155,36 @@ def distinct_counts(plan: Plan) -> Mapping[str, int]:
                 case _:
                     pass
     return lengths
+
+
+def buffers_in_place(plan: Plan) -> Mapping[str, str]:
+    """Return the buffers that may be another one, by name: they hold a copy of it only while it rests.
+
+    So is the flat copy of parameters that is averaged and copied back at once. The other buffer is neither read nor
+    written meanwhile, and what the copy holds before and afterwards is not looked at.
+    """
+    kinds = {buffer.name: (buffer.count, buffer.dtype, buffer.place, buffer.sparse) for buffer in plan.buffers}
+    found: dict[str, str] = {}
+    used_otherwise = {buffer.name for buffer in plan.buffers if buffer.sparse}
+    for body in plan.bodies:
+        held: dict[str, str] = {}  # copy -> the buffer that rests
+        for op in body:
+            match op:
+                case ops.Copy() if held.get(op.src) == op.dst:
+                    del held[op.src]
+                case ops.Copy() if kinds[op.src] == kinds[op.dst] and _may_lend(op, found, held):
+                    held[op.dst] = found[op.dst] = op.src
+                case _:
+                    used = {*ops.reads(op), *ops.writes(op)}
+                    used_otherwise |= (used - held.keys()) | {copy for copy, other in held.items() if other in used}
+        used_otherwise |= held.keys()
+    return {copy: other for copy, other in found.items() if copy not in used_otherwise}
+
+
+def _may_lend(op: ops.Copy, found: Mapping[str, str], held: Mapping[str, str]) -> bool:
+    """Tell whether a buffer is no copy itself and has no other copy now, and its copy is one of nothing else."""
+    is_first = op.src not in found and op.dst not in found.values() and op.src not in held.values()
+    return is_first and found.get(op.dst, op.src) == op.src
 
 
 def _free_nbytes(device: torch.device) -> int:

@@ -20,7 +20,6 @@ from real.collectives.worlds import ProcessWorld
 from real.processes.launch import Connection
 from real.recording.clock import Clocks, compare
 from real.recording.timing import now_s, precise_sleeps, sleep_s
-from simdist.errors import RunError
 from simdist.plan import Buffer, Plan, ops
 from simdist.plan.group import Group
 
@@ -135,13 +134,8 @@ class _Bench:
 
     def measure(self, task: MeasuringTask, share_s: float) -> Measurement:
         """Repeat a task for about these seconds, as rank 0 counts them."""
-        try:
-            act = self._act(task)
-            times = self._repeat(act, share_s)
-        except RunError:
-            raise
-        except RuntimeError as error:
-            raise self._connection.guard.explain(error, str(task)) from error
+        with self._connection.guard.explaining(str(task)):
+            times = self._repeat(self._act(task), share_s)
         groups = task.taking_part(self._world.world_size)
         seconds = np.concatenate([_durations(times[members]) for members in groups])
         if task.op == "sendrecv":

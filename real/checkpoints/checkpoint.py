@@ -16,6 +16,7 @@ import os
 import warnings
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from real.collectives import byte_transfer
 from simdist.errors import RunError, naming_file
-from simdist.files import MAX_FILE_NBYTES, open_regular, replacing
+from simdist.files import MAX_FILE_NBYTES, locked, open_regular, replacing
 
 _N_KEPT = 2
 _INDEX_NAME = "index.json"
@@ -147,6 +148,7 @@ class Checkpoints:
         job: The job that they belong to.
         group: Of all ranks, able to move tensors of the host, and patient enough for rank 0 to write.
         wait: Calls a function that waits for other ranks, and ends the wait if one of them has failed.
+        until_closed: Rank 0 locks the folder until then.
     """
 
     def __init__(
@@ -156,8 +158,9 @@ class Checkpoints:
         *,
         group: dist.ProcessGroup | None,
         wait: Callable[[Callable[[], None]], None],
+        until_closed: ExitStack,
     ) -> None:
-        self._folder, self._job = folder, job
+        self._folder, self._job, self._until_closed = folder, job, until_closed
         self._group, self._wait = group, wait
         self._rank = dist.get_rank()
 
@@ -198,7 +201,7 @@ class Checkpoints:
         for rank, at in owners.values():
             if rank == self._rank != 0:
                 byte_transfer.send(mine[at], dst=0, group=self._group)
-        self._learn(problem)
+        byte_transfer.raise_on_all(problem, group=self._group)
 
     def _write(self, step: int, arriving: Iterator[tuple[str, Tensor]], ranks: list[dict[str, str]]) -> str:
         """Write what arrives, and return what went wrong, if anything."""
@@ -215,11 +218,6 @@ class Checkpoints:
             return str(error)
         return ""
 
-    def _learn(self, problem: str) -> None:
-        """Tell all ranks what went wrong on rank 0."""
-        if problem := byte_transfer.broadcast_text(problem, group=self._group):
-            raise RunError(problem)
-
     def _files(self) -> list[Path]:
         """Return the checkpoints that there are, newest first."""
         return sorted(self._folder.glob("step-*.ckpt"), reverse=True)
@@ -231,12 +229,13 @@ class Checkpoints:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 if not os.access(self._folder, os.W_OK):
                     raise RunError(f"{self._folder}: this user may not write checkpoints there")
+                self._until_closed.enter_context(locked(self._folder))
                 found = self._find()
             except OSError as error:
                 problem = f"{self._folder}: cannot hold checkpoints: {error.strerror or error}"
             except RunError as error:
                 problem = str(error)
-        self._learn(problem)
+        byte_transfer.raise_on_all(problem, group=self._group)
         known = {"step": found[1].step, "names": list(found[1].ranks[0])} if found else None
         known = json.loads(byte_transfer.broadcast_text(json.dumps(known), group=self._group))
         if known is None:
@@ -249,8 +248,8 @@ class Checkpoints:
         with zipfile.ZipFile(path) as archive:
             for rank in range(1, self._job.world_size):
                 for name in index.ranks[rank].values():
-                    byte_transfer.send(_content(archive, name), dst=rank, group=self._group)
-            return Resumed(index.step, {section: _content(archive, name) for section, name in index.ranks[0].items()})
+                    byte_transfer.send(content_of(archive, name), dst=rank, group=self._group)
+            return Resumed(index.step, {section: content_of(archive, name) for section, name in index.ranks[0].items()})
 
     def _find(self) -> tuple[Path, CheckpointIndex] | None:
         """Return the newest complete checkpoint, None if there is no file; delete what killed writers have left."""
@@ -265,7 +264,8 @@ class Checkpoints:
                 continue
             if index.job != self._job:
                 raise RunError(
-                    f"{path} is of {index.job}; this is {self._job}: go on as that one, or begin in another folder"
+                    f"{path} is of {index.job}; this is {self._job}: go on as that one, or begin in another folder; to "
+                    f"take its model and optimizer along, call real.load_checkpoint before real.wrap"
                 )
             for text in damaged:
                 warnings.warn(f"{text}; going on from {path}", RuntimeWarning, stacklevel=2)
@@ -284,7 +284,8 @@ def _first_owners(sha256: Sequence[Sequence[str]]) -> dict[str, tuple[int, int]]
     return owners
 
 
-def _content(archive: zipfile.ZipFile, name: str) -> Tensor:
+def content_of(archive: zipfile.ZipFile, name: str) -> Tensor:
+    """Return the content of a member, uint8 `[nbytes]`."""
     return torch.frombuffer(bytearray(archive.read(name)), dtype=torch.uint8)
 
 

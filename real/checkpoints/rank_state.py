@@ -13,13 +13,12 @@ import random
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from real.buffers.memory import Memory
 from simdist.errors import RunError
 from simdist.plan import Plan, ops
 
@@ -28,6 +27,7 @@ LEARNED = ("tensors", "optimizer")
 SECTIONS = (*LEARNED, "carried", "random", "also")
 
 
+@runtime_checkable
 class Stateful(Protocol):
     """Has a state of plain data and tensors: learning rate schedulers, gradient scalers."""
 
@@ -45,16 +45,14 @@ class RankState:
     Args:
         module: Its parameters and buffers.
         optimizer: Of the module.
-        memory: Of the plan.
-        carried: The buffers of the plan, without parameters, that a step hands on to later ones.
+        carried: The buffers of the plan, without parameters, that a step hands on to later ones, by name.
         device: Whose random numbers belong to the state, if it is a GPU.
         also: Whatever else has a state.
     """
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
-    memory: Memory
-    carried: tuple[str, ...]
+    carried: Mapping[str, tuple[Tensor, ...]]
     device: torch.device
     also: Mapping[str, Stateful] = field(default_factory=dict)
 
@@ -90,7 +88,7 @@ class RankState:
             case "optimizer":
                 return self.optimizer.state_dict()
             case "carried":
-                return {name: list(self.memory.tensors(name)) for name in self.carried}
+                return {name: list(tensors) for name, tensors in self.carried.items()}
             case "random":
                 return _random_state(self.device)
             case _:
@@ -103,8 +101,8 @@ class RankState:
             case "optimizer":
                 self.optimizer.load_state_dict(found)
             case "carried":
-                for name in self.carried:
-                    _copy(dict(enumerate(self.memory.tensors(name))), dict(enumerate(found[name])))
+                for name, tensors in self.carried.items():
+                    _copy(dict(enumerate(tensors)), dict(enumerate(found[name])))
             case "random":
                 _set_random_state(found, self.device)
             case _:

@@ -6,28 +6,37 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from simdist.errors import RunError
+
 _PIECE_NBYTES = 2**27  # sent at once, so that no single wait is long
 
 
-def broadcast(content: Tensor | None, *, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Return rank 0's bytes on every rank.
+def broadcast(content: Tensor | None, *, src: int = 0, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Return a rank's bytes on every rank.
 
     Args:
-        content: uint8 `[nbytes]` on rank 0; not looked at elsewhere.
+        content: uint8 `[nbytes]` on that rank; not looked at elsewhere.
+        src: The rank.
         group: Of all ranks, and able to move tensors of the host.
     """
     size = torch.tensor([0 if content is None else len(content)])
-    dist.broadcast(size, src=0, group=group)
-    if content is None or dist.get_rank():
+    dist.broadcast(size, src=src, group=group)
+    if content is None or dist.get_rank() != src:
         content = torch.empty(int(size), dtype=torch.uint8)
     for piece in _pieces(content):
-        dist.broadcast(piece, src=0, group=group)
+        dist.broadcast(piece, src=src, group=group)
     return content
 
 
 def broadcast_text(text: str, *, group: dist.ProcessGroup | None = None) -> str:
     """Return rank 0's text on every rank."""
     return bytes(broadcast(_bytes_of(text), group=group).tolist()).decode()
+
+
+def raise_on_all(problem: str, *, group: dist.ProcessGroup | None = None) -> None:
+    """Raise RunError on every rank if rank 0 has a problem, a sentence; an empty one is none."""
+    if problem := broadcast_text(problem, group=group):
+        raise RunError(problem)
 
 
 def gather_rows(row: Tensor, *, group: dist.ProcessGroup | None = None) -> Tensor:
@@ -37,24 +46,25 @@ def gather_rows(row: Tensor, *, group: dist.ProcessGroup | None = None) -> Tenso
     return rows
 
 
-def gather_texts(text: str) -> list[str]:
+def gather_texts(text: str, *, group: dist.ProcessGroup | None = None) -> list[str]:
     """Return the texts of all ranks, by rank, on every rank."""
     content = _bytes_of(text)
-    sizes = gather_rows(torch.tensor([len(content)]))[:, 0].tolist()
+    sizes = gather_rows(torch.tensor([len(content)]), group=group)[:, 0].tolist()
     padded = torch.zeros(max(1, *sizes), dtype=torch.uint8)
     padded[: len(content)] = content
-    return [bytes(row[:size].tolist()).decode() for row, size in zip(gather_rows(padded), sizes, strict=True)]
+    rows = gather_rows(padded, group=group)
+    return [bytes(row[:size].tolist()).decode() for row, size in zip(rows, sizes, strict=True)]
 
 
-def gather_to_first(mine: Tensor) -> Iterator[Tensor]:
+def gather_to_first(mine: Tensor, *, group: dist.ProcessGroup | None = None) -> Iterator[Tensor]:
     """Yield the tensors of all ranks, alike in shape and type, on rank 0, and none elsewhere; all have to iterate."""
     if dist.get_rank():
-        dist.send(mine, dst=0)
+        dist.send(mine, dst=0, group=group)
         return
     yield mine
     for rank in range(1, dist.get_world_size()):
         theirs = torch.empty_like(mine)
-        dist.recv(theirs, src=rank)
+        dist.recv(theirs, src=rank, group=group)
         yield theirs
 
 

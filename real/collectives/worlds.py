@@ -110,12 +110,16 @@ class ProcessWorld:
     Args:
         groups: Who will talk to whom; every rank names the same, in the same order.
         timeout_s: After which a collective gives up.
+        everyone: All ranks; by default the default process group, which must be there in any case.
 
-    The default process group must be there.
+    Attributes:
+        made: Process groups of this rank that were made.
     """
 
-    def __init__(self, groups: Iterable[Group], *, timeout_s: float) -> None:
+    def __init__(self, groups: Iterable[Group], *, timeout_s: float, everyone: dist.ProcessGroup | None = None) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        self.made: list[dist.ProcessGroup] = []
+        self._everyone = everyone or dist.group.WORLD
         self._members: Mapping[Group, Members] = {group: self._join(group, timeout_s) for group in groups}
         self.scratch = Scratch()
 
@@ -231,13 +235,13 @@ class ProcessWorld:
         everyone = tuple(range(self.world_size))
         for ranks in map(tuple, group.members(self.world_size)):
             if ranks == everyone:
-                assert dist.group.WORLD is not None
-                mine = Members(ranks, dist.group.WORLD)
+                mine = Members(ranks, self._everyone)
                 continue
             timeout = datetime.timedelta(seconds=timeout_s)
             made = dist.new_group(list(ranks), timeout=timeout) if len(ranks) > 1 else None
             if self.rank in ranks:
                 assert made is None or isinstance(made, dist.ProcessGroup)
+                self.made += [made] if made else []
                 mine = Members(ranks, made)
         assert mine is not None
         return mine
@@ -252,7 +256,10 @@ def _served(plan: Plan) -> list[ops.AllReduce]:
 def _scaled(buffer: Tensor, op: ops.AllReduce | ops.Reduce | ops.ReduceScatter, out: Tensor) -> Tensor:
     """Return what this member adds to the reduction: in `out`, which may be the buffer itself."""
     if op.reduction == "mean":
-        return torch.div(buffer, op.group.size, out=out)
+        size = op.group.size
+        if size & (size - 1) == 0:  # then the product is the quotient, to the last bit, and sooner at hand
+            return torch.mul(buffer, 1 / size, out=out)
+        return torch.div(buffer, size, out=out)
     return out if out is buffer else out.copy_(buffer)
 
 

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Literal, final
 
 from real.data.sample_index import SampleIndex
-from real.data.segment import try_lock
+from real.data.segment import open_own, try_lock
 from simdist.errors import RunError, ScenarioError
 
 N_LOCKS = 4096
@@ -100,7 +100,7 @@ class FileCache(AbstractContextManager["FileCache"]):
     def __contains__(self, sample: int) -> bool:
         """Tell whether a file of the sample's size is here; whether it is unchanged, `get` finds out."""
         try:
-            return self._path(sample).stat().st_size == self._index[sample].nbytes
+            return self._path(sample).lstat().st_size == self._index[sample].nbytes
         except FileNotFoundError:
             return False
 
@@ -112,11 +112,11 @@ class FileCache(AbstractContextManager["FileCache"]):
         """
         path = self._path(sample)
         try:
-            content = path.read_bytes()
+            content = _content(path)
         except FileNotFoundError:
             return None
         except OSError as error:
-            if error.errno != errno.EIO:  # that is a disk which cannot read it any more
+            if error.errno not in {errno.EIO, errno.ELOOP}:  # a disk which cannot read it any more; a link
                 raise RunError(f"{path}: cannot be read: {error.strerror}") from error
             content = b""
         if not self._index[sample].matches(content):
@@ -206,7 +206,7 @@ class FileCache(AbstractContextManager["FileCache"]):
         """Give a new file and its descriptor, locked while it is written, and gone afterwards."""
         part = self._folder / "parts" / secrets.token_hex(8)
         with locked(self._folder / "locks" / "parts"):  # a process that clears away looks only at files that are locked
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         try:
             yield part, descriptor
@@ -223,7 +223,7 @@ class FileCache(AbstractContextManager["FileCache"]):
 
     def _remove(self, path: Path) -> bool:
         try:
-            nbytes = path.stat().st_size
+            nbytes = path.lstat().st_size
             path.unlink()
         except OSError:  # it is gone, or the disk takes no more changes: then it is found again, and compared again
             return False
@@ -253,7 +253,7 @@ class FileCache(AbstractContextManager["FileCache"]):
         """Make the folder, clear away what killed processes left, and count if no other uses it; return the lock."""
         for each in (self._folder / "locks", self._folder / "parts"):
             each.mkdir(parents=True, exist_ok=True)
-        users = os.open(self._folder / "locks" / "users", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        users = open_own(self._folder / "locks" / "users")
         try:
             alone = try_lock(users)
             self._clear_parts()
@@ -270,7 +270,7 @@ class FileCache(AbstractContextManager["FileCache"]):
         with locked(self._folder / "locks" / "parts"):
             for part in (self._folder / "parts").iterdir():
                 try:
-                    descriptor = os.open(part, os.O_RDWR | os.O_CLOEXEC)
+                    descriptor = os.open(part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
                 except FileNotFoundError:
                     continue
                 if try_lock(descriptor):
@@ -286,12 +286,17 @@ class FileCache(AbstractContextManager["FileCache"]):
                 continue
             for each in files:
                 try:
-                    yield Path(each.path), each.stat()
+                    yield Path(each.path), each.stat(follow_symlinks=False)
                 except FileNotFoundError:  # evicted meanwhile
                     continue
 
     def _path(self, sample: int) -> Path:
         return self._folder / f"{sample % 256:02x}" / f"{sample:07d}-{int(self._index.crc32[sample]):08x}"
+
+
+def _content(path: Path) -> bytes:
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
+        return file.read()
 
 
 def _write_all(descriptor: int, content: bytes) -> None:
@@ -303,7 +308,7 @@ def _write_all(descriptor: int, content: bytes) -> None:
 @contextmanager
 def locked(path: Path) -> Iterator[int]:
     """Hold the lock of a file, which is made if it is not there; gives its descriptor."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    descriptor = open_own(path)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield descriptor

@@ -59,6 +59,9 @@ class RankExchange(Protocol):
     def exchange(self, what: str, value: str) -> list[str]:
         """Return the values of all ranks, by rank."""
 
+    def share_token(self, nbytes: int) -> bytes:
+        """Return random bytes that only the ranks know."""
+
 
 @contextmanager
 def open_input(
@@ -221,7 +224,6 @@ def _meet(others: RankExchange, place: RankPlace, index: SampleIndex) -> tuple[s
     See that ranks read one data set, and nodes are on one machine.
     """
     mine = {"machine": machine(), "host": socket.gethostname(), "set": _digest(index), "run": secrets.token_hex(4)}
-    mine["token"] = secrets.token_bytes(_TOKEN_NBYTES).hex()
     ranks = [json.loads(text) for text in others.exchange("the data set", json.dumps(mine))]
     strays = [rank for rank, each in enumerate(ranks) if each["set"] != ranks[0]["set"]]
     if strays:
@@ -233,7 +235,7 @@ def _meet(others: RankExchange, place: RankPlace, index: SampleIndex) -> tuple[s
             f"rank {apart[0]} is on {ranks[apart[0]]['host']}, rank {place.rank} on {mine['host']}, and in the plan "
             f"they share node {place.node}: start {place.local_world_size} ranks on each machine"
         )
-    return str(ranks[0]["run"]), bytes.fromhex(ranks[0]["token"])
+    return str(ranks[0]["run"]), others.share_token(_TOKEN_NBYTES)
 
 
 def _digest(index: SampleIndex) -> str:

@@ -106,7 +106,7 @@ def remove_stale(folder: Path = SHARED_MEMORY) -> list[Path]:
     removed = []
     for path in folder.glob(f"{_PREFIX}*"):
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:  # removed meanwhile, or another user's
             continue
         if try_lock(fd) and os.fstat(fd).st_nlink:  # else the name may be that of a newer one
@@ -121,7 +121,7 @@ def _open(path: Path, nbytes: int, layout: str) -> int:
     """Return a file that is complete, and locked so that it is not removed."""
     while True:
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = open_own(path)
         except OSError as error:
             raise RunError(f"{path}: shared memory cannot be opened: {error.strerror}") from error
         try:
@@ -134,6 +134,27 @@ def _open(path: Path, nbytes: int, layout: str) -> int:
             os.close(fd)
             raise
         os.close(fd)
+
+
+def open_own(path: Path) -> int:
+    """Open a file of this user, to which no other one has access, or make it; follow no link.
+
+    Raises:
+        PermissionError: It is another user's, who could change what is in it.
+    """
+    while True:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                break
+        else:
+            break
+    if os.fstat(fd).st_uid != os.geteuid():
+        os.close(fd)
+        raise PermissionError(errno.EACCES, "it belongs to another user", str(path))
+    return fd
 
 
 def _write(fd: int, path: Path, nbytes: int, layout: str) -> None:

@@ -18,6 +18,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -33,11 +34,10 @@ from real.recording.recorder import Recorder
 from real.recording.timing import sleep_s
 from simdist.errors import RunError
 from simdist.plan import Instance, Plan, ops
+from simdist.plan.plan import StepIndex
 from simdist.plan.walk import walk
 
 OpT = TypeVar("OpT", bound=ops.Op)
-
-_CODES = {stream: code for code, stream in enumerate(ops.STREAMS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +122,16 @@ class Executor:
         self._watch = watch
         self._errors: list[BaseException] = []  # of lanes, the first cause first
         self._submitted = -1
-        self._body_of_step = np.fromiter(plan.body_of_steps(), dtype=np.int64, count=plan.n_steps)
-        self._stream_of_instance = _streams(plan, self._body_of_step)
-        self._first_index = int(plan.first_instances()[first_step])
-        self._loads = _Loads(plan, self._body_of_step, first_step)
-        self._order = (each for each in walk(plan) if each.step >= first_step or each.index in self._loads.early)
+        self._steps = StepIndex(plan, [len(body) for body in plan.bodies])
+        self._first_index = self._steps.before(first_step)
+        self._loads = _Loads(plan, self._steps, first_step)
+        self._order = (
+            each
+            for each in walk(plan, self._loads.first_step)
+            if each.step >= first_step or each.index in self._loads.early
+        )
         self._pass: _Pass | None = None
+        self._buckets: dict[tuple[int, int], tuple[ops.Backward, ...]] = {}  # by body and place of the first one
         self._recorder = recorder
         self._ticks = Ticks(plan, watch.failed)
         self._device = lanes.device
@@ -174,7 +178,7 @@ class Executor:
 
     def finish_step(self, step: int) -> None:
         """Submit what is left of a step."""
-        last = int(self._plan.first_instances()[step + 1]) - 1
+        last = self._steps.before(step + 1) - 1
         while self._submitted < last:
             self._submit(next(self._order))
 
@@ -193,15 +197,13 @@ class Executor:
                 return True
         raise RunError("the plan ends within a backward pass")
 
-    def buckets(self, first: Instance) -> tuple[str, ...]:
-        """Return the buckets of the backward pass that begins with an instance: to the next forward pass, if any."""
-        buckets: list[str] = []
-        for op in self._plan.bodies[self._body_of_step[first.step]][first.position :]:
-            if isinstance(op, ops.Forward):
-                break
-            if isinstance(op, ops.Backward):
-                buckets.append(op.dst)
-        return tuple(buckets)
+    def buckets(self, first: Instance) -> tuple[ops.Backward, ...]:
+        """Return what a backward pass is made of that begins with an instance: up to the next forward pass, if any."""
+        body = self._steps.body(first.step)
+        if (body, first.position) not in self._buckets:
+            rest = takewhile(lambda op: not isinstance(op, ops.Forward), self._plan.bodies[body][first.position :])
+            self._buckets[body, first.position] = tuple(op for op in rest if isinstance(op, ops.Backward))
+        return self._buckets[body, first.position]
 
     def drain(self) -> None:
         """Wait until all that was submitted is done."""
@@ -286,9 +288,16 @@ class Executor:
         lane = self._lane(instance)
         for index in instance.after:
             if index >= self._first_index or index in self._loads.early:
-                other = self._lanes[ops.STREAMS[self._stream_of_instance[index]]]
-                other.order(index, lane.cuda_stream)
+                self._lanes[self._stream(index, instance)].order(index, lane.cuda_stream)
         lane.begin(instance)
+
+    def _stream(self, index: int, later: Instance) -> ops.Stream:
+        """Return the stream of an instance before another one."""
+        step, first = later.step, later.index - later.position
+        if index < first:
+            step = self._steps.step(index)
+            first = self._steps.before(step)
+        return ops.stream_of(self._plan.bodies[self._steps.body(step)][index - first])
 
     def _backward(self, instance: Instance) -> None:
         if self._pass is not None:  # within a pass: `bucket_complete` takes it from here
@@ -323,28 +332,27 @@ class Executor:
 
 
 class _Loads:
-    """Numbers the loads of a plan, and finds those before a first step that load a batch of it or of a later one."""
+    """Numbers the loads of a plan, and finds those before a first step that load a batch of it or of a later one.
 
-    def __init__(self, plan: Plan, body_of_step: NDArray[np.int64], first_step: int) -> None:
+    Attributes:
+        early: Their instances.
+        first_step: The first step that has one of them, or else the first one to do.
+    """
+
+    def __init__(self, plan: Plan, steps: StepIndex, first_step: int) -> None:
+        self._steps, self.first_step = steps, first_step
         self._places = [[at for at, op in enumerate(body) if isinstance(op, ops.Load)] for body in plan.bodies]
-        per_step = np.array([len(places) for places in self._places], dtype=np.int64)[body_of_step]
-        self._before_step = np.concatenate(([0], np.cumsum(per_step)))
-        self._body_of_step = body_of_step
-        firsts = plan.first_instances()
-        numbered = (
-            (int(self._before_step[step]) + nth, int(firsts[step]) + at)
-            for step in range(first_step)
-            for nth, at in enumerate(self._places[body_of_step[step]])
+        self._loads = StepIndex(plan, [len(places) for places in self._places])
+        while self.first_step and self._loads.before(self.first_step) > first_step:
+            self.first_step -= 1
+        self.early = frozenset(
+            steps.before(step) + at
+            for step in range(self.first_step, first_step)
+            for nth, at in enumerate(self._places[steps.body(step)])
+            if self._loads.before(step) + nth >= first_step
         )
-        self.early = frozenset(index for number, index in numbered if number >= first_step)
 
     def number(self, instance: Instance) -> int:
         """Return the number of a load, and so of the batch that it loads."""
-        places = self._places[self._body_of_step[instance.step]]
-        return int(self._before_step[instance.step]) + places.index(instance.position)
-
-
-def _streams(plan: Plan, body_of_step: NDArray[np.int64]) -> bytes:
-    """Return the stream of every instance, as its number in STREAMS."""
-    bodies = [bytes(_CODES[ops.stream_of(op)] for op in body) for body in plan.bodies]
-    return b"".join(map(bodies.__getitem__, body_of_step))
+        places = self._places[self._steps.body(instance.step)]
+        return self._loads.before(instance.step) + places.index(instance.position)

@@ -2,11 +2,12 @@
 
 import json
 import platform
+import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from real.processes.heartbeat import Guard
 from real.processes.launch import Connection
 from real.programs.base import Program
 from real.recording.clock import Clocks, common_start_s, compare
-from real.recording.recorder import RecordedPart, Recorder, gather, part_path, salvage, write_part
+from real.recording.recorder import RecordedPart, Recorder, gather, part_path, write_part
 from real.recording.timing import now_s, precise_sleeps
 from simdist.errors import RunError
 from simdist.plan import Channel, Collective, Plan
@@ -38,6 +39,7 @@ class RunReport:
     """Describes a run beside its trace.
 
     Args:
+        run: What no other run has; the trace has it, too.
         digest: Of the plan.
         program: The program that computed.
         backend: Of collectives.
@@ -53,6 +55,7 @@ class RunReport:
             from another one than planned, or were not kept.
     """
 
+    run: str
     digest: str
     program: str
     backend: str
@@ -101,7 +104,7 @@ def perform(
     memory = Memory(plan, connection.device, buffers, scratch_nbytes=scratch_nbytes(plan))
     made = program(memory, guard.failed)
     meeting = f"{plan.name}: meeting before the first step"
-    with explaining(guard, meeting):
+    with guard.explaining(meeting):
         world = ProcessWorld(groups_of(plan), timeout_s=timeout_s)
     try:
         parts.mkdir(parents=True, exist_ok=True)
@@ -120,7 +123,7 @@ def perform(
         watch=guard,
     )
     precise_sleeps()
-    with explaining(guard, meeting):
+    with guard.explaining(meeting):
         world.warm_up(plan, connection.device)
         at_start = compare()
         start_s = common_start_s(at_start)
@@ -128,17 +131,12 @@ def perform(
     running.start_clock(start_s)
     running.run()
     connection.barrier("the end of the run")
-    with explaining(guard, f"{plan.name}: bringing the times together"):
+    with guard.explaining(f"{plan.name}: bringing the times together"):
         at_end = compare()
         source = f"real {connection.backend} on {connection.device.type}, {program_name}"
         trace = gather(recorder, plan, start_s=start_s, clocks=(at_start, at_end), source=source)
         report = _report(connection, plan, program_name, trace, (at_start, at_end))
-    return (trace, report) if trace and report else None
-
-
-def rescue(parts: Path, plan: Plan) -> Trace | None:
-    """Return the trace of what a failed run has done, as far as this machine knows; None if nothing."""
-    return salvage(parts, plan, "real, ended early")
+    return (replace(trace, run=report.run), report) if trace and report else None
 
 
 def forget(parts: Path, rank: int) -> None:
@@ -157,19 +155,8 @@ class _ExplainedWorld:
         self._world, self._guard, self._name = world, guard, name
 
     def perform(self, op: Collective, memory: Memory) -> None:
-        with explaining(self._guard, f"{self._name}: {op_text(op)}"):
+        with self._guard.explaining(f"{self._name}: {op_text(op)}"):
             self._world.perform(op, memory)
-
-
-@contextmanager
-def explaining(guard: Guard, doing: str) -> Iterator[None]:
-    """Find out who is to blame where torch says that talking to others has failed."""
-    try:
-        yield
-    except RunError:
-        raise
-    except RuntimeError as error:  # torch's DistError is one
-        raise guard.explain(error, doing) from error
 
 
 def _report(
@@ -181,6 +168,7 @@ def _report(
     tracing_s = _seconds_of_noting() * plan.n_instances
     device = connection.device
     return RunReport(
+        run=secrets.token_hex(8),
         digest=plan.digest(),
         program=program,
         backend=connection.backend,

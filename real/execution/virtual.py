@@ -11,7 +11,7 @@ workers converge on a laptop.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import TypeAlias, assert_never, final
 
 import torch
@@ -34,7 +34,8 @@ class VirtualResult:
 
     Args:
         parameters: Trained parameters of every rank in the order of `module.parameters()`, `[world_size, n]`.
-        losses: Of every rank's batch, float64 `[n_steps, world_size]`; NaN before the first one.
+        losses: Of every rank's batch, of the last of several passes, float64 `[n_steps, world_size]`; NaN before the
+            first one.
         modules: The model of every rank.
     """
 
@@ -59,7 +60,7 @@ def train(
         make: Rank -> its own module, and the optimizer of its parameters. Where ranks should begin with the same
             parameters, all must be given the same.
         loss: (output of the module, targets) -> mean over the batch.
-        batch: (step, rank) -> inputs and targets.
+        batch: (step, rank) -> inputs and targets; with k passes a step, pass i of step s counts as step s k + i.
         seed: Rank r draws (dropout, sampling) what a process would after `torch.manual_seed(seed + r)`.
         on_step: Called at the end of each step with its number and the modules of all ranks.
 
@@ -147,7 +148,7 @@ class _Ranks:
             case ops.Backward():
                 if not self._has_gradients:
                     program.differentiate()  # all of them at the first `Backward` after a forward pass
-                program.fill_bucket(op.dst)
+                program.fill_bucket(op)
             case ops.Delay() | ops.Wait() | ops.Tick():
                 pass
             case ops.AllReduce() | ops.ReduceScatter() | ops.AllGather() | ops.Reduce() | ops.Broadcast():
@@ -189,7 +190,9 @@ def exchange(op: ops.Collective, memory: Memory, world_size: int) -> None:
 
 
 def _reduced(members: Tensor, reduction: ops.Reduction) -> Tensor:
-    return members.mean(dim=1, keepdim=True) if reduction == "mean" else members.sum(dim=1, keepdim=True)
+    """Reduce one by one, because sums of negative zeros are to be negative zeros; see `real.programs.binding`."""
+    total = reduce(torch.add, members.unbind(1)).unsqueeze(1)
+    return total / members.shape[1] if reduction == "mean" else total
 
 
 def _batch_of(batch: Callable[[int, int], Batch], rank: int, step: int) -> Batch:

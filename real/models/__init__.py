@@ -88,7 +88,8 @@ class TrainingJob:
         module: On its device, in its dtype, in training mode.
         loss: (output of the module, targets) -> mean over the batch.
         optimizer: Of all parameters of `module`.
-        batch: (step, rank) -> inputs and targets, views of host memory, pinned if the device is a GPU.
+        batch: (step, rank) -> inputs and targets, views of host memory, pinned if the device is a GPU. With k passes a
+            step, pass i of step s counts as step s k + i.
         n_classes: Targets are 0 to n_classes - 1; None if any will do, which cannot be checked then.
     """
 

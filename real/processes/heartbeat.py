@@ -8,12 +8,15 @@ table a rank learns, within seconds and without any collective, that another one
 * failed: it said so before it ended, and why;
 * fallen silent: many of our own beats went through and not one of its (its machine is gone or stands still).
 
-Silence is counted in own beats and not in seconds: a slow store, or a machine under load, slows both sides alike.
+Silence is counted in own beats and not in seconds: a slow store, or a machine under load, slows both sides alike. It
+ends the others after the timeout, because a rank that unpickles a data set holds up its own beats as well; where an
+exchange has failed, a few seconds of silence are enough to know with whom.
 The first cause that a rank learns is the one it passes on, so that all ranks blame the rank that failed first and not
 one that failed because of it. Only the thread talks to the store: a store that stands still cannot hold up its rank.
 """
 
 import json
+import math
 import os
 import signal
 import socket
@@ -27,8 +30,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal, NoReturn
 
-from torch.distributed import Store  # type: ignore[attr-defined]
-
+from real.processes.signing import SignedStore
 from simdist.errors import RunError
 
 BEAT_S = 0.5
@@ -100,7 +102,7 @@ class Guard:
     """Watches the other ranks, and tells them about this one.
 
     Args:
-        store: reached by every rank; used by the guard alone.
+        store: reached by every rank; used by the guard alone. What is not signed there, is not there.
         rank: this rank.
         world_size: number of ranks.
         store_at: address and port of the store, for the message when it is gone.
@@ -110,7 +112,7 @@ class Guard:
 
     def __init__(
         self,
-        store: Store,
+        store: SignedStore,
         rank: int,
         world_size: int,
         *,
@@ -128,6 +130,7 @@ class Guard:
         self._me = Heartbeat(rank, 0, 0, socket.gethostname(), machine(), os.getpid(), "alive", "")
         self._table: dict[int, Heartbeat] = {}
         self._missing = list(range(world_size))
+        self._unset = list(range(world_size))
         self._quiet = dict.fromkeys(range(world_size), 0)  # own beats since the last one of each rank
         self._cause = ""
         self._own_failure = ""
@@ -139,6 +142,9 @@ class Guard:
         self._wake = threading.Event()
         self._beaten = threading.Condition()
         self._n_beats = 0
+        self._patient_beats = SILENT_BEATS
+        self._seeks_cause = False  # something has failed
+        self._looked = 0, 0  # at how many beats, and how often since
         self._last_beat_s = time.monotonic()
         self._last_count_s = self._last_beat_s
         self._thread = threading.Thread(target=self._run, name="guard", daemon=True)
@@ -149,6 +155,7 @@ class Guard:
         Raises:
             RunError: a rank did not answer in `timeout_s`; names the missing ones.
         """
+        self._patient_beats = max(SILENT_BEATS, math.ceil(timeout_s / BEAT_S))
         self._thread.start()
         deadline_s = time.monotonic() + timeout_s
         while not self._called.wait(0.05):
@@ -160,6 +167,32 @@ class Guard:
         """Raise RunError if this or another rank has failed."""
         if self.failed.is_set():
             raise RunError(self._cause)
+
+    @property
+    def cause(self) -> str:
+        """The sentence that names the rank which failed first; empty while none is known."""
+        return self._cause
+
+    def find_stuck_store(self, look_s: float) -> None:
+        """Take the host of the store for failed if no beat has gone through for as long as a rank may be silent.
+
+        Args:
+            look_s: This is called so often. Looks count, as beats do: a process that stood still has missed both.
+        """
+        self._looked = (self._n_beats, self._looked[1] + 1 if self._looked[0] == self._n_beats else 0)
+        patience_s = self._patient_beats * BEAT_S
+        if self._thread.is_alive() and self._looked[1] * look_s > patience_s:
+            self._blame(f"{self.store_host()} has not answered for {patience_s:g} s")
+
+    def learns_of_failure(self) -> bool:
+        """Wait a few seconds for news of a failure; return whether there was one."""
+        self._await_news()
+        return self.failed.is_set()
+
+    def stuck_store(self) -> str:
+        """Say so, if no beat has gone through for a few seconds; else nothing."""
+        is_stuck = self._thread.is_alive() and time.monotonic() - self._last_beat_s > SETTLE_S
+        return f"{self.store_host()} has not answered for {SETTLE_S:g} s" if is_stuck else ""
 
     def fail(self, reason: str) -> None:
         """Tell the others that this rank ends, and why; unless another rank is known to have failed before it."""
@@ -177,15 +210,24 @@ class Guard:
         Returns:
             An error that names the ranks that are dead, or that have not arrived, or else repeats `error`.
         """
-        self._await_news()
-        if self.failed.is_set():
+        if self.learns_of_failure():
             return RunError(f"{doing}: {self._cause}")
-        if self._thread.is_alive() and time.monotonic() - self._last_beat_s > SETTLE_S:
-            return RunError(f"{doing}: {self.store_host()} has not answered for {SETTLE_S:g} s")
+        if stuck := self.stuck_store():
+            return RunError(f"{doing}: {stuck}")
         if late := self._late():
             return RunError(f"{doing}: {late}; look there for what it waits for, or raise the timeout if it is slow")
         reason = f"{type(error).__name__}: {error}" if error else "timed out"
         return RunError(f"{doing}: {reason} (every rank lives, all at operation {self.position})")
+
+    @contextmanager
+    def explaining(self, doing: str) -> Iterator[None]:
+        """Find out who is to blame where torch says that talking to others has failed."""
+        try:
+            yield
+        except RunError:
+            raise
+        except RuntimeError as error:  # torch's DistError is one
+            raise self.explain(error, doing) from error
 
     def leave(self) -> None:
         """Say the last words and stop watching; the host of the store waits a while for the others to read them."""
@@ -264,18 +306,20 @@ class Guard:
         return Heartbeat(me.rank, self._n_beats + 1, self.position, me.host, me.machine, me.pid, state, self._cause)
 
     def _read(self) -> None:
-        self._missing = [rank for rank in self._missing if not self._store.check([self._keys[rank]])]
-        absent = set(self._missing)
-        present = [key for rank, key in enumerate(self._keys) if rank not in absent]
+        self._unset = [rank for rank in self._unset if not self._store.check(self._keys[rank])]
+        present = sorted(set(range(len(self._keys))).difference(self._unset))
+        texts = self._store.multi_get([self._keys[rank] for rank in present])
         now_s = time.monotonic()
         counts = now_s - self._last_count_s > 0.8 * BEAT_S  # hurried beats say nothing about the others' silence
         self._last_count_s = now_s if counts else self._last_count_s
-        for text in self._store.multi_get(present) if present else []:
-            beat = Heartbeat(**json.loads(text))
-            before = self._table.get(beat.rank)
-            quiet = before is not None and before.count == beat.count
-            self._quiet[beat.rank] = self._quiet[beat.rank] + counts if quiet else 0
-            self._table[beat.rank] = beat
+        for rank, text in zip(present, texts, strict=True):
+            beat = Heartbeat(**json.loads(text)) if text else None
+            before = self._table.get(rank)
+            if beat and (before is None or before.count < beat.count):  # an older one needs no secret to write it again
+                self._table[rank], self._quiet[rank] = beat, 0
+            elif before:
+                self._quiet[rank] += counts
+        self._missing = [rank for rank in self._missing if rank not in self._table]
         if not self._missing:
             self._called.set()
 
@@ -288,11 +332,11 @@ class Guard:
         for beat in others:
             if beat.state == "alive" and beat.rank in gone:
                 self._blame(f"{beat} ended without a word (killed?)")
+        n_silent = SILENT_BEATS if self._seeks_cause else self._patient_beats
         for beat in others:
-            if beat.state == "alive" and self._quiet[beat.rank] >= SILENT_BEATS:
-                self._blame(
-                    f"{beat} has been silent for {SILENT_BEATS * BEAT_S:g} s: its process or machine stands still"
-                )
+            if beat.state == "alive" and self._quiet[beat.rank] >= n_silent:
+                silent_s = self._quiet[beat.rank] * BEAT_S
+                self._blame(f"{beat} has been silent for {silent_s:g} s: its process or machine stands still")
 
     def _is_gone(self, beat: Heartbeat) -> bool:
         return beat.machine == self._me.machine and not is_alive(beat.pid)
@@ -326,7 +370,7 @@ class Guard:
 
     def _await_news(self) -> None:
         """Wait until a failure is known, or long enough to know that there is none."""
-        begin_s = time.monotonic()
+        begin_s, self._seeks_cause = time.monotonic(), True
         while not self.failed.wait(0.05) and self._thread.is_alive():
             waited_s = time.monotonic() - begin_s
             doubtful = any(self._quiet[rank] > 3 and beat.state == "alive" for rank, beat in self._table.items())
@@ -355,5 +399,6 @@ class Guard:
             return f"{self.store_host()} has not answered for {timeout_s:g} s"
         return (
             f"{ranks_have(self._missing)} not answered the roll call of {len(self._keys)} ranks within "
-            f"{timeout_s:g} s: see the output there, and that all have the same WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+            f"{timeout_s:g} s: see the output there, and that all have the same WORLD_SIZE, MASTER_ADDR, MASTER_PORT "
+            "and SIMDIST_SECRET"
         )

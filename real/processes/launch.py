@@ -3,28 +3,32 @@
 `torchrun` tells each process its rank in the environment. `connect()` turns that into a process group in which no wait
 is endless: the store is reached, every rank answers the roll call, all agree on device and backend, and a guard watches
 the others from then on. Each step has a timeout, and an error that says which rank is missing and what to do.
+`connect_within()` does the same beside a process group that is there already.
 """
 
 import ipaddress
+import itertools
 import json
 import os
+import secrets
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Literal
 
 import torch
 import torch.distributed as dist
-from torch.distributed import Store  # type: ignore[attr-defined]
 
 from real.processes.heartbeat import Guard, ranks_have
-from real.processes.rendezvous import RankPlace, bounded, meet, place
+from real.processes.rendezvous import RankPlace, StoreAccess, bounded, meet, meet_within, place
+from real.processes.signing import SignedStore
 from simdist.errors import RunError
 
-__all__ = ["Backend", "Connection", "RankPlace", "connect", "place"]
+__all__ = ["Backend", "Connection", "RankPlace", "connect", "connect_within", "place"]
 
 Backend = Literal["gloo", "nccl"]
 
@@ -38,16 +42,30 @@ class Connection:
         device: where tensors live.
         backend: what moves tensors on `device`.
         guard: knows who has failed.
-        store: keys of `agree`.
+        store: signed values of `exchange`.
         timeout_s: how long `agree` and `barrier` wait for the others.
+        made: process groups that end with this; the first of them has all ranks, and the timeout.
     """
 
     place: RankPlace
     device: torch.device
     backend: Backend
     guard: Guard
-    store: Store
+    store: SignedStore
     timeout_s: float
+    made: list[dist.ProcessGroup] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """All ranks, with the timeout; None, the default process group, as long as none is made."""
+        return self.made[0] if self.made else None
+
+    def share_token(self, nbytes: int) -> bytes:
+        """Return random bytes that only the ranks know: they do not go through the store."""
+        token = torch.tensor(list(secrets.token_bytes(nbytes)), dtype=torch.uint8)
+        dist.broadcast(token, src=0, group=self.group)
+        return bytes(token.tolist())
 
     def exchange(self, what: str, value: str) -> list[str]:
         """Return the values of all ranks, by rank; every rank must call this in the same order.
@@ -56,30 +74,29 @@ class Connection:
             RunError: names the ranks that have not come.
         """
         missing = list(range(self.place.world_size))
+        number = next(self._numbers)  # the n-th call of one rank meets the n-th of the others
 
         def exchange() -> list[tuple[str, str]]:
-            """Use the store; the n-th call of one rank meets the n-th of the others."""
-            number = self.store.add(f"agreed/{self.place.rank}", 1)
             keys = [f"agree/{number}/{rank}" for rank in range(self.place.world_size)]
             self.store.set(keys[self.place.rank], json.dumps([what, value]))
+            texts: dict[int, str] = {}
             pause_s = 0.001
             while missing:
-                missing[:] = [rank for rank in missing if not self.store.check([keys[rank]])]
+                come = [rank for rank in missing if self.store.check(keys[rank])]
+                found = zip(come, self.store.multi_get([keys[rank] for rank in come]), strict=True)
+                texts |= {rank: text for rank, text in found if text is not None}
+                missing[:] = [rank for rank in missing if rank not in texts]
                 time.sleep(pause_s if missing else 0.0)
                 pause_s = min(0.1, pause_s * 1.5)
-            return [tuple(json.loads(text)) for text in self.store.multi_get(keys)]
+            return [tuple(json.loads(text)) for _, text in sorted(texts.items())]
 
         def late() -> str:
             if self.place.rank in missing:
                 return f"{what}: {self.guard.store_host()} has not answered for {self.timeout_s:g} s"
             return f"{what}: {ranks_have(missing)} not come within {self.timeout_s:g} s; see the output there"
 
-        try:
+        with self.guard.explaining(what):
             answers = bounded(exchange, self.timeout_s, late, self.guard)
-        except RunError:
-            raise
-        except RuntimeError as error:
-            raise self.guard.explain(error, what) from error
         if strays := [rank for rank, (other, _) in enumerate(answers) if other != what]:
             raise RunError(
                 f"{what}: {ranks_have(strays)} come to {answers[strays[0]][0]!r} instead: ranks run different code"
@@ -132,6 +149,61 @@ def connect(
     """
     here = place(environ)
     meeting = meet(here, environ, timeout_s)
+    with _guarded(here, meeting, timeout_s, exit_with_parent=exit_with_parent) as guard:
+        chosen, where = _choose(here, backend, device)
+        connection = Connection(here, where, chosen, guard, meeting.agreed, timeout_s)
+        connection.agree("backend and device", f"{chosen} on {where.type}")
+        with _loopback(here, environ["MASTER_ADDR"]):
+            _open_group(
+                connection,
+                lambda kinds, limit: dist.init_process_group(
+                    kinds, store=meeting.store, rank=here.rank, world_size=here.world_size, timeout=limit
+                ),
+            )
+            assert dist.group.WORLD is not None
+            connection.made.append(dist.group.WORLD)  # more are made, which are more patient
+            yield connection
+            bounded(dist.destroy_process_group, timeout_s, lambda: "cannot leave the process group")
+
+
+@contextmanager
+def connect_within(
+    backend: Backend,
+    device: torch.device,
+    *,
+    timeout_s: float = 60.0,
+    environ: Mapping[str, str] = os.environ,
+    exit_with_parent: bool = False,
+) -> Iterator[Connection]:
+    """Watch the ranks of the default process group, which stays as it is; beside it, make one with a timeout.
+
+    Args:
+        backend: what moves tensors on `device` there; gloo moves those of the host.
+        device: where tensors live.
+        timeout_s: for each wait for others.
+        environ: what torchrun has set, if it has started the ranks.
+        exit_with_parent: end this process when the one that started it is gone.
+
+    Raises:
+        RunError: names the rank that did not come.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    per_node = int(environ.get("LOCAL_WORLD_SIZE", world_size))
+    here = RankPlace(rank, world_size, rank % per_node, per_node)
+    meeting = meet_within(here, environ, timeout_s)
+    with _guarded(here, meeting, timeout_s, exit_with_parent=exit_with_parent) as guard:
+        connection = Connection(here, device, backend, guard, meeting.agreed, timeout_s)
+        connection.agree("backend and device", f"{backend} on {device.type}")
+        _open_group(
+            connection, lambda kinds, limit: connection.made.append(dist.new_group(backend=kinds, timeout=limit))
+        )
+        yield connection
+        for group in connection.made if dist.is_initialized() else ():  # the script may have destroyed all groups
+            bounded(partial(dist.destroy_process_group, group), timeout_s, lambda: "cannot leave a process group")
+
+
+@contextmanager
+def _guarded(here: RankPlace, meeting: StoreAccess, timeout_s: float, *, exit_with_parent: bool) -> Iterator[Guard]:
     guard = Guard(
         meeting.watch,
         here.rank,
@@ -142,13 +214,7 @@ def connect(
     )
     try:
         guard.start(timeout_s)
-        chosen, where = _choose(here, backend, device)
-        connection = Connection(here, where, chosen, guard, meeting.store, timeout_s)
-        connection.agree("backend and device", f"{chosen} on {where.type}")
-        with _loopback(here, environ["MASTER_ADDR"]):
-            _open_group(connection)
-            yield connection
-            bounded(dist.destroy_process_group, timeout_s, lambda: "cannot leave the process group")
+        yield guard
     except BaseException as error:
         guard.fail(str(error) or type(error).__name__)
         raise
@@ -177,8 +243,8 @@ def _choose(here: RankPlace, backend: str, device: str) -> tuple[Backend, torch.
     return chosen, torch.device("cuda", here.local_rank % n_gpus)
 
 
-def _open_group(connection: Connection) -> None:
-    here, device = connection.place, connection.device
+def _open_group(connection: Connection, make: Callable[[str, timedelta], object]) -> None:
+    device = connection.device
     kinds = "cpu:gloo,cuda:nccl" if connection.backend == "nccl" else "gloo"
     limit = timedelta(seconds=connection.timeout_s)
 
@@ -188,9 +254,7 @@ def _open_group(connection: Connection) -> None:
 
     def init() -> None:
         choose_gpu()
-        dist.init_process_group(
-            kinds, store=connection.store, rank=here.rank, world_size=here.world_size, timeout=limit
-        )
+        make(kinds, limit)
 
     choose_gpu()
     try:

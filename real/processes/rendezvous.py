@@ -1,23 +1,33 @@
 """Where this process stands, and a store that all ranks reach.
 
-Where torchrun's agent does not host the store (`TORCHELASTIC_USE_AGENT_STORE`), rank 0 does. All keys carry the count
-of restarts, so that a restarted run never reads what the one before it wrote.
+Where torchrun's agent does not host the store (`TORCHELASTIC_USE_AGENT_STORE`), rank 0 does, at the address of the job
+and at no other. All keys carry the count of restarts, so that a restarted run never reads what the one before it wrote.
+Where the script has made a process group, rank 0 hosts one more store, and says through that group where it is.
 """
 
+import hmac
+import json
+import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
+import torch
+import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from real.processes.heartbeat import Guard
+from real.processes.signing import SignedStore
 from simdist.errors import RunError
 
 T = TypeVar("T")
+_TOLD_NBYTES = 256
+_TOLD_TAG = 0x5D157  # unlike those of the script's messages
 SET_BY_TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 PORT_ADVICE = "choose another --master-port, or use torchrun --standalone on one machine"
 
@@ -53,7 +63,7 @@ def place(environ: Mapping[str, str]) -> RankPlace:
     if missing := [name for name in SET_BY_TORCHRUN if not environ.get(name)]:
         raise RunError(
             f"not started by torchrun: {', '.join(missing)} not set in the environment; "
-            "start with: torchrun --standalone --nproc-per-node N -m real RUN"
+            "start with: torchrun --standalone --nproc-per-node N, and your script or -m real RUN"
         )
     names = SET_BY_TORCHRUN[:4]
     try:
@@ -72,18 +82,22 @@ class StoreAccess:
     """Holds the connections to a store that all ranks reach.
 
     Args:
-        store: for everything but the guard.
-        watch: for the guard, which a wait on the other must not hold up.
+        store: for process groups.
+        agreed: the same, for what is signed.
+        watch: for the guard, which a wait on the others must not hold up.
         server: the store itself, if this process hosts it; it lives as long as this object.
         hosted_by: the rank that hosts it; None if torchrun's agent does.
         at: its address and port, for messages.
+        sent: messages that are under way as long as this object lives.
     """
 
     store: Store
-    watch: Store
+    agreed: SignedStore
+    watch: SignedStore
     server: Store | None
     hosted_by: int | None
     at: str
+    sent: Sequence[dist.Work | None] = ()
 
 
 def meet(here: RankPlace, environ: Mapping[str, str], timeout_s: float) -> StoreAccess:
@@ -95,36 +109,99 @@ def meet(here: RankPlace, environ: Mapping[str, str], timeout_s: float) -> Store
     address, port = environ["MASTER_ADDR"], _port(environ["MASTER_PORT"])
     hosted_by = None if environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True) else 0
     prefix = f"real/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    me = f"rank {here.rank} ({socket.gethostname()})"
-    server = _serve(me, port, timeout_s) if here.rank == hosted_by else None
-    who = "torchrun" if hosted_by is None else "rank 0"
-    silence = f"{me}: {who}, which hosts the store at {address}:{port}, does not answer within {timeout_s:g} s"
-    advice = f"see that it runs, is reachable from here, and no other program has the port; {PORT_ADVICE}"
+    secret = hmac.digest(environ.get("SIMDIST_SECRET", "").encode(), prefix.encode(), "sha256")
+    server = _serve(_me(here), [address], port, timeout_s) if here.rank == hosted_by else None
+    at = f"{address}:{port}"
+    store, agreed, watch = _reach(here, at, prefix, secret, hosted_by=hosted_by, timeout_s=timeout_s)
+    return StoreAccess(store, agreed, watch, server, hosted_by, at)
 
-    def reach() -> tuple[Store, Store]:
-        store, watch = (PrefixStore(prefix, _client(address, port, timeout_s)) for _ in range(2))
-        if store.add(f"seat/{here.rank}", 1) > 1:
+
+def meet_within(here: RankPlace, environ: Mapping[str, str], timeout_s: float) -> StoreAccess:
+    """Reach a store that rank 0 hosts; it tells the others address and secret through the default process group.
+
+    Raises:
+        RunError: rank 0 does not say where its store is, or that is not reached in time.
+    """
+    message = torch.zeros(_TOLD_NBYTES, dtype=torch.uint8)
+    server, sent = None, []
+    if here.rank == 0:
+        local = environ.get("LOCAL_WORLD_SIZE") == str(here.world_size)
+        addresses = [] if local else [environ.get("MASTER_ADDR", ""), socket.gethostname()]
+        server = _serve(_me(here), [*filter(None, addresses), "127.0.0.1"], 0, timeout_s)
+        told = json.dumps([f"{server.host}:{server.port}", secrets.token_hex(32)]).encode()
+        message[: len(told)] = torch.tensor(list(told), dtype=torch.uint8)
+        with suppress(RuntimeError):  # a rank is gone: the roll call names it
+            sent += [dist.isend(message, dst=rank, tag=_TOLD_TAG) for rank in range(1, here.world_size)]
+    else:
+        silence = (
+            f"{_me(here)}: rank 0 has not come within {timeout_s:g} s; see the output there, and that it calls wrap"
+        )
+        try:
+            work = dist.irecv(message, src=0, tag=_TOLD_TAG)
+            assert work is not None
+            bounded(lambda: work.wait(timedelta(seconds=timeout_s)), timeout_s + 1.0, lambda: silence)
+        except RuntimeError as error:
+            raise RunError(f"{silence} ({_first_line(error)})") from error
+    at, secret = json.loads(bytes(message.tolist()).rstrip(b"\0"))
+    store, agreed, watch = _reach(here, at, "wrap", secret.encode(), hosted_by=0, timeout_s=timeout_s)
+    return StoreAccess(store, agreed, watch, server, 0, at, sent)
+
+
+def _me(here: RankPlace) -> str:
+    return f"rank {here.rank} ({socket.gethostname()})"
+
+
+def _reach(
+    here: RankPlace, at: str, prefix: str, secret: bytes, *, hosted_by: int | None, timeout_s: float
+) -> tuple[Store, SignedStore, SignedStore]:
+    """Return a connection to the store, the same for what is signed, and one for the guard."""
+    me, who = _me(here), "torchrun" if hosted_by is None else f"rank {hosted_by}"
+    silence = f"{me}: {who}, which hosts the store at {at}, does not answer within {timeout_s:g} s"
+    advice = f"see that it runs, is reachable from here, and no other program has the port; {PORT_ADVICE}"
+    address, _, port = at.rpartition(":")
+
+    def reach() -> tuple[Store, SignedStore, SignedStore]:
+        store, watch = (PrefixStore(prefix, _client(address, int(port), timeout_s)) for _ in range(2))
+        agreed = SignedStore(store, secret)
+        if agreed.add(f"seat/{here.rank}") > 1:
             raise RunError(
-                f"{me} found its rank taken by another process in the store at {address}:{port}: two were started with "
+                f"{me} found its rank taken by another process in the store at {at}: two were started with "
                 f"this RANK, or another run uses the port; {PORT_ADVICE}"
             )
-        return store, watch
+        return store, agreed, SignedStore(watch, secret)
 
     try:
-        store, watch = bounded(reach, timeout_s, lambda: f"{silence}; {advice}")
+        return bounded(reach, timeout_s, lambda: f"{silence}; {advice}")
     except RunError:
         raise
     except RuntimeError as error:
         raise RunError(f"{silence} ({_first_line(error)}); {advice}") from error
-    return StoreAccess(store, watch, server, hosted_by, f"{address}:{port}")
 
 
-def _serve(me: str, port: int, timeout_s: float) -> Store:
-    limit = timedelta(seconds=timeout_s)
+def _serve(me: str, addresses: Sequence[str], port: int, timeout_s: float) -> TCPStore:
+    """Host a store at the first of these addresses that this machine has, and at no other; port 0 takes a free one."""
     try:
-        return TCPStore("localhost", port, is_master=True, timeout=limit, wait_for_workers=False)
-    except RuntimeError as error:
-        raise RunError(f"{me} cannot host the store at port {port} ({_first_line(error)}); {PORT_ADVICE}") from error
+        listener = _listen(addresses, port)
+        address, port = listener.getsockname()[:2]
+        limit, descriptor = timedelta(seconds=timeout_s), listener.detach()
+        return TCPStore(
+            address, port, is_master=True, timeout=limit, wait_for_workers=False, master_listen_fd=descriptor
+        )
+    except (OSError, RuntimeError) as error:
+        why = _first_line(error)
+        raise RunError(f"{me} cannot host the store at port {port} of {addresses[0]} ({why}); {PORT_ADVICE}") from error
+
+
+def _listen(addresses: Sequence[str], port: int) -> socket.socket:
+    problem = OSError("its address is not known")
+    for address in addresses:
+        with suppress(socket.gaierror):
+            for family, *_, where in sorted(socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)):
+                try:
+                    return socket.create_server((str(where[0]), port), family=family, backlog=socket.SOMAXCONN)
+                except OSError as error:
+                    problem = error
+    raise problem
 
 
 def _client(address: str, port: int, timeout_s: float) -> Store:
@@ -159,7 +236,7 @@ def bounded(function: Callable[[], T], timeout_s: float, late: Callable[[], str]
         if guard is not None and not errors:
             guard.check()
         if thread.is_alive() and time.monotonic() > deadline_s:
-            raise RunError(late())
+            raise RunError((guard.stuck_store() if guard else "") or late())
     if errors:
         raise errors[0]
     return results[0]

@@ -1,7 +1,7 @@
 """Programs, the computation of a training job in the operations of a plan; and feeds, which read its batches."""
 
 import abc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -64,11 +64,11 @@ class Program(abc.ABC):
         """Perform an operation, in whichever stream the plan says; `StageIn` ends when all ranks of the node have."""
 
     @abc.abstractmethod
-    def backward(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
-        """Compute all gradients.
+    def backward(self, buckets: Sequence[ops.Backward], complete: Callable[[], object]) -> None:
+        """Compute all gradients of a pass.
 
         Args:
-            buckets: The gradient buckets, in the order of the plan.
+            buckets: The operations of its gradient buckets, in the order of the plan.
             complete: To be called once for each of them, in that order, as soon as its gradients are there. It may
                 block, and other operations may be performed inside it.
         """

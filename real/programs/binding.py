@@ -4,12 +4,13 @@ After `Binding`, every parameter is a view of a parameter buffer, and gradients 
 autograd completes them. So collectives, copies and averages work on whole buffers, and the model, the loss and the
 optimiser remain what they were.
 
-**A parameter that the loss did not depend on** has a gradient of zero: with momentum it moves on. In
-DistributedDataParallel (`find_unused_parameters`) that is so if another rank did use it; if none did, the optimiser
-skips it there. Whether any did costs a collective, which is not in the plan.
+**A parameter that the loss did not depend on** takes part with negative zeros. Sums of these are negative zeros only if
+no rank has added a gradient, not even one of zero. So, without a collective more than the plan has, the optimiser skips
+what no rank used, or what was frozen meanwhile, as with DistributedDataParallel (`find_unused_parameters`); what
+another rank did use has its gradient. Compression that leaves entries out makes them zeros: then momentum goes on.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from torch import Tensor, nn
@@ -54,14 +55,24 @@ class Binding:
         self._gradients = {name: self._places(plan.buffer(name)) for name in updates}
 
     @staticmethod
-    def buffers_of(plan: Plan) -> set[str]:
-        """Return the names of the buffers that a model needs: all but inputs, activations and losses."""
+    def buffers_of(plan: Plan, *, in_loop: bool = False) -> set[str]:
+        """Return the names of the buffers that a model needs: all but inputs, activations and losses.
+
+        Args:
+            plan: The plan.
+            in_loop: A loop of the user trains, and autograd keeps gradients that only the optimizer reads.
+        """
         all_ops = list(dict.fromkeys(op for body in plan.bodies for op in body))
-        needed = {name for op in all_ops for name in _kept_by(op)}
+        needed = {name for op in all_ops for name in _kept_by(op, in_loop=in_loop)}
         copies = [(op.src, op.dst) for op in all_ops if isinstance(op, ops.Copy)]
         while more := [ends for ends in copies if len(needed.intersection(ends)) == 1]:
             needed.update(*more)
         return needed
+
+    @property
+    def parameter_buffers(self) -> list[Tensor]:
+        """The buffers that hold all parameters."""
+        return [self._memory.dense(name) for name in self._laid]
 
     def give_gradients(self, op: ops.Optimize) -> None:
         """Let an update find the gradients that it names, and none of other parameters, so that it skips those."""
@@ -69,12 +80,13 @@ class Binding:
         for name in op.grads:
             for parameter, place in self._gradients[name]:
                 parameter.grad = place
+        self.buckets.skip_unused()
 
     def parameters_and_gradients(self, op: ops.Optimize | ops.TrustRatios) -> tuple[list[nn.Parameter], list[Tensor]]:
         """Return the parameters that an operation names, in that order, and the place of the gradient of each."""
         places = {parameter: place for name in op.grads for parameter, place in self._gradients[name]}
         parameters = [parameter for name in op.params for parameter in self._laid[name]]
-        return parameters, [places[parameter] for parameter in parameters]
+        return parameters, [place for each in parameters if (place := places[each]) is not None]
 
     def forget_gradients(self) -> None:
         """Let the next backward pass begin with no gradients."""
@@ -120,7 +132,9 @@ class Binding:
             view.copy_(parameter.detach())
             parameter.data = view
 
-    def _places(self, buffer: Buffer) -> list[tuple[nn.Parameter, Tensor]]:
+    def _places(self, buffer: Buffer) -> list[tuple[nn.Parameter, Tensor | None]]:
+        if buffer.name not in self._memory:
+            return [(parameter, None) for parameter in self._of(buffer)]
         return list(zip(self._of(buffer), self._views(buffer), strict=True))
 
     def _views(self, buffer: Buffer) -> list[Tensor]:
@@ -134,18 +148,21 @@ class GradientBuckets:
     """Brings gradients into buckets, and tells when the next one is complete.
 
     Args:
-        parts: Bucket -> its parameters, each with its place in the bucket.
+        parts: Bucket -> its parameters, each with its place in the bucket. None leaves its gradient where autograd
+            has it; such a bucket is complete at the end of the pass.
     """
 
-    def __init__(self, parts: Mapping[str, Sequence[tuple[nn.Parameter, Tensor]]]) -> None:
+    def __init__(self, parts: Mapping[str, Sequence[tuple[nn.Parameter, Tensor | None]]]) -> None:
         self._parts = parts
         self._missing: dict[str, set[int]] = {}
-        self._left: list[str] = []
+        self._left: list[ops.Backward] = []
+        self._unused: list[tuple[Tensor, Tensor]] = []
         self._complete: Callable[[], object] = _nothing
         self._handles = [
             parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket, number))
             for bucket, members in parts.items()
-            for number, (parameter, _) in enumerate(members)
+            for number, (parameter, place) in enumerate(members)
+            if place is not None
         ]
 
     def release(self) -> None:
@@ -154,30 +171,36 @@ class GradientBuckets:
             handle.remove()
         self._missing, self._left, self._complete = {}, [], _nothing
 
-    def expect(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
-        """Prepare for a backward pass.
-
-        Args:
-            buckets: In the order of the plan.
-            complete: See `real.programs.base.Program.backward`.
-        """
-        self._left = list(reversed(list(buckets)))
-        self._missing = {bucket: set(range(len(self._parts[bucket]))) for bucket in self._left}
+    def expect(self, buckets: Sequence[ops.Backward], complete: Callable[[], object]) -> None:
+        """Prepare for a backward pass; see `real.programs.base.Program.backward`."""
+        self._left = list(reversed(buckets))
+        self._missing = {op.dst: set(range(len(self._parts[op.dst]))) for op in buckets}
         self._complete = complete
 
+    def skip_unused(self) -> None:
+        """Take the gradients of parameters that no rank has used, once the plan has averaged them."""
+        for parameter, place in self._unused:
+            if not place.any() and place.signbit().all():
+                parameter.grad = None
+        self._unused = []
+
     def finish(self) -> None:
-        """Complete the buckets of parameters that the loss did not depend on, with gradients of zero."""
+        """Complete the buckets of parameters that the loss did not depend on."""
         while self._left:
             self.fill(self._left.pop())
             self._complete()
         self._missing = {}
 
-    def fill(self, bucket: str) -> None:
-        """Move into a bucket what gradients there are, and zeros where there are none."""
-        for parameter, place in self._parts[bucket]:
+    def fill(self, bucket: ops.Backward) -> None:
+        """Move into a bucket what gradients there are, or add them, and negative zeros where there are none."""
+        for parameter, place in self._parts[bucket.dst]:
+            if place is None:
+                continue
             if parameter.grad is None:
-                parameter.grad = place.zero_()
-            _bring(parameter, place)
+                parameter.grad = place if bucket.adds else place.fill_(-0.0)
+                if not bucket.adds:
+                    self._unused.append((parameter, place))
+            _bring(parameter, place, adds=bucket.adds)
 
     def _arrived(self, bucket: str, number: int, parameter: Tensor) -> None:
         """Take the gradient of a parameter, in autograd."""
@@ -189,36 +212,44 @@ class GradientBuckets:
                 f"known when it is complete; share no parameters between reentrant checkpoints: use_reentrant=False"
             )
         self._missing[bucket].remove(number)
-        if bucket == self._left[-1]:  # another bucket may still be in use from the last step, until its turn comes
-            _bring(parameter, self._parts[bucket][number][1])
+        turn = self._left[-1]
+        if bucket == turn.dst:  # another bucket may still be in use from the last step, until its turn comes
+            _bring(parameter, self._parts[bucket][number][1], adds=turn.adds)
         self._pass_on()
 
     def _pass_on(self) -> None:
         """Tell about every bucket that is complete and whose turn it is."""
-        while self._left and not self._missing[self._left[-1]]:
+        while self._left and not self._missing[self._left[-1].dst]:
             self._left.pop()
             self._complete()
-            for parameter, place in self._parts[self._left[-1]] if self._left else ():
-                _bring(parameter, place)
+            for turn in self._left[-1:]:
+                for parameter, place in self._parts[turn.dst]:
+                    _bring(parameter, place, adds=turn.adds)
         if not self._left:
             self._missing = {}
 
 
-def _kept_by(op: ops.Op) -> tuple[str, ...]:
+def _kept_by(op: ops.Op, *, in_loop: bool) -> tuple[str, ...]:
     """Return the buffers of an operation whose contents are in the memory of the plan, and not with the model."""
-    if isinstance(op, ops.Backward):
-        return (op.dst,)
+    match op:
+        case ops.Backward():
+            return () if in_loop else (op.dst,)
+        case ops.Optimize() if in_loop:
+            return op.params
     works_on_them = isinstance(
         op, (*ops.COLLECTIVES, ops.Optimize, ops.TrustRatios, ops.Select, ops.Merge, ops.Densify, ops.Pack, ops.Unpack)
     )
     return (*ops.reads(op), *ops.writes(op)) if works_on_them else ()
 
 
-def _bring(parameter: Tensor, place: Tensor) -> None:
-    """Move the gradient of a parameter, if it has one yet, to its place in a bucket."""
+def _bring(parameter: Tensor, place: Tensor | None, *, adds: bool) -> None:
+    """Move the gradient of a parameter, if it has one yet, to its place in a bucket, or add it to what is there."""
     gradient = parameter.grad
-    if gradient is not None and gradient is not place:
-        place.copy_(gradient)
+    if not (gradient is None or place is None or gradient is place):
+        if adds:
+            place.add_(gradient)
+        else:
+            place.copy_(gradient)
         parameter.grad = place
 
 

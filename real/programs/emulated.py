@@ -5,7 +5,7 @@ because who sleeps needs no core.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -61,11 +61,10 @@ class EmulatedProgram(Program):
             case _:
                 self.compute(seconds)
 
-    def backward(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
+    def backward(self, buckets: Sequence[ops.Backward], complete: Callable[[], object]) -> None:
         """Take the seconds of each bucket in turn."""
-        of_bucket = {op.dst: seconds for op, seconds in self.seconds.items() if isinstance(op, ops.Backward)}
         for bucket in buckets:
-            self.compute(of_bucket[bucket])
+            self.compute(self.seconds[bucket])
             complete()
 
     def _seconds_of(self, op: ops.Op) -> float:

@@ -1,6 +1,6 @@
 """Programs of any model, its loss, optimiser and batches as a user has them: alone, or beside a loop of the user."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import final
@@ -26,7 +26,7 @@ class ModuleProgram(Program):
         module: On the device of `memory`; its parameters move into the plan's buffers.
         loss: Of the module's output and the target.
         optimizer: Of the module's parameters.
-        batch: The input and target of a step.
+        batch: The input and target of pass number so and so, counted over all steps.
         memory: The plan's buffers.
         device: Where to compute.
         rank: Which rank it is.
@@ -61,7 +61,9 @@ class ModuleProgram(Program):
         self._batch, self._memory, self._device = batch, memory, device
         self._rank, self._autocast, self._saved = rank, autocast, saved
         self._feed = feed
-        self._batches: dict[str, Batch] = {}
+        self._batches: dict[str, Sequence[Batch]] = {}  # those of the passes of a step
+        self._n_passes = max(1, *(sum(isinstance(op, ops.Forward) for op in body) for body in plan.bodies))
+        self._at = -1, 0  # step, and its next pass
         self._in_memory = {buffer.name for buffer in plan.buffers if buffer.place == "host" and buffer.initialized}
         self.loss: Tensor | None = None
 
@@ -84,7 +86,7 @@ class ModuleProgram(Program):
         if self._feed is not None:
             self._feed.load(op, number)
         else:
-            self._batches[op.dst] = self._batch(number)
+            self._batches[op.dst] = self._of_passes(number)
 
     def perform(self, op: Computation, step: int) -> None:
         """Perform an operation; data that is made, and not read, is at hand and not staged in."""
@@ -107,7 +109,7 @@ class ModuleProgram(Program):
             case _:
                 transforms.transform(self._memory, op, step=step, rank=self._rank)
 
-    def backward(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
+    def backward(self, buckets: Sequence[ops.Backward], complete: Callable[[], object]) -> None:
         """Run autograd; its hooks complete the buckets."""
         assert self.loss is not None
         self._binding.buckets.expect(buckets, complete)
@@ -119,8 +121,8 @@ class ModuleProgram(Program):
         assert self.loss is not None
         self.loss.backward()
 
-    def fill_bucket(self, bucket: str) -> None:
-        """Bring the gradients of a bucket there."""
+    def fill_bucket(self, bucket: ops.Backward) -> None:
+        """Bring the gradients of a bucket there, or add them to it."""
         self._binding.buckets.fill(bucket)
 
     def _copy(self, op: ops.Copy, step: int) -> None:
@@ -131,13 +133,15 @@ class ModuleProgram(Program):
         if self._feed is not None:
             self._batches[op.dst] = self._from_feed(self._feed, op.src)
             return
-        inputs, targets = self._batch(step) if op.src in self._in_memory else self._batches[op.src]
-        self._batches[op.dst] = self._on_device(inputs), self._on_device(targets)
+        batches = self._of_passes(step) if op.src in self._in_memory else self._batches[op.src]
+        self._batches[op.dst] = [(self._on_device(inputs), self._on_device(targets)) for inputs, targets in batches]
 
     def _forward(self, op: ops.Forward, step: int) -> None:
         """Compute the loss of the batch that the plan has brought to the device, or else of the data's next."""
-        brought = next((self._batches[name] for name in op.srcs if name in self._batches), None)
-        inputs, targets = brought or map(self._on_device, self._batch(step))
+        number = self._at[1] if self._at[0] == step else 0
+        self._at = step, number + 1
+        brought = next((self._batches[name][number] for name in op.srcs if name in self._batches), None)
+        inputs, targets = brought or map(self._on_device, self._batch(step * self._n_passes + number))
         self._binding.forget_gradients()
         with self._precision():
             self.loss = self._loss_of(self._module(inputs), targets)
@@ -149,12 +153,22 @@ class ModuleProgram(Program):
             tensors = {name: self._memory.tensors(name) for name in op.srcs if name in self._memory}
             torch.save(tensors, self._saved / f"step-{step:06d}.pt")
 
-    def _from_feed(self, feed: Feed, name: str) -> Batch:
-        """Copy a batch to the device, as the module takes it; the next one may come into its buffer then."""
+    def _of_passes(self, step: int) -> list[Batch]:
+        """Return the batches of the passes of a step."""
+        first = step * self._n_passes
+        return [self._batch(number) for number in range(first, first + self._n_passes)]
+
+    def _from_feed(self, feed: Feed, name: str) -> list[Batch]:
+        """Copy a step's samples to the device, as the module takes them; the next ones may come into the buffer then.
+
+        Returns:
+            Equal parts of them for the passes.
+        """
         images, labels = feed.batch(name)
         like, _ = self._batch(0)
         inputs = normalised(images, like.shape[1:], self._device, like.dtype)
-        return inputs, labels.to(self._device, non_blocking=True, copy=True)
+        labels = labels.to(self._device, non_blocking=True, copy=True)
+        return list(zip(inputs.chunk(self._n_passes), labels.chunk(self._n_passes), strict=True))
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         return tensor.to(self._device, non_blocking=True)
@@ -198,9 +212,11 @@ class LoopProgram(Program):
             case _:
                 transforms.transform(self._memory, op, step=step, rank=self._rank)
 
-    def backward(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
+    def backward(self, buckets: Sequence[ops.Backward], complete: Callable[[], object]) -> None:
         """Refuse: the loop does it."""
-        raise RunError(f"Backward of {', '.join(buckets)} is for the training loop to do, not for the plan")
+        raise RunError(
+            f"Backward of {', '.join(op.dst for op in buckets)} is for the training loop to do, not for the plan"
+        )
 
 
 def _check_updates(plan: Plan) -> None:

@@ -44,33 +44,34 @@ class Clocks:
     uncertainty_s: NDArray[np.float64]
 
 
-def compare(*, clock: Clock = now_s, machine: str | None = None) -> Clocks:
+def compare(*, clock: Clock = now_s, machine: str | None = None, group: dist.ProcessGroup | None = None) -> Clocks:
     """Compare the clocks of all ranks; all take part, and all get the result.
 
     Args:
         clock: Of this rank, in seconds.
         machine: The same for ranks that read the same clock; None finds out.
+        group: Of all ranks, and able to move tensors of the host.
     """
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    machines = gather_texts(machine or _machine())
+    machines = gather_texts(machine or _machine(), group=group)
     result = torch.zeros(2, world_size, dtype=torch.float64)
     for other in range(1, world_size):
         if machines[other] == machines[0]:
             continue
         if rank == 0:
-            result[:, other] = torch.tensor(_ask(other, clock), dtype=torch.float64)
+            result[:, other] = torch.tensor(_ask(other, clock, group), dtype=torch.float64)
         elif rank == other:
-            _answer(clock)
+            _answer(clock, group)
     at_s = _times(clock())
-    dist.broadcast(result, src=0)
-    dist.broadcast(at_s, src=0)
+    dist.broadcast(result, src=0, group=group)
+    dist.broadcast(at_s, src=0, group=group)
     return Clocks(float(at_s), result[0].numpy(), result[1].numpy())
 
 
-def common_start_s(clocks: Clocks, *, clock: Clock = now_s) -> float:
+def common_start_s(clocks: Clocks, *, clock: Clock = now_s, group: dist.ProcessGroup | None = None) -> float:
     """Agree on a moment shortly from now, wait for it, and return it by this rank's own clock."""
     at_s = _times(clock() + _START_IN_S)
-    dist.broadcast(at_s, src=0)
+    dist.broadcast(at_s, src=0, group=group)
     start_s = float(at_s) + float(clocks.ahead_s[dist.get_rank()])
     sleep_s(start_s - clock())
     return start_s
@@ -102,25 +103,25 @@ def to_common_s(times_s: NDArray[np.float64], *, start_s: float, drift: float = 
     return np.asarray((times_s - start_s) * (1 - drift))
 
 
-def _ask(other: int, clock: Clock) -> tuple[float, float]:
+def _ask(other: int, clock: Clock, group: dist.ProcessGroup | None) -> tuple[float, float]:
     """Return how far the clock of a rank is ahead of mine, and the uncertainty, in seconds."""
     answers = []
     reply = _times(0.0)
     for _ in range(_N_ROUNDS):
         sent_s = clock()
-        dist.send(_times(sent_s), dst=other)
-        dist.recv(reply, src=other)
+        dist.send(_times(sent_s), dst=other, group=group)
+        dist.recv(reply, src=other, group=group)
         back_s = clock()
         answers.append(((back_s - sent_s) / 2, float(reply) - (sent_s + back_s) / 2))
     uncertainty_s, ahead_s = min(answers)
     return ahead_s, uncertainty_s
 
 
-def _answer(clock: Clock) -> None:
+def _answer(clock: Clock, group: dist.ProcessGroup | None) -> None:
     question = _times(0.0)
     for _ in range(_N_ROUNDS):
-        dist.recv(question, src=0)
-        dist.send(_times(clock()), dst=0)
+        dist.recv(question, src=0, group=group)
+        dist.send(_times(clock()), dst=0, group=group)
 
 
 def _machine() -> str:

@@ -109,7 +109,13 @@ def write_part(folder: Path, part: RecordedPart) -> None:
 
 
 def gather(
-    recorder: Recorder, plan: Plan, *, start_s: float, clocks: tuple[Clocks, Clocks], source: str
+    recorder: Recorder,
+    plan: Plan,
+    *,
+    start_s: float,
+    clocks: tuple[Clocks, Clocks],
+    source: str,
+    group: dist.ProcessGroup | None = None,
 ) -> Trace | None:
     """Bring the times of all ranks together; all take part, rank 0 gets the trace.
 
@@ -119,22 +125,25 @@ def gather(
         start_s: The common start by this rank's clock.
         clocks: At the start and at the end.
         source: Who made the trace.
+        group: Of all ranks, and able to move tensors of the host.
     """
     rank = dist.get_rank()
     noted_s = np.asarray(recorder.times_s)
     mine = torch.from_numpy(to_common_s(noted_s, start_s=start_s, drift=drift(clocks, rank)))
     times_s = np.empty((3, plan.n_instances, plan.world_size))
-    for other, theirs in enumerate(gather_to_first(mine)):
+    for other, theirs in enumerate(gather_to_first(mine, group=group)):
         times_s[:, :, other] = theirs.numpy()
     return None if rank else assemble(plan, times_s, source)
 
 
-def salvage(folder: Path, plan: Plan, source: str) -> Trace | None:
+def salvage(folder: Path, plan: Plan) -> Trace | None:
     """Make a trace of what the ranks of a failed run have left; None if that is nothing.
 
     Missing times are NaN; a collective began when the last member was ready of which this machine knows. Clocks are
     taken to run alike: how they drift would have been known at the end.
     """
+    if not folder.is_dir():
+        return None
     times_s = np.full((3, plan.n_instances, plan.world_size), np.nan)
     for rank in range(plan.world_size):
         path = part_path(folder, rank)
@@ -146,7 +155,7 @@ def salvage(folder: Path, plan: Plan, source: str) -> Trace | None:
         if part.digest == plan.digest():
             times_s[:, :, rank] = to_common_s(theirs, start_s=part.start_s)
     times_s[:, np.isnan(times_s[2])] = np.nan  # what has begun and not ended did not run
-    return None if np.isnan(times_s).all() else assemble(plan, times_s, source)
+    return None if np.isnan(times_s).all() else assemble(plan, times_s, "real, ended early")
 
 
 def assemble(plan: Plan, times_s: NDArray[np.float64], source: str) -> Trace:

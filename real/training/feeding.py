@@ -13,7 +13,7 @@ from torch import Tensor
 from real.data.inputs import DataOptions, InputReader, open_input
 from real.data.sizes import n_ahead
 from real.data.tallies import Tally, totals
-from real.training.ranks import Ranks
+from real.processes.launch import Connection
 from simdist.errors import RunError, ScenarioError
 from simdist.plan import Plan, StageIn
 
@@ -21,13 +21,13 @@ _LOOK_S = 0.1  # between two looks whether the run has failed
 
 
 def open_batches(
-    plan: Plan, ranks: Ranks, *, first_step: int, url: str, cache: Path | None, timeout_s: float
+    plan: Plan, connection: Connection, *, first_step: int, url: str, cache: Path | None, timeout_s: float
 ) -> "LoopBatches":
     """Open the data set of a plan for a training loop; all ranks take part.
 
     Args:
         plan: The plan that the loop follows.
-        ranks: The ranks.
+        connection: To the other ranks.
         first_step: Where the loop begins.
         url: Of the data set.
         cache: Folder on the node's disk, which is kept.
@@ -47,8 +47,10 @@ def open_batches(
     stop, tally = threading.Event(), Tally(n_loads)
     options = DataOptions(url, cache, cold=False, timeout_s=timeout_s)
     with ExitStack() as stack:
-        source = stack.enter_context(open_input(plan, options, rank=ranks.rank, others=ranks, failed=stop, tally=tally))
-        return LoopBatches(plan, source, ranks, first_step=first_step, stop=stop, opened=stack.pop_all())
+        source = stack.enter_context(
+            open_input(plan, options, rank=connection.place.rank, others=connection, failed=stop, tally=tally)
+        )
+        return LoopBatches(plan, source, connection, first_step=first_step, stop=stop, opened=stack.pop_all())
 
 
 @final
@@ -63,20 +65,20 @@ class LoopBatches(AbstractContextManager["LoopBatches"]):
         self,
         plan: Plan,
         source: InputReader,
-        ranks: Ranks,
+        connection: Connection,
         *,
         first_step: int,
         stop: threading.Event,
         opened: ExitStack,
     ) -> None:
-        self._source, self._ranks, self._watch = source, ranks, ranks.watch
+        self._source, self._device, self._guard = source, connection.device, connection.guard
         self._stop, self._opened = stop, opened
         self._numbers = iter(range(first_step, plan.n_steps))
         self._stages = any(isinstance(op, StageIn) for body in plan.bodies for op in body)
         self._empty: queue.SimpleQueue[tuple[Tensor, Tensor]] = queue.SimpleQueue()
         self._full: queue.SimpleQueue[tuple[Tensor, Tensor] | Exception | None] = queue.SimpleQueue()
         for _ in range(n_ahead(plan) + 1):  # one is with the loop
-            self._empty.put(_buffers(source, pinned=ranks.device.type == "cuda"))
+            self._empty.put(_buffers(source, pinned=self._device.type == "cuda"))
         self._lent: tuple[Tensor, Tensor] | None = None
         self._thread = threading.Thread(target=self._read, name="feed", daemon=True)
         self._thread.start()
@@ -105,8 +107,7 @@ class LoopBatches(AbstractContextManager["LoopBatches"]):
                 raise error
             case inputs, labels:
                 self._lent = inputs, labels
-                device = self._ranks.device
-                return inputs.to(device, non_blocking=True), labels.to(device, non_blocking=True)
+                return inputs.to(self._device, non_blocking=True), labels.to(self._device, non_blocking=True)
 
     def close(self) -> None:
         """Stop reading."""
@@ -122,15 +123,15 @@ class LoopBatches(AbstractContextManager["LoopBatches"]):
             try:
                 return self._full.get(timeout=_LOOK_S)
             except queue.Empty:
-                self._watch.check()
+                self._guard.check()
                 if self._stop.is_set():
                     raise RunError("the data set was closed") from None
 
     def _give_back(self) -> None:
         """Let the next batch come where the last one was, once a GPU has it."""
         if self._lent is not None:
-            if self._ranks.device.type == "cuda":
-                torch.cuda.current_stream(self._ranks.device).synchronize()
+            if self._device.type == "cuda":
+                torch.cuda.current_stream(self._device).synchronize()
             self._empty.put(self._lent)
             self._lent = None
 

@@ -9,10 +9,14 @@ operations in between. So the loop drives:
     the last bucket is      everything up to `Optimize`: when `backward()` returns, gradients are averaged
     the update ends         the rest of the step: when `optimizer.step()` returns, parameters are averaged
 
+A plan of several micro-batches has as many forward and backward passes in a step; those before the last only compute.
+Passes in `no_sync` of a loop whose plan has one pass are none of the plan's: it performs the one that follows them.
+
 The hooks tell how the loop trains. A loop that does not train in this way is refused at the place where it
 leaves it.
 """
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -23,10 +27,11 @@ import torch
 from torch import Tensor, nn
 
 from real.buffers.memory import Memory
+from real.checkpoints.rank_state import carried_buffers
 from real.execution.executor import Executor
+from real.processes.heartbeat import Guard
 from real.programs.binding import Binding, trained_parameters
 from real.programs.optimizers import Rating
-from real.training.ranks import Ranks
 from simdist.errors import RunError, UnsupportedError
 from simdist.plan import Body, Instance, Plan, ops
 
@@ -35,6 +40,7 @@ class _At(Enum):
     """Where in a step the loop is."""
 
     BEGIN = "before the forward pass"
+    NEXT = "between two of the accumulated passes"
     FORWARD = "in the forward pass"
     LOSS = "between the forward and the backward pass"
     BACKWARD = "in the backward pass"
@@ -46,24 +52,36 @@ class Hooks:
     """The hooks on one module and its optimizer.
 
     Args:
-        plan: Whose bodies have one forward pass, one backward pass and one update.
+        plan: Its steps pass `check_shape`.
         module: The model that the loop calls.
         optimizer: Of the module's parameters.
         memory: Of the plan.
+
+    Attributes:
+        step: The step under way, or else the next one.
+        accumulate: Passes only add up gradients on this rank.
 
     Gradients are seen here before a `Binding` that is made afterwards brings them into their buckets.
     """
 
     def __init__(self, plan: Plan, module: nn.Module, optimizer: torch.optim.Optimizer, memory: Memory) -> None:
         self.step = 0
+        self._before_step: Callable[[], object] | None = None
         self._plan, self._module, self._optimizer = plan, module, optimizer
         self._at = _At.BEGIN
-        self._awaits_end = False
-        self._buckets = [memory.dense(name) for name in gradient_buckets(plan)]
-        self._versions: dict[int, int] = {}
+        self.accumulate = self._awaits_end = False
+        self._n_passes = self._n_left = n_passes(plan)
+        self._n_left_out, self._last_left_out = 0, -1
+        self._overflows: Tensor | float = 0.0
+        carried = (name for name in carried_buffers(plan) if name in memory)
+        self._carried = [tensor for name in carried for tensor in memory.tensors(name)]
+        self._first: Tensor | None = None  # the parameter whose gradient came first in this step
+        self._kept: tuple[weakref.ref[Tensor] | None, int] = None, 0  # its gradient in the last step, and version
+        self._trained = trained_parameters(module)
+        self._frozen = [parameter for parameter in module.parameters() if not parameter.requires_grad]
+        self._n_updated = _n_updated(optimizer)
         self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._gradient_arrives)
-            for parameter in trained_parameters(module)
+            parameter.register_post_accumulate_grad_hook(self._gradient_arrives) for parameter in self._trained
         ]
 
     def drive(
@@ -71,7 +89,7 @@ class Hooks:
         executor: Executor,
         binding: Binding,
         rating: Rating,
-        ranks: Ranks,
+        guard: Guard,
         *,
         first_step: int,
         after_step: Callable[[], None],
@@ -82,18 +100,18 @@ class Hooks:
             executor: Of the plan, at `first_step`.
             binding: Of the module.
             rating: Of the optimizer.
-            ranks: Explain errors.
+            guard: Explains errors.
             first_step: Where both begin.
             after_step: Called at the end of each step.
         """
-        self._executor, self._binding, self._rating, self._ranks = executor, binding, rating, ranks
+        self._executor, self._binding, self._rating, self._guard = executor, binding, rating, guard
         self.step = first_step
         self._after_step = after_step
-        first = trained_parameters(self._module)[0]
-        self._anchor = first, first.data_ptr()
+        self._anchor = self._trained[0], self._trained[0].data_ptr()
+        torch.compiler.reset()  # a model that was compiled and called before would not look for new hooks
         self._handles += [
-            self._module.register_forward_pre_hook(self._forward_begins),
-            self._module.register_forward_hook(self._forward_ends),
+            self._module.register_forward_pre_hook(_not_compiled(self._forward_begins)),
+            self._module.register_forward_hook(_not_compiled(self._forward_ends)),
             self._optimizer.register_step_pre_hook(self._update_begins),
             self._optimizer.register_step_post_hook(self._update_ends),
         ]
@@ -106,7 +124,39 @@ class Hooks:
     def settle(self) -> None:
         """End a step whose update was left out, as a gradient scaler does when gradients have overflowed."""
         if self._at is _At.UPDATE:
-            self._end_step()
+            self._n_left_out, self._last_left_out = self._n_left_out + 1, self.step
+            self._end_step(updated=False)
+
+    @property
+    def left_out(self) -> str:
+        """How many updates were left out on this rank, in words."""
+        last = f", last in step {self._last_left_out}" if self._n_left_out else ""
+        return f"{self._n_left_out + int(self._overflows)}{last}"
+
+    @contextmanager
+    def joined(self, before_step: Callable[[], object]) -> Iterator[None]:
+        """Call a function at the beginning of every step of the plan."""
+        self._before_step = before_step
+        try:
+            yield
+        finally:
+            self._before_step = None
+
+    def idle_step(self) -> None:
+        """Take part in a step without a batch: with no gradients."""
+        self._optimizer.zero_grad()
+        for _ in range(self._n_passes):
+            self._begin_pass()
+            self._await_gradients()
+            self._at = _At.BACKWARD
+            self._binding.buckets.finish()
+        self._end_step(updated=False)
+
+    def check_between_steps(self, doing: str) -> None:
+        """Refuse to do something in the middle of a pass, or of an update."""
+        self.settle()
+        if self._at not in (_At.BEGIN, _At.NEXT):
+            raise RunError(f"step {self.step}: {doing} {self._at.value}; do that between two steps, on all ranks")
 
     @property
     def where(self) -> str:
@@ -114,31 +164,48 @@ class Hooks:
         return self._at.value
 
     def _forward_begins(self, module: nn.Module, _inputs: object) -> None:
-        if not (module.training and torch.is_grad_enabled()):
-            return
+        if module is not self._module or not (module.training and torch.is_grad_enabled()):
+            return  # a copy, or an evaluation
+        if torch._C._current_graph_task_id() >= 0 and self._at not in (_At.BEGIN, _At.NEXT):
+            return  # again, for activation checkpoints; for reentrant ones of the whole model, that is the pass
         self.settle()
-        if self._at is not _At.BEGIN:
-            raise RunError(
-                f"step {self.step}: a second forward pass in training mode, {self._at.value}; a step is one forward "
+        if self._at not in (_At.BEGIN, _At.NEXT):
+            raise self._refusal(
+                f"a second forward pass in training mode, {self._at.value}; a step is one forward "
                 f"pass, one backward pass and optimizer.step(); evaluate in model.eval() or under torch.no_grad()"
             )
+        if self.accumulate and self._n_left == 1:
+            if self._n_passes > 1:
+                raise self._refusal(f"pass {self._n_passes} in worker.no_sync(); {self._passes_planned}")
+            self._at = _At.NEXT
+            return
         if self.step >= self._plan.n_steps:
-            raise RunError(f"the plan has {self._plan.n_steps} steps, and all are done; wrap with a larger n_steps")
+            raise self._refusal(
+                f"the plan has {self._plan.n_steps} steps, and all are done; wrap with a larger n_steps"
+            )
         self._check_in_place()
-        with self._explained():
+        if self._before_step and self._n_left == self._n_passes:
+            self._before_step()
+        self._begin_pass()
+
+    def _begin_pass(self) -> None:
+        with self._guard.explaining(f"step {self.step}"):
             self._forward = self._reach(ops.Forward)
         self._at = _At.FORWARD
 
-    def _forward_ends(self, _module: nn.Module, _inputs: object, output: object) -> None:
-        if self._at is not _At.FORWARD:
+    def _forward_ends(self, module: nn.Module, _inputs: object, output: object) -> None:
+        if module is not self._module or self._at is not _At.FORWARD:
             return
-        with self._explained():
-            self._executor.done(self._forward)
-            first = self._reach(ops.Backward)
-            self._binding.buckets.expect(self._executor.buckets(first), self._bucket_is_complete)
+        self._await_gradients()
         for tensor in _tensors_in(output):
             if tensor.requires_grad:
                 tensor.register_hook(self._output_gradient_arrives)
+
+    def _await_gradients(self) -> None:
+        with self._guard.explaining(f"step {self.step}"):
+            self._executor.done(self._forward)
+            first = self._reach(ops.Backward)
+            self._binding.buckets.expect(self._executor.buckets(first), self._bucket_is_complete)
         self._at = _At.LOSS
 
     def _output_gradient_arrives(self, _gradient: Tensor) -> None:
@@ -147,23 +214,38 @@ class Hooks:
         torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
 
     def _gradient_arrives(self, parameter: Tensor) -> None:
-        if self._at is _At.LOSS:
+        if self._at is _At.BACKWARD:
+            return
+        if self._first is None and self._at in (_At.LOSS, _At.NEXT):
+            self._first = parameter
             self._check_was_zeroed(parameter)
+        if self._at is _At.LOSS:
+            if torch.is_grad_enabled():
+                raise self._refusal(
+                    "loss.backward(create_graph=True); gradients are moved into buckets, and cannot "
+                    "be differentiated again: take those that you need by torch.autograd.grad(..., create_graph=True)"
+                )
             self._at = _At.BACKWARD
             if not self._awaits_end:  # we know no tensor of the output
                 torch.autograd.Variable._execution_engine.queue_callback(self._backward_ends)
         elif self._at is _At.UPDATE:
-            raise RunError(
-                f"step {self.step}: a second backward pass before optimizer.step(); gradients are synchronised in "
-                f"each one, so they cannot be accumulated over several: use larger batches, or smaller ones and more "
-                f"steps"
+            raise self._refusal(
+                "a second backward pass before optimizer.step(); gradients are synchronised in "
+                "each one: to accumulate them, do all passes but the last in `with worker.no_sync():`"
             )
 
     def _bucket_is_complete(self) -> None:
-        with self._explained():
-            if not self._executor.bucket_complete():
-                self._update = self._reach(ops.Optimize)
-                self._at = _At.UPDATE
+        with self._guard.explaining(f"step {self.step}"):
+            if self._executor.bucket_complete():
+                return
+            self._n_left -= 1
+            if self._n_left:
+                self._at = _At.NEXT
+                return
+            self._update = self._reach(ops.Optimize)
+            self._binding.buckets.skip_unused()
+            self._note_gradient()
+            self._at = _At.UPDATE
 
     def _backward_ends(self) -> None:
         """Complete the buckets of parameters that the loss did not depend on."""
@@ -173,65 +255,103 @@ class Hooks:
 
     def _update_begins(self, _optimizer: object, _args: object, _kwargs: object) -> None:
         if self._at is not _At.UPDATE:
-            raise RunError(
-                f"step {self.step}: optimizer.step() {self._at.value}; call the model that was wrapped, in training "
-                f"mode, then loss.backward(), then optimizer.step() without a closure"
+            raise self._refusal(
+                f"optimizer.step() {self._at.value}; call the model that was wrapped, in training "
+                f"mode, then loss.backward(), then optimizer.step() without a closure; {self._passes_planned}"
             )
         update = self._update.op
         assert isinstance(update, ops.Optimize)
         if self._rating.are_stale(update):
-            raise RunError(
-                f"step {self.step}: gradients have changed since backward() returned, and their trust ratios are of "
-                f"before; with Lars, neither clip gradients nor scale the loss"
+            raise self._refusal(
+                "gradients have changed since backward() returned, and their trust ratios are of "
+                "before; with Lars, neither clip gradients nor scale the loss"
             )
         self._rating.give(update)
 
     def _update_ends(self, _optimizer: object, _args: object, _kwargs: object) -> None:
-        self._end_step()
+        # A gradient scaler tells a fused optimizer of an overflow, and that one skips by itself.
+        overflows = vars(self._optimizer).get("found_inf", 0.0)
+        self._overflows += overflows
+        self._note_gradient()
+        self._end_step(updated=not (self._carried and overflows))
 
-    def _end_step(self) -> None:
-        with self._explained():
+    def _end_step(self, *, updated: bool) -> None:
+        with self._guard.explaining(f"step {self.step}"):
             self._executor.done(self._update)
             self._executor.finish_step(self.step)
-        self._versions = {_storage(bucket): bucket._version for bucket in self._buckets}
+            if self._carried and not updated:  # an overflow that compression keeps would be in every later step
+                self._executor.drain()
+                for kept in self._carried:
+                    kept.nan_to_num_(0.0, 0.0, 0.0)
+        self._first = None
         self.step += 1
-        self._at = _At.BEGIN
+        self._at, self._n_left = _At.BEGIN, self._n_passes
         self._after_step()
 
     def _reach(self, kind: type[ops.Forward] | type[ops.Backward] | type[ops.Optimize]) -> Instance:
         reached = self._executor.reach(kind)
         if reached is None or reached[0].step != self.step:
-            raise RunError(f"step {self.step}: plan {self._plan.name} has no {kind.__name__} there")
+            raise self._refusal(f"plan {self._plan.name} has no {kind.__name__} there")
         return reached[0]
 
-    def _check_was_zeroed(self, parameter: Tensor) -> None:
-        """Refuse the first gradient of a pass that was added to one of the step before.
+    def _refusal(self, problem: str) -> RunError:
+        """Tell the other ranks, as a script may go on with its next batch whatever is raised; return the error."""
+        error = RunError(f"step {self.step}: {problem}")
+        self._guard.fail(str(error))
+        return error
 
-        A gradient that stayed lies in its bucket, and since the last update only autograd has written there.
+    @property
+    def _passes_planned(self) -> str:
+        planned = f"plan {self._plan.name} has {self._n_passes} passes in a step; " if self._n_passes > 1 else ""
+        return f"{planned}the last of the accumulated passes must be outside worker.no_sync()"
+
+    def _note_gradient(self) -> None:
+        """Note the first gradient, after the backward pass and, as clipping writes to it, again after an update."""
+        gradient = self._first.grad if self._first is not None else None
+        self._kept = (None, 0) if gradient is None else (weakref.ref(gradient), gradient._version)
+
+    def _check_was_zeroed(self, parameter: Tensor) -> None:
+        """Refuse the first gradient of a step that was added to one of the step before.
+
+        Since the last update, or where that was left out since the pass, only autograd has written to it.
         """
-        gradient = parameter.grad
-        if gradient is not None and self._versions.get(_storage(gradient)) == gradient._version - 1:
-            raise RunError(
-                f"step {self.step}: gradients of the step before are still there, so they would be added up; call "
-                f"optimizer.zero_grad() in every step; gradients cannot be accumulated over several steps"
+        gradient, (kept, version) = parameter.grad, self._kept
+        if gradient is not None and kept and kept() is gradient and gradient._version == version + 1:
+            raise self._refusal(
+                "gradients of the step before are still there, so they would be added up; call "
+                "optimizer.zero_grad() in every step; to accumulate them, do all passes but a step's last in "
+                "`with worker.no_sync():`"
             )
 
     def _check_in_place(self) -> None:
         parameter, address = self._anchor
         if parameter.data_ptr() != address:
-            raise RunError(
-                f"step {self.step}: the model was moved or converted after real.wrap, so its parameters are no longer "
-                f"where they are synchronised; do that before"
+            raise self._refusal(
+                "the model was moved, converted or wrapped again after real.wrap, so its parameters "
+                "are no longer where they are synchronised; do that before, or after worker.close()"
+            )
+        if any(each.requires_grad for each in self._frozen) or self._has_others():
+            raise self._refusal(
+                "parameters were unfrozen, replaced or added after real.wrap, so they would not be "
+                "synchronised; do that before. To train a layer later, freeze it after real.wrap, until then"
             )
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except RunError:
-            raise
-        except RuntimeError as error:
-            raise self._ranks.explain(error, f"step {self.step}") from error
+    def _has_others(self) -> bool:
+        """Look for other parameters; among the module's, as that takes longer, before steps 0, 1, 2, 4, 8 and so on."""
+        if _n_updated(self._optimizer) != self._n_updated:
+            return True
+        known = set(self._trained) if self.step & (self.step - 1) == 0 else set()
+        return bool(known) and not known.issuperset(trained_parameters(self._module))
+
+
+def _not_compiled(hook: Callable[..., None]) -> Callable[..., None]:
+    """Keep a hook out of compiled graphs; where nothing is compiled that costs nothing."""
+    apart = torch.compiler.disable(hook)
+
+    def call(*args: object) -> None:
+        (apart if torch.compiler.is_compiling() else hook)(*args)
+
+    return call
 
 
 def _tensors_in(output: object) -> Iterator[Tensor]:
@@ -249,38 +369,41 @@ def _tensors_in(output: object) -> Iterator[Tensor]:
                 yield from _tensors_in(getattr(output, each.name))
 
 
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _n_updated(optimizer: torch.optim.Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
-def gradient_buckets(plan: Plan) -> tuple[str, ...]:
-    """Return the buffers that backward passes write, each once."""
-    return tuple(dict.fromkeys(op.dst for body in plan.bodies for op in body if isinstance(op, ops.Backward)))
+def n_passes(plan: Plan) -> int:
+    """Return how many forward passes a step has."""
+    return sum(isinstance(op, ops.Forward) for op in plan.bodies[0])
 
 
 def check_shape(plan: Plan) -> None:
     """Refuse a plan whose steps are no steps of a training loop.
 
     Raises:
-        UnsupportedError: A step has several forward passes or updates, or they are in another order.
+        UnsupportedError: A step has several updates, or passes that do not add up or that other steps do not have, or
+            they are in another order.
     """
     n_tensors = max((buffer.tensors[1] for buffer in plan.buffers if buffer.tensors), default=0)
     for number, body in enumerate(plan.bodies):
         if problem := _problem(plan, body, n_tensors):
             raise UnsupportedError(
-                f"plan {plan.name}, body {number}: {problem}; a training loop has one forward pass, one backward pass "
-                f"and one update of everything in a step: perform this plan with `python -m real`"
+                f"plan {plan.name}, body {number}: {problem}; a training loop has forward and backward passes, "
+                f"as many in each step, and one update of everything: perform this plan with `python -m real`"
             )
 
 
 def _problem(plan: Plan, body: Body, n_tensors: int) -> str:
     kinds = [type(op) for op in body if isinstance(op, ops.Forward | ops.Backward | ops.Optimize)]
-    n_buckets = kinds.count(ops.Backward)
-    if kinds != [ops.Forward, *[ops.Backward] * n_buckets, ops.Optimize] or not n_buckets:
+    backwards = [(op.dst, op.adds) for op in body if isinstance(op, ops.Backward)]
+    buckets = [name for name, adds in backwards if not adds]
+    if kinds != [*[ops.Forward, *[ops.Backward] * len(buckets)] * n_passes(plan), ops.Optimize] or not buckets:
         return f"its passes are {', '.join(kind.__name__ for kind in kinds) or 'none'}"
+    if backwards != [(name, number > 0) for number in range(n_passes(plan)) for name in buckets]:
+        return "its passes do not add up"
     if any(isinstance(op, ops.Save) for op in body):
         return "it saves in the middle of a step"
-    buckets = [op.dst for op in body if isinstance(op, ops.Backward)]
     update = next(op for op in body if isinstance(op, ops.Optimize))
     for what, names in (("its backward pass computes", buckets), ("it updates", update.params)):
         covered = sorted(plan.buffer(name).tensors or (0, 0) for name in names)

@@ -1,8 +1,8 @@
 """From a schedule, a plan or a run directory to the plan of a training loop."""
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,13 +13,25 @@ from real.programs.binding import trained_parameters
 from real.programs.optimizers import Lars
 from real.training.hooks import check_shape
 from simdist.errors import PlanError, RunError, ScenarioError, UnsupportedError
-from simdist.plan import Delay, Plan, load
+from simdist.plan import Delay, Group, Plan, load
 from simdist.plan.check import check
 from simdist.plan.delays import Delays, check_delays
 from simdist.plan.plan import DType
 from simdist.proof import prove
 from simdist.runs import run_directory
 from simdist.schedules import Job, Schedule
+from simdist.settings.base import shown
+
+#: Classes, by name, so that they need not be imported: those that synchronise or shard parameters themselves.
+_SYNCHRONISED: Mapping[str, str] = {
+    "DistributedDataParallel": "real.wrap takes its place, so wrap the bare model, which is its .module",
+    "DataParallel": "start one process per device, and wrap the bare model, which is its .module",
+    "FullyShardedDataParallel": "a schedule needs all parameters on every rank, so wrap the model without FSDP",
+    "FSDPModule": "a schedule needs all parameters on every rank, so wrap the model without fully_shard",
+    "DTensor": "a schedule needs all of every parameter on every rank, so wrap the model before it is distributed",
+}
+ENDLESS_STEPS = 2**48  # of a loop whose end is not known
+_LEAST_STEPS = 64  # that are written, to see that a schedule does repeat its cycle
 
 _DTYPES: Mapping[torch.dtype, DType] = {
     torch.float64: "float64",
@@ -35,20 +47,77 @@ class PlanRequest:
 
     Args:
         module: Whose parameters.
-        optimizer: Of these parameters.
-        n_steps: Of a schedule; of a plan, to compare.
+        optimizer: Of these parameters; only `Lars` makes a difference.
+        n_steps: Of a schedule, None without end; of a plan, to compare.
         ranks_per_node: Of a schedule; None takes what torchrun says.
         world_size: Ranks that there are.
+        final_average: The loop averages parameters when it ends.
     """
 
     module: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer | None
     n_steps: int | None
     ranks_per_node: int | None
     world_size: int
+    final_average: bool = True
 
 
-def planned(schedule: Schedule | Plan | Path | str, delays: Delays | None, wanted: PlanRequest) -> tuple[Plan, Delays]:
+def plan_for(
+    module: nn.Module,
+    schedule: Schedule,
+    world_size: int,
+    *,
+    n_steps: int,
+    optimizer: torch.optim.Optimizer | None = None,
+    ranks_per_node: int | None = None,
+    delays: Delays | None = None,
+) -> Plan:
+    """Return the plan that `real.wrap` performs for a model; no other rank is needed.
+
+    Args:
+        module: The model, on any device; its parameters are left alone.
+        schedule: The schedule.
+        world_size: Ranks.
+        n_steps: Steps in all.
+        optimizer: Of the module's parameters, if it is `real.Lars`.
+        ranks_per_node: Ranks of one machine; by default as torchrun says.
+        delays: Injected delays, as `real.wrap` takes them.
+
+    Raises:
+        ScenarioError: The schedule does not fit the world.
+        UnsupportedError: A training loop cannot perform the plan, or the model is on several devices or of several
+            types.
+
+    >>> from simdist.schedules import LocalSGD
+    >>> plan = plan_for(nn.Linear(4, 2), LocalSGD(period=2), 8, n_steps=6, ranks_per_node=4)
+    >>> plan.name, plan.world_size, plan.n_steps
+    ('local-2', 8, 6)
+    """
+    device_of(module)
+    if optimizer is not None:
+        check_optimizer(module, optimizer)
+    return planned(schedule, delays, PlanRequest(module, optimizer, n_steps, ranks_per_node, world_size)).plan
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a loop follows.
+
+    Args:
+        plan: The plan.
+        delays: For it.
+        endless: The plan that the job is known by: of a schedule, whose jobs go on with more steps, one of
+            `ENDLESS_STEPS`.
+        doubts: What a schedule cannot do here, a sentence each.
+    """
+
+    plan: Plan
+    delays: Delays
+    endless: Plan
+    doubts: tuple[str, ...]
+
+
+def planned(schedule: Schedule | Plan | Path | str, delays: Delays | None, wanted: PlanRequest) -> Planned:
     """Return the plan and the delays.
 
     Args:
@@ -64,10 +133,15 @@ def planned(schedule: Schedule | Plan | Path | str, delays: Delays | None, wante
     """
     given = delays
     if isinstance(schedule, Schedule):
-        plan = _written(schedule, delays or {}, wanted)
+        written = _written(schedule, delays or {}, wanted)
+        plan = written.plan
     elif isinstance(schedule, Plan):
         plan = schedule
         check(plan)
+    elif not isinstance(schedule, Path | str):
+        raise ScenarioError(
+            f"{shown(schedule)}: write a schedule, such as LocalSGD(period=4), a Plan, or a path of one"
+        )
     elif (path := Path(schedule)).is_dir():
         run = run_directory.read(path)
         plan, delays = run.plan, run.delays if delays is None else delays
@@ -77,7 +151,7 @@ def planned(schedule: Schedule | Plan | Path | str, delays: Delays | None, wante
     if given is not None:
         _check_used(plan, given)
     _check_plan(plan, delays or {}, wanted)
-    return plan, delays or {}
+    return written if isinstance(schedule, Schedule) else Planned(plan, delays or {}, plan, ())
 
 
 def _check_used(plan: Plan, delays: Delays) -> None:
@@ -87,10 +161,12 @@ def _check_used(plan: Plan, delays: Delays) -> None:
         raise PlanError(f"plan {plan.name} does not delay {', '.join(unused)}: leave these delays out")
 
 
-def _written(schedule: Schedule, delays: Delays, wanted: PlanRequest) -> Plan:
-    """Write the plan of a schedule for a model, and prove it."""
-    if wanted.n_steps is None or wanted.n_steps < 1:
-        raise ScenarioError(f"n_steps={wanted.n_steps}; write how many steps the loop has in all")
+def _written(schedule: Schedule, delays: Delays, wanted: PlanRequest) -> Planned:
+    """Write the plan of a schedule for a model, and one without end; only a few periods are spelled out."""
+    if wanted.n_steps is not None and (not isinstance(wanted.n_steps, int) or wanted.n_steps < 1):
+        raise ScenarioError(f"n_steps={wanted.n_steps}; write how many steps the loop has in all, or None")
+    if wanted.n_steps is None and delays:
+        raise ScenarioError("n_steps=None; delays are given step by step: write n_steps=...")
     ranks_per_node = _ranks_per_node(wanted)
     problems = schedule.problems(wanted.world_size, ranks_per_node)
     if problems:
@@ -99,17 +175,62 @@ def _written(schedule: Schedule, delays: Delays, wanted: PlanRequest) -> Plan:
     job = Job(
         world_size=wanted.world_size,
         ranks_per_node=ranks_per_node,
-        n_steps=wanted.n_steps,
+        n_steps=1,
         tensor_counts=tuple(parameter.numel() for parameter in parameters),
         dtype=_DTYPES[parameters[0].dtype],
         optimizer="lars" if isinstance(wanted.optimizer, Lars) else "sgd",
         run_ahead_steps=None,  # the loop looks at its losses when it likes to
         delay_channels=frozenset(delays),
     )
+    cycle = schedule.cycle(job)
+    job = replace(job, n_steps=max(cycle.start + 2 * len(cycle), _LEAST_STEPS))
     plan = schedule.plan(job)
     check(plan)
     prove(plan, lambda step: schedule.result(step, job))
-    return plan
+    endless = plan.repeated(cycle, ENDLESS_STEPS)
+    performed = plan.repeated(cycle, wanted.n_steps) if wanted.n_steps else endless
+    return Planned(performed, delays, endless, tuple(_doubts(schedule, job, wanted)))
+
+
+def _doubts(schedule: Schedule, job: Job, wanted: PlanRequest) -> Iterator[str]:
+    """Yield what is in vain, or leaves ranks apart."""
+    cycle, n_steps = schedule.cycle(job), wanted.n_steps
+    if wanted.optimizer is not None:
+        yield from _left_out(wanted.module, wanted.optimizer)
+    if n_steps is not None:
+        yield from schedule.unused_settings(job.world_size, job.ranks_per_node, n_steps)
+    if unread := sorted(schedule.model_fields_set & {"data", "prefetch", "readers", "decode_workers"}):
+        yield f"has {', '.join(unread)}, without effect: the loop brings its own batches"
+    if job.world_size == 1 and len(cycle) > 1:
+        yield "has one rank, and nothing to average"
+    results = [schedule.result(step, job) for step in cycle]
+    averages = [each for each in results if each.parameters.size > 1]
+    if (
+        averages
+        and n_steps
+        and not wanted.final_average
+        and schedule.result(n_steps - 1, job).parameters != Group(job.world_size)
+    ):
+        yield f"does not average over all ranks in the last of {n_steps} steps: another n_steps, or final_average"
+    if averages and all(each.gradients.size == job.world_size for each in results):
+        yield "averages gradients over all ranks in every step, so averages of parameters change nothing: use Sync()"
+    elif len(averages) == len(results) and all(each.parameters.size == job.world_size for each in averages):
+        yield "averages parameters over all ranks in every step: Sync() does as much, and overlaps with backward()"
+    elif vain := sorted({each.parameters.size for each in averages if each.parameters.size <= each.gradients.size}):
+        yield (
+            f"averages parameters over groups of {', '.join(map(str, vain))}, whose gradients are averaged in every "
+            f"step: leave that level out, or write intra_node_gradients=False"
+        )
+
+
+def _left_out(module: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[str]:
+    trained = trained_parameters(module)
+    updated = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    if n_left := len(set(trained) - updated):
+        yield (
+            f"finds {n_left} of {len(trained)} trained parameters that {type(optimizer).__name__} leaves out: freeze "
+            f"them, or let their own optimizer do its step before that one, and keep its state with also="
+        )
 
 
 def _ranks_per_node(wanted: PlanRequest) -> int:
@@ -137,9 +258,14 @@ def device_of(module: nn.Module) -> torch.device:
     """Return where the trained parameters are.
 
     Raises:
-        UnsupportedError: They are on several devices, of several types, or there are none.
+        UnsupportedError: They are on several devices, of several types, or there are none; or something else
+            synchronises or shards them.
     """
     parameters = trained_parameters(module)
+    for each in (*module.modules(), *parameters):
+        for base in type(each).__mro__:
+            if advice := _SYNCHRONISED.get(base.__name__):
+                raise UnsupportedError(f"{type(module).__name__} has a {base.__name__}: {advice}")
     if not parameters:
         raise UnsupportedError(f"{type(module).__name__} has no parameter that is trained")
     devices = {parameter.device for parameter in parameters}
@@ -160,8 +286,13 @@ def check_optimizer(module: nn.Module, optimizer: torch.optim.Optimizer) -> None
     """Refuse an optimizer of other tensors.
 
     Raises:
-        UnsupportedError: It updates what is no parameter of the module.
+        UnsupportedError: It updates what is no parameter of the module, or is none.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UnsupportedError(
+            f"{type(optimizer).__name__} is no torch.optim.Optimizer: write real.wrap(model, optimizer, schedule); of "
+            f"several optimizers, the one whose step comes last"
+        )
     known = {id(parameter) for parameter in module.parameters()}
     strange = sum(id(parameter) not in known for group in optimizer.param_groups for parameter in group["params"])
     if strange:

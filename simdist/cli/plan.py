@@ -60,9 +60,15 @@ def _document(built: Built, results: Counter[Result], path: Path | None) -> dict
         "operations": plan.n_instances,
         "bodies": len(plan.bodies),
         "proved_ranks": built.n_proved_ranks,
-        "proved": [{"steps": n_steps, **asdict(result)} for result, n_steps in results.items()],
+        "proved": [{"steps": n_steps, **_record(result)} for result, n_steps in results.items()],
         "run": str(path) if path else None,
     }
+
+
+def _record(result: Result) -> dict[str, object]:
+    """Return what was proved; passes count where there are several."""
+    record = asdict(result)
+    return record if result.micro_batches > 1 else {name: record[name] for name in ("gradients", "parameters")}
 
 
 def _proof_text(built: Built, results: Counter[Result]) -> str:
@@ -81,6 +87,8 @@ def _result_text(result: Result, world_size: int) -> str:
     gradients = "every rank applies " + _mean_text(
         result.gradients, world_size, "its own gradient", "the mean gradient"
     )
+    if result.micro_batches > 1:
+        gradients += f", summed over {result.micro_batches} micro-batches"
     if result.parameters.size == 1:
         return gradients
     return f"{gradients}, then takes {_mean_text(result.parameters, world_size, '', 'the mean parameters')}"

@@ -129,6 +129,7 @@ def _validate(
             raise TraceError(
                 f"{path}: is {real.source!r}, and no measurement: `simdist validate` needs one; move it away"
             )
+        run_directory.read_report(run.path, real)
         bar.update(f"simulate {run.plan.name}", number, len(runs))
         simulated = _simulated(session, run, calibrated, real)
         with inputs.naming(str(path)):

@@ -31,13 +31,13 @@ _MERGE_PASSES = 18
 
 
 def compute_s(workload: Workload, cluster: Cluster) -> NDArray[np.float64]:
-    """Return forward plus backward seconds of one step, shape `[world_size]`."""
+    """Return forward plus backward seconds of all passes of one step, shape `[world_size]`."""
     cost = ComputeCost(workload, cluster)
-    return (cost.forward_s + cost.backward_s) / cluster.device_speed()
+    return workload.micro_batches * (cost.forward_s + cost.backward_s) / cluster.device_speed()
 
 
 def tensor_backward_s(workload: Workload, cluster: Cluster) -> tuple[float, ...]:
-    """Return the backward seconds of every tensor of one step, in forward order, on an undisturbed device."""
+    """Return the backward seconds of every tensor in one pass, in forward order, on an undisturbed device."""
     return ComputeCost(workload, cluster).tensor_backward_s()
 
 

@@ -70,7 +70,9 @@ class Result:
     Args:
         gradients: Every rank updates its parameters with the mean gradient over its group; `Group(1)` is its own.
         parameters: After the update, every rank holds the mean of the parameters over its group; `Group(1)`: no mean.
+        micro_batches: Forward and backward passes of the step; a rank's gradient is the sum over them.
     """
 
     gradients: Group
     parameters: Group
+    micro_batches: int = 1

@@ -105,10 +105,17 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """Run the backward pass of the tensors of gradient bucket `dst`."""
+    """Run the backward pass of the tensors of gradient bucket `dst`.
+
+    Args:
+        srcs: Parameters and what the forward pass left.
+        dst: The bucket.
+        adds: Its gradients are added to those in the bucket, as in all passes of a step but the first.
+    """
 
     srcs: tuple[str, ...]
     dst: str
+    adds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +332,9 @@ def reads(op: Op) -> tuple[str, ...]:
             return ()
         case Copy() | Unpack() | ReduceScatter() | AllGather() | Densify():
             return (op.src,)
-        case Forward() | Backward() | Save() | Pack() | Tick():
+        case Backward():
+            return (*op.srcs, op.dst) if op.adds else op.srcs
+        case Forward() | Save() | Pack() | Tick():
             return op.srcs
         case TrustRatios():
             return op.params + op.grads

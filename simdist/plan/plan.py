@@ -22,13 +22,16 @@ import dataclasses
 import hashlib
 import json
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.errors import PlanError
 from simdist.plan.ops import Load, Op
 
 DType: TypeAlias = Literal["float64", "float32", "float16", "bfloat16", "uint8"]
@@ -46,6 +49,7 @@ _UNWRITTEN: dict[str, object] = {
     "divisor": 1,
     "read": (),
     "keep": (),
+    "adds": False,
 }
 ITEM_NBYTES: dict[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
 INDEX_NBYTES = 4  # int32 indices of sparse buffers
@@ -109,7 +113,7 @@ class Dataset:
 
     Args:
         n_samples: Samples; an epoch reads each at most once. An incomplete last batch is left out.
-        batch_size: Samples of one rank and step.
+        batch_size: Samples of one rank and step, those of all its micro-batches.
         ranks_per_node: Ranks of one node; they are consecutive and share its disk and memory.
         sample_nbytes: Bytes of a decoded sample.
         file_nbytes: Bytes of the file of every sample, or one number for all.
@@ -201,6 +205,36 @@ class Plan:
         """Number of operation instances: rows of a trace."""
         return sum(run.times * sum(len(self.bodies[body]) for body in run.bodies) for run in self.order)
 
+    def repeated(self, cycle: range, n_steps: int) -> "Plan":
+        """Return the plan of so many steps whose steps from the cycle on repeat it; no step is spelled out.
+
+        Args:
+            cycle: Steps of this plan, the first period of those that repeat.
+            n_steps: Any number.
+
+        Raises:
+            PlanError: This plan is no longer than the cycle, or does not repeat it.
+
+        >>> from simdist.plan import Forward
+        >>> body = (Forward(("param",), ("loss",)),)
+        >>> plan = Plan.from_steps("tiny", world_size=1, buffers=(), steps=[body, (), body, ()])
+        >>> plan.repeated(range(0, 2), 1_000_001).order
+        (Run(bodies=(0, 1), times=500000), Run(bodies=(0,), times=1))
+        """
+        numbers = list(self.body_of_steps())
+        if len(numbers) <= cycle.stop or numbers[cycle.stop :] != numbers[cycle.start : -len(cycle)]:
+            raise PlanError(f"plan {self.name}: its steps do not repeat every {len(cycle)}, from step {cycle.start} on")
+        if n_steps <= len(numbers):
+            steps = [self.bodies[number] for number in numbers[:n_steps]]
+            return Plan.from_steps(
+                self.name, world_size=self.world_size, buffers=self.buffers, steps=steps, dataset=self.dataset
+            )
+        period = tuple(numbers[cycle.start : cycle.stop])
+        times, left = divmod(n_steps - cycle.start, len(period))
+        begin, end = (_fold(np.array(part, dtype=np.int64)) for part in (numbers[: cycle.start], period[:left]))
+        order = (*begin, Run(period, times), *end)
+        return dataclasses.replace(self, order=order)
+
     def body_of_steps(self) -> Iterator[int]:
         """Yield the body's number for every step."""
         for run in self.order:
@@ -244,6 +278,48 @@ class Plan:
             "order": [dataclasses.asdict(run) for run in self.order],
             **({"dataset": dataclasses.asdict(self.dataset)} if self.dataset else {}),
         }
+
+
+class StepIndex:
+    """Finds the steps of a plan; memory grows with its runs, not with its steps.
+
+    Args:
+        plan: The plan.
+        counts: How many items each body has, such as instances.
+
+    >>> from simdist.plan import Forward
+    >>> body = (Forward(("param",), ("loss",)),)
+    >>> plan = Plan.from_steps("tiny", world_size=1, buffers=(), steps=[body, body * 2] * 1_000)
+    >>> index = StepIndex(plan, [len(body) for body in plan.bodies])
+    >>> index.body(1_999), index.before(1_999), index.step(2_998), index.step(2_997)
+    (1, 2998, 1999, 1998)
+    """
+
+    def __init__(self, plan: Plan, counts: Sequence[int]) -> None:
+        self._runs = plan.order
+        self._within = [list(accumulate((counts[body] for body in run.bodies), initial=0)) for run in plan.order]
+        self._first_steps = list(accumulate((run.n_steps for run in plan.order[:-1]), initial=0))
+        totals = (run.times * within[-1] for run, within in zip(plan.order[:-1], self._within, strict=False))
+        self._first_items = list(accumulate(totals, initial=0))
+
+    def body(self, step: int) -> int:
+        """Return the number of a step's body."""
+        run = bisect_right(self._first_steps, step) - 1
+        bodies = self._runs[run].bodies
+        return bodies[(step - self._first_steps[run]) % len(bodies)]
+
+    def before(self, step: int) -> int:
+        """Return how many items come before a step, or at the end in all."""
+        run = bisect_right(self._first_steps, step) - 1
+        times, at = divmod(step - self._first_steps[run], len(self._runs[run].bodies))
+        return self._first_items[run] + times * self._within[run][-1] + self._within[run][at]
+
+    def step(self, item: int) -> int:
+        """Return the step of an item."""
+        run = bisect_right(self._first_items, item) - 1
+        times, at = divmod(item - self._first_items[run], self._within[run][-1])
+        n_bodies = len(self._runs[run].bodies)
+        return self._first_steps[run] + times * n_bodies + bisect_right(self._within[run], at) - 1
 
 
 def _fields_of(item: Buffer | Op) -> dict[str, Any]:

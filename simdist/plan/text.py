@@ -51,7 +51,7 @@ def _arguments(op: ops.Op) -> str:
         case ops.Forward():
             return f"{', '.join(op.srcs)} -> {', '.join(op.dsts)}"
         case ops.Backward():
-            return f"{', '.join(op.srcs)} -> {op.dst}"
+            return f"{', '.join(op.srcs)} -> {op.dst}{', added' if op.adds else ''}"
         case ops.Optimize():
             return f"{', '.join(op.params)} with {', '.join(op.grads)}{f', {op.ratios}' if op.ratios else ''}"
         case ops.AllReduce():

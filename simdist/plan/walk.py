@@ -97,17 +97,20 @@ class Stretch:
     live: tuple[int, ...]
 
 
-def walk(plan: Plan) -> Iterator[Instance]:
-    """Yield every operation instance in program order, with the instances that it comes after.
+def walk(plan: Plan, first_step: int = 0) -> Iterator[Instance]:
+    """Yield every operation instance from a step on in program order, with the instances that it comes after.
 
     Memory does not grow with the number of steps.
     """
     for stretch in stretches(plan):
-        index, step = stretch.first_index, stretch.first_step
-        for _ in range(stretch.times):
+        skipped = max(0, min(stretch.times, (first_step - stretch.first_step) // stretch.n_steps))
+        index = stretch.first_index + skipped * len(stretch.templates)
+        step = stretch.first_step + skipped * stretch.n_steps
+        for _ in range(stretch.times - skipped):
             for template in stretch.templates:
                 after = tuple(index - back for back in template.after)
-                yield Instance(index, step + template.step, template.position, template.op, template.stream, after)
+                if step + template.step >= first_step:
+                    yield Instance(index, step + template.step, template.position, template.op, template.stream, after)
                 index += 1
             step += stretch.n_steps
 

@@ -224,7 +224,7 @@ def _computing_s(scenario: Scenario) -> float:
     """Return what a slow device is slower at: all that an undisturbed step computes, in the words of the scenario."""
     workload = scenario.workload
     backward_s = sum(tensor.backward_s or 0.0 for tensor in workload.tensors)
-    return (workload.forward_s or 0.0) + backward_s + (workload.optimize_s or 0.0)
+    return workload.micro_batches * ((workload.forward_s or 0.0) + backward_s) + (workload.optimize_s or 0.0)
 
 
 def _caveats(job: TracedJob, links: Links | None, proof: Proof, kind: JobKind) -> tuple[str, ...]:
@@ -256,12 +256,13 @@ def _scenario(
 ) -> Scenario:
     """Return the scenario of the job."""
     batch_size = next((each.batch_size for each in job.profiles if each.batch_size), 1)
-    forward_s = base.forward_s + base.host_s + (0.0 if host.loads else base.input_s)
+    forward_s = (base.forward_s + base.host_s + (0.0 if host.loads else base.input_s)) / base.micro_batches
     workload = Workload(
         name=name,
         tensors=model.tensors,
         dtype=model.dtype,
         batch_size=batch_size,
+        micro_batches=base.micro_batches,
         sample_nbytes=_SAMPLE_NBYTES if host.loads else 0,
         forward_s=round(forward_s, 9),
         optimize_s=round(base.optimize_s, 9),

@@ -174,10 +174,11 @@ def _workload(imported: ImportedJob, file: str) -> Iterator[str]:
     yield "workload:"
     if has_own_workload(imported):
         yield f"  file: {strict_yaml.dump_line(file)}  # {len(workload.tensors)} tensors"
-        yield f"  # forward {_ms(workload.forward_s or 0.0)}, backward {_ms(base.backward_s)}"
+        yield f"  # forward {_ms(workload.forward_s or 0.0)}, backward {_ms(sum(base.buckets_s))}"
         return
-    inside = [f"{_ms(base.host_s)} of the host"] * (base.host_s > 0)
-    inside += [f"{_ms(base.input_s)} of input"] * (base.input_s > 0 and not imported.host.loads)
+    of_passes, each = workload.micro_batches, "step" if workload.micro_batches == 1 else "pass"
+    inside = [f"{_ms(base.host_s / of_passes)} of the host"] * (base.host_s > 0)
+    inside += [f"{_ms(base.input_s / of_passes)} of input"] * (base.input_s > 0 and not imported.host.loads)
     yield f"  name: {strict_yaml.dump_line(workload.name)}"
     yield "  tensors:  # in forward order; backward: seconds until the gradient is ready, from the one before"
     for tensor in workload.tensors:
@@ -186,9 +187,11 @@ def _workload(imported: ImportedJob, file: str) -> Iterator[str]:
         yield f"    - {strict_yaml.dump_line(stated)}"
     yield f"  dtype: {workload.dtype}"
     yield f"  batch_size: {workload.batch_size}"
+    if workload.micro_batches > 1:
+        yield f"  micro_batches: {workload.micro_batches}  # passes of a step; forward and backward are of one"
     if workload.sample_nbytes:
         yield f"  sample_size: {workload.sample_nbytes} B  # the latency of the storage is all that loading takes"
-    comment = f"  # with {' and '.join(inside)}, which every step has" if inside else ""
+    comment = f"  # with {' and '.join(inside)}, which every {each} has" if inside else ""
     yield f"  forward: {_time(workload.forward_s or 0.0)}{comment}"
     yield f"  optimize: {_time(workload.optimize_s or 0.0)}"
 

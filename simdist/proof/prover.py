@@ -2,9 +2,10 @@
 
 Every buffer of every rank holds a linear combination of *sources*: the parameters that rank q had when the step began,
 and the gradient that rank q computed in it. The plan is executed on these weights, exactly (integers over a common
-denominator): a forward and backward pass puts weight 1 on a rank's own gradient, collectives average and sum, the
-optimiser adds the gradients' weights to those of the parameters. After each step, the weights must be those that the
-schedule's `Result` states. Leftovers of earlier steps carry their age and so can never pass for fresh.
+denominator): a forward and backward pass puts weight 1 on a rank's own gradient of that pass, or adds it to what the
+bucket holds, collectives average and sum, the optimiser adds the gradients' weights to those of the parameters. After
+each step, the weights must be those that the schedule's `Result` states: of every pass of the step, the same. Leftovers
+of earlier steps carry their age and so can never pass for fresh.
 
 Each step starts from new symbols for the parameters (induction over steps), so equal bodies in equal states are proved
 once. Element-wise, a buffer is a row of *atoms*: the tensor ranges that buffers split the model into, times the slices
@@ -26,6 +27,7 @@ import math
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import assert_never
 
 import numpy as np
@@ -112,6 +114,7 @@ class _Proof:
         self._grads = {op.dst for op in distinct if isinstance(op, ops.Backward)}
         self._asked: tuple[Value | None, bool] = None, False
         self._rated: list[tuple[Value, ...]] = []  # what this step's trust ratios are of
+        self._n_passes = self._n_declared = 0  # forward passes of this step so far, and in all
         self._loads = any(isinstance(op, ops.Load) for op in distinct)
         self._n_slices = math.prod(
             group.size for group in {op.group for op in distinct if isinstance(op, ops.ReduceScatter)}
@@ -141,6 +144,7 @@ class _Proof:
 
     def _step(self, state: State, step: int, body: int, declared: Result) -> State:
         self._rated = []
+        self._n_passes, self._n_declared = 0, declared.micro_batches
         for position, op in enumerate(self._plan.bodies[body]):
             try:
                 self._execute(op, state)
@@ -176,13 +180,15 @@ class _Proof:
             case ops.Forward():
                 self._forward(op, state)
             case ops.Backward():
-                ages = {tag.age for name in op.srcs for tag in state[name].weights if tag.kind == "forward"}
-                if not ages:
+                passes = {tag for name in op.srcs for tag in state[name].weights if tag.kind == "forward"}
+                if not passes:
                     raise _BrokenError("reads nothing that a forward pass wrote; add its activations or loss to srcs")
                 self._demand_own("forward", "activations", op.srcs, state)
                 if any(name in self._params and not self._is_current(state[name]) for name in op.srcs):
                     raise _BrokenError("reads parameters that have changed since the step began")
-                state[op.dst] = self._value(op.dst, {Tag("gradient", max(ages)): self._own})
+                oldest = max(passes, key=lambda tag: (tag.age, -tag.micro_batch))
+                gradient = self._value(op.dst, {replace(oldest, kind="gradient"): self._own})
+                state[op.dst] = self._sum(op.dst, state[op.dst], gradient) if op.adds else gradient
             case ops.Copy():
                 self._demand_used(op.dst, state)
                 state[op.dst] = state[op.src]
@@ -247,6 +253,12 @@ class _Proof:
                     f"much, or what is dropped is lost or counted twice"
                 )
 
+    def _sum(self, name: str, held: Value, added: Value) -> Value:
+        """Return the gradients that a bucket holds and those of another pass."""
+        self._demand_places(name, held)
+        tags = held.weights | added.weights
+        return Value(held.places, {tag: self._weights(held, tag) + self._weights(added, tag) for tag in tags})
+
     def _divided(self, value: Value, divisor: int) -> Value:
         for weights in value.weights.values():
             weights.demand_room(divisor)
@@ -301,10 +313,11 @@ class _Proof:
             raise _BrokenError(f"{ratios} do not hold the trust ratios of all tensors, in order")
 
     def _forward(self, op: ops.Forward, state: State) -> None:
-        if any(state[name].has("used") for name in op.srcs):
+        used = {tag for name in op.srcs for tag in state[name].weights if tag.kind == "used"}
+        if used and (used != {Tag("used")} or not 0 < self._n_passes < self._n_declared):  # passes share their input
             raise _BrokenError("trains on a batch that was used before; load another one first")
         self._demand_own("batch", "batch", op.srcs, state)
-        if self._loads and not any(state[name].has("batch") for name in op.srcs):
+        if self._loads and not used and not any(state[name].has("batch") for name in op.srcs):
             raise _BrokenError("reads no batch, though the plan loads some; add the input to srcs")
         wanted = {place for name in self._params for place in range(*self._atoms(name))}
         current = (name for name in op.srcs if self._is_current(state[name]))
@@ -314,7 +327,8 @@ class _Proof:
         for name in op.srcs:
             self._use_batch(name, state)
         for name in op.dsts:
-            state[name] = self._value(name, {Tag("forward"): self._own})
+            state[name] = self._value(name, {Tag("forward", micro_batch=self._n_passes): self._own})
+        self._n_passes += 1
 
     def _is_current(self, value: Value) -> bool:
         """Tell whether a buffer holds its rank's own parameters as they were when the step began."""
@@ -388,11 +402,10 @@ class _Proof:
 
     def _compare(self, state: State, step: int, body: int, declared: Result) -> None:
         gradient = self._mean(self._own, declared.gradients)
-        param = {
-            Tag("param"): self._mean(self._own, declared.parameters),
-            Tag("gradient"): self._mean(gradient, declared.parameters),
-        }
-        expected = {name: {Tag("gradient"): gradient} for name in sorted(self._grads & state.keys())}
+        passes = [Tag("gradient", micro_batch=number) for number in range(declared.micro_batches)]
+        param = dict.fromkeys(passes, self._mean(gradient, declared.parameters))
+        param[Tag("param")] = self._mean(self._own, declared.parameters)
+        expected = {name: dict.fromkeys(passes, gradient) for name in sorted(self._grads & state.keys())}
         expected |= dict.fromkeys(self._params, param)
         for name, weights in expected.items():
             problem = self._difference(name, state[name], weights)
@@ -410,7 +423,7 @@ class _Proof:
             self._demand_places(name, found)
         except _BrokenError as error:
             return str(error)
-        for tag in sorted({*found.weights, *expected}, key=lambda tag: (tag.kind, tag.age)):
+        for tag in sorted({*found.weights, *expected}, key=lambda tag: (tag.kind, tag.age, tag.micro_batch)):
             zero = Weights(np.zeros_like(self._own.numerators))
             have, want = found.weights.get(tag, zero), expected.get(tag, zero)
             differs = have.numerators * want.denominator != want.numerators * have.denominator

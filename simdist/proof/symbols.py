@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -14,7 +14,7 @@ from simdist.errors import UnsupportedError
 
 @dataclass(frozen=True, slots=True)
 class Tag:
-    """Kind of source and its age in steps, capped at 2.
+    """Kind of source, its age in steps, capped at 2, and of which of the step's passes it is.
 
     Kinds: `param`, `gradient`; `kept` by a top-k selection; `batch` and `used` of input; `forward`; trust `ratios of
     update` number so and so of the step.
@@ -22,6 +22,7 @@ class Tag:
 
     kind: str
     age: int = 0
+    micro_batch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ def aged(value: Value) -> Value:
     """Return a value as the next step finds it: every source a step older."""
     weights: dict[Tag, Weights] = {}
     for tag, each in value.weights.items():
-        older = Tag(tag.kind, min(tag.age + 1, 2))
+        older = replace(tag, age=min(tag.age + 1, 2))
         weights[older] = weights[older] + each if older in weights else each
     return Value(value.places, weights)
 
@@ -154,7 +155,7 @@ def _parts(state: Mapping[str, Value]) -> Iterator[bytes]:
     for name in sorted(state):
         yield f"{name} {state[name].places.shape}".encode()
         yield state[name].places.tobytes()
-        for tag in sorted(state[name].weights, key=lambda tag: (tag.kind, tag.age)):
+        for tag in sorted(state[name].weights, key=lambda tag: (tag.kind, tag.age, tag.micro_batch)):
             weights = state[name].weights[tag]
             yield f"{name} {tag} {weights.denominator} {weights.numerators.shape}".encode()
             yield weights.numerators.tobytes()
@@ -171,4 +172,5 @@ def tag_text(tag: Tag) -> str:
     """Return a source as people call it."""
     words = {"param": "parameters", "gradient": "gradient", "kept": "residual"}
     ages = {0: "", 1: ", one step old,", 2: ", two or more steps old,"}
-    return words.get(tag.kind, tag.kind) + ages[tag.age]
+    of_pass = f" of micro-batch {tag.micro_batch}" if tag.micro_batch else ""
+    return words.get(tag.kind, tag.kind) + of_pass + ages[tag.age]

@@ -33,7 +33,7 @@ def front_figure(tuned: Tuned) -> "Figure":
         axes.plot(gaps, steps, ".", color=GREY, alpha=0.5, label="tried, seeds of the search")
         shown = [each for each in tuned.finalists if math.isfinite(each.facts.global_gap)]
         _draw_finalists(axes, shown, scale)
-        _label(axes, sorted({int(each.facts.global_gap) for each in shown}), scale_unit)
+        _label(axes, sorted({int(each.facts.global_gap) for each in shown}), scale_unit, tuned.per)
         lines = (tuned.runs.scenario.name, tuned.verdict.sentence)
         heading = "\n".join(shortened(line, most=_TITLE_CHARACTERS) for line in lines)
         axes.set_title(heading, loc="left", fontsize="medium", fontweight="bold")
@@ -70,7 +70,7 @@ def _half_s(finalist: Finalist) -> float:
     return (interval_s[1] - interval_s[0]) / 2 if interval_s else 0.0
 
 
-def _label(axes: "Axes", gaps: list[int], unit: str) -> None:
+def _label(axes: "Axes", gaps: list[int], unit: str, per: str) -> None:
     axes.set_xscale("log", base=2)
     ticks = gaps if len(gaps) <= _MOST_TICKS else gaps[:: math.ceil(len(gaps) / _MOST_TICKS)]
     axes.set_xticks(ticks, [str(gap) for gap in ticks])
@@ -78,5 +78,5 @@ def _label(axes: "Axes", gaps: list[int], unit: str) -> None:
     axes.set_xlim(min(gaps) / 1.15, max(gaps) * 1.4)
     axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
     axes.set_xlabel("steps from one exchange of all ranks to the next")
-    axes.set_ylabel(f"{unit} per step")
+    axes.set_ylabel(f"{unit} per {per}")
     tidy(axes)

@@ -47,7 +47,8 @@ def job(scenario: Scenario) -> Job:
         tensor_counts=workload.tensor_counts,
         dtype=workload.dtype,
         optimizer=workload.optimizer,
-        batch_nbytes=max(1, workload.batch_size * workload.sample_nbytes),
+        micro_batches=workload.micro_batches,
+        batch_nbytes=max(1, workload.samples_per_step * workload.sample_nbytes),
         input_path=InputPath(path.source, path.copy_method, path.prefetch, dataset(scenario), policy),
         host_waits_for=scenario.host.waits_for,
         run_ahead_steps=scenario.host.run_ahead_steps,
@@ -63,7 +64,7 @@ def dataset(scenario: Scenario) -> Dataset | None:
         return None
     return Dataset(
         n_samples=data.n_samples,
-        batch_size=workload.batch_size,
+        batch_size=workload.samples_per_step,
         ranks_per_node=cluster.gpus_per_node,
         sample_nbytes=workload.sample_nbytes,
         file_nbytes=data.sizes_nbytes(),

@@ -17,7 +17,9 @@ files belong together, because a trace of a mixed-up directory would look like a
 """
 
 import io
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -29,7 +31,7 @@ from simdist import plan as plans
 from simdist import scenario as scenarios
 from simdist.arrays import Declared, open_arrays
 from simdist.errors import PlanError, RunError, ScenarioError, TraceError, naming_file
-from simdist.files import replacing
+from simdist.files import locked, read_content, replacing, sync
 from simdist.plan import Channel, Delay, Plan
 from simdist.plan.check import check
 from simdist.plan.delays import Delays
@@ -44,10 +46,12 @@ PLAN, SCENARIO, DELAYS = "plan.json", "scenario.yaml", "delays.npz"
 SIMULATED, REAL, PARTIAL = "trace.simulated.npz", "trace.real.npz", "trace.partial.npz"
 TRACES = {"simulated": SIMULATED, "real": REAL}
 REPORT, REAL_READS, PARTIAL_READS = "real.json", "real-reads.npz", "partial-reads.npz"
+#: All that a measurement may leave.
+MEASURED = (REAL, REPORT, REAL_READS, PARTIAL, PARTIAL_READS)
 #: The program that takes as long as the scenario says; the source of its traces ends with this word.
 EMULATED = "emulated"
-_READS_OF = {REAL: REAL_READS, PARTIAL: PARTIAL_READS}
 _CHANNELS: tuple[Channel, ...] = get_args(Channel)
+_AGAIN = "delete it, or measure the run again with --force"
 _HOW = "`simdist plan SCENARIO -o RUN` writes one"
 
 
@@ -105,13 +109,14 @@ def write(path: Path, scenario: Scenario, plan: Plan, delays: Delays, *, force: 
         if different and not force:
             raise PlanError(f"{different}; choose another directory with -o, or replace what is there with --force")
         path.mkdir(parents=True, exist_ok=True)
-        if different:
-            of_runs = (path / name for name in (REPORT, REAL_READS, PARTIAL_READS))
-            for old in (path / PLAN, *of_runs, *path.glob("trace.*.npz")):
-                old.unlink(missing_ok=True)
-        for name, content in files.items():
-            with replacing(path / name) as part:
-                part.write_bytes(content)
+        with locked(path) if different else nullcontext():
+            if different:
+                of_runs = (path / name for name in (REPORT, REAL_READS, PARTIAL_READS))
+                for old in (path / PLAN, *of_runs, *path.glob("trace.*.npz")):
+                    old.unlink(missing_ok=True)
+            for name, content in files.items():
+                with replacing(path / name) as part:
+                    part.write_bytes(content)
     except OSError as error:
         raise RunError(f"{error.filename or path}: cannot be written: {error.strerror or error}") from None
 
@@ -201,19 +206,78 @@ def read_trace(path: Path, *, plan: Plan | None = None) -> Trace:
     return trace
 
 
-def save_trace(trace: Trace, path: Path) -> None:
+def save_trace(trace: Trace, path: Path, *, on_disk: bool = False) -> None:
     """Write a trace; an interruption leaves the old file or none.
 
-    Reads of an earlier run go first: beside the new trace they would be taken for the reads of this one.
+    Args:
+        trace: The trace.
+        path: The file.
+        on_disk: See `simdist.files.replacing`.
 
     Raises:
         RunError: It cannot be written.
     """
-    with naming_file(path):
-        if path.name in _READS_OF:
-            path.with_name(_READS_OF[path.name]).unlink(missing_ok=True)
-        with replacing(path) as part:
-            trace.save(part)
+    with replacing(path, on_disk=on_disk) as part:
+        trace.save(part)
+
+
+def save_measured(path: Path, trace: Trace, *, report: str | None, reads: "Reads | None" = None) -> None:
+    """Write what a run leaves, the trace first; an interruption or a full disk leaves the old files, or the new ones.
+
+    All are on the disk before the first gets its name. If the process is killed between two names, `read_report` finds
+    the report of the trace nevertheless.
+
+    Args:
+        path: The run directory.
+        trace: Of the run.
+        report: The contents of real.json; None for a run that ended early.
+        reads: Of a run with a data set.
+
+    Raises:
+        RunError: A file cannot be written.
+    """
+    trace_name, reads_name = (PARTIAL, PARTIAL_READS) if report is None else (REAL, REAL_READS)
+    with ExitStack() as stack:  # left last to first
+
+        def write(name: str, save: Callable[[Path], object]) -> None:
+            part = stack.enter_context(replacing(path / name, on_disk=True))
+            with naming_file(path / name):
+                save(part)
+                sync(part)
+
+        if report is not None:
+            write(REPORT, lambda part: part.write_text(report, encoding="utf-8"))
+        if reads:
+            write(reads_name, reads.save)
+        else:  # those of an earlier run would be taken for the reads of this one
+            stack.push(lambda kind, *_: None if kind else (path / reads_name).unlink(missing_ok=True))
+        write(trace_name, trace.save)
+
+
+def read_report(path: Path, trace: Trace) -> Mapping[str, object] | None:
+    """Return what real.json says of the run that left the measured trace of a run directory; None if there is none.
+
+    Raises:
+        TraceError: It is damaged, or of another run.
+    """
+    # Of a run that was killed when it had named the trace, and no other file yet.
+    parts = [] if any(path.glob(f".{REAL_READS}.*.part")) else sorted(path.glob(f".{REPORT}.*.part"))
+    runs: list[object] = []
+    for file in (path / REPORT, *parts):
+        try:
+            found = json.loads(read_content(file))
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError, RecursionError) as error:
+            raise TraceError(f"{file}: cannot be read ({error}); {_AGAIN}") from None
+        if not isinstance(found, dict):
+            raise TraceError(f"{file}: holds no object of JSON; {_AGAIN}")
+        runs.append(found.get("run", ""))
+        if runs[-1] == trace.run:
+            return found
+    if runs:
+        raise TraceError(f"{path / REPORT}: is of run {runs[0]!r}, {REAL} of run {trace.run!r}; {_AGAIN}")
+    return None
 
 
 def read_reads(path: Path, *, plan: Plan) -> "Reads":
@@ -230,16 +294,6 @@ def read_reads(path: Path, *, plan: Plan) -> "Reads":
     except TraceError as error:
         raise TraceError(f"{path}: {error}: move the file away") from None
     return reads
-
-
-def save_reads(reads: "Reads", path: Path) -> None:
-    """Write what a run has read; an interruption leaves the old file or none.
-
-    Raises:
-        RunError: It cannot be written.
-    """
-    with replacing(path) as part:
-        reads.save(part)
 
 
 def contents(scenario: Scenario, plan: Plan, delays: Delays) -> dict[str, bytes]:

@@ -161,7 +161,7 @@ def _count_epochs(value: object, info: ValidationInfo) -> object:
 def _steps_per_epoch(info: ValidationInfo) -> int:
     """Return the steps of an epoch, or 1 if one of the settings that tell is wrong: it has an error of its own."""
     data, cluster, workload = (info.data.get(name) for name in ("data", "cluster", "workload"))
-    return data.n_samples // (workload.batch_size * cluster.world_size) if data and cluster and workload else 1
+    return data.n_samples // (workload.samples_per_step * cluster.world_size) if data and cluster and workload else 1
 
 
 _PARTS_IN_WORDS = {
@@ -325,9 +325,11 @@ class Scenario(Settings):
     @classmethod
     def _check_data(cls, data: DataSettings | None, info: ValidationInfo) -> DataSettings | None:
         cluster, workload = info.data.get("cluster"), info.data.get("workload")
-        if data and cluster and workload and cluster.world_size * workload.batch_size > data.n_samples:
-            needed = f"a step of {cluster.world_size} ranks reads {cluster.world_size * workload.batch_size}"
-            refuse("DataSettings", [(("samples",), f"{data.n_samples}: {needed}, and an epoch has one step or more")])
+        if data and cluster and workload:
+            n_read = cluster.world_size * workload.samples_per_step
+            needed = f"a step of {cluster.world_size} ranks reads {n_read}, and an epoch has one step or more"
+            if n_read > data.n_samples:
+                refuse("DataSettings", [(("samples",), f"{data.n_samples}: {needed}")])
         return data
 
     @field_validator("input")

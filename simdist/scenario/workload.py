@@ -20,7 +20,7 @@ class Tensor(Settings):
     """A parameter tensor: its elements, the forward FLOPs per sample of its layer, or measured backward seconds.
 
     A multiply-add counts as 2 FLOPs. A layer with several tensors (weight, bias) states its FLOPs on one of them.
-    `backward_s` is the part of a step's backward pass, at device speed 1, that ends when this gradient is ready.
+    `backward_s` is the part of a backward pass, at device speed 1, that ends when this gradient is ready.
     """
 
     name: str
@@ -38,11 +38,13 @@ class Workload(Settings):
         tensors: In forward order. In a file, either the list or `tensors_file`, a CSV with columns name, count, flops.
         dtype: Of parameters and gradients, as they are stored and sent.
         precision: Of the arithmetic of forward and backward pass. Mixed precision is fp16 with dtype float32.
-        batch_size: Samples per GPU and step.
+        batch_size: Samples per GPU and pass: with several passes a step, of a micro-batch.
+        micro_batches: Passes of a step: forward and backward passes before one update, whose gradients are added up and
+            exchanged in the last one.
         sample_nbytes: Bytes of one input sample, decoded, as it travels from host memory to the GPU; without a data
             set also as it travels from storage.
-        forward_s: Seconds of a step's forward pass at device speed 1; FLOPs / (peak * utilization) if absent.
-        backward_s: Seconds of a step's backward pass; if absent the sum of the tensors' or, where they state none,
+        forward_s: Seconds of a forward pass at device speed 1; FLOPs / (peak * utilization) if absent.
+        backward_s: Seconds of a backward pass; if absent the sum of the tensors' or, where they state none,
             twice the forward pass.
         optimizer: `sgd`, or `lars`: with trust ratios of all tensors, computed before the update.
         optimize_s: Seconds of a step's optimizer, without trust ratios; from the memory traffic if absent.
@@ -62,6 +64,7 @@ class Workload(Settings):
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     precision: Precision = "fp32"
     batch_size: Annotated[Whole, Field(ge=1)]
+    micro_batches: Annotated[Whole, Field(ge=1, exclude_if=lambda count: count == 1)] = 1
     sample_nbytes: Nbytes = 0
     forward_s: Seconds | None = None
     backward_s: Seconds | None = None
@@ -75,6 +78,11 @@ class Workload(Settings):
     def tensor_counts(self) -> tuple[int, ...]:
         """Elements of each tensor, in forward order."""
         return tuple(tensor.count for tensor in self.tensors)
+
+    @property
+    def samples_per_step(self) -> int:
+        """Samples of one rank in a step."""
+        return self.batch_size * self.micro_batches
 
     @property
     def nbytes(self) -> int:

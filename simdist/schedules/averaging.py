@@ -63,7 +63,7 @@ class AveragingSchedule(Schedule, abc.ABC):
         if len(steps) == n_steps - self.warmup_steps and Group(world_size) not in {
             self.average(at, job) for at in steps
         }:
-            return [f"never averages over all ranks in {n_steps} steps: they end with different parameters"]
+            return [f"never averages over all ranks in {n_steps} steps: their parameters part"]
         return []
 
     def write(self, job: Job) -> Plan:
@@ -76,8 +76,8 @@ class AveragingSchedule(Schedule, abc.ABC):
         @cache
         def body(begins_like: int, gradients: Group | None, average: Group | None) -> Body:
             return (
-                *parts.begin_step(job, begins_like),
-                *parts.backward(buckets, all_reduce=gradients, algorithm=self.algorithm),
+                *parts.begin_step(job, begins_like, buckets),
+                *parts.last_backward(job, buckets, all_reduce=gradients, algorithm=self.algorithm),
                 *parts.optimize(job, buckets),
                 *(self._average(average) if average else ()),
             )
@@ -95,7 +95,8 @@ class AveragingSchedule(Schedule, abc.ABC):
 
     def result(self, step: int, job: Job) -> Result:
         """Declare whose gradients enter the update, and over whom the parameters are averaged then."""
-        return Result(gradients=self._gradients(step, job) or Group(1), parameters=self.average(step, job) or Group(1))
+        gradients, parameters = self._gradients(step, job) or Group(1), self.average(step, job) or Group(1)
+        return Result(gradients, parameters, job.micro_batches)
 
     def _gradients(self, step: int, job: Job) -> Group | None:
         return Group(job.world_size) if step < self.warmup_steps else self.local_gradients(job)

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from simdist.errors import PlanError
-from simdist.plan import AllReduce, Backward, Body, Buffer, Copy, Group, Op, Plan, Result
+from simdist.plan import AllReduce, Body, Buffer, Copy, Group, Op, Plan, Result
 from simdist.plan.plan import ITEM_NBYTES, DType
 from simdist.schedules import parts
 from simdist.schedules.base import Schedule
@@ -70,7 +70,7 @@ class GradientSchedule(Schedule, abc.ABC):
         """Return which settings have no effect: the size of a first bucket that is all, or ratios shared by one."""
         found = super().unused_settings(world_size, ranks_per_node, n_steps)
         if self.bucket_nbytes is None and self.first_bucket_nbytes != parts.FIRST_BUCKET_NBYTES:
-            found.append("has one bucket: first_bucket_size has no effect beside bucket_size null")
+            found.append("has one bucket, the whole gradient: a size of the first bucket has no effect")
         if self.parallel_optimizer and world_size == 1:
             found.append("has one rank, which computes all trust ratios: parallel_optimizer has no effect")
         return found
@@ -85,7 +85,7 @@ class GradientSchedule(Schedule, abc.ABC):
 
     def result(self, step: int, job: Job) -> Result:
         """Declare that every step averages gradients over the world."""
-        return Result(gradients=Group(job.world_size), parameters=Group(1))
+        return Result(gradients=Group(job.world_size), parameters=Group(1), micro_batches=job.micro_batches)
 
     def write(self, job: Job) -> Plan:
         """Write the plan.
@@ -106,7 +106,7 @@ class GradientSchedule(Schedule, abc.ABC):
 
         @cache
         def body(begins_like: int, warms_up: bool) -> Body:
-            return (*parts.begin_step(job, begins_like), *(warm_end if warms_up else end))
+            return (*parts.begin_step(job, begins_like, buckets), *(warm_end if warms_up else end))
 
         steps = (body(parts.begins_like(job, step), self.warms_up(step)) for step in range(job.n_steps))
         halves = dict.fromkeys((*sent, *(warm if self.warms_up(0) else ())))
@@ -155,14 +155,14 @@ class GradientSchedule(Schedule, abc.ABC):
     def _end(
         self, job: Job, buckets: Sequence[parts.Bucket], sent: Sequence[Buffer], exchanges: Sequence[Exchange]
     ) -> Body:
-        """Return a step from the backward pass on."""
+        """Return a step from its last backward pass on."""
         ops: list[Op] = []
         finish: list[Op] = []
         for number, (buffer, exchange) in enumerate(zip(sent, exchanges, strict=True)):
             grad = f"grad.{number}"
             is_copy = buffer.name != grad
-            ops += [Backward(("param", "activations"), grad), *([Copy(grad, buffer.name)] if is_copy else [])]
-            ops += exchange.ops
+            ops.append(parts.bucket_backward(number, adds=job.micro_batches > 1))
+            ops += [*([Copy(grad, buffer.name)] if is_copy else []), *exchange.ops]
             finish += [*exchange.finish, *([Copy(buffer.name, grad)] if is_copy else [])]
         update = parts.optimize(job, buckets, raters=self._raters(job), algorithm=self.algorithm)
         return (*ops, *finish, *update)

@@ -85,7 +85,8 @@ class Job:
         tensor_counts: Elements of every parameter tensor, in forward order.
         dtype: Type of parameters and gradients.
         optimizer: `lars` scales the learning rate of every tensor by its trust ratio.
-        batch_nbytes: Bytes of one rank's batch.
+        micro_batches: Forward and backward passes of a step; their gradients are added up.
+        batch_nbytes: Bytes of what one rank reads for a step: its batches of all passes.
         input_path: How the batch reaches the GPU.
         host_waits_for: Where the host looks at what its GPU has done. `loss`: it waits for the loss of step
             t - run_ahead_steps before it enqueues the backward pass of step t. `update`: at the end of every step, but
@@ -103,6 +104,7 @@ class Job:
     tensor_counts: tuple[int, ...]
     dtype: DType = "float32"
     optimizer: Literal["sgd", "lars"] = "sgd"
+    micro_batches: int = 1
     batch_nbytes: int = 1
     input_path: InputPath = field(default_factory=InputPath)
     host_waits_for: Literal["loss", "update"] = "loss"

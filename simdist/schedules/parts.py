@@ -105,17 +105,21 @@ def begins_like(job: Job, step: int) -> int:
     return step if job.input_path.source == "storage" or step < first else first + (step - first) % turns
 
 
-def begin_step(job: Job, step: int) -> Body:
-    """Return a step's operations up to the backward pass: input, forward, the host's look at a loss, injected delays.
+def begin_step(job: Job, step: int, buckets: Sequence[Bucket]) -> Body:
+    """Return a step's operations up to the last backward pass: input, forward, the host's look at a loss, delays.
 
-    The host delay stands between the loss and the backward pass, where the published straggler emulation sleeps.
+    Passes before the last only compute, as under `no_sync` of PyTorch's DistributedDataParallel. The host delay stands
+    between the last loss and its backward pass, where the published straggler emulation sleeps.
     """
     loss = f"loss.{step % _n_losses(job)}"
     srcs = ("param",) if job.input_path.source == "device" else ("param", "input")
     body: list[Op] = [*_input(job, step)]
     if "compute" in job.delay_channels:
         body.append(ops.Delay("compute"))
-    body.append(ops.Forward(srcs, ("activations", loss)))
+    forward = ops.Forward(srcs, ("activations", loss))
+    for earlier in range(job.micro_batches - 1):
+        body += [forward, *(bucket_backward(number, adds=earlier > 0) for number in range(len(buckets)))]
+    body.append(forward)
     if job.host_waits_for == "loss" and job.run_ahead_steps is not None and step >= job.run_ahead_steps:
         body.append(ops.Wait(f"loss.{(step - job.run_ahead_steps) % _n_losses(job)}"))
     if "host" in job.delay_channels:
@@ -155,11 +159,16 @@ def _copy_input(job: Job, batch: str) -> Body:
     return (copy, ops.Wait("input")) if job.input_path.copy == "pageable" else (copy,)
 
 
-def backward(buckets: Sequence[Bucket], *, all_reduce: Group | None, algorithm: Algorithm) -> Body:
-    """Return the backward pass, each bucket followed by its all-reduce over the group `all_reduce`, if any."""
+def bucket_backward(number: int, *, adds: bool) -> ops.Backward:
+    """Return the backward pass of a bucket, which may add to what earlier passes of the step left there."""
+    return ops.Backward(("param", "activations"), f"grad.{number}", adds)
+
+
+def last_backward(job: Job, buckets: Sequence[Bucket], *, all_reduce: Group | None, algorithm: Algorithm) -> Body:
+    """Return the last backward pass, each bucket followed by its all-reduce over the group `all_reduce`, if any."""
     body: list[Op] = []
     for number in range(len(buckets)):
-        body.append(ops.Backward(("param", "activations"), f"grad.{number}"))
+        body.append(bucket_backward(number, adds=job.micro_batches > 1))
         if all_reduce:
             body.append(ops.AllReduce(f"grad.{number}", all_reduce, algorithm=algorithm))
     return tuple(body)

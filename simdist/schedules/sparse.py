@@ -64,6 +64,10 @@ class SparseSchedule(GradientSchedule, abc.ABC):
     def received(self, world_size: int, ranks_per_node: int) -> tuple[float, float]:
         """Return how many times k entries a rank receives, and how many times all of the gradient without selecting."""
 
+    def cycle(self, job: Job) -> range:
+        """Return the first step after the warm-up."""
+        return range(self.warmup_steps, self.warmup_steps + 1)
+
     def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
         """Return also whether it never sends less than whole gradients are."""
         found = super().unused_settings(world_size, ranks_per_node, n_steps)

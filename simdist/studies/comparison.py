@@ -74,6 +74,11 @@ class ScheduleTimes:
     epochs: tuple[EpochMeans, ...] = ()
     staging_s: float = 0.0
 
+    def divided(self, n_parts: int) -> "ScheduleTimes":
+        """Return seconds per part of a step, such as a micro-batch, in place of those per step."""
+        states_s = {state: seconds / n_parts for state, seconds in self.states_s.items()}
+        return replace(self, step_s=self.step_s / n_parts, states_s=states_s)
+
 
 @dataclass(frozen=True)
 class Row:

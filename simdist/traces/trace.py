@@ -45,6 +45,7 @@ class Trace:
         start_s: Likewise.
         end_s: Likewise.
         source: Who wrote it, such as `simulated by des`.
+        run: Of a measured one, what no other run has; else empty.
     """
 
     plan: Plan
@@ -52,6 +53,7 @@ class Trace:
     start_s: NDArray[np.float64]
     end_s: NDArray[np.float64]
     source: str
+    run: str = ""
 
     def __post_init__(self) -> None:
         for name, array in zip(_ARRAYS, (self.ready_s, self.start_s, self.end_s), strict=True):
@@ -80,7 +82,8 @@ class Trace:
         arrays = {"ready_s": self.ready_s, "start_s": self.start_s, "end_s": self.end_s}
         from simdist.plan.codec import dumps
 
-        write_with_header(path, {"format": _FORMAT, "source": self.source, "plan": dumps(self.plan)}, arrays)
+        run = {"run": self.run} if self.run else {}
+        write_with_header(path, {"format": _FORMAT, "source": self.source, **run, "plan": dumps(self.plan)}, arrays)
 
     @classmethod
     def load(cls, path: Path | str) -> "Trace":
@@ -91,16 +94,16 @@ class Trace:
         """
         from simdist.plan.codec import loads
 
-        def check(header: dict[str, object], declared: Mapping[str, Declared]) -> tuple[Plan, str]:
+        def check(header: dict[str, object], declared: Mapping[str, Declared]) -> tuple[Plan, str, str]:
             plan = loads(str(header.get("plan")), name="plan")
             for name, found in declared.items():
                 _check_shape(plan, name, found)
-            return plan, str(header.get("source"))
+            return plan, str(header.get("source")), str(header.get("run", ""))
 
-        (plan, source), (ready_s, start_s, end_s) = read_with_header(
+        (plan, source, run), (ready_s, start_s, end_s) = read_with_header(
             path, _FORMAT, _ARRAYS, check, what="a trace", hint=_WRITERS
         )
-        trace = cls(plan, ready_s, start_s, end_s, source)
+        trace = cls(plan, ready_s, start_s, end_s, source, run)
         if problem := trace._disorder():
             raise TraceError(f"{path}: {problem}")
         return trace

@@ -25,6 +25,7 @@ _SPARSE = ("hitopk", "gtopk", "naive_ag")
 #: Kinds that are tuned.
 KINDS = (*_DENSE, *AVERAGING, *_SERVERS, *_SPARSE)
 
+_PASSES = "micro_batches"  # a setting of the workload
 _MIB = 1024**2
 _BUCKETS: tuple[Value, ...] = (_MIB, 4 * _MIB, 10 * _MIB, 25 * _MIB, 50 * _MIB, 100 * _MIB, None)
 _SPARSE_BUCKETS: tuple[Value, ...] = (25 * _MIB, None)
@@ -67,6 +68,11 @@ class Candidate:
         """Steps from one exchange of all ranks to the next; 1 if all exchange in every step."""
         return self.levels[-1][0] if self.levels else 1
 
+    def in_scenario(self, scenario: Scenario) -> Scenario:
+        """Return the scenario, with as many micro-batches a step as the candidate says."""
+        workload = {name: value for name, value in self.changed if name == _PASSES}
+        return scenario.model_copy(update={"workload": scenario.workload.model_copy(update=workload)})
+
     def settings(self) -> dict[str, object]:
         """Return the schedule's attributes."""
         settings: dict[str, object] = {"kind": self.kind}
@@ -74,7 +80,7 @@ class Candidate:
             settings["period"] = self.levels[-1][0]
         elif self.levels:
             settings |= {"levels": dict(self.levels), "intra_node_gradients": False}
-        return settings | dict(self.changed)
+        return settings | {name: value for name, value in self.changed if name != _PASSES}
 
 
 def schedule_of(candidate: Candidate) -> Schedule:
@@ -100,6 +106,8 @@ def _label_of(name: str, value: Value) -> str:
             return f"-{value // 1024**2}MiB"
         case "bucket_nbytes", _:
             return "-one-bucket"
+        case "micro_batches", _:
+            return f"-mb{value}"
         case _:
             return ""
 
@@ -143,12 +151,15 @@ class Extras:
         min_density: Least share of a gradient that may be sent; None: all of it is, so no schedule is sparse.
         allows_fp16: Gradients may be sent in half precision.
         allows_servers: There may be parameter servers.
+        micro_batches: Numbers of micro-batches of a step; if any, times are compared per micro-batch. None: the
+            scenario's own.
     """
 
     only: tuple[str, ...] = ()
     min_density: float | None = None
     allows_fp16: bool = False
     allows_servers: bool = False
+    micro_batches: tuple[int, ...] = ()
 
     def kinds(self) -> tuple[str, ...]:
         """Return the kinds that may be tried.
@@ -186,6 +197,12 @@ def own_choices(kind: str, scenario: Scenario, extras: Extras) -> tuple[Choices,
         has_levels = 1 < cluster.gpus_per_node < cluster.world_size
         found.append(Choices("intra_node_gradients", (False, True) if has_levels else (False,), False))
     return tuple(found)
+
+
+def pass_choices(scenario: Scenario, extras: Extras) -> tuple[Choices, ...]:
+    """Return how many micro-batches a step may have, if that may be varied."""
+    values = tuple(sorted({*extras.micro_batches}))
+    return (Choices(_PASSES, values, scenario.workload.micro_batches),) if values else ()
 
 
 def input_choices(scenario: Scenario) -> tuple[Choices, ...]:

@@ -49,9 +49,14 @@ class Evaluated:
     facts: Facts
     measured: ScheduleTimes
 
+    def scenario(self, runs: Runs) -> Scenario:
+        """Return the scenario that it is simulated in."""
+        scenario = runs.scenario_for(self.schedule)
+        return self.candidate.in_scenario(scenario) if self.candidate else scenario
+
     @property
     def step_s(self) -> float:
-        """Seconds per step, averaged over seeds."""
+        """Seconds per step, or per micro-batch, averaged over seeds."""
         return float(self.measured.step_s.mean())
 
 
@@ -91,6 +96,7 @@ class Evaluator:
         """Simulate a candidate, unless its plan was before; None if it is illegal or breaks a constraint."""
         schedule = legal(candidate, self._runs.scenario)
         scenario = self._runs.scenario_for(schedule) if schedule else self._runs.scenario
+        scenario = candidate.in_scenario(scenario)
         built = _built(scenario, schedule) if schedule else None
         if built is None:
             self.n_illegal += 1
@@ -124,7 +130,8 @@ class Finalist:
         facts: Facts that its plan tells.
         row: Its line of the speed-up table, over the baseline, with fresh seeds.
         measured: The results that it follows from.
-        search_step_s: Seconds per step with the seeds of the search.
+        search_step_s: Seconds per step, or per micro-batch, with the seeds of the search.
+        micro_batches: Of a step.
         is_baseline: Whether the others are compared with it.
         on_front: Whether no finalist that exchanges with all ranks as often is faster.
         problem: Why its row has no interval, if chance plays a part.
@@ -135,6 +142,7 @@ class Finalist:
     row: Row
     measured: ScheduleTimes
     search_step_s: float
+    micro_batches: int
     is_baseline: bool
     on_front: bool
     problem: str | None = None
@@ -153,9 +161,7 @@ def finalists(evaluated: Sequence[Evaluated]) -> list[Evaluated]:
     return sorted({id(each): each for each in chosen}.values(), key=lambda each: each.step_s)
 
 
-def measure_finalists(
-    runs: Runs, baseline: Evaluated, others: Iterable[Evaluated], measure: Callable[[Built], ScheduleTimes]
-) -> list[Finalist]:
+def measure_finalists(runs: Runs, baseline: Evaluated, others: Iterable[Evaluated], measure: Measure) -> list[Finalist]:
     """Simulate the baseline and the others again; return them, the fastest first.
 
     Args:
@@ -165,7 +171,8 @@ def measure_finalists(
         measure: Simulates a plan for all fresh seeds.
     """
     each_once = [baseline, *(each for each in others if each is not baseline)]
-    measured = [measure(build(runs.scenario_for(each.schedule), each.schedule)) for each in each_once]
+    scenarios = [each.scenario(runs) for each in each_once]
+    measured = [measure(its, build(its, each.schedule)) for its, each in zip(scenarios, each_once, strict=True)]
     step_s = [float(each.step_s.mean()) for each in measured]
     on_front = front([(each.facts.global_gap, time_s) for each, time_s in zip(each_once, step_s, strict=True)])
     found = [
@@ -175,6 +182,7 @@ def measure_finalists(
             _row(runs, (each.schedule, again), (baseline.schedule, measured[0])),
             again,
             each.step_s,
+            scenarios[index].workload.micro_batches,
             is_baseline=each is baseline,
             on_front=index in on_front,
             problem=runs.problem(each.schedule) or runs.problem(baseline.schedule),

@@ -7,6 +7,7 @@ Only the second numbers are shown as results.
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from simdist.errors import ScenarioError
 from simdist.runs.building import Built
@@ -79,6 +80,7 @@ class Tuned:
         n_candidates: Legal candidates that meet the demands on exchanges.
         excluded: How many candidates each constraint excluded.
         n_illegal: How many the schedules or the scenario refused.
+        per: Times are seconds per step, or per micro-batch.
     """
 
     runs: Runs
@@ -88,6 +90,7 @@ class Tuned:
     n_candidates: int
     excluded: Counter[str]
     n_illegal: int
+    per: Literal["step", "micro-batch"] = "step"
 
     @property
     def n_evaluated(self) -> int:
@@ -110,7 +113,12 @@ def tune(
         ScenarioError: No candidate keeps to the constraints, or not all can be tried and Optuna is not installed.
         PlanError: The baseline does not fit the cluster.
     """
-    simulated = measure or _measure
+    per: Literal["step", "micro-batch"] = "micro-batch" if wanted.extras.micro_batches else "step"
+
+    def simulated(its: Scenario, built: Built, n_seeds: int) -> ScheduleTimes:
+        found = (measure or _measure)(its, built, n_seeds)
+        return found if per == "step" else found.divided(its.workload.micro_batches)
+
     base, most = baseline_of(scenario, wanted.baseline), max(scenario.steps, _LONGEST_PERIOD)
     within = replace(wanted.constraints, global_every=min(wanted.constraints.global_every, most))
     runs = runs_of(scenario, max(within.global_every, longest_period(scenario, [base])))
@@ -135,10 +143,10 @@ def tune(
     fresh = runs.from_seed(drawn.seed + n_search_seeds)
     again = finalists(evaluated)
 
-    def measure_again(built: Built) -> ScheduleTimes:
+    def measure_again(its: Scenario, built: Built) -> ScheduleTimes:
         if progress:
             progress(f"fresh seeds: {built.schedule.name}", next(numbers), len(again) + 1)
-        return simulated(fresh.scenario_for(built.schedule), built, n_seeds)
+        return simulated(its, built, n_seeds)
 
     numbers = iter(range(len(again) + 1))
     shown = measure_finalists(fresh, baseline, again, measure_again)
@@ -150,6 +158,7 @@ def tune(
         n_candidates=len(found.candidates),
         excluded=excluded,
         n_illegal=found.n_illegal + evaluator.n_illegal,
+        per=per,
     )
 
 

@@ -61,7 +61,8 @@ def verdict(runs: Runs, found: Sequence[Finalist], constraints: Constraints) -> 
     broken_text = (f"{baseline.schedule.name} itself breaks {', '.join(faults)}",) if faults else ()
     sure = best if is_worthwhile(best) else next(filter(is_worthwhile, others), None)
     if sure:
-        sentence = f"{named(sure.schedule)} is {_factor(sure)} times as fast as {baseline.schedule.name}"
+        per_sample = " per sample" if sure.micro_batches != baseline.micro_batches else ""
+        sentence = f"{named(sure.schedule)} is {_factor(sure)} times as fast as {baseline.schedule.name}{per_sample}"
         doubt = (_doubt(best),) if best.row.speedup > sure.row.speedup else ()
         reasons = (*broken_text, *doubt, *_ties(runs, sure, found), *_waits(runs, baseline, sure))
         return Verdict(sure, best, sentence, reasons, "change")
@@ -182,7 +183,7 @@ def _too_few(runs: Runs, best: Finalist) -> tuple[str, ...]:
 
 def _waits(runs: Runs, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
     """Say which ranks the others wait for, with both schedules, if they are nearly always the same."""
-    if runs.recording and runs.recording.n_steps < _FEW_STEPS:
+    if best.micro_batches != baseline.micro_batches or (runs.recording and runs.recording.n_steps < _FEW_STEPS):
         return ()
     found, still = (culprits(runs.scenario, each.schedule) for each in (baseline, best))
     if found is None or found.waited_s < _NOTICEABLE * baseline.row.step_s:

@@ -175,13 +175,14 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
     for run in run_directory.find(made.runs):
         trace = Trace.load(run / run_directory.SIMULATED)
         dataclasses.replace(trace, source="real gloo on cpu").save(run / run_directory.REAL)
-        run_directory.save_reads(expected(trace.plan), run / run_directory.REAL_READS)
+        expected(trace.plan).save(run / run_directory.REAL_READS)
     return made
 
 
 def of_plans_and_simulations(study: Study, folder: Path) -> dict[str, Found]:
     presets, one = result("presets"), result("presets", "clusters", "ideal")
-    plans = result("plan", study.scenario, "-o", folder / "plans")["plans"]
+    passes = write(folder / "passes.yaml", CALM.replace("batch_size: 4", "batch_size: 4, micro_batches: 2"))
+    plans = result("plan", study.scenario, "-o", folder / "plans")["plans"] + result("plan", passes)["plans"]
     simulated = result("simulate", study.scenario)["rows"] + result("simulate", study.run)["rows"]
     converted = result("trace", study.run, "--trace", "simulated", "--chrome", folder / "chrome.json")
     return {
@@ -323,7 +324,7 @@ def of_tuning(_: Study, folder: Path) -> dict[str, Found]:
     calm = write(folder / "calm.yaml", CALM)
     noisy = write(folder / "noisy.yaml", f"{CALM}disturbances: [{{kind: transient, probability: 5%, delay: 5 ms}}]\n")
     found = [
-        result("tune", calm, "--global-every", 2),
+        result("tune", calm, "--global-every", 2, "--micro-batches", "1,2"),
         result("tune", noisy, "--global-every", 2, "--group-every", "2:1", "--max-bytes", "1 MB", "--seeds", 2),
     ]
     of_rows = {field.name for field in dataclasses.fields(Row)}
@@ -369,7 +370,9 @@ def of_measurements(*_: object) -> dict[str, Found]:
     clocks = ((0.0, 0.0), (0.0, 0.0))
     of_ranks = totals(np.zeros((2, 1, 10), dtype=np.int64))
     told = [
-        RunReport("digest", "emulated", "gloo", "cpu", ("host",), {"torch": "2"}, 1.0, clocks, clocks, 0.0, 0.0, reads)
+        RunReport(
+            "run", "digest", "emulated", "gloo", "cpu", ("host",), {"torch": "2"}, 1.0, clocks, clocks, 0.0, 0.0, reads
+        )
         for reads in (None, of_ranks)
     ]
     rates = DataRates(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, None, 1.0, "unknown")

@@ -11,6 +11,7 @@ a sweep of a scenario in docs/examples.
 
 import argparse
 import contextlib
+import difflib
 import doctest
 import functools
 import importlib
@@ -327,6 +328,16 @@ def scenarios_of(schedule: Schedule) -> Iterator[Scenario]:
 def test_files_shown_are_the_files(path: Path) -> None:
     for name, shown in re.findall(r"<!-- file: (\S+) -->\n+```\w*\n(.*?)```", path.read_text(encoding="utf-8"), re.S):
         assert shown.strip() == (ROOT / name).read_text(encoding="utf-8").strip(), f"{relative(path)}: {name}"
+
+
+@each_page
+def test_differences_shown_are_those_of_the_files_and_change_few_lines(path: Path) -> None:
+    shown = re.findall(r"<!-- diff: (\S+) (\S+) -->\n```diff\n(.*?)```", path.read_text(encoding="utf-8"), re.S)
+    for before, after, text in shown:
+        lines = [(ROOT / name).read_text(encoding="utf-8").splitlines() for name in (before, after)]
+        assert text.splitlines() == list(difflib.unified_diff(*lines, n=1, lineterm=""))[2:], f"{before} {after}"
+        changes = difflib.SequenceMatcher(None, *lines).get_opcodes()
+        assert sum(max(b - a, d - c) for kind, a, b, c, d in changes if kind != "equal") <= 6
 
 
 def published_table(path: Path) -> str:

@@ -544,7 +544,7 @@ def test_a_rank_that_stands_still_is_named(running: tuple[Path, Ranks]) -> None:
     path, ranks = running
     ranks.signal(1, signal.SIGSTOP)
     for error in errors(ranks.wait([0, 2])).values():
-        assert f"{me(ranks, 1)} has been silent for 6 s" in error
+        assert f"{me(ranks, 1)} has been silent for" in error
     kept(path)
 
 
@@ -605,7 +605,9 @@ def test_a_rank_is_named_although_its_times_cannot_be_kept(running: tuple[Path, 
     ranks.signal(1, signal.SIGKILL)
     for error in errors(ranks.wait([0, 2])).values():
         assert me(ranks, 1) in error
-        assert f"what was done is lost ({path / run_directory.PARTIAL}: cannot be written: " in error
+        assert (
+            f"done is still in {path / 'parts'}, and the next start keeps it ({path / run_directory.PARTIAL}: " in error
+        )
 
 
 def test_a_trace_that_cannot_be_written_fails_all_ranks(tmp_path: Path) -> None:
@@ -658,10 +660,10 @@ def test_times_of_an_earlier_start_stay_out_of_a_later_one(tmp_path: Path) -> No
         ranks.signal(1, signal.SIGKILL)
         ranks.wait()
     assert finished(path, 3) > 0
-    (path / run_directory.PARTIAL).unlink()
+    found = (path / run_directory.PARTIAL).read_bytes()
     other = write(path.parent / "other", LONG)
     errors(run(perform_own, 3, [path], [path], [other, "--program", "mlp"]))
-    assert not (path / run_directory.PARTIAL).exists()
+    assert (path / run_directory.PARTIAL).read_bytes() == found
     assert finished(path, 3) == 0
 
 

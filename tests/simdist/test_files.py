@@ -1,20 +1,25 @@
 """Files from outside: what may harm is refused at once, by every reader, with little memory."""
 
+import errno
+import fcntl
 import gzip
 import os
 import socket
 import subprocess
 import zlib
+from contextlib import nullcontext
 
 import pytest
 from commandline import call, edited, process, write
 from messages import assert_message
 
+from simdist.errors import RunError
 from simdist.files import (
     MAX_FILE_NBYTES,
     MAX_LINE_NBYTES,
     RefusedError,
     lines_of,
+    locked,
     open_regular,
     open_unpacked,
     read_content,
@@ -102,6 +107,27 @@ def test_line_across_parts_is_refused_by_its_number(tmp_path):
     assert len(read_content(path, line_nbytes=None)) == MAX_LINE_NBYTES + 6
     with path.open("rb") as file, pytest.raises(RefusedError, match="line 3 has more than"):
         list(lines_of(file))
+
+
+def test_folder_is_locked_until_the_end_and_no_link_is_followed(tmp_path):
+    folder, aim = tmp_path / "new", tmp_path / "aim"
+    with locked(folder):
+        assert (folder / ".lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}"
+    assert not list(folder.iterdir())
+    (folder / ".lock").symlink_to(aim)
+    with pytest.raises(RunError, match=r"\.lock: cannot be written: Too many levels of symbolic links"), locked(folder):
+        pass
+    assert not aim.exists()
+
+
+@pytest.mark.parametrize(("number", "works"), [(errno.ENOLCK, True), (errno.EIO, False)])
+def test_folder_of_a_file_system_without_locks_is_not_locked(tmp_path, monkeypatch, number, works):
+    def refuse(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    with nullcontext() if works else pytest.raises(RunError, match="Input/output error"), locked(tmp_path):
+        assert works
 
 
 def test_packed_file_is_unpacked_by_its_first_bytes(tmp_path):

@@ -60,10 +60,11 @@ class BaseTimes:
         input_s: Until the batch is there.
         forward_s: Forward pass and loss.
         host_s: Device idle, for the host's sake.
-        buckets_s: Backward pass up to each gradient bucket, from the one before; one number without buckets.
+        buckets_s: Of one backward pass up to each gradient bucket, from the one before; one number without buckets.
         buckets_nbytes: Bytes of each; None if the traces do not tell; empty without buckets.
         optimize_s: Update.
         is_loaded: The input takes noticeable time.
+        micro_batches: Passes of a step.
         notes: Assumptions.
     """
 
@@ -74,12 +75,13 @@ class BaseTimes:
     buckets_nbytes: tuple[int | None, ...]
     optimize_s: float
     is_loaded: bool
+    micro_batches: int
     notes: tuple[str, ...]
 
     @property
     def backward_s(self) -> float:
-        """Seconds of the backward pass."""
-        return sum(self.buckets_s)
+        """Seconds of the backward passes."""
+        return self.micro_batches * sum(self.buckets_s)
 
     @property
     def compute_s(self) -> float:
@@ -101,7 +103,8 @@ def base_times(job: TracedJob, of: Parts) -> BaseTimes:
     buckets_s, nbytes, notes = _buckets(job, of)
     forward_s, host_s, optimize_s = map(_low_s, (of.forward_s, of.host_s, of.optimize_s))
     is_loaded = max(input_s, float((of.input_s - input_s).mean())) > _NOTICEABLE * step_s
-    return BaseTimes(input_s, forward_s, host_s, buckets_s, nbytes, optimize_s, is_loaded, tuple(notes))
+    rest = optimize_s, is_loaded, job.micro_batches, tuple(notes)
+    return BaseTimes(input_s, forward_s, host_s, buckets_s, nbytes, *rest)
 
 
 def _low_s(seconds: Floats) -> float:
@@ -109,7 +112,10 @@ def _low_s(seconds: Floats) -> float:
 
 
 def _buckets(job: TracedJob, of: Parts) -> tuple[tuple[float, ...], tuple[int | None, ...], list[str]]:
-    """Return backward seconds and bytes of the buckets that most steps have."""
+    """Return the seconds of one backward pass, and bytes, of the buckets that most steps have.
+
+    All passes of a step count the same, divided as the last one, the only one that tells when a bucket is ready.
+    """
     steps = [(step, _sizes(step)) for profile in job.profiles for step in profile.steps]
     layouts = Counter(sizes for _, sizes in steps)
     silent = layouts.pop((), 0)
@@ -126,21 +132,25 @@ def _buckets(job: TracedJob, of: Parts) -> tuple[tuple[float, ...], tuple[int | 
             f"{others} of {others + times} steps of ranks have other gradient buckets than the {len(nbytes)} of most; "
             f"the backward pass up to each bucket is from the latter"
         )
-    seconds = [step.buckets_s for step, sizes in steps if sizes == nbytes and len(step.buckets_s) == len(nbytes)]
-    if nbytes and seconds:
-        return _scaled_lows(np.array(seconds)), nbytes, notes
+    timed = [step for step, sizes in steps if sizes == nbytes and len(step.buckets_s) == len(nbytes)]
+    if nbytes and timed:
+        buckets_s = np.array([step.buckets_s for step in timed])
+        pass_s = _low_s(buckets_s.sum(axis=1)) / job.micro_batches
+        if job.micro_batches > 1:
+            buckets_s[:, 0] -= [step.earlier_s for step in timed]
+        return _scaled_lows(buckets_s, pass_s), nbytes, notes
     if nbytes:
         notes.append("the traces do not tell when each gradient bucket was ready: the backward pass is shared by bytes")
         shares = np.array([each or 1 for each in nbytes], dtype=np.float64)
-        return tuple((_low_s(of.backward_s) * shares / shares.sum()).tolist()), nbytes, notes
-    return (_low_s(of.backward_s),), (), notes
+        return tuple((_low_s(of.backward_s) / job.micro_batches * shares / shares.sum()).tolist()), nbytes, notes
+    return (_low_s(of.backward_s) / job.micro_batches,), (), notes
 
 
-def _scaled_lows(buckets_s: Floats) -> tuple[float, ...]:
+def _scaled_lows(buckets_s: Floats, pass_s: float) -> tuple[float, ...]:
     """Return low quantiles of the buckets, scaled to that of their sum: they are not all at their lowest at once."""
     lows_s = np.maximum(0.0, np.quantile(buckets_s, _LOW, axis=0))
     sum_s = float(lows_s.sum())
-    scale = _low_s(buckets_s.sum(axis=1)) / sum_s if sum_s > 0 else 1.0
+    scale = pass_s / sum_s if sum_s > 0 else 1.0
     return tuple((lows_s * scale).tolist())
 
 

@@ -148,7 +148,7 @@ def _real(
     ready = list(tensors)[::-1]
     weights = _weights(ready)
     if not buckets:
-        return _timed(ready, base.backward_s * weights / weights.sum()), []
+        return _timed(ready, sum(base.buckets_s) * weights / weights.sum()), []
     elements = np.cumsum([0, *(tensor.count for tensor in ready)])
     borders = np.cumsum([0, *buckets])
     if set(borders.tolist()) <= set(elements.tolist()):

@@ -1,18 +1,24 @@
 """Whose gradients the traced job averages, and when: those of all its ranks, in every step, as schedules here do.
 
 A job with tensor or pipeline parallelism averages over groups of ranks. Traces of the ranks of one such group are a
-data-parallel job of their own; those of several are not, and neither are steps that only add to gradients. A scenario
-made of them would be of another job, so they are refused.
+data-parallel job of their own; those of several are not. Steps that only add to gradients are passes of the next one
+that exchanges them, if that comes at regular distances. A scenario made of others would be of another job, so they are
+refused.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import attrgetter
+
+import numpy as np
 
 from simdist.errors import TraceError
-from simdist.profiles.steps.model import RankProfile, RankStep, TracedCollective, listed
+from simdist.profiles.steps.model import RankProfile, RankStep, TracedCollective, listed, usual_micro_batches
 
 _TOLD = 3  # groups, steps
+_SUMMED = ("input_s", "forward_s", "host_s", "backward_s", "wait_s", "optimize_s", "beside_s")
+_summed = attrgetter(*_SUMMED)
 
 _Group = tuple[int, ...]
 
@@ -47,6 +53,69 @@ def one_group(profiles: Sequence[RankProfile], world_size: int) -> tuple[list[Ra
     return [_inside(profile, group, world_size) for profile in profiles], len(group), [note]
 
 
+def join_passes(profiles: Sequence[RankProfile]) -> tuple[tuple[RankProfile, ...], list[str]]:
+    """Join steps that the profiler counted for every pass, and leave out those of another number of passes than most.
+
+    Args:
+        profiles: Of all ranks, with the same steps.
+
+    Returns:
+        The profiles, and what was done. Steps that update, or come at irregular distances, stay as they are.
+    """
+    steps, every = profiles[0].steps, _distance(profiles[0])
+    lasts = [place for place in _exchanging(profiles[0]) if place + 1 >= every]
+    groups = [range(last + 1 - every, last + 1) for last in lasts]
+    groups = [each for each in groups if steps[each[-1]].number - steps[each[0]].number == every - 1]
+    notes = []
+    if every > 1 and groups and not any(steps[place].optimize_s for each in groups for place in each[:-1]):
+        profiles = [_joined(profile, groups) for profile in profiles]
+        notes.append(
+            f"gradients are exchanged once in {every} steps of the profiler, which count as one: its step "
+            f"{steps[groups[-1][-1]].number} ends step {profiles[0].steps[-1].number}"
+        )
+    usual = usual_micro_batches(step for profile in profiles for step in profile.steps)
+    odd = {step.number for profile in profiles for step in profile.steps if step.micro_batches != usual}
+    if usual > 1 and 0 < len(odd) < len(profiles[0].steps):
+        notes.append(f"left out steps {listed(sorted(odd))}: they have other numbers of passes than {usual}")
+        profiles = [replace(p, steps=tuple(step for step in p.steps if step.number not in odd)) for p in profiles]
+    return tuple(profiles), notes
+
+
+def _exchanging(profile: RankProfile) -> list[int]:
+    return [place for place, step in enumerate(profile.steps) if step.gradient_calls]
+
+
+def _distance(profile: RankProfile) -> int:
+    """Return how many steps there are from one exchange of gradients to the next; 1 if that is not always the same."""
+    gaps = {after - before for before, after in pairwise(_exchanging(profile))}
+    return gaps.pop() if len(gaps) == 1 else 1
+
+
+def _joined(profile: RankProfile, groups: Sequence[range]) -> RankProfile:
+    """Return a profile with a step for every group of its steps."""
+    n_passes = len(groups[0])
+    issued = {kind: n_passes * n_each for kind, n_each in profile.issued.items()}
+    steps = tuple(_as_one(profile.steps[each[0] : each[-1] + 1]) for each in groups)
+    return replace(profile, steps=steps, issued=issued)
+
+
+def _as_one(passes: Sequence[RankStep]) -> RankStep:
+    first, last = passes[0], passes[-1]
+    before_s = sum(each.backward_s for each in passes[:-1])
+    return replace(
+        last,
+        number=last.number // len(passes),
+        start_s=first.start_s,
+        marked_s=first.marked_s,
+        parts_s=tuple(map(sum, zip(*(each.parts_s for each in passes), strict=True))),
+        buckets_s=(before_s + last.buckets_s[0], *last.buckets_s[1:]) if last.buckets_s else (),
+        calls=tuple(call for each in passes for call in each.calls),
+        micro_batches=sum(each.micro_batches for each in passes),
+        earlier_s=before_s + last.earlier_s,
+        **dict(zip(_SUMMED, np.sum([_summed(each) for each in passes], axis=0).tolist(), strict=True)),
+    )
+
+
 def check_every_step(profile: RankProfile) -> None:
     """Refuse a rank that exchanges gradients only now and then, because it adds up those of several batches.
 
@@ -54,11 +123,9 @@ def check_every_step(profile: RankProfile) -> None:
         TraceError: It does so at regular distances, or in no more than half of its steps.
     """
     numbers = [step.number for step in profile.steps]
-    places = [place for place, step in enumerate(profile.steps) if step.gradient_calls]
+    places, every = _exchanging(profile), _distance(profile)
     if not places or len(places) == len(numbers):
         return
-    gaps = {after - before for before, after in pairwise(places)}
-    every = gaps.pop() if len(gaps) == 1 else 1
     if every == 1 and 2 * len(places) > len(numbers):
         return
     when = f"every {every} steps" if every > 1 else f"{len(places)} of {len(numbers)} steps"

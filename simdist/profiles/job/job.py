@@ -10,8 +10,8 @@ import numpy as np
 from simdist.errors import TraceError
 from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.profiles.job.alignment import shifted
-from simdist.profiles.job.averaging import check_every_step, one_group
-from simdist.profiles.steps.model import RankProfile, RankStep, listed
+from simdist.profiles.job.averaging import check_every_step, join_passes, one_group
+from simdist.profiles.steps.model import RankProfile, RankStep, listed, usual_micro_batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,11 @@ class TracedJob:
         return f"{len(self.missing)} of {self.world_size} ranks left no trace"
 
     @property
+    def micro_batches(self) -> int:
+        """Passes of a step."""
+        return usual_micro_batches(step for profile in self.profiles for step in profile.steps)
+
+    @property
     def numbers(self) -> tuple[int, ...]:
         """Numbers of the steps, in ascending order."""
         return tuple(step.number for step in self.profiles[0].steps)
@@ -73,9 +78,10 @@ def assemble(profiles: Sequence[RankProfile], *, steps: range | None = None) -> 
     renumbered, by_collectives = shifted(of_ranks)
     long_enough, short = _without_short(renumbered)
     aligned, more = _common(long_enough, steps)
-    same, lost = _agreeing(aligned)
+    agreeing, lost = _agreeing(aligned)
+    same, joined = join_passes(agreeing)
     check_every_step(same[0])
-    job = TracedJob(world_size, same, (*notes, *of_group, *by_collectives, *short, *more, *lost))
+    job = TracedJob(world_size, same, (*notes, *of_group, *by_collectives, *short, *more, *lost, *joined))
     if job.missing:
         plural = "s" * (len(job.missing) > 1)
         missing = (

@@ -1,6 +1,7 @@
 """One rank's profiler trace, step by step: the language between reading traces and assembling ranks into a job."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -60,9 +61,12 @@ class RankStep:
         optimize_s: From the end of the backward pass to the end of the optimizer's step, without waiting.
         parts_s: Where it went on the device, a number for each `StepPart`; they add up to it, too.
         buckets_s: Backward seconds up to each gradient bucket from the one before, in the order in which they became
-            ready; the last also holds what follows it. They add up to `backward_s`. Empty if there are no collectives.
+            ready; the last also holds what follows it, the first all passes before the last. They add up to
+            `backward_s`. Empty if there are no collectives.
         calls: The collectives that were issued in this step, in the order in which they were issued.
         beside_s: Time in which operators ran on a CPU beside a collective.
+        micro_batches: Forward and backward passes whose gradients are added up; only the last exchanges them.
+        earlier_s: Backward seconds of those before the last.
     """
 
     number: int
@@ -79,11 +83,18 @@ class RankStep:
     buckets_s: tuple[float, ...]
     calls: tuple[TracedCollective, ...]
     beside_s: float = 0.0
+    micro_batches: int = 1
+    earlier_s: float = 0.0
 
     @property
     def gradient_calls(self) -> tuple[TracedCollective, ...]:
         """The collectives that reduce gradients."""
         return tuple(call for call in self.calls if call.of_gradients)
+
+
+def usual_micro_batches(steps: Iterable[RankStep]) -> int:
+    """Return the micro-batches of most steps."""
+    return Counter(step.micro_batches for step in steps).most_common(1)[0][0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +128,7 @@ class RankProfile:
         steps: Whole steps, in order; the profiler's first one is left out if its trace begins in the middle of it.
         gradients: Parameter tensors; empty if the trace does not tell their sizes.
         dtype: Of gradients, such as `float32`; empty if the trace does not tell.
-        batch_size: Samples of a batch, if the trace tells; else None.
+        batch_size: Samples of a batch, of a micro-batch where steps have several, if the trace tells; else None.
         host_waits: Whether the host waits for its device in every step, so that it does not run ahead of it; always on
             a CPU.
         notes: Facts missing from this trace, and omissions, a sentence each.

@@ -14,7 +14,7 @@ from simdist.profiles.steps.calls import Transfers, calls_of, issued_of
 from simdist.profiles.steps.cpu_steps import cpu_run
 from simdist.profiles.steps.cuda_steps import cuda_run
 from simdist.profiles.steps.host import HostRun, host_run
-from simdist.profiles.steps.model import RankProfile, RankStep, TracedCollective
+from simdist.profiles.steps.model import RankProfile, RankStep, TracedCollective, usual_micro_batches
 from simdist.profiles.steps.steps import StepSpan, batch_size_of, gradients_of, left_out, rank_steps, windows_of
 from simdist.settings.units import format_seconds
 
@@ -52,10 +52,14 @@ def _profile(trace: RankEvents, header: Header) -> RankProfile:
     spans, more = _training(run.spans, host, header)
     calls = calls_of(run.transfers, host.passes, header)
     gradients, odd = gradients_of(host, run, spans)
-    steps = rank_steps(run, spans, calls)
+    steps = rank_steps(host, run, spans, calls)
     batch_size, n_batches = batch_size_of(host, spans)
-    if n_batches > 1:
-        of_each = f" of {batch_size // n_batches} samples" if batch_size else ""
+    n_samples = batch_size // n_batches if batch_size else None
+    of_each = f" of {n_samples} samples" if n_samples else ""
+    if (n_passes := usual_micro_batches(steps)) > 1:
+        batch_size = n_samples
+        odd.append(f"{n_passes} micro-batches{of_each} in a step: their gradients are added up and exchanged once")
+    elif n_batches > 1:
         odd.append(f"{n_batches} micro-batches{of_each} in a step: their forward and backward passes count together")
     gpu = _gpu(trace) if run.kind == "cuda" else None
     recording_s, told = _profiling(trace, spans)

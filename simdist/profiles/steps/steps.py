@@ -119,10 +119,13 @@ def left_out(spans: Sequence[StepSpan], kept: Sequence[StepSpan]) -> str:
     return ", ".join(str(span.host.number) for span in spans if span not in kept)
 
 
-def rank_steps(run: DeviceRun, spans: Iterable[StepSpan], calls: tuple[TracedCollective, ...]) -> list[RankStep]:
+def rank_steps(
+    host: HostRun, run: DeviceRun, spans: Iterable[StepSpan], calls: tuple[TracedCollective, ...]
+) -> list[RankStep]:
     """Return the steps with their phases, buckets and calls.
 
     Args:
+        host: Work of the host.
         run: Work of the device.
         spans: Those of its steps that count.
         calls: Of all steps, in the order in which they were issued.
@@ -140,9 +143,36 @@ def rank_steps(run: DeviceRun, spans: Iterable[StepSpan], calls: tuple[TracedCol
         *parts_s, beside_s = (float(np.diff(run.parts.before(part, borders_s))[0]) for part in (*StepPart, BESIDE))
         parts_s[StepPart.COMPUTE] += beside_s
         times_s = span.start_s, span.end_s, span.host.start_s
-        step = RankStep(span.host.number, *times_s, **spent_s, parts_s=tuple(parts_s), buckets_s=buckets_s, calls=own)
+        n_passes, earlier_s = _passes(host, run, span, own)
+        step = RankStep(
+            span.host.number,
+            *times_s,
+            **spent_s,
+            parts_s=tuple(parts_s),
+            buckets_s=buckets_s,
+            calls=own,
+            micro_batches=n_passes,
+            earlier_s=earlier_s,
+        )
         steps.append(replace(step, beside_s=beside_s))
     return steps
+
+
+def _passes(host: HostRun, run: DeviceRun, span: StepSpan, calls: tuple[TracedCollective, ...]) -> tuple[int, float]:
+    """Return how many passes only add to the gradients of the last one, that included, and their backward seconds.
+
+    Nothing is exchanged or updated before the last one begins; otherwise they count as one.
+    """
+    first, behind = np.searchsorted(host.passes.start_s, [span.host.start_s, span.host.end_s]).tolist()
+    if behind - first < 2:
+        return 1, 0.0
+    first_s, last_s = host.passes.start_s[[first, behind - 1]].tolist()
+    updates_s = host.own.of(EventKind.OPTIMIZER).start_s
+    is_exchanged = any(call.of_gradients and call.issued_s < last_s for call in calls)
+    if is_exchanged or np.any((updates_s > first_s) & (updates_s < last_s)):
+        return 1, 0.0
+    borders_s = np.clip(np.append(span.start_s, run.computed(np.array([last_s]))), span.start_s, span.end_s)
+    return behind - first, float(np.diff(run.phases.before(StepPhase.BACKWARD, borders_s))[0])
 
 
 def _buckets_s(run: DeviceRun, calls: tuple[TracedCollective, ...], borders_s: Floats) -> tuple[float, ...]:

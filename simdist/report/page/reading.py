@@ -4,7 +4,6 @@ Runs in one folder are schedules of a point, and are compared with each other. A
 that of the schedule if there is one folder, else where the run is.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import TypeAlias
 import numpy as np
 
 from simdist.errors import ScenarioError, TraceError
-from simdist.files import read_content
 from simdist.plan.delays import Delays
 from simdist.report.figures import shortened
 from simdist.report.page.model import Execution, Origin, ReportedPoint, ReportedRun, RunsReport
@@ -35,7 +33,6 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 #: Settings of a scenario that runs must share: else their speed-ups are not those of schedules.
 _COMMON = ("cluster", "workload", "data", "steps", "host", "input")
 _MOST_FIELDS = 4  # that a title names
-_HOW = "delete it, or measure the run again"
 
 
 def read_report(
@@ -173,9 +170,9 @@ def _reported(run: RunDirectory, label: str, calibrated: Calibrated | None) -> R
         measured, more = _finished(run, real)
         executions["measured"] = Execution.of(measured, origin="measured", label=label)
         notes += more
-    report = run.path / run_directory.REPORT
     validation = validate(real, simulated, run.delays) if real and simulated else None
-    machines = _machines_text(report) if real and report.exists() else ""
+    report = run_directory.read_report(run.path, real) if real else None
+    machines = _machines_text(report) if report else ""
     return ReportedRun(label, run, executions, validation, machines, simulated_now, tuple(notes))
 
 
@@ -195,14 +192,8 @@ def _finished(run: RunDirectory, real: Trace) -> tuple[Trace, list[str]]:
     return first_steps(real, n_steps), [note]
 
 
-def _machines_text(path: Path) -> str:
+def _machines_text(found: Mapping[str, object]) -> str:
     """Say on which machines and with what a run was measured, as its `real.json` has it."""
-    try:
-        found = json.loads(read_content(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise TraceError(f"{path}: cannot be read ({error}); {_HOW}") from None
-    if not isinstance(found, dict):
-        raise TraceError(f"{path}: holds no object of JSON; {_HOW}")
     hosts, versions = found.get("hosts"), found.get("versions")
     n_ranks = Counter(map(str, hosts if isinstance(hosts, list) else ()))
     parts = [

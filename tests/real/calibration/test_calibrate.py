@@ -516,6 +516,9 @@ class Alone:
     def exchange(self, what: str, value: str) -> list[str]:
         return [value]
 
+    def share_token(self, nbytes: int) -> bytes:
+        return b"1" * nbytes
+
 
 def test_the_storage_is_never_measured_by_the_page_cache_of_a_node(stored: Path, monkeypatch: pytest.MonkeyPatch):
     """Eight files are read by one thread, by a node, and by all: 24 times."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from loops import Loop
 from pool import Pool
-from processes import ROOT, restarting, run
+from processes import restarting, run
 from trainings import SCHEDULES, Training, assert_equal
 
 from simdist.schedules import LocalSGD, Sync
@@ -88,6 +88,17 @@ def test_a_finished_loop_is_not_done_again(four: Pool, undisturbed: list[np.ndar
         assert_equal(four.run(loops.train, kept), undisturbed)
 
 
+@pytest.mark.parametrize("more", [12, None])
+def test_a_finished_loop_goes_on_with_more_steps(
+    four: Pool, undisturbed: list[np.ndarray], more: int | None, tmp_path: Path
+) -> None:
+    kept = dataclasses.replace(LOOP, checkpoint=tmp_path)
+    four.run(loops.train, dataclasses.replace(kept, n_steps=6))
+    assert_equal(four.run(loops.train, dataclasses.replace(kept, n_steps=more, stop_before=12)), undisturbed)
+    for error in four.run(loops.error_of_loop, dataclasses.replace(kept, n_steps=8)):
+        assert "its newest checkpoint is of 12 steps, and n_steps=8" in error
+
+
 def test_files_that_a_killed_writer_has_left_are_deleted(pools: dict[int, Pool], tmp_path: Path) -> None:
     run(loops.killed_while_writing, 1, tmp_path / "step-0000000004.ckpt")
     assert len(names(tmp_path)) == 1
@@ -118,6 +129,11 @@ def test_residuals_belong_to_the_state(pools: dict[int, Pool], tmp_path: Path) -
     expected = pools[2].run(loops.train_with_residual, None, None)
     pools[2].run(loops.train_with_residual, tmp_path, 5)
     assert_equal(pools[2].run(loops.train_with_residual, tmp_path, None), expected)
+
+
+def test_training_goes_on_from_a_checkpoint_on_fewer_ranks(pools: dict[int, Pool], tmp_path: Path) -> None:
+    expected = pools[4].run(loops.on_equal_batches, tmp_path, None)
+    assert_equal(pools[2].run(loops.on_equal_batches, None, tmp_path / "step-0000000005.ckpt"), expected[:2])
 
 
 # --- files ---
@@ -269,14 +285,12 @@ def test_an_interruption_while_writing_leaves_the_old_file(tmp_path: Path) -> No
 # --- a worker that is killed ---
 
 
-def test_a_restarted_example_ends_as_if_undisturbed(tmp_path: Path) -> None:
+def test_a_restarted_loop_ends_as_if_undisturbed(tmp_path: Path) -> None:
     marker, kept = tmp_path / "marker", tmp_path / "kept"
-    example = ROOT / "docs" / "examples" / "train.py"
-    undisturbed = run(loops.run_script, 4, example, "--n-steps", "48")
-    arguments = (example, marker, "--n-steps", "48", "--checkpoint", kept)
-    (restarted,) = run(restarting, 1, loops.killed_once, 4, *arguments).values()
+    undisturbed = run(loops.restarted, 4, None)
+    (restarted,) = run(restarting, 1, loops.killed_once, 4, marker, kept).values()
     assert restarted.code == 0, restarted.output
     assert marker.exists()
-    assert re.fullmatch(r"held out: loss \d\.\d+\n", undisturbed[0].output)
-    assert re.findall(r"^held out: .*\n", restarted.output, re.MULTILINE) == [undisturbed[0].output]
+    assert re.fullmatch(r"loss \d\.\d+\n", undisturbed[0].output)
+    assert re.findall(r"^loss .*\n", restarted.output, re.MULTILINE) == [undisturbed[0].output]
     assert names(kept) == ["step-0000000040.ckpt", "step-0000000048.ckpt"]

@@ -270,6 +270,9 @@ class Told:
         self.values.append(value)
         return self.values
 
+    def share_token(self, nbytes: int) -> bytes:
+        return b"1" * nbytes
+
 
 def swapped(index: SampleIndex) -> SampleIndex:
     return make_index(index[sample] for sample in (1, 0, *range(2, len(index))))

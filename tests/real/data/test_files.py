@@ -281,7 +281,7 @@ def test_copy_that_cannot_be_read_is_removed_only_if_the_disk_is_to_blame(
 
     with FileCache(tmp_path, index_of(1), capacity_nbytes=None) as cache:
         fetch(cache, [0])
-        monkeypatch.setattr(Path, "read_bytes", fail)
+        monkeypatch.setattr(filecache, "_content", fail)
         if stays:
             with pytest.raises(RunError, match="cannot be read: Too many open files"):
                 cache.get(0)
@@ -545,6 +545,22 @@ def test_processes_of_a_node_fetch_every_file_once_and_stay_in_bounds(tmp_path: 
     assert len(reads) == n_kept + 2 * (40 - n_kept)  # what is not kept, both read
     with FileCache(tmp_path / "cache", index_of(40), capacity_nbytes=None) as cache:
         assert cache.used_nbytes() == 1000 * n_kept
+
+
+def test_links_in_a_cache_are_not_followed(tmp_path: Path) -> None:
+    with FileCache(tmp_path / "cache", index_of(1), capacity_nbytes=None) as cache:
+        fetch(cache, [0])
+        (kept,) = (tmp_path / "cache" / "00").iterdir()
+        assert kept.stat().st_mode & 0o777 == 0o600
+        elsewhere = kept.rename(tmp_path / "elsewhere")
+        kept.symlink_to(elsewhere)
+        assert cache.get(0) is None
+        assert not kept.is_symlink()
+    (tmp_path / "cache" / "used").unlink()
+    (tmp_path / "cache" / "used").symlink_to(elsewhere)
+    with pytest.raises(RunError, match="used: no cache can be here"):
+        FileCache(tmp_path / "cache", index_of(1), capacity_nbytes=None)
+    assert elsewhere.read_bytes() == content_of(0)
 
 
 def test_folder_that_cannot_hold_a_cache_is_named(tmp_path: Path) -> None:

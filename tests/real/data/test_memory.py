@@ -740,3 +740,16 @@ def test_many_buffers_are_sent_whole_although_the_kernel_takes_parts():
 def test_address_that_is_not_of_this_machine_is_named(store):
     with pytest.raises(RunError, match=r"serving samples at 203\.0\.113\.1"):
         PeerServer(store, host="203.0.113.1", key=KEY)
+
+
+def test_shared_memory_is_not_where_a_link_leads_and_not_another_users(tmp_path, monkeypatch):
+    (tmp_path / "simdist-link").symlink_to(tmp_path / "precious")
+    with pytest.raises(RunError, match="simdist-link: shared memory cannot be opened"):
+        MemoryStore("link", SMALL, folder=tmp_path)
+    assert not (tmp_path / "precious").exists()
+    store = MemoryStore("mine", SMALL, folder=tmp_path)
+    assert (tmp_path / "simdist-mine").stat().st_mode & 0o777 == 0o600
+    monkeypatch.setattr(os, "geteuid", lambda: (tmp_path / "simdist-mine").stat().st_uid + 1)
+    with pytest.raises(RunError, match="it belongs to another user"):
+        MemoryStore("mine", SMALL, folder=tmp_path)
+    store.close()

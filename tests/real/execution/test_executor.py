@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from simdist.errors import RunError
 from simdist.plan import (
     STREAMS,
     AllReduce,
+    Backward,
     Copy,
     Delay,
     Densify,
@@ -115,7 +116,7 @@ def test_what_comes_after_a_tick_begins_at_a_multiple_of_its_period(lanes: Lanes
 
 def test_a_tick_ends_early_when_the_run_has_failed() -> None:
     class Failing(Pretended):
-        def backward(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
+        def backward(self, buckets: Sequence[Backward], complete: Callable[[], object]) -> None:
             super().backward(buckets, complete)
             watch.failed.set()
 
@@ -171,8 +172,8 @@ def test_a_bucket_is_reduced_while_the_backward_pass_goes_on(lanes: Lanes) -> No
     began, may_end = threading.Event(), threading.Event()
 
     class Overlapping(Pretended):
-        def backward(self, buckets: Iterable[str], complete: Callable[[], object]) -> None:
-            assert len(list(buckets)) == 2
+        def backward(self, buckets: Sequence[Backward], complete: Callable[[], object]) -> None:
+            assert len(buckets) == 2
             complete()
             assert began.wait(60), "the all-reduce of the first bucket did not begin during the backward pass"
             may_end.set()

@@ -26,7 +26,7 @@ from trainings import (
     summed_by_servers,
 )
 
-from real.buffers.memory import Memory
+from real.buffers.memory import Memory, buffers_in_place
 from real.collectives.worlds import scratch_nbytes
 from real.execution import virtual
 from real.programs.binding import Binding
@@ -62,6 +62,7 @@ from simdist.plan import (
 from simdist.plan.check import check
 from simdist.schedules import InputPath, Schedule
 from simdist.schedules.hierarchical_sgd import HierarchicalSGD
+from simdist.schedules.hitopk import HiTopK
 from simdist.schedules.local_sgd import LocalSGD
 from simdist.schedules.sync import Sync
 
@@ -402,18 +403,10 @@ def test_parameter_that_one_rank_uses_is_updated_as_by_ddp(pools: dict[int, Pool
     assert_all_three_agree(pools[4], SYNC, Torch(find_unused=True), training)
 
 
-def test_parameter_that_nobody_uses_is_left_alone_as_by_ddp(pools: dict[int, Pool]) -> None:
-    training = Training("all use it or none", "sgd")
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_parameter_that_nobody_uses_is_left_alone_as_by_ddp(pools: dict[int, Pool], optimizer: str) -> None:
+    training = Training("all use it or none", optimizer)
     assert_all_three_agree(pools[4], SYNC, Torch(find_unused=True), training)
-
-
-def test_momentum_moves_a_parameter_that_nobody_uses_unlike_in_ddp(pools: dict[int, Pool]) -> None:
-    training = Training("all use it or none", "momentum")
-    ours = assert_worlds_agree(pools[4], SYNC.plan(training.job(4, 2)), training)[0]
-    theirs = pools[4].run(by_torch, Torch(find_unused=True), training, 2)[0][0]
-    names = [name for name, each in training.make()[0].named_parameters() for _ in range(each.numel())]
-    differ = {name for name, one, other in zip(names, ours, theirs, strict=True) if abs(one - other) > 1e-9}
-    assert differ == {"extra.weight", "extra.bias"}
 
 
 @pytest.mark.parametrize(
@@ -450,6 +443,27 @@ def test_hierarchical_sgd_averages_gradients_in_the_node_as_the_hook_does(
     assert_all_three_agree(pools[8], schedule, how, Training(), ranks_per_node=2)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "how", "training"),
+    [
+        (SYNC, Torch(), Training("even backwards", micro_batches=3)),
+        (SYNC, Torch(find_unused=True), Training("one rank uses it", "adam", micro_batches=2)),
+        (LocalSGD(period=4, phase=0), Torch(ddp=False, levels=((4, 4),), plain=True), Training(micro_batches=2)),
+        (
+            HierarchicalSGD(levels={2: 2, 4: 4}, phase=0),
+            Torch(local_after=0, node=2, levels=((2, 2), (4, 4))),
+            Training(micro_batches=2),
+        ),
+        (HiTopK(density=1.0, method="exact"), Torch(), Training(micro_batches=2)),
+    ],
+    ids=["sync", "sync, a parameter unused", "local", "hierarchical", "hitopk"],
+)
+def test_gradients_of_several_passes_are_those_under_no_sync(
+    pools: dict[int, Pool], schedule: Schedule, how: Torch, training: Training
+) -> None:
+    assert_all_three_agree(pools[4], schedule, how, training, ranks_per_node=2)
+
+
 @pytest.mark.parametrize("schedule", [SYNC, LocalSGD(period=3), HierarchicalSGD(levels={2: 2, 4: 4})], ids=str)
 def test_computing_in_the_calling_thread_changes_no_values(pools: dict[int, Pool], schedule: Schedule) -> None:
     training = Training()
@@ -462,8 +476,11 @@ def test_ranks_draw_the_same_random_numbers_in_both_worlds(pools: dict[int, Pool
 
 
 @pytest.mark.parametrize("source", ["device", "memory", "storage"])
-def test_step_trains_on_its_own_batch_whichever_way_it_comes(pools: dict[int, Pool], source: str) -> None:
-    training = Training()
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_step_trains_on_its_own_batch_whichever_way_it_comes(
+    pools: dict[int, Pool], source: str, micro_batches: int
+) -> None:
+    training = Training(micro_batches=micro_batches)
     path = InputPath(source, prefetch=3)
     ours = assert_worlds_agree(pools[4], SYNC.plan(training.job(4, 8, path=path)), training)
     theirs = pools[4].run(by_torch, Torch(), training, 8)
@@ -737,6 +754,25 @@ def test_only_buffers_of_the_model_take_memory() -> None:
     averaging = LocalSGD(period=2).plan(Training().job(4, 4))
     assert "flat" in Binding.buffers_of(averaging)
     assert {"residual", "sparse", "all sparse", "summed"} <= Binding.buffers_of(sparse(3))
+
+
+COPIED, TAKEN_BACK, AVERAGED = Copy("param", "flat"), Copy("flat", "param"), AllReduce("flat", WORLD)
+
+
+@pytest.mark.parametrize(
+    ("at_end", "in_place"),
+    [
+        ((COPIED, AVERAGED, TAKEN_BACK), {"flat": "param"}),
+        ((COPIED, AVERAGED), {}),  # taken back later, or never
+        ((AVERAGED, COPIED, TAKEN_BACK), {}),  # it carries over what it was
+        ((COPIED, UPDATE, TAKEN_BACK), {}),  # the parameters do not rest
+        ((COPIED, Copy("param", "other"), TAKEN_BACK, Copy("other", "param")), {}),  # nor with two copies
+    ],
+)
+def test_copies_of_what_rests_are_in_place(at_end: tuple[Op, ...], in_place: dict[str, str]) -> None:
+    copies = (Buffer(name, N, "float64", initialized=True) for name in ("flat", "other"))
+    plan = by_hand((FORWARD, BACKWARD, UPDATE, *at_end), *copies)
+    assert buffers_in_place(plan) == in_place
 
 
 def test_plan_for_another_model_is_refused() -> None:

@@ -1,5 +1,6 @@
 """Nothing hangs: each way in which ranks fail to meet, or fail later, ends in one error that names the rank."""
 
+import json
 import os
 import signal
 import socket
@@ -8,8 +9,9 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,11 @@ import torch.distributed as dist  # noqa: E402
 from processes import places, run, start, torchrun_forks  # noqa: E402
 from timeouts import await_end  # noqa: E402
 
+from real.processes import heartbeat  # noqa: E402
+from real.processes.heartbeat import Guard, Heartbeat  # noqa: E402
 from real.processes.launch import RankPlace, connect, place  # noqa: E402
+from real.processes.rendezvous import bounded  # noqa: E402
+from real.processes.signing import SignedStore  # noqa: E402
 from simdist.errors import RunError  # noqa: E402
 
 SOON_S = 2.0  # for what is meant to be late; ranks have START_S to meet, as they start slowly under load
@@ -286,6 +292,85 @@ def test_a_rank_ends_with_the_process_that_started_it() -> None:
         ranks.wait()
         await_end([child])
         assert "the process that started it is gone; it ends too" in ranks.output(0)
+
+
+def forge(environ_secret: str) -> None:
+    """Beat in the name of rank 1, and say in that of rank 0 that it has failed; with a secret of one's own."""
+    host, port = "localhost", int(os.environ["MASTER_PORT"])
+    signed = SignedStore(dist.PrefixStore("real/0", dist.TCPStore(host, port)), environ_secret.encode())
+    for count in range(10**6, 10**9):
+        for rank, state in ((1, "alive"), (0, "failed")):
+            beat = Heartbeat(rank, count, 0, socket.gethostname(), "another machine", 1, state, "forged")
+            signed.set(f"beat/{rank}", json.dumps(asdict(beat)))
+            signed.store.set(f"beat/{rank}", json.dumps(asdict(beat)))
+        time.sleep(0.01)
+
+
+def test_beats_without_the_secret_neither_keep_a_dead_rank_alive_nor_kill_one_that_lives() -> None:
+    with (
+        start(reduce_forever, 2, 3.0, environ={"SIMDIST_SECRET": "of the ranks"}) as ranks,
+        start(forge, 1, "another", port=ranks.port),
+    ):
+        ranks.until("running")
+        time.sleep(2.0)  # some beats
+        assert [ranks.code(rank) for rank in (0, 1)] == [None, None]
+        ranks.signal(1, signal.SIGSTOP)
+        ending = ranks.wait([0])[0]
+    assert f"rank 1 ({socket.gethostname()}, pid {ranks.pid(1)}) has been silent" in ending.output
+    assert "forged" not in ending.output
+
+
+def test_an_old_beat_that_is_written_again_is_no_sign_of_life() -> None:
+    store = SignedStore(dist.HashStore(), b"secret")
+    guard = Guard(store, 0, 2, store_at="here")
+    beats = [json.dumps(asdict(Heartbeat(1, count, 0, "host", "machine", 1, "alive", ""))) for count in (1, 2)]
+    for text in reversed(beats):
+        store.set("beat/1", text)
+        guard._read()
+    assert guard._table[1].count == 2
+
+
+def test_a_process_that_stood_still_does_not_blame_the_store() -> None:
+    guard = Guard(SignedStore(dist.HashStore(), b"secret"), 0, 1, store_at="here", store_rank=None)
+    guard.start(START_S)
+    guard._last_beat_s = 0.0
+    guard.find_stuck_store(0.2)
+    assert guard.cause == ""
+    guard.leave()
+
+
+def test_a_store_that_does_not_answer_is_blamed_before_the_ranks_that_it_keeps_from_coming(monkeypatch) -> None:
+    guard = Guard(SignedStore(dist.HashStore(), b"secret"), 0, 1, store_at="here", store_rank=None)
+    guard.start(START_S)
+    with pytest.raises(RunError, match="rank 3 has not come"):
+        bounded(partial(time.sleep, 1.0), 0.05, lambda: "rank 3 has not come", guard)
+    monkeypatch.setattr(heartbeat, "SETTLE_S", -1.0)  # then the last beat was too long ago
+    with pytest.raises(RunError, match="the store at here, has not answered"):
+        bounded(partial(time.sleep, 1.0), 0.05, lambda: "rank 3 has not come", guard)
+    guard.leave()
+
+
+def test_a_signed_value_counts_under_its_own_key_only() -> None:
+    store = SignedStore(dist.HashStore(), b"secret")
+    store.set("beat/0", "alive")
+    store.store.set(store._name("beat/1"), store.store.get(store._name("beat/0")))
+    assert store.multi_get(["beat/0", "beat/1"]) == ["alive", None]
+
+
+def test_a_store_is_at_the_address_of_the_job_and_at_no_other() -> None:
+    with start(reduce_forever, 1, 3.0, environ={"MASTER_ADDR": "127.0.0.1"}) as ranks:
+        ranks.until("running")
+        socket.create_connection(("127.0.0.1", ranks.port), timeout=5.0).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", ranks.port), timeout=5.0)
+
+
+def test_ranks_with_another_secret_are_missing() -> None:
+    with (
+        start(meet, 2, 4.0, ranks=[0]) as first,
+        start(meet, 2, 4.0, ranks=[1], port=first.port, environ={"SIMDIST_SECRET": "another"}),
+    ):
+        assert "rank 1 has not answered the roll call" in first.wait()[0].output
 
 
 def stand_by() -> None:

@@ -8,16 +8,17 @@ from real.buffers.memory import Memory
 from real.checkpoints.rank_state import carried_buffers
 from real.programs.binding import Binding
 from simdist.errors import RunError
+from simdist.plan import Backward
 from simdist.schedules import Job, Sync
 
 CPU = torch.device("cpu")
 
 
-def bound(model: nn.Module) -> tuple[Binding, list[str]]:
+def bound(model: nn.Module) -> tuple[Binding, list[Backward]]:
     counts = tuple(parameter.numel() for parameter in model.parameters())
     plan = Sync().plan(Job(world_size=1, ranks_per_node=1, n_steps=1, tensor_counts=counts))
     memory = Memory(plan, CPU, Binding.buffers_of(plan))
-    return Binding(plan, model, memory), [buffer.name for buffer in plan.buffers if buffer.name.startswith("grad")]
+    return Binding(plan, model, memory), [op for op in plan.bodies[0] if isinstance(op, Backward)]
 
 
 def test_parameter_that_gets_its_gradient_twice_in_a_pass_is_refused():

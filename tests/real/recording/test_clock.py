@@ -59,8 +59,8 @@ def gathered(plan: Plan, noted_s: list[np.ndarray], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(dist, "get_world_size", lambda: WORLD_SIZE)
     for rank in reversed(range(WORLD_SIZE)):
         monkeypatch.setattr(dist, "get_rank", lambda rank=rank: rank)
-        monkeypatch.setattr(dist, "send", lambda tensor, dst, rank=rank: sent.update({rank: tensor}))
-        monkeypatch.setattr(dist, "recv", lambda tensor, src: tensor.copy_(sent[src]))
+        monkeypatch.setattr(dist, "send", lambda tensor, dst, group, rank=rank: sent.update({rank: tensor}))
+        monkeypatch.setattr(dist, "recv", lambda tensor, src, group: tensor.copy_(sent[src]))
         recorder = Recorder(plan)
         recorder.times_s[...] = noted_s[rank]
         trace = gather(
@@ -106,12 +106,12 @@ class Asked:
     def clock(self) -> float:
         return self.now_s
 
-    def send(self, _: Tensor, dst: int) -> None:
+    def send(self, _: Tensor, dst: int, group: object) -> None:
         assert dst == 1
         self.now_s += next(self._there_s)
         self.answer_s = self.now_s + self.ahead_s
 
-    def recv(self, tensor: Tensor, src: int) -> None:
+    def recv(self, tensor: Tensor, src: int, group: object) -> None:
         assert src == 1
         tensor.fill_(self.answer_s)
         self.now_s += next(self._back_s)
@@ -129,7 +129,7 @@ def rank_0_of_two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Asked]:
     monkeypatch.setattr(dist, "get_rank", lambda: 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     monkeypatch.setattr(dist, "all_gather", all_gather)
-    monkeypatch.setattr(dist, "broadcast", lambda tensor, src: None)
+    monkeypatch.setattr(dist, "broadcast", lambda tensor, src, group: None)
     monkeypatch.setattr(dist, "send", other.send)
     monkeypatch.setattr(dist, "recv", other.recv)
     return other
@@ -146,7 +146,7 @@ def test_the_fastest_answer_tells_how_far_a_clock_is_ahead(rank_0_of_two: Asked)
 def test_the_common_start_is_one_moment_by_every_clock(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     slept_s: list[float] = []
     monkeypatch.setattr(dist, "get_rank", lambda: rank)
-    monkeypatch.setattr(dist, "broadcast", lambda tensor, src: tensor.fill_(100.5))  # by rank 0's clock
+    monkeypatch.setattr(dist, "broadcast", lambda tensor, src, group: tensor.fill_(100.5))  # by rank 0's clock
     monkeypatch.setattr(clocks_of, "sleep_s", slept_s.append)
     now_s = own_s(rank, 0.0)
     assert common_start_s(compared(0.0), clock=lambda: now_s) == pytest.approx(100.5 + AHEAD_S[rank])

@@ -1,6 +1,8 @@
 """A wrapped training loop computes what its plan says, and is refused where it does not train in steps."""
 
 import dataclasses
+import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,12 +12,13 @@ import pytest
 from loops import Extras, Loop, error_of, with_extras
 from pool import Pool
 from processes import run
-from trainings import SCHEDULES, Training, assert_equal, by_plan
+from trainings import SCHEDULES, Torch, Training, assert_equal, by_plan, by_torch
 
 from simdist.cli import main
 from simdist.errors import UnsupportedError
-from simdist.plan import AllReduce, Backward, Delay, Optimize, Plan, Run, Select, Tick, occurrences, save
-from simdist.schedules import Schedule, Sync
+from simdist.plan import AllReduce, Backward, Delay, Forward, Optimize, Plan, Run, Select, Tick, occurrences, save
+from simdist.plan.walk import walk
+from simdist.schedules import HierarchicalSGD, LocalSGD, Schedule, Sync
 from simdist.schedules.fusion import Fusion, fuse
 from simdist.schedules.gtopk import GTopK
 from simdist.schedules.hitopk import HiTopK
@@ -138,9 +141,132 @@ def test_a_plan_file_and_a_plan_do_the_same_as_their_schedule(four: Pool, tmp_pa
         assert_equal(four.run(loops.train, dataclasses.replace(loop, schedule=source, n_steps=None)), expected)
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "momentum"])
+def test_accumulated_gradients_are_synchronised_as_by_ddp(four: Pool, optimizer: str) -> None:
+    training = Training(optimizer=optimizer, micro_batches=3)
+    expected = four.run(by_torch, Torch(), training, 40)
+    for ours, (theirs, _) in zip(four.run(loops.accumulated, Sync(**SMALL), training, 40), expected, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "momentum"])
+@pytest.mark.parametrize(
+    ("schedule", "how"),
+    [
+        (LocalSGD(period=4, phase=0), Torch(ddp=False, levels=((4, 4),), plain=True)),
+        (
+            HierarchicalSGD(levels={2: 2, 4: "world"}, phase=0, intra_node_gradients=False),
+            Torch(local_after=0, levels=((2, 2), (4, 4))),
+        ),
+    ],
+)
+def test_accumulated_parameters_are_averaged_as_by_torchs_averagers_to_the_last_bit(
+    four: Pool, schedule: Schedule, how: Torch, optimizer: str
+) -> None:
+    training = Training(optimizer=optimizer, micro_batches=3)
+    expected = four.run(by_torch, how, training, 40)
+    ours = four.run(loops.accumulated, schedule, training, 40)
+    assert_equal(ours, [parameters for parameters, _ in expected])
+
+
+@pytest.mark.parametrize(("schedule", "by_itself"), list(zip(SCHEDULES, (False, True, False), strict=True)))
+def test_a_loop_does_the_passes_of_its_plan(four: Pool, schedule: Schedule, by_itself: bool, tmp_path: Path) -> None:
+    training = Training("one rank uses it", micro_batches=3)
+    plan = schedule.plan(training.job(4, N_STEPS))
+    looped = four.run(loops.accumulated, plan, training, N_STEPS, tmp_path / "trace.npz", by_itself)
+    assert_equal(looped, [parameters for parameters, _ in four.run(by_plan, plan, training)])
+    trace = Trace.load(tmp_path / "trace.npz")
+    passes = [each.index for each in walk(plan) if isinstance(each.op, Forward | Backward)]
+    assert (trace.end_s[passes[:-1]] <= trace.start_s[passes[1:]]).all()
+
+
+@pytest.mark.parametrize(("n_passes", "problem"), [(2, "optimizer.step() between two of"), (4, "pass 3 in worker.no")])
+def test_a_loop_with_other_passes_than_its_plan_is_refused(one: Pool, n_passes: int, problem: str) -> None:
+    (error,) = one.run(loops.passes_unlike_the_plan, n_passes)
+    assert problem in error
+    assert "plan sync has 3 passes in a step; the last of the accumulated passes must be outside" in error
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+def test_uneven_data_is_trained_on_as_by_join_of_ddp(four: Pool, optimizer: str) -> None:
+    ours, ddp = (four.run(loops.uneven, by_ddp, optimizer) for by_ddp in (False, True))
+    for each, other in zip(ours, ddp, strict=True):
+        np.testing.assert_allclose(each, other, rtol=0, atol=1e-12)
+
+
+def test_a_joined_rank_takes_part_in_averages_with_its_last_parameters(four: Pool) -> None:
+    (*_, longest), joined = (four.run(loops.uneven_and_local, by_hand) for by_hand in (True, False))
+    for each in joined:
+        np.testing.assert_allclose(each, longest, rtol=0, atol=1e-14)
+
+
+def test_averages_between_steps_are_those_of_local_sgd(four: Pool) -> None:
+    expected = four.run(loops.train, Loop(LocalSGD(period=3), Training(), 6, noisy=False))
+    assert_equal(four.run(loops.averaged_by_hand, 3, 6), expected)
+
+
+def test_a_loop_that_goes_on_by_itself_follows_the_schedule_from_its_first_step(four: Pool) -> None:
+    loop = Loop(LocalSGD(period=4, warmup_steps=6), Training(optimizer="sgd"), 13, noisy=False)
+    assert_equal(four.run(loops.in_two_parts, 6, 13), four.run(loops.train, loop))
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+def test_parameters_are_averaged_at_the_end_and_buffers_by_choice(four: Pool, buffers: bool) -> None:
+    local, averaged = (four.run(loops.means_at_the_end, each, buffers) for each in (False, True))
+    parameters, means = (np.mean(each, axis=0) for each in zip(*local, strict=True))
+    for (ours, our_means), (_, own_means) in zip(averaged, local, strict=True):
+        np.testing.assert_allclose(ours, parameters, rtol=0, atol=1e-15)
+        np.testing.assert_allclose(our_means, means if buffers else own_means, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("how", ["steps first", "batches first", "without steps"])
+def test_epochs_neither_lose_nor_count_a_step(one: Pool, how: str, tmp_path: Path) -> None:
+    expected = one.run(loops.train, Loop(Sync(), Training(), 12, ranks_per_node=1, noisy=False))
+    assert_equal(one.run(loops.in_epochs, how, tmp_path), expected)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000000008.ckpt", "step-0000000012.ckpt"]
+
+
+@pytest.mark.parametrize(
+    ("custom", "optimizer"),
+    [
+        ("compiled", "adamw"),
+        ("compiled", "momentum"),
+        ("compiled before", "adamw"),
+        ("frozen", "adamw"),
+        ("checkpoint", "adamw"),
+        ("averaged", "adamw"),
+    ],
+)
+def test_customs_of_users_work_as_with_ddp(four: Pool, custom: str, optimizer: str) -> None:
+    of_wrap, of_ddp, of_bare = (four.run(loops.with_customs, custom, optimizer, by) for by in ("wrap", "ddp", "bare"))
+    for ours, ddp, bare in zip(of_wrap, of_ddp, of_bare, strict=True):
+        np.testing.assert_allclose(ours[0], ddp[0], rtol=0, atol=1e-12)
+        assert ours[1] == ddp[1]
+        assert ours[2] == bare[2]
+
+
+@pytest.mark.parametrize("schedule", [SCHEDULES[1], HierarchicalSGD(levels={2: 2, 70: "world"})])
+def test_a_loop_without_end_computes_the_same(four: Pool, schedule: Schedule) -> None:
+    loop = Loop(schedule, Training("dropout"), 75)
+    endless = dataclasses.replace(loop, n_steps=None, stop_before=75)
+    assert_equal(four.run(loops.train, endless), four.run(loops.train, loop))
+
+
+@pytest.mark.parametrize("n_steps", [1_000_000, None])
+def test_the_start_of_a_long_loop_takes_no_longer(one: Pool, n_steps: int | None) -> None:
+    schedule = LocalSGD(period=8)
+    assert one.run(loops.cpu_s_to_start, n_steps, schedule) < [2 * one.run(loops.cpu_s_to_start, 1_000, schedule)[0]]
+
+
 @pytest.mark.parametrize(
     "extras",
-    [Extras(clip=True), Extras(overflow=True), Extras(autocast=True), Extras(evaluate=True), Extras(keep_grads=True)],
+    [
+        Extras(clip=True),
+        Extras(overflow=True),
+        Extras(autocast=True),
+        Extras(evaluate=True),
+        Extras(overflow=True, keep_grads=True),
+    ],
     ids=["clip", "overflow", "autocast", "evaluate", "zero_grad keeps gradients"],
 )
 def test_what_else_users_do_works_as_with_ddp(four: Pool, extras: Extras) -> None:
@@ -149,7 +275,39 @@ def test_what_else_users_do_works_as_with_ddp(four: Pool, extras: Extras) -> Non
         np.testing.assert_allclose(ours[1], ddp[1], rtol=1e-5)  # when backward() returns, gradients are averaged
 
 
-@pytest.mark.parametrize("how", ["reentrant", "not reentrant", "penalty"])
+@pytest.mark.parametrize(
+    ("schedule", "fused", "expected"),
+    [
+        (Sync(), False, []),
+        (LocalSGD(period=2), False, ["rank 1: 1, last in step 1"]),
+        (LocalSGD(period=2), True, ["rank 1: 1"]),
+    ],
+)
+def test_ranks_whose_gradient_scalers_part_are_told(four: Pool, schedule, fused: bool, expected: list[str]) -> None:
+    told, *others = (texts for texts, _ in four.run(loops.with_scalers, schedule, fused))
+    assert [text.partition("may differ: ")[2] for text in told] == expected
+    assert others == [[]] * 3
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("schedule", [HiTopK(density=0.2, **SMALL), NaiveAllGather(density=0.1, **SMALL)])
+def test_what_overflows_does_not_come_back_by_error_feedback(four: Pool, schedule: Schedule, fused: bool) -> None:
+    assert four.run(loops.with_scalers, schedule, fused) == [([], 2.0**15)] * 4  # halved once
+
+
+def test_a_trace_that_cannot_be_written_is_told_on_all_ranks_before_they_train(four: Pool, tmp_path: Path) -> None:
+    lock = tmp_path / "trace.parts" / ".lock"
+    lock.mkdir(parents=True)  # nothing can be written there, even by root
+    for error in four.run(loops.error_of_loop, Loop(SCHEDULES[0], Training(), 3, trace=tmp_path / "trace.npz")):
+        assert error == f"RunError: {lock}: cannot be written: Is a directory"
+
+
+def test_plan_for_returns_the_plan_that_wrap_performs(four: Pool) -> None:
+    for performed, planned in four.run(loops.digests, 5):
+        assert performed == planned
+
+
+@pytest.mark.parametrize("how", ["reentrant", "not reentrant", "whole", "penalty"])
 def test_passes_within_a_backward_pass_are_no_backward_passes(one: Pool, how: str) -> None:
     wrapped, bare = (one.run(loops.with_passes_within_passes, how, wrapped) for wrapped in (True, False))
     assert_equal(wrapped, bare)
@@ -220,17 +378,33 @@ MISUSES = {
     loops.update_in_eval_mode: "RunError: step 0: optimizer.step() before the forward pass; call the model that was",
     loops.two_updates: "RunError: step 1: optimizer.step() before the forward pass",
     loops.closure: "optimizer.step() without a closure",
-    loops.too_many_steps: "RunError: the plan has 2 steps, and all are done; wrap with a larger n_steps",
+    loops.too_many_steps: "RunError: step 2: the plan has 2 steps, and all are done; wrap with a larger n_steps",
     loops.no_zero_grad: "RunError: step 1: gradients of the step before are still there",
-    loops.accumulation: "gradients cannot be accumulated over several steps",
+    loops.accumulation: "to accumulate them, do all passes but a step's last in `with worker.no_sync():`",
+    loops.never_synchronised: "; the last of the accumulated passes must be outside worker.no_sync()",
+    loops.average_within_a_step: "step 0: worker.average() between the forward and the backward pass; do that between",
     loops.two_backwards: "RunError: step 0: a second backward pass before optimizer.step()",
     loops.idle_loop: "RunError: step 0: the loop asks for the next one before the forward pass",
     loops.half_step: "RunError: step 0: the loop asks for the next one between the forward and the backward pass",
-    loops.moved: "RunError: step 0: the model was moved or converted after real.wrap",
+    loops.moved: "RunError: step 0: the model was moved, converted or wrapped again after real.wrap",
+    loops.differentiated_twice: "RunError: step 0: loss.backward(create_graph=True); gradients are moved into buckets",
+    loops.unfrozen: "RunError: step 0: parameters were unfrozen, replaced or added after real.wrap",
+    loops.layer_replaced: "RunError: step 0: parameters were unfrozen, replaced or added after real.wrap",
+    loops.group_added: "RunError: step 3: parameters were unfrozen, replaced or added after real.wrap",
+    loops.ddp_inside: "has a DistributedDataParallel: real.wrap takes its place, so wrap the bare model, which is its",
+    loops.dtensors: "has a FSDPModule: a schedule needs all parameters on every rank, so wrap the model without",
+    loops.distributed_tensors: "has a DTensor: a schedule needs all of every parameter on every rank",
     loops.strange_optimizer: "UnsupportedError: SGD updates 2 tensors that are no parameters of Linear",
     loops.two_types: "UnsupportedError: Sequential has parameters of torch.float32, torch.float64",
     loops.nothing_to_train: "UnsupportedError: Linear has no parameter that is trained",
-    loops.no_steps: "ScenarioError: n_steps=None; write how many steps the loop has in all",
+    loops.no_steps: "ScenarioError: n_steps=0; write how many steps the loop has in all, or None",
+    loops.begun_before_the_beginning: "ScenarioError: first_step=-1; steps count from 0",
+    loops.trained_after_close: "RunError: a pass in training mode after the loop was closed; do that before, or call",
+    loops.averaged_after_close: "RunError: worker.average() after the loop was closed",
+    loops.two_optimizers: "UnsupportedError: list is no torch.optim.Optimizer: write real.wrap(model, optimizer, sched",
+    loops.begun_after_the_end: "RunError: first_step=3, and n_steps=2: choose a larger number",
+    loops.endless_trace: "n_steps=None; a trace has a row for every operation: write n_steps=",
+    loops.endless_delays: "n_steps=None; delays are given step by step: write n_steps=",
     loops.large_nodes: "ScenarioError: ranks_per_node=3 does not divide 1 ranks",
     loops.schedule_for_more: "ScenarioError: hsgd-2-2,4-4: levels: group of 2 at period 2 does not divide 1 ranks",
     loops.undelayed_channel: "PlanError: plan sync does not delay io: leave these delays out",
@@ -240,8 +414,43 @@ MISUSES = {
     loops.other_n_steps: "PlanError: plan sync has 9 steps; n_steps=4: leave it out",
     loops.missing_plan: "PlanError: no/such/plan.json: cannot be read",
     loops.every_zero: "ScenarioError: every=0; checkpoints are at least 1 step apart",
+    loops.half_a_step: "ScenarioError: n_steps=2.5; write how many steps",
+    loops.class_of_schedules: "LocalSGD'>: write a schedule, such as LocalSGD(period=4), a Plan, or a path of one",
+    loops.epoch_beside: "ScenarioError: also: epoch has no state_dict() and load_state_dict(): leave it out",
+    loops.no_patience: "ScenarioError: timeout_s=0.0; write seconds, more than 0",
     loops.unnamed_nodes: "ScenarioError: LOCAL_WORLD_SIZE is not set, as torchrun does: write ranks_per_node=",
 }
+
+
+IN_EVERY_STEP = "averages gradients over all ranks in every step, so averages of parameters change nothing: use Sync()"
+DOUBTS = [
+    (Sync(), {}, []),
+    (HierarchicalSGD(levels={2: 2, 4: "world"}, intra_node_gradients=False), {"n_steps": 6}, []),
+    (HierarchicalSGD(levels={4: "world"}), {"ranks_per_node": 4}, [IN_EVERY_STEP]),
+    (HierarchicalSGD(levels={2: 2, 4: "world"}), {}, ["over groups of 2, whose gradients are averaged in every step"]),
+    (LocalSGD(period=1), {}, ["averages parameters over all ranks in every step: Sync() does as much"]),
+    (LocalSGD(period=16), {}, ["never averages over all ranks in 8 steps"]),
+    (LocalSGD(period=3), {"final_average": False}, ["does not average over all ranks in the last of 8 steps"]),
+    (LocalSGD(period=4, prefetch=2), {}, ["has prefetch, without effect: the loop brings its own batches"]),
+]
+
+
+@pytest.mark.parametrize(("schedule", "options", "expected"), DOUBTS)
+def test_what_a_schedule_cannot_do_here_is_said_once_on_rank_0(four: Pool, schedule, options, expected) -> None:
+    told, *others = four.run(loops.doubts, schedule, options)
+    assert len(told) == len(expected)
+    assert all(part in text for part, text in zip(expected, told, strict=True))
+    assert others == [[]] * 3
+
+
+def test_a_loop_with_batches_of_its_own_is_told_once_that_its_plan_reads_some(one: Pool) -> None:
+    ((told,),) = one.run(loops.brings_its_own_batches)
+    assert "reads its batches, and the loop brings its own" in told
+
+
+def test_an_optimizer_of_a_part_is_told(one: Pool) -> None:
+    ((told,),) = one.run(loops.doubts, Sync(), {"ranks_per_node": 1}, True)
+    assert "finds 4 of 6 trained parameters that SGD leaves out: freeze them, or let their own optimizer" in told
 
 
 @pytest.mark.parametrize("misuse", MISUSES, ids=lambda misuse: misuse.__name__)
@@ -274,14 +483,31 @@ def test_plans_that_are_no_training_loop_are_refused() -> None:
 # --- connected by `wrap`, as under torchrun ---
 
 
-@pytest.mark.parametrize("how", ["raises", "is killed"])
+FAILURES = {
+    "raises": "bad batch",
+    "is killed": "ended without a word",
+    "skips a bad batch": "failed: step 3: a second forward pass in training mode",
+}
+
+
+@pytest.mark.parametrize("how", FAILURES)
 def test_the_others_learn_who_failed(how: str) -> None:
     endings = run(loops.fails_on_one_rank, 3, how)
     for rank in (0, 2):
         assert "RunError" in endings[rank].output
         assert "rank 1" in endings[rank].output
-        assert ("bad batch" if how == "raises" else "ended without a word") in endings[rank].output
-    assert how == "is killed" or "ValueError: bad batch" in endings[1].output
+        assert FAILURES[how] in endings[rank].output
+    assert how != "raises" or "ValueError: bad batch" in endings[1].output
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_ranks_of_a_loop_that_was_not_closed_part_as_they_exit(fails: bool) -> None:
+    """As commands, because functions leave out what the interpreter does at its exit."""
+    endings = run([sys.executable, "-c", f"import loops; loops.never_closed({fails})"], 2)
+    assert [endings[rank].code for rank in range(2)] == [fails, fails], endings
+    told = r"rank 1 \(.*\) failed: bad batch" if fails else "RuntimeWarning: local-4: the loop was not closed"
+    assert re.search(told, endings[0].output)
+    assert "the loop was not closed" not in endings[1].output
 
 
 def test_ranks_that_end_well_say_so() -> None:

@@ -197,7 +197,7 @@ def counted(run: Path, *, moved: int) -> Reads:
     assert found.n_samples[place][2] >= moved
     found.n_samples[place] += np.array([0, 0, -moved, moved])
     found.nbytes[place] += 1_000_000 * np.array([0, 0, -moved, moved])
-    run_directory.save_reads(found, run / run_directory.REAL_READS)
+    found.save(run / run_directory.REAL_READS)
     return found
 
 

@@ -71,6 +71,20 @@ def test_writes_a_scenario_with_the_baseline_and_the_finalists(capsys, scenario,
     assert len(comparison.compare(written, n_seeds=1)) == len(names)
 
 
+def test_micro_batches_are_told_and_written(capsys, scenario, tmp_path):
+    out, err = tune(capsys, scenario, micro_batches="1,2", write=tmp_path / "tuned.yaml")
+    assert "warning: delays are drawn per step" in err
+    assert "per micro-batch" in out
+    assert "\nlocal-2-mb2 is 1." in out
+    assert "times as fast as sync per sample.\n" in out
+    assert "\nworkload: {micro_batches: 2}" in out
+    written = load(tmp_path / "tuned.yaml")
+    assert written.workload.micro_batches == 2
+    names = [each.name for each in written.schedules]
+    assert (names[0], set(names) >= {"local-2-mb2"}) == ("sync", True)
+    assert all(name.endswith("-mb2") for name in names[1:])
+
+
 def test_labels_of_the_user_are_left_alone_in_what_is_written(capsys, scenario, tmp_path):
     text = scenario.read_text()
     write(scenario, edited(("  - kind: sync\n", "  - {kind: sync, algorithm: tree, label: local-2}\n"), text=text))
@@ -116,6 +130,7 @@ def test_goes_on_where_it_was_interrupted(capsys, scenario, tmp_path, monkeypatc
         ({"memory": "20 Mbit"}, r"--memory: "),
         ({"min_density": "2"}, r"--min-density: "),
         ({"min_density": "0"}, r"--min-density 0: nothing would be sent"),
+        ({"micro_batches": "1,0"}, r"--micro-batches '1,0': write numbers of passes"),
         ({"baseline": "fast"}, r"no schedule is called 'fast' to compare with"),
         ({"max_bytes": "1 B"}, r"no schedule keeps to the constraints: --max-bytes '1 B' excludes most, 10 candidates"),
     ],

@@ -244,6 +244,20 @@ def test_sync_step_is_no_shorter_than_compute_and_no_shorter_than_communication(
         assert makespan_s <= 5 * (0.06 + sum(reduce_s)) * (1 + 1e-12)
 
 
+def test_sync_step_of_k_passes_takes_k_times_their_computing_and_sends_once():
+    chosen = scenario.loads(
+        "cluster: {nodes: 4, gpus_per_node: 1, fabric: ideal, network: {latency: 1 ms, bandwidth: 100 MB/s}}\n"
+        "workload:\n  tensors: [{name: first, count: 2500000}, {name: last, count: 2500000}]\n"
+        "  batch_size: 8\n  micro_batches: 3\n  forward: 40 ms\n  backward: 80 ms\n  optimize: 10 ms\n"
+        "steps: 5\nschedules: [{kind: sync, first_bucket_size: 1 B, bucket_size: 1 B}]\n"
+    )
+    bucket_s = closed_forms.ring_all_reduce_s(4, 10_000_000, 1e-3, 1e8)  # longer than the 40 ms of a bucket's backward
+    built = build(chosen, chosen.schedules[0])
+    for engine in (des, fast):
+        makespan_s = engine.simulate(built.plan, built.costs, {}).makespan_s
+        assert makespan_s == pytest.approx(5 * (3 * 0.12 - 0.04 + 2 * bucket_s + 0.01), rel=1e-12)
+
+
 def test_job_of_the_scenarios_here_has_only_what_the_formulas_know():
     described = job(blog_scenario(64, 0.02))
     assert (described.run_ahead_steps, described.input_path.source, described.delay_channels) == (0, "device", {"host"})

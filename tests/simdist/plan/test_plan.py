@@ -42,6 +42,7 @@ OPS: list[tuple[ops.Op, str, str, tuple[str, ...], tuple[str, ...]]] = [
     (ops.Copy("a", "b"), "copy(a -> b)", "compute", ("a",), ("b",)),
     (ops.Forward(("p", "x"), ("act", "loss")), "forward(p, x -> act, loss)", "compute", ("p", "x"), ("act", "loss")),
     (ops.Backward(("p", "act"), "g"), "backward(p, act -> g)", "compute", ("p", "act"), ("g",)),
+    (ops.Backward(("p", "act"), "g", True), "backward(p, act -> g, added)", "compute", ("p", "act", "g"), ("g",)),
     (ops.Optimize(("p",), ("g", "h")), "optimize(p with g, h)", "compute", ("p", "g", "h"), ("p",)),
     (ops.AllReduce("g", Group(4)), "all_reduce(g, mean over group of 4)", "comm", ("g",), ("g",)),
     (
@@ -238,7 +239,7 @@ DIGEST_OF_OLD = "aca3f2c2ab1218cd3fbe26a0fbff81b1569c2cdcf67149dd6405186c3f3de5c
 
 def test_later_fields_at_their_defaults_are_not_written_and_leave_older_digests_as_they_were() -> None:
     assert OF_OLD.digest() == DIGEST_OF_OLD
-    for field in ("padding", "servers", "ratios", "stream", "divisor"):
+    for field in ("padding", "servers", "ratios", "stream", "divisor", "adds"):
         assert f'"{field}"' not in dumps(OF_OLD)
 
 
@@ -249,6 +250,7 @@ LATER_FIELDS: list[tuple[Buffer | ops.Op, str]] = [
     (ops.Select("grad", "top", "residual", 2, stream="comm"), '"stream": "comm"'),
     (ops.Merge("top", "top", "residual", divisor=2), '"divisor": 2'),
     (ops.Optimize(("param",), ("grad",), "residual"), '"ratios": "residual"'),
+    (ops.Backward(("loss", "param"), "grad", adds=True), '"adds": true'),
     (
         ops.AllReduce("grad", Group(2), "mean", "server", ops.Servers((4, 6), (1, 0))),
         '"servers": {"parts": [4, 6], "members": [1, 0]}',
@@ -266,7 +268,7 @@ def test_every_later_field_is_written_read_and_part_of_the_digest(item: Buffer |
         plain = dataclasses.replace(item, padding=0)
         plan, other = (dataclasses.replace(TINY, buffers=(*BUFFERS, each)) for each in (item, plain))
     else:
-        defaults = {"divisor": 1, "stream": "compute", "ratios": None, "servers": None}
+        defaults = {"divisor": 1, "stream": "compute", "ratios": None, "servers": None, "adds": False}
         fields = {field.name for field in dataclasses.fields(item)} & defaults.keys()
         plain_op = dataclasses.replace(item, **{name: defaults[name] for name in fields})  # type: ignore[arg-type]
         plan, other = (dataclasses.replace(TINY, bodies=((each,),)) for each in (item, plain_op))

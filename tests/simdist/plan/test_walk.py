@@ -30,6 +30,7 @@ from simdist.plan import (
     writes,
 )
 from simdist.plan.group import Group
+from simdist.plan.plan import StepIndex
 from simdist.plan.walk import Stretch, stretches, walk
 from simdist.schedules import InputPath, Job, Schedule, kinds
 
@@ -212,7 +213,13 @@ def test_dependencies_of_schedules_are_those_of_a_naive_derivation_and_none_is_r
 
 
 def assert_replay_changes_nothing(plan: Plan) -> None:
-    assert list(walk(plan)) == list(walk(spelled_out(plan)))
+    instances, middle = list(walk(spelled_out(plan))), plan.n_steps // 2
+    assert list(walk(plan)) == instances
+    assert list(walk(plan, middle)) == [each for each in instances if each.step >= middle]
+    index = StepIndex(plan, [len(body) for body in plan.bodies])
+    assert [index.before(each.step) + each.position for each in instances] == [each.index for each in instances]
+    assert [index.step(each.index) for each in instances] == [each.step for each in instances]
+    assert [index.body(step) for step in range(plan.n_steps)] == list(plan.body_of_steps())
 
 
 @pytest.mark.slow

@@ -32,12 +32,15 @@ def renumbered(profile, shift):
     return replace(profile, steps=tuple(replace(step, number=step.number + shift) for step in profile.steps))
 
 
-def accumulating(profiles, is_last):
+def accumulating(profiles, is_last, *, updates=True):
+    """Return profiles whose other steps exchange no gradients; nor do they update, if so wanted."""
+
+    def alone(step):
+        spent = {"forward_s": step.forward_s + step.wait_s + step.optimize_s, "wait_s": 0.0, "optimize_s": 0.0}
+        return replace(step, calls=(), buckets_s=(), **({} if updates else spent))
+
     return [
-        replace(
-            each,
-            steps=tuple(s if is_last(i) else replace(s, calls=(), buckets_s=()) for i, s in enumerate(each.steps)),
-        )
+        replace(each, steps=tuple(step if is_last(place) else alone(step) for place, step in enumerate(each.steps)))
         for each in profiles
     ]
 
@@ -105,6 +108,27 @@ def test_groups_that_overlap_are_refused_without_an_example() -> None:
         TraceError, match=r"over ranks 0-1, over ranks 0-3, not .*, that is, of ranks with the same part"
     ):
         assemble(changed(profiles, 0, steps=steps))
+
+
+@pytest.mark.parametrize("every", [2, 3, 5])
+def test_steps_that_only_add_to_gradients_are_passes_of_the_next_one_that_exchanges_them(every: int) -> None:
+    profiles = accumulating(profiles_of(JOB), lambda place: place % every == every - 1, updates=False)
+    imported = import_job(profiles, name="job")
+    step_s = float(np.mean([step.end_s - step.start_s for each in profiles for step in each.steps]))
+    assert len(imported.job.numbers) == JOB.n_steps // every
+    assert imported.scenario.workload.micro_batches == every
+    assert imported.scenario.workload.batch_size == JOB.batch_size
+    assert imported.proof.measured_s == pytest.approx(every * step_s, rel=0.01)
+    assert abs(imported.proof.error) < 1e-3
+    assert any(note.startswith(f"gradients are exchanged once in {every} steps") for note in imported.notes)
+
+
+def test_a_step_of_another_number_of_passes_is_left_out() -> None:
+    profiles = profiles_of(replace(JOB, micro_batches=2))
+    steps = list(profiles[1].steps)
+    steps[5] = replace(steps[5], micro_batches=1)
+    job = assemble(changed(profiles, 1, steps=tuple(steps)))
+    assert (job.micro_batches, steps[5].number in job.numbers, len(job.numbers)) == (2, False, 11)
 
 
 @pytest.mark.parametrize("every", [2, 3, 4])

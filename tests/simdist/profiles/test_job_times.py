@@ -126,6 +126,15 @@ def test_undisturbed_times_are_those_of_a_quiet_step() -> None:
     assert not base.is_loaded
 
 
+def test_forward_and_backward_times_are_those_of_one_of_several_passes() -> None:
+    imported = import_job(profiles_of(replace(LATE, micro_batches=3, host_s=0.003)), name="job")
+    workload = imported.scenario.workload
+    assert workload.forward_s == pytest.approx(0.010 + 0.003 / 3)
+    assert sum(tensor.backward_s or 0.0 for tensor in workload.tensors) == pytest.approx(0.020)
+    assert imported.base.buckets_s == pytest.approx((0.008, 0.012))
+    assert (workload.batch_size, workload.micro_batches) == (8, 3)
+
+
 def test_the_links_give_the_measured_times_back() -> None:
     imported = import_job(profiles_of(LATE), name="job")
     for bucket in LATE.buckets:
@@ -235,6 +244,7 @@ PROVED = {
     "stragglers": LATE,
     "input": replace(LATE, input_s=0.004, delays=(Delay("io", 2, 5, 0.06), Delay("host", 1, 7, 0.08))),
     "a host that always pauses": replace(LATE, host_s=0.003),
+    "three passes a step": replace(LATE, micro_batches=3),
     "jitter": replace(LATE, jitter=0.2),
     "a missing rank": replace(JOB, jitter=0.05, missing=(2,)),
 }
@@ -246,6 +256,7 @@ def test_the_scenario_predicts_the_step_that_was_measured(case: str, device) -> 
     imported = import_job(profiles_of(PROVED[case], device), name="job")
     assert abs(imported.proof.error) < (0.02 if "jitter" in case or "missing" in case else 1e-3)
     assert imported.proof.misses is None
+    assert imported.scenario.workload.micro_batches == PROVED[case].micro_batches
 
 
 def test_a_host_that_runs_ahead_is_predicted_by_what_its_device_saw() -> None:

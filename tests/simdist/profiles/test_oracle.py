@@ -31,6 +31,7 @@ JOBS: dict[str, Truth] = {
     "one bucket": replace(TRUTH, buckets=(Bucket((7_000, 490_000), 0.020, 0.015),)),
     "many small buckets": replace(TRUTH, buckets=tuple(Bucket((100 + n,), 0.002, 0.001) for n in range(12))),
     "slow link": replace(TRUTH, buckets=(Bucket((10,), 0.005, 0.030), Bucket((20,), 0.005, 0.030))),
+    "three passes a step": replace(TRUTH, micro_batches=3),
     "no copy of the batch": replace(TRUTH, copy_s=0.0),
     "16 GPUs in two machines": replace(TRUTH, n_ranks=16, n_steps=3, skew_s=()),
 }
@@ -45,6 +46,8 @@ def assert_same(found: RankStep, lived: RankStep) -> None:
     for phase in PHASES:
         assert getattr(found, phase) == pytest.approx(getattr(lived, phase), abs=NEAR_S), (phase, lived.number)
     assert found.buckets_s == pytest.approx(lived.buckets_s, abs=NEAR_S)
+    assert found.micro_batches == lived.micro_batches
+    assert found.earlier_s == pytest.approx(lived.earlier_s, abs=NEAR_S)
     assert found.end_s - found.start_s == pytest.approx(lived.end_s - lived.start_s, abs=NEAR_S)
     assert len(found.calls) == len(lived.calls)
     for call, of_truth in zip(found.calls, lived.calls, strict=True):
@@ -62,6 +65,7 @@ def assert_read(profiles: list[RankProfile], truth: Truth, device: Device) -> No
         for found, one in zip(profile.steps, lived, strict=True):
             assert_same(found, one.step)
         counts = [count for bucket in truth.buckets for count in bucket.counts]
+        assert profile.batch_size in (truth.batch_size, None)
         assert [gradient.count for gradient in profile.gradients] == (counts if truth.shapes else [])
         assert profile.device == device
         assert profile.host_waits == (device == "cpu" or not truth.run_ahead)

@@ -204,7 +204,7 @@ def test_pause_during_which_a_collective_goes_on_is_not_a_wait(tmp_path: Path) -
     assert phases_ms(step)[2:5] == [24.8, 22.9, 12.0]
 
 
-def accumulating(folder: Path, n_batches: int = 0) -> RankProfile:
+def accumulating(folder: Path, n_batches: int = 0, *, exchanges: bool = False) -> RankProfile:
     """Draw a step of two passes of 8 samples, that fetches some batches from its loader; read it."""
     draw = Drawing(GLOO)
     draw.note("ProfilerStep#0", 0, 60)
@@ -214,8 +214,10 @@ def accumulating(folder: Path, n_batches: int = 0) -> RankProfile:
         draw.note("DistributedDataParallel.forward", at, at + 9.8)
         draw.op("aten::linear", at, at + 10, Input_Dims=[[8, 10], [10, 10]], Input_type=["float"] * 2)
         draw.node("AddmmBackward0", at + 10, at + 18)
-        draw.gradient(at + 18, at + 20, [100], issue=at + 19.5 if at else None)
+        draw.gradient(at + 18, at + 20, [100], issue=at + 19.5 if at or exchanges else None)
     draw.op("aten::add", 20.1, 21)
+    if exchanges:
+        draw.gloo(19.6, 24)
     draw.gloo(49.6, 54)
     draw.note("Optimizer.step#SGD.step", 54.2, 60)
     return profile_rank(draw.write(folder))
@@ -227,18 +229,25 @@ def test_accumulated_gradients_belong_to_one_step(tmp_path: Path) -> None:
     # 10 ms forward twice and 1 ms between; the host pauses from 21 to 30 ms; the update ends the step
     assert phases_ms(step) == [0.0, 21.0, 9.0, 20.0, 4.0, 6.0]
     assert ms(step.buckets_s) == [20.0]  # the first pass reduced nothing
+    assert (step.micro_batches, *ms([step.earlier_s])) == (2, 10.0)
     assert [gradient.count for gradient in profile.gradients] == [100]
     assert ms([profile.gradients[0].backward_s]) == [9.0]
 
 
-@pytest.mark.parametrize(("n_batches", "batch_size"), [(0, 16), (2, 16), (1, 8)])
-def test_a_step_has_the_samples_of_its_batches_or_of_its_passes_without_a_loader(
-    tmp_path: Path, n_batches: int, batch_size: int
-) -> None:
+@pytest.mark.parametrize("n_batches", [0, 1, 2])
+def test_a_pass_has_the_samples_that_its_first_layer_takes(tmp_path: Path, n_batches: int) -> None:
     profile = accumulating(tmp_path, n_batches)
-    assert profile.batch_size == batch_size
+    assert profile.batch_size == 8
     said = [note.partition(":")[0] for note in profile.notes if "micro-batches" in note]
-    assert said == ["2 micro-batches of 8 samples in a step"] * (batch_size == 16)
+    assert said == ["2 micro-batches of 8 samples in a step"]
+
+
+@pytest.mark.parametrize(("n_batches", "batch_size"), [(0, 16), (2, 16), (1, 8)])
+def test_passes_that_all_exchange_gradients_count_together(tmp_path: Path, n_batches: int, batch_size: int) -> None:
+    profile = accumulating(tmp_path, n_batches, exchanges=True)
+    assert (profile.batch_size, profile.steps[0].micro_batches) == (batch_size, 1)
+    said = [note.partition(": ")[2] for note in profile.notes if "micro-batches" in note]
+    assert said == ["their forward and backward passes count together"] * (batch_size == 16)
 
 
 def test_update_that_runs_the_model_itself_begins_behind_the_backward_pass(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ SYNC = Result(gradients=WORLD, parameters=Group(1))
 FORWARD = ops.Forward(("param",), ("loss",))
 BACKWARD = ops.Backward(("param", "loss"), "grad")
 OPTIMIZE = ops.Optimize(("param",), ("grad",))
+ADDED = dataclasses.replace(BACKWARD, adds=True)
 AVERAGE = (ops.Copy("param", "flat"), ops.AllReduce("flat", WORLD), ops.Copy("flat", "param"))
 BUFFERS = (
     Buffer("param", 64, tensors=(0, 1), initialized=True),
@@ -99,6 +100,14 @@ EQUIVALENT: dict[str, Body] = {
 @pytest.mark.parametrize("form", EQUIVALENT)
 def test_equivalent_forms_of_an_all_reduce_prove(form: str) -> None:
     assert verify(plan_of(*[synchronized(*EQUIVALENT[form])] * 3), SYNC) == 8
+
+
+@pytest.mark.parametrize("first", [(), (ops.AllReduce("grad", WORLD),)], ids=["in the last pass", "in both"])
+def test_gradients_of_passes_that_share_their_input_add_up(first: Body) -> None:
+    last = (ops.Forward(("param", "input"), ("loss",)), ADDED, ops.AllReduce("grad", WORLD), OPTIMIZE)
+    step = (ops.Load("batch"), ops.Copy("batch", "input"), last[0], BACKWARD, *first, *last)
+    verify(plan_of(step, step), Result(WORLD, Group(1), micro_batches=2))
+    assert "trains on a batch that was used before" in refusal(plan_of(step), SYNC)
 
 
 def test_parameters_may_be_averaged_in_place() -> None:
@@ -288,6 +297,26 @@ MISTAKES: dict[str, tuple[Body, Result, str]] = {
         Result(WORLD, WORLD),
         "backward(param, loss -> grad) at step 0: reads parameters that have changed since the step began",
     ),
+    "all_reduce before the last pass only": (
+        (FORWARD, BACKWARD, ops.AllReduce("grad", WORLD), FORWARD, ADDED, OPTIMIZE),
+        Result(WORLD, Group(1), micro_batches=2),
+        "afterwards grad of rank 0 holds 1/1 of the gradient of micro-batch 1 of rank 0; the schedule declares 1/8",
+    ),
+    "second pass writes over the first": (
+        (FORWARD, BACKWARD, FORWARD, BACKWARD, ops.AllReduce("grad", WORLD), OPTIMIZE),
+        Result(WORLD, Group(1), micro_batches=2),
+        "afterwards grad of rank 0 holds nothing of the gradient of rank 0; the schedule declares 1/8",
+    ),
+    "a pass too few": (
+        (FORWARD, BACKWARD, FORWARD, ADDED, ops.AllReduce("grad", WORLD), OPTIMIZE),
+        Result(WORLD, Group(1), micro_batches=3),
+        "afterwards grad of rank 0 holds nothing of the gradient of micro-batch 2 of rank 0; the schedule declares 1/8",
+    ),
+    "a pass too many": (
+        (FORWARD, BACKWARD, FORWARD, ADDED, ops.AllReduce("grad", WORLD), OPTIMIZE),
+        SYNC,
+        "afterwards grad of rank 0 holds 1/8 of the gradient of micro-batch 1 of rank 0; the schedule declares nothing",
+    ),
     "average of losses": (
         (FORWARD, ops.AllReduce("loss", WORLD), BACKWARD, ops.AllReduce("grad", WORLD), OPTIMIZE),
         SYNC,
@@ -337,6 +366,13 @@ def test_gradient_of_the_activations_of_the_step_before_is_stale() -> None:
     good = synchronized(ops.AllReduce("grad", WORLD))
     assert "at step 2: afterwards grad of rank 0 holds nothing of the gradient" in refusal(
         plan_of(good, good, good[1:]), SYNC
+    )
+
+
+def test_gradient_that_is_added_to_that_of_the_step_before_is_refused() -> None:
+    step = (FORWARD, BACKWARD, ops.AllReduce("grad", WORLD), OPTIMIZE)
+    assert "holds 1/8 of the gradient, one step old, of rank 0" in refusal(
+        plan_of(step, (FORWARD, ADDED, *step[2:])), SYNC
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from simdist.errors import ScenarioError
 from simdist.plan import Dataset
-from simdist.runs.building import dataset
+from simdist.runs.building import dataset, job
 from simdist.scenario import Scenario, dump, load, loads
 from simdist.scenario.data import DataSettings, Lognormal
 from simdist.scenario.unused_settings import warnings_of
@@ -54,6 +54,16 @@ def test_epochs_are_steps_of_the_data_set() -> None:
     assert loads(edited(("3 epochs", "1 epoch"))).steps == 10
     assert loads(edited(("3 epochs", "7"))).steps == 7
     assert warnings_of(scenario) == ()
+
+
+def test_a_step_reads_the_samples_of_all_its_passes() -> None:
+    scenario = loads(edited(("batch_size: 8", "batch_size: 8, micro_batches: 3")))
+    assert scenario.steps == 3 * (330 // (4 * 24))
+    found, described = dataset(scenario), job(scenario)
+    assert found is not None
+    assert found.batch_size == 24
+    assert described.batch_nbytes == 24 * 150_000
+    assert "a step of 4 ranks reads 384" in message_of(edited(("batch_size: 8", "batch_size: 8, micro_batches: 12")))
 
 
 def test_scenario_becomes_the_data_set_of_its_plans() -> None:

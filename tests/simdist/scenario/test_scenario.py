@@ -77,6 +77,13 @@ def message_of(text, **arguments):
     return str(caught.value)
 
 
+def test_one_pass_a_step_is_not_written():
+    one, two = (loads(edited(("batch_size: 32", f"batch_size: 32\n  micro_batches: {n}"))) for n in (1, 2))
+    assert dump(one) == dump(loads(GOOD))
+    assert "micro_batches: 2" in dump(two)
+    assert two.workload.samples_per_step == 64
+
+
 def test_good_scenario_loads():
     scenario = loads(GOOD, name="folder/good.yaml")
     assert scenario.name == "good"

@@ -288,7 +288,7 @@ def test_density_at_which_entries_outweigh_the_gradient_is_named(schedule: Gradi
         (
             GTopK(first_bucket_nbytes=1000),
             (8, 4),
-            "has one bucket: first_bucket_size has no effect beside bucket_size null",
+            "has one bucket, the whole gradient: a size of the first bucket has no effect",
         ),
     ],
 )

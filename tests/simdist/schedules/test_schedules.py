@@ -93,11 +93,17 @@ every_path = pytest.mark.parametrize("path", PATHS, ids=path_id)
 # ---------------------------------------------------------------- conformance
 
 
-@cover(schedule=SCHEDULES, path=PATHS, run_ahead_steps=RUN_AHEAD_STEPS, ids={"schedule": schedule_id, "path": path_id})
+@cover(
+    schedule=SCHEDULES,
+    path=PATHS,
+    run_ahead_steps=RUN_AHEAD_STEPS,
+    micro_batches=[1, 3],
+    ids={"schedule": schedule_id, "path": path_id},
+)
 def test_plan_is_legal_and_computes_what_the_schedule_declares(
-    schedule: Schedule, path: InputPath, run_ahead_steps: int | None
+    schedule: Schedule, path: InputPath, run_ahead_steps: int | None, micro_batches: int
 ) -> None:
-    job = dataclasses.replace(JOB, input_path=path, run_ahead_steps=run_ahead_steps)
+    job = dataclasses.replace(JOB, input_path=path, run_ahead_steps=run_ahead_steps, micro_batches=micro_batches)
     plan = schedule.plan(job)
     assert (plan.world_size, plan.n_steps) == (job.world_size, job.n_steps)
     check(plan)
@@ -311,6 +317,14 @@ def test_every_step_trains_once(schedule: Schedule) -> None:
 
 
 @every_schedule
+def test_nothing_is_exchanged_and_no_rank_delayed_before_the_last_of_several_passes(schedule: Schedule) -> None:
+    for step in steps_of(schedule.plan(dataclasses.replace(JOB, micro_batches=3))):
+        passes = [at for at, op in enumerate(step) if isinstance(op, Forward)]
+        assert len(passes) == 3
+        assert {type(op) for op in step[passes[0] : passes[-1]]} == {Forward, Backward}
+
+
+@every_schedule
 def test_algorithm_is_that_of_every_collective(schedule: Schedule) -> None:
     for algorithm in ("ring", "halving_doubling", "direct", "tree", "double_tree", "hierarchical"):
         chosen = schedule.model_copy(update={"algorithm": algorithm})
@@ -363,6 +377,15 @@ def test_unknown_parameter_is_refused_with_the_nearest_known_one(kind: str) -> N
         cls(**cls.examples[0], labell="x")
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: schedule.name)
+def test_steps_repeat_the_cycle(schedule: Schedule) -> None:
+    job = dataclasses.replace(JOB, n_steps=30)
+    plan = schedule.plan(job)
+    repeated = plan.repeated(schedule.cycle(job), 43)
+    assert repeated.digest() == schedule.plan(dataclasses.replace(job, n_steps=43)).digest()
+    assert repeated.repeated(schedule.cycle(job), 30).digest() == plan.digest()
+
+
 def check_and_prove(plan: Plan, schedule: Schedule) -> None:
     check(plan)
     prove(plan, lambda step: schedule.result(step, JOB))
@@ -397,8 +420,9 @@ class Unbucketed(Schedule):
 
     def write(self, job: Job) -> Plan:
         buckets = ((0, len(job.tensor_counts)),)
-        backward = parts.backward(buckets, all_reduce=Group(job.world_size), algorithm=self.algorithm)
-        steps = ((*parts.begin_step(job, t), *backward, *parts.optimize(job, buckets)) for t in range(job.n_steps))
+        backward = parts.last_backward(job, buckets, all_reduce=Group(job.world_size), algorithm=self.algorithm)
+        rest = (*backward, *parts.optimize(job, buckets))
+        steps = ((*parts.begin_step(job, t, buckets), *rest) for t in range(job.n_steps))
         buffers = parts.training_buffers(job, buckets)
         return Plan.from_steps(self.name, world_size=job.world_size, buffers=buffers, steps=steps)
 

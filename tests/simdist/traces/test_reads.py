@@ -231,7 +231,7 @@ def run(tmp_path):
 
 def test_run_directory_holds_what_a_run_has_read(run):
     path = run.path / run_directory.REAL_READS
-    run_directory.save_reads(expected(run.plan), path)
+    expected(run.plan).save(path)
     assert (run_directory.read_reads(path, plan=run.plan).nbytes == expected(run.plan).nbytes).all()
     run_directory.read(run.path)
 
@@ -243,7 +243,7 @@ def test_reads_of_another_plan_in_a_run_directory_are_refused(run):
 
 
 def test_replacing_a_run_deletes_what_it_has_read(run):
-    run_directory.save_reads(expected(run.plan), run.path / run_directory.REAL_READS)
+    expected(run.plan).save(run.path / run_directory.REAL_READS)
     other = run.scenario.model_copy(update={"steps": 5})
     plan = building.build(other, other.schedules[0]).plan
     run_directory.write(run.path, other, plan, building.delays(other), force=True)
@@ -251,7 +251,7 @@ def test_replacing_a_run_deletes_what_it_has_read(run):
 
 
 def test_replacing_a_run_deletes_what_one_that_ended_early_has_read(run):
-    run_directory.save_reads(expected(run.plan), run.path / run_directory.PARTIAL_READS)
+    expected(run.plan).save(run.path / run_directory.PARTIAL_READS)
     other = run.scenario.model_copy(update={"steps": 5})
     plan = building.build(other, other.schedules[0]).plan
     run_directory.write(run.path, other, plan, building.delays(other), force=True)
@@ -259,20 +259,22 @@ def test_replacing_a_run_deletes_what_one_that_ended_early_has_read(run):
 
 
 @pytest.mark.parametrize(
-    ("trace", "reads", "other"),
+    ("report", "reads", "other"),
     [
-        (run_directory.REAL, run_directory.REAL_READS, run_directory.PARTIAL_READS),
-        (run_directory.PARTIAL, run_directory.PARTIAL_READS, run_directory.REAL_READS),
+        ("{}", run_directory.REAL_READS, run_directory.PARTIAL_READS),
+        (None, run_directory.PARTIAL_READS, run_directory.REAL_READS),
     ],
 )
-def test_a_new_trace_does_not_stand_beside_what_an_earlier_run_has_read(run, trace, reads, other):
+def test_a_new_trace_does_not_stand_beside_what_an_earlier_run_has_read(run, report, reads, other):
     for name in (reads, other):
-        run_directory.save_reads(expected(run.plan), run.path / name)
-    run_directory.save_trace(trace_of(plan_of(STORED), [(0.0, 0.0, 0.0)] * 2), run.path / trace)
+        expected(run.plan).save(run.path / name)
+    measured = trace_of(plan_of(STORED), [(0.0, 0.0, 0.0)] * 2)
+    run_directory.save_measured(run.path, measured, report=report)
     assert not (run.path / reads).exists()
     assert (run.path / other).exists()
 
 
 def test_reads_that_cannot_be_written_fail_the_run(run):
-    with pytest.raises(RunError, match=r"nowhere/real-reads\.npz: cannot be written: No such file or"):
-        run_directory.save_reads(expected(run.plan), run.path / "nowhere" / run_directory.REAL_READS)
+    trace = trace_of(plan_of(STORED), [(0.0, 0.0, 0.0)] * 2)
+    with pytest.raises(RunError, match=r"nowhere/partial-reads\.npz: cannot be written: No such file or"):
+        run_directory.save_measured(run.path / "nowhere", trace, report=None, reads=expected(run.plan))

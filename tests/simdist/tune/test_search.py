@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from commandline import edited
 
+from simdist.cost import compute_s
 from simdist.errors import ScenarioError
 from simdist.scenario import loads
 from simdist.schedules import LocalSGD, Sync
@@ -188,6 +189,19 @@ def test_a_persistent_straggler_is_a_reason_to_stay():
     assert tuned.verdict.sentence == "stay with sync"
     (reason,) = (each for each in tuned.verdict.reasons if "straggler" in each)
     assert reason.startswith("a persistent straggler, rank 5: 100% of the waiting is for it, in 100% of the steps")
+
+
+def test_steps_of_several_micro_batches_are_compared_per_micro_batch():
+    """A step of k passes has k times their computing, and exchanges and updates once."""
+    quiet = small((f"disturbances:\n  - {TRANSIENT}\n", ""))
+    tuned = tune(quiet, TuneOptions(Constraints(1), Extras(only=("sync",), micro_batches=(1, 4)), **FEW))
+    (four, one) = tuned.finalists
+    assert (one.schedule.name, one.micro_batches) == ("sync", 1)
+    assert (four.schedule.name, four.micro_batches) == ("sync-one-bucket-mb4", 4)
+    pass_s = float(compute_s(quiet.workload, quiet.cluster)[0])
+    assert 4 * four.row.step_s == pytest.approx(one.row.step_s + 3 * pass_s)
+    assert four.row.speedup == pytest.approx(one.row.step_s / four.row.step_s)
+    assert 4 * four.row.comm_s == pytest.approx(one.row.comm_s)
 
 
 def test_without_stragglers_and_with_a_fast_network_the_shares_of_a_step_are_the_reason():

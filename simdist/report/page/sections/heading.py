@@ -98,7 +98,8 @@ def _facts(report: RunsReport) -> Iterator[tuple[str, str]]:
 
 def _model(run: RunDirectory) -> str:
     workload = run.scenario.workload
-    return f"{workload.name or 'unnamed'}, batch of {workload.batch_size:,} per rank"
+    times = f"{workload.micro_batches} x " if workload.micro_batches > 1 else ""
+    return f"{workload.name or 'unnamed'}, batch of {times}{workload.batch_size:,} per rank"
 
 
 #: Facts that runs have in common, as a rule.
