@@ -132,6 +132,30 @@ class Resources:
         """How many resources there are."""
         return self.storage_operations + 1 + 4 * self.n_nodes + 2 * self.world_size
 
+    def name(self, index: int) -> str:
+        """Return what a resource is called: its function and its rank, machine or node, such as `nic_out[3]`.
+
+        Raises:
+            IndexError: There is no such resource.
+        """
+        left = index if 0 <= index < self.n_resources else -1
+        for name, n_alike in self._kinds():
+            if 0 <= left < (n_alike or 1):
+                return name if n_alike is None else f"{name}[{left}]"
+            left -= n_alike or 1
+        raise IndexError(f"resource {index} of {self.n_resources}")
+
+    def _kinds(self) -> tuple[tuple[str, int | None], ...]:
+        """Return names and numbers of resources in order; None for those of which there is one."""
+        of_ranks, of_machines, of_nodes = self.world_size, self.n_machines, self.n_nodes
+        return (
+            *(("fabric_out", of_ranks), ("fabric_in", of_ranks), ("nic_out", of_machines), ("nic_in", of_machines)),
+            *(("bridge_up", of_nodes), ("bridge_down", of_nodes), ("switch", None), ("storage_server", None)),
+            *(("storage_client", of_nodes), ("storage_operations", None)),
+            *(("disk_read", of_nodes), ("disk_write", of_nodes), ("memory", of_nodes), ("cores", of_nodes)),
+            *(("readers", of_ranks), ("decoders", of_ranks)),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Stage:
