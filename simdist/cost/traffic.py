@@ -1,0 +1,75 @@
+"""Traffic of one seed: what links do besides carrying the plan's transfers.
+
+Time counts in seconds from the start of the run. A *share* is what is left of the capacity of a link: 1 undisturbed,
+0.5 half the rate, 0 an outage, in which nothing passes; what was in flight goes on where it stopped. Latencies stay as
+they are. A share that is the same for the whole run is no traffic: it is part of `Costs.capacity_Bps`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from simdist.cost.costs import Stage
+
+
+@dataclass(frozen=True, slots=True)
+class LinkShares:
+    """How much of links is left over time.
+
+    Of a resource that several of them name, the product of their shares is left.
+
+    Args:
+        resources: Indices of the resources; all have the same share at the same time.
+        shares: Begins anew with every call; yields from when, seconds, and the share from then on: the first at 0.0,
+            ascending, endless or not.
+    """
+
+    resources: tuple[int, ...]
+    shares: Callable[[], Iterator[tuple[float, float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Flight:
+    """One flow of another job: so many bytes, or an endless one that shares until it is over. One of both is None.
+
+    Args:
+        begin_s: When it begins.
+        nbytes: Bytes that it puts on every resource.
+        end_s: When it is over; later than `begin_s`, inf if never.
+    """
+
+    begin_s: float
+    nbytes: float | None = None
+    end_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Background:
+    """Flows of another job, one after the other: one that finds the one before under way begins when that has ended.
+
+    Args:
+        stage: The resources, with one byte on each and without latency.
+        flights: Begins anew with every call; yields the flows in the order of their beginnings, endless or not.
+    """
+
+    stage: Stage
+    flights: Callable[[], Iterator[Flight]]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """All that links do in a run.
+
+    Args:
+        shares: Of links whose share changes.
+        background: Flows of other jobs; each shares fairly with the plan's transfers and the others.
+    """
+
+    shares: tuple[LinkShares, ...] = ()
+    background: tuple[Background, ...] = ()
+
+    @property
+    def resources(self) -> frozenset[int]:
+        """Resources that are disturbed."""
+        changing = (resource for each in self.shares for resource in each.resources)
+        others = (int(resource) for each in self.background for resource in each.stage.resources)
+        return frozenset((*changing, *others))
