@@ -1,6 +1,7 @@
 """Fluid networks in fractions: slow, plain and exact, with nothing kept from one event to the next."""
 
 from fractions import Fraction
+from math import inf
 
 
 def exact_rates(flying, capacity_Bps):
@@ -23,18 +24,29 @@ def exact_rates(flying, capacity_Bps):
     return [rates[number] for number in range(len(flying))]
 
 
-def exact_end_s(starts, capacity_Bps):
-    """Return when transfers end, in fractions, with all rates recomputed at every event."""
+def exact_end_s(starts, capacity_Bps, changes=(), background=()):
+    """
+    Return when transfers end, in fractions, with all rates recomputed at every event.
+
+    changes: (from when, resource, bytes per second). background: (from when, until when, stage) of endless flows.
+    """
+    capacity_Bps = [Fraction(each) if each < inf else each for each in map(float, capacity_Bps)]
     todo = {
         number: [step for stage in transfer.stages for step in ((stage.latency_s, None), (None, stage))]
         for number, (_, transfer) in enumerate(starts)
     }
     sleeping = {number: Fraction(start_s) for number, (start_s, _) in enumerate(starts)}
     flowing, now_s, end_s = {}, Fraction(0), [None] * len(starts)
+    instants = {Fraction(at_s) for begin_s, until_s, _ in background for at_s in (begin_s, until_s)}
+    instants = sorted(instants | {Fraction(at_s) for at_s, _, _ in changes})
     while sleeping or flowing:
-        rates = exact_rates([stage for stage, _ in flowing.values()], capacity_Bps)
-        due_s = [now_s + left / rate for (_, left), rate in zip(flowing.values(), rates, strict=True)]
-        next_s = min([*sleeping.values(), *due_s])
+        for at_s, resource, Bps in changes:
+            if at_s == now_s:
+                capacity_Bps[resource] = Fraction(Bps)
+        others = [stage for begin_s, until_s, stage in background if begin_s <= now_s < until_s]
+        rates = exact_rates([stage for stage, _ in flowing.values()] + others, capacity_Bps)[: len(flowing)]
+        due_s = [now_s + left / rate for (_, left), rate in zip(flowing.values(), rates, strict=True) if rate]
+        next_s = min([*sleeping.values(), *due_s, *(at_s for at_s in instants if at_s > now_s)])
         flowing = {
             number: (stage, left - rate * (next_s - now_s))
             for (number, (stage, left)), rate in zip(flowing.items(), rates, strict=True)

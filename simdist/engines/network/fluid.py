@@ -12,8 +12,13 @@ A component that somebody leaves may fall apart, so those who stay join again, l
 A few flows are solved again at every event: schedules repeat themselves, the same stages meet in every step, and the
 rates of sets that met before are remembered. Where many flows share, such as the readers of one server, sets hardly
 ever meet again; `incremental` then changes the rates instead of recomputing them.
+
+Capacities may change while transfers fly; nothing passes a resource of capacity 0, and what was in flight goes on where
+it stopped. Flows without an end share like transfers until they are closed.
 """
 
+import math
+import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from heapq import heappush
@@ -38,6 +43,7 @@ _NOBODY = -1
 _REMEMBERED = 4096  # sets of stages
 _NUMBERED = 65536  # stages, before they are renumbered
 _FEW = 16  # flows whose rates are recomputed at every event
+_SLACK_ULPS = 4  # a flow due within so many units in the last place of the time has ended when a capacity changes
 
 
 class Timeline(simpy.Environment):
@@ -63,7 +69,9 @@ class FluidNetwork:
     def __init__(self, timeline: Timeline, capacity_Bps: NDArray[np.float64], *, few: int = _FEW) -> None:
         self._timeline = timeline
         self._few = few
-        self._capacity_Bps = capacity_Bps
+        self._capacity_Bps = np.array(capacity_Bps, dtype=np.float64)
+        self._former_Bps: dict[int, float] = {}  # of resources whose capacities are not what they were at first
+        self._changing: dict[int, float] = {}  # capacities from this moment on
         self._components: dict[int, _Component] = {}
         self._component_on = [_NOBODY] * len(capacity_Bps)
         self._n_components = 0
@@ -83,6 +91,46 @@ class FluidNetwork:
     def fly(self, transfer: Transfer, then: Then, *, start_s: float | None = None) -> None:
         """Start a transfer at a time that is not before now, and call a function when its last stage has ended."""
         self._begin(transfer.stages, then, self._timeline.now if start_s is None else start_s)
+
+    def set_capacity_Bps(self, resource: int, capacity_Bps: float) -> None:
+        """Let a resource carry so many bytes per second from now on; who is due now ends before.
+
+        Args:
+            resource: Its index.
+            capacity_Bps: At least 0; nothing passes at 0.
+        """
+        self._few = sys.maxsize
+        self._changing[resource] = capacity_Bps
+        self._settle_soon()
+
+    def open(self, stage: Stage) -> Flow:
+        """Let a flow without an end share resources, in proportion to the bytes of a stage, from now on; return it."""
+        self._few = sys.maxsize
+        flow = Flow(stage, _nothing)
+        flow.left_nbytes = math.inf
+        if flow.most_nbytes:
+            self._joining.append(flow)
+            self._settle_soon()
+        return flow
+
+    def close(self, flow: Flow) -> None:
+        """Let a flow that was opened share no longer."""
+        if not flow.most_nbytes:
+            return
+        if flow not in self._joining:
+            component = self._components[self._component_on[flow.resources[0]]]
+            self._advance(component)
+            self._joining += self._dissolve(component)
+            self._settle_soon()
+        self._joining.remove(flow)
+
+    def _solve_always(self) -> None:
+        """Change no rates incrementally any more."""
+        for component in [each for each in self._components.values() if each.incremental is not None]:
+            self._end_if_due(component)
+            if component.number in self._components:
+                self._advance(component)
+                self._joining += self._dissolve(component)
 
     def _begin(self, stages: tuple[Stage, ...], then: Then, start_s: float) -> None:
         """Begin the first of some stages, if one is left."""
@@ -116,12 +164,30 @@ class FluidNetwork:
             self._timeline.call_at(self._timeline.now, self._settle, priority=LAST)
 
     def _settle(self, _: simpy.Event) -> None:
+        if self._few == sys.maxsize:
+            self._solve_always()
+        for resource, capacity_Bps in self._changing.items():
+            self._change(resource, capacity_Bps)
+        self._changing.clear()
         self._is_settling = False
         changed = self._left | {self._join(flow) for flow in self._joining}
         self._joining.clear()
         self._left.clear()
         for number in sorted(changed & self._components.keys()):
             self._set_rates(self._components[number])
+
+    def _change(self, resource: int, capacity_Bps: float) -> None:
+        """Let a resource carry so many bytes per second; those who are due now, up to rounding, have ended before."""
+        if component := self._components.get(self._component_on[resource]):
+            self._end_if_due(component)
+        component = self._components.get(self._component_on[resource])
+        if component is not None:
+            self._advance(component)
+            self._left.add(component.number)
+        former_Bps = self._former_Bps.setdefault(resource, float(self._capacity_Bps[resource]))
+        if former_Bps == capacity_Bps:
+            del self._former_Bps[resource]
+        self._capacity_Bps[resource] = capacity_Bps
 
     def _join(self, flow: Flow) -> int:
         """Take a flow into the component that it shares resources with, and make one of several; return its number."""
@@ -184,21 +250,31 @@ class FluidNetwork:
             next_end_s = self._timeline.now + self._find_rates(component)
         else:
             next_end_s = component.incremental.settle(self._timeline.now)
+        component.next_end_s = next_end_s
         component.n_plans += 1
-        self._timeline.call_at(next_end_s, partial(self._end, component, component.n_plans))
+        if next_end_s < math.inf:
+            self._timeline.call_at(next_end_s, partial(self._end, component, component.n_plans))
 
     def _find_rates(self, component: "_Component") -> float:
         """Set the rates of a few flows; return in how many seconds the first of them end, and remember which."""
         if len(self._stages) > _NUMBERED:
             self._forget_kinds()
         component.flows.sort(key=lambda flow: self._kind(flow.stage))  # one set to remember, whichever came first
-        rates_Bps = self._remembered(tuple([self._kind(flow.stage) for flow in component.flows]))
-        left_s = np.array([flow.left_nbytes for flow in component.flows]) / rates_Bps
+        kinds = tuple([self._kind(flow.stage) for flow in component.flows])
+        rates_Bps = self._remembered(kinds, self._unlike_before(component) if self._former_Bps else ())
+        left_nbytes = np.array([flow.left_nbytes for flow in component.flows])
+        ends = (rates_Bps > 0) & (left_nbytes < math.inf)
+        left_s = np.divide(left_nbytes, rates_Bps, out=np.full(len(ends), math.inf), where=ends)
         next_s = max(float(left_s.min()), 0.0)
         for flow, rate_Bps in zip(component.flows, rates_Bps.tolist(), strict=True):
             flow.rate_Bps = rate_Bps
         component.is_ending = (left_s <= next_s * (1 + _TOGETHER)).tolist()
         return next_s
+
+    def _unlike_before(self, component: "_Component") -> tuple[tuple[int, float], ...]:
+        """Return the resources of a component that carry less or more than at first, and what they carry."""
+        used = {resource for flow in component.flows for resource in flow.resources} & self._former_Bps.keys()
+        return tuple((resource, float(self._capacity_Bps[resource])) for resource in sorted(used))
 
     def _kind(self, stage: Stage) -> int:
         """Return the number of a stage; stages are kept, so that no other takes its id."""
@@ -213,13 +289,20 @@ class FluidNetwork:
         self._kind_of.clear()
         self._remembered.cache_clear()
 
-    def _fair_rates_Bps(self, kinds: tuple[int, ...]) -> NDArray[np.float64]:
+    def _fair_rates_Bps(self, kinds: tuple[int, ...], _: tuple[tuple[int, float], ...]) -> NDArray[np.float64]:
         return max_min_rates([self._stages[kind] for kind in kinds], self._capacity_Bps)
 
     def _end(self, component: "_Component", plan: int, _: simpy.Event) -> None:
         """End the transfers that are due, unless the rates have changed since."""
-        if component.n_plans != plan:
-            return
+        if component.n_plans == plan:
+            self._end_due(component)
+
+    def _end_if_due(self, component: "_Component") -> None:
+        """End who is due now, up to rounding."""
+        if component.next_end_s <= self._timeline.now + _SLACK_ULPS * math.ulp(self._timeline.now):
+            self._end_due(component)
+
+    def _end_due(self, component: "_Component") -> None:
         self._advance(component)
         many = component.incremental
         ended = self._end_few(component) if many is None else self._end_incremental(component, many)
@@ -252,7 +335,7 @@ class _Component:
     A few are kept in `flows`, many in `incremental`.
     """
 
-    __slots__ = ("flows", "incremental", "is_ending", "n_plans", "number", "settled_s")
+    __slots__ = ("flows", "incremental", "is_ending", "n_plans", "next_end_s", "number", "settled_s")
 
     def __init__(self, number: int, settled_s: float) -> None:
         self.number = number
@@ -261,9 +344,14 @@ class _Component:
         self.is_ending: list[bool] = []
         self.incremental: IncrementalMaxMin | None = None
         self.n_plans = 0
+        self.next_end_s = math.inf
 
     def __len__(self) -> int:
         return len(self.flows) if self.incremental is None else len(self.incremental)
+
+
+def _nothing() -> None:
+    """End as nobody waits for."""
 
 
 def common_start_s(transfers: Sequence[Transfer], capacity_Bps: NDArray[np.float64]) -> NDArray[np.float64]:
