@@ -1,18 +1,20 @@
-"""The reference engine: SimPy processes for the host and every stream of every rank.
+"""The reference engine: one SimPy environment, with a process for the host and for every other stream of every rank.
 
 A stream takes its operations in order. It waits until it is known when the instances end that they come after, then
-computes for its seconds, or meets the other members of its group; the last to arrive starts the transfer. The host is
-one more stream: what it enqueues comes after its last `Wait` or `Delay`.
+computes for its seconds, or meets the other members of its group; the last to arrive starts the transfer, which is a
+process of its own where it shares resources. The host is one more stream: what it enqueues comes after its last `Wait`
+or `Delay`.
 
 When an operation ends is known when it starts, unless its transfer shares resources. A stream therefore need not sleep
-until then: it goes on with a time of its own, ahead of the environment's, and only transfers through the fluid network
-happen when the environment gets there. No rank can be late for them: what is known early is known before its time.
-There are O(1) events per rank and operation.
+until then: its process goes on with a time of its own, ahead of the environment's, and yields an event only to learn a
+time that is not known yet. Such events happen when the time becomes known, which the `Clock` delivers at once; only
+transfers through the fluid network happen when the environment gets there. No rank can be late for them: what is known
+early is known before its time. There are O(1) events per rank and operation.
 """
 
 import gc
 from array import array
-from collections import deque
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost.costs import Costs, Local, Shared, Transfer, Varying
-from simdist.engines.network.fluid import FluidNetwork, Timeline
+from simdist.engines.clock import Clock, Notice, Steps
+from simdist.engines.network.fluid import FluidNetwork
 from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Tick
 from simdist.plan.delays import Delays, check_delays
 from simdist.plan.ops import tick_s
@@ -37,7 +40,6 @@ _COLLECT_AFTER = 500_000  # objects; Python's default is 700
 _LOADS_AT_HAND = 64  # ranks may be so many loads apart before transfers are made again
 _Key: TypeAlias = tuple[int, int]  # an instance, and a rank or a group
 _Row: TypeAlias = "array[float]"  # of an instance, per rank
-_Stream: TypeAlias = Iterator[_Key]
 
 
 def simulate(
@@ -87,7 +89,7 @@ class _Task:
     step: int
     stream: int
     after: tuple[int, ...]
-    seconds: list[float] | None  # per rank: a local operation or an injected delay
+    seconds: Sequence[float]  # per rank: a local operation or an injected delay
     meeting: "_Meeting | None"  # a transfer
     batch: int | None  # number of a load
     period_s: float | None  # of a tick
@@ -96,9 +98,12 @@ class _Task:
 class _Meeting:
     """A collective: who belongs together, and what the last to arrive starts."""
 
-    __slots__ = ("_transfers", "group_of", "members", "seconds")
+    __slots__ = ("_transfers", "group_of", "members", "name", "seconds")
 
-    def __init__(self, cost: Shared | Varying, world_size: int, seconds: float | NDArray[np.float64] | None) -> None:
+    def __init__(
+        self, op: Op, cost: Shared | Varying, world_size: int, seconds: float | NDArray[np.float64] | None
+    ) -> None:
+        self.name = type(op).__name__
         self.members = cost.group.members(world_size)
         self.group_of = [0] * world_size
         for number, ranks in enumerate(self.members):
@@ -115,16 +120,6 @@ class _Meeting:
         return self._transfers(task.batch)[group]
 
 
-class _Arrivals:
-    """Members of a group that wait for the others: how many, and when the latest came."""
-
-    __slots__ = ("latest_s", "n")
-
-    def __init__(self) -> None:
-        self.n = 0
-        self.latest_s = 0.0
-
-
 class _World:
     """The whole simulation."""
 
@@ -135,101 +130,78 @@ class _World:
         delays: Delays,
         progress: Callable[[int], None] | None,
     ) -> None:
-        self._timeline = Timeline()
+        self._clock = Clock()
         self._world_size = plan.world_size
-        self._network = FluidNetwork(self._timeline, costs.capacity_Bps)
+        self._network = FluidNetwork(self._clock, costs.capacity_Bps)
         self._progress = progress
         self._tasks = _tasks(plan, costs, delays)
         self.rows: tuple[list[_Row], ...] = tuple(
             [array("d", [_NAN]) * plan.world_size for _ in range(plan.n_instances)] for _ in range(3)
         )  # arrays, into which the garbage collector need not look
-        self._waiting: dict[_Key, list[_Stream]] = {}
-        self._ready: deque[_Stream] = deque()
-        self._is_going_on = False
-        self._arrivals: dict[_Key, _Arrivals] = {}
+        self._waiting: defaultdict[_Key, Notice] = defaultdict(partial(Notice, self._clock))
+        self._n_running = 0
+        self._arrivals: dict[_Key, tuple[int, float]] = {}  # how many of a group are missing, the latest of the others
 
     def run(self) -> None:
         of_stream = [[task for task in self._tasks if task.stream == stream] for stream in range(len(STREAMS))]
         reporting = next((tasks for tasks in of_stream if tasks and tasks is not of_stream[_HOST]), None)
         for rank in range(self._world_size):
-            for tasks in of_stream:
+            for stream, tasks in zip(STREAMS, of_stream, strict=True):
                 if tasks:  # rank 0 tells of its compute stream, if there is one
                     report = self._progress if rank == 0 and tasks is reporting else None
-                    self._ready.append(self._stream(rank, tasks, report))
-        self._go_on()
-        self._timeline.run()
+                    self._clock.start(f"rank {rank} {stream}", self._stream(rank, tasks, report))
+                    self._n_running += 1
+        while self._n_running:
+            self._clock.step()
 
-    def _go_on(self) -> None:
-        """Let streams go on until each waits for something that is not known yet."""
-        if self._is_going_on:  # a transfer without bytes or latency ends while a stream begins it
-            return
-        self._is_going_on = True
-        ready, waiting = self._ready, self._waiting
-        while ready:
-            stream = ready.popleft()
-            key = next(stream, None)
-            if key is None:
-                continue
-            if key in waiting:
-                waiting[key].append(stream)
-            else:
-                waiting[key] = [stream]
-        self._is_going_on = False
-
-    def _stream(self, rank: int, tasks: list[_Task], report: Callable[[int], None] | None) -> _Stream:
-        """Take tasks in order. `now_s` is when the stream is free; yield the ends that must be known to go on."""
-        waiting, (ready, start, end) = self._waiting, self.rows
+    def _stream(self, rank: int, tasks: list[_Task], report: Callable[[int], None] | None) -> Steps:
+        """Take tasks in order. `now_s` is when the stream is free; yield what must be known to go on."""
+        waiting, happen, (ready, start, end) = self._waiting, self._clock.happen, self.rows
         now_s = 0.0
         for task in tasks:
             index = task.index
             for other in task.after:
                 end_s = end[other][rank]
                 if end_s != end_s:
-                    yield other, rank
+                    yield waiting[other, rank]
                     end_s = end[other][rank]
                 if end_s > now_s:
                     now_s = end_s
             ready[index][rank] = now_s
             if task.meeting is None:
                 start[index][rank] = now_s
-                now_s += self._seconds(task, rank, now_s)
+                now_s += task.seconds[rank] if task.period_s is None else self._until_tick_s(task, rank, now_s)
                 end[index][rank] = now_s
-                if waiting:
-                    self._tell(index, rank)
+                notice = waiting.pop((index, rank), None)
+                if notice is not None:
+                    happen(notice)
             else:
                 self._meet(task, task.meeting, rank, now_s)
                 if end[index][rank] != end[index][rank]:
-                    yield index, rank
+                    yield waiting[index, rank]
                 now_s = end[index][rank]
             if report:
                 report(task.step)
+        self._n_running -= 1
 
-    def _seconds(self, task: _Task, rank: int, now_s: float) -> float:
-        """Return what a local operation takes that starts now."""
-        if task.period_s is not None:
-            written_s = max((self.rows[2][other][rank] for other in task.after), default=0.0)
-            return max(float(tick_s(written_s, task.period_s)) - now_s, 0.0)
-        return task.seconds[rank] if task.seconds else 0.0
-
-    def _tell(self, index: int, rank: int) -> None:
-        """Let those go on who wait for the end of an instance."""
-        streams = self._waiting.pop((index, rank), None)
-        if streams:
-            self._ready.extend(streams)
+    def _until_tick_s(self, task: _Task, rank: int, now_s: float) -> float:
+        """Return how long a tick takes that starts now."""
+        assert task.period_s is not None
+        written_s = max((self.rows[2][other][rank] for other in task.after), default=0.0)
+        return max(float(tick_s(written_s, task.period_s)) - now_s, 0.0)
 
     def _meet(self, task: _Task, meeting: _Meeting, rank: int, now_s: float) -> None:
         """Arrive at a collective; the last one begins it."""
         group = meeting.group_of[rank]
-        n_members = len(meeting.members[group])
-        if n_members == 1:
-            self._begin(task, meeting, group, now_s)
-            return
-        arrivals = self._arrivals.setdefault((task.index, group), _Arrivals())
-        arrivals.n += 1
-        arrivals.latest_s = max(arrivals.latest_s, now_s)
-        if arrivals.n == n_members:
-            del self._arrivals[task.index, group]
-            self._begin(task, meeting, group, arrivals.latest_s)
+        key = task.index, group
+        n_missing, latest_s = self._arrivals.get(key) or (len(meeting.members[group]), now_s)
+        if now_s > latest_s:
+            latest_s = now_s
+        if n_missing > 1:
+            self._arrivals[key] = n_missing - 1, latest_s
+        else:
+            self._arrivals.pop(key, None)
+            self._begin(task, meeting, group, latest_s)
 
     def _begin(self, task: _Task, meeting: _Meeting, group: int, start_s: float) -> None:
         members, row = meeting.members[group], self.rows[1][task.index]
@@ -238,31 +210,41 @@ class _World:
         if meeting.seconds is not None:
             self._end(task, members, start_s + meeting.seconds[group])
         else:
-            self._network.fly(meeting.transfer(task, group), partial(self._end_now, task, members), start_s=start_s)
+            name = f"{meeting.name} of step {task.step}, group {group}"
+            self._clock.start(name, self._fly(task, members, meeting.transfer(task, group), start_s))
+
+    def _fly(self, task: _Task, members: Sequence[int], transfer: Transfer, start_s: float) -> Steps:
+        """Move the bytes of a collective through the network."""
+        over = Notice(self._clock)
+        self._network.fly(transfer, partial(self._land, over), start_s=start_s)
+        yield over
+        self._end(task, members, self._clock.now)
+
+    def _land(self, over: Notice) -> None:
+        self._clock.happen(over)
+        self._clock.go_on()
 
     def _end(self, task: _Task, members: Sequence[int], end_s: float) -> None:
         """End a collective; from now on its end is known."""
-        row = self.rows[2][task.index]
+        waiting, happen, row = self._waiting, self._clock.happen, self.rows[2][task.index]
         for rank in members:
             row[rank] = end_s
-            self._tell(task.index, rank)
-
-    def _end_now(self, task: _Task, members: Sequence[int]) -> None:
-        self._end(task, members, self._timeline.now)
-        self._go_on()
+            notice = waiting.pop((task.index, rank), None)
+            if notice is not None:
+                happen(notice)
 
 
 def _tasks(plan: Plan, costs: Costs, delays: Delays) -> list[_Task]:
-    known: dict[Op, tuple[list[float] | None, _Meeting | None]] = {}
+    known: dict[Op, tuple[list[float], _Meeting | None]] = {}
     for op, cost in costs.of.items():
         match cost:
             case Local():
                 known[op] = np.broadcast_to(cost.seconds, plan.world_size).tolist(), None
             case Shared():
                 seconds = None if op in costs.contested else cost.alone_s
-                known[op] = None, _Meeting(cost, plan.world_size, seconds)
+                known[op] = [], _Meeting(op, cost, plan.world_size, seconds)
             case Varying():
-                known[op] = None, _Meeting(cost, plan.world_size, None)
+                known[op] = [], _Meeting(op, cost, plan.world_size, None)
     numbers = count()  # of loads
     return [
         _task(instance, *known[instance.op], next(numbers) if isinstance(instance.op, Load) else None, delays)
@@ -271,7 +253,7 @@ def _tasks(plan: Plan, costs: Costs, delays: Delays) -> list[_Task]:
 
 
 def _task(
-    instance: Instance, seconds: list[float] | None, meeting: _Meeting | None, batch: int | None, delays: Delays
+    instance: Instance, seconds: list[float], meeting: _Meeting | None, batch: int | None, delays: Delays
 ) -> _Task:
     if isinstance(instance.op, Delay):
         seconds = delays[instance.op.channel][0, instance.step].tolist()
