@@ -11,7 +11,7 @@ happens when transfers meet on a resource is that of `simdist.engines`.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -241,10 +241,24 @@ class Costs:
         resources: Their numbers.
         capacity_Bps: Bytes per second of every resource; inf where unlimited.
         of: The cost of every operation in the plan's bodies.
-        contested: The operations that may find another transfer on a resource they use; the others never do.
+        contested: The operations that may find another transfer on a resource they use, or the resource disturbed;
+            the others never do.
+        shares: What is left throughout of resources that are slower than they should be, above 0 and at most 1;
+            `capacity_Bps` has only that.
+        disturbed: Resources whose share changes, or that other jobs use too, and the cause: see `Traffic.causes`.
     """
 
     resources: Resources
     capacity_Bps: NDArray[np.float64]
     of: Mapping[Op, OpCost]
     contested: frozenset[Op]
+    shares: Mapping[int, float] = field(default_factory=dict)
+    disturbed: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def undisturbed_Bps(self) -> NDArray[np.float64]:
+        """Bytes per second of every resource if nothing slowed it down."""
+        capacity_Bps = self.capacity_Bps.copy()
+        for resource, share in self.shares.items():
+            capacity_Bps[resource] /= share
+        return capacity_Bps

@@ -7,7 +7,7 @@ transfers of its groups over shared resources (`Shared`). How transfers share a 
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from simdist.cost.algorithms import collective_transfer
 from simdist.cost.compute import ComputeCost
-from simdist.cost.costs import Costs, Local, OpCost, Shared, Stage, Transfer, Varying
+from simdist.cost.costs import Costs, Local, OpCost, Resources, Shared, Stage, Transfer, Varying
 from simdist.cost.topology import Call, LinkCost, Topology
 from simdist.errors import PlanError
 from simdist.plan import Buffer, Plan, ops
@@ -30,8 +30,22 @@ _EVERY_RANK = Group(1)
 _SEVERAL = -1
 
 
-def price(plan: Plan, cluster: Cluster, workload: Workload) -> Costs:
+def price(
+    plan: Plan,
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    disturbed: Mapping[int, str] | None = None,
+    shares: Mapping[int, float] | None = None,
+) -> Costs:
     """Return what every operation of `plan` costs.
+
+    Args:
+        plan: A legal plan.
+        cluster: For as many ranks.
+        workload: With as many tensors.
+        disturbed: Resources whose rate changes, or that other jobs use too, and the cause: see `Traffic.causes`.
+        shares: What is left of the rate of resources throughout; 1 of the others. Algorithms are chosen as without.
 
     Raises:
         PlanError: The plan is for another number of ranks or tensors, or asks for what the cluster lacks.
@@ -49,30 +63,48 @@ def price(plan: Plan, cluster: Cluster, workload: Workload) -> Costs:
                 f"plan {plan.name}: buffer {buffer.name!r} holds tensors {buffer.tensors[0]}:{buffer.tensors[1]}; "
                 f"workload {workload.name or 'without a name'} has {n_tensors}; build the plan again for this workload"
             )
-    pricing = _Pricing(plan, cluster, workload)
+    disturbed, shares = disturbed or {}, shares or {}
+    pricing = _Pricing(plan, cluster, workload, disturbed, shares)
     distinct = dict.fromkeys(op for body in plan.bodies for op in body)
     of = {op: pricing.cost(op) for op in distinct}
     shared = {op: cost for op, cost in of.items() if isinstance(cost, Shared)} | pricing.loads_together(of)
-    return Costs(pricing.topology, pricing.capacity_Bps, of, _contested_ops(shared, pricing.topology))
+    contested = _contested_ops(shared, pricing.topology, disturbed)
+    return Costs(pricing.topology, pricing.capacity_Bps, of, contested, shares, disturbed)
+
+
+def resources_of(plan: Plan, cluster: Cluster) -> Resources:
+    """Return the numbers of the resources of a cluster with the servers that a plan needs."""
+    return Resources(cluster.nodes, cluster.gpus_per_node, _n_servers(plan))
 
 
 class _Pricing:
-    def __init__(self, plan: Plan, cluster: Cluster, workload: Workload) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        cluster: Cluster,
+        workload: Workload,
+        disturbed: Mapping[int, str],
+        shares: Mapping[int, float],
+    ) -> None:
         self._plan = plan
         self._cluster = cluster
         self._buffers = {buffer.name: buffer for buffer in plan.buffers}
         self._compute = ComputeCost(workload, cluster)
+        resources = resources_of(plan, cluster)
         self.topology = Topology(
-            cluster.nodes,
-            cluster.gpus_per_node,
-            _n_servers(plan),
+            resources.n_nodes,
+            resources.ranks_per_node,
+            resources.n_servers,
             LinkCost.of(cluster.fabric),
             LinkCost.of(cluster.network, n_parallel=cluster.nics_per_node),
-            switched=cluster.oversubscription > 1,
+            switched=cluster.oversubscription > 1 or resources.switch in disturbed or resources.switch in shares,
             bridged=math.isfinite(cluster.host_bridge_Bps),
             overhead_s=cluster.collective_overhead_s,
         )
-        self.capacity_Bps = self._capacity_Bps()
+        self._undisturbed_Bps = self._capacity_Bps()
+        self.capacity_Bps = self._undisturbed_Bps.copy()
+        for resource, share in shares.items():
+            self.capacity_Bps[resource] *= share
         self._loads = self._load_costs(workload) if plan.dataset else None
 
     def _load_costs(self, workload: Workload) -> "LoadCosts":
@@ -162,7 +194,7 @@ class _Pricing:
     def _collective(self, op: ops.Collective, nbytes: int) -> Shared:
         groups = enumerate(map(np.array, op.group.members(self._plan.world_size)))
         calls = (Call(op, members, nbytes, self.topology, number) for number, members in groups)
-        transfers = (collective_transfer(call, self._cluster.library, self.capacity_Bps) for call in calls)
+        transfers = (collective_transfer(call, self._cluster.library, self._undisturbed_Bps) for call in calls)
         return Shared.of(op.group, transfers, self.capacity_Bps)
 
     def _storage(self, nbytes: int, *, inward: bool) -> Shared:
@@ -190,8 +222,8 @@ def _n_servers(plan: Plan) -> int:
     return max((len(servers.parts) * (plan.world_size // op.group.size) for op, servers in apart), default=0)
 
 
-def _contested_ops(shared: Mapping[ops.Op, Shared], topology: Topology) -> frozenset[ops.Op]:
-    """Return the operations that may ever share a resource, decided before anything runs.
+def _contested_ops(shared: Mapping[ops.Op, Shared], topology: Topology, disturbed: Iterable[int]) -> frozenset[ops.Op]:
+    """Return the operations that may ever share a resource or find it disturbed, decided before anything runs.
 
     A resource belongs to ranks: a fabric port and the threads that read to one; the NIC, the host bridge, the disk, the
     memory and the cores of a node to those of the node; the switch, the NIC of a parameter server and the storage
@@ -204,6 +236,7 @@ def _contested_ops(shared: Mapping[ops.Op, Shared], topology: Topology) -> froze
     used = {op: np.zeros(n_resources, dtype=bool) for op in shared}
     by_stream: defaultdict[ops.Stream, NDArray[np.bool_]] = defaultdict(lambda: np.zeros(n_resources, dtype=bool))
     contested = np.zeros(n_resources, dtype=bool)
+    contested[list(disturbed)] = True
     for op, cost in shared.items():
         owner = _owner(cost, topology)
         for group, transfer in enumerate(cost.transfers):

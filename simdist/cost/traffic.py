@@ -20,11 +20,13 @@ class LinkShares:
     Args:
         resources: Indices of the resources; all have the same share at the same time.
         shares: Begins anew with every call; yields from when, seconds, and the share from then on: the first at 0.0,
-            ascending, endless or not.
+            ascending, endless or not. A share may be the same as the one before.
+        cause: What disturbs them, for messages, such as `disturbances[0] (bursts)`.
     """
 
     resources: tuple[int, ...]
     shares: Callable[[], Iterator[tuple[float, float]]]
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,12 @@ class Background:
     Args:
         stage: The resources, with one byte on each and without latency.
         flights: Begins anew with every call; yields the flows in the order of their beginnings, endless or not.
+        cause: Whose flows they are, for messages, such as `background[0] (periodic)`.
     """
 
     stage: Stage
     flights: Callable[[], Iterator[Flight]]
+    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +72,8 @@ class Traffic:
     background: tuple[Background, ...] = ()
 
     @property
-    def resources(self) -> frozenset[int]:
-        """Resources that are disturbed."""
-        changing = (resource for each in self.shares for resource in each.resources)
-        others = (int(resource) for each in self.background for resource in each.stage.resources)
-        return frozenset((*changing, *others))
+    def causes(self) -> dict[int, str]:
+        """Resources that are disturbed, and by what first."""
+        flows = ((int(resource), each.cause) for each in self.background for resource in each.stage.resources)
+        changes = ((resource, each.cause) for each in self.shares for resource in each.resources)
+        return dict(reversed([*changes, *flows]))

@@ -105,6 +105,7 @@ def _prices(plan: Plan, costs: Costs, n_seeds: int) -> dict[Op, Price]:
                 f"{plans.op_text(op)}: every batch takes its own time; the fast engine is exact only for operations "
                 f"that repeat themselves: use --engine des (or auto)"
             )
+    _refuse_disturbed(costs)
     contention = _Contention(costs, n_seeds)
     prices: dict[Op, Price] = {}
     for op, cost in costs.of.items():
@@ -117,6 +118,19 @@ def _prices(plan: Plan, costs: Costs, n_seeds: int) -> dict[Op, Price]:
             case Shared():
                 prices[op] = GroupMeeting.of(cost.group, plan.world_size, n_seeds, seconds=cost.alone_s)
     return prices
+
+
+def _refuse_disturbed(costs: Costs) -> None:
+    """Refuse operations on links whose rate changes during the run, or that other jobs use."""
+    for op, cost in costs.of.items():
+        for transfer in cost.transfers if isinstance(cost, Shared) and costs.disturbed else ():
+            used = {resource for stage in transfer.stages for resource in stage.resources.tolist()}
+            for resource in sorted(used & costs.disturbed.keys()):
+                raise UnsupportedError(
+                    f"{plans.op_text(op)}: {costs.resources.name(resource)} is disturbed by "
+                    f"{costs.disturbed[resource]}; the fast engine is exact only for links that stay as they are: use "
+                    f"--engine des (or auto)"
+                )
 
 
 class _Contention:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,9 @@ from simdist.scenario.sampling import DelaySampler, sampler
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import InputPath, Job, Schedule
 from simdist.traces.trace import Trace
+
+if TYPE_CHECKING:
+    from simdist.cost.traffic import Traffic
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ def job(scenario: Scenario) -> Job:
         input_path=InputPath(path.source, path.copy_method, path.prefetch, dataset(scenario), policy),
         host_waits_for=scenario.host.waits_for,
         run_ahead_steps=scenario.host.run_ahead_steps,
-        delay_channels=frozenset(disturbance.on for disturbance in scenario.disturbances),
+        delay_channels=frozenset(each.on for each in scenario.delays if each),
         tensor_backward_s=tensor_backward_s(workload, cluster),
     )
 
@@ -90,13 +94,42 @@ def build(scenario: Scenario, schedule: Schedule) -> Built:
     plan = schedule.plan(described)
     check(plan)
     n_proved_ranks = prove(plan, lambda step: schedule.result(step, described))
-    return Built(schedule, plan, price(plan, scenario.cluster, scenario.workload), n_proved_ranks)
+    return Built(schedule, plan, price_of(plan, scenario), n_proved_ranks)
+
+
+def price_of(plan: Plan, scenario: Scenario) -> Costs:
+    """Return what every operation of a plan costs in a scenario, on slow and disturbed links too.
+
+    Raises:
+        PlanError: As of `simdist.cost.price`.
+        ScenarioError: Likewise.
+    """
+    if not scenario.has_links:
+        return price(plan, scenario.cluster, scenario.workload)
+    from simdist.runs.traffic import disturbed_price
+
+    return disturbed_price(plan, scenario)
+
+
+def traffic(scenario: Scenario, costs: Costs, seed: int) -> "Traffic | None":
+    """Return what links do in the run of a seed; None if they stay as they are.
+
+    Args:
+        scenario: The scenario.
+        costs: By `price_of`.
+        seed: Of the run.
+    """
+    if not scenario.has_links:
+        return None
+    from simdist.runs.traffic import link_traffic
+
+    return link_traffic(scenario, costs.resources, seed)
 
 
 def delay_sampler(scenario: Scenario, seeds: Sequence[int]) -> DelaySampler:
     """Return the source of the injected delays of many seeds."""
     return sampler(
-        scenario.disturbances,
+        scenario.delays,
         seeds=seeds,
         world_size=scenario.cluster.world_size,
         ranks_per_node=scenario.cluster.gpus_per_node,

@@ -4,7 +4,7 @@ Every delay is seconds per step and rank, added on one channel: `host` (the CPU 
 pass), `compute` (the GPU is slow) or `io` (loading is slow).
 """
 
-import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias, assert_never, get_args
 
@@ -12,19 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from simdist.arrays import ArrayError, Declared, open_arrays
-from simdist.files import open_regular, read_content
 from simdist.plan.ops import Channel
 from simdist.scenario.cluster import Selection
-from simdist.settings.base import Fault, FromFile, Settings, refuse, shown
+from simdist.scenario.recordings import Form, beside_the_scenario, read_table
+from simdist.settings.base import Fault, Settings, refuse
 from simdist.settings.units import Factor, Fraction, Seconds, Whole
 
-_NAME = "write the name of a .npz or .csv file"
-_CSV = (
-    "write lines of numbers in seconds, one per step, one column per rank, separated by commas; begin a header with #"
+_FORM = Form(
+    array="host",
+    csv="write lines of numbers in seconds, one per step, one column per rank, separated by commas; "
+    "begin a header with #",
+    npz="write seconds, [n_steps, world_size], with numpy.savez(file, seconds)",
+    column="rank",
+    values="delays are seconds, finite and 0 or more",
+    place="step {}, rank {}",
 )
-_NPZ = "write seconds, [n_steps, world_size], with numpy.savez(file, seconds)"
-_DELAYS = "delays are seconds, finite and 0 or more"
 
 
 class _Disturbance(Selection):
@@ -129,10 +131,7 @@ class Recorded(_Disturbance):
     @field_validator("file", mode="before")
     @classmethod
     def _beside_the_scenario(cls, value: Any, info: ValidationInfo) -> Any:
-        if not isinstance(value, str | Path) or Path(value).suffix not in (".npz", ".csv"):
-            raise ValueError(f"{shown(value)} is no recording: {_NAME}")
-        folder = info.context.folder if isinstance(info.context, FromFile) else Path()
-        return (folder / value).absolute()
+        return beside_the_scenario(value, info)
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
@@ -198,84 +197,4 @@ def read_recorded(recorded: Recorded) -> NDArray[np.float64]:
     Raises:
         ValidationError: The file cannot be read, or holds something else than delays.
     """
-    path = recorded.file
-    try:
-        _check_file(path)
-        seconds = _read_npz(path, recorded.on) if path.suffix == ".npz" else _read_csv(read_content(path), path)
-    except OSError as error:
-        refuse("Recorded", [(("file",), f"{path}: cannot be read: {error.strerror or error}")])
-    except ValueError as error:
-        refuse("Recorded", [(("file",), str(error))])
-    return seconds
-
-
-def _check_file(path: Path) -> None:
-    if not path.exists():
-        raise ValueError(f"{path}: there is no such file; the name is relative to the scenario")
-    if not path.is_file():  # to open a pipe would wait for a writer
-        raise ValueError(f"{path}: is {'a directory' if path.is_dir() else 'no regular file'}: {_NAME}")
-    with open_regular(path) as file:
-        is_empty = not file.read(1)
-    if is_empty:
-        raise ValueError(f"{path}: is empty: {_NPZ if path.suffix == '.npz' else _CSV}")
-
-
-def _read_npz(path: Path, channel: Channel) -> NDArray[np.float64]:
-    """Read an .npz file. ValueError tells what is wrong."""
-    name, seconds = None, np.empty((0, 0))
-    try:
-        with open_arrays(path) as file:
-            names = file.names
-            name = names[0] if len(names) == 1 else channel
-            is_right = name in names and _is_right(found := file.declared(name))
-            if is_right:
-                seconds = file.read(name)
-    except OSError:
-        raise
-    except ArrayError as error:
-        raise ValueError(f"{path}: {error}: {_NPZ}") from None
-    except Exception:  # of a dozen kinds: numpy, zipfile and tokenize each have their own for damaged files
-        what = "is no .npz file" if name is None else f"{name} is damaged, or holds Python objects instead of numbers"
-        raise ValueError(f"{path}: {what}: {_NPZ}") from None
-    if name not in names:
-        raise ValueError(f"{path}: holds {', '.join(names) or 'nothing'}: write one array, or one named {channel!r}")
-    if not is_right:
-        raise ValueError(f"{path}: {name} holds {found.dtype} of shape {list(found.shape)}: {_NPZ}")
-    wrong = np.argwhere(~((seconds >= 0) & np.isfinite(seconds)))
-    if len(wrong):
-        step, rank = wrong[0]
-        raise ValueError(f"{path}: {seconds[step, rank]} at step {step}, rank {rank}: {_DELAYS}")
-    return seconds.astype(np.float64)
-
-
-def _is_right(found: Declared) -> bool:
-    is_number = np.issubdtype(found.dtype, np.number) and not np.issubdtype(found.dtype, np.complexfloating)
-    return len(found.shape) == 2 and is_number
-
-
-def _read_csv(content: bytes, path: Path) -> NDArray[np.float64]:
-    """Read a .csv file. ValueError tells what is wrong, and in which line."""
-    try:
-        lines = content.decode("utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise ValueError(f"{path}:{line}: byte {content[error.start]:#04x} is not UTF-8 text: {_CSV}") from None
-    numbered = [(i, line) for i, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#")]
-    if not numbered:
-        raise ValueError(f"{path}: is empty: {_CSV}")
-    rows = [[_seconds(cell, f"{path}:{number}") for cell in line.split(",")] for number, line in numbered]
-    for (number, _), row in zip(numbered, rows, strict=True):
-        if len(row) != len(rows[0]):
-            found = f"{len(row)} column{'s' * (len(row) > 1)}, but {len(rows[0])} in line {numbered[0][0]}"
-            raise ValueError(f"{path}:{number}: {found}: write as many, one per rank")
-    return np.array(rows, dtype=np.float64)
-
-
-def _seconds(cell: str, where: str) -> float:
-    try:
-        seconds = float(cell)
-    except ValueError:
-        raise ValueError(f"{where}: {shown(cell.strip())} is not a number: {_CSV}") from None
-    if not 0 <= seconds < math.inf:
-        raise ValueError(f"{where}: {cell.strip()}: {_DELAYS}")
-    return seconds
+    return read_table(recorded.file, replace(_FORM, array=recorded.on))

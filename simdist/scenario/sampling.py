@@ -39,7 +39,7 @@ _RESAMPLING = 2**64 - 1  # takes the place of a disturbance's index in the key
 
 
 def sampler(
-    disturbances: Sequence[Disturbance],
+    disturbances: Sequence[Disturbance | None],
     *,
     seeds: Sequence[int],
     world_size: int,
@@ -49,7 +49,7 @@ def sampler(
     """Return a sampler of the delays of all `seeds` at once.
 
     Args:
-        disturbances: As in the scenario; their order counts.
+        disturbances: As in the scenario; their places count, also of those left out as None.
         seeds: Each from 0 to 2**64 - 1.
         world_size: Ranks.
         ranks_per_node: Consecutive ranks that share a node.
@@ -62,6 +62,8 @@ def sampler(
     """
     sources = []
     for index, disturbance in enumerate(disturbances):
+        if disturbance is None:
+            continue
         everyone = disturbance.ranks is None and disturbance.nodes is None
         ranks = slice(None) if everyone else disturbance.selected(world_size, ranks_per_node)
         uniforms = _Uniforms([np.array([seed, index], dtype=np.uint64) for seed in seeds], world_size, ranks)

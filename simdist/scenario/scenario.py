@@ -21,6 +21,7 @@ from simdist.scenario import presets, strict_yaml
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import DataSettings
 from simdist.scenario.disturbances import KINDS, Disturbance, Recorded
+from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, Flows, LinkDisturbance
 from simdist.scenario.loading import SettingsT, path_text, read_text, validated
 from simdist.scenario.workload import Workload
 from simdist.schedules import GradientSchedule, Schedule, kinds, kinds_in_module
@@ -101,14 +102,27 @@ def _forget_base(settings: SettingsT, value: object) -> SettingsT:
     return settings
 
 
-def _choose_disturbance(value: object, info: ValidationInfo) -> Disturbance:
-    disturbance: Disturbance = choose(value, KINDS, info)
+def _choose_disturbance(value: object, info: ValidationInfo) -> Disturbance | LinkDisturbance:
+    kind, on = (value.get("kind"), value.get("on")) if isinstance(value, dict) else (None, None)
+    if kind in LINK_KINDS.keys() - KINDS and on != "link":
+        refuse("Disturbance", [(("on",), f"{shown(on or 'host')}: {kind} are of links: write on: link")])
+    disturbance: Disturbance | LinkDisturbance = choose(value, LINK_KINDS if on == "link" else KINDS, info)
     cluster, n_steps = info.data.get("cluster"), info.data.get("steps")
+    if isinstance(disturbance, LinkDisturbance):
+        refuse("Disturbance", disturbance.cluster_faults(cluster) if cluster else [])
+        return disturbance
     if cluster:
         refuse("Disturbance", disturbance.range_faults(cluster.world_size, cluster.gpus_per_node))
     if cluster and n_steps and isinstance(disturbance, Recorded):
         refuse("Recorded", disturbance.shape_faults(n_steps, cluster.world_size))
     return disturbance
+
+
+def _choose_flows(value: object, info: ValidationInfo) -> Flows:
+    flows: Flows = choose(value, FLOW_KINDS, info)
+    if cluster := info.data.get("cluster"):
+        refuse("Flows", flows.cluster_faults(cluster))
+    return flows
 
 
 def _choose_schedule(value: object, info: ValidationInfo) -> Schedule:
@@ -257,7 +271,8 @@ class Scenario(Settings):
         seed: Of all random numbers.
         host: How far the CPU runs ahead.
         input: How a batch reaches the GPU.
-        disturbances: Delays of ranks; they add up.
+        disturbances: Delays of ranks, which add up, and links that misbehave, whose shares multiply.
+        background: Flows of other jobs over the same links.
         schedules: One or more, with distinct labels.
         imported: Facts of the real job that it was imported from.
         doubts: Reasons to doubt its numbers, a sentence each; every command that reads the scenario repeats them.
@@ -271,7 +286,10 @@ class Scenario(Settings):
     seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
     host: Host = Host()
     input: InputSettings = InputSettings()
-    disturbances: tuple[Annotated[Disturbance, BeforeValidator(_choose_disturbance)], ...] = ()
+    disturbances: tuple[Annotated[Disturbance | LinkDisturbance, BeforeValidator(_choose_disturbance)], ...] = ()
+    background: Annotated[
+        tuple[Annotated[Flows, BeforeValidator(_choose_flows)], ...], Field(exclude_if=lambda flows: not flows)
+    ] = ()
     schedules: Annotated[
         tuple[Annotated[SerializeAsAny[Schedule], BeforeValidator(_choose_schedule)], ...],
         Field(min_length=1, examples=["[{kind: sync}]"]),
@@ -304,7 +322,17 @@ class Scenario(Settings):
     @property
     def is_random(self) -> bool:
         """Whether seeds make a difference to what is disturbed."""
-        return any(disturbance.is_random for disturbance in self.disturbances)
+        return any(each.is_random for each in (*self.disturbances, *self.background))
+
+    @property
+    def has_links(self) -> bool:
+        """Whether a link is disturbed, or other jobs use one."""
+        return bool(self.background) or any(isinstance(each, LinkDisturbance) for each in self.disturbances)
+
+    @property
+    def delays(self) -> tuple[Disturbance | None, ...]:
+        """Disturbances that delay ranks, in their places; None in those of links."""
+        return tuple(None if isinstance(each, LinkDisturbance) else each for each in self.disturbances)
 
     # Agreement of two settings is checked with the later one, so that it is checked even if a third is wrong:
     # `info.data` holds those before it that are valid.

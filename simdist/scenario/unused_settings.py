@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import DataSettings, Lognormal
 from simdist.scenario.disturbances import never_delays
+from simdist.scenario.links import LinkDisturbance, never_slows
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import GradientSchedule
 from simdist.schedules.job import Policy, uses_disk, uses_memory
@@ -49,10 +50,21 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
     for i, disturbance in enumerate(scenario.disturbances):
         if disturbance.on == "io" and source != "storage":
             yield f"disturbances[{i}] has no effect: it is on io, and with input.source {source} nothing is loaded"
-        if never_delays(disturbance):
+        if isinstance(disturbance, LinkDisturbance):
+            yield from _unused_link(i, disturbance, scenario)
+        elif never_delays(disturbance):
             yield f"disturbances[{i}] has no effect: it never delays"
     if scenario.seed and not scenario.is_random:
         yield "seed has no effect: nothing is random"
+
+
+def _unused_link(number: int, disturbance: LinkDisturbance, scenario: Scenario) -> Iterator[str]:
+    if never_slows(disturbance):
+        yield f"disturbances[{number}] has no effect: it leaves its links as they are"
+    if disturbance.link == "storage" and scenario.input.source != "storage":
+        yield f"disturbances[{number}] has no effect: with input.source {scenario.input.source} nothing is read"
+    if disturbance.link.startswith("nic") and scenario.cluster.nodes == 1 and scenario.input.source != "storage":
+        yield f"disturbances[{number}] has no effect: one node sends nothing over its NICs"
 
 
 def _unused_data_settings(scenario: Scenario) -> Iterator[str]:

@@ -1,0 +1,105 @@
+"""From the links of a scenario that misbehave to what the engines take: prices, and the traffic of a seed."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from simdist.cost.costs import Costs, Resources, Stage
+from simdist.cost.pricing import price, resources_of
+from simdist.cost.traffic import Background, Flight, LinkShares, Traffic
+from simdist.plan import Plan
+from simdist.scenario import Scenario
+from simdist.scenario.link_sampling import flights, link_shares
+from simdist.scenario.links import Endpoint, Flows, LinkDisturbance, LinkKind, LinkPersistent
+
+
+def disturbed_price(plan: Plan, scenario: Scenario) -> Costs:
+    """Return what every operation of a plan costs on links that are slow, or disturbed during the run."""
+    resources = resources_of(plan, scenario.cluster)
+    shares: defaultdict[int, float] = defaultdict(lambda: 1.0)
+    for _, disturbance in _disturbances(scenario):
+        if isinstance(disturbance, LinkPersistent) and disturbance.is_whole_run and disturbance.share < 1:
+            for place in disturbance.places(scenario.cluster.nodes):
+                for resource in _resources(disturbance.link, place, resources):
+                    shares[resource] *= disturbance.share
+    found = link_traffic(scenario, resources, scenario.seed)
+    causes = found.causes if found else {}
+    return price(plan, scenario.cluster, scenario.workload, disturbed=causes, shares=dict(shares))
+
+
+def link_traffic(scenario: Scenario, resources: Resources, seed: int) -> Traffic | None:
+    """Return what the links of a scenario do in the run of a seed; None if none does anything.
+
+    Args:
+        scenario: The scenario.
+        resources: Of the plan, such as `costs.resources`.
+        seed: Of the run.
+    """
+    shares = [
+        LinkShares(
+            tuple(_resources(disturbance.link, place, resources)),
+            partial(link_shares, disturbance, seed=seed, index=index, place=place),
+            f"disturbances[{index}] ({disturbance.kind})",
+        )
+        for index, disturbance in _disturbances(scenario)
+        if not (isinstance(disturbance, LinkPersistent) and disturbance.is_whole_run)
+        for place in disturbance.places(scenario.cluster.nodes)
+    ]
+    background = [
+        Background(stage, partial(_flights, flows, seed, index), f"background[{index}] ({flows.kind})")
+        for index, flows in enumerate(scenario.background)
+        if len((stage := _stage(flows, scenario, resources)).resources)
+        for _ in range(flows.flows)
+    ]
+    return Traffic(tuple(shares), tuple(background)) if shares or background else None
+
+
+def _disturbances(scenario: Scenario) -> Iterator[tuple[int, LinkDisturbance]]:
+    return ((i, each) for i, each in enumerate(scenario.disturbances) if isinstance(each, LinkDisturbance))
+
+
+def _flights(flows: Flows, seed: int, index: int) -> Iterator[Flight]:
+    return (Flight(*flight) for flight in flights(flows, seed=seed, index=index))
+
+
+def _resources(link: LinkKind, node: int, resources: Resources) -> list[int]:
+    """Return the resources that a link of a node is, or the one of the cluster."""
+    number = np.array([node])
+    ranks = node * resources.ranks_per_node + np.arange(resources.ranks_per_node)
+    match link:
+        case "switch":
+            return [resources.switch]
+        case "storage":
+            return [resources.storage_server]
+        case "nic" | "nic_out" | "nic_in":
+            both = {"nic_out": resources.nic_out(number), "nic_in": resources.nic_in(number)}
+        case "fabric" | "fabric_out" | "fabric_in":
+            both = {"fabric_out": resources.fabric_out(ranks), "fabric_in": resources.fabric_in(ranks)}
+    return [resource for name, each in both.items() if name.startswith(link) for resource in each.tolist()]
+
+
+def _stage(flows: Flows, scenario: Scenario, resources: Resources) -> Stage:
+    """Return a byte on each link that a flow passes, unlimited ones left out."""
+    cluster = scenario.cluster
+    ends: tuple[tuple[LinkKind, Endpoint], ...] = (("nic_out", flows.source), ("nic_in", flows.to))
+    nodes = [(link, end) for link, end in ends if end != "storage"]
+    used: list[int] = []
+    if cluster.network.table is not None or math.isfinite(cluster.network.bandwidth_Bps):
+        used += [resource for link, node in nodes for resource in _resources(link, node, resources)]
+        used += [resources.switch] if _is_switched(scenario) else []
+    if cluster.storage and len(nodes) == 1:
+        client = int(resources.storage_client(np.array([nodes[0][1]]))[0])
+        limits = {
+            resources.storage_server: cluster.storage.bandwidth_Bps,
+            client: cluster.storage.client_bandwidth_Bps,
+        }
+        used += [resource for resource, limit_Bps in limits.items() if math.isfinite(limit_Bps)]
+    return Stage(0.0, np.array(used, dtype=np.int64), np.ones(len(used)))
+
+
+def _is_switched(scenario: Scenario) -> bool:
+    disturbed = (disturbance.link == "switch" for _, disturbance in _disturbances(scenario))
+    return scenario.cluster.oversubscription > 1 or any(disturbed)

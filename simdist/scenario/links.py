@@ -1,0 +1,343 @@
+"""Links that misbehave: disturbances `on: link`, and flows of other jobs. `simdist.scenario.link_sampling` draws them.
+
+A *share* is what is left of the rate of a link: 1 undisturbed, 0.5 half of it. What several disturbances leave of one
+link multiplies. Times count from the start of the run; latencies stay as they are.
+"""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+
+from simdist.scenario.cluster import Cluster, Count, Selection
+from simdist.scenario.recordings import Form, beside_the_scenario, read_table
+from simdist.settings.base import Fault, Settings, refuse, shown
+from simdist.settings.units import Fraction, Nbytes, Seconds
+
+LinkKind: TypeAlias = Literal["nic", "nic_out", "nic_in", "fabric", "fabric_out", "fabric_in", "switch", "storage"]
+Floats: TypeAlias = NDArray[np.float64]
+
+_OF_NODES = ("nic", "fabric")
+_FORM = Form(
+    array="shares",
+    csv="write lines of a time in seconds and a share per link, separated by commas; begin a header with #",
+    npz="write times in seconds and shares, [n_times, 1 + n_links], with numpy.savez(file, table)",
+    column="link, after the time",
+    values="times and shares are finite and 0 or more",
+    place="row {}, column {}",
+)
+
+
+def _some(share: float) -> float:
+    if share == 0:
+        hint = "write e.g. 0.5 or 50%, or kind: outages for a link on which nothing passes"
+        raise ValueError(f"a share of 0 leaves nothing for ever: {hint}")
+    return share
+
+
+def _endpoint(value: object) -> object:
+    is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if value != "storage" and not is_number:
+        raise ValueError(f"{shown(value)} is no end of a flow: write the number of a node, or storage")
+    return value
+
+
+Share = Annotated[Fraction, AfterValidator(_some)]
+Length = Annotated[Seconds, Field(gt=0)]
+Endpoint: TypeAlias = Annotated[int | Literal["storage"], BeforeValidator(_endpoint)]
+
+
+class _LinkDisturbance(Selection):
+    on: Literal["link"] = "link"
+    link: LinkKind = Field(examples=["nic"])
+
+    @model_validator(mode="after")
+    def _of_nodes(self) -> Self:
+        if self.ranks is not None:
+            refuse("ranks", [(("ranks",), "'ranks' with on: link: links belong to nodes: write e.g. nodes: [0]")])
+        if self.nodes is not None and not self.is_of_nodes:
+            refuse("nodes", [(("nodes",), f"'nodes' with link: {self.link}: the cluster has one, leave nodes out")])
+        return self
+
+    @property
+    def is_of_nodes(self) -> bool:
+        """Whether every node has such a link."""
+        return self.link.startswith(_OF_NODES)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether seeds make a difference."""
+        return False
+
+    def places(self, n_nodes: int) -> tuple[int, ...]:
+        """Return the nodes whose links are disturbed, ascending; of the switch and the storage server just 0."""
+        if not self.is_of_nodes:
+            return (0,)
+        return tuple(range(n_nodes)) if self.nodes is None else tuple(sorted(set(self.nodes)))
+
+    def cluster_faults(self, cluster: Cluster) -> list[Fault]:
+        """Return what the cluster lacks of the links."""
+        problem = _lacking(self.link, cluster)
+        faults: list[Fault] = [(("link",), problem)] if problem else []
+        return faults + self.range_faults(cluster.world_size, cluster.gpus_per_node)
+
+
+class LinkPersistent(_LinkDisturbance):
+    """Links have a share of their rate, for the whole run or from `begin_s` to `end_s`."""
+
+    kind: Literal["persistent"] = "persistent"
+    share: Share
+    begin_s: Seconds = 0.0
+    end_s: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _ends_later(self) -> Self:
+        _check_end(self.begin_s, self.end_s)
+        return self
+
+    @property
+    def is_whole_run(self) -> bool:
+        """Whether the share is the same for ever: then it is a slower link, and both engines know its times."""
+        return self.begin_s == 0 and self.end_s is None
+
+
+class LinkJitter(_LinkDisturbance):
+    """A share drawn anew every `period_s`, lognormal: min(1, median * exp(sigma * z)) with standard normal z."""
+
+    kind: Literal["jitter"] = "jitter"
+    period_s: Length
+    median: Share
+    sigma: Annotated[float, Field(ge=0, le=10, allow_inf_nan=False, examples=[0.5])]
+
+    @property
+    def is_random(self) -> bool:
+        """Whether seeds make a difference."""
+        return self.sigma > 0
+
+
+class LinkBursts(_LinkDisturbance):
+    """Each link is on or off, a Markov chain per `period_s` that starts stationary; while on, a share is left.
+
+    `enter` and `leave` are the probabilities per period to turn on and off.
+    """
+
+    kind: Literal["bursts"] = "bursts"
+    period_s: Length
+    enter: Fraction
+    leave: Fraction
+    share: Share
+
+    @model_validator(mode="after")
+    def _moves(self) -> Self:
+        if self.enter == self.leave == 0:
+            refuse("Bursts", [(("enter",), "with enter and leave both 0 no state is stationary: write e.g. enter: 1%")])
+        return self
+
+    @property
+    def is_random(self) -> bool:
+        """Whether seeds make a difference."""
+        return True
+
+
+class LinkOutages(_LinkDisturbance):
+    """Nothing passes for a while; what was in flight then goes on where it stopped.
+
+    Either at `at_s` for `lasts_s`, again every `every_s` if that is given; or random, up for `up_s` and down for
+    `down_s` in the mean, both exponential, up or down at the start as in the long run.
+    """
+
+    kind: Literal["outages"] = "outages"
+    at_s: Seconds | None = None
+    lasts_s: Length | None = None
+    every_s: Length | None = None
+    up_s: Length | None = None
+    down_s: Length | None = None
+
+    @model_validator(mode="after")
+    def _either(self) -> Self:
+        is_fixed = self.at_s is not None and self.lasts_s is not None and self.up_s is self.down_s is None
+        is_drawn = self.up_s is not None and self.down_s is not None
+        if not is_fixed and (not is_drawn or {self.at_s, self.lasts_s, self.every_s} != {None}):
+            hint = "write either at and lasts, e.g. at: 3 s, lasts: 2 s, or up and down, e.g. up: 60 s, down: 2 s"
+            refuse("Outages", [(("at",), hint)])
+        if self.every_s is not None and self.lasts_s is not None and self.every_s <= self.lasts_s:
+            refuse("Outages", [(("every",), f"an outage of {self.lasts_s:g} s every {self.every_s:g} s never ends")])
+        return self
+
+    @property
+    def is_random(self) -> bool:
+        """Whether seeds make a difference."""
+        return self.up_s is not None
+
+
+class LinkRecorded(_LinkDisturbance):
+    """Shares over time from a file: a row per change, a time in seconds and the share of every link from then on.
+
+    The links are those of `nodes` in ascending order, or of all nodes. The first time is 0, and times ascend. The last
+    row holds until the end.
+    """
+
+    kind: Literal["recorded"] = "recorded"
+    file: Path
+
+    @field_validator("file", mode="before")
+    @classmethod
+    def _beside_the_scenario(cls, value: Any, info: ValidationInfo) -> Any:
+        return beside_the_scenario(value, info)
+
+    @model_validator(mode="after")
+    def _readable(self) -> Self:
+        self.table()
+        return self
+
+    def table(self) -> Floats:
+        """Return times in seconds and shares, `[n_times, 1 + n_links]`.
+
+        Raises:
+            ValidationError: The file cannot be read, or holds something else.
+        """
+        return read_table(self.file, _FORM, problems=_table_problems)
+
+    def cluster_faults(self, cluster: Cluster) -> list[Fault]:
+        """Return what the cluster lacks of the links, or the recording."""
+        n_links, n_found = len(self.places(cluster.nodes)), self.table().shape[1] - 1
+        faults = super().cluster_faults(cluster)
+        if not faults and n_links != n_found:
+            fault = f"{self.file.name} holds {n_found} links besides the time, the disturbance has {n_links}"
+            return [(("file",), f"{fault}: write a column for each")]
+        return faults
+
+
+class _Flows(Settings):
+    """Flows of another job between two nodes, or a node and storage; each shares fairly with all others."""
+
+    source: Endpoint = Field(alias="from", examples=[0])
+    to: Endpoint = Field(examples=[1])
+    flows: Count = 1
+
+    @property
+    def is_random(self) -> bool:
+        """Whether seeds make a difference."""
+        return False
+
+    def cluster_faults(self, cluster: Cluster) -> list[Fault]:
+        """Return what the cluster lacks for the flows."""
+        faults: list[Fault] = []
+        for key, end in (("from", self.source), ("to", self.to)):
+            if isinstance(end, int) and end >= cluster.nodes:
+                faults.append(((key,), f"{end} is out of range: the cluster has nodes 0 to {cluster.nodes - 1}"))
+            if end == "storage" and cluster.storage is None:
+                faults.append(((key,), "storage: the cluster has none, write cluster.storage or a node"))
+        if self.source == self.to:
+            faults.append((("to",), f"{shown(self.to)} is where the flows come from: they pass no link"))
+        is_limited = "storage" in (self.source, self.to) or not _lacking("nic", cluster)
+        return faults or ([] if is_limited else [(("from",), str(_lacking("nic", cluster)))])
+
+
+class Steady(_Flows):
+    """Flows without end, for the whole run or from `begin_s` to `end_s`."""
+
+    kind: Literal["steady"] = "steady"
+    begin_s: Seconds = 0.0
+    end_s: Seconds | None = None
+
+    @model_validator(mode="after")
+    def _ends_later(self) -> Self:
+        _check_end(self.begin_s, self.end_s)
+        return self
+
+
+class Periodic(_Flows):
+    """Transfers of `nbytes` at `begin_s` and every `every_s` after; one begins when the one before has ended."""
+
+    kind: Literal["periodic"] = "periodic"
+    nbytes: Annotated[Nbytes, Field(ge=1, alias="size")]
+    every_s: Length
+    begin_s: Seconds = 0.0
+
+
+class OnOff(_Flows):
+    """Flows without end while on, for `on_s`, none while off, for `off_s`.
+
+    `exponential`: these are means, on or off at the start as in the long run. `fixed`: on from `begin_s`.
+    """
+
+    kind: Literal["on_off"] = "on_off"
+    on_s: Length
+    off_s: Length
+    lengths: Literal["exponential", "fixed"] = "exponential"
+    begin_s: Seconds = 0.0
+
+    @property
+    def is_random(self) -> bool:
+        """Whether seeds make a difference."""
+        return self.lengths == "exponential"
+
+
+LinkDisturbance: TypeAlias = LinkPersistent | LinkJitter | LinkBursts | LinkOutages | LinkRecorded
+Flows: TypeAlias = Steady | Periodic | OnOff
+#: The classes by the `kind` that scenarios call them.
+LINK_KINDS: dict[str, type[Settings]] = {c.model_fields["kind"].default: c for c in get_args(LinkDisturbance)}
+#: The same of the flows.
+FLOW_KINDS: dict[str, type[Settings]] = {c.model_fields["kind"].default: c for c in get_args(Flows)}
+
+
+def never_slows(disturbance: LinkDisturbance) -> bool:
+    """Tell whether a disturbance leaves its links as they are."""
+    match disturbance:
+        case LinkPersistent():
+            return disturbance.share == 1
+        case LinkJitter():
+            return disturbance.median == 1 and disturbance.sigma == 0
+        case LinkBursts():
+            return disturbance.enter == 0 or disturbance.share == 1
+        case LinkRecorded():
+            return bool((disturbance.table()[:, 1:] == 1).all())
+        case _:
+            return False
+
+
+def _lacking(link: LinkKind, cluster: Cluster) -> str | None:
+    """Say why a cluster has no such link, or none that could be slower."""
+    if link == "storage":
+        if cluster.storage is None:
+            return "storage: the cluster has none, write cluster.storage"
+        return _unlimited(link, "cluster.storage", cluster.storage.bandwidth_Bps)
+    if link == "switch" and cluster.nodes == 1:
+        return "switch: a cluster of one node has none: write cluster.nodes: 2 or more, or another link"
+    if link.startswith("fabric"):
+        is_limited = cluster.fabric.table is not None
+        return None if is_limited else _unlimited(link, "cluster.fabric", cluster.fabric.bandwidth_Bps)
+    is_limited = cluster.network.table is not None
+    return None if is_limited else _unlimited(link, "cluster.network", cluster.network.bandwidth_Bps)
+
+
+def _unlimited(link: LinkKind, where: str, bandwidth_Bps: float) -> str | None:
+    if math.isfinite(bandwidth_Bps):
+        return None
+    return f"{link}: {where} is unlimited, and so is each share of it: write its bandwidth, e.g. 25 Gbit/s"
+
+
+def _check_end(begin_s: float, end_s: float | None) -> None:
+    if end_s is not None and end_s <= begin_s:
+        refuse(
+            "end", [(("end",), f"{end_s:g} s is not after begin, {begin_s:g} s: write a later time, or leave it out")]
+        )
+
+
+def _table_problems(table: Floats) -> Iterator[str]:
+    """Yield what is wrong with times and shares."""
+    times_s, shares = table[:, 0], table[:, 1:]
+    if not shares.shape[1]:
+        yield "holds times only"
+    elif times_s[0] != 0 or (np.diff(times_s) <= 0).any():
+        yield "the times in the first column begin with 0 and ascend"
+    elif (shares > 1).any():
+        row, link = np.argwhere(shares > 1)[0].tolist()
+        yield f"{shares[row, link]:g} at {times_s[row]:g} s: shares are from 0 to 1"
+    elif (shares[-1] == 0).any():
+        yield "a link ends with a share of 0: it never comes back"
