@@ -23,7 +23,19 @@ from real.data.folders import default_folder
 from real.data.inputs import DataOptions, InputReader, open_input
 from real.data.tallies import Tally, gather_tallies, reads_of, salvage_tallies, tally_path, totals
 from real.execution.running import RunReport, check_world, forget, perform
-from real.jobs import AUTOCAST, Build, buffers_of, find_build, program_maker
+from real.jobs import (
+    AUTOCAST,
+    NO_LINKS,
+    Build,
+    PerformLinks,
+    buffers_of,
+    check_links,
+    disturbs_links,
+    find_build,
+    find_links,
+    open_links,
+    program_maker,
+)
 from real.processes.exit_codes import run_command
 from real.processes.launch import Connection, connect, place
 from real.recording.recorder import salvage
@@ -55,6 +67,7 @@ class _RunOptions:
     force: bool
     data: str | None
     cache: Path | None
+    links: str | None
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -93,12 +106,17 @@ def main(args: Sequence[str] | None = None) -> int:
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder on each node's disk for files of the data set.  [default: a temporary one of this user]",
 )
+@click.option(
+    "--links",
+    metavar="MODULE:FUNCTION",
+    help=f"What performs the disturbances of links and other jobs' flows of a scenario; {NO_LINKS} leaves them out.",
+)
 @click.option("--debug", is_flag=True, expose_value=False, help="Show where an error comes from.")
 def _command(**given: Any) -> None:
     options = _RunOptions(**given)
     if math.isnan(options.timeout_s):
         raise ScenarioError("--timeout nan: write seconds")
-    build = find_build(options.program)
+    build, perform_links = find_build(options.program), find_links(options.links)
     here = place(os.environ)
     runs = _runs(options)
     for each in runs:
@@ -113,7 +131,7 @@ def _command(**given: Any) -> None:
     ):
         for each in runs:
             with locked(each.path) if here.rank == 0 else nullcontext():
-                _one(connection, each, build, options)
+                _one(connection, each, build, perform_links, options)
 
 
 def _warn_of_environment(rank: int) -> None:
@@ -136,6 +154,7 @@ def _runs(options: _RunOptions) -> list[RunDirectory]:
         raise ScenarioError(f"{where}: no run is labelled {options.label!r}; there are: {labels}")
     for each in runs:
         _check_not_measured(each, options)
+        check_links(each, options.links)
         if options.data and each.plan.dataset is None:
             raise ScenarioError(
                 f"{each.path}: its plan reads no data set; give its scenario `data`, or leave --data out"
@@ -150,7 +169,13 @@ def _check_not_measured(run: RunDirectory, options: _RunOptions) -> None:
         raise ScenarioError(f"{run.path / run_directory.REAL}: is there already; replace it with --force")
 
 
-def _one(connection: Connection, run: RunDirectory, build: Build | None, options: _RunOptions) -> None:
+def _one(
+    connection: Connection,
+    run: RunDirectory,
+    build: Build | None,
+    perform_links: PerformLinks | None,
+    options: _RunOptions,
+) -> None:
     parts, rank = run.path / PARTS, connection.place.rank
     if rank == 0:
         _check_not_measured(run, options)  # by another start, before this one had the lock
@@ -162,6 +187,7 @@ def _one(connection: Connection, run: RunDirectory, build: Build | None, options
     with ExitStack() as stack:  # left after the others know of a failure, so that no thread waits any longer
         try:
             source = _open_input(stack, connection, run, options)
+            begins = stack.enter_context(open_links(run, perform_links, rank))
             done = perform(
                 connection,
                 run.plan,
@@ -171,10 +197,11 @@ def _one(connection: Connection, run: RunDirectory, build: Build | None, options
                 program_name=options.program if build is None else f"{options.program} {options.precision}",
                 timeout_s=options.timeout_s,
                 parts=parts,
+                begins=begins,
             )
             counted = _count(connection, run, source)
             if done:
-                done = _save(run, *done, counted)
+                done = _save(run, *done, counted, options.links if disturbs_links(run) else None)
             connection.barrier("the trace is written")
         except (PlanError, ScenarioError):
             forget(parts, rank)
@@ -235,9 +262,11 @@ def _agree(connection: Connection, run: RunDirectory, options: _RunOptions) -> N
     connection.agree("program", f"{options.program} {options.precision}{data}")
 
 
-def _save(run: RunDirectory, trace: Trace, report: RunReport, counted: _Counted | None) -> tuple[Trace, RunReport]:
+def _save(
+    run: RunDirectory, trace: Trace, report: RunReport, counted: _Counted | None, links: str | None
+) -> tuple[Trace, RunReport]:
     """Write what a run leaves; return the trace and the whole report."""
-    whole = replace(report, reads=counted.totals) if counted else report
+    whole = replace(report, reads=counted.totals if counted else None, links=links)
     run_directory.save_measured(run.path, trace, report=whole.dumps(), reads=counted.reads if counted else None)
     for name in run_directory.MEASURED:
         for torn in run.path.glob(f".{name}.*.part"):  # of writers that were killed

@@ -3,7 +3,9 @@
 import importlib
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -22,14 +24,22 @@ from real.programs.emulated import EmulatedProgram
 from real.programs.module import ModuleProgram
 from real.programs.optimizers import takes_ratios
 from real.recording.timing import Sleeper
-from simdist.cost import Local, Shared, Varying, price
+from simdist.cost import Local, Resources, Shared, Varying, price
+from simdist.cost.pricing import resources_of
+from simdist.cost.traffic import Traffic
 from simdist.errors import ScenarioError
 from simdist.plan import Plan, ops
 from simdist.plan.group import Group
 from simdist.runs.run_directory import EMULATED, RunDirectory
+from simdist.runs.traffic import link_traffic
 
 AUTOCAST: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+# Takes the traffic of the run, what its numbers of resources mean, and the node that this process is on. Inside the
+# block holds what holds from the beginning; its value is called with the moment when the run begins, by `now_s`.
+PerformLinks = Callable[[Traffic, Resources, int], AbstractContextManager[Callable[[float], None]]]
+
+NO_LINKS = "none"
 _N_WARM_UP = 3
 
 # Takes batch_size, device, dtype and seed, and `lars=True` for a plan with trust ratios, as `real.models.build` does
@@ -50,22 +60,84 @@ def find_build(name: str) -> Build | None:
         return None
     if name in models.names():
         return partial(models.build, name)
-    module_name, colon, function_name = name.partition(":")
-    if not colon:
+    if ":" not in name:
         known = ", ".join((EMULATED, *models.names()))
         raise ScenarioError(f"--program {name}: there is no such program; there are {known}, or MODULE:FUNCTION")
+    build: Build = _imported("--program", name, like="real.models.build")
+    return build
+
+
+def find_links(name: str | None) -> PerformLinks | None:
+    """Return what performs the links of a run.
+
+    Args:
+        name: `MODULE:FUNCTION`, which is imported; None or `none` if nothing does.
+
+    Raises:
+        ScenarioError: There is no such function.
+    """
+    if name in (None, NO_LINKS):
+        return None
+    if ":" not in name:
+        raise ScenarioError(f"--links {name}: write MODULE:FUNCTION, or {NO_LINKS} to leave out what links do")
+    perform: PerformLinks = _imported("--links", name, like="real.jobs.PerformLinks")
+    return perform
+
+
+def check_links(run: RunDirectory, name: str | None) -> None:
+    """Refuse a run whose links do what nobody said how to perform, or to leave out.
+
+    Raises:
+        ScenarioError: It names what they do, and the links.
+    """
+    resources, traffic = _traffic(run)
+    if name is not None or traffic is None:
+        return
+    links: dict[str, list[str]] = {}
+    for each in traffic.shares:
+        links.setdefault(each.cause, []).extend(map(resources.name, each.resources))
+    for other in traffic.background:
+        links[other.cause] = [resources.name(int(resource)) for resource in other.stage.resources]
+    told = "; ".join(f"{cause} on {', '.join(names)}" for cause, names in links.items())
+    raise ScenarioError(
+        f"{run.path}: {told}: nothing here can do that to links: name what can with --links MODULE:FUNCTION, or leave "
+        f"it out with --links {NO_LINKS}"
+    )
+
+
+def disturbs_links(run: RunDirectory) -> bool:
+    """Tell whether links are disturbed in a run, or carry other jobs' flows."""
+    return _traffic(run)[1] is not None
+
+
+def open_links(
+    run: RunDirectory, perform: PerformLinks | None, rank: int
+) -> AbstractContextManager[Callable[[float], None] | None]:
+    """Return what performs the links of a run while it is entered, on the first rank of each node."""
+    node, on_node = divmod(rank, run.scenario.cluster.gpus_per_node)
+    resources, traffic = _traffic(run)
+    if perform is None or traffic is None or on_node:
+        return nullcontext()
+    return perform(traffic, resources, node)
+
+
+def _traffic(run: RunDirectory) -> tuple[Resources, Traffic | None]:
+    resources = resources_of(run.plan, run.scenario.cluster)
+    return resources, link_traffic(run.scenario, resources, run.scenario.seed, with_constant=True)
+
+
+def _imported(option: str, name: str, *, like: str) -> Any:
+    """Return a function that an option names as `MODULE:FUNCTION`."""
+    module_name, _, function_name = name.partition(":")
     try:
         found = vars(importlib.import_module(module_name))[function_name]
     except ImportError as error:
-        raise ScenarioError(f"--program {name}: cannot import {module_name}: {error}") from None
+        raise ScenarioError(f"{option} {name}: cannot import {module_name}: {error}") from None
     except KeyError:
-        raise ScenarioError(f"--program {name}: {module_name} has no {function_name}") from None
+        raise ScenarioError(f"{option} {name}: {module_name} has no {function_name}") from None
     if not callable(found):
-        raise ScenarioError(
-            f"--program {name}: {function_name} is no function; see real.models.build for what it takes"
-        )
-    build: Build = found
-    return build
+        raise ScenarioError(f"{option} {name}: {function_name} is no function; see {like} for what it takes")
+    return found
 
 
 def buffers_of(plan: Plan, build: Build | None, *, with_data: bool) -> set[str]:

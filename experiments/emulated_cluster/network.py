@@ -25,6 +25,7 @@ Settings that make times repeatable, and close to startup + bytes / rate (measur
   with bbr up to 1.07.
 """
 
+import json
 import os
 import re
 import secrets
@@ -48,12 +49,20 @@ from simdist.errors import RunError
 Scheduling = Literal["realtime", "batch"]
 
 _PREFIX = "simdist-emulated-"
+CLUSTER = "SIMDIST_EMULATED_CLUSTER"
+"""Variable that tells ranks which cluster they are on: prefix of its namespaces, and rate of its links."""
+ADDRESS = "10.77.0.{}"
+BACKGROUND_PORT = 7077
+"""Where nodes take flows of other jobs; with `fair`, packets to it share links fairly with all others."""
+
 _MARK = "SIMDIST_LAUNCH"  # variable that tells the processes of one launch from others
 _MAX_NODES = 250  # addresses end in 1 to 250
 _MTU_NBYTES = 9000
 _GSO_NBYTES = 16384
 _BUCKET_NBYTES = 18000  # one packet and its headers; two frames
 _BUCKET_S = 150e-6  # at high rates: what a timer may be late
+_TURN_NBYTES = 20000  # of one queue, then the other's turn: one packet
+_UNLIMITED = "20gbit"
 _QUEUE_NBYTES = 4_000_000  # never full: no packet was dropped, even with four groups of 16 MiB on one link
 _COMMAND_TIMEOUT_S = 30.0
 _KILL_TIMEOUT_S = 10.0
@@ -71,11 +80,13 @@ class Node:
         index: Position in the cluster, from 0.
         name: Of its network namespace.
         address: Of its interface `eth0`.
+        rate_bps: Of its link.
     """
 
     index: int
     name: str
     address: str
+    rate_bps: float
 
     def run(
         self, command: Sequence[str], environ: Mapping[str, str] | None = None, *, output: IO[bytes] | None = None
@@ -89,22 +100,28 @@ class Node:
         """
         return subprocess.Popen(
             ["ip", "netns", "exec", self.name, *command],
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "eth0", **(environ or {})},
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "eth0", CLUSTER: self._about(), **(environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
             start_new_session=True,
         )
 
+    def _about(self) -> str:
+        return json.dumps({"prefix": self.name.removesuffix(f"node{self.index}"), "rate_bps": self.rate_bps})
+
 
 @contextmanager
-def cluster(nodes: int, rate_bps: float, *, servers_bps: Sequence[float] = ()) -> Iterator[list[Node]]:
+def cluster(
+    nodes: int, rate_bps: float, *, servers_bps: Sequence[float] = (), fair: bool = False
+) -> Iterator[list[Node]]:
     """Build a cluster, and remove it at the end with all that runs on it: also after an error, Ctrl-C or SIGTERM.
 
     Args:
         nodes: How many, 1 to 250 with the servers.
         rate_bps: Bits per second of each node's link, out and in; headers count. Measured up to 1 Gbit/s.
         servers_bps: The same of machines that come after the nodes, such as file servers.
+        fair: Whether packets to `BACKGROUND_PORT` have a queue of their own at each link, both served in turn.
 
     Raises:
         RunError: names the command that failed.
@@ -118,7 +135,7 @@ def cluster(nodes: int, rate_bps: float, *, servers_bps: Sequence[float] = ()) -
     unhandled = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
     with _handling(unhandled, _exit):
         try:
-            yield _build(prefix, rates_bps)
+            yield _build(prefix, rates_bps, fair=fair)
         finally:
             with _handling([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], signal.SIG_IGN):
                 _remove(_names(prefix))
@@ -132,6 +149,7 @@ def launch(
     timeout_s: float,
     scheduling: Scheduling = "realtime",
     port: int = 29400,
+    modules: Path | None = None,
 ) -> list[str]:
     """Run `torchrun` on every node, wait for all, and return what each printed; none of their processes stays.
 
@@ -144,6 +162,7 @@ def launch(
             them, nor do their own threads that read and decode. "batch" for ranks that compute, which would keep each
             other from a core for 100 ms; it takes a quiet machine.
         port: Of the rendezvous, on the first node.
+        modules: Folder of modules that the command imports.
 
     Raises:
         RunError: names the nodes that failed or were late, with the end of what they printed.
@@ -151,6 +170,8 @@ def launch(
     token = secrets.token_hex(8)
     environ = {_MARK: token, "OMP_NUM_THREADS": "1"}
     environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # there is no name server here, and torch would warn of it
+    if modules:
+        environ["PYTHONPATH"] = os.pathsep.join([str(modules), *filter(None, [os.environ.get("PYTHONPATH")])])
     mark = f"{_MARK}={token}"
     with ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in nodes]
@@ -204,32 +225,53 @@ def clean(owner: int | None = None) -> list[str]:
     return left
 
 
-def _build(prefix: str, rates_bps: Sequence[float]) -> list[Node]:
+def _build(prefix: str, rates_bps: Sequence[float], *, fair: bool) -> list[Node]:
     switch = f"{prefix}switch"
-    nodes = [Node(index, f"{prefix}node{index}", f"10.77.0.{index + 1}") for index in range(len(rates_bps))]
+    nodes = [
+        Node(index, f"{prefix}node{index}", ADDRESS.format(index + 1), rate_bps)
+        for index, rate_bps in enumerate(rates_bps)
+    ]
     _do(f"ip netns add {switch}")
     _do(f"ip -n {switch} link add bridge type bridge")
     _do(f"ip -n {switch} link set bridge up")
-    for node, rate_bps in zip(nodes, rates_bps, strict=True):
+    for node in nodes:
         _do(f"ip netns add {node.name}")
-        _connect(node, switch, rate_bps)
+        _connect(node, switch, fair=fair)
     return nodes
 
 
-def _connect(node: Node, switch: str, rate_bps: float) -> None:
+def bucket(rate_bps: float, most_bps: float) -> str:
+    """Return the settings of a token bucket that now has a rate, of at most `most_bps`."""
+    bucket_nbytes = max(_BUCKET_NBYTES, round(most_bps / 8 * _BUCKET_S))
+    return f"rate {rate_bps:.0f}bit burst {bucket_nbytes} limit {_QUEUE_NBYTES}"
+
+
+def _connect(node: Node, switch: str, *, fair: bool) -> None:
     port = f"port{node.index}"
-    bucket_nbytes = max(_BUCKET_NBYTES, round(rate_bps / 8 * _BUCKET_S))
     _do(f"ip -n {switch} link add {port} type veth peer name eth0 netns {node.name}")
     _do(f"ip -n {switch} link set {port} master bridge")
     for namespace, interface in ((switch, port), (node.name, "eth0")):
         _do(f"ip -n {namespace} link set {interface} mtu {_MTU_NBYTES} gso_max_size {_GSO_NBYTES} up")
-        bucket = f"rate {rate_bps:.0f}bit burst {bucket_nbytes} limit {_QUEUE_NBYTES}"
-        _do(f"tc -n {namespace} qdisc add dev {interface} root tbf {bucket}")
+        limits = bucket(node.rate_bps, node.rate_bps)
+        _do(f"tc -n {namespace} qdisc add dev {interface} root handle 1: tbf {limits}")
+        if fair:
+            _add_queues(f"tc -n {namespace}", interface)
     _do(f"ip -n {node.name} link set lo up")
     _do(f"ip -n {node.name} address add {node.address}/24 dev eth0")
     if "cubic" in Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split():
         # By route, as a namespace may not choose what the host does not allow to all users.
         _do(f"ip -n {node.name} route change 10.77.0.0/24 dev eth0 src {node.address} congctl cubic")
+
+
+def _add_queues(tc: str, interface: str) -> None:
+    """Give packets to `BACKGROUND_PORT` a queue of their own, and serve both in turn."""
+    _do(f"{tc} qdisc add dev {interface} parent 1: handle 2: htb default 1")
+    for number in (1, 2):
+        rate = f"rate {_UNLIMITED} burst {_TURN_NBYTES}0 quantum {_TURN_NBYTES}"
+        _do(f"{tc} class add dev {interface} parent 2: classid 2:{number} htb {rate}")
+        _do(f"{tc} qdisc add dev {interface} parent 2:{number} bfifo limit {_QUEUE_NBYTES}")
+    match = f"u32 match ip dport {BACKGROUND_PORT} 0xffff flowid 2:2"
+    _do(f"{tc} filter add dev {interface} parent 2: protocol ip {match}")
 
 
 def _remove(namespaces: Sequence[str]) -> None:

@@ -8,6 +8,7 @@
     python experiments/emulated_cluster/run.py --tiny     a few steps of everything on fewer ranks, to see that it works
     ... --study communication                             instead of averages and stragglers: rings, a torus, parameter
                                                           servers and top-k (5 minutes)
+    ... --study links                                     links that misbehave, and flows of another job (10 minutes)
     ... --study storage                                   real files from a real NFS server, read, decoded and kept as
                                                           each policy says (10 minutes)
 
@@ -39,13 +40,13 @@ STORAGE = "storage"
 
 
 @contextmanager
-def emulated(shape: Shape) -> Iterator[list[network.Node]]:
+def emulated(shape: Shape, *, fair: bool) -> Iterator[list[network.Node]]:
     """Give the nodes of a shape."""
-    with network.cluster(shape.nodes, rate_bps=study.rate_bps(shape)) as nodes:
+    with network.cluster(shape.nodes, rate_bps=study.rate_bps(shape), fair=fair) as nodes:
         yield nodes
 
 
-def calibrate(shape: Shape, folder: Path, *, tiny: bool) -> Cluster:
+def calibrate(shape: Shape, folder: Path, *, tiny: bool, fair: bool) -> Cluster:
     """Measure the links of a shape, with collectives only."""
     path = folder / "cluster.yaml"
     budget = ["--budget", "2 s", "--max-size", "4 MB"] if tiny else ["--budget", "60 s", "--max-size", "16 MB"]
@@ -62,7 +63,7 @@ def calibrate(shape: Shape, folder: Path, *, tiny: bool) -> Cluster:
         "256 kB",
         *budget,
     ]
-    with emulated(shape) as nodes:
+    with emulated(shape, fair=fair) as nodes:
         print("\n".join(network.launch(nodes, shape.ranks_per_node, command, timeout_s=TIMEOUT_S)))
     return load_cluster(path)
 
@@ -70,9 +71,16 @@ def calibrate(shape: Shape, folder: Path, *, tiny: bool) -> Cluster:
 def perform(chosen: Study, shape: Shape, cluster: Cluster, folder: Path) -> list[Result]:
     """Predict and perform everything on a shape."""
     folders = study.write_runs(folder / shape.name, cluster, chosen)
-    command = ["-m", "real", *map(str, folders), "--timeout", "60"]
-    with emulated(shape) as nodes:
-        print("\n".join(network.launch(nodes, shape.ranks_per_node, command, timeout_s=TIMEOUT_S)))
+    command = [
+        "-m",
+        "real",
+        *map(str, folders),
+        "--timeout",
+        "60",
+        *(["--links", "links:perform"] if chosen.fair else []),
+    ]
+    with emulated(shape, fair=chosen.fair) as nodes:
+        print("\n".join(network.launch(nodes, shape.ranks_per_node, command, timeout_s=TIMEOUT_S, modules=HERE)))
     return study.compare(folders, cluster, chosen)
 
 
@@ -81,7 +89,7 @@ def run(chosen: Study, *, tiny: bool, write: bool, keep: Path | None = None) -> 
     with tempfile.TemporaryDirectory() if keep is None else nullcontext(keep) as folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
         shapes = chosen.tiny_shapes if tiny else SHAPES
-        calibrated = calibrate(shapes[0], Path(folder), tiny=tiny)
+        calibrated = calibrate(shapes[0], Path(folder), tiny=tiny, fair=chosen.fair)
         results = {}
         for shape in shapes:
             cluster = study.cluster_of(shape, calibrated)

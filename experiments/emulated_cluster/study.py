@@ -1,7 +1,7 @@
 """Studies on the emulated cluster: scenarios, predictions, comparisons, tables."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -29,7 +29,17 @@ RESULTS = HERE / "results"
 MODEL_NBYTES = {"0.5 MB": 500_000, "2 MB": 2_000_000, "8 MB": 8_000_000}
 MATTERS_S = 0.05
 SLEEPS_S = 0.032  # forward, backward and optimize of scenario.yaml
-STRAGGLERS = {"none": False, "4 % late by 100 ms": True}
+NONE, LATE = "none", "4 % late by 100 ms"
+_CARD = {"on": "link", "link": "nic", "nodes": (1,)}
+TROUBLES: dict[str, Mapping[str, object]] = {
+    NONE: {},
+    LATE: {"disturbances": ({"kind": "transient", "on": "host", "probability": 0.04, "delay_s": 0.1},)},
+    "half the rate": {"disturbances": ({"kind": "persistent", **_CARD, "share": 0.5},)},
+    "down for 2 s": {"disturbances": ({"kind": "outages", **_CARD, "at_s": 2.0, "lasts_s": 2.0},)},
+    "jitter": {"disturbances": ({"kind": "jitter", **_CARD, "period_s": 0.2, "median": 0.6, "sigma": 0.5},)},
+    "another job": {"background": ({"kind": "on_off", "source": 0, "to": 1, "on_s": 1.0, "off_s": 1.0},)},
+}
+"""What disturbs a run: changes of its scenario."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,8 @@ class Study:
         name: Of its files and tables.
         file: Scenario with the schedules that are compared.
         models: Sizes of the model, of MODEL_NBYTES.
-        stragglers: Which of STRAGGLERS.
+        troubles: Which of TROUBLES.
+        fair: Whether other jobs' flows share links fairly.
         steps: As many as the scenario says, if None.
         tiny_shapes: The first one is calibrated, where it is only to be seen that all works.
     """
@@ -78,7 +89,8 @@ class Study:
     name: str
     file: str
     models: tuple[str, ...]
-    stragglers: tuple[str, ...]
+    troubles: tuple[str, ...]
+    fair: bool = False
     steps: int | None = None
     tiny_shapes: tuple[Shape, ...] = SHAPES
 
@@ -91,15 +103,16 @@ class Study:
         return replace(self, models=self.models[:1], steps=4)
 
 
-SYNCHRONIZATION = Study("synchronization", "scenario.yaml", tuple(MODEL_NBYTES), tuple(STRAGGLERS))
+SYNCHRONIZATION = Study("synchronization", "scenario.yaml", tuple(MODEL_NBYTES), (NONE, LATE))
 COMMUNICATION = Study(
     "communication",
     "communication.yaml",
     ("2 MB", "8 MB"),
-    ("none",),
+    (NONE,),
     tiny_shapes=(Shape(2, 2, "400 Mbit/s"), Shape(4, 1, "1 Gbit/s")),  # 4 ranks are enough for its schedules
 )
-STUDIES = {study.name: study for study in (SYNCHRONIZATION, COMMUNICATION)}
+LINKS = Study("links", "links.yaml", ("2 MB",), tuple(each for each in TROUBLES if each != LATE), fair=True)
+STUDIES = {study.name: study for study in (SYNCHRONIZATION, COMMUNICATION, LINKS)}
 
 
 @dataclass(frozen=True)
@@ -107,7 +120,7 @@ class Result:
     """One run, measured, and what was predicted before."""
 
     model: str
-    stragglers: str
+    trouble: str
     schedule: str
     steps: int
     predicted_s: float
@@ -126,7 +139,7 @@ class Result:
     @property
     def error_beyond_sleeps(self) -> float | None:
         """Error of what a run takes beyond its sleeps; None where stragglers sleep, too."""
-        if STRAGGLERS[self.stragglers]:
+        if self.trouble == LATE:
             return None
         slept_s = self.steps * SLEEPS_S
         return (self.predicted_s - slept_s) / (self.measured_s - slept_s) - 1
@@ -156,20 +169,20 @@ def cluster_of(shape: Shape, calibrated: Cluster) -> Cluster:
 
 
 def scenarios(cluster: Cluster, study: Study) -> Iterator[tuple[str, str, Scenario]]:
-    """Yield model, stragglers and scenario of every comparison."""
+    """Yield model, trouble and scenario of every comparison."""
     base = load(HERE / study.file)
-    for model, stragglers in product(study.models, study.stragglers):
+    for model, trouble in product(study.models, study.troubles):
         count = MODEL_NBYTES[model] // 4 // len(base.workload.tensors)
         tensors = tuple(tensor.model_copy(update={"count": count}) for tensor in base.workload.tensors)
         yield (
             model,
-            stragglers,
+            trouble,
             base.changed(
-                name=f"{model}, stragglers: {stragglers}",
+                name=f"{model}, trouble: {trouble}",
                 cluster=cluster,
                 workload=base.workload.model_copy(update={"tensors": tensors}),
-                disturbances=base.disturbances if STRAGGLERS[stragglers] else (),
                 steps=study.steps or base.steps,
+                **{"disturbances": (), **TROUBLES[trouble]},
             ),
         )
 
@@ -189,13 +202,13 @@ def write_runs(folder: Path, cluster: Cluster, study: Study) -> list[Path]:
 def compare(folders: Iterable[Path], cluster: Cluster, study: Study) -> list[Result]:
     """Compare what was measured in every run with a simulation on `cluster`."""
     results = []
-    for folder, (model, stragglers, scenario) in zip(folders, scenarios(cluster, study), strict=True):
+    for folder, (model, trouble, scenario) in zip(folders, scenarios(cluster, study), strict=True):
         for schedule in scenario.schedules:
             run = run_directory.read(folder / schedule.name)
             simulated = simulate(run.plan, price(run.plan, cluster, scenario.workload), run.delays)
             measured = run_directory.read_trace(run.path / run_directory.REAL, plan=run.plan)
             compared = validate(measured, simulated, run.delays)
-            results.append(_result(model, stragglers, compared, charged(measured, simulated, run.delays)))
+            results.append(_result(model, trouble, compared, charged(measured, simulated, run.delays)))
     return results
 
 
@@ -214,14 +227,14 @@ def charged(measured: Trace, simulated: Trace, delays: Delays) -> tuple[int, int
     return int(late.sum()), int((late & (measured_s > predicted_s / 2) & (measured_s < 2 * predicted_s)).sum())
 
 
-def _result(model: str, stragglers: str, compared: Validation, charges: tuple[int, int]) -> Result:
+def _result(model: str, trouble: str, compared: Validation, charges: tuple[int, int]) -> Result:
     kinds = {
         f"{kind.op} {kind.group}".strip(): (kind.simulated_s, kind.measured_s, kind.count) for kind in compared.kinds
     }
     difference_s = max((abs(each.difference_s) for each in compared.injections), default=0.0)
     return Result(
         model,
-        stragglers,
+        trouble,
         compared.schedule,
         compared.n_steps,
         compared.simulated_s,
@@ -265,9 +278,9 @@ def summary(shape: Shape, results: list[Result]) -> str:
     worst = max(results, key=lambda result: abs(result.error))
     found = (
         f"{shape.title}: makespan error median {median(errors):.1%}, worst {worst.error:+.1%} ({worst.schedule}, "
-        f"{worst.model}, stragglers: {worst.stragglers}); order: {order(results).counts}"
+        f"{worst.model}, trouble: {worst.trouble}); order: {order(results).counts}"
     )
-    if not any(STRAGGLERS[result.stragglers] for result in results):
+    if not any(result.trouble == LATE for result in results):
         return f"{found}; the fastest is predicted right for {_winners(results)}"
     late, charged = (sum(numbers) for numbers in zip(*(result.charged for result in results), strict=True))
     return (
@@ -291,17 +304,17 @@ def order(results: list[Result]) -> Order:
     scenarios: dict[tuple[str, str], list[StepTime]] = {}
     for each in results:
         time = StepTime(each.schedule, each.predicted_s, each.measured_s)
-        scenarios.setdefault((each.model, each.stragglers), []).append(time)
+        scenarios.setdefault((each.model, each.trouble), []).append(time)
     return ranking.together(map(ranking.order, scenarios.values()))
 
 
 def makespan_table(results: list[Result]) -> Iterator[str]:
     """Yield predicted and measured step time of every run."""
-    yield "| model | stragglers | schedule | predicted, ms per step | measured | error | beyond the sleeps |"
+    yield "| model | trouble | schedule | predicted, ms per step | measured | error | beyond the sleeps |"
     yield "|---|---|---|---|---|---|---|"
     for each in results:
         times = " | ".join(_step_ms(each, which) for which in ("predicted", "measured"))
-        run = f"{each.model} | {each.stragglers} | `{each.schedule}`"
+        run = f"{each.model} | {each.trouble} | `{each.schedule}`"
         yield f"| {run} | {times} | {each.error:+.1%} | {_beyond(each)} |"
 
 
@@ -315,14 +328,12 @@ def _step_ms(result: Result, which: Literal["predicted", "measured"]) -> str:
     return f"{1e3 * seconds / result.steps:.1f}"
 
 
-def front_table(results: dict[Shape, list[Result]], model: str, stragglers: str) -> Iterator[str]:
+def front_table(results: dict[Shape, list[Result]], model: str, trouble: str) -> Iterator[str]:
     """Yield predicted and measured step time of every schedule on every shape, for one model."""
     shapes = [shape.title for shape in results]
     yield "| schedule | " + " | ".join(f"{title}: predicted | measured | error" for title in shapes) + " |"
     yield "|---|" + "---|---|---|" * len(shapes)
-    chosen = [
-        [each for each in rows if (each.model, each.stragglers) == (model, stragglers)] for rows in results.values()
-    ]
+    chosen = [[each for each in rows if (each.model, each.trouble) == (model, trouble)] for rows in results.values()]
     for row in zip(*chosen, strict=True):
         cells = [
             f"{_step_ms(each, 'predicted')} ms | {_step_ms(each, 'measured')} ms | {each.error:+.1%}" for each in row

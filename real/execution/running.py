@@ -53,6 +53,7 @@ class RunReport:
         tracing_share: The same as a share of the makespan.
         reads: Of a run with data: samples and bytes from each level of storage, of all ranks, and how many samples came
             from another one than planned, or were not kept.
+        links: Of a scenario whose links are disturbed: what performed that, or `none`.
     """
 
     run: str
@@ -68,6 +69,7 @@ class RunReport:
     tracing_s: float
     tracing_share: float
     reads: Mapping[str, int] | None = None
+    links: str | None = None
 
     def dumps(self) -> str:
         """Return it as JSON."""
@@ -84,6 +86,7 @@ def perform(
     program_name: str,
     timeout_s: float,
     parts: Path,
+    begins: Callable[[float], None] | None = None,
 ) -> tuple[Trace, RunReport] | None:
     """Perform a plan; all ranks take part, rank 0 gets the trace and the report.
 
@@ -96,6 +99,7 @@ def perform(
         program_name: For the report.
         timeout_s: After which a collective gives up.
         parts: Folder for the times that the ranks of this machine note.
+        begins: Called with the moment when the run begins, by this rank's `now_s`.
 
     Raises:
         RunError: Something failed, here or elsewhere; the times of what was done stay in `parts`.
@@ -127,6 +131,8 @@ def perform(
         world.warm_up(plan, connection.device)
         at_start = compare()
         start_s = common_start_s(at_start)
+    if begins is not None:
+        begins(start_s)
     write_part(parts, RecordedPart(place.rank, plan.digest(), start_s))
     running.start_clock(start_s)
     running.run()

@@ -30,13 +30,14 @@ def disturbed_price(plan: Plan, scenario: Scenario) -> Costs:
     return price(plan, scenario.cluster, scenario.workload, disturbed=causes, shares=dict(shares))
 
 
-def link_traffic(scenario: Scenario, resources: Resources, seed: int) -> Traffic | None:
+def link_traffic(scenario: Scenario, resources: Resources, seed: int, *, with_constant: bool = False) -> Traffic | None:
     """Return what the links of a scenario do in the run of a seed; None if none does anything.
 
     Args:
         scenario: The scenario.
         resources: Of the plan, such as `costs.resources`.
         seed: Of the run.
+        with_constant: Whether shares that are the same for the whole run, which prices have, are in it, too.
     """
     shares = [
         LinkShares(
@@ -45,7 +46,7 @@ def link_traffic(scenario: Scenario, resources: Resources, seed: int) -> Traffic
             f"disturbances[{index}] ({disturbance.kind})",
         )
         for index, disturbance in _disturbances(scenario)
-        if not (isinstance(disturbance, LinkPersistent) and disturbance.is_whole_run)
+        if with_constant or not (isinstance(disturbance, LinkPersistent) and disturbance.is_whole_run)
         for place in disturbance.places(scenario.cluster.nodes)
     ]
     background = [

@@ -39,11 +39,11 @@ def recorded_on_all(chosen):
 @each_shape
 def test_simulator_still_predicts_what_was_recorded(shape, chosen):
     results = iter(recorded(shape, chosen))
-    for model, stragglers, scenario in study.scenarios(study.recorded_cluster(chosen, shape), chosen):
+    for model, trouble, scenario in study.scenarios(study.recorded_cluster(chosen, shape), chosen):
         for schedule in scenario.schedules:
             built = build(scenario, schedule)
             result = next(results)
-            assert (result.model, result.stragglers, result.schedule) == (model, stragglers, schedule.name)
+            assert (result.model, result.trouble, result.schedule) == (model, trouble, schedule.name)
             predicted_s = simulate(built.plan, built.costs, delays(scenario)).makespan_s
             assert result.predicted_s == pytest.approx(predicted_s, rel=1e-9)
     assert next(results, None) is None

@@ -115,7 +115,7 @@ def builder():
         assert process.stdout
         name = process.stdout.readline().strip()
         deadline_s = time.monotonic() + TIMEOUT_S
-        while len(pids := pids_of(network.Node(0, name, ""))) < 2 and time.monotonic() < deadline_s:
+        while len(pids := pids_of(network.Node(0, name, "", 1e9))) < 2 and time.monotonic() < deadline_s:
             time.sleep(0.02)
         yield process, [int(pid) for pid in pids]
     finally:
@@ -159,7 +159,7 @@ def test_everything_is_removed_after_an_error(error):
 
 
 def test_half_a_cluster_is_removed(monkeypatch):
-    def fail(node, switch, rate_bps):
+    def fail(node, switch, *, fair):
         raise RunError("no more links")
 
     monkeypatch.setattr(network, "_connect", fail)

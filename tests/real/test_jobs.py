@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from real import models
-from real.jobs import find_build
+from real.jobs import find_build, find_links
 from simdist.errors import ScenarioError
 
 
@@ -42,3 +42,20 @@ WRONG = {
 def test_what_is_no_program_is_refused(name, message):
     with pytest.raises(ScenarioError, match=f"--program {name}: {message}"):
         find_build(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    {
+        "quietly": "write MODULE:FUNCTION, or none to leave out what links do",
+        "no_such_module:perform": "cannot import no_such_module: No module named",
+        "math:pi": "pi is no function; see real.jobs.PerformLinks for what it takes",
+    }.items(),
+)
+def test_what_performs_no_links_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ScenarioError, match=f"--links {name}: {message}"):
+        find_links(name)
+
+
+def test_nothing_performs_links_unless_it_is_named() -> None:
+    assert find_links(None) is find_links("none") is None

@@ -9,8 +9,9 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,8 @@ from real.processes.launch import connect  # noqa: E402
 from real.programs.emulated import EmulatedProgram  # noqa: E402
 from real.recording.clock import common_start_s, compare, drift, to_common_s  # noqa: E402
 from real.recording.timing import now_s  # noqa: E402
+from simdist.cost import Resources  # noqa: E402
+from simdist.cost.traffic import Traffic  # noqa: E402
 from simdist.plan import COLLECTIVES, Delay, Forward, occurrences  # noqa: E402
 from simdist.plan.walk import walk  # noqa: E402
 from simdist.runs import run_directory  # noqa: E402
@@ -75,6 +78,14 @@ schedules:
   - {kind: sync, first_bucket_size: 4 kB, bucket_size: 4 kB}
   - {kind: hierarchical_sgd, levels: {2: 2, 4: world}, intra_node_gradients: false}
 """
+SLOW_LINK = """\
+cluster: {nodes: 3, gpus_per_node: 1, fabric: ideal, network: {latency: 0 s, bandwidth: 1 GB/s}}
+workload: {tensors: [{name: weight, count: 2000}], batch_size: 4, forward: 1 ms}
+steps: 5
+disturbances: [{kind: persistent, on: link, link: nic_out, nodes: [1], share: 50%}]
+background: [{kind: steady, from: 2, to: 0}]
+schedules: [{kind: sync}]
+"""
 STRAGGLER, LATE_STEPS, LATE_S = 2, [3, 7], 0.5  # longer than a busy machine holds up others
 SYNC = ["forward", "wait", "backward", "all_reduce", "optimize"]  # operations of a step of SMALL
 SHOWN = re.compile(r"^real: rank (\d+): error: (.*)$", re.MULTILINE)
@@ -114,6 +125,23 @@ def perform_and_raise(stray: int, *args: object) -> None:
     if int(os.environ["RANK"]) == stray:
         EmulatedProgram.perform = fail
     perform(*args)
+
+
+def perform_links(folder: Path, *args: object) -> None:
+    """What performs the links notes what it was asked for, and when the run began."""
+
+    @contextmanager
+    def note(traffic: Traffic, resources: Resources, node: int) -> Iterator[Callable[[float], None]]:
+        shares = [(resources.name(each.resources[0]), list(each.shares())) for each in traffic.shares]
+        flows = [[resources.name(int(each)) for each in other.stage.resources] for other in traffic.background]
+        begun_s: list[float] = []
+        yield begun_s.append
+        path = folder / f"links-{node}.json"
+        path.write_text(json.dumps([shares, flows, len(begun_s), now_s() > begun_s[0] > 0]), encoding="utf-8")
+
+    sys.modules["noting"] = noting = types.ModuleType("noting")
+    noting.note = note  # type: ignore[attr-defined]
+    perform(*args, "--links", "noting:note")
 
 
 def perform_and_die(where: str, *args: object) -> None:
@@ -363,6 +391,28 @@ def test_another_number_of_processes_is_refused(tmp_path: Path, called, world_si
     code, error = called(write(tmp_path / "run"), world_size=world_size)
     assert code == 1
     assert f"plan sync is for 3 ranks, but {world_size} processes were started: torchrun --nproc-per-node 3" in error
+
+
+def test_links_that_nobody_performs_are_refused_unless_left_out(tmp_path: Path, called) -> None:
+    path = write(tmp_path / "run", SLOW_LINK)
+    code, output = called(path)
+    assert code == 2
+    assert (
+        f"{path}: disturbances[0] (persistent) on nic_out[1]; background[0] (steady) on nic_out[2], nic_in[0]: nothing "
+        "here can do that to links: name what can with --links MODULE:FUNCTION, or leave it out with --links none"
+    ) in output
+    assert {each.code for each in run(perform, 3, path, "--links", "none").values()} == {0}
+    assert json.loads((path / run_directory.REPORT).read_text(encoding="utf-8"))["links"] == "none"
+
+
+def test_links_are_performed_on_every_node_from_the_moment_when_the_run_begins(tmp_path: Path) -> None:
+    path = write(tmp_path / "run", SLOW_LINK)
+    endings = run(perform_links, 3, tmp_path, path)
+    assert {each.code for each in endings.values()} == {0}, endings
+    expected = [[["nic_out[1]", [[0.0, 0.5]]]], [["nic_out[2]", "nic_in[0]"]], 1, True]
+    for node in range(3):
+        assert json.loads((tmp_path / f"links-{node}.json").read_text(encoding="utf-8")) == expected
+    assert json.loads((path / run_directory.REPORT).read_text(encoding="utf-8"))["links"] == "noting:note"
 
 
 def test_wrong_options_are_refused(tmp_path: Path, called) -> None:
