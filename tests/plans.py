@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from simdist.plan import Body, Buffer, Plan, Run, ops
 from simdist.plan.group import Group
 from simdist.schedules import InputPath, Job, kinds
+from simdist.schedules.job import Checkpoint
 
 N_TENSORS = 4
 """Tensors of the model that the plans train: a workload that prices them has as many."""
@@ -228,7 +229,9 @@ def _op(
         case "Wait":
             return ops.Wait(draw(st.sampled_from(written)))
         case "Save":
-            return ops.Save(tuple(draw(st.lists(st.sampled_from(dense), min_size=1, max_size=2, unique=True))))
+            srcs = draw(st.lists(st.sampled_from(dense), min_size=1, max_size=2, unique=True))
+            file = draw(st.sampled_from([None, "batch.0", "batch.1"]))
+            return ops.Save(tuple(srcs), file, draw(st.sampled_from(["storage", "disk"])), group)
         case _:
             raise NotImplementedError(f"{kind.__name__}: a new operation needs a case here")
 
@@ -300,7 +303,15 @@ def jobs(
         input_path=path,
         run_ahead_steps=draw(st.sampled_from([0, 1, 3, None])),
         delay_channels=frozenset(draw(st.sets(st.sampled_from(CHANNELS)))),
+        checkpoint=draw(st.one_of(st.none(), checkpoints(world_size))) if storage else None,
     )
+
+
+def checkpoints(world_size: int) -> st.SearchStrategy[Checkpoint]:
+    """Draw any checkpoint."""
+    whats = st.sampled_from(["parameters", "state", 100_000])
+    to = st.sampled_from(["storage", "disk"])
+    return st.builds(Checkpoint, st.integers(1, 5), whats, to, groups(world_size), st.booleans())
 
 
 @st.composite

@@ -15,7 +15,7 @@ from simdist.plan import (
 )
 from simdist.plan.check import check
 from simdist.plan.group import Group
-from simdist.scenario.cluster import Cluster, Device, DeviceOverride, Link, Storage
+from simdist.scenario.cluster import Cluster, Device, DeviceOverride, Disk, Link, Storage
 from simdist.scenario.workload import Tensor, Workload
 
 WITHOUT_STORAGE = tuple(kind for kind in plans.OP_KINDS if kind not in (Load, Save))
@@ -50,6 +50,7 @@ def clusters(draw, world_size, *, uniform=False):
         device=Device(memory_bandwidth_Bps=3e11, host_bandwidth_Bps=1e10),
         slow_devices=() if uniform else draw(st.lists(slow, max_size=2)),
         storage=Storage(latency_s=1e-3, bandwidth_Bps=1e6, client_bandwidth_Bps=draw(st.sampled_from([3e5, 1e9]))),
+        disk=Disk(read_Bps=1e6, write_Bps=5e5),
     )
 
 

@@ -154,7 +154,10 @@ class _Pricing:
             case ops.Optimize():
                 return Local(self._compute.optimize([self._buffer(name) for name in op.params]))
             case ops.Copy():
-                return Local(self._compute.copy(op, self._buffer(op.src), self._buffer(op.dst)))
+                seconds = self._compute.copy(op, self._buffer(op.src), self._buffer(op.dst))
+                if op.by == _EVERY_RANK:
+                    return Local(seconds)
+                return Local(np.array([seconds * op.by.is_first(rank) for rank in range(self._plan.world_size)]))
             case ops.Pack():
                 return Local(self._compute.fusion_copy([*map(self._buffer, op.srcs)], self._buffer(op.dst)))
             case ops.Unpack():
@@ -177,12 +180,15 @@ class _Pricing:
             case ops.Load():
                 if self._loads and op.read:
                     return Varying(_EVERY_RANK, self._loads.transfers)
-                return self._storage(self._buffer(op.dst).nbytes, inward=True)
+                latency_s, paths = self._storage(inward=True)
+                return self._shared(latency_s, paths, self._buffer(op.dst).nbytes)
             case ops.StageIn():
                 assert self._loads is not None
                 return Shared.of(op.group, self._loads.staging(op), self.capacity_Bps)
             case ops.Save():
-                return self._storage(sum(self._buffer(name).nbytes for name in op.srcs), inward=False)
+                latency_s, paths = self._disk() if op.to == "disk" else self._storage(inward=False)
+                nbytes = sum(self._buffer(name).nbytes for name in op.srcs)
+                return self._shared(latency_s, paths, nbytes, by=op.by)
             case ops.Delay() | ops.Wait() | ops.Tick():  # ticks: see `simdist.plan.ops`
                 return Local(0.0)
             case _:
@@ -197,7 +203,18 @@ class _Pricing:
         transfers = (collective_transfer(call, self._cluster.library, self._undisturbed_Bps) for call in calls)
         return Shared.of(op.group, transfers, self.capacity_Bps)
 
-    def _storage(self, nbytes: int, *, inward: bool) -> Shared:
+    def _disk(self) -> tuple[float, NDArray[np.int64]]:
+        """Return the latency and, for each rank, the resources of writing to its node's disk."""
+        disk, topology = self._cluster.disk, self.topology
+        if disk is None:
+            raise PlanError(
+                f"plan {self._plan.name} saves to disk; cluster {self._cluster.name} has none: set cluster.disk"
+            )
+        nodes = np.arange(topology.world_size) // topology.ranks_per_node
+        return disk.latency_s, topology.disk_write(nodes)[:, np.newaxis]
+
+    def _storage(self, *, inward: bool) -> tuple[float, NDArray[np.int64]]:
+        """Return the latency and, for each rank, the resources of reading from storage, or of writing to it."""
         storage, topology = self._cluster.storage, self.topology
         if storage is None:
             raise PlanError(
@@ -206,9 +223,14 @@ class _Pricing:
         nodes = np.arange(topology.world_size) // topology.ranks_per_node
         nics = topology.nic_in(nodes) if inward else topology.nic_out(nodes)
         paths = np.stack([nics, np.full_like(nics, topology.storage_server), topology.storage_client(nodes)], axis=1)
+        return storage.latency_s, paths
+
+    def _shared(self, latency_s: float, paths: NDArray[np.int64], nbytes: int, *, by: Group = _EVERY_RANK) -> Shared:
+        """Price a transfer of the first rank of each group over the resources of its path, `[world_size, n]`."""
         limited = np.isfinite(self.capacity_Bps[paths[0]])
         amounts = np.full(int(limited.sum()), float(nbytes))
-        transfers = (Transfer((Stage(storage.latency_s, path[limited], amounts),)) for path in paths)
+        stages = ((Stage(latency_s, path[limited], amounts),) for path in paths)
+        transfers = (Transfer(each if by.is_first(rank) else ()) for rank, each in enumerate(stages))
         return Shared.of(_EVERY_RANK, transfers, self.capacity_Bps)
 
 
@@ -228,22 +250,24 @@ def _contested_ops(shared: Mapping[ops.Op, Shared], topology: Topology, disturbe
     A resource belongs to ranks: a fabric port and the threads that read to one; the NIC, the host bridge, the disk, the
     memory and the cores of a node to those of the node; the switch, the NIC of a parameter server and the storage
     server to all. It is *exclusive* if only one stream uses it and every transfer over it has all its owners as
-    members: the owners' streams run in order, so one transfer ends before the next begins. An operation that uses
-    exclusive resources only takes its time alone, whatever happens elsewhere. Both engines rely on this, so that they
-    agree to the last bit on such plans.
+    members, or only one group ever uses it: streams run in order, so one transfer ends before the next begins. An
+    operation that uses exclusive resources only takes its time alone, whatever happens elsewhere. Both engines rely on
+    this, so that they agree to the last bit on such plans.
     """
     n_resources = topology.n_resources
     used = {op: np.zeros(n_resources, dtype=bool) for op in shared}
     by_stream: defaultdict[ops.Stream, NDArray[np.bool_]] = defaultdict(lambda: np.zeros(n_resources, dtype=bool))
-    contested = np.zeros(n_resources, dtype=bool)
-    contested[list(disturbed)] = True
+    foreign, n_users = np.zeros(n_resources, dtype=bool), np.zeros(n_resources, dtype=np.int64)
     for op, cost in shared.items():
         owner = _owner(cost, topology)
         for group, transfer in enumerate(cost.transfers):
             for stage in transfer.stages:
                 used[op][stage.resources] = True
-                contested[stage.resources[owner[stage.resources] != group]] = True
+                foreign[stage.resources[owner[stage.resources] != group]] = True
+                n_users[stage.resources] += 1
         by_stream[ops.stream_of(op)] |= used[op]
+    contested = foreign & (n_users > 1)
+    contested[list(disturbed)] = True
     contested |= sum(by_stream.values(), start=np.zeros(n_resources, dtype=np.int64)) > 1
     return frozenset(op for op in shared if (used[op] & contested).any())
 

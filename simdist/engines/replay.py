@@ -129,7 +129,7 @@ class _StepEnds:
 def _last_positions(plan: Plan, number: int) -> NDArray[np.bool_]:
     """Tell which operations of a body are the last on their stream, input and output left out."""
     streams = [stream_of(op) for op in plan.bodies[number]]
-    last_of = {stream: position for position, stream in enumerate(streams) if stream != "io"}
+    last_of = {stream: position for position, stream in enumerate(streams) if stream not in ("io", "save")}
     return np.isin(np.arange(len(streams)), list(last_of.values()))
 
 

@@ -29,7 +29,7 @@ def check(plan: Plan) -> None:
         if number not in seen:
             seen.add(number)
             _check_body(plan, number, step, buffers, written)
-    for body, position, problem in _misfits(plan):
+    for body, position, problem in chain(_misfits(plan), _missing_copies(plan)):
         step = next(step for step, number in enumerate(plan.body_of_steps()) if number == body)
         fail_at(plan, step=step, body=body, position=position, problem=problem)
 
@@ -125,6 +125,7 @@ def _op_problems(op: ops.Op, buffers: dict[str, Buffer], world_size: int) -> Ite
         case ops.StageIn():
             yield from _group_problems(op.group, world_size)
         case ops.Copy():
+            yield from _group_problems(op.by, world_size)
             yield from _same_size(buffers[op.src], buffers[op.dst])
         case ops.Pack():
             yield from _fusion_problems([buffers[name] for name in op.srcs], buffers[op.dst])
@@ -164,7 +165,13 @@ def _op_problems(op: ops.Op, buffers: dict[str, Buffer], world_size: int) -> Ite
                 yield "waits for a tick after nothing; name the buffers that were written before"
             if not 0 < op.period_s < math.inf:
                 yield f"ticks every {op.period_s} s; a period is a number of seconds above 0"
-        case ops.Delay() | ops.Wait() | ops.Save():
+        case ops.Save():
+            yield from _group_problems(op.by, world_size)
+            if not op.srcs:
+                yield "saves nothing; name the buffers that the file holds"
+            if op.dst and buffers[op.dst].place != "host":
+                yield f"stands for a file as {op.dst!r} on the device; declare it in host memory"
+        case ops.Delay() | ops.Wait():
             pass
         case _:
             assert_never(op)
@@ -374,6 +381,18 @@ def _misfits(plan: Plan) -> Iterator[tuple[int, int, str]]:
                 for name, count in _implied(op, buffers, counts):
                     if counts.setdefault(name, count) != count:
                         yield number, position, _misfit_text(name, counts[name], count)
+
+
+def _missing_copies(plan: Plan) -> Iterator[tuple[int, int, str]]:
+    """Yield body, position and problem of operations that read a copy which not every rank has."""
+    copies = [op for body in plan.bodies for op in body if isinstance(op, ops.Copy)]
+    of = {op.dst: op.by for op in copies if op.by.size > 1}
+    for number, body in enumerate(plan.bodies):
+        for position, op in enumerate(body):
+            for name in ops.reads(op):
+                saves_it = isinstance(op, ops.Save) and op.by == of.get(name)
+                if name in of and not saves_it and not isinstance(op, ops.Wait):
+                    yield number, position, f"reads {name!r}, which only the first of each {of[name]} has copied"
 
 
 def _implied(op: ops.Op, buffers: dict[str, Buffer], counts: dict[str, int]) -> Iterator[tuple[str, int]]:

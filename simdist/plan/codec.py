@@ -131,7 +131,8 @@ def _unknown(raw: Any) -> Iterator[str]:
             if cls_or_none:
                 place = f"bodies[{number}][{position}]."
                 yield from _extra(op, _fields(cls_or_none) | {"op"}, place)
-                yield from _extra(op.get("group"), _fields(Group), f"{place}group.")
+                for group in ("group", "by"):
+                    yield from _extra(op.get(group), _fields(Group), f"{place}{group}.")
                 yield from _extra(op.get("servers"), _fields(ops.Servers), f"{place}servers.")
 
 

@@ -46,6 +46,14 @@ class Group:
         """Return the ranks of every group, in the order of the groups' first ranks."""
         return list(self._iter_members(world_size))
 
+    def is_first(self, rank: int) -> bool:
+        """Tell whether a rank is the first of its group.
+
+        >>> [rank for rank in range(8) if Group(2, stride=2).is_first(rank)]
+        [0, 1, 4, 5]
+        """
+        return rank // self.stride % self.size == 0
+
     def _iter_members(self, world_size: int) -> Iterator[list[int]]:
         n_blocks, size, stride = self.shape(world_size)
         for block in range(n_blocks):

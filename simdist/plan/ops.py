@@ -4,8 +4,8 @@ The union `Op` is closed. An interpreter matches on the classes and ends in `ass
 operation is a type error wherever it is not handled. Every operation names the buffers it touches; `reads`, `writes`
 and `stream_of` are the only statements of what it depends on and where it runs.
 
-Streams follow CUDA: per rank one *host* walks the body and enqueues; `compute`, `comm` and `io` each run in order,
-concurrently with each other.
+Streams follow CUDA: per rank one *host* walks the body and enqueues; `compute`, `comm`, `io` and `save` each run in
+order, concurrently with each other.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from simdist.plan.group import Group
 
-Stream: TypeAlias = Literal["host", "compute", "comm", "io"]
+Stream: TypeAlias = Literal["host", "compute", "comm", "io", "save"]
 Channel: TypeAlias = Literal["host", "compute", "io"]
 Reduction: TypeAlias = Literal["mean", "sum"]
 Algorithm: TypeAlias = Literal[
@@ -24,10 +24,12 @@ Algorithm: TypeAlias = Literal[
 ]
 SelectMethod: TypeAlias = Literal["exact", "mstopk", "dgc"]
 KernelStream: TypeAlias = Literal["compute", "comm"]
+Destination: TypeAlias = Literal["storage", "disk"]
 
 _TICK_SLACK = 1e-9  # of a period: a time that should fall on a tick may have been rounded to just after it
 
-STREAMS: tuple[Stream, ...] = ("host", "compute", "comm", "io")
+STREAMS: tuple[Stream, ...] = ("host", "compute", "comm", "io", "save")
+ALONE = Group(1)  # every rank for itself
 
 #: A level of storage that samples are read from, the fastest first.
 #:
@@ -73,10 +75,17 @@ class Copy:
     """Copy `src` to `dst`: within the device, or between host and device where the buffers' places differ.
 
     Between floating-point buffers of different types it converts.
+
+    Args:
+        src: Buffer to copy.
+        dst: Its copy.
+        by: The first member of each of these groups does it, the others nothing; only a `Save` by the same may then
+            read the copy.
     """
 
     src: str
     dst: str
+    by: Group = ALONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,9 +287,19 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """Write `srcs` to storage (a checkpoint, io stream)."""
+    """Write `srcs` to a file (a checkpoint, save stream).
+
+    Args:
+        srcs: Buffers.
+        dst: Buffer that stands for the file, so that the host can wait for it; None if nobody does.
+        to: The storage server, or the node's disk.
+        by: The first member of each of these groups does it, the others nothing.
+    """
 
     srcs: tuple[str, ...]
+    dst: str | None = None
+    to: Destination = "storage"
+    by: Group = ALONE
 
 
 Collective: TypeAlias = AllReduce | ReduceScatter | AllGather | Reduce | Broadcast
@@ -309,8 +328,10 @@ Op: TypeAlias = (
 def stream_of(op: Op) -> Stream:
     """Return the stream that executes `op`."""
     match op:
-        case Load() | StageIn() | Save():
+        case Load() | StageIn():
             return "io"
+        case Save():
+            return "save"
         case Copy() | Forward() | Backward() | TrustRatios() | Optimize():
             return "compute"
         case AllReduce() | ReduceScatter() | AllGather() | Reduce() | Broadcast() | Pack() | Unpack() | Tick():
@@ -351,8 +372,10 @@ def reads(op: Op) -> tuple[str, ...]:
 def writes(op: Op) -> tuple[str, ...]:
     """Return the buffers that `op` replaces."""
     match op:
-        case StageIn() | Delay() | Wait() | Save() | Tick():
+        case StageIn() | Delay() | Wait() | Tick():
             return ()
+        case Save():
+            return (op.dst,) if op.dst else ()
         case Load() | Copy() | Pack() | Backward() | TrustRatios() | ReduceScatter() | AllGather() | Densify():
             return (op.dst,)
         case Forward() | Unpack():

@@ -50,6 +50,9 @@ _UNWRITTEN: dict[str, object] = {
     "read": (),
     "keep": (),
     "adds": False,
+    "dst": None,
+    "to": "storage",
+    "by": {"size": 1, "stride": 1},
 }
 ITEM_NBYTES: dict[str, int] = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
 INDEX_NBYTES = 4  # int32 indices of sparse buffers
@@ -353,14 +356,26 @@ def _fold(sequence: NDArray[np.int64]) -> tuple[Run, ...]:
 
 def _best_repeat(rest: NDArray[np.int64], max_period: int = 4096) -> tuple[int, int]:
     best = (1, 1)
-    for period in range(1, min(max_period, len(rest) // 2) + 1):
+    period = 1
+    while period <= min(max_period, len(rest) // 2):
         if rest[0] != rest[period] or (rest[:period] != rest[period : 2 * period]).any():
+            period += 1
             continue  # it is not repeated even once
-        differs = np.flatnonzero(rest[period:] != rest[:-period])
-        equal = int(differs[0]) if len(differs) else len(rest) - period
+        equal = _n_equal(rest[period:], rest[:-period])
         times = 1 + equal // period
-        if times > 1 and period * times > math.prod(best):
+        if period * times > math.prod(best):
             best = (period, times)
         if period * times >= len(rest) - period:
             break
+        period = max(period, equal) + 1  # of two periods that both hold as far as their sum, none goes further
     return best
+
+
+def _n_equal(one: NDArray[np.int64], other: NDArray[np.int64]) -> int:
+    """Return for how long two sequences are equal; what comes long after is not looked at."""
+    end = 1024
+    while (one[:end] == other[:end]).all():
+        if end >= len(one):
+            return len(one)
+        end *= 2
+    return int(np.argmin(one[:end] == other[:end]))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import assert_never
 
 from simdist.plan import ops
+from simdist.plan.group import Group
 from simdist.plan.plan import Body, Buffer, Dataset, Plan, Run
 from simdist.settings.units import format_nbytes, format_seconds
 
@@ -37,7 +38,7 @@ def _arguments(op: ops.Op) -> str:
         case ops.StageIn():
             return f"storage -> disk, {op.group}"
         case ops.Copy():
-            return f"{op.src} -> {op.dst}"
+            return f"{op.src} -> {op.dst}{_by_whom(op.by)}"
         case ops.Pack():
             return f"{', '.join(op.srcs)} -> {op.dst}"
         case ops.Unpack():
@@ -73,7 +74,7 @@ def _arguments(op: ops.Op) -> str:
         case ops.Wait():
             return op.buffer
         case ops.Save():
-            return ", ".join(op.srcs)
+            return f"{', '.join(op.srcs)}{' -> disk' if op.to == 'disk' else ''}{_by_whom(op.by)}"
         case _:
             assert_never(op)
 
@@ -86,6 +87,10 @@ def _levels(op: ops.Load) -> str:
 
 def _by(algorithm: str) -> str:
     return "" if algorithm == "auto" else f", {algorithm}"
+
+
+def _by_whom(group: Group) -> str:
+    return "" if group == ops.ALONE else f", by the first of each {group}"
 
 
 def _divided(divisor: int) -> str:

@@ -18,7 +18,8 @@ place. Unselected values stay with their rank, by the meaning of `Select`. A mer
 that hold it, so each may keep only its share: what divisors make of it must add up to what one of them holds. Thus
 nothing is lost or counted twice. A sparse buffer holds symbols of the dense vector that it stands for, so gathering it
 is summing them.
-Trust ratios scale an update and change no weights; that they are those of the updated tensors is demanded.
+Trust ratios scale an update and change no weights; that they are those of the updated tensors is demanded. So it is of
+a checkpoint that the parameters in it are those that the step leaves behind.
 
 This is the smallest interpreter of the plan, and the living definition of what its operations mean.
 """
@@ -114,6 +115,7 @@ class _Proof:
         self._grads = {op.dst for op in distinct if isinstance(op, ops.Backward)}
         self._asked: tuple[Value | None, bool] = None, False
         self._rated: list[tuple[Value, ...]] = []  # what this step's trust ratios are of
+        self._saved: list[tuple[int, str, Value]] = []  # position of a `Save` of this step, buffer and contents
         self._n_passes = self._n_declared = 0  # forward passes of this step so far, and in all
         self._loads = any(isinstance(op, ops.Load) for op in distinct)
         self._n_slices = math.prod(
@@ -143,14 +145,15 @@ class _Proof:
             key = known
 
     def _step(self, state: State, step: int, body: int, declared: Result) -> State:
-        self._rated = []
+        self._rated, self._saved = [], []
         self._n_passes, self._n_declared = 0, declared.micro_batches
         for position, op in enumerate(self._plan.bodies[body]):
             try:
-                self._execute(op, state)
+                self._execute(op, state, position)
             except _BrokenError as error:
                 fail_at(self._plan, step=step, body=body, position=position, problem=str(error))
         self._compare(state, step, body, declared)
+        self._compare_saved(state, step, body)
         return {name: self._initial(name) if name in self._params else aged(value) for name, value in state.items()}
 
     def _initial(self, name: str) -> Value:
@@ -169,11 +172,13 @@ class _Proof:
         first, last = (self._atom_of_tensor[bound] * self._n_slices for bound in tensors)
         return first, last
 
-    def _execute(self, op: ops.Op, state: State) -> None:
+    def _execute(self, op: ops.Op, state: State, position: int) -> None:
         """Execute one operation on the weights."""
         match op:
-            case ops.StageIn() | ops.Delay() | ops.Wait() | ops.Save() | ops.Tick():
+            case ops.StageIn() | ops.Delay() | ops.Wait() | ops.Tick():
                 pass
+            case ops.Save():
+                self._saved += [(position, name, state[name]) for name in op.srcs]
             case ops.Load():
                 self._demand_used(op.dst, state)
                 state[op.dst] = self._value(op.dst, {Tag("batch"): self._own})
@@ -411,6 +416,15 @@ class _Proof:
             problem = self._difference(name, state[name], weights)
             if problem:
                 fail_at(self._plan, step=step, body=body, position=self._last_writer(name, body), problem=problem)
+
+    def _compare_saved(self, state: State, step: int, body: int) -> None:
+        """Demand of what was saved of parameters that it is what the step leaves behind."""
+        params = {self._buffers[name].tensors: name for name in self._params}
+        for position, name, value in self._saved:
+            param = params.get(self._buffers[name].tensors)
+            if param and value.has("param") and not same(value.weights, state[param].weights):
+                problem = f"{name} is not {param} as the step leaves it; save it after updates and averages"
+                fail_at(self._plan, step=step, body=body, position=position, problem=problem)
 
     def _mean(self, weights: Weights, group: Group) -> Weights:
         view = weights.numerators.reshape(*group.shape(self._plan.world_size), *weights.numerators.shape[1:])

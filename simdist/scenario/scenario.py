@@ -18,6 +18,7 @@ from pydantic import (
 
 from simdist.errors import ScenarioError
 from simdist.scenario import presets, strict_yaml
+from simdist.scenario.checkpoint import CheckpointSettings
 from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import DataSettings
 from simdist.scenario.disturbances import KINDS, Disturbance, Recorded
@@ -271,6 +272,7 @@ class Scenario(Settings):
         seed: Of all random numbers.
         host: How far the CPU runs ahead.
         input: How a batch reaches the GPU.
+        checkpoint: Files that ranks write every so many steps; absent: none.
         disturbances: Delays of ranks, which add up, and links that misbehave, whose shares multiply.
         background: Flows of other jobs over the same links.
         schedules: One or more, with distinct labels.
@@ -286,6 +288,7 @@ class Scenario(Settings):
     seed: Annotated[Whole, Field(ge=0, lt=2**63)] = 0
     host: Host = Host()
     input: InputSettings = InputSettings()
+    checkpoint: CheckpointSettings | None = None
     disturbances: tuple[Annotated[Disturbance | LinkDisturbance, BeforeValidator(_choose_disturbance)], ...] = ()
     background: Annotated[
         tuple[Annotated[Flows, BeforeValidator(_choose_flows)], ...], Field(exclude_if=lambda flows: not flows)
@@ -372,6 +375,14 @@ class Scenario(Settings):
             hint = "write workload.sample_size, e.g. 150 kB"
             faults.append((("source",), f"{value.source!r}: how large is a sample? {hint}"))
         refuse("InputSettings", faults)
+        return value
+
+    @field_validator("checkpoint")
+    @classmethod
+    def _check_checkpoint(cls, value: CheckpointSettings | None, info: ValidationInfo) -> CheckpointSettings | None:
+        cluster = info.data.get("cluster")
+        if value and cluster:
+            refuse("CheckpointSettings", value.faults(cluster))
         return value
 
     @field_validator("schedules")

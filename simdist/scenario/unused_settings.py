@@ -27,7 +27,10 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
     if source != "storage" and scenario.input.prefetch != 2:
         yield f"input.prefetch has no effect: with input.source {source} nothing is read ahead"
     yield from _unused_data_settings(scenario)
-    if source != "storage" and "storage" in cluster.model_fields_set and cluster.storage:
+    saves_to = scenario.checkpoint.to if scenario.checkpoint else None
+    if scenario.checkpoint and scenario.checkpoint.every > scenario.steps:
+        yield f"checkpoint has no effect: none is due within {scenario.steps} steps"
+    if source != "storage" and saves_to != "storage" and "storage" in cluster.model_fields_set and cluster.storage:
         yield f"cluster.storage has no effect: with input.source {source} nothing reads from it"
     ahead = scenario.host.run_ahead_steps
     if ahead is not None and ahead >= scenario.steps:
@@ -94,7 +97,9 @@ def _of_data_sets(scenario: Scenario) -> Iterator[str]:
         yield "input.readers"
     if scenario.input.decode_workers != 1:
         yield "input.decode_workers"
-    yield from (f"cluster.{key}" for key in ("disk", "memory", "cores_per_node") if key in cluster.model_fields_set)
+    if not (scenario.checkpoint and scenario.checkpoint.to == "disk") and "disk" in cluster.model_fields_set:
+        yield "cluster.disk"
+    yield from (f"cluster.{key}" for key in ("memory", "cores_per_node") if key in cluster.model_fields_set)
     if workload.decode_s and "decode_s" in workload.model_fields_set:
         yield "workload.decode"
     if storage and scenario.input.source == "storage" and "storage" in cluster.model_fields_set:
@@ -107,9 +112,10 @@ def _unused_beside_data(scenario: Scenario, data: DataSettings) -> Iterator[str]
     policies: set[Policy] = {schedule.data or data.policy for schedule in scenario.schedules}
     keep = f"{_who_keeps(policies)} no"
     use_disk, use_memory = any(map(uses_disk, policies)), any(map(uses_memory, policies))
+    saves_there = scenario.checkpoint is not None and scenario.checkpoint.to == "disk"
     if "policy" in data.model_fields_set and all(schedule.data for schedule in scenario.schedules):
         yield "data.policy has no effect: every schedule has its own"
-    if "disk" in cluster.model_fields_set and cluster.disk and not use_disk:
+    if "disk" in cluster.model_fields_set and cluster.disk and not use_disk and not saves_there:
         yield f"cluster.disk has no effect: {keep} files"
     if "memory" in cluster.model_fields_set and cluster.memory and not use_memory:
         yield f"cluster.memory has no effect: {keep} samples"

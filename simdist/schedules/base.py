@@ -1,6 +1,7 @@
 """Base of all schedules: settings a user writes, a plan, and a declaration of what the plan computes."""
 
 import abc
+import math
 from dataclasses import replace
 from typing import ClassVar
 
@@ -59,7 +60,12 @@ class Schedule(Settings, abc.ABC):
         """Return the plan of this schedule for a job."""
         if self.run_ahead_steps is not None:
             job = replace(job, host_waits_for="loss", run_ahead_steps=self.run_ahead_steps)
-        return self.write(replace(job, input_path=self._input_path(job.input_path)))
+        plan = self.write(replace(job, input_path=self._input_path(job.input_path)))
+        if job.checkpoint is None:
+            return plan
+        from simdist.schedules.checkpoints import with_checkpoints
+
+        return with_checkpoints(plan, job.checkpoint)
 
     def _input_path(self, path: InputPath) -> InputPath:
         dataset = path.dataset and replace(
@@ -98,6 +104,12 @@ class Schedule(Settings, abc.ABC):
     def cycle(self, job: Job) -> range:
         """Return the first period: from its start on, every `len(cycle)` steps are like those; one step by default."""
         return range(1)
+
+    def cycle_with_checkpoints(self, job: Job) -> range:
+        """Return the first period of plans with the job's checkpoints, if it has any."""
+        cycle = self.cycle(job)
+        every = job.checkpoint.every if job.checkpoint else 1
+        return range(cycle.start, cycle.start + math.lcm(len(cycle), every))
 
     @property
     def name(self) -> str:

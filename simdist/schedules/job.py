@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, assert_never, get_args
 
-from simdist.plan.ops import Channel, Level
+from simdist.plan.group import Group
+from simdist.plan.ops import ALONE, Channel, Destination, Level
 from simdist.plan.plan import Dataset, DType
 
 #: Which levels of storage the loads of each epoch read, and what the nodes keep.
@@ -75,6 +76,25 @@ class InputPath:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A file that ranks write again and again.
+
+    Args:
+        every: After so many steps.
+        what: `parameters`; `state`: also a momentum of the optimizer for each of them; or any bytes, so many.
+        to: Where to.
+        by: Who writes: the first member of each of these groups.
+        is_async: Training goes on once the state is copied to the host's memory, which is written beside it.
+    """
+
+    every: int
+    what: Literal["parameters", "state"] | int = "parameters"
+    to: Destination = "storage"
+    by: Group = ALONE
+    is_async: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A data-parallel training job, as far as its plan depends on it.
 
@@ -96,6 +116,7 @@ class Job:
         delay_channels: Channels on which delays are injected.
         tensor_backward_s: Seconds of the backward pass of every tensor, in forward order, on an undisturbed device; for
             schedules that depend on when gradients are ready. Empty if not known.
+        checkpoint: That is written; None for none.
     """
 
     world_size: int
@@ -111,3 +132,4 @@ class Job:
     run_ahead_steps: int | None = 0
     delay_channels: frozenset[Channel] = frozenset()
     tensor_backward_s: tuple[float, ...] = ()
+    checkpoint: Checkpoint | None = None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from simdist.plan import Body, Buffer, Group, Op, ops
-from simdist.plan.ops import Algorithm
+from simdist.plan.ops import ALONE, Algorithm
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.schedules.job import Job, levels
 
@@ -15,7 +15,6 @@ FIRST_BUCKET_NBYTES = 1024**2  # DistributedDataParallel's first bucket is small
 BUCKET_NBYTES = 25 * 1024**2  # its bucket_cap_mb
 WHOLE_MODEL_NBYTES = 2**62  # one bucket
 FLAT = "flat"
-ALONE = Group(1)  # every rank for itself
 RATIOS = "ratios"
 _RATIOS_SHARE = "ratios.share"
 

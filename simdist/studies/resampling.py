@@ -82,7 +82,7 @@ class Runs:
         """Return the scenario in which a schedule runs for whole periods."""
         if dataset(self.scenario) is not None:
             return self.scenario
-        cycle = schedule.cycle(job(self.scenario))
+        cycle = schedule.cycle_with_checkpoints(job(self.scenario))
         n_periods = max(1, math.ceil((self.scenario.steps - cycle.start) / len(cycle)))
         return self.scenario.model_copy(update={"steps": cycle.start + n_periods * len(cycle)})
 
@@ -96,7 +96,7 @@ class Runs:
             return self.scenario.imported.problem
         if self.recording is None:
             return None
-        period, block = len(schedule.cycle(job(self.scenario))), self.recording.block_steps
+        period, block = len(schedule.cycle_with_checkpoints(job(self.scenario))), self.recording.block_steps
         needed = _LEAST_BLOCKS * max(period, block)
         if self.recording.n_steps >= needed:
             return None
@@ -141,7 +141,7 @@ class Runs:
 def longest_period(scenario: Scenario, schedules: Sequence[Schedule]) -> int:
     """Return the longest period of some schedules, in steps."""
     described = job(scenario)
-    return max(len(schedule.cycle(described)) for schedule in schedules)
+    return max(len(schedule.cycle_with_checkpoints(described)) for schedule in schedules)
 
 
 def runs_of(scenario: Scenario, longest_period: int, *, block_steps: int | None = None) -> Runs:

@@ -194,7 +194,7 @@ def finished_steps(trace: Trace) -> int:
     """Return how many steps, from the first, every rank finished; loads and saves do not count."""
     finished = np.ones(trace.plan.n_steps, dtype=np.bool_)
     for each in occurrences(trace.plan):
-        if stream_of(each.op) != "io":
+        if stream_of(each.op) not in ("io", "save"):
             finished[each.steps] &= np.isfinite(trace.end_s[each.rows]).all(axis=1)
     return int(np.logical_and.accumulate(finished).sum())
 

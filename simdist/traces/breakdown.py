@@ -58,6 +58,7 @@ class Breakdown:
         comm_s: Seconds of exposed communication, likewise.
         wait_s: Seconds of waiting for other ranks, likewise.
         io_s: Seconds of exposed loads and saves, likewise.
+        save_s: Seconds of these in which a checkpoint is written and nothing is loaded, likewise.
         host_s: Seconds in which the host had given the device nothing to do, likewise.
     """
 
@@ -67,6 +68,7 @@ class Breakdown:
     comm_s: Times
     wait_s: Times
     io_s: Times
+    save_s: Times
     host_s: Times
 
     @property
@@ -93,7 +95,8 @@ class _Open:
     """Spans that may still overlap the next gap of the compute stream."""
 
     collectives: list[_Collective] = field(default_factory=list)
-    transfers: list[tuple[Times, Times]] = field(default_factory=list)
+    loads: list[tuple[Times, Times]] = field(default_factory=list)
+    saves: list[tuple[Times, Times]] = field(default_factory=list)
 
 
 class Attribution:
@@ -106,7 +109,7 @@ class Attribution:
     def __init__(self, world_size: int, n_seeds: int, *, on_time: bool = True) -> None:
         self._on_time = on_time
         shape = (world_size, n_seeds)
-        self._gap_s, self._comm_s, self._wait_s, self._io_s = (np.zeros(shape) for _ in range(4))
+        self._gap_s, self._comm_s, self._wait_s, self._io_s, self._save_s = (np.zeros(shape) for _ in range(5))
         self._compute_end_s: Times = np.zeros(shape)
         self._last_end_s: dict[Stream, Times] = {}
         self._open = _Open()
@@ -122,13 +125,15 @@ class Attribution:
         if stream == "compute":
             if template.after or not self._on_time:
                 self._cut(start_s)
-                if self._open.collectives or self._open.transfers:
+                if self._open.collectives or self._open.loads or self._open.saves:
                     self._close({index - back for back in template.after}, start_s)
             self._compute_end_s = end_s
         elif stream == "comm":
             self._open.collectives.append(_Collective(index, ready_s, start_s, end_s))
         elif stream == "io":
-            self._open.transfers.append((start_s, end_s))
+            self._open.loads.append((start_s, end_s))
+        elif stream == "save":
+            self._open.saves.append((start_s, end_s))
 
     def finish(self, n_steps: int) -> Breakdown:
         """Return the totals, after the last instance."""
@@ -148,6 +153,7 @@ class Attribution:
             comm_s=self._comm_s,
             wait_s=self._wait_s + (makespan_s - finish_s),
             io_s=self._io_s,
+            save_s=self._save_s,
             host_s=np.maximum(host_s, 0.0),
         )
 
@@ -165,17 +171,23 @@ class Attribution:
                 wait_s, comm_s = _cut_out(begin_s, next_s, each.ready_s, each.start_s, each.end_s)
                 self._wait_s += wait_s
                 self._comm_s += comm_s
-        if self._open.transfers:
-            self._cut_transfers(begin_s, next_s)
-
-    def _cut_transfers(self, begin_s: Times, next_s: Times) -> None:
-        """Distribute what of a gap no collective takes, piece by piece: a difference of sums can be below 0."""
-        for start_s, end_s in self._open.transfers:
+        for start_s, end_s in self._open.loads:
+            self._cut_transfer(_clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s), self._io_s)
+        for start_s, end_s in self._open.saves:
             free_s, end_s = _clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s)
-            for each in self._open.collectives:
-                self._io_s += _clip(each.ready_s, free_s, end_s) - free_s
-                free_s = _clip(each.end_s, free_s, end_s)
-            self._io_s += end_s - free_s
+            for load_start_s, load_end_s in self._open.loads:
+                self._cut_transfer(free_s, _clip(load_start_s, free_s, end_s), self._io_s, self._save_s)
+                free_s = _clip(load_end_s, free_s, end_s)
+            self._cut_transfer(free_s, end_s, self._io_s, self._save_s)
+
+    def _cut_transfer(self, free_s: Times, end_s: Times, *totals_s: Times) -> None:
+        """Add what of a span no collective takes, piece by piece: a difference of sums can be below 0."""
+        for each in self._open.collectives:
+            for total_s in totals_s:
+                total_s += _clip(each.ready_s, free_s, end_s) - free_s
+            free_s = _clip(each.end_s, free_s, end_s)
+        for total_s in totals_s:
+            total_s += end_s - free_s
 
     def _add_up(self) -> None:
         """Add the gaps of a batch, and what of them collectives take, to the totals, in their order."""
@@ -197,7 +209,8 @@ class Attribution:
         self._open.collectives = [each for each in self._open.collectives if each.index > awaited]
         if len(self._open.collectives) > _MANY:
             self._open.collectives = [each for each in self._open.collectives if (each.end_s > start_s).any()]
-        self._open.transfers = [each for each in self._open.transfers if (each[1] > start_s).any()]
+        self._open.loads = [each for each in self._open.loads if (each[1] > start_s).any()]
+        self._open.saves = [each for each in self._open.saves if (each[1] > start_s).any()]
 
 
 def _clip(at_s: Times, low_s: Times, high_s: Times) -> Times:

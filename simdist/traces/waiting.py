@@ -42,7 +42,7 @@ def step_end_s(trace: Trace) -> Seconds:
     """
     ends_s = np.zeros((trace.plan.n_steps, trace.plan.world_size))
     for each in occurrences(trace.plan):
-        if stream_of(each.op) != "io":
+        if stream_of(each.op) not in ("io", "save"):
             ends_s[each.steps] = np.fmax(ends_s[each.steps], trace.end_s[each.rows])
     return np.asarray(np.maximum.accumulate(ends_s, axis=0))
 

@@ -52,7 +52,9 @@ def measured_delays(trace: Trace, timed: Timing, costs: Costs) -> dict[Channel, 
 def _channel(op: Op) -> Channel | None:
     """Return the channel on which what delays an operation would be injected; None if it is no delay of a rank."""
     stream = stream_of(op)
-    return None if stream == "comm" or (stream == "io" and not isinstance(op, Load | Delay)) else stream
+    if stream == "comm" or stream == "save" or (stream == "io" and not isinstance(op, Load | Delay)):
+        return None
+    return stream
 
 
 def _price_s(op: Op, costs: Costs, plan: Plan) -> Floats:

@@ -117,6 +117,10 @@ ILLEGAL: dict[str, ops.Op] = {  # what is wrong with each: golden/messages.txt
     "trust ratios in a sparse buffer": ops.TrustRatios(("param",), ("grad.0", "grad.1"), "sparse_ratios", Group(1)),
     "optimizer with too few trust ratios": ops.Optimize(("param",), ("grad.0", "grad.1"), "one_ratio"),
     "optimizer with trust ratios that no operation computed": ops.Optimize(("param",), ("grad.0", "grad.1"), "ratios"),
+    "copy by groups that do not divide": ops.Copy("param", "half", Group(3)),
+    "save by groups that do not divide": ops.Save(("param",), by=Group(3)),
+    "save of nothing": ops.Save(()),
+    "save to a file on the device": ops.Save(("param",), "input"),
     "clock without a period": ops.Tick(("grad.0",), 0.0),
     "clock that never ticks": ops.Tick(("grad.0",), float("inf")),
     "clock of no number": ops.Tick(("grad.0",), float("nan")),
@@ -305,6 +309,15 @@ def test_entries_of_an_earlier_step_go_into_no_vector_of_another_length() -> Non
         PlanError, match=r"densify\(top -> vector.24\) at step 3: takes 'top' for entries of a vector of"
     ):
         check(Plan("hand", 2, VECTOR_BUFFERS, bodies, (Run((0,), 3), Run((1,)))))
+
+
+def test_copy_of_some_ranks_may_be_saved_by_the_same_and_read_by_nobody_else() -> None:
+    copy = ops.Copy("param", "half", Group(4))
+    check(legal(bodies=((copy, ops.Wait("half"), ops.Save(("half",), by=Group(4))),)))
+    for reader in (ops.Save(("half",)), ops.Save(("half",), by=Group(2, 4)), ops.Forward(("half",), ("loss",))):
+        problem = "reads 'half', which only the first of each group of 4 has copied"
+        with pytest.raises(PlanError, match=re.escape(f"{op_text(reader)} at step 0: {problem}")):
+            check(legal(bodies=((copy, reader),)))
 
 
 def test_body_that_no_step_runs_is_refused() -> None:

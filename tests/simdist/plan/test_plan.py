@@ -109,7 +109,15 @@ OPS: list[tuple[ops.Op, str, str, tuple[str, ...], tuple[str, ...]]] = [
     (ops.Delay("compute"), "delay(compute)", "compute", (), ()),
     (ops.Delay("io"), "delay(io)", "io", (), ()),
     (ops.Wait("g"), "wait(g)", "host", ("g",), ()),
-    (ops.Save(("p", "m")), "save(p, m)", "io", ("p", "m"), ()),
+    (ops.Save(("p", "m")), "save(p, m)", "save", ("p", "m"), ()),
+    (
+        ops.Save(("p",), "file", "disk", Group(4, 2)),
+        "save(p -> disk, by the first of each group of 4 at stride 2)",
+        "save",
+        ("p",),
+        ("file",),
+    ),
+    (ops.Copy("p", "q", Group(8)), "copy(p -> q, by the first of each group of 8)", "compute", ("p",), ("q",)),
 ]
 
 

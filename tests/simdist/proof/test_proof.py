@@ -133,6 +133,17 @@ def test_waits_delays_and_saves_change_no_values() -> None:
     verify(plan_of((*step, ops.Save(("param",)), ops.Delay("io"))), SYNC)
 
 
+@pytest.mark.parametrize("saved", ["param", "copy"])
+def test_checkpoint_holds_the_parameters_that_the_step_leaves_behind(saved: str) -> None:
+    step = (FORWARD, BACKWARD, ops.AllReduce("grad", WORLD), OPTIMIZE)
+    buffers = (*BUFFERS, Buffer("copy", 64, tensors=(0, 1), place="host"))
+    copy, save = ops.Copy("param", "copy"), ops.Save((saved,))
+    verify(plan_of((*step, copy, save), (*step, copy, save), buffers=buffers), SYNC)
+    problem = rf"save\({saved}\) at step 1: {saved} is not param as the step leaves it; save it after updates"
+    early = (copy, save, *step) if saved == "param" else (*step, save, copy)
+    assert re.search(problem, refusal(plan_of((*step, copy, save), early, buffers=buffers), SYNC))
+
+
 def test_buckets_may_be_reduced_and_applied_one_by_one() -> None:
     buffers = (
         Buffer("param.0", 8, tensors=(0, 2), initialized=True),

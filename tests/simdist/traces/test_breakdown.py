@@ -16,7 +16,7 @@ from simdist.plan import AllReduce, Backward, Buffer, Copy, Forward, Load, Plan,
 from simdist.plan.group import Group
 from simdist.plan.walk import walk
 from simdist.runs.building import build, delay_sampler, delays
-from simdist.scenario.cluster import Cluster, Link, Storage
+from simdist.scenario.cluster import Cluster, Disk, Link, Storage
 from simdist.scenario.workload import Tensor, Workload
 from simdist.traces.breakdown import break_down
 from simdist.traces.trace import Trace
@@ -42,7 +42,7 @@ def counted(trace):
                 state = "comm_s"
             elif (waits_now & (streams == "comm")).any() or middle_s > rank_end_s:
                 state = "wait_s"
-            elif (runs_now & (streams == "io")).any():
+            elif (runs_now & np.isin(streams, ["io", "save"])).any():
                 state = "io_s"
             else:
                 state = "host_s"
@@ -88,7 +88,9 @@ def test_states_of_schedules_are_those_of_every_moment(data):
     line = Link(latency_s=1e-5, bandwidth_Bps=1e8)
     tensors = tuple(Tensor(name=str(number), count=1) for number in range(plans.N_TENSORS))
     workload = Workload(tensors=tensors, batch_size=1, forward_s=0.02, backward_s=0.03, optimize_s=0.001)
-    cluster = Cluster(nodes=2, gpus_per_node=4, fabric=line, network=line, storage=storage)
+    cluster = Cluster(
+        nodes=2, gpus_per_node=4, fabric=line, network=line, storage=storage, disk=Disk(read_Bps=1e6, write_Bps=5e5)
+    )
     trace = des.simulate(plan, price(plan, cluster, workload), data.draw(delays_of(plan)))
     np.testing.assert_allclose(states(trace), counted(trace), rtol=1e-9, atol=1e-12)
 

@@ -136,7 +136,7 @@ function stepEnds(plan, streams, begin) {
   const ends = new Int32Array(nSteps * worldSize);
   ends.set(begin, Math.max(firstStep - 1, 0) * worldSize);
   for (const [number, { n, name, steps }] of plan.streams.entries()) {
-    if (name === "io") continue;
+    if (name === "io" || name === "save") continue;
     const { end, ran } = streams[number];
     for (let rank = 0; rank < worldSize; rank++) {
       for (let row = 0, i = rank * n; row < n; row++, i++) {
