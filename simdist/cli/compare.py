@@ -14,9 +14,10 @@ from simdist.runs.building import build
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.settings.units import format_share
-from simdist.studies.comparison import Row, ScheduleTimes, find_baseline, measure, row, shared_delays
+from simdist.studies.comparison import Row, ScheduleTimes, find_baseline, measure_checkpoints, row, shared_delays
 
 _COLUMNS = (Column("schedule"), STEP_TIME, SPEEDUP, *STATES, Column("engine"))
+_CHECKPOINTS = Column("checkpoints add", "checkpoint_s", form=seconds)
 _EPOCH_COLUMNS = (
     *(Column("schedule"), Column("epoch")),
     Column("time", "seconds", form=seconds),
@@ -66,10 +67,11 @@ def command(
         built = build(scenario, schedule)
         keys[schedule.name] = key = kept.key(scenario, built, n_seeds=n_seeds, engine=engine)
         known = None if force else kept.get(key)
-        if known:
+        if known and (known.checkpoint_s is None) == (scenario.checkpoint is None):
             session.say(f"{schedule.name}: measured before, taken from {kept.path}")
             return known, False
-        return measure(scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw), True
+        times = measure_checkpoints(scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw)
+        return times, True
 
     found: dict[str, Row] = {}
     base: ScheduleTimes | None = None
@@ -89,7 +91,8 @@ def command(
     rows = [found[schedule.name] for schedule in scenario.schedules]
     title = _title(scenario, reference.name, n_seeds)
     records = [each.document() for each in rows]
-    tables = [table_text(title, _COLUMNS, records)]
+    columns = (*_COLUMNS[:-1], _CHECKPOINTS, _COLUMNS[-1]) if scenario.checkpoint else _COLUMNS
+    tables = [table_text(title, columns, records)]
     if any(each.epochs for each in rows):
         about = "epochs: time, share of it stalled for want of a batch, samples by level"
         tables.append(table_text(about, _EPOCH_COLUMNS, _epoch_records(rows, found[reference.name])))

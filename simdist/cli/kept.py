@@ -24,6 +24,7 @@ from simdist.studies.comparison import EpochMeans, Row, ScheduleTimes
 from simdist.traces.breakdown import STATES
 
 _SAMPLES = {"step", *STATES}
+_CHECKPOINT = "checkpoint"  # sample of plans that write some
 
 
 class _Record(BaseModel, strict=True, allow_inf_nan=False):
@@ -40,7 +41,9 @@ class _Record(BaseModel, strict=True, allow_inf_nan=False):
     @model_validator(mode="after")
     def _is_sound(self) -> Self:
         """Refuse a record without the seconds of every seed, or with but a part of what belongs to epochs."""
-        if self.samples.keys() != _SAMPLES or any(len(values) != self.seeds for values in self.samples.values()):
+        if self.samples.keys() - {_CHECKPOINT} != _SAMPLES or any(
+            len(values) != self.seeds for values in self.samples.values()
+        ):
             raise ValueError("other samples")
         if not all(self.samples["step"]) or len({"epochs", "staging_s"} & self.model_fields_set) == 1:
             raise ValueError("no times")
@@ -99,7 +102,8 @@ class KeptSchedules:
             return None
         samples = {name: np.array(values, dtype=np.float64) for name, values in record.samples.items()}
         step_s, epochs = samples.pop("step"), tuple(record.epochs)
-        return ScheduleTimes(record.schedule, record.engine, step_s, samples, epochs, record.staging_s)
+        checkpoint_s = samples.pop(_CHECKPOINT, None)
+        return ScheduleTimes(record.schedule, record.engine, step_s, samples, epochs, record.staging_s, checkpoint_s)
 
     def append(self, key: str, scenario: Scenario, baseline: str, row: Row, measured: ScheduleTimes) -> None:
         """Save a measured schedule, if schedules are kept.
@@ -110,6 +114,8 @@ class KeptSchedules:
         if self.path is None:
             return
         samples = {"step": measured.step_s, **measured.states_s}
+        if measured.checkpoint_s is not None:
+            samples[_CHECKPOINT] = measured.checkpoint_s
         record = {
             "key": key,
             "scenario": scenario.name,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias, final, get_args
 
 import click
 
@@ -15,6 +15,7 @@ from simdist.cli.where import facts_record, facts_text, not_compared
 from simdist.errors import ScenarioError
 from simdist.runs.building import Built, dataset
 from simdist.scenario import Recorded, Scenario, dump
+from simdist.scenario.checkpoint import Mode
 from simdist.schedules import Schedule
 from simdist.settings.base import shown
 from simdist.settings.units import format_nbytes, parse_fraction, parse_nbytes
@@ -72,6 +73,8 @@ _OF_PASSES = (
 @click.option("--host-memory", metavar="SIZE", help="Most that they take in host memory.")
 @click.option("--min-density", metavar="SHARE", help="Also try sparse gradients of this density or more, e.g. 1%.")
 @click.option("--micro-batches", metavar="K,...", help="Micro-batches of a step to try, e.g. 1,2,4; else its own.")
+@click.option("--checkpoint-every", metavar="K,...", help="Steps between checkpoints to try, e.g. 100,500.")
+@click.option("--checkpoint-mode", multiple=True, type=click.Choice(get_args(Mode)), help="How to write them; repeat.")
 @click.option("--only", multiple=True, type=click.Choice(KINDS), help="Only schedules of this kind; may be repeated.")
 @click.option("--allow", multiple=True, type=click.Choice(("fp16", "servers")), help="Also try fp16, or servers.")
 @click.option("--baseline", default="sync", metavar="LABEL", help="Label or kind of the schedule to beat.")
@@ -95,6 +98,8 @@ def command(
     host_memory: str | None,
     min_density: str | None,
     micro_batches: str | None,
+    checkpoint_every: str | None,
+    checkpoint_mode: tuple[Mode, ...],
     only: tuple[str, ...],
     allow: tuple[str, ...],
     output: Path | None,
@@ -117,7 +122,9 @@ def command(
     density = _parsed("--min-density", min_density, parse_fraction)
     if density == 0:
         raise ScenarioError("--min-density 0: nothing would be sent; write e.g. 0.001")
-    extras = Extras(only, density, "fp16" in allow, "servers" in allow, _counts(micro_batches))
+    passes = _counts("--micro-batches", "passes of a step, 1 or more, such as 1,2,4", micro_batches)
+    every = _counts("--checkpoint-every", "steps, 1 or more, such as 100,500", checkpoint_every)
+    extras = Extras(only, density, "fp16" in allow, "servers" in allow, passes, every, checkpoint_mode)
     wanted = TuneOptions(constraints, extras, **search)
     scenario = inputs.read_scenario(session, name, is_compared=True)
     if (facts := scenario.imported) and (sentence := not_compared(scenario)):
@@ -161,12 +168,10 @@ def _parsed(option: str, text: str | None, parse: Callable[[object], float]) -> 
         raise ScenarioError(f"{option}: {error}") from None
 
 
-def _counts(text: str | None) -> tuple[int, ...]:
+def _counts(option: str, what: str, text: str | None) -> tuple[int, ...]:
     words = text.split(",") if text is not None else []
     if not all(word.strip().isdecimal() and int(word) for word in words):
-        raise ScenarioError(
-            f"--micro-batches {shown(text)}: write numbers of passes of a step, 1 or more, such as 1,2,4"
-        )
+        raise ScenarioError(f"{option} {shown(text)}: write numbers of {what}")
     return tuple(map(int, words))
 
 
@@ -230,15 +235,17 @@ def _warn(session: common.Session, scenario: Scenario, wanted: TuneOptions) -> N
 
 
 def _with_finalists(scenario: Scenario, tuned: Tuned) -> Scenario:
-    """Return the scenario with the baseline and the finalists with as many micro-batches as the best."""
-    workload = scenario.workload.model_copy(update={"micro_batches": tuned.verdict.best.micro_batches})
-    kept = [each for each in tuned.finalists if each.is_baseline or each.micro_batches == workload.micro_batches]
+    """Return the scenario with the baseline and the finalists with the best's micro-batches and checkpoints."""
+    best = tuned.verdict.best
+    workload = scenario.workload.model_copy(update={"micro_batches": best.micro_batches})
+    alike = best.micro_batches, best.checkpoint
+    kept = [each for each in tuned.finalists if each.is_baseline or (each.micro_batches, each.checkpoint) == alike]
     schedules: list[Schedule] = []
     for each in sorted(kept, key=lambda each: not each.is_baseline):
         label = unlike([schedule.name for schedule in schedules], each.schedule.name)
         changed = {} if label == each.schedule.name else {"label": label}
         schedules.append(each.schedule.model_copy(update=changed))
-    return scenario.changed(workload=workload, schedules=schedules)
+    return scenario.changed(workload=workload, schedules=schedules, checkpoint=best.checkpoint)
 
 
 def _text(tuned: Tuned, rows: Sequence[_Record]) -> str:
@@ -250,7 +257,11 @@ def _text(tuned: Tuned, rows: Sequence[_Record]) -> str:
         lines += ["", "schedules:", f"  {entry(verdict.winner.schedule)}"]
         if tuned.per != "step":
             lines.append(f"workload: {{micro_batches: {verdict.winner.micro_batches}}}  # and its other keys")
+        if (saved := verdict.winner.checkpoint) and saved != tuned.runs.scenario.checkpoint:
+            lines.append(f"checkpoint: {{every: {saved.every}, mode: {saved.mode}}}  # and its other keys")
     more = [] if tuned.per == "step" else ["More micro-batches a step also make the batch of an update larger."]
+    if len({each.checkpoint.every for each in tuned.finalists if each.checkpoint}) > 1:
+        more.append("The further apart checkpoints are, the more work a failure costs.")
     return "\n".join([*lines, "", " ".join([_NOT_KNOWN, *more])])
 
 
@@ -303,4 +314,5 @@ def _record(finalist: Finalist, tuned: Tuned) -> _Record:
         "problem": finalist.problem,
         "entry": entry(finalist.schedule),
         **({} if tuned.per == "step" else {"micro_batches": finalist.micro_batches}),
+        **({"checkpoint": finalist.checkpoint.model_dump(mode="json")} if finalist.checkpoint else {}),
     }

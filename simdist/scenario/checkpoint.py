@@ -1,7 +1,7 @@
 """Checkpoints that training writes."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -13,7 +13,7 @@ from simdist.schedules.job import Checkpoint
 from simdist.settings.base import Fault, Settings, refuse, shown
 from simdist.settings.units import Nbytes, Whole
 
-Mode = Literal["blocking", "async"]
+Mode: TypeAlias = Literal["blocking", "async"]
 
 
 class CheckpointSettings(Settings):

@@ -65,6 +65,7 @@ class ScheduleTimes:
         states_s: Seconds per step in each state, averaged over ranks, by seed: state -> `[n_seeds]`.
         epochs: Of a scenario with a data set.
         staging_s: Seconds before the first epoch in which files are staged in, averaged over seeds.
+        checkpoint_s: Seconds per step that checkpoints add, `[n_seeds]`; None if not measured.
     """
 
     label: str
@@ -73,6 +74,7 @@ class ScheduleTimes:
     states_s: dict[str, NDArray[np.float64]]
     epochs: tuple[EpochMeans, ...] = ()
     staging_s: float = 0.0
+    checkpoint_s: NDArray[np.float64] | None = None
 
     def divided(self, n_parts: int) -> "ScheduleTimes":
         """Return seconds per part of a step, such as a micro-batch, in place of those per step."""
@@ -85,7 +87,8 @@ class Row:
     """A line of the speed-up table; times in seconds per step, averaged over ranks and seeds.
 
     `compute_s + comm_s + wait_s + io_s + host_s = step_s`; see `simdist.traces.breakdown` for their meaning. The
-    intervals are None with a single seed. Only with a data set there are epochs, and `staging_s` before the first.
+    intervals are None with a single seed. Only with a data set there are epochs, and `staging_s` before the first; only
+    with checkpoints `checkpoint_s`, the seconds of `step_s` that they add.
     """
 
     schedule: str
@@ -102,6 +105,7 @@ class Row:
     seeds: int
     epochs: tuple[EpochMeans, ...] = ()
     staging_s: float = 0.0
+    checkpoint_s: float | None = None
 
     @property
     def states_s(self) -> dict[str, float]:
@@ -110,9 +114,9 @@ class Row:
         return dict(zip(STATES, seconds, strict=True))
 
     def document(self) -> dict[str, object]:
-        """Return the line as JSON has it: a key per attribute; of epochs and staging only with a data set."""
-        document = asdict(self)
-        return document if self.epochs else {key: document[key] for key in document if key not in _OF_EPOCHS}
+        """Return the line as JSON has it: a key per attribute; of epochs, staging and checkpoints only if there are."""
+        left_out = {*(() if self.epochs else _OF_EPOCHS), *(("checkpoint_s",) if self.checkpoint_s is None else ())}
+        return {key: value for key, value in asdict(self).items() if key not in left_out}
 
 
 def compare(
@@ -140,16 +144,19 @@ def compare(
     reference = find_baseline(scenario, baseline)
     built = (build(scenario, schedule) for schedule in scenario.schedules)
     draw = shared_delays(scenario)
-    measured = [measure(scenario, each, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw) for each in built]
+    measured = [
+        measure_checkpoints(scenario, each, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw)
+        for each in built
+    ]
     base = measured[scenario.schedules.index(reference)]
     return [row(each, base) for each in measured]
 
 
 def frame(rows: Sequence[Row]) -> "pd.DataFrame":
-    """Return a speed-up table as a pandas frame, a column per attribute of `Row`, those of epochs excepted."""
+    """Return a speed-up table as a pandas frame, a column per key of `Row.document`, those of epochs excepted."""
     import pandas as pd
 
-    return pd.DataFrame([asdict(each) for each in rows]).drop(columns=list(_OF_EPOCHS))
+    return pd.DataFrame([each.document() for each in rows]).drop(columns=list(_OF_EPOCHS), errors="ignore")
 
 
 def find_baseline(scenario: Scenario, baseline: str) -> Schedule:
@@ -226,6 +233,24 @@ def measure(
         by_fast=lambda: _collect(built, "fast", list(_measure_fast(draw, built, seeds, progress))),
         by_des=lambda: _collect_des(built, list(_measure_des(scenario, draw, built, seeds, progress))),
     )
+
+
+def measure_checkpoints(
+    scenario: Scenario,
+    built: Built,
+    *,
+    n_seeds: int,
+    engine: Engine = "auto",
+    progress: Progress | None = None,
+    draw: Draw | None = None,
+) -> ScheduleTimes:
+    """Simulate one schedule, and if it writes checkpoints, with the same delays once more without; see `measure`."""
+    measured = measure(scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw)
+    if scenario.checkpoint is None:
+        return measured
+    without = scenario.model_copy(update={"checkpoint": None})
+    plain = measure(without, build(without, built.schedule), n_seeds=n_seeds, engine=engine, draw=draw)
+    return replace(measured, checkpoint_s=measured.step_s - plain.step_s)
 
 
 def _collect_des(built: Built, measured: Sequence[tuple[Breakdown, "Epochs | None"]]) -> ScheduleTimes:
@@ -323,5 +348,6 @@ def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
         seeds=len(measured.step_s),
         epochs=measured.epochs,
         staging_s=measured.staging_s,
+        checkpoint_s=None if measured.checkpoint_s is None else float(measured.checkpoint_s.mean()),
         **means,
     )

@@ -3,7 +3,8 @@
 **Whole periods.** In 20 steps, a schedule that averages every 8 does so twice, and one that averages every 7 as well,
 though it has to more often. So every schedule runs for a whole number of its own periods: after a warm-up of W steps,
 with periods of P, for W + ceil((L - W) / P) P steps. L is at least ten times the longest period compared, and a
-multiple of it, so that periods that divide it run equally long. Delays are drawn by step and rank
+multiple of it, so that periods that divide it run equally long. A period of checkpoints counts with it: the file at the
+end of a run, which nothing hides, is one of ten or more. Delays are drawn by step and rank
 (`simdist.scenario.sampling`): runs of different length meet the same ones as long as both last. With a data set the
 steps of the scenario stand: its epochs are what is asked about.
 
@@ -78,13 +79,14 @@ class Runs:
     recording: ResampledRecording | None
     longest_period: int
 
-    def scenario_for(self, schedule: Schedule) -> Scenario:
-        """Return the scenario in which a schedule runs for whole periods."""
-        if dataset(self.scenario) is not None:
-            return self.scenario
-        cycle = schedule.cycle_with_checkpoints(job(self.scenario))
-        n_periods = max(1, math.ceil((self.scenario.steps - cycle.start) / len(cycle)))
-        return self.scenario.model_copy(update={"steps": cycle.start + n_periods * len(cycle)})
+    def scenario_for(self, schedule: Schedule, varied: Scenario | None = None) -> Scenario:
+        """Return the scenario, or a varied one, in which a schedule runs for whole periods."""
+        scenario = varied or self.scenario
+        if dataset(scenario) is not None:
+            return scenario
+        cycle = schedule.cycle_with_checkpoints(job(scenario))
+        n_periods = max(1, math.ceil((scenario.steps - cycle.start) / len(cycle)))
+        return scenario.model_copy(update={"steps": cycle.start + n_periods * len(cycle)})
 
     def from_seed(self, seed: int) -> "Runs":
         """Return the same runs, drawn with the seeds from this one on."""
@@ -96,7 +98,7 @@ class Runs:
             return self.scenario.imported.problem
         if self.recording is None:
             return None
-        period, block = len(schedule.cycle_with_checkpoints(job(self.scenario))), self.recording.block_steps
+        period, block = len(schedule.cycle(job(self.scenario))), self.recording.block_steps
         needed = _LEAST_BLOCKS * max(period, block)
         if self.recording.n_steps >= needed:
             return None
@@ -141,16 +143,19 @@ class Runs:
 def longest_period(scenario: Scenario, schedules: Sequence[Schedule]) -> int:
     """Return the longest period of some schedules, in steps."""
     described = job(scenario)
-    return max(len(schedule.cycle_with_checkpoints(described)) for schedule in schedules)
+    return max(len(schedule.cycle(described)) for schedule in schedules)
 
 
-def runs_of(scenario: Scenario, longest_period: int, *, block_steps: int | None = None) -> Runs:
+def runs_of(
+    scenario: Scenario, longest_period: int, *, block_steps: int | None = None, checkpoint_every: int = 0
+) -> Runs:
     """Return how the schedules of a scenario are run.
 
     Args:
         scenario: The scenario to simulate.
         longest_period: Of the schedules that are compared, in steps.
         block_steps: Steps of a block; as the scenario states if None, and if it does not, chosen (see the module).
+        checkpoint_every: Most steps between checkpoints, if some are further apart than those of the scenario.
 
     Raises:
         ScenarioError: A block is longer than the recording.
@@ -160,7 +165,8 @@ def runs_of(scenario: Scenario, longest_period: int, *, block_steps: int | None 
         scenario = scenario.changed(disturbances=in_blocks(scenario.disturbances, recording.block_steps))
     if dataset(scenario) is not None:
         return Runs(scenario, recording, longest_period)
-    least = max(recording.n_steps if recording else scenario.steps, _N_PERIODS * longest_period)
+    between = max(checkpoint_every, scenario.checkpoint.every if scenario.checkpoint else 0)
+    least = max(recording.n_steps if recording else scenario.steps, _N_PERIODS * max(longest_period, between))
     steps = math.ceil(least / longest_period) * longest_period
     return Runs(scenario.changed(steps=steps), recording, longest_period)
 

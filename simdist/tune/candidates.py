@@ -7,8 +7,10 @@ from typing import TypeAlias
 from simdist.errors import ScenarioError
 from simdist.plan.plan import ITEM_NBYTES
 from simdist.scenario import Scenario
+from simdist.scenario.checkpoint import Mode
 from simdist.schedules import Schedule, kinds
 from simdist.schedules.job import POLICIES
+from simdist.settings.base import Settings
 from simdist.studies.proposals import Levels
 
 #: Value of a setting.
@@ -26,6 +28,7 @@ _SPARSE = ("hitopk", "gtopk", "naive_ag")
 KINDS = (*_DENSE, *AVERAGING, *_SERVERS, *_SPARSE)
 
 _PASSES = "micro_batches"  # a setting of the workload
+_CHECKPOINT = "checkpoint_"  # settings of the scenario's checkpoint begin with it
 _MIB = 1024**2
 _BUCKETS: tuple[Value, ...] = (_MIB, 4 * _MIB, 10 * _MIB, 25 * _MIB, 50 * _MIB, 100 * _MIB, None)
 _SPARSE_BUCKETS: tuple[Value, ...] = (25 * _MIB, None)
@@ -69,9 +72,15 @@ class Candidate:
         return self.levels[-1][0] if self.levels else 1
 
     def in_scenario(self, scenario: Scenario) -> Scenario:
-        """Return the scenario, with as many micro-batches a step as the candidate says."""
+        """Return the scenario, with as many micro-batches a step as the candidate says, and its checkpoints."""
         workload = {name: value for name, value in self.changed if name == _PASSES}
-        return scenario.model_copy(update={"workload": scenario.workload.model_copy(update=workload)})
+        checkpoint = {
+            name.removeprefix(_CHECKPOINT): value for name, value in self.changed if name.startswith(_CHECKPOINT)
+        }
+        parts: dict[str, Settings] = {"workload": scenario.workload.model_copy(update=workload)}
+        if scenario.checkpoint and checkpoint:
+            parts["checkpoint"] = scenario.checkpoint.model_copy(update=checkpoint)
+        return scenario.model_copy(update=parts)
 
     def settings(self) -> dict[str, object]:
         """Return the schedule's attributes."""
@@ -80,7 +89,11 @@ class Candidate:
             settings["period"] = self.levels[-1][0]
         elif self.levels:
             settings |= {"levels": dict(self.levels), "intra_node_gradients": False}
-        return settings | {name: value for name, value in self.changed if name != _PASSES}
+        return settings | {name: value for name, value in self.changed if not _is_of_scenario(name)}
+
+
+def _is_of_scenario(name: str) -> bool:
+    return name == _PASSES or name.startswith(_CHECKPOINT)
 
 
 def schedule_of(candidate: Candidate) -> Schedule:
@@ -108,6 +121,10 @@ def _label_of(name: str, value: Value) -> str:
             return "-one-bucket"
         case "micro_batches", _:
             return f"-mb{value}"
+        case "checkpoint_every", _:
+            return f"-saves-every-{value}"
+        case "checkpoint_mode", _:
+            return f"-saves-{value}"
         case _:
             return ""
 
@@ -153,6 +170,8 @@ class Extras:
         allows_servers: There may be parameter servers.
         micro_batches: Numbers of micro-batches of a step; if any, times are compared per micro-batch. None: the
             scenario's own.
+        checkpoint_every: Steps between checkpoints to try; the scenario's own if empty.
+        checkpoint_mode: Modes of checkpoints to try; the scenario's own if empty.
     """
 
     only: tuple[str, ...] = ()
@@ -160,6 +179,8 @@ class Extras:
     allows_fp16: bool = False
     allows_servers: bool = False
     micro_batches: tuple[int, ...] = ()
+    checkpoint_every: tuple[int, ...] = ()
+    checkpoint_mode: tuple[Mode, ...] = ()
 
     def kinds(self) -> tuple[str, ...]:
         """Return the kinds that may be tried.
@@ -203,6 +224,25 @@ def pass_choices(scenario: Scenario, extras: Extras) -> tuple[Choices, ...]:
     """Return how many micro-batches a step may have, if that may be varied."""
     values = tuple(sorted({*extras.micro_batches}))
     return (Choices(_PASSES, values, scenario.workload.micro_batches),) if values else ()
+
+
+def checkpoint_choices(scenario: Scenario, extras: Extras) -> tuple[Choices, ...]:
+    """Return how often checkpoints are written, and how, if that may be varied.
+
+    Raises:
+        ScenarioError: The scenario has none.
+    """
+    wanted: dict[str, tuple[Value, ...]] = {
+        "every": tuple(sorted({*extras.checkpoint_every})),
+        "mode": tuple(dict.fromkeys(extras.checkpoint_mode)),
+    }
+    varied = {name: values for name, values in wanted.items() if values}
+    if varied and scenario.checkpoint is None:
+        option = f"--checkpoint-{next(iter(varied))}"
+        hint = f"write checkpoint: {{every: 100, what: parameters}} in {scenario.name}"
+        raise ScenarioError(f"{option}: the scenario writes no checkpoints; {hint}")
+    own = scenario.checkpoint.model_dump() if scenario.checkpoint else {}
+    return tuple(Choices(_CHECKPOINT + name, values, own[name]) for name, values in varied.items())
 
 
 def input_choices(scenario: Scenario) -> tuple[Choices, ...]:

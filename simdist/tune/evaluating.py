@@ -18,6 +18,7 @@ from typing import TypeAlias, final
 from simdist.errors import PlanError
 from simdist.runs.building import Built, build
 from simdist.scenario import Scenario
+from simdist.scenario.checkpoint import CheckpointSettings
 from simdist.schedules import Schedule
 from simdist.studies.comparison import Row, ScheduleTimes, row
 from simdist.studies.resampling import Runs
@@ -51,8 +52,8 @@ class Evaluated:
 
     def scenario(self, runs: Runs) -> Scenario:
         """Return the scenario that it is simulated in."""
-        scenario = runs.scenario_for(self.schedule)
-        return self.candidate.in_scenario(scenario) if self.candidate else scenario
+        varied = self.candidate.in_scenario(runs.scenario) if self.candidate else None
+        return runs.scenario_for(self.schedule, varied)
 
     @property
     def step_s(self) -> float:
@@ -95,8 +96,8 @@ class Evaluator:
     def evaluate(self, candidate: Candidate) -> Evaluated | None:
         """Simulate a candidate, unless its plan was before; None if it is illegal or breaks a constraint."""
         schedule = legal(candidate, self._runs.scenario)
-        scenario = self._runs.scenario_for(schedule) if schedule else self._runs.scenario
-        scenario = candidate.in_scenario(scenario)
+        scenario = candidate.in_scenario(self._runs.scenario)
+        scenario = self._runs.scenario_for(schedule, scenario) if schedule else scenario
         built = _built(scenario, schedule) if schedule else None
         if built is None:
             self.n_illegal += 1
@@ -132,6 +133,7 @@ class Finalist:
         measured: The results that it follows from.
         search_step_s: Seconds per step, or per micro-batch, with the seeds of the search.
         micro_batches: Of a step.
+        checkpoint: That it writes, if any.
         is_baseline: Whether the others are compared with it.
         on_front: Whether no finalist that exchanges with all ranks as often is faster.
         problem: Why its row has no interval, if chance plays a part.
@@ -143,6 +145,7 @@ class Finalist:
     measured: ScheduleTimes
     search_step_s: float
     micro_batches: int
+    checkpoint: CheckpointSettings | None
     is_baseline: bool
     on_front: bool
     problem: str | None = None
@@ -183,6 +186,7 @@ def measure_finalists(runs: Runs, baseline: Evaluated, others: Iterable[Evaluate
             again,
             each.step_s,
             scenarios[index].workload.micro_batches,
+            scenarios[index].checkpoint,
             is_baseline=each is baseline,
             on_front=index in on_front,
             problem=runs.problem(each.schedule) or runs.problem(baseline.schedule),

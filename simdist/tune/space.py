@@ -45,7 +45,11 @@ def space(scenario: Scenario, constraints: Constraints, extras: Extras) -> Space
         ScenarioError: See `Extras.kinds`.
     """
     own = {kind: candidates.own_choices(kind, scenario, extras) for kind in extras.kinds()}
-    of_input = (*candidates.input_choices(scenario), *candidates.pass_choices(scenario, extras))
+    of_input = (
+        *candidates.input_choices(scenario),
+        *candidates.pass_choices(scenario, extras),
+        *candidates.checkpoint_choices(scenario, extras),
+    )
     found: list[tuple[float, Candidate]] = []  # with the ranks that a rank waits for per step
     excluded: Counter[str] = Counter()
     n_illegal = 0

@@ -121,7 +121,8 @@ def tune(
 
     base, most = baseline_of(scenario, wanted.baseline), max(scenario.steps, _LONGEST_PERIOD)
     within = replace(wanted.constraints, global_every=min(wanted.constraints.global_every, most))
-    runs = runs_of(scenario, max(within.global_every, longest_period(scenario, [base])))
+    longest, between = max(within.global_every, longest_period(scenario, [base])), wanted.extras.checkpoint_every
+    runs = runs_of(scenario, longest, checkpoint_every=max(between, default=0))
     drawn = runs.scenario
     n_fresh = wanted.n_seeds or (_SEEDS_OF_A_RECORDING if runs.recording else _SEEDS)
     n_seeds, n_search_seeds = (n_fresh, wanted.n_search_seeds) if drawn.is_random else (1, 1)

@@ -183,7 +183,8 @@ def _too_few(runs: Runs, best: Finalist) -> tuple[str, ...]:
 
 def _waits(runs: Runs, baseline: Finalist, best: Finalist) -> tuple[str, ...]:
     """Say which ranks the others wait for, with both schedules, if they are nearly always the same."""
-    if best.micro_batches != baseline.micro_batches or (runs.recording and runs.recording.n_steps < _FEW_STEPS):
+    is_another_job = (best.micro_batches, best.checkpoint) != (baseline.micro_batches, baseline.checkpoint)
+    if is_another_job or (runs.recording and runs.recording.n_steps < _FEW_STEPS):
         return ()
     found, still = (culprits(runs.scenario, each.schedule) for each in (baseline, best))
     if found is None or found.waited_s < _NOTICEABLE * baseline.row.step_s:

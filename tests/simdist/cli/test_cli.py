@@ -99,6 +99,19 @@ def test_closed_stdout_is_a_failed_run(small, args):
     assert done.stderr.startswith("error: cannot print: stdout is closed; send it to a file")
 
 
+def test_compare_tells_what_checkpoints_add_also_of_what_it_kept(tmp_path, capsys):
+    disk = ("gpus_per_node: 4", "gpus_per_node: 4\n  disk: {read: 1 GB/s, write: 1 MB/s}")
+    path = write(
+        tmp_path / "s.yaml", edited(disk, ("seed: 1", "seed: 1\ncheckpoint: {every: 4, what: state, to: disk}"))
+    )
+    first, again = (call(capsys, "compare", path, "--seeds", "2", "-o", tmp_path / "out") for _ in range(2))
+    assert "checkpoints add" in first.out
+    assert again.out == first.out
+    assert "taken from" in again.err
+    without = call(capsys, "compare", write(tmp_path / "t.yaml", edited(disk)), "--seeds", "2")
+    assert "checkpoints" not in without.out
+
+
 WARNING = "input.prefetch has no effect"
 
 
@@ -157,7 +170,7 @@ def test_too_little_memory_is_a_failed_run(small, capsys, monkeypatch):
     def fail(*_, **__):
         raise MemoryError("Unable to allocate 1 PiB")
 
-    monkeypatch.setattr(compare_command, "measure", fail)
+    monkeypatch.setattr(compare_command, "measure_checkpoints", fail)
     answer = call(capsys, "compare", small)
     assert (answer.code, answer.out) == (1, "")
     assert answer.err == "error: not enough memory: Unable to allocate 1 PiB; simulate fewer steps, ranks or samples\n"
@@ -167,7 +180,7 @@ def test_mistake_of_the_program_keeps_its_traceback(small, monkeypatch):
     def fail(*_, **__):
         raise EOFError
 
-    monkeypatch.setattr(compare_command, "measure", fail)
+    monkeypatch.setattr(compare_command, "measure_checkpoints", fail)
     with pytest.raises(EOFError):
         main(["compare", str(small)])
 
@@ -437,7 +450,7 @@ def test_finished_schedules_are_kept_and_taken_up_again(small, tmp_path, capsys,
     ]
     before = (tmp_path / "out" / "rows.jsonl").read_bytes()
 
-    monkeypatch.setattr(compare_command, "measure", fail)
+    monkeypatch.setattr(compare_command, "measure_checkpoints", fail)
     assert document(capsys, "compare", small, *out) == plain
     other = call(capsys, "compare", small, *out, "--baseline", "local-4", "--json")
     assert json.loads(other.out)["rows"][1]["speedup"] == 1
@@ -579,7 +592,7 @@ def interrupt(*_, **__):
 
 
 def test_interruption_without_output_says_that_nothing_was_saved(small, capsys, monkeypatch):
-    monkeypatch.setattr(compare_command, "measure", interrupt)
+    monkeypatch.setattr(compare_command, "measure_checkpoints", interrupt)
     answer = call(capsys, "compare", small)
     assert (answer.code, answer.out) == (130, "")
     assert answer.err.strip() == "interrupted; nothing was saved"

@@ -85,6 +85,25 @@ def test_micro_batches_are_told_and_written(capsys, scenario, tmp_path):
     assert all(name.endswith("-mb2") for name in names[1:])
 
 
+def test_checkpoints_are_varied_told_and_written(capsys, scenario, tmp_path):
+    text = scenario.read_text()
+    disk = "steps: 24\ncheckpoint: {every: 4, what: parameters, to: disk}"
+    cluster = "gpus_per_node: 4\n  disk: {read: 1 GB/s, write: 1 MB/s}"
+    write(scenario, edited(("steps: 24", disk), ("gpus_per_node: 4", cluster), text=text))
+    options = {"checkpoint_every": "2,8", "checkpoint_mode": "async", "only": "sync", "write": tmp_path / "tuned.yaml"}
+    out, _ = tune(capsys, scenario, **options)
+    assert "runs of 80 steps or a few more" in " ".join(out.split())
+    assert "-saves-every-8-saves-async is " in out
+    assert "\ncheckpoint: {every: 8, mode: async}" in out
+    assert "The further apart checkpoints are, the more work a failure costs." in " ".join(out.split())
+    assert (load(tmp_path / "tuned.yaml").checkpoint.every, load(tmp_path / "tuned.yaml").checkpoint.mode) == (
+        8,
+        "async",
+    )
+    rows = json.loads(tune(capsys, scenario, as_json=True, checkpoint_every="2,8", only="sync").out)["rows"]
+    assert {row["schedule"]: row["checkpoint"]["every"] for row in rows}["sync"] == 4
+
+
 def test_labels_of_the_user_are_left_alone_in_what_is_written(capsys, scenario, tmp_path):
     text = scenario.read_text()
     write(scenario, edited(("  - kind: sync\n", "  - {kind: sync, algorithm: tree, label: local-2}\n"), text=text))
@@ -131,6 +150,9 @@ def test_goes_on_where_it_was_interrupted(capsys, scenario, tmp_path, monkeypatc
         ({"min_density": "2"}, r"--min-density: "),
         ({"min_density": "0"}, r"--min-density 0: nothing would be sent"),
         ({"micro_batches": "1,0"}, r"--micro-batches '1,0': write numbers of passes"),
+        ({"checkpoint_every": "0"}, r"--checkpoint-every '0': write numbers of steps, 1 or more, such as 100,500"),
+        ({"checkpoint_every": "8"}, r"--checkpoint-every: the scenario writes no checkpoints; write checkpoint: "),
+        ({"checkpoint_mode": "async"}, r"--checkpoint-mode: the scenario writes no checkpoints; write checkpoint: "),
         ({"baseline": "fast"}, r"no schedule is called 'fast' to compare with"),
         ({"max_bytes": "1 B"}, r"no schedule keeps to the constraints: --max-bytes '1 B' excludes most, 10 candidates"),
     ],

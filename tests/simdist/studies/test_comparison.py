@@ -9,6 +9,7 @@ from scipy import stats
 from simdist import scenario
 from simdist.errors import ScenarioError, UnsupportedError
 from simdist.runs.building import build, delay_sampler
+from simdist.scenario.cluster import Disk
 from simdist.studies.comparison import ScheduleTimes, compare, find_baseline, measure, row
 
 STATES = ("compute", "comm", "wait", "io", "host")
@@ -58,6 +59,19 @@ def test_states_of_a_row_add_up_to_its_step():
         parts = (each.compute_s, each.comm_s, each.wait_s, each.io_s, each.host_s)
         assert sum(parts) == pytest.approx(each.step_s, rel=1e-12)
         assert min(parts) >= 0
+
+
+def test_checkpoints_add_what_they_cost_per_step_and_only_where_there_are_some():
+    disk = {"read_Bps": 1e9, "write_Bps": 1e8}
+    quiet = small().changed(disturbances=())
+    quiet = quiet.changed(cluster=quiet.cluster.model_copy(update={"disk": Disk(**disk)}))
+    writing = quiet.changed(checkpoint={"every": 4, "nbytes": 10_000_000, "to": "disk", "ranks": "all"})
+    (plain, *_), (saving, *_) = (compare(each, n_seeds=2) for each in (quiet, writing))
+    copied_s = 1e7 / quiet.cluster.device.host_bandwidth_Bps
+    assert saving.checkpoint_s == pytest.approx((copied_s + 4 * 1e7 / 1e8) / 4, rel=1e-9)
+    assert saving.step_s - plain.step_s == pytest.approx(saving.checkpoint_s, rel=1e-9)
+    assert (plain.checkpoint_s, "checkpoint_s" in plain.document()) == (None, False)
+    assert saving.document()["checkpoint_s"] == saving.checkpoint_s
 
 
 def test_baseline_has_a_speedup_of_exactly_one():
