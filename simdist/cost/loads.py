@@ -91,7 +91,6 @@ class LoadCosts:
         self._node = np.arange(topology.world_size) // topology.ranks_per_node
         self._cores_per_rank = (cluster.cores_per_node or math.inf) / topology.ranks_per_node
         self._limits = np.isfinite(capacity_Bps)
-        self._limits[topology.switch] &= topology.switched
 
     @cached_property
     def _files(self) -> _Files:

@@ -128,8 +128,9 @@ class _Pricing:
         capacity_Bps[topology.nic_in(machines)] = topology.network.capacity_Bps
         capacity_Bps[topology.bridge_up(nodes)] = self._cluster.host_bridge_Bps
         capacity_Bps[topology.bridge_down(nodes)] = self._cluster.host_bridge_Bps
-        network_Bps = topology.network.capacity_Bps * topology.n_machines
-        capacity_Bps[topology.switch] = network_Bps / self._cluster.oversubscription
+        if topology.switched:
+            network_Bps = topology.network.capacity_Bps * topology.n_machines
+            capacity_Bps[topology.switch] = network_Bps / self._cluster.oversubscription
         if storage:
             capacity_Bps[topology.storage_server] = storage.bandwidth_Bps
             capacity_Bps[topology.storage_client(nodes)] = storage.client_bandwidth_Bps

@@ -1,6 +1,6 @@
 """Two engines that give the same times: `des`, event by event, the reference; `fast`, by numpy recurrences."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from simdist.cost.costs import Costs
@@ -9,6 +9,9 @@ from simdist.plan import Plan
 from simdist.plan.delays import Delays, DelaySource, DrawnDelays, check_delays
 
 if TYPE_CHECKING:
+    from simdist.cost.traffic import Traffic
+    from simdist.engines.actors import Actor
+    from simdist.engines.live import Observer
     from simdist.traces.trace import Trace
 
 __all__ = ["DelaySource", "Delays", "DrawnDelays", "Engine", "check_delays", "choose_engine", "simulate"]
@@ -39,6 +42,9 @@ def simulate(
     delays: Delays,
     *,
     engine: Engine = "auto",
+    traffic: "Traffic | None" = None,
+    actors: "Sequence[Actor]" = (),
+    observers: "Sequence[Observer]" = (),
     progress: Callable[[int], None] | None = None,
 ) -> "Trace":
     """Simulate a plan.
@@ -48,14 +54,22 @@ def simulate(
         costs: Its price list (see `simdist.cost`).
         delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
         engine: See `choose_engine`.
+        traffic: What links do besides carrying the plan's transfers; `costs` knows which.
+        actors: Processes of the user, see `simdist.engines.actors`; they end with the last rank.
+        observers: Called with every `simdist.engines.live.Change`, in order of time.
         progress: Called with the number of steps done.
 
     Raises:
         PlanError: The delays do not fit the plan.
         UnsupportedError: `fast` was asked for and cannot compute this exactly.
+        RunError: An actor failed, or nothing can happen any more.
     """
 
     def by_fast() -> "Trace":
+        if actors or observers:
+            raise UnsupportedError(
+                "actors and observers need every event, and the fast engine has none: use engine='des'"
+            )
         from simdist.engines import fast
 
         return fast.simulate(plan, costs, delays, progress=progress)
@@ -63,6 +77,6 @@ def simulate(
     def by_des() -> "Trace":
         from simdist.engines import des
 
-        return des.simulate(plan, costs, delays, progress=progress)
+        return des.simulate(plan, costs, delays, traffic=traffic, actors=actors, observers=observers, progress=progress)
 
     return choose_engine(engine, by_fast=by_fast, by_des=by_des)

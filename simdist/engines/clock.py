@@ -29,7 +29,7 @@ class Clock(Timeline):
     """A timeline with named processes and a queue of urgent events."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(0.0)
         self._urgent: deque[simpy.Event] = deque()
         self.happen: Callable[[Notice], None] = self._urgent.append
         """Let something happen at once: who waits for it goes on before anybody else."""
@@ -40,14 +40,16 @@ class Clock(Timeline):
         return simpy.Process(self, steps)
 
     def schedule(self, event: simpy.Event, priority: EventPriority = NORMAL, delay: SimTime = 0) -> None:
-        """Schedule an event, as SimPy does; a process that failed, and that nobody waits for, ends the simulation.
+        """Schedule an event, as SimPy does; the end of a process that nobody waits for is none, its failure ends all.
 
         Raises:
             BaseException: What the process raised.
         """
-        if isinstance(event, simpy.Process) and not event._ok and not event.callbacks:
-            raise event._value
-        if priority == URGENT and not delay:
+        if isinstance(event, simpy.Process) and not event.callbacks:
+            if not event._ok:
+                raise event._value
+            event.callbacks = None  # type: ignore[assignment]  # it has happened, and nobody waited
+        elif priority == URGENT and not delay:
             self._urgent.append(event)
         else:
             super().schedule(event, priority, delay)

@@ -23,12 +23,16 @@ from itertools import count
 from typing import TypeAlias
 
 import numpy as np
+import simpy
 from numpy.typing import NDArray
 
 from simdist.cost.costs import Costs, Local, Shared, Transfer, Varying
+from simdist.cost.traffic import Traffic
+from simdist.engines.actors import Actor, change_shares, fly, perform
 from simdist.engines.clock import Clock, Notice, Steps
-from simdist.engines.network.fluid import FluidNetwork
-from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Tick
+from simdist.engines.live import LiveCluster, Observer
+from simdist.errors import RunError
+from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Stream, Tick
 from simdist.plan.delays import Delays, check_delays
 from simdist.plan.ops import tick_s
 from simdist.plan.walk import walk
@@ -37,6 +41,7 @@ from simdist.traces.trace import Trace
 _HOST = STREAMS.index("host")
 _NAN = float("nan")
 _COLLECT_AFTER = 500_000  # objects; Python's default is 700
+_NAMED = 8  # of those who wait when nothing can happen any more
 _LOADS_AT_HAND = 64  # ranks may be so many loads apart before transfers are made again
 _Key: TypeAlias = tuple[int, int]  # an instance, and a rank or a group
 _Row: TypeAlias = "array[float]"  # of an instance, per rank
@@ -47,22 +52,32 @@ def simulate(
     costs: Costs,
     delays: Delays,
     *,
+    traffic: Traffic | None = None,
+    actors: Sequence[Actor] = (),
+    observers: Sequence[Observer] = (),
     progress: Callable[[int], None] | None = None,
 ) -> Trace:
     """Simulate a plan event by event.
+
+    With actors or observers no process runs ahead of the clock. With actors all transfers go through the network, where
+    undisturbed ones take their time alone up to rounding.
 
     Args:
         plan: A legal plan.
         costs: Its price list.
         delays: Channel -> float64 `[1, n_steps, world_size]`, seconds.
+        traffic: What links do besides carrying the plan's transfers; `costs` knows which.
+        actors: Processes of the user; those that run when the last rank is done are ended.
+        observers: Called with every change of state, in order of time.
         progress: Called with the number of steps that the first rank has behind it.
 
     Raises:
         PlanError: The delays do not fit the plan.
+        RunError: An actor failed, or nothing can happen any more.
     """
     check_delays(plan, delays)
     with _rare_collections():
-        world = _World(plan, costs, delays, progress)
+        world = _World(plan, costs, delays, traffic or Traffic(), actors, observers, progress)
         world.run()
     if progress:
         progress(plan.n_steps)
@@ -85,6 +100,7 @@ def _rare_collections() -> Iterator[None]:
 class _Task:
     """An instance, with what the streams need at hand."""
 
+    instance: Instance
     index: int
     step: int
     stream: int
@@ -128,13 +144,19 @@ class _World:
         plan: Plan,
         costs: Costs,
         delays: Delays,
+        traffic: Traffic,
+        actors: Sequence[Actor],
+        observers: Sequence[Observer],
         progress: Callable[[int], None] | None,
     ) -> None:
         self._clock = Clock()
         self._world_size = plan.world_size
-        self._network = FluidNetwork(self._clock, costs.capacity_Bps)
+        self._cluster = LiveCluster(self._clock, costs, observers)
+        self._traffic = traffic
+        self._actors = actors
+        self._is_live = bool(actors or observers)  # nothing runs ahead of the clock
         self._progress = progress
-        self._tasks = _tasks(plan, costs, delays)
+        self._tasks = _tasks(plan, costs, delays, all_contested=bool(actors))
         self.rows: tuple[list[_Row], ...] = tuple(
             [array("d", [_NAN]) * plan.world_size for _ in range(plan.n_instances)] for _ in range(3)
         )  # arrays, into which the garbage collector need not look
@@ -143,20 +165,50 @@ class _World:
         self._arrivals: dict[_Key, tuple[int, float]] = {}  # how many of a group are missing, the latest of the others
 
     def run(self) -> None:
+        for changes in self._traffic.shares:
+            self._clock.start(changes.cause, change_shares(changes, self._cluster))
+        for background in self._traffic.background:
+            self._clock.start(background.cause, fly(background, self._cluster))
+        performed = [perform(actor, self._cluster) for actor in self._actors]
+        actors = [self._clock.start(name, steps) for name, steps in performed]
+        self._cluster.processes += [*self._start_streams(), *actors]
+        try:
+            while self._n_running:
+                self._clock.step()
+        except simpy.core.EmptySchedule:
+            raise RunError(self._standstill()) from None
+        finally:
+            for _, steps in performed:
+                steps.close()
+
+    def _start_streams(self) -> Iterator[simpy.Process]:
         of_stream = [[task for task in self._tasks if task.stream == stream] for stream in range(len(STREAMS))]
         reporting = next((tasks for tasks in of_stream if tasks and tasks is not of_stream[_HOST]), None)
         for rank in range(self._world_size):
             for stream, tasks in zip(STREAMS, of_stream, strict=True):
                 if tasks:  # rank 0 tells of its compute stream, if there is one
                     report = self._progress if rank == 0 and tasks is reporting else None
-                    self._clock.start(f"rank {rank} {stream}", self._stream(rank, tasks, report))
                     self._n_running += 1
-        while self._n_running:
-            self._clock.step()
+                    yield self._clock.start(f"rank {rank} {stream}", self._stream(rank, stream, tasks, report))
 
-    def _stream(self, rank: int, tasks: list[_Task], report: Callable[[int], None] | None) -> Steps:
-        """Take tasks in order. `now_s` is when the stream is free; yield what must be known to go on."""
+    def _standstill(self) -> str:
+        """Say who waits for what."""
+        from simdist.plan.text import op_text
+
+        wanted = {id(notice): self._tasks[index] for (index, _), notice in self._waiting.items()}
+        alive = [process for process in self._cluster.processes if process.is_alive]
+        tasks = [(process.name, wanted.get(id(process.target))) for process in alive]
+        waiting = [
+            f"{who} waits for the end of {op_text(task.instance.op)} at step {task.step}" for who, task in tasks if task
+        ]
+        found = [*self._cluster.stopped(), *waiting]
+        more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        return f"nothing can happen any more at {self._clock.now:g} s: {'; '.join(found[:_NAMED])}{more}"
+
+    def _stream(self, rank: int, stream: Stream, tasks: list[_Task], report: Callable[[int], None] | None) -> Steps:
+        """Take tasks in order. `now_s` is when the stream is free; yield what must be known, or happen, to go on."""
         waiting, happen, (ready, start, end) = self._waiting, self._clock.happen, self.rows
+        is_live, clock, cluster, who = self._is_live, self._clock, self._cluster, f"rank {rank} {stream}"
         now_s = 0.0
         for task in tasks:
             index = task.index
@@ -167,10 +219,19 @@ class _World:
                     end_s = end[other][rank]
                 if end_s > now_s:
                     now_s = end_s
+            if is_live:
+                turn = cluster.stream(rank, stream).request()
+                yield turn
+                now_s = clock.now
+                cluster.tell(who, "ready", task.instance)
             ready[index][rank] = now_s
             if task.meeting is None:
                 start[index][rank] = now_s
                 now_s += task.seconds[rank] if task.period_s is None else self._until_tick_s(task, rank, now_s)
+                if is_live:
+                    cluster.tell(who, "started", task.instance)
+                    yield clock.at(now_s)
+                    cluster.tell(who, "ended", task.instance)
                 end[index][rank] = now_s
                 notice = waiting.pop((index, rank), None)
                 if notice is not None:
@@ -180,6 +241,8 @@ class _World:
                 if end[index][rank] != end[index][rank]:
                     yield waiting[index, rank]
                 now_s = end[index][rank]
+            if is_live:
+                turn.resource.release(turn)
             if report:
                 report(task.step)
         self._n_running -= 1
@@ -207,41 +270,45 @@ class _World:
         members, row = meeting.members[group], self.rows[1][task.index]
         for rank in members:
             row[rank] = start_s
-        if meeting.seconds is not None:
+            if self._is_live:
+                self._cluster.tell(f"rank {rank} {task.instance.stream}", "started", task.instance)
+        if meeting.seconds is not None and not self._is_live:
             self._end(task, members, start_s + meeting.seconds[group])
         else:
             name = f"{meeting.name} of step {task.step}, group {group}"
-            self._clock.start(name, self._fly(task, members, meeting.transfer(task, group), start_s))
+            self._clock.start(name, self._move(name, task, meeting, group, start_s))
 
-    def _fly(self, task: _Task, members: Sequence[int], transfer: Transfer, start_s: float) -> Steps:
-        """Move the bytes of a collective through the network."""
-        over = Notice(self._clock)
-        self._network.fly(transfer, partial(self._land, over), start_s=start_s)
-        yield over
-        self._end(task, members, self._clock.now)
-
-    def _land(self, over: Notice) -> None:
-        self._clock.happen(over)
-        self._clock.go_on()
+    def _move(self, name: str, task: _Task, meeting: _Meeting, group: int, start_s: float) -> Steps:
+        """Move the bytes of a collective, through the network if others may share its links."""
+        cluster = self._cluster
+        if meeting.seconds is None:
+            yield cluster.carry(name, meeting.transfer(task, group), start_s=start_s, instance=task.instance)
+        else:
+            cluster.tell(name, "started", task.instance)
+            yield self._clock.at(start_s + meeting.seconds[group])
+            cluster.tell(name, "ended", task.instance)
+        self._end(task, meeting.members[group], self._clock.now)
 
     def _end(self, task: _Task, members: Sequence[int], end_s: float) -> None:
         """End a collective; from now on its end is known."""
         waiting, happen, row = self._waiting, self._clock.happen, self.rows[2][task.index]
         for rank in members:
             row[rank] = end_s
+            if self._is_live:
+                self._cluster.tell(f"rank {rank} {task.instance.stream}", "ended", task.instance)
             notice = waiting.pop((task.index, rank), None)
             if notice is not None:
                 happen(notice)
 
 
-def _tasks(plan: Plan, costs: Costs, delays: Delays) -> list[_Task]:
+def _tasks(plan: Plan, costs: Costs, delays: Delays, *, all_contested: bool) -> list[_Task]:
     known: dict[Op, tuple[list[float], _Meeting | None]] = {}
     for op, cost in costs.of.items():
         match cost:
             case Local():
                 known[op] = np.broadcast_to(cost.seconds, plan.world_size).tolist(), None
             case Shared():
-                seconds = None if op in costs.contested else cost.alone_s
+                seconds = None if all_contested or op in costs.contested else cost.alone_s
                 known[op] = [], _Meeting(op, cost, plan.world_size, seconds)
             case Varying():
                 known[op] = [], _Meeting(op, cost, plan.world_size, None)
@@ -259,4 +326,4 @@ def _task(
         seconds = delays[instance.op.channel][0, instance.step].tolist()
     period_s = instance.op.period_s if isinstance(instance.op, Tick) else None
     stream = STREAMS.index(instance.stream)
-    return _Task(instance.index, instance.step, stream, instance.after, seconds, meeting, batch, period_s)
+    return _Task(instance, instance.index, instance.step, stream, instance.after, seconds, meeting, batch, period_s)

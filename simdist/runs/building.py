@@ -21,6 +21,8 @@ from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
     from simdist.cost.traffic import Traffic
+    from simdist.engines.actors import Actor
+    from simdist.engines.live import Observer
 
 
 @dataclass(frozen=True)
@@ -138,25 +140,43 @@ def delay_sampler(scenario: Scenario, seeds: Sequence[int]) -> DelaySampler:
     )
 
 
-def simulate(scenario: Scenario, *, label: str | None = None, engine: Engine = "auto") -> Trace:
-    """Simulate one schedule of a scenario with the delays of its seed.
+def simulate(
+    scenario: Scenario,
+    *,
+    label: str | None = None,
+    engine: Engine = "auto",
+    actors: "Sequence[Actor]" = (),
+    observers: "Sequence[Observer]" = (),
+) -> Trace:
+    """Simulate one schedule of a scenario with the delays, and what links do, of its seed.
 
     Args:
         scenario: The scenario to simulate.
         label: Which schedule; the first if None.
         engine: `auto` takes the fast engine wherever it is exact.
+        actors: Processes of the user, see `simdist.engines.actors`; they end with the last rank.
+        observers: Called with every `simdist.engines.live.Change`, in order of time.
 
     Raises:
         ScenarioError: No schedule has that label.
         PlanError: The schedule does not fit the cluster.
         UnsupportedError: `fast` was asked for and cannot compute this exactly.
+        RunError: An actor failed, or nothing can happen any more.
     """
     chosen = [schedule for schedule in scenario.schedules if label in (None, schedule.name)]
     if not chosen:
         labels = ", ".join(schedule.name for schedule in scenario.schedules)
         raise ScenarioError(f"{scenario.name}: no schedule is called {label!r}; there are: {labels}")
     built = build(scenario, chosen[0])
-    return engines.simulate(built.plan, built.costs, delays(scenario), engine=engine)
+    return engines.simulate(
+        built.plan,
+        built.costs,
+        delays(scenario),
+        engine=engine,
+        traffic=traffic(scenario, built.costs, scenario.seed),
+        actors=actors,
+        observers=observers,
+    )
 
 
 def delays(scenario: Scenario) -> dict[Channel, NDArray[np.float64]]:

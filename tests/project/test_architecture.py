@@ -254,7 +254,7 @@ def _imported_at_start(node: ast.stmt) -> list[str]:
     ("code", "most"),
     [
         ("import simdist.schedules.hierarchical_sgd", 15),
-        ("import simdist.engines.des", 23),
+        ("import simdist.engines.des", 26),
         ("from simdist.cli import main; main(['compare', 'docs/examples/first.yaml', '--seeds', '2', '--json'])", 70),
     ],
 )

@@ -49,12 +49,16 @@ _SLACK_ULPS = 4  # a flow due within so many units in the last place of the time
 class Timeline(simpy.Environment):
     """A SimPy environment that can be told when something happens, not in how many seconds, which would round."""
 
-    def call_at(self, at_s: float, then: Callable[[simpy.Event], None], *, priority: EventPriority = NORMAL) -> None:
-        """Call a function at a time, which is not before now; its argument is an event of no interest."""
+    def at(self, at_s: float, *, priority: EventPriority = NORMAL) -> simpy.Event:
+        """Return an event that happens at a time, which is not before now."""
         event = simpy.Event(self)
         event._ok, event._value = True, None
-        event.callbacks.append(then)
         heappush(self._queue, (at_s, priority, next(self._eid), event))
+        return event
+
+    def call_at(self, at_s: float, then: Callable[[simpy.Event], None], *, priority: EventPriority = NORMAL) -> None:
+        """Call a function at a time, which is not before now; its argument is an event of no interest."""
+        self.at(at_s, priority=priority).callbacks.append(then)
 
 
 class FluidNetwork:

@@ -1,0 +1,91 @@
+"""Processes besides those of the plan: users' actors, and the traffic of a scenario."""
+
+import math
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import TypeAlias
+
+import simpy
+
+from simdist.cost.costs import Stage, Transfer
+from simdist.cost.traffic import Background, LinkShares
+from simdist.engines.clock import Steps
+from simdist.engines.live import LiveCluster
+from simdist.errors import RunError
+
+Actor: TypeAlias = Callable[[simpy.Environment, LiveCluster], Generator[simpy.Event, object, object]]
+
+_AT_ONCE = 100_000  # events that an actor may wait for in one moment
+
+
+def perform(actor: Actor, cluster: LiveCluster) -> tuple[str, Steps]:
+    """Return the process of an actor, and its name.
+
+    Raises:
+        RunError: The actor is no generator function; or, while it runs, it fails, yields what is no event, or goes on
+            without letting time pass.
+    """
+    steps = actor(cluster.clock, cluster)
+    if not isinstance(steps, Generator):
+        raise RunError(f"actor {actor!r} is no generator function: it returned {steps!r}, and must yield events")
+    name = f"actor {steps.__name__}"  # type: ignore[attr-defined]  # which generators have
+    return name, _performed(name, steps, cluster)
+
+
+def _performed(name: str, steps: Generator[simpy.Event, object, object], cluster: LiveCluster) -> Steps:
+    try:
+        try:
+            yield from _checked(steps, cluster)
+        finally:
+            steps.close()
+    except Exception as error:
+        raise RunError(f"{name} failed at {cluster.clock.now:g} s: {type(error).__name__}: {error}") from error
+
+
+def _checked(steps: Generator[simpy.Event, object, object], cluster: LiveCluster) -> Steps:
+    """Hand on events, and what comes of them."""
+    n_at_once, moment_s = 0, cluster.clock.now
+    go_on: Callable[[], simpy.Event] = steps.__next__
+    while True:
+        try:
+            event = go_on()
+        except StopIteration:
+            return
+        if not isinstance(event, simpy.Event):
+            raise TypeError(f"it yielded {event!r}; an actor yields events, such as env.timeout(1.0)")
+        if cluster.clock.now > moment_s:
+            n_at_once, moment_s = 0, cluster.clock.now
+        n_at_once += 1
+        if n_at_once > _AT_ONCE:
+            raise RuntimeError(f"it waited for {_AT_ONCE} events without letting time pass")
+        try:
+            go_on = partial(steps.send, (yield event))
+        except Exception as failure:
+            go_on = partial(steps.throw, failure)
+
+
+def change_shares(changes: LinkShares, cluster: LiveCluster) -> Steps:
+    """Set the shares of links when they change."""
+    links = [cluster.link_at(index) for index in changes.resources if cluster.is_limited(index)]
+    for at_s, share in changes.shares() if links else ():
+        if at_s > cluster.clock.now:
+            yield cluster.clock.at(at_s)
+        for link in links:
+            link.share = share
+
+
+def fly(background: Background, cluster: LiveCluster) -> Steps:
+    """Let the flows of another job share links, one after the other."""
+    stage, clock = background.stage, cluster.clock
+    for flight in background.flights():
+        if flight.begin_s > clock.now:
+            yield clock.at(flight.begin_s)
+        if flight.nbytes is not None:
+            transfer = Transfer((Stage(0.0, stage.resources, stage.nbytes * flight.nbytes),))
+            yield cluster.carry(background.cause, transfer)
+        elif flight.end_s is None or flight.end_s > clock.now:
+            flow = cluster.open(background.cause, stage)
+            if flight.end_s is None or flight.end_s == math.inf:
+                return
+            yield clock.at(flight.end_s)
+            flow.close()
