@@ -67,6 +67,7 @@ class _RunOptions:
     force: bool
     data: str | None
     cache: Path | None
+    checkpoints: str | None
     links: str | None
 
 
@@ -105,6 +106,14 @@ def main(args: Sequence[str] | None = None) -> int:
     "--cache",
     type=click.Path(path_type=Path, file_okay=False),
     help="Folder on each node's disk for files of the data set.  [default: a temporary one of this user]",
+)
+@click.option(
+    "--checkpoints",
+    metavar="URL",
+    help=(
+        f"Write the plan's checkpoints here: a folder, or another URL of fsspec.  [default: RUN/saved; {EMULATED} "
+        f"sleeps]"
+    ),
 )
 @click.option(
     "--links",
@@ -159,6 +168,10 @@ def _runs(options: _RunOptions) -> list[RunDirectory]:
             raise ScenarioError(
                 f"{each.path}: its plan reads no data set; give its scenario `data`, or leave --data out"
             )
+        if options.checkpoints and not each.plan.has_saves:
+            raise ScenarioError(
+                f"{each.path}: its plan writes none; give its scenario `checkpoint`, or leave --checkpoints out"
+            )
     if options.cache and not options.data:
         raise ScenarioError(f"--cache {options.cache}: there is nothing to keep without --data")
     return runs
@@ -193,7 +206,7 @@ def _one(
                 run.plan,
                 run.delays,
                 buffers=buffers_of(run.plan, build, with_data=source is not None),
-                program=program_maker(connection, run, build, options.precision, source),
+                program=program_maker(connection, run, build, options.precision, source, options.checkpoints),
                 program_name=options.program if build is None else f"{options.program} {options.precision}",
                 timeout_s=options.timeout_s,
                 parts=parts,
@@ -258,8 +271,9 @@ def _agree(connection: Connection, run: RunDirectory, options: _RunOptions) -> N
     """Refuse ranks that were given different runs: with other delays, say, the trace would tell of none of them."""
     for name, content in run_directory.contents(run.scenario, run.plan, run.delays).items():
         connection.agree(name, hashlib.sha256(content).hexdigest())
-    data = " with data" if options.data else ""
-    connection.agree("program", f"{options.program} {options.precision}{data}")
+    given = {"data": options.data, "checkpoints": options.checkpoints}
+    traits = "".join(f" with {name}" for name, value in given.items() if value)
+    connection.agree("program", f"{options.program} {options.precision}{traits}")
 
 
 def _save(

@@ -11,6 +11,7 @@ import torch
 
 from real import models
 from real.buffers.memory import Memory
+from real.checkpoints.planned import CheckpointFiles
 from real.data.batches import BatchFeed, batch_buffers
 from real.data.inputs import InputReader
 from real.data.sample_index import check_labels
@@ -153,7 +154,12 @@ def buffers_of(plan: Plan, build: Build | None, *, with_data: bool) -> set[str]:
 
 
 def program_maker(
-    connection: Connection, run: RunDirectory, build: Build | None, precision: str, source: InputReader | None
+    connection: Connection,
+    run: RunDirectory,
+    build: Build | None,
+    precision: str,
+    source: InputReader | None,
+    checkpoints: str | None = None,
 ) -> MakeProgram:
     """Return what makes the program of this rank, once there is memory.
 
@@ -163,6 +169,8 @@ def program_maker(
         build: From `find_build`.
         precision: Of a model, a key of `AUTOCAST`.
         source: Of samples; without one, a program that sleeps does so for loads as well, and a model has its own data.
+        checkpoints: URL of the folder that they are written to; without one, a program that sleeps does so for them as
+            well, and a model writes to the run directory.
     """
     rank, device = connection.place.rank, connection.device
 
@@ -170,7 +178,10 @@ def program_maker(
         compute, comm = (Spin(device) if device.type == "cuda" else Sleeper(failed) for _ in range(2))
         seconds, load_s = _prices(run, rank)
         feed = source and BatchFeed(run.plan, source, memory)
-        return EmulatedProgram(seconds, compute=compute, comm=comm, interrupted=failed, load_s=load_s, feed=feed)
+        save = _saver(run.plan, CheckpointFiles(checkpoints, rank)) if checkpoints else None
+        return EmulatedProgram(
+            seconds, compute=compute, comm=comm, interrupted=failed, load_s=load_s, feed=feed, save=save
+        )
 
     def model(memory: Memory, failed: threading.Event) -> Program:
         assert build is not None
@@ -196,13 +207,23 @@ def program_maker(
             device=device,
             rank=rank,
             autocast=AUTOCAST[precision],
-            saved=run.path / "saved" if rank == 0 else None,
+            save=CheckpointFiles(checkpoints or str(run.path / "saved"), rank).write if run.plan.has_saves else None,
             feed=source and BatchFeed(run.plan, source, memory),
         )
         program.warm_up(_N_WARM_UP)
         return program
 
     return emulated if build is None else model
+
+
+def _saver(plan: Plan, files: CheckpointFiles) -> Callable[[ops.Save], None]:
+    """Return what writes as many bytes as a checkpoint of a model would have."""
+
+    def save(op: ops.Save) -> None:
+        if op.by.is_first(files.rank):
+            files.write_bytes(sum(plan.buffer(name).nbytes for name in op.srcs))
+
+    return save
 
 
 def _check_inputs(inputs: torch.Tensor, source: InputReader) -> None:

@@ -2,11 +2,14 @@
 
 import functools
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -19,6 +22,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from real.buffers.memory import Memory, Scratch
+from real.checkpoints.planned import CheckpointFiles
 from real.collectives.servers import sum_by_servers
 from real.collectives.worlds import ProcessWorld, groups_of
 from real.execution import virtual
@@ -173,8 +177,13 @@ class Watch:
             raise RunError("failed")
 
 
-def by_plan(plan: Plan, training: Training, in_caller: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Train on this rank; return parameters and the losses of the last passes of the steps."""
+def by_plan(
+    plan: Plan, training: Training, in_caller: bool = False, folder: Path | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Train on this rank; return parameters and the losses of the last passes of the steps.
+
+    Checkpoints go to a folder, each a while after it was due.
+    """
     rank = dist.get_rank()
     module, optimizer = training.make(rank)
     memory = Memory(plan, CPU, Binding.buffers_of(plan))
@@ -186,7 +195,15 @@ def by_plan(plan: Plan, training: Training, in_caller: bool = False) -> tuple[np
         return value
 
     batch = partial(_batch, training, rank)
-    program = ModuleProgram(plan, module, noted, optimizer, batch, memory, device=CPU, rank=rank)
+    files = CheckpointFiles(str(folder), rank) if folder else None
+
+    def save(name: str, fill: Callable[[IO[bytes]], object]) -> None:
+        assert files is not None
+        time.sleep(0.05)
+        files.write(name, fill)
+
+    save_later = save if folder else None
+    program = ModuleProgram(plan, module, noted, optimizer, batch, memory, device=CPU, rank=rank, save=save_later)
     torch.manual_seed(rank)
     _execute(plan, program, memory, ProcessWorld(groups_of(plan), timeout_s=30.0), in_caller)
     return _vector(module), np.array(losses[training.micro_batches - 1 :: training.micro_batches])

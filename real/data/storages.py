@@ -157,6 +157,17 @@ def open_storage(
     """
     if not timeout_s > 0:
         raise ScenarioError(f"timeout_s is {timeout_s}: write a number of seconds above 0")
+    filesystem, root = filesystem_of(url)
+    return DataStorage(url, filesystem, root, timeout_s=timeout_s, stop=stop, tell=tell)
+
+
+def filesystem_of(url: str) -> tuple[AbstractFileSystem, str]:
+    """Return the file system of a URL, and the path of its folder there.
+
+    Raises:
+        ScenarioError: There is no such kind of URL.
+        RunError: A library for it is missing, or refuses.
+    """
     try:
         filesystem, root = fsspec.core.url_to_fs(url)
     except ImportError as error:  # s3fs and the like are packages of their own
@@ -164,7 +175,7 @@ def open_storage(
     except ValueError as error:
         advice = "write a folder, or a URL that fsspec knows; an NFS server: mount it and write the folder"
         raise ScenarioError(f"{url}: {error}; {advice}") from error
-    return DataStorage(url, filesystem, str(root), timeout_s=timeout_s, stop=stop, tell=tell)
+    return filesystem, str(root)
 
 
 def read_storage_index(storage: DataStorage) -> SampleIndex:

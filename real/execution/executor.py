@@ -238,7 +238,9 @@ class Executor:
         else:
             compute = DirectLane(*performed) if lanes.compute_in_caller else thread("compute")
             comm = thread("comm")
-        return {"host": DirectLane(*performed), "compute": compute, "comm": comm, "io": thread("io")}
+        made: dict[ops.Stream, Lane] = {"host": DirectLane(*performed), "compute": compute, "comm": comm}
+        threads: tuple[ops.Stream, ...] = ("io", "save") if self._plan.has_saves else ("io",)
+        return made | {stream: thread(stream) for stream in threads}
 
     def _on_end(self, instance: Instance, ended: Ended) -> None:
         if self._ticks:

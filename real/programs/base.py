@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 import torch
 from torch import Tensor
@@ -10,6 +10,8 @@ from torch import Tensor
 from real.buffers.transforms import Transform
 from simdist.plan import ops
 
+# Writes a file of a name, whose contents a function writes.
+WriteFile: TypeAlias = Callable[[str, Callable[[IO[bytes]], object]], None]
 Batch: TypeAlias = tuple[Tensor, Tensor]  # inputs and targets, samples along the first axis
 
 # An operation that programs perform; loads and backward passes go other ways.

@@ -74,6 +74,10 @@ class Binding:
         """The buffers that hold all parameters."""
         return [self._memory.dense(name) for name in self._laid]
 
+    def named(self, buffer: Buffer) -> dict[str, Tensor]:
+        """Return the parts of a buffer that belong to each of its tensors, by the parameters' names in the module."""
+        return dict(zip(self._names_of(buffer), self._views(buffer), strict=True))
+
     def give_gradients(self, op: ops.Optimize) -> None:
         """Let an update find the gradients that it names, and none of other parameters, so that it skips those."""
         self.forget_gradients()

@@ -30,6 +30,7 @@ class EmulatedProgram(Program):
         interrupted: Ends the sleep of a load or save early; set when the run has failed.
         load_s: (load, number) -> seconds, of loads that are not in `seconds` because each takes its own time.
         feed: Reads data instead of sleeping.
+        save: Writes a checkpoint instead of sleeping.
     """
 
     seconds: Mapping[ops.Op, float]
@@ -38,6 +39,7 @@ class EmulatedProgram(Program):
     interrupted: threading.Event
     load_s: Callable[[ops.Load, int], float] | None = None
     feed: Feed | None = None
+    save: Callable[[ops.Save], None] | None = None
 
     def load(self, op: ops.Load, number: int) -> None:
         """Read the batch, or sleep for the seconds that the load takes undisturbed."""
@@ -48,13 +50,16 @@ class EmulatedProgram(Program):
         sleep_s(seconds, self.interrupted)
 
     def perform(self, op: Computation, step: int) -> None:
-        """Bring the node's files; or take the seconds of the operation in its stream, undisturbed where that is io."""
+        """Bring the node's files, or write one; or take the seconds of the operation in its stream."""
         if isinstance(op, ops.StageIn) and self.feed is not None:
             self.feed.stage_in(op)
             return
+        if isinstance(op, ops.Save) and self.save is not None:
+            self.save(op)
+            return
         seconds = self._seconds_of(op)
         match ops.stream_of(op):
-            case "io":
+            case "io" | "save":
                 sleep_s(seconds, self.interrupted)
             case "comm":
                 self.comm(seconds)

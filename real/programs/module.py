@@ -2,15 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from real.buffers import transforms
 from real.buffers.memory import Memory
-from real.programs.base import Batch, Computation, Feed, Program, normalised
+from real.programs.base import Batch, Computation, Feed, Program, WriteFile, normalised
 from real.programs.binding import Binding
 from real.programs.optimizers import Rating
 from simdist.errors import PlanError, RunError
@@ -31,7 +30,7 @@ class ModuleProgram(Program):
         device: Where to compute.
         rank: Which rank it is.
         autocast: Lower precision for forward and backward pass, such as `torch.bfloat16`.
-        saved: Folder for what `Save` writes.
+        save: Writes the files of checkpoints; without it there are none.
         feed: Reads batches of images, in place of `batch`, which then only warms up and says what the module takes.
 
     Raises:
@@ -50,7 +49,7 @@ class ModuleProgram(Program):
         device: torch.device,
         rank: int = 0,
         autocast: torch.dtype | None = None,
-        saved: Path | None = None,
+        save: WriteFile | None = None,
         feed: Feed | None = None,
     ) -> None:
         _check_updates(plan)
@@ -59,9 +58,13 @@ class ModuleProgram(Program):
         self._rating = Rating(plan, self._binding, optimizer, memory, rank)
         self._module, self._loss_of, self._optimizer = module, loss, optimizer
         self._batch, self._memory, self._device = batch, memory, device
-        self._rank, self._autocast, self._saved = rank, autocast, saved
+        self._rank, self._autocast, self._write = rank, autocast, save
         self._feed = feed
         self._batches: dict[str, Sequence[Batch]] = {}  # those of the passes of a step
+        self._saved_names = {
+            name for body in plan.bodies for op in body if isinstance(op, ops.Save) for name in op.srcs
+        }
+        self._states: dict[str, object] = {}  # copies of what is in no buffer, by the name of the copy
         self._n_passes = max(1, *(sum(isinstance(op, ops.Forward) for op in body) for body in plan.bodies))
         self._at = -1, 0  # step, and its next pass
         self._in_memory = {buffer.name for buffer in plan.buffers if buffer.place == "host" and buffer.initialized}
@@ -126,9 +129,14 @@ class ModuleProgram(Program):
         self._binding.buckets.fill(bucket)
 
     def _copy(self, op: ops.Copy, step: int) -> None:
-        """Copy a batch to the device, or a buffer of parameters or gradients."""
+        """Copy a batch to the device, a buffer of parameters or gradients, or what a checkpoint holds besides."""
+        if not op.by.is_first(self._rank):
+            return
         if op.dst in self._memory:
             transforms.copy(self._memory, op)
+            return
+        if op.dst in self._saved_names:
+            self._states[op.dst] = self._state_of(op.src)
             return
         if self._feed is not None:
             self._batches[op.dst] = self._from_feed(self._feed, op.src)
@@ -146,12 +154,29 @@ class ModuleProgram(Program):
         with self._precision():
             self.loss = self._loss_of(self._module(inputs), targets)
 
+    def _state_of(self, name: str) -> object:
+        """Return a copy of what a buffer stands for that is not in memory: bytes, or the state of the optimizer."""
+        buffer = self._plan.buffer(name)
+        if buffer.dtype == "uint8":
+            return torch.zeros(buffer.count, dtype=torch.uint8)
+        return {"optimizer": on_host(self._optimizer.state_dict())}
+
     def _save(self, op: ops.Save, step: int) -> None:
-        """Write the buffers to a file of this step."""
-        if self._saved is not None:
-            self._saved.mkdir(parents=True, exist_ok=True)
-            tensors = {name: self._memory.tensors(name) for name in op.srcs if name in self._memory}
-            torch.save(tensors, self._saved / f"step-{step:06d}.pt")
+        """Write a file of this step: `step`, `model` as `load_state_dict` takes it, `optimizer`, and other buffers."""
+        if self._write is None or not op.by.is_first(self._rank):
+            return
+        content: dict[str, Any] = {"step": step, "model": {}}
+        for name in op.srcs:
+            buffer, state = self._plan.buffer(name), self._states.get(name)
+            if isinstance(state, dict):
+                content |= state
+            elif state is not None:
+                content[name] = state
+            elif buffer.tensors and not buffer.sparse:
+                content["model"] |= self._binding.named(buffer)
+            elif name in self._memory:
+                content[name] = self._memory.tensors(name)
+        self._write(f"step-{step:06d}-rank-{self._rank:05d}.pt", lambda file: torch.save(content, file))
 
     def _of_passes(self, step: int) -> list[Batch]:
         """Return the batches of the passes of a step."""
@@ -217,6 +242,19 @@ class LoopProgram(Program):
         raise RunError(
             f"Backward of {', '.join(op.dst for op in buckets)} is for the training loop to do, not for the plan"
         )
+
+
+def on_host(state: object) -> object:
+    """Return a copy of nested dicts, lists and tuples whose tensors are in the host's memory."""
+    match state:
+        case Tensor():
+            return state.detach().to("cpu", copy=True)
+        case dict():
+            return {key: on_host(value) for key, value in state.items()}
+        case list() | tuple():
+            return type(state)(map(on_host, state))
+        case _:
+            return state
 
 
 def _check_updates(plan: Plan) -> None:

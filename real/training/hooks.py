@@ -403,7 +403,7 @@ def _problem(plan: Plan, body: Body, n_tensors: int) -> str:
     if backwards != [(name, number > 0) for number in range(n_passes(plan)) for name in buckets]:
         return "its passes do not add up"
     if any(isinstance(op, ops.Save) for op in body):
-        return "it saves in the middle of a step"
+        return "it saves checkpoints, which `real.wrap` writes by itself (`checkpoint=`)"
     update = next(op for op in body if isinstance(op, ops.Optimize))
     for what, names in (("its backward pass computes", buckets), ("it updates", update.params)):
         covered = sorted(plan.buffer(name).tensors or (0, 0) for name in names)

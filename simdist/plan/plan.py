@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import PlanError
-from simdist.plan.ops import Load, Op
+from simdist.plan.ops import Load, Op, Save
 
 DType: TypeAlias = Literal["float64", "float32", "float16", "bfloat16", "uint8"]
 Body: TypeAlias = tuple[Op, ...]
@@ -255,6 +255,11 @@ class Plan:
         of_body = [[op for op in body if isinstance(op, Load)] for body in self.bodies]
         for body in self.body_of_steps():
             yield from of_body[body]
+
+    @property
+    def has_saves(self) -> bool:
+        """Whether checkpoints are written."""
+        return any(isinstance(op, Save) for body in self.bodies for op in body)
 
     def buffer(self, name: str) -> Buffer:
         """Return the buffer of that name; KeyError if there is none (`simdist.plan.check` reports it better)."""

@@ -31,6 +31,7 @@ from simdist.plan import (
     Load,
     Optimize,
     Plan,
+    Save,
     StageIn,
     TrustRatios,
     Wait,
@@ -44,7 +45,7 @@ from simdist.plan.ops import Algorithm
 from simdist.plan.walk import walk
 from simdist.proof import prove
 from simdist.schedules import GradientSchedule, InputPath, Job, Schedule, kinds
-from simdist.schedules.job import POLICIES, Policy, levels
+from simdist.schedules.job import POLICIES, Checkpoint, Policy, levels
 from simdist.schedules.parts import gradient_buckets
 
 GOLDEN = Path(__file__).resolve().parents[3] / "tests" / "golden"
@@ -86,6 +87,10 @@ def path_id(path: InputPath) -> str:
     return f"{path.source}-{path.copy}-{path.prefetch}" + (f"-{path.policy}" if path.dataset else "")
 
 
+def checkpoint_id(checkpoint: Checkpoint | None) -> str:
+    return f"saves-{checkpoint.every}" if checkpoint else "saves-never"
+
+
 every_schedule = pytest.mark.parametrize("schedule", SCHEDULES, ids=schedule_id)
 every_path = pytest.mark.parametrize("path", PATHS, ids=path_id)
 
@@ -98,13 +103,21 @@ every_path = pytest.mark.parametrize("path", PATHS, ids=path_id)
     path=PATHS,
     run_ahead_steps=RUN_AHEAD_STEPS,
     micro_batches=[1, 3],
-    ids={"schedule": schedule_id, "path": path_id},
+    checkpoint=[None, Checkpoint(3, "state", "disk", is_async=True), Checkpoint(4, "parameters", by=Group(8))],
+    ids={"schedule": schedule_id, "path": path_id, "checkpoint": checkpoint_id},
 )
 def test_plan_is_legal_and_computes_what_the_schedule_declares(
-    schedule: Schedule, path: InputPath, run_ahead_steps: int | None, micro_batches: int
+    schedule: Schedule, path: InputPath, run_ahead_steps: int | None, micro_batches: int, checkpoint: Checkpoint | None
 ) -> None:
-    job = dataclasses.replace(JOB, input_path=path, run_ahead_steps=run_ahead_steps, micro_batches=micro_batches)
+    job = dataclasses.replace(
+        JOB, input_path=path, run_ahead_steps=run_ahead_steps, micro_batches=micro_batches, checkpoint=checkpoint
+    )
     plan = schedule.plan(job)
+    saving = [any(isinstance(op, Save) for op in plan.bodies[number]) for number in plan.body_of_steps()]
+    every = checkpoint.every if checkpoint else job.n_steps + 1
+    assert saving == [(step + 1) % every == 0 for step in range(job.n_steps)]
+    cycle = schedule.cycle_with_checkpoints(job)
+    assert len(cycle) % (checkpoint.every if checkpoint else 1) == len(cycle) % len(schedule.cycle(job)) == 0
     assert (plan.world_size, plan.n_steps) == (job.world_size, job.n_steps)
     check(plan)
     assert prove(plan, lambda step: schedule.result(step, job)) == job.world_size

@@ -1,0 +1,68 @@
+"""Checkpoints that a plan writes with `Save`: files of each rank, in a folder, or where else fsspec can write."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, final
+
+from fsspec.implementations.local import LocalFileSystem
+
+from real.data.storages import filesystem_of
+from simdist.errors import RunError, naming_file
+from simdist.files import replacing
+
+_PIECE_NBYTES = 1024**2
+
+
+@final
+class CheckpointFiles:
+    """Writes the files of a rank. When `write` returns, a file of a folder is on the disk, any other with its server.
+
+    Args:
+        url: A folder, which is made if it is not there, or another URL of fsspec.
+        rank: Whose files.
+
+    Raises:
+        ScenarioError: There is no such kind of URL.
+        RunError: A library for it is missing; or the folder cannot be made.
+    """
+
+    def __init__(self, url: str, rank: int) -> None:
+        self._url, self.rank = url, rank
+        self._filesystem, self._root = filesystem_of(url)
+        if isinstance(self._filesystem, LocalFileSystem):
+            with naming_file(Path(self._root), "made a folder"):
+                Path(self._root).mkdir(parents=True, exist_ok=True)
+
+    def write(self, name: str, fill: Callable[[IO[bytes]], object]) -> None:
+        """Write a file of this rank in place of one of the same name.
+
+        Args:
+            name: Such as `rank-00003.bin`.
+            fill: Writes its contents.
+
+        Raises:
+            RunError: It cannot be written; names rank and file.
+        """
+        path = f"{self._root}/{name}"
+        try:
+            if isinstance(self._filesystem, LocalFileSystem):
+                with replacing(Path(path), on_disk=True) as part, part.open("wb") as file:
+                    fill(file)
+            else:
+                with self._filesystem.open(path, "wb") as file:
+                    fill(file)
+        except Exception as error:  # of any library
+            why = str(error) if isinstance(error, RunError) else f"{self._url}: {name}: cannot be written: {error}"
+            raise RunError(f"checkpoint of rank {self.rank}: {why}") from error
+
+    def write_bytes(self, nbytes: int) -> None:
+        """Write so many bytes without meaning, in place of those of the last time."""
+        piece = os.urandom(min(nbytes, _PIECE_NBYTES))
+
+        def fill(file: IO[bytes]) -> None:
+            for _ in range(nbytes // len(piece)):
+                file.write(piece)
+            file.write(piece[: nbytes % len(piece)])
+
+        self.write(f"rank-{self.rank:05d}.bin", fill)
