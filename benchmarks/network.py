@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.tables import shown, table
 from simdist.cost import Costs, Stage, Transfer, price
 from simdist.engines import des
+from simdist.engines.network.flows import max_min_rates
 from simdist.engines.network.fluid import FluidNetwork, Timeline
-from simdist.engines.network.max_min import max_min_rates
 from simdist.plan import AllReduce, Buffer, Delay, Plan, Wait
 from simdist.plan.group import Group
 from simdist.scenario.cluster import Cluster, Link

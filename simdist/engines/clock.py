@@ -54,6 +54,10 @@ class Clock(Timeline):
         else:
             super().schedule(event, priority, delay)
 
+    def is_last(self) -> bool:
+        """Return whether nothing else is to happen at this moment."""
+        return not self._urgent and super().is_last()
+
     def step(self) -> None:
         """Let everything urgent happen, or else the next event.
 

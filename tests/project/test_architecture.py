@@ -51,7 +51,7 @@ EXECUTES = {
 }
 TALKS_TO_USERS = {"real.__main__", "real.calibrate", "real.calibration", "real.cli", "real.jobs", "real.training"}
 WORDS_OF_SCHEDULES = {"period", "periods", "level", "levels", "warmup_steps"}
-IMPORTED_ON_DEMAND = {"scipy", "matplotlib", "pandas"}
+IMPORTED_ON_DEMAND = {"scipy", "matplotlib", "numba", "pandas"}
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,19 @@ know of each other; an event costs the size of the component that it happens in,
 A component that somebody leaves may fall apart, so those who stay join again, like those who arrive.
 
 A few flows are solved again at every event: schedules repeat themselves, the same stages meet in every step, and the
-rates of sets that met before are remembered. Where many flows share, such as the readers of one server, sets hardly
-ever meet again; `incremental` then changes the rates instead of recomputing them.
+rates of sets that met before are remembered, and whether those who stay have anything in common. Where many flows
+share, sets hardly ever meet again; `flows` keeps their state in arrays, and a compiled kernel fills them anew.
 
 Capacities may change while transfers fly; nothing passes a resource of capacity 0, and what was in flight goes on where
 it stopped. Flows without an end share like transfers until they are closed.
 """
 
 import math
-import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from heapq import heappush
-from typing import TypeAlias
+from operator import attrgetter
+from typing import Any, TypeAlias
 
 import numpy as np
 import simpy
@@ -30,19 +30,20 @@ from numpy.typing import NDArray
 from simpy.events import NORMAL, EventPriority
 
 from simdist.cost.costs import Stage, Transfer
-from simdist.engines.network.fair_share import Flow
-from simdist.engines.network.incremental import IncrementalMaxMin
-from simdist.engines.network.max_min import max_min_rates
+from simdist.engines.network.flows import Flow, Kernel, ManyFlows, fair_rates_Bps, nothing
 
 LAST = EventPriority(2)  # SimPy runs events of one moment by priority: 0 urgent, 1 normal
 
 Then: TypeAlias = Callable[[], object]
+_Kinds: TypeAlias = tuple[int, ...]
+_Parts: TypeAlias = tuple[list[int], list[int], bool]
+_Set: TypeAlias = tuple[_Kinds, tuple[tuple[int, float], ...]]
 
 _TOGETHER = 1e-12  # transfers due within this share of the time to the next end end together
-_NOBODY = -1
 _REMEMBERED = 4096  # sets of stages
 _NUMBERED = 65536  # stages, before they are renumbered
-_FEW = 16  # flows whose rates are recomputed at every event
+_FEW = 16  # flows whose rates are looked up
+_JOINED, _JOINED_EACH = 64, 4  # after so many, and so many for each that is left, many flows may have fallen apart
 _SLACK_ULPS = 4  # a flow due within so many units in the last place of the time has ended when a capacity changes
 
 
@@ -58,7 +59,23 @@ class Timeline(simpy.Environment):
 
     def call_at(self, at_s: float, then: Callable[[simpy.Event], None], *, priority: EventPriority = NORMAL) -> None:
         """Call a function at a time, which is not before now; its argument is an event of no interest."""
-        self.at(at_s, priority=priority).callbacks.append(then)
+        event: Any = _Call(then)
+        heappush(self._queue, (at_s, priority, next(self._eid), event))
+
+    def is_last(self) -> bool:
+        """Return whether nothing else is to happen at this moment."""
+        return not self._queue or self._queue[0][0] > self._now
+
+
+class _Call:
+    """What SimPy needs to know of an event that only calls a function."""
+
+    __slots__ = ("callbacks",)
+
+    _ok = True
+
+    def __init__(self, then: Callable[[simpy.Event], None]) -> None:
+        self.callbacks = (then,)
 
 
 class FluidNetwork:
@@ -67,24 +84,24 @@ class FluidNetwork:
     Args:
         timeline: When what happens.
         capacity_Bps: Bytes per second of every resource, `[n_resources]`; inf where unlimited.
-        few: Larger components are solved incrementally.
+        few: Components of so many flows are looked up.
     """
 
     def __init__(self, timeline: Timeline, capacity_Bps: NDArray[np.float64], *, few: int = _FEW) -> None:
         self._timeline = timeline
         self._few = few
-        self._capacity_Bps = np.array(capacity_Bps, dtype=np.float64)
+        self._capacity_Bps: list[float] = capacity_Bps.tolist()
         self._former_Bps: dict[int, float] = {}  # of resources whose capacities are not what they were at first
         self._changing: dict[int, float] = {}  # capacities from this moment on
-        self._components: dict[int, _Component] = {}
-        self._component_on = [_NOBODY] * len(capacity_Bps)
+        self._component_on: list[_Component | None] = [None] * len(capacity_Bps)
         self._n_components = 0
-        self._joining: list[Flow] = []
-        self._left: set[int] = set()
+        self._joining: list[Flow | _Component] = []
         self._is_settling = False
-        self._stages: list[Stage] = []
-        self._kind_of: dict[int, int] = {}
-        self._remembered = lru_cache(maxsize=_REMEMBERED)(self._fair_rates_Bps)
+        self._kernel = Kernel()
+        self._kind_of: dict[int, tuple[int, Stage]] = {}  # by id; stages are kept, so that no other takes it
+        self._first_kind = 0
+        self._remembered: dict[_Set, list[float]] = {}
+        self._parts: dict[tuple[_Kinds, _Kinds], _Parts] = {}
 
     def start(self, transfer: Transfer) -> simpy.Event:
         """Start a transfer now; the event happens when its last stage has ended."""
@@ -103,14 +120,12 @@ class FluidNetwork:
             resource: Its index.
             capacity_Bps: At least 0; nothing passes at 0.
         """
-        self._few = sys.maxsize
         self._changing[resource] = capacity_Bps
         self._settle_soon()
 
     def open(self, stage: Stage) -> Flow:
         """Let a flow without an end share resources, in proportion to the bytes of a stage, from now on; return it."""
-        self._few = sys.maxsize
-        flow = Flow(stage, _nothing)
+        flow = Flow(stage, nothing)
         flow.left_nbytes = math.inf
         if flow.most_nbytes:
             self._joining.append(flow)
@@ -121,36 +136,38 @@ class FluidNetwork:
         """Let a flow that was opened share no longer."""
         if not flow.most_nbytes:
             return
-        if flow not in self._joining:
-            component = self._components[self._component_on[flow.resources[0]]]
-            self._advance(component)
-            self._joining += self._dissolve(component)
-            self._settle_soon()
-        self._joining.remove(flow)
-
-    def _solve_always(self) -> None:
-        """Change no rates incrementally any more."""
-        for component in [each for each in self._components.values() if each.incremental is not None]:
-            self._end_if_due(component)
-            if component.number in self._components:
-                self._advance(component)
-                self._joining += self._dissolve(component)
+        component = self._without_due(flow.resources[0])
+        if component is None or flow in self._joining:
+            self._joining.remove(flow)
+            return
+        self._advance(component)
+        if component.many is not None:
+            component.many.take_out(flow)
+            self._stay(component, component.many)
+        else:
+            self._joining += [each for each in self._dissolve(component) if each is not flow]
+        self._settle_soon()
 
     def _begin(self, stages: tuple[Stage, ...], then: Then, start_s: float) -> None:
         """Begin the first of some stages, if one is left."""
         flow_s = start_s + stages[0].latency_s if stages else start_s
-        flow = partial(self._flow, stages, then)
         if flow_s == self._timeline.now:
-            flow()
+            self._flow(stages, then)
         else:
-            self._timeline.call_at(flow_s, flow)
+            self._timeline.call_at(flow_s, partial(self._flow_now, stages, then))
 
-    def _flow(self, stages: tuple[Stage, ...], then: Then, _: object = None) -> None:
+    def _flow_now(self, stages: tuple[Stage, ...], then: Then, _: simpy.Event) -> None:
+        is_settling, self._is_settling = self._is_settling, True
+        self._flow(stages, then)
+        if not is_settling:
+            self._settle_now()
+
+    def _flow(self, stages: tuple[Stage, ...], then: Then) -> None:
         """Let the bytes of the first of some stages flow, and the other stages follow."""
         if not stages:
             then()
             return
-        go_on = partial(self._go_on, stages[1:], then)
+        go_on = partial(self._go_on, stages[1:], then) if len(stages) > 1 else then
         flow = Flow(stages[0], go_on)
         if flow.most_nbytes:
             self._joining.append(flow)
@@ -167,74 +184,100 @@ class FluidNetwork:
             self._is_settling = True
             self._timeline.call_at(self._timeline.now, self._settle, priority=LAST)
 
-    def _settle(self, _: simpy.Event) -> None:
-        if self._few == sys.maxsize:
-            self._solve_always()
+    def _settle_now(self) -> None:
+        """Recompute the rates where there is something new, without an event if nothing else happens at this moment."""
+        self._is_settling = False
+        if self._joining or self._changing:
+            if self._timeline.is_last():
+                self._settle()
+            else:
+                self._settle_soon()
+
+    def _settle(self, _: simpy.Event | None = None) -> None:
+        changed: list[_Component] = []
         for resource, capacity_Bps in self._changing.items():
-            self._change(resource, capacity_Bps)
+            changed += self._change(resource, capacity_Bps)
         self._changing.clear()
         self._is_settling = False
-        changed = self._left | {self._join(flow) for flow in self._joining}
+        for each in self._joining:
+            component = self._join(each) if isinstance(each, Flow) else each
+            if component.number is None:
+                component.number = self._n_components
+                self._n_components += 1
+            changed.append(component)
         self._joining.clear()
-        self._left.clear()
-        for number in sorted(changed & self._components.keys()):
-            self._set_rates(self._components[number])
+        if len(changed) > 1:
+            changed = sorted({each for each in changed if not each.is_gone}, key=_number)
+        for component in changed:
+            if not component.is_gone:
+                self._set_rates(component)
 
-    def _change(self, resource: int, capacity_Bps: float) -> None:
+    def _change(self, resource: int, capacity_Bps: float) -> "list[_Component]":
         """Let a resource carry so many bytes per second; those who are due now, up to rounding, have ended before."""
-        if component := self._components.get(self._component_on[resource]):
-            self._end_if_due(component)
-        component = self._components.get(self._component_on[resource])
-        if component is not None:
-            self._advance(component)
-            self._left.add(component.number)
-        former_Bps = self._former_Bps.setdefault(resource, float(self._capacity_Bps[resource]))
-        if former_Bps == capacity_Bps:
-            del self._former_Bps[resource]
+        component = self._without_due(resource)
+        before_Bps = self._capacity_Bps[resource]
         self._capacity_Bps[resource] = capacity_Bps
+        if self._former_Bps.setdefault(resource, before_Bps) == capacity_Bps:
+            del self._former_Bps[resource]
+        if component is None:
+            return []
+        self._advance(component)
+        if component.many is None:
+            return [component]
+        if math.inf in (before_Bps, capacity_Bps):
+            self._joining += self._dissolve(component)
+            return []
+        component.many.change_capacity(resource, capacity_Bps)
+        return [component]
 
-    def _join(self, flow: Flow) -> int:
-        """Take a flow into the component that it shares resources with, and make one of several; return its number."""
-        touched = sorted({self._component_on[resource] for resource in flow.resources} - {_NOBODY})
-        components = [self._components[number] for number in touched] or [self._new_component()]
+    def _without_due(self, resource: int) -> "_Component | None":
+        """Return the component on a resource, of which those have ended who are due now."""
+        component = self._component_on[resource]
+        slack_s = _SLACK_ULPS * math.ulp(self._timeline.now)
+        if component is not None and component.next_end_s <= self._timeline.now + slack_s:
+            self._end_due(component)
+        return self._component_on[resource]
+
+    def _join(self, flow: Flow) -> "_Component":
+        """Take a flow into the component that it shares resources with, and make one of several; return it."""
+        components: list[_Component] = []
+        for resource in flow.resources:
+            each = self._component_on[resource]
+            if each is not None and each not in components:
+                components.append(each)
         for component in components:
             self._advance(component)
-        largest = max(components, key=lambda component: (component.incremental is not None, len(component)))
-        for component in components:
-            if component is not largest:
-                self._take(largest, self._dissolve(component))
-        self._take(largest, [flow])
-        return largest.number
-
-    def _new_component(self) -> "_Component":
-        component = _Component(self._n_components, self._timeline.now)
-        self._n_components += 1
-        self._components[component.number] = component
+        if not components:
+            component = _Component(self._timeline.now)
+        elif len(components) == 1:
+            component = components[0]
+        else:
+            component = max(sorted(components, key=_number), key=lambda each: (each.many is not None, len(each)))
+            for other in components:
+                if other is not component:
+                    self._take(component, self._dissolve(other))
+        self._take(component, [flow])
         return component
 
     def _take(self, component: "_Component", flows: list[Flow]) -> None:
         for flow in flows:
-            self._place(flow, component.number)
-        if component.incremental is None:
+            for resource in flow.resources:
+                self._component_on[resource] = component
+            if component.many is not None:
+                component.many.join(flow)
+        if component.many is None:
             component.flows += flows
-            return
-        for flow in flows:
-            component.incremental.join(flow, self._timeline.now)
 
     def _dissolve(self, component: "_Component") -> list[Flow]:
         """Take a component out; return those who were in it."""
-        del self._components[component.number]
-        if component.incremental is None:
-            for flow in component.flows:
-                self._place(flow, _NOBODY)
-            return component.flows
-        gone = component.number
-        self._component_on = [_NOBODY if number == gone else number for number in self._component_on]
-        return component.incremental.leave(self._timeline.now)
-
-    def _place(self, flow: Flow, number: int) -> None:
-        for resource in flow.resources:
-            self._component_on[resource] = number
+        component.is_gone = True
+        if component.many is not None:
+            self._component_on = [None if each is component else each for each in self._component_on]
+            return component.many.leave(self._timeline.now)
+        for flow in component.flows:
+            for resource in flow.resources:
+                self._component_on[resource] = None
+        return component.flows
 
     def _advance(self, component: "_Component") -> None:
         """Let the bytes of a component flow until now; what was planned for later is void."""
@@ -246,116 +289,159 @@ class FluidNetwork:
                 flow.left_nbytes -= flow.rate_Bps * elapsed_s
 
     def _set_rates(self, component: "_Component") -> None:
-        if component.incremental is None and len(component) > self._few:
-            component.incremental = IncrementalMaxMin(self._capacity_Bps, self._timeline.now)
-            flows, component.flows = component.flows, []
-            self._take(component, flows)
-        if component.incremental is None:
-            next_end_s = self._timeline.now + self._find_rates(component)
+        if component.many is None and len(component.flows) > self._few:
+            component.many = ManyFlows(self._capacity_Bps, self._timeline.now, self._kernel)
+            for flow in component.flows:
+                component.many.join(flow)
+            component.flows = []
+        if component.many is None:
+            component.next_end_s = self._timeline.now + self._find_rates(component)
         else:
-            next_end_s = component.incremental.settle(self._timeline.now)
-        component.next_end_s = next_end_s
+            component.next_end_s = component.many.settle(self._timeline.now)
         component.n_plans += 1
-        if next_end_s < math.inf:
-            self._timeline.call_at(next_end_s, partial(self._end, component, component.n_plans))
+        if component.next_end_s < math.inf:
+            self._timeline.call_at(component.next_end_s, partial(self._end, component, component.n_plans))
 
     def _find_rates(self, component: "_Component") -> float:
         """Set the rates of a few flows; return in how many seconds the first of them end, and remember which."""
-        if len(self._stages) > _NUMBERED:
+        flows = component.flows
+        if len(self._kind_of) > _NUMBERED:
             self._forget_kinds()
-        component.flows.sort(key=lambda flow: self._kind(flow.stage))  # one set to remember, whichever came first
-        kinds = tuple([self._kind(flow.stage) for flow in component.flows])
-        rates_Bps = self._remembered(kinds, self._unlike_before(component) if self._former_Bps else ())
-        left_nbytes = np.array([flow.left_nbytes for flow in component.flows])
-        ends = (rates_Bps > 0) & (left_nbytes < math.inf)
-        left_s = np.divide(left_nbytes, rates_Bps, out=np.full(len(ends), math.inf), where=ends)
-        next_s = max(float(left_s.min()), 0.0)
-        for flow, rate_Bps in zip(component.flows, rates_Bps.tolist(), strict=True):
+        for flow in flows:
+            if flow.kind < self._first_kind:
+                kind = self._first_kind + len(self._kind_of)
+                flow.kind, _ = self._kind_of.setdefault(id(flow.stage), (kind, flow.stage))
+        flows.sort(key=_kind)  # one set to remember, whichever came first
+        component.kinds = tuple([flow.kind for flow in flows])
+        left_s, next_s = [], math.inf
+        for flow, rate_Bps in zip(flows, self._fair_rates_Bps(component), strict=True):
             flow.rate_Bps = rate_Bps
-        component.is_ending = (left_s <= next_s * (1 + _TOGETHER)).tolist()
+            left_nbytes = flow.left_nbytes
+            each_s = left_nbytes / rate_Bps if rate_Bps > 0 and left_nbytes < math.inf else math.inf
+            left_s.append(each_s)
+            if each_s < next_s:
+                next_s = each_s
+        next_s = max(next_s, 0.0)
+        latest_s = next_s * (1 + _TOGETHER)
+        component.ending = tuple([at for at, each_s in enumerate(left_s) if each_s <= latest_s])
         return next_s
-
-    def _unlike_before(self, component: "_Component") -> tuple[tuple[int, float], ...]:
-        """Return the resources of a component that carry less or more than at first, and what they carry."""
-        used = {resource for flow in component.flows for resource in flow.resources} & self._former_Bps.keys()
-        return tuple((resource, float(self._capacity_Bps[resource])) for resource in sorted(used))
-
-    def _kind(self, stage: Stage) -> int:
-        """Return the number of a stage; stages are kept, so that no other takes its id."""
-        kind = self._kind_of.setdefault(id(stage), len(self._stages))
-        if kind == len(self._stages):
-            self._stages.append(stage)
-        return kind
 
     def _forget_kinds(self) -> None:
         """Renumber the stages, so that those that never come again are not kept."""
-        self._stages.clear()
+        self._first_kind += len(self._kind_of)
         self._kind_of.clear()
-        self._remembered.cache_clear()
+        self._remembered.clear()
+        self._parts.clear()
 
-    def _fair_rates_Bps(self, kinds: tuple[int, ...], _: tuple[tuple[int, float], ...]) -> NDArray[np.float64]:
-        return max_min_rates([self._stages[kind] for kind in kinds], self._capacity_Bps)
+    def _fair_rates_Bps(self, component: "_Component") -> list[float]:
+        key = component.kinds, self._altered(component.flows) if self._former_Bps else ()
+        rates_Bps = self._remembered.get(key)
+        if rates_Bps is None:
+            if len(self._remembered) >= _REMEMBERED:
+                self._remembered.clear()
+            rates_Bps = self._remembered[key] = fair_rates_Bps(component.flows, self._capacity_Bps, self._kernel)
+        return rates_Bps
+
+    def _altered(self, flows: list[Flow]) -> tuple[tuple[int, float], ...]:
+        """Return the resources of some flows that carry less or more than at first, and what they carry."""
+        used = {resource for flow in flows for resource in flow.resources} & self._former_Bps.keys()
+        return tuple((resource, self._capacity_Bps[resource]) for resource in sorted(used))
+
+    def _after_end(self, component: "_Component") -> "_Parts":
+        key = component.kinds, component.ending
+        parts = self._parts.get(key)
+        if parts is None:
+            if len(self._parts) >= _REMEMBERED:
+                self._parts.clear()
+            parts = self._parts[key] = _fall_apart(component.flows, component.ending)
+        return parts
 
     def _end(self, component: "_Component", plan: int, _: simpy.Event) -> None:
         """End the transfers that are due, unless the rates have changed since."""
         if component.n_plans == plan:
+            is_settling, self._is_settling = self._is_settling, True
             self._end_due(component)
-
-    def _end_if_due(self, component: "_Component") -> None:
-        """End who is due now, up to rounding."""
-        if component.next_end_s <= self._timeline.now + _SLACK_ULPS * math.ulp(self._timeline.now):
-            self._end_due(component)
+            if not is_settling:
+                self._settle_now()
 
     def _end_due(self, component: "_Component") -> None:
         self._advance(component)
-        many = component.incremental
-        ended = self._end_few(component) if many is None else self._end_incremental(component, many)
+        component.next_end_s = math.inf
+        if component.many is not None:
+            ended = component.many.end()
+            self._stay(component, component.many)
+        else:
+            ended = self._end_few(component)
+        if self._joining:
+            self._settle_soon()
         for flow in ended:
             flow.then()
 
     def _end_few(self, component: "_Component") -> list[Flow]:
-        """Those who stay join again."""
-        flows = self._dissolve(component)
-        staying = [flow for flow, ends in zip(flows, component.is_ending, strict=True) if not ends]
-        if staying:
-            self._joining += staying
-            self._settle_soon()
-        return [flow for flow, ends in zip(flows, component.is_ending, strict=True) if ends]
+        """Those who stay join again, unless they are a component as they stand."""
+        flows = component.flows
+        staying, freed, is_connected = self._after_end(component)
+        if is_connected:
+            component.flows = [flows[at] for at in staying]
+            for resource in freed:
+                self._component_on[resource] = None
+            component.number = None  # as if it were a new one
+            self._joining.append(component)
+        else:
+            self._dissolve(component)
+            self._joining += [flows[at] for at in staying]
+        return [flows[at] for at in component.ending]
 
-    def _end_incremental(self, component: "_Component", incremental: IncrementalMaxMin) -> list[Flow]:
-        """Those who stay join again only if they are few, or have fallen apart."""
-        ended = incremental.end(self._timeline.now)
-        if len(incremental) <= self._few // 2 or incremental.is_apart:
+    def _stay(self, component: "_Component", many: ManyFlows) -> None:
+        """Those who stay join again only if they are few, or may have fallen apart."""
+        n_staying = many.n_staying()
+        if n_staying <= self._few // 2 or many.n_joined > _JOINED + _JOINED_EACH * n_staying:
             self._joining += self._dissolve(component)
         else:
-            self._left.add(component.number)
-        self._settle_soon()
-        return ended
+            self._joining.append(component)
 
 
 class _Component:
     """Flows that are joined by shared resources, with rates that hold from `settled_s` until the latest of `n_plans`.
 
-    A few are kept in `flows`, many in `incremental`.
+    A few are kept in `flows`, of which `ending` end next, many in `many`. A new one gets its number when rates are set.
     """
 
-    __slots__ = ("flows", "incremental", "is_ending", "n_plans", "next_end_s", "number", "settled_s")
+    __slots__ = ("ending", "flows", "is_gone", "kinds", "many", "n_plans", "next_end_s", "number", "settled_s")
 
-    def __init__(self, number: int, settled_s: float) -> None:
-        self.number = number
+    def __init__(self, settled_s: float) -> None:
+        self.number: int | None = None
         self.settled_s = settled_s
         self.flows: list[Flow] = []
-        self.is_ending: list[bool] = []
-        self.incremental: IncrementalMaxMin | None = None
+        self.kinds: _Kinds = ()
+        self.ending: tuple[int, ...] = ()
+        self.many: ManyFlows | None = None
         self.n_plans = 0
         self.next_end_s = math.inf
+        self.is_gone = False
 
     def __len__(self) -> int:
-        return len(self.flows) if self.incremental is None else len(self.incremental)
+        return len(self.flows) if self.many is None else len(self.many)
 
 
-def _nothing() -> None:
-    """End as nobody waits for."""
+_kind = attrgetter("kind")
+
+
+def _fall_apart(flows: Sequence[Flow], ending: Sequence[int]) -> _Parts:
+    """Return who stays when some end, which resources nobody uses then, and whether those who stay are connected."""
+    used = [set(flow.resources) for flow in flows]
+    staying = [at for at in range(len(flows)) if at not in ending]
+    kept = set[int]().union(*(used[at] for at in staying))
+    freed = set[int]().union(*(used[at] for at in ending)) - kept
+    reached, waiting = used[staying[0]] if staying else set(), staying[1:]
+    while near := [at for at in waiting if not used[at].isdisjoint(reached)]:
+        reached = reached.union(*(used[at] for at in near))
+        waiting = [at for at in waiting if at not in near]
+    return staying, sorted(freed), bool(staying) and not waiting
+
+
+def _number(component: _Component) -> float:
+    return math.inf if component.number is None else component.number
 
 
 def common_start_s(transfers: Sequence[Transfer], capacity_Bps: NDArray[np.float64]) -> NDArray[np.float64]:

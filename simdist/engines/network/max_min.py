@@ -1,4 +1,4 @@
-"""Max-min fair rates by progressive filling, on sparse arrays.
+"""Max-min fair rates by progressive filling, on flat arrays: the same source runs as it stands, and compiled.
 
 A stage i of a transfer that flows at x[i] bytes per second on its most used resource takes a[r, i] x[i] of resource r,
 
@@ -25,140 +25,415 @@ level left[r] / load[r], where `left` is what those who stopped leave of it, and
 who rise. If w of the load stops at level t <= left / load, then (left - t w) / (load - w) >= left / load: levels never
 fall. So one pass suffices, and rounding is not allowed to make a level fall.
 
-A round costs one look at the level of every resource, and work for the resources of those who stop in it. Everybody
-stops once, and at least one resource is full in a round: with n transfers, m resources and k pairs of both, all is done
-in O(k + m min(n, m)). Subtracting leaves rounding behind; a load of which little is left is therefore summed again, at
-most once for each factor of a thousand by which its weights differ, or its users become fewer.
+What need not be looked at is left out, and changes no bit of a rate:
+
+    paces    A flow is never faster than alone, at its pace min over r of c[r] / a[r, i], where the resources stop it
+             that it uses alone. Flows are kept in the order of their paces.
+    hubs     A resource that carries all its users at their paces never stops them. What remains, and has several
+             users, is a hub.
+    levels   Those of hubs never fall, so as long as paces are below the lowest one, nobody looks at them again.
+
+Subtracting leaves rounding behind; a load of which little is left is therefore summed again, at most once for each
+factor of a thousand by which its weights differ, or its users become fewer.
+
+State lies in rows, lists or arrays, that the functions below change in place: a float `[n_slots]` of a flow is
+`flow_floats[LEFT]`, and so on. Flows have slots, their pairs with resources lie one after the other, and every resource
+has a doubly linked list of the pairs that use it, in the order in which they came. No function allocates, raises or
+calls anything but those above it, so that numba can compile them: without fast math, so that rates, and with them all
+times, have the same bits either way.
 
 Source:
     Bertsekas & Gallager, Data Networks, 2nd ed., section 6.5.2: the definition, bottlenecks and progressive filling,
     there for a[r, i] of 0 or 1.
 """
 
-from collections.abc import Sequence
-
-import numpy as np
-from numpy.typing import NDArray
-
-from simdist.cost.costs import Stage
+from typing import TypeAlias
 
 _SAME = 1e-12  # resources that are full within this share of the level are full together
 _PRECISE = 2.0**-10  # a load that subtraction has brought below this share of itself is summed again
+_NEARLY = 1.0 - 1e-9  # of its capacity: a resource that carries less at most stops nobody
+_TOGETHER = 1e-12  # flows due within this share of the time to the next end end together
+
+LEFT, RATE, PACE, DUE = range(4)  # floats of a flow: bytes left, bytes per second, those alone, seconds to its end
+FIRST, N_PAIRS, RISING, ORDER, ADDED, LEAVING, ENDING, STOPPING = range(8)  # integers of a flow; lists of slots
+WEIGHT = 0  # float of a pair
+RESOURCE, FLOW, NEXT, PREVIOUS = range(4)  # integers of a pair
+CAPACITY, LOAD, DEMAND, RISING_LOAD, SUMMED_LOAD, LEFT_BPS, FULL_AT = range(7)  # floats of a resource
+HEAD, TAIL, N_USERS, N_RISING, PLACE, HUBS, CHANGED = range(7)  # integers of a resource; a list of resources
+N_FLOWS, N_HUBS, N_SLOTS, N_ENDING = range(4)  # counts
+NONE = -1
+
+#: Rows of a length each: lists, or an array of two dimensions.
+Floats: TypeAlias = list[list[float]]
+Ints: TypeAlias = list[list[int]]
 
 
-def max_min_rates(stages: Sequence[Stage], capacity_Bps: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the max-min fair rate of each stage, in bytes per second on its most used resource, shape `[n_stages]`.
+def place_hub(resource: int, resource_floats: Floats, resource_ints: Ints, counts: list[int]) -> None:
+    """Let a resource be a hub if it may stop its users."""
+    place, hubs = resource_ints[PLACE], resource_ints[HUBS]
+    may_fill = resource_floats[DEMAND][resource] > resource_floats[CAPACITY][resource] * _NEARLY
+    if resource_ints[N_USERS][resource] > 1 and may_fill:
+        if place[resource] == NONE:
+            place[resource] = counts[N_HUBS]
+            hubs[counts[N_HUBS]] = resource
+            counts[N_HUBS] += 1
+    elif place[resource] != NONE:
+        counts[N_HUBS] -= 1
+        last = hubs[counts[N_HUBS]]
+        hubs[place[resource]] = last
+        place[last] = place[resource]
+        place[resource] = NONE
 
-    A stage that no resource limits, because it has no bytes or because they are all unlimited, has the rate inf.
+
+def recount(
+    resource: int,
+    flow_floats: Floats,
+    pair_floats: Floats,
+    pair_ints: Ints,
+    resource_floats: Floats,
+    resource_ints: Ints,
+    counts: list[int],
+) -> None:
+    """Sum what the users of a resource take of it."""
+    pace, weight, flow_of, following = flow_floats[PACE], pair_floats[WEIGHT], pair_ints[FLOW], pair_ints[NEXT]
+    load, demand = 0.0, 0.0
+    pair = resource_ints[HEAD][resource]
+    while pair != NONE:
+        load += weight[pair]
+        demand += weight[pair] * pace[flow_of[pair]]
+        pair = following[pair]
+    resource_floats[LOAD][resource] = load
+    resource_floats[DEMAND][resource] = demand
+    place_hub(resource, resource_floats, resource_ints, counts)
+
+
+def advance(elapsed_s: float, flow_floats: Floats, flow_ints: Ints, counts: list[int]) -> None:
+    """Let all flow at their rates for some seconds."""
+    left, rate, order = flow_floats[LEFT], flow_floats[RATE], flow_ints[ORDER]
+    for at in range(counts[N_FLOWS]):
+        flow = order[at]
+        left[flow] -= rate[flow] * elapsed_s
+
+
+def remove(
+    n_leaving: int,
+    flow_floats: Floats,
+    flow_ints: Ints,
+    pair_floats: Floats,
+    pair_ints: Ints,
+    resource_floats: Floats,
+    resource_ints: Ints,
+    counts: list[int],
+) -> None:
+    """Take out the flows that leave."""
+    first, n_pairs, leaving, order = flow_ints[FIRST], flow_ints[N_PAIRS], flow_ints[LEAVING], flow_ints[ORDER]
+    resource_of, following, previous = pair_ints[RESOURCE], pair_ints[NEXT], pair_ints[PREVIOUS]
+    head, tail, n_users, changed = (
+        resource_ints[HEAD],
+        resource_ints[TAIL],
+        resource_ints[N_USERS],
+        resource_ints[CHANGED],
+    )
+    for number in range(n_leaving):
+        flow = leaving[number]
+        for pair in range(first[flow], first[flow] + n_pairs[flow]):
+            resource = resource_of[pair]
+            before, after = previous[pair], following[pair]
+            if before == NONE:
+                head[resource] = after
+            else:
+                following[before] = after
+            if after == NONE:
+                tail[resource] = before
+            else:
+                previous[after] = before
+            n_users[resource] -= 1
+            changed[resource] = 1
+    for number in range(n_leaving):
+        flow = leaving[number]
+        for pair in range(first[flow], first[flow] + n_pairs[flow]):
+            resource = resource_of[pair]
+            if changed[resource]:
+                changed[resource] = 0
+                recount(resource, flow_floats, pair_floats, pair_ints, resource_floats, resource_ints, counts)
+        flow_ints[RISING][flow] = NONE
+    n_kept = 0
+    for at in range(counts[N_FLOWS]):
+        flow = order[at]
+        if flow_ints[RISING][flow] != NONE:
+            order[n_kept] = flow
+            n_kept += 1
+    counts[N_FLOWS] = n_kept
+
+
+def place_by_pace(
+    flow: int,
+    n_before: int,
+    flow_floats: Floats,
+    flow_ints: Ints,
+    pair_floats: Floats,
+    pair_ints: Ints,
+    resource_floats: Floats,
+) -> None:
+    """Find out how fast a flow is alone, and put it among the first of those in order, after equals."""
+    pace, order, capacity = flow_floats[PACE], flow_ints[ORDER], resource_floats[CAPACITY]
+    own = float("inf")
+    for pair in range(flow_ints[FIRST][flow], flow_ints[FIRST][flow] + flow_ints[N_PAIRS][flow]):
+        alone = capacity[pair_ints[RESOURCE][pair]] / pair_floats[WEIGHT][pair]
+        if alone < own:
+            own = alone
+    pace[flow] = own
+    at = n_before
+    while at > 0 and pace[order[at - 1]] > own:
+        order[at] = order[at - 1]
+        at -= 1
+    order[at] = flow
+
+
+def add(
+    n_added: int,
+    flow_floats: Floats,
+    flow_ints: Ints,
+    pair_floats: Floats,
+    pair_ints: Ints,
+    resource_floats: Floats,
+    resource_ints: Ints,
+    counts: list[int],
+) -> None:
+    """Take in flows, of which bytes left, pairs, resources and weights are there."""
+    weight, resource_of, following, previous = (
+        pair_floats[WEIGHT],
+        pair_ints[RESOURCE],
+        pair_ints[NEXT],
+        pair_ints[PREVIOUS],
+    )
+    head, tail, n_users = resource_ints[HEAD], resource_ints[TAIL], resource_ints[N_USERS]
+    load, demand = resource_floats[LOAD], resource_floats[DEMAND]
+    for number in range(n_added):
+        flow = flow_ints[ADDED][number]
+        flow_ints[RISING][flow] = 0
+        place_by_pace(flow, counts[N_FLOWS], flow_floats, flow_ints, pair_floats, pair_ints, resource_floats)
+        counts[N_FLOWS] += 1
+        for pair in range(flow_ints[FIRST][flow], flow_ints[FIRST][flow] + flow_ints[N_PAIRS][flow]):
+            resource = resource_of[pair]
+            pair_ints[FLOW][pair] = flow
+            following[pair] = NONE
+            previous[pair] = tail[resource]
+            if tail[resource] == NONE:
+                head[resource] = pair
+                load[resource] = 0.0
+                demand[resource] = 0.0
+            else:
+                following[tail[resource]] = pair
+            tail[resource] = pair
+            n_users[resource] += 1
+            load[resource] += weight[pair]
+            demand[resource] += weight[pair] * flow_floats[PACE][flow]
+            place_hub(resource, resource_floats, resource_ints, counts)
+
+
+def give_back(
+    n_stopped: int,
+    level: float,
+    flow_ints: Ints,
+    pair_floats: Floats,
+    pair_ints: Ints,
+    resource_floats: Floats,
+    resource_ints: Ints,
+) -> None:
+    """Leave to the others what those who have stopped do not use."""
+    first, n_pairs, stopping = flow_ints[FIRST], flow_ints[N_PAIRS], flow_ints[STOPPING]
+    weight, resource_of = pair_floats[WEIGHT], pair_ints[RESOURCE]
+    load, left, full_at = resource_floats[RISING_LOAD], resource_floats[LEFT_BPS], resource_floats[FULL_AT]
+    n_rising, place = resource_ints[N_RISING], resource_ints[PLACE]
+    for number in range(n_stopped):
+        flow = stopping[number]
+        for pair in range(first[flow], first[flow] + n_pairs[flow]):
+            resource = resource_of[pair]
+            if place[resource] != NONE:
+                n_rising[resource] -= 1
+                load[resource] -= weight[pair]
+                left[resource] -= weight[pair] * level
+    for number in range(n_stopped):
+        flow = stopping[number]
+        for pair in range(first[flow], first[flow] + n_pairs[flow]):
+            resource = resource_of[pair]
+            if place[resource] == NONE:
+                continue
+            if n_rising[resource] == 0:
+                full_at[resource] = float("inf")
+                continue
+            if load[resource] < resource_floats[SUMMED_LOAD][resource] * _PRECISE:
+                total = 0.0
+                user = resource_ints[HEAD][resource]
+                while user != NONE:
+                    if flow_ints[RISING][pair_ints[FLOW][user]] == 1:
+                        total += weight[user]
+                    user = pair_ints[NEXT][user]
+                load[resource] = total
+                resource_floats[SUMMED_LOAD][resource] = total
+            full_at[resource] = left[resource] / load[resource]
+
+
+def fill(
+    flow_floats: Floats,
+    flow_ints: Ints,
+    pair_floats: Floats,
+    pair_ints: Ints,
+    resource_floats: Floats,
+    resource_ints: Ints,
+    counts: list[int],
+) -> None:
+    """Raise all rates together and stop flows, until none rises."""
+    rate, pace = flow_floats[RATE], flow_floats[PACE]
+    rising, order, stopping = flow_ints[RISING], flow_ints[ORDER], flow_ints[STOPPING]
+    hubs, full_at = resource_ints[HUBS], resource_floats[FULL_AT]
+    n_flows, n_hubs = counts[N_FLOWS], counts[N_HUBS]
+    for number in range(n_hubs):
+        hub = hubs[number]
+        load, capacity = resource_floats[LOAD][hub], resource_floats[CAPACITY][hub]
+        resource_floats[RISING_LOAD][hub] = load
+        resource_floats[SUMMED_LOAD][hub] = load
+        resource_floats[LEFT_BPS][hub] = capacity
+        full_at[hub] = capacity / load
+        resource_ints[N_RISING][hub] = resource_ints[N_USERS][hub]
+    for number in range(n_flows):
+        flow = order[number]
+        rising[flow] = 1
+        rate[flow] = float("inf")
+    level, lowest, second, lowest_hub, at, n_rising = 0.0, -1.0, -1.0, NONE, 0, n_flows
+    while n_rising > 0:
+        while rising[order[at]] == 0:
+            at += 1
+        slowest = pace[order[at]]
+        if max(level, slowest) * (1 + _SAME) >= lowest:
+            lowest, second = float("inf"), float("inf")
+            for number in range(n_hubs):
+                each = full_at[hubs[number]]
+                if each < second:
+                    if each < lowest:
+                        second = lowest
+                        lowest = each
+                        lowest_hub = hubs[number]
+                    else:
+                        second = each
+        if min(slowest, lowest) == float("inf"):
+            return
+        level = max(level, min(slowest, lowest))
+        limit = level * (1 + _SAME)
+        n_stopped, n_reasons, number = 0, 0, at
+        while number < n_flows and pace[order[number]] <= limit:
+            flow = order[number]
+            if rising[flow] == 1:
+                rising[flow] = 2
+                stopping[n_stopped] = flow
+                n_stopped += 1
+                n_reasons += 1
+            number += 1
+        if lowest <= limit:
+            for number in range(n_hubs):
+                hub = hubs[number]
+                if second > limit:
+                    hub = lowest_hub
+                if full_at[hub] <= limit:
+                    n_reasons += 1
+                    pair = resource_ints[HEAD][hub]
+                    while pair != NONE:
+                        flow = pair_ints[FLOW][pair]
+                        if rising[flow] == 1:
+                            rising[flow] = 2
+                            stopping[n_stopped] = flow
+                            n_stopped += 1
+                        pair = pair_ints[NEXT][pair]
+                if second > limit:
+                    break
+        if n_reasons > 1:
+            n_stopped = 0
+            for flow in range(counts[N_SLOTS]):
+                if rising[flow] == 2:
+                    stopping[n_stopped] = flow
+                    n_stopped += 1
+        for number in range(n_stopped):
+            rising[stopping[number]] = 0
+            rate[stopping[number]] = level
+        n_rising -= n_stopped
+        if n_rising > 0:
+            give_back(n_stopped, level, flow_ints, pair_floats, pair_ints, resource_floats, resource_ints)
+
+
+def find_next_end(flow_floats: Floats, flow_ints: Ints, counts: list[int]) -> float:
+    """Return in how many seconds the first flows end, and list them; a flow of rate 0 does not."""
+    left, rate, due, order = flow_floats[LEFT], flow_floats[RATE], flow_floats[DUE], flow_ints[ORDER]
+    next_s = float("inf")
+    for at in range(counts[N_FLOWS]):
+        flow = order[at]
+        if rate[flow] > 0:
+            due[flow] = left[flow] / rate[flow]
+            if due[flow] < next_s:
+                next_s = due[flow]
+        else:
+            due[flow] = float("inf")
+    counts[N_ENDING] = 0
+    if next_s == float("inf"):
+        return next_s
+    next_s = max(next_s, 0.0)
+    for at in range(counts[N_FLOWS]):
+        flow = order[at]
+        if due[flow] <= next_s * (1 + _TOGETHER):
+            flow_ints[ENDING][counts[N_ENDING]] = flow
+            counts[N_ENDING] += 1
+    return next_s
+
+
+def settle(
+    elapsed_s: float,
+    n_leaving: int,
+    n_added: int,
+    flow_floats: Floats,
+    flow_ints: Ints,
+    pair_floats: Floats,
+    pair_ints: Ints,
+    resource_floats: Floats,
+    resource_ints: Ints,
+    counts: list[int],
+) -> float:
+    """Let all flow for some seconds, let flows leave and join, recompute all rates; return when the first one ends.
 
     Args:
-        stages: Stages that flow at the same time.
-        capacity_Bps: Of every resource, `[n_resources]`, more than 0; inf where unlimited.
-
-    >>> nic = np.array([0])
-    >>> stages = [Stage(0.0, nic, np.array([1e6])), Stage(0.0, nic, np.array([5e6]))]
-    >>> max_min_rates(stages, np.array([1e9])).tolist()
-    [500000000.0, 500000000.0]
+        elapsed_s: Seconds since this was called last.
+        n_leaving: How many flows leave; which stands in `flow_ints[LEAVING]`.
+        n_added: How many join, likewise.
+        flow_floats: Of every slot of a flow.
+        flow_ints: Likewise.
+        pair_floats: Of every pair of a flow and a resource.
+        pair_ints: Likewise.
+        resource_floats: Of every resource.
+        resource_ints: Likewise.
+        counts: Of flows, hubs, slots in use or used, and flows that end first.
     """
-    if not stages:
-        return np.empty(0)
-    filling = _Filling(_Pairs(stages, len(capacity_Bps)), capacity_Bps)
-    while filling.rise():
-        pass
-    return filling.rates_Bps
+    if elapsed_s > 0:
+        advance(elapsed_s, flow_floats, flow_ints, counts)
+    if n_leaving:
+        remove(n_leaving, flow_floats, flow_ints, pair_floats, pair_ints, resource_floats, resource_ints, counts)
+    if n_added:
+        add(n_added, flow_floats, flow_ints, pair_floats, pair_ints, resource_floats, resource_ints, counts)
+    fill(flow_floats, flow_ints, pair_floats, pair_ints, resource_floats, resource_ints, counts)
+    return find_next_end(flow_floats, flow_ints, counts)
 
 
-class _Pairs:
-    """Every pair of a flow and a resource that it uses: a sparse matrix, by rows and by columns.
-
-    Pairs are in the order of the flows; `by_resource` are their places in the order of the resources, of which those in
-    use are renumbered. `first_of_flow` and `first_of_resource` tell where the pairs of each begin in its order.
-    """
-
-    def __init__(self, stages: Sequence[Stage], n_resources: int) -> None:
-        self.n_flows = len(stages)
-        flow = np.repeat(np.arange(self.n_flows), [len(stage.resources) for stage in stages])
-        resource = np.concatenate([stage.resources for stage in stages])
-        nbytes = np.concatenate([stage.nbytes for stage in stages])
-        if not nbytes.all():
-            used = nbytes > 0
-            flow, resource, nbytes = flow[used], resource[used], nbytes[used]
-        most_nbytes = np.zeros(self.n_flows)
-        np.maximum.at(most_nbytes, flow, nbytes)
-        self.flow = flow
-        self.weight = nbytes / most_nbytes[flow]
-        self.n_of_flow = np.bincount(flow, minlength=self.n_flows)
-        self.first_of_flow = np.concatenate(([0], np.cumsum(self.n_of_flow)))
-        self._number(resource.astype(np.min_scalar_type(n_resources)))  # small integers are sorted in linear time
-
-    def _number(self, resource: NDArray[np.unsignedinteger]) -> None:
-        self.by_resource = np.argsort(resource, kind="stable")
-        in_order = resource[self.by_resource]
-        is_first = np.ones(len(in_order), dtype=bool)
-        np.not_equal(in_order[1:], in_order[:-1], out=is_first[1:])
-        firsts = np.flatnonzero(is_first)
-        self.used = in_order[firsts]
-        self.resource = np.empty_like(self.by_resource)
-        self.resource[self.by_resource] = np.cumsum(is_first) - 1
-        self.first_of_resource = np.append(firsts, len(in_order))
-
-
-class _Filling:
-    """Rates on their way up, and how full that makes the resources."""
-
-    def __init__(self, pairs: _Pairs, capacity_Bps: NDArray[np.float64]) -> None:
-        self._pairs = pairs
-        self._left_Bps = capacity_Bps[pairs.used].astype(np.float64)
-        self._load = np.bincount(pairs.resource, weights=pairs.weight)
-        self._summed_load = self._load.copy()
-        self._n_rising = np.diff(pairs.first_of_resource)
-        self._rising = pairs.n_of_flow > 0
-        self._full_at_Bps = self._left_Bps / self._load
-        self._level_Bps = 0.0
-        self.rates_Bps = np.full(pairs.n_flows, np.inf)
-
-    def rise(self) -> bool:
-        """Raise the rates until resources are full and stop those who use them; tell whether others rise on."""
-        lowest_Bps = float(self._full_at_Bps.min(initial=np.inf))
-        if lowest_Bps == np.inf:
-            return False
-        self._level_Bps = max(self._level_Bps, lowest_Bps)
-        full = np.flatnonzero(self._full_at_Bps <= self._level_Bps * (1 + _SAME))
-        users = self._pairs.flow[self._pairs.by_resource[_places(self._pairs.first_of_resource, full)]]
-        stopped = users[self._rising[users]]
-        self._rising[stopped] = False
-        self.rates_Bps[stopped] = self._level_Bps
-        if not self._rising.any():
-            return False
-        self._leave(stopped if len(full) == 1 else np.unique(stopped))
-        return True
-
-    def _leave(self, stopped: NDArray[np.int64]) -> None:
-        """Leave to the others what those who stopped do not use."""
-        places = _places(self._pairs.first_of_flow, stopped)
-        resource, weight = self._pairs.resource[places], self._pairs.weight[places]
-        np.subtract.at(self._n_rising, resource, 1)
-        np.subtract.at(self._load, resource, weight)
-        np.subtract.at(self._left_Bps, resource, weight * self._level_Bps)
-        wanted = self._n_rising[resource] > 0
-        lost_precision = wanted & (self._load[resource] < self._summed_load[resource] * _PRECISE)
-        if lost_precision.any():
-            self._recompute(np.unique(resource[lost_precision]))
-        full_at_Bps = np.full(len(resource), np.inf)
-        np.divide(self._left_Bps[resource], self._load[resource], out=full_at_Bps, where=wanted)
-        self._full_at_Bps[resource] = full_at_Bps
-
-    def _recompute(self, imprecise: NDArray[np.int64]) -> None:
-        """Replace what is left of loads after many subtractions, the rounding of which would outweigh it."""
-        for resource in imprecise:
-            places = self._pairs.by_resource[_places(self._pairs.first_of_resource, np.array([resource]))]
-            self._load[resource] = self._pairs.weight[places] @ self._rising[self._pairs.flow[places]]
-            self._summed_load[resource] = self._load[resource]
-
-
-def _places(first: NDArray[np.int64], numbers: NDArray[np.int64]) -> NDArray[np.int64] | slice:
-    """Return where the pairs of these flows, or of these resources, are."""
-    if len(numbers) == 1:
-        return slice(first[numbers[0]], first[numbers[0] + 1])
-    begin, n_pairs = first[numbers], first[numbers + 1] - first[numbers]
-    return np.repeat(begin - (np.cumsum(n_pairs) - n_pairs), n_pairs) + np.arange(n_pairs.sum())
+def change_capacities(
+    n_resources: int,
+    flow_floats: Floats,
+    flow_ints: Ints,
+    pair_floats: Floats,
+    pair_ints: Ints,
+    resource_floats: Floats,
+    resource_ints: Ints,
+    counts: list[int],
+) -> None:
+    """Take note that resources have other capacities than before."""
+    for at in range(counts[N_FLOWS]):
+        flow = flow_ints[ORDER][at]
+        place_by_pace(flow, at, flow_floats, flow_ints, pair_floats, pair_ints, resource_floats)
+    for resource in range(n_resources):
+        recount(resource, flow_floats, pair_floats, pair_ints, resource_floats, resource_ints, counts)

@@ -62,9 +62,10 @@ class Metered(FluidNetwork):
             (self._timeline.now, sorted({int(r) for flow in component.flows for r in flow.stage.resources}))
         )
 
-    def _settle(self, event):
-        super()._settle(event)
-        flying = [flow for component in self._components.values() for flow in component.flows]
+    def _settle(self, *event):
+        super()._settle(*event)
+        components = dict.fromkeys(each for each in self._component_on if each is not None)
+        flying = [flow for component in components for flow in component.flows]
         self.settled.append((self._timeline.now, [(flow.stage, flow.rate_Bps) for flow in flying]))
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simdist.cost import Stage
-from simdist.engines.network.max_min import max_min_rates
+from simdist.engines.network.flows import max_min_rates
 
 N_RESOURCES = 5
 CLOSE = 1e-9

@@ -1,20 +1,21 @@
-"""Incremental max-min: rates and times recomputed at every event, as flows come, go, or change bottlenecks."""
+"""Many flows: rates and times as flows come, go, or change bottlenecks; plain and compiled, to the last bit."""
+
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from fluid import exact_end_s
+from fluid import exact_end_s, exact_rates
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scripts import ROOT
 
 from simdist.cost import Stage, Transfer
-from simdist.engines.network.fair_share import Flow
+from simdist.engines.network.flows import Flow, Kernel, ManyFlows, max_min_rates
 from simdist.engines.network.fluid import FluidNetwork, Timeline
-from simdist.engines.network.incremental import IncrementalMaxMin
-from simdist.engines.network.max_min import max_min_rates
 
 N_SHARED = 5
 N_OWN = 6
-PATIENCE = pytest.mark.parametrize("patience", [32, 0], ids=["moves", "asks fairness"])
 
 
 def stage(*pairs, latency_s=0.0):
@@ -77,42 +78,45 @@ def ends_s(starts, capacity_Bps, **options):
     return end_s
 
 
-def incremental_ends_s(starts, capacity_Bps, look=lambda sharing: None, **options):
-    """Return when stages end alone; `look` at it whenever it has settled."""
-    sharing = IncrementalMaxMin(capacity_Bps, 0.0, **options)
+def ends_alone_s(starts, capacity_Bps, look=lambda sharing, flows: None, n_filled=0):
+    """Return when stages end without a timeline; `look` at the flows whenever their rates have been set."""
+    sharing = ManyFlows(capacity_Bps.tolist(), 0.0, Kernel(n_filled=n_filled))
     numbers = {Flow(each, lambda: None): number for number, (_, each) in enumerate(starts)}
     waiting = [(start_s, flow) for (start_s, _), flow in zip(starts, numbers, strict=True)]
     end_s = np.full(len(starts), np.nan)
-    next_end_s = np.inf
-    while waiting or len(sharing):
+    next_end_s, flying = np.inf, []
+    while waiting or flying:
         now_s = min(next_end_s, waiting[0][0] if waiting else np.inf)
         if next_end_s == now_s:
-            for flow in sharing.end(now_s):
+            for flow in sharing.end():
                 end_s[numbers[flow]] = now_s
+                flying.remove(flow)
         while waiting and waiting[0][0] == now_s:
-            sharing.join(waiting.pop(0)[1], now_s)
+            flying.append(waiting.pop(0)[1])
+            sharing.join(flying[-1])
         next_end_s = sharing.settle(now_s)
-        if len(sharing):
-            look(sharing)
+        if flying:
+            look(sharing, flying)
     return end_s
+
+
+COMPILED = 10**9  # pairs filled before: more than are filled plainly
 
 
 def fair(capacity_Bps):
     """Return a look that compares the rates in it with those recomputed."""
 
-    def look(sharing):
-        flows, rates_Bps = zip(*sharing.rates_Bps(), strict=True)
+    def look(sharing, flows):
         expected_Bps = max_min_rates([flow.stage for flow in flows], capacity_Bps)
-        np.testing.assert_allclose(rates_Bps, expected_Bps, rtol=1e-9)
+        np.testing.assert_allclose([sharing.rate_Bps(flow) for flow in flows], expected_Bps, rtol=1e-9)
 
     return look
 
 
-@PATIENCE
 @settings(max_examples=100, deadline=None)
 @given(readers([1, 3, 1e3, 1e6]), capacities([1.0, 2.0, 1e3, 1e9]))
-def test_rates_are_always_those_of_fairness(patience, starts, capacity_Bps):
-    incremental_ends_s(starts, capacity_Bps, fair(capacity_Bps), patience=patience)
+def test_rates_are_always_those_of_fairness(starts, capacity_Bps):
+    ends_alone_s(starts, capacity_Bps, fair(capacity_Bps))
 
 
 @pytest.mark.slow
@@ -122,13 +126,13 @@ def test_rates_are_always_those_of_fairness(patience, starts, capacity_Bps):
 @given(st.integers(0, 2**32))
 def test_rates_are_those_of_fairness_among_loads_over_many_hubs(seed):
     starts, capacity_Bps = loads(seed)
-    incremental_ends_s(starts, capacity_Bps, fair(capacity_Bps))
+    ends_alone_s(starts, capacity_Bps, fair(capacity_Bps))
 
 
 @settings(max_examples=100, deadline=None)
 @given(readers([1, 2, 3, 5, 8]), capacities([1.0, 2.0, 3.0, 7.0]))
 def test_rates_are_those_of_fairness_where_many_hubs_are_nearly_full(starts, capacity_Bps):
-    incremental_ends_s(starts, capacity_Bps, fair(capacity_Bps))
+    ends_alone_s(starts, capacity_Bps, fair(capacity_Bps))
 
 
 @settings(max_examples=100, deadline=None)
@@ -140,7 +144,7 @@ def test_times_are_those_of_exact_fractions(starts, capacity_Bps):
 
 @settings(max_examples=100, deadline=None)
 @given(readers([1, 3, 1e3, 1e6]), capacities([1.0, 2.0, 1e3, 1e9, np.inf]), st.integers(0, 6))
-def test_incremental_and_few_end_at_the_same_times(starts, capacity_Bps, few):
+def test_many_and_few_end_at_the_same_times(starts, capacity_Bps, few):
     """Also where components become large, and small again."""
     recomputed_s = ends_s(starts, capacity_Bps, few=1000)
     np.testing.assert_allclose(ends_s(starts, capacity_Bps, few=few), recomputed_s, rtol=1e-9, atol=1e-15)
@@ -168,11 +172,10 @@ def test_readers_of_a_server_end_when_recomputed_rates_say(ranks_per_node, serve
     np.testing.assert_allclose(ends_s(starts, capacity_Bps), ends_s(starts, capacity_Bps, few=1000), rtol=1e-12)
 
 
-@PATIENCE
-def test_server_serves_the_smallest_first(patience):
+def test_server_serves_the_smallest_first():
     """Processor sharing: when the k-th smallest of n is done, smaller ones are done, and others have flowed as much."""
     sizes = np.random.default_rng(0).uniform(1.0, 9.0, 60)
-    end_s = incremental_ends_s([(0.0, stage((0, nbytes))) for nbytes in sizes], np.array([2.0]), patience=patience)
+    end_s = ends_alone_s([(0.0, stage((0, nbytes))) for nbytes in sizes], np.array([2.0]))
     np.testing.assert_allclose(end_s, [np.minimum(sizes, nbytes).sum() / 2 for nbytes in sizes], rtol=1e-12)
 
 
@@ -180,7 +183,7 @@ def test_server_serves_the_smallest_first(patience):
 def test_utilisation_is_what_readers_demand_or_the_whole_server(n):
     """n readers of 1 B/s each read 6 B from a server of 10 B/s: 6 s, or 6 n / 10."""
     starts = [(0.0, stage((0, 6), (1 + number, 6))) for number in range(n)]
-    end_s = incremental_ends_s(starts, np.array([10.0, *[1.0] * n]))
+    end_s = ends_alone_s(starts, np.array([10.0, *[1.0] * n]))
     np.testing.assert_allclose(end_s, max(6.0, 0.6 * n), rtol=1e-12)
 
 
@@ -189,7 +192,7 @@ def test_slow_readers_leave_their_share_to_the_fast_ones_until_these_have_ended(
     A server of 10 B/s; A reads 4 B at 1 B/s at most, B and C read 9 B each. B and C get 4.5: 2 s. A needs 4 s.
     """
     starts = [(0.0, stage((0, 4), (1, 4))), (0.0, stage((0, 9))), (0.0, stage((0, 9)))]
-    assert incremental_ends_s(starts, np.array([10.0, 1.0])).tolist() == [4.0, 2.0, 2.0]
+    assert ends_alone_s(starts, np.array([10.0, 1.0])).tolist() == [4.0, 2.0, 2.0]
 
 
 def test_reader_changes_between_its_pace_and_its_share():
@@ -199,8 +202,8 @@ def test_reader_changes_between_its_pace_and_its_share():
     """
     starts = [(0.0, stage((0, 13), (1, 13))), (1.0, stage((0, 4)))]
     rates_Bps = []
-    look = lambda sharing: rates_Bps.append([rate_Bps for _, rate_Bps in sharing.rates_Bps()])  # noqa: E731
-    assert incremental_ends_s(starts, np.array([4.0, 3.0]), look).tolist() == [5.0, 3.0]
+    look = lambda sharing, flows: rates_Bps.append([sharing.rate_Bps(flow) for flow in flows])  # noqa: E731
+    assert ends_alone_s(starts, np.array([4.0, 3.0]), look).tolist() == [5.0, 3.0]
     assert rates_Bps == [[3], [2, 2], [3]]
 
 
@@ -210,7 +213,7 @@ def test_hub_inside_the_server_holds_back_its_own_readers_only():
     and 3 s.
     """
     starts = [(0.0, stage((0, 2), (1, 2))), (0.0, stage((0, 4), (1, 4))), (0.0, stage((0, 14)))]
-    assert incremental_ends_s(starts, np.array([9.0, 2.0])).tolist() == [2.0, 3.0, 2.0]
+    assert ends_alone_s(starts, np.array([9.0, 2.0])).tolist() == [2.0, 3.0, 2.0]
 
 
 def test_hub_learns_that_a_level_rose_before_its_members_moved_away_and_back():
@@ -227,8 +230,8 @@ def test_hub_learns_that_a_level_rose_before_its_members_moved_away_and_back():
         (0.0, stage((2, 12))),
     ]
     rates_Bps = []
-    look = lambda sharing: rates_Bps.append([rate_Bps for _, rate_Bps in sharing.rates_Bps()])  # noqa: E731
-    assert incremental_ends_s(starts, np.array([12.0, 20.0, 13.0]), look).tolist() == [2.0, 2.0, 1.0, 2.0, 2.0]
+    look = lambda sharing, flows: rates_Bps.append([sharing.rate_Bps(flow) for flow in flows])  # noqa: E731
+    assert ends_alone_s(starts, np.array([12.0, 20.0, 13.0]), look).tolist() == [2.0, 2.0, 1.0, 2.0, 2.0]
     assert rates_Bps == [[4, 4, 4, 16, 5], [6, 6, 14, 7]]
 
 
@@ -256,7 +259,7 @@ def test_loads_of_three_nodes_that_read_from_server_and_disks_flow_at_recomputed
         read, cores = 5 + 5 * node, 6 + 5 * node
         stages += [stage((read, n), (cores, 0.001625), (next(own), 1e-4 + n / 3e8)) for n in sizes]
     starts = [(0.0, each) for each in stages]
-    incremental_ends_s(starts, capacity_Bps, fair(capacity_Bps))
+    ends_alone_s(starts, capacity_Bps, fair(capacity_Bps))
     np.testing.assert_allclose(ends_s(starts, capacity_Bps), ends_s(starts, capacity_Bps, few=1000), rtol=1e-12)
 
 
@@ -269,7 +272,7 @@ def test_readers_that_have_nothing_in_common_any_more_part():
     n_components = []
 
     def read(link, n_left):
-        n_components.append(len(network._components))
+        n_components.append(len({*network._component_on} - {None}))
         if n_left:
             network.fly(Transfer((stage((link, rng.uniform(0.5, 1.0))),)), lambda: read(link, n_left - 1))
 
@@ -280,8 +283,84 @@ def test_readers_that_have_nothing_in_common_any_more_part():
     assert n_components[2500] == 2
 
 
-def test_sums_are_recomputed_before_a_large_weight_has_left_its_rounding_behind():
+def test_large_weight_that_ends_leaves_no_rounding_behind():
     """A puts 1e12 times as much on the server for each byte as B and C; in float64, 1 + 2e-12 - 1 is not 2e-12."""
     b, c = (stage((0, 1e12), (own, 1e24)) for own in (1, 2))
     capacity_Bps = np.array([2e12, 1e26, 1e26])
-    incremental_ends_s([(0.0, stage((0, 1e12))), (0.0, b), (0.0, c)], capacity_Bps, fair(capacity_Bps))
+    ends_alone_s([(0.0, stage((0, 1e12))), (0.0, b), (0.0, c)], capacity_Bps, fair(capacity_Bps))
+
+
+@settings(max_examples=150, deadline=None)
+@given(readers([1, 3, 1e3, 1e6], n_max=20), capacities([0.0, 1.0, 2.0, 1e3, 1e9, np.inf]))
+def test_compiled_and_plain_have_the_same_bits(starts, capacity_Bps):
+    rates_Bps = {0: [], COMPILED: []}
+    end_s = {}
+    for n_filled, seen in rates_Bps.items():
+        look = lambda sharing, flows, seen=seen: seen.append([sharing.rate_Bps(flow) for flow in flows])  # noqa: E731
+        limited = [each for each in starts if not any(capacity_Bps[r] == 0 for r in each[1].resources)]
+        end_s[n_filled] = ends_alone_s(limited, capacity_Bps, look, n_filled).tolist()
+    assert end_s[0] == end_s[COMPILED]
+    assert rates_Bps[0] == rates_Bps[COMPILED]
+
+
+def test_kernel_is_compiled_when_much_has_been_filled_and_nobody_can_tell():
+    starts, capacity_Bps = loads(7, n_max=60)
+    kernel = Kernel(n_filled=COMPILED)
+    assert not kernel.is_compiled
+    kernel.count(1)
+    assert kernel.is_compiled
+    first = ends_alone_s(starts, capacity_Bps)
+    assert first.tolist() == ends_alone_s(starts, capacity_Bps, n_filled=COMPILED).tolist()
+
+
+def test_where_numba_cannot_be_imported_flows_share_all_the_same():
+    code = """
+import sys
+sys.modules["numba"] = None
+import numpy as np
+from simdist.cost import Stage
+from simdist.engines.network import flows
+kernel = flows.Kernel(n_filled=10**9)
+stages = [Stage(0.0, np.array([0]), np.array([1.0]))] * 4
+print(flows.fair_rates_Bps([flows.Flow(each, flows.nothing) for each in stages], [2.0], kernel), kernel.is_compiled)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ended.stdout == "[0.5, 0.5, 0.5, 0.5] False\n"
+
+
+@pytest.mark.parametrize("n_filled", [0, COMPILED], ids=["plain", "compiled"])
+def test_flows_that_use_a_hub_a_million_times_as_much_as_each_other_share_it_exactly(n_filled):
+    """
+    A and B use hub 0, C and D a millionth of it for each byte on hub 1. Others have come and gone before.
+
+    C and D fill hub 1 of 0.5 B/s: 0.25 each; A and B what they leave of hub 0 of 3 B/s: 1.5 - 0.25e-6 each.
+    """
+    small = 1e-6
+    pairs = [(1.0, 0.0), (1.0, 0.0), (small, 1.0), (small, 1.0)]
+    on_hub = [stage(*((hub, nbytes) for hub, nbytes in enumerate(each) if nbytes)) for each in pairs]
+    gone = [stage((0, 1.0), (1, 1e-6)), stage((0, 1e-6), (1, 1.0))] * 50
+    capacity_Bps = np.array([3.0, 0.5])
+    sharing = ManyFlows(capacity_Bps.tolist(), 0.0, Kernel(n_filled=n_filled))
+    staying = [Flow(each, lambda: None) for each in on_hub]
+    for flow in staying:
+        sharing.join(flow)
+    leaving = [Flow(each, lambda: None) for each in gone]
+    for number, flow in enumerate(leaving):
+        sharing.join(flow)
+        sharing.settle(1e-9 * number)
+    for number, flow in enumerate(leaving):
+        sharing.take_out(flow)
+        sharing.settle(1e-9 * (100 + number))
+    expected_Bps = [float(each) for each in exact_rates(on_hub, capacity_Bps)]
+    np.testing.assert_allclose([sharing.rate_Bps(flow) for flow in staying], expected_Bps, rtol=1e-14)
+
+
+@settings(max_examples=60, deadline=None)
+@given(*[readers([1, 3, 1e3], n_max=8)] * 2, *[capacities([1.0, 2.0, 1e3])] * 2)
+def test_many_that_share_nothing_end_as_if_the_others_were_not_there(some, others, some_Bps, others_Bps):
+    """To the last bit."""
+    n = N_SHARED + N_OWN
+    moved = [(start_s, Stage(s.latency_s, s.resources + n, s.nbytes)) for start_s, s in others]
+    together_s = ends_s([*some, *moved], np.concatenate([some_Bps, others_Bps]), few=0)
+    alone_s = [*ends_s(some, some_Bps, few=0).tolist(), *ends_s(others, others_Bps, few=0).tolist()]
+    assert together_s.tolist() == alone_s

@@ -1,0 +1,266 @@
+"""Many flows that share resources: their state, in the rows that `max_min` works on.
+
+The rows are lists at first. What they cost is counted, and when that is as much as to load a compiler, they become
+arrays, and functions that numba has compiled take over; the results have the same bits.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simdist.cost.costs import Stage
+from simdist.engines.network import max_min
+
+_PLAIN = 300_000  # pairs of a flow and a resource filled until numba is asked for: about a second
+_ROOM = 32  # slots, pairs and resources, at least
+_N_ROWS = (4, 8, 1, 4, 7, 7)  # of the state, see `max_min`
+_SLOTS, _PAIRS, _RESOURCES = range(3)
+
+
+def nothing() -> None:
+    """End as nobody waits for."""
+
+
+class Flow:
+    """A stage in flight.
+
+    Args:
+        stage: The stage that flows.
+        then: Called when it has ended.
+    """
+
+    __slots__ = ("kind", "left_nbytes", "most_nbytes", "nbytes", "rate_Bps", "resources", "slot", "stage", "then")
+
+    def __init__(self, stage: Stage, then: Callable[[], object]) -> None:
+        self.stage = stage
+        self.then = then
+        self.resources: list[int] = stage.resources.tolist()
+        self.nbytes: list[float] = stage.nbytes.tolist()
+        self.most_nbytes = self.left_nbytes = max(self.nbytes, default=0.0)
+        self.rate_Bps = 0.0
+        self.kind = -1  # number of the stage, among few
+        self.slot = max_min.NONE  # among many
+
+
+@functools.cache
+def _compiled() -> dict[str, Any]:
+    """Return the functions of `max_min`, compiled, by name; as they are where numba cannot be imported."""
+    functions = {name: each for name, each in vars(max_min).items() if isinstance(each, FunctionType)}
+    try:
+        import numba
+    except ImportError:
+        return functions
+    names = dict(vars(max_min))  # in which they call each other
+    for name, each in functions.items():
+        copy = FunctionType(each.__code__, names, name)
+        try:
+            names[name] = numba.njit(cache=True)(copy)
+        except RuntimeError:  # there is no folder to keep it in
+            names[name] = numba.njit(copy)
+    return names
+
+
+class Kernel:
+    """The functions that recompute rates, plain until that has cost as much as to load the compiled ones."""
+
+    __slots__ = ("change_capacities", "is_compiled", "n_filled", "settle")
+
+    def __init__(self, *, n_filled: int = 0) -> None:
+        self.n_filled = n_filled
+        self.is_compiled = False
+        self.settle = max_min.settle
+        self.change_capacities = max_min.change_capacities
+
+    def count(self, n_pairs: int) -> None:
+        """Count the pairs that are filled next."""
+        self.n_filled += n_pairs
+        if not self.is_compiled and (self.n_filled > _PLAIN or _compiled.cache_info().currsize):
+            self.settle = _compiled()["settle"]
+            self.change_capacities = _compiled()["change_capacities"]
+            self.is_compiled = self.settle is not max_min.settle
+
+
+class ManyFlows:
+    """Flows that share resources.
+
+    Flows that join or end take part in, or are missing from, the rates as soon as `settle` is called.
+
+    Args:
+        capacity_Bps: Bytes per second of every resource; inf where unlimited.
+        now_s: Now.
+        kernel: What recomputes rates.
+    """
+
+    def __init__(self, capacity_Bps: Sequence[float], now_s: float, kernel: Kernel) -> None:
+        self._capacity_Bps = capacity_Bps
+        self._settled_s = now_s
+        self._kernel = kernel
+        self._room = [_ROOM, _ROOM, _ROOM]
+        self._is_array = kernel.is_compiled
+        self._state: list[Any] = [self._rows(n, at % 2 == 0, _ROOM) for at, n in enumerate(_N_ROWS)]
+        self._state.append([0, 0, 0, 0])
+        if self._is_array:
+            self._state[6] = np.zeros(4, np.int64)
+        self._find_rows()
+        self._flows: list[Flow | None] = []
+        self._free: list[int] = []
+        self._added: list[int] = []
+        self._leaving: list[int] = []
+        self._n_pairs = 0  # those of flows that have left included
+        self._has_changed = False
+        self._numbers: dict[int, int] = {}
+        self.n_joined = 0
+
+    def _rows(self, n_rows: int, is_float: bool, length: int) -> Any:
+        if self._is_array:
+            return np.zeros((n_rows, length), np.float64 if is_float else np.int64)
+        return [[0.0 if is_float else 0] * length for _ in range(n_rows)]
+
+    def _find_rows(self) -> None:
+        """Have at hand the rows that are used most."""
+        (self._left, self._rate, *_), flow_ints, (self._weight,), (self._resource, *_) = self._state[:4]
+        self._first, self._n_of, *_, self._added_row, self._leaving_row, self._ending_row, _ = flow_ints
+
+    def __len__(self) -> int:
+        return len(self._flows) - len(self._free)
+
+    def join(self, flow: Flow) -> None:
+        """Take in a flow that has `left_nbytes` left; where it has no bytes, or no limit, nothing is shared."""
+        if self._free:
+            slot = self._free.pop()
+            self._flows[slot] = flow
+        else:
+            slot = len(self._flows)
+            self._flows.append(flow)
+            self._make_room(_SLOTS, slot + 1)
+        flow.slot = slot
+        self._make_room(_PAIRS, self._n_pairs + len(flow.resources))
+        numbers, weights = [], []
+        for resource, nbytes in zip(flow.resources, flow.nbytes, strict=True):
+            if nbytes and self._capacity_Bps[resource] != math.inf:
+                number = self._numbers.get(resource)
+                numbers.append(self._number(resource) if number is None else number)
+                weights.append(nbytes / flow.most_nbytes)
+        first = self._n_pairs
+        self._n_pairs = end = first + len(numbers)
+        self._resource[first:end], self._weight[first:end] = numbers, weights
+        self._left[slot], self._first[slot], self._n_of[slot] = flow.left_nbytes, first, len(numbers)
+        self._added.append(slot)
+        self.n_joined += 1
+
+    def _number(self, resource: int) -> int:
+        """Return a number for a resource that was not used before."""
+        number = self._numbers[resource] = len(self._numbers)
+        self._make_room(_RESOURCES, number + 1)
+        floats, ints = self._state[4:6]
+        floats[max_min.CAPACITY][number] = self._capacity_Bps[resource]
+        for row in (max_min.HEAD, max_min.TAIL, max_min.PLACE):
+            ints[row][number] = max_min.NONE
+        return number
+
+    def _make_room(self, what: int, n: int) -> None:
+        """Make room for so many slots, pairs or resources, and more."""
+        if n <= self._room[what]:
+            return
+        more = 2 * n - self._room[what]
+        self._room[what] += more
+        for at in (2 * what, 2 * what + 1):
+            rows, added = self._state[at], self._rows(_N_ROWS[at], at % 2 == 0, more)
+            if self._is_array:
+                self._state[at] = np.concatenate([rows, added], axis=1)
+            else:
+                self._state[at] = [row + more_of_it for row, more_of_it in zip(rows, added, strict=True)]
+        self._find_rows()
+
+    def change_capacity(self, resource: int, capacity_Bps: float) -> None:
+        """Let a resource have another capacity from now on."""
+        number = self._numbers.get(resource)
+        if number is not None:
+            self._state[4][max_min.CAPACITY][number] = capacity_Bps
+            self._has_changed = True
+
+    def take_out(self, flow: Flow) -> None:
+        """Let a flow leave."""
+        self._leaving.append(flow.slot)
+
+    def end(self) -> list[Flow]:
+        """Take out the flows that end now, which is the time that `settle` said last."""
+        ended = [int(slot) for slot in self._ending_row[: self._state[6][max_min.N_ENDING]]]
+        self._leaving += ended
+        return [cast(Flow, self._flows[slot]) for slot in ended]
+
+    def n_staying(self) -> int:
+        """Return how many flows are left when those are gone that leave."""
+        return len(self) - len(self._leaving)
+
+    def leave(self, now_s: float) -> list[Flow]:
+        """Return all flows, with the bytes they have left now. Nothing else may be asked of it afterwards."""
+        left, rate = self._left, self._rate
+        elapsed_s = now_s - self._settled_s
+        gone, added = {*self._leaving, *self._free}, {*self._added}
+        staying = [(slot, flow) for slot, flow in enumerate(self._flows) if flow is not None and slot not in gone]
+        for slot, flow in staying:
+            if slot not in added and elapsed_s > 0:
+                flow.left_nbytes = max(float(left[slot] - rate[slot] * elapsed_s), 0.0)
+            elif slot not in added:
+                flow.left_nbytes = float(left[slot])
+        return [flow for _, flow in staying]
+
+    def rate_Bps(self, flow: Flow) -> float:
+        """Return the rate of a flow since the last `settle`."""
+        return float(self._rate[flow.slot])
+
+    def settle(self, now_s: float) -> float:
+        """Let all flow at max-min fair rates from now on; return when the next of them ends."""
+        self._kernel.count(self._n_pairs * len(self) // len(self._flows) if self._flows else 0)
+        if self._kernel.is_compiled and not self._is_array:
+            self._state = [np.array(rows) for rows in self._state]
+            self._is_array = True
+            self._find_rows()
+        if self._has_changed:
+            self._has_changed = False
+            self._kernel.change_capacities(len(self._numbers), *self._state)
+        n_leaving, n_added = len(self._leaving), len(self._added)
+        if n_leaving:
+            self._leaving_row[:n_leaving] = self._leaving
+        if n_added:
+            self._added_row[:n_added] = self._added
+        self._state[6][max_min.N_SLOTS] = len(self._flows)
+        next_s = self._kernel.settle(now_s - self._settled_s, n_leaving, n_added, *self._state)
+        for slot in self._leaving:
+            self._flows[slot] = None
+            self._free.append(slot)
+        self._leaving, self._added = [], []
+        self._settled_s = now_s
+        return now_s + next_s
+
+
+def fair_rates_Bps(flows: Sequence[Flow], capacity_Bps: Sequence[float], kernel: Kernel) -> list[float]:
+    """Return the max-min fair rates of flows, which flow nowhere else then."""
+    many = ManyFlows(capacity_Bps, 0.0, kernel)
+    for flow in flows:
+        many.join(flow)
+    many.settle(0.0)
+    return [many.rate_Bps(flow) for flow in flows]
+
+
+def max_min_rates(stages: Sequence[Stage], capacity_Bps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the max-min fair rate of each stage, in bytes per second on its most used resource, shape `[n_stages]`.
+
+    A stage that no resource limits, because it has no bytes or because they are all unlimited, has the rate inf.
+
+    Args:
+        stages: Stages that flow at the same time.
+        capacity_Bps: Of every resource, `[n_resources]`, at least 0; inf where unlimited.
+
+    >>> nic = np.array([0])
+    >>> stages = [Stage(0.0, nic, np.array([1e6])), Stage(0.0, nic, np.array([5e6]))]
+    >>> max_min_rates(stages, np.array([1e9])).tolist()
+    [500000000.0, 500000000.0]
+    """
+    return np.array(fair_rates_Bps([Flow(stage, nothing) for stage in stages], capacity_Bps.tolist(), Kernel()))
