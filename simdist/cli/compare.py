@@ -7,7 +7,17 @@ import click
 
 from simdist.cli import common, inputs
 from simdist.cli.kept import KeptSchedules
-from simdist.cli.tables import SPEEDUP, STATES, STEP_TIME, Column, factor, seconds, shown_epochs, table_text
+from simdist.cli.tables import (
+    SPEEDUP,
+    STATES,
+    STEP_TIME,
+    Column,
+    factor,
+    links_table,
+    seconds,
+    shown_epochs,
+    table_text,
+)
 from simdist.engines import Engine
 from simdist.plan import LEVELS
 from simdist.runs.building import build
@@ -96,6 +106,8 @@ def command(
     if any(each.epochs for each in rows):
         about = "epochs: time, share of it stalled for want of a batch, samples by level"
         tables.append(table_text(about, _EPOCH_COLUMNS, _epoch_records(rows, found[reference.name])))
+    if any(each.links_s for each in rows):
+        tables.append(links_table([(each.schedule, each.links_s, each.step_s) for each in rows]))
     session.result({"scenario": scenario.name, "baseline": reference.name, "rows": records}, "\n\n".join(tables))
     if plot:
         from simdist.report import speedup_figure

@@ -133,7 +133,7 @@ def _simulated(source: inputs.PlannedSchedule, progress: Callable[[int], None]) 
     if path and path.exists():
         return run_directory.read_trace(path, plan=source.plan)
     with inputs.naming(str(source.run.path) if source.run else source.schedule.name):
-        return simulate(source.plan, source.costs, source.drawn_delays(), progress=progress)
+        return simulate(source.plan, source.costs, source.drawn_delays(), traffic=source.traffic(), progress=progress)
 
 
 def _effects(source: inputs.PlannedSchedule, loading: Loading, known: Known, progress: Progress) -> KnobEffects:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from simdist import scenario as scenarios
 from simdist.cli import common
-from simdist.cost import Costs, price
+from simdist.cost import Costs
 from simdist.errors import PlanError, ScenarioError, TraceError, UnsupportedError
 from simdist.plan import Plan
 from simdist.plan.delays import Delays
-from simdist.runs.building import build, delays
+from simdist.runs.building import build, delays, price_of, traffic
 from simdist.scenario import Cluster, Scenario, load_cluster, presets
 from simdist.scenario.unused_settings import warnings_of
 from simdist.schedules import Schedule
@@ -20,6 +20,7 @@ from simdist.settings.base import nearest, shown
 from simdist.studies.comparison import find_label
 
 if TYPE_CHECKING:
+    from simdist.cost.traffic import Traffic
     from simdist.runs.run_directory import RunDirectory
 
 """Files of a run directory, by what options call them."""
@@ -59,6 +60,10 @@ class PlannedSchedule:
     def drawn_delays(self) -> Delays:
         """Return what to inject, drawn if it was not yet."""
         return delays(self.scenario) if self.delays is None else self.delays
+
+    def traffic(self) -> "Traffic | None":
+        """Return what links do in the run of the scenario's seed."""
+        return traffic(self.scenario, self.costs, self.scenario.seed)
 
 
 def read_scenario(session: common.Session, name: str, *, is_compared: bool = False) -> Scenario:
@@ -164,7 +169,7 @@ def planned(
         for run, path in zip(runs, targets(output, [each.scenario.schedules[0] for each in runs]), strict=True):
             schedule = run.scenario.schedules[0]
             with naming(f"{name}: {schedule.name}"):
-                costs = price(run.plan, run.scenario.cluster, run.scenario.workload)
+                costs = price_of(run.plan, run.scenario)
             yield PlannedSchedule(run.scenario, schedule, run.plan, costs, run.delays, run, path)
         return
     scenario = read_scenario(session, name)

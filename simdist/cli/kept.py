@@ -37,6 +37,7 @@ class _Record(BaseModel, strict=True, allow_inf_nan=False):
     samples: dict[str, list[float]]
     epochs: list[EpochMeans] = []
     staging_s: float = 0.0
+    links_s: dict[str, float] = {}
 
     @model_validator(mode="after")
     def _is_sound(self) -> Self:
@@ -103,7 +104,8 @@ class KeptSchedules:
         samples = {name: np.array(values, dtype=np.float64) for name, values in record.samples.items()}
         step_s, epochs = samples.pop("step"), tuple(record.epochs)
         checkpoint_s = samples.pop(_CHECKPOINT, None)
-        return ScheduleTimes(record.schedule, record.engine, step_s, samples, epochs, record.staging_s, checkpoint_s)
+        ends = record.staging_s, checkpoint_s, record.links_s
+        return ScheduleTimes(record.schedule, record.engine, step_s, samples, epochs, *ends)
 
     def append(self, key: str, scenario: Scenario, baseline: str, row: Row, measured: ScheduleTimes) -> None:
         """Save a measured schedule, if schedules are kept.

@@ -2,15 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
 from simdist.cli import common, inputs, tables
-from simdist.cli.tables import Column, seconds, table_text
+from simdist.cli.tables import Column, links_table, seconds, table_text
 from simdist.engines import Engine, choose_engine, fast, simulate
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
 from simdist.runs.building import delay_sampler, job
+from simdist.studies.held import find_held, steady_held
 from simdist.traces.breakdown import STATES, Breakdown, break_down
 from simdist.traces.trace import Trace
 
@@ -51,7 +53,7 @@ def command(
     """
     inputs.check_picture(plot)
     traced = output is not None or plot is not None
-    rows: list[dict[str, object]] = []
+    rows: list[dict[str, Any]] = []
     traces: list[tuple[str, Trace]] = []
     with session.bar() as bar:
         for planned in inputs.planned(session, name, schedule, output=output, draws=traced):
@@ -68,7 +70,10 @@ def command(
             if planned.run:
                 _warn_of_other_plan(session, planned.run)
     title = f"{Path(name).name}: seconds per step, averaged over ranks"
-    session.result({"scenario": name, "rows": rows}, table_text(title, _COLUMNS, rows))
+    tables = [table_text(title, _COLUMNS, rows)]
+    if any("links_s" in each for each in rows):
+        tables.append(links_table([(each["schedule"], each.get("links_s", {}), each["step_s"]) for each in rows]))
+    session.result({"scenario": name, "rows": rows}, "\n\n".join(tables))
     if plot:
         from simdist.report import timeline_figure
 
@@ -108,19 +113,22 @@ def _simulate(planned: inputs.PlannedSchedule, engine: Engine, bar: ProgressBar)
         if planned.delays is not None:
             return _traced(fast.simulate(plan, costs, planned.delays, progress=progress))
         sampler = delay_sampler(planned.scenario, [planned.scenario.seed])
-        return _Simulated(fast.measure(plan, costs, sampler, n_seeds=1, progress=progress), "fast", None)
+        held = steady_held(plan, costs)
+        return _Simulated(fast.measure(plan, costs, sampler, n_seeds=1, progress=progress, held=held), "fast", None)
 
     def by_des() -> _Simulated:
-        return _traced(simulate(plan, costs, planned.drawn_delays(), engine="des", progress=progress))
+        links = planned.traffic()
+        return _traced(simulate(plan, costs, planned.drawn_delays(), engine="des", traffic=links, progress=progress))
+
+    def _traced(trace: Trace) -> _Simulated:
+        where = break_down(trace, find_held(trace, costs))
+        return _Simulated(where, trace.source.removeprefix("simulated by "), trace)
 
     return choose_engine(engine, by_fast=by_fast, by_des=by_des)
 
 
-def _traced(trace: Trace) -> _Simulated:
-    return _Simulated(break_down(trace), trace.source.removeprefix("simulated by "), trace)
-
-
-def _record(planned: inputs.PlannedSchedule, done: _Simulated, file: Path | None) -> dict[str, object]:
+def _record(planned: inputs.PlannedSchedule, done: _Simulated, file: Path | None) -> dict[str, Any]:
+    links_s = {name: float(seconds[0]) for name, seconds in done.where.links_per_step_s().items() if seconds[0] > 0}
     return {
         "schedule": planned.schedule.name,
         "step_s": float(done.where.step_s[0]),
@@ -130,4 +138,4 @@ def _record(planned: inputs.PlannedSchedule, done: _Simulated, file: Path | None
         "engine": done.engine,
         "digest": planned.plan.digest(),
         "trace": str(file) if file else None,
-    }
+    } | ({"links_s": links_s} if links_s else {})

@@ -10,8 +10,9 @@ from typing import TypeVar, final
 
 import click
 
-from simdist.settings.units import format_seconds
+from simdist.settings.units import format_seconds, format_share
 from simdist.traces import breakdown
+from simdist.traces.links import link_in_words
 
 _ItemT = TypeVar("_ItemT")
 
@@ -20,6 +21,7 @@ _ROUNDING = 1e-9
 _MOST_DIGITS = 5  # of a factor, behind the point
 _MOST_EPOCHS = 6  # lines of a table; JSON has all
 _WIDTH = 200  # of what is no terminal
+_MOST_LINKS = 6  # of a schedule; JSON has all
 _MIN_WORDS = 20  # columns for a column of words that folds
 _NOTHING = "-"
 
@@ -185,7 +187,26 @@ def _half(interval: tuple[float, float]) -> float:
     return (interval[1] - interval[0]) / 2
 
 
+def links_table(rows: Iterable[tuple[str, Mapping[str, float], float]]) -> str:
+    """Return a table of the links that held ranks up, most seconds first.
+
+    Args:
+        rows: Label of a schedule, seconds per step by link, averaged over ranks, and the seconds of a step.
+    """
+    records = [
+        {"schedule": label, "link": link_in_words(name), "seconds": held_s, "share": held_s / step_s}
+        for label, links_s, step_s in rows
+        for name, held_s in sorted(links_s.items(), key=lambda item: -item[1])[:_MOST_LINKS]
+    ]
+    return table_text("links that held ranks up: seconds per step, part of comm and io", _LINK_COLUMNS, records)
+
+
 STEP_TIME = Column("step time", "step_s", "step_s_ci95", form=seconds_with_interval)
 SPEEDUP = Column("speed-up", "speedup", "speedup_ci95", form=factor_with_interval)
 #: Seconds per step in each state of `simdist.traces.breakdown`.
 STATES = tuple(Column(state, f"{state}_s", form=seconds) for state in breakdown.STATES)
+_LINK_COLUMNS = (
+    *(Column("schedule"), Column("link")),
+    Column("held up", "seconds", form=seconds),
+    Column("of a step", "share", form=format_share),
+)

@@ -12,12 +12,14 @@ from simdist.cli.tables import Column, count, factor, table_text
 from simdist.errors import TraceError
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
-from simdist.runs.calibrated import Calibrated, simulate_run
+from simdist.runs.calibrated import Calibrated, price_run, simulate_run
 from simdist.settings.units import format_error, format_seconds, format_share
+from simdist.studies.held import with_links
 from simdist.studies.loading import Loading, compare_loading
 from simdist.studies.ranking import Summary, summarize
 from simdist.studies.validation import Validation
 from simdist.studies.validation import validate as validate_traces
+from simdist.traces.links import link_in_words
 from simdist.traces.trace import Trace
 
 _MOST_RANKS = 16  # lines of a table of ranks; JSON has all
@@ -46,6 +48,11 @@ _KIND_COLUMNS = (
 _BLAME_COLUMNS = (
     Column("rank", form=str),
     Column("waiting caused, simulated", "simulated_s", form=format_seconds),
+    Column("measured", "measured_s", form=format_seconds),
+)
+_LINK_COLUMNS = (
+    Column("link"),
+    Column("simulated", "simulated_s", form=format_seconds),
     Column("measured", "measured_s", form=format_seconds),
 )
 _SUMMARY_COLUMNS = (
@@ -133,7 +140,9 @@ def _validate(
         bar.update(f"simulate {run.plan.name}", number, len(runs))
         simulated = _simulated(session, run, calibrated, real)
         with inputs.naming(str(path)):
-            validation = validate_traces(real, simulated, run.delays)
+            costs = price_run(run, calibrated, real=real) if run.scenario.has_links else None
+            real = with_links(run, real, costs) if costs else real
+            validation = validate_traces(real, simulated, run.delays, costs)
         if validation.n_steps < run.plan.n_steps:
             session.say(f"warning: {path}: only {validation.n_steps} of {run.plan.n_steps} steps were finished")
         loading = compare_loading(run, simulated, real) if run.plan.dataset else None
@@ -177,6 +186,7 @@ def _document(each: _Validated) -> dict[str, object]:
         "kinds": [asdict(kind) for kind in found.kinds],
         "injections": [asdict(injection) for injection in found.injections],
         "blames": [asdict(blame) for blame in found.blames],
+        **({"links": [asdict(each) for each in found.links]} if found.links else {}),
         "correlation": found.correlation,
         "overlap": found.overlap,
         "verdict": found.verdict,
@@ -221,6 +231,7 @@ def _text(each: _Validated, cluster: Path | None) -> str:
             _blames_text(found),
             "",
             *_blame_sentences(found),
+            *_links_text(found),
             *(each.loading.sentences() if each.loading else ()),
         ]
     )
@@ -258,6 +269,14 @@ def _blame_sentences(found: Validation) -> Iterator[str]:
         correlation = "" if math.isnan(found.correlation) else f"; correlation over ranks {found.correlation:.2f}"
         share = format_share(found.overlap)
         yield f"waiting: {share} of the measured is blamed on the same rank in the same step{correlation}"
+
+
+def _links_text(found: Validation) -> Iterator[str]:
+    if found.links:
+        records = [asdict(each) | {"link": link_in_words(each.link)} for each in found.links]
+        yield "\n" + table_text(
+            "seconds for which links held operations up, all ranks together", _LINK_COLUMNS, records
+        )
 
 
 def _summary_text(summary: Summary) -> str:

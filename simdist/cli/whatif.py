@@ -15,14 +15,16 @@ from simdist.cli.losses import LOST, SLOWDOWN, STEP_COLUMNS, loss_records, slowe
 from simdist.cli.tables import Column, factor, table_text
 from simdist.cli.whatif_job import WhatifJob, WhatifOptions, read_job, schedules_to_compare
 from simdist.cli.where import facts_record, facts_text, not_compared
-from simdist.cost import price
 from simdist.engines.replay import timing
 from simdist.errors import RunError, ScenarioError
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
+from simdist.runs.building import price_of
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds, format_share
+from simdist.studies.held import find_held, with_links, without_links
+from simdist.traces.links import link_in_words
 from simdist.whatif.gains import Gain, Gains, find_gains
 from simdist.whatif.job_slowdown import IdealCompute
 from simdist.whatif.recording import measured_delays, only_steps, with_recording
@@ -32,6 +34,7 @@ from simdist.whatif.verdict import Pattern, find_pattern, interval_text, ranks_n
 
 _Record: TypeAlias = dict[str, Any]
 
+_MOST_LINKS = 6  # lines of a table; JSON has all
 _REPLAY_ERROR = 0.01
 _SIMULATION_ERROR = 0.1
 _NOT_OF_TABLES = ("schedule", "which", "schedules", "n_runs", "block_steps", "seed", "cluster", "plot")
@@ -42,6 +45,11 @@ _RANK_COLUMNS = (
     Column("slow steps", form="{:,}".format),
 )
 _NODE_COLUMNS = (Column("node", form=str), SLOWDOWN, LOST)
+_LINK_COLUMNS = (
+    Column("link"),
+    Column("held up", "held_s", form=format_seconds),
+    *(Column("step time", "step_s", form=format_seconds), Column("speed-up", "speedup", form=factor)),
+)
 _GAIN_COLUMNS = (
     Column("schedule"),
     *(Column("step time", "step_s", form=format_seconds), Column("speed-up", "speedup", form=factor)),
@@ -87,10 +95,11 @@ def command(session: common.Session, name: str, *, ideal: IdealCompute | None, *
         is_compared = options.n_runs and not not_compared(job.scenario)
         others = schedules_to_compare(session, job, options.schedules) if is_compared else ()
         found = _slowdown(job, options.steps, bar)
+        links = _links(job)
         compared = _gains(job, others, options, bar) if others else None
     _warn(session, job, found, compared)
     spread = find_pattern(found)
-    document = _document(job, found, spread, compared, options.cluster)
+    document = _document(job, found, spread, compared, options.cluster) | ({"links": links} if links else {})
     session.result(document, _text(job, document, found, spread, compared))
     if options.plot:
         from simdist.report.stragglers import stragglers_figure
@@ -114,6 +123,28 @@ def _slowdown(job: WhatifJob, steps: range | None, bar: ProgressBar) -> Slowdown
     ranks_per_node, progress = job.scenario.cluster.gpus_per_node, partial(bar.update, "replay")
     with inputs.naming(str(job.run.path) if job.run else job.name):
         return find_slowdown(job.trace, ranks_per_node=ranks_per_node, steps=steps, progress=progress)
+
+
+def _links(job: WhatifJob) -> list[_Record]:
+    """Return what repairing each link would gain, most first."""
+    if not job.scenario.has_links:
+        return []
+    costs = price_of(job.trace.plan, job.scenario)
+    trace = with_links(job.run, job.trace, costs) if job.run and job.is_measured else job.trace
+    held = find_held(trace, costs)
+    replayed_s, repaired = without_links(trace, held)
+    n_steps = trace.plan.n_steps
+    records: list[_Record] = [
+        {
+            "link": name,
+            "held_s": held_s,
+            "step_s": repaired[name] / n_steps,
+            "speedup": replayed_s / repaired[name] if repaired[name] else 1.0,
+        }
+        for name, held_s in held.rank_seconds().items()
+        if held_s > 0
+    ]
+    return sorted(records, key=lambda record: -record["speedup"])
 
 
 def _gains(job: WhatifJob, schedules: Sequence[Schedule], options: WhatifOptions, bar: ProgressBar) -> Gains:
@@ -145,7 +176,7 @@ def _disturbed(job: WhatifJob, options: WhatifOptions, folder: Path) -> Scenario
     traced = range(job.trace.plan.n_steps)
     chosen = traced[options.steps.start : options.steps.stop] if options.steps else traced
     if job.is_measured:
-        costs = price(job.trace.plan, job.scenario.cluster, job.scenario.workload)
+        costs = price_of(job.trace.plan, job.scenario)
         late_s = measured_delays(job.trace, timing(job.trace), costs)
     else:
         late_s = dict(job.run.delays)
@@ -251,6 +282,7 @@ def _text(job: WhatifJob, document: _Record, found: Slowdown, spread: Pattern, c
         [
             *_heading(job, found),
             f"stragglers: {document['stragglers']}",
+            *_worst_link(document.get("links", []), found),
             *_fixed(found),
             losses.slow_steps_line(found.step_slowdowns),
             "",
@@ -260,6 +292,7 @@ def _text(job: WhatifJob, document: _Record, found: Slowdown, spread: Pattern, c
             "",
             _ranks_text(found, document["ranks"]),
             *_nodes_text(found, document["nodes"]),
+            *_links_text(document.get("links", [])),
             "",
             slowest_text("steps", STEP_COLUMNS, document["by_step"]),
             *(_gains_text(compared, document["gains"]["rows"]) if compared else ()),
@@ -305,6 +338,19 @@ def _nodes_text(found: Slowdown, nodes: Sequence[_Record]) -> Iterator[str]:
     if len(nodes) > 1 and found.ranks_per_node > 1:
         yield ""
         yield slowest_text("nodes", _NODE_COLUMNS, nodes)
+
+
+def _worst_link(records: Sequence[_Record], found: Slowdown) -> Iterator[str]:
+    for worst in records[:1]:
+        step, without = format_seconds(found.replayed_s), format_seconds(worst["step_s"])
+        yield f"links: {link_in_words(worst['link'])} held ranks up: {without} per step without that, {step} with it"
+
+
+def _links_text(records: Sequence[_Record]) -> Iterator[str]:
+    if records:
+        shown = [record | {"link": link_in_words(record["link"])} for record in records[:_MOST_LINKS]]
+        yield ""
+        yield table_text("links: held up, seconds of all ranks; a step without that", _LINK_COLUMNS, shown)
 
 
 def _gains_text(compared: Gains, rows: Sequence[_Record]) -> Iterator[str]:

@@ -10,7 +10,7 @@ from simdist.cli import common, inputs
 from simdist.engines import simulate
 from simdist.errors import PlanError, ScenarioError, TraceError
 from simdist.runs import run_directory
-from simdist.runs.building import build, delays
+from simdist.runs.building import build, delays, traffic
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.studies.proposals import few_schedules
@@ -153,7 +153,8 @@ def _simulated(name: str, scenario: Scenario, chosen: Sequence[Schedule], steps:
     with inputs.naming(name):
         _refuse_large(simulated, baseline)
         built = build(simulated, baseline)
-        trace = simulate(built.plan, built.costs, delays(simulated))
+        links = traffic(simulated, built.costs, simulated.seed)
+        trace = simulate(built.plan, built.costs, delays(simulated), traffic=links)
     others = tuple(schedule for schedule in scenario.schedules if schedule is not baseline)
     return WhatifJob(name, scenario, baseline, others, trace, None)
 

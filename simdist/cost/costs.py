@@ -256,6 +256,11 @@ class Costs:
     disturbed: Mapping[int, str] = field(default_factory=dict)
 
     @property
+    def slow(self) -> dict[str, float]:
+        """What is left of links that are slow throughout, by name."""
+        return {self.resources.name(resource): share for resource, share in self.shares.items()}
+
+    @property
     def undisturbed_Bps(self) -> NDArray[np.float64]:
         """Bytes per second of every resource if nothing slowed it down."""
         capacity_Bps = self.capacity_Bps.copy()

@@ -82,7 +82,7 @@ def simulate(
     if progress:
         progress(plan.n_steps)
     ready_s, start_s, end_s = (np.array(rows, dtype=np.float64).reshape(-1, plan.world_size) for rows in world.rows)
-    return Trace(plan, ready_s, start_s, end_s, source="simulated by des")
+    return Trace(plan, ready_s, start_s, end_s, source="simulated by des", links=world.cluster.recorder.table())
 
 
 @contextmanager
@@ -151,7 +151,7 @@ class _World:
     ) -> None:
         self._clock = Clock()
         self._world_size = plan.world_size
-        self._cluster = LiveCluster(self._clock, costs, observers)
+        self.cluster = LiveCluster(self._clock, costs, observers)
         self._traffic = traffic
         self._actors = actors
         self._is_live = bool(actors or observers)  # nothing runs ahead of the clock
@@ -166,12 +166,12 @@ class _World:
 
     def run(self) -> None:
         for changes in self._traffic.shares:
-            self._clock.start(changes.cause, change_shares(changes, self._cluster))
+            self._clock.start(changes.cause, change_shares(changes, self.cluster))
         for background in self._traffic.background:
-            self._clock.start(background.cause, fly(background, self._cluster))
-        performed = [perform(actor, self._cluster) for actor in self._actors]
+            self._clock.start(background.cause, fly(background, self.cluster))
+        performed = [perform(actor, self.cluster) for actor in self._actors]
         actors = [self._clock.start(name, steps) for name, steps in performed]
-        self._cluster.processes += [*self._start_streams(), *actors]
+        self.cluster.processes += [*self._start_streams(), *actors]
         try:
             while self._n_running:
                 self._clock.step()
@@ -196,19 +196,19 @@ class _World:
         from simdist.plan.text import op_text
 
         wanted = {id(notice): self._tasks[index] for (index, _), notice in self._waiting.items()}
-        alive = [process for process in self._cluster.processes if process.is_alive]
+        alive = [process for process in self.cluster.processes if process.is_alive]
         tasks = [(process.name, wanted.get(id(process.target))) for process in alive]
         waiting = [
             f"{who} waits for the end of {op_text(task.instance.op)} at step {task.step}" for who, task in tasks if task
         ]
-        found = [*self._cluster.stopped(), *waiting]
+        found = [*self.cluster.stopped(), *waiting]
         more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
         return f"nothing can happen any more at {self._clock.now:g} s: {'; '.join(found[:_NAMED])}{more}"
 
     def _stream(self, rank: int, stream: Stream, tasks: list[_Task], report: Callable[[int], None] | None) -> Steps:
         """Take tasks in order. `now_s` is when the stream is free; yield what must be known, or happen, to go on."""
         waiting, happen, (ready, start, end) = self._waiting, self._clock.happen, self.rows
-        is_live, clock, cluster, who = self._is_live, self._clock, self._cluster, f"rank {rank} {stream}"
+        is_live, clock, cluster, who = self._is_live, self._clock, self.cluster, f"rank {rank} {stream}"
         now_s = 0.0
         for task in tasks:
             index = task.index
@@ -271,7 +271,7 @@ class _World:
         for rank in members:
             row[rank] = start_s
             if self._is_live:
-                self._cluster.tell(f"rank {rank} {task.instance.stream}", "started", task.instance)
+                self.cluster.tell(f"rank {rank} {task.instance.stream}", "started", task.instance)
         if meeting.seconds is not None and not self._is_live:
             self._end(task, members, start_s + meeting.seconds[group])
         else:
@@ -280,7 +280,7 @@ class _World:
 
     def _move(self, name: str, task: _Task, meeting: _Meeting, group: int, start_s: float) -> Steps:
         """Move the bytes of a collective, through the network if others may share its links."""
-        cluster = self._cluster
+        cluster = self.cluster
         if meeting.seconds is None:
             yield cluster.carry(name, meeting.transfer(task, group), start_s=start_s, instance=task.instance)
         else:
@@ -295,7 +295,7 @@ class _World:
         for rank in members:
             row[rank] = end_s
             if self._is_live:
-                self._cluster.tell(f"rank {rank} {task.instance.stream}", "ended", task.instance)
+                self.cluster.tell(f"rank {rank} {task.instance.stream}", "ended", task.instance)
             notice = waiting.pop((task.index, rank), None)
             if notice is not None:
                 happen(notice)

@@ -20,7 +20,8 @@ from simdist.errors import UnsupportedError
 from simdist.plan import COLLECTIVES, Op, Plan
 from simdist.plan.delays import Delays, DelaySource, DrawnDelays, check_delays
 from simdist.plan.walk import Stretch, stretches
-from simdist.traces.breakdown import Attribution, Breakdown
+from simdist.traces.breakdown import Attribution, Breakdown, HeldUp
+from simdist.traces.links import LinkRecorder
 from simdist.traces.trace import Trace
 
 _FEW = 8  # members of a group up to which numpy is faster member by member than by a reduction along a short axis
@@ -47,11 +48,17 @@ def simulate(plan: Plan, costs: Costs, delays: Delays, *, progress: Progress | N
     Recurrence(plan, 1, _prices(plan, costs, 1), delays=DrawnDelays(delays), table=table).run(walked, progress)
     for stretch in walked:
         _recover_ready_and_start(stretch, ready_s, start_s, end_s)
-    return Trace(plan, ready_s, start_s, end_s, source="simulated by fast")
+    return Trace(plan, ready_s, start_s, end_s, source="simulated by fast", links=LinkRecorder(costs.slow).table())
 
 
 def measure(
-    plan: Plan, costs: Costs, delays: DelaySource, *, n_seeds: int, progress: Progress | None = None
+    plan: Plan,
+    costs: Costs,
+    delays: DelaySource,
+    *,
+    n_seeds: int,
+    progress: Progress | None = None,
+    held: HeldUp | None = None,
 ) -> Breakdown:
     """Simulate a plan for many seeds at once and keep only where the time went.
 
@@ -63,11 +70,12 @@ def measure(
         delays: Source of `[n_seeds, n_steps, world_size]` delays.
         n_seeds: Seeds.
         progress: Called with the number of steps done.
+        held: Names the links that hold operations up.
 
     Raises:
         UnsupportedError: Transfers share a resource and start at different times.
     """
-    attribution = Attribution(plan.world_size, n_seeds)
+    attribution = Attribution(plan.world_size, n_seeds, held=held)
     prices = _prices(plan, costs, n_seeds)
     Recurrence(plan, n_seeds, prices, delays=delays, observer=attribution).run(stretches(plan), progress)
     return attribution.finish(plan.n_steps)

@@ -19,6 +19,7 @@ from simdist.engines.clock import Clock, Notice, Steps
 from simdist.engines.network.fluid import FluidNetwork
 from simdist.plan.ops import STREAMS, Stream
 from simdist.plan.walk import Instance
+from simdist.traces.links import LinkRecorder
 
 State: TypeAlias = Literal["ready", "started", "ended", "held", "released", "share"]
 
@@ -76,6 +77,7 @@ class LiveLink:
         self._shares[self._cluster.clock.active_process] = share
         if self.share != before:
             self._cluster.network.set_capacity_Bps(self.index, self.capacity_Bps * self.share)
+            self._cluster.recorder.set_share(self._cluster.clock.now, self.name, self.share)
             self._cluster.tell(self.name, "share", share=self.share)
 
 
@@ -149,6 +151,8 @@ class LiveCluster:
         self.network = FluidNetwork(clock, costs.capacity_Bps)
         self.processes: list[simpy.Process] = []
         """Streams, by rank; then actors."""
+        self.recorder = LinkRecorder(costs.slow)
+        """What links do besides carrying the plan's transfers."""
         self._capacity_Bps = costs.capacity_Bps
         self._observers = observers
         self._links: dict[int, LiveLink] = {}
@@ -230,9 +234,11 @@ class LiveCluster:
         """Open a flow without an end that has a name."""
         flow = self.network.open(stage)
         self.tell(who, "started")
+        self._record(stage, 1)
 
         def close() -> None:
             self.network.close(flow)
+            self._record(stage, -1)
             self.tell(who, "ended")
 
         return LiveFlow(close)
@@ -262,14 +268,23 @@ class LiveCluster:
         done = Notice(self.clock)
         self._moving[done] = who, transfer
         self.tell(who, "started", instance)
+        for stage in () if instance else transfer.stages:
+            self._record(stage, 1)
         self.network.fly(transfer, partial(self._land, done, instance), start_s=start_s)
         return done
 
     def _land(self, done: Notice, instance: Instance | None) -> None:
-        who, _ = self._moving.pop(done)
+        who, transfer = self._moving.pop(done)
         self.tell(who, "ended", instance)
+        for stage in () if instance else transfer.stages:
+            self._record(stage, -1)
         self.clock.happen(done)
         self.clock.go_on()
+
+    def _record(self, stage: Stage, n_flows: int) -> None:
+        """Take down that flows of others begin on links, or end."""
+        for resource in stage.resources.tolist():
+            self.recorder.add_flows(self.clock.now, self.resources.name(resource), n_flows)
 
     def tell(self, who: str, state: State, instance: Instance | None = None, share: float | None = None) -> None:
         """Tell observers of a change."""

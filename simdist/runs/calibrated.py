@@ -1,12 +1,15 @@
 """Simulates run directories on their own machines or on others: on calibrated ones, from a cluster file."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from simdist.cost import price
+from simdist.cost import Costs
 from simdist.engines import simulate
 from simdist.errors import PlanError, ScenarioError, UnsupportedError
 from simdist.runs import run_directory
+from simdist.runs.building import price_of, traffic
 from simdist.runs.run_directory import RunDirectory
 from simdist.scenario import Cluster, load_cluster
 from simdist.traces.trace import Trace
@@ -48,10 +51,27 @@ def simulate_run(run: RunDirectory, machines: Calibrated | None, *, real: Trace 
         PlanError: The engine refuses the plan.
         UnsupportedError: The engine cannot simulate it.
     """
-    where = f"{run.path} with {machines.file}" if machines else str(run.path)
+    with _naming(run, machines):
+        costs = price_run(run, machines, real=real)
+        return simulate(run.plan, costs, run.delays, traffic=traffic(run.scenario, costs, run.scenario.seed))
+
+
+def price_run(run: RunDirectory, machines: Calibrated | None, *, real: Trace | None) -> Costs:
+    """Return the prices of a run directory, by the arguments of `simulate_run`.
+
+    Raises:
+        ScenarioError: There are other numbers of machines than the scenario has.
+        PlanError: The plan does not fit.
+    """
     cluster = _cluster(run, machines, real) if machines else run.scenario.cluster
+    return price_of(run.plan, run.scenario.model_copy(update={"cluster": cluster}))
+
+
+@contextmanager
+def _naming(run: RunDirectory, machines: Calibrated | None) -> Iterator[None]:
+    where = f"{run.path} with {machines.file}" if machines else str(run.path)
     try:
-        return simulate(run.plan, price(run.plan, cluster, run.scenario.workload), run.delays)
+        yield
     except (PlanError, ScenarioError, UnsupportedError) as error:
         raise type(error)(f"{where}: {error}") from None
 

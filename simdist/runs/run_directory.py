@@ -37,6 +37,7 @@ from simdist.plan.check import check
 from simdist.plan.delays import Delays
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import read_recorded
+from simdist.scenario.links import LinkRecorded
 from simdist.traces.trace import Trace, write_npz
 
 if TYPE_CHECKING:
@@ -311,9 +312,9 @@ def _standalone(scenario: Scenario) -> tuple[Scenario, dict[str, NDArray[np.floa
     """Let recordings be read from files beside the scenario; return them by name."""
     disturbances, recordings = list(scenario.disturbances), {}
     for number, disturbance in enumerate(disturbances):
-        if isinstance(disturbance, Recorded):
+        if isinstance(disturbance, Recorded | LinkRecorded):
             name = f"recording-{number}.npz"
-            recordings[name] = read_recorded(disturbance)
+            recordings[name] = read_recorded(disturbance) if isinstance(disturbance, Recorded) else disturbance.table()
             disturbances[number] = disturbance.model_copy(update={"file": Path(name)})
     return scenario.model_copy(update={"disturbances": tuple(disturbances)}), recordings
 

@@ -58,7 +58,7 @@ def link_shares(disturbance: LinkDisturbance, *, seed: int, index: int, place: i
             return _spans(_outages(disturbance, tiles), 0.0)
         case links.LinkRecorded():
             column = 1 + disturbance.places(place + 1).index(place)
-            return iter(disturbance.table()[:, [0, column]].tolist())
+            return ((at_s, share) for at_s, share in disturbance.table()[:, [0, column]].tolist())
         case _:
             assert_never(disturbance)
 

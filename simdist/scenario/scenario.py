@@ -104,9 +104,10 @@ def _forget_base(settings: SettingsT, value: object) -> SettingsT:
 
 
 def _choose_disturbance(value: object, info: ValidationInfo) -> Disturbance | LinkDisturbance:
-    kind, on = (value.get("kind"), value.get("on")) if isinstance(value, dict) else (None, None)
-    if kind in LINK_KINDS.keys() - KINDS and on != "link":
-        refuse("Disturbance", [(("on",), f"{shown(on or 'host')}: {kind} are of links: write on: link")])
+    written = value if isinstance(value, dict) else {}
+    on = written.get("on", "host")
+    if on != "link" and ("link" in written or written.get("kind") == "outages"):
+        refuse("Disturbance", [(("on",), f"{shown(on)}: a disturbance of links: write on: link")])
     disturbance: Disturbance | LinkDisturbance = choose(value, LINK_KINDS if on == "link" else KINDS, info)
     cluster, n_steps = info.data.get("cluster"), info.data.get("steps")
     if isinstance(disturbance, LinkDisturbance):

@@ -5,7 +5,7 @@ differences are not noise. Intervals are 95 % confidence intervals over seeds, f
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast
 from simdist.errors import ScenarioError
-from simdist.runs.building import Built, build, delay_sampler
+from simdist.runs.building import Built, build, delay_sampler, traffic
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.studies.statistics import mean_interval, ratio_interval
-from simdist.traces.breakdown import STATES, Breakdown, break_down
+from simdist.traces.breakdown import STATES, Breakdown, HeldUp, break_down
+from simdist.traces.links import Held
+from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,6 +68,8 @@ class ScheduleTimes:
         epochs: Of a scenario with a data set.
         staging_s: Seconds before the first epoch in which files are staged in, averaged over seeds.
         checkpoint_s: Seconds per step that checkpoints add, `[n_seeds]`; None if not measured.
+        links_s: Of links that misbehave, the seconds per step for which each held ranks up, averaged over ranks and
+            seeds; they are part of `comm` and `io`.
     """
 
     label: str
@@ -75,11 +79,13 @@ class ScheduleTimes:
     epochs: tuple[EpochMeans, ...] = ()
     staging_s: float = 0.0
     checkpoint_s: NDArray[np.float64] | None = None
+    links_s: dict[str, float] = field(default_factory=dict)
 
     def divided(self, n_parts: int) -> "ScheduleTimes":
         """Return seconds per part of a step, such as a micro-batch, in place of those per step."""
         states_s = {state: seconds / n_parts for state, seconds in self.states_s.items()}
-        return replace(self, step_s=self.step_s / n_parts, states_s=states_s)
+        links_s = {name: seconds / n_parts for name, seconds in self.links_s.items()}
+        return replace(self, step_s=self.step_s / n_parts, states_s=states_s, links_s=links_s)
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,8 @@ class Row:
 
     `compute_s + comm_s + wait_s + io_s + host_s = step_s`; see `simdist.traces.breakdown` for their meaning. The
     intervals are None with a single seed. Only with a data set there are epochs, and `staging_s` before the first; only
-    with checkpoints `checkpoint_s`, the seconds of `step_s` that they add.
+    with checkpoints `checkpoint_s`, the seconds of `step_s` that they add. `links_s` are the seconds of
+    `comm_s` and `io_s` for which each link that misbehaved held ranks up.
     """
 
     schedule: str
@@ -106,6 +113,7 @@ class Row:
     epochs: tuple[EpochMeans, ...] = ()
     staging_s: float = 0.0
     checkpoint_s: float | None = None
+    links_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def states_s(self) -> dict[str, float]:
@@ -114,8 +122,9 @@ class Row:
         return dict(zip(STATES, seconds, strict=True))
 
     def document(self) -> dict[str, object]:
-        """Return the line as JSON has it: a key per attribute; of epochs, staging and checkpoints only if there are."""
+        """Return the line as JSON has it: a key per attribute; of epochs, checkpoints and links only if there are."""
         left_out = {*(() if self.epochs else _OF_EPOCHS), *(("checkpoint_s",) if self.checkpoint_s is None else ())}
+        left_out |= set() if self.links_s else {"links_s"}
         return {key: value for key, value in asdict(self).items() if key not in left_out}
 
 
@@ -153,10 +162,10 @@ def compare(
 
 
 def frame(rows: Sequence[Row]) -> "pd.DataFrame":
-    """Return a speed-up table as a pandas frame, a column per key of `Row.document`, those of epochs excepted."""
+    """Return a speed-up table as a pandas frame, a column per key of `Row.document`, without epochs and links."""
     import pandas as pd
 
-    return pd.DataFrame([each.document() for each in rows]).drop(columns=list(_OF_EPOCHS), errors="ignore")
+    return pd.DataFrame([each.document() for each in rows]).drop(columns=[*_OF_EPOCHS, "links_s"], errors="ignore")
 
 
 def find_baseline(scenario: Scenario, baseline: str) -> Schedule:
@@ -268,7 +277,8 @@ def _measure_fast(draw: Draw, built: Built, seeds: list[int], progress: Progress
     for first in range(0, len(seeds), batch):
         some = seeds[first : first + batch]
         report = _reporter(progress, built, n_seeds=len(seeds), before=first, each=len(some))
-        yield fast.measure(built.plan, built.costs, draw(some), n_seeds=len(some), progress=report)
+        held = _steady_held(built)
+        yield fast.measure(built.plan, built.costs, draw(some), n_seeds=len(some), progress=report, held=held)
 
 
 def _measure_des(
@@ -283,9 +293,26 @@ def _measure_des(
     for number, seed in enumerate(different):
         delays = draw([seed]).take(scenario.steps)
         report = _reporter(progress, built, n_seeds=len(different), before=number, each=1)
-        trace = des.simulate(built.plan, built.costs, delays, progress=report)
-        measured = break_down(trace), find_epochs(trace, reads) if reads else None
+        links = traffic(scenario, built.costs, seed)
+        trace = des.simulate(built.plan, built.costs, delays, traffic=links, progress=report)
+        measured = break_down(trace, _held(trace, built)), find_epochs(trace, reads) if reads else None
         yield from [measured] * (len(seeds) // len(different))
+
+
+def _steady_held(built: Built) -> HeldUp | None:
+    if not built.costs.shares:
+        return None
+    from simdist.studies.held import steady_held
+
+    return steady_held(built.plan, built.costs)
+
+
+def _held(trace: Trace, built: Built) -> Held | None:
+    if not trace.links:
+        return None
+    from simdist.studies.held import find_held
+
+    return find_held(trace, built.costs)
 
 
 def _means(of_seeds: "Sequence[Epochs]") -> tuple[EpochMeans, ...]:
@@ -321,7 +348,18 @@ def _collect(built: Built, engine: str, parts: list[Breakdown]) -> ScheduleTimes
         engine=engine,
         step_s=np.concatenate([part.step_s for part in parts]),
         states_s={state: np.concatenate([part.per_step_s(state) for part in parts]) for state in STATES},
+        links_s=_mean_links_s(parts),
     )
+
+
+def _mean_links_s(parts: Sequence[Breakdown]) -> dict[str, float]:
+    """Average over all seeds of all parts; a link that did nothing with a seed counts as 0."""
+    totals_s: dict[str, float] = {}
+    for part in parts:
+        for name, seconds in part.links_per_step_s().items():
+            totals_s[name] = totals_s.get(name, 0.0) + float(seconds.sum())
+    n_seeds = sum(len(part.makespan_s) for part in parts)
+    return {name: total_s / n_seeds for name, total_s in sorted(totals_s.items()) if total_s > 0}
 
 
 def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
@@ -349,5 +387,6 @@ def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
         epochs=measured.epochs,
         staging_s=measured.staging_s,
         checkpoint_s=None if measured.checkpoint_s is None else float(measured.checkpoint_s.mean()),
+        links_s=measured.links_s,
         **means,
     )

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from simdist import engines
 from simdist.engines import Delays
 from simdist.errors import ScenarioError
-from simdist.runs.building import build, dataset
+from simdist.runs.building import build, dataset, traffic
 from simdist.scenario import Scenario
 from simdist.scenario.cluster import Storage
 from simdist.schedules import Schedule
@@ -196,7 +196,8 @@ def knob_effects(
                 progress(f"{schedule.name}: {knob.name}", number * scenario.steps + step, total)
 
         built = build(knob.scenario, knob.schedule)
-        return find_epochs(engines.simulate(built.plan, built.costs, delays, progress=report))
+        links = traffic(knob.scenario, built.costs, knob.scenario.seed)
+        return find_epochs(engines.simulate(built.plan, built.costs, delays, traffic=links, progress=report))
 
     baseline = simulated(Knob("as it is", scenario, schedule), 0)
     turned = ((knob, simulated(knob, number)) for number, knob in enumerate(possible, 1))

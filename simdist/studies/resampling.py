@@ -39,6 +39,7 @@ from simdist.errors import ScenarioError
 from simdist.runs.building import dataset, job
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import Disturbance, read_recorded
+from simdist.scenario.links import LinkDisturbance
 from simdist.schedules import Schedule
 from simdist.studies.statistics import NORMAL_QUANTILE, Interval, student_quantile
 
@@ -186,7 +187,9 @@ def _recording(scenario: Scenario, longest_period: int, wanted: int | None) -> R
     return ResampledRecording(n_steps, max(1, min(best, n_steps // _MOST_BLOCK_SHARE)), is_stated=False)
 
 
-def in_blocks(disturbances: Sequence[Disturbance], block_steps: int | None) -> tuple[Disturbance, ...]:
+def in_blocks(
+    disturbances: Sequence[Disturbance | LinkDisturbance], block_steps: int | None
+) -> tuple[Disturbance | LinkDisturbance, ...]:
     """Return disturbances whose recordings are resampled in blocks of so many steps; None: played as they happened."""
     return tuple(
         each.model_copy(update={"resample_steps": block_steps}) if isinstance(each, Recorded) else each

@@ -7,23 +7,26 @@ four levels, because a total can be right by accident:
     operations    what each kind of operation takes, in all and instance by instance
     injection     whether the delays that were drawn are the delays that happened
     waiting       whether the simulation blames the same ranks for the waiting of others
+    links         whether the same links held operations up, where links misbehave
 
 A measured run that ended early is compared over the steps that all ranks finished.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.cost import Costs
 from simdist.errors import TraceError
 from simdist.plan import COLLECTIVES, Channel, Delay, Stream, Wait, occurrences, stream_of
 from simdist.plan.delays import Delays
 from simdist.plan.group import Group
 from simdist.settings.units import format_seconds
 from simdist.studies import statistics
+from simdist.studies.held import find_held
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import attribute_waiting, host_waits, injected_s, only_steps, operation_kind
 
@@ -115,6 +118,15 @@ class Blame:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldUp:
+    """Seconds for which a link held operations up, of all ranks together (see `simdist.studies.held`)."""
+
+    link: str
+    simulated_s: float
+    measured_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Validation:
     """A simulation against a measurement of the same plan.
 
@@ -129,6 +141,7 @@ class Validation:
         blames: Of every rank.
         correlation: Of simulated and measured blame over the ranks (Pearson's); NaN if either is the same for all.
         overlap: Share of the measured waiting that the simulation charges to the same rank in the same step.
+        links: Of the links that misbehaved, most measured seconds first.
     """
 
     schedule: str
@@ -141,6 +154,7 @@ class Validation:
     blames: tuple[Blame, ...]
     correlation: float
     overlap: float
+    links: tuple[HeldUp, ...] = ()
 
     @property
     def error(self) -> float:
@@ -159,13 +173,14 @@ class Validation:
         return pd.DataFrame([asdict(kind) for kind in self.kinds], columns=list(OperationKind.__dataclass_fields__))
 
 
-def validate(real: Trace, simulated: Trace, delays: Delays) -> Validation:
+def validate(real: Trace, simulated: Trace, delays: Delays, costs: Costs | None = None) -> Validation:
     """Compare a simulation with a measurement of the same plan.
 
     Args:
         real: The measured trace; NaN where the run did not get to.
         simulated: The predicted trace.
         delays: Delays injected into both: channel -> float64 `[1, n_steps, world_size]`, seconds.
+        costs: Prices of the plan, without which nothing is booked on links.
 
     Raises:
         TraceError: They are traces of different plans, or not one step was finished.
@@ -175,7 +190,9 @@ def validate(real: Trace, simulated: Trace, delays: Delays) -> Validation:
     if n_steps == 0:
         raise TraceError(f"trace of {real.plan.name} ({real.source}): no step was finished by all ranks: run it again")
     real, simulated = (only_steps(trace, range(n_steps)) for trace in (real, simulated))
-    blamed, measured = (attribute_waiting(trace).caused_s for trace in (simulated, real))
+    held = [find_held(trace, costs) if costs and trace.links else None for trace in (simulated, real)]
+    both = zip((simulated, real), held, strict=True)
+    blamed, measured = (attribute_waiting(trace, by_links).caused_s for trace, by_links in both)
     return Validation(
         schedule=simulated.plan.name,
         source=real.source,
@@ -187,6 +204,7 @@ def validate(real: Trace, simulated: Trace, delays: Delays) -> Validation:
         blames=_blames(blamed.sum(axis=0), measured.sum(axis=0)),
         correlation=statistics.correlation(blamed.sum(axis=0), measured.sum(axis=0)),
         overlap=statistics.ratio(float(np.minimum(blamed, measured).sum()), float(measured.sum())),
+        links=_links(*(each.rank_seconds() if each else {} for each in held)),
     )
 
 
@@ -273,6 +291,13 @@ def _injection(channel: Channel, drawn_s: Seconds, measured_s: Seconds) -> Injec
         step=step,
         rank=rank,
     )
+
+
+def _links(simulated_s: Mapping[str, float], measured_s: Mapping[str, float]) -> tuple[HeldUp, ...]:
+    names = dict.fromkeys((*simulated_s, *measured_s))
+    found = [HeldUp(name, simulated_s.get(name, 0.0), measured_s.get(name, 0.0)) for name in names]
+    some = [each for each in found if each.simulated_s or each.measured_s]
+    return tuple(sorted(some, key=lambda each: (-each.measured_s, -each.simulated_s)))
 
 
 def _blames(simulated_s: Seconds, measured_s: Seconds) -> tuple[Blame, ...]:

@@ -17,7 +17,7 @@ with the intervals of the collectives and loads that are still open then. (Where
 itself, not through its host, a collective that stands later in the program and runs meanwhile counts as io.)
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -27,9 +27,12 @@ from numpy.typing import NDArray
 from simdist.errors import TraceError
 from simdist.plan import Stream
 from simdist.plan.walk import Template, stretches
+from simdist.traces.links import Held
 from simdist.traces.trace import Trace
 
 Times: TypeAlias = NDArray[np.float64]
+#: Returns the links that held an instance up, and for how many seconds at its end, broadcasting to `[world_size, n]`.
+HeldUp: TypeAlias = Callable[[int, Template], Iterable[tuple[str, Times]]]
 
 #: The states of a rank, in the order of precedence; `Breakdown` has the seconds of each as `<state>_s`.
 STATES = ("compute", "comm", "wait", "io", "host")
@@ -60,6 +63,7 @@ class Breakdown:
         io_s: Seconds of exposed loads and saves, likewise.
         save_s: Seconds of these in which a checkpoint is written and nothing is loaded, likewise.
         host_s: Seconds in which the host had given the device nothing to do, likewise.
+        links_s: Of communication and loads, the seconds for which a link that misbehaved held them up, by its name.
     """
 
     n_steps: int
@@ -70,6 +74,7 @@ class Breakdown:
     io_s: Times
     save_s: Times
     host_s: Times
+    links_s: dict[str, Times] = field(default_factory=dict)
 
     @property
     def step_s(self) -> Times:
@@ -80,6 +85,10 @@ class Breakdown:
         """Return the seconds per step in a state (`compute`, ..., `host`), averaged over ranks, `[n_seeds]`."""
         totals_s = (self.compute_s, self.comm_s, self.wait_s, self.io_s, self.host_s)
         return np.asarray(dict(zip(STATES, totals_s, strict=True))[state].mean(axis=0) / self.n_steps)
+
+    def links_per_step_s(self) -> dict[str, Times]:
+        """Return the seconds per step for which each link held ranks up, averaged over ranks, `[n_seeds]`."""
+        return {name: np.asarray(seconds.mean(axis=0) / self.n_steps) for name, seconds in self.links_s.items()}
 
 
 @dataclass(slots=True)
@@ -97,17 +106,20 @@ class _Open:
     collectives: list[_Collective] = field(default_factory=list)
     loads: list[tuple[Times, Times]] = field(default_factory=list)
     saves: list[tuple[Times, Times]] = field(default_factory=list)
+    held: list[tuple[str, Stream, Times, Times]] = field(default_factory=list)
 
 
 class Attribution:
     """Accumulates the state of every rank, instance by instance.
 
     `on_time` promises that an operation which waits for nothing but its stream starts when its predecessor ends, as in
-    a simulation; on real hardware it may start later.
+    a simulation; on real hardware it may start later. `held` names links that held instances up.
     """
 
-    def __init__(self, world_size: int, n_seeds: int, *, on_time: bool = True) -> None:
+    def __init__(self, world_size: int, n_seeds: int, *, on_time: bool = True, held: HeldUp | None = None) -> None:
         self._on_time = on_time
+        self._held = held
+        self._links_s: dict[str, Times] = {}
         shape = (world_size, n_seeds)
         self._gap_s, self._comm_s, self._wait_s, self._io_s, self._save_s = (np.zeros(shape) for _ in range(5))
         self._compute_end_s: Times = np.zeros(shape)
@@ -125,7 +137,7 @@ class Attribution:
         if stream == "compute":
             if template.after or not self._on_time:
                 self._cut(start_s)
-                if self._open.collectives or self._open.loads or self._open.saves:
+                if self._open.collectives or self._open.loads or self._open.saves or self._open.held:
                     self._close({index - back for back in template.after}, start_s)
             self._compute_end_s = end_s
         elif stream == "comm":
@@ -134,6 +146,9 @@ class Attribution:
             self._open.loads.append((start_s, end_s))
         elif stream == "save":
             self._open.saves.append((start_s, end_s))
+        if self._held and stream in ("comm", "io", "save"):
+            for name, seconds in self._held(index, template):
+                self._open.held.append((name, stream, np.maximum(end_s - seconds, start_s), end_s))
 
     def finish(self, n_steps: int) -> Breakdown:
         """Return the totals, after the last instance."""
@@ -155,6 +170,7 @@ class Attribution:
             io_s=self._io_s,
             save_s=self._save_s,
             host_s=np.maximum(host_s, 0.0),
+            links_s=self._links_s,
         )
 
     def _cut(self, next_s: Times) -> None:
@@ -179,6 +195,13 @@ class Attribution:
                 self._cut_transfer(free_s, _clip(load_start_s, free_s, end_s), self._io_s, self._save_s)
                 free_s = _clip(load_end_s, free_s, end_s)
             self._cut_transfer(free_s, end_s, self._io_s, self._save_s)
+        for name, stream, start_s, end_s in self._open.held:
+            total_s = self._links_s.setdefault(name, np.zeros_like(self._gap_s))
+            start_s, end_s = _clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s)
+            if stream == "comm":
+                total_s += end_s - start_s
+            else:
+                self._cut_transfer(start_s, end_s, total_s)
 
     def _cut_transfer(self, free_s: Times, end_s: Times, *totals_s: Times) -> None:
         """Add what of a span no collective takes, piece by piece: a difference of sums can be below 0."""
@@ -211,6 +234,7 @@ class Attribution:
             self._open.collectives = [each for each in self._open.collectives if (each.end_s > start_s).any()]
         self._open.loads = [each for each in self._open.loads if (each[1] > start_s).any()]
         self._open.saves = [each for each in self._open.saves if (each[1] > start_s).any()]
+        self._open.held = [each for each in self._open.held if (each[-1] > start_s).any()]
 
 
 def _clip(at_s: Times, low_s: Times, high_s: Times) -> Times:
@@ -234,8 +258,8 @@ def _add_in_order(total_s: Times, seconds: Times) -> None:
     total_s[...] = rows.sum(axis=0) if total_s.size > 1 else rows.cumsum(axis=0)[-1]
 
 
-def break_down(trace: Trace) -> Breakdown:
-    """Return where the time of every rank of a trace went.
+def break_down(trace: Trace, held: Held | None = None) -> Breakdown:
+    """Return where the time of every rank of a trace went, and what of it links that misbehaved took.
 
     Raises:
         TraceError: An operation did not run on some rank.
@@ -247,7 +271,7 @@ def break_down(trace: Trace) -> Breakdown:
             f"operation instance {instance} of plan {trace.plan.name} did not run on rank {rank} ({len(missing)} such "
             f"entries); only a complete trace can be broken down"
         )
-    attribution = Attribution(trace.plan.world_size, 1, on_time=False)
+    attribution = Attribution(trace.plan.world_size, 1, on_time=False, held=held.up if held else None)
     index = 0
     for stretch in stretches(trace.plan):
         for template in stretch.templates * stretch.times:

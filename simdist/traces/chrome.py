@@ -8,6 +8,10 @@
     threads   a gradient bucket, or parameters that are averaged
     spans     its journey through a step (see `simdist.traces.phases`), and inside it one phase after the other
 
+    process   links, where some misbehaved
+    threads   a link
+    spans     less than its rate is left, or flows of other jobs share it
+
 The spans of a thread must nest: Perfetto drops one that overlaps another in part, be it by a nanosecond. Four rules
 see to that.
 
@@ -45,6 +49,7 @@ from simdist.errors import RunError, TraceError
 from simdist.plan import LEVELS, STREAMS, Op, Plan, op_text, ops
 from simdist.plan.group import Group
 from simdist.plan.text import op_name
+from simdist.traces.links import link_in_words
 from simdist.traces.phases import Journey, journeys
 from simdist.traces.reads import Reads, expected
 from simdist.traces.trace import Trace
@@ -52,6 +57,7 @@ from simdist.traces.waiting import host_waits, step_end_s
 
 _THREADS = ("steps", *STREAMS)
 _NEVER = -(2**62)
+_LINKS_PID = 10**8  # above all ranks, their threads and tensors
 _PAUSES = ops.Delay | ops.Tick | ops.Wait
 _json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 
@@ -129,6 +135,8 @@ def _lines(trace: Trace, steps: list[int], ranks: list[int], reads: Reads | None
     for event in _events(trace, steps, ranks, reads):
         yield f",\n{event}"
     for event in _tensor_events(trace, steps, ranks) if tensors else ():
+        yield f",\n{event}"
+    for event in _link_events(trace, steps) if trace.links else ():
         yield f",\n{event}"
     yield "\n]}\n"
 
@@ -275,6 +283,21 @@ def _tensor_events(trace: Trace, steps: list[int], ranks: list[int]) -> Iterator
             moments = zip(*(_ns(each) for each in _moments_s(trace, first[step], journey, ranks)), strict=True)
             for pen, moments_ns in zip(pens, moments, strict=True):
                 yield from pen.journey(journey, step, moments_ns)
+
+
+def _link_events(trace: Trace, steps: list[int]) -> Iterator[str]:
+    """Write when links had less than their rate, or flows of other jobs, from the first step to the last."""
+    ends_s = np.concatenate([[0.0], step_end_s(trace).max(axis=1)])
+    first_s, last_s = float(ends_s[steps[0]]), float(ends_s[steps[-1] + 1])
+    tids = {link_in_words(name): _LINKS_PID + number for number, name in enumerate(trace.links, 1)}
+    yield from _process(_LINKS_PID, "links", 2 * trace.plan.world_size, tids)
+    for states, tid in zip(trace.links.values(), tids.values(), strict=True):
+        for (begin_s, share, n_flows), (end_s, *_) in zip(states, [*states[1:], (last_s,)], strict=True):
+            begin_ns, end_ns = _ns(np.clip([begin_s, end_s], first_s, last_s))
+            told = [f"{100 * share:.3g} % of the rate"] * (share != 1) + [f"{n_flows} flows of others"] * (n_flows > 0)
+            if told and begin_ns < end_ns:
+                args = {"share": share, "flows": n_flows}
+                yield _span(", ".join(told), "link", (_LINKS_PID, tid), (begin_ns, end_ns), args)
 
 
 def _moments_s(trace: Trace, first: int, journey: Journey, ranks: list[int]) -> Iterator[NDArray[np.float64]]:

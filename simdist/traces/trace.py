@@ -13,7 +13,7 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -24,6 +24,7 @@ from simdist.arrays import Declared, open_arrays
 from simdist.errors import PlanError, TraceError
 from simdist.files import MAX_FILE_NBYTES
 from simdist.plan import STREAMS, Plan, stream_of
+from simdist.traces.links import LinkTable, read_links
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,6 +47,7 @@ class Trace:
         end_s: Likewise.
         source: Who wrote it, such as `simulated by des`.
         run: Of a measured one, what no other run has; else empty.
+        links: What links did that misbehaved; empty if none did.
     """
 
     plan: Plan
@@ -54,6 +56,7 @@ class Trace:
     end_s: NDArray[np.float64]
     source: str
     run: str = ""
+    links: LinkTable = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, array in zip(_ARRAYS, (self.ready_s, self.start_s, self.end_s), strict=True):
@@ -82,8 +85,8 @@ class Trace:
         arrays = {"ready_s": self.ready_s, "start_s": self.start_s, "end_s": self.end_s}
         from simdist.plan.codec import dumps
 
-        run = {"run": self.run} if self.run else {}
-        write_with_header(path, {"format": _FORMAT, "source": self.source, **run, "plan": dumps(self.plan)}, arrays)
+        some = {key: value for key, value in (("run", self.run), ("links", self.links)) if value}
+        write_with_header(path, {"format": _FORMAT, "source": self.source, **some, "plan": dumps(self.plan)}, arrays)
 
     @classmethod
     def load(cls, path: Path | str) -> "Trace":
@@ -94,16 +97,17 @@ class Trace:
         """
         from simdist.plan.codec import loads
 
-        def check(header: dict[str, object], declared: Mapping[str, Declared]) -> tuple[Plan, str, str]:
+        def check(header: dict[str, object], declared: Mapping[str, Declared]) -> tuple[Plan, str, str, LinkTable]:
             plan = loads(str(header.get("plan")), name="plan")
             for name, found in declared.items():
                 _check_shape(plan, name, found)
-            return plan, str(header.get("source")), str(header.get("run", ""))
+            links = read_links(header.get("links", {}))
+            return plan, str(header.get("source")), str(header.get("run", "")), links
 
-        (plan, source, run), (ready_s, start_s, end_s) = read_with_header(
+        (plan, source, run, links), (ready_s, start_s, end_s) = read_with_header(
             path, _FORMAT, _ARRAYS, check, what="a trace", hint=_WRITERS
         )
-        trace = cls(plan, ready_s, start_s, end_s, source, run)
+        trace = cls(plan, ready_s, start_s, end_s, source, run, links)
         if problem := trace._disorder():
             raise TraceError(f"{path}: {problem}")
         return trace

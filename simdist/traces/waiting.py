@@ -11,7 +11,8 @@ comes late because an earlier collective held it up is charged for coming late, 
 collective. Ties mostly mean this: a node comes late as a whole because one of its ranks held up the others.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -22,7 +23,9 @@ from simdist.plan import COLLECTIVES, Channel, Delay, Op, Plan, Stream, Wait, oc
 from simdist.plan.delays import Delays
 from simdist.plan.group import Group
 from simdist.plan.text import op_name
+from simdist.plan.walk import stretches
 from simdist.traces.breakdown import break_down
+from simdist.traces.links import Held
 from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -60,7 +63,7 @@ def only_steps(trace: Trace, steps: range) -> Trace:
     ready_s, start_s, end_s = (
         np.where(did_run, array, np.nan) for array in (trace.ready_s, trace.start_s, trace.end_s)
     )
-    return Trace(trace.plan, ready_s, start_s, end_s, trace.source)
+    return Trace(trace.plan, ready_s, start_s, end_s, trace.source, links=trace.links)
 
 
 def first_steps(trace: Trace, n_steps: int) -> Trace:
@@ -71,7 +74,8 @@ def first_steps(trace: Trace, n_steps: int) -> Trace:
         plan.name, world_size=plan.world_size, buffers=plan.buffers, steps=steps, dataset=plan.dataset
     )
     stop = shorter.n_instances
-    return Trace(shorter, trace.ready_s[:stop], trace.start_s[:stop], trace.end_s[:stop], trace.source)
+    times_s = (trace.ready_s[:stop], trace.start_s[:stop], trace.end_s[:stop])
+    return Trace(shorter, *times_s, trace.source, links=trace.links)
 
 
 def injected_s(plan: Plan, delays: Delays) -> dict[Channel, Seconds]:
@@ -96,14 +100,16 @@ class Waiting:
     Args:
         caused_s: Seconds that others waited for this rank, float64 `[n_steps, world_size]`.
         suffered_s: Seconds that this rank waited for others, likewise.
+        by_link_s: Link -> seconds that ranks waited for others because it held those up; not part of `caused_s`.
     """
 
     caused_s: Seconds
     suffered_s: Seconds
+    by_link_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def total_s(self) -> float:
-        """Seconds of waiting of all ranks in all steps; what is caused adds up to the same."""
+        """Seconds of waiting of all ranks in all steps; what ranks and links cause adds up to the same."""
         return float(self.suffered_s.sum())
 
     @property
@@ -131,17 +137,59 @@ class Waiting:
         )
 
 
-def attribute_waiting(trace: Trace) -> Waiting:
-    """Attribute all waiting in collectives to the ranks that were waited for."""
+def attribute_waiting(trace: Trace, held: Held | None = None) -> Waiting:
+    """Attribute all waiting in collectives to the ranks that were waited for, or to the links that had held those up.
+
+    A rank that is ready last is followed back, from what it waited for to what that waited for, to the last operation
+    that a link held up or in which it waited itself. Of the waiting, as much as that was held up is the link's.
+    """
     shape = (trace.plan.n_steps, trace.plan.world_size)
     caused_s, suffered_s = np.zeros(shape), np.zeros(shape)
+    by_link_s: dict[str, float] = {}
+    behind = _held_before(trace, held) if held and held.seconds.any() else None
     for each in occurrences(trace.plan):
         if isinstance(each.op, COLLECTIVES):
             wait_s = trace.start_s[each.rows] - trace.ready_s[each.rows]
             wait_s = np.where(np.isfinite(wait_s), wait_s, 0.0)
             suffered_s[each.steps] += wait_s
-            caused_s[each.steps] += _caused_s(wait_s, trace.ready_s[each.rows], each.op.group)
-    return Waiting(caused_s, suffered_s)
+            charged_s = _caused_s(wait_s, trace.ready_s[each.rows], each.op.group)
+            if held and behind is not None:
+                instance = behind[each.rows]
+                late_s = np.where(instance < 0, 0.0, np.take_along_axis(held.seconds, instance, axis=0))
+                of_links_s = charged_s * _share_within(wait_s, np.where(charged_s > 0, late_s, 0.0), each.op.group)
+                links = np.where(late_s > 0, np.take_along_axis(held.link, instance, axis=0), -1)
+                for number, name in enumerate(held.names):
+                    if (seconds := float(of_links_s[links == number].sum())) > 0:
+                        by_link_s[name] = by_link_s.get(name, 0.0) + seconds
+                charged_s = charged_s - np.where(links >= 0, of_links_s, 0.0)
+            caused_s[each.steps] += charged_s
+    return Waiting(caused_s, suffered_s, by_link_s)
+
+
+def _share_within(wait_s: Seconds, late_s: Seconds, group: Group) -> Seconds:
+    """Return how much of each group's waiting is no longer than what held up those waited for, `[n, world_size]`."""
+    shape = (len(wait_s), *group.shape(wait_s.shape[1]))
+    each_s = wait_s.reshape(shape)
+    within_s = np.minimum(each_s, late_s.reshape(shape).max(axis=2, keepdims=True)).sum(axis=2, keepdims=True)
+    total_s = each_s.sum(axis=2, keepdims=True)
+    share = np.divide(within_s, total_s, out=np.zeros_like(total_s), where=total_s > 0)
+    return np.broadcast_to(share, shape).reshape(wait_s.shape)
+
+
+def _held_before(trace: Trace, held: Held) -> NDArray[np.int64]:
+    """Return for every instance and rank the one before that explains when it was ready, or -1."""
+    behind = np.full(held.link.shape, -1)
+    ranks = np.arange(trace.plan.world_size)
+    index = 0
+    for stretch in stretches(trace.plan):
+        for template in stretch.templates * stretch.times:
+            before = [index - back for back in (template.previous, *template.after) if back is not None]
+            if before:
+                last = np.array(before)[np.argmax(trace.end_s[before], axis=0)]
+                explains = (held.seconds[last, ranks] > 0) | (trace.start_s[last, ranks] > trace.ready_s[last, ranks])
+                behind[index] = np.where(explains, last, behind[last, ranks])
+            index += 1
+    return behind
 
 
 def _caused_s(wait_s: Seconds, ready_s: Seconds, group: Group) -> Seconds:

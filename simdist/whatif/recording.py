@@ -18,6 +18,7 @@ from simdist.plan import Channel, Delay, Load, Op, Plan, occurrences, stream_of
 from simdist.plan.delays import Delays
 from simdist.scenario import Recorded, Scenario
 from simdist.scenario.disturbances import read_recorded
+from simdist.scenario.links import LinkDisturbance
 from simdist.studies.resampling import in_blocks
 from simdist.traces.trace import Trace, write_npz
 
@@ -89,7 +90,7 @@ def only_steps(delays: Delays, steps: range) -> dict[Channel, Floats]:
 
 
 def with_recording(scenario: Scenario, delays: Delays, folder: Path) -> Scenario:
-    """Return a scenario that is disturbed by recorded delays and by nothing else.
+    """Return a scenario whose ranks are disturbed by recorded delays and by nothing else; its links stay as they are.
 
     Args:
         scenario: Its steps become those of the recording.
@@ -104,4 +105,5 @@ def with_recording(scenario: Scenario, delays: Delays, folder: Path) -> Scenario
         write_npz(file, {str(channel): seconds[0] for channel, seconds in delays.items()})
     n_steps = max((seconds.shape[1] for seconds in delays.values()), default=scenario.steps)
     played = tuple(Recorded(on=channel, file=file) for channel in delays)
-    return scenario.changed(disturbances=played, steps=n_steps)
+    links = tuple(each for each in scenario.disturbances if isinstance(each, LinkDisturbance))
+    return scenario.changed(disturbances=links + played, steps=n_steps)

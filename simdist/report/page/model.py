@@ -11,6 +11,7 @@ from simdist.runs.run_directory import RunDirectory
 from simdist.studies.comparison import Row, ScheduleTimes, row
 from simdist.studies.validation import Validation
 from simdist.traces.breakdown import STATES, break_down
+from simdist.traces.links import Held
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import Waiting, attribute_waiting
 
@@ -35,17 +36,19 @@ class Execution:
     waits: Waiting
 
     @classmethod
-    def of(cls, trace: Trace, *, origin: Origin, label: str) -> "Execution":
-        """Analyse a complete trace.
+    def of(cls, trace: Trace, *, origin: Origin, label: str, held: Held | None = None) -> "Execution":
+        """Analyse a complete trace, and what links `held` up in it.
 
         Raises:
             TraceError: An operation did not run on some rank, or none takes any time.
         """
-        where = break_down(trace)
+        where = break_down(trace, held)
         if not where.makespan_s[0]:
             raise TraceError(f"{label}, {origin}: no operation takes any time; give e.g. forward: 20 ms")
         states_s = {state: where.per_step_s(state) for state in STATES}
-        return cls(origin, trace, ScheduleTimes(label, trace.source, where.step_s, states_s), attribute_waiting(trace))
+        links_s = {name: float(seconds[0]) for name, seconds in where.links_per_step_s().items() if seconds[0] > 0}
+        times = ScheduleTimes(label, trace.source, where.step_s, states_s, links_s=links_s)
+        return cls(origin, trace, times, attribute_waiting(trace, held))
 
     @property
     def n_steps(self) -> int:

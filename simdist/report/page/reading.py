@@ -16,9 +16,10 @@ from simdist.plan.delays import Delays
 from simdist.report.figures import shortened
 from simdist.report.page.model import Execution, Origin, ReportedPoint, ReportedRun, RunsReport
 from simdist.runs import run_directory
-from simdist.runs.calibrated import Calibrated, simulate_run
+from simdist.runs.calibrated import Calibrated, price_run, simulate_run
 from simdist.runs.run_directory import RunDirectory
 from simdist.studies.comparison import find_label
+from simdist.studies.held import find_held, with_links
 from simdist.studies.validation import finished_steps, validate
 from simdist.sweep.fields import Choice, differing, fields_of
 from simdist.sweep.runs import POINT, PlannedPoint
@@ -164,13 +165,17 @@ def _reported(run: RunDirectory, label: str, calibrated: Calibrated | None) -> R
     simulated = simulate_run(run, calibrated, real=real) if simulated_now else kept
     if simulated_now and not calibrated:
         notes.append("It had no trace, so it was simulated for this page.")
+    costs = price_run(run, calibrated, real=real) if run.scenario.has_links else None
+    real = with_links(run, real, costs) if real and costs else real
     if simulated:
-        executions["simulated"] = Execution.of(simulated, origin="simulated", label=label)
+        held = find_held(simulated, costs) if costs else None
+        executions["simulated"] = Execution.of(simulated, origin="simulated", label=label, held=held)
     if real:
         measured, more = _finished(run, real)
-        executions["measured"] = Execution.of(measured, origin="measured", label=label)
+        held = find_held(measured, costs) if costs else None
+        executions["measured"] = Execution.of(measured, origin="measured", label=label, held=held)
         notes += more
-    validation = validate(real, simulated, run.delays) if real and simulated else None
+    validation = validate(real, simulated, run.delays, costs) if real and simulated else None
     report = run_directory.read_report(run.path, real) if real else None
     machines = _machines_text(report) if report else ""
     return ReportedRun(label, run, executions, validation, machines, simulated_now, tuple(notes))

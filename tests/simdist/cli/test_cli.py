@@ -366,7 +366,7 @@ def test_without_a_trace_auto_does_by_events_what_fast_refuses(small, capsys, mo
 
 
 def test_plan_just_made_is_not_priced_again(small, capsys, monkeypatch):
-    monkeypatch.setattr(inputs, "price", fail)
+    monkeypatch.setattr(inputs, "price_of", fail)
     assert call(capsys, "simulate", small).code == 0
 
 

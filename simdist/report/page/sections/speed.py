@@ -11,6 +11,7 @@ from simdist.report.palette import time_unit
 from simdist.settings.units import format_seconds
 from simdist.studies.comparison import Row
 from simdist.traces.breakdown import STATES
+from simdist.traces.links import link_in_words
 
 #: The states of `simdist.traces.breakdown` in words.
 STATE_WORDS = {
@@ -25,6 +26,7 @@ _ABOUT_STATES = (
     "The seconds of a step, averaged over ranks and steps, by what a rank does: at any moment it is in the first of "
     "these states that applies. Communication that is hidden behind computing counts as computing."
 )
+_MOST_LINKS = 6  # lines of a table, of an execution
 _SEEN_S = 1e-9  # less is what is left when floating-point numbers are summed
 _SAME = 0.005  # step times that differ by less are called equal
 
@@ -155,7 +157,7 @@ def states_section(report: RunsReport) -> Section:
     told = [(point.runs[0], each) for point in report.points for each in point.runs[0].executions.values()]
     answers = conclusions(states_conclusion(run, each) for run, each in told)
     beside = tag("div", chart, _states_table(report), class_="beside")
-    parts = [tag("p", _ABOUT_STATES), answers, _legend(report), beside]
+    parts = [tag("p", _ABOUT_STATES), answers, _legend(report), beside, *_links_table(report)]
     return Section("states", "Where the time of a step goes", join(parts))
 
 
@@ -168,6 +170,18 @@ def states_conclusion(run: ReportedRun, execution: Execution) -> str:
     if shares[rest] < 0.0005:
         return f"{computing}; there is hardly anything else."
     return f"{computing}; most of the rest is {STATE_WORDS[rest]} ({percent(shares[rest])})."
+
+
+def _links_table(report: RunsReport) -> list[Html]:
+    """Name the links that held ranks up, if any did."""
+    lines = [
+        [run.label, each.origin, link_in_words(name), duration(held_s), percent(held_s / each.step_s)]
+        for run, each in report.executions()
+        for name, held_s in sorted(each.times.links_s.items(), key=lambda item: -item[1])[:_MOST_LINKS]
+    ]
+    header = ["schedule", "trace", "link", "held up", "of a step"]
+    caption = "Links that held ranks up: time per step, average over ranks, part of comm and io"
+    return [table(caption, header, lines, words=["trace", "link"])] if lines else []
 
 
 def _states_group(point: ReportedPoint, run: ReportedRun, scale: float) -> BarGroup:

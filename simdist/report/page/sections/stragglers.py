@@ -12,6 +12,7 @@ from simdist.report.page.document import Section, asset, json_block
 from simdist.report.page.html import Html, conclusions, controls, duration, join, percent, select, table, tag
 from simdist.report.page.model import Execution, ReportedRun, RunsReport
 from simdist.settings.units import format_seconds
+from simdist.traces.links import link_in_words
 from simdist.traces.waiting import injected_s
 
 _MOST_RANKS = 10  # lines of the table
@@ -63,7 +64,14 @@ def _details(run: ReportedRun, execution: Execution) -> list[Html]:
     name = f"{run.label}, {execution.origin}"
     conclusion = conclusions([f"{name}: {stragglers_conclusion(execution, delays_s)}"])
     rows = [_table(name, execution, delays_s)] if execution.waits.total_s else []
-    return [conclusion, _injected_text(injected), *rows]
+    return [conclusion, *_links_text(execution), _injected_text(injected), *rows]
+
+
+def _links_text(execution: Execution) -> list[Html]:
+    """Say how much of the waiting is no rank's fault."""
+    found = sorted(execution.waits.by_link_s.items(), key=lambda item: -item[1])
+    named = "; ".join(f"{link_in_words(name)}: {format_seconds(seconds)}" for name, seconds in found)
+    return [tag("p", f"Ranks waited for others that a link had held up: {named}.")] if found else []
 
 
 def stragglers_conclusion(execution: Execution, delays_s: NDArray[np.float64]) -> str:
