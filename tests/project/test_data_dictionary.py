@@ -47,6 +47,7 @@ workload:
   forward: 2 ms
 data: {{samples: 32, file_size: 100 kB}}
 input: {{source: storage}}
+checkpoint: {{every: 2, what: parameters}}
 steps: 2 epochs
 disturbances:
   - {{kind: transient, probability: 30%, delay: 5 ms}}
@@ -72,6 +73,12 @@ workload: {tensors: [{name: weight, count: 100000}], batch_size: 4, forward: 2 m
 steps: 20
 schedules: [{kind: sync}]
 """
+SAVING = (
+    CALM.replace("nodes: 2,", "nodes: 2, disk: {read: 1 GB/s, write: 1 GB/s},")
+    + """\
+checkpoint: {every: 2, what: parameters, to: disk}
+"""
+)
 
 Found = dict[str, set[str]]
 """Column or key -> the types of its values."""
@@ -322,7 +329,7 @@ def of_whatifs(study: Study, folder: Path) -> dict[str, Found]:
 
 def of_tuning(_: Study, folder: Path) -> dict[str, Found]:
     calm = write(folder / "calm.yaml", CALM)
-    noisy = write(folder / "noisy.yaml", f"{CALM}disturbances: [{{kind: transient, probability: 5%, delay: 5 ms}}]\n")
+    noisy = write(folder / "noisy.yaml", f"{SAVING}disturbances: [{{kind: transient, probability: 5%, delay: 5 ms}}]\n")
     found = [
         result("tune", calm, "--global-every", 2, "--micro-batches", "1,2"),
         result("tune", noisy, "--global-every", 2, "--group-every", "2:1", "--max-bytes", "1 MB", "--seeds", 2),

@@ -380,6 +380,7 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "Utilization": "Precision",
     "Host": "host",
     "InputSettings": "input",
+    "CheckpointSettings": "checkpoint",
     "Transient": "transient",
     "Persistent": "persistent",
     "Jitter": "jitter",
