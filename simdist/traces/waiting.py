@@ -141,7 +141,7 @@ def attribute_waiting(trace: Trace, held: Held | None = None) -> Waiting:
     """Attribute all waiting in collectives to the ranks that were waited for, or to the links that had held those up.
 
     A rank that is ready last is followed back, from what it waited for to what that waited for, to the last operation
-    that a link held up or in which it waited itself. Of the waiting, as much as that was held up is the link's.
+    in which it waited itself. Of the waiting for it, as much as links held up meanwhile is the last such link's.
     """
     shape = (trace.plan.n_steps, trace.plan.world_size)
     caused_s, suffered_s = np.zeros(shape), np.zeros(shape)
@@ -154,10 +154,8 @@ def attribute_waiting(trace: Trace, held: Held | None = None) -> Waiting:
             suffered_s[each.steps] += wait_s
             charged_s = _caused_s(wait_s, trace.ready_s[each.rows], each.op.group)
             if held and behind is not None:
-                instance = behind[each.rows]
-                late_s = np.where(instance < 0, 0.0, np.take_along_axis(held.seconds, instance, axis=0))
+                late_s, links = behind[0][each.rows], behind[1][each.rows]
                 of_links_s = charged_s * _share_within(wait_s, np.where(charged_s > 0, late_s, 0.0), each.op.group)
-                links = np.where(late_s > 0, np.take_along_axis(held.link, instance, axis=0), -1)
                 for number, name in enumerate(held.names):
                     if (seconds := float(of_links_s[links == number].sum())) > 0:
                         by_link_s[name] = by_link_s.get(name, 0.0) + seconds
@@ -176,20 +174,24 @@ def _share_within(wait_s: Seconds, late_s: Seconds, group: Group) -> Seconds:
     return np.broadcast_to(share, shape).reshape(wait_s.shape)
 
 
-def _held_before(trace: Trace, held: Held) -> NDArray[np.int64]:
-    """Return for every instance and rank the one before that explains when it was ready, or -1."""
-    behind = np.full(held.link.shape, -1)
-    ranks = np.arange(trace.plan.world_size)
-    index = 0
+def _held_before(trace: Trace, held: Held) -> tuple[Seconds, NDArray[np.int64]]:
+    """Return how late every instance is ready for links, and the last such link, or -1, both like `held.seconds`.
+
+    An instance is as late as what it came after: as that was ready late, and as that was held up.
+    """
+    late_s, link = np.zeros_like(held.seconds), np.full_like(held.link, -1)
+    ranks, index = np.arange(trace.plan.world_size), 0
     for stretch in stretches(trace.plan):
         for template in stretch.templates * stretch.times:
             before = [index - back for back in (template.previous, *template.after) if back is not None]
             if before:
                 last = np.array(before)[np.argmax(trace.end_s[before], axis=0)]
-                explains = (held.seconds[last, ranks] > 0) | (trace.start_s[last, ranks] > trace.ready_s[last, ranks])
-                behind[index] = np.where(explains, last, behind[last, ranks])
+                has_waited = trace.start_s[last, ranks] > trace.ready_s[last, ranks]
+                late_s[index] = np.where(has_waited, 0.0, late_s[last, ranks]) + held.seconds[last, ranks]
+                own = held.link[last, ranks]
+                link[index] = np.where(own >= 0, own, np.where(has_waited, -1, link[last, ranks]))
             index += 1
-    return behind
+    return late_s, link
 
 
 def _caused_s(wait_s: Seconds, ready_s: Seconds, group: Group) -> Seconds:
