@@ -44,7 +44,7 @@ def _performed(name: str, steps: Generator[simpy.Event, object, object], cluster
 
 def _checked(steps: Generator[simpy.Event, object, object], cluster: LiveCluster) -> Steps:
     """Hand on events, and what comes of them."""
-    n_at_once, moment_s = 0, cluster.clock.now
+    n_at_once, moment_s, clock = 0, 0.0, cluster.clock
     go_on: Callable[[], simpy.Event] = steps.__next__
     while True:
         try:
@@ -53,9 +53,7 @@ def _checked(steps: Generator[simpy.Event, object, object], cluster: LiveCluster
             return
         if not isinstance(event, simpy.Event):
             raise TypeError(f"it yielded {event!r}; an actor yields events, such as env.timeout(1.0)")
-        if cluster.clock.now > moment_s:
-            n_at_once, moment_s = 0, cluster.clock.now
-        n_at_once += 1
+        n_at_once, moment_s = n_at_once + 1 if clock.now == moment_s else 1, clock.now
         if n_at_once > _AT_ONCE:
             raise RuntimeError(f"it waited for {_AT_ONCE} events without letting time pass")
         try:
@@ -66,7 +64,7 @@ def _checked(steps: Generator[simpy.Event, object, object], cluster: LiveCluster
 
 def change_shares(changes: LinkShares, cluster: LiveCluster) -> Steps:
     """Set the shares of links when they change."""
-    links = [cluster.link_at(index) for index in changes.resources if cluster.is_limited(index)]
+    links = [cluster.links[index] for index in changes.resources if index in cluster.links]
     for at_s, share in changes.shares() if links else ():
         if at_s > cluster.clock.now:
             yield cluster.clock.at(at_s)

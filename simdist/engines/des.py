@@ -13,6 +13,7 @@ early is known before its time. There are O(1) events per rank and operation.
 """
 
 import gc
+import math
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +43,7 @@ _HOST = STREAMS.index("host")
 _NAN = float("nan")
 _COLLECT_AFTER = 500_000  # objects; Python's default is 700
 _NAMED = 8  # of those who wait when nothing can happen any more
+_ROUNDING_ULPS = 64  # of the time: what the stages of a transfer may be rounded by
 _LOADS_AT_HAND = 64  # ranks may be so many loads apart before transfers are made again
 _Key: TypeAlias = tuple[int, int]  # an instance, and a rank or a group
 _Row: TypeAlias = "array[float]"  # of an instance, per rank
@@ -59,8 +61,7 @@ def simulate(
 ) -> Trace:
     """Simulate a plan event by event.
 
-    With actors or observers no process runs ahead of the clock. With actors all transfers go through the network, where
-    undisturbed ones take their time alone up to rounding.
+    With actors or observers no process runs ahead of the clock. With actors all transfers go through the network.
 
     Args:
         plan: A legal plan.
@@ -151,12 +152,11 @@ class _World:
     ) -> None:
         self._clock = Clock()
         self._world_size = plan.world_size
-        self.cluster = LiveCluster(self._clock, costs, observers)
+        self.cluster = LiveCluster(self._clock, costs, observers, is_live=bool(actors or observers))
         self._traffic = traffic
         self._actors = actors
-        self._is_live = bool(actors or observers)  # nothing runs ahead of the clock
         self._progress = progress
-        self._tasks = _tasks(plan, costs, delays, all_contested=bool(actors))
+        self._tasks = _tasks(plan, costs, delays)
         self.rows: tuple[list[_Row], ...] = tuple(
             [array("d", [_NAN]) * plan.world_size for _ in range(plan.n_instances)] for _ in range(3)
         )  # arrays, into which the garbage collector need not look
@@ -208,7 +208,7 @@ class _World:
     def _stream(self, rank: int, stream: Stream, tasks: list[_Task], report: Callable[[int], None] | None) -> Steps:
         """Take tasks in order. `now_s` is when the stream is free; yield what must be known, or happen, to go on."""
         waiting, happen, (ready, start, end) = self._waiting, self._clock.happen, self.rows
-        is_live, clock, cluster, who = self._is_live, self._clock, self.cluster, f"rank {rank} {stream}"
+        is_live, clock, cluster, who = self.cluster.is_live, self._clock, self.cluster, f"rank {rank} {stream}"
         now_s = 0.0
         for task in tasks:
             index = task.index
@@ -220,9 +220,10 @@ class _World:
                 if end_s > now_s:
                     now_s = end_s
             if is_live:
-                turn = cluster.stream(rank, stream).request()
+                asked_s, turn = clock.now, cluster.streams[rank, stream].request()
                 yield turn
-                now_s = clock.now
+                if clock.now > asked_s:
+                    now_s = clock.now  # it was held
                 cluster.tell(who, "ready", task.instance)
             ready[index][rank] = now_s
             if task.meeting is None:
@@ -230,7 +231,7 @@ class _World:
                 now_s += task.seconds[rank] if task.period_s is None else self._until_tick_s(task, rank, now_s)
                 if is_live:
                     cluster.tell(who, "started", task.instance)
-                    yield clock.at(now_s)
+                    yield clock.at(max(now_s, clock.now))  # see `_move`
                     cluster.tell(who, "ended", task.instance)
                 end[index][rank] = now_s
                 notice = waiting.pop((index, rank), None)
@@ -270,45 +271,54 @@ class _World:
         members, row = meeting.members[group], self.rows[1][task.index]
         for rank in members:
             row[rank] = start_s
-            if self._is_live:
+            if self.cluster.is_live:
                 self.cluster.tell(f"rank {rank} {task.instance.stream}", "started", task.instance)
-        if meeting.seconds is not None and not self._is_live:
+        if meeting.seconds is not None and not self.cluster.is_live:
             self._end(task, members, start_s + meeting.seconds[group])
         else:
             name = f"{meeting.name} of step {task.step}, group {group}"
             self._clock.start(name, self._move(name, task, meeting, group, start_s))
 
     def _move(self, name: str, task: _Task, meeting: _Meeting, group: int, start_s: float) -> Steps:
-        """Move the bytes of a collective, through the network if others may share its links."""
-        cluster = self.cluster
-        if meeting.seconds is None:
-            yield cluster.carry(name, meeting.transfer(task, group), start_s=start_s, instance=task.instance)
+        """Move the bytes of a collective, through the network if others may share its links.
+
+        There, one that nobody disturbs ends up to rounding when it would alone. It then ends when it would alone, to
+        the last bit, so that actors who disturb nobody change nothing; the clock may be ahead by that rounding.
+        """
+        cluster, now_s = self.cluster, self._clock.now
+        end_s = None if meeting.seconds is None else start_s + meeting.seconds[group]
+        if end_s is None or self._actors:
+            transfer = meeting.transfer(task, group)
+            yield cluster.carry(name, transfer, start_s=max(start_s, now_s), instance=task.instance)
+            now_s = self._clock.now
+            if end_s is None or abs(now_s - end_s) > _ROUNDING_ULPS * math.ulp(now_s):
+                end_s = now_s
         else:
             cluster.tell(name, "started", task.instance)
-            yield self._clock.at(start_s + meeting.seconds[group])
+            yield self._clock.at(end_s)
             cluster.tell(name, "ended", task.instance)
-        self._end(task, meeting.members[group], self._clock.now)
+        self._end(task, meeting.members[group], end_s)
 
     def _end(self, task: _Task, members: Sequence[int], end_s: float) -> None:
         """End a collective; from now on its end is known."""
         waiting, happen, row = self._waiting, self._clock.happen, self.rows[2][task.index]
         for rank in members:
             row[rank] = end_s
-            if self._is_live:
+            if self.cluster.is_live:
                 self.cluster.tell(f"rank {rank} {task.instance.stream}", "ended", task.instance)
             notice = waiting.pop((task.index, rank), None)
             if notice is not None:
                 happen(notice)
 
 
-def _tasks(plan: Plan, costs: Costs, delays: Delays, *, all_contested: bool) -> list[_Task]:
+def _tasks(plan: Plan, costs: Costs, delays: Delays) -> list[_Task]:
     known: dict[Op, tuple[list[float], _Meeting | None]] = {}
     for op, cost in costs.of.items():
         match cost:
             case Local():
                 known[op] = np.broadcast_to(cost.seconds, plan.world_size).tolist(), None
             case Shared():
-                seconds = None if all_contested or op in costs.contested else cost.alone_s
+                seconds = None if op in costs.contested else cost.alone_s
                 known[op] = [], _Meeting(op, cost, plan.world_size, seconds)
             case Varying():
                 known[op] = [], _Meeting(op, cost, plan.world_size, None)

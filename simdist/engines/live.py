@@ -6,9 +6,11 @@ operation, or one hold, has at a time, in the order in which they asked for it.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -81,25 +83,6 @@ class LiveLink:
             self._cluster.tell(self.name, "share", share=self.share)
 
 
-class LiveFlow:
-    """A flow without an end, which shares links until it is closed; as a context, until the end of the context."""
-
-    def __init__(self, close: Callable[[], None]) -> None:
-        self._close: Callable[[], None] | None = close
-
-    def close(self) -> None:
-        """Let it share no longer; to close it again changes nothing."""
-        close, self._close = self._close, None
-        if close:
-            close()
-
-    def __enter__(self) -> "LiveFlow":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
 @dataclass(frozen=True, slots=True)
 class LiveRank:
     """A rank.
@@ -129,7 +112,7 @@ class LiveRank:
 
     def _hold(self, stream: Stream, seconds: float) -> Steps:
         cluster, who = self.cluster, f"rank {self.rank} {stream}"
-        with cluster.stream(self.rank, stream).request() as turn:
+        with cluster.streams[self.rank, stream].request() as turn:
             yield turn
             cluster.tell(who, "held")
             yield cluster.clock.timeout(seconds)
@@ -143,22 +126,30 @@ class LiveCluster:
         clock: Its environment.
         costs: Resources and their capacities.
         observers: Called with every change of state, in order of time.
+        is_live: Whether actors or observers look on.
     """
 
-    def __init__(self, clock: Clock, costs: Costs, observers: Sequence[Observer]) -> None:
-        self.clock = clock
-        self.resources = costs.resources
+    def __init__(self, clock: Clock, costs: Costs, observers: Sequence[Observer], *, is_live: bool) -> None:
+        self.clock, self.is_live = clock, is_live
         self.network = FluidNetwork(clock, costs.capacity_Bps)
         self.processes: list[simpy.Process] = []
         """Streams, by rank; then actors."""
         self.recorder = LinkRecorder(costs.slow)
         """What links do besides carrying the plan's transfers."""
-        self._capacity_Bps = costs.capacity_Bps
+        self.streams: defaultdict[tuple[int, Stream], simpy.Resource] = defaultdict(partial(simpy.Resource, clock))
+        self._costs = costs
         self._observers = observers
-        self._links: dict[int, LiveLink] = {}
-        self._streams: dict[tuple[int, Stream], simpy.Resource] = {}
-        self._indices: dict[str, int] = {}
         self._moving: dict[Notice, tuple[str, Transfer]] = {}
+
+    @cached_property
+    def links(self) -> dict[int, LiveLink]:
+        """Links by their numbers; those that are unlimited, so that nothing shares them, are left out."""
+        name, limits_Bps = self._costs.resources.name, self._costs.capacity_Bps.tolist()
+        return {n: LiveLink(self, name(n), n, limit) for n, limit in enumerate(limits_Bps) if limit < math.inf}
+
+    @cached_property
+    def _link_of(self) -> dict[str, LiveLink]:
+        return {link.name: link for link in self.links.values()}
 
     def link(self, name: str) -> LiveLink:
         """Return a link by its name, such as `storage_server`.
@@ -166,21 +157,10 @@ class LiveCluster:
         Raises:
             ValueError: There is none, or it is unlimited, so that nothing shares it.
         """
-        return self.link_at(self._index(name))
-
-    def link_at(self, index: int) -> LiveLink:
-        """Return a link by its number.
-
-        Raises:
-            ValueError: It is unlimited, so that nothing shares it.
-        """
-        link = self._links.get(index)
-        if link is None:
-            name, capacity_Bps = self.resources.name(index), float(self._capacity_Bps[index])
-            if capacity_Bps == math.inf:
-                raise ValueError(f"{name} is unlimited on this cluster: nothing shares it")
-            link = self._links[index] = LiveLink(self, name, index, capacity_Bps)
-        return link
+        if name not in self._link_of:
+            kinds = dict.fromkeys(each.partition("[")[0] for each in self._link_of)
+            raise ValueError(f"link {name!r}: no such link limits anything here; those that do: {', '.join(kinds)}")
+        return self._link_of[name]
 
     def nic_out(self, node: int) -> LiveLink:
         """Return the outgoing network cards of a node."""
@@ -192,9 +172,7 @@ class LiveCluster:
 
     def rank(self, rank: int) -> LiveRank:
         """Return a rank."""
-        if not 0 <= rank < self.resources.world_size:
-            raise ValueError(f"rank {rank}: there are 0 to {self.resources.world_size - 1}")
-        return LiveRank(self, rank)
+        return LiveRank(self, _checked("rank", rank, self._costs.resources.world_size))
 
     def send(self, from_node: int, to_node: int, nbytes: float) -> simpy.Event:
         """Send bytes from one node to another; the event is that they have arrived.
@@ -215,7 +193,8 @@ class LiveCluster:
         """Return the links from one node to another, unlimited ones left out."""
         if from_node == to_node:
             raise ValueError(f"from node {from_node} to node {to_node}: no link between nodes is on the way")
-        return self._limited(f"nic_out[{from_node}]", f"nic_in[{to_node}]", "switch")
+        nodes = [_checked("node", node, self._costs.resources.n_machines) for node in (from_node, to_node)]
+        return self._limited(f"nic_out[{nodes[0]}]", f"nic_in[{nodes[1]}]", "switch")
 
     def transfer(self, links: Sequence[LiveLink], nbytes: float) -> simpy.Event:
         """Move bytes over all of some links; the event is that it is done."""
@@ -224,35 +203,22 @@ class LiveCluster:
         stage = _stage(links, nbytes)
         return self.carry(self._doing(links), Transfer((stage,)))
 
-    def flow(self, *links: LiveLink) -> LiveFlow:
-        """Open a flow without an end over all of some links; it shares them fairly until it is closed."""
+    def flow(self, *links: LiveLink) -> ExitStack:
+        """Open a flow over all of some links, which it shares fairly until `close()`, or until the end of a `with`."""
         if not links:
             raise ValueError("a flow needs a link")
         return self.open(self._doing(links), _stage(links, 1.0))
 
-    def open(self, who: str, stage: Stage) -> LiveFlow:
+    def open(self, who: str, stage: Stage) -> ExitStack:
         """Open a flow without an end that has a name."""
         flow = self.network.open(stage)
         self.tell(who, "started")
         self._record(stage, 1)
-
-        def close() -> None:
-            self.network.close(flow)
-            self._record(stage, -1)
-            self.tell(who, "ended")
-
-        return LiveFlow(close)
-
-    def is_limited(self, index: int) -> bool:
-        """Return whether a resource has a capacity, so that transfers share it."""
-        return bool(self._capacity_Bps[index] < math.inf)
-
-    def stream(self, rank: int, stream: Stream) -> simpy.Resource:
-        """Return the resource that a stream of a rank is."""
-        resource = self._streams.get((rank, stream))
-        if resource is None:
-            resource = self._streams[rank, stream] = simpy.Resource(self.clock)
-        return resource
+        closing = ExitStack()
+        closing.callback(self.tell, who, "ended")
+        closing.callback(self._record, stage, -1)
+        closing.callback(self.network.close, flow)
+        return closing
 
     def carry(
         self, who: str, transfer: Transfer, *, start_s: float | None = None, instance: Instance | None = None
@@ -284,7 +250,7 @@ class LiveCluster:
     def _record(self, stage: Stage, n_flows: int) -> None:
         """Take down that flows of others begin on links, or end."""
         for resource in stage.resources.tolist():
-            self.recorder.add_flows(self.clock.now, self.resources.name(resource), n_flows)
+            self.recorder.add_flows(self.clock.now, self._costs.resources.name(resource), n_flows)
 
     def tell(self, who: str, state: State, instance: Instance | None = None, share: float | None = None) -> None:
         """Tell observers of a change."""
@@ -295,7 +261,7 @@ class LiveCluster:
 
     def stopped(self) -> list[str]:
         """Return which transfers cannot go on, and where."""
-        closed = {link.index: link.name for link in self._links.values() if not link.share}
+        closed = {index: link.name for index, link in self.links.items() if not link.share}
         used = {
             who: {closed[index] for stage in transfer.stages for index in stage.resources.tolist() if index in closed}
             for who, transfer in self._moving.values()
@@ -308,24 +274,20 @@ class LiveCluster:
         return f"{process.name if process else 'somebody'} on {', '.join(link.name for link in links)}"
 
     def _storage(self, nic: str, node: int) -> list[LiveLink]:
+        _checked("node", node, self._costs.resources.n_nodes)
         links = self._limited(f"storage_client[{node}]", "storage_server")
         if not links:
             raise ValueError("this cluster has no storage that limits anything")
         return [*self._limited(f"{nic}[{node}]"), *links]
 
     def _limited(self, *names: str) -> list[LiveLink]:
-        indices = (self._index(name) for name in names)
-        return [self.link_at(index) for index in indices if self.is_limited(index)]
+        return [self._link_of[name] for name in names if name in self._link_of]
 
-    def _index(self, name: str) -> int:
-        if not self._indices:
-            self._indices = {self.resources.name(index): index for index in range(self.resources.n_resources)}
-        if name not in self._indices:
-            kinds = dict.fromkeys(each.partition("[")[0] for each in self._indices)
-            raise ValueError(
-                f"link {name!r}: there is none; links are {', '.join(kinds)}, most with a number: nic_out[0]"
-            )
-        return self._indices[name]
+
+def _checked(what: str, number: int, n: int) -> int:
+    if not 0 <= number < n:
+        raise ValueError(f"{what} {number}: there are 0 to {n - 1}")
+    return number
 
 
 def _stage(links: Sequence[LiveLink], nbytes: float) -> Stage:

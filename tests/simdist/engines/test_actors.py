@@ -342,8 +342,11 @@ def closing_badly(env, cluster):
         (yielding_a_number, r"actor yielding_a_number failed at 0 s: TypeError: it yielded 3; an actor yields events"),
         (going_round_in_circles, r"going_round_in_circles failed .*: it waited for 100000 events without letting time"),
         (no_generator, r"no_generator.* is no generator function: it returned 3"),
-        (slowing_what_is_unlimited, r"fabric_out\[0\] is unlimited on this cluster"),
-        (misspelling, r"link 'nic\[0\]': there is none; links are fabric_out, .*nic_out"),
+        (
+            slowing_what_is_unlimited,
+            r"link 'fabric_out\[0\]': no such link limits anything here; those that do: nic_out, nic_in, ",
+        ),
+        (misspelling, r"link 'nic\[0\]': no such link limits anything here; those that do: nic_out"),
         (reading_nowhere, r"this cluster has no storage that limits anything"),
         (sending_home, r"from node 1 to node 1: no link between nodes is on the way"),
         (sending_less_than_nothing, r"transfer of -1.0 bytes: must be a number from 0 on"),
@@ -392,9 +395,13 @@ def test_observers_hear_what_the_trace_says_in_order_of_time(run):
 
 @settings(max_examples=40, deadline=None)
 @given(runs())
-def test_an_actor_that_does_nothing_changes_no_time_by_more_than_rounding(run):
+def test_an_actor_that_does_nothing_changes_nothing(run):
     ordinary, trace = (simulate(*run, engine="des", actors=each) for each in ([], [doing_nothing]))
-    np.testing.assert_allclose(trace.end_s, ordinary.end_s, rtol=1e-9, atol=1e-15)
+    for name in ("ready_s", "start_s", "end_s"):
+        if run[1].contested:
+            np.testing.assert_allclose(getattr(trace, name), getattr(ordinary, name), rtol=1e-9, atol=1e-15)
+        else:
+            np.testing.assert_array_equal(getattr(trace, name), getattr(ordinary, name))
 
 
 def test_observers_hear_of_links_transfers_and_holds():
@@ -456,8 +463,17 @@ def test_traffic_changes_shares_and_adds_flows_without_stopping_who_runs_ahead()
 
 
 def test_endless_traffic_ends_with_the_run():
+    """The rate changes every 10 ms, also while nothing is sent; the transfers are integrated by hand."""
     shares = LinkShares((nic_out(1),), lambda: ((0.01 * n, 1 - n % 2 / 2) for n in itertools.count()))
-    assert with_traffic(Traffic((shares,))) == pytest.approx(STEPS * STEP_S + STEPS * 0.1 / 3, abs=0.01 * STEPS)
+    now_ms = 0.0
+    for _ in range(STEPS):
+        now_ms, left_ms = now_ms + 120, 100.0
+        while left_ms > 1e-9:
+            rate = 1 - int(now_ms // 10 + 1e-9) % 2 / 2
+            pass_ms = min(10 - now_ms % 10, left_ms / rate)
+            now_ms, left_ms = now_ms + pass_ms, left_ms - rate * pass_ms
+        now_ms += 10
+    assert with_traffic(Traffic((shares,))) == pytest.approx(now_ms / 1e3, rel=1e-9)
 
 
 def test_flows_of_others_that_are_late_follow_one_another():
