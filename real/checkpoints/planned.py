@@ -29,6 +29,7 @@ class CheckpointFiles:
 
     def __init__(self, url: str, rank: int) -> None:
         self._url, self.rank = url, rank
+        self._piece = os.urandom(_PIECE_NBYTES)  # beforehand: a file takes as long as it takes to write
         self._filesystem, self._root = filesystem_of(url)
         if isinstance(self._filesystem, LocalFileSystem):
             with naming_file(Path(self._root), "made a folder"):
@@ -58,11 +59,10 @@ class CheckpointFiles:
 
     def write_bytes(self, nbytes: int) -> None:
         """Write so many bytes without meaning, in place of those of the last time."""
-        piece = os.urandom(min(nbytes, _PIECE_NBYTES))
 
         def fill(file: IO[bytes]) -> None:
-            for _ in range(nbytes // len(piece)):
-                file.write(piece)
-            file.write(piece[: nbytes % len(piece)])
+            for _ in range(nbytes // _PIECE_NBYTES):
+                file.write(self._piece)
+            file.write(self._piece[: nbytes % _PIECE_NBYTES])
 
         self.write(f"rank-{self.rank:05d}.bin", fill)

@@ -194,6 +194,36 @@ def test_a_period_folds_to_few_runs_however_long_the_plan(pattern: list[int], ti
     assert len(Plan.from_steps("periodic", world_size=1, buffers=(), steps=steps).order) <= 4
 
 
+def test_order_of_a_long_plan_has_a_few_runs_for_each_rare_step() -> None:
+    """The period is longer than those that are looked for, so each stretch between is a run."""
+    usual, rare = (ops.Delay("host"),), (ops.Delay("host"), ops.Delay("host"))
+    steps = ([usual] * 9_999 + [rare]) * 100
+    plan = Plan.from_steps("long", world_size=1, buffers=(), steps=steps)
+    assert plan.order == (Run((0,), 9_999), Run((1,))) * 100
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 1), min_size=1, max_size=8), st.integers(1, 9), st.lists(st.integers(0, 2), max_size=20))
+def test_a_run_is_the_pattern_that_covers_most(pattern: list[int], times: int, rest: list[int]) -> None:
+    """As found by trying every period, all of the way; of equal ones the shortest."""
+    sequence = pattern * times + rest
+    numbers = {number: place for place, number in enumerate(dict.fromkeys(sequence))}
+    sequence = [numbers[each] for each in sequence]
+    first = order_of(*sequence)[0]
+    covered = {1: 1}
+    for period in range(1, len(sequence) // 2 + 1):
+        repeats = 1
+        while sequence[repeats * period : (repeats + 1) * period] == sequence[:period]:
+            repeats += 1
+        if repeats > 1:
+            covered[period] = repeats * period
+    best = max(covered, key=lambda period: (covered[period], -period))
+    if covered[best] > 1:
+        assert (len(first.bodies), first.n_steps) == (best, covered[best])
+    else:
+        assert first.times == 1
+
+
 @settings(max_examples=50, deadline=None)
 @given(legal_plans(algorithms=ALGORITHMS))
 def test_first_instances_counts_the_operations_before_each_step(plan: Plan) -> None:

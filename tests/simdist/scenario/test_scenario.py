@@ -434,6 +434,12 @@ def test_dumped_scenario_loads_to_an_equal_one_without_presets(cluster):
         ("steps: 100", "steps: 100\ninput: {copy: pageable}", "input.copy has no effect: with input.source device"),
         ("steps: 100", "steps: 100\ninput: {prefetch: 4}", "input.prefetch has no effect: with input.source device"),
         (NETWORK, f"{NETWORK}\n  storage: {{latency: 1 ms, bandwidth: 1 GB/s}}", "cluster.storage has no effect"),
+        (NETWORK, f"{NETWORK}\n  disk: {{read: 1 GB/s, write: 1 GB/s}}", "cluster.disk has no effect"),
+        (
+            "steps: 100",
+            "steps: 100\ncheckpoint: {every: 101, size: 1 B}",
+            "checkpoint has no effect: none is due within",
+        ),
         ("forward: 20 ms", "forward: 20 ms\n  utilization: 50%", "workload.utilization has no effect"),
         ("delay: 1 s", "delay: 1 s, on: io", "disturbances[0] has no effect: it is on io"),
         ("delay: 1 s", "delay: 0", "disturbances[0] has no effect: it never delays"),
@@ -443,8 +449,16 @@ def test_dumped_scenario_loads_to_an_equal_one_without_presets(cluster):
     ],
 )
 def test_setting_without_effect_warns(old, new, warning):
-    (found,) = warnings_of(loads(edited((old, new))))
+    storage = () if NETWORK in old else ((NETWORK, f"{NETWORK}\n  storage: {{latency: 1 ms, bandwidth: 1 GB/s}}"),)
+    edits = ((old, new), *(storage if "checkpoint" in new else ()))
+    (found,) = warnings_of(loads(edited(*edits)))
     assert found.startswith(warning)
+
+
+@pytest.mark.parametrize("level", ["storage: {latency: 0 s, bandwidth: 1 GB/s}", "disk: {read: 1 GB/s, write: 1 GB/s}"])
+def test_what_checkpoints_are_written_to_does_not_warn(level):
+    saved = f"steps: 100\ncheckpoint: {{every: 100, what: state, to: {level.split(':')[0]}}}"
+    assert warnings_of(loads(edited((NETWORK, f"{NETWORK}\n  {level}"), ("steps: 100", saved)))) == ()
 
 
 def test_storage_of_a_preset_does_not_warn():

@@ -110,6 +110,25 @@ def test_killed_worker_is_replaced_and_its_rows_are_computed_again(tmp_path):
     assert files(tmp_path / "killed") == files(tmp_path / "whole")
 
 
+def test_checkpoints_are_varied_as_a_whole_and_by_their_keys(tmp_path):
+    vary = "{cluster.disk: [{read: 1 GB/s, write: 1 MB/s}], checkpoint: [null, {every: 2, what: state, to: disk}]}"
+    whole = compute(sweep_file(tmp_path, vary), tmp_path / "whole")
+    vary = "{checkpoint.every: [2, 4], checkpoint.mode: [blocking, async]}"
+    path = sweep_file(tmp_path, vary)
+    base = (
+        (tmp_path / "base.yaml")
+        .read_text()
+        .replace("gpus_per_node", "disk: {read: 1 GB/s, write: 1 MB/s}\n  gpus_per_node")
+    )
+    (tmp_path / "base.yaml").write_text(f"{base}checkpoint: {{every: 2, what: state, to: disk}}\n")
+    keys = compute(path, tmp_path / "keys")
+    assert (whole.n_rows, whole.n_failed, keys.n_rows, keys.n_failed) == (4, 0, 8, 0)
+    without, with_some = (rows(tmp_path / "whole")[row]["step_s"][0] for row in (0, 2))
+    every_2, every_2_async, every_4, _ = (rows(tmp_path / "keys")[row]["step_s"][0] for row in (0, 2, 4, 6))
+    assert every_2 == with_some > every_4 > without
+    assert every_2 > every_2_async
+
+
 def test_wrong_combinations_fail_alone(tmp_path):
     schedules = "[{kind: sync}, {kind: hierarchical_sgd, levels: {2: 4, 4: world}}]"
     vary = "{cluster.gpus_per_node: [4, 3], 'schedules[1].levels.2': [4, 3]}"
