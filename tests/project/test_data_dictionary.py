@@ -53,6 +53,7 @@ disturbances:
   - {{kind: transient, probability: 30%, delay: 5 ms}}
   - {{kind: transient, on: compute, probability: 30%, delay: 5 ms}}
   - {{kind: transient, on: io, probability: 30%, delay: 5 ms}}
+  - {{kind: persistent, on: link, link: nic, share: 20%, begin: 1 ms}}
 schedules:
   - {{kind: sync, data: naive}}
   - {{kind: local_sgd, period: 2, data: staged}}
@@ -223,6 +224,7 @@ def of_validations(study: Study, _: Path) -> dict[str, Found]:
         "A kind of operation, simulated and measured": keys(each(rows, "kinds")),
         "Injected delays": keys(each(rows, "injections")),
         "The blame of a rank": keys(each(rows, "blames")),
+        "A link that held operations up": keys(each(rows, "links")),
         "The order of schedules": keys([found["summary"]]),
         "A schedule in that order": keys(found["summary"]["rows"]),
         "The error of an epoch": keys(each(rows, "epochs")),
@@ -322,6 +324,7 @@ def of_whatifs(study: Study, folder: Path) -> dict[str, Found]:
         "Cost of a kind of operation": keys(each(found, "kinds")),
         "Cost of a rank": keys(each(found, "ranks")),
         "The slowdown of a step": keys(each(found, "by_step")),
+        "What repairing a link would gain": keys(each([job for job in found if "links" in job], "links")),
         "Gains of other schedules": keys(gains),
         "The gain of a schedule": keys(each(gains, "rows")),
     }
@@ -378,9 +381,10 @@ def of_measurements(*_: object) -> dict[str, Found]:
     of_ranks = totals(np.zeros((2, 1, 10), dtype=np.int64))
     told = [
         RunReport(
-            "run", "digest", "emulated", "gloo", "cpu", ("host",), {"torch": "2"}, 1.0, clocks, clocks, 0.0, 0.0, reads
+            *("run", "digest", "emulated", "gloo", "cpu", ("host",), {"torch": "2"}),
+            *(1.0, clocks, clocks, 0.0, 0.0, reads, links),
         )
-        for reads in (None, of_ranks)
+        for reads, links in ((None, None), (of_ranks, "none"))
     ]
     rates = DataRates(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, None, 1.0, "unknown")
     measured = [Measurement(MeasuringTask("all_reduce", "node", Group(2), 250), (0.1, 0.2))]
@@ -443,6 +447,6 @@ def test_units_are_those_that_names_end_in(heading: str) -> None:
 def test_frames_that_have_the_columns_of_a_command_have_all_of_them(study: Study) -> None:
     tables = documented()
     rows = frame(compare(load(study.scenario), baseline="sync+naive", n_seeds=2))
-    assert set(rows.columns) == tables["A schedule among others"].keys() - {"epochs", "staging_s"}
+    assert set(rows.columns) == tables["A schedule among others"].keys() - {"epochs", "staging_s", "links_s"}
     kinds = validate(study.trace, study.trace, run_directory.read(study.run).delays).frame()
     assert set(kinds.columns) == tables["A kind of operation, simulated and measured"].keys()
