@@ -32,7 +32,7 @@ from simdist.cost.traffic import Traffic
 from simdist.engines.actors import Actor, change_shares, fly, perform
 from simdist.engines.clock import Clock, Notice, Steps
 from simdist.engines.live import LiveCluster, Observer
-from simdist.errors import RunError
+from simdist.errors import PlanError, RunError
 from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Stream, Tick
 from simdist.plan.delays import Delays, check_delays
 from simdist.plan.ops import tick_s
@@ -73,12 +73,16 @@ def simulate(
         progress: Called with the number of steps that the first rank has behind it.
 
     Raises:
-        PlanError: The delays do not fit the plan.
+        PlanError: The delays do not fit the plan, or the traffic the prices.
         RunError: An actor failed, or nothing can happen any more.
     """
     check_delays(plan, delays)
+    traffic = traffic or Traffic()
+    if unknown := traffic.causes.keys() - costs.disturbed.keys():
+        names = ", ".join(map(costs.resources.name, sorted(unknown)))
+        raise PlanError(f"plan {plan.name}: its prices do not know that {names} is disturbed: see `price(disturbed=)`")
     with _rare_collections():
-        world = _World(plan, costs, delays, traffic or Traffic(), actors, observers, progress)
+        world = _World(plan, costs, delays, traffic, actors, observers, progress)
         world.run()
     if progress:
         progress(plan.n_steps)

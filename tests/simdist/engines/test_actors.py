@@ -22,7 +22,7 @@ from simdist.cost import price
 from simdist.cost.costs import Stage
 from simdist.cost.traffic import Background, Flight, LinkShares, Traffic
 from simdist.engines import simulate
-from simdist.errors import RunError, UnsupportedError
+from simdist.errors import PlanError, RunError, UnsupportedError
 from simdist.plan import AllReduce, Buffer, Forward, Load, Plan, Wait
 from simdist.plan.group import Group
 from simdist.plan.walk import walk
@@ -481,6 +481,14 @@ def test_flows_of_others_that_are_late_follow_one_another():
     stage = Stage(0.0, np.array([nic_out(0)]), np.ones(1))
     flights = [Flight(0.0, nbytes=13e6), Flight(0.01, nbytes=1e6), Flight(0.02, end_s=0.03), Flight(0.7, nbytes=1e9)]
     assert with_traffic(Traffic((), (Background(stage, lambda: iter(flights)),))) == pytest.approx(0.69 + 0.02)
+
+
+def test_traffic_that_prices_do_not_know_is_refused():
+    [schedule] = SCENARIO.schedules
+    built = building.build(SCENARIO, schedule)
+    traffic = Traffic((LinkShares((nic_out(1),), lambda: iter([(0.0, 0.5)])),))
+    with pytest.raises(PlanError, match=r"plan .*: its prices do not know that nic_out\[1\] is disturbed"):
+        simulate(built.plan, built.costs, building.delays(SCENARIO), engine="des", traffic=traffic)
 
 
 # ---------------------------------------------------------------- again
