@@ -33,7 +33,7 @@ from simdist.chakra.schema import add_attribute, message_classes
 from simdist.cost import Costs, Local, OpCost, Shared, Varying
 from simdist.errors import PlanError, naming_file
 from simdist.files import replacing
-from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Tick, Wait
+from simdist.plan import STREAMS, Copy, Delay, Instance, Load, Op, Plan, Save, Tick, Wait
 from simdist.plan.delays import Delays
 from simdist.plan.walk import walk
 from simdist.scenario import Workload
@@ -98,7 +98,7 @@ class Export:
                 seconds = float(self.delays[op.channel][0, instance.step, rank])
             elif isinstance(op, Load) and (load_s := next(loads_s)) is not None:
                 seconds = float(load_s[rank])
-            has_node = _has_node(op, seconds)
+            has_node = _has_node(op, seconds, rank)
             after = order.add(instance, has_node=has_node)
             if has_node:
                 yield _node(instance, nodes[op], after, seconds)
@@ -164,9 +164,11 @@ def _of(seconds: float | NDArray[np.float64], place: int) -> float:
     return float(seconds) if isinstance(seconds, float | int) else float(seconds[place])
 
 
-def _has_node(op: Op, seconds: float) -> bool:
-    """Tell whether an operation is written: one that only waits is not, nor is a delay of nothing."""
-    return not isinstance(op, Wait | Tick) and not (isinstance(op, Delay) and not seconds)
+def _has_node(op: Op, seconds: float, rank: int) -> bool:
+    """Tell whether an operation is written: not if it only waits, is a delay of nothing, or is for other ranks."""
+    is_idle = isinstance(op, Delay) and not seconds
+    is_for_others = isinstance(op, Copy | Save) and not op.by.is_first(rank)
+    return not (isinstance(op, Wait | Tick) or is_idle or is_for_others)
 
 
 def _node(instance: Instance, template: "Message", after: tuple[int, ...], seconds: float) -> "Message":

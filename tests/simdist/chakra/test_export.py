@@ -125,6 +125,18 @@ def test_a_replay_from_storage_ends_when_the_simulation_does():
     assert max(ends[0].values()) == pytest.approx(trace.makespan_s, rel=1e-12)
 
 
+@pytest.mark.parametrize(("ranks", "mode"), [("first", "blocking"), ("first", "async"), ("all", "blocking")])
+def test_checkpoints_are_stored_by_the_ranks_that_write_them(ranks, mode):
+    disk = ("gpus_per_node: 4", "gpus_per_node: 4\n  disk: {read: 1 GB/s, write: unlimited, latency: 20 ms}")
+    checkpoint = ("seed: 1", f"seed: 1\ncheckpoint: {{every: 4, what: state, to: disk, ranks: {ranks}, mode: {mode}}}")
+    export = export_of(KINDS["local"], edited(disk, checkpoint, text=without_sharing()))
+    trace = simulate(export.plan, export.costs, export.delays)
+    for rank, ends in enumerate(replay(export)):
+        stores = [node for node in nodes_of(export, rank) if node.type == NodeType.MEM_STORE]
+        assert len(stores) == (3 if rank == 0 or ranks == "all" else 0)
+        assert all(ends[node.id] == pytest.approx(trace.end_s[node.id - 1, rank]) for node in stores)
+
+
 def test_loads_of_a_data_set_last_as_long_as_their_own_files():
     text = edited(
         ("  fabric: ideal", f"  fabric: ideal\n  {STORAGE}"),
