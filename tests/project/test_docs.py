@@ -388,6 +388,14 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "HeavyTail": "heavy_tail",
     "Bursts": "bursts",
     "Recorded": "recorded",
+    "LinkPersistent": "persistent links",
+    "LinkJitter": "jitter links",
+    "LinkBursts": "bursts links",
+    "LinkOutages": "outages",
+    "LinkRecorded": "recorded links",
+    "Steady": "steady",
+    "Periodic": "periodic",
+    "OnOff": "on_off",
     "Imported": "imported",
     "Sync": "sync",
     "Fusion": "fusion",
@@ -401,6 +409,7 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
 }
 INPUT = {"data", "prefetch", "readers", "decode_workers"}
 COMMON = {"on", "ranks", "nodes", "kind", "label", "algorithm", "run_ahead_steps", *INPUT}  # have tables of their own
+LINKS, FLOWS = {"link"}, {"from", "to", "flows"}
 AVERAGING = {"warmup_steps", "phase", "synchronize"}
 GRADIENT = {"first_bucket_size", "bucket_size", "compression", "parallel_optimizer"}
 SPARSE = {"density", "method", "warmup_steps"}
@@ -445,13 +454,15 @@ def test_every_key_of_a_section_is_documented_and_no_other(name: str) -> None:
     cls = settings_classes()[name]
     keys = {field.alias or attribute for attribute, field in cls.model_fields.items()}
     documented = keys_of_section(SECTIONS[name])
-    apart = COMMON | AVERAGING | GRADIENT | SPARSE if "kind" in keys else set()
+    apart = COMMON | LINKS | FLOWS | AVERAGING | GRADIENT | SPARSE if "kind" in keys else set()
     assert keys - apart <= documented, f"not documented: {keys - apart - documented}"
     assert documented <= keys | {"preset", "file", "tensors_file"}, f"not in the code: {documented - keys}"
 
 
 def test_keys_that_several_kinds_share_are_documented() -> None:
     assert keys_of_section("disturbances") == {"kind", "on", "ranks", "nodes"}
+    assert keys_of_section("Links that misbehave") == {"kind", "on", "nodes", *LINKS}
+    assert keys_of_section("background") == {"kind", *FLOWS}
     assert keys_of_section("schedules") == {"kind", "label", "algorithm", "run_ahead_steps", *INPUT}
     assert keys_of_section("Schedules that average parameters") == AVERAGING
     assert keys_of_section("Schedules that average gradients") == GRADIENT
