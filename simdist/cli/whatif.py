@@ -15,7 +15,7 @@ from simdist.cli.losses import LOST, SLOWDOWN, STEP_COLUMNS, loss_records, slowe
 from simdist.cli.tables import Column, factor, table_text
 from simdist.cli.whatif_job import WhatifJob, WhatifOptions, read_job, schedules_to_compare
 from simdist.cli.where import facts_record, facts_text, not_compared
-from simdist.engines.replay import timing
+from simdist.engines.replay import Timing, timing
 from simdist.errors import RunError, ScenarioError
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
@@ -177,7 +177,9 @@ def _disturbed(job: WhatifJob, options: WhatifOptions, folder: Path) -> Scenario
     chosen = traced[options.steps.start : options.steps.stop] if options.steps else traced
     if job.is_measured:
         costs = price_of(job.trace.plan, job.scenario)
-        late_s = measured_delays(job.trace, timing(job.trace), costs)
+        timed, held = timing(job.trace), find_held(with_links(job.run, job.trace, costs), costs)
+        undisturbed = Timing(timed.gaps_s, timed.durations_s - held.seconds)  # the scenario disturbs links itself
+        late_s = measured_delays(job.trace, undisturbed, costs)
     else:
         late_s = dict(job.run.delays)
     scenario = with_recording(job.scenario, only_steps(late_s, chosen), folder)

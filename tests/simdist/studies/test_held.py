@@ -100,6 +100,27 @@ def test_a_measured_trace_is_read_like_a_simulated_one(tmp_path):
     assert validate(again, trace, {}).links == ()
 
 
+def test_a_measurement_that_says_nothing_of_links_had_those_of_its_scenario(tmp_path, capsys):
+    """What performs links need not note what they do: it follows from the scenario, if real.json says it was done."""
+    file, run = tmp_path / "x.yaml", tmp_path / "run"
+    flows = "{kind: periodic, from: 1, to: 0, size: 25 MB, every: 10 s, begin: 1 s}"
+    file.write_text(f"{BASE}disturbances: [{OUTAGE}, {HALF}]\nbackground: [{flows}]\n")
+    assert call(capsys, "simulate", file, "-o", run).code == 0
+    trace = Trace.load(run / "trace.simulated.npz")
+    replace(trace, source="real gloo on cpu", run="7", links={}).save(run / "trace.real.npz")
+    for performed, found in (("cluster:links", ["nic_out[1]"]), ("none", []), (None, [])):
+        (run / "real.json").write_text(json.dumps({"run": "7", "links": performed}))
+        (row,) = json.loads(call(capsys, "validate", run, "--json").out)["rows"]
+        measured = [each["link"] for each in row["links"] if each["measured_s"]]
+        assert measured == found
+        assert [each["link"] for each in row["links"] if each["simulated_s"]] == ["nic_out[1]"]
+        for each in row["links"] if found else ():
+            assert each["measured_s"] == pytest.approx(each["simulated_s"])
+    (run / "real.json").write_text(json.dumps({"run": "7", "links": "cluster:links"}))
+    assert "NIC of node 1, out" in call(capsys, "validate", run).out
+    assert "NIC of node 1, out" in call(capsys, "whatif", run, "--resamples", "2").out
+
+
 def test_a_trace_without_links_has_the_bytes_of_before(tmp_path):
     trace = simulate(scenario_with())
     trace.save(tmp_path / "a.npz")
