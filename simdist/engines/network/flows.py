@@ -47,10 +47,14 @@ class Flow:
         self.slot = max_min.NONE  # among many
 
 
+def _is_own(each: object) -> bool:
+    return isinstance(each, FunctionType) and each.__module__ == max_min.__name__
+
+
 @functools.cache
 def _compiled() -> dict[str, Any]:
     """Return the functions of `max_min`, compiled, by name; as they are where numba cannot be imported."""
-    functions = {name: each for name, each in vars(max_min).items() if isinstance(each, FunctionType)}
+    functions = {name: each for name, each in vars(max_min).items() if _is_own(each)}
     try:
         import numba
     except ImportError:
@@ -102,10 +106,9 @@ class ManyFlows:
         self._kernel = kernel
         self._room = [_ROOM, _ROOM, _ROOM]
         self._is_array = kernel.is_compiled
-        self._state: list[Any] = [self._rows(n, at % 2 == 0, _ROOM) for at, n in enumerate(_N_ROWS)]
-        self._state.append([0, 0, 0, 0])
-        if self._is_array:
-            self._state[6] = np.zeros(4, np.int64)
+        rows: list[Any] = [self._rows(n, at % 2 == 0, _ROOM) for at, n in enumerate(_N_ROWS)]
+        rows.extend(self._rows(1, False, 4))  # counts
+        self._state = max_min.State(*rows)
         self._find_rows()
         self._flows: list[Flow | None] = []
         self._free: list[int] = []
@@ -123,8 +126,9 @@ class ManyFlows:
 
     def _find_rows(self) -> None:
         """Have at hand the rows that are used most."""
-        (self._left, self._rate, *_), flow_ints, (self._weight,), (self._resource, *_) = self._state[:4]
-        self._first, self._n_of, *_, self._added_row, self._leaving_row, self._ending_row, _ = flow_ints
+        self._left, self._rate, *_ = self._state.flow_floats
+        self._first, self._n_of, *_, self._added_row, self._leaving_row, self._ending_row, _ = self._state.flow_ints
+        self._weight, self._resource = self._state.pair_floats[max_min.WEIGHT], self._state.pair_ints[max_min.RESOURCE]
 
     def __len__(self) -> int:
         return len(self._flows) - len(self._free)
@@ -140,12 +144,17 @@ class ManyFlows:
             self._make_room(_SLOTS, slot + 1)
         flow.slot = slot
         self._make_room(_PAIRS, self._n_pairs + len(flow.resources))
-        numbers, weights = [], []
-        for resource, nbytes in zip(flow.resources, flow.nbytes, strict=True):
-            if nbytes and self._capacity_Bps[resource] != math.inf:
-                number = self._numbers.get(resource)
-                numbers.append(self._number(resource) if number is None else number)
-                weights.append(nbytes / flow.most_nbytes)
+        numbers: list[Any] = list(map(self._numbers.get, flow.resources))
+        most_nbytes, weights = flow.most_nbytes, flow.nbytes
+        if None in numbers or 0.0 in weights:
+            used = [
+                each
+                for each in zip(flow.resources, flow.nbytes, strict=True)
+                if each[1] and self._capacity_Bps[each[0]] != math.inf
+            ]
+            numbers = [self._number(resource) for resource, _ in used]
+            weights = [nbytes for _, nbytes in used]
+        weights = [nbytes / most_nbytes for nbytes in weights]
         first = self._n_pairs
         self._n_pairs = end = first + len(numbers)
         self._resource[first:end], self._weight[first:end] = numbers, weights
@@ -154,13 +163,15 @@ class ManyFlows:
         self.n_joined += 1
 
     def _number(self, resource: int) -> int:
-        """Return a number for a resource that was not used before."""
+        """Return the number of a resource, a new one if it was not used before."""
+        number = self._numbers.get(resource)
+        if number is not None:
+            return number
         number = self._numbers[resource] = len(self._numbers)
         self._make_room(_RESOURCES, number + 1)
-        floats, ints = self._state[4:6]
-        floats[max_min.CAPACITY][number] = self._capacity_Bps[resource]
+        self._state.resource_floats[max_min.CAPACITY][number] = self._capacity_Bps[resource]
         for row in (max_min.HEAD, max_min.TAIL, max_min.PLACE):
-            ints[row][number] = max_min.NONE
+            self._state.resource_ints[row][number] = max_min.NONE
         return number
 
     def _make_room(self, what: int, n: int) -> None:
@@ -169,19 +180,21 @@ class ManyFlows:
             return
         more = 2 * n - self._room[what]
         self._room[what] += more
+        state: list[Any] = list(self._state)
         for at in (2 * what, 2 * what + 1):
-            rows, added = self._state[at], self._rows(_N_ROWS[at], at % 2 == 0, more)
+            added = self._rows(_N_ROWS[at], at % 2 == 0, more)
             if self._is_array:
-                self._state[at] = np.concatenate([rows, added], axis=1)
+                state[at] = np.concatenate([state[at], added], axis=1)
             else:
-                self._state[at] = [row + more_of_it for row, more_of_it in zip(rows, added, strict=True)]
+                state[at] = [row + more_of_it for row, more_of_it in zip(state[at], added, strict=True)]
+        self._state = max_min.State(*state)
         self._find_rows()
 
     def change_capacity(self, resource: int, capacity_Bps: float) -> None:
         """Let a resource have another capacity from now on."""
         number = self._numbers.get(resource)
         if number is not None:
-            self._state[4][max_min.CAPACITY][number] = capacity_Bps
+            self._state.resource_floats[max_min.CAPACITY][number] = capacity_Bps
             self._has_changed = True
 
     def take_out(self, flow: Flow) -> None:
@@ -190,7 +203,7 @@ class ManyFlows:
 
     def end(self) -> list[Flow]:
         """Take out the flows that end now, which is the time that `settle` said last."""
-        ended = [int(slot) for slot in self._ending_row[: self._state[6][max_min.N_ENDING]]]
+        ended = [int(slot) for slot in self._ending_row[: self._state.counts[max_min.N_ENDING]]]
         self._leaving += ended
         return [cast(Flow, self._flows[slot]) for slot in ended]
 
@@ -217,20 +230,21 @@ class ManyFlows:
 
     def settle(self, now_s: float) -> float:
         """Let all flow at max-min fair rates from now on; return when the next of them ends."""
-        self._kernel.count(self._n_pairs * len(self) // len(self._flows) if self._flows else 0)
+        if not self._kernel.is_compiled and self._flows:
+            self._kernel.count(self._n_pairs * len(self) // len(self._flows))
         if self._kernel.is_compiled and not self._is_array:
-            self._state = [np.array(rows) for rows in self._state]
+            self._state = max_min.State(*(cast(Any, np.array(rows)) for rows in self._state))
             self._is_array = True
             self._find_rows()
         if self._has_changed:
             self._has_changed = False
-            self._kernel.change_capacities(len(self._numbers), *self._state)
+            self._kernel.change_capacities(len(self._numbers), self._state)
         n_leaving, n_added = len(self._leaving), len(self._added)
         if n_leaving:
             self._leaving_row[:n_leaving] = self._leaving
         if n_added:
             self._added_row[:n_added] = self._added
-        self._state[6][max_min.N_SLOTS] = len(self._flows)
+        self._state.counts[max_min.N_SLOTS] = len(self._flows)
         next_s = self._kernel.settle(now_s - self._settled_s, n_leaving, n_added, *self._state)
         for slot in self._leaving:
             self._flows[slot] = None

@@ -43,7 +43,7 @@ _TOGETHER = 1e-12  # transfers due within this share of the time to the next end
 _REMEMBERED = 4096  # sets of stages
 _NUMBERED = 65536  # stages, before they are renumbered
 _FEW = 16  # flows whose rates are looked up
-_JOINED, _JOINED_EACH = 64, 4  # after so many, and so many for each that is left, many flows may have fallen apart
+_JOINED, _JOINED_EACH = 64, 16  # after so many, and so many for each that is left, many flows may have fallen apart
 _SLACK_ULPS = 4  # a flow due within so many units in the last place of the time has ended when a capacity changes
 
 

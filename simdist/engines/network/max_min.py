@@ -37,17 +37,17 @@ Subtracting leaves rounding behind; a load of which little is left is therefore 
 factor of a thousand by which its weights differ, or its users become fewer.
 
 State lies in rows, lists or arrays, that the functions below change in place: a float `[n_slots]` of a flow is
-`flow_floats[LEFT]`, and so on. Flows have slots, their pairs with resources lie one after the other, and every resource
-has a doubly linked list of the pairs that use it, in the order in which they came. No function allocates, raises or
-calls anything but those above it, so that numba can compile them: without fast math, so that rates, and with them all
-times, have the same bits either way.
+`state.flow_floats[LEFT]`, and so on. Flows have slots, their pairs with resources lie one after the other, and every
+resource has a doubly linked list of the pairs that use it, in the order in which they came. No function allocates,
+raises or calls anything but those above it, so that numba can compile them: without fast math, so that rates, and with
+them all times, have the same bits either way.
 
 Source:
     Bertsekas & Gallager, Data Networks, 2nd ed., section 6.5.2: the definition, bottlenecks and progressive filling,
     there for a[r, i] of 0 or 1.
 """
 
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 _SAME = 1e-12  # resources that are full within this share of the level are full together
 _PRECISE = 2.0**-10  # a load that subtraction has brought below this share of itself is summed again
@@ -63,77 +63,79 @@ HEAD, TAIL, N_USERS, N_RISING, PLACE, HUBS, CHANGED = range(7)  # integers of a 
 N_FLOWS, N_HUBS, N_SLOTS, N_ENDING = range(4)  # counts
 NONE = -1
 
-#: Rows of a length each: lists, or an array of two dimensions.
 Floats: TypeAlias = list[list[float]]
 Ints: TypeAlias = list[list[int]]
 
 
-def place_hub(resource: int, resource_floats: Floats, resource_ints: Ints, counts: list[int]) -> None:
+class State(NamedTuple):
+    """Rows of the same length, lists or an array of two dimensions, for flows, pairs and resources.
+
+    Args:
+        flow_floats: Of every slot of a flow, by `LEFT` to `DUE`.
+        flow_ints: Likewise, by `FIRST` to `STOPPING`.
+        pair_floats: Of every pair of a flow and a resource, by `WEIGHT`.
+        pair_ints: Likewise, by `RESOURCE` to `PREVIOUS`.
+        resource_floats: Of every resource, by `CAPACITY` to `FULL_AT`.
+        resource_ints: Likewise, by `HEAD` to `CHANGED`.
+        counts: By `N_FLOWS` to `N_ENDING`.
+    """
+
+    flow_floats: Floats
+    flow_ints: Ints
+    pair_floats: Floats
+    pair_ints: Ints
+    resource_floats: Floats
+    resource_ints: Ints
+    counts: list[int]
+
+
+def place_hub(resource: int, state: State) -> None:
     """Let a resource be a hub if it may stop its users."""
-    place, hubs = resource_ints[PLACE], resource_ints[HUBS]
-    may_fill = resource_floats[DEMAND][resource] > resource_floats[CAPACITY][resource] * _NEARLY
-    if resource_ints[N_USERS][resource] > 1 and may_fill:
+    place, hubs = state.resource_ints[PLACE], state.resource_ints[HUBS]
+    may_fill = state.resource_floats[DEMAND][resource] > state.resource_floats[CAPACITY][resource] * _NEARLY
+    if state.resource_ints[N_USERS][resource] > 1 and may_fill:
         if place[resource] == NONE:
-            place[resource] = counts[N_HUBS]
-            hubs[counts[N_HUBS]] = resource
-            counts[N_HUBS] += 1
+            place[resource] = state.counts[N_HUBS]
+            hubs[state.counts[N_HUBS]] = resource
+            state.counts[N_HUBS] += 1
     elif place[resource] != NONE:
-        counts[N_HUBS] -= 1
-        last = hubs[counts[N_HUBS]]
+        state.counts[N_HUBS] -= 1
+        last = hubs[state.counts[N_HUBS]]
         hubs[place[resource]] = last
         place[last] = place[resource]
         place[resource] = NONE
 
 
-def recount(
-    resource: int,
-    flow_floats: Floats,
-    pair_floats: Floats,
-    pair_ints: Ints,
-    resource_floats: Floats,
-    resource_ints: Ints,
-    counts: list[int],
-) -> None:
+def recount(resource: int, state: State) -> None:
     """Sum what the users of a resource take of it."""
-    pace, weight, flow_of, following = flow_floats[PACE], pair_floats[WEIGHT], pair_ints[FLOW], pair_ints[NEXT]
+    pace, weight = state.flow_floats[PACE], state.pair_floats[WEIGHT]
+    flow_of, following = state.pair_ints[FLOW], state.pair_ints[NEXT]
     load, demand = 0.0, 0.0
-    pair = resource_ints[HEAD][resource]
+    pair = state.resource_ints[HEAD][resource]
     while pair != NONE:
         load += weight[pair]
         demand += weight[pair] * pace[flow_of[pair]]
         pair = following[pair]
-    resource_floats[LOAD][resource] = load
-    resource_floats[DEMAND][resource] = demand
-    place_hub(resource, resource_floats, resource_ints, counts)
+    state.resource_floats[LOAD][resource] = load
+    state.resource_floats[DEMAND][resource] = demand
+    place_hub(resource, state)
 
 
-def advance(elapsed_s: float, flow_floats: Floats, flow_ints: Ints, counts: list[int]) -> None:
+def advance(elapsed_s: float, state: State) -> None:
     """Let all flow at their rates for some seconds."""
-    left, rate, order = flow_floats[LEFT], flow_floats[RATE], flow_ints[ORDER]
-    for at in range(counts[N_FLOWS]):
+    left, rate, order = state.flow_floats[LEFT], state.flow_floats[RATE], state.flow_ints[ORDER]
+    for at in range(state.counts[N_FLOWS]):
         flow = order[at]
         left[flow] -= rate[flow] * elapsed_s
 
 
-def remove(
-    n_leaving: int,
-    flow_floats: Floats,
-    flow_ints: Ints,
-    pair_floats: Floats,
-    pair_ints: Ints,
-    resource_floats: Floats,
-    resource_ints: Ints,
-    counts: list[int],
-) -> None:
+def remove(n_leaving: int, state: State) -> None:
     """Take out the flows that leave."""
-    first, n_pairs, leaving, order = flow_ints[FIRST], flow_ints[N_PAIRS], flow_ints[LEAVING], flow_ints[ORDER]
-    resource_of, following, previous = pair_ints[RESOURCE], pair_ints[NEXT], pair_ints[PREVIOUS]
-    head, tail, n_users, changed = (
-        resource_ints[HEAD],
-        resource_ints[TAIL],
-        resource_ints[N_USERS],
-        resource_ints[CHANGED],
-    )
+    first, n_pairs = state.flow_ints[FIRST], state.flow_ints[N_PAIRS]
+    leaving, order = state.flow_ints[LEAVING], state.flow_ints[ORDER]
+    resource_of, following, previous = state.pair_ints[RESOURCE], state.pair_ints[NEXT], state.pair_ints[PREVIOUS]
+    head, tail = state.resource_ints[HEAD], state.resource_ints[TAIL]
+    n_users, changed = state.resource_ints[N_USERS], state.resource_ints[CHANGED]
     for number in range(n_leaving):
         flow = leaving[number]
         for pair in range(first[flow], first[flow] + n_pairs[flow]):
@@ -155,31 +157,23 @@ def remove(
             resource = resource_of[pair]
             if changed[resource]:
                 changed[resource] = 0
-                recount(resource, flow_floats, pair_floats, pair_ints, resource_floats, resource_ints, counts)
-        flow_ints[RISING][flow] = NONE
+                recount(resource, state)
+        state.flow_ints[RISING][flow] = NONE
     n_kept = 0
-    for at in range(counts[N_FLOWS]):
+    for at in range(state.counts[N_FLOWS]):
         flow = order[at]
-        if flow_ints[RISING][flow] != NONE:
+        if state.flow_ints[RISING][flow] != NONE:
             order[n_kept] = flow
             n_kept += 1
-    counts[N_FLOWS] = n_kept
+    state.counts[N_FLOWS] = n_kept
 
 
-def place_by_pace(
-    flow: int,
-    n_before: int,
-    flow_floats: Floats,
-    flow_ints: Ints,
-    pair_floats: Floats,
-    pair_ints: Ints,
-    resource_floats: Floats,
-) -> None:
+def place_by_pace(flow: int, n_before: int, state: State) -> None:
     """Find out how fast a flow is alone, and put it among the first of those in order, after equals."""
-    pace, order, capacity = flow_floats[PACE], flow_ints[ORDER], resource_floats[CAPACITY]
+    pace, order, capacity = state.flow_floats[PACE], state.flow_ints[ORDER], state.resource_floats[CAPACITY]
     own = float("inf")
-    for pair in range(flow_ints[FIRST][flow], flow_ints[FIRST][flow] + flow_ints[N_PAIRS][flow]):
-        alone = capacity[pair_ints[RESOURCE][pair]] / pair_floats[WEIGHT][pair]
+    for pair in range(state.flow_ints[FIRST][flow], state.flow_ints[FIRST][flow] + state.flow_ints[N_PAIRS][flow]):
+        alone = capacity[state.pair_ints[RESOURCE][pair]] / state.pair_floats[WEIGHT][pair]
         if alone < own:
             own = alone
     pace[flow] = own
@@ -190,33 +184,20 @@ def place_by_pace(
     order[at] = flow
 
 
-def add(
-    n_added: int,
-    flow_floats: Floats,
-    flow_ints: Ints,
-    pair_floats: Floats,
-    pair_ints: Ints,
-    resource_floats: Floats,
-    resource_ints: Ints,
-    counts: list[int],
-) -> None:
+def add(n_added: int, state: State) -> None:
     """Take in flows, of which bytes left, pairs, resources and weights are there."""
-    weight, resource_of, following, previous = (
-        pair_floats[WEIGHT],
-        pair_ints[RESOURCE],
-        pair_ints[NEXT],
-        pair_ints[PREVIOUS],
-    )
-    head, tail, n_users = resource_ints[HEAD], resource_ints[TAIL], resource_ints[N_USERS]
-    load, demand = resource_floats[LOAD], resource_floats[DEMAND]
+    weight, resource_of = state.pair_floats[WEIGHT], state.pair_ints[RESOURCE]
+    following, previous = state.pair_ints[NEXT], state.pair_ints[PREVIOUS]
+    head, tail, n_users = state.resource_ints[HEAD], state.resource_ints[TAIL], state.resource_ints[N_USERS]
+    load, demand = state.resource_floats[LOAD], state.resource_floats[DEMAND]
     for number in range(n_added):
-        flow = flow_ints[ADDED][number]
-        flow_ints[RISING][flow] = 0
-        place_by_pace(flow, counts[N_FLOWS], flow_floats, flow_ints, pair_floats, pair_ints, resource_floats)
-        counts[N_FLOWS] += 1
-        for pair in range(flow_ints[FIRST][flow], flow_ints[FIRST][flow] + flow_ints[N_PAIRS][flow]):
+        flow = state.flow_ints[ADDED][number]
+        state.flow_ints[RISING][flow] = 0
+        place_by_pace(flow, state.counts[N_FLOWS], state)
+        state.counts[N_FLOWS] += 1
+        for pair in range(state.flow_ints[FIRST][flow], state.flow_ints[FIRST][flow] + state.flow_ints[N_PAIRS][flow]):
             resource = resource_of[pair]
-            pair_ints[FLOW][pair] = flow
+            state.pair_ints[FLOW][pair] = flow
             following[pair] = NONE
             previous[pair] = tail[resource]
             if tail[resource] == NONE:
@@ -228,24 +209,17 @@ def add(
             tail[resource] = pair
             n_users[resource] += 1
             load[resource] += weight[pair]
-            demand[resource] += weight[pair] * flow_floats[PACE][flow]
-            place_hub(resource, resource_floats, resource_ints, counts)
+            demand[resource] += weight[pair] * state.flow_floats[PACE][flow]
+            place_hub(resource, state)
 
 
-def give_back(
-    n_stopped: int,
-    level: float,
-    flow_ints: Ints,
-    pair_floats: Floats,
-    pair_ints: Ints,
-    resource_floats: Floats,
-    resource_ints: Ints,
-) -> None:
+def give_back(n_stopped: int, level: float, state: State) -> None:
     """Leave to the others what those who have stopped do not use."""
-    first, n_pairs, stopping = flow_ints[FIRST], flow_ints[N_PAIRS], flow_ints[STOPPING]
-    weight, resource_of = pair_floats[WEIGHT], pair_ints[RESOURCE]
-    load, left, full_at = resource_floats[RISING_LOAD], resource_floats[LEFT_BPS], resource_floats[FULL_AT]
-    n_rising, place = resource_ints[N_RISING], resource_ints[PLACE]
+    first, n_pairs, stopping = state.flow_ints[FIRST], state.flow_ints[N_PAIRS], state.flow_ints[STOPPING]
+    weight, resource_of = state.pair_floats[WEIGHT], state.pair_ints[RESOURCE]
+    load = state.resource_floats[RISING_LOAD]
+    left, full_at = state.resource_floats[LEFT_BPS], state.resource_floats[FULL_AT]
+    n_rising, place = state.resource_ints[N_RISING], state.resource_ints[PLACE]
     for number in range(n_stopped):
         flow = stopping[number]
         for pair in range(first[flow], first[flow] + n_pairs[flow]):
@@ -263,40 +237,32 @@ def give_back(
             if n_rising[resource] == 0:
                 full_at[resource] = float("inf")
                 continue
-            if load[resource] < resource_floats[SUMMED_LOAD][resource] * _PRECISE:
+            if load[resource] < state.resource_floats[SUMMED_LOAD][resource] * _PRECISE:
                 total = 0.0
-                user = resource_ints[HEAD][resource]
+                user = state.resource_ints[HEAD][resource]
                 while user != NONE:
-                    if flow_ints[RISING][pair_ints[FLOW][user]] == 1:
+                    if state.flow_ints[RISING][state.pair_ints[FLOW][user]] == 1:
                         total += weight[user]
-                    user = pair_ints[NEXT][user]
+                    user = state.pair_ints[NEXT][user]
                 load[resource] = total
-                resource_floats[SUMMED_LOAD][resource] = total
+                state.resource_floats[SUMMED_LOAD][resource] = total
             full_at[resource] = left[resource] / load[resource]
 
 
-def fill(
-    flow_floats: Floats,
-    flow_ints: Ints,
-    pair_floats: Floats,
-    pair_ints: Ints,
-    resource_floats: Floats,
-    resource_ints: Ints,
-    counts: list[int],
-) -> None:
+def fill(state: State) -> None:
     """Raise all rates together and stop flows, until none rises."""
-    rate, pace = flow_floats[RATE], flow_floats[PACE]
-    rising, order, stopping = flow_ints[RISING], flow_ints[ORDER], flow_ints[STOPPING]
-    hubs, full_at = resource_ints[HUBS], resource_floats[FULL_AT]
-    n_flows, n_hubs = counts[N_FLOWS], counts[N_HUBS]
+    rate, pace = state.flow_floats[RATE], state.flow_floats[PACE]
+    rising, order, stopping = state.flow_ints[RISING], state.flow_ints[ORDER], state.flow_ints[STOPPING]
+    hubs, full_at = state.resource_ints[HUBS], state.resource_floats[FULL_AT]
+    n_flows, n_hubs = state.counts[N_FLOWS], state.counts[N_HUBS]
     for number in range(n_hubs):
         hub = hubs[number]
-        load, capacity = resource_floats[LOAD][hub], resource_floats[CAPACITY][hub]
-        resource_floats[RISING_LOAD][hub] = load
-        resource_floats[SUMMED_LOAD][hub] = load
-        resource_floats[LEFT_BPS][hub] = capacity
+        load, capacity = state.resource_floats[LOAD][hub], state.resource_floats[CAPACITY][hub]
+        state.resource_floats[RISING_LOAD][hub] = load
+        state.resource_floats[SUMMED_LOAD][hub] = load
+        state.resource_floats[LEFT_BPS][hub] = capacity
         full_at[hub] = capacity / load
-        resource_ints[N_RISING][hub] = resource_ints[N_USERS][hub]
+        state.resource_ints[N_RISING][hub] = state.resource_ints[N_USERS][hub]
     for number in range(n_flows):
         flow = order[number]
         rising[flow] = 1
@@ -337,19 +303,19 @@ def fill(
                     hub = lowest_hub
                 if full_at[hub] <= limit:
                     n_reasons += 1
-                    pair = resource_ints[HEAD][hub]
+                    pair = state.resource_ints[HEAD][hub]
                     while pair != NONE:
-                        flow = pair_ints[FLOW][pair]
+                        flow = state.pair_ints[FLOW][pair]
                         if rising[flow] == 1:
                             rising[flow] = 2
                             stopping[n_stopped] = flow
                             n_stopped += 1
-                        pair = pair_ints[NEXT][pair]
+                        pair = state.pair_ints[NEXT][pair]
                 if second > limit:
                     break
         if n_reasons > 1:
             n_stopped = 0
-            for flow in range(counts[N_SLOTS]):
+            for flow in range(state.counts[N_SLOTS]):
                 if rising[flow] == 2:
                     stopping[n_stopped] = flow
                     n_stopped += 1
@@ -358,14 +324,15 @@ def fill(
             rate[stopping[number]] = level
         n_rising -= n_stopped
         if n_rising > 0:
-            give_back(n_stopped, level, flow_ints, pair_floats, pair_ints, resource_floats, resource_ints)
+            give_back(n_stopped, level, state)
 
 
-def find_next_end(flow_floats: Floats, flow_ints: Ints, counts: list[int]) -> float:
+def find_next_end(state: State) -> float:
     """Return in how many seconds the first flows end, and list them; a flow of rate 0 does not."""
-    left, rate, due, order = flow_floats[LEFT], flow_floats[RATE], flow_floats[DUE], flow_ints[ORDER]
+    left, rate = state.flow_floats[LEFT], state.flow_floats[RATE]
+    due, order = state.flow_floats[DUE], state.flow_ints[ORDER]
     next_s = float("inf")
-    for at in range(counts[N_FLOWS]):
+    for at in range(state.counts[N_FLOWS]):
         flow = order[at]
         if rate[flow] > 0:
             due[flow] = left[flow] / rate[flow]
@@ -373,15 +340,15 @@ def find_next_end(flow_floats: Floats, flow_ints: Ints, counts: list[int]) -> fl
                 next_s = due[flow]
         else:
             due[flow] = float("inf")
-    counts[N_ENDING] = 0
+    state.counts[N_ENDING] = 0
     if next_s == float("inf"):
         return next_s
     next_s = max(next_s, 0.0)
-    for at in range(counts[N_FLOWS]):
+    for at in range(state.counts[N_FLOWS]):
         flow = order[at]
         if due[flow] <= next_s * (1 + _TOGETHER):
-            flow_ints[ENDING][counts[N_ENDING]] = flow
-            counts[N_ENDING] += 1
+            state.flow_ints[ENDING][state.counts[N_ENDING]] = flow
+            state.counts[N_ENDING] += 1
     return next_s
 
 
@@ -401,39 +368,31 @@ def settle(
 
     Args:
         elapsed_s: Seconds since this was called last.
-        n_leaving: How many flows leave; which stands in `flow_ints[LEAVING]`.
+        n_leaving: How many flows leave; which stands in `state.flow_ints[LEAVING]`.
         n_added: How many join, likewise.
-        flow_floats: Of every slot of a flow.
-        flow_ints: Likewise.
-        pair_floats: Of every pair of a flow and a resource.
+        flow_floats: Of the state, whose parts are arguments of their own, which numba takes faster than a tuple.
+        flow_ints: Likewise; after it, the flows that end first stand in `ENDING`.
+        pair_floats: Likewise.
         pair_ints: Likewise.
-        resource_floats: Of every resource.
+        resource_floats: Likewise.
         resource_ints: Likewise.
-        counts: Of flows, hubs, slots in use or used, and flows that end first.
+        counts: Likewise.
     """
+    state = State(flow_floats, flow_ints, pair_floats, pair_ints, resource_floats, resource_ints, counts)
     if elapsed_s > 0:
-        advance(elapsed_s, flow_floats, flow_ints, counts)
+        advance(elapsed_s, state)
     if n_leaving:
-        remove(n_leaving, flow_floats, flow_ints, pair_floats, pair_ints, resource_floats, resource_ints, counts)
+        remove(n_leaving, state)
     if n_added:
-        add(n_added, flow_floats, flow_ints, pair_floats, pair_ints, resource_floats, resource_ints, counts)
-    fill(flow_floats, flow_ints, pair_floats, pair_ints, resource_floats, resource_ints, counts)
-    return find_next_end(flow_floats, flow_ints, counts)
+        add(n_added, state)
+    fill(state)
+    return find_next_end(state)
 
 
-def change_capacities(
-    n_resources: int,
-    flow_floats: Floats,
-    flow_ints: Ints,
-    pair_floats: Floats,
-    pair_ints: Ints,
-    resource_floats: Floats,
-    resource_ints: Ints,
-    counts: list[int],
-) -> None:
+def change_capacities(n_resources: int, state: State) -> None:
     """Take note that resources have other capacities than before."""
-    for at in range(counts[N_FLOWS]):
-        flow = flow_ints[ORDER][at]
-        place_by_pace(flow, at, flow_floats, flow_ints, pair_floats, pair_ints, resource_floats)
+    for at in range(state.counts[N_FLOWS]):
+        flow = state.flow_ints[ORDER][at]
+        place_by_pace(flow, at, state)
     for resource in range(n_resources):
-        recount(resource, flow_floats, pair_floats, pair_ints, resource_floats, resource_ints, counts)
+        recount(resource, state)
