@@ -6,16 +6,23 @@
 
 `pairs` and `rows` are all-reduces among equal GPUs of 2 neighbouring nodes, or of all nodes: every node's GPUs share
 its NIC, and random delays of the host keep them out of step. In `world` nothing is shared. A rank-op is one operation
-executed by one rank. Seconds are those of the processor, the best of several runs; they belong to the machine.
+executed by one rank. `flows` go between random nodes: in every 0.1 s, 8 transfers for each node start within 50 ms,
+uniformly; sizes are uniform, between half and one and a half of what keeps the NICs busy for these 50 ms on average,
+so that a transfer meets 45 others on 16 nodes. Where SimGrid is installed (Debian: libsimgrid-dev, and g++), it carries
+the same flows. Seconds are those of the processor, the best of several runs; they belong to the machine.
 """
 
 import argparse
 import json
 import platform
+import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +40,15 @@ from simdist.plan.group import Group
 from simdist.scenario.cluster import Cluster, Link
 from simdist.scenario.workload import Tensor, Workload
 
-TARGETS = {"rates ms": 50.0, "event growth": 2.0, "des rank-ops/s, not shared": 100e3}
+TARGETS = {
+    "rates ms": 50.0,
+    "event growth": 2.0,
+    "des rank-ops/s, not shared": 100e3,
+    "flows/s, 16 nodes": 29e3,
+    "flows/s, 64 nodes": 6.4e3,
+    "flows/s, 16 nodes, plain": 3e3,
+}
+NIC_Bps, PERIOD_S, WINDOW_S, FLOWS_OF_NODE = 12.5e9, 0.1, 0.05, 8
 
 
 @dataclass(frozen=True)
@@ -49,9 +64,11 @@ class Sizes:
     gpus_per_node: int = 8
     steps: int = 100
     repetitions: int = 5
+    flows: tuple[tuple[int, int], ...] = ((16, 200), (64, 50))  # nodes, periods
+    plain_periods: int = 20
 
 
-QUICK = Sizes(30, 30, 10, (2, 4, 8), 3, 2, 2, 3, 1)
+QUICK = Sizes(30, 30, 10, (2, 4, 8), 3, 2, 2, 3, 1, ((4, 2), (6, 2)), 1)
 
 
 def best_s(run: Callable[[], object], repetitions: int) -> float:
@@ -163,6 +180,99 @@ def engine(sizes: Sizes) -> list[dict[str, object]]:
     return rows
 
 
+@dataclass(frozen=True)
+class Flows:
+    """Transfers between nodes, in the order of their starts."""
+
+    n_nodes: int
+    start_s: np.ndarray
+    source: np.ndarray
+    destination: np.ndarray
+    nbytes: np.ndarray
+
+    @classmethod
+    def draw(cls, n_nodes: int, n_periods: int) -> "Flows":
+        """Draw them, with a seed."""
+        rng = np.random.default_rng(0)
+        shape = n_periods, FLOWS_OF_NODE * n_nodes
+        start_s = np.sort(np.arange(n_periods)[:, None] * PERIOD_S + rng.uniform(0, WINDOW_S, shape)).ravel()
+        source = rng.integers(n_nodes, size=len(start_s))
+        destination = (source + rng.integers(1, n_nodes, size=len(start_s))) % n_nodes
+        nbytes = np.round(rng.uniform(0.5, 1.5, len(start_s)) * NIC_Bps * WINDOW_S / FLOWS_OF_NODE)
+        return cls(n_nodes, start_s, source, destination, nbytes)
+
+    def run(self) -> np.ndarray:
+        """Return when each ends."""
+        env = Timeline()
+        network = FluidNetwork(env, np.full(2 * self.n_nodes, NIC_Bps))
+        end_s = np.full(len(self.start_s), np.nan)
+
+        def end(number: int) -> None:
+            end_s[number] = env.now
+
+        columns = self.start_s.tolist(), self.source, self.destination + self.n_nodes, self.nbytes
+        for number, (start_s, source, destination, nbytes) in enumerate(zip(*columns, strict=True)):
+            transfer = Transfer((Stage(0.0, np.array([source, destination]), np.array([nbytes, nbytes])),))
+            network.fly(transfer, partial(end, number), start_s=start_s)
+        env.run()
+        return end_s
+
+    def run_by_simgrid(self, program: Path) -> tuple[float, np.ndarray]:
+        """Return the seconds that SimGrid takes, and when each ends."""
+        columns = self.start_s.tolist(), self.source.tolist(), self.destination.tolist(), self.nbytes.tolist()
+        lines = [f"{start_s!r} {source} {to} {nbytes!r}" for start_s, source, to, nbytes in zip(*columns, strict=True)]
+        told = "\n".join([f"{self.n_nodes} {NIC_Bps!r} {len(lines)}", *lines])
+        ended = subprocess.run([program], input=told, capture_output=True, text=True, check=True)
+        seconds, *end_s = map(float, ended.stdout.split())
+        return seconds, np.array(end_s)
+
+
+def build_simgrid(folder: Path) -> Path | None:
+    """Compile `simgrid_flows.cpp`; return the program, or nothing where SimGrid or a compiler is not installed."""
+    source, program = Path(__file__).with_name("simgrid_flows.cpp"), folder / "simgrid_flows"
+    compiler = shutil.which("g++")
+    if compiler is None:
+        return None
+    command = [compiler, "-O2", "-std=c++17", source, "-lsimgrid", "-o", program]
+    return program if subprocess.run(command, capture_output=True).returncode == 0 else None
+
+
+def many_flows(sizes: Sizes) -> list[dict[str, object]]:
+    """Let many nodes be joined by different flows, compiled, plain, and in SimGrid."""
+    rows: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        simgrid = build_simgrid(Path(folder))
+        for n_nodes, n_periods in sizes.flows:
+            flows = Flows.draw(n_nodes, n_periods)
+            end_s = flows.run()  # compiles, or loads what is compiled
+            seconds = best_s(flows.run, sizes.repetitions)
+            met = np.searchsorted(flows.start_s, flows.start_s) - np.searchsorted(np.sort(end_s), flows.start_s)
+            row = {"nodes": n_nodes, "flows": len(end_s), "in flight": met.mean(), "flows_per_s": len(end_s) / seconds}
+            if simgrid is None:
+                row |= {"simgrid_per_s": "not installed", "apart": "not known"}
+            else:
+                simgrid_s, simgrid_end_s = flows.run_by_simgrid(simgrid)
+                apart = float(abs(simgrid_end_s / end_s - 1).max())
+                row |= {"simgrid_per_s": len(end_s) / simgrid_s, "apart": f"{apart:.1g}"}
+            rows.append(row)
+    return [*rows, plain(sizes)]
+
+
+def plain(sizes: Sizes) -> dict[str, object]:
+    """Run the smaller flows without a compiler, in a process where numba cannot be imported."""
+    n_nodes = sizes.flows[0][0]
+    code = (
+        "import sys; sys.modules['numba'] = None; from benchmarks.network import Flows, best_s; "
+        f"flows = Flows.draw({n_nodes}, {sizes.plain_periods}); "
+        f"print(len(flows.nbytes), best_s(flows.run, {sizes.repetitions}))"
+    )
+    root = Path(__file__).resolve().parents[1]
+    ended = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    n_flows, seconds = map(float, ended.stdout.split())
+    about = {"nodes": f"{n_nodes}, plain", "flows": int(n_flows), "in flight": "", "flows_per_s": n_flows / seconds}
+    return {**about, "simgrid_per_s": "", "apart": ""}
+
+
 def verdicts(found: dict[str, list[dict[str, object]]]) -> list[dict[str, object]]:
     """Compare with the targets, which are stated for the full sizes."""
     per_transfer = [row["us_per_transfer"] for row in found["islands"]]
@@ -171,6 +281,8 @@ def verdicts(found: dict[str, list[dict[str, object]]]) -> list[dict[str, object
         "event growth": per_transfer[-1] / per_transfer[0],  # type: ignore[operator]
         "des rank-ops/s, not shared": min(row["rank_ops_per_s"] for row in found["engine"] if not row["shared"]),  # type: ignore[type-var]
     }
+    smaller, larger, plainly = (row["flows_per_s"] for row in found["flows"])
+    reached |= {"flows/s, 16 nodes": smaller, "flows/s, 64 nodes": larger, "flows/s, 16 nodes, plain": plainly}
     at_most = {"rates ms", "event growth"}
     return [
         {
@@ -190,7 +302,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="tiny sizes")
     options = parser.parse_args()
     sizes = QUICK if options.quick else Sizes()
-    found = {"rates": rates(sizes), "islands": islands(sizes), "engine": engine(sizes)}
+    found = {"rates": rates(sizes), "islands": islands(sizes), "engine": engine(sizes), "flows": many_flows(sizes)}
     targets = verdicts(found)
     missed = not options.quick and not all(target["holds"] for target in targets)
     if options.json:
@@ -204,6 +316,7 @@ def main() -> int:
             f"reference engine, {sizes.nodes} nodes x {sizes.gpus_per_node} GPUs x {sizes.steps} steps", found["engine"]
         )
     )
+    print(table("flows between random nodes", found["flows"]))
     print(table("targets (for the full sizes)", targets))
     return int(missed)
 

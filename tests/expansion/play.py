@@ -13,6 +13,8 @@ from expansion.round import Round
 Times = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
+_FREE, _READY, _ARRIVED = range(3)  # what happens, in this order
+
 
 @dataclass(frozen=True, slots=True)
 class Wire:
@@ -155,37 +157,36 @@ class _Network:
     def send_by_readiness(self, messages: Sequence[Round], flights: Sequence[_Flight]) -> None:
         """Send message by message: whenever something happens, all that are ready and find both their ports free."""
         singles = _singles(messages, flights, self._start_s)
-        needed, waiting = _Needed(messages), _Waiting(singles)
-        ready = [message for message in range(len(singles)) if not needed.n_missing[message]]
-        waiting.add(ready)
-        happens = [(singles[message].ready_s, False, message) for message in ready]  # when, arrived?, what
+        needed, waiting = _Needed(messages), _Waiting(singles, len(self._out_free_s))
+        happens = [
+            (each.ready_s, _READY, number) for number, each in enumerate(singles) if not needed.n_missing[number]
+        ]
         heapq.heapify(happens)
         while happens:
-            now_s, has_arrived, message = heapq.heappop(happens)
-            if has_arrived:
-                candidates = {*needed.arrived(message)}
-                waiting.add(candidates)
-                for each in candidates:
+            now_s, what, message = heapq.heappop(happens)
+            if what == _ARRIVED:
+                candidates = []
+                for each in needed.arrived(message):
                     if singles[each].ready_s > now_s:
-                        heapq.heappush(happens, (singles[each].ready_s, False, each))
+                        heapq.heappush(happens, (singles[each].ready_s, _READY, each))
+                    else:
+                        waiting.add(each)
+                        candidates.append(each)
             else:
-                candidates = waiting.beside(message)
-                while happens and happens[0][:2] == (now_s, False):  # ports that become free together
-                    candidates |= waiting.beside(heapq.heappop(happens)[2])
+                ports = [waiting.look_at(what, message)]
+                while happens and happens[0][0] == now_s and happens[0][1] != _ARRIVED:  # together
+                    _, what, message = heapq.heappop(happens)
+                    ports.append(waiting.look_at(what, message))
+                candidates = waiting.first_of(ports)
             for each in sorted(candidates):
-                if self._can_leave(singles[each], now_s):  # still, after those before it
-                    waiting.remove(each)
-                    heapq.heappush(happens, (now_s + singles[each].busy_s, False, each))
-                    heapq.heappush(happens, (self._leave(singles[each], now_s), True, each))
-
-    def _can_leave(self, each: "_Single", now_s: float) -> bool:
-        free_s = max(self._out_free_s[each.out_port], self._in_free_s[each.in_port], each.ready_s)
-        return bool(free_s <= now_s)
+                if waiting.can_leave(each):  # still, after those before it
+                    waiting.leave(each)
+                    heapq.heappush(happens, (now_s + singles[each].busy_s, _FREE, each))
+                    heapq.heappush(happens, (self._leave(singles[each], now_s), _ARRIVED, each))
 
     def _leave(self, each: "_Single", now_s: float) -> float:
         """Occupy the ports; return when the message arrives."""
         sent_s = now_s + each.busy_s
-        self._out_free_s[each.out_port] = self._in_free_s[each.in_port] = sent_s
         self._end_s[each.src] = max(self._end_s[each.src], sent_s)
         self._end_s[each.dst] = max(self._end_s[each.dst], sent_s + each.latency_s)
         return sent_s + each.latency_s
@@ -214,26 +215,55 @@ def _singles(messages: Sequence[Round], flights: Sequence[_Flight], start_s: Tim
 
 
 class _Waiting:
-    """Messages whose senders have what they send, by the ports for which they wait."""
+    """Messages that are ready, in a heap for every pair of an outgoing and an incoming port, and the free ports."""
 
-    def __init__(self, singles: Sequence[_Single]) -> None:
+    def __init__(self, singles: Sequence[_Single], n_ports: int) -> None:
         self._singles = singles
-        self._out: defaultdict[int, set[int]] = defaultdict(set)
-        self._in: defaultdict[int, set[int]] = defaultdict(set)
+        self._of_pair: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        self._wanted_by_out: list[set[int]] = [set() for _ in range(n_ports)]  # incoming ports
+        self._wanted_by_in: list[set[int]] = [set() for _ in range(n_ports)]
+        self._free_out, self._free_in = set(range(n_ports)), set(range(n_ports))
 
-    def add(self, messages: Iterable[int]) -> None:
-        for message in messages:
-            self._out[self._singles[message].out_port].add(message)
-            self._in[self._singles[message].in_port].add(message)
-
-    def remove(self, message: int) -> None:
-        self._out[self._singles[message].out_port].remove(message)
-        self._in[self._singles[message].in_port].remove(message)
-
-    def beside(self, message: int) -> set[int]:
-        """Return those that wait for a port of a message, such as itself."""
+    def add(self, message: int) -> None:
         each = self._singles[message]
-        return self._out[each.out_port] | self._in[each.in_port]
+        heapq.heappush(self._of_pair[each.out_port, each.in_port], message)
+        self._wanted_by_out[each.out_port].add(each.in_port)
+        self._wanted_by_in[each.in_port].add(each.out_port)
+
+    def look_at(self, what: int, message: int) -> tuple[int, int]:
+        """Add a message that has become ready, or free the ports of one that has been sent; return its ports."""
+        each = self._singles[message]
+        if what == _READY:
+            self.add(message)
+        else:
+            self._free_out.add(each.out_port)
+            self._free_in.add(each.in_port)
+        return each.out_port, each.in_port
+
+    def first_of(self, ports: Iterable[tuple[int, int]]) -> set[int]:
+        """Return the first that waits for each pair of free ports, of which one is among these."""
+        found = set()
+        for out_port, in_port in ports:
+            if out_port in self._free_out:
+                found |= {self._of_pair[out_port, each][0] for each in self._wanted_by_out[out_port] & self._free_in}
+            if in_port in self._free_in:
+                found |= {self._of_pair[each, in_port][0] for each in self._wanted_by_in[in_port] & self._free_out}
+        return found
+
+    def can_leave(self, message: int) -> bool:
+        each = self._singles[message]
+        return each.out_port in self._free_out and each.in_port in self._free_in
+
+    def leave(self, message: int) -> None:
+        """Take out the first message of its pair, and its ports."""
+        each = self._singles[message]
+        pair = each.out_port, each.in_port
+        heapq.heappop(self._of_pair[pair])
+        if not self._of_pair[pair]:
+            self._wanted_by_out[each.out_port].remove(each.in_port)
+            self._wanted_by_in[each.in_port].remove(each.out_port)
+        self._free_out.remove(each.out_port)
+        self._free_in.remove(each.in_port)
 
 
 class _Needed:
