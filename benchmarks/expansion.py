@@ -24,14 +24,14 @@ from benchmarks.engines import peak_nbytes
 from simdist.plan import AllReduce, Group
 
 TARGET_S, TARGET_MIB = 1.0, 1024.0
-DIRECT, PER_NODE, TARGET_PER_S = 128, (8, 1), 8e3  # members, members of a node, messages
+PER_NODE, TARGET_PER_S = (8, 1), 8e3  # members of a node, messages of a direct all-reduce
 
 
-def messages_per_s(members_of_node: int) -> float:
+def messages_per_s(n_members: int, members_of_node: int) -> float:
     """Return how many messages of a direct all-reduce are sent in a second of the processor."""
-    wires = Wires(np.arange(DIRECT) // members_of_node, Wire(5e-6, 100e9), Wire(25e-6, 3e9))
-    start_s = np.random.default_rng(0).uniform(0, 1e-3, DIRECT)
-    messages = list(rounds(AllReduce("grad", Group(DIRECT), algorithm="direct")))
+    wires = Wires(np.arange(n_members) // members_of_node, Wire(5e-6, 100e9), Wire(25e-6, 3e9))
+    start_s = np.random.default_rng(0).uniform(0, 1e-3, n_members)
+    messages = list(rounds(AllReduce("grad", Group(n_members), algorithm="direct")))
     begin_s = time.process_time()
     return play(messages, wires, nbytes=1e9, start_s=start_s).n_messages / (time.process_time() - begin_s)
 
@@ -40,6 +40,7 @@ def main() -> int:
     """Measure, print and judge."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--members", type=int, default=1024)
+    parser.add_argument("--direct", type=int, default=128, help="members of the direct all-reduce")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -52,7 +53,7 @@ def main() -> int:
         played = play(rounds(op), wires, nbytes=1e9, start_s=start_s)
         seconds.append(time.perf_counter() - begin_s)
     peak_mib = peak_nbytes() / 2**20
-    direct_per_s = [messages_per_s(members_of_node) for members_of_node in PER_NODE]
+    direct_per_s = [messages_per_s(options.direct, members_of_node) for members_of_node in PER_NODE]
     row = {"members": options.members, "messages": played.n_messages, "seconds": min(seconds), "peak_MiB": peak_mib}
     row |= {f"direct_{n}_per_s": each for n, each in zip(PER_NODE, direct_per_s, strict=True)}
     print(json.dumps(row) if options.json else "  ".join(f"{key} {value:,.4g}" for key, value in row.items()))

@@ -189,6 +189,7 @@ class Flows:
     source: np.ndarray
     destination: np.ndarray
     nbytes: np.ndarray
+    transfers: list[Transfer]
 
     @classmethod
     def draw(cls, n_nodes: int, n_periods: int) -> "Flows":
@@ -199,7 +200,9 @@ class Flows:
         source = rng.integers(n_nodes, size=len(start_s))
         destination = (source + rng.integers(1, n_nodes, size=len(start_s))) % n_nodes
         nbytes = np.round(rng.uniform(0.5, 1.5, len(start_s)) * NIC_Bps * WINDOW_S / FLOWS_OF_NODE)
-        return cls(n_nodes, start_s, source, destination, nbytes)
+        used, put = np.stack([source, n_nodes + destination], axis=1), np.stack([nbytes, nbytes], axis=1)
+        transfers = [Transfer((Stage(0.0, *each),)) for each in zip(used, put, strict=True)]
+        return cls(n_nodes, start_s, source, destination, nbytes, transfers)
 
     def run(self) -> np.ndarray:
         """Return when each ends."""
@@ -210,9 +213,7 @@ class Flows:
         def end(number: int) -> None:
             end_s[number] = env.now
 
-        columns = self.start_s.tolist(), self.source, self.destination + self.n_nodes, self.nbytes
-        for number, (start_s, source, destination, nbytes) in enumerate(zip(*columns, strict=True)):
-            transfer = Transfer((Stage(0.0, np.array([source, destination]), np.array([nbytes, nbytes])),))
+        for number, (start_s, transfer) in enumerate(zip(self.start_s.tolist(), self.transfers, strict=True)):
             network.fly(transfer, partial(end, number), start_s=start_s)
         env.run()
         return end_s

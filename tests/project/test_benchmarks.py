@@ -59,12 +59,22 @@ def test_network_benchmark_tells_machines_what_it_measured():
     assert [row["shared"] for row in found["engine"]] == [False, True, True]
     assert all(row["levels"] > 1 and row["ms"] > 0 for row in found["rates"])
     assert [row["links"] for row in found["islands"]] == found["sizes"]["islands"]
-    assert len(found["targets"]) == 3
+    assert [row["nodes"] for row in found["flows"]] == [4, 6, "4, plain"]
+    for row in found["flows"]:
+        assert row["flows_per_s"] > 0
+        if isinstance(row["simgrid_per_s"], float):
+            assert float(row["apart"]) < 1e-12
+    assert len(found["targets"]) == 6
 
 
 def test_network_benchmark_prints_tables_for_people():
     text = run("--quick", benchmark=NETWORK)
-    for title in ("fair rates", "share nothing", "reference engine, 2 nodes x 2 GPUs x 3 steps", "targets"):
+    for title in (
+        "fair rates",
+        "share nothing",
+        "reference engine, 2 nodes x 2 GPUs x 3 steps",
+        "between random nodes",
+    ):
         assert title in text
     assert max(map(len, text.splitlines())) <= 120
 
@@ -86,10 +96,11 @@ def test_readers_benchmark_prints_tables_for_people():
 
 
 def test_expansion_benchmark_counts_its_messages():
-    found = json.loads(run("--members", "32", "--json", benchmark=EXPANSION))
+    found = json.loads(run("--members", "32", "--direct", "16", "--json", benchmark=EXPANSION))
+    assert min(found["direct_8_per_s"], found["direct_1_per_s"]) > 0
     assert found["messages"] == 2 * 31 * 32
     assert found["seconds"] > 0
-    assert "messages 1,984" in run("--members", "32", benchmark=EXPANSION)
+    assert "messages 1,984" in run("--members", "32", "--direct", "16", benchmark=EXPANSION)
 
 
 def test_peak_memory_is_that_of_the_process_that_was_asked():

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from simdist.cost.costs import Stage
 from simdist.engines.network import max_min
 
-_PLAIN = 300_000  # pairs of a flow and a resource filled until numba is asked for: about a second
+_PLAIN = 250_000  # pairs of a flow and a resource filled until numba is asked for: about a second
 _ROOM = 32  # slots, pairs and resources, at least
 _N_ROWS = (4, 8, 1, 4, 7, 7)  # of the state, see `max_min`
 _SLOTS, _PAIRS, _RESOURCES = range(3)
@@ -277,4 +277,6 @@ def max_min_rates(stages: Sequence[Stage], capacity_Bps: NDArray[np.float64]) ->
     >>> max_min_rates(stages, np.array([1e9])).tolist()
     [500000000.0, 500000000.0]
     """
-    return np.array(fair_rates_Bps([Flow(stage, nothing) for stage in stages], capacity_Bps.tolist(), Kernel()))
+    kernel = Kernel()
+    kernel.count(sum(len(stage.resources) for stage in stages))
+    return np.array(fair_rates_Bps([Flow(stage, nothing) for stage in stages], capacity_Bps.tolist(), kernel))
