@@ -25,12 +25,10 @@ from real.data.tallies import Tally, gather_tallies, reads_of, salvage_tallies, 
 from real.execution.running import RunReport, check_world, forget, perform
 from real.jobs import (
     AUTOCAST,
-    NO_LINKS,
     Build,
     PerformLinks,
     buffers_of,
     check_links,
-    disturbs_links,
     find_build,
     find_links,
     open_links,
@@ -44,7 +42,7 @@ from simdist.errors import PlanError, RunError, ScenarioError
 from simdist.files import locked
 from simdist.plan import LEVELS
 from simdist.runs import run_directory
-from simdist.runs.run_directory import EMULATED, RunDirectory
+from simdist.runs.run_directory import EMULATED, NO_LINKS, RunDirectory
 from simdist.settings.units import format_seconds
 from simdist.traces.reads import Reads, expected
 from simdist.traces.trace import Trace
@@ -214,7 +212,7 @@ def _one(
             )
             counted = _count(connection, run, source)
             if done:
-                done = _save(run, *done, counted, options.links if disturbs_links(run) else None)
+                done = _save(run, *done, counted, options.links if run.scenario.has_links else None)
             connection.barrier("the trace is written")
         except (PlanError, ScenarioError):
             forget(parts, rank)

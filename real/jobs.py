@@ -31,7 +31,7 @@ from simdist.cost.traffic import Traffic
 from simdist.errors import ScenarioError
 from simdist.plan import Plan, ops
 from simdist.plan.group import Group
-from simdist.runs.run_directory import EMULATED, RunDirectory
+from simdist.runs.run_directory import EMULATED, NO_LINKS, RunDirectory
 from simdist.runs.traffic import link_traffic
 
 AUTOCAST: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -40,7 +40,6 @@ AUTOCAST: Mapping[str, torch.dtype | None] = {"fp32": None, "bf16": torch.bfloat
 # block holds what holds from the beginning; its value is called with the moment when the run begins, by `now_s`.
 PerformLinks = Callable[[Traffic, Resources, int], AbstractContextManager[Callable[[float], None]]]
 
-NO_LINKS = "none"
 _N_WARM_UP = 3
 
 # Takes batch_size, device, dtype and seed, and `lars=True` for a plan with trust ratios, as `real.models.build` does
@@ -104,11 +103,6 @@ def check_links(run: RunDirectory, name: str | None) -> None:
         f"{run.path}: {told}: nothing here can do that to links: name what can with --links MODULE:FUNCTION, or leave "
         f"it out with --links {NO_LINKS}"
     )
-
-
-def disturbs_links(run: RunDirectory) -> bool:
-    """Tell whether links are disturbed in a run, or carry other jobs' flows."""
-    return _traffic(run)[1] is not None
 
 
 def open_links(

@@ -2,12 +2,14 @@
 
 import ctypes
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import processes
 
 CLONE_NEWNET = 0x40000000
+EXPERIMENT = Path(__file__).resolve().parents[1] / "experiments" / "emulated_cluster"
 
 
 def launch(nodes: Sequence, ranks_per_node: int, command: Sequence[str], *, timeout_s: float) -> list[str]:
@@ -15,6 +17,7 @@ def launch(nodes: Sequence, ranks_per_node: int, command: Sequence[str], *, time
     places = [(node.name, str(local)) for node in nodes for local in range(ranks_per_node)]
     environ = {"LOCAL_WORLD_SIZE": str(ranks_per_node), "MASTER_ADDR": nodes[0].address, "GLOO_SOCKET_IFNAME": "eth0"}
     environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # as there
+    environ["SIMDIST_EMULATED_CLUSTER"] = nodes[0].about
     endings = processes.run(enter, len(places), places, command, environ=environ, timeout_s=timeout_s)
     assert {ending.code for ending in endings.values()} == {0}, endings
     return [ending.output for ending in endings.values()]
@@ -22,6 +25,7 @@ def launch(nodes: Sequence, ranks_per_node: int, command: Sequence[str], *, time
 
 def enter(places: Sequence[tuple[str, str]], command: Sequence[str]) -> None:
     """Go to the node of this rank, and run what it runs."""
+    sys.path.insert(0, str(EXPERIMENT))
     name, os.environ["LOCAL_RANK"] = places[int(os.environ["RANK"])]
     os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))
     with Path("/run/netns", name).open() as namespace:

@@ -31,6 +31,7 @@ from simdist.cost.traffic import Background, Traffic
 from simdist.errors import RunError
 
 _OUTAGE_BPS = 8.0
+_WAKING_PACKETS, _WAKING_S = 5, 0.01
 _RECEIVE = """
 import socket, sys, threading
 def take(peer):
@@ -166,9 +167,14 @@ class _Cards:
         tc.flush()
 
     def _wake(self) -> None:
-        """Send a packet across the own card; what answers that nobody listens comes back through it."""
+        """Send packets across the own card; what answers that nobody listens comes back through it.
+
+        `tc` does what it is told a moment later.
+        """
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            sock.sendto(b"", (self._other, 9))
+            for _ in range(_WAKING_PACKETS):
+                sock.sendto(b"", (self._other, 9))
+                sleep_s(_WAKING_S)
 
     def _repair(self) -> None:
         for name in self._tc:

@@ -61,8 +61,8 @@ _MTU_NBYTES = 9000
 _GSO_NBYTES = 16384
 _BUCKET_NBYTES = 18000  # one packet and its headers; two frames
 _BUCKET_S = 150e-6  # at high rates: what a timer may be late
-_TURN_NBYTES = 20000  # of one queue, then the other's turn: one packet
-_UNLIMITED = "20gbit"
+_TURN_NBYTES = 20000  # of one queue, then it is the other's turn: one packet
+_UNLIMITED = "rate 20gbit burst 1m cburst 1m"  # without cburst, a class that pauses gets less than its turn
 _QUEUE_NBYTES = 4_000_000  # never full: no packet was dropped, even with four groups of 16 MiB on one link
 _COMMAND_TIMEOUT_S = 30.0
 _KILL_TIMEOUT_S = 10.0
@@ -100,14 +100,16 @@ class Node:
         """
         return subprocess.Popen(
             ["ip", "netns", "exec", self.name, *command],
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "eth0", CLUSTER: self._about(), **(environ or {})},
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "eth0", CLUSTER: self.about, **(environ or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
             start_new_session=True,
         )
 
-    def _about(self) -> str:
+    @property
+    def about(self) -> str:
+        """What `CLUSTER` says on it."""
         return json.dumps({"prefix": self.name.removesuffix(f"node{self.index}"), "rate_bps": self.rate_bps})
 
 
@@ -149,7 +151,6 @@ def launch(
     timeout_s: float,
     scheduling: Scheduling = "realtime",
     port: int = 29400,
-    modules: Path | None = None,
 ) -> list[str]:
     """Run `torchrun` on every node, wait for all, and return what each printed; none of their processes stays.
 
@@ -162,7 +163,6 @@ def launch(
             them, nor do their own threads that read and decode. "batch" for ranks that compute, which would keep each
             other from a core for 100 ms; it takes a quiet machine.
         port: Of the rendezvous, on the first node.
-        modules: Folder of modules that the command imports.
 
     Raises:
         RunError: names the nodes that failed or were late, with the end of what they printed.
@@ -170,8 +170,6 @@ def launch(
     token = secrets.token_hex(8)
     environ = {_MARK: token, "OMP_NUM_THREADS": "1"}
     environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # there is no name server here, and torch would warn of it
-    if modules:
-        environ["PYTHONPATH"] = os.pathsep.join([str(modules), *filter(None, [os.environ.get("PYTHONPATH")])])
     mark = f"{_MARK}={token}"
     with ExitStack() as stack:
         outputs = [stack.enter_context(tempfile.TemporaryFile()) for _ in nodes]
@@ -267,7 +265,7 @@ def _add_queues(tc: str, interface: str) -> None:
     """Give packets to `BACKGROUND_PORT` a queue of their own, and serve both in turn."""
     _do(f"{tc} qdisc add dev {interface} parent 1: handle 2: htb default 1")
     for number in (1, 2):
-        rate = f"rate {_UNLIMITED} burst {_TURN_NBYTES}0 quantum {_TURN_NBYTES}"
+        rate = f"{_UNLIMITED} quantum {_TURN_NBYTES}"
         _do(f"{tc} class add dev {interface} parent 2: classid 2:{number} htb {rate}")
         _do(f"{tc} qdisc add dev {interface} parent 2:{number} bfifo limit {_QUEUE_NBYTES}")
     match = f"u32 match ip dport {BACKGROUND_PORT} 0xffff flowid 2:2"

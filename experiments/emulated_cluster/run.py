@@ -9,6 +9,7 @@
     ... --study communication                             instead of averages and stragglers: rings, a torus, parameter
                                                           servers and top-k (5 minutes)
     ... --study links                                     links that misbehave, and flows of another job (10 minutes)
+    ... --study checkpoints                               checkpoints that all ranks write to one server (5 minutes)
     ... --study storage                                   real files from a real NFS server, read, decoded and kept as
                                                           each policy says (10 minutes)
 
@@ -29,6 +30,7 @@ from pathlib import Path
 
 import network
 import nfs
+import sink
 import study
 from study import HERE, RESULTS, SHAPES, STUDIES, SYNCHRONIZATION, Result, Shape, Study
 
@@ -40,13 +42,20 @@ STORAGE = "storage"
 
 
 @contextmanager
-def emulated(shape: Shape, *, fair: bool) -> Iterator[list[network.Node]]:
-    """Give the nodes of a shape."""
-    with network.cluster(shape.nodes, rate_bps=study.rate_bps(shape), fair=fair) as nodes:
-        yield nodes
+def emulated(shape: Shape, chosen: Study) -> Iterator[tuple[list[network.Node], list[str]]]:
+    """Give the nodes of a shape, and what `python -m real` is to be told of them."""
+    servers_bps = [study.rate_bps(chosen.server_rate)] if chosen.server_rate else []
+    rate_bps = study.rate_bps(shape.rate)
+    with network.cluster(shape.nodes, rate_bps=rate_bps, servers_bps=servers_bps, fair=chosen.fair) as machines:
+        nodes = machines[: shape.nodes]
+        if chosen.server_rate:
+            with sink.serve(machines[-1]) as url:
+                yield nodes, ["--checkpoints", url]
+        else:
+            yield nodes, ["--links", "links:perform"] if chosen.fair else []
 
 
-def calibrate(shape: Shape, folder: Path, *, tiny: bool, fair: bool) -> Cluster:
+def calibrate(chosen: Study, shape: Shape, folder: Path, *, tiny: bool) -> Cluster:
     """Measure the links of a shape, with collectives only."""
     path = folder / "cluster.yaml"
     budget = ["--budget", "2 s", "--max-size", "4 MB"] if tiny else ["--budget", "60 s", "--max-size", "16 MB"]
@@ -63,7 +72,7 @@ def calibrate(shape: Shape, folder: Path, *, tiny: bool, fair: bool) -> Cluster:
         "256 kB",
         *budget,
     ]
-    with emulated(shape, fair=fair) as nodes:
+    with emulated(shape, chosen) as (nodes, _):
         print("\n".join(network.launch(nodes, shape.ranks_per_node, command, timeout_s=TIMEOUT_S)))
     return load_cluster(path)
 
@@ -71,16 +80,9 @@ def calibrate(shape: Shape, folder: Path, *, tiny: bool, fair: bool) -> Cluster:
 def perform(chosen: Study, shape: Shape, cluster: Cluster, folder: Path) -> list[Result]:
     """Predict and perform everything on a shape."""
     folders = study.write_runs(folder / shape.name, cluster, chosen)
-    command = [
-        "-m",
-        "real",
-        *map(str, folders),
-        "--timeout",
-        "60",
-        *(["--links", "links:perform"] if chosen.fair else []),
-    ]
-    with emulated(shape, fair=chosen.fair) as nodes:
-        print("\n".join(network.launch(nodes, shape.ranks_per_node, command, timeout_s=TIMEOUT_S, modules=HERE)))
+    with emulated(shape, chosen) as (nodes, options):
+        command = [str(HERE / "with_servers.py"), "real", *map(str, folders), "--timeout", "60", *options]
+        print("\n".join(network.launch(nodes, shape.ranks_per_node, command, timeout_s=TIMEOUT_S)))
     return study.compare(folders, cluster, chosen)
 
 
@@ -89,10 +91,10 @@ def run(chosen: Study, *, tiny: bool, write: bool, keep: Path | None = None) -> 
     with tempfile.TemporaryDirectory() if keep is None else nullcontext(keep) as folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
         shapes = chosen.tiny_shapes if tiny else SHAPES
-        calibrated = calibrate(shapes[0], Path(folder), tiny=tiny, fair=chosen.fair)
+        calibrated = calibrate(chosen, shapes[0], Path(folder), tiny=tiny)
         results = {}
         for shape in shapes:
-            cluster = study.cluster_of(shape, calibrated)
+            cluster = study.cluster_of(shape, calibrated, chosen)
             results[shape] = perform(chosen.tiny() if tiny else chosen, shape, cluster, Path(folder))
             print(study.summary(shape, results[shape]), flush=True)
     if write:
@@ -106,7 +108,7 @@ def compare_again(chosen: Study, folder: Path, *, write: bool) -> dict[Shape, li
     results = {}
     for shape in SHAPES:
         folders = sorted((folder / shape.name).iterdir(), key=lambda path: int(path.name))
-        results[shape] = study.compare(folders, study.cluster_of(shape, calibrated), chosen)
+        results[shape] = study.compare(folders, study.cluster_of(shape, calibrated, chosen), chosen)
     if write:
         record(chosen, calibrated, results)
     return results
@@ -127,6 +129,8 @@ def tables(chosen: Study, results: dict[Shape, list[Result]]) -> dict[str, str]:
     for shape, rows in results.items():
         found[f"{chosen.name} makespans {shape.name}"] = "\n".join(study.makespan_table(rows))
         found[f"{chosen.name} kinds {shape.name}"] = "\n".join(study.kinds_table(rows))
+        if any(row.held for row in rows):
+            found[f"{chosen.name} held {shape.name}"] = "\n".join(study.held_table(rows))
     return found
 
 
@@ -144,14 +148,15 @@ def front_page(results: dict[Shape, list[Result]]) -> dict[str, str]:
     }
 
 
-def front_lines(results: dict[Shape, list[Result]]) -> dict[str, str]:
-    """Return what the page on trust says of the second study."""
-    return {"emulated communication": "\n".join(f"* {study.summary(shape, rows)}." for shape, rows in results.items())}
+def front_lines(chosen: Study, results: dict[Shape, list[Result]]) -> dict[str, str]:
+    """Return what the page on trust says of another study."""
+    lines = (f"* {study.summary(shape, rows)}." for shape, rows in results.items())
+    return {f"emulated {chosen.name}": "\n".join(lines)}
 
 
 def write_pages(chosen: Study, results: dict[Shape, list[Result]]) -> None:
     """Write the tables into the pages that show them."""
-    front = front_page(results) if chosen is SYNCHRONIZATION else front_lines(results)
+    front = front_page(results) if chosen is SYNCHRONIZATION else front_lines(chosen, results)
     trust = HERE.parents[1] / "docs" / "background" / "validity.md"
     pages = {HERE / "README.md": tables(chosen, results), trust: front}
     for page, found in pages.items():

@@ -1,7 +1,7 @@
 """Perform what `storage.py` plans: build the cluster and the file server, calibrate, read for real.
 
 calibrate    on the first shape: links by collectives, levels of storage by reading some files
-perform      every case on a shape: predicted from that, and run by `python with_nfs.py real RUN --data nfs://...`
+perform      every case on a shape: predicted from that, and run by `python with_servers.py real RUN --data nfs://...`
 interrupt    one case, during whose first epoch the server is away
 """
 
@@ -30,7 +30,7 @@ from simdist.report import write_tables
 from simdist.scenario import load, load_cluster
 from simdist.scenario.data import read_sizes
 
-WITH_NFS = str(HERE / "with_nfs.py")
+WITH_SERVERS = str(HERE / "with_servers.py")
 TIMEOUT_S = 1800.0
 AWAY_S = 10.0
 N_LOADS_BEFORE = 8  # that the first rank has done when the server goes away
@@ -124,7 +124,7 @@ def calibrate(folder: Path, files: Path, *, budget_s: float = 40.0) -> Calibrate
     """Measure links with collectives, and levels of storage by reading some files: no plan, no step."""
     folder.mkdir(parents=True, exist_ok=True)
     shape, written = CALIBRATED, ["-o", str(folder / _CLUSTER), "--json", str(folder / _RAW), "--force"]
-    command = [WITH_NFS, "real.calibrate", *written]
+    command = [WITH_SERVERS, "real.calibrate", *written]
     command += ["--links", "line", "--rate", shape.rate, "--min-size", "256 kB", "--budget", f"{budget_s} s"]
     command += ["--readers", str(INTERRUPTED.readers), "--sample-size", f"{storage.SAMPLE_NBYTES} B"]
     with emulated(shape, files) as (nodes, server):
@@ -219,7 +219,7 @@ def _n_loads_done(path: Path) -> int:
 def _reading(runs: Sequence[Path], server: nfs.Server, folder: Path) -> list[str]:
     """Return the command that performs runs with the files of a server."""
     data = ["--data", server.url(), "--cache", str(folder / "cache")]
-    return [WITH_NFS, "real", *map(str, runs), *data, "--timeout", "60"]
+    return [WITH_SERVERS, "real", *map(str, runs), *data, "--timeout", "60"]
 
 
 def _launch(nodes: Sequence[network.Node], shape: Shape, command: Sequence[str]) -> None:

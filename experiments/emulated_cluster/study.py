@@ -11,16 +11,18 @@ from typing import Literal
 import numpy as np
 from pydantic import TypeAdapter
 
-from simdist.cost import price
 from simdist.engines import simulate
 from simdist.plan.delays import Delays
 from simdist.runs import run_directory
-from simdist.runs.building import build, delays
+from simdist.runs.building import build, delays, price_of, traffic
 from simdist.scenario import Cluster, Scenario, load, load_cluster
+from simdist.scenario.cluster import Storage
 from simdist.settings.units import BytesPerSecond
 from simdist.studies import ranking
+from simdist.studies.held import with_links
 from simdist.studies.ranking import Order, StepTime
 from simdist.studies.validation import Validation, validate
+from simdist.traces.links import link_in_words
 from simdist.traces.trace import Trace
 from simdist.traces.waiting import attribute_waiting
 
@@ -31,6 +33,7 @@ MATTERS_S = 0.05
 SLEEPS_S = 0.032  # forward, backward and optimize of scenario.yaml
 NONE, LATE = "none", "4 % late by 100 ms"
 _CARD = {"on": "link", "link": "nic", "nodes": (1,)}
+_CHECKPOINT = {"every": 10, "what": "parameters", "ranks": "all"}
 TROUBLES: dict[str, Mapping[str, object]] = {
     NONE: {},
     LATE: {"disturbances": ({"kind": "transient", "on": "host", "probability": 0.04, "delay_s": 0.1},)},
@@ -38,6 +41,8 @@ TROUBLES: dict[str, Mapping[str, object]] = {
     "down for 2 s": {"disturbances": ({"kind": "outages", **_CARD, "at_s": 2.0, "lasts_s": 2.0},)},
     "jitter": {"disturbances": ({"kind": "jitter", **_CARD, "period_s": 0.2, "median": 0.6, "sigma": 0.5},)},
     "another job": {"background": ({"kind": "on_off", "source": 0, "to": 1, "on_s": 1.0, "off_s": 1.0},)},
+    "checkpoints, blocking": {"checkpoint": {**_CHECKPOINT, "mode": "blocking"}},
+    "checkpoints, async": {"checkpoint": {**_CHECKPOINT, "mode": "async"}},
 }
 """What disturbs a run: changes of its scenario."""
 
@@ -81,7 +86,8 @@ class Study:
         file: Scenario with the schedules that are compared.
         models: Sizes of the model, of MODEL_NBYTES.
         troubles: Which of TROUBLES.
-        fair: Whether other jobs' flows share links fairly.
+        fair: Whether other jobs' flows share links fairly, and links are disturbed.
+        server_rate: Of the link of a server that checkpoints are written to, if there is one.
         steps: As many as the scenario says, if None.
         tiny_shapes: The first one is calibrated, where it is only to be seen that all works.
     """
@@ -91,6 +97,7 @@ class Study:
     models: tuple[str, ...]
     troubles: tuple[str, ...]
     fair: bool = False
+    server_rate: str | None = None
     steps: int | None = None
     tiny_shapes: tuple[Shape, ...] = SHAPES
 
@@ -100,7 +107,7 @@ class Study:
 
     def tiny(self) -> "Study":
         """Return a few steps of it, to see that it works."""
-        return replace(self, models=self.models[:1], steps=4)
+        return replace(self, models=self.models[:1], steps=10 if self.server_rate else 4)
 
 
 SYNCHRONIZATION = Study("synchronization", "scenario.yaml", tuple(MODEL_NBYTES), (NONE, LATE))
@@ -111,8 +118,24 @@ COMMUNICATION = Study(
     (NONE,),
     tiny_shapes=(Shape(2, 2, "400 Mbit/s"), Shape(4, 1, "1 Gbit/s")),  # 4 ranks are enough for its schedules
 )
-LINKS = Study("links", "links.yaml", ("2 MB",), tuple(each for each in TROUBLES if each != LATE), fair=True)
-STUDIES = {study.name: study for study in (SYNCHRONIZATION, COMMUNICATION, LINKS)}
+LINKS = Study(
+    "links",
+    "links.yaml",
+    ("2 MB",),
+    (NONE, "half the rate", "down for 2 s", "jitter", "another job"),
+    fair=True,
+    tiny_shapes=(CALIBRATED,),
+)
+CHECKPOINTS = Study(
+    "checkpoints",
+    "links.yaml",
+    ("2 MB",),
+    ("checkpoints, blocking", "checkpoints, async"),
+    server_rate="200 Mbit/s",
+    steps=60,
+    tiny_shapes=(CALIBRATED,),
+)
+STUDIES = {study.name: study for study in (SYNCHRONIZATION, COMMUNICATION, LINKS, CHECKPOINTS)}
 
 
 @dataclass(frozen=True)
@@ -130,6 +153,8 @@ class Result:
     injected_difference_s: float
     charged: tuple[int, int]
     """Injected delays that made others wait in the simulation, and how many of them did so in the measurement."""
+    held: dict[str, tuple[float, float]]
+    """Link -> seconds for which it held operations up, of all ranks together, predicted and measured."""
 
     @property
     def error(self) -> float:
@@ -149,20 +174,25 @@ class Result:
         return asdict(self)
 
 
-def rate_bps(shape: Shape) -> float:
-    """Return the rate of a shape's links in bits per second."""
-    return 8 * TypeAdapter(BytesPerSecond).validate_python(shape.rate)
+def rate_bps(rate: str) -> float:
+    """Return a rate as scenarios have it in bits per second."""
+    return 8 * TypeAdapter(BytesPerSecond).validate_python(rate)
 
 
-def cluster_of(shape: Shape, calibrated: Cluster) -> Cluster:
-    """Return the calibrated links in another shape, with another rate and nothing else changed."""
+def cluster_of(shape: Shape, calibrated: Cluster, study: Study) -> Cluster:
+    """Return the calibrated links in another shape, with another rate and nothing else changed.
+
+    The link of a server has the efficiency of the others.
+    """
     scenario = load(HERE / "scenario.yaml")
-    network = calibrated.network.model_copy(update={"bandwidth_Bps": rate_bps(shape) / 8})
+    network = calibrated.network.model_copy(update={"bandwidth_Bps": rate_bps(shape.rate) / 8})
+    server_Bps = rate_bps(study.server_rate) / 8 * network.efficiency if study.server_rate else None
     return calibrated.model_copy(
         update={
             "nodes": shape.nodes,
             "gpus_per_node": shape.ranks_per_node,
             "network": network,
+            "storage": Storage(latency_s=0.0, bandwidth_Bps=server_Bps) if server_Bps else None,
             "device": scenario.cluster.device,  # emulated: it sleeps, whatever this machine could do
         }
     )
@@ -205,9 +235,10 @@ def compare(folders: Iterable[Path], cluster: Cluster, study: Study) -> list[Res
     for folder, (model, trouble, scenario) in zip(folders, scenarios(cluster, study), strict=True):
         for schedule in scenario.schedules:
             run = run_directory.read(folder / schedule.name)
-            simulated = simulate(run.plan, price(run.plan, cluster, scenario.workload), run.delays)
+            costs = price_of(run.plan, scenario)
+            simulated = simulate(run.plan, costs, run.delays, traffic=traffic(scenario, costs, scenario.seed))
             measured = run_directory.read_trace(run.path / run_directory.REAL, plan=run.plan)
-            compared = validate(measured, simulated, run.delays)
+            compared = validate(with_links(run, measured, costs), simulated, run.delays, costs)
             results.append(_result(model, trouble, compared, charged(measured, simulated, run.delays)))
     return results
 
@@ -242,6 +273,7 @@ def _result(model: str, trouble: str, compared: Validation, charges: tuple[int, 
         kinds,
         difference_s,
         charges,
+        {each.link: (each.simulated_s, each.measured_s) for each in compared.links},
     )
 
 
@@ -254,12 +286,7 @@ def save(study: Study, shape: Shape, results: list[Result]) -> None:
 
 def recorded(study: Study, shape: Shape) -> list[Result]:
     """Read the results of a study on a shape."""
-    rows = json.loads(study.path(shape).read_text(encoding="utf-8"))
-    return [Result(**row | {"kinds": _tuples(row["kinds"]), "charged": tuple(row["charged"])}) for row in rows]
-
-
-def _tuples(kinds: dict[str, list[float]]) -> dict[str, tuple[float, float, int]]:
-    return {kind: (predicted_s, measured_s, int(count)) for kind, (predicted_s, measured_s, count) in kinds.items()}
+    return TypeAdapter(list[Result]).validate_json(study.path(shape).read_bytes())
 
 
 def cluster_path(study: Study) -> Path:
@@ -269,7 +296,7 @@ def cluster_path(study: Study) -> Path:
 
 def recorded_cluster(study: Study, shape: Shape) -> Cluster:
     """Return the cluster that a study's predictions for a shape are made with."""
-    return cluster_of(shape, load_cluster(cluster_path(study)))
+    return cluster_of(shape, load_cluster(cluster_path(study)), study)
 
 
 def summary(shape: Shape, results: list[Result]) -> str:
@@ -280,6 +307,9 @@ def summary(shape: Shape, results: list[Result]) -> str:
         f"{shape.title}: makespan error median {median(errors):.1%}, worst {worst.error:+.1%} ({worst.schedule}, "
         f"{worst.model}, trouble: {worst.trouble}); order: {order(results).counts}"
     )
+    if named := [result for result in results if result.held]:
+        right = sum(is_named(result) for result in named)
+        return f"{found}; the link that misbehaves is named in {right} of {len(named)} runs, and no other"
     if not any(result.trouble == LATE for result in results):
         return f"{found}; the fastest is predicted right for {_winners(results)}"
     late, charged = (sum(numbers) for numbers in zip(*(result.charged for result in results), strict=True))
@@ -287,6 +317,12 @@ def summary(shape: Shape, results: list[Result]) -> str:
         f"{found}; {charged} of {late} stragglers that alone made others wait are charged with it, in the same "
         f"step; injected delays came back within {1e3 * max(result.injected_difference_s for result in results):.1f} ms"
     )
+
+
+def is_named(result: Result) -> bool:
+    """Tell whether measured times are booked on the links of the trouble, and on no others."""
+    found = {link for link, (_, measured_s) in result.held.items() if measured_s > 0}
+    return bool(found) and found <= {"nic_out[0]", "nic_in[1]", "nic_out[1]"}
 
 
 def _winners(results: list[Result]) -> str:
@@ -339,6 +375,16 @@ def front_table(results: dict[Shape, list[Result]], model: str, trouble: str) ->
             f"{_step_ms(each, 'predicted')} ms | {_step_ms(each, 'measured')} ms | {each.error:+.1%}" for each in row
         ]
         yield f"| `{row[0].schedule}` | " + " | ".join(cells) + " |"
+
+
+def held_table(results: list[Result]) -> Iterator[str]:
+    """Yield for how long each link held operations up, of all ranks together."""
+    yield "| trouble | schedule | link | predicted, rank-seconds | measured |"
+    yield "|---|---|---|---|---|"
+    for each in results:
+        for link, (predicted_s, measured_s) in each.held.items():
+            held = f"{predicted_s:.1f} | {measured_s:.1f}"
+            yield f"| {each.trouble} | `{each.schedule}` | {link_in_words(link)} | {held} |"
 
 
 def kinds_table(results: list[Result]) -> Iterator[str]:

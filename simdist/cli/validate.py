@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
@@ -136,9 +136,12 @@ def _validate(
             raise TraceError(
                 f"{path}: is {real.source!r}, and no measurement: `simdist validate` needs one; move it away"
             )
-        run_directory.read_report(run.path, real)
+        report = run_directory.read_report(run.path, real) or {}
+        if left_out := run.scenario.has_links and report.get("links") == run_directory.NO_LINKS:
+            session.say(f"warning: {path}: was measured without what its links do, and is simulated without it, too")
+            run = replace(run, scenario=run.scenario.without_links())
         bar.update(f"simulate {run.plan.name}", number, len(runs))
-        simulated = _simulated(session, run, calibrated, real)
+        simulated = _simulated(session, run, calibrated, real, is_kept=not (calibrated or left_out))
         with inputs.naming(str(path)):
             costs = price_run(run, calibrated, real=real) if run.scenario.has_links else None
             real = with_links(run, real, costs) if costs else real
@@ -150,12 +153,17 @@ def _validate(
 
 
 def _simulated(
-    session: common.Session, run: run_directory.RunDirectory, calibrated: Calibrated | None, real: Trace
+    session: common.Session,
+    run: run_directory.RunDirectory,
+    calibrated: Calibrated | None,
+    real: Trace,
+    *,
+    is_kept: bool,
 ) -> Trace:
     """Simulate a run, with its own cluster or with one from a file; write the trace if it is the first of its own."""
     trace = simulate_run(run, calibrated, real=real)
     kept = run.path / run_directory.SIMULATED
-    if calibrated:
+    if not is_kept:
         return trace
     if not kept.exists():
         run_directory.save_trace(trace, kept)

@@ -60,7 +60,7 @@ def job(scenario: Scenario) -> Job:
         run_ahead_steps=scenario.host.run_ahead_steps,
         delay_channels=frozenset(each.on for each in scenario.delays if each),
         tensor_backward_s=tensor_backward_s(workload, cluster),
-        checkpoint=scenario.checkpoint and scenario.checkpoint.of_job(cluster.world_size),
+        checkpoint=scenario.checkpoint.of_job(cluster.world_size) if scenario.checkpoint else None,
     )
 
 

@@ -49,6 +49,8 @@ TRACES = {"simulated": SIMULATED, "real": REAL}
 REPORT, REAL_READS, PARTIAL_READS = "real.json", "real-reads.npz", "partial-reads.npz"
 #: All that a measurement may leave.
 MEASURED = (REAL, REPORT, REAL_READS, PARTIAL, PARTIAL_READS)
+NO_LINKS = "none"
+"""In real.json: what links do was left out."""
 #: The program that takes as long as the scenario says; the source of its traces ends with this word.
 EMULATED = "emulated"
 _CHANNELS: tuple[Channel, ...] = get_args(Channel)

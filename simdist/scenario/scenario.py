@@ -333,6 +333,11 @@ class Scenario(Settings):
         """Whether a link is disturbed, or other jobs use one."""
         return bool(self.background) or any(isinstance(each, LinkDisturbance) for each in self.disturbances)
 
+    def without_links(self) -> Self:
+        """Return a copy whose links are as they should be, with no other jobs on them."""
+        delays = tuple(each for each in self.disturbances if not isinstance(each, LinkDisturbance))
+        return self.model_copy(update={"disturbances": delays, "background": ()})
+
     @property
     def delays(self) -> tuple[Disturbance | None, ...]:
         """Disturbances that delay ranks, in their places; None in those of links."""

@@ -24,7 +24,7 @@ from simdist.cost.costs import Costs, Local, Shared, Transfer
 from simdist.engines.replay import Timing, step_end_s, timing
 from simdist.plan import Load, Op, Plan, occurrences
 from simdist.runs.building import traffic
-from simdist.runs.run_directory import RunDirectory, read_report
+from simdist.runs.run_directory import NO_LINKS, RunDirectory, read_report
 from simdist.traces.breakdown import HeldUp
 from simdist.traces.links import Held, LinkRecorder, LinkState
 from simdist.traces.trace import Trace
@@ -120,7 +120,7 @@ def with_links(run: RunDirectory, trace: Trace, costs: Costs) -> Trace:
     if trace.links or not run.scenario.has_links:
         return trace
     report = read_report(run.path, trace) or {}
-    if report.get("links") in (None, "none"):
+    if report.get("links") in (None, NO_LINKS):
         return trace
     recorder, name = LinkRecorder(costs.slow), costs.resources.name
     for at_s, resource, share, n_flows in sorted(_told(run, costs, trace.makespan_s), key=lambda each: each[0]):

@@ -140,8 +140,13 @@ def _kinds(plan: Plan, *, has_gaps: bool) -> tuple[Contributor, ...]:
 
 
 def _kind(op: Op) -> Contributor:
-    stream = stream_of(op)
-    return Contributor(op_name(op), "communication" if stream == "comm" else stream)
+    match stream_of(op):
+        case "comm":
+            return Contributor(op_name(op), "communication")
+        case "save":
+            return Contributor(op_name(op), "io")
+        case stream:
+            return Contributor(op_name(op), stream)
 
 
 @dataclass(frozen=True, slots=True)

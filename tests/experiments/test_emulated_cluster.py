@@ -2,6 +2,7 @@
 
 import sys
 from functools import cache
+from itertools import product
 from pathlib import Path
 from statistics import median
 
@@ -10,7 +11,7 @@ import pytest
 
 from simdist.engines import simulate
 from simdist.report import insert_tables
-from simdist.runs.building import build, delays
+from simdist.runs.building import build, delays, traffic
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "emulated_cluster"
 sys.path.insert(0, str(FOLDER))
@@ -44,7 +45,8 @@ def test_simulator_still_predicts_what_was_recorded(shape, chosen):
             built = build(scenario, schedule)
             result = next(results)
             assert (result.model, result.trouble, result.schedule) == (model, trouble, schedule.name)
-            predicted_s = simulate(built.plan, built.costs, delays(scenario)).makespan_s
+            links = traffic(scenario, built.costs, scenario.seed)
+            predicted_s = simulate(built.plan, built.costs, delays(scenario), traffic=links).makespan_s
             assert result.predicted_s == pytest.approx(predicted_s, rel=1e-9)
     assert next(results, None) is None
 
@@ -98,6 +100,25 @@ def test_system_that_was_measured_as_the_fastest_was_predicted_to_be(shape):
         assert min(rows, key=lambda row: row.predicted_s) is min(rows, key=lambda row: row.measured_s)
 
 
+@each_shape
+def test_links_that_misbehave_are_predicted_and_named(shape):
+    results = recorded(shape, study.LINKS)
+    assert {(each.trouble, each.schedule.partition("-")[0]) for each in results} == {
+        *product(study.LINKS.troubles, ("sync", "local", "hsgd"))
+    }
+    errors = [abs(each.error) for each in results]
+    assert median(errors) <= 0.05
+    assert max(errors) <= 0.10
+    assert [each for each in results if each.trouble != study.NONE and not study.is_named(each)] == []
+
+
+@each_shape
+def test_runs_with_checkpoints_are_predicted_within_five_per_cent(shape):
+    results = recorded(shape, study.CHECKPOINTS)
+    assert len(results) == 6
+    assert [each for each in results if abs(each.error) > 0.05] == []
+
+
 @each_study
 def test_page_shows_what_was_recorded(chosen):
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
@@ -107,13 +128,19 @@ def test_page_shows_what_was_recorded(chosen):
 def test_page_on_trust_shows_what_was_recorded():
     page = (FOLDER.parent.parent / "docs" / "background" / "validity.md").read_text(encoding="utf-8")
     assert insert_tables(page, run.front_page(recorded_on_all(AVERAGING))) == page
-    assert insert_tables(page, run.front_lines(recorded_on_all(study.COMMUNICATION))) == page
+    for chosen in (study.COMMUNICATION, study.LINKS, study.CHECKPOINTS):
+        assert insert_tables(page, run.front_lines(chosen, recorded_on_all(chosen))) == page
 
 
 @pytest.mark.skipif(network.missing() is not None, reason=f"no emulated cluster here: {network.missing()}")
 @pytest.mark.parametrize(
     ("name", "n_runs"),
-    [pytest.param("synchronization", 2 * 2 * 5, marks=pytest.mark.full), ("communication", 2 * 7)],  # one way for both
+    [
+        pytest.param("synchronization", 2 * 2 * 5, marks=pytest.mark.full),  # as the next
+        ("communication", 2 * 7),
+        ("links", 5 * 3),
+        ("checkpoints", 2 * 3),
+    ],
 )
 def test_experiment_runs_from_calibration_to_tables(name, n_runs, capsys, monkeypatch):
     monkeypatch.setattr(network, "launch", emulated_ranks.launch)

@@ -393,7 +393,9 @@ def test_another_number_of_processes_is_refused(tmp_path: Path, called, world_si
     assert f"plan sync is for 3 ranks, but {world_size} processes were started: torchrun --nproc-per-node 3" in error
 
 
-def test_links_that_nobody_performs_are_refused_unless_left_out(tmp_path: Path, called) -> None:
+def test_links_that_nobody_performs_are_refused_unless_left_out(
+    tmp_path: Path, called, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = write(tmp_path / "run", SLOW_LINK)
     code, output = called(path)
     assert code == 2
@@ -403,6 +405,11 @@ def test_links_that_nobody_performs_are_refused_unless_left_out(tmp_path: Path, 
     ) in output
     assert {each.code for each in run(perform, 3, path, "--links", "none").values()} == {0}
     assert json.loads((path / run_directory.REPORT).read_text(encoding="utf-8"))["links"] == "none"
+    answer = call(capsys, "validate", path, "--json")
+    assert answer.code == 0
+    assert "was measured without what its links do, and is simulated without it, too" in answer.err
+    assert "links" not in json.loads(answer.out)["rows"][0]
+    assert not (path / run_directory.SIMULATED).exists()
 
 
 def test_links_are_performed_on_every_node_from_the_moment_when_the_run_begins(tmp_path: Path) -> None:
