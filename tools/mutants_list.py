@@ -157,8 +157,8 @@ _ENGINES = (
         "engines",
         "a collective starts with the member that was looked at last",
         _DES,
-        "arrivals.latest_s = max(arrivals.latest_s, now_s)",
-        "arrivals.latest_s = now_s",
+        "if now_s > latest_s:",
+        "if now_s != latest_s:",
         _TEST_TIMELINES,
     ),
     Mutant(
@@ -181,8 +181,8 @@ _ENGINES = (
         "engines",
         "the first members to arrive are told the end of their group, the last is not",
         _DES,
-        "            self._tell(task.index, rank)",
-        "            if rank != members[-1]:\n                self._tell(task.index, rank)",
+        "notice = waiting.pop((task.index, rank), None)",
+        "notice = waiting.pop((task.index, rank), None) if rank != members[-1] else None",
         _TEST_TIMELINES,
     ),
     Mutant(

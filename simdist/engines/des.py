@@ -9,7 +9,8 @@ When an operation ends is known when it starts, unless its transfer shares resou
 until then: its process goes on with a time of its own, ahead of the environment's, and yields an event only to learn a
 time that is not known yet. Such events happen when the time becomes known, which the `Clock` delivers at once; only
 transfers through the fluid network happen when the environment gets there. No rank can be late for them: what is known
-early is known before its time. There are O(1) events per rank and operation.
+early is known before its time. Where nobody looks on and no link changes, a transfer needs no process either: the
+network is told at once when it begins, and tells when it has ended. There are O(1) events per rank and operation.
 """
 
 import gc
@@ -158,6 +159,7 @@ class _World:
         self._world_size = plan.world_size
         self.cluster = LiveCluster(self._clock, costs, observers, is_live=bool(actors or observers))
         self._traffic = traffic
+        self._is_told_of = self.cluster.is_live or bool(traffic.shares)
         self._actors = actors
         self._progress = progress
         self._tasks = _tasks(plan, costs, delays)
@@ -279,6 +281,10 @@ class _World:
                 self.cluster.tell(f"rank {rank} {task.instance.stream}", "started", task.instance)
         if meeting.seconds is not None and not self.cluster.is_live:
             self._end(task, members, start_s + meeting.seconds[group])
+        elif not self._is_told_of:
+            landed, now_s = partial(self._land, task, members), self._clock.now
+            transfer = meeting.transfer(task, group)
+            self.cluster.network.fly(transfer, landed, start_s=start_s if start_s > now_s else now_s)
         else:
             name = f"{meeting.name} of step {task.step}, group {group}"
             self._clock.start(name, self._move(name, task, meeting, group, start_s))
@@ -302,6 +308,11 @@ class _World:
             yield self._clock.at(end_s)
             cluster.tell(name, "ended", task.instance)
         self._end(task, meeting.members[group], end_s)
+
+    def _land(self, task: _Task, members: Sequence[int]) -> None:
+        """End a collective now; who waited goes on before anything else happens."""
+        self._end(task, members, self._clock.now)
+        self._clock.go_on()
 
     def _end(self, task: _Task, members: Sequence[int], end_s: float) -> None:
         """End a collective; from now on its end is known."""
