@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
@@ -136,10 +136,9 @@ def _validate(
             raise TraceError(
                 f"{path}: is {real.source!r}, and no measurement: `simdist validate` needs one; move it away"
             )
-        report = run_directory.read_report(run.path, real) or {}
-        if left_out := run.scenario.has_links and report.get("links") == run_directory.NO_LINKS:
+        planned, run = run, run_directory.as_measured(run, real)
+        if left_out := run is not planned:
             session.say(f"warning: {path}: was measured without what its links do, and is simulated without it, too")
-            run = replace(run, scenario=run.scenario.without_links())
         bar.update(f"simulate {run.plan.name}", number, len(runs))
         simulated = _simulated(session, run, calibrated, real, is_kept=not (calibrated or left_out))
         with inputs.naming(str(path)):

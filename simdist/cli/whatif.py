@@ -15,6 +15,7 @@ from simdist.cli.losses import LOST, SLOWDOWN, STEP_COLUMNS, loss_records, slowe
 from simdist.cli.tables import Column, factor, table_text
 from simdist.cli.whatif_job import WhatifJob, WhatifOptions, read_job, schedules_to_compare
 from simdist.cli.where import facts_record, facts_text, not_compared
+from simdist.cost import Costs
 from simdist.engines.replay import Timing, timing
 from simdist.errors import RunError, ScenarioError
 from simdist.progress import ProgressBar
@@ -24,7 +25,8 @@ from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds, format_share
 from simdist.studies.held import find_held, with_links, without_links
-from simdist.traces.links import link_in_words
+from simdist.traces.links import Held, link_in_words
+from simdist.traces.trace import Trace
 from simdist.whatif.gains import Gain, Gains, find_gains
 from simdist.whatif.job_slowdown import IdealCompute
 from simdist.whatif.recording import measured_delays, only_steps, with_recording
@@ -125,13 +127,18 @@ def _slowdown(job: WhatifJob, steps: range | None, bar: ProgressBar) -> Slowdown
         return find_slowdown(job.trace, ranks_per_node=ranks_per_node, steps=steps, progress=progress)
 
 
+def _held(job: WhatifJob) -> tuple[Trace, Costs, Held]:
+    """Return the trace with what links did, its prices on the cluster that it is of, and what links held up."""
+    costs = price_of(job.trace.plan, job.run.scenario if job.run else job.scenario)
+    trace = with_links(job.run, job.trace, costs) if job.run and job.is_measured else job.trace
+    return trace, costs, find_held(trace, costs)
+
+
 def _links(job: WhatifJob) -> list[_Record]:
     """Return what repairing each link would gain, most first."""
     if not job.scenario.has_links:
         return []
-    costs = price_of(job.trace.plan, job.scenario)
-    trace = with_links(job.run, job.trace, costs) if job.run and job.is_measured else job.trace
-    held = find_held(trace, costs)
+    trace, _, held = _held(job)
     replayed_s, repaired = without_links(trace, held)
     n_steps = trace.plan.n_steps
     records: list[_Record] = [
@@ -176,10 +183,10 @@ def _disturbed(job: WhatifJob, options: WhatifOptions, folder: Path) -> Scenario
     traced = range(job.trace.plan.n_steps)
     chosen = traced[options.steps.start : options.steps.stop] if options.steps else traced
     if job.is_measured:
-        costs = price_of(job.trace.plan, job.scenario)
-        timed, held = timing(job.trace), find_held(with_links(job.run, job.trace, costs), costs)
+        trace, costs, held = _held(job)
+        timed = timing(trace)
         undisturbed = Timing(timed.gaps_s, timed.durations_s - held.seconds)  # the scenario disturbs links itself
-        late_s = measured_delays(job.trace, undisturbed, costs)
+        late_s = measured_delays(trace, undisturbed, costs)
     else:
         late_s = dict(job.run.delays)
     scenario = with_recording(job.scenario, only_steps(late_s, chosen), folder)

@@ -115,7 +115,10 @@ def _from_directory(session: common.Session, name: str, options: WhatifOptions) 
             f"{run.path}: has no {missing}: `simdist simulate {run.path}` makes a simulated trace, "
             f"`{how}` a measured one"
         )
-    trace = _finished(session, file, run_directory.read_trace(file, plan=run.plan))
+    trace = run_directory.read_trace(file, plan=run.plan)
+    if file.name == run_directory.REAL:
+        run = run_directory.as_measured(run, trace)
+    trace = _finished(session, file, trace)
     baseline = run.scenario.schedules[0]
     others = {each.scenario.schedules[0].name: each.scenario.schedules[0] for each in runs}
     others.pop(baseline.name)

@@ -20,7 +20,7 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -255,6 +255,16 @@ def save_measured(path: Path, trace: Trace, *, report: str | None, reads: "Reads
         else:  # those of an earlier run would be taken for the reads of this one
             stack.push(lambda kind, *_: None if kind else (path / reads_name).unlink(missing_ok=True))
         write(trace_name, trace.save)
+
+
+def as_measured(run: RunDirectory, real: Trace) -> RunDirectory:
+    """Return a run as its trace `real` was measured: without what its links do, if that was left out.
+
+    Raises:
+        TraceError: As of `read_report`.
+    """
+    left_out = (read_report(run.path, real) or {}).get("links") == NO_LINKS
+    return replace(run, scenario=run.scenario.without_links()) if left_out and run.scenario.has_links else run
 
 
 def read_report(path: Path, trace: Trace) -> Mapping[str, object] | None:

@@ -3,7 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from simdist.cost.traffic import Background, Flight, LinkShares, Traffic
 from simdist.plan import Plan
 from simdist.scenario import Scenario
 from simdist.scenario.link_sampling import flights, link_shares
-from simdist.scenario.links import Endpoint, Flows, LinkDisturbance, LinkKind, LinkPersistent
+from simdist.scenario.links import Endpoint, Flows, LinkDisturbance, LinkKind, LinkPersistent, LinkRecorded
 
 
 def disturbed_price(plan: Plan, scenario: Scenario) -> Costs:
@@ -39,10 +39,11 @@ def link_traffic(scenario: Scenario, resources: Resources, seed: int, *, with_co
         seed: Of the run.
         with_constant: Whether shares that are the same for the whole run, which prices have, are in it, too.
     """
+    read = cache(LinkRecorded.table)
     shares = [
         LinkShares(
             tuple(_resources(disturbance.link, place, resources)),
-            partial(link_shares, disturbance, seed=seed, index=index, place=place),
+            partial(link_shares, disturbance, seed=seed, index=index, place=place, read=read),
             f"disturbances[{index}] ({disturbance.kind})",
         )
         for index, disturbance in _disturbances(scenario)

@@ -10,7 +10,7 @@ Number n belongs to period n or, where lengths are drawn, to the n-th of them af
 directions of a network card, and all flows of an entry, do the same at the same time.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain, count
 from typing import TypeAlias, assert_never
 
@@ -31,7 +31,14 @@ _ONE = np.uint64(1)
 _LINKS, _FLOWS = 1, 2
 
 
-def link_shares(disturbance: LinkDisturbance, *, seed: int, index: int, place: int) -> Iterator[tuple[float, float]]:
+def link_shares(
+    disturbance: LinkDisturbance,
+    *,
+    seed: int,
+    index: int,
+    place: int,
+    read: Callable[[links.LinkRecorded], Floats] = links.LinkRecorded.table,
+) -> Iterator[tuple[float, float]]:
     """Yield what a disturbance leaves of one of its links: from when, seconds, and the share from then on.
 
     The first time is 0.0, times ascend, and a share may be the same as the one before.
@@ -41,6 +48,7 @@ def link_shares(disturbance: LinkDisturbance, *, seed: int, index: int, place: i
         seed: From 0 to 2**64 - 1.
         index: Of the disturbance in the scenario.
         place: Which link: a node, or 0; see `places` of the disturbance.
+        read: Reads a recording, which has all links: one that remembers reads it once.
 
     >>> slow = links.LinkPersistent(link="nic", share=0.5, begin_s=2.0, end_s=3.0)
     >>> list(link_shares(slow, seed=0, index=0, place=0))
@@ -58,7 +66,7 @@ def link_shares(disturbance: LinkDisturbance, *, seed: int, index: int, place: i
             return _spans(_outages(disturbance, tiles), 0.0)
         case links.LinkRecorded():
             column = 1 + disturbance.places(place + 1).index(place)
-            return ((at_s, share) for at_s, share in disturbance.table()[:, [0, column]].tolist())
+            return ((at_s, share) for at_s, share in read(disturbance)[:, [0, column]].tolist())
         case _:
             assert_never(disturbance)
 

@@ -64,9 +64,11 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
 def _unused_link(number: int, disturbance: LinkDisturbance, scenario: Scenario) -> Iterator[str]:
     if never_slows(disturbance):
         yield f"disturbances[{number}] has no effect: it leaves its links as they are"
-    if disturbance.link == "storage" and scenario.input.source != "storage":
+    is_saved = scenario.checkpoint is not None and scenario.checkpoint.to == "storage"
+    uses_storage = scenario.input.source == "storage" or is_saved
+    if disturbance.link == "storage" and not uses_storage:
         yield f"disturbances[{number}] has no effect: with input.source {scenario.input.source} nothing is read"
-    if disturbance.link.startswith("nic") and scenario.cluster.nodes == 1 and scenario.input.source != "storage":
+    if disturbance.link.startswith("nic") and scenario.cluster.nodes == 1 and not uses_storage:
         yield f"disturbances[{number}] has no effect: one node sends nothing over its NICs"
 
 

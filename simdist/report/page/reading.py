@@ -161,6 +161,10 @@ def _reported(run: RunDirectory, label: str, calibrated: Calibrated | None) -> R
         notes.append(f"{run_directory.PARTIAL}, of a measurement that ended early, is not on this page.")
     kept = _trace(run, run_directory.SIMULATED)
     real = _trace(run, run_directory.REAL)
+    planned, run = run, run_directory.as_measured(run, real) if real else run
+    if kept and run is not planned:
+        notes.append(f"It was measured without what its links do; {run_directory.SIMULATED} is not on this page.")
+        kept = None
     simulated_now = bool(calibrated) or (kept is None and real is None)
     simulated = simulate_run(run, calibrated, real=real) if simulated_now else kept
     if simulated_now and not calibrated:

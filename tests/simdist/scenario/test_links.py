@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from messages import assert_message
 from pydantic import ValidationError
 
+from simdist.cost import Resources
 from simdist.errors import ScenarioError
+from simdist.runs.traffic import link_traffic
 from simdist.scenario import dump, loads
 from simdist.scenario.link_sampling import flights, link_shares
 from simdist.scenario.links import (
@@ -239,3 +241,32 @@ def test_disturbances_without_effect_are_told(value, warned):
 def test_files_of_recordings_may_have_one_link(tmp_path):
     (tmp_path / "rate.csv").write_text("0, 0.5\n")
     assert until(LinkRecorded(link="switch", file=tmp_path / "rate.csv")) == [(0.0, 0.5)]
+
+
+SAVING = """
+input: {source: device}
+checkpoint: {every: 1, what: parameters}
+disturbances:
+  - {kind: persistent, on: link, link: storage, share: 50%}
+  - {kind: persistent, on: link, link: nic_out, share: 50%}
+"""
+
+
+def test_links_that_only_checkpoints_use_have_an_effect():
+    stored = BASE.replace("workload:", "  storage: {latency: 1 ms, bandwidth: 1 GB/s}\nworkload:").replace(
+        "nodes: 4", "nodes: 1"
+    )
+    without = SAVING.replace("checkpoint: {every: 1, what: parameters}\n", "")
+    assert not [each for each in warnings_of(loads(stored + SAVING)) if each.startswith("disturbances")]
+    assert len([each for each in warnings_of(loads(stored + without)) if each.startswith("disturbances")]) == 2
+
+
+def test_a_recording_of_many_links_is_read_once_for_a_run(tmp_path, monkeypatch):
+    (tmp_path / "shares.csv").write_text("0,1,1,1,1\n1,0.5,0.6,0.7,0.8\n")
+    recorded = "disturbances: [{kind: recorded, on: link, link: nic, file: shares.csv}]\n"
+    scenario = loads(BASE + recorded, name="x.yaml", folder=tmp_path)
+    table, n_reads = LinkRecorded.table, []
+    monkeypatch.setattr(LinkRecorded, "table", lambda self: n_reads.append(self) or table(self))
+    traffic = link_traffic(scenario, Resources(4, 2, 0), scenario.seed)
+    assert [list(each.shares())[1] for each in traffic.shares] == [(1.0, 0.5), (1.0, 0.6), (1.0, 0.7), (1.0, 0.8)]
+    assert len(n_reads) == 1

@@ -1,6 +1,7 @@
 """Which link held ranks up, and for how long: in closed form, the same from measured traces, and in every command."""
 
 import json
+import textwrap
 from dataclasses import replace
 
 import numpy as np
@@ -108,7 +109,7 @@ def test_a_measurement_that_says_nothing_of_links_had_those_of_its_scenario(tmp_
     assert call(capsys, "simulate", file, "-o", run).code == 0
     trace = Trace.load(run / "trace.simulated.npz")
     replace(trace, source="real gloo on cpu", run="7", links={}).save(run / "trace.real.npz")
-    for performed, found in (("cluster:links", ["nic_out[1]"]), ("none", []), (None, [])):
+    for performed, found in (("cluster:links", ["nic_out[1]"]), (None, [])):
         (run / "real.json").write_text(json.dumps({"run": "7", "links": performed}))
         (row,) = json.loads(call(capsys, "validate", run, "--json").out)["rows"]
         measured = [each["link"] for each in row["links"] if each["measured_s"]]
@@ -217,3 +218,33 @@ def test_commands_name_the_link(command, tmp_path, capsys):
         case "report":
             assert call(capsys, command, run, "-o", tmp_path / "r.html").code == 0
             assert "NIC of node 1, out" in (tmp_path / "r.html").read_text()
+
+
+def test_whatif_asks_the_links_of_the_run_what_held_it_up_not_those_of_another_cluster(tmp_path, capsys):
+    file, run = tmp_path / "x.yaml", tmp_path / "run"
+    file.write_text(f"{BASE}disturbances: [{OUTAGE}]\n")
+    assert call(capsys, "simulate", file, "-o", run).code == 0
+    other = tmp_path / "other.yaml"
+    slower = BASE.partition("workload:")[0].replace("100 MB/s", "10 MB/s").partition("cluster:")[2]
+    other.write_text(textwrap.dedent(slower))
+    found = [call(capsys, "whatif", run, "--resamples", "0", "--json", *more) for more in ([], ["--cluster", other])]
+    own, others = (json.loads(each.out)["links"] for each in found)
+    assert own == others
+    assert own[0]["link"] == "nic_out[1]"
+
+
+def test_a_run_measured_without_its_links_is_compared_and_reported_without_them(tmp_path, capsys):
+    file, run = tmp_path / "x.yaml", tmp_path / "run"
+    file.write_text(f"{BASE}disturbances: [{OUTAGE}]\n".replace("steps: 1", "steps: 3"))
+    assert call(capsys, "simulate", file, "-o", run).code == 0
+    trace = simulate(scenario_with(steps=3))
+    replace(trace, plan=Trace.load(run / "trace.simulated.npz").plan, source="real gloo on cpu", run="7").save(
+        run / "trace.real.npz"
+    )
+    (run / "real.json").write_text(json.dumps({"run": "7", "links": "none"}))
+    answer = call(capsys, "whatif", run, "--schedules", "local-2", "--json")
+    assert answer.code == 0, answer.err
+    found = json.loads(answer.out)
+    assert found["gains"]["baseline_step_s"] == pytest.approx(3.0)
+    assert call(capsys, "report", run, "-o", tmp_path / "r.html").code == 0
+    assert "trace.simulated.npz is not on this page" in (tmp_path / "r.html").read_text()
