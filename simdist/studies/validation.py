@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from simdist.cost import Costs
 from simdist.errors import TraceError
-from simdist.plan import COLLECTIVES, Channel, Delay, Stream, Wait, occurrences, stream_of
+from simdist.plan import COLLECTIVES, Channel, Copy, Delay, Save, Stream, Wait, occurrences, stream_of
 from simdist.plan.delays import Delays
 from simdist.plan.group import Group
 from simdist.settings.units import format_seconds
@@ -221,15 +221,22 @@ def _kinds(real: Trace, simulated: Trace) -> tuple[OperationKind, ...]:
     """Compare every kind of operation but delays, which are compared with what was drawn."""
     rows: dict[tuple[str, Stream, str], list[NDArray[np.int64]]] = {}
     groups: dict[tuple[str, Stream, str], Group] = {}
+    absent: dict[tuple[str, Stream, str], list[int]] = {}  # ranks that write no checkpoint
     for each in occurrences(real.plan):
         if not isinstance(each.op, Delay | Wait):
             rows.setdefault(operation_kind(each.op), []).append(each.rows)
         if isinstance(each.op, COLLECTIVES):
             groups[operation_kind(each.op)] = each.op.group
+        if isinstance(each.op, Copy | Save):
+            ranks = (rank for rank in range(real.plan.world_size) if not each.op.by.is_first(rank))
+            absent[operation_kind(each.op)] = list(ranks)
     both = (simulated, real)
     spans = {
         key: [_lengths(trace, np.concatenate(parts), groups.get(key)) for trace in both] for key, parts in rows.items()
     }
+    for key, ranks in absent.items():
+        for lengths_s in spans[key]:
+            lengths_s[:, ranks] = np.nan
     spans["wait", "host", ""] = [blocked.end_s - blocked.begin_s for blocked in map(host_waits, both)]
     kinds = [_kind(*key, *pair) for key, pair in spans.items()]
     return tuple(sorted((kind for kind in kinds if kind.count), key=lambda kind: -kind.measured_total_s))

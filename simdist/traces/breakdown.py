@@ -190,18 +190,24 @@ class Attribution:
         for start_s, end_s in self._open.loads:
             self._cut_transfer(_clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s), self._io_s)
         for start_s, end_s in self._open.saves:
-            free_s, end_s = _clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s)
-            for load_start_s, load_end_s in self._open.loads:
-                self._cut_transfer(free_s, _clip(load_start_s, free_s, end_s), self._io_s, self._save_s)
-                free_s = _clip(load_end_s, free_s, end_s)
-            self._cut_transfer(free_s, end_s, self._io_s, self._save_s)
+            span = _clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s)
+            self._cut_save(*span, self._io_s, self._save_s)
         for name, stream, start_s, end_s in self._open.held:
             total_s = self._links_s.setdefault(name, np.zeros_like(self._gap_s))
             start_s, end_s = _clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s)
             if stream == "comm":
                 total_s += end_s - start_s
-            else:
+            elif stream == "io":
                 self._cut_transfer(start_s, end_s, total_s)
+            else:
+                self._cut_save(start_s, end_s, total_s)
+
+    def _cut_save(self, free_s: Times, end_s: Times, *totals_s: Times) -> None:
+        """Add what of the span of a save neither loads nor collectives take."""
+        for load_start_s, load_end_s in self._open.loads:
+            self._cut_transfer(free_s, _clip(load_start_s, free_s, end_s), *totals_s)
+            free_s = _clip(load_end_s, free_s, end_s)
+        self._cut_transfer(free_s, end_s, *totals_s)
 
     def _cut_transfer(self, free_s: Times, end_s: Times, *totals_s: Times) -> None:
         """Add what of a span no collective takes, piece by piece: a difference of sums can be below 0."""

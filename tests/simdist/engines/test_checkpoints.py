@@ -9,7 +9,9 @@ from simdist import scenario
 from simdist.engines import des, fast
 from simdist.errors import UnsupportedError
 from simdist.plan import ops
-from simdist.runs.building import build, delays
+from simdist.runs.building import build, delays, traffic
+from simdist.studies.held import find_held
+from simdist.studies.validation import validate
 from simdist.traces.breakdown import break_down
 from simdist.traces.waiting import step_s
 
@@ -166,3 +168,33 @@ schedules: [{kind: sync}]
     assert found == {"load": [(0, 6), (6, 12), (12, 23)], "save": [(13, 21), (21, 26), (30, 34)]}
     states = break_down(trace)
     assert (states.compute_s[0, 0], states.io_s[0, 0], states.save_s[0, 0]) == (21, 13, 4)
+
+
+def test_a_save_and_a_load_that_an_outage_holds_up_together_count_once():
+    settings = """
+cluster: {nodes: 2, gpus_per_node: 1, fabric: ideal, network: ideal, storage: {latency: 2 ms, bandwidth: 50 MB/s}}
+workload: {tensors: [{name: all, count: 2500000}], batch_size: 1, sample_size: 1 MB, forward: 40 ms, backward: 80 ms}
+schedules: [{kind: sync}]
+steps: 8
+input: {source: storage}
+checkpoint: {every: 4, what: state, mode: async}
+"""
+    late = scenario.loads(settings + "disturbances: [{kind: outages, on: link, link: storage, at: 0.3 s, lasts: 2 s}]")
+    built, plain = build(late, late.schedules[0]), scenario.loads(settings)
+    trace = des.simulate(built.plan, built.costs, {}, traffic=traffic(late, built.costs, 0))
+    found = break_down(trace, find_held(trace, built.costs))
+    undisturbed = build(plain, plain.schedules[0])
+    before = break_down(des.simulate(undisturbed.plan, undisturbed.costs, {}))
+    assert found.links_s.keys() == {"storage_server"}
+    assert (found.links_s["storage_server"] <= found.io_s).all()
+    longer_s = (found.io_s - before.io_s).mean()
+    assert found.links_s["storage_server"].mean() == pytest.approx(longer_s, rel=1e-3)
+
+
+def test_only_ranks_that_write_are_compared_with_a_measurement():
+    chosen_first = chosen(ranks="first")
+    built = build(chosen_first, chosen_first.schedules[0])
+    trace = des.simulate(built.plan, built.costs, {})
+    (save,) = (kind for kind in validate(trace, trace, {}).kinds if kind.op.startswith("save"))
+    assert save.count == N_CHECKPOINTS
+    assert save.simulated_s == pytest.approx(LATENCY_S + PARAM_NBYTES / CLIENT_BPS)
