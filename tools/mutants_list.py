@@ -303,8 +303,8 @@ _NETWORK = (
         "network",
         "rates are those of all bytes, not of the most used resource",
         _FLOWS,
-        "weights = [nbytes / most_nbytes for nbytes in weights]",
-        "weights = [nbytes / sum(flow.nbytes) for nbytes in weights]",
+        "nbytes / flow.most_nbytes",
+        "nbytes / nbytes.sum()",
         _TEST_MAX_MIN,
     ),
     Mutant(

@@ -34,14 +34,15 @@ class Flow:
         then: Called when it has ended.
     """
 
-    __slots__ = ("kind", "left_nbytes", "most_nbytes", "nbytes", "rate_Bps", "resources", "slot", "stage", "then")
+    __slots__ = ("has_zeros", "kind", "left_nbytes", "most_nbytes", "rate_Bps", "resources", "slot", "stage", "then")
 
     def __init__(self, stage: Stage, then: Callable[[], object]) -> None:
         self.stage = stage
         self.then = then
         self.resources: list[int] = stage.resources.tolist()
-        self.nbytes: list[float] = stage.nbytes.tolist()
-        self.most_nbytes = self.left_nbytes = max(self.nbytes, default=0.0)
+        nbytes: list[float] = stage.nbytes.tolist()
+        self.most_nbytes = self.left_nbytes = max(nbytes, default=0.0)
+        self.has_zeros = 0.0 in nbytes
         self.rate_Bps = 0.0
         self.kind = -1  # number of the stage, among few
         self.slot = max_min.NONE  # among many
@@ -116,7 +117,8 @@ class ManyFlows:
         self._leaving: list[int] = []
         self._n_pairs = 0  # those of flows that have left included
         self._has_changed = False
-        self._numbers: dict[int, int] = {}
+        self._number_of = np.full(len(capacity_Bps), max_min.NONE)
+        self._n_numbers = 0
         self.n_joined = 0
 
     def _rows(self, n_rows: int, is_float: bool, length: int) -> Any:
@@ -144,35 +146,33 @@ class ManyFlows:
             self._make_room(_SLOTS, slot + 1)
         flow.slot = slot
         self._make_room(_PAIRS, self._n_pairs + len(flow.resources))
-        numbers: list[Any] = list(map(self._numbers.get, flow.resources))
-        most_nbytes, weights = flow.most_nbytes, flow.nbytes
-        if None in numbers or 0.0 in weights:
-            used = [
-                each
-                for each in zip(flow.resources, flow.nbytes, strict=True)
-                if each[1] and self._capacity_Bps[each[0]] != math.inf
-            ]
-            numbers = [self._number(resource) for resource, _ in used]
-            weights = [nbytes for _, nbytes in used]
-        weights = [nbytes / most_nbytes for nbytes in weights]
+        resources, nbytes = flow.stage.resources, flow.stage.nbytes
+        numbers: Any = self._number_of[resources]
+        if flow.has_zeros or max_min.NONE in numbers.tolist():
+            self._number(resources[numbers == max_min.NONE].tolist())
+            numbers = self._number_of[resources]
+            used = (numbers != max_min.NONE) & (nbytes > 0)
+            numbers, nbytes = numbers[used], nbytes[used]
+        weights: Any = nbytes / flow.most_nbytes
         first = self._n_pairs
         self._n_pairs = end = first + len(numbers)
+        if not self._is_array:
+            numbers, weights = numbers.tolist(), weights.tolist()
         self._resource[first:end], self._weight[first:end] = numbers, weights
         self._left[slot], self._first[slot], self._n_of[slot] = flow.left_nbytes, first, len(numbers)
         self._added.append(slot)
         self.n_joined += 1
 
-    def _number(self, resource: int) -> int:
-        """Return the number of a resource, a new one if it was not used before."""
-        number = self._numbers.get(resource)
-        if number is not None:
-            return number
-        number = self._numbers[resource] = len(self._numbers)
-        self._make_room(_RESOURCES, number + 1)
-        self._state.resource_floats[max_min.CAPACITY][number] = self._capacity_Bps[resource]
-        for row in (max_min.HEAD, max_min.TAIL, max_min.PLACE):
-            self._state.resource_ints[row][number] = max_min.NONE
-        return number
+    def _number(self, resources: list[int]) -> None:
+        """Number resources that were not used before, unless they are unlimited."""
+        for resource in resources:
+            if self._capacity_Bps[resource] < math.inf:
+                number = self._number_of[resource] = self._n_numbers
+                self._n_numbers += 1
+                self._make_room(_RESOURCES, self._n_numbers)
+                self._state.resource_floats[max_min.CAPACITY][number] = self._capacity_Bps[resource]
+                for row in (max_min.HEAD, max_min.TAIL, max_min.PLACE):
+                    self._state.resource_ints[row][number] = max_min.NONE
 
     def _make_room(self, what: int, n: int) -> None:
         """Make room for so many slots, pairs or resources, and more."""
@@ -192,8 +192,8 @@ class ManyFlows:
 
     def change_capacity(self, resource: int, capacity_Bps: float) -> None:
         """Let a resource have another capacity from now on."""
-        number = self._numbers.get(resource)
-        if number is not None:
+        number = self._number_of[resource]
+        if number != max_min.NONE:
             self._state.resource_floats[max_min.CAPACITY][number] = capacity_Bps
             self._has_changed = True
 
@@ -203,7 +203,7 @@ class ManyFlows:
 
     def end(self) -> list[Flow]:
         """Take out the flows that end now, which is the time that `settle` said last."""
-        ended = [int(slot) for slot in self._ending_row[: self._state.counts[max_min.N_ENDING]]]
+        ended = [int(self._ending_row[at]) for at in range(self._state.counts[max_min.N_ENDING])]
         self._leaving += ended
         return [cast(Flow, self._flows[slot]) for slot in ended]
 
@@ -238,17 +238,15 @@ class ManyFlows:
             self._find_rows()
         if self._has_changed:
             self._has_changed = False
-            self._kernel.change_capacities(len(self._numbers), self._state)
-        n_leaving, n_added = len(self._leaving), len(self._added)
-        if n_leaving:
-            self._leaving_row[:n_leaving] = self._leaving
-        if n_added:
-            self._added_row[:n_added] = self._added
-        self._state.counts[max_min.N_SLOTS] = len(self._flows)
-        next_s = self._kernel.settle(now_s - self._settled_s, n_leaving, n_added, *self._state)
-        for slot in self._leaving:
+            self._kernel.change_capacities(self._n_numbers, self._state)
+        for at, slot in enumerate(self._added):  # one by one: usually there is one
+            self._added_row[at] = slot
+        for at, slot in enumerate(self._leaving):
+            self._leaving_row[at] = slot
             self._flows[slot] = None
-            self._free.append(slot)
+        self._state.counts[max_min.N_SLOTS] = len(self._flows)
+        next_s = self._kernel.settle(now_s - self._settled_s, len(self._leaving), len(self._added), *self._state)
+        self._free += self._leaving
         self._leaving, self._added = [], []
         self._settled_s = now_s
         return now_s + next_s
