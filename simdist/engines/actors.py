@@ -25,7 +25,10 @@ def perform(actor: Actor, cluster: LiveCluster) -> tuple[str, Steps]:
         RunError: The actor is no generator function; or, while it runs, it fails, yields what is no event, or goes on
             without letting time pass.
     """
-    steps = actor(cluster.clock, cluster)
+    try:
+        steps = actor(cluster.clock, cluster)
+    except TypeError as error:
+        raise RunError(f"actor {actor!r} is called with the environment and the cluster: {error}") from error
     if not isinstance(steps, Generator):
         raise RunError(f"actor {actor!r} is no generator function: it returned {steps!r}, and must yield events")
     name = f"actor {steps.__name__}"  # type: ignore[attr-defined]  # which generators have

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property, partial
+from operator import index
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ import simpy
 from simdist.cost.costs import Costs, Stage, Transfer
 from simdist.engines.clock import Clock, Notice, Steps
 from simdist.engines.network.fluid import FluidNetwork
+from simdist.errors import RunError
 from simdist.plan.ops import STREAMS, Stream
 from simdist.plan.walk import Instance
 from simdist.traces.links import LinkRecorder
@@ -58,6 +60,8 @@ class LiveLink:
         capacity_Bps: Bytes per second when nothing disturbs it.
     """
 
+    __slots__ = ("_cluster", "_shares", "capacity_Bps", "index", "name")
+
     def __init__(self, cluster: "LiveCluster", name: str, index: int, capacity_Bps: float) -> None:
         self._cluster = cluster
         self._shares: dict[object, float] = {}
@@ -65,7 +69,7 @@ class LiveLink:
 
     @property
     def share(self) -> float:
-        """What is left of the capacity, at least 0; nothing passes at 0.
+        """What is left of the capacity, from 0 to 1; nothing passes at 0.
 
         Every process sets a share of its own, which holds until it sets another, and what is left is their product.
         """
@@ -73,8 +77,8 @@ class LiveLink:
 
     @share.setter
     def share(self, share: float) -> None:
-        if not 0 <= share < math.inf:
-            raise ValueError(f"share {share} of {self.name}: must be a number from 0 on")
+        if not 0 <= share <= 1:
+            raise ValueError(f"share {share} of {self.name}: must be from 0 to 1")
         before = self.share
         self._shares[self._cluster.clock.active_process] = share
         if self.share != before:
@@ -257,13 +261,16 @@ class LiveCluster:
         if self._observers:
             change = Change(self.clock.now, who, state, instance, share)
             for observer in self._observers:
-                observer(change)
+                try:
+                    observer(change)
+                except Exception as error:
+                    raise RunError(f"observer {observer!r} failed at {change}: {error!r}") from error
 
     def stopped(self) -> list[str]:
         """Return which transfers cannot go on, and where."""
-        closed = {index: link.name for index, link in self.links.items() if not link.share}
+        closed = {number: link.name for number, link in self.links.items() if not link.share}
         used = {
-            who: {closed[index] for stage in transfer.stages for index in stage.resources.tolist() if index in closed}
+            who: {closed[each] for stage in transfer.stages for each in stage.resources.tolist() if each in closed}
             for who, transfer in self._moving.values()
         }
         return [f"{who} waits for {', '.join(sorted(names))}, of which nothing is left" for who, names in used.items()]
@@ -285,7 +292,7 @@ class LiveCluster:
 
 
 def _checked(what: str, number: int, n: int) -> int:
-    if not 0 <= number < n:
+    if not 0 <= index(number) < n:
         raise ValueError(f"{what} {number}: there are 0 to {n - 1}")
     return number
 

@@ -47,7 +47,7 @@ def _endpoint(value: object) -> object:
 
 
 Share = Annotated[Fraction, AfterValidator(_some)]
-Length = Annotated[Seconds, Field(gt=0)]
+Length = Annotated[Seconds, Field(ge=1e-3)]  # less would take more events than a run has operations
 Endpoint: TypeAlias = Annotated[int | Literal["storage"], BeforeValidator(_endpoint)]
 
 

@@ -228,8 +228,8 @@ def _kinds(real: Trace, simulated: Trace) -> tuple[OperationKind, ...]:
         if isinstance(each.op, COLLECTIVES):
             groups[operation_kind(each.op)] = each.op.group
         if isinstance(each.op, Copy | Save):
-            ranks = (rank for rank in range(real.plan.world_size) if not each.op.by.is_first(rank))
-            absent[operation_kind(each.op)] = list(ranks)
+            others = [rank for rank in range(real.plan.world_size) if not each.op.by.is_first(rank)]
+            absent[operation_kind(each.op)] = others
     both = (simulated, real)
     spans = {
         key: [_lengths(trace, np.concatenate(parts), groups.get(key)) for trace in both] for key, parts in rows.items()

@@ -316,6 +316,20 @@ def sharing_too_little(env, cluster):
     yield env.timeout(0)
 
 
+def sharing_too_much(env, cluster):
+    cluster.nic_in(0).share = 2
+    yield env.timeout(0)
+
+
+def misspelling_share(env, cluster):
+    cluster.nic_in(0).shar = 0.5
+    yield env.timeout(0)
+
+
+def holding_a_fraction(env, cluster):
+    yield cluster.rank(0.5).hold("compute", 1.0)
+
+
 def holding_for_ever(env, cluster):
     yield cluster.rank(0).hold("compute", float("inf"))
 
@@ -351,7 +365,11 @@ def closing_badly(env, cluster):
         (sending_home, r"from node 1 to node 1: no link between nodes is on the way"),
         (sending_less_than_nothing, r"transfer of -1.0 bytes: must be a number from 0 on"),
         (opening_nothing, r"a flow needs a link"),
-        (sharing_too_little, r"share -0.5 of nic_in\[0\]: must be a number from 0 on"),
+        (sharing_too_little, r"share -0.5 of nic_in\[0\]: must be from 0 to 1"),
+        (sharing_too_much, r"share 2 of nic_in\[0\]: must be from 0 to 1"),
+        (misspelling_share, r"misspelling_share failed at 0 s: AttributeError: .*'shar'"),
+        (holding_a_fraction, r"holding_a_fraction failed at 0 s: TypeError: 'float' object"),
+        (lambda: iter(()), r"actor .* is called with the environment and the cluster: .* 0 positional arguments"),
         (holding_for_ever, r"hold of inf s: must be a number of seconds from 0 on"),
         (holding_what_is_no_stream, r"stream 'network': there are host, compute, comm, io"),
         (waiting_for_who_fails, r"actor waiting_for_who_fails failed at 0.25 s: ValueError: rank 17"),
@@ -361,6 +379,14 @@ def closing_badly(env, cluster):
 def test_an_actor_that_does_wrong_is_named(actor, says):
     with pytest.raises(RunError, match=says):
         makespan_s(actor)
+
+
+def test_an_observer_that_fails_is_named():
+    def misled(change):
+        raise KeyError(change.who)
+
+    with pytest.raises(RunError, match=r"observer .*misled.* failed at Change\(time_s=0.0, who='rank 0 "):
+        building.simulate(SCENARIO, observers=[misled])
 
 
 def test_the_fast_engine_refuses_actors_and_observers_and_auto_takes_the_other():
