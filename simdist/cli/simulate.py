@@ -128,7 +128,7 @@ def _simulate(planned: inputs.PlannedSchedule, engine: Engine, bar: ProgressBar)
 
 
 def _record(planned: inputs.PlannedSchedule, done: _Simulated, file: Path | None) -> dict[str, Any]:
-    links_s = {name: float(seconds[0]) for name, seconds in done.where.links_per_step_s().items() if seconds[0] > 0}
+    links_s = done.where.links_per_step_s()
     return {
         "schedule": planned.schedule.name,
         "step_s": float(done.where.step_s[0]),

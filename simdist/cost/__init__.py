@@ -8,20 +8,15 @@ if TYPE_CHECKING:
     from simdist.cost.compute import ComputeCost, compute_s, tensor_backward_s
     from simdist.cost.costs import Costs, Local, OpCost, Resources, Shared, Stage, Transfer, Varying
     from simdist.cost.pricing import price
-    from simdist.cost.traffic import Background, Flight, LinkShares, Traffic
 
 __all__ = [
-    "Background",
     "ComputeCost",
     "Costs",
-    "Flight",
-    "LinkShares",
     "Local",
     "OpCost",
     "Resources",
     "Shared",
     "Stage",
-    "Traffic",
     "Transfer",
     "Varying",
     "compute_s",
@@ -33,6 +28,5 @@ __getattr__ = exporting(
     __name__,
     dict.fromkeys(("ComputeCost", "compute_s", "tensor_backward_s"), "compute")
     | dict.fromkeys(("Costs", "Local", "OpCost", "Resources", "Shared", "Stage", "Transfer", "Varying"), "costs")
-    | dict.fromkeys(("Background", "Flight", "LinkShares", "Traffic"), "traffic")
     | {"price": "pricing"},
 )

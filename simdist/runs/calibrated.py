@@ -1,7 +1,5 @@
 """Simulates run directories on their own machines or on others: on calibrated ones, from a cluster file."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,9 +49,12 @@ def simulate_run(run: RunDirectory, machines: Calibrated | None, *, real: Trace 
         PlanError: The engine refuses the plan.
         UnsupportedError: The engine cannot simulate it.
     """
-    with _naming(run, machines):
+    where = f"{run.path} with {machines.file}" if machines else str(run.path)
+    try:
         costs = price_run(run, machines, real=real)
         return simulate(run.plan, costs, run.delays, traffic=traffic(run.scenario, costs, run.scenario.seed))
+    except (PlanError, ScenarioError, UnsupportedError) as error:
+        raise type(error)(f"{where}: {error}") from None
 
 
 def price_run(run: RunDirectory, machines: Calibrated | None, *, real: Trace | None) -> Costs:
@@ -65,15 +66,6 @@ def price_run(run: RunDirectory, machines: Calibrated | None, *, real: Trace | N
     """
     cluster = _cluster(run, machines, real) if machines else run.scenario.cluster
     return price_of(run.plan, run.scenario.model_copy(update={"cluster": cluster}))
-
-
-@contextmanager
-def _naming(run: RunDirectory, machines: Calibrated | None) -> Iterator[None]:
-    where = f"{run.path} with {machines.file}" if machines else str(run.path)
-    try:
-        yield
-    except (PlanError, ScenarioError, UnsupportedError) as error:
-        raise type(error)(f"{where}: {error}") from None
 
 
 def _cluster(run: RunDirectory, machines: Calibrated, real: Trace | None) -> Cluster:

@@ -5,16 +5,15 @@ pass), `compute` (the GPU is slow) or `io` (loading is slow).
 """
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias, assert_never, get_args
+from typing import Annotated, Literal, Self, TypeAlias, assert_never, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from simdist.plan.ops import Channel
 from simdist.scenario.cluster import Selection
-from simdist.scenario.recordings import Form, beside_the_scenario, read_table
+from simdist.scenario.recordings import Form, RecordingFile, read_table
 from simdist.settings.base import Fault, Settings, refuse
 from simdist.settings.units import Factor, Fraction, Seconds, Whole
 
@@ -125,13 +124,8 @@ class Recorded(_Disturbance):
     """
 
     kind: Literal["recorded"] = "recorded"
-    file: Path
+    file: RecordingFile
     resample_steps: Annotated[Whole, Field(ge=1)] | None = None
-
-    @field_validator("file", mode="before")
-    @classmethod
-    def _beside_the_scenario(cls, value: Any, info: ValidationInfo) -> Any:
-        return beside_the_scenario(value, info)
 
     @model_validator(mode="after")
     def _readable(self) -> Self:

@@ -6,15 +6,14 @@ link multiplies. Times count from the start of the run; latencies stay as they a
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from simdist.scenario.cluster import Cluster, Count, Selection
-from simdist.scenario.recordings import Form, beside_the_scenario, read_table
+from simdist.scenario.recordings import Form, RecordingFile, read_table
 from simdist.settings.base import Fault, Settings, refuse, shown
 from simdist.settings.units import Fraction, Nbytes, Seconds
 
@@ -46,7 +45,15 @@ def _endpoint(value: object) -> object:
     return value
 
 
+def _after_begin(end_s: float | None, info: ValidationInfo) -> float | None:
+    begin_s = info.data.get("begin_s", 0.0)
+    if end_s is not None and end_s <= begin_s:
+        raise ValueError(f"{end_s:g} s is not after begin, {begin_s:g} s: write a later time, or leave it out")
+    return end_s
+
+
 Share = Annotated[Fraction, AfterValidator(_some)]
+End = Annotated[Seconds | None, AfterValidator(_after_begin)]
 Length = Annotated[Seconds, Field(ge=1e-3)]  # less would take more events than a run has operations
 Endpoint: TypeAlias = Annotated[int | Literal["storage"], BeforeValidator(_endpoint)]
 
@@ -92,12 +99,7 @@ class LinkPersistent(_LinkDisturbance):
     kind: Literal["persistent"] = "persistent"
     share: Share
     begin_s: Seconds = 0.0
-    end_s: Seconds | None = None
-
-    @model_validator(mode="after")
-    def _ends_later(self) -> Self:
-        _check_end(self.begin_s, self.end_s)
-        return self
+    end_s: End = None
 
     @property
     def is_whole_run(self) -> bool:
@@ -182,12 +184,7 @@ class LinkRecorded(_LinkDisturbance):
     """
 
     kind: Literal["recorded"] = "recorded"
-    file: Path
-
-    @field_validator("file", mode="before")
-    @classmethod
-    def _beside_the_scenario(cls, value: Any, info: ValidationInfo) -> Any:
-        return beside_the_scenario(value, info)
+    file: RecordingFile
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
@@ -234,8 +231,8 @@ class _Flows(Settings):
                 faults.append(((key,), "storage: the cluster has none, write cluster.storage or a node"))
         if self.source == self.to:
             faults.append((("to",), f"{shown(self.to)} is where the flows come from: they pass no link"))
-        is_limited = "storage" in (self.source, self.to) or not _lacking("nic", cluster)
-        return faults or ([] if is_limited else [(("from",), str(_lacking("nic", cluster)))])
+        problem = None if "storage" in (self.source, self.to) else _lacking("nic", cluster)
+        return faults or ([(("from",), problem)] if problem else [])
 
 
 class Steady(_Flows):
@@ -243,12 +240,7 @@ class Steady(_Flows):
 
     kind: Literal["steady"] = "steady"
     begin_s: Seconds = 0.0
-    end_s: Seconds | None = None
-
-    @model_validator(mode="after")
-    def _ends_later(self) -> Self:
-        _check_end(self.begin_s, self.end_s)
-        return self
+    end_s: End = None
 
 
 class Periodic(_Flows):
@@ -303,30 +295,18 @@ def never_slows(disturbance: LinkDisturbance) -> bool:
 
 def _lacking(link: LinkKind, cluster: Cluster) -> str | None:
     """Say why a cluster has no such link, or none that could be slower."""
-    if link == "storage":
-        if cluster.storage is None:
-            return "storage: the cluster has none, write cluster.storage"
-        return _unlimited(link, "cluster.storage", cluster.storage.bandwidth_Bps)
+    if link == "storage" and cluster.storage is None:
+        return "storage: the cluster has none, write cluster.storage"
     if link == "switch" and cluster.nodes == 1:
         return "switch: a cluster of one node has none: write cluster.nodes: 2 or more, or another link"
-    if link.startswith("fabric"):
-        is_limited = cluster.fabric.table is not None
-        return None if is_limited else _unlimited(link, "cluster.fabric", cluster.fabric.bandwidth_Bps)
-    is_limited = cluster.network.table is not None
-    return None if is_limited else _unlimited(link, "cluster.network", cluster.network.bandwidth_Bps)
-
-
-def _unlimited(link: LinkKind, where: str, bandwidth_Bps: float) -> str | None:
-    if math.isfinite(bandwidth_Bps):
-        return None
-    return f"{link}: {where} is unlimited, and so is each share of it: write its bandwidth, e.g. 25 Gbit/s"
-
-
-def _check_end(begin_s: float, end_s: float | None) -> None:
-    if end_s is not None and end_s <= begin_s:
-        refuse(
-            "end", [(("end",), f"{end_s:g} s is not after begin, {begin_s:g} s: write a later time, or leave it out")]
-        )
+    if cluster.storage and link == "storage":
+        where, is_limited = "storage", math.isfinite(cluster.storage.bandwidth_Bps)
+    else:
+        where = "fabric" if link.startswith("fabric") else "network"
+        line = cluster.fabric if where == "fabric" else cluster.network
+        is_limited = line.table is not None or math.isfinite(line.bandwidth_Bps)
+    fault = f"{link}: cluster.{where} is unlimited, and so is each share of it: write its bandwidth, e.g. 25 Gbit/s"
+    return None if is_limited else fault
 
 
 def _table_problems(table: Floats) -> Iterator[str]:

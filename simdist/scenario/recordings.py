@@ -4,11 +4,11 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationInfo
+from pydantic import BeforeValidator, ValidationInfo
 
 from simdist.arrays import ArrayError, Declared, open_arrays
 from simdist.files import open_regular, read_content
@@ -38,16 +38,15 @@ class Form:
     place: str
 
 
-def beside_the_scenario(value: Any, info: ValidationInfo) -> Path:
-    """Return the absolute path of a recording, whose name is relative to the scenario's file.
-
-    Raises:
-        ValueError: It is no name of a recording.
-    """
+def _beside_the_scenario(value: Any, info: ValidationInfo) -> Path:
     if not isinstance(value, str | Path) or Path(value).suffix not in (".npz", ".csv"):
         raise ValueError(f"{shown(value)} is no recording: {_NAME}")
     folder = info.context.folder if isinstance(info.context, FromFile) else Path()
     return (folder / value).absolute()
+
+
+#: The absolute path of a recording, whose name is relative to the scenario's file.
+RecordingFile = Annotated[Path, BeforeValidator(_beside_the_scenario)]
 
 
 def read_table(

@@ -18,9 +18,7 @@ from simdist.runs.building import Built, build, delay_sampler, traffic
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.studies.statistics import mean_interval, ratio_interval
-from simdist.traces.breakdown import STATES, Breakdown, HeldUp, break_down
-from simdist.traces.links import Held
-from simdist.traces.trace import Trace
+from simdist.traces.breakdown import STATES, Breakdown, break_down
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -274,10 +272,14 @@ def _collect_des(built: Built, measured: Sequence[tuple[Breakdown, "Epochs | Non
 def _measure_fast(draw: Draw, built: Built, seeds: list[int], progress: Progress | None) -> Iterator[Breakdown]:
     world_size = built.plan.world_size
     batch = max(1, _BATCH_VALUES // world_size)
+    held = None
+    if built.costs.shares:
+        from simdist.studies.held import steady_held
+
+        held = steady_held(built.plan, built.costs)
     for first in range(0, len(seeds), batch):
         some = seeds[first : first + batch]
         report = _reporter(progress, built, n_seeds=len(seeds), before=first, each=len(some))
-        held = _steady_held(built)
         yield fast.measure(built.plan, built.costs, draw(some), n_seeds=len(some), progress=report, held=held)
 
 
@@ -286,6 +288,7 @@ def _measure_des(
 ) -> Iterator[tuple[Breakdown, "Epochs | None"]]:
     from simdist.engines import des
     from simdist.studies.epochs import find_epochs
+    from simdist.studies.held import find_held
     from simdist.traces.reads import expected
 
     reads = expected(built.plan) if built.plan.dataset else None
@@ -295,24 +298,9 @@ def _measure_des(
         report = _reporter(progress, built, n_seeds=len(different), before=number, each=1)
         links = traffic(scenario, built.costs, seed)
         trace = des.simulate(built.plan, built.costs, delays, traffic=links, progress=report)
-        measured = break_down(trace, _held(trace, built)), find_epochs(trace, reads) if reads else None
+        held = find_held(trace, built.costs) if trace.links else None
+        measured = break_down(trace, held), find_epochs(trace, reads) if reads else None
         yield from [measured] * (len(seeds) // len(different))
-
-
-def _steady_held(built: Built) -> HeldUp | None:
-    if not built.costs.shares:
-        return None
-    from simdist.studies.held import steady_held
-
-    return steady_held(built.plan, built.costs)
-
-
-def _held(trace: Trace, built: Built) -> Held | None:
-    if not trace.links:
-        return None
-    from simdist.studies.held import find_held
-
-    return find_held(trace, built.costs)
 
 
 def _means(of_seeds: "Sequence[Epochs]") -> tuple[EpochMeans, ...]:
@@ -357,9 +345,9 @@ def _mean_links_s(parts: Sequence[Breakdown]) -> dict[str, float]:
     totals_s: dict[str, float] = {}
     for part in parts:
         for name, seconds in part.links_per_step_s().items():
-            totals_s[name] = totals_s.get(name, 0.0) + float(seconds.sum())
+            totals_s[name] = totals_s.get(name, 0.0) + seconds * len(part.makespan_s)
     n_seeds = sum(len(part.makespan_s) for part in parts)
-    return {name: total_s / n_seeds for name, total_s in sorted(totals_s.items()) if total_s > 0}
+    return {name: total_s / n_seeds for name, total_s in sorted(totals_s.items())}
 
 
 def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:

@@ -61,7 +61,6 @@ class Breakdown:
         comm_s: Seconds of exposed communication, likewise.
         wait_s: Seconds of waiting for other ranks, likewise.
         io_s: Seconds of exposed loads and saves, likewise.
-        save_s: Seconds of these in which a checkpoint is written and nothing is loaded, likewise.
         host_s: Seconds in which the host had given the device nothing to do, likewise.
         links_s: Of communication and loads, the seconds for which a link that misbehaved held them up, by its name.
     """
@@ -72,7 +71,6 @@ class Breakdown:
     comm_s: Times
     wait_s: Times
     io_s: Times
-    save_s: Times
     host_s: Times
     links_s: dict[str, Times] = field(default_factory=dict)
 
@@ -86,9 +84,10 @@ class Breakdown:
         totals_s = (self.compute_s, self.comm_s, self.wait_s, self.io_s, self.host_s)
         return np.asarray(dict(zip(STATES, totals_s, strict=True))[state].mean(axis=0) / self.n_steps)
 
-    def links_per_step_s(self) -> dict[str, Times]:
-        """Return the seconds per step for which each link held ranks up, averaged over ranks, `[n_seeds]`."""
-        return {name: np.asarray(seconds.mean(axis=0) / self.n_steps) for name, seconds in self.links_s.items()}
+    def links_per_step_s(self) -> dict[str, float]:
+        """Return the seconds per step for which links held ranks up, averaged over ranks and seeds, if any."""
+        means_s = {name: float(seconds.mean()) / self.n_steps for name, seconds in self.links_s.items()}
+        return {name: mean_s for name, mean_s in means_s.items() if mean_s > 0}
 
 
 @dataclass(slots=True)
@@ -121,7 +120,7 @@ class Attribution:
         self._held = held
         self._links_s: dict[str, Times] = {}
         shape = (world_size, n_seeds)
-        self._gap_s, self._comm_s, self._wait_s, self._io_s, self._save_s = (np.zeros(shape) for _ in range(5))
+        self._gap_s, self._comm_s, self._wait_s, self._io_s = (np.zeros(shape) for _ in range(4))
         self._compute_end_s: Times = np.zeros(shape)
         self._last_end_s: dict[Stream, Times] = {}
         self._open = _Open()
@@ -168,7 +167,6 @@ class Attribution:
             comm_s=self._comm_s,
             wait_s=self._wait_s + (makespan_s - finish_s),
             io_s=self._io_s,
-            save_s=self._save_s,
             host_s=np.maximum(host_s, 0.0),
             links_s=self._links_s,
         )
@@ -190,8 +188,7 @@ class Attribution:
         for start_s, end_s in self._open.loads:
             self._cut_transfer(_clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s), self._io_s)
         for start_s, end_s in self._open.saves:
-            span = _clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s)
-            self._cut_save(*span, self._io_s, self._save_s)
+            self._cut_save(_clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s), self._io_s)
         for name, stream, start_s, end_s in self._open.held:
             total_s = self._links_s.setdefault(name, np.zeros_like(self._gap_s))
             start_s, end_s = _clip(start_s, begin_s, next_s), _clip(end_s, begin_s, next_s)
@@ -202,21 +199,19 @@ class Attribution:
             else:
                 self._cut_save(start_s, end_s, total_s)
 
-    def _cut_save(self, free_s: Times, end_s: Times, *totals_s: Times) -> None:
+    def _cut_save(self, free_s: Times, end_s: Times, total_s: Times) -> None:
         """Add what of the span of a save neither loads nor collectives take."""
         for load_start_s, load_end_s in self._open.loads:
-            self._cut_transfer(free_s, _clip(load_start_s, free_s, end_s), *totals_s)
+            self._cut_transfer(free_s, _clip(load_start_s, free_s, end_s), total_s)
             free_s = _clip(load_end_s, free_s, end_s)
-        self._cut_transfer(free_s, end_s, *totals_s)
+        self._cut_transfer(free_s, end_s, total_s)
 
-    def _cut_transfer(self, free_s: Times, end_s: Times, *totals_s: Times) -> None:
+    def _cut_transfer(self, free_s: Times, end_s: Times, total_s: Times) -> None:
         """Add what of a span no collective takes, piece by piece: a difference of sums can be below 0."""
         for each in self._open.collectives:
-            for total_s in totals_s:
-                total_s += _clip(each.ready_s, free_s, end_s) - free_s
+            total_s += _clip(each.ready_s, free_s, end_s) - free_s
             free_s = _clip(each.end_s, free_s, end_s)
-        for total_s in totals_s:
-            total_s += end_s - free_s
+        total_s += end_s - free_s
 
     def _add_up(self) -> None:
         """Add the gaps of a batch, and what of them collectives take, to the totals, in their order."""

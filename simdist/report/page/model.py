@@ -46,8 +46,7 @@ class Execution:
         if not where.makespan_s[0]:
             raise TraceError(f"{label}, {origin}: no operation takes any time; give e.g. forward: 20 ms")
         states_s = {state: where.per_step_s(state) for state in STATES}
-        links_s = {name: float(seconds[0]) for name, seconds in where.links_per_step_s().items() if seconds[0] > 0}
-        times = ScheduleTimes(label, trace.source, where.step_s, states_s, links_s=links_s)
+        times = ScheduleTimes(label, trace.source, where.step_s, states_s, links_s=where.links_per_step_s())
         return cls(origin, trace, times, attribute_waiting(trace, held))
 
     @property

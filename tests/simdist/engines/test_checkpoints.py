@@ -86,8 +86,8 @@ def test_blocking_checkpoint_holds_up_the_step_after_it(checkpoint, write_s, nby
     expected_s = [STEP_S, STEP_S, with_file_s] * N_CHECKPOINTS
     np.testing.assert_allclose(step_s(trace), expected_s, rtol=1e-9)
     writes = 4 if checkpoint.get("ranks") == "all" else 1
-    np.testing.assert_allclose(break_down(trace).save_s[:writes], N_CHECKPOINTS * write_s, rtol=1e-9)
-    assert not break_down(trace).save_s[writes:].any()
+    np.testing.assert_allclose(break_down(trace).io_s[:writes], N_CHECKPOINTS * write_s, rtol=1e-9)
+    assert not break_down(trace).io_s[writes:].any()
 
 
 @pytest.mark.parametrize("every_s", [0.07, 0.5])  # a file takes longer than the steps between two, and shorter
@@ -167,7 +167,7 @@ schedules: [{kind: sync}]
                 found["load" if isinstance(op, ops.Load) else "save"].append(times)
     assert found == {"load": [(0, 6), (6, 12), (12, 23)], "save": [(13, 21), (21, 26), (30, 34)]}
     states = break_down(trace)
-    assert (states.compute_s[0, 0], states.io_s[0, 0], states.save_s[0, 0]) == (21, 13, 4)
+    assert (states.compute_s[0, 0], states.io_s[0, 0]) == (21, 13)
 
 
 def test_a_save_and_a_load_that_an_outage_holds_up_together_count_once():

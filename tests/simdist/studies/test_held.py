@@ -48,7 +48,7 @@ def test_what_a_transfer_takes_longer_is_booked_on_the_link(links, name, held_s)
     totals = {link: seconds for link, seconds in held.rank_seconds().items() if seconds}
     assert totals == {name: pytest.approx(2 * held_s)}
     where = break_down(trace, held)
-    assert where.links_per_step_s()[name][0] == pytest.approx(held_s)
+    assert where.links_per_step_s()[name] == pytest.approx(held_s)
     assert where.comm_s[:, 0] == pytest.approx([1 + held_s] * 2)
     replayed_s, repaired = without_links(trace, held)
     assert (replayed_s, repaired[name]) == pytest.approx((3 + held_s, 3.0))
