@@ -351,8 +351,8 @@ _NETWORK = (
         "network",
         "rates of a set are remembered whatever its links carry",
         _FLUID,
-        "key = component.kinds, self._altered(component.flows) if self._former_Bps else ()",
-        "key = component.kinds, ()",
+        "        self._capacity_Bps[resource] = capacity_Bps\n        self._rates_Bps.clear()\n",
+        "        self._capacity_Bps[resource] = capacity_Bps\n",
         _TEST_DISTURBED,
     ),
     Mutant(

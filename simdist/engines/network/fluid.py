@@ -9,9 +9,10 @@ felt by those who share a resource with who came or went, directly or through ot
 know of each other; an event costs the size of the component that it happens in, however many transfers fly elsewhere.
 A component that somebody leaves may fall apart, so those who stay join again, like those who arrive.
 
-A few flows are solved again at every event: schedules repeat themselves, the same stages meet in every step, and the
-rates of sets that met before are remembered, and whether those who stay have anything in common. Where many flows
-share, sets hardly ever meet again; `flows` keeps their state in arrays, and a compiled kernel fills them anew.
+A few flows are solved again at every event: schedules repeat themselves, the same stages meet in every step, and on
+alike nodes alike ones. The rates of sets that met before are remembered, and whether those who stay have anything in
+common. Where many flows share, sets hardly ever meet again; `flows` keeps their state in arrays, and a compiled kernel
+fills them anew.
 
 Capacities may change while transfers fly; nothing passes a resource of capacity 0, and what was in flight goes on where
 it stopped. Flows without an end share like transfers until they are closed.
@@ -37,7 +38,7 @@ LAST = EventPriority(2)  # SimPy runs events of one moment by priority: 0 urgent
 Then: TypeAlias = Callable[[], object]
 _Kinds: TypeAlias = tuple[int, ...]
 _Parts: TypeAlias = tuple[list[int], list[int], bool]
-_Set: TypeAlias = tuple[_Kinds, tuple[tuple[int, float], ...]]
+_Form: TypeAlias = tuple[tuple[int, ...], bytes, tuple[float, ...], tuple[int, ...]]
 
 _TOGETHER = 1e-12  # transfers due within this share of the time to the next end end together
 _REMEMBERED = 4096  # sets of stages
@@ -91,7 +92,6 @@ class FluidNetwork:
         self._timeline = timeline
         self._few = few
         self._capacity_Bps: list[float] = capacity_Bps.tolist()
-        self._former_Bps: dict[int, float] = {}  # of resources whose capacities are not what they were at first
         self._changing: dict[int, float] = {}  # capacities from this moment on
         self._component_on: list[_Component | None] = [None] * len(capacity_Bps)
         self._n_components = 0
@@ -100,7 +100,8 @@ class FluidNetwork:
         self._kernel = Kernel()
         self._kind_of: dict[int, tuple[int, Stage]] = {}  # by id; stages are kept, so that no other takes it
         self._first_kind = 0
-        self._remembered: dict[_Set, list[float]] = {}
+        self._rates_Bps: dict[_Kinds, list[float]] = {}  # while capacities are what they are
+        self._rates_of_form_Bps: dict[_Form, list[float]] = {}
         self._parts: dict[tuple[_Kinds, _Kinds], _Parts] = {}
 
     def start(self, transfer: Transfer) -> simpy.Event:
@@ -217,8 +218,7 @@ class FluidNetwork:
         component = self._without_due(resource)
         before_Bps = self._capacity_Bps[resource]
         self._capacity_Bps[resource] = capacity_Bps
-        if self._former_Bps.setdefault(resource, before_Bps) == capacity_Bps:
-            del self._former_Bps[resource]
+        self._rates_Bps.clear()
         if component is None:
             return []
         self._advance(component)
@@ -240,11 +240,8 @@ class FluidNetwork:
 
     def _join(self, flow: Flow) -> "_Component":
         """Take a flow into the component that it shares resources with, and make one of several; return it."""
-        components: list[_Component] = []
-        for resource in flow.resources:
-            each = self._component_on[resource]
-            if each is not None and each not in components:
-                components.append(each)
+        found = dict.fromkeys(map(self._component_on.__getitem__, flow.resources))
+        components = [each for each in found if each is not None]
         for component in components:
             self._advance(component)
         if not components:
@@ -267,6 +264,7 @@ class FluidNetwork:
                 component.many.join(flow)
         if component.many is None:
             component.flows += flows
+            component.kinds = ()
 
     def _dissolve(self, component: "_Component") -> list[Flow]:
         """Take a component out; return those who were in it."""
@@ -303,57 +301,54 @@ class FluidNetwork:
             self._timeline.call_at(component.next_end_s, partial(self._end, component, component.n_plans))
 
     def _find_rates(self, component: "_Component") -> float:
-        """Set the rates of a few flows; return in how many seconds the first of them end, and remember which."""
-        flows = component.flows
+        """Set the rates of a few flows; return in how many seconds the first of them end."""
+        if not component.kinds:
+            self._sort(component)
+        left_s = []
+        for flow, rate_Bps in zip(component.flows, self._fair_rates_Bps(component), strict=True):
+            flow.rate_Bps = rate_Bps
+            left_nbytes = flow.left_nbytes
+            left_s.append(left_nbytes / rate_Bps if rate_Bps > 0 and left_nbytes < math.inf else math.inf)
+        component.left_s = left_s
+        return max(min(left_s), 0.0)
+
+    def _sort(self, component: "_Component") -> None:
+        """Sort a few flows by their stages: one set to remember, whichever came first."""
         if len(self._kind_of) > _NUMBERED:
             self._forget_kinds()
-        for flow in flows:
+        for flow in component.flows:
             if flow.kind < self._first_kind:
                 kind = self._first_kind + len(self._kind_of)
                 flow.kind, _ = self._kind_of.setdefault(id(flow.stage), (kind, flow.stage))
-        flows.sort(key=_kind)  # one set to remember, whichever came first
-        component.kinds = tuple([flow.kind for flow in flows])
-        left_s, next_s = [], math.inf
-        for flow, rate_Bps in zip(flows, self._fair_rates_Bps(component), strict=True):
-            flow.rate_Bps = rate_Bps
-            left_nbytes = flow.left_nbytes
-            each_s = left_nbytes / rate_Bps if rate_Bps > 0 and left_nbytes < math.inf else math.inf
-            left_s.append(each_s)
-            if each_s < next_s:
-                next_s = each_s
-        next_s = max(next_s, 0.0)
-        latest_s = next_s * (1 + _TOGETHER)
-        component.ending = tuple([at for at, each_s in enumerate(left_s) if each_s <= latest_s])
-        return next_s
+        component.flows.sort(key=_kind)
+        component.kinds = tuple([flow.kind for flow in component.flows])
 
     def _forget_kinds(self) -> None:
         """Renumber the stages, so that those that never come again are not kept."""
         self._first_kind += len(self._kind_of)
         self._kind_of.clear()
-        self._remembered.clear()
+        self._rates_Bps.clear()
         self._parts.clear()
 
     def _fair_rates_Bps(self, component: "_Component") -> list[float]:
-        key = component.kinds, self._altered(component.flows) if self._former_Bps else ()
-        rates_Bps = self._remembered.get(key)
+        rates_Bps = self._rates_Bps.get(component.kinds)
         if rates_Bps is None:
-            if len(self._remembered) >= _REMEMBERED:
-                self._remembered.clear()
-            rates_Bps = self._remembered[key] = fair_rates_Bps(component.flows, self._capacity_Bps, self._kernel)
+            form = _form(component.flows, self._capacity_Bps)
+            rates_Bps = self._rates_of_form_Bps.get(form)
+            if rates_Bps is None:
+                _make_room(self._rates_of_form_Bps)
+                rates_Bps = fair_rates_Bps(component.flows, self._capacity_Bps, self._kernel)
+                self._rates_of_form_Bps[form] = rates_Bps
+            _make_room(self._rates_Bps)
+            self._rates_Bps[component.kinds] = rates_Bps
         return rates_Bps
 
-    def _altered(self, flows: list[Flow]) -> tuple[tuple[int, float], ...]:
-        """Return the resources of some flows that carry less or more than at first, and what they carry."""
-        used = {resource for flow in flows for resource in flow.resources} & self._former_Bps.keys()
-        return tuple((resource, self._capacity_Bps[resource]) for resource in sorted(used))
-
-    def _after_end(self, component: "_Component") -> "_Parts":
-        key = component.kinds, component.ending
+    def _after_end(self, component: "_Component", ending: tuple[int, ...]) -> _Parts:
+        key = component.kinds, ending
         parts = self._parts.get(key)
         if parts is None:
-            if len(self._parts) >= _REMEMBERED:
-                self._parts.clear()
-            parts = self._parts[key] = _fall_apart(component.flows, component.ending)
+            _make_room(self._parts)
+            parts = self._parts[key] = _fall_apart(component.flows, ending)
         return parts
 
     def _end(self, component: "_Component", plan: int, _: simpy.Event) -> None:
@@ -379,10 +374,13 @@ class FluidNetwork:
 
     def _end_few(self, component: "_Component") -> list[Flow]:
         """Those who stay join again, unless they are a component as they stand."""
-        flows = component.flows
-        staying, freed, is_connected = self._after_end(component)
+        flows, left_s = component.flows, component.left_s
+        latest_s = max(min(left_s), 0.0) * (1 + _TOGETHER)
+        ending = tuple([at for at, each_s in enumerate(left_s) if each_s <= latest_s])
+        staying, freed, is_connected = self._after_end(component, ending)
         if is_connected:
             component.flows = [flows[at] for at in staying]
+            component.kinds = tuple([component.kinds[at] for at in staying])
             for resource in freed:
                 self._component_on[resource] = None
             component.number = None  # as if it were a new one
@@ -390,7 +388,7 @@ class FluidNetwork:
         else:
             self._dissolve(component)
             self._joining += [flows[at] for at in staying]
-        return [flows[at] for at in component.ending]
+        return [flows[at] for at in ending]
 
     def _stay(self, component: "_Component", many: ManyFlows) -> None:
         """Those who stay join again only if they are few, or may have fallen apart."""
@@ -404,17 +402,18 @@ class FluidNetwork:
 class _Component:
     """Flows that are joined by shared resources, with rates that hold from `settled_s` until the latest of `n_plans`.
 
-    A few are kept in `flows`, of which `ending` end next, many in `many`. A new one gets its number when rates are set.
+    A few are kept in `flows`, which end after `left_s`; `kinds` are the numbers of their stages, if known. Many are in
+    `many`. A new one gets its number when rates are set.
     """
 
-    __slots__ = ("ending", "flows", "is_gone", "kinds", "many", "n_plans", "next_end_s", "number", "settled_s")
+    __slots__ = ("flows", "is_gone", "kinds", "left_s", "many", "n_plans", "next_end_s", "number", "settled_s")
 
     def __init__(self, settled_s: float) -> None:
         self.number: int | None = None
         self.settled_s = settled_s
         self.flows: list[Flow] = []
         self.kinds: _Kinds = ()
-        self.ending: tuple[int, ...] = ()
+        self.left_s: list[float] = []
         self.many: ManyFlows | None = None
         self.n_plans = 0
         self.next_end_s = math.inf
@@ -425,6 +424,19 @@ class _Component:
 
 
 _kind = attrgetter("kind")
+
+
+def _make_room(remembered: dict[Any, Any]) -> None:
+    if len(remembered) >= _REMEMBERED:
+        remembered.clear()
+
+
+def _form(flows: Sequence[Flow], capacity_Bps: Sequence[float]) -> _Form:
+    """Return what the rates of flows depend on, whichever their resources are: alike nodes have the same."""
+    numbers: dict[int, int] = {}
+    used = tuple([numbers.setdefault(resource, len(numbers)) for flow in flows for resource in flow.resources])
+    put = b"".join([flow.stage.nbytes.tobytes() for flow in flows])
+    return used, put, tuple([capacity_Bps[each] for each in numbers]), tuple([len(flow.resources) for flow in flows])
 
 
 def _fall_apart(flows: Sequence[Flow], ending: Sequence[int]) -> _Parts:

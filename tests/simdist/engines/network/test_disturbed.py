@@ -141,7 +141,22 @@ def test_link_that_flaps_uses_the_rates_that_it_had_before():
             timeline.call_at(at_s, lambda _, each=capacity_Bps: network.set_capacity_Bps(0, each))
     timeline.run()
     assert ended_s == [199.0, 225.0]
-    assert len(network._remembered) == 4
+    assert len(network._rates_of_form_Bps) == 4
+
+
+def test_alike_links_use_the_rates_of_each_other():
+    """To the last bit as alone; a link of another capacity, and a transfer of other bytes, has its own."""
+    nbytes, capacity_Bps = [3.0, 3.0, 5.0, 3.0], [0.7, 0.7, 0.7, 0.9]
+    ended_s = [run([(0.0, flow(each, 0))] * 3, [Bps])[0] for each, Bps in zip(nbytes, capacity_Bps, strict=True)]
+    timeline = Timeline()
+    network = FluidNetwork(timeline, np.array(capacity_Bps))
+    found_s = {}
+    for link, each in enumerate(nbytes):
+        for _ in range(3):
+            network.fly(flow(each, link), lambda link=link: found_s.update({link: timeline.now}))
+    timeline.run()
+    assert [found_s[link] for link in range(4)] == ended_s
+    assert len(network._rates_of_form_Bps) == 3
 
 
 def some_stages(latencies_s):
