@@ -228,7 +228,7 @@ def _warn(session: common.Session, scenario: Scenario, wanted: TuneOptions) -> N
             f"warning: {scenario.steps} steps of a data set hold fewer than {_FEW_PERIODS} periods of {every} steps, "
             f"so the last steps decide; write steps: {_FEW_PERIODS * every} or more, or a smaller --global-every"
         )
-    if wanted.extras.micro_batches and scenario.disturbances:
+    if wanted.extras.micro_batches and any(scenario.delays):
         session.say("warning: delays are drawn per step: steps of more micro-batches meet fewer of them per sample")
     if any(isinstance(each, Recorded) for each in scenario.disturbances):
         session.say("recorded disturbances: every seed draws its own blocks of the recorded steps")

@@ -4,7 +4,7 @@ All schedules are measured with the same injected delays of the same seeds (comm
 differences are not noise. Intervals are 95 % confidence intervals over seeds, from Student's t distribution.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -237,8 +237,8 @@ def measure(
     draw = draw or partial(delay_sampler, scenario)
     return choose_engine(
         engine,
-        by_fast=lambda: _collect(built, "fast", list(_measure_fast(draw, built, seeds, progress))),
-        by_des=lambda: _collect_des(built, list(_measure_des(scenario, draw, built, seeds, progress))),
+        by_fast=lambda: _collect(built, "fast", _measure_fast(draw, built, seeds, progress)),
+        by_des=lambda: _collect(built, "des", _measure_des(scenario, draw, built, seeds, progress)),
     )
 
 
@@ -260,16 +260,9 @@ def measure_checkpoints(
     return replace(measured, checkpoint_s=measured.step_s - plain.step_s)
 
 
-def _collect_des(built: Built, measured: Sequence[tuple[Breakdown, "Epochs | None"]]) -> ScheduleTimes:
-    found = [each for _, each in measured if each is not None]
-    return replace(
-        _collect(built, "des", [states for states, _ in measured]),
-        epochs=_means(found),
-        staging_s=float(np.mean([each.staging_s for each in found])) if found else 0.0,
-    )
-
-
-def _measure_fast(draw: Draw, built: Built, seeds: list[int], progress: Progress | None) -> Iterator[Breakdown]:
+def _measure_fast(
+    draw: Draw, built: Built, seeds: list[int], progress: Progress | None
+) -> Iterator[tuple[Breakdown, None]]:
     world_size = built.plan.world_size
     batch = max(1, _BATCH_VALUES // world_size)
     held = None
@@ -280,7 +273,7 @@ def _measure_fast(draw: Draw, built: Built, seeds: list[int], progress: Progress
     for first in range(0, len(seeds), batch):
         some = seeds[first : first + batch]
         report = _reporter(progress, built, n_seeds=len(seeds), before=first, each=len(some))
-        yield fast.measure(built.plan, built.costs, draw(some), n_seeds=len(some), progress=report, held=held)
+        yield fast.measure(built.plan, built.costs, draw(some), n_seeds=len(some), progress=report, held=held), None
 
 
 def _measure_des(
@@ -330,12 +323,16 @@ def _reporter(
     return report
 
 
-def _collect(built: Built, engine: str, parts: list[Breakdown]) -> ScheduleTimes:
+def _collect(built: Built, engine: str, measured: Iterable[tuple[Breakdown, "Epochs | None"]]) -> ScheduleTimes:
+    parts, epochs = zip(*measured, strict=True)
+    found = [each for each in epochs if each is not None]
     return ScheduleTimes(
         label=built.schedule.name,
         engine=engine,
         step_s=np.concatenate([part.step_s for part in parts]),
         states_s={state: np.concatenate([part.per_step_s(state) for part in parts]) for state in STATES},
+        epochs=_means(found),
+        staging_s=float(np.mean([each.staging_s for each in found])) if found else 0.0,
         links_s=_mean_links_s(parts),
     )
 

@@ -203,3 +203,18 @@ def test_a_run_of_few_periods_of_a_data_set_is_warned_of(capsys, tmp_path):
     _, err = tune(capsys, write(tmp_path / "job.yaml", text), only="sync", seeds=2, search_seeds=1)
     assert "warning: 12 steps of a data set hold fewer than 10 periods of 2 steps" in err
     assert "write steps: 20 or more" in err
+
+
+@pytest.mark.parametrize(
+    ("disturbance", "is_said"),
+    [
+        ("{kind: persistent, on: link, link: nic, share: 50%}", False),
+        ("{kind: transient, probability: 10%, delay: 50 ms}", True),
+    ],
+)
+def test_delays_of_steps_with_more_micro_batches_are_spoken_of_where_there_are_some(
+    capsys, tmp_path, disturbance, is_said
+):
+    text = SMALL[: SMALL.index("disturbances:")] + f"disturbances: [{disturbance}]\nschedules: [{{kind: sync}}]\n"
+    _, err = tune(capsys, write(tmp_path / "job.yaml", text), only="sync", micro_batches="1,2")
+    assert ("delays are drawn per step" in err) == is_said
