@@ -24,10 +24,17 @@ from simdist.runs.building import build
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.settings.units import format_share
-from simdist.studies.comparison import Row, ScheduleTimes, find_baseline, measure_checkpoints, row, shared_delays
+from simdist.studies.comparison import (
+    Row,
+    ScheduleTimes,
+    find_baseline,
+    has_additions,
+    measure_with_additions,
+    row,
+    shared_delays,
+)
 
 _COLUMNS = (Column("schedule"), STEP_TIME, SPEEDUP, *STATES, Column("engine"))
-_CHECKPOINTS = Column("checkpoints add", "checkpoint_s", form=seconds)
 _EPOCH_COLUMNS = (
     *(Column("schedule"), Column("epoch")),
     Column("time", "seconds", form=seconds),
@@ -77,10 +84,10 @@ def command(
         built = build(scenario, schedule)
         keys[schedule.name] = key = kept.key(scenario, built, n_seeds=n_seeds, engine=engine)
         known = None if force else kept.get(key)
-        if known and (known.checkpoint_s is None) == (scenario.checkpoint is None):
+        if known and has_additions(scenario, known):
             session.say(f"{schedule.name}: measured before, taken from {kept.path}")
             return known, False
-        times = measure_checkpoints(scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw)
+        times = measure_with_additions(scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw)
         return times, True
 
     found: dict[str, Row] = {}
@@ -101,8 +108,12 @@ def command(
     rows = [found[schedule.name] for schedule in scenario.schedules]
     title = _title(scenario, reference.name, n_seeds)
     records = [each.document() for each in rows]
-    columns = (*_COLUMNS[:-1], _CHECKPOINTS, _COLUMNS[-1]) if scenario.checkpoint else _COLUMNS
-    tables = [table_text(title, columns, records)]
+    added = [Column(f"{what} add", f"{what}_add_s", form=seconds) for what in rows[0].added_s]
+    shown = [
+        record | {f"{what}_add_s": added_s for what, added_s in each.added_s.items()}
+        for record, each in zip(records, rows, strict=True)
+    ]
+    tables = [table_text(title, (*_COLUMNS[:-1], *added, _COLUMNS[-1]), shown)]
     if any(each.epochs for each in rows):
         about = "epochs: time, share of it stalled for want of a batch, samples by level"
         tables.append(table_text(about, _EPOCH_COLUMNS, _epoch_records(rows, found[reference.name])))

@@ -24,7 +24,7 @@ from simdist.studies.comparison import EpochMeans, Row, ScheduleTimes
 from simdist.traces.breakdown import STATES
 
 _SAMPLES = {"step", *STATES}
-_CHECKPOINT = "checkpoint"  # sample of plans that write some
+_ADD = " add"  # after the name of what adds to a step: a sample of its own
 
 
 class _Record(BaseModel, strict=True, allow_inf_nan=False):
@@ -37,14 +37,14 @@ class _Record(BaseModel, strict=True, allow_inf_nan=False):
     samples: dict[str, list[float]]
     epochs: list[EpochMeans] = []
     staging_s: float = 0.0
+    added_s: dict[str, float] = {}
     links_s: dict[str, float] = {}
 
     @model_validator(mode="after")
     def _is_sound(self) -> Self:
         """Refuse a record without the seconds of every seed, or with but a part of what belongs to epochs."""
-        if self.samples.keys() - {_CHECKPOINT} != _SAMPLES or any(
-            len(values) != self.seeds for values in self.samples.values()
-        ):
+        expected = _SAMPLES | {f"{what}{_ADD}" for what in self.added_s}
+        if self.samples.keys() != expected or any(len(values) != self.seeds for values in self.samples.values()):
             raise ValueError("other samples")
         if not all(self.samples["step"]) or len({"epochs", "staging_s"} & self.model_fields_set) == 1:
             raise ValueError("no times")
@@ -103,8 +103,8 @@ class KeptSchedules:
             return None
         samples = {name: np.array(values, dtype=np.float64) for name, values in record.samples.items()}
         step_s, epochs = samples.pop("step"), tuple(record.epochs)
-        checkpoint_s = samples.pop(_CHECKPOINT, None)
-        ends = record.staging_s, checkpoint_s, record.links_s
+        added_s = {what: samples.pop(f"{what}{_ADD}") for what in record.added_s}
+        ends = record.staging_s, added_s, record.links_s
         return ScheduleTimes(record.schedule, record.engine, step_s, samples, epochs, *ends)
 
     def append(self, key: str, scenario: Scenario, baseline: str, row: Row, measured: ScheduleTimes) -> None:
@@ -116,8 +116,7 @@ class KeptSchedules:
         if self.path is None:
             return
         samples = {"step": measured.step_s, **measured.states_s}
-        if measured.checkpoint_s is not None:
-            samples[_CHECKPOINT] = measured.checkpoint_s
+        samples |= {f"{what}{_ADD}": seconds for what, seconds in measured.added_s.items()}
         record = {
             "key": key,
             "scenario": scenario.name,

@@ -187,6 +187,9 @@ def _half(interval: tuple[float, float]) -> float:
     return (interval[1] - interval[0]) / 2
 
 
+_LINKS_TITLE = "links that held ranks up: seconds per step of a rank, in comm and io; others may wait for it besides"
+
+
 def links_table(rows: Iterable[tuple[str, Mapping[str, float], float]]) -> str:
     """Return a table of the links that held ranks up, most seconds first.
 
@@ -198,7 +201,7 @@ def links_table(rows: Iterable[tuple[str, Mapping[str, float], float]]) -> str:
         for label, links_s, step_s in rows
         for name, held_s in sorted(links_s.items(), key=lambda item: -item[1])[:_MOST_LINKS]
     ]
-    return table_text("links that held ranks up: seconds per step, part of comm and io", _LINK_COLUMNS, records)
+    return table_text(_LINKS_TITLE, _LINK_COLUMNS, records)
 
 
 STEP_TIME = Column("step time", "step_s", "step_s_ci95", form=seconds_with_interval)

@@ -32,7 +32,7 @@ Progress = Callable[[str, int, int], None]
 #: Returns the delays of seeds, from step 0 on.
 Draw = Callable[[Sequence[int]], DelaySource]
 
-_OF_EPOCHS = ("epochs", "staging_s")
+_OF_EPOCHS, _OF_SOME = ("epochs", "staging_s"), ("added_s", "links_s")
 _MOST_KEPT_VALUES = 2**23  # delays: 64 MiB
 _BATCH_VALUES = 16_384  # ranks x seeds whose vectors stay in a core's cache
 
@@ -65,7 +65,8 @@ class ScheduleTimes:
         states_s: Seconds per step in each state, averaged over ranks, by seed: state -> `[n_seeds]`.
         epochs: Of a scenario with a data set.
         staging_s: Seconds before the first epoch in which files are staged in, averaged over seeds.
-        checkpoint_s: Seconds per step that checkpoints add, `[n_seeds]`; None if not measured.
+        added_s: Of `checkpoints` and disturbed `links`, where there are some, the seconds per step that they add,
+            `[n_seeds]`, if that was measured.
         links_s: Of links that misbehave, the seconds per step for which each held ranks up, averaged over ranks and
             seeds; they are part of `comm` and `io`.
     """
@@ -76,14 +77,15 @@ class ScheduleTimes:
     states_s: dict[str, NDArray[np.float64]]
     epochs: tuple[EpochMeans, ...] = ()
     staging_s: float = 0.0
-    checkpoint_s: NDArray[np.float64] | None = None
+    added_s: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     links_s: dict[str, float] = field(default_factory=dict)
 
     def divided(self, n_parts: int) -> "ScheduleTimes":
         """Return seconds per part of a step, such as a micro-batch, in place of those per step."""
         states_s = {state: seconds / n_parts for state, seconds in self.states_s.items()}
+        added_s = {what: seconds / n_parts for what, seconds in self.added_s.items()}
         links_s = {name: seconds / n_parts for name, seconds in self.links_s.items()}
-        return replace(self, step_s=self.step_s / n_parts, states_s=states_s, links_s=links_s)
+        return replace(self, step_s=self.step_s / n_parts, states_s=states_s, added_s=added_s, links_s=links_s)
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,10 @@ class Row:
     """A line of the speed-up table; times in seconds per step, averaged over ranks and seeds.
 
     `compute_s + comm_s + wait_s + io_s + host_s = step_s`; see `simdist.traces.breakdown` for their meaning. The
-    intervals are None with a single seed. Only with a data set there are epochs, and `staging_s` before the first; only
-    with checkpoints `checkpoint_s`, the seconds of `step_s` that they add. `links_s` are the seconds of
-    `comm_s` and `io_s` for which each link that misbehaved held ranks up.
+    intervals are None with a single seed. Only with a data set there are epochs, and `staging_s` before the first. Of
+    `checkpoints` and disturbed `links`, where there are some, `added_s` are the seconds of `step_s` that they add.
+    `links_s` are the seconds of `comm_s` and `io_s` for which each link that misbehaved held ranks up; that others then
+    wait for these ranks is not in them.
     """
 
     schedule: str
@@ -110,7 +113,7 @@ class Row:
     seeds: int
     epochs: tuple[EpochMeans, ...] = ()
     staging_s: float = 0.0
-    checkpoint_s: float | None = None
+    added_s: dict[str, float] = field(default_factory=dict)
     links_s: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -121,8 +124,7 @@ class Row:
 
     def document(self) -> dict[str, object]:
         """Return the line as JSON has it: a key per attribute; of epochs, checkpoints and links only if there are."""
-        left_out = {*(() if self.epochs else _OF_EPOCHS), *(("checkpoint_s",) if self.checkpoint_s is None else ())}
-        left_out |= set() if self.links_s else {"links_s"}
+        left_out = {*(() if self.epochs else _OF_EPOCHS), *(key for key in _OF_SOME if not getattr(self, key))}
         return {key: value for key, value in asdict(self).items() if key not in left_out}
 
 
@@ -152,7 +154,7 @@ def compare(
     built = (build(scenario, schedule) for schedule in scenario.schedules)
     draw = shared_delays(scenario)
     measured = [
-        measure_checkpoints(scenario, each, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw)
+        measure_with_additions(scenario, each, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw)
         for each in built
     ]
     base = measured[scenario.schedules.index(reference)]
@@ -160,10 +162,10 @@ def compare(
 
 
 def frame(rows: Sequence[Row]) -> "pd.DataFrame":
-    """Return a speed-up table as a pandas frame, a column per key of `Row.document`, without epochs and links."""
+    """Return a speed-up table as a pandas frame, a column per key of `Row.document` that has one value."""
     import pandas as pd
 
-    return pd.DataFrame([each.document() for each in rows]).drop(columns=[*_OF_EPOCHS, "links_s"], errors="ignore")
+    return pd.DataFrame([each.document() for each in rows]).drop(columns=[*_OF_EPOCHS, *_OF_SOME], errors="ignore")
 
 
 def find_baseline(scenario: Scenario, baseline: str) -> Schedule:
@@ -242,7 +244,7 @@ def measure(
     )
 
 
-def measure_checkpoints(
+def measure_with_additions(
     scenario: Scenario,
     built: Built,
     *,
@@ -251,13 +253,26 @@ def measure_checkpoints(
     progress: Progress | None = None,
     draw: Draw | None = None,
 ) -> ScheduleTimes:
-    """Simulate one schedule, and if it writes checkpoints, with the same delays once more without; see `measure`."""
+    """Simulate a schedule as `measure` does, and once more without checkpoints, and without what links do."""
+    draw = draw or shared_delays(scenario)
     measured = measure(scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw)
-    if scenario.checkpoint is None:
-        return measured
-    without = scenario.model_copy(update={"checkpoint": None})
-    plain = measure(without, build(without, built.schedule), n_seeds=n_seeds, engine=engine, draw=draw)
-    return replace(measured, checkpoint_s=measured.step_s - plain.step_s)
+    added_s = {}
+    for what, without in _without_additions(scenario):
+        plain = measure(without, build(without, built.schedule), n_seeds=n_seeds, engine=engine, draw=draw)
+        added_s[what] = measured.step_s - plain.step_s
+    return replace(measured, added_s=added_s)
+
+
+def has_additions(scenario: Scenario, measured: ScheduleTimes) -> bool:
+    """Tell whether what a scenario adds was measured."""
+    return measured.added_s.keys() == {what for what, _ in _without_additions(scenario)}
+
+
+def _without_additions(scenario: Scenario) -> Iterator[tuple[str, Scenario]]:
+    if scenario.checkpoint:
+        yield "checkpoints", scenario.model_copy(update={"checkpoint": None})
+    if scenario.has_links:
+        yield "links", scenario.without_links()
 
 
 def _measure_fast(
@@ -371,7 +386,7 @@ def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
         seeds=len(measured.step_s),
         epochs=measured.epochs,
         staging_s=measured.staging_s,
-        checkpoint_s=None if measured.checkpoint_s is None else float(measured.checkpoint_s.mean()),
+        added_s={what: float(seconds.mean()) for what, seconds in measured.added_s.items()},
         links_s=measured.links_s,
         **means,
     )

@@ -170,7 +170,7 @@ def test_too_little_memory_is_a_failed_run(small, capsys, monkeypatch):
     def fail(*_, **__):
         raise MemoryError("Unable to allocate 1 PiB")
 
-    monkeypatch.setattr(compare_command, "measure_checkpoints", fail)
+    monkeypatch.setattr(compare_command, "measure_with_additions", fail)
     answer = call(capsys, "compare", small)
     assert (answer.code, answer.out) == (1, "")
     assert answer.err == "error: not enough memory: Unable to allocate 1 PiB; simulate fewer steps, ranks or samples\n"
@@ -180,7 +180,7 @@ def test_mistake_of_the_program_keeps_its_traceback(small, monkeypatch):
     def fail(*_, **__):
         raise EOFError
 
-    monkeypatch.setattr(compare_command, "measure_checkpoints", fail)
+    monkeypatch.setattr(compare_command, "measure_with_additions", fail)
     with pytest.raises(EOFError):
         main(["compare", str(small)])
 
@@ -450,7 +450,7 @@ def test_finished_schedules_are_kept_and_taken_up_again(small, tmp_path, capsys,
     ]
     before = (tmp_path / "out" / "rows.jsonl").read_bytes()
 
-    monkeypatch.setattr(compare_command, "measure_checkpoints", fail)
+    monkeypatch.setattr(compare_command, "measure_with_additions", fail)
     assert document(capsys, "compare", small, *out) == plain
     other = call(capsys, "compare", small, *out, "--baseline", "local-4", "--json")
     assert json.loads(other.out)["rows"][1]["speedup"] == 1
@@ -592,7 +592,7 @@ def interrupt(*_, **__):
 
 
 def test_interruption_without_output_says_that_nothing_was_saved(small, capsys, monkeypatch):
-    monkeypatch.setattr(compare_command, "measure_checkpoints", interrupt)
+    monkeypatch.setattr(compare_command, "measure_with_additions", interrupt)
     answer = call(capsys, "compare", small)
     assert (answer.code, answer.out) == (130, "")
     assert answer.err.strip() == "interrupted; nothing was saved"

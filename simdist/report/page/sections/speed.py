@@ -180,7 +180,7 @@ def _links_table(report: RunsReport) -> list[Html]:
         for name, held_s in sorted(each.times.links_s.items(), key=lambda item: -item[1])[:_MOST_LINKS]
     ]
     header = ["schedule", "trace", "link", "held up", "of a step"]
-    caption = "Links that held ranks up: time per step, average over ranks, part of comm and io"
+    caption = "Links that held ranks up: time per step of a rank, in comm and io; others may wait for it besides"
     return [table(caption, header, lines, words=["trace", "link"])] if lines else []
 
 
