@@ -54,7 +54,7 @@ def recorded(study: str, shape: str) -> pd.DataFrame:
     rows = pd.read_json(path)
     if study == "reading":
         rows = pd.json_normalize(rows.to_dict("records"), record_path="epochs", meta="case")
-        rows = rows.rename(columns={"case": "schedule"}).assign(model="2 MB", stragglers="none")
+        rows = rows.rename(columns={"case": "schedule"}).assign(model="2 MB", trouble="none")
     return rows.assign(study=study, shape=shape)
 
 
@@ -126,7 +126,7 @@ def error_dots(study: str) -> Figure:
         axis.axvline(0, color=palette.BLACK, lw=1)
         for offset, (size, color) in zip((-0.22, 0, 0.22), SIZES.items(), strict=True):
             for late, rows in chosen[(chosen["shape"] == shape) & (chosen.model == size)].groupby(
-                "stragglers", sort=False
+                "trouble", sort=False
             ):
                 face = "none" if late != "none" else color
                 places = [schedules.index(schedule) + offset for schedule in rows.schedule]
@@ -174,7 +174,7 @@ figure
 # as predicted or as measured. Measured within 5 %, they are a tie: then a difference was predicted, but not measured.
 
 # %%
-conditions = ["study", "shape", "model", "stragglers"]
+conditions = ["study", "shape", "model", "trouble"]
 whole = runs.groupby([*conditions, "schedule"], sort=False)[["predicted_s", "measured_s"]].sum().reset_index()
 pairs = pd.DataFrame(
     [
