@@ -191,9 +191,10 @@ def synchronous(schedules: Sequence[tuple[str, str]]) -> int:
     return find_label(schedules, "sync") or 0
 
 
-def measure_command(run: Path, world_size: int) -> str:
+def measure_command(run: Path, world_size: int, *, has_links: bool = False) -> str:
     """Return the command that executes a run directory for real, all of its ranks on one machine."""
-    return f"torchrun --nproc-per-node {world_size} -m real {run}"
+    links = " --links MODULE:FUNCTION" if has_links else ""
+    return f"torchrun --nproc-per-node {world_size} -m real {run}{links}"
 
 
 def targets(output: Path | None, schedules: Sequence[Schedule]) -> Sequence[Path | None]:

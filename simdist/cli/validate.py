@@ -120,7 +120,7 @@ def _missing(run: run_directory.RunDirectory) -> str | None:
     """Say what to do if a run was not measured to its end."""
     if (run.path / run_directory.REAL).exists():
         return None
-    how = inputs.measure_command(run.path, run.plan.world_size)
+    how = inputs.measure_command(run.path, run.plan.world_size, has_links=run.scenario.has_links)
     if (run.path / run_directory.PARTIAL).exists():
         return f"has only {run_directory.PARTIAL}, of a run that ended early; `{how}` measures all of it"
     return f"has no {run_directory.REAL}: it was not measured yet; `{how}` does it"

@@ -110,7 +110,7 @@ def _from_directory(session: common.Session, name: str, options: WhatifOptions) 
     file = _trace_file(run, which)
     if file is None:
         missing = run_directory.TRACES[which] if which else f"{run_directory.REAL} and no {run_directory.SIMULATED}"
-        how = inputs.measure_command(run.path, run.plan.world_size)
+        how = inputs.measure_command(run.path, run.plan.world_size, has_links=run.scenario.has_links)
         raise ScenarioError(
             f"{run.path}: has no {missing}: `simdist simulate {run.path}` makes a simulated trace, "
             f"`{how}` a measured one"

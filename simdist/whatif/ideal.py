@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.engines.replay import Timing
-from simdist.plan import Op, Plan, occurrences, stream_of
+from simdist.plan import Copy, Op, Plan, Save, occurrences, stream_of
 from simdist.plan.text import op_name
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -123,9 +123,14 @@ def _levelled(plan: Plan, traced: Timing, first_step: int, level: Callable[[Floa
 
 
 def _same_operations(plan: Plan, first_step: int) -> Iterator[tuple[NDArray[np.int64], Op]]:
-    """Yield each operation with all of its rows from a step on, whatever bodies they stand in."""
+    """Yield each operation with all of its rows from a step on, whatever bodies they stand in.
+
+    What some ranks alone do, such as to write a checkpoint, has nothing typical, and is left out.
+    """
     rows_of: dict[Op, list[NDArray[np.int64]]] = {}
     for each in occurrences(plan):
+        if isinstance(each.op, Copy | Save) and each.op.by.size > 1:
+            continue
         rows_of.setdefault(each.op, []).append(each.rows[each.steps >= first_step])
     for op, parts in rows_of.items():
         rows = np.concatenate(parts)

@@ -8,12 +8,13 @@ from straggling_jobs import analysed, job, simulated
 from traces import plan_of, trace_of, two_steps
 
 from simdist.cost import price
+from simdist.engines import simulate
 from simdist.engines.replay import timing
 from simdist.errors import TraceError
 from simdist.plan import AllReduce, Delay, Forward
 from simdist.plan.group import Group
 from simdist.runs.building import build, delays
-from simdist.scenario import Recorded, Scenario
+from simdist.scenario import Recorded, Scenario, loads
 from simdist.whatif import Slowdown, find_pattern, find_slowdown
 from simdist.whatif.recording import measured_delays, only_steps, with_recording
 
@@ -235,3 +236,18 @@ def test_shares_of_the_loss_never_add_up_to_more_than_all_of_it() -> None:
     nearly_all_s = found.ideal_s + 0.9 * (found.replayed_s - found.ideal_s)
     shares = find_pattern(replace(found, persistent_s=nearly_all_s, simultaneous_s=nearly_all_s))
     assert (shares.persistent, shares.simultaneous, shares.transient) == pytest.approx((0.5, 0.5, 0))
+
+
+def test_who_alone_writes_checkpoints_is_no_straggler() -> None:
+    """Its own files belong to the job: nobody else does the same in a shorter time."""
+    scenario = loads("""
+cluster: {nodes: 4, gpus_per_node: 1, fabric: ideal, network: ideal, storage: {latency: 0 s, bandwidth: 100 MB/s}}
+workload: {tensors: [{name: all, count: 2500000}], batch_size: 1, forward: 40 ms, backward: 80 ms}
+checkpoint: {every: 2, what: parameters}
+schedules: [{kind: sync}]
+steps: 8
+""")
+    built = build(scenario, scenario.schedules[0])
+    found = find_slowdown(simulate(built.plan, built.costs, {}), ranks_per_node=1)
+    assert found.slowdown == pytest.approx(1, abs=1e-12)
+    assert found.rank_slowdowns == pytest.approx([1, 1, 1, 1])
