@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import cache, partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simdist.cost.costs import Costs, Resources, Stage
 from simdist.cost.pricing import price, resources_of
@@ -71,16 +72,15 @@ def _resources(link: LinkKind, node: int, resources: Resources) -> list[int]:
     """Return the resources that a link of a node is, or the one of the cluster."""
     number = np.array([node])
     ranks = node * resources.ranks_per_node + np.arange(resources.ranks_per_node)
-    match link:
-        case "switch":
-            return [resources.switch]
-        case "storage":
-            return [resources.storage_server]
-        case "nic" | "nic_out" | "nic_in":
-            both = {"nic_out": resources.nic_out(number), "nic_in": resources.nic_in(number)}
-        case "fabric" | "fabric_out" | "fabric_in":
-            both = {"fabric_out": resources.fabric_out(ranks), "fabric_in": resources.fabric_in(ranks)}
-    return [resource for name, each in both.items() if name.startswith(link) for resource in each.tolist()]
+    named: dict[str, NDArray[np.int64]] = {
+        "switch": np.array([resources.switch]),
+        "storage": np.array([resources.storage_server]),
+        "nic_out": resources.nic_out(number),
+        "nic_in": resources.nic_in(number),
+        "fabric_out": resources.fabric_out(ranks),
+        "fabric_in": resources.fabric_in(ranks),
+    }
+    return [resource for name, each in named.items() if name.startswith(link) for resource in each.tolist()]
 
 
 def _stage(flows: Flows, scenario: Scenario, resources: Resources) -> Stage:
@@ -94,11 +94,8 @@ def _stage(flows: Flows, scenario: Scenario, resources: Resources) -> Stage:
         used += [resources.switch] if _is_switched(scenario) else []
     if cluster.storage and len(nodes) == 1:
         client = int(resources.storage_client(np.array([nodes[0][1]]))[0])
-        limits = {
-            resources.storage_server: cluster.storage.bandwidth_Bps,
-            client: cluster.storage.client_bandwidth_Bps,
-        }
-        used += [resource for resource, limit_Bps in limits.items() if math.isfinite(limit_Bps)]
+        used += [resources.storage_server] if math.isfinite(cluster.storage.bandwidth_Bps) else []
+        used += [client] if math.isfinite(cluster.storage.client_bandwidth_Bps) else []
     return Stage(0.0, np.array(used, dtype=np.int64), np.ones(len(used)))
 
 
