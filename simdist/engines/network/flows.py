@@ -111,6 +111,7 @@ class ManyFlows:
         rows.extend(self._rows(1, False, 4))  # counts
         self._state = max_min.State(*rows)
         self._find_rows()
+        self._clear_resources(0)
         self._flows: list[Flow | None] = []
         self._free: list[int] = []
         self._added: list[int] = []
@@ -165,14 +166,13 @@ class ManyFlows:
 
     def _number(self, resources: list[int]) -> None:
         """Number resources that were not used before, unless they are unlimited."""
+        self._make_room(_RESOURCES, self._n_numbers + len(resources))
+        capacities_Bps = self._state.resource_floats[max_min.CAPACITY]
         for resource in resources:
             if self._capacity_Bps[resource] < math.inf:
-                number = self._number_of[resource] = self._n_numbers
+                self._number_of[resource] = self._n_numbers
+                capacities_Bps[self._n_numbers] = self._capacity_Bps[resource]
                 self._n_numbers += 1
-                self._make_room(_RESOURCES, self._n_numbers)
-                self._state.resource_floats[max_min.CAPACITY][number] = self._capacity_Bps[resource]
-                for row in (max_min.HEAD, max_min.TAIL, max_min.PLACE):
-                    self._state.resource_ints[row][number] = max_min.NONE
 
     def _make_room(self, what: int, n: int) -> None:
         """Make room for so many slots, pairs or resources, and more."""
@@ -189,6 +189,13 @@ class ManyFlows:
                 state[at] = [row + more_of_it for row, more_of_it in zip(state[at], added, strict=True)]
         self._state = max_min.State(*state)
         self._find_rows()
+        if what == _RESOURCES:
+            self._clear_resources(self._room[what] - more)
+
+    def _clear_resources(self, first: int) -> None:
+        """Let nobody use the resources from a number on."""
+        for row in (max_min.HEAD, max_min.TAIL, max_min.PLACE):
+            self._state.resource_ints[row][first:] = [max_min.NONE] * (self._room[_RESOURCES] - first)
 
     def change_capacity(self, resource: int, capacity_Bps: float) -> None:
         """Let a resource have another capacity from now on."""
