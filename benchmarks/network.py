@@ -213,9 +213,16 @@ class Flows:
         def end(number: int) -> None:
             end_s[number] = env.now
 
-        for number, (start_s, transfer) in enumerate(zip(self.start_s.tolist(), self.transfers, strict=True)):
-            network.fly(transfer, partial(end, number), start_s=start_s)
-        env.run()
+        start_s = self.start_s.tolist()
+
+        def start(number: int, _: object) -> None:
+            network.fly(self.transfers[number], partial(end, number))
+            if number + 1 < len(start_s):
+                env.call_at(start_s[number + 1], partial(start, number + 1))
+
+        env.call_at(start_s[0], partial(start, 0))
+        with des.rare_collections():  # as in the engine
+            env.run()
         return end_s
 
     def run_by_simgrid(self, program: Path) -> tuple[float, np.ndarray]:

@@ -82,7 +82,7 @@ def simulate(
     if unknown := traffic.causes.keys() - costs.disturbed.keys():
         names = ", ".join(map(costs.resources.name, sorted(unknown)))
         raise PlanError(f"plan {plan.name}: its prices do not know that {names} is disturbed: see `price(disturbed=)`")
-    with _rare_collections():
+    with rare_collections():
         world = _World(plan, costs, delays, traffic, actors, observers, progress)
         world.run()
     if progress:
@@ -92,7 +92,7 @@ def simulate(
 
 
 @contextmanager
-def _rare_collections() -> Iterator[None]:
+def rare_collections() -> Iterator[None]:
     """Let the garbage collector look less often: a simulation makes millions of objects, and hardly any cycles."""
     before = gc.get_threshold()
     gc.set_threshold(_COLLECT_AFTER, *before[1:])

@@ -17,6 +17,7 @@ from simdist.cost.costs import Stage
 from simdist.engines.network import max_min
 
 _PLAIN = 250_000  # pairs of a flow and a resource filled until numba is asked for: about a second
+_NARROW = 8  # resources that are taken in one by one: numpy takes longer to begin
 _ROOM = 32  # slots, pairs and resources, at least
 _N_ROWS = (4, 8, 1, 4, 7, 7)  # of the state, see `max_min`
 _SLOTS, _PAIRS, _RESOURCES = range(3)
@@ -119,6 +120,7 @@ class ManyFlows:
         self._n_pairs = 0  # those of flows that have left included
         self._has_changed = False
         self._number_of = np.full(len(capacity_Bps), max_min.NONE)
+        self._used: set[int] = set()  # those that have a number
         self._n_numbers = 0
         self.n_joined = 0
 
@@ -146,8 +148,20 @@ class ManyFlows:
             self._flows.append(flow)
             self._make_room(_SLOTS, slot + 1)
         flow.slot = slot
-        self._make_room(_PAIRS, self._n_pairs + len(flow.resources))
+        first, n_used = self._n_pairs, len(flow.resources)
+        if first + n_used > self._room[_PAIRS]:
+            self._make_room(_PAIRS, first + n_used)
+        self._added.append(slot)
+        self.n_joined += 1
+        self._left[slot], self._first[slot] = flow.left_nbytes, first
         resources, nbytes = flow.stage.resources, flow.stage.nbytes
+        if n_used <= _NARROW and not flow.has_zeros and self._used.issuperset(flow.resources):
+            number_of, resource_row, weight_row = self._number_of, self._resource, self._weight
+            for at, weight in enumerate((nbytes / flow.most_nbytes).tolist()):
+                resource_row[first + at] = number_of[flow.resources[at]]
+                weight_row[first + at] = weight
+            self._n_pairs, self._n_of[slot] = first + n_used, n_used
+            return
         numbers: Any = self._number_of[resources]
         if flow.has_zeros or max_min.NONE in numbers.tolist():
             self._number(resources[numbers == max_min.NONE].tolist())
@@ -155,14 +169,10 @@ class ManyFlows:
             used = (numbers != max_min.NONE) & (nbytes > 0)
             numbers, nbytes = numbers[used], nbytes[used]
         weights: Any = nbytes / flow.most_nbytes
-        first = self._n_pairs
         self._n_pairs = end = first + len(numbers)
         if not self._is_array:
             numbers, weights = numbers.tolist(), weights.tolist()
-        self._resource[first:end], self._weight[first:end] = numbers, weights
-        self._left[slot], self._first[slot], self._n_of[slot] = flow.left_nbytes, first, len(numbers)
-        self._added.append(slot)
-        self.n_joined += 1
+        self._resource[first:end], self._weight[first:end], self._n_of[slot] = numbers, weights, len(numbers)
 
     def _number(self, resources: list[int]) -> None:
         """Number resources that were not used before, unless they are unlimited."""
@@ -171,6 +181,7 @@ class ManyFlows:
         for resource in resources:
             if self._capacity_Bps[resource] < math.inf:
                 self._number_of[resource] = self._n_numbers
+                self._used.add(resource)
                 capacities_Bps[self._n_numbers] = self._capacity_Bps[resource]
                 self._n_numbers += 1
 
@@ -235,6 +246,17 @@ class ManyFlows:
         """Return the rate of a flow since the last `settle`."""
         return float(self._rate[flow.slot])
 
+    def solve(self, flows: Sequence[Flow]) -> list[float]:
+        """Return the max-min fair rates of flows that flow nowhere else; nobody else is here then, or was before."""
+        if self._flows:
+            self._leaving = list(range(len(self._flows)))
+            self.settle(0.0)
+            self._flows, self._free, self._n_pairs = [], [], 0  # as new, but for the numbers of resources
+        for flow in flows:
+            self.join(flow)
+        self.settle(0.0)
+        return [float(self._rate[flow.slot]) for flow in flows]
+
     def settle(self, now_s: float) -> float:
         """Let all flow at max-min fair rates from now on; return when the next of them ends."""
         if not self._kernel.is_compiled and self._flows:
@@ -259,15 +281,6 @@ class ManyFlows:
         return now_s + next_s
 
 
-def fair_rates_Bps(flows: Sequence[Flow], capacity_Bps: Sequence[float], kernel: Kernel) -> list[float]:
-    """Return the max-min fair rates of flows, which flow nowhere else then."""
-    many = ManyFlows(capacity_Bps, 0.0, kernel)
-    for flow in flows:
-        many.join(flow)
-    many.settle(0.0)
-    return [many.rate_Bps(flow) for flow in flows]
-
-
 def max_min_rates(stages: Sequence[Stage], capacity_Bps: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the max-min fair rate of each stage, in bytes per second on its most used resource, shape `[n_stages]`.
 
@@ -284,4 +297,4 @@ def max_min_rates(stages: Sequence[Stage], capacity_Bps: NDArray[np.float64]) ->
     """
     kernel = Kernel()
     kernel.count(sum(len(stage.resources) for stage in stages))
-    return np.array(fair_rates_Bps([Flow(stage, nothing) for stage in stages], capacity_Bps.tolist(), kernel))
+    return np.array(ManyFlows(capacity_Bps.tolist(), 0.0, kernel).solve([Flow(stage, nothing) for stage in stages]))

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from simpy.events import NORMAL, EventPriority
 
 from simdist.cost.costs import Stage, Transfer
-from simdist.engines.network.flows import Flow, Kernel, ManyFlows, fair_rates_Bps, nothing
+from simdist.engines.network.flows import Flow, Kernel, ManyFlows, nothing
 
 LAST = EventPriority(2)  # SimPy runs events of one moment by priority: 0 urgent, 1 normal
 
@@ -98,6 +98,7 @@ class FluidNetwork:
         self._joining: list[Flow | _Component] = []
         self._is_settling = False
         self._kernel = Kernel()
+        self._solver: ManyFlows | None = None  # of few flows, at the capacities as they are
         self._kind_of: dict[int, tuple[int, Stage]] = {}  # by id; stages are kept, so that no other takes it
         self._first_kind = 0
         self._rates_Bps: dict[_Kinds, list[float]] = {}  # while capacities are what they are
@@ -219,6 +220,7 @@ class FluidNetwork:
         before_Bps = self._capacity_Bps[resource]
         self._capacity_Bps[resource] = capacity_Bps
         self._rates_Bps.clear()
+        self._solver = None
         if component is None:
             return []
         self._advance(component)
@@ -337,7 +339,9 @@ class FluidNetwork:
             rates_Bps = self._rates_of_form_Bps.get(form)
             if rates_Bps is None:
                 _make_room(self._rates_of_form_Bps)
-                rates_Bps = fair_rates_Bps(component.flows, self._capacity_Bps, self._kernel)
+                if self._solver is None:
+                    self._solver = ManyFlows(self._capacity_Bps, 0.0, self._kernel)
+                rates_Bps = self._solver.solve(component.flows)
                 self._rates_of_form_Bps[form] = rates_Bps
             _make_room(self._rates_Bps)
             self._rates_Bps[component.kinds] = rates_Bps

@@ -322,7 +322,8 @@ from simdist.cost import Stage
 from simdist.engines.network import flows
 kernel = flows.Kernel(n_filled=10**9)
 stages = [Stage(0.0, np.array([0]), np.array([1.0]))] * 4
-print(flows.fair_rates_Bps([flows.Flow(each, flows.nothing) for each in stages], [2.0], kernel), kernel.is_compiled)
+many = flows.ManyFlows([2.0], 0.0, kernel)
+print(many.solve([flows.Flow(each, flows.nothing) for each in stages]), kernel.is_compiled)
 """
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ended.stdout == "[0.5, 0.5, 0.5, 0.5] False\n"
