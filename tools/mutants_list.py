@@ -303,8 +303,8 @@ _NETWORK = (
         "network",
         "rates are those of all bytes, not of the most used resource",
         _FLOWS,
-        "nbytes / flow.most_nbytes",
-        "nbytes / nbytes.sum()",
+        "nbytes / (flow.most_nbytes or 1.0)",
+        "nbytes / (nbytes.sum() or 1.0)",
         _TEST_MAX_MIN,
     ),
     Mutant(

@@ -155,9 +155,10 @@ class ManyFlows:
         self.n_joined += 1
         self._left[slot], self._first[slot] = flow.left_nbytes, first
         resources, nbytes = flow.stage.resources, flow.stage.nbytes
+        weights: Any = nbytes / (flow.most_nbytes or 1.0)
         if n_used <= _NARROW and not flow.has_zeros and self._used.issuperset(flow.resources):
             number_of, resource_row, weight_row = self._number_of, self._resource, self._weight
-            for at, weight in enumerate((nbytes / flow.most_nbytes).tolist()):
+            for at, weight in enumerate(weights.tolist()):
                 resource_row[first + at] = number_of[flow.resources[at]]
                 weight_row[first + at] = weight
             self._n_pairs, self._n_of[slot] = first + n_used, n_used
@@ -167,8 +168,7 @@ class ManyFlows:
             self._number(resources[numbers == max_min.NONE].tolist())
             numbers = self._number_of[resources]
             used = (numbers != max_min.NONE) & (nbytes > 0)
-            numbers, nbytes = numbers[used], nbytes[used]
-        weights: Any = nbytes / flow.most_nbytes
+            numbers, weights = numbers[used], weights[used]
         self._n_pairs = end = first + len(numbers)
         if not self._is_array:
             numbers, weights = numbers.tolist(), weights.tolist()
