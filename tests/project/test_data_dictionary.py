@@ -447,6 +447,7 @@ def test_units_are_those_that_names_end_in(heading: str) -> None:
 def test_frames_that_have_the_columns_of_a_command_have_all_of_them(study: Study) -> None:
     tables = documented()
     rows = frame(compare(load(study.scenario), baseline="sync+naive", n_seeds=2))
-    assert set(rows.columns) == tables["A schedule among others"].keys() - {"epochs", "staging_s", "links_s"}
+    of_some = {"epochs", "staging_s", "added_s", "links_s"}
+    assert set(rows.columns) == tables["A schedule among others"].keys() - of_some
     kinds = validate(study.trace, study.trace, run_directory.read(study.run).delays).frame()
     assert set(kinds.columns) == tables["A kind of operation, simulated and measured"].keys()
