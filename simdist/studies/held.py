@@ -2,10 +2,13 @@
 
 Alone on undisturbed links, a stage of an operation takes its latency plus its bytes / capacity on the busiest resource;
 groups of one operation that share a link put their bytes on it together. What a link that misbehaves explains is how
-much longer the stages take, from the operation's start on, if only this link is as it was: of its rate, its share is
-left, and of that what flows of other jobs leave,
+much longer the stages take if only this link is as it was, from the operation's start on or back from its end,
+whichever is more: of its rate, its share is left, and of that what flows of other jobs leave,
 
     share * n / (n + n_flows)        n groups of the operation on the link
+
+A real operation that is a little slower than alone may still be under way when a link fails, after it would have ended
+alone; seen from its end it was held up all the same.
 
 An operation is held up for what it took longer than alone, at most for what a link explains, and that is booked on the
 link that explains most. So neither meeting other operations of the job nor an overhead counts.
@@ -190,10 +193,26 @@ def _longest(stages: Sequence[_Stage], start_s: float, end_s: float, states: _St
     if longer_s <= _ROUNDING * alone_s:
         return None
     links = dict.fromkeys(resource for stage in stages for resource in stage.on)
-    explained_s = {link: _played_s(stages, link, start_s, states[link]) - alone_s for link in links}
+    explained_s = {link: _explained_s(stages, link, start_s, end_s, states[link]) for link in links}
     link = max(explained_s, key=lambda each: explained_s[each])
     held_s = min(longer_s, explained_s[link])
     return (link, held_s) if held_s > _ROUNDING * alone_s else None
+
+
+def _explained_s(
+    stages: Sequence[_Stage], link: int, start_s: float, end_s: float, states: Sequence[LinkState]
+) -> float:
+    """Return how much longer than alone stages take between two times if one link is as it was: forth, or back."""
+    latencies_s = [stage.latency_s for stage in stages]
+    flow_s = sum(stage.flow_s for stage in stages)
+    forth_s = _played_s(stages, link, start_s, states) - math.fsum(latencies_s) - flow_s
+    if math.isinf(end_s):
+        return forth_s
+    back = [replace(stage, latency_s=after_s) for stage, after_s in zip(stages, [*latencies_s[1:], 0.0], strict=True)]
+    until_s = [*(at_s for at_s, _, _ in states[1:]), np.inf]
+    backwards = [(-at_s, share, n) for at_s, (_, share, n) in zip(until_s, states, strict=True)]
+    back_s = _played_s(back[::-1], link, -end_s, backwards[::-1]) - math.fsum(latencies_s[1:]) - flow_s
+    return max(forth_s, back_s)
 
 
 def _played_s(stages: Sequence[_Stage], link: int, start_s: float, states: Sequence[LinkState]) -> float:

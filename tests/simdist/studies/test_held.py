@@ -101,6 +101,17 @@ def test_a_measured_trace_is_read_like_a_simulated_one(tmp_path):
     assert validate(again, trace, {}).links == ()
 
 
+def test_an_operation_a_little_slower_than_alone_may_be_caught_by_an_outage():
+    """Alone it would have ended at 3 s, 20 ms before the link went down; it took 3 % longer, and so 2 s more."""
+    caught = scenario_with(disturbances=[OUTAGE.replace("2.5 s", "3.02 s")])
+    trace, held, costs = held_in(caught, engine="des")
+    assert not held.seconds.any()
+    links = {"nic_out[1]": ((0.0, 1.0, 0), (3.02, 0.0, 0), (5.02, 1.0, 0))}
+    late_s = np.where(trace.end_s == 3.0, 5.03, trace.end_s)
+    measured = replace(trace, end_s=late_s, source="real gloo", links=links)
+    assert find_held(measured, costs).rank_seconds() == {"nic_out[1]": pytest.approx(2 * 2.0)}
+
+
 def test_a_measurement_that_says_nothing_of_links_had_those_of_its_scenario(tmp_path, capsys):
     """What performs links need not note what they do: it follows from the scenario, if real.json says it was done."""
     file, run = tmp_path / "x.yaml", tmp_path / "run"
