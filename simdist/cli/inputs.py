@@ -12,11 +12,12 @@ from simdist.cost import Costs
 from simdist.errors import PlanError, ScenarioError, TraceError, UnsupportedError
 from simdist.plan import Plan
 from simdist.plan.delays import Delays
-from simdist.runs.building import build, delays, price_of, traffic
-from simdist.scenario import Cluster, Scenario, load_cluster, presets
+from simdist.runs.building import build, delays, lost_share, price_of, traffic
+from simdist.scenario import Cluster, Interference, Scenario, load_cluster, presets
 from simdist.scenario.unused_settings import warnings_of
 from simdist.schedules import Schedule
 from simdist.settings.base import nearest, shown
+from simdist.settings.units import format_share
 from simdist.studies.comparison import find_label
 
 if TYPE_CHECKING:
@@ -87,6 +88,11 @@ def read_scenario(session: common.Session, name: str, *, is_compared: bool = Fal
         run = runs_of(scenario, longest_period(scenario, scenario.schedules)).scenario
     for warning in warnings_of(run):
         session.say(f"warning: {name}: {warning}")
+    for i, each in enumerate(scenario.delays):
+        if isinstance(each, Interference) and each.machine_rate_per_s:
+            lost = f"loses {format_share(lost_share(scenario, each))} of forward and backward beside communication"
+            rate = f"as it was measured at {each.machine_rate_per_s:g} samples/s"
+            session.say(f"{name}: disturbances[{i}]: one machine {lost}, {rate}")
     return scenario
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,9 +15,13 @@ from simdist.errors import ScenarioError
 from simdist.plan import Channel, Dataset, Plan
 from simdist.plan.check import check
 from simdist.proof import prove
+from simdist.scenario.cluster import Cluster
+from simdist.scenario.disturbances import Interference
 from simdist.scenario.sampling import DelaySampler, sampler
-from simdist.scenario.scenario import Scenario
+from simdist.scenario.scenario import Host, Scenario
+from simdist.scenario.workload import Workload
 from simdist.schedules import InputPath, Job, Schedule
+from simdist.schedules.sync import Sync
 from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -132,12 +137,47 @@ def traffic(scenario: Scenario, costs: Costs, seed: int) -> "Traffic | None":
 def delay_sampler(scenario: Scenario, seeds: Sequence[int]) -> DelaySampler:
     """Return the source of the injected delays of many seeds."""
     return sampler(
-        scenario.delays,
+        [_known(each, scenario) if isinstance(each, Interference) else each for each in scenario.delays],
         seeds=seeds,
         world_size=scenario.cluster.world_size,
         ranks_per_node=scenario.cluster.gpus_per_node,
         compute_s=compute_s(scenario.workload, scenario.cluster),
     )
+
+
+def _known(disturbance: Interference, scenario: Scenario) -> Interference:
+    """Return it with the share that a step of one machine loses."""
+    lost = lost_share(scenario, disturbance)
+    return disturbance.model_copy(update={"lost": lost, "machine_rate_per_s": None})
+
+
+def lost_share(scenario: Scenario, disturbance: Interference) -> float:
+    """Return the share of forward and backward seconds that a step of one machine loses, 0 or more.
+
+    Where the rate of one machine was measured, the machine is simulated without disturbances, with synthetic data and
+    the scenario's first schedule of kind `sync`, or with PyTorch's buckets if there is none. Delays on the compute
+    stream lengthen such a step by the longest of them, so the difference is what is lost.
+
+    Raises:
+        PlanError: The schedule does not fit one machine.
+        ScenarioError: Compute times are neither given nor derivable.
+    """
+    if disturbance.machine_rate_per_s is None:
+        return disturbance.lost or 0.0
+    schedule = next((each for each in scenario.schedules if isinstance(each, Sync)), Sync())
+    cluster = scenario.cluster.model_copy(update={"nodes": 1, "slow_devices": ()})
+    step_s = _one_machine_s(cluster, scenario.workload, scenario.host, schedule)
+    measured_s = cluster.world_size * scenario.workload.samples_per_step / disturbance.machine_rate_per_s
+    return max(0.0, measured_s - step_s) / float(compute_s(scenario.workload, cluster)[0])
+
+
+@lru_cache(maxsize=64)
+def _one_machine_s(cluster: Cluster, workload: Workload, host: Host, schedule: Sync) -> float:
+    """Return the seconds of a step without disturbances."""
+    n_steps = 4
+    scenario = Scenario(cluster=cluster, workload=workload, host=host, schedules=(schedule,), steps=n_steps)
+    plan = schedule.plan(job(scenario))
+    return engines.simulate(plan, price(plan, cluster, workload), {}).makespan_s / n_steps
 
 
 def simulate(

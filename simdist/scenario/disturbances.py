@@ -15,7 +15,7 @@ from simdist.plan.ops import Channel
 from simdist.scenario.cluster import Selection
 from simdist.scenario.recordings import Form, RecordingFile, read_table
 from simdist.settings.base import Fault, Settings, refuse
-from simdist.settings.units import Factor, Fraction, Seconds, Whole
+from simdist.settings.units import Factor, Fraction, PerSecond, Seconds, Whole
 
 _FORM = Form(
     array="host",
@@ -107,6 +107,40 @@ class Bursts(_Disturbance):
         return self
 
 
+class Interference(_Disturbance):
+    """What the GPUs of a machine lose beside communication: to its kernels, to shared memory, host and power, to noise.
+
+    One GPU alone shows none of it. A step of one machine of the cluster loses `lost` times the forward and backward
+    seconds of a GPU. Two extremes bound what more machines lose: all of it is the same for any number of ranks, or all
+    of it is the longest of independent exponential delays, of mean `lost` times seconds / H_g for g ranks in a node, so
+    that n ranks lose H_n / H_g times as much in the mean, where H_n = 1 + 1/2 + ... + 1/n.
+
+    Args:
+        lost: Share, if it is known.
+        machine_rate_per_s: Measured samples per second of one machine, all its GPUs training synchronously; what the
+            simulated machine does without this disturbance tells `lost`, see `simdist.runs.building.lost_share`.
+        noise: Share of the loss that is the longest of exponential delays; the rest is constant.
+    """
+
+    kind: Literal["interference"] = "interference"
+    on: Channel = "compute"
+    lost: Fraction | None = None
+    machine_rate_per_s: Annotated[PerSecond, Field(gt=0, allow_inf_nan=False)] | None = None
+    noise: Fraction = 0.5
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.lost is None) == (self.machine_rate_per_s is None):
+            hint = "write either lost, e.g. 5%, or machine_rate, samples per second of one machine"
+            refuse("Interference", [(("lost",), hint)])
+        return self
+
+    @property
+    def is_random(self) -> bool:
+        """Whether seeds make a difference."""
+        return self.noise > 0
+
+
 class Recorded(_Disturbance):
     """Seconds of every step and rank from a file, array `[n_steps, world_size]`.
 
@@ -159,7 +193,7 @@ class Recorded(_Disturbance):
 
 
 Continuous: TypeAlias = Jitter | Exponential | HeavyTail
-Disturbance: TypeAlias = Transient | Persistent | Continuous | Bursts | Recorded
+Disturbance: TypeAlias = Transient | Persistent | Continuous | Bursts | Interference | Recorded
 #: The classes by the `kind` that scenarios call them.
 KINDS: dict[str, type[Settings]] = {each.model_fields["kind"].default: each for each in get_args(Disturbance)}
 
@@ -179,6 +213,8 @@ def never_delays(disturbance: Disturbance) -> bool:
             return disturbance.probability == 0 or disturbance.scale_s == 0
         case Bursts():
             return disturbance.enter == 0 or disturbance.delay_s == 0
+        case Interference():
+            return disturbance.lost == 0
         case Recorded():
             return False
         case _:

@@ -67,7 +67,7 @@ def sampler(
         everyone = disturbance.ranks is None and disturbance.nodes is None
         ranks = slice(None) if everyone else disturbance.selected(world_size, ranks_per_node)
         uniforms = _Uniforms([np.array([seed, index], dtype=np.uint64) for seed in seeds], world_size, ranks)
-        sources.append(_Source(disturbance, uniforms, compute_s[ranks], seeds))
+        sources.append(_Source(disturbance, uniforms, compute_s[ranks], seeds, ranks_per_node))
     return DelaySampler(sources, world_size=world_size, n_seeds=len(seeds))
 
 
@@ -149,13 +149,21 @@ class _Uniforms:
 class _Source:
     """One disturbance on the ranks that it selects."""
 
-    def __init__(self, disturbance: Disturbance, uniforms: _Uniforms, compute_s: Floats, seeds: Sequence[int]) -> None:
+    def __init__(
+        self,
+        disturbance: Disturbance,
+        uniforms: _Uniforms,
+        compute_s: Floats,
+        seeds: Sequence[int],
+        ranks_per_node: int,
+    ) -> None:
         self.channel = disturbance.on
         self.ranks = uniforms.ranks
         self._disturbance = disturbance
         self._uniforms = uniforms
         self._compute_s = compute_s
         self._seeds = seeds
+        self._harmonic = sum(1 / i for i in range(1, ranks_per_node + 1))  # mean of the longest delay of a node
         self._bursting: NDArray[np.bool_] | None = None
         self._recorded_s = read_recorded(disturbance) if isinstance(disturbance, kinds.Recorded) else None
 
@@ -172,6 +180,11 @@ class _Source:
                 return _continuous(continuous, uniforms, start, stop)
             case kinds.Bursts(delay_s=delay_s) as bursts:
                 return np.where(self._walk(bursts, start, stop), delay_s, 0.0)
+            case kinds.Interference(lost=lost, noise=noise):
+                assert lost is not None, "lost_share tells it"
+                lost_s = lost * self._compute_s[:, np.newaxis]
+                shares = kinds.Exponential(mean_s=noise / self._harmonic)
+                return lost_s * (1.0 - noise + _continuous(shares, uniforms, start, stop))
             case kinds.Recorded() as recorded:
                 return self._play(recorded, start, stop)
             case unknown:

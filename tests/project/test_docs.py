@@ -387,6 +387,7 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "Exponential": "exponential",
     "HeavyTail": "heavy_tail",
     "Bursts": "bursts",
+    "Interference": "interference",
     "Recorded": "recorded",
     "LinkPersistent": "persistent links",
     "LinkJitter": "jitter links",

@@ -12,6 +12,7 @@ from simdist.scenario import (
     Bursts,
     Exponential,
     HeavyTail,
+    Interference,
     Jitter,
     Persistent,
     Recorded,
@@ -26,6 +27,7 @@ RANDOM = [
     HeavyTail(scale_s=0.01, shape=2.5),
     HeavyTail(scale_s=0.01, shape=2.5, probability=0.1),
     Bursts(enter=0.05, leave=0.2, delay_s=0.5),
+    Interference(lost=0.1, on="host"),
 ]
 ALL = [*RANDOM, Persistent(delay_s=0.1, nodes=(0,)), Persistent(factor=1.5, ranks=(1, 2), on="compute")]
 
@@ -104,6 +106,7 @@ def test_seeds_ranks_and_places_in_the_list_are_independent(disturbance):
         (Exponential(mean_s=0.02), 0.02, 0.02),
         (HeavyTail(scale_s=0.01, shape=5), 0.0125, 0.01 * math.sqrt(5 / (16 * 3))),
         (Bursts(enter=0.05, leave=0.2, delay_s=0.5), 0.1, 0.2),
+        (Interference(lost=0.1, noise=0.4, on="host"), 0.012 + 0.008 / (25 / 12), 0.008 / (25 / 12)),
     ],
     ids=lambda value: getattr(value, "kind", ""),
 )
@@ -268,3 +271,18 @@ GOLDEN = (
     ["0x1.5b094d219c492p-6", "0x1.69ba172453e56p-10", "0x1.50d95f82130fcp-7"],
     ["0101101001111100", "0111010000010100", "0101101001111100", "0111001001010100"],
 )
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("world_size", [4, 64])
+def test_interference_costs_a_machine_what_is_lost_and_more_machines_the_longest_of_more_delays(noise, world_size):
+    delays = draw_all([Interference(lost=0.1, noise=noise)], n_steps=4000, world_size=world_size)["compute"]
+    harmonic = {n: sum(1 / i for i in range(1, n + 1)) for n in (4, 64)}
+    expected = 0.1 * 0.2 * (1 - noise + noise * harmonic[world_size] / harmonic[4])
+    assert delays.max(axis=1).mean() == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize("settings", [{}, {"lost": 0.1, "machine_rate_per_s": 100.0}])
+def test_interference_is_either_stated_or_measured(settings):
+    with pytest.raises(ValidationError, match=r"write either lost, e\.g\. 5%, or machine_rate"):
+        Interference(**settings)

@@ -1,0 +1,51 @@
+"""The measured rate of one machine as an input of a scenario."""
+
+import pytest
+
+from simdist.runs.building import lost_share
+from simdist.scenario import Interference, Scenario, loads
+from simdist.studies.comparison import compare
+
+TEXT = """
+cluster:
+  nodes: {nodes}
+  gpus_per_node: 4
+  fabric: {{latency: 5 us, bandwidth: 10 GB/s}}
+  network: {{latency: 30 us, bandwidth: 25 Gbit/s}}
+workload: {{tensors: [{{name: a, count: 10000000}}], batch_size: 32, forward: 30 ms, backward: 60 ms, optimize: 1 ms}}
+disturbances: [{{kind: interference, machine_rate: {rate}, noise: {noise}}}]
+schedules: {schedules}
+steps: 400
+"""
+
+
+def scenario(rate: float, *, nodes: int = 1, noise: float = 0.0, schedules: str = "[{kind: sync}]") -> Scenario:
+    return loads(TEXT.format(rate=rate, nodes=nodes, noise=noise, schedules=schedules))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5, 1.0])
+def test_one_machine_runs_at_the_rate_that_was_measured(noise):
+    (row,) = compare(scenario(1200.0, noise=noise), n_seeds=10)
+    assert 4 * 32 / row.step_s == pytest.approx(1200.0, rel=1e-9 if noise == 0 else 2e-3)
+
+
+def test_more_machines_lose_as_much_or_more_with_noise():
+    steps = [compare(scenario(1200.0, nodes=16, noise=noise), n_seeds=5)[0].step_s for noise in (0.0, 1.0)]
+    lost_s = lost_share(scenario(1200.0), Interference(machine_rate_per_s=1200.0)) * 0.09
+    harmonic = {n: sum(1 / i for i in range(1, n + 1)) for n in (4, 64)}
+    assert steps[1] - steps[0] == pytest.approx(lost_s * (harmonic[64] / harmonic[4] - 1), rel=0.03)
+
+
+def test_the_same_share_is_lost_by_every_schedule_and_number_of_machines():
+    of = Interference(machine_rate_per_s=1200.0)
+    shares = {
+        lost_share(scenario(1200.0, nodes=nodes, schedules=schedules), of)
+        for nodes in (1, 4)
+        for schedules in ("[{kind: sync}]", "[{kind: local_sgd, period: 4}]", "[{kind: torus}, {kind: sync}]")
+    }
+    assert len(shares) == 1
+
+
+def test_a_machine_that_is_measured_as_fast_as_simulated_loses_nothing():
+    assert lost_share(scenario(5000.0), Interference(machine_rate_per_s=5000.0)) == 0.0
+    assert lost_share(scenario(1.0), Interference(lost=0.25)) == 0.25
