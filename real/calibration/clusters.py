@@ -65,6 +65,7 @@ def derive(
         fabric=fabric,
         network=network,
         library=library,
+        chunkwise=library == "gloo",
         device=device,
     )
     notes = [*fabric_notes, *network_notes]

@@ -196,6 +196,7 @@ def _document(each: _Validated) -> dict[str, object]:
         **({"links": [asdict(each) for each in found.links]} if found.links else {}),
         "correlation": found.correlation,
         "overlap": found.overlap,
+        "lead_s": found.lead_s,
         "verdict": found.verdict,
     }
     if each.loading:
@@ -276,6 +277,9 @@ def _blame_sentences(found: Validation) -> Iterator[str]:
         correlation = "" if math.isnan(found.correlation) else f"; correlation over ranks {found.correlation:.2f}"
         share = format_share(found.overlap)
         yield f"waiting: {share} of the measured is blamed on the same rank in the same step{correlation}"
+    simulated, measured = map(format_seconds, found.lead_s)
+    if any(found.lead_s):
+        yield f"collectives: members end before the last one by {simulated} simulated, {measured} measured, in the mean"
 
 
 def _links_text(found: Validation) -> Iterator[str]:

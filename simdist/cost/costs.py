@@ -189,6 +189,46 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
+class Segments:
+    """A ring whose members begin when they come, and end when their own segments are through.
+
+    Each member receives a segment from the next member and sends one to the one before, over and over. It posts the
+    next pair when the last but one is through, and a segment flows when both its ends have posted it. Phases follow one
+    another.
+
+    Args:
+        overhead_s: Seconds from when a member comes until it posts.
+        segment_s: Seconds of a segment on its way to each member, `[n_groups, n_members]`.
+        n_of_phases: Segments that each member receives, by phase.
+    """
+
+    overhead_s: float
+    segment_s: NDArray[np.float64]
+    n_of_phases: tuple[int, ...]
+
+    def end_s(self, come_s: NDArray[np.float64], segment_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return when each member ends.
+
+        Args:
+            come_s: When it comes, `[n_members, ...]`.
+            segment_s: Seconds of its segments, to be added to that.
+        """
+        posted_s = come_s + self.overhead_s
+        through_s = np.zeros_like(posted_s)
+        for n_segments in self.n_of_phases:
+            before: list[NDArray[np.float64]] = []
+            for number in range(n_segments + _POSTED):
+                if number >= _POSTED:
+                    received_s = before[number - _POSTED]
+                    posted_s = np.maximum(np.maximum(posted_s, received_s), np.roll(received_s, 1, axis=0))
+                if number < n_segments:
+                    meet_s = np.maximum(posted_s, np.roll(posted_s, -1, axis=0))
+                    through_s = np.maximum(meet_s, through_s) + segment_s
+                    before.append(through_s)
+        return posted_s
+
+
+@dataclass(frozen=True, slots=True)
 class Shared:
     """Transfers over resources that others may use too.
 
@@ -196,11 +236,13 @@ class Shared:
         group: Who moves bytes together.
         transfers: One per group, in the groups' order.
         alone_s: Duration of each when it shares its resources with no other, `[n_groups]`, or one number.
+        segments: How members begin and end on their own, where that is modelled and nobody shares the resources.
     """
 
     group: Group
     transfers: tuple[Transfer, ...]
     alone_s: float | NDArray[np.float64]
+    segments: Segments | None = None
 
     @classmethod
     def of(cls, group: Group, transfers: Iterable[Transfer], capacity_Bps: NDArray[np.float64]) -> "Shared":
@@ -230,6 +272,7 @@ class Varying:
     transfers: Callable[[int], tuple[Transfer, ...]]
 
 
+_POSTED = 2  # segments that a member waits for at a time
 OpCost: TypeAlias = Local | Shared | Varying
 
 

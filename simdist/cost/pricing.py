@@ -8,6 +8,7 @@ transfers of its groups over shared resources (`Shared`). How transfers share a 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
@@ -200,9 +201,14 @@ class _Pricing:
 
     def _collective(self, op: ops.Collective, nbytes: int) -> Shared:
         groups = enumerate(map(np.array, op.group.members(self._plan.world_size)))
-        calls = (Call(op, members, nbytes, self.topology, number) for number, members in groups)
+        calls = [Call(op, members, nbytes, self.topology, number) for number, members in groups]
         transfers = (collective_transfer(call, self._cluster.library, self._undisturbed_Bps) for call in calls)
-        return Shared.of(op.group, transfers, self.capacity_Bps)
+        shared = Shared.of(op.group, transfers, self.capacity_Bps)
+        if not (self._cluster.chunkwise and self._cluster.library == "gloo"):
+            return shared
+        from simdist.cost.algorithms.gloo import segments
+
+        return replace(shared, segments=segments(calls, shared.alone_s))
 
     def _disk(self) -> tuple[float, NDArray[np.int64]]:
         """Return the latency and, for each rank, the resources of writing to its node's disk."""

@@ -139,6 +139,13 @@ class Topology(Resources):
         """Return the transfer that sends `messages` one after the other."""
         return Transfer(tuple(self._stage(each, 0.0 if n else self.overhead_s) for n, each in enumerate(messages)))
 
+    def hops_s(self, src: NDArray[np.int64], dst: NDArray[np.int64], nbytes: float) -> NDArray[np.float64]:
+        """Return the seconds of messages alone, inside a node or between nodes."""
+        inside_s, outside_s = (
+            link.latency_s + float(link.flowing(nbytes) / link.capacity_Bps) for link in (self.fabric, self.network)
+        )
+        return np.where(self.node(src) == self.node(dst), inside_s, outside_s)
+
     def _stage(self, messages: Messages, more_s: float) -> Stage:
         outside = self.node(messages.src) != self.node(messages.dst)
         used = [*self._on_fabric(messages, ~outside), *self._on_network(messages, outside)]

@@ -28,15 +28,16 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from simdist.cost.costs import Costs, Local, Shared, Transfer, Varying
+from simdist.cost.costs import Costs, Local, Segments, Shared, Transfer, Varying
 from simdist.cost.traffic import Traffic
 from simdist.engines.actors import Actor, change_shares, fly, perform
 from simdist.engines.clock import Clock, Notice, Steps
 from simdist.engines.live import LiveCluster, Observer
-from simdist.errors import PlanError, RunError
+from simdist.errors import PlanError, RunError, UnsupportedError
 from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Stream, Tick
 from simdist.plan.delays import Delays, check_delays
 from simdist.plan.ops import tick_s
+from simdist.plan.text import op_text
 from simdist.plan.walk import walk
 from simdist.traces.trace import Trace
 
@@ -82,6 +83,12 @@ def simulate(
     if unknown := traffic.causes.keys() - costs.disturbed.keys():
         names = ", ".join(map(costs.resources.name, sorted(unknown)))
         raise PlanError(f"plan {plan.name}: its prices do not know that {names} is disturbed: see `price(disturbed=)`")
+    segmented = [op for op, cost in costs.of.items() if isinstance(cost, Shared) and cost.segments]
+    if actors and segmented:
+        raise UnsupportedError(
+            f"{op_text(segmented[0])}: its members end one by one, which actors cannot disturb: set "
+            f"cluster.chunkwise: false"
+        )
     with rare_collections():
         world = _World(plan, costs, delays, traffic, actors, observers, progress)
         world.run()
@@ -120,12 +127,9 @@ class _Task:
 class _Meeting:
     """A collective: who belongs together, and what the last to arrive starts."""
 
-    __slots__ = ("_transfers", "group_of", "members", "name", "seconds")
+    __slots__ = ("_transfers", "group_of", "members", "seconds", "segments")
 
-    def __init__(
-        self, op: Op, cost: Shared | Varying, world_size: int, seconds: float | NDArray[np.float64] | None
-    ) -> None:
-        self.name = type(op).__name__
+    def __init__(self, cost: Shared | Varying, world_size: int, seconds: float | NDArray[np.float64] | None) -> None:
         self.members = cost.group.members(world_size)
         self.group_of = [0] * world_size
         for number, ranks in enumerate(self.members):
@@ -133,6 +137,7 @@ class _Meeting:
                 self.group_of[rank] = number
         self._transfers = lru_cache(_LOADS_AT_HAND)(cost.transfers) if isinstance(cost, Varying) else cost.transfers
         self.seconds = None if seconds is None else np.broadcast_to(seconds, len(self.members)).tolist()
+        self.segments = cost.segments if isinstance(cost, Shared) and seconds is not None else None
 
     def transfer(self, task: _Task, group: int) -> Transfer:
         """Return what a group moves; loads differ from one another."""
@@ -199,8 +204,6 @@ class _World:
 
     def _standstill(self) -> str:
         """Say who waits for what."""
-        from simdist.plan.text import op_text
-
         wanted = {id(notice): self._tasks[index] for (index, _), notice in self._waiting.items()}
         alive = [process for process in self.cluster.processes if process.is_alive]
         tasks = [(process.name, wanted.get(id(process.target))) for process in alive]
@@ -279,14 +282,16 @@ class _World:
             row[rank] = start_s
             if self.cluster.is_live:
                 self.cluster.tell(f"rank {rank} {task.instance.stream}", "started", task.instance)
-        if meeting.seconds is not None and not self.cluster.is_live:
+        if meeting.segments:
+            self._end_each(task, members, meeting.segments, group)
+        elif meeting.seconds is not None and not self.cluster.is_live:
             self._end(task, members, start_s + meeting.seconds[group])
         elif not self._is_told_of:
             landed, now_s = partial(self._land, task, members), self._clock.now
             transfer = meeting.transfer(task, group)
             self.cluster.network.fly(transfer, landed, start_s=start_s if start_s > now_s else now_s)
         else:
-            name = f"{meeting.name} of step {task.step}, group {group}"
+            name = _name(task, group)
             self._clock.start(name, self._move(name, task, meeting, group, start_s))
 
     def _move(self, name: str, task: _Task, meeting: _Meeting, group: int, start_s: float) -> Steps:
@@ -309,6 +314,24 @@ class _World:
             cluster.tell(name, "ended", task.instance)
         self._end(task, meeting.members[group], end_s)
 
+    def _end_each(self, task: _Task, members: Sequence[int], segments: Segments, group: int) -> None:
+        """End a collective whose members begin and end on their own."""
+        ready_s = np.array([self.rows[0][task.index][rank] for rank in members])
+        ends_s = segments.end_s(ready_s, segments.segment_s[group]).tolist()
+        if self.cluster.is_live:
+            name = _name(task, group)
+            self._clock.start(name, self._end_in_turn(name, task, members, ends_s))
+            return
+        for rank, end_s in zip(members, ends_s, strict=True):
+            self._end(task, [rank], end_s)
+
+    def _end_in_turn(self, name: str, task: _Task, members: Sequence[int], ends_s: Sequence[float]) -> Steps:
+        self.cluster.tell(name, "started", task.instance)
+        for end_s, rank in sorted(zip(ends_s, members, strict=True)):
+            yield self._clock.at(end_s)
+            self._end(task, [rank], end_s)
+        self.cluster.tell(name, "ended", task.instance)
+
     def _land(self, task: _Task, members: Sequence[int]) -> None:
         """End a collective now; who waited goes on before anything else happens."""
         self._end(task, members, self._clock.now)
@@ -326,6 +349,10 @@ class _World:
                 happen(notice)
 
 
+def _name(task: _Task, group: int) -> str:
+    return f"{type(task.instance.op).__name__} of step {task.step}, group {group}"
+
+
 def _tasks(plan: Plan, costs: Costs, delays: Delays) -> list[_Task]:
     known: dict[Op, tuple[list[float], _Meeting | None]] = {}
     for op, cost in costs.of.items():
@@ -334,9 +361,9 @@ def _tasks(plan: Plan, costs: Costs, delays: Delays) -> list[_Task]:
                 known[op] = np.broadcast_to(cost.seconds, plan.world_size).tolist(), None
             case Shared():
                 seconds = None if op in costs.contested else cost.alone_s
-                known[op] = [], _Meeting(op, cost, plan.world_size, seconds)
+                known[op] = [], _Meeting(cost, plan.world_size, seconds)
             case Varying():
-                known[op] = [], _Meeting(op, cost, plan.world_size, None)
+                known[op] = [], _Meeting(cost, plan.world_size, None)
     numbers = count()  # of loads
     return [
         _task(instance, *known[instance.op], next(numbers) if isinstance(instance.op, Load) else None, delays)

@@ -124,7 +124,9 @@ def _prices(plan: Plan, costs: Costs, n_seeds: int) -> dict[Op, Price]:
                 seconds, check = contention.seconds(op), partial(contention.check, op)
                 prices[op] = GroupMeeting.of(cost.group, plan.world_size, n_seeds, seconds=seconds, check=check)
             case Shared():
-                prices[op] = GroupMeeting.of(cost.group, plan.world_size, n_seeds, seconds=cost.alone_s)
+                prices[op] = GroupMeeting.of(
+                    cost.group, plan.world_size, n_seeds, seconds=cost.alone_s, segments=cost.segments
+                )
     return prices
 
 

@@ -6,8 +6,9 @@ With time as a vector over `[world_size, n]`, an operation is three lines of max
     start = max over its group of ready
     end   = start + seconds
 
-One pass over the instances in program order gives every time, without events. Seconds follow from prices, or are given
-for every instance; only then there are gaps. A `Tick` is no duration: it ends when its clock ticks next.
+and for a ring whose members begin and end on their own, a few more (`simdist.cost.costs.Segments`). One pass over the
+instances in program order gives every time, without events. Seconds follow from prices, or are given for every
+instance; only then there are gaps. A `Tick` is no duration: it ends when its clock ticks next.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +20,7 @@ from typing import Protocol, TypeAlias, final
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.cost.costs import Segments
 from simdist.plan.delays import DelaySource
 from simdist.plan.group import Group
 from simdist.plan.ops import Channel, Delay, Op, Tick, tick_s
@@ -58,23 +60,32 @@ class GroupMeeting:
         seconds: Of each group, broadcasting over `[n_blocks, 1, stride, n]`; not used where durations are given.
         check: Called with starts and ends `[n_groups, n]`, and the step, if somebody else may want its resources.
         firsts: First rank of every group of few consecutive ranks, if numpy is faster that way; else None.
+        segments: How members begin and end on their own; else they begin with the last one, and end together.
     """
 
     shape: tuple[int, int, int, int]
     seconds: float | Times
     check: Check | None
     firsts: NDArray[np.int64] | None
+    segments: Segments | None = None
 
     @classmethod
     def of(
-        cls, group: Group, world_size: int, n: int, *, seconds: float | Times = 0.0, check: Check | None = None
+        cls,
+        group: Group,
+        world_size: int,
+        n: int,
+        *,
+        seconds: float | Times = 0.0,
+        check: Check | None = None,
+        segments: Segments | None = None,
     ) -> "GroupMeeting":
         """Return the meeting of groups that take `seconds`: one number, or `[n_groups]`."""
         n_blocks, size, stride = group.shape(world_size)
         if isinstance(seconds, np.ndarray):
             seconds = seconds.reshape(n_blocks, 1, stride, 1)
         firsts = np.arange(0, world_size, size) if stride == 1 and n <= _FEW_COLUMNS else None
-        return cls((n_blocks, size, stride, n), seconds, check, firsts)
+        return cls((n_blocks, size, stride, n), seconds, check, firsts, segments)
 
     def last_of_groups(self, ready: Times) -> Times:
         """Return when the last member of each group is ready, `[n_blocks, 1, stride, n]`."""
@@ -82,6 +93,12 @@ class GroupMeeting:
             return np.asarray(np.maximum.reduce(ready.reshape(self.shape), axis=1, keepdims=True))
         n_blocks, _, stride, n = self.shape
         return np.maximum.reduceat(ready, self.firsts).reshape(n_blocks, 1, stride, n)
+
+    def ends(self, ready: Times, segments: Segments) -> Times:
+        """Return when each member ends that begins on its own, `[n_blocks, size, stride, n]`."""
+        n_blocks, size, stride, _ = self.shape
+        segment_s = segments.segment_s.reshape(n_blocks, stride, size).transpose(2, 0, 1)[..., np.newaxis]
+        return np.moveaxis(segments.end_s(np.moveaxis(ready.reshape(self.shape), 1, 0), segment_s), 0, 1)
 
     def of_ranks(self, times: Times) -> Times:
         """Return times of groups, `[n_blocks, 1, stride, n]`, for every rank, `[world_size, n]`."""
@@ -208,7 +225,10 @@ class Recurrence:
         if self._durations is not None:
             start = meeting.of_ranks(starts)
             return start, start if seconds is None else start + seconds
-        ends = starts if seconds is None else starts + seconds
+        if meeting.segments:
+            ends = meeting.ends(ready, meeting.segments)
+        else:
+            ends = starts if seconds is None else starts + seconds
         if meeting.check:
             n = starts.shape[-1]
             meeting.check(starts.reshape(-1, n), ends.reshape(-1, n), step + template.step)

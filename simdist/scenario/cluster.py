@@ -159,6 +159,8 @@ class Cluster(Settings):
         host_bridge_Bps: Bytes per second and direction of the PCIe host bridge that a node's GPUs hang below, for what
             they send one another and the NIC; unlimited if absent.
         oversubscription: Sum of the NICs' bandwidth over what the switch carries, 1 or more.
+        chunkwise: With gloo, members of a ring begin when they come and end when their own segments are through;
+            without, they begin with the last and end together.
         library: Whose choice of algorithm `auto` is; `nccl_simple` is NCCL where it has its protocol Simple only.
         device: Every GPU.
         slow_devices: GPUs that differ in speed; where several name a rank, their factors multiply.
@@ -178,6 +180,7 @@ class Cluster(Settings):
     host_bridge_Bps: BytesPerSecond = math.inf
     oversubscription: Annotated[Factor, Field(ge=1)] = 1.0
     library: Library = "nccl"
+    chunkwise: bool = False
     collective_overhead_s: Seconds = 0.0
     device: Device = Device()
     slow_devices: tuple[DeviceOverride, ...] = ()

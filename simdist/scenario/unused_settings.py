@@ -46,6 +46,8 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
         yield "cluster.nics_per_node has no effect: one node sends nothing over its NICs"
     if cluster.nodes == 1 and cluster.oversubscription != 1:
         yield "cluster.oversubscription has no effect: one node sends nothing through a switch"
+    if cluster.chunkwise and cluster.library != "gloo":
+        yield f"cluster.chunkwise has no effect: only rings of gloo are so modelled, and library is {cluster.library}"
     if workload.forward_s is not None:
         for key, stated in (("utilization", workload.utilization.stated), ("precision", workload.precision != "fp32")):
             if stated and key in workload.model_fields_set:

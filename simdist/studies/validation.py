@@ -41,8 +41,9 @@ Seconds: TypeAlias = NDArray[np.float64]
 class OperationKind:
     """Times of a kind of operation: seconds from start to end, of `wait` the seconds that the host was blocked.
 
-    A collective lasts until its last member is done. The simulator lets all members end together; in a real ring they
-    end one after the other, and what the early ones gain, they lose waiting for the late ones in the next collective.
+    A collective lasts until its last member is done. The simulator lets all members end together, but for rings of a
+    cluster that is `chunkwise`; in a real ring they end one after the other. How much earlier than the last one tells
+    which of the two is true: see `Validation.lead_s`.
 
     A kind may have instances of several sizes, or some that are disturbed. Its median then lies at or between sizes,
     and jumps from one to another by chance. So medians have no error here: sums are compared, and instances.
@@ -142,6 +143,7 @@ class Validation:
         correlation: Of simulated and measured blame over the ranks (Pearson's); NaN if either is the same for all.
         overlap: Share of the measured waiting that the simulation charges to the same rank in the same step.
         links: Of the links that misbehaved, most measured seconds first.
+        lead_s: By how much members of collectives end before the last one, simulated and measured, seconds in the mean.
     """
 
     schedule: str
@@ -155,6 +157,7 @@ class Validation:
     correlation: float
     overlap: float
     links: tuple[HeldUp, ...] = ()
+    lead_s: tuple[float, float] = (0.0, 0.0)
 
     @property
     def error(self) -> float:
@@ -205,6 +208,7 @@ def validate(real: Trace, simulated: Trace, delays: Delays, costs: Costs | None 
         correlation=statistics.correlation(blamed.sum(axis=0), measured.sum(axis=0)),
         overlap=statistics.ratio(float(np.minimum(blamed, measured).sum()), float(measured.sum())),
         links=_links(*(each.rank_seconds() if each else {} for each in held)),
+        lead_s=(_lead_s(simulated), _lead_s(real)),
     )
 
 
@@ -249,6 +253,16 @@ def _lengths(trace: Trace, rows: NDArray[np.int64], group: Group | None) -> Seco
     ends_s = trace.end_s[rows].reshape(len(rows), *group.shape(trace.plan.world_size))
     last_s = np.broadcast_to(ends_s.max(axis=2, keepdims=True), ends_s.shape).reshape(len(rows), -1)
     return np.asarray(last_s - trace.start_s[rows])
+
+
+def _lead_s(trace: Trace) -> float:
+    """Return how much earlier than the last one members of collectives end, in the mean."""
+    leads_s = [
+        _lengths(trace, each.rows, each.op.group) - _spans(trace, each.rows)
+        for each in occurrences(trace.plan)
+        if isinstance(each.op, COLLECTIVES)
+    ]
+    return float(np.nanmean(np.concatenate(leads_s))) if leads_s else 0.0
 
 
 def _spans(trace: Trace, rows: NDArray[np.int64]) -> Seconds:

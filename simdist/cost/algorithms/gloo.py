@@ -12,18 +12,26 @@ Who has received a broadcast sends to all its children at once, over one NIC. Co
 those between nodes, and count with the stage that brought the data to the node. On 4 nodes, a broadcast to one rank of
 each takes 3 S beta, and one to two ranks of each 6 S beta.
 
+A member of an all_reduce cuts each of its n slices into segments of at most 1 MiB, two at least. It sends one to the
+member before while it receives one from the next, and posts another pair when that before the last is through. So who
+comes early has sent something when the last comes, and who is far from the last ends before its neighbours: `segments`.
+
 Source:
     gloo, gloo/allreduce.cc, allgather.cc, reduce.cc and broadcast.cc; torch, ProcessGroupGloo.cpp, for reduce_scatter.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import assert_never
 
 import numpy as np
+from numpy.typing import NDArray
 
 from simdist.cost.algorithms.ring import around
+from simdist.cost.costs import Segments
 from simdist.cost.topology import Call, Messages, Paths
 from simdist.plan import AllGather, AllReduce, Broadcast, Reduce, ReduceScatter
+
+_SEGMENT_NBYTES = 1024 * 1024  # gloo/allreduce.h: kMaxSegmentSize
 
 
 def gloo(call: Call) -> Iterator[Messages]:
@@ -41,6 +49,33 @@ def gloo(call: Call) -> Iterator[Messages]:
             yield from _tree(call, root)
         case _:
             assert_never(call.op)
+
+
+def segments(calls: Sequence[Call], alone_s: float | NDArray[np.float64]) -> Segments | None:
+    """Return how members of rings begin and end on their own; None of collectives that are no all-reduce by a ring.
+
+    Each segment takes its share of what the ring takes when all come together; on faster links less, by the ratio of
+    their messages.
+
+    Args:
+        calls: Of all groups.
+        alone_s: What their rings take, seconds.
+    """
+    (first, *_), overhead_s = calls, calls[0].topology.overhead_s
+    if (
+        first.n == 1
+        or not isinstance(first.op, AllReduce | ReduceScatter)
+        or first.op.algorithm not in ("auto", "ring")
+    ):
+        return None
+    n_of_member = max(2, -(-first.nbytes // (_SEGMENT_NBYTES * first.n)))
+    n_of_phase = n_of_member * (first.n - 1)
+    hop_s = np.stack(
+        [call.topology.hops_s(np.roll(call.members, -1), call.members, call.nbytes / call.n) for call in calls]
+    )
+    slowest_s = (np.broadcast_to(alone_s, len(calls)) - overhead_s) / (2 * n_of_phase)
+    segment_s = slowest_s[:, np.newaxis] * hop_s / hop_s.max(axis=1, keepdims=True)
+    return Segments(overhead_s, segment_s, (n_of_phase, n_of_phase))
 
 
 def _tree(call: Call, root: int) -> Iterator[Messages]:
