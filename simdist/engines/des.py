@@ -37,7 +37,6 @@ from simdist.errors import PlanError, RunError, UnsupportedError
 from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Stream, Tick
 from simdist.plan.delays import Delays, check_delays
 from simdist.plan.ops import tick_s
-from simdist.plan.text import op_text
 from simdist.plan.walk import walk
 from simdist.traces.trace import Trace
 
@@ -86,7 +85,7 @@ def simulate(
     segmented = [op for op, cost in costs.of.items() if isinstance(cost, Shared) and cost.segments]
     if actors and segmented:
         raise UnsupportedError(
-            f"{op_text(segmented[0])}: its members end one by one, which actors cannot disturb: set "
+            f"{_text(segmented[0])}: its members end one by one, which actors cannot disturb: set "
             f"cluster.chunkwise: false"
         )
     with rare_collections():
@@ -208,7 +207,7 @@ class _World:
         alive = [process for process in self.cluster.processes if process.is_alive]
         tasks = [(process.name, wanted.get(id(process.target))) for process in alive]
         waiting = [
-            f"{who} waits for the end of {op_text(task.instance.op)} at step {task.step}" for who, task in tasks if task
+            f"{who} waits for the end of {_text(task.instance.op)} at step {task.step}" for who, task in tasks if task
         ]
         found = [*self.cluster.stopped(), *waiting]
         more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
@@ -347,6 +346,12 @@ class _World:
             notice = waiting.pop((task.index, rank), None)
             if notice is not None:
                 happen(notice)
+
+
+def _text(op: Op) -> str:
+    from simdist.plan.text import op_text
+
+    return op_text(op)
 
 
 def _name(task: _Task, group: int) -> str:
