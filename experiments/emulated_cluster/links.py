@@ -150,10 +150,10 @@ class _Cards:
             changed.setdefault(name, self._is_out(name))
             self._shares[name][number] = share
             self._next = next(self._rates, None)
-        for name, was_out in changed.items():
+        for name in changed:
             self._set(name, math.prod(self._shares[name].values()))
-            if was_out and not self._is_out(name):
-                self._wake()
+        if any(was_out and not self._is_out(name) for name, was_out in changed.items()):
+            self._wake()
 
     def _is_out(self, name: str) -> bool:
         return math.prod(self._shares[name].values()) == 0

@@ -3,9 +3,13 @@
 Every member pushes to each server the part of the buffer which that server holds. A server sums what it gets in the
 order of the members, so that the result does not depend on who comes first, and every member pulls it back.
 
-**Rounds.** In round j, member i talks to server (i + j) mod n_servers. Then every server has about as many messages as
-any other in every round. All messages at once would share the links, and flows of TCP do not share them fairly: the
+**Rounds.** In round j, member i of n talks to server (i n_servers // n + j) mod n_servers: first the nearest one, if
+servers are spread over the members, then the next one. So in every round every server, and every node, has about as
+many messages as any other. All messages at once would share the links, and flows of TCP do not share them fairly: the
 slowest would hold up all.
+
+**Order.** What is received is posted before what is sent. gloo says to a sender that there is room on the connection on
+which it sends itself; behind data, the word would come late, and the connection carry data one way only.
 
 **Pieces.** A server has no room for the parts of all members. It receives them piece by piece, each piece from all
 members, and adds it up before the next one.
@@ -118,10 +122,11 @@ class _Exchange:
 
     def _rounds(self) -> Iterator[tuple[int, Sequence[int]]]:
         """Yield, for each round, the server that this member talks to, and the members that talk to it as a server."""
-        n_servers, number = len(self.servers), self._number
+        n_servers, n_members, number = len(self.servers), len(self.ranks), self._number
         for shift in range(n_servers):
-            members = () if number is None else range((number - shift) % n_servers, len(self.ranks), n_servers)
-            yield (self.me + shift) % n_servers, members
+            servers = [(member * n_servers // n_members + shift) % n_servers for member in range(n_members)]
+            members = [] if number is None else [member for member in range(n_members) if servers[member] == number]
+            yield servers[self.me], members
 
     def _arriving(self, pieces: Sequence[Tensor], scratch: Scratch) -> Sequence[Tensor]:
         """Return where the piece of each member goes, if this one is a server."""
@@ -143,7 +148,7 @@ class _Exchange:
         """Exchange messages of a round, all at once; return when that is done, or enqueued on a GPU."""
         messages = [
             dist.P2POp(act, tensor, self.ranks[member], self.process_group)
-            for act, each in ((dist.isend, sent), (dist.irecv, received))
+            for act, each in ((dist.irecv, received), (dist.isend, sent))
             for member, tensor in each
             if member != self.me and tensor.numel()
         ]
