@@ -4,6 +4,7 @@ import sys
 from functools import cache
 from types import ModuleType
 
+import numpy as np
 import pytest
 from scripts import ROOT, load_script
 
@@ -19,8 +20,9 @@ horovod = load_script(EXPERIMENTS / "horovod_scaling" / "run.py")
 aws = load_script(EXPERIMENTS / "aws_p3_scaling" / "run.py")
 dawnbench = load_script(EXPERIMENTS / "dawnbench_resnet50" / "run.py")
 nccl = load_script(EXPERIMENTS / "nccl_tables" / "run.py")
+machine = load_script(EXPERIMENTS / "one_machine" / "run.py")
 
-EACH = pytest.mark.parametrize("run", [horovod, aws, dawnbench, nccl], ids=lambda run: run.HERE.name)
+EACH = pytest.mark.parametrize("run", [horovod, aws, dawnbench, nccl, machine], ids=lambda run: run.HERE.name)
 MODELS = pytest.mark.parametrize("model", horovod.PRESETS)
 
 
@@ -201,3 +203,25 @@ def test_tcp_on_100_gbit_is_in_the_published_range():
 
 def test_sizes_in_the_middle_take_longer_than_rings_of_perfect_pipelines():
     assert all(error < -0.25 for error in nccl.errors("a100-efa", "ring", (2**16, 2**25)))
+
+
+# --- one machine -------------------------------------------------------------------------------------------------
+
+
+def test_what_machines_lose_is_read_off_models_that_are_not_compared():
+    compared = {each.model for each in (*machine.rows_of_tensorflow(), *machine.rows_of_tensor_cores())}
+    others = " ".join(machine.PUBLISHED["others"]["single"] | machine.PUBLISHED["others"]["mixed"])
+    assert not any(f"{name} " in others or f"{name}:" in others for name in compared)
+    assert 0 <= machine.lost("single").median < machine.lost("mixed").median < machine.lost("mixed").most
+
+
+def test_intervals_of_one_machine_hold_nine_rows_of_ten_and_no_family_is_worse_than_the_formulas():
+    lines = [*machine.lines("tensor cores"), *machine.lines("tensorflow")]
+    assert sum(each.is_inside for each in lines) >= 0.9 * len(lines)
+    assert all(each.interval[0] <= each.simulated <= each.interval[1] for each in lines)
+    for name in {each.row.machine for each in lines}:
+        of = [each for each in lines if each.row.machine == name]
+        ours, plain = (
+            np.median([abs(each.error(getattr(each, key))) for each in of]) for key in ("simulated", "linear")
+        )
+        assert ours <= plain
