@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from simdist.cost.plain import plain_ring_s
 from simdist.report import print_tables, write_tables
 from simdist.scenario import Scenario, load
 from simdist.studies.comparison import compare
@@ -64,6 +65,16 @@ PUBLISHED = {
             "dense": (39.002, 36.989, 23.176, 10.721),
             "topk": (37.729, 35.703, 34.495, 30.583),
             "gtopk": (39.795, 39.713, 39.06, 39.119),
+        },
+    ),
+    "ResNet-20": Published(
+        n_parameters=269_722,
+        batch_size=128,
+        alone=920.632,
+        together={
+            "dense": (821.7, 705.2, 520.4, 287.9),
+            "topk": (908.837, 752.985, 737.594, 696.029),
+            "gtopk": (916.26, 868.73, 808.5, 789.3),
         },
     ),
 }
@@ -131,7 +142,7 @@ class Host:
                 return self.sparse_s * n_parameters + n_merges * self.merge_s * round(DENSITY * n_parameters)
 
 
-SCENARIOS = {"VGG-16": load(HERE / "vgg16.yaml"), "ResNet-50": load(HERE / "resnet50.yaml")}
+SCENARIOS = {name: load(HERE / f"{name.lower().replace('-', '')}.yaml") for name in PUBLISHED}
 
 
 def step_s(scenario: Scenario, n_workers: int) -> dict[str, float]:
@@ -144,7 +155,7 @@ def step_s(scenario: Scenario, n_workers: int) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Line:
-    """A row of the table, in samples per second and GPU."""
+    """A row of the table, in samples per second and GPU; `ring` is the plain formula of a dense all-reduce."""
 
     model: str
     schedule: str
@@ -152,6 +163,7 @@ class Line:
     published: float
     simulated: float
     with_host: float
+    ring: float | None
 
 
 def lines() -> Iterator[Line]:
@@ -159,23 +171,29 @@ def lines() -> Iterator[Line]:
     host = Host.of(ALEXNET)
     for model, published in PUBLISHED.items():
         simulated_s = {n: step_s(SCENARIOS[model], n) for n in WORKERS}
+        base = SCENARIOS[model]
+        clusters = {n: base.cluster.model_copy(update={"nodes": n}) for n in WORKERS}
+        rings = {n: published.batch_size / plain_ring_s(base.workload, clusters[n]) for n in WORKERS}
         for schedule in SCHEDULES:
             for n, rate in zip(WORKERS, published.together[schedule], strict=True):
                 seconds = simulated_s[n][schedule]
                 with_host_s = seconds + host.seconds(schedule, published.n_parameters, n)
                 samples = published.batch_size
-                yield Line(model, schedule, n, rate, samples / seconds, samples / with_host_s)
+                ring = rings[n] if schedule == "dense" else None
+                yield Line(model, schedule, n, rate, samples / seconds, samples / with_host_s, ring)
 
 
 def published_table() -> Iterator[str]:
     """Yield published and simulated throughput, and the errors."""
-    yield "| model | schedule | GPUs | published | simulated | error | with the host's work | error |"
-    yield "|---|---|---|---|---|---|---|---|"
+    headings = ("published", "simulated", "error", "with the host's work", "error", "linear", "plain ring")
+    yield f"| model | schedule | GPUs | {' | '.join(headings)} |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
     for line in lines():
+        rates = (line.simulated, line.with_host, PUBLISHED[line.model].alone, line.ring)
+        simulated, host, linear, ring = (f"{rate / line.published - 1:+.0%}" if rate else "" for rate in rates)
         yield (
             f"| {line.model} | {line.schedule} | {line.n_workers} | {line.published:.1f} | {line.simulated:.1f} "
-            f"| {line.simulated / line.published - 1:+.0%} | {line.with_host:.1f} "
-            f"| {line.with_host / line.published - 1:+.0%} |"
+            f"| {simulated} | {line.with_host:.1f} | {host} | {linear} | {ring} |"
         )
 
 

@@ -240,28 +240,30 @@ def test_computing_takes_what_one_worker_was_measured_to_take():
         assert (sum(workload.tensor_counts), workload.batch_size) == (published.n_parameters, published.batch_size)
 
 
-def test_fifteen_rows_are_met_with_the_hosts_work_and_two_without():
+def test_25_rows_of_36_are_met_with_the_hosts_work_and_11_without():
     def met(rates: Iterable[tuple[float, float]]) -> int:
         return sum(abs(ours / published - 1) < 0.25 for ours, published in rates)
 
     lines = gtopk_lines()
-    assert len(lines) == 24
-    assert met((line.with_host, line.published) for line in lines) == 15
-    assert met((line.simulated, line.published) for line in lines) == 2
+    assert len(lines) == 36
+    assert met((line.with_host, line.published) for line in lines) == 25
+    assert met((line.simulated, line.published) for line in lines) == 11
 
 
 def test_global_topk_and_small_dense_runs_are_met_with_host_times_of_another_model():
     for line in gtopk_lines():
         if line.schedule == "gtopk":
-            assert line.with_host == pytest.approx(line.published, rel=0.06)
+            assert line.with_host == pytest.approx(line.published, rel=0.11 if line.model == "ResNet-20" else 0.06)
         if line.schedule == "dense" and line.n_workers <= 8:
             assert line.with_host == pytest.approx(line.published, rel=0.12)
 
 
-def test_time_beyond_computing_goes_with_the_model_and_not_with_the_workers():
-    models = (*gtopk.PUBLISHED.values(), gtopk.ALEXNET)
+def test_time_beyond_computing_goes_with_a_large_model_and_not_with_the_workers():
+    models = (gtopk.PUBLISHED["VGG-16"], gtopk.PUBLISHED["ResNet-50"], gtopk.ALEXNET)
     times_ns = [1e9 * model.beyond_computing_s("gtopk", n) / model.n_parameters for model in models for n in (4, 32)]
     assert max(times_ns) / min(times_ns) < 1.2
+    small = gtopk.PUBLISHED["ResNet-20"]
+    assert small.beyond_computing_s("gtopk", 32) > 20 * small.beyond_computing_s("gtopk", 4)
 
 
 # --- the pages ---------------------------------------------------------------------------------------------------
