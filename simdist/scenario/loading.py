@@ -14,7 +14,7 @@ from simdist.errors import ScenarioError
 from simdist.files import read_content
 from simdist.scenario import strict_yaml
 from simdist.scenario.cluster import Cluster
-from simdist.scenario.strict_yaml import Document, Problem
+from simdist.scenario.strict_yaml import Document, Problem, path_text
 from simdist.scenario.workload import Workload
 from simdist.settings.base import FromFile, Settings, shown
 
@@ -166,15 +166,6 @@ def scenario_error(name: str, problems: Iterable[Problem]) -> ScenarioError:
     lines = [_line(name, problem) for problem in sorted(problems, key=lambda problem: problem.line)]
     hidden = len(lines) - _MAX_LINES
     return ScenarioError("\n".join(lines[:_MAX_LINES] + ([f"{name}: and {hidden} more"] if hidden > 0 else [])))
-
-
-def path_text(path: strict_yaml.Path) -> str:
-    """Write a path as people do.
-
-    >>> path_text(("cluster", "slow_devices", 0, "speed"))
-    'cluster.slow_devices[0].speed'
-    """
-    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
 
 
 def _line(name: str, problem: Problem) -> str:

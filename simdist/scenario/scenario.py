@@ -23,7 +23,8 @@ from simdist.scenario.cluster import Cluster
 from simdist.scenario.data import DataSettings
 from simdist.scenario.disturbances import KINDS, Disturbance, Recorded
 from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, Flows, LinkDisturbance
-from simdist.scenario.loading import SettingsT, path_text, read_text, validated
+from simdist.scenario.loading import SettingsT, read_text, validated
+from simdist.scenario.strict_yaml import path_text
 from simdist.scenario.workload import Workload
 from simdist.schedules import GradientSchedule, Schedule, kinds, kinds_in_module
 from simdist.schedules.job import Policy, uses_disk, uses_memory

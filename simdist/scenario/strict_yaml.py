@@ -39,6 +39,15 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 
+def path_text(path: Path) -> str:
+    """Write a path as people do.
+
+    >>> path_text(("cluster", "slow_devices", 0, "speed"))
+    'cluster.slow_devices[0].speed'
+    """
+    return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path).removeprefix(".")
+
+
 class TextPosition(NamedTuple):
     """Where a key, or an item of a list, begins; both count from 1."""
 

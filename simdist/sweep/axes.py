@@ -9,13 +9,13 @@ from typing import Any, final
 from pydantic import ValidationError
 
 from simdist.scenario import Scenario
-from simdist.scenario.loading import path_text
-from simdist.scenario.strict_yaml import Document, Problem
+from simdist.scenario.fields import ScenarioField, find_field, parse_path
+from simdist.scenario.strict_yaml import Document, Path, Problem, path_text
 from simdist.settings.base import FromFile, shown
 from simdist.settings.units import SI, Unit, unit_of
 from simdist.sweep import sampling
 from simdist.sweep.definition import Case, SweepAxis
-from simdist.sweep.fields import Choice, Path, ScenarioField, find_field, parse_path, replaced
+from simdist.sweep.fields import Choice, replaced
 from simdist.sweep.sampling import Distribution, Spacing
 
 _NAME = "name"  # of a case; all other keys of it are paths

@@ -29,11 +29,12 @@ from pydantic import ValidationError
 from simdist import __version__
 from simdist.engines import Engine
 from simdist.scenario import Scenario
-from simdist.scenario.loading import path_text
+from simdist.scenario.fields import ANYWHERE, BASED, BASES, ScenarioField
+from simdist.scenario.strict_yaml import path_text
 from simdist.schedules import Schedule, kinds
 from simdist.settings.base import shown
 from simdist.settings.units import SI, Unit
-from simdist.sweep.fields import ANYWHERE, BASED, BASES, Choice, ScenarioField, replaced
+from simdist.sweep.fields import Choice, replaced
 from simdist.sweep.keys import Content, canonical, code_digest
 from simdist.sweep.sampling import Distribution, Sampling, unit_cube
 

@@ -3,6 +3,7 @@
 A path leads through the scenario file as the user wrote it, so that to set a field is to edit the file. Where the file
 has only the name of a preset, setting a field below it overrides that field of the preset.
 
+>>> from simdist.scenario.fields import parse_path
 >>> settings = {"cluster": "aws-p3", "disturbances": [{"kind": "transient", "probability": "1%"}]}
 >>> replaced(settings, parse_path("cluster.nodes"), 4)["cluster"]
 {'preset': 'aws-p3', 'nodes': 4}
@@ -11,41 +12,22 @@ has only the name of a preset, setting a field below it overrides that field of 
 """
 
 import hashlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
-from types import UnionType
-from typing import Annotated, Any, Literal, TypeAlias, TypeGuard, Union, get_args, get_origin
+from typing import Any
 
-from pydantic import BaseModel, TypeAdapter, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
 from simdist.scenario import Scenario, strict_yaml
-from simdist.scenario.loading import path_text
+from simdist.scenario.fields import BASED, beyond
+from simdist.scenario.strict_yaml import Path, path_text
 from simdist.schedules import Schedule
-from simdist.settings.base import FromFile, Settings, nearest, shown
-from simdist.settings.units import SI, Unit
+from simdist.settings.base import Settings, shown
 from simdist.sweep.keys import canonical
 
-Path: TypeAlias = tuple[str | int, ...]
-
-_PATH = re.compile(r"[A-Za-z_]\w*(\.\w+|\[\d+\])*", re.ASCII)
-_PARTS = re.compile(r"\w+", re.ASCII)
-_MAX_DIGITS = 9  # of an index
-#: Parts of a scenario that may be just a name, and the keys under which they name what they begin with.
-BASED, BASES = ("cluster", "workload"), ("preset", "file")
-
-_STANDING_FOR_OTHERS = {  # keys that are read before the settings are
-    **{(part, base): f"{part}.{base}" for part in BASED for base in BASES},
-    ("workload", "tensors_file"): "workload.tensors_file",
-}
-_FOR_PEOPLE = ("name", "source")
 _APART = ("name", "schedules")  # have columns of their own
 _MAX_ITEMS = 16  # of a list that each get columns; a model has hundreds of tensors
-_OF_OTHERS = ("steps",)  # `3 epochs` are as many as cluster and data say
-#: Of values that are read by themselves, where no files are at hand.
-ANYWHERE = FromFile(folder=FilePath())
 
 
 @dataclass(frozen=True)
@@ -59,87 +41,6 @@ class Choice:
 
     written: Any
     number: object
-
-
-@dataclass(frozen=True)
-class ScenarioField:
-    """A field of a scenario that is varied.
-
-    Args:
-        path: Keys and indices that lead to it.
-        column: Its name in tables: the path, ending in the name with its unit, such as `cluster.network.bandwidth_Bps`.
-        is_number: Whether its values are numbers, so that distributions of them make sense.
-        is_whole: Whether they are whole numbers.
-        reader: Reads and writes values of it; None if it is no single value.
-        wording: Settings with the one key `value`, which say what is wrong with a value as a scenario does.
-    """
-
-    path: Path
-    column: str
-    is_number: bool = False
-    is_whole: bool = False
-    reader: TypeAdapter[Any] | None = None
-    wording: type[Settings] | None = None
-
-    def number(self, value: object) -> object:
-        """Return a value as tables have it: in SI units, or as text if it is null or no single value.
-
-        Raises:
-            ValueError: It is wrong, whatever the rest of the scenario is.
-        """
-        if self.reader is None:
-            return flat_text(value)
-        if isinstance(value, str) and self.path == _OF_OTHERS:
-            if fault := self._fault(value):
-                raise ValueError(fault)
-            return value
-        try:
-            found: object = self.reader.validate_python(value, context=ANYWHERE)
-        except ValidationError:
-            raise ValueError(self._fault(value) or f"{shown(value)} is no value of {self.column}") from None
-        return flat_text(value) if found is None else found
-
-    def text(self, count: float, unit: Unit = SI) -> object:
-        """Return so many of a unit as they are written in a scenario file; where they must be whole, the nearest one.
-
-        Args:
-            count: How many.
-            unit: That of bounds in a file; without one, `count` is in SI units, and the shortest text is returned.
-        """
-        if unit.text:
-            return unit.written(count)
-        number = count
-        number = round(number) if self.is_whole else number
-        if self.reader is None:
-            return number
-        try:
-            return self.reader.dump_python(self.reader.validate_python(number), mode="json")
-        except ValidationError:
-            return number  # more than the field allows; the scenario that has it says so
-
-    def _fault(self, value: object) -> str | None:
-        """Say what is wrong with a value, if anything."""
-        try:
-            if self.wording:
-                self.wording.model_validate({"value": value}, context=ANYWHERE)
-        except ValidationError as error:
-            return "; ".join(each["msg"] for each in error.errors(include_url=False))
-        return None
-
-
-def parse_path(text: str) -> Path:
-    """Read a path; an index may also be written as a key, because YAML takes `[` inside braces for a list.
-
-    Raises:
-        ValueError: It is none.
-
-    >>> parse_path("schedules[1].levels.2"), parse_path("schedules.1.levels.2")
-    (('schedules', 1, 'levels', 2), ('schedules', 1, 'levels', 2))
-    """
-    parts = _PARTS.findall(text) if _PATH.fullmatch(text) else []
-    if not parts or any(part.isdigit() and len(part) > _MAX_DIGITS for part in parts):
-        raise ValueError(f"{shown(text)} is no path: write e.g. cluster.nodes or disturbances[0].probability")
-    return tuple(int(part) if part.isdigit() else part for part in parts)
 
 
 def replaced(tree: object, path: Path, value: object) -> Any:
@@ -160,7 +61,7 @@ def _replaced(tree: object, path: Path, value: object, above: Path) -> object:
     match tree:
         case list() if isinstance(key, int):
             if key >= len(tree):
-                raise ValueError(_beyond(above, len(tree), key))
+                raise ValueError(beyond(above, len(tree), key))
             return [_replaced(item, below, value, (*above, key)) if n == key else item for n, item in enumerate(tree)]
         case dict():
             return {**tree, key: _replaced(tree.get(key), below, value, (*above, key))}
@@ -171,104 +72,6 @@ def _replaced(tree: object, path: Path, value: object, above: Path) -> object:
             raise ValueError(
                 f"{path_text(above)} is {found} in the scenario: write it out there, or vary it as a whole"
             )
-
-
-def find_field(scenario: Scenario, path: Path) -> ScenarioField:
-    """Find a field by its path.
-
-    Args:
-        scenario: One that has it, or could have it.
-        path: Keys and indices, as in a scenario file.
-
-    Raises:
-        ValueError: There is no such field, or it changes nothing; the message names the nearest.
-    """
-    if path in _STANDING_FOR_OTHERS:
-        return ScenarioField(path, _STANDING_FOR_OTHERS[path])
-    here: object = scenario
-    for depth, key in enumerate(path[:-1]):
-        here = _below(here, key, path[:depth])
-    last, above = path[-1], path[:-1]
-    if not _is_settings(here):
-        _below(here, last, above)
-        return ScenarioField(path, path_text(path))
-    model = here if isinstance(here, type) else type(here)
-    name = _attribute(model, last, above)
-    field = model.model_fields[name]
-    if name in _FOR_PEOPLE and field.annotation is str:
-        raise ValueError(f"{path_text(path)} is for people and changes no number: vary something else")
-    kinds = _single_types(field.annotation)
-    if kinds is None or name == "kind":  # another kind is settings of another class
-        return ScenarioField(path, path_text(path))
-    alone: Any = Annotated[field.annotation, *field.metadata, ""]
-    wording = create_model("_Value", __base__=Settings, __module__=__name__, value=(alone, ...))
-    column = path_text((*above, name))
-    return ScenarioField(path, column, kinds <= {int, float}, kinds == {int}, TypeAdapter(alone), wording)
-
-
-def _below(here: object, key: str | int, above: Path) -> object:
-    """Return what is at a key; a class of settings where one could be, but is not."""
-    match here:
-        case BaseModel() | type() if _is_settings(here):
-            model = here if isinstance(here, type) else type(here)
-            name = _attribute(model, key, above)
-            held = dict(here)[name] if isinstance(here, BaseModel) else None
-            return _settings_class(model.model_fields[name].annotation) if held is None else held
-        case tuple() if isinstance(key, int):
-            if key >= len(here):
-                raise ValueError(_beyond(above, len(here), key))
-            return here[key]
-        case tuple():
-            raise ValueError(f"{path_text(above)} is a list: write {path_text((*above, 0))}, counting from 0")
-        case Mapping():
-            return here.get(key)
-        case _:
-            raise ValueError(
-                f"there is nothing below {path_text(above)} that has a name of its own: vary it as a whole"
-            )
-
-
-def _beyond(above: Path, n_items: int, key: int) -> str:
-    items = "1 item" if n_items == 1 else f"{n_items} items"
-    return f"{path_text(above)} has {items}, counted from 0: there is no [{key}]"
-
-
-def _is_settings(here: object) -> TypeGuard[BaseModel | type[BaseModel]]:
-    return isinstance(here, BaseModel) or (isinstance(here, type) and issubclass(here, BaseModel))
-
-
-def _attribute(model: type[BaseModel], key: str | int, above: Path) -> str:
-    """Return the attribute that a key in a file means."""
-    keys = {field.alias or name: name for name, field in model.model_fields.items()}
-    if key not in keys:
-        where = f"in {path_text(above)}" if above else "in a scenario"
-        raise ValueError(f"there is no key {shown(key)} {where}: {nearest(key, keys)}")
-    return keys[str(key)]
-
-
-def _settings_class(annotation: object) -> type[Settings] | None:
-    """Return the only class of settings in an annotation such as `Storage | None`."""
-    classes = [each for each in (annotation, *get_args(annotation)) if isinstance(each, type)]
-    found = [each for each in classes if issubclass(each, Settings)]
-    return found[0] if len(found) == 1 else None
-
-
-def _single_types(annotation: object) -> set[type] | None:
-    """Return the types of a single value that an annotation allows besides None, or None if it allows others."""
-    origin, args = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _single_types(args[0])
-    if origin is Literal:
-        return {type(each) for each in args}
-    if origin in (Union, UnionType):
-        parts = [_single_types(each) for each in args if each is not type(None)]
-        return None if None in parts else set().union(*(part for part in parts if part))
-    return {annotation} if isinstance(annotation, type) and annotation in (int, float, str, bool) else None
-
-
-def flat_text(value: object) -> object:
-    """Write a mapping, a list or null on one line, as a scenario file could have it."""
-    return strict_yaml.dump_line(value) if value is None or isinstance(value, dict | list) else value
 
 
 def fields_of(scenario: Scenario) -> dict[str, Choice]:

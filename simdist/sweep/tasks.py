@@ -24,7 +24,7 @@ from simdist.engines import Engine
 from simdist.errors import RunError, ScenarioError, SimdistError
 from simdist.runs.building import build
 from simdist.scenario import Scenario
-from simdist.scenario.loading import path_text
+from simdist.scenario.strict_yaml import path_text
 from simdist.settings.base import FromFile
 from simdist.studies.comparison import ScheduleTimes, measure
 from simdist.sweep.definition import RowKey

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simdist.scenario import Scenario, loads, strict_yaml
-from simdist.scenario.loading import path_text
-from simdist.sweep.fields import find_field, flat_text, parse_path, replaced
+from simdist.scenario.fields import find_field, flat_text, parse_path
+from simdist.scenario.strict_yaml import path_text
+from simdist.sweep.fields import replaced
 
 TEXT = """\
 cluster:
