@@ -1,5 +1,6 @@
 """`simdist compare`."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import click
 from simdist.cli import common, inputs
 from simdist.cli.kept import KeptSchedules
 from simdist.cli.tables import (
+    IN_RANGES,
     SPEEDUP,
     STATES,
     STEP_TIME,
@@ -34,7 +36,8 @@ from simdist.studies.comparison import (
     shared_delays,
 )
 
-_COLUMNS = (Column("schedule"), STEP_TIME, SPEEDUP, *STATES, Column("engine"))
+_WIDTH = 120  # of sentences
+_BEFORE, _AFTER = (Column("schedule"),), (*STATES, Column("engine"))
 _EPOCH_COLUMNS = (
     *(Column("schedule"), Column("epoch")),
     Column("time", "seconds", form=seconds),
@@ -106,29 +109,36 @@ def command(
         session.saved += [f"{label} in {kept.path}" for label, key in keys.items() if key in on_disk]
         raise
     rows = [found[schedule.name] for schedule in scenario.schedules]
-    title = _title(scenario, reference.name, n_seeds)
+    has_ranges = rows[0].step_s_range is not None
+    title = _title(scenario, reference.name, n_seeds, has_ranges=has_ranges)
     records = [each.document() for each in rows]
     added = [Column(f"{what} add", f"{what}_add_s", form=seconds) for what in rows[0].added_s]
     shown = [
         record | {f"{what}_add_s": added_s for what, added_s in each.added_s.items()}
         for record, each in zip(records, rows, strict=True)
     ]
-    tables = [table_text(title, (*_COLUMNS[:-1], *added, _COLUMNS[-1]), shown)]
+    times = IN_RANGES if has_ranges else (STEP_TIME, SPEEDUP)
+    tables = [table_text(title, (*_BEFORE, *times, *_AFTER[:-1], *added, _AFTER[-1]), shown)]
+    causes = inputs.causes(scenario, rows)
+    if causes:
+        tables.append("\n".join(textwrap.fill(f"{each}.", _WIDTH, break_on_hyphens=False) for each in causes))
     if any(each.epochs for each in rows):
         about = "epochs: time, share of it stalled for want of a batch, samples by level"
         tables.append(table_text(about, _EPOCH_COLUMNS, _epoch_records(rows, found[reference.name])))
     if any(each.links_s for each in rows):
         tables.append(links_table([(each.schedule, each.links_s, each.step_s) for each in rows]))
-    session.result({"scenario": scenario.name, "baseline": reference.name, "rows": records}, "\n\n".join(tables))
+    document = {"scenario": scenario.name, "baseline": reference.name, "rows": records}
+    session.result(document | ({"causes": causes} if causes else {}), "\n\n".join(tables))
     if plot:
         from simdist.report import speedup_figure
 
         session.draw(speedup_figure(rows, title=title), plot)
 
 
-def _title(scenario: Scenario, baseline: str, n_seeds: int) -> str:
+def _title(scenario: Scenario, baseline: str, n_seeds: int, *, has_ranges: bool) -> str:
     counts = f"{scenario.cluster.world_size:,} ranks, {scenario.steps:,} steps, {n_seeds} seed{'s' * (n_seeds > 1)}"
-    return f"{scenario.name}: {counts}; speed-up over {baseline}{', 95 % confidence' * (n_seeds > 1)}"
+    sure = "in brackets: 95 % intervals" if has_ranges else "95 % confidence" * (n_seeds > 1)
+    return f"{scenario.name}: {counts}; speed-up over {baseline}{', ' * bool(sure)}{sure}"
 
 
 def _epoch_records(rows: Sequence[Row], base: Row) -> Iterator[dict[str, object]]:

@@ -148,6 +148,26 @@ def factor_with_interval(center: float, interval: tuple[float, float] | None) ->
     return _with_digits(center, half, _digits(half))
 
 
+def seconds_in_range(center_s: float, low_s: float, high_s: float) -> str:
+    """Print a time and the ends of its interval.
+
+    >>> seconds_in_range(0.205, 0.186, 0.24), seconds_in_range(0.98, 0.95, 1.1)
+    ('205 ms (186-240 ms)', '980 ms (950 ms-1.1 s)')
+    """
+    low, high = format_seconds(low_s), format_seconds(high_s)
+    number, _, unit = low.partition(" ")
+    return f"{format_seconds(center_s)} ({number if high.endswith(f' {unit}') else low}-{high})"
+
+
+def factor_in_range(center: float, low: float, high: float) -> str:
+    """Print a speed-up and the ends of its interval.
+
+    >>> factor_in_range(1.36, 1.312, 1.384), factor_in_range(1.0, 1.0, 1.0)
+    ('1.36 (1.31-1.38)', '1.00')
+    """
+    return factor(center) + (f" ({factor(low)}-{factor(high)})" if low < high else "")
+
+
 def lead_with_interval(center: float, interval: tuple[float, float] | None) -> str:
     """Print a factor near 1 with as many digits as tell on which side of 1 its interval lies.
 
@@ -206,6 +226,11 @@ def links_table(rows: Iterable[tuple[str, Mapping[str, float], float]]) -> str:
 
 STEP_TIME = Column("step time", "step_s", "step_s_ci95", form=seconds_with_interval)
 SPEEDUP = Column("speed-up", "speedup", "speedup_ci95", form=factor_with_interval)
+#: The same where something is uncertain.
+IN_RANGES = (
+    Column("step time", "step_s", "step_s_lo", "step_s_hi", form=seconds_in_range),
+    Column("speed-up", "speedup", "speedup_lo", "speedup_hi", form=factor_in_range),
+)
 #: Seconds per step in each state of `simdist.traces.breakdown`.
 STATES = tuple(Column(state, f"{state}_s", form=seconds) for state in breakdown.STATES)
 _LINK_COLUMNS = (

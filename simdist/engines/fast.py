@@ -8,7 +8,9 @@ the fluid network from a common start, solved once, ahead. Transfers of differen
 resource. Anything else is refused with `UnsupportedError`; the discrete-event engine can do it.
 """
 
+from collections.abc import Sequence
 from functools import partial, reduce
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +47,7 @@ def simulate(plan: Plan, costs: Costs, delays: Delays, *, progress: Progress | N
     ready_s, start_s, end_s = times_s
     walked = list(stretches(plan))
     table = end_s[:, :, np.newaxis]
-    Recurrence(plan, 1, _prices(plan, costs, 1), delays=DrawnDelays(delays), table=table).run(walked, progress)
+    Recurrence(plan, 1, _prices(plan, [costs], 1), delays=DrawnDelays(delays), table=table).run(walked, progress)
     for stretch in walked:
         _recover_ready_and_start(stretch, ready_s, start_s, end_s)
     return Trace(plan, ready_s, start_s, end_s, source="simulated by fast", links=LinkRecorder(costs.slow).table())
@@ -53,7 +55,7 @@ def simulate(plan: Plan, costs: Costs, delays: Delays, *, progress: Progress | N
 
 def measure(
     plan: Plan,
-    costs: Costs,
+    costs: Costs | Sequence[Costs],
     delays: DelaySource,
     *,
     n_seeds: int,
@@ -66,7 +68,7 @@ def measure(
 
     Args:
         plan: A legal plan.
-        costs: Its price list.
+        costs: Its price list, or one for each seed.
         delays: Source of `[n_seeds, n_steps, world_size]` delays.
         n_seeds: Seeds.
         progress: Called with the number of steps done.
@@ -76,7 +78,7 @@ def measure(
         UnsupportedError: Transfers share a resource and start at different times.
     """
     attribution = Attribution(plan.world_size, n_seeds, held=held)
-    prices = _prices(plan, costs, n_seeds)
+    prices = _prices(plan, [costs] if isinstance(costs, Costs) else costs, n_seeds)
     Recurrence(plan, n_seeds, prices, delays=delays, observer=attribution).run(stretches(plan), progress)
     return attribution.finish(plan.n_steps)
 
@@ -101,33 +103,53 @@ def _recover_ready_and_start(stretch: Stretch, ready_s: Times, start_s: Times, e
             start_s[at:last:n].reshape(shape)[...] = starts[:, :, np.newaxis]
 
 
-def _prices(plan: Plan, costs: Costs, n_seeds: int) -> dict[Op, Price]:
+def _prices(plan: Plan, costs: Sequence[Costs], n_seeds: int) -> dict[Op, Price]:
     """Return what operations take by themselves, and where transfers share resources, what they take together.
 
+    Where there are several price lists, one for each seed, a resource counts as shared if it is with one of them.
+
     Raises:
-        UnsupportedError: Loads differ from one another.
+        UnsupportedError: Loads differ from one another, or segments of several price lists do.
     """
-    for op, cost in costs.of.items():
+    for op, cost in costs[0].of.items():
         if isinstance(cost, Varying):
             raise UnsupportedError(
                 f"{plans.op_text(op)}: every batch takes its own time; the fast engine is exact only for operations "
                 f"that repeat themselves: use --engine des (or auto)"
             )
-    _refuse_disturbed(costs)
+    for each in costs:
+        _refuse_disturbed(each)
     contention = _Contention(costs, n_seeds)
     prices: dict[Op, Price] = {}
-    for op, cost in costs.of.items():
+    for op, cost in costs[0].of.items():
         match cost:
             case Local():
-                prices[op] = cost.seconds
-            case Shared() if op in costs.contested:
+                prices[op] = _alone_s(op, costs)
+            case Shared() if contention.knows(op):
                 seconds, check = contention.seconds(op), partial(contention.check, op)
                 prices[op] = GroupMeeting.of(cost.group, plan.world_size, n_seeds, seconds=seconds, check=check)
             case Shared():
-                prices[op] = GroupMeeting.of(
-                    cost.group, plan.world_size, n_seeds, seconds=cost.alone_s, segments=cost.segments
-                )
+                alone_s, segments = _alone_s(op, costs), cost.segments
+                if segments and len(costs) > 1:
+                    raise UnsupportedError(f"{plans.op_text(op)}: members begin on their own, at prices that differ")
+                prices[op] = GroupMeeting.of(cost.group, plan.world_size, n_seeds, seconds=alone_s, segments=segments)
     return prices
+
+
+def _alone_s(op: Op, costs: Sequence[Costs]) -> float | Times:
+    found = (each.of[op] for each in costs)
+    seconds = (
+        each.seconds if isinstance(each, Local) else each.alone_s for each in found if not isinstance(each, Varying)
+    )
+    return _side_by_side(list(seconds))
+
+
+def _side_by_side(seconds: Sequence[float | Times]) -> float | Times:
+    """Return the seconds of every price list in a column of its own, `[n or 1, n_lists]`; of equal ones, the first."""
+    columns = np.broadcast_arrays(*map(np.atleast_1d, seconds)) if len(seconds) > 1 else []
+    if all(np.array_equal(columns[0], each) for each in columns):
+        return seconds[0]
+    return np.stack(columns, axis=1)
 
 
 def _refuse_disturbed(costs: Costs) -> None:
@@ -146,12 +168,16 @@ def _refuse_disturbed(costs: Costs) -> None:
 class _Contention:
     """The resources that several transfers may want, and until when each is taken."""
 
-    def __init__(self, costs: Costs, n_seeds: int) -> None:
-        self._busy_s = np.zeros((len(costs.capacity_Bps), n_seeds))
-        self._uses = {op: _Use(op, costs) for op in costs.contested}
+    def __init__(self, costs: Sequence[Costs], n_seeds: int) -> None:
+        self._busy_s = np.zeros((len(costs[0].capacity_Bps), n_seeds))
+        self._uses = {op: _Use(op, costs) for op in frozenset[Op]().union(*(each.contested for each in costs))}
 
-    def seconds(self, op: Op) -> Times:
-        """Return what the transfers of an operation take when they start together, `[n_groups]`."""
+    def knows(self, op: Op) -> bool:
+        """Tell whether the transfers of an operation may want such resources."""
+        return op in self._uses
+
+    def seconds(self, op: Op) -> float | Times:
+        """Return what the transfers of an operation take when they start together, `[n_groups]` or with seeds."""
         return self._uses[op].seconds
 
     def check(self, op: Op, start_s: Times, end_s: Times, step: int) -> None:
@@ -183,20 +209,21 @@ class _Contention:
 class _Use:
     """Who uses which resource in an operation."""
 
-    def __init__(self, op: Op, costs: Costs) -> None:
-        cost = costs.of[op]
-        assert isinstance(cost, Shared)
+    def __init__(self, op: Op, costs: Sequence[Costs]) -> None:
+        transfers = [cost.transfers for each in costs if isinstance(cost := each.of[op], Shared)]
+        stages = [chain.from_iterable(each.stages for each in of_group) for of_group in zip(*transfers, strict=True)]
         pairs = [
-            np.unique(np.concatenate([stage.resources for stage in transfer.stages] or [np.empty(0, dtype=np.int64)]))
-            for transfer in cost.transfers
+            np.unique(np.concatenate([stage.resources for stage in of_group] or [np.empty(0, dtype=np.int64)]))
+            for of_group in map(list, stages)
         ]
         self.groups = np.repeat(np.arange(len(pairs)), [len(resources) for resources in pairs])
         self.resources = np.concatenate(pairs)
-        self.leader = self._leaders(len(pairs), len(costs.capacity_Bps))
+        self.leader = self._leaders(len(pairs), len(costs[0].capacity_Bps))
         """The first group of each group's component: those that share, directly or through others."""
         from simdist.engines.network.fluid import common_start_s
 
-        self.seconds = common_start_s(cost.transfers, costs.capacity_Bps)
+        seconds = (common_start_s(each, its.capacity_Bps) for each, its in zip(transfers, costs, strict=True))
+        self.seconds = _side_by_side(list(seconds))
 
     def _leaders(self, n_groups: int, n_resources: int) -> NDArray[np.int64]:
         """Let the lowest number spread over resources and groups until it stands still."""

@@ -80,10 +80,11 @@ class GroupMeeting:
         check: Check | None = None,
         segments: Segments | None = None,
     ) -> "GroupMeeting":
-        """Return the meeting of groups that take `seconds`: one number, or `[n_groups]`."""
+        """Return the meeting of groups that take `seconds`: one number, `[n_groups]`, or `[n_groups or 1, n]`."""
         n_blocks, size, stride = group.shape(world_size)
         if isinstance(seconds, np.ndarray):
-            seconds = seconds.reshape(n_blocks, 1, stride, 1)
+            seconds = np.broadcast_to(seconds, (n_blocks * stride, *seconds.shape[1:]))
+            seconds = seconds.reshape(n_blocks, 1, stride, -1)
         firsts = np.arange(0, world_size, size) if stride == 1 and n <= _FEW_COLUMNS else None
         return cls((n_blocks, size, stride, n), seconds, check, firsts, segments)
 
@@ -124,7 +125,8 @@ class Recurrence:
     Args:
         plan: A legal plan.
         n: Columns of a vector: seeds, or variants.
-        prices: Prices of operations: a meeting, or seconds, one number or `[world_size]`; nothing if left out.
+        prices: Prices of operations: a meeting, or seconds, one number, `[world_size]` or `[world_size or 1, n]`;
+            nothing if left out.
         delays: Source of the injected delays.
         durations: Take the place of the seconds of prices, and of delays.
         observer: Gets the times of every instance in program order.
@@ -254,7 +256,7 @@ def _added(price: Price) -> tuple[Seconds, GroupMeeting | None]:
     """Return the seconds of a price, shaped to be added to `[world_size, n]`, and its meeting."""
     if isinstance(price, GroupMeeting):
         return price.seconds, price
-    return (price[:, None] if isinstance(price, np.ndarray) else price or None), None
+    return (price.reshape(len(price), -1) if isinstance(price, np.ndarray) else price or None), None
 
 
 class _DelayFeed:

@@ -17,6 +17,7 @@ from simdist.scenario.link import Link, TablePoint
 from simdist.scenario.loading import dump_cluster, dump_workload, load_cluster, load_workload
 from simdist.scenario.sampling import DelaySampler, sampler
 from simdist.scenario.scenario import Host, Imported, InputSettings, Scenario, dump, load, loads
+from simdist.scenario.uncertain import Range
 from simdist.scenario.workload import Tensor, Workload
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "Link",
     "Lognormal",
     "Persistent",
+    "Range",
     "Recorded",
     "Scenario",
     "Storage",

@@ -5,10 +5,11 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.scenario.link import Link
+from simdist.scenario.uncertain import Range, check_ranges
 from simdist.settings.base import Fault, Settings, refuse
 from simdist.settings.precision import Peak
 from simdist.settings.units import BytesPerSecond, Factor, Nbytes, PerSecond, Seconds, Whole
@@ -168,6 +169,7 @@ class Cluster(Settings):
         disk: The local disk of every node, if it is used.
         memory: The memory of every node, if samples are kept there.
         cores_per_node: CPU cores that decode samples, shared by the ranks of a node; unlimited if absent.
+        uncertain: Ranges of numbers that nobody measured, by path, such as `network.efficiency`.
     """
 
     name: str = ""
@@ -188,10 +190,12 @@ class Cluster(Settings):
     disk: Disk | None = None
     memory: HostMemory | None = None
     cores_per_node: Count | None = None
+    uncertain: dict[str, Range] = Field(default_factory=dict, exclude_if=lambda ranges: not ranges)
 
     @model_validator(mode="after")
-    def _check(self) -> Self:
+    def _check(self, info: ValidationInfo) -> Self:
         refuse("Cluster", self._faults())
+        check_ranges(self, self.uncertain, info)
         return self
 
     @property

@@ -25,6 +25,7 @@ from simdist.scenario.disturbances import KINDS, Disturbance, Recorded
 from simdist.scenario.links import FLOW_KINDS, LINK_KINDS, Flows, LinkDisturbance
 from simdist.scenario.loading import SettingsT, read_text, validated
 from simdist.scenario.strict_yaml import path_text
+from simdist.scenario.uncertain import Range, check_ranges
 from simdist.scenario.workload import Workload
 from simdist.schedules import GradientSchedule, Schedule, kinds, kinds_in_module
 from simdist.schedules.job import Policy, uses_disk, uses_memory
@@ -279,6 +280,7 @@ class Scenario(Settings):
         background: Flows of other jobs over the same links.
         schedules: One or more, with distinct labels.
         imported: Facts of the real job that it was imported from.
+        uncertain: Ranges of numbers that nobody measured, by path, such as `disturbances.0.sigma`.
         doubts: Reasons to doubt its numbers, a sentence each; every command that reads the scenario repeats them.
     """
 
@@ -300,6 +302,7 @@ class Scenario(Settings):
         Field(min_length=1, examples=["[{kind: sync}]"]),
     ]
     imported: Annotated[Imported | None, Field(exclude_if=lambda imported: imported is None)] = None
+    uncertain: dict[str, Range] = Field(default_factory=dict, exclude_if=lambda ranges: not ranges)
     doubts: Annotated[tuple[str, ...], Field(exclude_if=lambda doubts: not doubts)] = ()
 
     def changed(self, **changes: object) -> Self:
@@ -391,6 +394,11 @@ class Scenario(Settings):
         if value and cluster:
             refuse("CheckpointSettings", value.faults(cluster))
         return value
+
+    @model_validator(mode="after")
+    def _check_ranges(self, info: ValidationInfo) -> Self:
+        check_ranges(self, self.uncertain, info)
+        return self
 
     @field_validator("schedules")
     @classmethod

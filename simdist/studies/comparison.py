@@ -7,14 +7,15 @@ differences are not noise. Intervals are 95 % confidence intervals over seeds, f
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from simdist.cost import compute_s
 from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast
-from simdist.errors import ScenarioError
-from simdist.runs.building import Built, build, delay_sampler, traffic
+from simdist.errors import ScenarioError, UnsupportedError
+from simdist.runs.building import Built, build, delay_sampler, job, price_of, traffic
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.studies.statistics import mean_interval, ratio_interval
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from simdist.studies.epochs import Epochs
+    from simdist.studies.uncertainty import DrawnTimes
 
 
 #: Called with a schedule's label, rank-steps done and rank-steps in all.
@@ -32,7 +34,8 @@ Progress = Callable[[str, int, int], None]
 #: Returns the delays of seeds, from step 0 on.
 Draw = Callable[[Sequence[int]], DelaySource]
 
-_OF_EPOCHS, _OF_SOME = ("epochs", "staging_s"), ("added_s", "links_s")
+_OF_EPOCHS, _OF_SOME = ("epochs", "staging_s"), ("added_s", "links_s", "shares")
+_RANGES = ("step_s_range", "speedup_range")
 _MOST_KEPT_VALUES = 2**23  # delays: 64 MiB
 _BATCH_VALUES = 16_384  # ranks x seeds whose vectors stay in a core's cache
 
@@ -69,6 +72,7 @@ class ScheduleTimes:
             `[n_seeds]`, if that was measured.
         links_s: Of links that misbehave, the seconds per step for which each held ranks up, averaged over ranks and
             seeds; they are part of `comm` and `io`.
+        drawn: Under draws of what is uncertain, if something is and that was measured.
     """
 
     label: str
@@ -79,13 +83,16 @@ class ScheduleTimes:
     staging_s: float = 0.0
     added_s: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     links_s: dict[str, float] = field(default_factory=dict)
+    drawn: "DrawnTimes | None" = None
 
     def divided(self, n_parts: int) -> "ScheduleTimes":
         """Return seconds per part of a step, such as a micro-batch, in place of those per step."""
         states_s = {state: seconds / n_parts for state, seconds in self.states_s.items()}
         added_s = {what: seconds / n_parts for what, seconds in self.added_s.items()}
         links_s = {name: seconds / n_parts for name, seconds in self.links_s.items()}
-        return replace(self, step_s=self.step_s / n_parts, states_s=states_s, added_s=added_s, links_s=links_s)
+        drawn = self.drawn and self.drawn.divided(n_parts)
+        step_s = self.step_s / n_parts
+        return replace(self, step_s=step_s, states_s=states_s, added_s=added_s, links_s=links_s, drawn=drawn)
 
 
 @dataclass(frozen=True)
@@ -97,6 +104,10 @@ class Row:
     `checkpoints` and disturbed `links`, where there are some, `added_s` are the seconds of `step_s` that they add.
     `links_s` are the seconds of `comm_s` and `io_s` for which each link that misbehaved held ranks up; that others then
     wait for these ranks is not in them.
+
+    Only where something is `uncertain` there are ranges, in which the truth lies with 95 %: what the seeds and what the
+    uncertain quantities leave open together. `shares` is the share of the variance of the speed-up, or of the
+    baseline's step time, that each of them makes alone; see `simdist.studies.uncertainty`.
     """
 
     schedule: str
@@ -115,6 +126,9 @@ class Row:
     staging_s: float = 0.0
     added_s: dict[str, float] = field(default_factory=dict)
     links_s: dict[str, float] = field(default_factory=dict)
+    step_s_range: tuple[float, float] | None = None
+    speedup_range: tuple[float, float] | None = None
+    shares: dict[str, float] = field(default_factory=dict)
 
     @property
     def states_s(self) -> dict[str, float]:
@@ -123,9 +137,14 @@ class Row:
         return dict(zip(STATES, seconds, strict=True))
 
     def document(self) -> dict[str, object]:
-        """Return the line as JSON has it: a key per attribute; of epochs, checkpoints and links only if there are."""
+        """Return the line as JSON has it: a key per attribute; of epochs, links and the like only if there are."""
         left_out = {*(() if self.epochs else _OF_EPOCHS), *(key for key in _OF_SOME if not getattr(self, key))}
-        return {key: value for key, value in asdict(self).items() if key not in left_out}
+        ends = {
+            f"{key.removesuffix('_range')}_{end}": value
+            for key in _RANGES
+            for end, value in zip(("lo", "hi"), getattr(self, key) or (), strict=False)
+        }
+        return {key: value for key, value in asdict(self).items() if key not in (*left_out, *_RANGES)} | ends
 
 
 def compare(
@@ -253,14 +272,98 @@ def measure_with_additions(
     progress: Progress | None = None,
     draw: Draw | None = None,
 ) -> ScheduleTimes:
-    """Simulate a schedule as `measure` does, and once more without checkpoints, and without what links do."""
+    """Simulate a schedule as `measure` does; once more without checkpoints, and without what links do; and drawn."""
     draw = draw or shared_delays(scenario)
     measured = measure(scenario, built, n_seeds=n_seeds, engine=engine, progress=progress, draw=draw)
     added_s = {}
     for what, without in _without_additions(scenario):
         plain = measure(without, build(without, built.schedule), n_seeds=n_seeds, engine=engine, draw=draw)
         added_s[what] = measured.step_s - plain.step_s
-    return replace(measured, added_s=added_s)
+    measured = replace(measured, added_s=added_s)
+    return with_draws(scenario, built, measured, progress=progress, draw=draw)
+
+
+def with_draws(
+    scenario: Scenario,
+    built: Built,
+    measured: ScheduleTimes,
+    *,
+    progress: Progress | None = None,
+    draw: Draw | None = None,
+) -> ScheduleTimes:
+    """Simulate a schedule also under draws of what is uncertain, if something is.
+
+    Args:
+        scenario: The schedule's.
+        built: The schedule; its plan is built again only where a draw changes it.
+        measured: Its times as stated.
+        progress: See `Progress`.
+        draw: Gives the delays of seeds.
+    """
+    if not (scenario.uncertain or scenario.cluster.uncertain):
+        return measured
+    from simdist.studies import uncertainty
+
+    found, n_draws = uncertainty.quantities(scenario), uncertainty.N_DRAWS
+    places = {each: uncertainty.places(each.name, seed=scenario.seed, n_draws=n_draws) for each in found}
+    scenarios = [uncertainty.drawn(scenario, {each: at[i] for each, at in places.items()}) for i in range(n_draws)]
+    numbers = np.arange(n_draws) % len(measured.step_s)
+    seeds = [scenario.seed + int(number) for number in numbers]
+    priced = [_priced(each, scenario, built) for each in scenarios]
+    engine: Engine = "des" if measured.engine == "des" else "auto"
+
+    def by_fast() -> list[float]:
+        if any(each.plan is not built.plan for each in priced):
+            raise UnsupportedError("draws have other plans")
+        batch, step_s = max(1, _BATCH_VALUES // built.plan.world_size), list[float]()
+        for some in (slice(first, first + batch) for first in range(0, n_draws, batch)):
+            delays = _delays_of_draws(scenario, scenarios[some], seeds[some], draw or partial(delay_sampler, scenario))
+            costs = [each.costs for each in priced[some]]
+            step_s += fast.measure(built.plan, costs, delays, n_seeds=len(costs)).step_s.tolist()
+        return step_s
+
+    def one_by_one() -> list[float]:
+        step_s = list[float]()
+        for number, (its, each, seed) in enumerate(zip(scenarios, priced, seeds, strict=True)):
+            if progress:
+                progress(f"{built.schedule.name}, uncertain", number, n_draws)
+            one = its.model_copy(update={"seed": seed})
+            step_s += measure(one, each, n_seeds=1, engine=engine).step_s.tolist()
+        return step_s
+
+    step_s = choose_engine(engine, by_fast=by_fast, by_des=one_by_one)
+    by_name = {each.name: at for each, at in places.items()}
+    return replace(measured, drawn=uncertainty.DrawnTimes(np.array(step_s), measured.step_s[numbers], by_name))
+
+
+def _priced(drawn: Scenario, scenario: Scenario, built: Built) -> Built:
+    """Return a schedule with the prices of a draw, built again if the draw changes its plan."""
+    drawn_job, stated_job = job(drawn), job(scenario)
+    may_differ = drawn.data != scenario.data or drawn_job.tensor_backward_s != stated_job.tensor_backward_s
+    if may_differ and built.schedule.plan(drawn_job).digest() != built.plan.digest():
+        return build(drawn, built.schedule)
+    return replace(built, costs=price_of(built.plan, drawn))
+
+
+def _delays_of_draws(scenario: Scenario, drawn: Sequence[Scenario], seeds: Sequence[int], draw: Draw) -> DelaySource:
+    stated_s = compute_s(scenario.workload, scenario.cluster)
+    if all(each.delays == scenario.delays for each in drawn) and all(
+        np.array_equal(compute_s(each.workload, each.cluster), stated_s) for each in drawn
+    ):
+        return draw(seeds)
+    return _SideBySide([delay_sampler(each, [seed]) for each, seed in zip(drawn, seeds, strict=True)])
+
+
+class _SideBySide:
+    """Delays of several sources, each of one seed."""
+
+    def __init__(self, sources: Sequence[DelaySource]) -> None:
+        self._sources = sources
+
+    def take(self, n_steps: int) -> Delays:
+        """Return the delays of the next `n_steps` steps."""
+        taken = [each.take(n_steps) for each in self._sources]
+        return {channel: np.concatenate([each[channel] for each in taken]) for channel in taken[0]}
 
 
 def has_additions(scenario: Scenario, measured: ScheduleTimes) -> bool:
@@ -373,10 +476,10 @@ def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
             raise ScenarioError(
                 f"{each.label}: a step takes no time, so there is no speed-up; give e.g. forward: 20 ms"
             )
-    means = {f"{state}_s": float(seconds.mean()) for state, seconds in measured.states_s.items()}
+    means: dict[str, Any] = {f"{state}_s": float(seconds.mean()) for state, seconds in measured.states_s.items()}
     step_s, baseline_s = float(measured.step_s.mean()), float(baseline.step_s.mean())
     speedup = baseline_s / step_s
-    return Row(
+    found = Row(
         schedule=measured.label,
         step_s=step_s,
         step_s_ci95=mean_interval(measured.step_s),
@@ -390,3 +493,18 @@ def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
         links_s=measured.links_s,
         **means,
     )
+    return with_ranges(found, measured, baseline)
+
+
+def with_ranges(found: Row, measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
+    """Return a line with the intervals that its own, of the seeds, and draws of what is uncertain make together."""
+    ours, theirs = measured.drawn, baseline.drawn
+    if ours is None or theirs is None:
+        return found
+    from simdist.studies.uncertainty import spread
+
+    of_step = spread(found.step_s, ours.step_s - ours.stated_s, found.step_s_ci95, ours.places)
+    changes = theirs.step_s / ours.step_s - theirs.stated_s / ours.stated_s
+    of_speedup = spread(found.speedup, changes, found.speedup_ci95, ours.places)
+    shares = (of_step if measured is baseline else of_speedup).shares
+    return replace(found, step_s_range=of_step.interval, speedup_range=of_speedup.interval, shares=shares)

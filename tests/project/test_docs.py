@@ -367,6 +367,7 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "Cluster": "cluster",
     "Link": "Links",
     "TablePoint": "Points of a table",
+    "Range": "`uncertain`",
     "Device": "cluster.device",
     "DeviceOverride": "cluster.slow_devices",
     "Storage": "cluster.storage",

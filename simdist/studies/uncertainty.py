@@ -1,0 +1,189 @@
+"""Intervals of results that depend on what nobody measured, and which measurement would narrow them.
+
+A quantity is uniform in its range, and independent of the others. A draw is a place in every range, from 0 to 1. The
+places of n draws are the middles of n equal parts, each once, in an order that follows from seed and path by
+counter-based random numbers (Latin hypercube): whoever asks, for whichever schedule, meets the same draws.
+
+Schedules are simulated once more for each of `N_DRAWS` draws, in turn with the seeds that they were simulated with as
+stated. A draw minus the same seed as stated is what the draw changes; that of a speed-up is far less than those of its
+step times. The interval of 95 % holds the middle 95 % of these changes, plus the chance of the seeds, around the result
+as stated.
+
+The draws of a single quantity are evenly spaced, so quantiles lie between two of them. Of several quantities, the ends
+are those between which a further draw lies with 95 %: next to the outermost of 40.
+
+Source:
+    McKay, Beckman & Conover, A Comparison of Three Methods for Selecting Values of Input Variables in the Analysis of
+    Output from a Computer Code, Technometrics 21, 1979.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import NormalDist
+
+import numpy as np
+from numpy.random import Philox
+
+from simdist.scenario import Scenario
+from simdist.scenario.fields import find_field, parse_path, with_value
+from simdist.scenario.strict_yaml import Path, path_text
+from simdist.scenario.uncertain import Range
+from simdist.studies.statistics import NORMAL_QUANTILE, Interval, Samples
+
+N_DRAWS = 40
+#: In `shares`: what seeds leave open, which more of them would tell.
+CHANCE = "seeds"
+
+_TAIL = 0.025
+_MOST = 0.5
+_N_NORMAL = 101  # places of the normal distribution that stand for it
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A quantity of a scenario that is known as a range.
+
+    Args:
+        name: Its path in the scenario, such as `cluster.network.efficiency`.
+        path: The same, in keys and indices.
+        ends: Of its range, in SI units.
+        written: The range as it is written.
+    """
+
+    name: str
+    path: Path
+    ends: tuple[float, float]
+    written: Range
+
+    @property
+    def in_words(self) -> str:
+        """Its path, and its range with the source."""
+        source = f", {self.written.source}" if self.written.source else ""
+        return f"{self.name} ({self.written.from_} to {self.written.to}{source})"
+
+    @property
+    def remedy(self) -> str:
+        """What to do to know it better."""
+        return f"measure {self.written.measure or 'it'}"
+
+
+def quantities(scenario: Scenario) -> tuple[Quantity, ...]:
+    """Return what is uncertain in a scenario; its own range of a quantity takes the place of its cluster's."""
+    ranges = {("cluster", *parse_path(text)): each for text, each in scenario.cluster.uncertain.items()}
+    ranges |= {parse_path(text): each for text, each in scenario.uncertain.items()}
+    found = []
+    for path, each in ranges.items():
+        field = find_field(scenario, path)
+        low, high = (float(str(field.number(end))) for end in (each.from_, each.to))
+        found.append(Quantity(path_text(path), path, (low, high), each))
+    return tuple(found)
+
+
+def places(name: str, *, seed: int, n_draws: int) -> Samples:
+    """Return where the draws of a quantity lie in its range, from 0 to 1, `[n_draws]`."""
+    digest = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    words = Philox(key=np.array([seed, digest], dtype=np.uint64)).random_raw(n_draws)
+    return (np.argsort(np.argsort(words)) + 0.5) / n_draws
+
+
+def drawn(scenario: Scenario, at: Mapping[Quantity, float]) -> Scenario:
+    """Return a scenario whose uncertain quantities lie at some places of their ranges, 0 the lower end, 1 the upper."""
+    for quantity, place in at.items():
+        low, high = quantity.ends
+        scenario = with_value(scenario, quantity.path, low + place * (high - low))
+    return scenario
+
+
+@dataclass(frozen=True)
+class DrawnTimes:
+    """Step times of one schedule under draws of what is uncertain.
+
+    Args:
+        step_s: Seconds per step of each draw, `[n_draws]`.
+        stated_s: Seconds per step with the same seeds, everything as stated, `[n_draws]`.
+        places: Where each draw lies in the range of a quantity, from 0 to 1: name -> `[n_draws]`.
+    """
+
+    step_s: Samples
+    stated_s: Samples
+    places: Mapping[str, Samples]
+
+    def divided(self, n_parts: int) -> "DrawnTimes":
+        """Return seconds per part of a step."""
+        return DrawnTimes(self.step_s / n_parts, self.stated_s / n_parts, self.places)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How sure a result is.
+
+    Args:
+        interval: The truth is in it with 95 %.
+        shares: Share of the variance that is from each quantity alone, by name, and from `CHANCE`; what is left of 1 is
+            from several together.
+    """
+
+    interval: Interval
+    shares: dict[str, float]
+
+
+def spread(center: float, changes: Samples, chance: Interval | None, places: Mapping[str, Samples]) -> Spread:
+    """Return how sure a result is.
+
+    Args:
+        center: The result as stated.
+        changes: What each draw adds to it, `[n_draws]`.
+        chance: Its 95 % interval over seeds, if there is one.
+        places: As of `DrawnTimes`.
+    """
+    half = (chance[1] - chance[0]) / 2 if chance else 0.0
+    n_draws = len(changes)
+    tail = _TAIL if len(places) == 1 else (_TAIL * (n_draws + 1) - 0.5) / n_draws
+    sums = np.add.outer(changes, half * _normal()).ravel() if half else changes
+    low, high = (center + np.quantile(sums, [tail, 1 - tail], method="hazen")).tolist()
+    parts = _parts(changes, places) | {CHANCE: (half / NORMAL_QUANTILE) ** 2}
+    total = sum(parts.values())
+    return Spread((low, high), {name: part / total for name, part in parts.items() if name} if total else {})
+
+
+@cache
+def _normal() -> Samples:
+    """Return evenly likely places of the normal distribution, 1 for its 97.5 % quantile."""
+    quantile = NormalDist().inv_cdf
+    return np.array([quantile((i + 0.5) / _N_NORMAL) for i in range(_N_NORMAL)]) / NORMAL_QUANTILE
+
+
+def _parts(changes: Samples, places: Mapping[str, Samples]) -> dict[str, float]:
+    """Return the variance of what each quantity adds, a parabola over its places, and under "" of what is left."""
+    columns = np.concatenate([[at - at.mean(), (at - at.mean()) ** 2 - at.var()] for at in places.values()])
+    parts = np.linalg.lstsq(columns.T, changes - changes.mean())[0][:, None] * columns
+    found = {name: float((parts[2 * i] + parts[2 * i + 1]).var()) for i, name in enumerate(places)}
+    return found | {"": float((changes - parts.sum(axis=0)).var())}
+
+
+def causes(found: Sequence[Quantity], shares_of: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """Say which measurement would narrow the intervals of schedules most, a sentence for each.
+
+    Args:
+        found: What is uncertain.
+        shares_of: Label of a schedule -> shares of its variance, as of `Spread`.
+    """
+    by_cause: dict[str, dict[str, float]] = {}
+    for label, shares in shares_of.items():
+        if shares:
+            cause = max(shares, key=lambda name: shares[name])
+            by_cause.setdefault(cause, {})[label] = shares[cause]
+    known = {each.name: each for each in found}
+    return [_sentence(known.get(cause), labels) for cause, labels in by_cause.items()]
+
+
+def _sentence(cause: Quantity | None, share_of: Mapping[str, float]) -> str:
+    low, high = (f"{100 * share:.0f}" for share in (min(share_of.values()), max(share_of.values())))
+    amount = "most of" if min(share_of.values()) > _MOST else "the largest part of"
+    share = low if low == high else f"{low} to {high}"
+    intervals = f"{amount} the interval{'s' * (len(share_of) > 1)} of {', '.join(share_of)} ({share} % of the variance)"
+    if cause is None:
+        return f"{intervals} is from chance: write more seeds"
+    return f"{intervals} is from {cause.in_words}: {cause.remedy}"

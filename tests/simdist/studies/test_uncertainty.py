@@ -1,0 +1,246 @@
+"""Ranges of what nobody measured, and the intervals of results that follow from them."""
+
+import re
+
+import numpy as np
+import pytest
+
+from simdist import scenario
+from simdist.errors import ScenarioError
+from simdist.runs.building import build, price_of
+from simdist.scenario import Range
+from simdist.studies import comparison, uncertainty
+from simdist.studies.comparison import compare
+from simdist.studies.uncertainty import N_DRAWS, causes, drawn, places, quantities, spread
+
+# Two nodes of one GPU each: a ring of two moves a gradient of 4 MB in two halves, nothing is hidden.
+LINE = """\
+cluster:
+  nodes: 2
+  gpus_per_node: 1
+  fabric: ideal
+  network: {{latency: 0 s, bandwidth: 1 GB/s, efficiency: 0.5}}
+  uncertain:
+    network.efficiency: {{from: 0.4, to: 0.95, source: reports, measure: busbw}}
+workload: {{tensors: [{{name: a, count: 1000000}}], batch_size: 1, forward: 10 ms, backward: 0 s}}
+steps: 20
+{more}
+schedules: [{{kind: sync, algorithm: ring}}, {{kind: local_sgd, period: 2, algorithm: ring}}]
+"""
+NOISE = "disturbances: [{kind: exponential, mean: 2 ms}]"
+
+
+def line(more="", **changes):
+    text = LINE.format(more=more)
+    for old, new in changes.items():
+        text = re.sub(rf"{old}: [^,}}\n]+", f"{old}: {new}", text)
+    return scenario.loads(text, name="line.yaml")
+
+
+def stated(text):
+    """The same without ranges."""
+    return scenario.loads(re.sub(r"  uncertain:\n.*\n", "", text))
+
+
+def test_ends_are_those_of_the_closed_form():
+    sync, local = compare(line(), n_seeds=1)
+    exact = [0.01 + 0.004 / (0.4 + share * 0.55) for share in (0.975, 0.025)]
+    assert sync.step_s == pytest.approx(0.01 + 0.004 / 0.5, rel=1e-12)
+    assert sync.step_s_range == pytest.approx(exact, rel=1e-3)
+    speedups = [time / (time - (time - 0.01) / 2) for time in exact]
+    assert local.speedup_range == pytest.approx(speedups, rel=1e-3)
+    assert sync.speedup_range == (1.0, 1.0)
+    assert sync.shares == pytest.approx({"cluster.network.efficiency": 1, "seeds": 0}, abs=5e-3)
+
+
+def test_results_as_stated_are_the_same_to_the_last_bit():
+    text = LINE.format(more=NOISE)
+    pairs = zip(compare(scenario.loads(text), n_seeds=3), compare(stated(text), n_seeds=3), strict=True)
+    for found, plain in pairs:
+        document = found.document()
+        ends = {name: document.pop(name) for name in ("step_s_lo", "step_s_hi", "speedup_lo", "speedup_hi", "shares")}
+        assert document == plain.document()
+        assert ends["step_s_lo"] < plain.step_s < ends["step_s_hi"]
+        assert not {*ends} & plain.document().keys()
+
+
+def test_draws_are_the_same_for_all_schedules_and_every_time():
+    noisy = line(NOISE)
+    one, two = (compare(noisy, n_seeds=4) for _ in range(2))
+    assert one == two
+    measured = [comparison.measure_with_additions(noisy, build(noisy, each), n_seeds=4) for each in noisy.schedules]
+    assert np.array_equal(*(each.drawn.places["cluster.network.efficiency"] for each in measured))
+    # of a speed-up far less is open than of the times that it is made of
+    sync, local = one
+    widths = [(high - low) / low for low, high in (sync.step_s_range, local.speedup_range)]
+    assert widths[1] < widths[0] / 1.5
+
+
+def test_both_engines_draw_alike():
+    more = "disturbances.0.mean: {from: 1 ms, to: 3 ms}, workload.forward: {from: 9 ms, to: 12 ms}"
+    noisy = line(f"{NOISE}\nuncertain: {{{more}}}")
+    by_fast, by_des = (compare(noisy, n_seeds=3, engine=engine) for engine in ("fast", "des"))
+    assert [each.engine for each in (*by_fast, *by_des)] == ["fast"] * 2 + ["des"] * 2
+    for fast, des in zip(by_fast, by_des, strict=True):
+        assert fast.step_s_range == pytest.approx(des.step_s_range, rel=1e-12)
+        assert fast.speedup_range == pytest.approx(des.speedup_range, rel=1e-12)
+
+
+def test_prices_side_by_side_are_those_of_each_alone():
+    """Where groups share NICs, too: each of four streams of a torus."""
+    torus = scenario.loads(
+        "cluster: {preset: gcp-t4x4-32gbit, nodes: 4, uncertain: {network.efficiency: {from: 30%, to: 80%}}}\n"
+        "workload: {preset: resnet18, forward: 20 ms, backward: 35 ms}\nsteps: 3\n"
+        "schedules: [{kind: torus}, {kind: hierarchical_sgd, levels: {1: 4, 2: 16}}]"
+    )
+    for schedule in torus.schedules:
+        built = build(torus, schedule)
+        found = comparison.with_draws(torus, built, comparison.measure(torus, built, n_seeds=1))
+        assert found.engine == "fast"
+        (quantity,) = quantities(torus)
+        for number in (0, 17, N_DRAWS - 1):
+            at = places(quantity.name, seed=0, n_draws=N_DRAWS)[number]
+            alone = drawn(torus, {quantity: at})
+            again = comparison.measure(alone, build(alone, schedule), n_seeds=1)
+            assert found.drawn.step_s[number] == again.step_s[0]
+            assert price_of(built.plan, alone).capacity_Bps.max() > 0
+
+
+@pytest.mark.parametrize("n_quantities", [1, 2, 3])
+def test_intervals_hold_a_truth_drawn_from_the_ranges(n_quantities):
+    """Step times that add up and multiply, of quantities and of chance; 90 to 100 % is asked for."""
+    generator, held, n = np.random.default_rng(3), 0, 400
+
+    def result(at):
+        return sum(1 / (0.4 + 0.55 * each) for each in at) * (1 + 0.3 * at[0])
+
+    for seed in range(n):
+        names = [f"{seed}.{number}" for number in range(n_quantities)]
+        where = {name: places(name, seed=seed, n_draws=N_DRAWS) for name in names}
+        center, sigma = result([0.3] * n_quantities), 0.05
+        seen = center + sigma * generator.standard_normal()
+        chance = (seen - 1.96 * sigma, seen + 1.96 * sigma)
+        truth = result(generator.random(n_quantities))
+        low, high = spread(seen, result([*where.values()]) - center, chance, where).interval
+        held += low <= truth <= high
+    assert 0.90 <= held / n <= 1.0
+    assert held / n >= 0.93
+
+
+def test_without_a_spread_only_chance_is_left():
+    where = {"a": places("a", seed=0, n_draws=N_DRAWS)}
+    found = spread(10.0, np.zeros(N_DRAWS), (9.0, 11.0), where)
+    assert found.interval == pytest.approx((9.0, 11.0), abs=0.05)
+    assert found.shares == {"a": 0.0, "seeds": 1.0}
+    assert causes([], {"local-4": found.shares}) == [
+        "most of the interval of local-4 (100 % of the variance) is from chance: write more seeds"
+    ]
+
+
+def test_shares_are_those_of_a_sum():
+    where = {name: places(name, seed=1, n_draws=N_DRAWS) for name in "abc"}
+    found = spread(0.0, 3 * where["a"] + where["b"], None, where)
+    assert found.shares == pytest.approx({"a": 0.9, "b": 0.1, "c": 0.0, "seeds": 0.0}, abs=1e-9)
+
+
+def test_draws_take_every_part_of_a_range_once():
+    drawn_places = places("cluster.network.efficiency", seed=3, n_draws=40)
+    assert np.array_equal(np.sort(drawn_places), (np.arange(40) + 0.5) / 40)
+    assert not np.array_equal(drawn_places, places("cluster.network.efficiency", seed=4, n_draws=40))
+    assert not np.array_equal(drawn_places, places("cluster.network.latency", seed=3, n_draws=40))
+
+
+def test_the_sentence_names_range_source_and_measurement():
+    (quantity,) = quantities(line())
+    (sentence,) = causes([quantity], {"sync": {quantity.name: 0.8, "seeds": 0.1}, "torus": {quantity.name: 0.6}})
+    assert sentence == (
+        "most of the intervals of sync, torus (60 to 80 % of the variance) is from cluster.network.efficiency (0.4 to "
+        "0.95, reports): measure busbw"
+    )
+
+
+def test_a_scenario_overrides_the_ranges_of_its_cluster():
+    (found,) = quantities(line("uncertain: {cluster.network.efficiency: {from: 0.45, to: 0.55}}"))
+    assert found.ends == (0.45, 0.55)
+
+
+def test_who_states_a_value_over_a_file_has_measured_it(tmp_path):
+    cluster = line().cluster
+    (tmp_path / "cluster.yaml").write_text(scenario.dump_cluster(cluster))
+    rest = "workload: {preset: resnet18, forward: 1 ms}\nsteps: 2\nschedules: [{kind: sync}]\n"
+
+    def ranges(override):
+        text = f"cluster: {{file: cluster.yaml{override}}}\n{rest}"
+        return [each.name for each in quantities(scenario.loads(text, folder=tmp_path))]
+
+    assert ranges("") == ranges(", network: {bandwidth: 10 Gbit/s}") == ["cluster.network.efficiency"]
+    assert ranges(", network: {efficiency: 0.2}") == ranges(", network: ideal") == []
+    assert ranges(", network: {table: [{size: 1 B, time: 1 us}, {size: 1 MB, time: 1 ms}]}") == []
+
+
+def test_ranges_of_python_are_written_with_units():
+    cluster = line().cluster
+    changed = line().changed(
+        cluster={**dict(cluster), "uncertain": {"network.bandwidth": Range(from_=5e8, to=1.25e9, source="data sheets")}}
+    )
+    assert changed.cluster.uncertain["network.bandwidth"].to == "10 Gbit/s"
+    assert scenario.loads(scenario.dump(changed)) == changed
+    assert quantities(changed)[0].ends == (5e8, 1.25e9)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("network.efficiency: {from: 0.9, to: 0.4}", ".to: 0.4 is not above from, 0.9: write the larger one as to"),
+        ("network.efficiency: {from: 0.6, to: 0.9}", ": network.efficiency is 0.5, outside 0.6 to 0.9: change one"),
+        ("network.efficiency: {from: 0.4}", ".to: required key 'to' is missing"),
+        ("network.efficiency: {from: 0, to: 0.9}", ".from: 0: write more than 0"),
+        ("network.latency: {from: 1, to: 3 us}", ".from: 1: a time needs a unit: write e.g. 55 ms"),
+        ("network.latency: {from: 0 s, to: 3 GB}", ".to: '3 GB': that is a size, not a time: write e.g. 55 ms"),
+        ("network.bandwidth: {from: 1 MB/s, to: unlimited}", ".to: 'unlimited': write a finite value"),
+        ("netwrk.latency: {from: 1 us, to: 3 us}", ": there is no key 'netwrk' in a cluster: did you mean 'network'?"),
+        ("network: {from: 1 us, to: 3 us}", ": is no measured number: write ranges of times, rates and shares"),
+        ("library: {from: 1 us, to: 3 us}", ": is no measured number: write ranges of times, rates and shares"),
+        ("nodes: {from: 1, to: 3}", ": is no measured number: write ranges of times, rates and shares"),
+        ("device.peak.fp16: {from: 1 TFLOP/s, to: 3 TFLOP/s}", ": is not stated: write it, too"),
+        ("'no path!': {from: 1, to: 3}", ": 'no path!' is no path: write e.g. cluster.nodes"),
+        ("network.efficiency: 0.4", ": 0.4: not a mapping"),
+    ],
+)
+def test_a_wrong_range_is_told_with_file_line_and_value(written, message):
+    text = re.sub(r"network.efficiency: {from.*", written, LINE.format(more=""))
+    path = written.split(":")[0].strip("'")
+    with pytest.raises(ScenarioError) as refused:
+        scenario.loads(text, name="line.yaml")
+    assert str(refused.value).startswith(f"line.yaml:7: cluster.uncertain.{path}{message}")
+
+
+def test_a_schedule_is_chosen_and_not_uncertain():
+    with pytest.raises(ScenarioError, match=r"uncertain.schedules.1.period: is no measured number"):
+        line("uncertain: {schedules.1.period: {from: 1, to: 3}}")
+
+
+def test_a_draw_that_changes_the_plan_is_built_again():
+    """Fusion by time: which tensors are ready together follows from the backward pass."""
+    text = (
+        LINE.format(more="uncertain: {workload.backward: {from: 1 ms, to: 30 ms}}")
+        .replace(
+            "[{name: a, count: 1000000}]",
+            "[{name: a, count: 400000}, {name: b, count: 300000}, {name: c, count: 300000}]",
+        )
+        .replace("backward: 0 s", "backward: 10 ms")
+        .replace("{kind: sync, algorithm: ring}", "{kind: sync, algorithm: ring, fusion: {buffer: 64 MB, cycle: 5 ms}}")
+    )
+    found = scenario.loads(text)
+    built = build(found, found.schedules[0])
+    measured = comparison.with_draws(found, built, comparison.measure(found, built, n_seeds=1))
+    places_of = measured.drawn.places
+    for number in (0, 5, 9):
+        alone = drawn(found, {each: places_of[each.name][number] for each in quantities(found)})
+        again = comparison.measure(alone, build(alone, found.schedules[0]), n_seeds=1)
+        assert measured.drawn.step_s[number] == again.step_s[0]
+
+
+def test_the_number_of_draws_is_what_the_interval_of_several_needs():
+    """Between the outermost of n draws lies a further one with (n - 1) / (n + 1)."""
+    assert (uncertainty.N_DRAWS - 1) / (uncertainty.N_DRAWS + 1) > 0.95
