@@ -9,18 +9,22 @@ the tests of these experiments hold to the code.
 """
 
 import argparse
+import functools
 import json
 import math
+import operator
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NUMBER = re.compile(r"([+-]?[\d.]+)%?")
 MARKED = re.compile(r"(<!-- table ([\w ]+) -->\n)(.*?)(<!-- end -->)", re.S)
 
 
@@ -46,7 +50,7 @@ def numbers(
     """
     heading, *body = rows(experiment, table)
     at = column if isinstance(column, int) else heading.index(column)
-    cells = (re.fullmatch(r"([+-]?[\d.]+)%?", row[at]) for row in body if where(row))
+    cells = (NUMBER.fullmatch(row[at]) for row in body if where(row))
     return [float(cell[1]) for cell in cells if cell]
 
 
@@ -80,116 +84,179 @@ def link(experiment: str, *, where: Path) -> str:
 # ---------------------------------------------------------------- the tables
 
 
+@dataclass(frozen=True)
+class Family:
+    """Published rows of one kind, in a table on the page of an experiment.
+
+    Args:
+        what: In words.
+        table: Its name.
+        error: Heading or place of the column of errors, in percent.
+        where: Which rows of the table.
+        unit: Of the errors.
+        counts: Whether they are predictions of measurements, and so count in the sum of all.
+    """
+
+    what: str
+    table: str
+    error: str | int = "error"
+    where: Callable[[list[str]], bool] = lambda _: True
+    unit: str = "%"
+    counts: bool = True
+
+    def column(self, experiment: str, heading: str | int) -> list[str]:
+        """Return the cells of a column of its rows that have an error; none if there is no such column."""
+        headings, *body = rows(experiment, self.table)
+        error = self.error if isinstance(self.error, int) else headings.index(self.error)
+        if isinstance(heading, str) and heading not in headings:
+            return []
+        at = heading if isinstance(heading, int) else headings.index(heading)
+        return [row[at] for row in body if self.where(row) and NUMBER.fullmatch(row[error])]
+
+    def values(self, experiment: str, heading: str | int) -> list[float]:
+        """Return the numbers in a column."""
+        return [float(match[1]) for cell in self.column(experiment, heading) if (match := NUMBER.fullmatch(cell))]
+
+    def found(self, experiment: str) -> "Found":
+        """Return how near the simulator and the formulas come."""
+        inside = self.column(experiment, "inside")
+        return Found(
+            self.values(experiment, self.error),
+            [cell == "yes" for cell in inside],
+            self.values(experiment, "linear"),
+            self.values(experiment, "plain ring"),
+            self.unit,
+        )
+
+
+@dataclass(frozen=True)
+class Found:
+    """Errors of rows, and whether what was published is in their intervals, if they have some."""
+
+    errors: list[float]
+    inside: list[bool]
+    linear: list[float]
+    ring: list[float]
+    unit: str = "%"
+
+    def cells(self) -> list[str]:
+        """Return the cells of a row of the table."""
+        low, high = min(self.errors), max(self.errors)
+        shown = percent([low, high]).replace("%", self.unit)
+        near = sum(abs(error) <= 10 for error in self.errors)
+        inside = f"{sum(self.inside)} of {len(self.inside)}" if self.inside else ""
+        plain = [f"{median(map(abs, each)):.0f} %" if each else "" for each in (self.linear, self.ring)]
+        middle = f"{median(map(abs, self.errors)):.1f} {self.unit}"
+        return [str(len(self.errors)), shown, middle, str(near), inside, *plain]
+
+    def __add__(self, other: "Found") -> "Found":
+        return Found(
+            self.errors + other.errors, self.inside + other.inside, self.linear + other.linear, self.ring + other.ring
+        )
+
+
+def _is_large(row: list[str]) -> bool:
+    return int(row[0]) >= 64 * 2**20
+
+
+def _is_dense_on(*gpus: str) -> Callable[[list[str]], bool]:
+    return lambda row: row[1] == "dense" and row[2] in gpus
+
+
+def _is_single(row: list[str]) -> bool:
+    return "AMP" not in row[1] and "TensorFlow" not in row[1]
+
+
+FAMILIES: dict[str, list[Family]] = {
+    "hsgd_stragglers": [
+        Family("speed-ups of hierarchical SGD, 64 to 256 GPUs: the lowest", "published", 3),
+        Family("the highest", "published", 4),
+    ],
+    "one_machine": [
+        Family("one GPU to 2, 4 and 8: P100 and K80, single precision", "tensorflow"),
+        Family("V100 and A100, single precision", "tensor cores", where=_is_single),
+        Family("V100 and A100, mixed precision", "tensor cores", where=lambda row: not _is_single(row)),
+    ],
+    "horovod_scaling": [
+        Family("Horovod with NCCL, 16 GPUs, TCP and RDMA, three models", "nccl"),
+        Family("the same on 64 GPUs, TCP", "other"),
+        Family("on 128 GPUs, RDMA", "large"),
+        Family("TensorFlow's parameter servers", "servers"),
+    ],
+    "aws_p3_scaling": [Family("ResNet-50 on 8 to 128 V100", "rates")],
+    "dawnbench_resnet50": [
+        Family("an iteration on 16 machines", "extra", "iteration: simulated"),
+        Family("what 16 machines add to it", "extra", counts=False),
+        Family("bytes on a network card", "nic"),
+    ],
+    "nccl_tables": [
+        Family("A100, all-reduce over NVLink, 512 MiB and more", "a100-nvlink", 4, lambda row: int(row[0]) >= 2**29),
+        Family("below", "a100-nvlink", 4, lambda row: int(row[0]) < 2**29),
+        Family("A100, all-reduce over EFA, 8 B on 16 to 64 GPUs", "latency", 3),
+        Family("64 MiB and more", "a100-efa", 4, _is_large),
+        Family("between", "a100-efa", 4, lambda row: 64 < int(row[0]) < 64 * 2**20),
+    ],
+    "hitopk_communication": [
+        Family("a cloud's hierarchical top-k", "measured", where=lambda row: "LightCC" in row[0]),
+        Family("its dense training", "measured", where=lambda row: "Horovod" in row[0]),
+    ],
+    "gtopk_1gbe": [
+        Family(
+            "global top-k over 1 GbE, with host work read off a third model",
+            "published",
+            7,
+            lambda row: row[1] == "gtopk",
+        ),
+        Family("dense on 4 and 8 GPUs", "published", 7, _is_dense_on("4", "8")),
+        Family("dense on 16 and 32 GPUs", "published", 7, _is_dense_on("16", "32")),
+        Family("flat top-k", "published", 7, lambda row: row[1] == "topk"),
+    ],
+    "mlperf_storage": [
+        Family(
+            "utilisation of accelerators that a drive of stated bandwidth feeds", "published", "points", unit="points"
+        ),
+    ],
+    "efs_k80": [
+        Family(
+            "images/s with real data where no limit is predicted: rates are inputs, Amazon",
+            "ec2",
+            where=lambda row: row[0] != "AlexNet",
+        ),
+        Family("Google", "gce"),
+        Family("AlexNet on Amazon's file system", "ec2", where=lambda row: row[0] == "AlexNet"),
+    ],
+    "netai_whatif": [Family("no measurement: another simulator's rules, recomputed", "published", 4, counts=False)],
+}
+"""Experiment -> what was published there."""
+
+
+@cache
+def all_rows() -> Found:
+    """Return all rows that are predictions of something measured."""
+    found = [each.found(experiment) for experiment, of in FAMILIES.items() for each in of if each.counts]
+    return functools.reduce(operator.add, found)
+
+
 def near(page: Path, _: str) -> list[str]:
     """Return how near each experiment comes to what was published."""
-
-    def is_large(row: list[str]) -> bool:
-        return int(row[0]) >= 64 * 2**20
-
-    def is_gtopk(row: list[str]) -> bool:
-        return row[1] == "gtopk"
-
-    def is_dense_on(*gpus: str) -> Callable[[list[str]], bool]:
-        return lambda row: row[1] == "dense" and row[2] in gpus
-
-    hsgd = [*numbers("hsgd_stragglers", "published", 3), *numbers("hsgd_stragglers", "published", 4)]
-    nccl, aws, gtopk = "nccl_tables", "aws_p3_scaling", "gtopk_1gbe"
-    off = numbers("mlperf_storage", "published", "points")
-    no_limit = [
-        *numbers("efs_k80", "ec2", "error", lambda row: row[0] != "AlexNet"),
-        *numbers("efs_k80", "gce", "error", lambda row: row[0] != "AlexNet"),
-    ]
-    alexnet = numbers("efs_k80", "ec2", "error", lambda row: row[0] == "AlexNet" and row[1] in "24")
-    measured = numbers("hitopk_communication", "measured", "error")
-    between = numbers(nccl, "a100-efa", 4, lambda row: 64 < int(row[0]) < 64 * 2**20)
-    table = [
-        ("hsgd_stragglers", "speed-ups of hierarchical SGD, 64 to 256 GPUs", percent(hsgd)),
-        (
-            "horovod_scaling *",
-            "Horovod with NCCL, 16 GPUs, TCP and RDMA, three models",
-            percent(numbers("horovod_scaling", "nccl", "error")),
-        ),
-        (
-            "",
-            "the same on 64 GPUs, TCP; on 128, RDMA",
-            f"{percent(numbers('horovod_scaling', 'other', 'error'))}; "
-            f"{percent(numbers('horovod_scaling', 'large', 'error'))}",
-        ),
-        ("", "TensorFlow's parameter servers", percent(numbers("horovod_scaling", "servers", "error"))),
-        (
-            f"{aws} *",
-            "ResNet-50 on 8 to 64 V100; on 128",
-            f"{percent(numbers(aws, 'rates', 'error', lambda row: row[0] != '128'))}; "
-            f"{percent(numbers(aws, 'rates', 'error', lambda row: row[0] == '128'))}",
-        ),
-        (
-            "dawnbench_resnet50",
-            "what 16 machines cost per iteration; bytes on a network card",
-            f"{percent(numbers('dawnbench_resnet50', 'extra', 'error'))}; "
-            f"{percent(numbers('dawnbench_resnet50', 'nic', 'error'))}",
-        ),
-        (
-            nccl,
-            "all-reduce over EFA: 8 B on 16 to 64 GPUs; 64 MiB and more",
-            f"{percent(numbers(nccl, 'latency', 3))}; {percent(numbers(nccl, 'a100-efa', 4, is_large))}",
-        ),
-        (
-            "",
-            "between these sizes; a ring of 128 MiB and more, which NCCL does not take",
-            f"{percent(between)}; {percent(numbers(nccl, 'a100-efa', 6, lambda row: int(row[0]) >= 128 * 2**20))}",
-        ),
-        (
-            "",
-            "over NVLink: 512 MiB and more; below",
-            f"{percent(numbers(nccl, 'a100-nvlink', 4, lambda row: int(row[0]) >= 512 * 2**20))}; "
-            f"{percent(numbers(nccl, 'a100-nvlink', 4, lambda row: int(row[0]) < 512 * 2**20))}",
-        ),
-        (
-            "hitopk_communication",
-            "a cloud's hierarchical top-k; its dense training over a faster stack, over TCP",
-            f"{percent(measured[2:])}; {percent(measured[1:2])}, {percent(measured[:1])}",
-        ),
-        (
-            gtopk,
-            "global top-k over 1 GbE, with host work read off a third model; without",
-            f"{percent(numbers(gtopk, 'published', 7, is_gtopk))}; {percent(numbers(gtopk, 'published', 5, is_gtopk))}",
-        ),
-        (
-            "",
-            "its rivals, with that work: dense on 4 and 8, on 16 and 32 GPUs; flat top-k",
-            f"{percent(numbers(gtopk, 'published', 7, is_dense_on('4', '8')))}, "
-            f"{percent(numbers(gtopk, 'published', 7, is_dense_on('16', '32')))}; "
-            f"{percent(numbers(gtopk, 'published', 7, lambda row: row[1] == 'topk'))}",
-        ),
-        (
-            "mlperf_storage",
-            f"accelerators that a drive of stated bandwidth feeds, MLPerf Storage v1.0: {len(off)} submissions",
-            f"utilisation of {sum(abs(each) < 4 for each in off)} within 4 points; the others "
-            f"{min(off):+.0f} to {max(off):+.0f} points off",
-        ),
-        (
-            "efs_k80",
-            f"images/s with real data, {len(no_limit)} rows for which no limit is predicted: rates are inputs",
-            percent(no_limit),
-        ),
-        (
-            "",
-            "AlexNet on 2 and 4 GPUs, more than the stated rate of its file system",
-            ", ".join(percent([each]) for each in alexnet),
-        ),
-        ("datacache", "no measurement found: what the levels of a cache save on 1 to 16 machines", ""),
-        (
-            "netai_whatif",
-            "no measurement: another simulator's rules, recomputed",
-            f"within {max(map(abs, numbers('netai_whatif', 'published', 4))):.1f} %",
-        ),
-    ]
-    lines = ["| page | published | error |", "|---|---|---|"]
-    for name, what, error in table:
-        experiment, _, star = name.partition(" ")
-        shown = f"{link(experiment, where=page)}{' ' * bool(star)}{star}" if experiment else ""
-        lines.append(f"| {shown} | {what} | {error} |")
-    return lines
+    headings = (
+        "page",
+        "published",
+        "rows",
+        "error",
+        "median",
+        "within 10 %",
+        "in the interval",
+        "linear scaling",
+        "plain ring",
+    )
+    lines = [f"| {' | '.join(headings)} |", "|" + "---|" * len(headings)]
+    for experiment, families in FAMILIES.items():
+        shown = link(experiment, where=page)
+        for each in families:
+            lines.append(f"| {shown} | {each.what} | {' | '.join(each.found(experiment).cells())} |")
+            shown = ""
+    return [*lines, f"| | **all but those in italics** | {' | '.join(all_rows().cells())} |"]
 
 
 def overview(experiment: str, table: str) -> list[str]:

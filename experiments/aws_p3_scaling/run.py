@@ -6,31 +6,53 @@ python experiments/aws_p3_scaling/run.py --write   write them into the README
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from simdist.cost import price
+from simdist.cost.plain import linear_s, plain_ring_s
 from simdist.report import page_command
 from simdist.runs.building import Built, job
-from simdist.scenario import Scenario, load
+from simdist.scenario import Interference, Scenario, load, load_workload, presets
+from simdist.scenario.uncertain import Range
 from simdist.schedules.sync import Sync
-from simdist.studies.comparison import measure
+from simdist.studies.comparison import Row, measure, row, with_draws
 
 HERE = Path(__file__).parent
 PUBLISHED = json.loads((HERE / "published.json").read_text(encoding="utf-8"))
 RATES = {int(n_gpus): float(rate) for n_gpus, rate in PUBLISHED["images_per_s"].items()}
 """GPUs -> images per second of all of them."""
+LOST = {"from": "0%", "to": "30%", "source": "experiments/one_machine", "measure": "images/s of one machine"}
+"""What a machine of which no rate is known loses; the scenario has the median."""
+N_SEEDS = 4
 
 
-def scenario() -> Scenario:
-    """Return the scenario with the compute time of one GPU, which was published: an input."""
-    base = load(HERE / "scenario.yaml")
-    step_s = base.workload.batch_size / RATES[1]
+def computing(base: Scenario, one_gpu: float) -> Scenario:
+    """Return it with the compute time of a GPU that does so many images per second by itself: an input."""
+    step_s = base.workload.batch_size / one_gpu
     times = {"forward_s": step_s / 3, "backward_s": step_s * 2 / 3}
     return base.changed(workload=base.workload.model_copy(update=times))
 
 
-def images_per_s(base: Scenario, n_gpus: int) -> float:
-    """Simulate the images per second of a number of GPUs, 8 to a machine.
+def from_one_gpu() -> Scenario:
+    """Return the scenario of someone who has measured one GPU."""
+    base = computing(load(HERE / "scenario.yaml"), RATES[1])
+    return base.changed(uncertain=base.uncertain | {"disturbances[0].lost": Range.model_validate(LOST)})
+
+
+def scenario() -> Scenario:
+    """Return the scenario of someone who has measured one GPU and one machine."""
+    return with_machine(computing(load(HERE / "scenario.yaml"), RATES[1]), RATES[8])
+
+
+def with_machine(base: Scenario, rate: float) -> Scenario:
+    """Return it with the measured images per second of one machine."""
+    return base.changed(disturbances=[Interference(machine_rate_per_s=rate)])
+
+
+def simulated(base: Scenario, n_gpus: int) -> Row:
+    """Simulate a number of GPUs, 8 to a machine, also under draws of what is uncertain.
 
     Plans are not proved here, as `simdist.runs.building.build` would do: with 161 tensors on 128 GPUs, that takes
     seconds.
@@ -39,29 +61,113 @@ def images_per_s(base: Scenario, n_gpus: int) -> float:
     scenario = base.changed(cluster=cluster)
     (schedule,) = scenario.schedules
     plan = schedule.plan(job(scenario))
-    costs = price(plan, scenario.cluster, scenario.workload)
-    measured = measure(scenario, Built(schedule, plan, costs, n_proved_ranks=0), n_seeds=1)
-    return n_gpus * scenario.workload.batch_size / float(measured.step_s[0])
+    built = Built(schedule, plan, price(plan, scenario.cluster, scenario.workload), n_proved_ranks=0)
+    times = with_draws(scenario, built, measure(scenario, built, n_seeds=N_SEEDS))
+    return row(times, times)
+
+
+def images_per_s(base: Scenario, n_gpus: int) -> float:
+    """Simulate the images per second of a number of GPUs."""
+    return n_gpus * base.workload.batch_size / simulated(base, n_gpus).step_s
+
+
+@dataclass(frozen=True)
+class Line:
+    """Images per second of some GPUs: published, by formulas and simulated."""
+
+    published: float
+    simulated: float
+    linear: float
+    ring: float
+    interval: tuple[float, float] | None
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether there is an interval and what was published is in it."""
+        return self.interval is not None and self.interval[0] <= self.published <= self.interval[1]
+
+    def cells(self) -> str:
+        """Return what every table shows."""
+        errors = [f"{rate / self.published - 1:+.1%}" for rate in (self.simulated, self.linear, self.ring)]
+        shown = (
+            "{:.0f} - {:.0f} | {}".format(*self.interval, "yes" if self.is_inside else "no") if self.interval else "|"
+        )
+        return f"{self.published:.0f} | {self.simulated:.0f} | {' | '.join(errors)} | {shown} |"
+
+
+HEADINGS = "published, images/s | simulated | error | linear | plain ring | interval | inside |"
+
+
+def line(base: Scenario, n_gpus: int, published: float, known: Scenario) -> Line:
+    """Compute a row; formulas take the compute time of `known`."""
+    n_images, found = n_gpus * base.workload.batch_size, simulated(base, n_gpus)
+    cluster = base.cluster.model_copy(update={"nodes": n_gpus // base.cluster.gpus_per_node})
+    linear, ring = (n_images / of(known.workload, cluster) for of in (linear_s, plain_ring_s))
+    ends = tuple(n_images / step_s for step_s in reversed(found.step_s_range)) if found.step_s_range else None
+    return Line(published, n_images / found.step_s, linear, ring, ends)
+
+
+@cache
+def rows() -> dict[int, Line]:
+    """Return the rows of more than one machine, of someone who has measured one machine."""
+    base = scenario()
+    known = computing(base, RATES[8] / 8)
+    return {n_gpus: line(base, n_gpus, rate, known) for n_gpus, rate in RATES.items() if n_gpus > 8}
+
+
+@cache
+def rows_from_one_gpu() -> dict[int, Line]:
+    """Return the rows of someone who has measured one GPU."""
+    base = from_one_gpu()
+    return {n_gpus: line(base, n_gpus, rate, base) for n_gpus, rate in RATES.items() if n_gpus > 1}
+
+
+@cache
+def other_rows() -> dict[tuple[str, int], Line]:
+    """Return the rows of other users, who published the rate of one machine.
+
+    Two of them had machines outside a placement group, where a TCP connection carries 5 Gbit/s (EC2 User Guide,
+    instance network bandwidth): a fifth of 25 Gbit/s. NCCL before 2.4 opened one for a ring.
+    """
+    found = {}
+    for user, of in PUBLISHED["others"].items():
+        rates = {int(n_gpus): float(rate) for n_gpus, rate in of["images_per_s"].items()}
+        whole = load_workload(presets.path("workloads", of["model"]))
+        base = load(HERE / "scenario.yaml")
+        workload = whole.model_copy(update={"batch_size": of["batch"], "forward_s": 1.0, "optimize_s": 0.0})
+        base = computing(base.changed(workload=workload), rates.get(1, rates[8] / 8))
+        if (
+            "network" in of
+        ):  # a documented limit takes the place of the range; without the rate of one GPU nothing is lost
+            base = with_network(base.changed(uncertain={}), efficiency=of["network"])
+        base, known = with_machine(base, rates[8]), computing(base, rates[8] / 8)
+        found |= {(user, n): line(base, n, rate, known) for n, rate in rates.items() if n > 8}
+    return found
 
 
 def rates_table() -> Iterator[str]:
-    """Yield images per second, published and simulated, for each number of GPUs."""
-    base = scenario()
-    yield (
-        "| GPUs | published, images/s | simulated | error | efficiency: published | simulated "
-        "| exposed, ms: published | simulated |"
-    )
+    """Yield images per second, published and simulated from the rate of one machine."""
+    yield f"| GPUs | {HEADINGS} efficiency: published | simulated |"
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for n_gpus, each in rows().items():
+        shares = (rate / n_gpus / RATES[1] for rate in (each.published, each.simulated))
+        yield f"| {n_gpus} | {each.cells()} {' | '.join(f'{share:.1%}' for share in shares)} |"
+
+
+def one_gpu_table() -> Iterator[str]:
+    """Yield them from the rate of one GPU."""
+    yield f"| GPUs | {HEADINGS}"
     yield "|---|---|---|---|---|---|---|---|"
-    for n_gpus, rate in RATES.items():
-        if n_gpus == 1:
-            continue
-        ours, batch = images_per_s(base, n_gpus), base.workload.batch_size
-        exposed = (1e3 * (n_gpus * batch / each - batch / RATES[1]) for each in (rate, ours))
-        shares = (each / n_gpus / RATES[1] for each in (rate, ours))
-        yield (
-            f"| {n_gpus} | {rate:.0f} | {ours:.0f} | {ours / rate - 1:+.1%} "
-            f"| {' | '.join(f'{share:.1%}' for share in shares)} | {' | '.join(f'{ms:.1f}' for ms in exposed)} |"
-        )
+    for n_gpus, each in rows_from_one_gpu().items():
+        yield f"| {n_gpus} | {each.cells()}"
+
+
+def others_table() -> Iterator[str]:
+    """Yield the rows of other users."""
+    yield f"| user | GPUs | {HEADINGS}"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for (user, n_gpus), each in other_rows().items():
+        yield f"| {user} | {n_gpus} | {each.cells()}"
 
 
 def with_network(base: Scenario, **update: float) -> Scenario:
@@ -105,7 +211,7 @@ KNOBS: dict[str, Callable[[Scenario], Scenario]] = {
 
 def knobs_table() -> Iterator[str]:
     """Yield how the rate of 32 GPUs changes with what it depends on."""
-    base = scenario()
+    base = scenario().changed(uncertain={})
     yield "| changed | 32 GPUs, images/s | to the published |"
     yield "|---|---|---|"
     for name, change in KNOBS.items():
@@ -115,7 +221,12 @@ def knobs_table() -> Iterator[str]:
 
 def tables() -> dict[str, str]:
     """Return every table of the README by its name there."""
-    return {"rates": "\n".join(rates_table()), "knobs": "\n".join(knobs_table())}
+    return {
+        "rates": "\n".join(rates_table()),
+        "one gpu": "\n".join(one_gpu_table()),
+        "others": "\n".join(others_table()),
+        "knobs": "\n".join(knobs_table()),
+    }
 
 
 def main() -> None:

@@ -166,15 +166,16 @@ def lost_share(scenario: Scenario, disturbance: Interference) -> float:
         return disturbance.lost or 0.0
     schedule = next((each for each in scenario.schedules if isinstance(each, Sync)), Sync())
     cluster = scenario.cluster.model_copy(update={"nodes": 1, "slow_devices": ()})
-    step_s = _one_machine_s(cluster, scenario.workload, scenario.host, schedule)
+    settings = tuple((name, value) for name, value in cluster if name != "uncertain")  # which has no hash
+    step_s = _one_machine_s(settings, scenario.workload, scenario.host, schedule)
     measured_s = cluster.world_size * scenario.workload.samples_per_step / disturbance.machine_rate_per_s
     return max(0.0, measured_s - step_s) / float(compute_s(scenario.workload, cluster)[0])
 
 
 @lru_cache(maxsize=64)
-def _one_machine_s(cluster: Cluster, workload: Workload, host: Host, schedule: Sync) -> float:
-    """Return the seconds of a step without disturbances."""
-    n_steps = 4
+def _one_machine_s(settings: tuple[tuple[str, object], ...], workload: Workload, host: Host, schedule: Sync) -> float:
+    """Return the seconds of a step without disturbances on a cluster of these settings."""
+    n_steps, cluster = 4, Cluster.model_validate(dict(settings))
     scenario = Scenario(cluster=cluster, workload=workload, host=host, schedules=(schedule,), steps=n_steps)
     plan = schedule.plan(job(scenario))
     return engines.simulate(plan, price(plan, cluster, workload), {}).makespan_s / n_steps

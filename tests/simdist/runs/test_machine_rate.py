@@ -49,3 +49,15 @@ def test_the_same_share_is_lost_by_every_schedule_and_number_of_machines():
 def test_a_machine_that_is_measured_as_fast_as_simulated_loses_nothing():
     assert lost_share(scenario(5000.0), Interference(machine_rate_per_s=5000.0)) == 0.0
     assert lost_share(scenario(1.0), Interference(lost=0.25)) == 0.25
+
+
+def test_what_nobody_measured_may_be_uncertain_beside_the_rate_of_a_machine():
+    ranges = {
+        "disturbances[0].noise": {"from": "0%", "to": "100%"},
+        "cluster.network.efficiency": {"from": 0.5, "to": 1},
+    }
+    whole = scenario(1200.0, nodes=16, noise=0.5)
+    (row,) = compare(whole.changed(uncertain=ranges, steps=50), n_seeds=4)
+    assert row.step_s_range
+    low, high = (compare(scenario(1200.0, nodes=16, noise=noise), n_seeds=4)[0].step_s for noise in (0.0, 1.0))
+    assert row.step_s_range[0] < low < row.step_s < high < row.step_s_range[1] * 1.02
