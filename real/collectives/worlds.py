@@ -61,7 +61,8 @@ def check_servers(plan: Plan) -> None:
         RunError: It has some.
     """
     for op in (op for body in plan.bodies for op in body):
-        if isinstance(op, ops.AllReduce) and op.servers and not op.servers.members:
+        beside = isinstance(op, ops.AllReduce) and op.servers and not op.servers.members
+        if beside or (isinstance(op, ops.Reduce | ops.Broadcast) and op.queue and op.queue.apart):
             raise RunError(
                 f"plan {plan.name}: {op_text(op)} goes through servers beside the ranks, which can be simulated only; "
                 f"let ranks be the servers (apart: false), or leave this run out"

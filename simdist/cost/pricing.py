@@ -246,9 +246,13 @@ def _n_servers(plan: Plan) -> int:
 
     Each group of an operation has its own servers.
     """
-    reductions = (op for body in plan.bodies for op in body if isinstance(op, ops.AllReduce))
-    apart = ((op, op.servers) for op in reductions if op.servers and not op.servers.members)
-    return max((len(servers.parts) * (plan.world_size // op.group.size) for op, servers in apart), default=0)
+    n_servers = 0
+    for op in (op for body in plan.bodies for op in body):
+        if isinstance(op, ops.AllReduce) and op.servers and not op.servers.members:
+            n_servers = max(n_servers, len(op.servers.parts) * (plan.world_size // op.group.size))
+        elif isinstance(op, ops.Reduce | ops.Broadcast) and op.queue and op.queue.apart:
+            n_servers = max(n_servers, op.queue.server + 1)
+    return n_servers
 
 
 def _contested_ops(shared: Mapping[ops.Op, Shared], topology: Topology, disturbed: Iterable[int]) -> frozenset[ops.Op]:
@@ -256,14 +260,14 @@ def _contested_ops(shared: Mapping[ops.Op, Shared], topology: Topology, disturbe
 
     A resource belongs to ranks: a fabric port and the threads that read to one; the NIC, the host bridge, the disk, the
     memory and the cores of a node to those of the node; the switch, the NIC of a parameter server and the storage
-    server to all. It is *exclusive* if only one stream uses it and every transfer over it has all its owners as
+    server to all. It is *exclusive* if only one stream, or queue, uses it and every transfer over it has all its owners as
     members, or only one group ever uses it: streams run in order, so one transfer ends before the next begins. An
     operation that uses exclusive resources only takes its time alone, whatever happens elsewhere. Both engines rely on
     this, so that they agree to the last bit on such plans.
     """
     n_resources = topology.n_resources
     used = {op: np.zeros(n_resources, dtype=bool) for op in shared}
-    by_stream: defaultdict[ops.Stream, NDArray[np.bool_]] = defaultdict(lambda: np.zeros(n_resources, dtype=bool))
+    by_lane: defaultdict[int, NDArray[np.bool_]] = defaultdict(lambda: np.zeros(n_resources, dtype=bool))
     foreign, n_users = np.zeros(n_resources, dtype=bool), np.zeros(n_resources, dtype=np.int64)
     for op, cost in shared.items():
         owner = _owner(cost, topology)
@@ -272,10 +276,10 @@ def _contested_ops(shared: Mapping[ops.Op, Shared], topology: Topology, disturbe
                 used[op][stage.resources] = True
                 foreign[stage.resources[owner[stage.resources] != group]] = True
                 n_users[stage.resources] += 1
-        by_stream[ops.stream_of(op)] |= used[op]
+        by_lane[ops.lane_of(op)] |= used[op]
     contested = foreign & (n_users > 1)
     contested[list(disturbed)] = True
-    contested |= sum(by_stream.values(), start=np.zeros(n_resources, dtype=np.int64)) > 1
+    contested |= sum(by_lane.values(), start=np.zeros(n_resources, dtype=np.int64)) > 1
     return frozenset(op for op in shared if (used[op] & contested).any())
 
 

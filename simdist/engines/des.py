@@ -34,13 +34,12 @@ from simdist.engines.actors import Actor, change_shares, fly, perform
 from simdist.engines.clock import Clock, Notice, Steps
 from simdist.engines.live import LiveCluster, Observer
 from simdist.errors import PlanError, RunError, UnsupportedError
-from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Stream, Tick
+from simdist.plan import Delay, Instance, Load, Op, Plan, Stream, Tick
 from simdist.plan.delays import Delays, check_delays
 from simdist.plan.ops import tick_s
 from simdist.plan.walk import walk
 from simdist.traces.trace import Trace
 
-_HOST = STREAMS.index("host")
 _NAN = float("nan")
 _COLLECT_AFTER = 500_000  # objects; Python's default is 700
 _NAMED = 8  # of those who wait when nothing can happen any more
@@ -115,7 +114,7 @@ class _Task:
     instance: Instance
     index: int
     step: int
-    stream: int
+    lane: int
     after: tuple[int, ...]
     seconds: Sequence[float]  # per rank: a local operation or an injected delay
     meeting: "_Meeting | None"  # a transfer
@@ -192,14 +191,16 @@ class _World:
                 steps.close()
 
     def _start_streams(self) -> Iterator[simpy.Process]:
-        of_stream = [[task for task in self._tasks if task.stream == stream] for stream in range(len(STREAMS))]
-        reporting = next((tasks for tasks in of_stream if tasks and tasks is not of_stream[_HOST]), None)
+        of_lane: defaultdict[int, list[_Task]] = defaultdict(list)
+        for task in self._tasks:
+            of_lane[task.lane].append(task)
+        lanes = [(tasks[0].instance.stream, tasks) for lane, tasks in sorted(of_lane.items())]
+        reporting = next((tasks for stream, tasks in lanes if stream != "host"), None)
         for rank in range(self._world_size):
-            for stream, tasks in zip(STREAMS, of_stream, strict=True):
-                if tasks:  # rank 0 tells of its compute stream, if there is one
-                    report = self._progress if rank == 0 and tasks is reporting else None
-                    self._n_running += 1
-                    yield self._clock.start(f"rank {rank} {stream}", self._stream(rank, stream, tasks, report))
+            for stream, tasks in lanes:  # rank 0 tells of its compute stream, if there is one
+                report = self._progress if rank == 0 and tasks is reporting else None
+                self._n_running += 1
+                yield self._clock.start(f"rank {rank} {stream}", self._stream(rank, stream, tasks, report))
 
     def _standstill(self) -> str:
         """Say who waits for what."""
@@ -382,5 +383,4 @@ def _task(
     if isinstance(instance.op, Delay):
         seconds = delays[instance.op.channel][0, instance.step].tolist()
     period_s = instance.op.period_s if isinstance(instance.op, Tick) else None
-    stream = STREAMS.index(instance.stream)
-    return _Task(instance, instance.index, instance.step, stream, instance.after, seconds, meeting, batch, period_s)
+    return _Task(instance, instance.index, instance.step, instance.lane, instance.after, seconds, meeting, batch, period_s)

@@ -11,6 +11,7 @@ from simdist.plan import Buffer, Dataset, Group, Plan, ops
 from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.plan.plan import ITEM_NBYTES
 
+_MOST_QUEUES = 4096
 _MAX_SELECTED_FROM = 2**31 - 1  # elements; indices are int32
 
 
@@ -191,10 +192,17 @@ def _algorithm_problems(op: ops.Collective) -> Iterator[str]:
         yield "halving_doubling is no algorithm of a rooted collective; choose ring or tree"
     if op.algorithm == "tree" and isinstance(op, ops.ReduceScatter | ops.AllGather):
         yield "a tree reduces and broadcasts whole buffers, not slices; choose ring or halving_doubling"
-    if op.algorithm in ("double_tree", "hierarchical", "server") and not isinstance(op, ops.AllReduce):
+    if isinstance(op, ops.ReduceScatter | ops.AllGather) and op.algorithm == "server":
+        yield "server is no algorithm of slices; choose ring"
+    if op.algorithm in ("double_tree", "hierarchical") and not isinstance(op, ops.AllReduce):
         yield f"{op.algorithm} is an algorithm of all_reduce only; choose ring"
     if isinstance(op, ops.AllReduce) and (op.algorithm == "server") != (op.servers is not None):
         yield "the algorithm `server` and the field `servers` go together; set both or none"
+    if isinstance(op, ops.Reduce | ops.Broadcast):
+        if (op.algorithm == "server") != (op.queue is not None):
+            yield "the algorithm `server` and the field `queue` go together; set both or none"
+        if op.queue and not 0 <= op.queue.server < _MOST_QUEUES:
+            yield f"server {op.queue.server}; servers with a queue are numbered 0 to {_MOST_QUEUES - 1}"
 
 
 def _collective_problems(op: ops.Collective, buffers: dict[str, Buffer]) -> Iterator[str]:

@@ -134,6 +134,7 @@ def _unknown(raw: Any) -> Iterator[str]:
                 for group in ("group", "by"):
                     yield from _extra(op.get(group), _fields(Group), f"{place}{group}.")
                 yield from _extra(op.get("servers"), _fields(ops.Servers), f"{place}servers.")
+                yield from _extra(op.get("queue"), _fields(ops.Queue), f"{place}queue.")
 
 
 def _extra(item: Any, known: set[str], place: str) -> Iterator[str]:

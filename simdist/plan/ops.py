@@ -202,24 +202,42 @@ class AllGather:
 
 
 @dataclass(frozen=True, slots=True)
+class Queue:
+    """A parameter server takes pushes (`Reduce`) in order, and pulls (`Broadcast`) in order, beside other servers.
+
+    Args:
+        server: Its number.
+        apart: It is a machine of its own, beside the ranks, and keeps what the root would keep.
+    """
+
+    server: int
+    apart: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Reduce:
-    """Replace `buffer` on member number `root` of each group by the reduction over the group."""
+    """Replace `buffer` on member number `root` of each group by the reduction over the group.
+
+    With `queue` it is a push to the parameter server that the root is, or that stands in for the root.
+    """
 
     buffer: str
     group: Group
     root: int = 0
     reduction: Reduction = "mean"
     algorithm: Algorithm = "auto"
+    queue: Queue | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Replace `buffer` on every member by that of member number `root` of its group."""
+    """Replace `buffer` on every member by that of member number `root` of its group; with `queue`, a pull from it."""
 
     buffer: str
     group: Group
     root: int = 0
     algorithm: Algorithm = "auto"
+    queue: Queue | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +362,13 @@ def stream_of(op: Op) -> Stream:
             return "host"
         case _:
             assert_never(op)
+
+
+def lane_of(op: Op) -> int:
+    """Return the lane that executes `op` in order: of each stream one, then two of each server, pushes and pulls."""
+    if isinstance(op, Reduce | Broadcast) and op.queue:
+        return len(STREAMS) + 2 * op.queue.server + isinstance(op, Broadcast)
+    return STREAMS.index(stream_of(op))
 
 
 def reads(op: Op) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ FORMAT = "simdist-plan-1"
 _UNWRITTEN: dict[str, object] = {
     "padding": 0,
     "servers": None,
+    "queue": None,
     "ratios": None,
     "stream": "compute",
     "divisor": 1,

@@ -62,9 +62,9 @@ def _arguments(op: ops.Op) -> str:
         case ops.AllGather():
             return f"{op.src} -> {op.dst}, {op.group}{_by(op.algorithm)}"
         case ops.Reduce():
-            return f"{op.buffer}, {op.reduction} over {op.group} to member {op.root}{_by(op.algorithm)}"
+            return f"{op.buffer}, {op.reduction} over {op.group} to member {op.root}{_by(op.algorithm)}{_queued(op.queue)}"
         case ops.Broadcast():
-            return f"{op.buffer}, {op.group} from member {op.root}{_by(op.algorithm)}"
+            return f"{op.buffer}, {op.group} from member {op.root}{_by(op.algorithm)}{_queued(op.queue)}"
         case ops.Select():
             return f"{op.src} -> {op.dst}, {op.k} of it by {op.method}, rest to {op.residual}"
         case ops.Delay():
@@ -102,6 +102,10 @@ def _served(servers: ops.Servers | None) -> str:
         return ""
     where = f"members {', '.join(map(str, servers.members))}" if servers.members else f"{len(servers.parts)} apart"
     return f" ({where})"
+
+
+def _queued(queue: ops.Queue | None) -> str:
+    return f" ({queue.server}{' apart' if queue.apart else ''})" if queue else ""
 
 
 def body_text(body: Body, *, marked: int | None = None) -> str:

@@ -29,7 +29,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.plan.ops import STREAMS, Op, Stream, reads, stream_of, writes
+from simdist.plan.ops import STREAMS, Op, Stream, lane_of, reads, stream_of, writes
 from simdist.plan.plan import Plan, Run
 
 
@@ -44,7 +44,8 @@ class Instance:
         op: The operation.
         stream: Where it runs.
         after: Indices of the instances on other streams, or on the host, that it waits for. Its predecessor on its
-            own stream is implied.
+            own stream is implied; that in its queue, if it is a push to a parameter server or a pull from one.
+        lane: Its stream or queue, see `lane_of`.
     """
 
     index: int
@@ -53,6 +54,7 @@ class Instance:
     op: Op
     stream: Stream
     after: tuple[int, ...]
+    lane: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Template:
         stream: Where it runs.
         previous: How many instances back its predecessor on its own stream is; None for the first on a stream.
         after: How many instances back those on other streams are that it waits for.
+        lane: Its stream or queue, see `lane_of`.
     """
 
     step: int
@@ -74,6 +77,7 @@ class Template:
     stream: Stream
     previous: int | None
     after: tuple[int, ...]
+    lane: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +114,8 @@ def walk(plan: Plan, first_step: int = 0) -> Iterator[Instance]:
             for template in stretch.templates:
                 after = tuple(index - back for back in template.after)
                 if step + template.step >= first_step:
-                    yield Instance(index, step + template.step, template.position, template.op, template.stream, after)
+                    place = step + template.step, template.position
+                    yield Instance(index, *place, template.op, template.stream, after, template.lane)
                 index += 1
             step += stretch.n_steps
 
@@ -132,8 +137,7 @@ def stretches(plan: Plan) -> Iterator[Stretch]:
 
 
 _NEVER = -1
-_Clock: TypeAlias = tuple[int, ...]  # per stream of STREAMS: the latest instance that is surely done
-_START: _Clock = (_NEVER,) * len(STREAMS)
+_Clock: TypeAlias = tuple[int, ...]  # per lane: the latest instance that is surely done
 _HOST = STREAMS.index("host")
 
 
@@ -160,11 +164,13 @@ class _Walker:
     def __init__(self, plan: Plan) -> None:
         self.index = 0
         self._bodies = [
-            [(op, STREAMS.index(stream_of(op)), reads(op), writes(op)) for op in body] for body in plan.bodies
+            [(op, lane_of(op), reads(op), writes(op)) for op in body] for body in plan.bodies
         ]
-        self._used = sorted({stream for body in self._bodies for _, stream, _, _ in body})
+        self._used = sorted({lane for body in self._bodies for _, lane, _, _ in body})
+        self._n_lanes = max(len(STREAMS), *(lane + 1 for lane in self._used)) if self._used else len(STREAMS)
+        self._start: _Clock = (_NEVER,) * self._n_lanes
         self._buffers = {buffer.name: _History() for buffer in plan.buffers}
-        self._tails: list[_Done | None] = [None] * len(STREAMS)
+        self._tails: list[_Done | None] = [None] * self._n_lanes
 
     def walk_steps(self, run: Run) -> tuple[Template, ...]:
         """Walk one repetition of a run."""
@@ -178,7 +184,7 @@ class _Walker:
         self, step: int, position: int, op: Op, stream: int, read: tuple[str, ...], written: tuple[str, ...]
     ) -> Template:
         predecessor = self._tails[stream]
-        after, clock = _minimal(self._needed(read, written), predecessor)
+        after, clock = _minimal(self._needed(read, written), predecessor.clock if predecessor else self._start)
         done = _Done(self.index, stream, (*clock[:stream], self.index, *clock[stream + 1 :]))
         self._tails[stream] = done
         for name in read:
@@ -188,7 +194,7 @@ class _Walker:
         previous = self.index - predecessor.index if predecessor else None
         back = tuple(self.index - index for index in after)
         self.index += 1
-        return Template(step, position, op, STREAMS[stream], previous, back)
+        return Template(step, position, op, stream_of(op), previous, back, stream)
 
     def _needed(self, read: tuple[str, ...], written: tuple[str, ...]) -> list[_Done]:
         host = self._tails[_HOST]
@@ -206,7 +212,7 @@ class _Walker:
 
         Those that every stream in use knows to be done are not among them.
         """
-        clocks = [tail.clock if tail else _START for tail in (self._tails[stream] for stream in self._used)]
+        clocks = [tail.clock if tail else self._start for tail in (self._tails[stream] for stream in self._used)]
         floor = [min(known) for known in zip(*clocks, strict=True)]
         live = {tail.index for tail in self._tails if tail}
         live |= {done.index for done in self.state() if done and done.index > floor[done.stream]}
@@ -217,7 +223,7 @@ class _Walker:
         slots = list(self._tails)
         for history in self._buffers.values():
             slots.append(history.writer)
-            slots.extend(history.readers.get(stream) for stream in range(len(STREAMS)))
+            slots.extend(history.readers.get(stream) for stream in range(self._n_lanes))
         return slots
 
     def skip(self, before: list[_Done | None], n_instances: int) -> None:
@@ -236,10 +242,10 @@ class _Walker:
             for then, now in zip(before, self.state(), strict=True)
         ]
         self.index += n_instances
-        self._tails, rest = moved[: len(STREAMS)], iter(moved[len(STREAMS) :])
+        self._tails, rest = moved[: self._n_lanes], iter(moved[self._n_lanes :])
         for name in self._buffers:
             writer = next(rest)
-            readers = {stream: done for stream in range(len(STREAMS)) if (done := next(rest))}
+            readers = {stream: done for stream in range(self._n_lanes) if (done := next(rest))}
             self._buffers[name] = _History(writer, readers)
 
 
@@ -249,8 +255,9 @@ def _recurs(before: list[_Done | None], now: list[_Done | None], n_instances: in
     Every number must have stayed or moved by `n_instances`. A clock that moves may yet overtake an instance that stays,
     which would change dependencies, so all such clocks must have passed it.
     """
-    stays_at = [_NEVER] * len(STREAMS)
-    moves_from: list[list[int]] = [[] for _ in STREAMS]
+    n_lanes = max((len(done.clock) for done in now if done), default=0)
+    stays_at = [_NEVER] * n_lanes
+    moves_from: list[list[int]] = [[] for _ in range(n_lanes)]
     for then, done in zip(before, now, strict=True):
         if then is None or done is None:
             if then is not done:
@@ -267,9 +274,8 @@ def _recurs(before: list[_Done | None], now: list[_Done | None], n_instances: in
     return all(min(clocks, default=limit) >= limit for clocks, limit in zip(moves_from, stays_at, strict=True))
 
 
-def _minimal(needed: list[_Done], predecessor: _Done | None) -> tuple[tuple[int, ...], _Clock]:
+def _minimal(needed: list[_Done], clock: _Clock) -> tuple[tuple[int, ...], _Clock]:
     """Drop what is implied: latest first, because only a later instance can vouch for an earlier one."""
-    clock = predecessor.clock if predecessor else _START
     after: list[int] = []
     for done in sorted(needed, key=lambda done: -done.index):
         if clock[done.stream] < done.index:

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal, final
 
 from pydantic import Field
 
-from simdist.plan import AllReduce, Buffer, Group, Servers
+from simdist.plan import AllReduce, Body, Broadcast, Buffer, Group, Queue, Reduce, Servers, Wait
 from simdist.schedules.gradient import Exchange, GradientSchedule
 from simdist.schedules.job import Job
 from simdist.settings.units import Whole
@@ -31,6 +31,8 @@ class ParameterServer(GradientSchedule):
         {"servers": 2, "placement": "tensors"},
         {"servers": 3, "placement": "greedy", "first_bucket_nbytes": 0, "bucket_nbytes": 0},
         {"servers": 8, "compression": "fp16"},
+        {"servers": 2, "placement": "tensors", "pull": "tensor", "compression": "fp16"},
+        {"servers": 3, "placement": "greedy", "pull": "step", "apart": True},
     )
 
     kind: Literal["parameter_server"] = "parameter_server"
@@ -38,6 +40,10 @@ class ParameterServer(GradientSchedule):
     """How many. Server i is rank i x world // servers, rounded down, so they spread over the nodes."""
     apart: bool = False
     """Servers are machines of their own, beside the ranks; the simulator has them, the real backend refuses them."""
+    pull: Literal["bucket", "tensor", "step"] = "bucket"
+    """`bucket`: a bucket is pushed and pulled, then the next. With the others, each server has a queue of tensors, and
+    takes them while the others take theirs. `tensor`: a tensor is pulled once all ranks have pushed it
+    (`distributed_replicated` of tf_cnn_benchmarks). `step`: once they have pushed all (its `parameter_server`)."""
     placement: Literal["even", "tensors", "greedy"] = "even"
     """`even`: every bucket is split evenly. `tensors`: tensor t is on server t modulo their number. `greedy`: each
     tensor, in forward order, is on the server that holds the fewest elements so far."""
@@ -46,7 +52,8 @@ class ParameterServer(GradientSchedule):
         """Return the label, such as `ps-4` or `ps-1-apart-tensors`."""
         apart = "-apart" if self.apart else ""
         placement = "" if self.placement == "even" else f"-{self.placement}"
-        return f"ps-{self.servers}{apart}{placement}{self.traits}"
+        pull = "" if self.pull == "bucket" else f"-by-{self.pull}"
+        return f"ps-{self.servers}{apart}{placement}{pull}{self.traits}"
 
     def problems(self, world_size: int, ranks_per_node: int) -> list[tuple[str, str]]:
         """Return what does not fit: an algorithm, or more servers than ranks."""
@@ -57,21 +64,45 @@ class ParameterServer(GradientSchedule):
             found.append(
                 ("servers", f"{self.servers} on {world_size} ranks: write at most {world_size}, or apart: true")
             )
+        if self.pull != "bucket" and self.placement == "even":
+            found.append(("pull", f"{self.pull}: whole tensors are pulled; write placement: tensors, or greedy"))
         return found
+
+    def limits(self) -> tuple[int, int]:
+        """Return the sizes that close buckets; with queues each tensor is one."""
+        return super().limits() if self.pull == "bucket" else (0, 0)
 
     def unused_settings(self, world_size: int, ranks_per_node: int, n_steps: int) -> list[str]:
         """Return also whether there is only one server to place tensors on."""
         found = super().unused_settings(world_size, ranks_per_node, n_steps)
-        if self.servers == 1 and self.placement != "even":
+        if self.servers == 1 and self.placement != "even" and self.pull == "bucket":
             found.append(f"has one server, which holds everything: placement {self.placement} has no effect")
         return found
 
     def exchange(self, sent: Buffer, number: int, job: Job) -> Exchange:
         """Push and pull the bucket."""
+        if self.pull != "bucket":
+            return self._queued(sent, number, job)
         ranks = (server * job.world_size // self.servers for server in range(self.servers))
         members = () if self.apart else tuple(ranks)
         servers = Servers(self._parts(sent, job), members)
         return Exchange((AllReduce(sent.name, Group(job.world_size), algorithm="server", servers=servers),))
+
+    def _queued(self, sent: Buffer, number: int, job: Job) -> Exchange:
+        """Push and pull a tensor: buckets come last tensor first."""
+        server_of = self._server_of_tensor(job.tensor_counts)[::-1]
+        server, world = server_of[number], Group(job.world_size)
+        root = server % job.world_size if self.apart else server * job.world_size // self.servers
+        queue = Queue(server, self.apart)
+        push = Reduce(sent.name, world, root, algorithm="server", queue=queue)
+        pull = Broadcast(sent.name, world, root, algorithm="server", queue=queue)
+        if self.pull == "tensor":
+            return Exchange((push, pull))
+        pushed: Body = ()
+        if number == len(server_of) - 1:
+            kind = sent.name.split(".")[0]
+            pushed = tuple(Wait(f"{kind}.{last}") for last in {at: n for n, at in enumerate(server_of)}.values())
+        return Exchange((push, *pushed), (pull,))
 
     def _parts(self, sent: Buffer, job: Job) -> tuple[int, ...]:
         """Return how many elements of a bucket each server holds; which ones they are changes neither time nor sum."""

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist.errors import TraceError
-from simdist.plan import Stream
+from simdist.plan import STREAMS, Stream
 from simdist.plan.walk import Template, stretches
 from simdist.traces.links import Held
 from simdist.traces.trace import Trace
@@ -122,6 +122,7 @@ class Attribution:
         shape = (world_size, n_seeds)
         self._gap_s, self._comm_s, self._wait_s, self._io_s = (np.zeros(shape) for _ in range(4))
         self._compute_end_s: Times = np.zeros(shape)
+        self._queued_s: Times = np.zeros(shape)
         self._last_end_s: dict[Stream, Times] = {}
         self._open = _Open()
         n_values = world_size * n_seeds
@@ -140,6 +141,10 @@ class Attribution:
                     self._close({index - back for back in template.after}, start_s)
             self._compute_end_s = end_s
         elif stream == "comm":
+            if template.lane >= len(STREAMS):  # beside others: what goes beyond them
+                beyond_s = self._queued_s
+                self._queued_s = np.maximum(beyond_s, end_s)
+                ready_s, start_s, end_s = (np.maximum(at_s, beyond_s) for at_s in (ready_s, start_s, end_s))
             self._open.collectives.append(_Collective(index, ready_s, start_s, end_s))
         elif stream == "io":
             self._open.loads.append((start_s, end_s))

@@ -5,6 +5,9 @@ and one kind of link (latency alpha, 1/beta bytes per second):
 
     2 (alpha + max(n/s, 1) S beta)
 
+A `Reduce` or `Broadcast` of a server's queue is the push of one buffer, or its pull: alpha + n S beta, or one member
+less if the server is one. Servers beside each other share what the members' NICs carry.
+
 In the push, n members converge on the NIC of every server; in the pull, that NIC sends to n members. Members of a node
 share its NIC. A server that is a member sends nothing to itself, and reaches the members of its node by the fabric.
 
@@ -20,17 +23,20 @@ from numpy.typing import NDArray
 
 from simdist.cost.topology import Call, Messages
 from simdist.errors import PlanError
-from simdist.plan import AllReduce, Servers, op_text
+from simdist.plan import AllReduce, Broadcast, Queue, Reduce, Servers, op_text
 
 
 def server(call: Call) -> Iterator[Messages]:
-    """Yield the push and the pull.
+    """Yield the push and the pull, or the one of them that a queue takes.
 
     Raises:
-        PlanError: The collective is no all_reduce, or does not say what its servers hold.
+        PlanError: The collective does not say what its servers hold.
     """
+    if isinstance(call.op, Reduce | Broadcast) and call.op.queue:
+        yield from _queued(call, call.op, call.op.queue)
+        return
     if not isinstance(call.op, AllReduce) or call.op.servers is None:
-        raise PlanError(f"{op_text(call.op)}: server is an algorithm of an all_reduce with `servers`; use ring")
+        raise PlanError(f"{op_text(call.op)}: server is an algorithm of an all_reduce with `servers` (reduce and broadcast: `queue`); use ring")
     servers = call.op.servers
     at = _places(call, servers)
     parts_nbytes = np.array(servers.parts) * (call.nbytes / sum(servers.parts))
@@ -40,6 +46,14 @@ def server(call: Call) -> Iterator[Messages]:
     if moves.any():
         yield Messages(member, holder, nbytes)
         yield Messages(holder, member, nbytes)
+
+
+def _queued(call: Call, op: Reduce | Broadcast, queue: Queue) -> Iterator[Messages]:
+    root = call.topology.server(np.array(queue.server)) if queue.apart else call.members[op.root]
+    members = call.members[call.members != root]
+    if members.size:
+        src, dst = members, np.full_like(members, root)
+        yield Messages(*((src, dst) if isinstance(op, Reduce) else (dst, src)), call.nbytes)
 
 
 def _places(call: Call, servers: Servers) -> NDArray[np.int64]:
