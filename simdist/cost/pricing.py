@@ -101,6 +101,7 @@ class _Pricing:
             switched=cluster.oversubscription > 1 or resources.switch in disturbed or resources.switch in shares,
             bridged=math.isfinite(cluster.host_bridge_Bps),
             overhead_s=cluster.collective_overhead_s,
+            host_Bps=cluster.host_reduction_Bps,
         )
         self._undisturbed_Bps = self._capacity_Bps()
         self.capacity_Bps = self._undisturbed_Bps.copy()
@@ -124,7 +125,7 @@ class _Pricing:
         topology, storage = self.topology, self._cluster.storage
         capacity_Bps = np.full(topology.n_resources, np.inf)
         nodes, machines = np.arange(topology.n_nodes), np.arange(topology.n_machines)
-        capacity_Bps[: 2 * topology.world_size] = topology.fabric.capacity_Bps
+        capacity_Bps[: 2 * topology.world_size] = min(topology.fabric.capacity_Bps, topology.host_Bps)
         capacity_Bps[topology.nic_out(machines)] = topology.network.capacity_Bps
         capacity_Bps[topology.nic_in(machines)] = topology.network.capacity_Bps
         capacity_Bps[topology.bridge_up(nodes)] = self._cluster.host_bridge_Bps
@@ -203,12 +204,22 @@ class _Pricing:
         groups = enumerate(map(np.array, op.group.members(self._plan.world_size)))
         calls = [Call(op, members, nbytes, self.topology, number) for number, members in groups]
         transfers = (collective_transfer(call, self._cluster.library, self._undisturbed_Bps) for call in calls)
+        if math.isfinite(self.topology.host_Bps):
+            transfers = (self._with_copies(transfer, op, nbytes) for transfer in transfers)
         shared = Shared.of(op.group, transfers, self.capacity_Bps)
         if not (self._cluster.chunkwise and self._cluster.library == "gloo"):
             return shared
         from simdist.cost.algorithms.gloo import segments
 
         return replace(shared, segments=segments(calls, shared.alone_s))
+
+    def _with_copies(self, transfer: Transfer, op: ops.Collective, nbytes: int) -> Transfer:
+        """Add what it takes to copy a buffer to the host, or back, or both for what is replaced everywhere."""
+        if not transfer.stages:
+            return transfer
+        copies_s = (1 + isinstance(op, ops.AllReduce)) * nbytes / self._cluster.device.host_bandwidth_Bps
+        first = replace(transfer.stages[0], latency_s=transfer.stages[0].latency_s + copies_s)
+        return Transfer((first, *transfer.stages[1:]))
 
     def _disk(self) -> tuple[float, NDArray[np.int64]]:
         """Return the latency and, for each rank, the resources of writing to its node's disk."""
@@ -260,8 +271,8 @@ def _contested_ops(shared: Mapping[ops.Op, Shared], topology: Topology, disturbe
 
     A resource belongs to ranks: a fabric port and the threads that read to one; the NIC, the host bridge, the disk, the
     memory and the cores of a node to those of the node; the switch, the NIC of a parameter server and the storage
-    server to all. It is *exclusive* if only one stream, or queue, uses it and every transfer over it has all its owners as
-    members, or only one group ever uses it: streams run in order, so one transfer ends before the next begins. An
+    server to all. It is *exclusive* if only one stream, or queue, uses it and every transfer over it has all its owners
+    as members, or only one group ever uses it: streams run in order, so one transfer ends before the next begins. An
     operation that uses exclusive resources only takes its time alone, whatever happens elsewhere. Both engines rely on
     this, so that they agree to the last bit on such plans.
     """

@@ -31,12 +31,14 @@ class LinkCost:
         capacity_Bps: Bytes per second of all parallel links together.
         n_parallel: How many links work side by side.
         table: Measured `(nbytes, seconds)` of one of them.
+        send_Bps: If its receiving end takes that long: bytes per second that the sending end of one of them carries.
     """
 
     latency_s: float
     capacity_Bps: float
     n_parallel: int = 1
     table: tuple[tuple[float, float], ...] | None = None
+    send_Bps: float | None = None
 
     @classmethod
     def of(cls, link: Link, *, n_parallel: int = 1) -> "LinkCost":
@@ -46,7 +48,13 @@ class LinkCost:
         table = tuple((float(point.nbytes), point.time_s) for point in link.table)
         (smallest, startup_s), (largest, last_s) = table[0], table[-1]
         average_Bps = (largest - smallest) / (last_s - startup_s) if last_s > startup_s else math.inf
-        return cls(startup_s, average_Bps * n_parallel, n_parallel, table)
+        return cls(startup_s, average_Bps * n_parallel, n_parallel, table, link.send_Bps)
+
+    def sent(self, nbytes: float | NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the bytes that messages put on the link where they are sent, see `flowing`."""
+        if self.send_Bps is None or math.isinf(self.capacity_Bps):
+            return self.flowing(nbytes)
+        return np.asarray(nbytes, dtype=np.float64) * (self.capacity_Bps / self.n_parallel / self.send_Bps)
 
     def flowing(self, nbytes: float | NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the bytes that messages of `nbytes` put on the link (0 on an unlimited one), of the same shape."""
@@ -127,6 +135,7 @@ class Topology(Resources):
         switched: Whether the switch limits what the NICs could send.
         bridged: Whether a host bridge limits what the GPUs of a node could send.
         overhead_s: Seconds of a collective besides its messages.
+        host_Bps: Bytes per second that the process of a rank moves, where GPUs do not: then all messages use the ports.
     """
 
     fabric: LinkCost
@@ -134,6 +143,7 @@ class Topology(Resources):
     switched: bool = False
     bridged: bool = False
     overhead_s: float = 0.0
+    host_Bps: float = math.inf
 
     def transfer(self, messages: Iterable[Messages]) -> Transfer:
         """Return the transfer that sends `messages` one after the other."""
@@ -148,7 +158,10 @@ class Topology(Resources):
 
     def _stage(self, messages: Messages, more_s: float) -> Stage:
         outside = self.node(messages.src) != self.node(messages.dst)
-        used = [*self._on_fabric(messages, ~outside), *self._on_network(messages, outside)]
+        if math.isinf(self.host_Bps):
+            used = [*self._on_fabric(messages, ~outside), *self._on_network(messages, outside)]
+        else:
+            used = [*self._on_processes(messages), *self._on_network(messages, outside)]
         if self.bridged:
             used += self._on_bridges(messages)
         resources = np.concatenate([each for each, _ in used])
@@ -159,10 +172,17 @@ class Topology(Resources):
         nbytes = _of_each(messages, self.fabric.flowing(messages.nbytes))[inside]
         return [(self.fabric_out(messages.src[inside]), nbytes), (self.fabric_in(messages.dst[inside]), nbytes)]
 
+    def _on_processes(self, messages: Messages) -> "list[_Use]":
+        nbytes = _of_each(messages, messages.nbytes)
+        sent, received = messages.src < self.world_size, messages.dst < self.world_size
+        out, into = self.fabric_out(messages.src[sent]), self.fabric_in(messages.dst[received])
+        return [(out, nbytes[sent]), (into, nbytes[received])]
+
     def _on_network(self, messages: Messages, outside: NDArray[np.bool_]) -> "list[_Use]":
         nbytes = _of_each(messages, self.network.flowing(messages.nbytes))[outside]
+        sent = _of_each(messages, self.network.sent(messages.nbytes))[outside]
         src, dst = self.node(messages.src[outside]), self.node(messages.dst[outside])
-        nics = [(self.nic_out(src), nbytes), (self.nic_in(dst), nbytes)]
+        nics = [(self.nic_out(src), sent), (self.nic_in(dst), nbytes)]
         return [*nics, (np.full_like(src, self.switch), nbytes)] if self.switched else nics
 
     def _on_bridges(self, messages: Messages) -> "list[_Use]":

@@ -34,7 +34,7 @@ from simdist.engines.actors import Actor, change_shares, fly, perform
 from simdist.engines.clock import Clock, Notice, Steps
 from simdist.engines.live import LiveCluster, Observer
 from simdist.errors import PlanError, RunError, UnsupportedError
-from simdist.plan import Delay, Instance, Load, Op, Plan, Stream, Tick
+from simdist.plan import STREAMS, Delay, Instance, Load, Op, Plan, Stream, Tick
 from simdist.plan.delays import Delays, check_delays
 from simdist.plan.ops import tick_s
 from simdist.plan.walk import walk
@@ -218,6 +218,7 @@ class _World:
         """Take tasks in order. `now_s` is when the stream is free; yield what must be known, or happen, to go on."""
         waiting, happen, (ready, start, end) = self._waiting, self._clock.happen, self.rows
         is_live, clock, cluster, who = self.cluster.is_live, self._clock, self.cluster, f"rank {rank} {stream}"
+        lane = tasks[0].lane if tasks[0].lane >= len(STREAMS) else stream  # a queue is no stream that can be held
         now_s = 0.0
         for task in tasks:
             index = task.index
@@ -229,7 +230,7 @@ class _World:
                 if end_s > now_s:
                     now_s = end_s
             if is_live:
-                asked_s, turn = clock.now, cluster.streams[rank, stream].request()
+                asked_s, turn = clock.now, cluster.streams[rank, lane].request()
                 yield turn
                 if clock.now > asked_s:
                     now_s = clock.now  # it was held
@@ -383,4 +384,5 @@ def _task(
     if isinstance(instance.op, Delay):
         seconds = delays[instance.op.channel][0, instance.step].tolist()
     period_s = instance.op.period_s if isinstance(instance.op, Tick) else None
-    return _Task(instance, instance.index, instance.step, instance.lane, instance.after, seconds, meeting, batch, period_s)
+    where = instance.index, instance.step, instance.lane
+    return _Task(instance, *where, instance.after, seconds, meeting, batch, period_s)

@@ -140,7 +140,9 @@ class LiveCluster:
         """Streams, by rank; then actors."""
         self.recorder = LinkRecorder(costs.slow)
         """What links do besides carrying the plan's transfers."""
-        self.streams: defaultdict[tuple[int, Stream], simpy.Resource] = defaultdict(partial(simpy.Resource, clock))
+        self.streams: defaultdict[tuple[int, Stream | int], simpy.Resource] = defaultdict(
+            partial(simpy.Resource, clock)
+        )
         self._costs = costs
         self._observers = observers
         self._moving: dict[Notice, tuple[str, Transfer]] = {}

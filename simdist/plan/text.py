@@ -62,7 +62,8 @@ def _arguments(op: ops.Op) -> str:
         case ops.AllGather():
             return f"{op.src} -> {op.dst}, {op.group}{_by(op.algorithm)}"
         case ops.Reduce():
-            return f"{op.buffer}, {op.reduction} over {op.group} to member {op.root}{_by(op.algorithm)}{_queued(op.queue)}"
+            where = f"to member {op.root}{_by(op.algorithm)}{_queued(op.queue)}"
+            return f"{op.buffer}, {op.reduction} over {op.group} {where}"
         case ops.Broadcast():
             return f"{op.buffer}, {op.group} from member {op.root}{_by(op.algorithm)}{_queued(op.queue)}"
         case ops.Select():

@@ -163,9 +163,7 @@ class _Walker:
 
     def __init__(self, plan: Plan) -> None:
         self.index = 0
-        self._bodies = [
-            [(op, lane_of(op), reads(op), writes(op)) for op in body] for body in plan.bodies
-        ]
+        self._bodies = [[(op, lane_of(op), reads(op), writes(op)) for op in body] for body in plan.bodies]
         self._used = sorted({lane for body in self._bodies for _, lane, _, _ in body})
         self._n_lanes = max(len(STREAMS), *(lane + 1 for lane in self._used)) if self._used else len(STREAMS)
         self._start: _Clock = (_NEVER,) * self._n_lanes

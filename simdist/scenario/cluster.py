@@ -159,6 +159,8 @@ class Cluster(Settings):
         collective_overhead_s: Seconds that a collective takes besides its messages: launch, and waking up its members.
         host_bridge_Bps: Bytes per second and direction of the PCIe host bridge that a node's GPUs hang below, for what
             they send one another and the NIC; unlimited if absent.
+        host_reduction_Bps: Bytes per second that the process of a rank moves and adds up, if its collectives run on the
+            CPU (MPI, gloo): all messages pass it, and buffers are copied at `device.host_bandwidth`; absent for GPUs.
         oversubscription: Sum of the NICs' bandwidth over what the switch carries, 1 or more.
         chunkwise: With gloo, members of a ring begin when they come and end when their own segments are through;
             without, they begin with the last and end together.
@@ -180,6 +182,7 @@ class Cluster(Settings):
     network: Link = Field(examples=["ideal"])
     nics_per_node: Count = 1
     host_bridge_Bps: BytesPerSecond = math.inf
+    host_reduction_Bps: BytesPerSecond = math.inf
     oversubscription: Annotated[Factor, Field(ge=1)] = 1.0
     library: Library = "nccl"
     chunkwise: bool = False

@@ -35,6 +35,7 @@ class Link(Settings):
         transport: Which of several stated efficiencies is taken.
         efficiency: Share of the line rate that payload reaches, above 0 and at most 1.
         table: Measured `(nbytes, time_s)`: two points or more, growing sizes, times that do not shrink.
+        send_Bps: With a table, of a link whose receiving end takes that time: bytes per second that an end sends.
 
     >>> Link(latency_s=25e-6, bandwidth_Bps=3.125e9).efficiency
     1.0
@@ -48,6 +49,7 @@ class Link(Settings):
     transport: Transport | None = None
     efficiency: Annotated[Fraction, Field(gt=0)] = 1.0
     table: Annotated[tuple[TablePoint, ...], Field(min_length=2)] | None = None
+    send_Bps: BytesPerSecond | None = Field(default=None, alias="send")
 
     @classmethod
     def ideal(cls) -> Self:
@@ -75,6 +77,8 @@ class Link(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.table is None and self.send_Bps is not None:
+            refuse("Link", [(("send",), "'send' has no meaning without a table: remove it")])
         refuse("Link", self._line_faults() if self.table is None else self._table_faults(self.table))
         return self
 
@@ -115,8 +119,8 @@ class Link(Settings):
     def _shortest(self, handler: SerializerFunctionWrapHandler) -> Any:
         keys = handler(self)
         if self.table is not None:
-            return {"table": keys["table"]}
-        del keys["table"]
+            return {"table": keys["table"]} | ({} if self.send_Bps is None else {"send": keys["send"]})
+        del keys["table"], keys["send"]
         if self.transport is None:
             del keys["transport"]
         else:

@@ -36,7 +36,7 @@ def server(call: Call) -> Iterator[Messages]:
         yield from _queued(call, call.op, call.op.queue)
         return
     if not isinstance(call.op, AllReduce) or call.op.servers is None:
-        raise PlanError(f"{op_text(call.op)}: server is an algorithm of an all_reduce with `servers` (reduce and broadcast: `queue`); use ring")
+        raise PlanError(f"{op_text(call.op)}: server is an algorithm of an all_reduce with `servers`; use ring")
     servers = call.op.servers
     at = _places(call, servers)
     parts_nbytes = np.array(servers.parts) * (call.nbytes / sum(servers.parts))
