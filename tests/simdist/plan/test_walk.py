@@ -26,10 +26,10 @@ from simdist.plan import (
     Unpack,
     Wait,
     reads,
-    stream_of,
     writes,
 )
 from simdist.plan.group import Group
+from simdist.plan.ops import lane_of
 from simdist.plan.plan import StepIndex
 from simdist.plan.walk import Stretch, stretches, walk
 from simdist.schedules import InputPath, Job, Schedule, kinds
@@ -140,19 +140,19 @@ def naive_needs(plan: Plan) -> list[int]:
     """
     readers: defaultdict[str, int] = defaultdict(int)
     writers: defaultdict[str, int] = defaultdict(int)
-    on_stream: defaultdict[str, int] = defaultdict(int)
+    on_stream: defaultdict[int, int] = defaultdict(int)
     needs = []
     index = 0
     for body in plan.body_of_steps():
         for op in plan.bodies[body]:
-            need = on_stream["host"] | on_stream[stream_of(op)]
+            need = on_stream[0] | on_stream[lane_of(op)]
             for name in reads(op):
                 need |= writers[name]
             for name in writes(op):
                 need |= writers[name] | readers[name]
             needs.append(need)
             bit = 1 << index
-            on_stream[stream_of(op)] |= bit
+            on_stream[lane_of(op)] |= bit
             for name in reads(op):
                 readers[name] |= bit
             for name in writes(op):
@@ -176,12 +176,12 @@ def closure(needs: list[int]) -> list[int]:
 
 
 def pruned_needs(instances: list[Instance]) -> list[int]:
-    tails: dict[str, int] = {}
+    tails: dict[int, int] = {}
     needs = []
     for instance in instances:
-        edges = (*instance.after, tails[instance.stream]) if instance.stream in tails else instance.after
+        edges = (*instance.after, tails[instance.lane]) if instance.lane in tails else instance.after
         needs.append(sum(1 << index for index in set(edges)))
-        tails[instance.stream] = instance.index
+        tails[instance.lane] = instance.index
     return needs
 
 
@@ -194,7 +194,7 @@ def assert_equals_the_naive_derivation(plan: Plan) -> None:
         for kept in instance.after:
             others = [done[index] | 1 << index for index in members(need) if index != kept]
             assert not any(other >> kept & 1 for other in others), f"{instance}: {kept} is implied by another"
-            assert instances[kept].stream != instance.stream
+            assert instances[kept].lane != instance.lane
 
 
 @settings(max_examples=150, deadline=None)
@@ -294,14 +294,14 @@ def test_live_never_drops_what_a_later_operation_of_a_schedule_refers_to(plan: P
 @settings(max_examples=60, deadline=None)
 @given(legal_plans(algorithms=ALGORITHMS, max_bodies=3, max_times=6))
 def test_previous_is_the_predecessor_on_the_same_stream(plan: Plan) -> None:
-    tails: dict[str, int] = {}
+    tails: dict[int, int] = {}
     for stretch in stretches(plan):
         index = stretch.first_index
         for _ in range(stretch.times):
             for template in stretch.templates:
                 found = None if template.previous is None else index - template.previous
-                assert found == tails.get(template.stream)
-                tails[template.stream] = index
+                assert found == tails.get(template.lane)
+                tails[template.lane] = index
                 index += 1
 
 
