@@ -140,6 +140,8 @@ def other_rows() -> dict[tuple[str, int], Line]:
             "network" in of
         ):  # a documented limit takes the place of the range; without the rate of one GPU nothing is lost
             base = with_network(base.changed(uncertain={}), efficiency=of["network"])
+        if "buffer_nbytes" in of:
+            base = with_fusion(base, buffer_nbytes=of["buffer_nbytes"])
         base, known = with_machine(base, rates[8]), computing(base, rates[8] / 8)
         found |= {(user, n): line(base, n, rate, known) for n, rate in rates.items() if n > 8}
     return found

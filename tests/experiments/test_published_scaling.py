@@ -151,6 +151,12 @@ def test_one_gpu_on_aws_gives_an_interval_that_holds_four_rows_of_five():
     assert all(each.interval[0] < each.simulated < each.interval[1] for each in found.values())
 
 
+def test_another_users_rows_are_met_but_for_the_one_above_the_rate_of_their_own_machine():
+    rows = {n_gpus: each for (user, n_gpus), each in aws.other_rows().items() if user.startswith("deep")}
+    assert rows[32].published > rows[32].linear
+    assert [n_gpus for n_gpus, each in rows.items() if each.is_inside] == [16, 64]
+
+
 def test_machines_outside_a_placement_group_are_met_with_the_documented_limit_of_a_connection():
     rows = [each for (user, _), each in aws.other_rows().items() if user.startswith("horovod")]
     assert len(rows) == 7
