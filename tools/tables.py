@@ -245,6 +245,7 @@ FAMILIES: dict[str, list[Family]] = {
             where=lambda row: row[0] != "AlexNet",
         ),
         Family("Google", "gce"),
+        Family("8 to 64 K80 with parameter servers, from one machine", "clusters"),
         Family("AlexNet on Amazon's file system", "ec2", where=lambda row: row[0] == "AlexNet"),
     ],
     "netai_whatif": [Family("no measurement: another simulator's rules, recomputed", "published", 4, counts=False)],

@@ -8,10 +8,14 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from simdist.cost import price
+from simdist.cost.plain import linear_s, plain_ring_s
 from simdist.report import page_command
-from simdist.runs.building import simulate
-from simdist.scenario import Scenario, load
+from simdist.runs.building import Built, job, simulate
+from simdist.scenario import Scenario, load, load_workload, presets
+from simdist.studies.comparison import measure
 from simdist.traces.waiting import step_end_s
 
 HERE = Path(__file__).parent
@@ -22,6 +26,8 @@ N_WARMUP_STEPS = 10
 RECORD_NBYTES = 114_660  # mlcommons/storage, configs/dlio/workload/resnet50_a100.yaml: record_length_bytes 114660.07
 DECODE_SOURCE = ("Google Compute Engine", "AlexNet", 8)
 """The one row that is an input: what decoding costs is taken from it."""
+PRESETS = {"InceptionV3": "inception-v3", "ResNet-50": "resnet50", "ResNet-152": "resnet152"}
+MACHINES, N_PER_MACHINE = (1, 2, 4, 8), 8
 
 
 def scenario(machine: str, model: str, n_gpus: int, *, bandwidth_Bps: float | None = None) -> Scenario:
@@ -84,9 +90,63 @@ def _percent(share: float) -> str:
     return f"{round(share, 3) + 0.0:+.1%}"  # not -0.0 %
 
 
+def cluster(row: dict[str, Any], n_machines: int) -> Scenario:
+    """Return a model on some machines, each of which computes a step as long as it did by itself.
+
+    The benchmark trains Inception V3 without its auxiliary classifier (tensorflow/benchmarks, inception_model.py).
+    """
+    base, whole = load(HERE / "cluster.yaml"), load_workload(presets.path("workloads", PRESETS[row["model"]]))
+    n_images = N_PER_MACHINE * row["batch"]
+    step_s = n_images / row["machine"]
+    update = {
+        "tensors": tuple(tensor for tensor in whole.tensors if not tensor.name.startswith("auxiliary.")),
+        "batch_size": n_images,
+        "forward_s": step_s / 3,
+        "backward_s": step_s * 2 / 3,
+        "optimize_s": 0.0,
+    }
+    (servers,) = base.schedules
+    n_servers = row["servers_on_8"] if n_machines == MACHINES[-1] else n_machines
+    return base.changed(
+        cluster=base.cluster.model_copy(update={"nodes": n_machines}),
+        workload=whole.model_copy(update=update),
+        schedules=[servers.model_copy(update={"servers": n_servers})],
+    )
+
+
+def cluster_rate(scenario: Scenario) -> float:
+    """Simulate the images per second of all machines. The plan is not proved, which would take seconds."""
+    (schedule,) = scenario.schedules
+    plan = schedule.plan(job(scenario))
+    built = Built(schedule, plan, price(plan, scenario.cluster, scenario.workload), n_proved_ranks=0)
+    n_images = scenario.cluster.world_size * scenario.workload.batch_size
+    return n_images / float(measure(scenario, built, n_seeds=1).step_s[0])
+
+
+def clusters_table() -> Iterator[str]:
+    """Yield what was published of several machines and what is simulated."""
+    yield "| model | images per GPU | GPUs | published | simulated | error | linear | plain ring | missing, ms |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for row in PUBLISHED["clusters"]["rows"]:
+        for n_machines, published in zip(MACHINES, row["images_per_s"], strict=True):
+            scenario = cluster(row, n_machines)
+            n_images = n_machines * scenario.workload.batch_size
+            plain = (n_images / of(scenario.workload, scenario.cluster) for of in (linear_s, plain_ring_s))
+            rates = (cluster_rate(scenario), *plain)
+            errors = " | ".join(_percent(rate / published - 1) for rate in rates)
+            yield (
+                f"| {row['model']} | {row['batch']} | {N_PER_MACHINE * n_machines} | {published} | {rates[0]:.0f} "
+                f"| {errors} | {1e3 * (n_images / published - n_images / rates[0]):.0f} |"
+            )
+
+
 def tables() -> dict[str, str]:
     """Return every table of the README by its name there."""
-    return {"ec2": "\n".join(table("Amazon EC2")), "gce": "\n".join(table("Google Compute Engine"))}
+    return {
+        "ec2": "\n".join(table("Amazon EC2")),
+        "gce": "\n".join(table("Google Compute Engine")),
+        "clusters": "\n".join(clusters_table()),
+    }
 
 
 def main() -> None:

@@ -92,6 +92,21 @@ def test_page_shows_the_rows_of_both_machines(machine, model):
     assert "\n".join(efs.row(machine, model, n_gpus) for n_gpus in efs.GPUS) in page(efs)
 
 
+def test_page_shows_several_machines():
+    assert insert_tables(page(efs), {"clusters": "\n".join(efs.clusters_table())}) == page(efs)
+    assert warnings_of(load(efs.HERE / "cluster.yaml")) == ()
+
+
+def test_what_resnet_misses_on_many_machines_does_not_depend_on_its_batch():
+    of = {row["batch"]: row for row in efs.PUBLISHED["clusters"]["rows"] if row["model"] == "ResNet-50"}
+    for place in (2, 3):
+        missing_s = [
+            efs.MACHINES[place] * 8 * batch / row["images_per_s"][place] - 8 * batch / row["machine"]
+            for batch, row in of.items()
+        ]
+        assert missing_s[0] == pytest.approx(missing_s[1], rel=0.05)
+
+
 def test_alexnet_on_8_gpus_is_bound_by_efs():
     ours = efs.images_per_s(efs.scenario("Amazon EC2", "AlexNet", 8))
     assert 0.99 < ours / (100 * 2**20 / 114_660) <= 1
