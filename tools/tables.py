@@ -224,7 +224,7 @@ FAMILIES: dict[str, list[Family]] = {
     ],
     "gtopk_1gbe": [
         Family(
-            "global top-k over 1 GbE, with host work read off a third model",
+            "global top-k over 1 GbE, with what another model's runs took beside",
             "published",
             7,
             lambda row: row[1] == "gtopk",

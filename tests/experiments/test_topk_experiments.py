@@ -240,22 +240,22 @@ def test_computing_takes_what_one_worker_was_measured_to_take():
         assert (sum(workload.tensor_counts), workload.batch_size) == (published.n_parameters, published.batch_size)
 
 
-def test_25_rows_of_36_are_met_with_the_hosts_work_and_11_without():
-    def met(rates: Iterable[tuple[float, float]]) -> int:
-        return sum(abs(ours / published - 1) < 0.25 for ours, published in rates)
+def test_rows_are_met_with_what_another_models_runs_took_beside_and_few_without():
+    def met(rates: Iterable[tuple[float, float]], most: float) -> int:
+        return sum(abs(ours / published - 1) < most for ours, published in rates)
 
     lines = gtopk_lines()
     assert len(lines) == 36
-    assert met((line.with_host, line.published) for line in lines) == 25
-    assert met((line.simulated, line.published) for line in lines) == 11
+    assert met(((line.with_host, line.published) for line in lines), 0.10) == 26
+    assert met(((line.with_host, line.published) for line in lines), 0.25) == 36
+    assert met(((line.simulated, line.published) for line in lines), 0.25) == 11
 
 
-def test_global_topk_and_small_dense_runs_are_met_with_host_times_of_another_model():
-    for line in gtopk_lines():
-        if line.schedule == "gtopk":
-            assert line.with_host == pytest.approx(line.published, rel=0.11 if line.model == "ResNet-20" else 0.06)
-        if line.schedule == "dense" and line.n_workers <= 8:
-            assert line.with_host == pytest.approx(line.published, rel=0.12)
+def test_what_another_models_runs_took_beside_is_of_the_host_until_the_network_gives_way():
+    beside_ns = {n: {schedule: 1e9 * s for schedule, s in gtopk.beside_s(n).items()} for n in gtopk.WORKERS}
+    assert all(beside_ns[n]["gtopk"] == pytest.approx(52, abs=2) for n in gtopk.WORKERS)
+    assert all(beside_ns[n]["dense"] == pytest.approx(16, abs=2) for n in (4, 8))
+    assert beside_ns[32]["dense"] > 40 * beside_ns[4]["dense"]
 
 
 def test_time_beyond_computing_goes_with_a_large_model_and_not_with_the_workers():
