@@ -99,7 +99,7 @@ class Row:
 
     def simulated(self, lost: float) -> float:
         """Return the simulated rate if a share of forward and backward is lost."""
-        scenario = self.scenario().changed(disturbances=[Interference(lost=lost, noise=0.0)])
+        scenario = self.scenario().changed(disturbances=[Interference(lost=lost, noise=0.0)], uncertain={})
         return self.rate(simulate(scenario).makespan_s / scenario.steps)
 
 

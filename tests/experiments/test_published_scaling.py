@@ -243,6 +243,8 @@ def test_what_machines_lose_is_read_off_models_that_are_not_compared():
     compared = {each.model for each in (*machine.rows_of_tensorflow(), *machine.rows_of_tensor_cores())}
     others = " ".join(machine.PUBLISHED["others"]["single"] | machine.PUBLISHED["others"]["mixed"])
     assert not any(f"{name} " in others or f"{name}:" in others for name in compared)
+    assert load(machine.HERE / "scenario.yaml").uncertain["disturbances[0].lost"].to == "30%"
+    assert machine.lost("single").most == pytest.approx(0.30, abs=0.005)
     assert 0 <= machine.lost("single").median < machine.lost("mixed").median < machine.lost("mixed").most
 
 
