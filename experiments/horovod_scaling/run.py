@@ -7,9 +7,13 @@ python experiments/horovod_scaling/run.py --write   write them into the README
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from simdist.cost import price
+from simdist.cost.plain import linear_s, plain_ring_s
 from simdist.report import page_command
 from simdist.runs.building import Built, job
 from simdist.scenario import Link, Scenario, Workload, load, load_cluster, load_workload, presets
@@ -22,7 +26,18 @@ PRESETS = {"InceptionV3": "inception-v3", "ResNet-101": "resnet101", "VGG-16": "
 NCCL = {"TCP Horovod NCCL": "tcp", "RDMA Horovod NCCL": "rdma"}
 """Published row -> the network that carried it."""
 SERVERS_TF = ("Distributed TF", "Distributed TF vars CPU")
-MPI = ("TCP Horovod MPI CPU", "RDMA Horovod MPI CPU")
+MPI = {"TCP Horovod MPI CPU": "tcp", "RDMA Horovod MPI CPU": "rdma"}
+CLUSTERS = {"gpus_16": 4, "gpus_64_40g": 16}
+"""Published rows with parameter servers -> servers."""
+
+GRPC = ((1e6, 550e6), (128e6, 446e6), (1024e6, 102e6))
+"""Measured bytes of a message, and bytes per second; see parameter-server.yaml."""
+FITTED = (613e6, 7.25e-18)
+"""Constants of parameter-server.yaml: bytes per second, and seconds per square byte."""
+GPU_COPIES_S = 1 / 196.11e6 - 1 / 256.12e6
+"""Seconds per byte of a tensor on a GPU, which is copied and serialised in the host's memory (tensorflow#11261)."""
+MPI_Bps = 1.073e9
+"""Of one core with one process that moves and adds up: gloo over 40 GbE (gloo#248)."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +76,43 @@ def horovod(model: str, network: str, *, servers: int = 4) -> Scenario:
     return training(model, load(HERE / "horovod.yaml").changed(cluster=cluster), PUBLISHED["one_gpu"])
 
 
-def parameter_servers(model: str) -> Scenario:
-    """Return Distributed TensorFlow training `model` on 4 servers with 4 GPUs each."""
-    return training(model, load(HERE / "parameter-server.yaml"), PUBLISHED["one_gpu"])
+def one_gpu(cluster: str) -> dict[str, float]:
+    """Return the images per second of one GPU of a cluster."""
+    return PUBLISHED[cluster]["one_gpu"] if "one_gpu" in PUBLISHED[cluster] else PUBLISHED["one_gpu"]
+
+
+def grpc(rate_Bps: float, square_s: float) -> Link:
+    """Return a link whose receiving end takes S / rate + square S^2 for S bytes."""
+    base = load(HERE / "parameter-server.yaml").cluster.network
+    assert base.table
+    sizes = [point.nbytes for point in base.table]
+    times = [base.table[0].time_s + nbytes / rate_Bps + square_s * nbytes**2 for nbytes in sizes]
+    return Link.model_validate({"table": tuple(zip(sizes, times, strict=True)), "send": rate_Bps})
+
+
+def through(first: int, second: int) -> tuple[float, float]:
+    """Return the constants that two of the measurements of gRPC give exactly."""
+    sizes, rates = np.array([GRPC[first], GRPC[second]]).T
+    line_s, square_s = np.linalg.solve(np.stack([sizes, sizes**2], axis=1), sizes / rates)
+    return 1 / float(line_s), float(square_s)
+
+
+def parameter_servers(
+    model: str, system: str = SERVERS_TF[1], cluster: str = "gpus_16", law: tuple[float, float] = FITTED
+) -> Scenario:
+    """Return Distributed TensorFlow training `model` on servers with 4 GPUs each, a worker and a server on each."""
+    base, n = load(HERE / "parameter-server.yaml"), CLUSTERS[cluster]
+    worker_Bps = law[0] if system.endswith("CPU") else 1 / (1 / law[0] + GPU_COPIES_S)
+    update = {"nodes": n, "network": grpc(*law), "host_reduction_Bps": worker_Bps}
+    base = base.changed(cluster=base.cluster.model_copy(update=update))
+    return training(model, with_servers(base, servers=n), one_gpu(cluster))
+
+
+def mpi(model: str, network: str, cluster: str) -> Scenario:
+    """Return Horovod with MPI on CPUs: it gets a gradient when it is in the host's memory, so cycles count."""
+    on_host = load_cluster(HERE / f"cluster-{network}.yaml").model_copy(update={"host_reduction_Bps": MPI_Bps})
+    base = with_fusion(load(HERE / "horovod.yaml"), cycle_s=5e-3)
+    return training(model, base.changed(cluster=on_host), one_gpu(cluster))
 
 
 def images_per_s(scenario: Scenario, *, gpus_per_rank: int = 1) -> float:
@@ -89,13 +138,21 @@ def nccl_rows() -> dict[tuple[str, str], Row]:
     }
 
 
-def large_rows() -> dict[str, Row]:
-    """Return the rows of 128 GPUs with RDMA: model -> share of 128 times one GPU."""
-    rows = {}
-    for model, efficiency in PUBLISHED["gpus_128_rdma_efficiency"].items():
-        ideal = 128 * PUBLISHED["one_gpu"][model]
-        rows[model] = Row(efficiency, images_per_s(horovod(model, "rdma", servers=32)) / ideal)
-    return rows
+@cache
+def large_rows() -> dict[tuple[int, str], Row]:
+    """Return the rows with RDMA: GPUs and model -> share of as many times one GPU."""
+    return {
+        (n_gpus, model): Row(efficiency, efficiency_of(model, n_gpus))
+        for n_gpus in (128, 512)
+        for model, efficiency in PUBLISHED[f"gpus_{n_gpus}_rdma_efficiency"].items()
+    }
+
+
+def efficiency_of(model: str, n_gpus: int, *, batch_size: int = 64) -> float:
+    """Simulate many GPUs with RDMA; a GPU is as fast whatever the batch."""
+    base = horovod(model, "rdma", servers=n_gpus // 4)
+    base = base.changed(workload=workload(model, batch_size, PUBLISHED["one_gpu"][model]))
+    return images_per_s(base) / (n_gpus * PUBLISHED["one_gpu"][model])
 
 
 def other_cluster(model: str) -> Scenario:
@@ -110,54 +167,113 @@ def other_rows() -> dict[str, Row]:
     return {model: Row(rates[model], images_per_s(other_cluster(model))) for model in PRESETS}
 
 
-def server_rows() -> dict[tuple[str, str], Row]:
-    """Return the rows of Distributed TensorFlow; the simulator knows no difference between the two."""
-    simulated = {model: images_per_s(parameter_servers(model), gpus_per_rank=4) for model in PRESETS}
+@cache
+def server_rows() -> dict[tuple[str, str, str], Row]:
+    """Return the rows of Distributed TensorFlow: cluster, published system and model -> images per second."""
     return {
-        (system, model): Row(PUBLISHED["gpus_16"][system][model], simulated[model])
+        (cluster, system, model): Row(
+            PUBLISHED[cluster][system][model],
+            images_per_s(parameter_servers(model, system, cluster), gpus_per_rank=4),
+        )
+        for cluster in CLUSTERS
         for system in SERVERS_TF
         for model in PRESETS
     }
 
 
+@cache
+def mpi_rows() -> dict[tuple[str, str, str], Row]:
+    """Return the rows of Horovod with MPI on CPUs: cluster, published system and model -> images per second."""
+    networks = {
+        **{("gpus_16", system): name for system, name in MPI.items()},
+        ("gpus_64_40g", next(iter(MPI))): "tcp-40g",
+    }
+    return {
+        (cluster, system, model): Row(PUBLISHED[cluster][system][model], images_per_s(mpi(model, network, cluster)))
+        for (cluster, system), network in networks.items()
+        for model in PRESETS
+    }
+
+
+def interval(model: str, system: str, cluster: str) -> tuple[float, float]:
+    """Return the images per second of all GPUs with what the measurements of gRPC leave open."""
+    laws = (through(0, 2), through(1, 2))
+    rates = [images_per_s(parameter_servers(model, system, cluster, law), gpus_per_rank=4) for law in laws]
+    return min(rates), max(rates)
+
+
+def plain(published: float, scenario: Scenario) -> str:
+    """Return the errors of linear scaling and of a plain ring, as cells of a table."""
+    n_images = scenario.cluster.world_size * scenario.workload.batch_size
+    rates = (n_images / of(scenario.workload, scenario.cluster) for of in (linear_s, plain_ring_s))
+    return " | ".join(f"{rate / published - 1:+.1%}" for rate in rates)
+
+
+def ring_of(cluster: str, model: str) -> Scenario:
+    """Return the ring of a cluster over TCP, for the formulas."""
+    return horovod(model, "tcp") if cluster == "gpus_16" else other_cluster(model)
+
+
 def nccl_table(rows: dict[tuple[str, str], Row]) -> Iterator[str]:
     """Yield images per second, and what they say of a step: how long communication kept the GPUs waiting."""
-    yield "| published row | model | published, images/s | simulated | error | exposed, ms: published | simulated |"
-    yield "|---|---|---|---|---|---|---|"
+    yield f"| published row | model | {HEADING} | exposed, ms: published | simulated |"
+    yield "|---|" + "---|" * 8
     for (system, model), row in rows.items():
         alone_s = 64 / PUBLISHED["one_gpu"][model]
         exposed = (1e3 * (16 * 64 / rate - alone_s) for rate in (row.published, row.simulated))
         yield (
             f"| {system} | {model} | {row.published:.1f} | {row.simulated:.1f} | {row.error:+.1%} "
-            f"| {' | '.join(f'{ms:.0f}' for ms in exposed)} |"
+            f"| {plain(row.published, horovod(model, NCCL[system]))} | {' | '.join(f'{ms:.0f}' for ms in exposed)} |"
         )
 
 
-def large_table(rows: dict[str, Row]) -> Iterator[str]:
-    """Yield the efficiency on 128 GPUs."""
-    yield "| model | published efficiency | simulated | error |"
-    yield "|---|---|---|---|"
-    for model, row in rows.items():
-        yield f"| {model} | {row.published:.0%} | {row.simulated:.1%} | {row.error:+.1%} |"
+def large_table() -> Iterator[str]:
+    """Yield the efficiency on many GPUs."""
+    yield "| GPUs | model | published efficiency | simulated | error | linear | plain ring | simulated, batch 32 |"
+    yield "|---|" + "---|" * 7
+    for (n_gpus, model), row in large_rows().items():
+        ideal = n_gpus * PUBLISHED["one_gpu"][model]
+        small = efficiency_of(model, n_gpus, batch_size=32)
+        yield (
+            f"| {n_gpus} | {model} | {row.published:.0%} | {row.simulated:.1%} | {row.error:+.1%} "
+            f"| {plain(row.published * ideal, horovod(model, 'rdma', servers=n_gpus // 4))} | {small:.1%} |"
+        )
 
 
 def other_table(rows: dict[str, Row]) -> Iterator[str]:
     """Yield images per second of the cluster with 40 GbE."""
-    yield "| model | published, images/s | simulated | error |"
-    yield "|---|---|---|---|"
+    yield f"| model | {HEADING} |"
+    yield "|---|" + "---|" * 5
     for model, row in rows.items():
-        yield f"| {model} | {row.published:.1f} | {row.simulated:.1f} | {row.error:+.1%} |"
+        cells = plain(row.published, other_cluster(model))
+        yield f"| {model} | {row.published:.1f} | {row.simulated:.1f} | {row.error:+.1%} | {cells} |"
 
 
-def server_table(rows: dict[tuple[str, str], Row]) -> Iterator[str]:
-    """Yield images per second of Distributed TensorFlow, and of Horovod on CPUs, which is not simulated."""
-    yield "| published row | model | published, images/s | simulated | error |"
-    yield "|---|---|---|---|---|"
-    for (system, model), row in rows.items():
-        yield f"| {system} | {model} | {row.published:.1f} | {row.simulated:.1f} | {row.error:+.0%} |"
-    for system in MPI:
-        for model, rate in PUBLISHED["gpus_16"][system].items():
-            yield f"| {system} | {model} | {rate:.1f} | not simulated | |"
+HEADING = "published, images/s | simulated | error | linear | plain ring"
+
+
+def server_table() -> Iterator[str]:
+    """Yield images per second of Distributed TensorFlow."""
+    yield f"| GPUs | published row | model | {HEADING} | gRPC's range | inside |"
+    yield "|---|" + "---|" * 9
+    for (cluster, system, model), row in server_rows().items():
+        low, high = interval(model, system, cluster)
+        yield (
+            f"| {4 * CLUSTERS[cluster]} | {system} | {model} | {row.published:.1f} | {row.simulated:.1f} "
+            f"| {row.error:+.1%} | {plain(row.published, ring_of(cluster, model))} | {low:.0f} - {high:.0f} "
+            f"| {'yes' if low <= row.published <= high else 'no'} |"
+        )
+
+
+def mpi_table() -> Iterator[str]:
+    """Yield images per second of Horovod on CPUs."""
+    yield f"| GPUs | published row | model | {HEADING} |"
+    yield "|---|" + "---|" * 7
+    for (cluster, system, model), row in mpi_rows().items():
+        yield (
+            f"| {4 * CLUSTERS[cluster]} | {system} | {model} | {row.published:.1f} | {row.simulated:.1f} "
+            f"| {row.error:+.1%} | {plain(row.published, ring_of(cluster, model))} |"
+        )
 
 
 def with_network(scenario: Scenario, **update: float) -> Scenario:
@@ -231,10 +347,9 @@ def knobs_table() -> Iterator[str]:
         yield f"| {name} | {' | '.join(f'{error:+.1%}' for error in errors)} |"
 
 
-def with_rate(scenario: Scenario, bandwidth_Bps: float) -> Scenario:
-    """Give servers and workers a rate that does not depend on the size of a message."""
-    network = Link(latency_s=0.0, bandwidth_Bps=bandwidth_Bps)
-    return scenario.changed(cluster=scenario.cluster.model_copy(update={"network": network}))
+def with_send(scenario: Scenario, send_Bps: float | None) -> Scenario:
+    """Say what a sending end carries; None: as little as a receiving one."""
+    return with_network(scenario, send_Bps=send_Bps)
 
 
 def with_servers(scenario: Scenario, **update: object) -> Scenario:
@@ -245,32 +360,38 @@ def with_servers(scenario: Scenario, **update: object) -> Scenario:
 
 SERVER_KNOBS: dict[str, Callable[[Scenario], Scenario]] = {
     "as it is": lambda scenario: scenario,
-    "0.55 GB/s for messages of any size": lambda scenario: with_rate(scenario, 0.55e9),
-    "a worker reaches the server of its machine for nothing": lambda scenario: with_servers(scenario, apart=False),
-    "buckets of 25 MiB, which overlap": lambda scenario: with_servers(scenario, bucket_nbytes=25 * 1024**2),
-    "every variable cut evenly over the servers": lambda scenario: with_servers(scenario, placement="even"),
+    "sending takes as long as receiving": lambda scenario: with_send(scenario, None),
+    "sending at 2.56 GB/s (tensorflow#6116, to 8 servers)": lambda scenario: with_send(scenario, 2.56e9),
+    "a variable is pulled when all have pushed it": lambda scenario: with_servers(scenario, pull="tensor"),
+    "pushed after the backward pass, all at once": lambda scenario: with_servers(
+        scenario, pull="bucket", bucket_nbytes=None
+    ),
 }
 
 
 def server_knobs_table() -> Iterator[str]:
-    """Yield the images per second of Distributed TensorFlow with other servers."""
-    yield f"| changed | {' | '.join(PRESETS)} |"
-    yield "|---|" + "---|" * len(PRESETS)
+    """Yield the errors of Distributed TensorFlow with variables on the CPU, with other servers."""
+    yield f"| changed | {' | '.join(f'{4 * n} GPUs, {model}' for n in CLUSTERS.values() for model in PRESETS)} |"
+    yield "|---|" + "---|" * len(CLUSTERS) * len(PRESETS)
     for name, change in SERVER_KNOBS.items():
-        rates = (images_per_s(change(parameter_servers(model)), gpus_per_rank=4) for model in PRESETS)
-        yield f"| {name} | {' | '.join(f'{rate:.0f}' for rate in rates)} |"
-    for system in SERVERS_TF:
-        rates = (PUBLISHED["gpus_16"][system][model] for model in PRESETS)
-        yield f"| published: {system} | {' | '.join(f'{rate:.0f}' for rate in rates)} |"
+        errors = (
+            images_per_s(change(parameter_servers(model, SERVERS_TF[1], cluster)), gpus_per_rank=4)
+            / PUBLISHED[cluster][SERVERS_TF[1]][model]
+            - 1
+            for cluster in CLUSTERS
+            for model in PRESETS
+        )
+        yield f"| {name} | {' | '.join(f'{error:+.0%}' for error in errors)} |"
 
 
 def tables() -> dict[str, str]:
     """Return every table of the README by its name there."""
     return {
         "nccl": "\n".join(nccl_table(nccl_rows())),
-        "large": "\n".join(large_table(large_rows())),
+        "large": "\n".join(large_table()),
         "other": "\n".join(other_table(other_rows())),
-        "servers": "\n".join(server_table(server_rows())),
+        "servers": "\n".join(server_table()),
+        "mpi": "\n".join(mpi_table()),
         "tcp": "\n".join(tcp_table()),
         "knobs": "\n".join(knobs_table()),
         "server-knobs": "\n".join(server_knobs_table()),
