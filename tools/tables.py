@@ -198,8 +198,9 @@ FAMILIES: dict[str, list[Family]] = {
     "horovod_scaling": [
         Family("Horovod with NCCL, 16 GPUs, TCP and RDMA, three models", "nccl"),
         Family("the same on 64 GPUs, TCP", "other"),
-        Family("on 128 GPUs, RDMA", "large"),
-        Family("TensorFlow's parameter servers", "servers"),
+        Family("on 128 and 512 GPUs, RDMA", "large"),
+        Family("TensorFlow's parameter servers, 16 and 64 GPUs", "servers"),
+        Family("Horovod with MPI on CPUs, 16 and 64 GPUs", "mpi"),
     ],
     "aws_p3_scaling": [
         Family("16 to 128 V100, from one GPU and one machine", "rates"),
@@ -443,6 +444,7 @@ def trust(_: Path, old: str) -> list[str]:
         "how TensorFlow's parameter servers scale": (
             f"images/s {percent(numbers('horovod_scaling', 'servers', 'error'))}"
         ),
+        "how reduction on CPUs scales": f"images/s {percent(numbers('horovod_scaling', 'mpi', 'error'))}",
         "where a step of a job on GPUs goes, imported from its profiler traces": known.read,
         "who slowed an imported job, when, by how much": known.imported_stragglers,
         "what another schedule gains for an imported job": (
