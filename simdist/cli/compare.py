@@ -109,7 +109,7 @@ def command(
         session.saved += [f"{label} in {kept.path}" for label, key in keys.items() if key in on_disk]
         raise
     rows = [found[schedule.name] for schedule in scenario.schedules]
-    has_ranges = rows[0].step_s_range is not None
+    has_ranges = bool(rows[0].shares)
     title = _title(scenario, reference.name, n_seeds, has_ranges=has_ranges)
     records = [each.document() for each in rows]
     added = [Column(f"{what} add", f"{what}_add_s", form=seconds) for what in rows[0].added_s]
@@ -119,16 +119,18 @@ def command(
     ]
     times = IN_RANGES if has_ranges else (STEP_TIME, SPEEDUP)
     tables = [table_text(title, (*_BEFORE, *times, *_AFTER[:-1], *added, _AFTER[-1]), shown)]
-    causes = inputs.causes(scenario, rows)
-    if causes:
-        tables.append("\n".join(textwrap.fill(f"{each}.", _WIDTH, break_on_hyphens=False) for each in causes))
     if any(each.epochs for each in rows):
         about = "epochs: time, share of it stalled for want of a batch, samples by level"
         tables.append(table_text(about, _EPOCH_COLUMNS, _epoch_records(rows, found[reference.name])))
     if any(each.links_s for each in rows):
         tables.append(links_table([(each.schedule, each.links_s, each.step_s) for each in rows]))
-    document = {"scenario": scenario.name, "baseline": reference.name, "rows": records}
-    session.result(document | ({"causes": causes} if causes else {}), "\n\n".join(tables))
+    document: dict[str, object] = {"scenario": scenario.name, "baseline": reference.name, "rows": records}
+    if has_ranges:
+        from simdist.studies.uncertainty import causes
+
+        document["causes"] = sentences = causes(scenario, {each.schedule: each.shares for each in rows})
+        tables += [textwrap.fill(f"{each}.", _WIDTH, break_on_hyphens=False) for each in sentences]
+    session.result(document, "\n\n".join(tables))
     if plot:
         from simdist.report import speedup_figure
 

@@ -18,7 +18,7 @@ from simdist.scenario.unused_settings import warnings_of
 from simdist.schedules import Schedule
 from simdist.settings.base import nearest, shown
 from simdist.settings.units import format_share
-from simdist.studies.comparison import Row, find_label
+from simdist.studies.comparison import find_label
 
 if TYPE_CHECKING:
     from simdist.cost.traffic import Traffic
@@ -186,15 +186,6 @@ def planned(
         with naming(name):
             built = build(scenario, schedule)
         yield PlannedSchedule(scenario, schedule, built.plan, built.costs, drawn, None, path)
-
-
-def causes(scenario: Scenario, rows: Sequence[Row]) -> list[str]:
-    """Say what would narrow the intervals of schedules most, if something is uncertain."""
-    if not any(row.shares for row in rows):
-        return []
-    from simdist.studies import uncertainty
-
-    return uncertainty.causes(uncertainty.quantities(scenario), {row.schedule: row.shares for row in rows})
 
 
 def synchronous(schedules: Sequence[tuple[str, str]]) -> int:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self, final
+from typing import Annotated, Literal, Self, final
 
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError, model_validator
@@ -22,9 +22,6 @@ from simdist.runs.building import Built
 from simdist.scenario import Scenario
 from simdist.studies.comparison import EpochMeans, Row, ScheduleTimes
 from simdist.traces.breakdown import STATES
-
-if TYPE_CHECKING:
-    from simdist.studies.uncertainty import DrawnTimes
 
 _SAMPLES = {"step", *STATES}
 _ADD = " add"  # after the name of what adds to a step: a sample of its own
@@ -52,8 +49,6 @@ class _Record(BaseModel, strict=True, allow_inf_nan=False):
             raise ValueError("other samples")
         if not all(self.samples["step"]) or len({"epochs", "staging_s"} & self.model_fields_set) == 1:
             raise ValueError("no times")
-        if self.drawn and ([*self.drawn][:2] != ["step", "stated"] or len({*map(len, self.drawn.values())}) > 1):
-            raise ValueError("other draws")
         if any(tuple(epoch.hits) != LEVELS for epoch in self.epochs):
             raise ValueError("other levels")
         return self
@@ -111,7 +106,8 @@ class KeptSchedules:
         step_s, epochs = samples.pop("step"), tuple(record.epochs)
         added_s = {what: samples.pop(f"{what}{_ADD}") for what in record.added_s}
         ends = record.staging_s, added_s, record.links_s
-        return ScheduleTimes(record.schedule, record.engine, step_s, samples, epochs, *ends, _drawn(record.drawn))
+        drawn = {name: np.array(values) for name, values in record.drawn.items()}
+        return ScheduleTimes(record.schedule, record.engine, step_s, samples, epochs, *ends, drawn)
 
     def append(self, key: str, scenario: Scenario, baseline: str, row: Row, measured: ScheduleTimes) -> None:
         """Save a measured schedule, if schedules are kept.
@@ -131,21 +127,11 @@ class KeptSchedules:
             "samples": {name: values.tolist() for name, values in samples.items()},
         }
         if measured.drawn:
-            drawn = {"step": measured.drawn.step_s, "stated": measured.drawn.stated_s, **measured.drawn.places}
-            record["drawn"] = {name: values.tolist() for name, values in drawn.items()}
+            record["drawn"] = {name: values.tolist() for name, values in measured.drawn.items()}
         with naming_file(self.path), self.path.open("ab") as file:
             file.write(b"\n" + json.dumps(record).encode())
             file.flush()
             os.fsync(file.fileno())
-
-
-def _drawn(kept: dict[str, list[float]]) -> "DrawnTimes | None":
-    if not kept:
-        return None
-    from simdist.studies.uncertainty import DrawnTimes
-
-    step_s, stated_s, *places = (np.array(values) for values in kept.values())
-    return DrawnTimes(step_s, stated_s, dict(zip([*kept][2:], places, strict=True)))
 
 
 def _record(line: bytes) -> _Record | None:

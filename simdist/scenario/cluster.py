@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, model_validator
 
 from simdist.plan.group import MAX_WORLD_SIZE
 from simdist.scenario.link import Link
@@ -196,9 +196,9 @@ class Cluster(Settings):
     uncertain: dict[str, Range] = Field(default_factory=dict, exclude_if=lambda ranges: not ranges)
 
     @model_validator(mode="after")
-    def _check(self, info: ValidationInfo) -> Self:
+    def _check(self) -> Self:
         refuse("Cluster", self._faults())
-        check_ranges(self, self.uncertain, info)
+        check_ranges(self, self.uncertain)
         return self
 
     @property

@@ -396,8 +396,8 @@ class Scenario(Settings):
         return value
 
     @model_validator(mode="after")
-    def _check_ranges(self, info: ValidationInfo) -> Self:
-        check_ranges(self, self.uncertain, info)
+    def _check_ranges(self) -> Self:
+        check_ranges(self, self.uncertain)
         return self
 
     @field_validator("schedules")

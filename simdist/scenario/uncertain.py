@@ -1,9 +1,9 @@
 """Ranges of quantities that nobody measured, and what is wrong with one."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
-from pydantic import Field, ValidationInfo
+from pydantic import Field
 
 from simdist.scenario.strict_yaml import path_text
 from simdist.settings.base import Fault, Settings, refuse, shown
@@ -15,7 +15,7 @@ class Range(Settings):
     """Range of a quantity that was not measured: any value in it is as likely as any other.
 
     Args:
-        from_: Its lower end, as the quantity is written: `40%`, `20 us`; in Python also a number in SI units.
+        from_: Its lower end, as the quantity is written in a file: `40%`, `20 us`.
         to: Its upper end.
         source: Where the ends are from.
         measure: Which measurement would tell the value.
@@ -27,35 +27,23 @@ class Range(Settings):
     measure: str = ""
 
 
-def check_ranges(settings: Settings, ranges: dict[str, Range], info: ValidationInfo) -> None:
-    """Refuse ranges of what is no number of some settings, and give the ends of the others their units.
+def check_ranges(settings: Settings, ranges: Mapping[str, Range]) -> None:
+    """Refuse ranges of what is no number of some settings.
 
     Args:
         settings: A cluster, or a scenario, otherwise valid.
         ranges: Its `uncertain`, by path.
-        info: Of the validation: numbers without unit are SI only in Python.
 
     Raises:
         ValidationError: A path leads to no number that could be measured, or a range is none of it.
     """
     faults: list[Fault] = []
-    for text, written in ranges.items():
+    for text, each in ranges.items():
         try:
-            ranges[text] = each = written if info.context else _in_words(settings, text, written)
             faults += [(("uncertain", text, *below), message) for below, message in _faults(settings, text, each)]
         except ValueError as error:
             faults.append((("uncertain", text), str(error)))
     refuse("uncertain", faults)
-
-
-def _in_words(settings: Settings, text: str, written: Range) -> Range:
-    """Return a range whose ends have units."""
-    from simdist.scenario.fields import find_field, parse_path
-
-    field = find_field(settings, parse_path(text))
-    ends = {name: getattr(written, name) for name in ("from_", "to")}
-    texts = {name: field.text(end) for name, end in ends.items() if not isinstance(end, str)}
-    return written.model_copy(update=texts)
 
 
 def _faults(settings: Settings, text: str, written: Range) -> Iterator[Fault]:

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from simdist.studies.epochs import Epochs
-    from simdist.studies.uncertainty import DrawnTimes
 
 
 #: Called with a schedule's label, rank-steps done and rank-steps in all.
@@ -35,7 +34,8 @@ Progress = Callable[[str, int, int], None]
 Draw = Callable[[Sequence[int]], DelaySource]
 
 _OF_EPOCHS, _OF_SOME = ("epochs", "staging_s"), ("added_s", "links_s", "shares")
-_RANGES = ("step_s_range", "speedup_range")
+_ENDS = ("step_s_lo", "step_s_hi", "speedup_lo", "speedup_hi")
+_TIMES = ("step", "stated")  # of draws
 _MOST_KEPT_VALUES = 2**23  # delays: 64 MiB
 _BATCH_VALUES = 16_384  # ranks x seeds whose vectors stay in a core's cache
 
@@ -72,7 +72,8 @@ class ScheduleTimes:
             `[n_seeds]`, if that was measured.
         links_s: Of links that misbehave, the seconds per step for which each held ranks up, averaged over ranks and
             seeds; they are part of `comm` and `io`.
-        drawn: Under draws of what is uncertain, if something is and that was measured.
+        drawn: If something is uncertain, and that was measured, of each draw, `[n_draws]`: `step`, its seconds per
+            step; `stated`, those of the same seed as stated; and by path its place in the range of a quantity, 0 to 1.
     """
 
     label: str
@@ -83,14 +84,14 @@ class ScheduleTimes:
     staging_s: float = 0.0
     added_s: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     links_s: dict[str, float] = field(default_factory=dict)
-    drawn: "DrawnTimes | None" = None
+    drawn: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
     def divided(self, n_parts: int) -> "ScheduleTimes":
         """Return seconds per part of a step, such as a micro-batch, in place of those per step."""
         states_s = {state: seconds / n_parts for state, seconds in self.states_s.items()}
         added_s = {what: seconds / n_parts for what, seconds in self.added_s.items()}
         links_s = {name: seconds / n_parts for name, seconds in self.links_s.items()}
-        drawn = self.drawn and self.drawn.divided(n_parts)
+        drawn = {name: values / (n_parts if name in _TIMES else 1) for name, values in self.drawn.items()}
         step_s = self.step_s / n_parts
         return replace(self, step_s=step_s, states_s=states_s, added_s=added_s, links_s=links_s, drawn=drawn)
 
@@ -105,9 +106,9 @@ class Row:
     `links_s` are the seconds of `comm_s` and `io_s` for which each link that misbehaved held ranks up; that others then
     wait for these ranks is not in them.
 
-    Only where something is `uncertain` there are ranges, in which the truth lies with 95 %: what the seeds and what the
-    uncertain quantities leave open together. `shares` is the share of the variance of the speed-up, or of the
-    baseline's step time, that each of them makes alone; see `simdist.studies.uncertainty`.
+    Only where something is `uncertain` there are `lo` and `hi`, between which the truth lies with 95 %: what the seeds
+    and what the uncertain quantities leave open together. `shares` is the share of the variance of the speed-up, or of
+    the baseline's step time, that each of them makes alone; see `simdist.studies.uncertainty`.
     """
 
     schedule: str
@@ -126,8 +127,10 @@ class Row:
     staging_s: float = 0.0
     added_s: dict[str, float] = field(default_factory=dict)
     links_s: dict[str, float] = field(default_factory=dict)
-    step_s_range: tuple[float, float] | None = None
-    speedup_range: tuple[float, float] | None = None
+    step_s_lo: float | None = None
+    step_s_hi: float | None = None
+    speedup_lo: float | None = None
+    speedup_hi: float | None = None
     shares: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -138,13 +141,9 @@ class Row:
 
     def document(self) -> dict[str, object]:
         """Return the line as JSON has it: a key per attribute; of epochs, links and the like only if there are."""
-        left_out = {*(() if self.epochs else _OF_EPOCHS), *(key for key in _OF_SOME if not getattr(self, key))}
-        ends = {
-            f"{key.removesuffix('_range')}_{end}": value
-            for key in _RANGES
-            for end, value in zip(("lo", "hi"), getattr(self, key) or (), strict=False)
-        }
-        return {key: value for key, value in asdict(self).items() if key not in (*left_out, *_RANGES)} | ends
+        some = (key for key in (*_OF_SOME, *_ENDS) if not getattr(self, key))
+        left_out = {*(() if self.epochs else _OF_EPOCHS), *some}
+        return {key: value for key, value in asdict(self).items() if key not in left_out}
 
 
 def compare(
@@ -333,7 +332,8 @@ def with_draws(
 
     step_s = choose_engine(engine, by_fast=by_fast, by_des=one_by_one)
     by_name = {each.name: at for each, at in places.items()}
-    return replace(measured, drawn=uncertainty.DrawnTimes(np.array(step_s), measured.step_s[numbers], by_name))
+    times = zip(_TIMES, (np.array(step_s), measured.step_s[numbers]), strict=True)
+    return replace(measured, drawn={**dict(times), **by_name})
 
 
 def _priced(drawn: Scenario, scenario: Scenario, built: Built) -> Built:
@@ -498,13 +498,15 @@ def row(measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
 
 def with_ranges(found: Row, measured: ScheduleTimes, baseline: ScheduleTimes) -> Row:
     """Return a line with the intervals that its own, of the seeds, and draws of what is uncertain make together."""
-    ours, theirs = measured.drawn, baseline.drawn
-    if ours is None or theirs is None:
+    if not (measured.drawn and baseline.drawn):
         return found
     from simdist.studies.uncertainty import spread
 
-    of_step = spread(found.step_s, ours.step_s - ours.stated_s, found.step_s_ci95, ours.places)
-    changes = theirs.step_s / ours.step_s - theirs.stated_s / ours.stated_s
-    of_speedup = spread(found.speedup, changes, found.speedup_ci95, ours.places)
-    shares = (of_step if measured is baseline else of_speedup).shares
-    return replace(found, step_s_range=of_step.interval, speedup_range=of_speedup.interval, shares=shares)
+    places = {name: at for name, at in measured.drawn.items() if name not in _TIMES}
+    ours_s, theirs_s = (each.drawn["step"] for each in (measured, baseline))
+    changes_s = ours_s - measured.drawn["stated"]
+    changes = theirs_s / ours_s - baseline.drawn["stated"] / measured.drawn["stated"]
+    of_step, shares = spread(found.step_s, changes_s, found.step_s_ci95, places)
+    of_speedup, its_shares = spread(found.speedup, changes, found.speedup_ci95, places)
+    ends: dict[str, Any] = dict(zip(_ENDS, (*of_step, *of_speedup), strict=True))
+    return replace(found, **ends, shares=shares if measured is baseline else its_shares)

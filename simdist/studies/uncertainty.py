@@ -18,7 +18,7 @@ Source:
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
@@ -33,7 +33,7 @@ from simdist.scenario.uncertain import Range
 from simdist.studies.statistics import NORMAL_QUANTILE, Interval, Samples
 
 N_DRAWS = 40
-#: In `shares`: what seeds leave open, which more of them would tell.
+#: Among the causes: what seeds leave open, which more of them would tell.
 CHANCE = "seeds"
 
 _TAIL = 0.025
@@ -59,14 +59,10 @@ class Quantity:
 
     @property
     def in_words(self) -> str:
-        """Its path, and its range with the source."""
+        """Its path, its range with the source, and what to measure."""
         source = f", {self.written.source}" if self.written.source else ""
-        return f"{self.name} ({self.written.from_} to {self.written.to}{source})"
-
-    @property
-    def remedy(self) -> str:
-        """What to do to know it better."""
-        return f"measure {self.written.measure or 'it'}"
+        ends = f"{self.written.from_} to {self.written.to}{source}"
+        return f"{self.name} ({ends}): measure {self.written.measure or 'it'}"
 
 
 def quantities(scenario: Scenario) -> tuple[Quantity, ...]:
@@ -96,47 +92,18 @@ def drawn(scenario: Scenario, at: Mapping[Quantity, float]) -> Scenario:
     return scenario
 
 
-@dataclass(frozen=True)
-class DrawnTimes:
-    """Step times of one schedule under draws of what is uncertain.
+def spread(
+    center: float, changes: Samples, chance: Interval | None, places: Mapping[str, Samples]
+) -> tuple[Interval, dict[str, float]]:
+    """Return the interval in which a result lies with 95 %, and the share of its variance that is from each cause.
 
-    Args:
-        step_s: Seconds per step of each draw, `[n_draws]`.
-        stated_s: Seconds per step with the same seeds, everything as stated, `[n_draws]`.
-        places: Where each draw lies in the range of a quantity, from 0 to 1: name -> `[n_draws]`.
-    """
-
-    step_s: Samples
-    stated_s: Samples
-    places: Mapping[str, Samples]
-
-    def divided(self, n_parts: int) -> "DrawnTimes":
-        """Return seconds per part of a step."""
-        return DrawnTimes(self.step_s / n_parts, self.stated_s / n_parts, self.places)
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """How sure a result is.
-
-    Args:
-        interval: The truth is in it with 95 %.
-        shares: Share of the variance that is from each quantity alone, by name, and from `CHANCE`; what is left of 1 is
-            from several together.
-    """
-
-    interval: Interval
-    shares: dict[str, float]
-
-
-def spread(center: float, changes: Samples, chance: Interval | None, places: Mapping[str, Samples]) -> Spread:
-    """Return how sure a result is.
+    What is left of the shares of all quantities, by name, and of `CHANCE`, is from several quantities together.
 
     Args:
         center: The result as stated.
         changes: What each draw adds to it, `[n_draws]`.
         chance: Its 95 % interval over seeds, if there is one.
-        places: As of `DrawnTimes`.
+        places: Where each draw lies in the range of a quantity, from 0 to 1: name -> `[n_draws]`.
     """
     half = (chance[1] - chance[0]) / 2 if chance else 0.0
     n_draws = len(changes)
@@ -145,7 +112,7 @@ def spread(center: float, changes: Samples, chance: Interval | None, places: Map
     low, high = (center + np.quantile(sums, [tail, 1 - tail], method="hazen")).tolist()
     parts = _parts(changes, places) | {CHANCE: (half / NORMAL_QUANTILE) ** 2}
     total = sum(parts.values())
-    return Spread((low, high), {name: part / total for name, part in parts.items() if name} if total else {})
+    return (low, high), {name: part / total for name, part in parts.items() if name} if total else {}
 
 
 @cache
@@ -163,27 +130,25 @@ def _parts(changes: Samples, places: Mapping[str, Samples]) -> dict[str, float]:
     return found | {"": float((changes - parts.sum(axis=0)).var())}
 
 
-def causes(found: Sequence[Quantity], shares_of: Mapping[str, Mapping[str, float]]) -> list[str]:
+def causes(scenario: Scenario, shares_of: Mapping[str, Mapping[str, float]]) -> list[str]:
     """Say which measurement would narrow the intervals of schedules most, a sentence for each.
 
     Args:
-        found: What is uncertain.
-        shares_of: Label of a schedule -> shares of its variance, as of `Spread`.
+        scenario: That they are of.
+        shares_of: Label of a schedule -> shares of its variance, as of `spread`.
     """
     by_cause: dict[str, dict[str, float]] = {}
     for label, shares in shares_of.items():
         if shares:
             cause = max(shares, key=lambda name: shares[name])
             by_cause.setdefault(cause, {})[label] = shares[cause]
-    known = {each.name: each for each in found}
-    return [_sentence(known.get(cause), labels) for cause, labels in by_cause.items()]
+    known = {each.name: each.in_words for each in quantities(scenario)} | {CHANCE: "chance: write more seeds"}
+    return [_sentence(known[cause], labels) for cause, labels in by_cause.items()]
 
 
-def _sentence(cause: Quantity | None, share_of: Mapping[str, float]) -> str:
+def _sentence(cause: str, share_of: Mapping[str, float]) -> str:
     low, high = (f"{100 * share:.0f}" for share in (min(share_of.values()), max(share_of.values())))
     amount = "most of" if min(share_of.values()) > _MOST else "the largest part of"
     share = low if low == high else f"{low} to {high}"
-    intervals = f"{amount} the interval{'s' * (len(share_of) > 1)} of {', '.join(share_of)} ({share} % of the variance)"
-    if cause is None:
-        return f"{intervals} is from chance: write more seeds"
-    return f"{intervals} is from {cause.in_words}: {cause.remedy}"
+    intervals = f"{amount} the interval{'s' * (len(share_of) > 1)} of {', '.join(share_of)}"
+    return f"{intervals} ({share} % of the variance) is from {cause}"
