@@ -10,7 +10,7 @@ import click
 
 from simdist.cli import common, inputs
 from simdist.cli.kept import KeptSchedules
-from simdist.cli.tables import STEP_TIME, Column, count, factor_with_interval, table_text
+from simdist.cli.tables import IN_RANGES, STEP_TIME, Column, count, factor_with_interval, table_text
 from simdist.cli.where import facts_record, facts_text, not_compared
 from simdist.errors import ScenarioError
 from simdist.runs.building import Built, dataset
@@ -251,7 +251,11 @@ def _with_finalists(scenario: Scenario, tuned: Tuned) -> Scenario:
 def _text(tuned: Tuned, rows: Sequence[_Record]) -> str:
     """Return the finalists, the verdict, and the winner as a scenario has it."""
     verdict = tuned.verdict
-    table = table_text(_title(tuned), _COLUMNS if tuned.per == "step" else _OF_PASSES, rows)
+    columns: Sequence[Column] = _COLUMNS if tuned.per == "step" else _OF_PASSES
+    if verdict.best.row.shares:
+        in_ranges = {each.keys[0]: each for each in IN_RANGES}
+        columns = [in_ranges.get(each.keys[0], each) for each in columns]
+    table = table_text(_title(tuned), columns, rows)
     lines = [table, "", f"{verdict.sentence}.", *(f"  {reason}." for reason in verdict.reasons)]
     if verdict.winner:
         lines += ["", "schedules:", f"  {entry(verdict.winner.schedule)}"]
@@ -272,6 +276,8 @@ def _title(tuned: Tuned) -> str:
     again = f"finalists again with {n_seeds} other seed{'s' * (n_seeds > 1)}; " if scenario.is_random else ""
     about = f"{scenario.name}: {scenario.cluster.world_size:,} ranks, runs of {scenario.steps:,} steps or a few more"
     title = f"{about}; {tried}; {again}speed-up over {baseline.schedule.name}"
+    if tuned.verdict.best.row.shares:
+        return f"{title}, in brackets: 95 % intervals"
     if n_seeds == 1:
         return title
     recording = tuned.runs.recording

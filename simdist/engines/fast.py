@@ -125,7 +125,7 @@ def _prices(plan: Plan, costs: Sequence[Costs], n_seeds: int) -> dict[Op, Price]
         match cost:
             case Local():
                 prices[op] = _alone_s(op, costs)
-            case Shared() if contention.knows(op):
+            case Shared() if op in contention.uses:
                 seconds, check = contention.seconds(op), partial(contention.check, op)
                 prices[op] = GroupMeeting.of(cost.group, plan.world_size, n_seeds, seconds=seconds, check=check)
             case Shared():
@@ -146,10 +146,9 @@ def _alone_s(op: Op, costs: Sequence[Costs]) -> float | Times:
 
 def _side_by_side(seconds: Sequence[float | Times]) -> float | Times:
     """Return the seconds of every price list in a column of its own, `[n or 1, n_lists]`; of equal ones, the first."""
-    columns = np.broadcast_arrays(*map(np.atleast_1d, seconds)) if len(seconds) > 1 else []
-    if all(np.array_equal(columns[0], each) for each in columns):
+    if all(np.array_equal(seconds[0], each) for each in seconds[1:]):
         return seconds[0]
-    return np.stack(columns, axis=1)
+    return np.stack(np.broadcast_arrays(*map(np.atleast_1d, seconds)), axis=1)
 
 
 def _refuse_disturbed(costs: Costs) -> None:
@@ -170,15 +169,11 @@ class _Contention:
 
     def __init__(self, costs: Sequence[Costs], n_seeds: int) -> None:
         self._busy_s = np.zeros((len(costs[0].capacity_Bps), n_seeds))
-        self._uses = {op: _Use(op, costs) for op in frozenset[Op]().union(*(each.contested for each in costs))}
-
-    def knows(self, op: Op) -> bool:
-        """Tell whether the transfers of an operation may want such resources."""
-        return op in self._uses
+        self.uses = {op: _Use(op, costs) for op in frozenset[Op]().union(*(each.contested for each in costs))}
 
     def seconds(self, op: Op) -> float | Times:
         """Return what the transfers of an operation take when they start together, `[n_groups]` or with seeds."""
-        return self._uses[op].seconds
+        return self.uses[op].seconds
 
     def check(self, op: Op, start_s: Times, end_s: Times, step: int) -> None:
         """Take the resources of an operation's transfers.
@@ -192,7 +187,7 @@ class _Contention:
         Raises:
             UnsupportedError: They do not start together, or somebody else is on a resource.
         """
-        use = self._uses[op]
+        use = self.uses[op]
         if (start_s != start_s[use.leader]).any():
             raise UnsupportedError(
                 f"{plans.op_text(op)} at step {step}: groups share a link and start at different times; the fast "

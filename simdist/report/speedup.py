@@ -66,9 +66,9 @@ def speedup_figure(rows: Sequence[Row], *, title: str, published: Mapping[str, f
 def _draw_speedups(axes: "Axes", rows: Sequence[Row], published: Mapping[str, float]) -> None:
     places = range(len(rows))
     speedups = [row.speedup for row in rows]
-    intervals = [row.speedup_ci95 or (row.speedup, row.speedup) for row in rows]
+    intervals = [row.speedup_range or row.speedup_ci95 or (row.speedup, row.speedup) for row in rows]
     whiskers = np.abs(np.transpose(intervals) - speedups)
-    has_whiskers = any(row.speedup_ci95 for row in rows)
+    has_whiskers = any(row.speedup_range or row.speedup_ci95 for row in rows)
     colors = [GREY if speedup == 1 else BLUE for speedup in speedups]
     axes.barh(places, speedups, height=0.62, color=colors)
     if has_whiskers:
@@ -80,10 +80,12 @@ def _draw_speedups(axes: "Axes", rows: Sequence[Row], published: Mapping[str, fl
         axes.plot(values, marked, "D", color=ORANGE, markeredgecolor=BLACK, markersize=6.5, label="published")
     for place, row in zip(places, rows, strict=True):
         _note(axes, place, _speedup_text(row))
-    axes.set_xlabel(_baseline_text(rows) + (", 95 % interval over seeds" if has_whiskers else ""))
+    axes.set_xlabel(_baseline_text(rows) + ((", 95 % interval" + " over seeds" * (not rows[0].shares)) * has_whiskers))
 
 
 def _speedup_text(row: Row) -> str:
+    if row.speedup_range and row.speedup != 1:
+        return f"{row.speedup:.2f} ({row.speedup_range[0]:.2f}-{row.speedup_range[1]:.2f})"
     if row.speedup == 1 or row.speedup_ci95 is None:
         return f"{row.speedup:.2f}"
     return f"{row.speedup:.2f} ± {(row.speedup_ci95[1] - row.speedup_ci95[0]) / 2:.2f}"

@@ -3,6 +3,8 @@
 import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from simdist.report.figures import literal_text, shortened, tidy
 from simdist.report.palette import BLACK, BLUE, GREY, VERMILLION, time_unit
 from simdist.tune.evaluating import Finalist
@@ -51,8 +53,8 @@ def _draw_finalists(axes: "Axes", shown: list[Finalist], scale: float) -> None:
     )
     for label, marker, color, found in groups:
         if found:
-            halves, name = [_half_s(each) * scale for each in found], f"{label}, fresh seeds"
-            axes.errorbar(*_points(found, scale), yerr=halves, fmt=marker, color=color, capsize=3, label=name)
+            reaches, name = np.transpose([_reach_s(each) for each in found]) * scale, f"{label}, fresh seeds"
+            axes.errorbar(*_points(found, scale), yerr=reaches, fmt=marker, color=color, capsize=3, label=name)
     for each in shown:
         if each.on_front or each.is_baseline:
             place = (each.facts.global_gap, each.row.step_s * scale)
@@ -65,9 +67,11 @@ def _points(finalists: list[Finalist], scale: float) -> tuple[list[float], list[
     return [each.facts.global_gap for each in finalists], [each.row.step_s * scale for each in finalists]
 
 
-def _half_s(finalist: Finalist) -> float:
-    interval_s = finalist.row.step_s_ci95
-    return (interval_s[1] - interval_s[0]) / 2 if interval_s else 0.0
+def _reach_s(finalist: Finalist) -> tuple[float, float]:
+    """Return how far the interval of a step reaches below it, and above."""
+    row = finalist.row
+    low_s, high_s = row.step_s_range or row.step_s_ci95 or (row.step_s, row.step_s)
+    return max(0.0, row.step_s - low_s), max(0.0, high_s - row.step_s)
 
 
 def _label(axes: "Axes", gaps: list[int], unit: str, per: str) -> None:

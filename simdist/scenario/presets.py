@@ -120,25 +120,24 @@ def _merged(base: dict[str, object], overrides: dict[str, object]) -> dict[str, 
     if "efficiency" in overrides and not isinstance(overrides["efficiency"], dict):
         replaced.add("transport")  # it chose from several; now there is one
     merged = {key: item for key, item in base.items() if key not in replaced}
-    if isinstance(ranges := base.get("uncertain"), dict):  # who states a value has measured it
-        merged["uncertain"] = {path: each for path, each in ranges.items() if not _states(overrides, path)}
     for key, item in overrides.items():
         below = merged.get(key)
         merged[key] = _merged(below, item) if isinstance(below, dict) and isinstance(item, dict) else item
+    ranges, own = base.get("uncertain"), overrides.get("uncertain", {})
+    if isinstance(ranges, dict) and isinstance(own, dict):  # who states another value has measured it
+        merged["uncertain"] = {
+            path: each for path, each in ranges.items() if _at(merged, path) == _at(base, path)
+        } | own
     return merged
 
 
-def _states(overrides: object, path: str) -> bool:
-    """Tell whether a value stands at a path, or in place of what is above it."""
+def _at(tree: object, path: str) -> object:
+    """Return what stands at a path; None where nothing does."""
     from simdist.scenario.fields import parse_path
 
     for key in parse_path(path):
-        if not isinstance(overrides, dict) or "table" in overrides:
-            return True
-        if key not in overrides:
-            return False
-        overrides = overrides[key]
-    return True
+        tree = tree.get(key) if isinstance(tree, dict) else None
+    return tree
 
 
 def _folder(kind: Kind) -> Path:

@@ -1,5 +1,6 @@
-"""Settings that have no effect in a scenario."""
+"""Settings that have no effect in a scenario, and those that it should have."""
 
+import math
 from collections.abc import Iterator
 
 from simdist.scenario.cluster import Cluster
@@ -14,7 +15,16 @@ from simdist.settings.units import format_nbytes
 
 def warnings_of(scenario: Scenario) -> tuple[str, ...]:
     """Return the doubts of a scenario, and the settings that have no effect in it, a sentence each."""
-    return (*scenario.doubts, *_unused_settings(scenario))
+    return (*scenario.doubts, *_unstated_settings(scenario), *_unused_settings(scenario))
+
+
+def _unstated_settings(scenario: Scenario) -> Iterator[str]:
+    cluster, network = scenario.cluster, scenario.cluster.network
+    if cluster.nodes > 1 and network.bandwidth_Bps < math.inf and "efficiency" not in network.model_fields_set:
+        yield (
+            "cluster.network.efficiency is not stated, and so 1; 0.38 (TCP, nccl#398) to 0.96 (RDMA, nccl-tests#119) "
+            "were measured: write it, or a range beside it in cluster.uncertain"
+        )
 
 
 def _unused_settings(scenario: Scenario) -> Iterator[str]:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost import compute_s
 from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast
 from simdist.errors import ScenarioError, UnsupportedError
 from simdist.runs.building import Built, build, delay_sampler, job, price_of, traffic
@@ -34,7 +33,7 @@ Progress = Callable[[str, int, int], None]
 Draw = Callable[[Sequence[int]], DelaySource]
 
 _OF_EPOCHS, _OF_SOME = ("epochs", "staging_s"), ("added_s", "links_s", "shares")
-_ENDS = ("step_s_lo", "step_s_hi", "speedup_lo", "speedup_hi")
+_RANGES = ("step_s", "speedup")
 _TIMES = ("step", "stated")  # of draws
 _MOST_KEPT_VALUES = 2**23  # delays: 64 MiB
 _BATCH_VALUES = 16_384  # ranks x seeds whose vectors stay in a core's cache
@@ -106,9 +105,9 @@ class Row:
     `links_s` are the seconds of `comm_s` and `io_s` for which each link that misbehaved held ranks up; that others then
     wait for these ranks is not in them.
 
-    Only where something is `uncertain` there are `lo` and `hi`, between which the truth lies with 95 %: what the seeds
-    and what the uncertain quantities leave open together. `shares` is the share of the variance of the speed-up, or of
-    the baseline's step time, that each of them makes alone; see `simdist.studies.uncertainty`.
+    Only where something is `uncertain` there are ranges, in which the truth lies with 95 %: what the seeds and what the
+    uncertain quantities leave open together; in JSON their ends are `step_s_lo` and so on. `shares` is the share of the
+    variance of the speed-up, or of the baseline's step time, that each makes alone: see `simdist.studies.uncertainty`.
     """
 
     schedule: str
@@ -127,10 +126,8 @@ class Row:
     staging_s: float = 0.0
     added_s: dict[str, float] = field(default_factory=dict)
     links_s: dict[str, float] = field(default_factory=dict)
-    step_s_lo: float | None = None
-    step_s_hi: float | None = None
-    speedup_lo: float | None = None
-    speedup_hi: float | None = None
+    step_s_range: tuple[float, float] | None = None
+    speedup_range: tuple[float, float] | None = None
     shares: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -141,9 +138,12 @@ class Row:
 
     def document(self) -> dict[str, object]:
         """Return the line as JSON has it: a key per attribute; of epochs, links and the like only if there are."""
-        some = (key for key in (*_OF_SOME, *_ENDS) if not getattr(self, key))
-        left_out = {*(() if self.epochs else _OF_EPOCHS), *some}
-        return {key: value for key, value in asdict(self).items() if key not in left_out}
+        left_out = {*(() if self.epochs else _OF_EPOCHS), *(key for key in _OF_SOME if not getattr(self, key))}
+        found = {key: value for key, value in asdict(self).items() if key not in left_out}
+        for key in _RANGES:
+            if pair := found.pop(f"{key}_range"):
+                found[f"{key}_lo"], found[f"{key}_hi"] = pair
+        return found
 
 
 def compare(
@@ -279,16 +279,11 @@ def measure_with_additions(
         plain = measure(without, build(without, built.schedule), n_seeds=n_seeds, engine=engine, draw=draw)
         added_s[what] = measured.step_s - plain.step_s
     measured = replace(measured, added_s=added_s)
-    return with_draws(scenario, built, measured, progress=progress, draw=draw)
+    return with_draws(scenario, built, measured, progress=progress)
 
 
 def with_draws(
-    scenario: Scenario,
-    built: Built,
-    measured: ScheduleTimes,
-    *,
-    progress: Progress | None = None,
-    draw: Draw | None = None,
+    scenario: Scenario, built: Built, measured: ScheduleTimes, *, progress: Progress | None = None
 ) -> ScheduleTimes:
     """Simulate a schedule also under draws of what is uncertain, if something is.
 
@@ -297,7 +292,6 @@ def with_draws(
         built: The schedule; its plan is built again only where a draw changes it.
         measured: Its times as stated.
         progress: See `Progress`.
-        draw: Gives the delays of seeds.
     """
     if not (scenario.uncertain or scenario.cluster.uncertain):
         return measured
@@ -305,53 +299,38 @@ def with_draws(
 
     found, n_draws = uncertainty.quantities(scenario), uncertainty.N_DRAWS
     places = {each: uncertainty.places(each.name, seed=scenario.seed, n_draws=n_draws) for each in found}
-    scenarios = [uncertainty.drawn(scenario, {each: at[i] for each, at in places.items()}) for i in range(n_draws)]
+    drawn = [uncertainty.drawn(scenario, {each: at[i] for each, at in places.items()}) for i in range(n_draws)]
     numbers = np.arange(n_draws) % len(measured.step_s)
-    seeds = [scenario.seed + int(number) for number in numbers]
-    priced = [_priced(each, scenario, built) for each in scenarios]
+    seeds = (scenario.seed + numbers).tolist()
+    built_again = [_built_again(each, scenario, built) for each in drawn]
     engine: Engine = "des" if measured.engine == "des" else "auto"
 
-    def by_fast() -> list[float]:
-        if any(each.plan is not built.plan for each in priced):
+    def together() -> NDArray[np.float64]:
+        if any(each.plan is not built.plan for each in built_again):
             raise UnsupportedError("draws have other plans")
-        batch, step_s = max(1, _BATCH_VALUES // built.plan.world_size), list[float]()
-        for some in (slice(first, first + batch) for first in range(0, n_draws, batch)):
-            delays = _delays_of_draws(scenario, scenarios[some], seeds[some], draw or partial(delay_sampler, scenario))
-            costs = [each.costs for each in priced[some]]
-            step_s += fast.measure(built.plan, costs, delays, n_seeds=len(costs)).step_s.tolist()
-        return step_s
+        delays = _SideBySide([delay_sampler(each, [seed]) for each, seed in zip(drawn, seeds, strict=True)])
+        return fast.measure(built.plan, [each.costs for each in built_again], delays, n_seeds=n_draws).step_s
 
-    def one_by_one() -> list[float]:
-        step_s = list[float]()
-        for number, (its, each, seed) in enumerate(zip(scenarios, priced, seeds, strict=True)):
-            if progress:
-                progress(f"{built.schedule.name}, uncertain", number, n_draws)
-            one = its.model_copy(update={"seed": seed})
-            step_s += measure(one, each, n_seeds=1, engine=engine).step_s.tolist()
-        return step_s
+    def one_by_one() -> NDArray[np.float64]:
+        runs = (each.model_copy(update={"seed": seed}) for each, seed in zip(drawn, seeds, strict=True))
+        times = (
+            measure(run, each, n_seeds=1, engine=engine, progress=progress)
+            for run, each in zip(runs, built_again, strict=True)
+        )
+        return np.concatenate([each.step_s for each in times])
 
-    step_s = choose_engine(engine, by_fast=by_fast, by_des=one_by_one)
-    by_name = {each.name: at for each, at in places.items()}
-    times = zip(_TIMES, (np.array(step_s), measured.step_s[numbers]), strict=True)
-    return replace(measured, drawn={**dict(times), **by_name})
+    step_s = choose_engine(engine, by_fast=together, by_des=one_by_one)
+    times_s = {"step": step_s, "stated": measured.step_s[numbers]}
+    return replace(measured, drawn=times_s | {each.name: at for each, at in places.items()})
 
 
-def _priced(drawn: Scenario, scenario: Scenario, built: Built) -> Built:
-    """Return a schedule with the prices of a draw, built again if the draw changes its plan."""
+def _built_again(drawn: Scenario, scenario: Scenario, built: Built) -> Built:
+    """Return a schedule with the prices of a draw, and with another plan if the draw changes it."""
     drawn_job, stated_job = job(drawn), job(scenario)
     may_differ = drawn.data != scenario.data or drawn_job.tensor_backward_s != stated_job.tensor_backward_s
     if may_differ and built.schedule.plan(drawn_job).digest() != built.plan.digest():
         return build(drawn, built.schedule)
     return replace(built, costs=price_of(built.plan, drawn))
-
-
-def _delays_of_draws(scenario: Scenario, drawn: Sequence[Scenario], seeds: Sequence[int], draw: Draw) -> DelaySource:
-    stated_s = compute_s(scenario.workload, scenario.cluster)
-    if all(each.delays == scenario.delays for each in drawn) and all(
-        np.array_equal(compute_s(each.workload, each.cluster), stated_s) for each in drawn
-    ):
-        return draw(seeds)
-    return _SideBySide([delay_sampler(each, [seed]) for each, seed in zip(drawn, seeds, strict=True)])
 
 
 class _SideBySide:
@@ -508,5 +487,5 @@ def with_ranges(found: Row, measured: ScheduleTimes, baseline: ScheduleTimes) ->
     changes = theirs_s / ours_s - baseline.drawn["stated"] / measured.drawn["stated"]
     of_step, shares = spread(found.step_s, changes_s, found.step_s_ci95, places)
     of_speedup, its_shares = spread(found.speedup, changes, found.speedup_ci95, places)
-    ends: dict[str, Any] = dict(zip(_ENDS, (*of_step, *of_speedup), strict=True))
-    return replace(found, **ends, shares=shares if measured is baseline else its_shares)
+    shares = shares if measured is baseline else its_shares
+    return replace(found, step_s_range=of_step, speedup_range=of_speedup, shares=shares)

@@ -36,7 +36,8 @@ N_DRAWS = 40
 #: Among the causes: what seeds leave open, which more of them would tell.
 CHANCE = "seeds"
 
-_TAIL = 0.025
+#: Probability of a value below an interval, or above it.
+TAIL = 0.025
 _MOST = 0.5
 _N_NORMAL = 101  # places of the normal distribution that stand for it
 
@@ -107,7 +108,7 @@ def spread(
     """
     half = (chance[1] - chance[0]) / 2 if chance else 0.0
     n_draws = len(changes)
-    tail = _TAIL if len(places) == 1 else (_TAIL * (n_draws + 1) - 0.5) / n_draws
+    tail = TAIL if len(places) == 1 else (TAIL * (n_draws + 1) - 0.5) / n_draws
     sums = np.add.outer(changes, half * _normal()).ravel() if half else changes
     low, high = (center + np.quantile(sums, [tail, 1 - tail], method="hazen")).tolist()
     parts = _parts(changes, places) | {CHANCE: (half / NORMAL_QUANTILE) ** 2}
@@ -144,6 +145,11 @@ def causes(scenario: Scenario, shares_of: Mapping[str, Mapping[str, float]]) -> 
             by_cause.setdefault(cause, {})[label] = shares[cause]
     known = {each.name: each.in_words for each in quantities(scenario)} | {CHANCE: "chance: write more seeds"}
     return [_sentence(known[cause], labels) for cause, labels in by_cause.items()]
+
+
+def main_cause(scenario: Scenario, shares: Mapping[str, float]) -> str:
+    """Return the uncertain quantity that makes most of a variance, and what to measure, in words."""
+    return max(quantities(scenario), key=lambda each: shares.get(each.name, 0.0)).in_words
 
 
 def _sentence(cause: str, share_of: Mapping[str, float]) -> str:

@@ -20,7 +20,7 @@ from simdist.runs.building import Built, build
 from simdist.scenario import Scenario
 from simdist.scenario.checkpoint import CheckpointSettings
 from simdist.schedules import Schedule
-from simdist.studies.comparison import Row, ScheduleTimes, row
+from simdist.studies.comparison import Row, ScheduleTimes, row, with_ranges
 from simdist.studies.resampling import Runs
 from simdist.studies.statistics import widened
 from simdist.tune.candidates import Candidate
@@ -200,16 +200,21 @@ def _row(runs: Runs, one: tuple[Schedule, ScheduleTimes], base: tuple[Schedule, 
     """Return the line of a schedule; its intervals are those of the recording, if there is one."""
     found = row(one[1], base[1])
     if runs.problem(one[0]) or runs.problem(base[0]):
-        return replace(found, step_s_ci95=None, speedup_ci95=None)
+        return replace(row(replace(one[1], drawn={}), base[1]), step_s_ci95=None, speedup_ci95=None)
+    return with_ranges(_with_chance(runs, found, one[0], base[0]), one[1], base[1])
+
+
+def _with_chance(runs: Runs, found: Row, schedule: Schedule, base: Schedule) -> Row:
+    """Return the line of a schedule with the intervals of the recording, and of an import's error."""
     if runs.recording is None:
-        return _with_error(runs, found, is_baseline=one[0] is base[0])
-    factor = math.sqrt(found.seeds) * runs.widening(one[0], base[0])  # from a mean over seeds to a single run
+        return _with_error(runs, found, is_baseline=schedule is base)
+    factor = math.sqrt(found.seeds) * runs.widening(schedule, base)  # from a mean over seeds to a single run
     wide = replace(
         found,
         step_s_ci95=widened(found.step_s, found.step_s_ci95, factor),
         speedup_ci95=widened(found.speedup, found.speedup_ci95, factor),
     )
-    return _with_error(runs, wide, is_baseline=one[0] is base[0])
+    return _with_error(runs, wide, is_baseline=schedule is base)
 
 
 def _with_error(runs: Runs, found: Row, *, is_baseline: bool) -> Row:
@@ -223,7 +228,7 @@ def clearly_faster(runs: Runs, one: Finalist, other: Finalist) -> bool:
     if one.problem or other.problem:
         return False
     compared = _row(runs, (one.schedule, one.measured), (other.schedule, other.measured))
-    return (compared.speedup_ci95 or (compared.speedup,))[0] > 1
+    return (compared.speedup_range or compared.speedup_ci95 or (compared.speedup,))[0] > 1
 
 
 def chosen(runs: Runs, found: Sequence[Finalist], *, baseline: Schedule) -> Finalist:

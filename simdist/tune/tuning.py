@@ -14,7 +14,7 @@ from simdist.runs.building import Built
 from simdist.scenario import Scenario
 from simdist.schedules import Schedule, kinds
 from simdist.studies import comparison
-from simdist.studies.comparison import ScheduleTimes, find_baseline, find_label
+from simdist.studies.comparison import ScheduleTimes, find_baseline, find_label, with_draws
 from simdist.studies.resampling import Runs, longest_period, runs_of
 from simdist.tune.candidates import Candidate, Extras
 from simdist.tune.constraints import Constraints
@@ -115,8 +115,9 @@ def tune(
     """
     per: Literal["step", "micro-batch"] = "micro-batch" if wanted.extras.micro_batches else "step"
 
-    def simulated(its: Scenario, built: Built, n_seeds: int) -> ScheduleTimes:
+    def simulated(its: Scenario, built: Built, n_seeds: int, *, is_drawn: bool = False) -> ScheduleTimes:
         found = (measure or _measure)(its, built, n_seeds)
+        found = with_draws(its, built, found) if is_drawn else found
         return found if per == "step" else found.divided(its.workload.micro_batches)
 
     base, most = baseline_of(scenario, wanted.baseline), max(scenario.steps, _LONGEST_PERIOD)
@@ -147,7 +148,7 @@ def tune(
     def measure_again(its: Scenario, built: Built) -> ScheduleTimes:
         if progress:
             progress(f"fresh seeds: {built.schedule.name}", next(numbers), len(again) + 1)
-        return simulated(its, built, n_seeds)
+        return simulated(its, built, n_seeds, is_drawn=True)
 
     numbers = iter(range(len(again) + 1))
     shown = measure_finalists(fresh, baseline, again, measure_again)

@@ -12,6 +12,7 @@ from simdist.runs.building import simulate
 from simdist.scenario import Scenario, strict_yaml
 from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds
+from simdist.studies.comparison import row
 from simdist.studies.resampling import WORTHWHILE, Runs
 from simdist.traces.waiting import attribute_waiting
 from simdist.tune.constraints import Constraints, broken
@@ -60,6 +61,8 @@ def verdict(runs: Runs, found: Sequence[Finalist], constraints: Constraints) -> 
     faults = broken(baseline.facts, constraints)
     broken_text = (f"{baseline.schedule.name} itself breaks {', '.join(faults)}",) if faults else ()
     sure = best if is_worthwhile(best) else next(filter(is_worthwhile, others), None)
+    if unsure := _dependence(runs.scenario, sure or baseline, found):
+        return Verdict(None, best, unsure, broken_text, "unsure")
     if sure:
         per_sample = " per sample" if sure.micro_batches != baseline.micro_batches else ""
         sentence = f"{named(sure.schedule)} is {_factor(sure)} times as fast as {baseline.schedule.name}{per_sample}"
@@ -80,8 +83,26 @@ def verdict(runs: Runs, found: Sequence[Finalist], constraints: Constraints) -> 
 
 def is_worthwhile(finalist: Finalist) -> bool:
     """Tell whether a schedule is faster than the baseline by 2 %, and its interval is above 1."""
-    speedup, interval = finalist.row.speedup, finalist.row.speedup_ci95
+    speedup, interval = finalist.row.speedup, finalist.row.speedup_range or finalist.row.speedup_ci95
     return speedup >= WORTHWHILE and not finalist.problem and (interval is None or interval[0] > 1)
+
+
+def _dependence(scenario: Scenario, one: Finalist, found: Sequence[Finalist]) -> str | None:
+    """Say which schedules may be better than the best, and on what that depends, if something uncertain decides it."""
+    if one.problem or not one.measured.drawn:
+        return None
+    from simdist.studies.uncertainty import TAIL, main_cause
+
+    ours = one.row.step_s * one.measured.drawn["step"] / one.measured.drawn["stated"]
+    rivals: dict[str, dict[str, float]] = {}
+    for each in found:
+        theirs = each.row.step_s * each.measured.drawn["step"] / each.measured.drawn["stated"]
+        if (ours > WORTHWHILE * theirs).mean() > TAIL:
+            rivals[each.schedule.name] = row(one.measured, each.measured).shares
+    if not rivals:
+        return None
+    names = " or ".join([one.schedule.name, *rivals])
+    return f"{names}: which one depends on {main_cause(scenario, next(iter(rivals.values())))}"
 
 
 def named(schedule: Schedule) -> str:
@@ -102,7 +123,7 @@ def entry(schedule: Schedule) -> str:
 
 
 def _factor(finalist: Finalist) -> str:
-    interval = finalist.row.speedup_ci95
+    interval = finalist.row.speedup_range or finalist.row.speedup_ci95
     return f"{finalist.row.speedup:.2f}" + (f" ({interval[0]:.2f}-{interval[1]:.2f})" if interval else "")
 
 
@@ -176,6 +197,10 @@ def _too_few(runs: Runs, best: Finalist) -> tuple[str, ...]:
     """Say what there should be more of to be sure of a gain, if there seems to be one."""
     if best.row.speedup < WORTHWHILE:
         return ()
+    if best.row.shares:
+        from simdist.studies.uncertainty import causes
+
+        return tuple(causes(runs.scenario, {best.schedule.name: best.row.shares}))
     if runs.recording is None:
         return (f"{best.row.seeds} seeds are too few to be sure of that: write more with --seeds",)
     return (best.problem or f"{runs.recording.n_steps} recorded steps are too few to be sure of that: record more",)

@@ -46,10 +46,10 @@ def test_ends_are_those_of_the_closed_form():
     sync, local = compare(line(), n_seeds=1)
     exact = [0.01 + 0.004 / (0.4 + share * 0.55) for share in (0.975, 0.025)]
     assert sync.step_s == pytest.approx(0.01 + 0.004 / 0.5, rel=1e-12)
-    assert (sync.step_s_lo, sync.step_s_hi) == pytest.approx(exact, rel=1e-3)
+    assert sync.step_s_range == pytest.approx(exact, rel=1e-3)
     speedups = [time / (time - (time - 0.01) / 2) for time in exact]
-    assert (local.speedup_lo, local.speedup_hi) == pytest.approx(speedups, rel=1e-3)
-    assert (sync.speedup_lo, sync.speedup_hi) == (1.0, 1.0)
+    assert local.speedup_range == pytest.approx(speedups, rel=1e-3)
+    assert sync.speedup_range == (1.0, 1.0)
     assert sync.shares == pytest.approx({"cluster.network.efficiency": 1, "seeds": 0}, abs=5e-3)
 
 
@@ -72,10 +72,8 @@ def test_draws_are_the_same_for_all_schedules_and_every_time():
     assert np.array_equal(*(each.drawn["cluster.network.efficiency"] for each in measured))
     # of a speed-up far less is open than of the times that it is made of
     sync, local = one
-    widths = [
-        (high - low) / low for low, high in ((sync.step_s_lo, sync.step_s_hi), (local.speedup_lo, local.speedup_hi))
-    ]
-    assert widths[1] < widths[0] / 1.5
+    (low, high), (low_s, high_s) = local.speedup_range, sync.step_s_range
+    assert high / low - 1 < (high_s / low_s - 1) / 1.5
 
 
 def test_both_engines_draw_alike():
@@ -84,8 +82,8 @@ def test_both_engines_draw_alike():
     by_fast, by_des = (compare(noisy, n_seeds=3, engine=engine) for engine in ("fast", "des"))
     assert [each.engine for each in (*by_fast, *by_des)] == ["fast"] * 2 + ["des"] * 2
     for fast, des in zip(by_fast, by_des, strict=True):
-        for end in ("step_s_lo", "step_s_hi", "speedup_lo", "speedup_hi"):
-            assert getattr(fast, end) == pytest.approx(getattr(des, end), rel=1e-12)
+        assert fast.step_s_range == pytest.approx(des.step_s_range, rel=1e-12)
+        assert fast.speedup_range == pytest.approx(des.speedup_range, rel=1e-12)
 
 
 def test_prices_side_by_side_are_those_of_each_alone():
