@@ -24,6 +24,7 @@ from simdist.engines import Engine
 from simdist.plan import LEVELS
 from simdist.runs.building import build
 from simdist.scenario import Scenario
+from simdist.scenario.unused_settings import unstated
 from simdist.schedules import Schedule
 from simdist.settings.units import format_share
 from simdist.studies.comparison import (
@@ -125,11 +126,14 @@ def command(
     if any(each.links_s for each in rows):
         tables.append(links_table([(each.schedule, each.links_s, each.step_s) for each in rows]))
     document: dict[str, object] = {"scenario": scenario.name, "baseline": reference.name, "rows": records}
+    doubts = unstated(scenario.cluster)
     if has_ranges:
         from simdist.studies.uncertainty import causes
 
-        document["causes"] = sentences = causes(scenario, {each.schedule: each.shares for each in rows})
-        tables += [textwrap.fill(f"{each}.", _WIDTH, break_on_hyphens=False) for each in sentences]
+        doubts += causes(scenario, {each.schedule: each.shares for each in rows})
+    if doubts:
+        document["doubts"] = doubts
+        tables += [textwrap.fill(f"{each}.", _WIDTH, break_on_hyphens=False) for each in doubts]
     session.result(document, "\n\n".join(tables))
     if plot:
         from simdist.report import speedup_figure

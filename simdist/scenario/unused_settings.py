@@ -1,4 +1,4 @@
-"""Settings that have no effect in a scenario, and those that it should have."""
+"""Settings that have no effect in a scenario, and one whose absence has."""
 
 import math
 from collections.abc import Iterator
@@ -12,19 +12,22 @@ from simdist.schedules import GradientSchedule
 from simdist.schedules.job import Policy, uses_disk, uses_memory
 from simdist.settings.units import format_nbytes
 
+_UNSTATED = (
+    "cluster.network.efficiency is not stated, and so 1; 0.38 (TCP, nccl#398) to 0.96 (RDMA, nccl-tests#119) were "
+    "measured: write it, or a range in cluster.uncertain"
+)
+
 
 def warnings_of(scenario: Scenario) -> tuple[str, ...]:
     """Return the doubts of a scenario, and the settings that have no effect in it, a sentence each."""
-    return (*scenario.doubts, *_unstated_settings(scenario), *_unused_settings(scenario))
+    return (*scenario.doubts, *_unused_settings(scenario))
 
 
-def _unstated_settings(scenario: Scenario) -> Iterator[str]:
-    cluster, network = scenario.cluster, scenario.cluster.network
-    if cluster.nodes > 1 and network.bandwidth_Bps < math.inf and "efficiency" not in network.model_fields_set:
-        yield (
-            "cluster.network.efficiency is not stated, and so 1; 0.38 (TCP, nccl#398) to 0.96 (RDMA, nccl-tests#119) "
-            "were measured: write it, or a range beside it in cluster.uncertain"
-        )
+def unstated(cluster: Cluster) -> list[str]:
+    """Say that a link between nodes is taken to reach its line rate because nobody has said what it reaches, if so."""
+    network = cluster.network
+    is_stated = "efficiency" in network.model_fields_set or math.isinf(network.bandwidth_Bps)
+    return [] if is_stated or cluster.nodes == 1 else [_UNSTATED]
 
 
 def _unused_settings(scenario: Scenario) -> Iterator[str]:

@@ -98,7 +98,8 @@ def spread(
 ) -> tuple[Interval, dict[str, float]]:
     """Return the interval in which a result lies with 95 %, and the share of its variance that is from each cause.
 
-    What is left of the shares of all quantities, by name, and of `CHANCE`, is from several quantities together.
+    The result as stated is in it, too. What is left of the shares of all quantities, by name, and of `CHANCE`, is from
+    several quantities together.
 
     Args:
         center: The result as stated.
@@ -113,7 +114,9 @@ def spread(
     low, high = (center + np.quantile(sums, [tail, 1 - tail], method="hazen")).tolist()
     parts = _parts(changes, places) | {CHANCE: (half / NORMAL_QUANTILE) ** 2}
     total = sum(parts.values())
-    return (low, high), {name: part / total for name, part in parts.items() if name} if total else {}
+    return (min(low, center), max(high, center)), {
+        name: part / total for name, part in parts.items() if name
+    } if total else {}
 
 
 @cache

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from simdist.plan import COLLECTIVES, Plan, occurrences
 from simdist.runs.building import simulate
 from simdist.scenario import Scenario, strict_yaml
+from simdist.scenario.unused_settings import unstated
 from simdist.schedules import Schedule
 from simdist.settings.units import format_seconds
 from simdist.studies.comparison import row
@@ -59,21 +60,22 @@ def verdict(runs: Runs, found: Sequence[Finalist], constraints: Constraints) -> 
     others = [each for each in found if not each.is_baseline] or [baseline]
     best = chosen(runs, others, baseline=baseline.schedule)
     faults = broken(baseline.facts, constraints)
-    broken_text = (f"{baseline.schedule.name} itself breaks {', '.join(faults)}",) if faults else ()
+    itself = [f"{baseline.schedule.name} itself breaks {', '.join(faults)}"] if faults else []
+    doubts = (*itself, *unstated(runs.scenario.cluster))
     sure = best if is_worthwhile(best) else next(filter(is_worthwhile, others), None)
     if unsure := _dependence(runs.scenario, sure or baseline, found):
-        return Verdict(None, best, unsure, broken_text, "unsure")
+        return Verdict(None, best, unsure, doubts, "unsure")
     if sure:
         per_sample = " per sample" if sure.micro_batches != baseline.micro_batches else ""
         sentence = f"{named(sure.schedule)} is {_factor(sure)} times as fast as {baseline.schedule.name}{per_sample}"
         doubt = (_doubt(best),) if best.row.speedup > sure.row.speedup else ()
-        reasons = (*broken_text, *doubt, *_ties(runs, sure, found), *_waits(runs, baseline, sure))
+        reasons = (*doubts, *doubt, *_ties(runs, sure, found), *_waits(runs, baseline, sure))
         return Verdict(sure, best, sentence, reasons, "change")
     if runs.scenario.imported and (problem := runs.scenario.imported.problem):
         return Verdict(
             None, best, f"no schedule is recommended: {problem}", (_shares(runs.scenario, baseline),), "unsure"
         )
-    reasons = (*broken_text, *_why_not(runs, baseline, best))
+    reasons = (*doubts, *_why_not(runs, baseline, best))
     if best.row.speedup < WORTHWHILE:
         return Verdict(None, best, f"stay with {baseline.schedule.name}", reasons, "stay")
     return Verdict(

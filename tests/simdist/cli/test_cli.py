@@ -396,7 +396,9 @@ def test_labels_with_dollars_are_drawn(tmp_path, capsys):
 
 def test_compare_prints_what_the_library_computes(small, capsys):
     found = document(capsys, "compare", small, "--seeds", "5")
-    assert found.keys() == {"scenario", "baseline", "rows"}
+    assert found.keys() == {"scenario", "baseline", "rows", "doubts"}
+    (unstated,) = found["doubts"]
+    assert unstated.startswith("cluster.network.efficiency is not stated, and so 1; ")
     assert (found["scenario"], found["baseline"]) == ("small", "sync")
     expected = [row.document() for row in compare(scenario.load(small), n_seeds=5)]
     assert found["rows"] == json.loads(json.dumps(expected))
@@ -423,12 +425,31 @@ def test_single_seed_has_no_interval(small, capsys):
 
 def test_table_is_in_units_of_people(small, capsys):
     out = call(capsys, "compare", small).out
-    title, header, *rows = (line for line in out.splitlines() if line and "─" not in line)
+    title, header, *rows = (line for line in out.split("\n\ncluster.network.efficiency is not")[0].splitlines() if line)
+    rows = rows[1:]
     assert title == "small: 8 ranks, 12 steps, 20 seeds; speed-up over sync, 95 % confidence"
     assert header.split() == ["schedule", "step", "time", "speed-up", *(state[:-2] for state in STATES), "engine"]
     assert [row.split()[0] for row in rows] == LABELS
     assert " ms ± " in rows[0]
     assert " 1.00 " in rows[0]
+
+
+def test_compare_shows_intervals_of_what_is_uncertain_and_what_to_measure(small, tmp_path, capsys):
+    ranges = "network.latency: {from: 10 us, to: 1 ms, source: guessed, measure: a ping}"
+    unsure = write(tmp_path / "unsure.yaml", edited("steps: ", f"uncertain: {{cluster.{ranges}}}\nsteps: "))
+    kept = tmp_path / "kept"
+    out = call(capsys, "compare", unsure, "-o", kept, "--plot", tmp_path / "table.svg").out
+    title, *_ = out.splitlines()
+    assert title.endswith("speed-up over sync, in brackets: 95 % intervals")
+    assert max(map(len, out.splitlines())) <= 120
+    sentence = " ".join(out.split("\n\n")[-1].split())
+    assert "from cluster.network.latency (10 us to 1 ms, guessed): measure a ping." in sentence
+    found = document(capsys, "compare", unsure, "-o", kept)
+    for row in found["rows"]:
+        assert row["step_s_lo"] < row["step_s"] < row["step_s_hi"]
+        assert row["speedup_lo"] <= row["speedup"] <= row["speedup_hi"]
+    expected = [row.document() for row in compare(scenario.load(unsure))]
+    assert found["rows"] == json.loads(json.dumps(expected))  # from rows.jsonl, to the last bit
 
 
 def test_compare_draws_the_table(small, tmp_path, capsys):
