@@ -90,7 +90,7 @@ class Family:
 
     Args:
         what: In words.
-        table: Its name.
+        table: Its name, or those of several of the same columns, with " + " between.
         error: Heading or place of the column of errors, in percent.
         where: Which rows of the table.
         unit: Of the errors.
@@ -106,7 +106,8 @@ class Family:
 
     def column(self, experiment: str, heading: str | int) -> list[str]:
         """Return the cells of a column of its rows that have an error; none if there is no such column."""
-        headings, *body = rows(experiment, self.table)
+        tables = [rows(experiment, name) for name in self.table.split(" + ")]
+        headings, body = tables[0][0], [row for _, *body in tables for row in body]
         error = self.error if isinstance(self.error, int) else headings.index(self.error)
         if isinstance(heading, str) and heading not in headings:
             return []
@@ -173,8 +174,13 @@ class Found:
         )
 
 
-def _is_large(row: list[str]) -> bool:
-    return int(row[0]) >= 64 * 2**20
+def _has_bytes(low: int, high: int) -> Callable[[list[str]], bool]:
+    return lambda row: low <= int(row[0]) < high
+
+
+def _by_size(what: str, tables: str) -> list[Family]:
+    ranges = {"below 64 KiB": (0, 2**16), "64 KiB to 32 MiB": (2**16, 2**25), "32 MiB and more": (2**25, 2**62)}
+    return [Family(f"{what}, {title}", tables, where=_has_bytes(*of)) for title, of in ranges.items()]
 
 
 def _is_dense_on(*gpus: str) -> Callable[[list[str]], bool]:
@@ -213,11 +219,11 @@ FAMILIES: dict[str, list[Family]] = {
         Family("bytes on a network card", "nic"),
     ],
     "nccl_tables": [
-        Family("A100, all-reduce over NVLink, 512 MiB and more", "a100-nvlink", 4, lambda row: int(row[0]) >= 2**29),
-        Family("below", "a100-nvlink", 4, lambda row: int(row[0]) < 2**29),
-        Family("A100, all-reduce over EFA, 8 B on 16 to 64 GPUs", "latency", 3),
-        Family("64 MiB and more", "a100-efa", 4, _is_large),
-        Family("between", "a100-efa", 4, lambda row: 64 < int(row[0]) < 64 * 2**20),
+        *_by_size("all-reduce of 8 H100 or H200 in one machine", "h100 + h200"),
+        *_by_size("of 8 A100 in one machine", "a100 + a100-oci"),
+        *_by_size("of 16 to 32 A100, H100 and B200 over networks", "p4de + a100-oke + p5 + a3mega + b200-4"),
+        Family("on two clusters that carry a third of their like, all sizes", "a100-oci-2 + h100-ib"),
+        Family("of 8 B on 16 to 64 A100 over EFA", "latency"),
     ],
     "hitopk_communication": [
         Family("a cloud's hierarchical top-k", "measured", where=lambda row: "LightCC" in row[0]),

@@ -1,4 +1,4 @@
-"""All-reduce of NCCL by size: what nccl-tests measured on four kinds of machines beside simulated times.
+"""All-reduce of NCCL by size: what nccl-tests and PyTorch measured on ten kinds of machines beside simulated times.
 
 python experiments/nccl_tables/run.py           print the tables
 python experiments/nccl_tables/run.py --write   write them into the README
@@ -9,24 +9,32 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from simdist.cost import Shared, price
 from simdist.plan import AllReduce, Buffer, Group, Plan
 from simdist.plan.ops import Algorithm
 from simdist.report import page_command
-from simdist.scenario import Cluster, Link, Tensor, Workload, load_cluster
+from simdist.scenario import Cluster, Link, Tensor, Workload, load_cluster, presets
 from simdist.settings.units import format_nbytes
 
 HERE = Path(__file__).parent
 PUBLISHED = json.loads((HERE / "published.json").read_text(encoding="utf-8"))
+TABLES: dict[str, dict[str, Any]] = PUBLISHED["tables"]
 ITEM_NBYTES = 4  # nccl-tests reduce float
 IDLE = Workload(tensors=(Tensor(name="none", count=1),), batch_size=1, forward_s=0.0)
 
 
 @cache
 def machines(name: str) -> Cluster:
-    """Return the machines of a table."""
-    return load_cluster(HERE / f"{name}.yaml")
+    """Return the machines of a table: a preset, or a file here; where the host waits for each call, with its launch."""
+    if name not in TABLES:
+        return load_cluster(HERE / f"{name}.yaml")
+    table = TABLES[name]
+    file = presets.path("clusters", table["preset"]) if "preset" in table else HERE / table["cluster"]
+    cluster = load_cluster(file).model_copy(update={"nodes": table["nodes"]})
+    launch_s = 1e-6 * table.get("launch_us", 0) or cluster.collective_overhead_s
+    return cluster.model_copy(update={"collective_overhead_s": launch_s})
 
 
 def all_reduce_s(cluster: Cluster, nbytes: int, algorithm: Algorithm = "auto") -> float:
@@ -39,19 +47,29 @@ def all_reduce_s(cluster: Cluster, nbytes: int, algorithm: Algorithm = "auto") -
     return float(cost.alone_s)
 
 
-def table_rows(name: str, algorithm: Algorithm) -> Iterator[tuple[int, float, float]]:
-    """Yield bytes, published and simulated seconds of a table by size."""
-    for nbytes, published_us in PUBLISHED[name]["rows_bytes_us"]:
-        yield nbytes, 1e-6 * published_us, all_reduce_s(machines(name), nbytes, algorithm)
+def plain_s(cluster: Cluster, nbytes: int) -> float:
+    """Return the seconds of one ring over links by their data sheets: 2 (n - 1) latencies, 2 (n - 1) / n bytes."""
+    n = cluster.world_size
+    links_Bps = [cluster.fabric.bandwidth_Bps]
+    hop_s = cluster.fabric.latency_s
+    if cluster.nodes > 1:
+        links_Bps.append(cluster.nics_per_node * cluster.network.bandwidth_Bps)
+        hop_s = cluster.network.latency_s
+    return 2 * (n - 1) * hop_s + 2 * (n - 1) / n * nbytes / min(links_Bps)
 
 
-def latency_rows(algorithm: Algorithm) -> Iterator[tuple[int, float, float]]:
+def table_rows(name: str) -> Iterator[tuple[int, float, float, float]]:
+    """Yield bytes, published, plain and simulated seconds of a table by size."""
+    for nbytes, published_us in TABLES[name]["rows_bytes_us"]:
+        yield nbytes, 1e-6 * published_us, plain_s(machines(name), nbytes), all_reduce_s(machines(name), nbytes)
+
+
+def latency_rows() -> Iterator[tuple[int, float, float]]:
     """Yield GPUs, published and simulated seconds of an all-reduce of 8 B over EFA."""
     cluster = machines("v100-efa")
     for n_gpus, published_us in PUBLISHED["v100-efa"]["gpus_us"].items():
-        nodes = int(n_gpus) // cluster.gpus_per_node
-        larger = cluster.model_copy(update={"nodes": nodes})
-        yield int(n_gpus), 1e-6 * published_us, all_reduce_s(larger, 8, algorithm)
+        larger = cluster.model_copy(update={"nodes": int(n_gpus) // cluster.gpus_per_node})
+        yield int(n_gpus), 1e-6 * published_us, all_reduce_s(larger, 8)
 
 
 def busbw_Bps(cluster: Cluster, nbytes: int, seconds: float) -> float:
@@ -60,31 +78,22 @@ def busbw_Bps(cluster: Cluster, nbytes: int, seconds: float) -> float:
     return 2 * (n - 1) / n * nbytes / seconds
 
 
-TAKEN: dict[str, tuple[Algorithm, ...]] = {"a100-nvlink": ("ring",), "a100-efa": ("auto", "ring", "double_tree")}
-"""Algorithms that a table is compared with: inside a machine NCCL has no trees, and `auto` is the ring."""
-
-
 def size_table(name: str) -> Iterator[str]:
-    """Yield the time of every size by each algorithm, and the published bus bandwidth."""
-    algorithms = TAKEN[name]
-    yield f"| bytes | published, us | busbw, GB/s | {' | '.join(f'{each}, us | error' for each in algorithms)} |"
-    yield "|---|---|---|" + "---|---|" * len(algorithms)
-    for rows in zip(*(table_rows(name, algorithm) for algorithm in algorithms), strict=True):
-        nbytes, published_s, _ = rows[0]
-        cells = " | ".join(f"{1e6 * ours_s:.1f} | {ours_s / published_s - 1:+.0%}" for _, _, ours_s in rows)
+    """Yield the times of every size."""
+    yield "| bytes | published, us | busbw, GB/s | plain ring, us | plain ring | simulated, us | error |"
+    yield "|---|---|---|---|---|---|---|"
+    for nbytes, published_s, plainly_s, ours_s in table_rows(name):
+        both = " | ".join(f"{1e6 * each:.1f} | {each / published_s - 1:+.0%}" for each in (plainly_s, ours_s))
         bandwidth = 1e-9 * busbw_Bps(machines(name), nbytes, published_s)
-        yield f"| {nbytes} | {1e6 * published_s:.1f} | {bandwidth:.2f} | {cells} |"
+        yield f"| {nbytes} | {1e6 * published_s:.1f} | {bandwidth:.2f} | {both} |"
 
 
 def latency_table() -> Iterator[str]:
     """Yield the time of 8 B over EFA by number of GPUs."""
-    algorithms: tuple[Algorithm, ...] = ("auto", "ring", "double_tree")
-    yield f"| GPUs | published, us | {' | '.join(f'{each}, us | error' for each in algorithms)} |"
-    yield "|---|---|" + "---|---|" * len(algorithms)
-    for rows in zip(*map(latency_rows, algorithms), strict=True):
-        n_gpus, published_s, _ = rows[0]
-        cells = " | ".join(f"{1e6 * ours_s:.1f} | {ours_s / published_s - 1:+.1%}" for _, _, ours_s in rows)
-        yield f"| {n_gpus} | {1e6 * published_s:.1f} | {cells} |"
+    yield "| GPUs | published, us | simulated, us | error |"
+    yield "|---|---|---|---|"
+    for n_gpus, published_s, ours_s in latency_rows():
+        yield f"| {n_gpus} | {1e6 * published_s:.1f} | {1e6 * ours_s:.1f} | {ours_s / published_s - 1:+.1%} |"
 
 
 def tcp_table() -> Iterator[str]:
@@ -102,21 +111,24 @@ RANGES = {"below 64 KiB": (0, 2**16), "64 KiB to 32 MiB": (2**16, 2**25), "32 Mi
 """Title -> smallest size, and the size that is too large."""
 
 
-def errors(name: str, algorithm: Algorithm, sizes: tuple[int, int]) -> list[float]:
+def errors(name: str, sizes: tuple[int, int], *, plain: bool = False) -> list[float]:
     """Return the errors of a table's sizes from the first to below the second."""
-    rows = table_rows(name, algorithm)
-    return [ours_s / published_s - 1 for nbytes, published_s, ours_s in rows if sizes[0] <= nbytes < sizes[1]]
+    rows = (row for row in table_rows(name) if sizes[0] <= row[0] < sizes[1])
+    return [(plainly_s if plain else ours_s) / published_s - 1 for _, published_s, plainly_s, ours_s in rows]
 
 
 def summary_table() -> Iterator[str]:
-    """Yield median and largest error of each range of sizes."""
-    yield f"| machines | algorithm | {' | '.join(f'{title}: median | largest' for title in RANGES)} |"
-    yield "|---|---|" + "---|---|" * len(RANGES)
-    for name, algorithms in TAKEN.items():
-        for algorithm in algorithms:
-            found = (errors(name, algorithm, sizes) for sizes in RANGES.values())
-            cells = " | ".join(f"{median(each):+.0%} | {max(each, key=abs):+.0%}" for each in found)
-            yield f"| {name} | {algorithm} | {cells} |"
+    """Yield the median error of each range of sizes, of the plain ring and simulated, and the largest one simulated."""
+    yield f"| table | {' | '.join(f'{title}: plain | simulated | largest' for title in RANGES)} |"
+    yield "|---|" + "---|---|---|" * len(RANGES)
+    for name, table in TABLES.items():
+        cells = []
+        for sizes in RANGES.values():
+            ours = errors(name, sizes)
+            plain = errors(name, sizes, plain=True)
+            told = f"{median(plain):+.0%} | {median(ours):+.0%} | {max(ours, key=abs):+.0%}" if ours else " | | "
+            cells.append(told)
+        yield f"| [{table['title']}](#{name}) | {' | '.join(cells)} |"
 
 
 def with_link(cluster: Cluster, link: str, update: Callable[[Link], dict[str, float]]) -> Cluster:
@@ -126,8 +138,7 @@ def with_link(cluster: Cluster, link: str, update: Callable[[Link], dict[str, fl
 
 
 KNOBS: dict[str, Callable[[Cluster], Cluster]] = {
-    "NVLink latency": lambda cluster: with_link(cluster, "fabric", lambda old: {"latency_s": 1.1 * old.latency_s}),
-    "NVLink efficiency": lambda cluster: with_link(cluster, "fabric", lambda old: {"efficiency": 1.1 * old.efficiency}),
+    "NVLink efficiency": lambda cluster: with_link(cluster, "fabric", lambda old: {"efficiency": old.efficiency / 1.1}),
     "network latency": lambda cluster: with_link(cluster, "network", lambda old: {"latency_s": 1.1 * old.latency_s}),
     "network efficiency": lambda cluster: with_link(
         cluster, "network", lambda old: {"efficiency": old.efficiency / 1.1}
@@ -136,24 +147,25 @@ KNOBS: dict[str, Callable[[Cluster], Cluster]] = {
         update={"collective_overhead_s": 1.1 * cluster.collective_overhead_s}
     ),
 }
-"""Settings of the a100-efa machines that are changed by a tenth."""
+"""Settings that are changed by a tenth."""
 
 
 def knobs_table() -> Iterator[str]:
     """Yield by how much the time of three sizes changes when a value changes by a tenth."""
-    cases: tuple[tuple[int, Algorithm], ...] = ((8, "ring"), (2**20, "ring"), (2**30, "double_tree"))
-    cluster = machines("a100-efa")
-    titles = (f"{format_nbytes(nbytes)}, {algorithm}" for nbytes, algorithm in cases)
-    yield f"| changed by a tenth | {' | '.join(titles)} |"
+    cases = [(name, nbytes) for name in ("h200", "p4de") for nbytes in (2**15, 2**20, 2**30)]
+    yield f"| changed by a tenth | {' | '.join(f'{name}, {format_nbytes(nbytes)}' for name, nbytes in cases)} |"
     yield "|---|" + "---|" * len(cases)
-    for name, change in KNOBS.items():
-        changes = (all_reduce_s(change(cluster), *case) / all_reduce_s(cluster, *case) - 1 for case in cases)
-        yield f"| {name} | {' | '.join(f'{each:+.1%}' for each in changes)} |"
+    for title, change in KNOBS.items():
+        changes = (
+            all_reduce_s(change(machines(name)), nbytes) / all_reduce_s(machines(name), nbytes) - 1
+            for name, nbytes in cases
+        )
+        yield f"| {title} | {' | '.join(f'{each:+.1%}' for each in changes)} |"
 
 
 def tables() -> dict[str, str]:
     """Return every table of the README by its name there."""
-    sized = {name: "\n".join(size_table(name)) for name in TAKEN}
+    sized = {name: "\n".join(size_table(name)) for name in TABLES}
     others = {"summary": summary_table, "latency": latency_table, "tcp": tcp_table, "knobs": knobs_table}
     return {**sized, **{name: "\n".join(table()) for name, table in others.items()}}
 

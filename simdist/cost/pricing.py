@@ -203,7 +203,7 @@ class _Pricing:
     def _collective(self, op: ops.Collective, nbytes: int) -> Shared:
         groups = enumerate(map(np.array, op.group.members(self._plan.world_size)))
         calls = [Call(op, members, nbytes, self.topology, number) for number, members in groups]
-        transfers = (collective_transfer(call, self._cluster.library, self._undisturbed_Bps) for call in calls)
+        transfers = (collective_transfer(call, self._cluster, self._undisturbed_Bps) for call in calls)
         if math.isfinite(self.topology.host_Bps):
             transfers = (self._with_copies(transfer, op, nbytes) for transfer in transfers)
         shared = Shared.of(op.group, transfers, self.capacity_Bps)

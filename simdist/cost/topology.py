@@ -74,31 +74,16 @@ class LinkCost:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkTimes:
-    """Seconds that each send of a chain waits for a whole chunk, besides the latency of its link.
-
-    Args:
-        fabric_s: Of a send inside a node.
-        network_s: Of one between nodes.
-    """
-
-    fabric_s: float
-    network_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Paths:
     """Chains of dependent sends, the slowest of which counts.
 
     Args:
         fabric_hops: How many of the sends of each path stay inside a node, `[n_paths]`.
         network_hops: How many leave it, of the same shape.
-        chunks: Chunks that each send waits for.
     """
 
     fabric_hops: NDArray[np.int64]
     network_hops: NDArray[np.int64]
-    chunks: ChunkTimes = ChunkTimes(0.0, 0.0)
 
 
 Latency: TypeAlias = Literal["slowest", "ring", "line"] | Paths
@@ -200,9 +185,8 @@ class Topology(Resources):
                 return _longest_chain_s(hop_s, messages.rounds)
             case "line":
                 return math.fsum(hop_s)
-            case Paths(fabric_hops, network_hops, chunks):
-                fabric_s, network_s = self.fabric.latency_s + chunks.fabric_s, self.network.latency_s + chunks.network_s
-                return float((fabric_hops * fabric_s + network_hops * network_s).max())
+            case Paths(fabric_hops, network_hops):
+                return float((fabric_hops * self.fabric.latency_s + network_hops * self.network.latency_s).max())
             case _:
                 assert_never(messages.latency)
 

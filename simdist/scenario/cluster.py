@@ -29,6 +29,8 @@ class Device(Settings):
         host_bandwidth_Bps: Bytes per second of copies between CPU and GPU memory; unlimited if absent.
         peak_flops: FLOP per second by precision, for workloads that state FLOPs instead of seconds; one value is fp32.
         speed: Factor on the speed of compute; 0.5 takes twice the time.
+        compute_capability: As CUDA has it, such as 8.0 for an A100: of GPUs joined by NVLink, NCCL's protocols by
+            generation. If absent, NCCL's rings are perfect pipelines over the cluster's links.
     """
 
     name: str = ""
@@ -36,6 +38,7 @@ class Device(Settings):
     host_bandwidth_Bps: BytesPerSecond = math.inf
     peak_flops: Peak = Peak()
     speed: Factor = 1.0
+    compute_capability: Annotated[Factor, Field(ge=7)] | None = None
 
 
 class Selection(Settings):
@@ -162,6 +165,7 @@ class Cluster(Settings):
         host_reduction_Bps: Bytes per second that the process of a rank moves and adds up, if its collectives run on the
             CPU (MPI, gloo): all messages pass it, and buffers are copied at `device.host_bandwidth`; absent for GPUs.
         oversubscription: Sum of the NICs' bandwidth over what the switch carries, 1 or more.
+        in_switch_reduction: Whether the switches of the fabric reduce (NVSwitch from Hopper on), and NCCL lets them.
         chunkwise: With gloo, members of a ring begin when they come and end when their own segments are through;
             without, they begin with the last and end together.
         library: Whose choice of algorithm `auto` is; `nccl_simple` is NCCL where it has its protocol Simple only.
@@ -184,6 +188,7 @@ class Cluster(Settings):
     host_bridge_Bps: BytesPerSecond = math.inf
     host_reduction_Bps: BytesPerSecond = math.inf
     oversubscription: Annotated[Factor, Field(ge=1)] = 1.0
+    in_switch_reduction: bool = False
     library: Library = "nccl"
     chunkwise: bool = False
     collective_overhead_s: Seconds = 0.0

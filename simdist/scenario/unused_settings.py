@@ -59,6 +59,8 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
         yield "cluster.nics_per_node has no effect: one node sends nothing over its NICs"
     if cluster.nodes == 1 and cluster.oversubscription != 1:
         yield "cluster.oversubscription has no effect: one node sends nothing through a switch"
+    if cluster.in_switch_reduction and (cluster.library == "gloo" or (cluster.device.compute_capability or 0) < 9):
+        yield "cluster.in_switch_reduction has no effect: it is NCCL's with device.compute_capability 9.0 or more"
     if cluster.chunkwise and cluster.library != "gloo":
         yield f"cluster.chunkwise has no effect: only rings of gloo are so modelled, and library is {cluster.library}"
     if workload.forward_s is not None:

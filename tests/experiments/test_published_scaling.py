@@ -2,6 +2,7 @@
 
 import sys
 from functools import cache
+from statistics import median
 from types import ModuleType
 
 import numpy as np
@@ -215,28 +216,43 @@ def test_time_that_the_log_leaves_out_of_a_window_does_not_depend_on_its_iterati
 # --- NCCL --------------------------------------------------------------------------------------------------------
 
 
+SMALL, MIDDLE, LARGE = nccl.RANGES.values()
+
+
+def median_error(name, sizes):
+    return median(nccl.errors(name, sizes))
+
+
 def test_small_messages_over_efa_are_met_within_5_percent():
-    for algorithm in ("auto", "ring"):
-        for _, published_s, ours_s in nccl.latency_rows(algorithm):
-            assert ours_s == pytest.approx(published_s, rel=0.05)
-        assert all(abs(error) < 0.05 for error in nccl.errors("a100-efa", algorithm, (0, 2**10)))
+    for _, published_s, ours_s in nccl.latency_rows():
+        assert ours_s == pytest.approx(published_s, rel=0.05)
+    assert all(abs(error) < 0.05 for error in nccl.errors("p4de", (0, 2**10)))
 
 
-def test_automatic_choice_over_efa_is_the_ring_below_64_mib_and_the_tree_above():
-    by_ring, by_tree = (dict(row[::2] for row in nccl.table_rows("a100-efa", name)) for name in ("ring", "double_tree"))
-    for nbytes, _, ours_s in nccl.table_rows("a100-efa", "auto"):
-        assert ours_s == (by_ring if nbytes < 2**26 else by_tree)[nbytes]
-    assert all(abs(error) < 0.09 for error in nccl.errors("a100-efa", "auto", (2**25, 2**62)))
+@pytest.mark.parametrize("name", ["h100", "h200", "a100", "a100-oci", "p4de", "a100-oke", "p5", "a3mega", "b200-4"])
+def test_large_buffers_are_met_but_where_the_network_is_slow(name):
+    assert abs(median_error(name, LARGE)) < 0.125
 
 
-def test_plateau_inside_a_machine_is_met_within_2_percent():
-    assert all(abs(error) < 0.025 for error in nccl.errors("a100-nvlink", "ring", (2**29, 2**62)))
+def test_one_machine_of_hopper_gpus_is_met_at_all_sizes():
+    assert all(abs(median_error("h200", sizes)) < 0.1 for sizes in nccl.RANGES.values())
+
+
+def test_the_simulator_is_nearer_than_a_plain_ring_in_the_median_of_small_and_middle_sizes():
+    for name in set(nccl.TABLES) - {"h100", "h100-ib"}:
+        plain, ours = (median(map(abs, nccl.errors(name, (0, 2**25), plain=each))) for each in (True, False))
+        assert ours < plain, name
+
+
+def test_the_middle_is_too_fast_over_networks():
+    """Shown, not mended: what LL and LL128 lose over networks is not in NCCL's constants."""
+    assert all(median_error(name, MIDDLE) < -0.1 for name in ("p4de", "a100-oke", "p5", "a3mega", "b200-4"))
 
 
 def test_largest_messages_between_two_machines_cannot_be_a_ring():
     """The published bus bandwidth exceeds the cards' line rate, which a ring would have to pass."""
-    nbytes, published_s, ours_s = list(nccl.table_rows("a100-efa", "double_tree"))[-1]
-    cluster = nccl.machines("a100-efa")
+    nbytes, published_s, _, ours_s = list(nccl.table_rows("p4de"))[-1]
+    cluster = nccl.machines("p4de")
     assert nccl.busbw_Bps(cluster, nbytes, published_s) > cluster.nics_per_node * cluster.network.bandwidth_Bps
     assert ours_s == pytest.approx(published_s, rel=0.03)
 
@@ -246,10 +262,6 @@ def test_tcp_on_100_gbit_is_in_the_published_range():
     for exponent in range(23, 28):
         nbytes = 2**exponent
         assert low < 1e-9 * nccl.busbw_Bps(cluster, nbytes, nccl.all_reduce_s(cluster, nbytes)) < high
-
-
-def test_sizes_in_the_middle_take_longer_than_rings_of_perfect_pipelines():
-    assert all(error < -0.25 for error in nccl.errors("a100-efa", "ring", (2**16, 2**25)))
 
 
 # --- one machine -------------------------------------------------------------------------------------------------

@@ -2,10 +2,9 @@
 
 It is the one that the collective names, or the one that the cluster's library would choose.
 
-NCCL estimates latency + size / bandwidth for each of its algorithms when a communicator is made, and takes the fastest
-for the size at hand. So does `auto` here for an all_reduce over several nodes, between ring and double tree, by their
-costs on this cluster when it is idle. Inside a node, and for the other collectives, it is the ring. The double
-tree costs what it costs in NCCL, by choice or by name; on a cluster with another library it is a perfect pipeline.
+NCCL estimates the time of each of its algorithms and protocols when a communicator is made, and takes the fastest for
+the size at hand. So do `auto`, `ring` and `double_tree` here, by their costs on this cluster when it is idle: see
+`simdist.cost.algorithms.nccl`. On a cluster with another library rings and double trees are perfect pipelines.
 
 gloo has one algorithm for each collective. An algorithm is imported where it is taken: a plan needs one or two.
 
@@ -20,19 +19,17 @@ from numpy.typing import NDArray
 
 from simdist.cost.costs import Transfer
 from simdist.cost.topology import Call
-from simdist.plan import AllReduce
 
 if TYPE_CHECKING:
-    from simdist.cost.algorithms.nccl import NcclLibrary
-    from simdist.scenario.cluster import Library
+    from simdist.scenario.cluster import Cluster
 
 
-def collective_transfer(call: Call, library: "Library", capacity_Bps: NDArray[np.float64]) -> Transfer:
+def collective_transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np.float64]) -> Transfer:
     """Return what a group moves.
 
     Args:
         call: The collective of one group.
-        library: Library that decides the meaning of `auto`, and whose double tree it is.
+        cluster: Whose library decides the meaning of `auto`, and whose rings and double trees they are.
         capacity_Bps: Of every resource of the topology.
 
     Raises:
@@ -42,8 +39,14 @@ def collective_transfer(call: Call, library: "Library", capacity_Bps: NDArray[np
         return Transfer(())
     move = call.topology.transfer
     match call.op.algorithm:
+        case "auto" | "ring" | "double_tree" as algorithm if cluster.library != "gloo":
+            from simdist.cost.algorithms.nccl import nccl_transfer
+
+            return nccl_transfer(call, cluster, cluster.library, algorithm, capacity_Bps)
         case "auto":
-            return _chosen_by(library, call, capacity_Bps)
+            from simdist.cost.algorithms import gloo
+
+            return move(gloo.gloo(call))
         case "ring":
             from simdist.cost.algorithms import ring
 
@@ -54,9 +57,8 @@ def collective_transfer(call: Call, library: "Library", capacity_Bps: NDArray[np
             return move(tree.tree(call))
         case "double_tree":
             from simdist.cost.algorithms import double_tree
-            from simdist.cost.algorithms.nccl import nccl_tree
 
-            return move(double_tree.double_tree(call)) if library == "gloo" else nccl_tree(call, library, capacity_Bps)
+            return move(double_tree.double_tree(call))
         case "halving_doubling":
             from simdist.cost.algorithms import halving_doubling
 
@@ -75,27 +77,3 @@ def collective_transfer(call: Call, library: "Library", capacity_Bps: NDArray[np
             return move(server.server(call))
         case _:
             assert_never(call.op.algorithm)
-
-
-def _chosen_by(library: "Library", call: Call, capacity_Bps: NDArray[np.float64]) -> Transfer:
-    match library:
-        case "nccl" | "nccl_simple":
-            return _chosen_by_nccl(library, call, capacity_Bps)
-        case "gloo":
-            from simdist.cost.algorithms import gloo
-
-            return call.topology.transfer(gloo.gloo(call))
-        case _:
-            assert_never(library)
-
-
-def _chosen_by_nccl(library: "NcclLibrary", call: Call, capacity_Bps: NDArray[np.float64]) -> Transfer:
-    """Return the faster of ring and double tree; of equally fast ones the ring."""
-    from simdist.cost.algorithms import ring
-    from simdist.cost.algorithms.nccl import nccl_tree
-
-    by_ring = call.topology.transfer(ring.ring(call))
-    if call.n_nodes == 1 or not isinstance(call.op, AllReduce):
-        return by_ring
-    by_tree = nccl_tree(call, library, capacity_Bps)
-    return by_tree if by_tree.alone_s(capacity_Bps) < by_ring.alone_s(capacity_Bps) else by_ring

@@ -24,19 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simdist import plan as plans
-from simdist.cost.topology import Call, ChunkTimes, Messages, Paths
+from simdist.cost.topology import Call, Messages, Paths
 from simdist.errors import PlanError
 from simdist.plan import AllReduce
 
-_NO_CHUNKS = ChunkTimes(0.0, 0.0)
 
-
-def double_tree(call: Call, chunks: ChunkTimes = _NO_CHUNKS) -> Iterator[Messages]:
+def double_tree(call: Call) -> Iterator[Messages]:
     """Yield the messages of both trees, which go at the same time.
 
     Args:
         call: The all-reduce of one group.
-        chunks: Chunks that each send waits for; nothing in a perfect pipeline.
 
     Raises:
         PlanError: The collective is no all_reduce.
@@ -59,7 +56,7 @@ def double_tree(call: Call, chunks: ChunkTimes = _NO_CHUNKS) -> Iterator[Message
         np.concatenate([low, high]),
         np.concatenate([high, low]),
         call.nbytes / 2,
-        latency=Paths(2 * hops_in_node, 2 * depths, chunks),
+        latency=Paths(2 * hops_in_node, 2 * depths),
     )
 
 

@@ -1,95 +1,240 @@
-"""NCCL's double tree: by how much it falls short of a perfect pipeline.
+"""NCCL's protocols and algorithms: what they take, and which one is taken.
 
-NCCL sends by protocols. LL128 hands on pieces of 120 bytes as they come: a hop takes the latency of its link, and flags
-take part of the bandwidth. Simple hands on whole chunks of 256 kB: every hop also waits for a chunk, between nodes
-twice, since it passes the host's bus and then the network. Neither keeps all links busy at middle sizes; by how much is
-NCCL's own table. With m nodes of n members, S bytes, and F seconds in which the bytes of a perfect pipeline would flow:
+NCCL sends by three protocols. LL sends 4 bytes of data with 4 of flags, LL128 120 bytes with 8; receivers poll the
+flags. Simple sends plain bytes and then says so, which takes a fence for every slice. When a communicator is made, NCCL
+estimates base + hops + size / bandwidth for each algorithm and protocol. These estimates, with its constants, are the
+times here:
+
+    us                      LL                LL128              Simple
+    ring    base, hops      6.6, 0.6 | 2.7    14, 1.9 | 4.0      8.4, 3.4 | 14        in a node | between nodes
+    tree    base, hops      6.8, 0.6 | 5.0    14, 1.25 | 8.5     0, 28 | 50
+    ring    of B            1/4, Hopper 1/2   0.92               1
+    tree    of B            0.9/3.8 d(S)      0.82 d(S)          0.9 d(S)
+
+LL has an upper limit besides, by generation and number of nodes. Hops between nodes are InfiniBand's: where the
+cluster's network takes longer, it counts. A ring of Simple waits longer for large buffers: inside a node for both
+slices of a chunk, once a chunk has two; between nodes NCCL counts its latency 1.4-fold (before Ampere 1.9-fold). A
+tree's chains inside a node begin at another GPU in each channel: their load is spread evenly.
+
+NVSwitches since Hopper reduce (NVLS): every GPU sends and receives S (1 + 1/n) bytes, at 0.85 (Blackwell 0.74) of the
+bandwidth of its links. Chunks of c bytes go round by round, c n channels of them in each, through three steps: into
+the buffers, through the switch, out of them. So with k = ceil(S / (c n channels)) rounds of r seconds
+
+    8.4 us + (k + 2) (3.4 us + r)
+
+c is 16 to 128 KiB, more for larger buffers: that is why NVLS needs hundreds of MB to come near its plateau. Over
+several nodes (NVLS tree) the reduced parts go up and down a double tree, two steps and its hops more.
+
+Waiting uses no link: what a protocol lacks is time before the bytes flow, in which others may send; but flags flow.
+
+A cluster that does not state its compute capability has the double tree only, with hops of its links:
 
     2 (n-1) (alpha_f + c_f) + 2 ceil(log2 m) (alpha_n + c_n) + F / (0.9 e d(S))
 
     LL128    c_f = 0                             c_n = 0           e = 0.915
     Simple   c_f = 256 KiB / (12 GB/s) = 22 us   c_n = 2 c_f       e = 1
 
-d(S), between 0.5 and 1, is interpolated between powers of two; the tree takes the faster protocol of those there are.
-Waiting uses no link: what the pipeline lacks is time before the bytes flow, in which others may send.
-
-Of a ring nothing is taken off here: its hops are those of the cluster's links. Nor is there the protocol LL, which
-differs from LL128 in being slower at all but the smallest sizes, where both take their latency.
+for m nodes of n members and F seconds in which the bytes of a perfect pipeline would flow; d(S) is between 0.5 and 1.
 
 Source:
-    NCCL, src/graph/tuning.cc at commit 01afd20a77b5: ncclTopoTuneModel, hwLat, treeCorrectionFactor. Later versions
-    have 28 us in place of 50 for a hop of Simple between nodes, 0.92 in place of 0.9, and other values of d(S).
+    NCCL, src/graph/tuning.cc: ncclTopoTuneModel and ncclTopoGetAlgoTime at commit 01afd20a77b5 (trees, d), b6475625fbca
+    (rings, the limits of Ampere, 1.4-fold) and of NCCL 2.25 (LL of Hopper and Blackwell); nvlsEfficiency in 2.28.
+    src/enqueue.cc, computeCollChunkInfo (chunks of NVLS); src/transport/nvls.cc (channels; more than two GPUs);
+    src/device/all_reduce.h (steps of NVLS); src/include/collectives.h (slices). S (1 + 1/n): nccl-tests#212.
 """
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from simdist.cost.algorithms.double_tree import double_tree
-from simdist.cost.costs import Transfer
-from simdist.cost.topology import Call, ChunkTimes
+from simdist.cost.algorithms.double_tree import double_tree, parents
+from simdist.cost.algorithms.ring import ring
+from simdist.cost.costs import Stage, Transfer
+from simdist.cost.topology import Call, LinkCost, Messages, Paths, Topology
+from simdist.plan import AllReduce
+from simdist.scenario.cluster import Cluster
 
 NcclLibrary: TypeAlias = Literal["nccl", "nccl_simple"]
+NcclAlgorithm: TypeAlias = Literal["ring", "double_tree", "auto"]
 
 _TREE_SHARE = 0.9  # tuning.cc: busBw*.9 of every tree
 _SMALLEST_NBYTES = 64  # tuning.cc: the factors are those of powers of two from 64 B to 128 MB
-_CHUNK_S = (
-    256 * 1024 / 12e9
-)  # tuning.cc: "the latency of a 256kB chunk, ~ base lat + 256k/12GB/s (+ as much for network)"
+_CHUNK_S = 256 * 1024 / 12e9  # tuning.cc: "a 256kB chunk, ~ base lat + 256k/12GB/s (+ as much for the network)"
+_RINGS_IN_NODE = 24  # NCCL's log on A100 and H100 behind NVSwitches: "24 coll channels" (nccl-tests#100)
+_RINGS_PER_NIC = 2  # as many on two p4d with 4 NICs: "8 coll channels" (aws-ofi-nccl#65)
+_SLICE_NBYTES = 32 * 1024  # the smallest of Simple: 1/32 of a quarter of its buffer of 4 MiB
 
 
 @dataclass(frozen=True, slots=True)
 class _Protocol:
-    """How a tree sends: seconds of chunks, share of the bandwidth, and its share by size (powers of two from 64 B)."""
+    """How an algorithm sends: seconds before and of each hop, the share of the bandwidth, and what flags add to bytes.
 
-    chunks: ChunkTimes
-    share: float
-    share_by_size: tuple[float, ...]
+    `d` is the share of the bandwidth of a tree by size, powers of two from 64 B on.
+    """
+
+    base_s: float
+    fabric_s: float
+    network_s: float
+    share: float = 1.0
+    wire: float = 1.0
+    d: tuple[float, ...] = ()
 
     def share_at(self, nbytes: float) -> float:
         """Return the share of the bandwidth of a perfect pipeline at a size."""
         doublings = math.log2(max(nbytes, _SMALLEST_NBYTES) / _SMALLEST_NBYTES)
-        shares = (*self.share_by_size, 1.0)  # tuning.cc: no factor for larger ones
-        of_size = np.interp(doublings, np.arange(len(shares)), shares)
-        return _TREE_SHARE * self.share * float(of_size)
+        shares = (*self.d, 1.0)  # tuning.cc: no factor for larger ones
+        return self.share * float(np.interp(doublings, np.arange(len(shares)), shares))
 
 
 # fmt: off
-_LL128 = _Protocol(
-    ChunkTimes(0.0, 0.0),
-    0.915,  # tuning.cc: LL128 over several nodes
-    (1, 1, 1, 1, 1, .9, .8, .8, .8, .7, .6, .6, .6, .5, .6, .6, .7, .7, .8, .9, .9, 1),  # treeCorrectionFactor
-)
-_SIMPLE = _Protocol(
-    ChunkTimes(_CHUNK_S, 2 * _CHUNK_S),
-    1.0,
-    (.9, .9, .9, .9, .9, .9, .9, .8, .7, .6, .6, .5, .5, .5, .5, .5, .5, .6, .6, .7, .8, .9),  # treeCorrectionFactor
-)
+_TREES = {  # tuning.cc: baseLat, hwLat, treeCorrectionFactor
+    "LL": _Protocol(6.8e-6, 0.6e-6, 5.0e-6, _TREE_SHARE / 3.8, 1.0,
+        (1, 1, 1, 1, .9, .8, .7, .7, .7, .7, .6, .5, .4, .4, .5, .6, .7, .8, .9, 1, 1, 1)),
+    "LL128": _Protocol(14e-6, 1.25e-6, 8.5e-6, _TREE_SHARE * 0.915, 1.0,
+        (1, 1, 1, 1, 1, .9, .8, .8, .8, .7, .6, .6, .6, .5, .6, .6, .7, .7, .8, .9, .9, 1)),
+    "Simple": _Protocol(0.0, 28e-6, 50e-6, _TREE_SHARE, 1.0,
+        (.9, .9, .9, .9, .9, .9, .9, .8, .7, .6, .6, .5, .5, .5, .5, .5, .5, .6, .6, .7, .8, .9)),
+}
 # fmt: on
-_PROTOCOLS: dict[NcclLibrary, tuple[_Protocol, ...]] = {"nccl": (_LL128, _SIMPLE), "nccl_simple": (_SIMPLE,)}
+_RINGS = {
+    "LL": _Protocol(6.6e-6, 0.6e-6, 2.7e-6, 1 / 4, 2.0),
+    "LL128": _Protocol(14e-6, 1.9e-6, 4.0e-6, 0.92, 1 / 0.92),
+    "Simple": _Protocol(8.4e-6, 3.4e-6, 14e-6),
+}
+_LL_MAX_BPS = {7: 39e9, 8: 87.7e9, 9: 141e9, 10: 282e9}  # in a node, by generation
+_LL_MAX_BETWEEN_BPS = {2: 39e9}  # Intel's
+_LL_MAX_FAR_BPS = 20.4e9  # from three nodes on
+_NVLS_SHARES, _NVLS_CHANNELS = {9: 0.85, 10: 0.74}, {9: 16, 10: 24}
+_NVLS_CHUNKS = ((64, 2**16), (8, 2**15), (2, 2**14))  # chunks of so many bytes for buffers of less than so many rounds
+_NVLS_TREE_CHUNKS = ((4, 2**16), (1, 2**15))
 
 
-def nccl_tree(call: Call, library: NcclLibrary, capacity_Bps: NDArray[np.float64]) -> Transfer:
-    """Return what the double tree of NCCL moves, by the faster of its protocols.
+def nccl_transfer(
+    call: Call, cluster: Cluster, library: NcclLibrary, algorithm: NcclAlgorithm, capacity_Bps: NDArray[np.float64]
+) -> Transfer:
+    """Return what a group moves by NCCL: by the fastest of its protocols and, with `auto`, of its algorithms.
 
     Args:
-        call: The all-reduce of one group.
+        call: The collective of one group.
+        cluster: What is known of the machines.
         library: Which protocols there are.
+        algorithm: Which algorithms there are.
         capacity_Bps: Of every resource of the topology.
 
     Raises:
-        PlanError: The collective is no all_reduce.
+        PlanError: The collective has no such algorithm.
     """
-    candidates = [_by(protocol, call, capacity_Bps) for protocol in _PROTOCOLS[library]]
-    return min(candidates, key=lambda candidate: candidate.alone_s(capacity_Bps))
+    return min(
+        _candidates(call, cluster, library, algorithm, capacity_Bps), key=lambda each: each.alone_s(capacity_Bps)
+    )
 
 
-def _by(protocol: _Protocol, call: Call, capacity_Bps: NDArray[np.float64]) -> Transfer:
-    (stage,) = call.topology.transfer(double_tree(call, protocol.chunks)).stages
+def _candidates(
+    call: Call, cluster: Cluster, library: NcclLibrary, algorithm: NcclAlgorithm, capacity_Bps: NDArray[np.float64]
+) -> Iterator[Transfer]:
+    """Yield the transfers among which NCCL chooses; of equally fast ones it takes the first."""
+    capability = cluster.device.compute_capability
+    names = ("Simple",) if library == "nccl_simple" else ("LL", "LL128", "Simple")
+    has_trees = call.n_nodes > 1 and isinstance(call.op, AllReduce)
+    if algorithm != "double_tree":
+        if capability is None:
+            yield call.topology.transfer(ring(call))
+        else:
+            for name in names:
+                yield _by_ring(call, name, int(capability), _RINGS_PER_NIC * cluster.nics_per_node, capacity_Bps)
+            if algorithm == "auto" and cluster.in_switch_reduction and _has_nvls(call, capability):
+                yield _by_switch(call, min(int(capability), 10), capacity_Bps)
+    if algorithm == "double_tree" or (algorithm == "auto" and has_trees):
+        for name in names:
+            if capability is not None or name != "LL":
+                yield _by_tree(call, name, capability is None, capacity_Bps)
+
+
+def _by_ring(call: Call, name: str, generation: int, n_rings: int, capacity_Bps: NDArray[np.float64]) -> Transfer:
+    protocol, one_node, at_least_s = _RINGS[name], call.n_nodes == 1, 0.0
+    (messages,) = ring(call)
+    if name == "LL":
+        if generation >= 9:
+            protocol = dataclasses.replace(protocol, share=1 / 2)
+        newest = min(max(generation, 7), 10)
+        most_Bps = _LL_MAX_BPS[newest] if one_node else _LL_MAX_BETWEEN_BPS.get(call.n_nodes, _LL_MAX_FAR_BPS)
+        at_least_s = float(np.max(messages.nbytes)) * messages.rounds / most_Bps
+    longer = 1.0
+    if name == "Simple" and one_node:
+        longer = 2.0 if call.nbytes > _SLICE_NBYTES * _RINGS_IN_NODE * call.n else 1.0
+    elif name == "Simple" and isinstance(call.op, AllReduce) and call.nbytes >= 64 * n_rings * call.n:
+        longer = 1.4 if generation >= 8 else 1.9
+    (stage,) = _with_hops(call.topology, protocol, longer, 1.0 if one_node else longer).transfer([messages]).stages
+    return Transfer((_slowed(stage, capacity_Bps, protocol.share, protocol.wire, at_least_s),))
+
+
+def _by_tree(call: Call, name: str, by_links: bool, capacity_Bps: NDArray[np.float64]) -> Transfer:
+    protocol, topology = _TREES[name], call.topology
+    if by_links:
+        chunk_s = _CHUNK_S if name == "Simple" else 0.0
+        fabric_s, network_s = topology.fabric.latency_s + chunk_s, topology.network.latency_s + 2 * chunk_s
+        protocol = dataclasses.replace(protocol, base_s=0.0, fabric_s=fabric_s, network_s=network_s)
+    (stage,) = _with_hops(topology, protocol).transfer(double_tree(call)).stages
+    if not by_links:  # the chains of the channels begin at different GPUs
+        on_fabric = stage.resources < 2 * topology.world_size
+        mean_nbytes = stage.nbytes[on_fabric].mean() if on_fabric.any() else 0.0
+        stage = dataclasses.replace(stage, nbytes=np.where(on_fabric, mean_nbytes, stage.nbytes))
+    return Transfer((_slowed(stage, capacity_Bps, protocol.share_at(call.nbytes)),))
+
+
+def _has_nvls(call: Call, capability: float) -> bool:
+    return isinstance(call.op, AllReduce) and capability >= 9 and min(map(len, call.by_node())) > 2
+
+
+def _by_switch(call: Call, generation: int, capacity_Bps: NDArray[np.float64]) -> Transfer:
+    """Price a reduction in the switches, and between nodes along a double tree."""
+    nodes = call.by_node()
+    n, m, nbytes = min(map(len, nodes)), len(nodes), call.nbytes
+    in_node = np.concatenate(nodes), np.concatenate([np.roll(each, -1) for each in nodes])
+    heads = np.array([each[0] for each in nodes])
+    below = np.concatenate([heads[parent >= 0] for parent in parents(m)])
+    above = np.concatenate([heads[parent[parent >= 0]] for parent in parents(m)])
+    messages = Messages(
+        np.concatenate([in_node[0], below, above]),
+        np.concatenate([in_node[1], above, below]),
+        np.concatenate([np.full(call.n, nbytes * (1 + 1 / n)), np.full(2 * len(below), nbytes / 2)]),
+        latency=Paths(np.array([0]), np.array([2 * math.ceil(math.log2(m))])),
+    )
+    (stage,) = _with_hops(call.topology, _RINGS["Simple"]).transfer([messages]).stages
+    n_at_once = n * (32 if m > 1 and generation > 9 else _NVLS_CHANNELS[generation])
+    chunk = 2**17
+    for n_rounds, smaller in _NVLS_TREE_CHUNKS if m > 1 else _NVLS_CHUNKS:
+        chunk = min(chunk, smaller) if nbytes < n_rounds * n_at_once * chunk else chunk
+    rounds, n_steps = nbytes / (n_at_once * chunk), 3 if m == 1 else 5
+    slowed = _slowed(stage, capacity_Bps, _NVLS_SHARES[generation])
+    round_s = (slowed.alone_s(capacity_Bps) - stage.latency_s) / max(rounds, 1.0)
+    steps_s = (math.ceil(rounds) + n_steps - 1) * _RINGS["Simple"].fabric_s + (n_steps - 1) * round_s
+    return Transfer((dataclasses.replace(slowed, latency_s=slowed.latency_s + steps_s),))
+
+
+def _with_hops(topology: Topology, protocol: _Protocol, longer: float = 1.0, base: float = 1.0) -> Topology:
+    """Return the topology with the hops of a protocol, between nodes those of links that take longer, and its base."""
+    return dataclasses.replace(
+        topology,
+        fabric=_with_latency(topology.fabric, protocol.fabric_s * longer),
+        network=_with_latency(topology.network, max(topology.network.latency_s, protocol.network_s) * longer),
+        overhead_s=topology.overhead_s + protocol.base_s * base,
+    )
+
+
+def _with_latency(link: LinkCost, latency_s: float) -> LinkCost:
+    return link if link.table is not None else dataclasses.replace(link, latency_s=latency_s)  # a table is measured
+
+
+def _slowed(
+    stage: Stage, capacity_Bps: NDArray[np.float64], share: float, wire: float = 1.0, at_least_s: float = 0.0
+) -> Stage:
+    """Return a stage that reaches a share of its bandwidth: `wire` times the bytes flow, and the rest is waiting."""
     flow_s = stage.alone_s(capacity_Bps) - stage.latency_s
-    stalled_s = flow_s * (1 / protocol.share_at(call.nbytes) - 1)
-    return Transfer((dataclasses.replace(stage, latency_s=stage.latency_s + stalled_s),))
+    waits_s = max(flow_s * (1 / share - wire), at_least_s - flow_s * wire)
+    return dataclasses.replace(stage, latency_s=stage.latency_s + waits_s, nbytes=stage.nbytes * wire)

@@ -35,7 +35,10 @@ OWN_PARAMETERS = {  # models of our own, for machines without GPUs; from their s
     "mlp": 785 * 256 + 257 * 256 + 257 * 10,
 }
 PARAMETERS = PUBLISHED_PARAMETERS | OWN_PARAMETERS
-CLUSTERS = ["dgx-a100", "dgx-h100", "gcp-t4x4-32gbit", "ideal", "v100x8-25gbit"]
+CLUSTERS = [
+    *("aws-p4d", "aws-p5", "dgx-a100", "dgx-b200", "dgx-h100", "dgx-h200"),
+    *("gcp-t4x4-32gbit", "ideal", "v100x8-25gbit"),
+]
 
 
 def load(cluster: str = "ideal", workload: str = "resnet18") -> scenario.Scenario:
@@ -111,6 +114,10 @@ def test_ideal_cluster_communicates_for_nothing() -> None:
         ("v100x8-25gbit", 8, 1, 3.125e9),
         ("dgx-a100", 8, 8, 25e9),
         ("dgx-h100", 8, 8, 50e9),
+        ("dgx-h200", 8, 8, 50e9),
+        ("dgx-b200", 8, 8, 50e9),
+        ("aws-p4d", 8, 4, 12.5e9),
+        ("aws-p5", 8, 32, 12.5e9),
     ],
 )
 def test_cluster_states_line_rates_and_keeps_below_them(
@@ -126,7 +133,7 @@ def test_cluster_states_line_rates_and_keeps_below_them(
 
 @pytest.mark.parametrize("name", [name for name in CLUSTERS if name != "ideal"])
 def test_every_hardware_number_of_a_cluster_has_its_source_on_its_line(name: str) -> None:
-    measured = re.compile(r" *(latency|bandwidth|efficiency|\w+_bandwidth|fp32|tf32|fp16|bf16): ")
+    measured = re.compile(r" *(latency|bandwidth|efficiency|collective_overhead|\w+_bandwidth|fp32|tf32|fp16|bf16): ")
     lines = [line for line in presets.path("clusters", name).read_text().splitlines() if measured.match(line)]
     assert len(lines) >= 9
     assert [line for line in lines if "  # " not in line] == []

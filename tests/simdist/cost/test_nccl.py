@@ -1,0 +1,186 @@
+"""NCCL on GPUs of a stated generation: closed forms of its protocols, of reduction in switches, and what it chooses."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from simdist import scenario
+from simdist.cost import Shared, price
+from simdist.plan import AllGather, AllReduce, Broadcast, Buffer, Plan, ReduceScatter
+from simdist.plan.group import Group
+from simdist.scenario.cluster import Cluster, Device, Link
+from simdist.scenario.unused_settings import warnings_of
+from simdist.scenario.workload import Tensor, Workload
+
+FABRIC_BPS, NETWORK_BPS = 240e9, 100e9
+NVLINK, NETWORK = Link(latency_s=3.4e-6, bandwidth_Bps=FABRIC_BPS), Link(latency_s=1e-6, bandwidth_Bps=NETWORK_BPS)
+WORKLOAD = Workload(tensors=(Tensor(name="w", count=1),), batch_size=1, forward_s=0.1)
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+
+
+def machines(nodes=1, capability=8.0, *, gpus=8, network=NETWORK, **more):
+    device = Device(compute_capability=capability)
+    return Cluster(nodes=nodes, gpus_per_node=gpus, fabric=NVLINK, network=network, device=device, **more)
+
+
+def priced(cluster, nbytes, algorithm="auto", kind="all_reduce", group=None):
+    group = group or Group(cluster.world_size)
+    op = {
+        "all_reduce": AllReduce("whole", group, algorithm=algorithm),
+        "reduce_scatter": ReduceScatter("whole", "slice", group, algorithm=algorithm),
+        "all_gather": AllGather("slice", "whole", group, algorithm=algorithm),
+        "broadcast": Broadcast("whole", group, algorithm=algorithm),
+    }[kind]
+    count = nbytes // 4
+    buffers = Buffer("whole", count, initialized=True), Buffer("slice", count // group.size, initialized=True)
+    costs = price(
+        Plan.from_steps("one", world_size=cluster.world_size, buffers=buffers, steps=[(op,)]), cluster, WORKLOAD
+    )
+    assert isinstance(costs.of[op], Shared)
+    return costs.of[op]
+
+
+def seconds(*args, **more):
+    return priced(*args, **more).alone_s
+
+
+def most_nbytes(cluster, nbytes, **more):
+    (transfer,) = priced(cluster, nbytes, **more).transfers
+    return max(float(stage.nbytes.max()) for stage in transfer.stages)
+
+
+def ring_s(base, hops_s, share, nbytes, n=8):
+    """Return base + hops + 2 (n - 1) / n of the bytes at a share of the fabric."""
+    return base + hops_s + 2 * (n - 1) / n * nbytes / (share * FABRIC_BPS)
+
+
+def test_in_a_node_small_buffers_go_by_ll_larger_by_ll128_large_ones_by_simple():
+    ll = ring_s(6.6e-6, 14 * 0.6e-6, 1 / 4, 32 * KIB)
+    ll128 = ring_s(14e-6, 14 * 1.9e-6, 0.92, 4 * MIB)
+    simple = ring_s(8.4e-6, 2 * 14 * 3.4e-6, 1, GIB)  # chunks of more than 32 KiB have two slices
+    found = [seconds(machines(), nbytes) for nbytes in (32 * KIB, 4 * MIB, GIB)]
+    assert found == pytest.approx([ll, ll128, simple], rel=1e-12)
+
+
+def test_simple_waits_for_each_slice_of_a_chunk():
+    simple_only = machines(library="nccl_simple")
+    one, two = 8 * 24 * 32 * KIB, 8 * 24 * 32 * KIB + 32
+    assert seconds(simple_only, one) == pytest.approx(ring_s(8.4e-6, 14 * 3.4e-6, 1, one), rel=1e-12)
+    assert seconds(simple_only, two) == pytest.approx(ring_s(8.4e-6, 28 * 3.4e-6, 1, two), rel=1e-12)
+
+
+@pytest.mark.parametrize(("capability", "share", "most_Bps"), [(8.0, 1 / 4, 87.7e9), (9.0, 1 / 2, 141e9)])
+def test_ll_takes_a_share_that_grew_with_hopper_up_to_a_limit(capability, share, most_Bps):
+    bandwidth_Bps = min(share * FABRIC_BPS, most_Bps)
+    expected_s = 6.6e-6 + 14 * 0.6e-6 + 2 * 7 / 8 * 512 * KIB / bandwidth_Bps
+    assert seconds(machines(capability=capability), 512 * KIB) == pytest.approx(expected_s, rel=1e-12)
+
+
+def test_flags_of_ll_and_ll128_flow_and_the_rest_that_they_lack_is_waiting():
+    ring_nbytes = 2 * 7 / 8
+    assert most_nbytes(machines(), 32 * KIB) == pytest.approx(2 * ring_nbytes * 32 * KIB)
+    assert most_nbytes(machines(), 4 * MIB) == pytest.approx(ring_nbytes * 4 * MIB / 0.92)
+    assert most_nbytes(machines(), GIB) == pytest.approx(ring_nbytes * GIB)
+
+
+@pytest.mark.parametrize(("kind", "hops", "share"), [("reduce_scatter", 7, 7 / 8), ("all_gather", 7, 7 / 8)])
+def test_halves_of_an_all_reduce_go_by_the_same_protocols(kind, hops, share):
+    small, large = (seconds(machines(), nbytes, kind=kind) for nbytes in (32 * KIB, GIB))
+    assert small == pytest.approx(6.6e-6 + hops * 0.6e-6 + share * 32 * KIB / (FABRIC_BPS / 4), rel=1e-12)
+    assert large == pytest.approx(8.4e-6 + 2 * hops * 3.4e-6 + share * GIB / FABRIC_BPS, rel=1e-12)
+
+
+def test_a_small_broadcast_goes_by_ll():
+    expected_s = 6.6e-6 + 7 * 0.6e-6 + 8 * KIB / (FABRIC_BPS / 4)
+    assert seconds(machines(), 8 * KIB, kind="broadcast") == pytest.approx(expected_s, rel=1e-12)
+
+
+@pytest.mark.parametrize(("nbytes", "longer"), [(KIB, 1.0), (MIB, 1.4)])
+def test_a_ring_of_simple_between_nodes_waits_longer_from_64_bytes_per_rank_and_channel_on(nbytes, longer):
+    cluster = machines(2, library="nccl_simple", nics_per_node=4)
+    expected_s = longer * (8.4e-6 + 26 * 3.4e-6 + 4 * 14e-6) + 2 * 15 / 16 * nbytes / (4 * NETWORK_BPS)
+    flow_s = 2 * 15 / 16 * nbytes / FABRIC_BPS  # the fabric is slower than four cards
+    expected_s += flow_s - 2 * 15 / 16 * nbytes / (4 * NETWORK_BPS)
+    assert seconds(cluster, nbytes, "ring") == pytest.approx(expected_s, rel=1e-12)
+
+
+def test_a_network_slower_than_nccls_own_hop_counts():
+    slow = NETWORK.model_copy(update={"latency_s": 20e-6})
+    expected_s = 6.8e-6 + 2 * (7 * 0.6e-6 + 20e-6)
+    assert seconds(machines(2, network=slow), 8) == pytest.approx(expected_s, rel=1e-4)
+
+
+def test_chains_of_a_tree_load_the_gpus_of_a_node_alike():
+    fast = NETWORK.model_copy(update={"bandwidth_Bps": 1e15})
+    (transfer,) = priced(machines(2, network=fast), GIB, "double_tree").transfers
+    (stage,) = transfer.stages
+    on_fabric = stage.nbytes[stage.resources < 2 * 16]
+    assert on_fabric == pytest.approx(np.full(32, 2 * 7 / 8 * GIB))
+
+
+def reduced_s(nbytes, chunk, *, n=8, channels=16, share=0.85, steps=3, hop_s=0.0):
+    """Return base + (rounds + steps - 1) (3.4 us + bytes of a round)."""
+    rounds = nbytes / (chunk * n * channels)
+    round_s = nbytes * (1 + 1 / n) / (share * FABRIC_BPS) / max(rounds, 1)
+    return 8.4e-6 + hop_s + (np.ceil(rounds) + steps - 1) * 3.4e-6 + (max(rounds, 1) + steps - 1) * round_s
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "chunk"), [(4 * MIB, 16), (16 * MIB, 32), (32 * MIB, 32), (64 * MIB, 64), (512 * MIB, 64), (GIB, 128)]
+)
+def test_switches_of_hopper_reduce_chunk_by_chunk(nbytes, chunk):
+    cluster = machines(capability=9.0, in_switch_reduction=True)
+    assert seconds(cluster, nbytes) == pytest.approx(reduced_s(nbytes, chunk * KIB), rel=1e-12)
+    assert seconds(cluster, nbytes) < seconds(cluster, nbytes, "ring")
+    assert most_nbytes(cluster, nbytes) == pytest.approx(nbytes * 9 / 8)
+
+
+def test_switches_of_blackwell_have_more_channels_and_a_smaller_share():
+    cluster = machines(capability=10.0, in_switch_reduction=True)
+    expected_s = reduced_s(4 * GIB, 128 * KIB, channels=24, share=0.74)
+    assert seconds(cluster, 4 * GIB) == pytest.approx(expected_s, rel=1e-12)
+
+
+def test_between_nodes_the_switches_reduce_first_and_halves_go_along_two_trees():
+    cluster = machines(2, 9.0, in_switch_reduction=True, nics_per_node=8)
+    assert seconds(cluster, GIB) == pytest.approx(reduced_s(GIB, 128 * KIB, steps=5, hop_s=2 * 14e-6), rel=1e-12)
+    (transfer,) = priced(cluster, GIB).transfers
+    assert transfer.stages[0].nbytes[transfer.stages[0].resources >= 32] == pytest.approx(np.full(4, GIB))
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        machines(capability=9.0),
+        machines(capability=8.0, in_switch_reduction=True),
+        machines(gpus=2, capability=9.0, in_switch_reduction=True),
+    ],
+    ids=["no such switch", "Ampere", "two GPUs"],
+)
+def test_without_switches_that_reduce_it_is_the_ring(cluster):
+    assert seconds(cluster, GIB) == seconds(cluster, GIB, "ring")
+
+
+def test_without_a_generation_a_ring_is_a_perfect_pipeline_over_the_links():
+    cluster = Cluster(nodes=1, gpus_per_node=8, fabric=NVLINK, network="ideal", in_switch_reduction=True)
+    for algorithm in ("auto", "ring"):
+        expected_s = 14 * 3.4e-6 + 2 * 7 / 8 * MIB / FABRIC_BPS
+        assert seconds(cluster, MIB, algorithm) == pytest.approx(expected_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["dgx-a100", "dgx-h100", "dgx-b200", "aws-p4d", "aws-p5"])
+@pytest.mark.parametrize("nodes", [1, 2, 4])
+def test_more_bytes_never_take_much_less_time(name, nodes):
+    """Protocols and chunks change with size, as NCCL's: a step back of some per cent is NCCL's, too."""
+    cluster = scenario.load_cluster(scenario.presets.path("clusters", name)).model_copy(update={"nodes": nodes})
+    times = [seconds(cluster, 4 * int(2 ** (exponent / 2))) for exponent in range(2, 64)]
+    assert all(after > 0.8 * before for before, after in itertools.pairwise(times))
+
+
+def test_reduction_in_switches_that_nobody_uses_is_told():
+    text = (
+        "name: x\ncluster: {preset: ideal, in_switch_reduction: true}\nworkload: resnet18\n"
+        "schedules:\n  - kind: sync\nsteps: 1\nseed: 0\n"
+    )
+    assert "cluster.in_switch_reduction has no effect" in " ".join(warnings_of(scenario.loads(text)))
