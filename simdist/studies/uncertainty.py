@@ -114,9 +114,8 @@ def spread(
     low, high = (center + np.quantile(sums, [tail, 1 - tail], method="hazen")).tolist()
     parts = _parts(changes, places) | {CHANCE: (half / NORMAL_QUANTILE) ** 2}
     total = sum(parts.values())
-    return (min(low, center), max(high, center)), {
-        name: part / total for name, part in parts.items() if name
-    } if total else {}
+    shares = {name: part / total for name, part in parts.items() if name and total}
+    return (min(low, center), max(high, center)), shares
 
 
 @cache
