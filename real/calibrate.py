@@ -16,7 +16,7 @@ import click
 
 from real import models
 from real.calibration import machine, output
-from real.calibration.clusters import Form, derive
+from real.calibration.clusters import Cores, Form, derive
 from real.calibration.data import DataRates, Setup, measure_data, with_data
 from real.calibration.measure import Pace, measure, tasks
 from real.calibration.tables import OPS, OpName
@@ -223,6 +223,7 @@ def _links(
         about = f"about {format_seconds(options.budget_s)}, more where three repetitions take longer"
         click.echo(f"measuring {len(todo)} operations: {about}", err=True)
     device = machine.measure_device(connection)
+    cores = _cores(connection) if options.links == "line" and connection.backend == "gloo" else None
     measurements = measure(connection, todo, Pace(options.budget_s, options.gap_s))
     if here.rank != 0:
         return
@@ -244,7 +245,7 @@ def _links(
         measurements,
         nodes=nodes,
         ranks_per_node=here.local_world_size,
-        form=Form(options.links, options.rate_Bps),
+        form=Form(options.links, options.rate_Bps, cores),
         device=device,
         library=connection.backend,
         name=options.cluster.stem if options.cluster else "measured",
@@ -256,6 +257,19 @@ def _links(
     if options.cluster:
         cluster = with_data(derived.cluster, rates, source=measured) if rates else derived.cluster
         _write(options.cluster, dump_cluster(cluster), options.force)
+
+
+def _cores(connection: Connection) -> Cores:
+    """Return the cores of a node; nodes whose kernels were booted together are one machine."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    machine_id = boot.read_text(encoding="ascii").strip() if boot.exists() else str(connection.place.rank)
+    handover_s = machine.measure_handover(connection)
+    here = connection.place
+    machines = connection.exchange("the machine", machine_id)
+    shared = here.world_size > here.local_world_size and len(set(machines)) == 1
+    n_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    crowd = max(1.0, (here.world_size if shared else here.local_world_size) / n_cores)
+    return Cores(n_cores, shared, handover_s / crowd)
 
 
 def _model(

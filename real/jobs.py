@@ -236,7 +236,8 @@ def _prices(run: RunDirectory, rank: int) -> tuple[Mapping[ops.Op, float], Calla
     Returns:
         Seconds of each operation that always takes as long; and (load, number) -> seconds of the others.
     """
-    costs = price(run.plan, run.scenario.cluster, run.scenario.workload)
+    cluster = run.scenario.cluster.model_copy(update={"host": None})  # waking up takes what it takes here
+    costs = price(run.plan, cluster, run.scenario.workload)
     seconds: dict[ops.Op, float] = {}
     for op, cost in costs.of.items():
         match cost:

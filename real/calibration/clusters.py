@@ -5,12 +5,31 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
+import numpy as np
+
 from real.calibration.line_fit import Fit, fit, predicted_s
 from real.calibration.tables import Hop, Measurement, Where, hops, is_flat_at_end, line, table
 from simdist.scenario import Cluster, Device, Library, Link
+from simdist.scenario.cluster import Host
+from simdist.scenario.uncertain import Range
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds
 
 _SHARING_TOLERANCE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """What is known of CPU cores before links are.
+
+    Args:
+        per_node: Cores of a machine.
+        shared: Whether all nodes are on one machine.
+        handover_s: Seconds of a core that an operation takes besides what it does.
+    """
+
+    per_node: int
+    shared: bool
+    handover_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +39,12 @@ class Form:
     Args:
         links: As the measured table, or as a line.
         rate_Bps: Of the network, for a line.
+        cores: For a line with gloo: the CPU cores of a machine; None leaves out what communication takes of them.
     """
 
     links: Literal["table", "line"]
     rate_Bps: float | None = None
+    cores: Cores | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +69,8 @@ def derive(
     """Return the cluster that explains the all_reduces.
 
     Tables are of those inside nodes, and of those between one rank of each node. Lines are fitted to these and those of
-    the world together; groups that share the network at the same time do so unevenly, and tell less.
+    the world together, with gloo also of reduce_scatters and all_gathers; groups that share the network at the same
+    time do so unevenly, and tell less.
 
     Raises:
         ScenarioError: Too few sizes were measured, or times do not grow with them.
@@ -70,10 +92,9 @@ def derive(
     )
     notes = [*fabric_notes, *network_notes]
     if form.links == "line":
-        alone = [each for each in _all_reduces(measurements) if each.task.where != "all per node"]
-        fitted = fit(cluster, alone)
-        cluster = fitted.cluster
-        notes += _fit_notes(fitted, alone)
+        fitted = fit(_with_cores(cluster, form.cores), measurements)
+        cluster = fitted.cluster.model_copy(update={"uncertain": _ranges(fitted)})
+        notes += _fit_notes(fitted)
     notes += [*_sharing_note(measurements, cluster), *missing]
     return Derived(cluster, tuple(notes))
 
@@ -82,19 +103,63 @@ def _all_reduces(measurements: Sequence[Measurement]) -> list[Measurement]:
     return [each for each in measurements if each.task.op == "all_reduce"]
 
 
-def _fit_notes(fitted: Fit, measured: Sequence[Measurement]) -> list[str]:
-    cluster = fitted.cluster
+def _with_cores(cluster: Cluster, cores: Cores | None) -> Cluster:
+    """Return a cluster in which communication takes CPU cores, so much as is usual to begin with."""
+    if cores is None:
+        return cluster
+    host = Host(copy_Bps=5e9, collective_s=2e-4, handover_s=cores.handover_s, source=cluster.source)
+    fabric = cluster.fabric if cluster.fabric == Link.ideal() else Link(latency_s=1e-4, bandwidth_Bps=3e9)
+    update = {"host": host, "cores_per_node": cores.per_node, "shares_cores": cores.shared, "fabric": fabric}
+    return cluster.model_copy(update=update)
+
+
+def _ranges(fitted: Fit) -> dict[str, Range]:
+    """Return the ranges of the links' rates: by twice the root mean square of what large messages are missed by."""
+    found = {}
+    large = max(each.task.nbytes for each in fitted.measured) / 4
+    pairs = [
+        (each, miss) for each, miss in zip(fitted.measured, fitted.residuals, strict=True) if each.task.nbytes >= large
+    ]
+    for path, link, inside in (("fabric.bandwidth", "fabric", True), ("network.efficiency", "network", False)):
+        misses = [miss for each, miss in pairs if (each.task.where == "node") == inside]
+        if not misses:
+            continue
+        name = path.partition(".")[2]
+        field = {"bandwidth": "bandwidth_Bps"}.get(name, name)
+        value, off = (
+            getattr(getattr(fitted.cluster, link), field),
+            min(0.5, 2 * float(np.sqrt(np.mean(np.square(misses))))),
+        )
+        ends = value * (1 - off), value * (1 + off)
+        if name == "efficiency":
+            texts = tuple(f"{100 * min(1.0, end):.4g}%" for end in ends)
+        else:
+            texts = tuple(format_Bps(end) for end in ends)
+        source = f"real.calibrate: twice the root mean square of what the line misses, {100 * off / 2:.2g} %"
+        found[path] = Range.model_validate(
+            {"from": texts[0], "to": texts[1], "source": source, "measure": "real.calibrate with a larger --budget"}
+        )
+    return found
+
+
+def _fit_notes(fitted: Fit) -> list[str]:
+    cluster, host = fitted.cluster, fitted.cluster.host
     notes = [
         f"{name}: {format_seconds(link.latency_s)} + size / ({format_Bps(link.bandwidth_Bps)} x {link.efficiency:.3g})"
         for name, link in (("fabric", cluster.fabric), ("network", cluster.network))
         if link != Link.ideal()
     ]
-    notes.append(f"overhead of a collective: {format_seconds(cluster.collective_overhead_s)}")
-    misses = zip(measured, fitted.residuals, strict=True)
-    return [
-        *notes,
-        *(f"{each.task.where}, {format_nbytes(each.task.nbytes)}: {100 * miss:+.1f} %" for each, miss in misses),
-    ]
+    if host is None:
+        notes.append(f"overhead of a collective: {format_seconds(cluster.collective_overhead_s)}")
+    else:
+        whose = "of all nodes together" if cluster.shares_cores else "of a node"
+        notes.append(
+            f"of a core, {cluster.cores_per_node} of them {whose}: {format_seconds(host.collective_s)} a collective, "
+            f"{format_Bps(host.copy_Bps)} over a buffer, {format_seconds(host.handover_s)} an operation"
+        )
+    notes += [f"at its bound: {name}, which the fit would have lower still" for name in fitted.at_bounds]
+    misses = zip(fitted.measured, fitted.residuals, strict=True)
+    return [*notes, *(f"{each.task}: {100 * miss:+.1f} %" for each, miss in misses)]
 
 
 def _link(name: str, points: list[Hop], form: Form) -> tuple[Link, list[str]]:

@@ -1,15 +1,20 @@
-"""Lines for all links at once, from all all_reduces that were measured: inside nodes, between them, and of the world.
+"""Lines for all links at once, from all rings that were measured: inside nodes, between them, and of the world.
 
-By the cost model, the time of a ring all_reduce is a sum: the overhead of the collective, the latency of each link
-times the hops over it in the longest chain of sends, and the seconds per byte of the link that decides times the bytes.
-The factors follow from the cost model itself: each is how much the time grows if one parameter does. So the parameters
-are the solution of linear least squares, none of them below zero, for the relative misses of all measurements together.
-Each counts once, however often it was repeated: what a line misses outweighs what noise does.
+By the cost model, the time of a ring follows from the overhead of a collective, the latency of each link, and its
+seconds per byte. So these are the solution of least squares, none of them below zero, for the relative misses of all
+measurements together; large misses count for less than their squares, because a busy machine now and then has some.
+Each measurement counts once, however often it was repeated: what a line misses outweighs what noise does.
 
 One group size alone cannot tell the overhead of a collective from the latency of its hops. Groups of several sizes can:
 those of nodes, of one rank per node, and the world have other numbers of hops, but one overhead each.
+
+**CPU cores.** With gloo, ranks move their data themselves. Then the overhead and the seconds per byte inside a node are
+those of a core (`Cluster.host`), and so are those of passing over a buffer, which reduce_scatter and all_gather do more
+and less often than all_reduce: all three are needed. They would look like a slower network, but do not become faster
+with it. So the network's own seconds per byte are those of messages between two ranks, which nothing else delays.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from real.calibration.measure import collective, one_op_plan
-from real.calibration.tables import Measurement, MeasuringTask, non_negative
+from real.calibration.tables import Measurement, MeasuringTask
 from simdist.cost import Costs, Shared, Stage, price
 from simdist.scenario import Cluster, Link, Tensor, Workload
 
@@ -47,8 +52,18 @@ def _stage_s(stages: Sequence[Stage], costs: Costs) -> float:
     return max(stage.latency_s for stage in stages) + float((nbytes / costs.capacity_Bps).max())
 
 
-_N_ROUNDS = 5  # which link decides, and which chain is longest, depends on the parameters themselves
-_STEP = 1e-2
+_FITTED = ("all_reduce", "reduce_scatter", "all_gather")
+_LARGE = 0.05  # misses above count for less
+_TINY = 1e-6  # of a parameter's usual size: then it is at its bound
+_USUAL = (1e-3, 1e-4, 1e-9, 1e-4, 1e-9, 1e-10)  # sizes of the parameters, so that all steps are alike
+_NAMES = (
+    "the overhead of a collective",
+    "the latency of the fabric",
+    "the time of a byte on the fabric",
+    "the latency of the network",
+    "the time of a byte on the network",
+    "the time of a byte in a buffer",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,49 +72,84 @@ class Fit:
 
     Args:
         cluster: With fitted links and overhead.
+        measured: What it is from.
         residuals: By which share of the measured time the cluster misses each measurement; positive where it is slower.
+        at_bounds: Parameters that would rather be below what they can be, in words.
     """
 
     cluster: Cluster
+    measured: tuple[Measurement, ...]
     residuals: tuple[float, ...]
+    at_bounds: tuple[str, ...]
 
 
-def fit(first: Cluster, measured: Sequence[Measurement]) -> Fit:
+def fit(first: Cluster, measurements: Sequence[Measurement]) -> Fit:
     """Return the cluster with the least relative misses.
 
     Args:
         first: The cluster to begin with: lines, with the stated rate of the network and the efficiency below or at 1.
-        measured: All_reduces, with what they took.
+            With `host`, what communication takes of CPU cores is found, too, and the efficiency is that of messages.
+        measurements: Collectives, and messages between nodes. Groups that share the network do so unevenly, and tell
+            less: they do not count.
     """
-    times_s = np.array([each.median_s for each in measured])
-    weights = 1 / times_s
-    found = _values(first)
-    least = np.array([0.0, 0.0, 0.0, 0.0, 1 / first.network.bandwidth_Bps])
-    free = np.array([parameter in _free(first) for parameter in range(len(found))])
-    for _ in range(_N_ROUNDS):
-        factors = _factors(first, found, free, [each.task for each in measured])
-        rest_s = times_s - factors @ np.where(free, least, found)
-        found = np.where(free, least, found)
-        found[free] += non_negative(factors[:, free] * weights[:, None], rest_s * weights)
-    cluster = _with(first, found)
-    misses = [(predicted_s(cluster, each.task) or 0.0) / each.median_s - 1 for each in measured]
-    return Fit(cluster, tuple(misses))
+    from scipy.optimize import least_squares
+
+    ops = _FITTED if first.host else _FITTED[:1]
+    measured = [each for each in measurements if each.task.op in ops and each.task.where != "all per node"]
+    known_s = message_s_per_byte(measurements) if first.host else None
+    start, least = _values(first), np.zeros(len(_USUAL))
+    least[4] = 1 / first.network.bandwidth_Bps
+    if known_s is not None:
+        start[4] = max(known_s, least[4])
+    free = np.array([parameter in _free(first, known_s) for parameter in range(len(start))])
+
+    def misses(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        found = start.copy()
+        found[free] = values * usual
+        cluster = _with(first, found)
+        return np.array([(predicted_s(cluster, each.task) or 0.0) / each.median_s - 1 for each in measured])
+
+    usual, lowest = np.array(_USUAL)[free], least[free]
+    begin = np.maximum(start[free], lowest + _TINY * usual) / usual
+    bounds = (lowest / usual, np.inf)
+    solved = least_squares(misses, begin, bounds=bounds, loss="soft_l1", f_scale=_LARGE, xtol=1e-12, ftol=1e-12)
+    found = start.copy()
+    found[free] = np.where(solved.x - lowest / usual < _TINY, lowest / usual, solved.x) * usual
+    at_bounds = [name for name, at in zip(np.array(_NAMES)[free], found[free] <= lowest, strict=True) if at]
+    return Fit(_with(first, found), tuple(measured), tuple(solved.fun.tolist()), tuple(at_bounds))
 
 
-def _free(cluster: Cluster) -> set[int]:
+def message_s_per_byte(measurements: Sequence[Measurement]) -> float | None:
+    """Return what a byte of a message between nodes takes, from the two largest sizes; None if there are fewer."""
+    found = sorted(
+        (each.task.nbytes, each.median_s)
+        for each in measurements
+        if each.task.op == "sendrecv" and each.task.where == "pair of nodes"
+    )
+    if len(found) < 2 or found[-1][1] <= found[-2][1]:
+        return None
+    (smaller, before_s), (larger, after_s) = found[-2:]
+    return (after_s - before_s) / (larger - smaller)
+
+
+def _free(cluster: Cluster, known_s: float | None) -> set[int]:
     """Return which parameters the measurements of a cluster can tell."""
     inside, between = cluster.gpus_per_node > 1, cluster.nodes > 1
-    return ({0} if inside and between else set()) | ({1, 2} if inside else set()) | ({3, 4} if between else set())
+    found = ({0} if cluster.host or (inside and between) else set()) | ({1, 2} if inside else set())
+    found |= {3} if between else set()
+    return found | ({4} if between and known_s is None else set()) | ({5} if cluster.host else set())
 
 
 def _values(cluster: Cluster) -> NDArray[np.float64]:
-    fabric, network = cluster.fabric, cluster.network
+    fabric, network, host = cluster.fabric, cluster.network, cluster.host
     slopes = [1 / (link.bandwidth_Bps * link.efficiency) for link in (fabric, network)]
-    return np.array([cluster.collective_overhead_s, fabric.latency_s, slopes[0], network.latency_s, slopes[1]])
+    overhead_s = host.collective_s if host else cluster.collective_overhead_s
+    pass_s = 1 / host.copy_Bps if host else 0.0
+    return np.array([overhead_s, fabric.latency_s, slopes[0], network.latency_s, slopes[1], pass_s])
 
 
 def _with(cluster: Cluster, values: NDArray[np.float64]) -> Cluster:
-    overhead_s, fabric_latency_s, fabric_slope, network_latency_s, network_slope = (float(value) for value in values)
+    overhead_s, fabric_latency_s, fabric_slope, network_latency_s, network_slope, pass_s = values.tolist()
     links = {}
     if fabric_slope > 0:
         links["fabric"] = Link(latency_s=fabric_latency_s, bandwidth_Bps=1 / fabric_slope)
@@ -107,26 +157,7 @@ def _with(cluster: Cluster, values: NDArray[np.float64]) -> Cluster:
         rate_Bps = cluster.network.bandwidth_Bps
         efficiency = min(1.0, 1 / (network_slope * rate_Bps))
         links["network"] = Link(latency_s=network_latency_s, bandwidth_Bps=rate_Bps, efficiency=efficiency)
-    return cluster.model_copy(update={**links, "collective_overhead_s": overhead_s})
-
-
-def _factors(
-    cluster: Cluster, values: NDArray[np.float64], free: NDArray[np.bool_], tasks: Sequence[MeasuringTask]
-) -> NDArray[np.float64]:
-    """Return how much the time of each task grows with each parameter, around `values`, `[n_tasks, n_parameters]`.
-
-    Those that are not free, of links that are not there, are 0.
-    """
-    columns = []
-    for parameter, value in enumerate(values):
-        if not free[parameter]:
-            columns.append([0.0] * len(tasks))
-            continue
-        step = _STEP * (value or float(values[values > 0].min(initial=1e-6)))
-        more = values.copy()
-        more[parameter] += step
-        after, before = _with(cluster, more), _with(cluster, values)
-        columns.append(
-            [((predicted_s(after, task) or 0.0) - (predicted_s(before, task) or 0.0)) / step for task in tasks]
-        )
-    return np.array(columns).T
+    if cluster.host is None:
+        return cluster.model_copy(update={**links, "collective_overhead_s": overhead_s})
+    work = {"collective_s": overhead_s, "copy_Bps": 1 / pass_s if pass_s > 0 else math.inf}
+    return cluster.model_copy(update={**links, "host": cluster.host.model_copy(update=work)})

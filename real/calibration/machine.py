@@ -2,6 +2,8 @@
 
 import platform
 import statistics
+import tempfile
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -11,10 +13,16 @@ from typing import Literal, TypeAlias
 import torch
 
 from real import models
+from real.buffers.memory import Memory
 from real.collectives.byte_transfer import gather_rows
+from real.execution.running import perform
 from real.processes.launch import Connection
-from real.recording.timing import now_s
+from real.programs.base import Program
+from real.programs.emulated import EmulatedProgram
+from real.recording.timing import Sleeper, now_s
 from simdist.errors import ScenarioError
+from simdist.plan import Buffer, Plan, ops
+from simdist.plan.group import Group
 from simdist.scenario import Device, Workload, load_workload, presets
 from simdist.settings.precision import Utilization
 
@@ -22,6 +30,7 @@ Precision: TypeAlias = Literal["fp32", "bf16"]
 
 _GPU_NBYTES, _CPU_NBYTES = 2**29, 2**26  # several times the caches
 _N_COPIES = 10
+_N_IDLE, _IDLE_S = 100, 2e-3
 _N_WARM_UP, _LEAST_STEPS, _MOST_STEPS = 3, 5, 200
 
 
@@ -77,6 +86,45 @@ def measure_device(connection: Connection) -> Device:
     connection.barrier("host bandwidth")
     host_Bps = nbytes / _median_of_ranks(_copy_s(pinned, dst))
     return Device(name=device_name(device), memory_bandwidth_Bps=memory_Bps, host_bandwidth_Bps=host_Bps)
+
+
+def measure_handover(connection: Connection) -> float:
+    """Return the seconds that an operation takes besides what it does, on all ranks at once.
+
+    Steps are performed whose operations do nothing but sleep, and need no other rank.
+    """
+    one = Group(1)
+    step = (
+        ops.Forward(("param",), ("loss",)),
+        ops.Wait("loss"),
+        ops.Backward(("loss", "param"), "grad"),
+        ops.AllReduce("grad", one),
+        ops.Optimize(("param",), ("grad",)),
+    )
+    buffers = tuple(Buffer(name, 1, initialized=True) for name in ("param", "loss", "grad"))
+    plan = Plan.from_steps(
+        "handing over", world_size=connection.place.world_size, buffers=buffers, steps=[step] * _N_IDLE
+    )
+    slept_s: dict[ops.Op, float] = {op: _IDLE_S for op in step if not isinstance(op, ops.Wait | ops.AllReduce)}
+
+    def program(memory: Memory, failed: threading.Event) -> Program:
+        return EmulatedProgram(slept_s, Sleeper(failed), Sleeper(failed), failed)
+
+    with tempfile.TemporaryDirectory() as folder:
+        done = perform(
+            connection,
+            plan,
+            {},
+            buffers=set(),
+            program=program,
+            program_name="idle",
+            timeout_s=connection.timeout_s,
+            parts=Path(folder),
+        )
+        connection.barrier("handing over")
+    if done is None:
+        return 0.0
+    return max(0.0, done[0].makespan_s / _N_IDLE - len(slept_s) * _IDLE_S) / len(step)
 
 
 def measure_step(

@@ -1,10 +1,12 @@
 """Measure collectives and messages on all ranks.
 
-A repetition begins, on every rank, at a moment that was agreed upon, after a gap in which nothing is sent, because
-training has such gaps too. It lasts from the moment when the last member has begun until the last one has ended. The
-collective is performed as the executor performs it, the division of a mean included.
+A repetition begins, on every rank, at a moment that was agreed upon, after a gap in which nothing is sent, and on
+another buffer than the one before, because in training there are gaps, and caches hold other buffers. It lasts from the
+moment when the last member has begun until the last one has ended. The collective is performed as the executor performs
+it, the division of a mean included.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, assert_never
@@ -23,6 +25,7 @@ from real.recording.timing import now_s, precise_sleeps, sleep_s
 from simdist.plan import Buffer, Plan, ops
 from simdist.plan.group import Group
 
+_COLD_NBYTES, _MOST_BUFFERS = 2**25, 8  # buffers of each task take turns
 _LEAST_REPETITIONS, _MOST_REPETITIONS = 3, 200
 _Act: TypeAlias = Callable[[], None]
 
@@ -190,8 +193,10 @@ class _Bench:
             return self._ping(task)
         op = collective(task.op, task.group)
         plan = one_op_plan(op, task.count, self._world.world_size)
-        memory = Memory(plan, self._connection.device, {"whole", "slice"})
-        return lambda: self._world.perform(op, memory)
+        n_buffers = min(_MOST_BUFFERS, max(1, _COLD_NBYTES // task.nbytes))
+        memories = [Memory(plan, self._connection.device, {"whole", "slice"}) for _ in range(n_buffers)]
+        turns = itertools.cycle(memories)
+        return lambda: self._world.perform(op, next(turns))
 
     def _ping(self, task: MeasuringTask) -> _Act:
         ((first, second),) = task.taking_part(self._world.world_size)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from simdist.cost.algorithms import collective_transfer
 from simdist.cost.compute import ComputeCost
 from simdist.cost.costs import Costs, Local, OpCost, Resources, Shared, Stage, Transfer, Varying
-from simdist.cost.topology import Call, LinkCost, Topology
+from simdist.cost.topology import Call, HostCost, LinkCost, Topology
 from simdist.errors import PlanError
 from simdist.plan import Buffer, Plan, ops
 from simdist.plan.group import Group
@@ -96,12 +96,13 @@ class _Pricing:
             resources.n_nodes,
             resources.ranks_per_node,
             resources.n_servers,
-            LinkCost.of(cluster.fabric),
+            _fabric_cost(cluster),
             LinkCost.of(cluster.network, n_parallel=cluster.nics_per_node),
             switched=cluster.oversubscription > 1 or resources.switch in disturbed or resources.switch in shares,
             bridged=math.isfinite(cluster.host_bridge_Bps),
             overhead_s=cluster.collective_overhead_s,
             host_Bps=cluster.host_reduction_Bps,
+            host=_host_cost(cluster),
         )
         self._undisturbed_Bps = self._capacity_Bps()
         self.capacity_Bps = self._undisturbed_Bps.copy()
@@ -149,6 +150,12 @@ class _Pricing:
         return capacity_Bps
 
     def cost(self, op: ops.Op) -> OpCost:
+        cost, host = self._cost(op), self._cluster.host
+        if host is None or not isinstance(cost, Local) or isinstance(op, ops.Delay | ops.Tick):
+            return cost
+        return Local(cost.seconds + self._cluster.ranks_per_core * host.handover_s)
+
+    def _cost(self, op: ops.Op) -> OpCost:
         match op:
             case ops.Forward():
                 return Local(self._compute.forward([buffer for buffer in map(self._buffer, op.srcs) if buffer.tensors]))
@@ -202,7 +209,8 @@ class _Pricing:
 
     def _collective(self, op: ops.Collective, nbytes: int) -> Shared:
         groups = enumerate(map(np.array, op.group.members(self._plan.world_size)))
-        calls = [Call(op, members, nbytes, self.topology, number) for number, members in groups]
+        sparse = isinstance(op, ops.AllGather) and self._buffer(op.dst).sparse
+        calls = [Call(op, members, nbytes, self.topology, number, sparse) for number, members in groups]
         transfers = (collective_transfer(call, self._cluster, self._undisturbed_Bps) for call in calls)
         if math.isfinite(self.topology.host_Bps):
             transfers = (self._with_copies(transfer, op, nbytes) for transfer in transfers)
@@ -250,6 +258,21 @@ class _Pricing:
         stages = ((Stage(latency_s, path[limited], amounts),) for path in paths)
         transfers = (Transfer(each if by.is_first(rank) else ()) for rank, each in enumerate(stages))
         return Shared.of(_EVERY_RANK, transfers, self.capacity_Bps)
+
+
+def _fabric_cost(cluster: Cluster) -> LinkCost:
+    """Return the link inside a node; where CPU cores move its bytes, ranks get what they have of the cores."""
+    link = LinkCost.of(cluster.fabric)
+    if cluster.host is None or link.table is not None:
+        return link
+    return replace(link, capacity_Bps=link.capacity_Bps / cluster.ranks_per_core)
+
+
+def _host_cost(cluster: Cluster) -> HostCost | None:
+    if cluster.host is None:
+        return None
+    n_ranks = cluster.world_size if cluster.shares_cores else cluster.gpus_per_node
+    return HostCost(cluster.host, cluster.cores_per_node or math.inf, n_ranks, cluster.shares_cores)
 
 
 def _n_servers(plan: Plan) -> int:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from simdist.cost.costs import Resources, Stage, Transfer
 from simdist.plan.ops import Collective
+from simdist.scenario.cluster import Host
 from simdist.scenario.link import Link
 
 
@@ -111,6 +112,34 @@ class Messages:
 
 
 @dataclass(frozen=True, slots=True)
+class HostCost:
+    """What a collective takes of CPU cores. Where more ranks than cores work, they take turns.
+
+    Args:
+        settings: Of one core.
+        n_cores: Cores of a machine.
+        n_ranks: Ranks that share them.
+        shared: Whether all nodes are on one machine.
+    """
+
+    settings: Host
+    n_cores: float
+    n_ranks: int
+    shared: bool
+
+    def seconds(self, call: "Call", n_passes: float, n_rounds: int = 1) -> float:
+        """Return what the members of a group take, with so many passes of each over the whole.
+
+        Inside a node, all ranks of the machine do the same. Groups between nodes share links, so that one works while
+        another sends: then the members of a group share the cores among themselves.
+        """
+        n_ranks = self.n_ranks if call.n_nodes == 1 else call.n if self.shared else max(map(len, call.by_node()))
+        of_one_s = n_rounds * self.settings.collective_s + n_passes * call.nbytes / self.settings.copy_Bps
+        every = max(1.0, self.n_ranks / self.n_cores) * self.settings.handover_s
+        return every + max(1.0, n_ranks / self.n_cores) * of_one_s
+
+
+@dataclass(frozen=True, slots=True)
 class Topology(Resources):
     """Links that join the machines, and the resources that messages use.
 
@@ -121,6 +150,7 @@ class Topology(Resources):
         bridged: Whether a host bridge limits what the GPUs of a node could send.
         overhead_s: Seconds of a collective besides its messages.
         host_Bps: Bytes per second that the process of a rank moves, where GPUs do not: then all messages use the ports.
+        host: What collectives take of CPU cores; None if nothing.
     """
 
     fabric: LinkCost
@@ -129,6 +159,7 @@ class Topology(Resources):
     bridged: bool = False
     overhead_s: float = 0.0
     host_Bps: float = math.inf
+    host: HostCost | None = None
 
     def transfer(self, messages: Iterable[Messages]) -> Transfer:
         """Return the transfer that sends `messages` one after the other."""
@@ -182,7 +213,7 @@ class Topology(Resources):
             case "slowest":
                 return float(hop_s.max()) * messages.rounds
             case "ring":
-                return _longest_chain_s(hop_s, messages.rounds)
+                return longest_chain_s(hop_s, messages.rounds)
             case "line":
                 return math.fsum(hop_s)
             case Paths(fabric_hops, network_hops):
@@ -201,6 +232,7 @@ class Call:
         nbytes: Size of the whole (not of a slice), S in the formulas.
         topology: Where the ranks sit.
         number: Of the group, among those of the operation.
+        sparse: Whether values and indices go in one message, into which they are copied and out of it.
     """
 
     op: Collective
@@ -208,6 +240,7 @@ class Call:
     nbytes: int
     topology: Topology
     number: int = 0
+    sparse: bool = False
 
     @property
     def n(self) -> int:
@@ -244,7 +277,7 @@ def _summed(resources: NDArray[np.int64], nbytes: NDArray[np.float64], n_resourc
     return numbers[flows], totals[flows]
 
 
-def _longest_chain_s(hop_s: NDArray[np.float64], n_sends: int) -> float:
+def longest_chain_s(hop_s: NDArray[np.float64], n_sends: int) -> float:
     """Return the latency of the slowest `n_sends` successive hops of a ring."""
     times_around, rest = divmod(n_sends, len(hop_s))
     ahead = np.concatenate(([0.0], np.cumsum(np.concatenate((hop_s, hop_s[:rest])))))

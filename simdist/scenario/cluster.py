@@ -148,6 +148,23 @@ class HostMemory(Settings):
     source: str = ""
 
 
+class Host(Settings):
+    """What communication takes of a node's CPU cores, where ranks move their data themselves, as with gloo.
+
+    Args:
+        copy_Bps: Bytes per second at which one core passes over a buffer: scales it, adds it up, or copies it.
+        collective_s: Seconds of a core that every member of a collective takes besides.
+        handover_s: Seconds of a core that every operation takes before it begins: a thread has to wake up. All ranks
+            of a machine do so at the same time.
+        source: Where the numbers are from.
+    """
+
+    copy_Bps: BytesPerSecond = math.inf
+    collective_s: Seconds = 0.0
+    handover_s: Seconds = 0.0
+    source: str = ""
+
+
 class Cluster(Settings):
     """`nodes` machines with `gpus_per_node` GPUs each; consecutive ranks share a node.
 
@@ -174,7 +191,11 @@ class Cluster(Settings):
         storage: The file server, if there is one.
         disk: The local disk of every node, if it is used.
         memory: The memory of every node, if samples are kept there.
-        cores_per_node: CPU cores that decode samples, shared by the ranks of a node; unlimited if absent.
+        host: What communication takes of CPU cores; nothing, if absent. With it, the line of `fabric` is that of ranks
+            which have a core to themselves.
+        cores_per_node: CPU cores for decoding samples and for `host`, shared by the ranks of a node; unlimited if
+            absent.
+        shares_cores: Whether all nodes are containers of one machine, and share its `cores_per_node`.
         uncertain: Ranges of numbers that nobody measured, by path, such as `network.efficiency`.
     """
 
@@ -197,7 +218,9 @@ class Cluster(Settings):
     storage: Storage | None = None
     disk: Disk | None = None
     memory: HostMemory | None = None
+    host: Host | None = None
     cores_per_node: Count | None = None
+    shares_cores: bool = False
     uncertain: dict[str, Range] = Field(default_factory=dict, exclude_if=lambda ranges: not ranges)
 
     @model_validator(mode="after")
@@ -210,6 +233,12 @@ class Cluster(Settings):
     def world_size(self) -> int:
         """Number of ranks: one per GPU."""
         return self.nodes * self.gpus_per_node
+
+    @property
+    def ranks_per_core(self) -> float:
+        """How many ranks share a core when all of a machine work, 1 or more."""
+        n_ranks = self.world_size if self.shares_cores else self.gpus_per_node
+        return max(1.0, n_ranks / (self.cores_per_node or math.inf))
 
     def device_speed(self) -> NDArray[np.float64]:
         """Return the factor on the speed of compute of every rank, shape `[world_size]`."""

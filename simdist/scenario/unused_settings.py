@@ -118,7 +118,8 @@ def _of_data_sets(scenario: Scenario) -> Iterator[str]:
         yield "input.decode_workers"
     if not (scenario.checkpoint and scenario.checkpoint.to == "disk") and "disk" in cluster.model_fields_set:
         yield "cluster.disk"
-    yield from (f"cluster.{key}" for key in ("memory", "cores_per_node") if key in cluster.model_fields_set)
+    unused = ("memory",) if cluster.host else ("memory", "cores_per_node")
+    yield from (f"cluster.{key}" for key in unused if key in cluster.model_fields_set)
     if workload.decode_s and "decode_s" in workload.model_fields_set:
         yield "workload.decode"
     if storage and scenario.input.source == "storage" and "storage" in cluster.model_fields_set:
@@ -150,7 +151,7 @@ def _unused_beside_data(scenario: Scenario, data: DataSettings) -> Iterator[str]
         yield f"data.eviction has no effect: {which} that is kept has a capacity"
     if data.seed and data.shuffle == "none" and not isinstance(data.file_nbytes, Lognormal):
         yield "data.seed has no effect: nothing of the data set is random"
-    if "cores_per_node" in cluster.model_fields_set and not scenario.workload.decode_s:
+    if "cores_per_node" in cluster.model_fields_set and not scenario.workload.decode_s and not cluster.host:
         yield "cluster.cores_per_node has no effect: workload.decode is 0"
 
 

@@ -12,6 +12,7 @@ Source:
     NCCL, src/graph/tuning.cc, ncclTopoTuneModel and ncclTopoGetAlgoTime.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 import numpy as np
@@ -37,6 +38,16 @@ def collective_transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np
     """
     if call.n == 1 and call.op.algorithm != "server":
         return Transfer(())
+    transfer = _transfer(call, cluster, capacity_Bps)
+    if call.topology.host is None or not transfer.stages:
+        return transfer
+    from simdist.cost.algorithms.gloo import host_s
+
+    first, *others = transfer.stages
+    return Transfer((replace(first, latency_s=first.latency_s + host_s(call)), *others))
+
+
+def _transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np.float64]) -> Transfer:
     move = call.topology.transfer
     match call.op.algorithm:
         case "auto" | "ring" | "double_tree" as algorithm if cluster.library != "gloo":
@@ -46,7 +57,8 @@ def collective_transfer(call: Call, cluster: "Cluster", capacity_Bps: NDArray[np
         case "auto":
             from simdist.cost.algorithms import gloo
 
-            return move(gloo.gloo(call))
+            transfer = move(gloo.gloo(call))
+            return gloo.two_at_a_time(call, transfer, capacity_Bps) if call.topology.host else transfer
         case "ring":
             from simdist.cost.algorithms import ring
 

@@ -21,14 +21,15 @@ Source:
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import assert_never
 
 import numpy as np
 from numpy.typing import NDArray
 
 from simdist.cost.algorithms.ring import around
-from simdist.cost.costs import Segments
-from simdist.cost.topology import Call, Messages, Paths
+from simdist.cost.costs import Segments, Transfer
+from simdist.cost.topology import Call, Messages, Paths, longest_chain_s
 from simdist.plan import AllGather, AllReduce, Broadcast, Reduce, ReduceScatter
 
 _SEGMENT_NBYTES = 1024 * 1024  # gloo/allreduce.h: kMaxSegmentSize
@@ -51,6 +52,38 @@ def gloo(call: Call) -> Iterator[Messages]:
             assert_never(call.op)
 
 
+def host_s(call: Call) -> float:
+    """Return what a collective takes of its members' CPU cores, seconds.
+
+    An all_reduce scales what each member has, and adds up what comes. A reduce_scatter is that of a copy, from which
+    every member then copies its slice. An all_gather comes to new memory, which the kernel finds and clears, and is
+    copied from there; of two members each copies its own half only, see `real.collectives.worlds`. Servers are talked
+    to one after the other, in messages that each time are launched and waited for like a collective.
+    """
+    assert call.topology.host is not None
+    gathered = (3.0 if call.n > 2 else 0.5) + (1 + 1 / call.n) * call.sparse
+    passes = {AllReduce: 2.0, Reduce: 2.0, ReduceScatter: 3 + 1 / call.n, AllGather: gathered, Broadcast: 0.0}
+    servers = call.op.servers if isinstance(call.op, AllReduce) else None
+    n_rounds = 2 * len(servers.parts) if servers else 1
+    return call.topology.host.seconds(call, passes[type(call.op)], n_rounds)
+
+
+def two_at_a_time(call: Call, transfer: Transfer, capacity_Bps: NDArray[np.float64]) -> Transfer:
+    """Return a transfer whose ring has two segments of each slice under way: latency shows where no link is busy.
+
+    A segment waits for the last but one to arrive. So the ring takes what the busiest link takes, or the longest chain
+    of segments that hand one on, whichever is longer.
+    """
+    ring, *others = transfer.stages
+    if isinstance(call.op, Broadcast):
+        return transfer
+    rounds = (call.n - 1) * (2 if isinstance(call.op, AllReduce | ReduceScatter) else 1)
+    hop_s = call.topology.hops_s(call.members, np.roll(call.members, -1), call.nbytes / call.n / 2)
+    flow_s = replace(ring, latency_s=0.0).alone_s(capacity_Bps)
+    waits_s = max(0.0, longest_chain_s(hop_s, rounds) - flow_s)
+    return Transfer((replace(ring, latency_s=call.topology.overhead_s + waits_s), *others))
+
+
 def segments(calls: Sequence[Call], alone_s: float | NDArray[np.float64]) -> Segments | None:
     """Return how members of rings begin and end on their own; None of collectives that are no all-reduce by a ring.
 
@@ -61,7 +94,8 @@ def segments(calls: Sequence[Call], alone_s: float | NDArray[np.float64]) -> Seg
         calls: Of all groups.
         alone_s: What their rings take, seconds.
     """
-    (first, *_), overhead_s = calls, calls[0].topology.overhead_s
+    first = calls[0]
+    overhead_s = first.topology.overhead_s + (host_s(first) if first.topology.host and first.n > 1 else 0.0)
     if (
         first.n == 1
         or not isinstance(first.op, AllReduce | ReduceScatter)

@@ -19,7 +19,7 @@ from data_files import SampleSet, generate, read_index  # noqa: E402
 from processes import run  # noqa: E402
 
 from real import calibrate  # noqa: E402
-from real.calibration.clusters import Form, derive  # noqa: E402
+from real.calibration.clusters import Cores, Form, derive  # noqa: E402
 from real.calibration.data import DataRates, Setup, drop_cached, fresh_readings, kernel_caches, measure_data, with_data  # noqa: E402  # noqa: E402
 from real.calibration.line_fit import predicted_s  # noqa: E402
 from real.calibration.measure import collective as collective_of  # noqa: E402
@@ -34,6 +34,7 @@ from simdist.engines import des  # noqa: E402
 from simdist.errors import RunError, ScenarioError  # noqa: E402
 from simdist.plan.group import Group  # noqa: E402
 from simdist.scenario import Cluster, Device, Link, Tensor, Workload, load, load_cluster, load_workload, presets  # noqa: E402
+from simdist.scenario.cluster import Host  # noqa: E402
 
 FABRIC = Link(latency_s=3e-6, bandwidth_Bps=3e9, efficiency=0.8)
 NETWORK = Link(latency_s=25e-6, bandwidth_Bps=50e6, efficiency=0.95)
@@ -103,10 +104,10 @@ def test_cluster_with_lines_gives_back_everything(nodes, ranks_per_node):
     todo, measured = as_measured(known)
     found = derived(measured, known, Form("line", NETWORK.bandwidth_Bps)).cluster
     assert found.network.bandwidth_Bps == NETWORK.bandwidth_Bps
-    assert found.network.efficiency == pytest.approx(0.95, rel=1e-9)
-    assert (found.fabric.efficiency, found.fabric.bandwidth_Bps) == (1.0, pytest.approx(2.4e9, rel=1e-9))
+    assert found.network.efficiency == pytest.approx(0.95, rel=1e-4)
+    assert (found.fabric.efficiency, found.fabric.bandwidth_Bps) == (1.0, pytest.approx(2.4e9, rel=1e-4))
     for task, each in zip(todo, measured, strict=True):
-        assert predicted_s(found, task) == pytest.approx(each.median_s, rel=1e-9), str(task)
+        assert predicted_s(found, task) == pytest.approx(each.median_s, rel=1e-4), str(task)
 
 
 @pytest.mark.parametrize(("nodes", "ranks_per_node"), [(1, 8), (8, 1)])
@@ -116,7 +117,38 @@ def test_lines_of_one_kind_of_link_leave_the_other_ideal(nodes, ranks_per_node):
     found = derived(measured, known, Form("line", NETWORK.bandwidth_Bps)).cluster
     assert (found.fabric == Link.ideal(), found.network == Link.ideal()) == (ranks_per_node == 1, nodes == 1)
     for task, each in zip(todo, measured, strict=True):
-        assert predicted_s(found, task) == pytest.approx(each.median_s, rel=1e-9), str(task)
+        assert predicted_s(found, task) == pytest.approx(each.median_s, rel=1e-4), str(task)
+
+
+@each_shape
+def test_what_a_core_takes_is_told_from_the_links(nodes, ranks_per_node):
+    """On faster links, only what the wire takes shrinks; the file says so, and how far off its rates may be."""
+    host = Host(copy_Bps=8e9, collective_s=3e-4, handover_s=2e-5)
+    known = cluster_of(nodes, ranks_per_node).model_copy(
+        update={"host": host, "cores_per_node": 2, "shares_cores": True, "network": NETWORK}
+    )
+    todo, measured = as_measured(known)
+    between = Group(nodes, stride=ranks_per_node)
+    for nbytes in (10**6, 4 * 10**6):  # a message is delayed by nothing but its link
+        seconds = 1e-3 + nbytes / (NETWORK.bandwidth_Bps * NETWORK.efficiency)
+        measured.append(Measurement(MeasuringTask("sendrecv", "pair of nodes", between, nbytes // 4), (seconds,)))
+    form = Form("line", NETWORK.bandwidth_Bps, Cores(2, shared=True, handover_s=2e-5))
+    found = derived(measured, known, form)
+    assert found.cluster.host.collective_s == pytest.approx(3e-4, rel=1e-3)
+    assert found.cluster.host.copy_Bps == pytest.approx(8e9, rel=1e-3)
+    assert found.cluster.network.efficiency == pytest.approx(NETWORK.efficiency, rel=1e-9)
+    assert set(found.cluster.uncertain) == {"network.efficiency", "fabric.bandwidth"}
+    faster = {"network": NETWORK.model_copy(update={"bandwidth_Bps": 4 * NETWORK.bandwidth_Bps})}
+    for task in todo:
+        here, there = (each.model_copy(update=faster) for each in (known, found.cluster))
+        assert predicted_s(there, task) == pytest.approx(predicted_s(here, task), rel=2e-3), str(task)
+
+
+def test_a_parameter_at_its_bound_is_said():
+    known = cluster_of().model_copy(update={"network": NETWORK.model_copy(update={"efficiency": 1.0})})
+    _, measured = as_measured(known, factor=0.97)
+    notes = derived(measured, known, Form("line", NETWORK.bandwidth_Bps)).notes
+    assert any(note.startswith("at its bound: the time of a byte on the network") for note in notes)
 
 
 def test_hops_are_those_of_the_textbook_ring():
