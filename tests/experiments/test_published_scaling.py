@@ -67,12 +67,14 @@ def nccl_rows():
 
 @MODELS
 @pytest.mark.parametrize("system", horovod.NCCL)
-def test_horovod_on_16_gpus_is_met_within_9_percent(system, model):
-    assert nccl_rows()[system, model].error == pytest.approx(0, abs=0.09)
+def test_horovod_on_16_gpus_is_met_within_5_percent(system, model):
+    assert nccl_rows()[system, model].error == pytest.approx(0, abs=0.05)
 
 
-def test_model_that_the_network_decides_is_met_within_a_percent():
-    assert nccl_rows()["TCP Horovod NCCL", "VGG-16"].error == pytest.approx(0, abs=0.01)
+def test_intervals_hold_every_row_of_horovod_with_nccl():
+    rows = [*nccl_rows().values(), *horovod.large_rows().values(), *horovod.other_rows().values()]
+    assert [row for row in rows if row.inside == "no"] == []
+    assert all(row.interval[0] < row.simulated < row.interval[1] for row in rows)
 
 
 def test_rdma_helps_the_model_with_most_parameters_and_hardly_the_others():
@@ -84,24 +86,20 @@ def test_rdma_helps_the_model_with_most_parameters_and_hardly_the_others():
     assert all(1.01 < gains[model] < 1.05 for model in ("InceptionV3", "ResNet-101"))  # published: 1.02 and 1.04
 
 
-def test_128_and_512_gpus_are_met_within_13_percent_but_for_the_largest_model_on_512():
+def test_128_and_512_gpus_are_met_within_6_percent_but_for_the_largest_model_on_512():
     for (n_gpus, model), row in horovod.large_rows().items():
-        assert row.error == pytest.approx(0, abs=0.25 if (n_gpus, model) == (512, "VGG-16") else 0.13)
+        assert row.error == pytest.approx(0, abs=0.14 if (n_gpus, model) == (512, "VGG-16") else 0.06)
 
 
 def test_another_cluster_is_met_with_the_rate_of_one_tcp_connection():
-    rows = horovod.other_rows()
-    assert rows["InceptionV3"].error == pytest.approx(0, abs=0.13)
-    assert rows["ResNet-101"].error == pytest.approx(0, abs=0.03)
-    assert rows["VGG-16"].error == pytest.approx(0, abs=0.03)
+    assert all(row.error == pytest.approx(0, abs=0.06) for row in horovod.other_rows().values())
 
 
 def test_fusion_by_gpu_time_would_hide_what_was_exposed():
     """So gradients meet in the buffer before the GPU has computed them."""
     scenario = horovod.horovod("ResNet-101", "tcp")
     by_cycles = horovod.images_per_s(horovod.with_fusion(scenario, cycle_s=5e-3))
-    published = nccl_rows()["TCP Horovod NCCL", "ResNet-101"].published
-    assert by_cycles / published > 1.1
+    assert by_cycles / nccl_rows()["TCP Horovod NCCL", "ResNet-101"].simulated > 1.08
 
 
 def test_parameter_servers_are_met_within_13_percent_but_for_one_large_variable_on_16_gpus():
@@ -132,7 +130,8 @@ def test_reduction_on_cpus_does_not_depend_on_the_network_as_published_but_is_to
     tcp, rdma = (rows[system] for system in horovod.MPI)
     assert tcp.simulated == pytest.approx(rdma.simulated, rel=0.01)
     assert tcp.published == pytest.approx(rdma.published, rel=0.01)
-    assert all(row.error > 0 for row in horovod.mpi_rows().values())
+    assert all(row.error > -0.04 for row in horovod.mpi_rows().values())
+    assert tcp.error > 0.3
 
 
 @pytest.mark.parametrize("of", [lambda: horovod.horovod("VGG-16", "tcp"), lambda: horovod.parameter_servers("VGG-16")])
