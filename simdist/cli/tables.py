@@ -4,13 +4,14 @@ import sys
 import textwrap
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from shutil import get_terminal_size
 from typing import TypeVar, final
 
 import click
 
-from simdist.settings.units import format_seconds, format_share
+from simdist.settings.units import format_seconds, format_share, in_range
 from simdist.traces import breakdown
 from simdist.traces.links import link_in_words
 
@@ -148,26 +149,6 @@ def factor_with_interval(center: float, interval: tuple[float, float] | None) ->
     return _with_digits(center, half, _digits(half))
 
 
-def seconds_in_range(center_s: float, low_s: float, high_s: float) -> str:
-    """Print a time and the ends of its interval.
-
-    >>> seconds_in_range(0.205, 0.186, 0.24), seconds_in_range(0.98, 0.95, 1.1)
-    ('205 ms (186-240 ms)', '980 ms (950 ms-1.1 s)')
-    """
-    low, high = format_seconds(low_s), format_seconds(high_s)
-    number, _, unit = low.partition(" ")
-    return f"{format_seconds(center_s)} ({number if high.endswith(f' {unit}') else low}-{high})"
-
-
-def factor_in_range(center: float, low: float, high: float) -> str:
-    """Print a speed-up and the ends of its interval.
-
-    >>> factor_in_range(1.36, 1.312, 1.384), factor_in_range(1.0, 1.0, 1.0)
-    ('1.36 (1.31-1.38)', '1.00')
-    """
-    return factor(center) + (f" ({factor(low)}-{factor(high)})" if low < high else "")
-
-
 def lead_with_interval(center: float, interval: tuple[float, float] | None) -> str:
     """Print a factor near 1 with as many digits as tell on which side of 1 its interval lies.
 
@@ -228,8 +209,8 @@ STEP_TIME = Column("step time", "step_s", "step_s_ci95", form=seconds_with_inter
 SPEEDUP = Column("speed-up", "speedup", "speedup_ci95", form=factor_with_interval)
 #: The same where something is uncertain.
 IN_RANGES = (
-    Column("step time", "step_s", "step_s_lo", "step_s_hi", form=seconds_in_range),
-    Column("speed-up", "speedup", "speedup_lo", "speedup_hi", form=factor_in_range),
+    Column("step time", "step_s", "step_s_lo", "step_s_hi", form=partial(in_range, form=format_seconds)),
+    Column("speed-up", "speedup", "speedup_lo", "speedup_hi", form=in_range),
 )
 #: Seconds per step in each state of `simdist.traces.breakdown`.
 STATES = tuple(Column(state, f"{state}_s", form=seconds) for state in breakdown.STATES)

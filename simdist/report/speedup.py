@@ -8,6 +8,7 @@ import numpy as np
 from simdist.errors import ScenarioError
 from simdist.report.figures import literal_text, shortened, tidy
 from simdist.report.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PALE_GREEN, VERMILLION, Style, time_unit
+from simdist.settings.units import in_range
 from simdist.studies.comparison import Row
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def _draw_speedups(axes: "Axes", rows: Sequence[Row], published: Mapping[str, fl
 
 def _speedup_text(row: Row) -> str:
     if row.speedup_range and row.speedup != 1:
-        return f"{row.speedup:.2f} ({row.speedup_range[0]:.2f}-{row.speedup_range[1]:.2f})"
+        return in_range(row.speedup, *row.speedup_range)
     if row.speedup == 1 or row.speedup_ci95 is None:
         return f"{row.speedup:.2f}"
     return f"{row.speedup:.2f} ± {(row.speedup_ci95[1] - row.speedup_ci95[0]) / 2:.2f}"

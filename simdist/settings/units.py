@@ -189,6 +189,15 @@ def format_seconds(seconds: float, digits: int = 3) -> str:
     return _format(seconds, "s", {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}, digits)
 
 
+def in_range(center: float, low: float, high: float, *, form: Callable[[float], str] = "{:.2f}".format) -> str:
+    """Print a number and, if they differ, the ends of its interval.
+
+    >>> in_range(1.36, 1.312, 1.384), in_range(1.0, 1.0, 1.0), in_range(0.2, 0.18, 0.23, form=format_seconds)
+    ('1.36 (1.31-1.38)', '1.00', '200 ms (180 ms-230 ms)')
+    """
+    return form(center) + (f" ({form(low)}-{form(high)})" if low < high else "")
+
+
 def format_nbytes(nbytes: float, digits: int = 3) -> str:
     """Print a size for people.
 

@@ -38,7 +38,6 @@ CHANCE = "seeds"
 
 #: Probability of a value below an interval, or above it.
 TAIL = 0.025
-_MOST = 0.5
 _N_NORMAL = 101  # places of the normal distribution that stand for it
 
 
@@ -156,7 +155,6 @@ def main_cause(scenario: Scenario, shares: Mapping[str, float]) -> str:
 
 def _sentence(cause: str, share_of: Mapping[str, float]) -> str:
     low, high = (f"{100 * share:.0f}" for share in (min(share_of.values()), max(share_of.values())))
-    amount = "most of" if min(share_of.values()) > _MOST else "the largest part of"
     share = low if low == high else f"{low} to {high}"
-    intervals = f"{amount} the interval{'s' * (len(share_of) > 1)} of {', '.join(share_of)}"
+    intervals = f"the largest part of the interval{'s' * (len(share_of) > 1)} of {', '.join(share_of)}"
     return f"{intervals} ({share} % of the variance) is from {cause}"

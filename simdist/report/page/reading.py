@@ -6,6 +6,7 @@ that of the schedule if there is one folder, else where the run is.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -16,9 +17,10 @@ from simdist.plan.delays import Delays
 from simdist.report.figures import shortened
 from simdist.report.page.model import Execution, Origin, ReportedPoint, ReportedRun, RunsReport
 from simdist.runs import run_directory
+from simdist.runs.building import Built
 from simdist.runs.calibrated import Calibrated, price_run, simulate_run
 from simdist.runs.run_directory import RunDirectory
-from simdist.studies.comparison import find_label
+from simdist.studies.comparison import find_label, with_draws
 from simdist.studies.held import find_held, with_links
 from simdist.studies.validation import finished_steps, validate
 from simdist.sweep.fields import Choice, differing, fields_of
@@ -173,7 +175,10 @@ def _reported(run: RunDirectory, label: str, calibrated: Calibrated | None) -> R
     real = with_links(run, real, costs) if real and costs else real
     if simulated:
         held = find_held(simulated, costs) if costs else None
-        executions["simulated"] = Execution.of(simulated, origin="simulated", label=label, held=held)
+        found = Execution.of(simulated, origin="simulated", label=label, held=held)
+        built = Built(run.scenario.schedules[0], run.plan, costs or price_run(run, calibrated, real=real), 0)
+        times = found.times if calibrated else with_draws(run.scenario, built, found.times)
+        executions["simulated"] = replace(found, times=times)
     if real:
         measured, more = _finished(run, real)
         held = find_held(measured, costs) if costs else None

@@ -133,7 +133,7 @@ def test_without_a_spread_only_chance_is_left():
     assert interval == pytest.approx((9.0, 11.0), abs=0.05)
     assert shares == {"a": 0.0, "seeds": 1.0}
     assert causes(line(), {"local-4": shares}) == [
-        "most of the interval of local-4 (100 % of the variance) is from chance: write more seeds"
+        "the largest part of the interval of local-4 (100 % of the variance) is from chance: write more seeds"
     ]
 
 
@@ -154,7 +154,7 @@ def test_the_sentence_names_range_source_and_measurement():
     (quantity,) = quantities(line())
     (sentence,) = causes(line(), {"sync": {quantity.name: 0.8, "seeds": 0.1}, "torus": {quantity.name: 0.6}})
     assert sentence == (
-        "most of the intervals of sync, torus (60 to 80 % of the variance) is from cluster.network.efficiency (0.4 to "
+        "the largest part of the intervals of sync, torus (60 to 80 % of the variance) is from cluster.network.efficiency (0.4 to "
         "0.95, reports): measure busbw"
     )
 

@@ -8,7 +8,7 @@ from simdist.report.page.document import Section
 from simdist.report.page.html import Html, conclusions, duration, join, number, percent, prose, table, tag
 from simdist.report.page.model import Execution, Origin, ReportedPoint, ReportedRun, RunsReport
 from simdist.report.palette import time_unit
-from simdist.settings.units import format_seconds
+from simdist.settings.units import format_seconds, in_range
 from simdist.studies.comparison import Row
 from simdist.traces.breakdown import STATES
 from simdist.traces.links import link_in_words
@@ -76,9 +76,11 @@ def _table(report: RunsReport, rows: Mapping[Origin, Mapping[Path, Row]]) -> Htm
 def _cells(run: ReportedRun, origin: Origin, rows: Mapping[Path, Row]) -> tuple[str, str]:
     if origin not in run.executions:
         return "-", "-"
-    speedup = rows[run.path].speedup if run.path in rows else None
-    step_s = run.executions[origin].step_s
-    return duration(step_s), "-" if speedup is None else number(speedup, f"{speedup:.2f}")
+    step_s, row = run.executions[origin].step_s, rows.get(run.path)
+    if row is None:
+        return duration(step_s), "-"
+    step = in_range(step_s, *(row.step_s_range or (step_s, step_s)), form=format_seconds)
+    return number(step_s, step), number(row.speedup, in_range(row.speedup, *(row.speedup_range or (1.0, 1.0))))
 
 
 def _conclusions(report: RunsReport) -> list[str]:
