@@ -251,10 +251,9 @@ def _with_finalists(scenario: Scenario, tuned: Tuned) -> Scenario:
 def _text(tuned: Tuned, rows: Sequence[_Record]) -> str:
     """Return the finalists, the verdict, and the winner as a scenario has it."""
     verdict = tuned.verdict
-    columns: Sequence[Column] = _COLUMNS if tuned.per == "step" else _OF_PASSES
-    if verdict.best.row.shares:
-        in_ranges = {each.keys[0]: each for each in IN_RANGES}
-        columns = [in_ranges.get(each.keys[0], each) for each in columns]
+    in_ranges = {each.keys[0]: each for each in IN_RANGES} if verdict.best.row.shares else {}
+    usual = _COLUMNS if tuned.per == "step" else _OF_PASSES
+    columns = [in_ranges.get(each.keys[0], each) for each in usual]
     table = table_text(_title(tuned), columns, rows)
     lines = [table, "", f"{verdict.sentence}.", *(f"  {reason}." for reason in verdict.reasons)]
     if verdict.winner:

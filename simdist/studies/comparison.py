@@ -33,7 +33,6 @@ Progress = Callable[[str, int, int], None]
 Draw = Callable[[Sequence[int]], DelaySource]
 
 _OF_EPOCHS, _OF_SOME = ("epochs", "staging_s"), ("added_s", "links_s", "shares")
-_RANGES = ("step_s", "speedup")
 _TIMES = ("step", "stated")  # of draws
 _MOST_KEPT_VALUES = 2**23  # delays: 64 MiB
 _BATCH_VALUES = 16_384  # ranks x seeds whose vectors stay in a core's cache
@@ -140,7 +139,7 @@ class Row:
         """Return the line as JSON has it: a key per attribute; of epochs, links and the like only if there are."""
         left_out = {*(() if self.epochs else _OF_EPOCHS), *(key for key in _OF_SOME if not getattr(self, key))}
         found = {key: value for key, value in asdict(self).items() if key not in left_out}
-        for key in _RANGES:
+        for key in ("step_s", "speedup"):
             if pair := found.pop(f"{key}_range"):
                 found[f"{key}_lo"], found[f"{key}_hi"] = pair
         return found

@@ -154,8 +154,8 @@ def test_the_sentence_names_range_source_and_measurement():
     (quantity,) = quantities(line())
     (sentence,) = causes(line(), {"sync": {quantity.name: 0.8, "seeds": 0.1}, "torus": {quantity.name: 0.6}})
     assert sentence == (
-        "the largest part of the intervals of sync, torus (60 to 80 % of the variance) is from cluster.network.efficiency (0.4 to "
-        "0.95, reports): measure busbw"
+        "the largest part of the intervals of sync, torus (60 to 80 % of the variance) is from "
+        "cluster.network.efficiency (0.4 to 0.95, reports): measure busbw"
     )
 
 
