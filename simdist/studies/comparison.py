@@ -481,10 +481,8 @@ def with_ranges(found: Row, measured: ScheduleTimes, baseline: ScheduleTimes) ->
     from simdist.studies.uncertainty import spread
 
     places = {name: at for name, at in measured.drawn.items() if name not in _TIMES}
-    ours_s, theirs_s = (each.drawn["step"] for each in (measured, baseline))
-    changes_s = ours_s - measured.drawn["stated"]
-    changes = theirs_s / ours_s - baseline.drawn["stated"] / measured.drawn["stated"]
-    of_step, shares = spread(found.step_s, changes_s, found.step_s_ci95, places)
-    of_speedup, its_shares = spread(found.speedup, changes, found.speedup_ci95, places)
-    shares = shares if measured is baseline else its_shares
+    (ours, stated), (theirs, their_stated) = ([each.drawn[name] for name in _TIMES] for each in (measured, baseline))
+    of_step, own = spread(found.step_s, ours - stated, found.step_s_ci95, places)
+    of_speedup, shares = spread(found.speedup, theirs / ours - their_stated / stated, found.speedup_ci95, places)
+    shares = own if measured is baseline else shares
     return replace(found, step_s_range=of_step, speedup_range=of_speedup, shares=shares)

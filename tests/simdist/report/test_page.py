@@ -25,8 +25,9 @@ from simdist.report.page.sections.speed import speed_conclusion
 from simdist.report.page.sections.stragglers import MOST_RANKS, MOST_STEPS, cells, packed, stragglers_conclusion
 from simdist.report.page.sections.timelines import fitting_steps
 from simdist.runs import run_directory
-from simdist.settings.units import format_seconds
-from simdist.studies.comparison import Row
+from simdist.scenario import load
+from simdist.settings.units import format_seconds, in_range
+from simdist.studies.comparison import Row, compare
 from simdist.studies.validation import validate
 from simdist.sweep.fields import Choice
 from simdist.sweep.runs import POINT, PlannedPoint
@@ -121,6 +122,17 @@ def test_speed_ups_are_step_times_over_those_of_the_baseline(page, folder):
                 step_s, base_s = (found[each, origin].makespan_s / 12 for each in (label, "sync"))
                 expected += [pytest.approx(step_s), pytest.approx(base_s / step_s)]
         assert table[label] == (expected if len(expected) == 4 else [*expected, "-", "-"])
+
+
+def test_the_intervals_of_what_is_uncertain_are_those_of_compare(tmp_path, capsys):
+    edits = ("steps: ", "uncertain: {cluster.network.bandwidth: {from: 10 Gbit/s, to: 30 Gbit/s}}\nsteps: ")
+    scenario = write(tmp_path / "unsure.yaml", edited(edits))
+    assert call(capsys, "simulate", scenario, "-o", tmp_path / "runs").code == 0
+    assert call(capsys, "report", tmp_path / "runs", "-o", tmp_path / "page.html").code == 0
+    html = (tmp_path / "page.html").read_text(encoding="utf-8")
+    for row in compare(load(scenario), n_seeds=1):
+        assert in_range(row.step_s, *row.step_s_range, form=format_seconds) in html
+        assert in_range(row.speedup, *row.speedup_range) in html
 
 
 def test_states_are_those_of_the_breakdown(page, folder):
