@@ -112,9 +112,10 @@ def cluster(row: dict[str, Any], n_machines: int) -> Scenario:
         "optimize_s": 0.0,
     }
     (servers,) = base.schedules
+    barrier_s = n_machines**2 * base.cluster.collective_overhead_s  # of a variable: a token for every pair of workers
     n_servers = row["servers_on_8"] if n_machines == MACHINES[-1] else n_machines
     return base.changed(
-        cluster=base.cluster.model_copy(update={"nodes": n_machines}),
+        cluster=base.cluster.model_copy(update={"nodes": n_machines, "collective_overhead_s": barrier_s}),
         workload=whole.model_copy(update=update),
         schedules=[servers.model_copy(update={"servers": n_servers})],
         disturbances=[Exponential(mean_s=noise_s, on="compute")],
