@@ -387,10 +387,17 @@ def with_servers(scenario: Scenario, **update: object) -> Scenario:
     return scenario.changed(schedules=(schedule.model_copy(update=update),))
 
 
+def slower(scenario: Scenario, lost: float) -> Scenario:
+    """Let computing take longer by a share of what it then takes."""
+    times = {name: getattr(scenario.workload, name) / (1 - lost) for name in ("forward_s", "backward_s")}
+    return scenario.changed(workload=scenario.workload.model_copy(update=times))
+
+
 SERVER_KNOBS: dict[str, Callable[[Scenario], Scenario]] = {
     "as it is": lambda scenario: scenario,
     "sending takes as long as receiving": lambda scenario: with_send(scenario, None),
     "sending at 2.56 GB/s (tensorflow#6116, to 8 servers)": lambda scenario: with_send(scenario, 2.56e9),
+    "a machine computes 5 % longer, as above with NCCL": lambda scenario: slower(scenario, 0.05),
     "a variable is pulled when all have pushed it": lambda scenario: with_servers(scenario, pull="tensor"),
     "pushed after the backward pass, all at once": lambda scenario: with_servers(
         scenario, pull="bucket", bucket_nbytes=None
