@@ -365,7 +365,8 @@ def facts() -> Facts:
     def errors(table: str) -> str:
         medians = said(overview("emulated_cluster", table), r"error median ([\d.]+%), worst ([+-][\d.]+)%")
         worst = max((worst for _, worst in medians), key=lambda each: abs(float(each)))
-        return f"median {medians[0][0]} on the calibrated shape, {medians[1][0]} on another; worst {worst}%"
+        others = f"{' and '.join(each for each, _ in medians[1:])} on {'another' if len(medians) == 2 else 'others'}"
+        return f"median {medians[0][0]} on the calibrated shape, {others}; worst {worst}%"
 
     def order(table: str) -> str:
         pairs = said(overview("emulated_cluster", table), r"order: of (\d+) pairs .* measured, (\d+) are right")

@@ -48,7 +48,7 @@ from typing import IO, Literal, assert_never
 
 from simdist.errors import RunError
 
-Scheduling = Literal["realtime", "batch"]
+Scheduling = Literal["realtime", "batch", "ordinary"]
 
 _PREFIX = "simdist-emulated-"
 CLUSTER = "SIMDIST_EMULATED_CLUSTER"
@@ -59,10 +59,6 @@ BACKGROUND_PORT = 7077
 
 _MARK = "SIMDIST_LAUNCH"  # variable that tells the processes of one launch from others
 _MAX_NODES = 250  # addresses end in 1 to 250
-_MTU_NBYTES = 9000
-_GSO_NBYTES = 16384
-_BUCKET_NBYTES = 18000  # one packet and its headers; two frames
-_BUCKET_S = 400e-6  # at high rates: what a timer may be late
 _TURN_NBYTES = 20000  # of one queue, then it is the other's turn: one packet
 _UNLIMITED = "rate 20gbit burst 1m cburst 1m"  # without cburst, a class that pauses gets less than its turn
 _QUEUE_NBYTES = 4_000_000  # never full: no packet was dropped, even with four groups of 16 MiB on one link
@@ -72,6 +68,30 @@ _GRACE_S = 10.0  # between the failure of a node and the end of the others, whic
 _POLL_S = 0.05
 _LOOKS = 5
 _TAIL_LINES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """How links are made.
+
+    Args:
+        mtu_nbytes: Bytes of a frame.
+        gso_nbytes: Bytes of a packet that the kernel cuts into frames at the last moment.
+        bucket_nbytes: Bytes of a token bucket, at least: one packet and its headers.
+        bucket_s: The same as seconds of a link's rate, for high rates: what a timer may be late.
+        scheduling: Of the ranks.
+    """
+
+    mtu_nbytes: int
+    gso_nbytes: int
+    bucket_nbytes: int
+    bucket_s: float
+    scheduling: Scheduling
+
+
+TUNED = Links(9000, 16384, 18000, 400e-6, "realtime")
+ORDINARY = Links(1500, 65536, 70000, 1e-3, "ordinary")
+"""As a machine comes: usual frames and packets, a bucket of a packet or a tick of the kernel, its own scheduler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +137,7 @@ class Node:
 
 @contextmanager
 def cluster(
-    nodes: int, rate_bps: float, *, servers_bps: Sequence[float] = (), fair: bool = False
+    nodes: int, rate_bps: float, *, servers_bps: Sequence[float] = (), fair: bool = False, links: Links = TUNED
 ) -> Iterator[list[Node]]:
     """Build a cluster, and remove it at the end with all that runs on it: also after an error, Ctrl-C or SIGTERM.
 
@@ -125,6 +145,7 @@ def cluster(
         nodes: How many, 1 to 250 with the servers.
         rate_bps: Bits per second of each node's link, out and in; headers count. Measured up to 1 Gbit/s.
         servers_bps: The same of machines that come after the nodes, such as file servers.
+        links: How they are made.
         fair: Whether packets to `BACKGROUND_PORT` have a queue of their own at each link, both served in turn.
 
     Raises:
@@ -139,7 +160,7 @@ def cluster(
     unhandled = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
     with _handling(unhandled, _exit):
         try:
-            yield _build(prefix, rates_bps, fair=fair)
+            yield _build(prefix, rates_bps, fair=fair, links=links)
         finally:
             with _handling([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], signal.SIG_IGN):
                 _remove(_names(prefix))
@@ -163,7 +184,8 @@ def launch(
         timeout_s: Until all must have ended.
         scheduling: "realtime" for ranks that sleep and communicate: what else computes on the machine hardly disturbs
             them, nor do their own threads that read and decode. "batch" for ranks that compute, which would keep each
-            other from a core for 100 ms; it takes a quiet machine.
+            other from a core for 100 ms; it takes a quiet machine. "ordinary" leaves
+            all to the ranks and the kernel; what else computes on the machine gets little.
         port: Of the rendezvous, on the first node.
 
     Raises:
@@ -225,7 +247,7 @@ def clean(owner: int | None = None) -> list[str]:
     return left
 
 
-def _build(prefix: str, rates_bps: Sequence[float], *, fair: bool) -> list[Node]:
+def _build(prefix: str, rates_bps: Sequence[float], *, fair: bool, links: Links) -> list[Node]:
     switch = f"{prefix}switch"
     nodes = [
         Node(index, f"{prefix}node{index}", ADDRESS.format(index + 1), rate_bps)
@@ -236,23 +258,23 @@ def _build(prefix: str, rates_bps: Sequence[float], *, fair: bool) -> list[Node]
     _do(f"ip -n {switch} link set bridge up")
     for node in nodes:
         _do(f"ip netns add {node.name}")
-        _connect(node, switch, fair=fair)
+        _connect(node, switch, fair=fair, links=links)
     return nodes
 
 
-def bucket(rate_bps: float, most_bps: float) -> str:
+def bucket(rate_bps: float, most_bps: float, links: Links = TUNED) -> str:
     """Return the settings of a token bucket that now has a rate, of at most `most_bps`."""
-    bucket_nbytes = max(_BUCKET_NBYTES, round(most_bps / 8 * _BUCKET_S))
+    bucket_nbytes = max(links.bucket_nbytes, round(most_bps / 8 * links.bucket_s))
     return f"rate {rate_bps:.0f}bit burst {bucket_nbytes} limit {_QUEUE_NBYTES}"
 
 
-def _connect(node: Node, switch: str, *, fair: bool) -> None:
+def _connect(node: Node, switch: str, *, fair: bool, links: Links) -> None:
     port = f"port{node.index}"
     _do(f"ip -n {switch} link add {port} type veth peer name eth0 netns {node.name}")
     _do(f"ip -n {switch} link set {port} master bridge")
     for namespace, interface in ((switch, port), (node.name, "eth0")):
-        _do(f"ip -n {namespace} link set {interface} mtu {_MTU_NBYTES} gso_max_size {_GSO_NBYTES} up")
-        limits = bucket(node.rate_bps, node.rate_bps)
+        _do(f"ip -n {namespace} link set {interface} mtu {links.mtu_nbytes} gso_max_size {links.gso_nbytes} up")
+        limits = bucket(node.rate_bps, node.rate_bps, links)
         _do(f"tc -n {namespace} qdisc add dev {interface} root handle 1: tbf {limits}")
         if fair:
             _add_queues(f"tc -n {namespace}", interface)
@@ -358,6 +380,8 @@ def _policy(scheduling: Scheduling) -> list[str]:
             return ["chrt", "--rr", "2"]  # `real.recording.timing.give_way` takes 1
         case "batch":
             return ["chrt", "--batch", "0"]
+        case "ordinary":
+            return ["nice", "-n", "-20"]
         case _:
             assert_never(scheduling)
 

@@ -6,6 +6,7 @@
                                                           with --write, write them into the README again
     python experiments/emulated_cluster/run.py --keep D   leave plans and traces in D; --compare D compares them again
     python experiments/emulated_cluster/run.py --tiny     a few steps of everything on fewer ranks, to see that it works
+    ... --links ordinary                                  frames of 1500 bytes, usual packets, buckets, scheduler
     ... --study communication                             instead of averages and stragglers: rings, a torus, parameter
                                                           servers and top-k (5 minutes)
     ... --study links                                     links that misbehave, and flows of another job (10 minutes)
@@ -32,7 +33,7 @@ import network
 import nfs
 import sink
 import study
-from study import HERE, RESULTS, SHAPES, STUDIES, SYNCHRONIZATION, Result, Shape, Study
+from study import HERE, RESULTS, STUDIES, SYNCHRONIZATION, Result, Shape, Study
 
 from simdist.report import print_tables, write_tables
 from simdist.scenario import Cluster, dump_cluster, load_cluster
@@ -46,7 +47,10 @@ def emulated(shape: Shape, chosen: Study) -> Iterator[tuple[list[network.Node], 
     """Give the nodes of a shape, and what `python -m real` is to be told of them."""
     servers_bps = [study.rate_bps(chosen.server_rate)] if chosen.server_rate else []
     rate_bps = study.rate_bps(shape.rate)
-    with network.cluster(shape.nodes, rate_bps=rate_bps, servers_bps=servers_bps, fair=chosen.fair) as machines:
+    links = _links(chosen)
+    with network.cluster(
+        shape.nodes, rate_bps=rate_bps, servers_bps=servers_bps, fair=chosen.fair, links=links
+    ) as machines:
         nodes = machines[: shape.nodes]
         if chosen.server_rate:
             with sink.serve(machines[-1]) as url:
@@ -55,10 +59,20 @@ def emulated(shape: Shape, chosen: Study) -> Iterator[tuple[list[network.Node], 
             yield nodes, ["--links", "links:perform"] if chosen.fair else []
 
 
+def _links(chosen: Study) -> network.Links:
+    return network.ORDINARY if chosen.links == "ordinary" else network.TUNED
+
+
+def _launch(chosen: Study, nodes: list[network.Node], shape: Shape, command: list[str]) -> None:
+    scheduling = _links(chosen).scheduling
+    texts = network.launch(nodes, shape.ranks_per_node, command, timeout_s=TIMEOUT_S, scheduling=scheduling)
+    print("\n".join(filter(None, texts)))
+
+
 def calibrate(chosen: Study, shape: Shape, folder: Path, *, tiny: bool) -> Cluster:
     """Measure the links of a shape, with collectives only."""
     path = folder / "cluster.yaml"
-    budget = ["--budget", "2 s", "--max-size", "4 MB"] if tiny else ["--budget", "60 s", "--max-size", "16 MB"]
+    budget = ["--budget", "2 s", "--max-size", "4 MB"] if tiny else ["--budget", "40 s", "--max-size", "16 MB"]
     command = [
         "-m",
         "real.calibrate",
@@ -69,11 +83,11 @@ def calibrate(chosen: Study, shape: Shape, folder: Path, *, tiny: bool) -> Clust
         "--rate",
         shape.rate,
         "--min-size",
-        "256 kB",
+        "64 kB",
         *budget,
     ]
     with emulated(shape, chosen) as (nodes, _):
-        print("\n".join(network.launch(nodes, shape.ranks_per_node, command, timeout_s=TIMEOUT_S)))
+        _launch(chosen, nodes, shape, command)
     return load_cluster(path)
 
 
@@ -82,7 +96,7 @@ def perform(chosen: Study, shape: Shape, cluster: Cluster, folder: Path) -> list
     folders = study.write_runs(folder / shape.name, cluster, chosen)
     with emulated(shape, chosen) as (nodes, options):
         command = [str(HERE / "with_servers.py"), "real", *map(str, folders), "--timeout", "60", *options]
-        print("\n".join(network.launch(nodes, shape.ranks_per_node, command, timeout_s=TIMEOUT_S)))
+        _launch(chosen, nodes, shape, command)
     return study.compare(folders, cluster, chosen)
 
 
@@ -90,7 +104,7 @@ def run(chosen: Study, *, tiny: bool, write: bool, keep: Path | None = None) -> 
     """Calibrate, predict, perform and compare."""
     with tempfile.TemporaryDirectory() if keep is None else nullcontext(keep) as folder:
         Path(folder).mkdir(parents=True, exist_ok=True)
-        shapes = chosen.tiny_shapes if tiny else SHAPES
+        shapes = chosen.tiny_shapes if tiny else chosen.shapes
         calibrated = calibrate(chosen, shapes[0], Path(folder), tiny=tiny)
         results = {}
         for shape in shapes:
@@ -106,7 +120,7 @@ def compare_again(chosen: Study, folder: Path, *, write: bool) -> dict[Shape, li
     """Compare what an earlier run has left in a folder."""
     calibrated = load_cluster(folder / "cluster.yaml")
     results = {}
-    for shape in SHAPES:
+    for shape in chosen.shapes:
         folders = sorted((folder / shape.name).iterdir(), key=lambda path: int(path.name))
         results[shape] = study.compare(folders, study.cluster_of(shape, calibrated, chosen), chosen)
     if write:
@@ -128,6 +142,8 @@ def tables(chosen: Study, results: dict[Shape, list[Result]]) -> dict[str, str]:
     found = {f"{chosen.name} overview": overview}
     for shape, rows in results.items():
         found[f"{chosen.name} makespans {shape.name}"] = "\n".join(study.makespan_table(rows))
+        if chosen.links == "ordinary":
+            continue
         found[f"{chosen.name} kinds {shape.name}"] = "\n".join(study.kinds_table(rows))
         if any(row.held for row in rows):
             found[f"{chosen.name} held {shape.name}"] = "\n".join(study.held_table(rows))
@@ -136,12 +152,13 @@ def tables(chosen: Study, results: dict[Shape, list[Result]]) -> dict[str, str]:
 
 def front_page(results: dict[Shape, list[Result]]) -> dict[str, str]:
     """Return the table of the page on trust."""
+    shown = {shape: results[shape] for shape in study.SHAPES}
     rows = [
-        *study.front_table(results, "2 MB", "none"),
+        *study.front_table(shown, "2 MB", "none"),
         "",
         "With 4 % of the ranks late by 100 ms in each step:",
         "",
-        *study.front_table(results, "2 MB", "4 % late by 100 ms"),
+        *study.front_table(shown, "2 MB", "4 % late by 100 ms"),
     ]
     return {
         "emulated": "\n".join([*rows, "", *(f"* {study.summary(shape, each)}." for shape, each in results.items())])
@@ -151,7 +168,7 @@ def front_page(results: dict[Shape, list[Result]]) -> dict[str, str]:
 def front_lines(chosen: Study, results: dict[Shape, list[Result]]) -> dict[str, str]:
     """Return what the page on trust says of another study."""
     lines = (f"* {study.summary(shape, rows)}." for shape, rows in results.items())
-    return {f"emulated {chosen.name}": "\n".join(lines)}
+    return {f"emulated {chosen.name.replace('-', ' ')}": "\n".join(lines)}
 
 
 def write_pages(chosen: Study, results: dict[Shape, list[Result]]) -> None:
@@ -197,19 +214,27 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="leave plans and traces in this folder")
     parser.add_argument("--compare", type=Path, help="compare again what --keep has left in this folder")
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
-    parser.add_argument("--study", choices=[*STUDIES, STORAGE], default=SYNCHRONIZATION.name, help="what to run")
+    parser.add_argument(
+        "--study",
+        choices=[*(name for name in STUDIES if not name.endswith("-ordinary")), STORAGE],
+        default=SYNCHRONIZATION.name,
+        help="what to run",
+    )
+    parser.add_argument("--links", choices=["tuned", "ordinary"], default="tuned", help="frames, buckets, scheduler")
     arguments = parser.parse_args()
     if arguments.tiny and arguments.write:
         parser.error("--tiny is no result: leave out --write")
     if arguments.study == STORAGE:
         return study_storage(arguments)
-    chosen = STUDIES[arguments.study]
+    if arguments.links == "ordinary" and f"{arguments.study}-ordinary" not in STUDIES:
+        parser.error(f"--study {arguments.study} has tuned links only")
+    chosen = STUDIES[f"{arguments.study}-ordinary" if arguments.links == "ordinary" else arguments.study]
     missing = network.missing()
     if missing and not (arguments.tables or arguments.compare):
         print(f"skipped: {missing}")
         return 0
     if arguments.tables:
-        results = {shape: study.recorded(chosen, shape) for shape in SHAPES}
+        results = {shape: study.recorded(chosen, shape) for shape in chosen.shapes}
     elif arguments.compare:
         results = compare_again(chosen, arguments.compare, write=arguments.write)
     else:

@@ -17,6 +17,8 @@ from simdist.runs import run_directory
 from simdist.runs.building import build, delays, price_of, traffic
 from simdist.scenario import Cluster, Scenario, load, load_cluster
 from simdist.scenario.cluster import Storage
+from simdist.schedules import Schedule
+from simdist.schedules.hierarchical_sgd import HierarchicalSGD
 from simdist.settings.units import BytesPerSecond
 from simdist.studies import ranking
 from simdist.studies.held import with_links
@@ -74,6 +76,7 @@ class Shape:
 
 CALIBRATED = Shape(4, 2, "400 Mbit/s")
 TRANSFERRED = Shape(2, 4, "1 Gbit/s")
+FEWER = Shape(4, 1, "800 Mbit/s")
 SHAPES = (CALIBRATED, TRANSFERRED)
 
 
@@ -89,7 +92,9 @@ class Study:
         fair: Whether other jobs' flows share links fairly, and links are disturbed.
         server_rate: Of the link of a server that checkpoints are written to, if there is one.
         steps: As many as the scenario says, if None.
-        tiny_shapes: The first one is calibrated, where it is only to be seen that all works.
+        shapes: The first one is calibrated.
+        tiny_shapes: The same, where it is only to be seen that all works.
+        links: How links are made, and ranks scheduled.
     """
 
     name: str
@@ -99,7 +104,9 @@ class Study:
     fair: bool = False
     server_rate: str | None = None
     steps: int | None = None
+    shapes: tuple[Shape, ...] = SHAPES
     tiny_shapes: tuple[Shape, ...] = SHAPES
+    links: Literal["tuned", "ordinary"] = "tuned"
 
     def path(self, shape: Shape) -> Path:
         """Return the file of its results on a shape."""
@@ -110,12 +117,16 @@ class Study:
         return replace(self, models=self.models[:1], steps=10 if self.server_rate else 4)
 
 
-SYNCHRONIZATION = Study("synchronization", "scenario.yaml", tuple(MODEL_NBYTES), (NONE, LATE))
+SYNCHRONIZATION = Study(
+    "synchronization", "scenario.yaml", tuple(MODEL_NBYTES), (NONE, LATE), shapes=(*SHAPES, FEWER), steps=40
+)
 COMMUNICATION = Study(
     "communication",
     "communication.yaml",
     ("2 MB", "8 MB"),
     (NONE,),
+    steps=20,
+    shapes=(*SHAPES, FEWER),
     tiny_shapes=(Shape(2, 2, "400 Mbit/s"), Shape(4, 1, "1 Gbit/s")),  # 4 ranks are enough for its schedules
 )
 LINKS = Study(
@@ -135,7 +146,10 @@ CHECKPOINTS = Study(
     steps=60,
     tiny_shapes=(CALIBRATED,),
 )
-STUDIES = {study.name: study for study in (SYNCHRONIZATION, COMMUNICATION, LINKS, CHECKPOINTS)}
+ORDINARY = tuple(
+    replace(study, name=f"{study.name}-ordinary", links="ordinary") for study in (SYNCHRONIZATION, COMMUNICATION)
+)
+STUDIES = {study.name: study for study in (SYNCHRONIZATION, COMMUNICATION, *ORDINARY, LINKS, CHECKPOINTS)}
 
 
 @dataclass(frozen=True)
@@ -212,9 +226,18 @@ def scenarios(cluster: Cluster, study: Study) -> Iterator[tuple[str, str, Scenar
                 cluster=cluster,
                 workload=base.workload.model_copy(update={"tensors": tensors}),
                 steps=study.steps or base.steps,
+                schedules=tuple(_for_ranks(schedule, cluster.world_size) for schedule in base.schedules),
                 **{"disturbances": (), **TROUBLES[trouble]},
             ),
         )
+
+
+def _for_ranks(schedule: Schedule, world_size: int) -> Schedule:
+    """Return a schedule without the groups that so many ranks are too few for."""
+    if isinstance(schedule, HierarchicalSGD):
+        levels = {period: size for period, size in schedule.levels.items() if size == "world" or size <= world_size}
+        return schedule.model_copy(update={"levels": levels})
+    return schedule
 
 
 def write_runs(folder: Path, cluster: Cluster, study: Study) -> list[Path]:
@@ -287,6 +310,11 @@ def save(study: Study, shape: Shape, results: list[Result]) -> None:
 def recorded(study: Study, shape: Shape) -> list[Result]:
     """Read the results of a study on a shape."""
     return TypeAdapter(list[Result]).validate_json(study.path(shape).read_bytes())
+
+
+def is_recorded(study: Study) -> bool:
+    """Tell whether there are results of a study on all of its shapes."""
+    return all(study.path(shape).exists() for shape in study.shapes)
 
 
 def cluster_path(study: Study) -> Path:

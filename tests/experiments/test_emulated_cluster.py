@@ -4,7 +4,7 @@ import sys
 from functools import cache
 from itertools import product
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 
 import emulated_ranks
 import pytest
@@ -23,9 +23,13 @@ import study  # noqa: E402
 
 AVERAGING = study.SYNCHRONIZATION
 each_shape = pytest.mark.parametrize("shape", study.SHAPES, ids=lambda shape: shape.name)
-
-
-each_study = pytest.mark.parametrize("chosen", study.STUDIES.values(), ids=lambda chosen: chosen.name)
+each_of_three = pytest.mark.parametrize("shape", AVERAGING.shapes, ids=lambda shape: shape.name)
+RECORDED = [chosen for chosen in study.STUDIES.values() if study.is_recorded(chosen)]
+each_recorded = pytest.mark.parametrize(
+    ("chosen", "shape"),
+    [pytest.param(chosen, shape, id=f"{chosen.name}-{shape.name}") for chosen in RECORDED for shape in chosen.shapes],
+)
+each_study = pytest.mark.parametrize("chosen", RECORDED, ids=lambda chosen: chosen.name)
 
 
 @cache
@@ -34,11 +38,10 @@ def recorded(shape, chosen=AVERAGING):
 
 
 def recorded_on_all(chosen):
-    return {shape: recorded(shape, chosen) for shape in study.SHAPES}
+    return {shape: recorded(shape, chosen) for shape in chosen.shapes}
 
 
-@each_study
-@each_shape
+@each_recorded
 def test_simulator_still_predicts_what_was_recorded(shape, chosen):
     results = iter(recorded(shape, chosen))
     for model, trouble, scenario in study.scenarios(study.recorded_cluster(chosen, shape), chosen):
@@ -52,21 +55,22 @@ def test_simulator_still_predicts_what_was_recorded(shape, chosen):
     assert next(results, None) is None
 
 
-@each_shape
-def test_makespans_are_predicted_within_five_per_cent_in_the_median_and_ten_at_worst(shape):
-    errors = [abs(result.error) for result in recorded(shape)]
+@each_of_three
+def test_makespans_are_predicted_within_two_per_cent_in_the_median_and_six_at_worst(shape):
+    errors = [result.error for result in recorded(shape)]
     assert len(errors) == 30
-    assert median(errors) <= 0.05
-    assert max(errors) <= 0.10
+    assert median(map(abs, errors)) <= 0.02
+    assert max(map(abs, errors)) <= 0.06
+    assert abs(mean(errors)) <= 0.015
 
 
-@each_shape
+@each_of_three
 def test_schedules_come_in_the_measured_order(shape):
     order = study.order(recorded(shape))
-    assert len(order.right) == order.n_pairs > 30
+    assert len(order.right) >= order.n_pairs - 1 > 30
 
 
-@each_shape
+@each_of_three
 def test_every_kind_of_operation_is_predicted_within_ten_per_cent_in_the_median(shape):
     errors = {kind: median(map(abs, found)) for kind, found in study.kind_errors(recorded(shape)).items()}
     kinds = {"all_reduce", "backward", "copy", "forward", "optimize", "wait"}
@@ -74,27 +78,28 @@ def test_every_kind_of_operation_is_predicted_within_ten_per_cent_in_the_median(
     assert {kind: errors[kind] for kind in kinds if errors[kind] > 0.10} == {}
 
 
-@each_shape
+@each_of_three
 def test_stragglers_are_charged_with_the_waiting_that_they_cause(shape):
     late, found = (sum(numbers) for numbers in zip(*(result.charged for result in recorded(shape)), strict=True))
-    assert late > 100
-    assert found >= 0.95 * late
+    assert late > 15
+    assert found >= 0.85 * late
 
 
-@each_shape
+@each_of_three
 def test_injected_delays_came_back(shape):
     differences_s = [result.injected_difference_s for result in recorded(shape)]
     assert max(differences_s) <= 0.002
 
 
-@pytest.mark.parametrize(("shape", "most"), [(study.CALIBRATED, 0.08), (study.TRANSFERRED, 0.12)])
-def test_systems_that_average_gradients_are_predicted_within_a_few_per_cent_in_the_median(shape, most):
+@each_of_three
+def test_systems_that_average_gradients_are_predicted_within_five_per_cent_in_the_median(shape):
     results = recorded(shape, study.COMMUNICATION)
     assert {result.schedule for result in results} >= {"ring", "torus", "ps-1", "ps-4"}
-    assert median(abs(result.error) for result in results) <= most
+    assert median(abs(result.error) for result in results) <= 0.05
+    assert max(abs(result.error) for result in results) <= 0.15
 
 
-@each_shape
+@each_of_three
 def test_system_that_was_measured_as_the_fastest_was_predicted_to_be(shape):
     for model in study.COMMUNICATION.models:
         rows = [result for result in recorded(shape, study.COMMUNICATION) if result.model == model]
@@ -120,6 +125,10 @@ def test_runs_with_checkpoints_are_predicted_within_five_per_cent(shape):
     assert [each for each in results if abs(each.error) > 0.05] == []
 
 
+def test_studies_on_tuned_links_are_recorded():
+    assert {"synchronization", "communication", "links", "checkpoints"} <= {chosen.name for chosen in RECORDED}
+
+
 @each_study
 def test_page_shows_what_was_recorded(chosen):
     page = (FOLDER / "README.md").read_text(encoding="utf-8")
@@ -129,7 +138,7 @@ def test_page_shows_what_was_recorded(chosen):
 def test_page_on_trust_shows_what_was_recorded():
     page = (FOLDER.parent.parent / "docs" / "background" / "validity.md").read_text(encoding="utf-8")
     assert insert_tables(page, run.front_page(recorded_on_all(AVERAGING))) == page
-    for chosen in (study.COMMUNICATION, study.LINKS, study.CHECKPOINTS):
+    for chosen in (chosen for chosen in RECORDED if chosen is not AVERAGING):
         assert insert_tables(page, run.front_lines(chosen, recorded_on_all(chosen))) == page
 
 
