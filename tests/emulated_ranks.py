@@ -12,7 +12,9 @@ CLONE_NEWNET = 0x40000000
 EXPERIMENT = Path(__file__).resolve().parents[1] / "experiments" / "emulated_cluster"
 
 
-def launch(nodes: Sequence, ranks_per_node: int, command: Sequence[str], *, timeout_s: float) -> list[str]:
+def launch(
+    nodes: Sequence, ranks_per_node: int, command: Sequence[str], *, timeout_s: float, scheduling: str = "realtime"
+) -> list[str]:
     """Do what `network.launch` does, without `torchrun`; return what each rank printed."""
     places = [(node.name, str(local)) for node in nodes for local in range(ranks_per_node)]
     environ = {"LOCAL_WORLD_SIZE": str(ranks_per_node), "MASTER_ADDR": nodes[0].address, "GLOO_SOCKET_IFNAME": "eth0"}
