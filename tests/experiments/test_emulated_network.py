@@ -159,7 +159,7 @@ def test_everything_is_removed_after_an_error(error):
 
 
 def test_half_a_cluster_is_removed(monkeypatch):
-    def fail(node, switch, *, fair):
+    def fail(node, switch, **_):
         raise RunError("no more links")
 
     monkeypatch.setattr(network, "_connect", fail)
