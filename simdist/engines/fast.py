@@ -21,7 +21,7 @@ from simdist.engines.recurrence import GroupMeeting, Price, Progress, Recurrence
 from simdist.errors import UnsupportedError
 from simdist.plan import COLLECTIVES, Op, Plan
 from simdist.plan.delays import Delays, DelaySource, DrawnDelays, check_delays
-from simdist.plan.walk import Stretch, stretches
+from simdist.plan.walk import Stretch, Template, stretches
 from simdist.traces.breakdown import Attribution, Breakdown, HeldUp
 from simdist.traces.links import LinkRecorder
 from simdist.traces.trace import Trace
@@ -55,7 +55,7 @@ def simulate(plan: Plan, costs: Costs, delays: Delays, *, progress: Progress | N
 
 def measure(
     plan: Plan,
-    costs: Costs | Sequence[Costs],
+    costs: Costs,
     delays: DelaySource,
     *,
     n_seeds: int,
@@ -68,7 +68,7 @@ def measure(
 
     Args:
         plan: A legal plan.
-        costs: Its price list, or one for each seed.
+        costs: Its price list.
         delays: Source of `[n_seeds, n_steps, world_size]` delays.
         n_seeds: Seeds.
         progress: Called with the number of steps done.
@@ -78,9 +78,38 @@ def measure(
         UnsupportedError: Transfers share a resource and start at different times.
     """
     attribution = Attribution(plan.world_size, n_seeds, held=held)
-    prices = _prices(plan, [costs] if isinstance(costs, Costs) else costs, n_seeds)
+    prices = _prices(plan, [costs], n_seeds)
     Recurrence(plan, n_seeds, prices, delays=delays, observer=attribution).run(stretches(plan), progress)
     return attribution.finish(plan.n_steps)
+
+
+def step_s(plan: Plan, costs: Sequence[Costs], delays: DelaySource) -> Times:
+    """Return the seconds per step of many seeds, each at prices of its own, `[n_seeds]`.
+
+    Args:
+        plan: A legal plan.
+        costs: A price list for each seed.
+        delays: Source of `[n_seeds, n_steps, world_size]` delays.
+
+    Raises:
+        UnsupportedError: As of `measure`.
+    """
+    ends = _LastEnds()
+    n_seeds = len(costs)
+    Recurrence(plan, n_seeds, _prices(plan, costs, n_seeds), delays=delays, observer=ends).run(stretches(plan))
+    makespan_s: Times = reduce(np.maximum, ends.of.values()).max(axis=0)
+    return makespan_s / plan.n_steps
+
+
+class _LastEnds:
+    """Keeps when the last operation of each stream ended, `[world_size, n_seeds]`."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, Times] = {}
+
+    def add(self, index: int, template: Template, ready_s: Times, start_s: Times, end_s: Times) -> None:
+        """Take the times of the next instance."""
+        self.of[template.stream] = end_s
 
 
 def _recover_ready_and_start(stretch: Stretch, ready_s: Times, start_s: Times, end_s: Times) -> None:

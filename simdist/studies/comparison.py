@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast
 from simdist.errors import ScenarioError, UnsupportedError
-from simdist.runs.building import Built, build, delay_sampler, job, price_of, traffic
+from simdist.runs.building import Built, build, delay_sampler, has_same_delays, job, price_of, traffic
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
 from simdist.studies.statistics import mean_interval, ratio_interval
@@ -278,11 +278,16 @@ def measure_with_additions(
         plain = measure(without, build(without, built.schedule), n_seeds=n_seeds, engine=engine, draw=draw)
         added_s[what] = measured.step_s - plain.step_s
     measured = replace(measured, added_s=added_s)
-    return with_draws(scenario, built, measured, progress=progress)
+    return with_draws(scenario, built, measured, progress=progress, draw=draw)
 
 
 def with_draws(
-    scenario: Scenario, built: Built, measured: ScheduleTimes, *, progress: Progress | None = None
+    scenario: Scenario,
+    built: Built,
+    measured: ScheduleTimes,
+    *,
+    progress: Progress | None = None,
+    draw: Draw | None = None,
 ) -> ScheduleTimes:
     """Simulate a schedule also under draws of what is uncertain, if something is.
 
@@ -291,13 +296,15 @@ def with_draws(
         built: The schedule; its plan is built again only where a draw changes it.
         measured: Its times as stated.
         progress: See `Progress`.
+        draw: As of `measure`.
     """
     if not (scenario.uncertain or scenario.cluster.uncertain):
         return measured
     from simdist.studies import uncertainty
 
-    found, n_draws = uncertainty.quantities(scenario), uncertainty.N_DRAWS
-    places = {each: uncertainty.places(each.name, seed=scenario.seed, n_draws=n_draws) for each in found}
+    found = uncertainty.quantities(scenario)
+    n_draws = uncertainty.n_draws(len(found))
+    places = {each: uncertainty.places(each.name, seed=scenario.seed, n=n_draws) for each in found}
     drawn = [uncertainty.drawn(scenario, {each: at[i] for each, at in places.items()}) for i in range(n_draws)]
     numbers = np.arange(n_draws) % len(measured.step_s)
     seeds = (scenario.seed + numbers).tolist()
@@ -307,8 +314,12 @@ def with_draws(
     def together() -> NDArray[np.float64]:
         if any(each.plan is not built.plan for each in built_again):
             raise UnsupportedError("draws have other plans")
-        delays = _SideBySide([delay_sampler(each, [seed]) for each, seed in zip(drawn, seeds, strict=True)])
-        return fast.measure(built.plan, [each.costs for each in built_again], delays, n_seeds=n_draws).step_s
+        delays: DelaySource
+        if draw and all(has_same_delays(each, scenario) for each in drawn):
+            delays = draw(seeds)
+        else:
+            delays = _SideBySide([delay_sampler(each, [seed]) for each, seed in zip(drawn, seeds, strict=True)])
+        return fast.step_s(built.plan, [each.costs for each in built_again], delays)
 
     def one_by_one() -> NDArray[np.float64]:
         runs = (each.model_copy(update={"seed": seed}) for each, seed in zip(drawn, seeds, strict=True))

@@ -4,12 +4,11 @@ A quantity is uniform in its range, and independent of the others. A draw is a p
 places of n draws are the middles of n equal parts, each once, in an order that follows from seed and path by
 counter-based random numbers (Latin hypercube): whoever asks, for whichever schedule, meets the same draws.
 
-Schedules are simulated once more for each of `N_DRAWS` draws, in turn with the seeds that they were simulated with as
-stated. A draw minus the same seed as stated is what the draw changes; that of a speed-up is far less than those of its
-step times. The interval of 95 % holds the middle 95 % of these changes, plus the chance of the seeds, around the result
-as stated.
+Schedules are simulated once more for each draw, in turn with the seeds that they were simulated with as stated. A draw
+minus the same seed as stated is what the draw changes; that of a speed-up is far less than those of its step times. The
+interval of 95 % holds the middle 95 % of these changes, plus the chance of the seeds, around the result as stated.
 
-The draws of a single quantity are evenly spaced, so quantiles lie between two of them. Of several quantities, the ends
+The 20 draws of a single quantity are evenly spaced: the outermost are its quantiles. Of several quantities, the ends
 are those between which a further draw lies with 95 %: next to the outermost of 40.
 
 Source:
@@ -32,7 +31,6 @@ from simdist.scenario.strict_yaml import Path, path_text
 from simdist.scenario.uncertain import Range
 from simdist.studies.statistics import NORMAL_QUANTILE, Interval, Samples
 
-N_DRAWS = 40
 #: Among the causes: what seeds leave open, which more of them would tell.
 CHANCE = "seeds"
 
@@ -77,11 +75,16 @@ def quantities(scenario: Scenario) -> tuple[Quantity, ...]:
     return tuple(found)
 
 
-def places(name: str, *, seed: int, n_draws: int) -> Samples:
-    """Return where the draws of a quantity lie in its range, from 0 to 1, `[n_draws]`."""
+def n_draws(n_quantities: int) -> int:
+    """Return how many draws an interval of so many quantities needs, see above."""
+    return 20 if n_quantities == 1 else 40
+
+
+def places(name: str, *, seed: int, n: int) -> Samples:
+    """Return where `n` draws of a quantity lie in its range, from 0 to 1, `[n]`."""
     digest = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-    words = Philox(key=np.array([seed, digest], dtype=np.uint64)).random_raw(n_draws)
-    return (np.argsort(np.argsort(words)) + 0.5) / n_draws
+    words = Philox(key=np.array([seed, digest], dtype=np.uint64)).random_raw(n)
+    return (np.argsort(np.argsort(words)) + 0.5) / n
 
 
 def drawn(scenario: Scenario, at: Mapping[Quantity, float]) -> Scenario:
@@ -107,8 +110,8 @@ def spread(
         places: Where each draw lies in the range of a quantity, from 0 to 1: name -> `[n_draws]`.
     """
     half = (chance[1] - chance[0]) / 2 if chance else 0.0
-    n_draws = len(changes)
-    tail = TAIL if len(places) == 1 else (TAIL * (n_draws + 1) - 0.5) / n_draws
+    n = len(changes)
+    tail = TAIL if len(places) == 1 else (TAIL * (n + 1) - 0.5) / n
     sums = np.add.outer(changes, half * _normal()).ravel() if half else changes
     low, high = (center + np.quantile(sums, [tail, 1 - tail], method="hazen")).tolist()
     parts = _parts(changes, places) | {CHANCE: (half / NORMAL_QUANTILE) ** 2}

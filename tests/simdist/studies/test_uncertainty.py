@@ -11,7 +11,7 @@ from simdist.runs.building import build, price_of
 from simdist.scenario import Range
 from simdist.studies import comparison, uncertainty
 from simdist.studies.comparison import compare
-from simdist.studies.uncertainty import N_DRAWS, causes, drawn, places, quantities, spread
+from simdist.studies.uncertainty import causes, drawn, n_draws, places, quantities, spread
 
 # Two nodes of one GPU each: a ring of two moves a gradient of 4 MB in two halves, nothing is hidden.
 LINE = """\
@@ -98,8 +98,8 @@ def test_prices_side_by_side_are_those_of_each_alone():
         found = comparison.with_draws(torus, built, comparison.measure(torus, built, n_seeds=1))
         assert found.engine == "fast"
         (quantity,) = quantities(torus)
-        for number in (0, 17, N_DRAWS - 1):
-            at = places(quantity.name, seed=0, n_draws=N_DRAWS)[number]
+        for number in (0, 17, 19):
+            at = places(quantity.name, seed=0, n=20)[number]
             alone = drawn(torus, {quantity: at})
             again = comparison.measure(alone, build(alone, schedule), n_seeds=1)
             assert found.drawn["step"][number] == again.step_s[0]
@@ -109,14 +109,14 @@ def test_prices_side_by_side_are_those_of_each_alone():
 @pytest.mark.parametrize("n_quantities", [1, 2, 3])
 def test_intervals_hold_a_truth_drawn_from_the_ranges(n_quantities):
     """Step times that add up and multiply, of quantities and of chance; 90 to 100 % is asked for."""
-    generator, held, n = np.random.default_rng(3), 0, 400
+    generator, held, n, n_drawn = np.random.default_rng(3), 0, 400, n_draws(n_quantities)
 
     def result(at):
         return sum(1 / (0.4 + 0.55 * each) for each in at) * (1 + 0.3 * at[0])
 
     for seed in range(n):
         names = [f"{seed}.{number}" for number in range(n_quantities)]
-        where = {name: places(name, seed=seed, n_draws=N_DRAWS) for name in names}
+        where = {name: places(name, seed=seed, n=n_drawn) for name in names}
         center, sigma = result([0.3] * n_quantities), 0.05
         seen = center + sigma * generator.standard_normal()
         chance = (seen - 1.96 * sigma, seen + 1.96 * sigma)
@@ -128,8 +128,8 @@ def test_intervals_hold_a_truth_drawn_from_the_ranges(n_quantities):
 
 
 def test_without_a_spread_only_chance_is_left():
-    where = {"a": places("a", seed=0, n_draws=N_DRAWS)}
-    interval, shares = spread(10.0, np.zeros(N_DRAWS), (9.0, 11.0), where)
+    where = {"a": places("a", seed=0, n=40)}
+    interval, shares = spread(10.0, np.zeros(40), (9.0, 11.0), where)
     assert interval == pytest.approx((9.0, 11.0), abs=0.05)
     assert shares == {"a": 0.0, "seeds": 1.0}
     assert causes(line(), {"local-4": shares}) == [
@@ -138,16 +138,16 @@ def test_without_a_spread_only_chance_is_left():
 
 
 def test_shares_are_those_of_a_sum():
-    where = {name: places(name, seed=1, n_draws=N_DRAWS) for name in "abc"}
+    where = {name: places(name, seed=1, n=40) for name in "abc"}
     _, shares = spread(0.0, 3 * where["a"] + where["b"], None, where)
     assert shares == pytest.approx({"a": 0.9, "b": 0.1, "c": 0.0, "seeds": 0.0}, abs=1e-9)
 
 
 def test_draws_take_every_part_of_a_range_once():
-    drawn_places = places("cluster.network.efficiency", seed=3, n_draws=40)
+    drawn_places = places("cluster.network.efficiency", seed=3, n=40)
     assert np.array_equal(np.sort(drawn_places), (np.arange(40) + 0.5) / 40)
-    assert not np.array_equal(drawn_places, places("cluster.network.efficiency", seed=4, n_draws=40))
-    assert not np.array_equal(drawn_places, places("cluster.network.latency", seed=3, n_draws=40))
+    assert not np.array_equal(drawn_places, places("cluster.network.efficiency", seed=4, n=40))
+    assert not np.array_equal(drawn_places, places("cluster.network.latency", seed=3, n=40))
 
 
 def test_the_sentence_names_range_source_and_measurement():
@@ -239,4 +239,6 @@ def test_a_draw_that_changes_the_plan_is_built_again():
 
 def test_the_number_of_draws_is_what_the_interval_of_several_needs():
     """Between the outermost of n draws lies a further one with (n - 1) / (n + 1)."""
-    assert (uncertainty.N_DRAWS - 1) / (uncertainty.N_DRAWS + 1) > 0.95
+    n = n_draws(2)
+    assert (n - 1) / (n + 1) > 0.95
+    assert 0.5 / n_draws(1) == uncertainty.TAIL  # and the outermost of evenly spaced ones are these quantiles
