@@ -5,23 +5,30 @@ python experiments/nccl_tables/run.py --write   write them into the README
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from simdist.cost import Shared, price
 from simdist.plan import AllReduce, Buffer, Group, Plan
 from simdist.plan.ops import Algorithm
 from simdist.report import page_command
 from simdist.scenario import Cluster, Link, Tensor, Workload, load_cluster, presets
+from simdist.scenario.fields import find_field, parse_path, with_value
 from simdist.settings.units import format_nbytes
+from simdist.studies.uncertainty import places
 
 HERE = Path(__file__).parent
 PUBLISHED = json.loads((HERE / "published.json").read_text(encoding="utf-8"))
 TABLES: dict[str, dict[str, Any]] = PUBLISHED["tables"]
 ITEM_NBYTES = 4  # nccl-tests reduce float
+RANGES_OF: list[dict[str, Any]] = json.loads((HERE / "ranges.json").read_text(encoding="utf-8"))
+N_DRAWS, N_OTHERS = 20, 12
 IDLE = Workload(tensors=(Tensor(name="none", count=1),), batch_size=1, forward_s=0.0)
 
 
@@ -58,10 +65,52 @@ def plain_s(cluster: Cluster, nbytes: int) -> float:
     return 2 * (n - 1) * hop_s + 2 * (n - 1) / n * nbytes / min(links_Bps)
 
 
-def table_rows(name: str) -> Iterator[tuple[int, float, float, float]]:
-    """Yield bytes, published, plain and simulated seconds of a table by size."""
-    for nbytes, published_us in TABLES[name]["rows_bytes_us"]:
-        yield nbytes, 1e-6 * published_us, plain_s(machines(name), nbytes), all_reduce_s(machines(name), nbytes)
+@cache
+def table_rows(name: str) -> list[tuple[int, float, float, float]]:
+    """Return bytes, published, plain and simulated seconds of a table by size."""
+    return [
+        (nbytes, 1e-6 * published_us, plain_s(machines(name), nbytes), all_reduce_s(machines(name), nbytes))
+        for nbytes, published_us in TABLES[name]["rows_bytes_us"]
+    ]
+
+
+@cache
+def drawn_machines(name: str) -> list[Cluster]:
+    """Return the machines of a table under draws of what nobody measured."""
+    drawn = [machines(name)] * N_DRAWS
+    for each in RANGES_OF:
+        if name in each["tables"]:
+            path = parse_path(each["path"])
+            low, high = (float(str(find_field(drawn[0], path).number(each[end]))) for end in ("from", "to"))
+            at = low + (high - low) * places(each["path"], seed=0, n_draws=N_DRAWS)
+            drawn = [with_value(cluster, path, float(value)) for cluster, value in zip(drawn, at, strict=True)]
+    return drawn
+
+
+def model_errors(name: str, nbytes: int) -> list[float]:
+    """Return published over simulated seconds of rows of other tables, of one machine or of several like this one.
+
+    They are the `N_OTHERS` that are nearest in size. Two clusters that carry a third of their like are left out.
+    """
+    alike = [other for other in TABLES if (TABLES[other]["nodes"] > 1) == (TABLES[name]["nodes"] > 1)]
+    rows = [row for other in alike if other not in {name, *SLOW} for row in table_rows(other)]
+    rows.sort(key=lambda row: abs(math.log(row[0] / nbytes)))
+    return [published_s / ours_s for _, published_s, _, ours_s in rows[:N_OTHERS]]
+
+
+@cache
+def interval_s(name: str, nbytes: int) -> tuple[float, float]:
+    """Return the seconds between which 95 % lie of draws times how far off other tables are."""
+    drawn = [all_reduce_s(cluster, nbytes) for cluster in drawn_machines(name)]
+    low, high = np.quantile(np.multiply.outer(drawn, model_errors(name, nbytes)), [0.025, 0.975], method="hazen")
+    ours_s = all_reduce_s(machines(name), nbytes)
+    return min(float(low), ours_s), max(float(high), ours_s)
+
+
+def is_inside(name: str, nbytes: int, published_s: float) -> bool:
+    """Whether a published time is in its interval."""
+    low, high = interval_s(name, nbytes)
+    return low <= published_s <= high
 
 
 def latency_rows() -> Iterator[tuple[int, float, float]]:
@@ -80,12 +129,15 @@ def busbw_Bps(cluster: Cluster, nbytes: int, seconds: float) -> float:
 
 def size_table(name: str) -> Iterator[str]:
     """Yield the times of every size."""
-    yield "| bytes | published, us | busbw, GB/s | plain ring, us | plain ring | simulated, us | error |"
-    yield "|---|---|---|---|---|---|---|"
+    headings = "bytes | published, us | busbw, GB/s | plain ring, us | plain ring | simulated, us | error"
+    yield f"| {headings} | interval, us | inside |"
+    yield "|---|---|---|---|---|---|---|---|---|"
     for nbytes, published_s, plainly_s, ours_s in table_rows(name):
         both = " | ".join(f"{1e6 * each:.1f} | {each / published_s - 1:+.0%}" for each in (plainly_s, ours_s))
         bandwidth = 1e-9 * busbw_Bps(machines(name), nbytes, published_s)
-        yield f"| {nbytes} | {1e6 * published_s:.1f} | {bandwidth:.2f} | {both} |"
+        low, high = (1e6 * end for end in interval_s(name, nbytes))
+        shown = f"{low:.4g} - {high:.4g} | {'yes' if is_inside(name, nbytes, published_s) else 'no'}"
+        yield f"| {nbytes} | {1e6 * published_s:.1f} | {bandwidth:.2f} | {both} | {shown} |"
 
 
 def latency_table() -> Iterator[str]:
@@ -107,6 +159,7 @@ def tcp_table() -> Iterator[str]:
         yield f"| {2**exponent} | {low} to {high} | {ours:.2f} |"
 
 
+SLOW = {"a100-oci-2", "h100-ib"}
 RANGES = {"below 64 KiB": (0, 2**16), "64 KiB to 32 MiB": (2**16, 2**25), "32 MiB and more": (2**25, 2**62)}
 """Title -> smallest size, and the size that is too large."""
 
@@ -119,8 +172,8 @@ def errors(name: str, sizes: tuple[int, int], *, plain: bool = False) -> list[fl
 
 def summary_table() -> Iterator[str]:
     """Yield the median error of each range of sizes, of the plain ring and simulated, and the largest one simulated."""
-    yield f"| table | {' | '.join(f'{title}: plain | simulated | largest' for title in RANGES)} |"
-    yield "|---|" + "---|---|---|" * len(RANGES)
+    yield f"| table | {' | '.join(f'{title}: plain | simulated | largest' for title in RANGES)} | in the interval |"
+    yield "|---|" + "---|---|---|" * len(RANGES) + "---|"
     for name, table in TABLES.items():
         cells = []
         for sizes in RANGES.values():
@@ -128,7 +181,8 @@ def summary_table() -> Iterator[str]:
             plain = errors(name, sizes, plain=True)
             told = f"{median(plain):+.0%} | {median(ours):+.0%} | {max(ours, key=abs):+.0%}" if ours else " | | "
             cells.append(told)
-        yield f"| [{table['title']}](#{name}) | {' | '.join(cells)} |"
+        held = [is_inside(name, nbytes, published_s) for nbytes, published_s, *_ in table_rows(name)]
+        yield f"| [{table['title']}](#{name}) | {' | '.join(cells)} | {sum(held)} of {len(held)} |"
 
 
 def with_link(cluster: Cluster, link: str, update: Callable[[Link], dict[str, float]]) -> Cluster:

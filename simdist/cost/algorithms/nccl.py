@@ -14,7 +14,9 @@ times here:
 LL has an upper limit besides, by generation and number of nodes. Hops between nodes are InfiniBand's: where the
 cluster's network takes longer, it counts. A ring of Simple waits longer for large buffers: inside a node for both
 slices of a chunk, once a chunk has two; between nodes NCCL counts its latency 1.4-fold (before Ampere 1.9-fold). A
-tree's chains inside a node begin at another GPU in each channel: their load is spread evenly.
+tree's chains inside a node begin at another GPU in each channel: their load is spread evenly. Before all flows, the
+first chunk of LL128 and Simple goes up and down the tree over one channel, 2 (n - 1) + 2 log2 m hops: NCCL's estimate
+leaves that out, and halves chunks (32 to 576 kB) until there are enough of them.
 
 NVSwitches since Hopper reduce (NVLS): every GPU sends and receives S (1 + 1/n) bytes, at 0.85 (Blackwell 0.74) of the
 bandwidth of its links. Chunks of c bytes go round by round, c n channels of them in each, through three steps: into
@@ -39,8 +41,8 @@ for m nodes of n members and F seconds in which the bytes of a perfect pipeline 
 Source:
     NCCL, src/graph/tuning.cc: ncclTopoTuneModel and ncclTopoGetAlgoTime at commit 01afd20a77b5 (trees, d), b6475625fbca
     (rings, the limits of Ampere, 1.4-fold) and of NCCL 2.25 (LL of Hopper and Blackwell); nvlsEfficiency in 2.28.
-    src/enqueue.cc, computeCollChunkInfo (chunks of NVLS); src/transport/nvls.cc (channels; more than two GPUs);
-    src/device/all_reduce.h (steps of NVLS); src/include/collectives.h (slices). S (1 + 1/n): nccl-tests#212.
+    src/enqueue.cc, computeCollChunkInfo (chunks of trees and NVLS); src/transport/nvls.cc (channels; more than two
+    GPUs); src/device/all_reduce.h (steps of NVLS); src/include/collectives.h (slices). S (1 + 1/n): nccl-tests#212.
 """
 
 import dataclasses
@@ -67,6 +69,14 @@ _SMALLEST_NBYTES = 64  # tuning.cc: the factors are those of powers of two from 
 _CHUNK_S = 256 * 1024 / 12e9  # tuning.cc: "a 256kB chunk, ~ base lat + 256k/12GB/s (+ as much for the network)"
 _RINGS_IN_NODE = 24  # NCCL's log on A100 and H100 behind NVSwitches: "24 coll channels" (nccl-tests#100)
 _RINGS_PER_NIC = 2  # as many on two p4d with 4 NICs: "8 coll channels" (aws-ofi-nccl#65)
+_CHANNEL_BPS = {  # tuning.cc: perChMaxTreeLL128Bws and perChMaxTreeBws of two nodes, by generation
+    "LL128": {7: 20e9, 8: 20e9, 9: 36.7e9, 10: 73.4e9},
+    "Simple": {7: 18.5e9, 8: 23.6e9, 9: 41.4e9, 10: 82.8e9},
+}
+_TREE_CHUNKS = {  # the largest, and those that are halved down to so many bytes while a channel has less than so many
+    "LL128": (576e3, ((64, 2**17), (16, 2**15))),
+    "Simple": (512 * 1024.0, ((8, 2**17), (4, 2**16), (1, 2**15))),
+}
 _SLICE_NBYTES = 32 * 1024  # the smallest of Simple: 1/32 of a quarter of its buffer of 4 MiB
 
 
@@ -152,7 +162,9 @@ def _candidates(
     if algorithm == "double_tree" or (algorithm == "auto" and has_trees):
         for name in names:
             if capability is not None or name != "LL":
-                yield _by_tree(call, name, capability is None, capacity_Bps)
+                generation = None if capability is None else min(max(int(capability), 7), 10)
+                n_channels = _RINGS_PER_NIC * min(cluster.nics_per_node, cluster.gpus_per_node)
+                yield _by_tree(call, name, generation, n_channels, capacity_Bps)
 
 
 def _by_ring(call: Call, name: str, generation: int, n_rings: int, capacity_Bps: NDArray[np.float64]) -> Transfer:
@@ -173,18 +185,38 @@ def _by_ring(call: Call, name: str, generation: int, n_rings: int, capacity_Bps:
     return Transfer((_slowed(stage, capacity_Bps, protocol.share, protocol.wire, at_least_s),))
 
 
-def _by_tree(call: Call, name: str, by_links: bool, capacity_Bps: NDArray[np.float64]) -> Transfer:
+def _by_tree(
+    call: Call, name: str, generation: int | None, n_channels: int, capacity_Bps: NDArray[np.float64]
+) -> Transfer:
     protocol, topology = _TREES[name], call.topology
-    if by_links:
+    if generation is None:
         chunk_s = _CHUNK_S if name == "Simple" else 0.0
         fabric_s, network_s = topology.fabric.latency_s + chunk_s, topology.network.latency_s + 2 * chunk_s
         protocol = dataclasses.replace(protocol, base_s=0.0, fabric_s=fabric_s, network_s=network_s)
     (stage,) = _with_hops(topology, protocol).transfer(double_tree(call)).stages
-    if not by_links:  # the chains of the channels begin at different GPUs
+    if generation is not None:  # the chains of the channels begin at different GPUs
         on_fabric = stage.resources < 2 * topology.world_size
         mean_nbytes = stage.nbytes[on_fabric].mean() if on_fabric.any() else 0.0
         stage = dataclasses.replace(stage, nbytes=np.where(on_fabric, mean_nbytes, stage.nbytes))
+        fill_s = _fill_s(call, name, generation, n_channels, stage.alone_s(capacity_Bps) - stage.latency_s)
+        stage = dataclasses.replace(stage, latency_s=stage.latency_s + fill_s)
     return Transfer((_slowed(stage, capacity_Bps, protocol.share_at(call.nbytes)),))
+
+
+def _fill_s(call: Call, name: str, generation: int, n_channels: int, flow_s: float) -> float:
+    """Return the seconds in which the first chunk of each channel goes up and down its tree: it fills the pipeline."""
+    if name not in _TREE_CHUNKS:
+        return 0.0
+    m = call.n_nodes
+    n, depth = call.n / m, math.floor(math.log2(m))
+    deep = (1 + depth + n / 10) / n if name == "LL128" else n - 1 + depth
+    chunk, halvings = _TREE_CHUNKS[name]  # bytes
+    for n_chunks, least in halvings:
+        while chunk > least and call.nbytes / (n_channels * chunk) < n_chunks * deep:
+            chunk /= 2
+    chunk = min(chunk, call.nbytes / n_channels)
+    network_s = flow_s * chunk * n_channels / call.nbytes if call.nbytes else 0.0
+    return 2 * (n - 1) * chunk / _CHANNEL_BPS[name][generation] + 2 * math.ceil(math.log2(m)) * network_s
 
 
 def _has_nvls(call: Call, capability: float) -> bool:

@@ -119,6 +119,17 @@ def test_chains_of_a_tree_load_the_gpus_of_a_node_alike():
     assert on_fabric == pytest.approx(np.full(32, 2 * 7 / 8 * GIB))
 
 
+@pytest.mark.parametrize(("nbytes", "chunk", "d"), [(4 * MIB, 36_000, 0.7), (16 * MIB, 72_000, 0.8)])
+@pytest.mark.parametrize(("capability", "channel_Bps"), [(8.0, 20e9), (9.0, 36.7e9)])
+def test_the_first_chunk_of_each_channel_fills_the_pipeline_of_a_tree(nbytes, chunk, d, capability, channel_Bps):
+    fast = NETWORK.model_copy(update={"bandwidth_Bps": 1e15})
+    cluster = machines(2, capability, network=fast, nics_per_node=8)
+    flow_s = 2 * 7 / 8 * nbytes / FABRIC_BPS
+    expected_s = 14e-6 + 14 * 1.25e-6 + 2 * 8.5e-6 + flow_s / (0.9 * 0.915 * d)
+    expected_s += 14 * chunk / channel_Bps + 2 * chunk * 16 / nbytes * flow_s
+    assert seconds(cluster, nbytes, "double_tree") == pytest.approx(expected_s, rel=1e-12)
+
+
 def reduced_s(nbytes, chunk, *, n=8, channels=16, share=0.85, steps=3, hop_s=0.0):
     """Return base + (rounds + steps - 1) (3.4 us + bytes of a round)."""
     rounds = nbytes / (chunk * n * channels)
