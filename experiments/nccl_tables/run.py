@@ -82,7 +82,7 @@ def drawn_machines(name: str) -> list[Cluster]:
         if name in each["tables"]:
             path = parse_path(each["path"])
             low, high = (float(str(find_field(drawn[0], path).number(each[end]))) for end in ("from", "to"))
-            at = low + (high - low) * places(each["path"], seed=0, n_draws=N_DRAWS)
+            at = low + (high - low) * places(each["path"], seed=0, n=N_DRAWS)
             drawn = [with_value(cluster, path, float(value)) for cluster, value in zip(drawn, at, strict=True)]
     return drawn
 
