@@ -125,8 +125,9 @@ def _merged(base: dict[str, object], overrides: dict[str, object]) -> dict[str, 
         merged[key] = _merged(below, item) if isinstance(below, dict) and isinstance(item, dict) else item
     ranges, own = base.get("uncertain"), overrides.get("uncertain", {})
     if isinstance(ranges, dict) and isinstance(own, dict):  # who states another value has measured it
+        stay = "uncertain" not in overrides or own  # who writes {} wants none
         merged["uncertain"] = {
-            path: each for path, each in ranges.items() if _at(merged, path) == _at(base, path)
+            path: each for path, each in ranges.items() if stay and _at(merged, path) == _at(base, path)
         } | own
     return merged
 

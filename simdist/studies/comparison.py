@@ -316,7 +316,7 @@ def with_draws(
             raise UnsupportedError("draws have other plans")
         delays: DelaySource
         if draw and all(has_same_delays(each, scenario) for each in drawn):
-            delays = draw(seeds)
+            delays = _Chosen(draw(seeds[: len(measured.step_s)]), numbers)
         else:
             delays = _SideBySide([delay_sampler(each, [seed]) for each, seed in zip(drawn, seeds, strict=True)])
         return fast.step_s(built.plan, [each.costs for each in built_again], delays)
@@ -353,6 +353,21 @@ class _SideBySide:
         """Return the delays of the next `n_steps` steps."""
         taken = [each.take(n_steps) for each in self._sources]
         return {channel: np.concatenate([each[channel] for each in taken]) for channel in taken[0]}
+
+
+class _Chosen:
+    """Delays of some of the seeds of a source, by their numbers, which may recur."""
+
+    def __init__(self, source: DelaySource, numbers: NDArray[np.int64]) -> None:
+        self._source = source
+        self._numbers = numbers
+
+    def take(self, n_steps: int) -> Delays:
+        """Return the delays of the next `n_steps` steps, in memory with the seeds side by side."""
+        taken = self._source.take(n_steps)
+        return {
+            channel: np.moveaxis(np.moveaxis(each, 0, 2)[..., self._numbers], 2, 0) for channel, each in taken.items()
+        }
 
 
 def has_additions(scenario: Scenario, measured: ScheduleTimes) -> bool:

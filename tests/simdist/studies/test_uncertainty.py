@@ -174,6 +174,11 @@ def test_who_states_a_value_over_a_file_has_measured_it(tmp_path):
         return [each.name for each in quantities(scenario.loads(text, folder=tmp_path))]
 
     assert ranges("") == ranges(", network: {bandwidth: 10 Gbit/s}") == ["cluster.network.efficiency"]
+    assert ranges(", uncertain: {}") == []
+    assert ranges(", uncertain: {network.latency: {from: 0 s, to: 1 us}}") == [
+        "cluster.network.efficiency",
+        "cluster.network.latency",
+    ]
     assert ranges(", network: {efficiency: 0.2}") == ranges(", network: ideal") == []
     assert ranges(", network: {table: [{size: 1 B, time: 1 us}, {size: 1 MB, time: 1 ms}]}") == []
 
