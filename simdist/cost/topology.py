@@ -165,6 +165,10 @@ class Topology(Resources):
         """Return the transfer that sends `messages` one after the other."""
         return Transfer(tuple(self._stage(each, 0.0 if n else self.overhead_s) for n, each in enumerate(messages)))
 
+    def latency_s(self, messages: Messages) -> float:
+        """Return the seconds before the first byte of messages, those besides the messages among them."""
+        return self._latency_s(messages, self.node(messages.src) != self.node(messages.dst)) + self.overhead_s
+
     def hops_s(self, src: NDArray[np.int64], dst: NDArray[np.int64], nbytes: float) -> NDArray[np.float64]:
         """Return the seconds of messages alone, inside a node or between nodes."""
         inside_s, outside_s = (

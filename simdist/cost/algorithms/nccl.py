@@ -47,7 +47,7 @@ Source:
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -152,48 +152,74 @@ def _candidates(
     names = ("Simple",) if library == "nccl_simple" else ("LL", "LL128", "Simple")
     has_trees = call.n_nodes > 1 and isinstance(call.op, AllReduce)
     if algorithm != "double_tree":
+        plain = _Plain.of(call.topology, ring(call))
         if capability is None:
-            yield call.topology.transfer(ring(call))
+            yield Transfer((plain.stage,))
         else:
             for name in names:
-                yield _by_ring(call, name, int(capability), _RINGS_PER_NIC * cluster.nics_per_node, capacity_Bps)
+                n_rings = _RINGS_PER_NIC * cluster.nics_per_node
+                yield _by_ring(call, plain, name, int(capability), n_rings, capacity_Bps)
             if algorithm == "auto" and cluster.in_switch_reduction and _has_nvls(call, capability):
                 yield _by_switch(call, min(int(capability), 10), capacity_Bps)
     if algorithm == "double_tree" or (algorithm == "auto" and has_trees):
+        plain = _Plain.of(call.topology, double_tree(call))
         for name in names:
             if capability is not None or name != "LL":
                 generation = None if capability is None else min(max(int(capability), 7), 10)
                 n_channels = _RINGS_PER_NIC * min(cluster.nics_per_node, cluster.gpus_per_node)
-                yield _by_tree(call, name, generation, n_channels, capacity_Bps)
+                yield _by_tree(call, plain, name, generation, n_channels, capacity_Bps)
 
 
-def _by_ring(call: Call, name: str, generation: int, n_rings: int, capacity_Bps: NDArray[np.float64]) -> Transfer:
+@dataclass(frozen=True, slots=True)
+class _Plain:
+    """Messages, and the stage that sends them over the links as they are: protocols have other hops."""
+
+    messages: Messages
+    stage: Stage
+
+    @classmethod
+    def of(cls, topology: Topology, messages: Iterable[Messages]) -> "_Plain":
+        (only,) = messages
+        return cls(only, topology.transfer([only]).stages[0])
+
+    def by(self, topology: Topology) -> Stage:
+        """Return the stage with the hops of a topology."""
+        return dataclasses.replace(self.stage, latency_s=topology.latency_s(self.messages))
+
+
+def _by_ring(
+    call: Call, plain: _Plain, name: str, generation: int, n_rings: int, capacity_Bps: NDArray[np.float64]
+) -> Transfer:
     protocol, one_node, at_least_s = _RINGS[name], call.n_nodes == 1, 0.0
-    (messages,) = ring(call)
     if name == "LL":
         if generation >= 9:
             protocol = dataclasses.replace(protocol, share=1 / 2)
         newest = min(max(generation, 7), 10)
         most_Bps = _LL_MAX_BPS[newest] if one_node else _LL_MAX_BETWEEN_BPS.get(call.n_nodes, _LL_MAX_FAR_BPS)
-        at_least_s = float(np.max(messages.nbytes)) * messages.rounds / most_Bps
+        at_least_s = float(np.max(plain.messages.nbytes)) * plain.messages.rounds / most_Bps
     longer = 1.0
     if name == "Simple" and one_node:
         longer = 2.0 if call.nbytes > _SLICE_NBYTES * _RINGS_IN_NODE * call.n else 1.0
     elif name == "Simple" and isinstance(call.op, AllReduce) and call.nbytes >= 64 * n_rings * call.n:
         longer = 1.4 if generation >= 8 else 1.9
-    (stage,) = _with_hops(call.topology, protocol, longer, 1.0 if one_node else longer).transfer([messages]).stages
+    stage = plain.by(_with_hops(call.topology, protocol, longer, 1.0 if one_node else longer))
     return Transfer((_slowed(stage, capacity_Bps, protocol.share, protocol.wire, at_least_s),))
 
 
 def _by_tree(
-    call: Call, name: str, generation: int | None, n_channels: int, capacity_Bps: NDArray[np.float64]
+    call: Call,
+    plain: _Plain,
+    name: str,
+    generation: int | None,
+    n_channels: int,
+    capacity_Bps: NDArray[np.float64],
 ) -> Transfer:
     protocol, topology = _TREES[name], call.topology
     if generation is None:
         chunk_s = _CHUNK_S if name == "Simple" else 0.0
         fabric_s, network_s = topology.fabric.latency_s + chunk_s, topology.network.latency_s + 2 * chunk_s
         protocol = dataclasses.replace(protocol, base_s=0.0, fabric_s=fabric_s, network_s=network_s)
-    (stage,) = _with_hops(topology, protocol).transfer(double_tree(call)).stages
+    stage = plain.by(_with_hops(topology, protocol))
     if generation is not None:  # the chains of the channels begin at different GPUs
         on_fabric = stage.resources < 2 * topology.world_size
         mean_nbytes = stage.nbytes[on_fabric].mean() if on_fabric.any() else 0.0
