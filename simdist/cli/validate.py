@@ -12,12 +12,15 @@ from simdist.cli.tables import Column, count, factor, table_text
 from simdist.errors import TraceError
 from simdist.progress import ProgressBar
 from simdist.runs import run_directory
-from simdist.runs.calibrated import Calibrated, price_run, simulate_run
+from simdist.runs.building import Built, price_of
+from simdist.runs.calibrated import Calibrated, simulate_run, simulated_scenario
 from simdist.scenario import dump_cluster
 from simdist.settings.units import format_error, format_seconds, format_share
+from simdist.studies.comparison import range_of_trace
 from simdist.studies.held import with_links
 from simdist.studies.loading import Loading, compare_loading
 from simdist.studies.ranking import Summary, summarize
+from simdist.studies.statistics import Interval
 from simdist.studies.validation import Validation, corrected
 from simdist.studies.validation import validate as validate_traces
 from simdist.traces.links import link_in_words
@@ -35,6 +38,7 @@ class _Validated:
     simulated: Trace
     validation: Validation
     loading: Loading | None
+    range_s: Interval | None  # of the simulated makespan, if something is uncertain
 
 
 _KIND_COLUMNS = (
@@ -167,13 +171,16 @@ def _validate(
         bar.update(f"simulate {run.plan.name}", number, len(runs))
         simulated = _simulated(session, run, calibrated, real, is_kept=not (calibrated or left_out))
         with inputs.naming(str(path)):
-            costs = price_run(run, calibrated, real=real) if run.scenario.has_links else None
-            real = with_links(run, real, costs) if costs else real
-            validation = validate_traces(real, simulated, run.delays, costs)
+            scenario = simulated_scenario(run, calibrated, real=real)
+            costs = price_of(run.plan, scenario)
+            real, of_links = (with_links(run, real, costs), costs) if run.scenario.has_links else (real, None)
+            validation = validate_traces(real, simulated, run.delays, of_links)
+            bounds = range_of_trace(scenario, Built(scenario.schedules[0], run.plan, costs, 0), simulated)
         if validation.n_steps < run.plan.n_steps:
             session.say(f"warning: {path}: only {validation.n_steps} of {run.plan.n_steps} steps were finished")
         loading = compare_loading(run, simulated, real) if run.plan.dataset else None
-        yield _Validated(run, real, simulated, validation, loading)
+        range_s = bounds and (bounds[0] * validation.simulated_s, bounds[1] * validation.simulated_s)
+        yield _Validated(run, real, simulated, validation, loading, range_s)
 
 
 def _simulated(
@@ -213,6 +220,7 @@ def _document(each: _Validated) -> dict[str, object]:
         "steps": found.n_steps,
         "world_size": each.run.plan.world_size,
         "simulated_s": found.simulated_s,
+        **(dict(zip(("simulated_s_lo", "simulated_s_hi"), each.range_s, strict=True)) if each.range_s else {}),
         "measured_s": found.measured_s,
         "error": found.error,
         "kinds": [asdict(kind) for kind in found.kinds],
@@ -257,6 +265,7 @@ def _text(each: _Validated, cluster: Path | None) -> str:
         [
             f"{about}; measured: {found.source}; simulated: {machines}",
             f"makespan: {makespans}, error {format_error(found.error)}",
+            *([_range_text(found.measured_s, *each.range_s)] if each.range_s else ()),
             "",
             _kinds_text(found),
             "",
@@ -268,6 +277,12 @@ def _text(each: _Validated, cluster: Path | None) -> str:
             *(each.loading.sentences() if each.loading else ()),
         ]
     )
+
+
+def _range_text(measured_s: float, low_s: float, high_s: float) -> str:
+    where = "below" if measured_s < low_s else "above" if measured_s > high_s else "in"
+    interval = f"{format_seconds(low_s)} to {format_seconds(high_s)}"
+    return f"the measured one is {where} the 95 % interval of what is uncertain, {interval}"
 
 
 def _kinds_text(found: Validation) -> str:

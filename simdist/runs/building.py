@@ -16,7 +16,7 @@ from simdist.plan import Channel, Dataset, Plan
 from simdist.plan.check import check
 from simdist.proof import prove
 from simdist.scenario.cluster import Cluster
-from simdist.scenario.disturbances import Disturbance, Interference
+from simdist.scenario.disturbances import Interference
 from simdist.scenario.sampling import DelaySampler, sampler
 from simdist.scenario.scenario import Host, Scenario
 from simdist.scenario.workload import Workload
@@ -137,22 +137,12 @@ def traffic(scenario: Scenario, costs: Costs, seed: int) -> "Traffic | None":
 def delay_sampler(scenario: Scenario, seeds: Sequence[int]) -> DelaySampler:
     """Return the source of the injected delays of many seeds."""
     return sampler(
-        _known_delays(scenario),
+        [_known(each, scenario) if isinstance(each, Interference) else each for each in scenario.delays],
         seeds=seeds,
         world_size=scenario.cluster.world_size,
         ranks_per_node=scenario.cluster.gpus_per_node,
         compute_s=compute_s(scenario.workload, scenario.cluster),
     )
-
-
-def has_same_delays(scenario: Scenario, other: Scenario) -> bool:
-    """Tell whether the delays of a seed are the same in two scenarios on the same ranks."""
-    ours, theirs = (compute_s(each.workload, each.cluster) for each in (scenario, other))
-    return _known_delays(scenario) == _known_delays(other) and np.array_equal(ours, theirs)
-
-
-def _known_delays(scenario: Scenario) -> list[Disturbance | None]:
-    return [_known(each, scenario) if isinstance(each, Interference) else each for each in scenario.delays]
 
 
 def _known(disturbance: Interference, scenario: Scenario) -> Interference:

@@ -9,7 +9,7 @@ from simdist.errors import PlanError, ScenarioError, UnsupportedError
 from simdist.runs import run_directory
 from simdist.runs.building import price_of, traffic
 from simdist.runs.run_directory import RunDirectory
-from simdist.scenario import Cluster, load_cluster
+from simdist.scenario import Cluster, Scenario, load_cluster
 from simdist.traces.trace import Trace
 
 
@@ -64,8 +64,18 @@ def price_run(run: RunDirectory, machines: Calibrated | None, *, real: Trace | N
         ScenarioError: There are other numbers of machines than the scenario has.
         PlanError: The plan does not fit.
     """
-    cluster = _cluster(run, machines, real) if machines else run.scenario.cluster
-    return price_of(run.plan, run.scenario.model_copy(update={"cluster": cluster}))
+    return price_of(run.plan, simulated_scenario(run, machines, real=real))
+
+
+def simulated_scenario(run: RunDirectory, machines: Calibrated | None, *, real: Trace | None) -> Scenario:
+    """Return the scenario of a run directory on the machines to simulate, by the arguments of `simulate_run`.
+
+    Raises:
+        ScenarioError: There are other numbers of machines than the scenario has.
+    """
+    if machines is None:
+        return run.scenario
+    return run.scenario.model_copy(update={"cluster": _cluster(run, machines, real)})
 
 
 def _cluster(run: RunDirectory, machines: Calibrated, real: Trace | None) -> Cluster:

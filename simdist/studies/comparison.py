@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from simdist.engines import Delays, DelaySource, DrawnDelays, Engine, choose_engine, fast
 from simdist.errors import ScenarioError, UnsupportedError
-from simdist.runs.building import Built, build, delay_sampler, has_same_delays, job, price_of, traffic
+from simdist.runs.building import Built, build, delay_sampler, job, price_of, traffic
 from simdist.scenario.scenario import Scenario
 from simdist.schedules import Schedule
-from simdist.studies.statistics import mean_interval, ratio_interval
+from simdist.studies.statistics import Interval, mean_interval, ratio_interval
 from simdist.traces.breakdown import STATES, Breakdown, break_down
+from simdist.traces.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,6 +35,7 @@ Draw = Callable[[Sequence[int]], DelaySource]
 
 _OF_EPOCHS, _OF_SOME = ("epochs", "staging_s"), ("added_s", "links_s", "shares")
 _TIMES = ("step", "stated")  # of draws
+_NETWORK = ("cluster", "network")  # no delay depends on it
 _MOST_KEPT_VALUES = 2**23  # delays: 64 MiB
 _BATCH_VALUES = 16_384  # ranks x seeds whose vectors stay in a core's cache
 
@@ -315,7 +317,7 @@ def with_draws(
         if any(each.plan is not built.plan for each in built_again):
             raise UnsupportedError("draws have other plans")
         delays: DelaySource
-        if draw and all(has_same_delays(each, scenario) for each in drawn):
+        if draw and all(each.path[:2] == _NETWORK for each in found):
             delays = _Chosen(draw(seeds[: len(measured.step_s)]), numbers)
         else:
             delays = _SideBySide([delay_sampler(each, [seed]) for each, seed in zip(drawn, seeds, strict=True)])
@@ -332,6 +334,21 @@ def with_draws(
     step_s = choose_engine(engine, by_fast=together, by_des=one_by_one)
     times_s = {"step": step_s, "stated": measured.step_s[numbers]}
     return replace(measured, drawn=times_s | {each.name: at for each, at in places.items()})
+
+
+def range_of_trace(scenario: Scenario, built: Built, trace: Trace) -> Interval | None:
+    """Return between which multiples of its makespan the truth of a simulation lies, if something is uncertain.
+
+    Args:
+        scenario: Of the simulation, with its seed.
+        built: Its schedule.
+        trace: Of the simulation.
+    """
+    measured = with_draws(scenario, built, _collect(built, "", [(break_down(trace), None)]))
+    if not measured.drawn:
+        return None
+    found = row(measured, measured)
+    return found.step_s_range and (found.step_s_range[0] / found.step_s, found.step_s_range[1] / found.step_s)
 
 
 def _built_again(drawn: Scenario, scenario: Scenario, built: Built) -> Built:

@@ -18,7 +18,7 @@ from simdist.report.figures import shortened
 from simdist.report.page.model import Execution, Origin, ReportedPoint, ReportedRun, RunsReport
 from simdist.runs import run_directory
 from simdist.runs.building import Built
-from simdist.runs.calibrated import Calibrated, price_run, simulate_run
+from simdist.runs.calibrated import Calibrated, price_run, simulate_run, simulated_scenario
 from simdist.runs.run_directory import RunDirectory
 from simdist.studies.comparison import find_label, with_draws
 from simdist.studies.held import find_held, with_links
@@ -177,7 +177,7 @@ def _reported(run: RunDirectory, label: str, calibrated: Calibrated | None) -> R
         held = find_held(simulated, costs) if costs else None
         found = Execution.of(simulated, origin="simulated", label=label, held=held)
         built = Built(run.scenario.schedules[0], run.plan, costs or price_run(run, calibrated, real=real), 0)
-        times = found.times if calibrated else with_draws(run.scenario, built, found.times)
+        times = with_draws(simulated_scenario(run, calibrated, real=real), built, found.times)
         executions["simulated"] = replace(found, times=times)
     if real:
         measured, more = _finished(run, real)

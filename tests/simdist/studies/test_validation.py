@@ -20,6 +20,8 @@ from simdist.report import comparison_figure
 from simdist.runs import run_directory
 from simdist.runs.building import delays, simulate
 from simdist.scenario import dump_cluster, load_cluster, loads
+from simdist.settings.units import format_seconds
+from simdist.studies.comparison import compare
 from simdist.studies.ranking import StepTime, order, summarize
 from simdist.studies.validation import Blame, Injection, Validation, finished_steps, validate
 from simdist.traces.trace import Trace
@@ -365,6 +367,32 @@ def test_validate_prints_tables_for_people(runs, capsys):
     assert re.search(r"^injected on host: \d+ delays, .* largest difference \+15 ms \(step \d+, rank \d\)$", out, re.M)
     assert re.search(r"^waiting: rank \d is blamed most in both \(simulated .*, measured .*\)$", out, re.M)
     assert "nan" not in out
+
+
+@pytest.mark.parametrize("is_calibrated", [False, True])
+def test_validate_tells_whether_the_measured_one_is_in_the_interval(tmp_path, capsys, is_calibrated):
+    """Of what is uncertain in the scenario, or in the cluster that is simulated instead."""
+    ranges = "{network.bandwidth: {from: 10 Gbit/s, to: 30 Gbit/s}}"
+    text = edited(("bandwidth: 25 Gbit/s}", f"bandwidth: 25 Gbit/s}}\n  uncertain: {ranges}"))
+    uncertain = loads(text)
+    folder, options = tmp_path / "runs", ()
+    if is_calibrated:
+        options = ("--cluster", write(tmp_path / "cluster.yaml", dump_cluster(uncertain.cluster)))
+        text = edited()
+    assert call(capsys, "plan", write(tmp_path / "unsure.yaml", text), "-o", folder).code == 0
+    row = compare(uncertain, n_seeds=1)[0]
+    low_s, high_s = (12 * end for end in row.step_s_range)
+    for scale, where in [
+        (high_s / (12 * row.step_s) * 1.01, "above"),
+        (low_s / (12 * row.step_s), "in"),
+        (0.2, "below"),
+    ]:
+        measure(folder / "sync", scale * 1.001 if where == "in" else scale)
+        (found,) = document(capsys, "validate", folder / "sync", *options)["rows"]
+        assert (found["simulated_s_lo"], found["simulated_s_hi"]) == pytest.approx((low_s, high_s), rel=1e-9)
+        interval = f"{format_seconds(low_s)} to {format_seconds(high_s)}"
+        said = f"\nthe measured one is {where} the 95 % interval of what is uncertain, {interval}\n"
+        assert said in call(capsys, "validate", folder / "sync", *options).out
 
 
 def test_validate_compares_several_schedules(runs, capsys):

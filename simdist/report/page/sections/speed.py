@@ -8,8 +8,10 @@ from simdist.report.page.document import Section
 from simdist.report.page.html import Html, conclusions, duration, join, number, percent, prose, table, tag
 from simdist.report.page.model import Execution, Origin, ReportedPoint, ReportedRun, RunsReport
 from simdist.report.palette import time_unit
+from simdist.runs.calibrated import simulated_scenario
 from simdist.settings.units import format_seconds, in_range
 from simdist.studies.comparison import Row
+from simdist.studies.uncertainty import causes
 from simdist.traces.breakdown import STATES
 from simdist.traces.links import link_in_words
 
@@ -51,7 +53,7 @@ def speed_section(report: RunsReport) -> Section:
         mark=1.0,
     )
     beside = tag("div", chart, _table(report, shown), class_="beside")
-    answers = conclusions(_conclusions(report))
+    answers = conclusions([*_conclusions(report), *_to_measure(report)])
     return Section("speed", "Speed-up", join([tag("p", prose(about, base=base)), answers, beside]))
 
 
@@ -92,6 +94,16 @@ def _conclusions(report: RunsReport) -> list[str]:
         for origin in report.origins
         if len(found := point.rows(origin)) > 1
     ]
+
+
+def _to_measure(report: RunsReport) -> dict[str, None]:
+    """Say of every point which measurement would narrow its intervals most, where something is uncertain."""
+    sentences: dict[str, None] = {}
+    for point in report.points:
+        scenario = simulated_scenario(point.runs[0].run, report.calibrated, real=None)
+        shares = {label: each.shares for label, each in _by_label(point, point.rows("simulated")).items()}
+        sentences |= dict.fromkeys(f"{each[0].upper()}{each[1:]}." for each in causes(scenario, shares))
+    return sentences
 
 
 def _unproved(point: ReportedPoint, origin: Origin) -> str | None:
