@@ -318,7 +318,8 @@ def with_draws(
             raise UnsupportedError("draws have other plans")
         delays: DelaySource
         if draw and all(each.path[:2] == _NETWORK for each in found):
-            delays = _Chosen(draw(seeds[: len(measured.step_s)]), numbers)
+            source = draw(seeds[: len(measured.step_s)])
+            delays = source if n_draws <= len(measured.step_s) else _Chosen(source, numbers)
         else:
             delays = _SideBySide([delay_sampler(each, [seed]) for each, seed in zip(drawn, seeds, strict=True)])
         return fast.step_s(built.plan, [each.costs for each in built_again], delays)
