@@ -67,7 +67,7 @@ def test_makespans_are_predicted_within_two_per_cent_in_the_median_and_six_at_wo
 @each_of_three
 def test_schedules_come_in_the_measured_order(shape):
     order = study.order(recorded(shape))
-    assert len(order.right) >= order.n_pairs - 1 > 30
+    assert len(order.right) == order.n_pairs > 30
 
 
 @each_of_three
@@ -82,7 +82,7 @@ def test_every_kind_of_operation_is_predicted_within_ten_per_cent_in_the_median(
 def test_stragglers_are_charged_with_the_waiting_that_they_cause(shape):
     late, found = (sum(numbers) for numbers in zip(*(result.charged for result in recorded(shape)), strict=True))
     assert late > 15
-    assert found >= 0.85 * late
+    assert found >= 0.95 * late
 
 
 @each_of_three
