@@ -15,6 +15,7 @@ from simdist.scenario.uncertain import Range
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds
 
 _SHARING_TOLERANCE = 0.25
+_MOST_OFF = 0.5  # ends of a range, from the value
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,10 @@ def _with_cores(cluster: Cluster, cores: Cores | None) -> Cluster:
 
 
 def _ranges(fitted: Fit) -> dict[str, Range]:
-    """Return the ranges of the links' rates: by twice the root mean square of what large messages are missed by."""
+    """Return the ranges of the links' rates: by twice the root mean square of what large messages are missed by.
+
+    A rate at its bound has none: nothing says how far it is from there.
+    """
     found = {}
     large = max(each.task.nbytes for each in fitted.measured) / 4
     pairs = [
@@ -122,22 +126,26 @@ def _ranges(fitted: Fit) -> dict[str, Range]:
     ]
     for path, link, inside in (("fabric.bandwidth", "fabric", True), ("network.efficiency", "network", False)):
         misses = [miss for each, miss in pairs if (each.task.where == "node") == inside]
-        if not misses:
+        if not misses or f"the time of a byte on the {link}" in fitted.at_bounds:
             continue
         name = path.partition(".")[2]
         field = {"bandwidth": "bandwidth_Bps"}.get(name, name)
-        value, off = (
-            getattr(getattr(fitted.cluster, link), field),
-            min(0.5, 2 * float(np.sqrt(np.mean(np.square(misses))))),
-        )
+        value, missed = getattr(getattr(fitted.cluster, link), field), float(np.sqrt(np.mean(np.square(misses))))
+        off = min(_MOST_OFF, 2 * missed)
         ends = value * (1 - off), value * (1 + off)
         if name == "efficiency":
             texts = tuple(f"{100 * min(1.0, end):.4g}%" for end in ends)
         else:
             texts = tuple(format_Bps(end) for end in ends)
-        source = f"real.calibrate: twice the root mean square of what the line misses, {100 * off / 2:.2g} %"
+        cut = f", cut at {100 * _MOST_OFF:.0f} %: a line does not fit" if 2 * missed > _MOST_OFF else ""
+        source = f"real.calibrate: twice the root mean square of what the line misses, {100 * missed:.2g} %{cut}"
         found[path] = Range.model_validate(
-            {"from": texts[0], "to": texts[1], "source": source, "measure": "real.calibrate with a larger --budget"}
+            {
+                "from": texts[0],
+                "to": texts[1],
+                "source": source,
+                "measure": "the links again: real.calibrate with a larger --budget",
+            }
         )
     return found
 

@@ -55,6 +55,7 @@ def _stage_s(stages: Sequence[Stage], costs: Costs) -> float:
 _FITTED = ("all_reduce", "reduce_scatter", "all_gather")
 _LARGE = 0.05  # misses above count for less
 _TINY = 1e-6  # of a parameter's usual size: then it is at its bound
+_LEAST_FABRIC_S = 1e-11  # a byte inside a node: what is faster cannot be told
 _USUAL = (1e-3, 1e-4, 1e-9, 1e-4, 1e-9, 1e-10)  # sizes of the parameters, so that all steps are alike
 _NAMES = (
     "the overhead of a collective",
@@ -98,7 +99,7 @@ def fit(first: Cluster, measurements: Sequence[Measurement]) -> Fit:
     measured = [each for each in measurements if each.task.op in ops and each.task.where != "all per node"]
     known_s = message_s_per_byte(measurements) if first.host else None
     start, least = _values(first), np.zeros(len(_USUAL))
-    least[4] = 1 / first.network.bandwidth_Bps
+    least[2], least[4] = _LEAST_FABRIC_S, 1 / first.network.bandwidth_Bps
     if known_s is not None:
         start[4] = max(known_s, least[4])
     free = np.array([parameter in _free(first, known_s) for parameter in range(len(start))])

@@ -90,8 +90,10 @@ def read_scenario(session: common.Session, name: str, *, is_compared: bool = Fal
         session.say(f"warning: {name}: {warning}")
     for i, each in enumerate(scenario.delays):
         if isinstance(each, Interference) and each.machine_rate_per_s:
-            lost = f"loses {format_share(lost_share(scenario, each))} of forward and backward beside communication"
+            share = lost_share(scenario, each)
+            lost = f"loses {format_share(share)} of forward and backward beside communication"
             rate = f"as it was measured at {each.machine_rate_per_s:g} samples/s"
+            rate += "" if share else ", more than simulated: forward and backward take too long"
             session.say(f"{name}: disturbances[{i}]: one machine {lost}, {rate}")
     return scenario
 

@@ -96,6 +96,8 @@ def command(
     inputs.check_picture(plot)
     with session.bar() as bar:
         bar.update("read the traces", 0, None)
+        if calibrate and calibrate.exists():
+            raise click.UsageError(f"--calibrate {calibrate}: exists; choose another file, or remove it")
         calibrated = Calibrated.read(cluster) if cluster else None
         runs = inputs.usable(session, name, inputs.read_runs(name, schedule), _missing)
         _warn_of_other_scenarios(session, runs)

@@ -169,7 +169,15 @@ def lost_share(scenario: Scenario, disturbance: Interference) -> float:
     settings = tuple((name, value) for name, value in cluster if name != "uncertain")  # which has no hash
     step_s = _one_machine_s(settings, scenario.workload, scenario.host, schedule)
     measured_s = cluster.world_size * scenario.workload.samples_per_step / disturbance.machine_rate_per_s
-    return max(0.0, measured_s - step_s) / float(compute_s(scenario.workload, cluster)[0])
+    lost = max(0.0, measured_s - step_s) / float(compute_s(scenario.workload, cluster)[0])
+    if lost > 1:
+        simulated = f"{cluster.world_size * scenario.workload.samples_per_step / step_s:g}"
+        raise ScenarioError(
+            f"{scenario.name}: machine_rate {disturbance.machine_rate_per_s:g} samples/s is far less than what "
+            f"the machine does when simulated, {simulated}: write the rate of all {cluster.world_size} GPUs of one "
+            f"machine together"
+        )
+    return lost
 
 
 @lru_cache(maxsize=64)

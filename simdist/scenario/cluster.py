@@ -38,7 +38,7 @@ class Device(Settings):
     host_bandwidth_Bps: BytesPerSecond = math.inf
     peak_flops: Peak = Peak()
     speed: Factor = 1.0
-    compute_capability: Annotated[Factor, Field(ge=7)] | None = None
+    compute_capability: Annotated[Factor, Field(ge=7, lt=20)] | None = None
 
 
 class Selection(Settings):

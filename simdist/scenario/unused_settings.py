@@ -12,6 +12,7 @@ from simdist.schedules import GradientSchedule
 from simdist.schedules.job import Policy, uses_disk, uses_memory
 from simdist.settings.units import format_nbytes
 
+_MOST_NICS = 4  # of a GPU: AWS p5 has 32 for 8
 _UNSTATED = (
     "cluster.network.efficiency is not stated, and so 1; 0.38 (TCP, nccl#398) to 0.96 (RDMA, nccl-tests#119) were "
     "measured: write it, or a range in cluster.uncertain"
@@ -61,6 +62,11 @@ def _unused_settings(scenario: Scenario) -> Iterator[str]:
         yield "cluster.oversubscription has no effect: one node sends nothing through a switch"
     if cluster.in_switch_reduction and (cluster.library == "gloo" or (cluster.device.compute_capability or 0) < 9):
         yield "cluster.in_switch_reduction has no effect: it is NCCL's with device.compute_capability 9.0 or more"
+    if cluster.nics_per_node > _MOST_NICS * cluster.gpus_per_node:
+        per_gpu = cluster.nics_per_node / cluster.gpus_per_node
+        yield f"cluster.nics_per_node gives a GPU {per_gpu:g} NICs, more than its PCIe carries: state those that it has"
+    if cluster.host and cluster.library != "gloo":
+        yield f"cluster.host is what gloo takes of CPU cores, and is charged though library is {cluster.library}"
     if cluster.chunkwise and cluster.library != "gloo":
         yield f"cluster.chunkwise has no effect: only rings of gloo are so modelled, and library is {cluster.library}"
     if workload.forward_s is not None:

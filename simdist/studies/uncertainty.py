@@ -36,6 +36,7 @@ CHANCE = "seeds"
 
 #: Probability of a value below an interval, or above it.
 TAIL = 0.025
+_ROUNDING = 1e-9  # of a result
 _N_NORMAL = 101  # places of the normal distribution that stand for it
 
 
@@ -114,9 +115,11 @@ def spread(
     tail = TAIL if len(places) == 1 else (TAIL * (n + 1) - 0.5) / n
     sums = np.add.outer(changes, half * _normal()).ravel() if half else changes
     low, high = (center + np.quantile(sums, [tail, 1 - tail], method="hazen")).tolist()
-    parts = _parts(changes, places) | {CHANCE: (half / NORMAL_QUANTILE) ** 2}
+    parts = _parts(changes, places) if len(places) > 1 else dict.fromkeys(places, float(changes.var()))
+    parts |= {CHANCE: (half / NORMAL_QUANTILE) ** 2}
     total = sum(parts.values())
-    shares = {name: part / total for name, part in parts.items() if name and total}
+    is_known = total <= (_ROUNDING * center) ** 2
+    shares = {} if is_known else {name: part / total for name, part in parts.items() if name}
     return (min(low, center), max(high, center)), shares
 
 
@@ -147,7 +150,7 @@ def causes(scenario: Scenario, shares_of: Mapping[str, Mapping[str, float]]) -> 
         if shares:
             cause = max(shares, key=lambda name: shares[name])
             by_cause.setdefault(cause, {})[label] = shares[cause]
-    known = {each.name: each.in_words for each in quantities(scenario)} | {CHANCE: "chance: write more seeds"}
+    known = {each.name: each.in_words for each in quantities(scenario)} | {CHANCE: "chance: simulate more --seeds"}
     return [_sentence(known[cause], labels) for cause, labels in by_cause.items()]
 
 

@@ -183,7 +183,7 @@ class Sweep:
                 yield Point(next(numbers), case.name, tuple(at.get(field.path) for field in self.fields))
 
     def tree_of(self, point: Point) -> dict[str, Any]:
-        """Return the scenario of a point, as a file has it.
+        """Return the scenario of a point, as a file has it; without ranges, as points are computed with stated values.
 
         Raises:
             ValueError: A path leads nowhere in it, because another value took away what it leads through.
@@ -192,7 +192,10 @@ class Sweep:
         for n in self._outer_first:
             if choice := point.choices[n]:
                 tree = replaced(tree, self.fields[n].path, choice.written)
-        return dict(tree)
+        cluster = tree.get("cluster")
+        if isinstance(cluster, dict) and "uncertain" in cluster:
+            tree = tree | {"cluster": cluster | {"uncertain": {}}}
+        return {key: value for key, value in tree.items() if key != "uncertain"}
 
     def keys(self, tree: Mapping[str, Any]) -> list[RowKey]:
         """Return the rows of a point, one for each of its schedules."""

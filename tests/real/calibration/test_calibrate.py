@@ -151,6 +151,14 @@ def test_a_parameter_at_its_bound_is_said():
     assert any(note.startswith("at its bound: the time of a byte on the network") for note in notes)
 
 
+def test_a_fabric_faster_than_can_be_told_is_said_and_has_no_range():
+    known = cluster_of().model_copy(update={"fabric": Link(latency_s=1e-5, bandwidth_Bps=1e15)})
+    found = derived(as_measured(known)[1], known, Form("line", NETWORK.bandwidth_Bps))
+    assert any(note.startswith("at its bound: the time of a byte on the fabric") for note in found.notes)
+    assert found.cluster.fabric.bandwidth_Bps == pytest.approx(1e11)
+    assert set(found.cluster.uncertain) == {"network.efficiency"}
+
+
 def test_hops_are_those_of_the_textbook_ring():
     n, nbytes = 4, 64_000
     seconds = closed_forms.ring_all_reduce_s(n, nbytes, 3e-5, 1e9)

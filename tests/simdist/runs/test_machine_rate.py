@@ -2,6 +2,7 @@
 
 import pytest
 
+from simdist.errors import ScenarioError
 from simdist.runs.building import lost_share
 from simdist.scenario import Interference, Scenario, loads
 from simdist.studies.comparison import compare
@@ -57,3 +58,8 @@ def test_what_nobody_measured_may_be_uncertain_beside_the_rate_of_a_machine():
     low, high = (compare(scenario(1200.0, nodes=16, noise=noise), n_seeds=4)[0].step_s for noise in (0.0, 1.0))
     assert row.step_s_range == pytest.approx((low, high), rel=0.01)
     assert low < row.step_s < high
+
+
+def test_a_rate_of_one_gpu_in_place_of_a_machine_is_refused():
+    with pytest.raises(ScenarioError, match=r"machine_rate 300 samples/s is far less .* rate of all 4 GPUs"):
+        compare(scenario(300.0))

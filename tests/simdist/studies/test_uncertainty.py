@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+from commandline import call
 
 from simdist import scenario
 from simdist.errors import ScenarioError
@@ -133,7 +134,7 @@ def test_without_a_spread_only_chance_is_left():
     assert interval == pytest.approx((9.0, 11.0), abs=0.05)
     assert shares == {"a": 0.0, "seeds": 1.0}
     assert causes(line(), {"local-4": shares}) == [
-        "the largest part of the interval of local-4 (100 % of the variance) is from chance: write more seeds"
+        "the largest part of the interval of local-4 (100 % of the variance) is from chance: simulate more --seeds"
     ]
 
 
@@ -247,3 +248,25 @@ def test_the_number_of_draws_is_what_the_interval_of_several_needs():
     n = n_draws(2)
     assert (n - 1) / (n + 1) > 0.95
     assert 0.5 / n_draws(1) == uncertainty.TAIL  # and the outermost of evenly spaced ones are these quantiles
+
+
+def test_one_quantity_without_chance_makes_all_of_an_interval_and_rounding_none():
+    where = {"a": places("a", seed=0, n=20)}
+    kink = np.maximum(where["a"] - 0.8, 0.0)
+    assert spread(10.0, kink, (10.0, 10.0 + 1e-14), where)[1]["a"] == pytest.approx(1.0)
+    assert spread(10.0, np.zeros(20), (10.0, 10.0 + 1e-14), where)[1] == {}
+
+
+def test_a_table_has_no_efficiency_that_could_be_uncertain():
+    table = "network: {table: [{size: 0 B, time: 10 us}, {size: 1 GB, time: 1 s}]}"
+    text = re.sub(r"network: {[^}]*}", table, LINE.format(more=""))
+    with pytest.raises(ScenarioError, match="network is a table of measured points, in which efficiency means nothing"):
+        scenario.loads(text)
+
+
+def test_a_sweep_computes_with_stated_values(tmp_path, capsys):
+    (tmp_path / "line.yaml").write_text(LINE.format(more=""))
+    (tmp_path / "sweep.yaml").write_text(
+        "scenario: line.yaml\nvary: {cluster.network.efficiency: [30%, 50%]}\nseeds: 1\n"
+    )
+    assert call(capsys, "sweep", tmp_path / "sweep.yaml", "-o", tmp_path / "out").code == 0

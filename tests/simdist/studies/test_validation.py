@@ -616,9 +616,10 @@ steps: 6
     assert "collective_overhead is 3 ms, not 0 s" in load_cluster(found).source
     (other,) = json.loads(call(capsys, "validate", tmp_path / "runs/local-2", "--cluster", found, "--json").out)["rows"]
     assert other["error"] == pytest.approx(0.0, abs=1e-6)
-    both = call(capsys, "validate", tmp_path / "runs", "--calibrate", found)
+    both = call(capsys, "validate", tmp_path / "runs", "--calibrate", tmp_path / "new.yaml")
     assert_refused(both, "--calibrate takes one run", "--schedule")
-    fast = call(capsys, "validate", tmp_path / "runs/sync", "--cluster", file_of_slow(tmp_path), "--calibrate", found)
+    assert_refused(call(capsys, "validate", tmp_path / "runs/sync", "--calibrate", found), "found.yaml: exists")
+    fast = call(capsys, "validate", tmp_path / "runs/sync", "--cluster", file_of_slow(tmp_path), "--calibrate", "new")
     assert_refused(fast, "slow.yaml: no collective_overhead from 0 s to 1 s makes sync of")
 
 
