@@ -6,6 +6,7 @@ python experiments/nccl_tables/run.py --write   write them into the README
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -170,6 +171,11 @@ def errors(name: str, sizes: tuple[int, int], *, plain: bool = False) -> list[fl
     return [(plainly_s if plain else ours_s) / published_s - 1 for _, published_s, plainly_s, ours_s in rows]
 
 
+def heading(title: str) -> str:
+    """Return the anchor of a heading."""
+    return re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-")
+
+
 def summary_table() -> Iterator[str]:
     """Yield the median error of each range of sizes, of the plain ring and simulated, and the largest one simulated."""
     yield f"| table | {' | '.join(f'{title}: plain | simulated | largest' for title in RANGES)} | in the interval |"
@@ -182,7 +188,7 @@ def summary_table() -> Iterator[str]:
             told = f"{median(plain):+.0%} | {median(ours):+.0%} | {max(ours, key=abs):+.0%}" if ours else " | | "
             cells.append(told)
         held = [is_inside(name, nbytes, published_s) for nbytes, published_s, *_ in table_rows(name)]
-        yield f"| [{table['title']}](#{name}) | {' | '.join(cells)} | {sum(held)} of {len(held)} |"
+        yield f"| [{table['title']}](#{heading(table['title'])}) | {' | '.join(cells)} | {sum(held)} of {len(held)} |"
 
 
 def with_link(cluster: Cluster, link: str, update: Callable[[Link], dict[str, float]]) -> Cluster:

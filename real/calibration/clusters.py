@@ -10,7 +10,7 @@ import numpy as np
 from real.calibration.line_fit import Fit, fit, predicted_s
 from real.calibration.tables import Hop, Measurement, Where, hops, is_flat_at_end, line, table
 from simdist.scenario import Cluster, Device, Library, Link
-from simdist.scenario.cluster import Host
+from simdist.scenario.cluster import HostWork
 from simdist.scenario.uncertain import Range
 from simdist.settings.units import format_Bps, format_nbytes, format_seconds
 
@@ -108,7 +108,7 @@ def _with_cores(cluster: Cluster, cores: Cores | None) -> Cluster:
     """Return a cluster in which communication takes CPU cores, so much as is usual to begin with."""
     if cores is None:
         return cluster
-    host = Host(copy_Bps=5e9, collective_s=2e-4, handover_s=cores.handover_s, source=cluster.source)
+    host = HostWork(copy_Bps=5e9, collective_s=2e-4, handover_s=cores.handover_s, source=cluster.source)
     fabric = cluster.fabric if cluster.fabric == Link.ideal() else Link(latency_s=1e-4, bandwidth_Bps=3e9)
     update = {"host": host, "cores_per_node": cores.per_node, "shares_cores": cores.shared, "fabric": fabric}
     return cluster.model_copy(update=update)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from simdist.cost.costs import Resources, Stage, Transfer
 from simdist.plan.ops import Collective
-from simdist.scenario.cluster import Host
+from simdist.scenario.cluster import HostWork
 from simdist.scenario.link import Link
 
 
@@ -122,7 +122,7 @@ class HostCost:
         shared: Whether all nodes are on one machine.
     """
 
-    settings: Host
+    settings: HostWork
     n_cores: float
     n_ranks: int
     shared: bool

@@ -148,7 +148,7 @@ class HostMemory(Settings):
     source: str = ""
 
 
-class Host(Settings):
+class HostWork(Settings):
     """What communication takes of a node's CPU cores, where ranks move their data themselves, as with gloo.
 
     Args:
@@ -218,7 +218,7 @@ class Cluster(Settings):
     storage: Storage | None = None
     disk: Disk | None = None
     memory: HostMemory | None = None
-    host: Host | None = None
+    host: HostWork | None = None
     cores_per_node: Count | None = None
     shares_cores: bool = False
     uncertain: dict[str, Range] = Field(default_factory=dict, exclude_if=lambda ranges: not ranges)

@@ -57,8 +57,11 @@ def dump_cluster(cluster: Cluster) -> str:
     network: ideal
     nics_per_node: 1
     host_bridge: unlimited
+    host_reduction: unlimited
     oversubscription: 1.0
+    in_switch_reduction: false
     library: nccl
+    chunkwise: false
     collective_overhead: 0 s
     device:
       name: ''
@@ -67,6 +70,7 @@ def dump_cluster(cluster: Cluster) -> str:
       peak: {}
       speed: 1.0
     slow_devices: []
+    shares_cores: false
     """
     return strict_yaml.dump(cluster.model_dump(mode="json"))
 

@@ -367,12 +367,13 @@ SECTIONS = {  # class -> heading of its section in docs/reference/scenario.md
     "Cluster": "cluster",
     "Link": "Links",
     "TablePoint": "Points of a table",
-    "Range": "`uncertain`",
+    "Range": "uncertain",
     "Device": "cluster.device",
     "DeviceOverride": "cluster.slow_devices",
     "Storage": "cluster.storage",
     "Disk": "cluster.disk",
     "HostMemory": "cluster.memory",
+    "HostWork": "cluster.host",
     "DataSettings": "data",
     "Lognormal": "data.file_size",
     "Workload": "workload",
@@ -428,7 +429,8 @@ def settings_classes() -> dict[str, type[Settings]]:
         below = [each for each in below if not each.__module__.startswith("simdist.sweep.")]  # have a page of their own
         todo += below
         file = Path(str(sys.modules[cls.__module__].__file__)) if cls.__module__ in sys.modules else Path()
-        if not below and file.is_relative_to(ROOT / "simdist") and "[" not in cls.__name__:
+        made = cls.__name__.startswith("_")  # at run time, to word a message
+        if not below and file.is_relative_to(ROOT / "simdist") and "[" not in cls.__name__ and not made:
             found[cls.__name__] = cls
     return found
 

@@ -34,7 +34,7 @@ from simdist.engines import des  # noqa: E402
 from simdist.errors import RunError, ScenarioError  # noqa: E402
 from simdist.plan.group import Group  # noqa: E402
 from simdist.scenario import Cluster, Device, Link, Tensor, Workload, load, load_cluster, load_workload, presets  # noqa: E402
-from simdist.scenario.cluster import Host  # noqa: E402
+from simdist.scenario.cluster import HostWork  # noqa: E402
 
 FABRIC = Link(latency_s=3e-6, bandwidth_Bps=3e9, efficiency=0.8)
 NETWORK = Link(latency_s=25e-6, bandwidth_Bps=50e6, efficiency=0.95)
@@ -123,7 +123,7 @@ def test_lines_of_one_kind_of_link_leave_the_other_ideal(nodes, ranks_per_node):
 @each_shape
 def test_what_a_core_takes_is_told_from_the_links(nodes, ranks_per_node):
     """On faster links, only what the wire takes shrinks; the file says so, and how far off its rates may be."""
-    host = Host(copy_Bps=8e9, collective_s=3e-4, handover_s=2e-5)
+    host = HostWork(copy_Bps=8e9, collective_s=3e-4, handover_s=2e-5)
     known = cluster_of(nodes, ranks_per_node).model_copy(
         update={"host": host, "cores_per_node": 2, "shares_cores": True, "network": NETWORK}
     )

@@ -9,10 +9,10 @@ from simdist.engines import des, fast
 from simdist.plan import AllGather, AllReduce, Backward, Buffer, Forward, Optimize, Plan, ReduceScatter, Wait
 from simdist.plan.group import Group
 from simdist.scenario import Cluster, Link, Tensor, Workload
-from simdist.scenario.cluster import Host
+from simdist.scenario.cluster import HostWork
 
 COLLECTIVE_S, COPY_BPS, HANDOVER_S = 1e-3, 1e9, 1e-4
-HOST = Host(copy_Bps=COPY_BPS, collective_s=COLLECTIVE_S, handover_s=HANDOVER_S)
+HOST = HostWork(copy_Bps=COPY_BPS, collective_s=COLLECTIVE_S, handover_s=HANDOVER_S)
 FABRIC = Link(latency_s=2e-4, bandwidth_Bps=2e9)
 NETWORK = Link(latency_s=1e-4, bandwidth_Bps=1e8)
 WORKLOAD = Workload(

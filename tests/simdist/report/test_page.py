@@ -133,7 +133,7 @@ def test_the_intervals_of_what_is_uncertain_are_those_of_compare(tmp_path, capsy
     for row in compare(load(scenario), n_seeds=1):
         assert in_range(row.step_s, *row.step_s_range, form=format_seconds) in html
         assert in_range(row.speedup, *row.speedup_range) in html
-    intervals = "the intervals of sync, hsgd-2-4,4-world, local-4 (99 % of the variance)"
+    intervals = "the intervals of sync, hsgd-2-4,4-world, local-4 (100 % of the variance)"
     assert f"The largest part of {intervals} is from cluster.network.bandwidth (10 Gbit/s to 30 Gbit/s): " in html
 
 
