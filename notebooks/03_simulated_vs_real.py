@@ -162,8 +162,8 @@ figure
 # *Figure 3. The same for systems that average gradients in every step: a flat ring, a 2-D torus, one parameter server
 # and four, flat, hierarchical and global top-k. No stragglers. Grey: within 5 %. One run each.*
 #
-# **Result.** Rings, flat and global top-k are met within 5 %, torus, hierarchical top-k and servers within 12 %. Torus and
-# hierarchical top-k are always predicted too fast, one server always too slow.
+# **Result.** Rings, flat and global top-k are met within 5 %, torus, hierarchical top-k and servers within 12 %. Torus
+# and hierarchical top-k are always predicted too fast, one server always too slow.
 
 # %% [markdown]
 # ## Is the order right?
@@ -277,9 +277,10 @@ figure
 # both by the median over its instances. A collective lasts from when its last member is ready until its last member is
 # done. Grey: within 10 %.*
 #
-# **Result.** Of the all-reduces between nodes 70 of 78 are within 10 %; of all operations that take 50 ms and more, only
-# those of one parameter server miss by more than 13 %: by 15 %, too slow. All-reduces within a node, 1 to 23 ms over the
-# loopback of two busy cores, are predicted up to 1.7 times as long as measured, and matter little because they are short.
+# **Result.** Of the all-reduces between nodes 70 of 78 are within 10 %; of all operations that take 50 ms and more,
+# only those of one parameter server miss by more than 13 %: by 15 %, too slow. All-reduces within a node, 1 to 23 ms
+# over the loopback of two busy cores, are predicted up to 1.7 times as long as measured, and matter little because they
+# are short.
 
 # %% [markdown]
 # ## A run, seen closely
