@@ -174,10 +174,13 @@ def _validate(
         simulated = _simulated(session, run, calibrated, real, is_kept=not (calibrated or left_out))
         with inputs.naming(str(path)):
             scenario = simulated_scenario(run, calibrated, real=real)
-            costs = price_of(run.plan, scenario)
-            real, of_links = (with_links(run, real, costs), costs) if run.scenario.has_links else (real, None)
-            validation = validate_traces(real, simulated, run.delays, of_links)
-            bounds = range_of_trace(scenario, Built(scenario.schedules[0], run.plan, costs, 0), simulated)
+            costs = price_of(run.plan, scenario) if run.scenario.has_links else None
+            real = with_links(run, real, costs) if costs else real
+            validation = validate_traces(real, simulated, run.delays, costs)
+            bounds = None
+            if scenario.has_ranges:
+                built = Built(scenario.schedules[0], run.plan, costs or price_of(run.plan, scenario), 0)
+                bounds = range_of_trace(scenario, built, simulated)
         if validation.n_steps < run.plan.n_steps:
             session.say(f"warning: {path}: only {validation.n_steps} of {run.plan.n_steps} steps were finished")
         loading = compare_loading(run, simulated, real) if run.plan.dataset else None

@@ -333,6 +333,11 @@ class Scenario(Settings):
         return any(each.is_random for each in (*self.disturbances, *self.background))
 
     @property
+    def has_ranges(self) -> bool:
+        """Whether a number of the scenario or its cluster is known as a range."""
+        return bool(self.uncertain or self.cluster.uncertain)
+
+    @property
     def has_links(self) -> bool:
         """Whether a link is disturbed, or other jobs use one."""
         return bool(self.background) or any(isinstance(each, LinkDisturbance) for each in self.disturbances)

@@ -300,7 +300,7 @@ def with_draws(
         progress: See `Progress`.
         draw: As of `measure`.
     """
-    if not (scenario.uncertain or scenario.cluster.uncertain):
+    if not scenario.has_ranges:
         return measured
     from simdist.studies import uncertainty
 

@@ -176,9 +176,11 @@ def _reported(run: RunDirectory, label: str, calibrated: Calibrated | None) -> R
     if simulated:
         held = find_held(simulated, costs) if costs else None
         found = Execution.of(simulated, origin="simulated", label=label, held=held)
-        built = Built(run.scenario.schedules[0], run.plan, costs or price_run(run, calibrated, real=real), 0)
-        times = with_draws(simulated_scenario(run, calibrated, real=real), built, found.times)
-        executions["simulated"] = replace(found, times=times)
+        scenario = simulated_scenario(run, calibrated, real=real)
+        if scenario.has_ranges:
+            built = Built(run.scenario.schedules[0], run.plan, costs or price_run(run, calibrated, real=real), 0)
+            found = replace(found, times=with_draws(scenario, built, found.times))
+        executions["simulated"] = found
     if real:
         measured, more = _finished(run, real)
         held = find_held(measured, costs) if costs else None
