@@ -13,7 +13,6 @@ runs of one process, taken turn by turn; absolute numbers belong to the machine.
 import argparse
 import io
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -71,7 +70,7 @@ def memory(sizes: Sizes) -> dict[str, object]:
     draw = np.random.default_rng(0)
     samples = draw.integers(0, 256, (count, nbytes), dtype=np.uint8)
     outs = np.ones_like(samples)
-    store = MemoryStore(f"benchmark-{os.getpid()}", Geometry(count, count, nbytes))
+    store = MemoryStore(Geometry(count, count, nbytes))
     order = draw.permutation(count).tolist()
     try:
         put_s = seconds(lambda: [store.put(sample, samples[sample]) for sample in range(count)])
@@ -126,7 +125,7 @@ def loader(sizes: Sizes, folder: Path) -> dict[str, object]:
         persistent_workers=True,
         multiprocessing_context="fork",
     )
-    store = MemoryStore(f"benchmark-{os.getpid()}", Geometry(sizes.images, 0, int(np.prod(SHAPE))))
+    store = MemoryStore(Geometry(sizes.images, 0, int(np.prod(SHAPE))))
     with FileCache(folder / "disk", index, capacity_nbytes=None) as files:
         sources = Sources(index, open_storage(str(folder / "set")), decode_image, SHAPE, files)
         for sample in range(sizes.images):

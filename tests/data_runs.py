@@ -21,7 +21,6 @@ from real.programs import base
 
 SIDE = 37
 SAMPLE_NBYTES = 3 * SIDE * SIDE
-RUN = "5eed5eed"  # what a run is called whose traces a test looks for
 
 
 class Looking(nn.Module):
@@ -83,7 +82,6 @@ def perform_and_die(stray: int, number: int, *args: object) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
     inputs.InputReader.fill = dying
-    inputs.secrets.token_hex = lambda _: RUN
     perform(*args)
 
 
@@ -114,7 +112,6 @@ def train(run: Path, url: Path, cache: Path, checkpoint: Path, seen: Path, die_a
     """Train as a user does, with checkpoints; note what came in each step; rank 1 may be killed."""
     module = Looking()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    inputs.secrets.token_hex = lambda _: RUN
     with real.wrap(module, optimizer, run, checkpoint=checkpoint, every=3) as worker:
         batches = worker.feed(str(url), cache=cache, timeout_s=20.0)
         with (seen / f"{worker.rank}.txt").open("a", encoding="utf-8") as notes:

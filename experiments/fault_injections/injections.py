@@ -33,7 +33,7 @@ class Injection:
         refused: Pattern with which a second try is refused; none if it ends as if undisturbed.
     """
 
-    kind: Literal["script", "own group", "spawn", "real", "torchrun", "shared memory"]
+    kind: Literal["script", "own group", "spawn", "real", "torchrun"]
     action: str = ""
     moment: str = ""
     rank: int = 0
@@ -131,5 +131,4 @@ INJECTIONS: tuple[Injection, ...] = (
     Injection("torchrun", "waits", "Forward", meanwhile="launcher killed", named="is gone"),
     Injection("spawn", "waits", "between", meanwhile="launcher killed", named=".*"),
     Injection("script", before="link", named=LINKED, refused=LINKED),
-    Injection("shared memory", before="link", named=LINKED),
 )

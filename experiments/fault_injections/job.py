@@ -32,7 +32,6 @@ import real
 import real.execution.running
 import real.training.wrapping
 import simdist.files
-from real.data.segment import SharedSegment
 from real.processes.heartbeat import Heartbeat
 from real.processes.signing import SignedStore
 from real.recording.recorder import Recorder
@@ -55,7 +54,7 @@ class Job:
 
     Args:
         kind: A script that lets us connect the ranks, that has made its process group, or that is started by torch's
-            `start_processes`; `python -m real`, or that under torchrun; or a look at shared memory.
+            `start_processes`; `python -m real`, or that under torchrun.
         folder: For everything that is left behind.
         timeout_s: For each wait for others.
         world_size: Ranks.
@@ -64,7 +63,7 @@ class Job:
         hidden: Width of the model.
     """
 
-    kind: Literal["script", "own group", "spawn", "real", "torchrun", "shared memory"]
+    kind: Literal["script", "own group", "spawn", "real", "torchrun"]
     folder: str
     timeout_s: float
     world_size: int = 4
@@ -186,8 +185,6 @@ def be_rank(job: Job, fault: Fault | None) -> None:
             planted.at("start")
             sys.argv = ["real", str(Path(job.folder, RUN)), "--timeout", f"{job.timeout_s:g}", "--force"]
             runpy.run_module("real", run_name="__main__", alter_sys=True)
-        case "shared memory":
-            SharedSegment("injected", 4096, layout="any", folder=Path(job.folder, DISK))
         case _:
             train(job, planted, with_barrier=fault is not None and fault.moment == "barrier")
 

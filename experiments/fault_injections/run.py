@@ -231,7 +231,7 @@ def prepare(folder: Path) -> Undisturbed:
 
 def inject(injection: Injection, known: Undisturbed, folder: Path) -> Result:
     """Do an injection in an empty folder, and judge what comes of it."""
-    world_size = 2 if injection.kind in {"real", "torchrun"} else 1 if injection.kind == "shared memory" else 4
+    world_size = 2 if injection.kind in {"real", "torchrun"} else 4
     right = Job(injection.kind, str(folder), TIMEOUT_S, world_size=world_size)
     job = replace(right, **injection.changes)
     fault = Fault(injection.action, injection.moment, injection.rank) if injection.action else None
@@ -316,8 +316,7 @@ def leave_results(injection: Injection, known: Undisturbed, folder: Path) -> Non
         report = folder / RUN / run_directory.REPORT
         report.write_text(json.dumps(json.loads(report.read_text()) | {"run": "another"}))
     if injection.before == "link":
-        for name in (f"{DISK}/simdist-injected", f"{CHECKPOINTS}/.lock"):
-            (folder / name).symlink_to(folder / TRACE)
+        (folder / CHECKPOINTS / ".lock").symlink_to(folder / TRACE)
     if injection.before == "read-only":
         subprocess.run(["mount", "-o", "remount,ro", str(folder / DISK)], check=True)
 
@@ -420,8 +419,6 @@ def validated(run: Path) -> str:
 
 def try_again(injection: Injection, job: Job, known: Undisturbed) -> tuple[str, str]:
     """Start the job again, undisturbed; return what it did, and what is wrong with that."""
-    if injection.kind == "shared memory":
-        return "", ""
     if injection.kind == "torchrun":
         job = replace(job, kind="real")
     try:

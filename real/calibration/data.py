@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from real.data.board import Want
 from real.data.filecache import FileCache
-from real.data.inputs import own_address
+from real.data.inputs import open_store, own_address
 from real.data.memory import Geometry, MemoryStore
 from real.data.peers import PeerClient, PeerServer
 from real.data.sample_index import SampleIndex
@@ -318,22 +318,17 @@ def _memory(probe: _Probe, setup: Setup) -> tuple[float, float | None]:
     """Return the bytes per second of a node's memory, and the seconds of a request besides its bytes."""
     connection, here = probe.connection, probe.connection.place
     nbytes, n_slots = int(np.prod(setup.shape)), len(probe.mine)
-    run = connection.exchange("name of a store", secrets.token_hex(4))[connection.place.node * here.local_world_size]
     geometry = Geometry(len(setup.index), n_slots * here.local_world_size, nbytes, here.local_world_size)
-    store = MemoryStore(f"simdist-calibrate-{run}", geometry)
-    try:
-        connection.barrier("the stores are open")
-        store.unlink()
+    with ExitStack() as stack:
+        store = open_store(stack, geometry, here, connection)
         sample_of = np.zeros(nbytes, dtype=np.uint8)
         for sample in probe.mine:
             store.put(sample, sample_of)
         connection.barrier("the stores are full")
         out = np.ones((n_slots, nbytes), dtype=np.uint8)  # written once, so that its pages are there
         seconds = _seconds(partial(store.get_many, probe.mine, list(out)))
-        node_Bps = probe.rate_Bps("memory", n_slots * nbytes if connection.place.node == 0 else 0, seconds)
+        node_Bps = probe.rate_Bps("memory", n_slots * nbytes if here.node == 0 else 0, seconds)
         return node_Bps, _request_s(probe, store, geometry)
-    finally:
-        store.close()
 
 
 def _request_s(probe: _Probe, store: MemoryStore, geometry: Geometry) -> float | None:

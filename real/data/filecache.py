@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Literal, final
 
 from real.data.sample_index import SampleIndex
-from real.data.segment import open_own, try_lock
 from simdist.errors import RunError, ScenarioError
 
 N_LOCKS = 4096
@@ -325,3 +324,33 @@ def _read(descriptor: int) -> int:
 
 def _write(descriptor: int, nbytes: int) -> None:
     os.pwrite(descriptor, b"%20d\n" % nbytes, 0)  # always as long, and in one call: never half a number
+
+
+def open_own(path: Path) -> int:
+    """Open a file of this user, to which no other one has access, or make it; follow no link.
+
+    Raises:
+        PermissionError: It is another user's, who could change what is in it.
+    """
+    while True:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            with suppress(FileNotFoundError):  # removed meanwhile
+                fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+                break
+        else:
+            break
+    if os.fstat(fd).st_uid != os.geteuid():
+        os.close(fd)
+        raise PermissionError(errno.EACCES, "it belongs to another user", str(path))
+    return fd
+
+
+def try_lock(fd: int) -> bool:
+    """Lock a file exclusively unless another process or descriptor has locked it; return whether it could."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from real.data.filecache import try_lock
 from real.data.sample_index import SampleIndex
-from real.data.segment import try_lock
 from simdist.errors import RunError
 
 # Only what is called like this is ever removed: a folder that a user gave may hold anything.

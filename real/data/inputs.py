@@ -20,7 +20,7 @@ from real.data.board import Board, wait_until_all_staged
 from real.data.filecache import FileCache
 from real.data.folders import cold_folder, default_folder, folder_of_set, warm_folder
 from real.data.loader import Loader
-from real.data.memory import MemoryStore
+from real.data.memory import Geometry, MemoryStore
 from real.data.peers import PeerClient, PeerServer, most_connections, raise_file_limit
 from real.data.sample_index import SampleIndex, check_index
 from real.data.sources import Sources, choose_decode, sample_shape
@@ -102,9 +102,7 @@ def open_input(
         raise_file_limit()
         run, token = _meet(others, place, index)
         files = stack.enter_context(_file_cache(plan, options, index, run, place)) if sizes.uses_disk(plan) else None
-        store, peers = _open_memories(
-            stack, plan, run, place, others, key_of(token, f"{_digest(index)} {shape}".encode())
-        )
+        store, peers = _open_memories(stack, plan, place, others, key_of(token, f"{_digest(index)} {shape}".encode()))
         sources = Sources(index, storage, decode, shape, files)
         limits = sizes.limits(plan, options.timeout_s)
         loader = Loader(look_up(plan), sources, place=place, store=store, peers=peers, failed=failed, limits=limits)
@@ -193,20 +191,15 @@ class InputReader:
 
 
 def _open_memories(
-    stack: ExitStack, plan: Plan, run: str, place: RankPlace, others: RankExchange, key: bytes
+    stack: ExitStack, plan: Plan, place: RankPlace, others: RankExchange, key: bytes
 ) -> tuple[MemoryStore, PeerClient | None]:
-    """Open the memory of this node and the way to those of others.
-
-    When all ranks have opened it, its name is removed, so that nothing is left even if all are killed.
-    """
-    store = MemoryStore(f"{run}-node-{place.node}", sizes.geometry(plan, place))
-    stack.callback(store.close)
+    """Open the memory of this node and the way to those of others."""
+    store = open_store(stack, sizes.geometry(plan, place), place, others)
     address, with_peers = "", sizes.uses_peers(plan)
     if place.local_rank == 0 and with_peers:
         server = PeerServer(store, host=own_address(), key=key, most_connections=most_connections())
         address = stack.enter_context(server).address
     addresses = others.exchange("where samples are served", address)
-    store.unlink()
     if not with_peers:
         return store, None
     peers = PeerClient(
@@ -216,6 +209,16 @@ def _open_memories(
         n_connections=sizes.n_connections(plan),
     )
     return store, stack.enter_context(peers)
+
+
+def open_store(stack: ExitStack, geometry: Geometry, place: RankPlace, others: RankExchange) -> MemoryStore:
+    """Open the memory of this node, which its first rank makes; all ranks do this together, and exchange after it."""
+    store = MemoryStore(geometry) if place.local_rank == 0 else None
+    paths = others.exchange("where memory is", "" if store is None else store.path)
+    if store is None:
+        store = MemoryStore(geometry, path=paths[place.rank - place.local_rank])
+    stack.callback(store.close)
+    return store
 
 
 def _meet(others: RankExchange, place: RankPlace, index: SampleIndex) -> tuple[str, bytes]:

@@ -88,9 +88,8 @@ class Cluster:
         key = b"key of a test"
         self.loaders, self.caches, self.stores, servers, self.peers = [], [], [], [], []
         for node in range(self.plan.world_size // self.per_node):
-            folder = self.folder / f"memory{node}"
-            folder.mkdir()
-            self.stores += [MemoryStore("s", geometry, folder=folder) for _ in range(self.per_node)]
+            first = MemoryStore(geometry, folder=self.folder)
+            self.stores += [first, *(MemoryStore(geometry, path=first.path) for _ in range(self.per_node - 1))]
             self.caches.append(FileCache(self.folder / f"disk{node}", INDEX, capacity_nbytes=None))
             servers.append(PeerServer(self.stores[-1], host="127.0.0.1", key=key, timeout_s=60))
         self.servers = servers
@@ -305,7 +304,7 @@ def reads_of(number, samples, *, places, keeps_memory=False, keeps_disk=False, e
 
 
 def test_sample_that_a_fast_rank_brought_back_does_not_leave(tmp_path):
-    store = MemoryStore("memory", Geometry(9, 4, NBYTES), folder=tmp_path)
+    store = MemoryStore(Geometry(9, 4, NBYTES), folder=tmp_path)
     leaving = Leaving(RankPlace(0, 1, 0, 1))
     data = np.zeros(NBYTES, np.uint8)
     for sample, number in ((1, 0), (2, 6)):
@@ -319,7 +318,7 @@ def test_sample_that_a_fast_rank_brought_back_does_not_leave(tmp_path):
 
 
 def test_file_that_a_fast_rank_brought_back_does_not_leave(tmp_path):
-    store = MemoryStore("memory", Geometry(9, 0, NBYTES, 2), folder=tmp_path)
+    store = MemoryStore(Geometry(9, 0, NBYTES, 2), folder=tmp_path)
     board, evicted = store.board, []
     board.kept_on_disk[[1, 2]] = 6, 7  # in load 5, and in load 6
 

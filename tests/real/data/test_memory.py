@@ -9,7 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
-from unittest.mock import patch
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +27,6 @@ from real.data.peers import (
     most_connections,
     raise_file_limit,
 )
-from real.data.segment import SHARED_MEMORY, remove_stale
 from real.data.wire import HEAD, HELLO, hello, key_of, packed, receive, send, unpacked
 from simdist.errors import RunError
 
@@ -50,10 +49,9 @@ def fetched(store, sample):
 
 @pytest.fixture
 def store(tmp_path):
-    opened = MemoryStore("a", SMALL, folder=tmp_path)
+    opened = MemoryStore(SMALL, folder=tmp_path)
     yield opened
     opened.close()
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_sample_comes_back_as_it_was_put(store):
@@ -93,7 +91,7 @@ def test_full_store_refuses_and_keeps_what_it_has(store):
 
 
 def test_store_without_room_for_samples_is_a_board_only(tmp_path):
-    store = MemoryStore("a", Geometry(20, 0, NBYTES), folder=tmp_path)
+    store = MemoryStore(Geometry(20, 0, NBYTES), folder=tmp_path)
     assert not store.put(0, pattern(0))
     assert store.board.slowest() == 0
     store.close()
@@ -140,7 +138,7 @@ def test_of_two_writers_of_a_sample_one_wins_and_the_other_leaves_no_trace(store
 
 
 def test_threads_that_write_read_and_evict_see_whole_samples_only(tmp_path):
-    store = MemoryStore("a", Geometry(50, 8, NBYTES), folder=tmp_path)
+    store = MemoryStore(Geometry(50, 8, NBYTES), folder=tmp_path)
 
     def work(seed):
         draw = np.random.default_rng(seed)
@@ -159,78 +157,6 @@ def test_threads_that_write_read_and_evict_see_whole_samples_only(tmp_path):
         store.evict(sample)
     assert all(store.put(sample, pattern(sample)) for sample in range(8))  # no slot was lost
     store.close()
-
-
-def put_own_half(folder):
-    """Put some samples, then those of the other rank must come."""
-    rank = int(os.environ["RANK"])
-    store = MemoryStore("shared", Geometry(40, 40, NBYTES, 2), folder=folder)
-    for sample in range(rank, 40, 2):
-        assert store.put(sample, pattern(sample))
-    store.board.n_kept[rank] = 1
-    for sample in range(40):
-        assert wait_for(Want(sample, sample % 2, 0), store.__contains__, store.board, wait_s=30, stop=NEVER)
-        assert (fetched(store, sample) == pattern(sample)).all()
-    store.board.n_read[rank] = 1
-    while store.board.slowest() < 1:
-        time.sleep(0.01)
-    store.close()
-
-
-def test_two_processes_share_a_store(tmp_path):
-    endings = run(put_own_half, 2, tmp_path)
-    assert [ending.code for ending in endings.values()] == [0, 0], endings
-    assert list(tmp_path.iterdir()) == []
-
-
-def die_while_writing(folder):
-    store = MemoryStore("shared", SMALL, folder=folder)
-    store.put(0, pattern(0))
-
-    def half(out, data):
-        out[: NBYTES // 2] = data[: NBYTES // 2]
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    memory.np.copyto = half
-    store.put(1, pattern(1))
-
-
-def test_writer_that_is_killed_leaves_no_sample_and_its_slot_is_used_again(tmp_path):
-    store = MemoryStore("shared", SMALL, folder=tmp_path)
-    assert run(die_while_writing, 1, tmp_path)[0].code == -signal.SIGKILL
-    assert (fetched(store, 0) == pattern(0)).all()
-    assert fetched(store, 1) is None
-    assert all(store.put(sample, pattern(sample)) for sample in (1, 2, 3))
-    assert not store.put(4, pattern(4))
-    assert all((fetched(store, sample) == pattern(sample)).all() for sample in range(4))
-    store.close()
-
-
-def test_writer_whose_slot_was_taken_as_that_of_a_dead_one_enters_nothing(store, monkeypatch):
-    """As if another process took this one for dead while it copies, and gave the slot to sample 5."""
-    copy = np.copyto
-
-    def copy_late(out, data):
-        monkeypatch.setattr(np, "copyto", copy)
-        monkeypatch.setattr(memory, "_began", lambda pid: -1)
-        with store._segment.locked():
-            assert store._reclaim()
-        store._tables.next_slot[0] = 0
-        assert store.put(5, pattern(5))
-        copy(np.zeros(NBYTES, np.uint8), data)
-
-    monkeypatch.setattr(np, "copyto", copy_late)
-    assert not store.put(1, pattern(1))
-    assert 1 not in store
-    assert (fetched(store, 5) == pattern(5)).all()
-    assert all(store.put(sample, pattern(sample)) for sample in (2, 3, 4))
-    assert len(store) == 4
-
-
-def test_processes_that_do_not_see_each_other_cannot_share_a_store(store, tmp_path, monkeypatch):
-    monkeypatch.setattr(memory.os, "readlink", lambda path: "pid:[4026531999]")
-    with pytest.raises(RunError, match=r"others share it as .* this process as .* processes of .*pid:\[4026531999\]"):
-        MemoryStore("a", SMALL, folder=tmp_path)
 
 
 def test_reader_looks_at_a_slot_again_after_a_fence(store, monkeypatch):
@@ -272,152 +198,66 @@ def test_fence_is_one_where_reads_may_pass_each_other(monkeypatch):
     assert taken == ["take", "drop"] * 2
 
 
-def die_with_the_lock(folder):
-    store = MemoryStore("shared", SMALL, folder=folder)
+def put_own_half(path):
+    """Put some samples, then those of the other process must come."""
+    store = MemoryStore(BOTH, path=path)
+    for sample in range(1, 40, 2):
+        assert store.put(sample, pattern(sample))
+    await_all(store, rank=1)
+    store.close()
+
+
+BOTH = Geometry(40, 40, NBYTES, 2)
+
+
+def await_all(store, rank):
+    store.board.n_kept[rank] = 1
+    for sample in range(40):
+        assert wait_for(Want(sample, sample % 2, 0), store.__contains__, store.board, wait_s=30, stop=NEVER)
+        assert (fetched(store, sample) == pattern(sample)).all()
+
+
+def test_two_processes_share_a_store_that_has_no_name(tmp_path):
+    store = MemoryStore(BOTH, folder=tmp_path)
+    with start(put_own_half, 1, store.path) as ranks:
+        for sample in range(0, 40, 2):
+            assert store.put(sample, pattern(sample))
+        await_all(store, rank=0)
+        ranks.wait()
+    assert list(tmp_path.iterdir()) == []
+    store.close()
+
+
+def die_with_the_lock(path):
+    store = MemoryStore(SMALL, path=path)
     with store._segment.locked():
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_process_that_is_killed_inside_the_lock_lets_others_in(tmp_path):
-    store = MemoryStore("shared", SMALL, folder=tmp_path)
-    assert run(die_with_the_lock, 1, tmp_path)[0].code == -signal.SIGKILL
+def test_process_that_is_killed_inside_the_lock_lets_others_in(store):
+    assert run(die_with_the_lock, 1, store.path)[0].code == -signal.SIGKILL
     assert store.put(1, pattern(1))
-    store.close()
-
-
-def fork_inside_the_lock(folder):
-    """Hold the lock while a forked child asks for it: it comes in when the parent has left."""
-    store = MemoryStore("forked", SMALL, folder=folder)
-    begun, entered = os.pipe(), os.pipe()
-    with store._segment.locked():
-        if not os.fork():
-            with patch.object(segment.fcntl, "F_OFD_SETLKW", segment.fcntl.F_OFD_SETLK):  # that does not wait
-                try:
-                    with store._segment.locked():
-                        os.write(entered[1], b"child found it open, ")
-                except BlockingIOError:
-                    os.write(entered[1], b"child was kept out, ")
-            os.write(begun[1], b"x")
-            with store._segment.locked():
-                os.write(entered[1], b"child entered")
-            os._exit(0)
-        os.read(begun[0], 1)
-        os.write(entered[1], b"parent left, ")
-    os.wait()
-    print(os.read(entered[0], 99).decode())
-    store.close()
-
-
-def test_forked_child_and_parent_exclude_each_other(tmp_path):
-    ending = run(fork_inside_the_lock, 1, tmp_path)[0]
-    assert ending.output.strip() == "child was kept out, parent left, child entered"
-
-
-def open_and_wait(folder):
-    MemoryStore("killed", SMALL, folder=folder).put(1, pattern(1))
-    print("open")
-    time.sleep(60)
-
-
-def test_segment_of_a_killed_process_is_removed_when_something_new_begins(tmp_path):
-    with start(open_and_wait, 1, tmp_path) as ranks:
-        ranks.until("open")
-        assert remove_stale(tmp_path) == []  # it lives
-        assert [path.name for path in tmp_path.iterdir()] == ["simdist-killed"]
-        ranks.signal(0, signal.SIGKILL)
-        ranks.wait()
-    other = MemoryStore("other", SMALL, folder=tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["simdist-other"]
-    other.close()
-
-
-def test_stale_segment_of_the_same_name_is_begun_anew(tmp_path):
-    (tmp_path / "simdist-a").write_bytes(b"left by a crash")
-    store = MemoryStore("a", SMALL, folder=tmp_path)
-    assert len(store) == 0
-    store.close()
-
-
-def test_file_that_vanishes_before_it_is_locked_is_opened_anew(tmp_path, monkeypatch):
-    lock, n_calls = segment.fcntl.flock, []
-
-    def vanish(fd, how):
-        if not n_calls:
-            (tmp_path / "simdist-a").unlink()
-        n_calls.append(how)
-        lock(fd, how)
-
-    monkeypatch.setattr(segment.fcntl, "flock", vanish)
-    store = MemoryStore("a", SMALL, folder=tmp_path)
-    assert (tmp_path / "simdist-a").exists()
-    store.close()
-
-
-def test_segment_that_replaced_a_stale_one_is_not_removed_in_its_place(tmp_path, monkeypatch):
-    path, lock = tmp_path / "simdist-a", segment.fcntl.flock
-    path.touch()
-    opened = []
-
-    def replaced(fd, how):
-        monkeypatch.setattr(segment.fcntl, "flock", lock)
-        path.unlink()
-        opened.append(MemoryStore("a", SMALL, folder=tmp_path))
-        lock(fd, how)
-
-    monkeypatch.setattr(segment.fcntl, "flock", replaced)
-    assert remove_stale(tmp_path) == []
-    assert path.exists()
-    opened[0].close()
-
-
-def test_store_without_a_name_goes_on_and_leaves_nothing(tmp_path):
-    one, two = (MemoryStore("a", SMALL, folder=tmp_path) for _ in range(2))
-    one.unlink()
-    two.unlink()
-    assert list(tmp_path.iterdir()) == []
-    one.put(1, pattern(1))
-    assert (fetched(two, 1) == pattern(1)).all()
-    later = MemoryStore("a", SMALL, folder=tmp_path)
-    one.close()
-    two.close()
-    assert (tmp_path / "simdist-a").exists()  # which is that of somebody else by now
-    later.close()
-
-
-def test_shared_memory_is_empty_after_a_store_was_used():
-    name = f"test-{os.getpid()}"
-    store = MemoryStore(name, SMALL)
-    path = SHARED_MEMORY / f"simdist-{name}"
-    assert path.stat().st_blocks * 512 >= 4 * NBYTES  # memory was taken, not promised
-    store.close()
-    assert not path.exists()
 
 
 def test_store_that_does_not_fit_says_what_it_needs_and_what_there_is(tmp_path):
     huge = Geometry(20, 10**6, 10**12)
-    with pytest.raises(RunError, match=r"simdist-a: needs 1,000,000,\d{3},\d{3},\d{3},\d{3} bytes .* has [\d,]+ left"):
-        MemoryStore("a", huge, folder=tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(RunError, match=r"1,000,000,\d{3},\d{3},\d{3},\d{3} bytes of shared memory .*, [\d,]+ are left"):
+        MemoryStore(huge, folder=tmp_path)
 
 
-def test_memory_that_is_gone_when_it_is_taken_leaves_no_file(tmp_path, monkeypatch):
+def test_memory_is_taken_not_promised(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(segment.os, "posix_fallocate", refuse)
     with pytest.raises(RunError, match="No space left"):
-        MemoryStore("a", SMALL, folder=tmp_path)
-    assert list(tmp_path.iterdir()) == []
+        MemoryStore(SMALL, folder=tmp_path)
 
 
-def test_stores_of_one_name_must_be_alike(store, tmp_path):
-    with pytest.raises(RunError, match=r"others share it as 4 slots of 1000 .* this process as 5 slots of 1000"):
-        MemoryStore("a", Geometry(20, 5, NBYTES, 2), folder=tmp_path)
-
-
-def test_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(RunError, match=r"nowhere/simdist-a: .* No such file"):
-        MemoryStore("a", SMALL, folder=tmp_path / "nowhere")
+@pytest.mark.parametrize("where", [{"folder": Path("nowhere")}, {"path": "/proc/self/fd/987654"}])
+def test_memory_that_is_not_there_is_named(where):
+    with pytest.raises(RunError, match=f"{next(iter(where.values()))}: .* No such file"):
+        MemoryStore(SMALL, **where)
 
 
 def board_of(n_ranks, n_samples=4):
@@ -740,16 +580,3 @@ def test_many_buffers_are_sent_whole_although_the_kernel_takes_parts():
 def test_address_that_is_not_of_this_machine_is_named(store):
     with pytest.raises(RunError, match=r"serving samples at 203\.0\.113\.1"):
         PeerServer(store, host="203.0.113.1", key=KEY)
-
-
-def test_shared_memory_is_not_where_a_link_leads_and_not_another_users(tmp_path, monkeypatch):
-    (tmp_path / "simdist-link").symlink_to(tmp_path / "precious")
-    with pytest.raises(RunError, match="simdist-link: shared memory cannot be opened"):
-        MemoryStore("link", SMALL, folder=tmp_path)
-    assert not (tmp_path / "precious").exists()
-    store = MemoryStore("mine", SMALL, folder=tmp_path)
-    assert (tmp_path / "simdist-mine").stat().st_mode & 0o777 == 0o600
-    monkeypatch.setattr(os, "geteuid", lambda: (tmp_path / "simdist-mine").stat().st_uid + 1)
-    with pytest.raises(RunError, match="it belongs to another user"):
-        MemoryStore("mine", SMALL, folder=tmp_path)
-    store.close()

@@ -11,7 +11,6 @@ import pytest
 torch = pytest.importorskip("torch")
 from data_files import SampleSet, generate  # noqa: E402
 from data_runs import (  # noqa: E402
-    RUN,
     SAMPLE_NBYTES,
     perform,
     perform_and_die,
@@ -21,7 +20,6 @@ from data_runs import (  # noqa: E402
 from processes import Ending, places, run  # noqa: E402
 
 from real.cli import main  # noqa: E402
-from real.data.segment import SHARED_MEMORY  # noqa: E402
 from simdist.caching import epoch_order, on_disk_at_first  # noqa: E402
 from simdist.plan import LEVELS, Plan  # noqa: E402
 from simdist.runs import run_directory  # noqa: E402
@@ -151,7 +149,6 @@ def test_a_killed_rank_is_named_and_nothing_is_left_behind(tmp_path: Path, url: 
         assert endings[rank].code == LAST_WORDS
         assert "rank 1" in endings[rank].output.splitlines()[-1]
         assert "killed?" in endings[rank].output.splitlines()[-1]
-    assert list(SHARED_MEMORY.glob(f"simdist-{RUN}*")) == []
     assert left_in(cache) == []
     partial, plan = Reads.load(path / "partial-reads.npz"), run_directory.read(path).plan
     partial.check(plan)
@@ -263,7 +260,6 @@ def test_after_a_restart_a_training_loop_sees_every_sample_that_is_left_once(tmp
     places = path, url, cache, tmp_path / "checkpoints", notes
     killed = run(train, 2, *places, 11)
     assert "rank 1" in killed[0].output.splitlines()[-1]
-    assert list(SHARED_MEMORY.glob(f"simdist-{RUN}*")) == []
     restarted = run(train, 2, *places, None)
     ended_well(restarted)
     wanted = order(run_directory.read(path).plan)
