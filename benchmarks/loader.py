@@ -126,29 +126,27 @@ def loader(sizes: Sizes, folder: Path) -> dict[str, object]:
         multiprocessing_context="fork",
     )
     store = MemoryStore(Geometry(sizes.images, 0, int(np.prod(SHAPE))))
-    with FileCache(folder / "disk", index, capacity_nbytes=None) as files:
-        sources = Sources(index, open_storage(str(folder / "set")), decode_image, SHAPE, files)
-        for sample in range(sizes.images):
-            sources.read(sample, keep=True)
-        ours = Loader(
-            reads(batches, sizes.repetitions + 1),
-            sources,
-            place=RankPlace(0, 1, 0, 1),
-            store=store,
-            failed=threading.Event(),
-            limits=LoaderLimits(readers=2, decoders=sizes.workers),
-        )
-        out, labels = torch.empty(sizes.batch, *SHAPE, dtype=torch.uint8), torch.empty(sizes.batch, dtype=torch.int64)
-        with ours:
-            pairs = [
-                (
-                    seconds(
-                        lambda first=turn * n_batches: [ours.load(first + k, out, labels) for k in range(n_batches)]
-                    ),
-                    seconds(lambda: [None for _ in theirs]),
-                )
-                for turn in range(sizes.repetitions + 1)
-            ][1:]
+    files = FileCache(folder / "disk", index)
+    sources = Sources(index, open_storage(str(folder / "set")), decode_image, SHAPE, files)
+    for sample in range(sizes.images):
+        sources.read(sample, keep=True)
+    ours = Loader(
+        reads(batches, sizes.repetitions + 1),
+        sources,
+        place=RankPlace(0, 1, 0, 1),
+        store=store,
+        failed=threading.Event(),
+        limits=LoaderLimits(readers=2, decoders=sizes.workers),
+    )
+    out, labels = torch.empty(sizes.batch, *SHAPE, dtype=torch.uint8), torch.empty(sizes.batch, dtype=torch.int64)
+    with ours:
+        pairs = [
+            (
+                seconds(lambda first=turn * n_batches: [ours.load(first + k, out, labels) for k in range(n_batches)]),
+                seconds(lambda: [None for _ in theirs]),
+            )
+            for turn in range(sizes.repetitions + 1)
+        ][1:]
     store.close()
     return {
         "images": sizes.images,

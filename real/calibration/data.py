@@ -199,7 +199,7 @@ def measure_data(connection: Connection, setup: Setup) -> DataRates:
     with ExitStack() as stack:
         setup.cache.mkdir(parents=True, exist_ok=True)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="calibrate-", dir=setup.cache))
-        cache = stack.enter_context(FileCache(Path(folder), setup.index, capacity_nbytes=None))
+        cache = FileCache(Path(folder), setup.index)
         contents = {sample: read(entries[sample]) for sample in probe.mine}
         again = same_readings(probe.mine)
         _, write_Bps, _ = probe.compare("disk, written", lambda sample: _write(cache, sample, contents[sample]), again)

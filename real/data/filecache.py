@@ -2,17 +2,14 @@
 
     FOLDER/1f/0000031-9ad00f2b      sample 31, whose file has this CRC-32; 256 sub-folders by the sample's last byte
     FOLDER/parts/*                  being written; locked by their writers, so those of a killed writer can be told
-    FOLDER/locks/*                  one lock for every 4096th sample: its fetcher; and one for all users of the cache
-    FOLDER/used                     how many bytes are kept
+    FOLDER/locks/*                  one lock for every 4096th sample: its fetcher; and one for all parts
 
 * **Never a wrong byte.** A file appears under its name when it is whole, by a rename; its name holds the checksum of
   the index, so a file of another data set is not found; what is read is compared with size and checksum, and a
   damaged file is removed and fetched again. So no `fsync` is needed: what a crash of the machine spoils, is noticed.
 * **One fetch per node.** The fetcher holds the lock of the sample; the others wait and find the file.
-* **Bounded.** Bytes are reserved before they are written. A file for which the disk is full is handed on and not
-  kept. Which files leave decides the caller (`evict`), or, without a plan, age (`eviction="lru"`). A process that is
-  killed between two steps may leave a sum of bytes that is too large, never one that is too small; the next one that
-  has the folder to itself counts again.
+* **Bounded** by who decides which files are kept and which leave (`evict`, `keep_only`): the plan. A file for which the
+  disk is full is handed on and not kept.
 
 Locks are `flock`s, so the kernel drops those of a process that is killed. They are of files that stay empty or are
 never replaced, and every lock has an open file of its own: it keeps out threads of the same process, too.
@@ -26,75 +23,41 @@ import fcntl
 import os
 import secrets
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Literal, final
+from typing import final
 
 from real.data.sample_index import SampleIndex
-from simdist.errors import RunError, ScenarioError
+from simdist.errors import RunError
 
 N_LOCKS = 4096
-FREED_AT_ONCE = 0.05  # share of the capacity that is freed beyond need when the oldest leave: looking through is dear
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 
 
 @final
-class FileCache(AbstractContextManager["FileCache"]):
-    """Keeps raw files of a data set in a folder; use it in a `with` statement, or close it.
+class FileCache:
+    """Keeps raw files of a data set in a folder.
 
     Args:
         folder: On the node's disk; made if it is not there. Only caches write there. Several data sets may share it.
         index: Of the data set.
-        capacity_nbytes: Of all files in the folder, the same for all processes; None: what the disk holds.
-        eviction: `none`: a full cache keeps what it has; `lru`: the files leave that were not used for longest.
-        now_ns: Clock for their use, the same for all processes, in nanoseconds.
 
     Raises:
         RunError: The folder cannot be used.
-        ScenarioError: The capacity is negative.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        index: SampleIndex,
-        *,
-        capacity_nbytes: int | None,
-        eviction: Literal["none", "lru"] = "none",
-        now_ns: Callable[[], int] = time.time_ns,
-    ) -> None:
-        if capacity_nbytes is not None and capacity_nbytes < 0:
-            raise ScenarioError(f"capacity_nbytes is {capacity_nbytes}: write 0 or more")
+    def __init__(self, folder: Path, index: SampleIndex) -> None:
         self._folder = folder
         self._index = index
-        self._eviction = eviction
-        self._now_ns = now_ns
-        self._capacity_nbytes = capacity_nbytes
-        self._used = folder / "used"
         self._unwarned = threading.Lock()
-        self._users: int | None = None
         try:
-            self._users = self._join()
+            for each in (folder / "locks", folder / "parts"):
+                each.mkdir(parents=True, exist_ok=True)
+            self._clear_parts()
         except OSError as error:
-            self.close()
             raise RunError(f"{error.filename or folder}: no cache can be here: {error.strerror}") from error
-
-    def __exit__(self, *_exception: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop using the cache; its files stay."""
-        if self._users is not None:
-            os.close(self._users)
-            self._users = None
-
-    def used_nbytes(self) -> int:
-        """Return the bytes that all processes keep in the folder."""
-        with locked(self._used) as descriptor:
-            return _read(descriptor)
 
     def __contains__(self, sample: int) -> bool:
         """Tell whether a file of the sample's size is here; whether it is unchanged, `get` finds out."""
@@ -121,8 +84,6 @@ class FileCache(AbstractContextManager["FileCache"]):
         if not self._index[sample].matches(content):
             self._remove(path)
             return None
-        if self._eviction == "lru":
-            self._touch(path)
         return content
 
     def fetch(self, sample: int, read: Callable[[], bytes], *, keep: bool) -> bytes:
@@ -153,52 +114,21 @@ class FileCache(AbstractContextManager["FileCache"]):
     def keep_only(self, samples: Iterable[int]) -> int:
         """Remove all other files, of any data set, before more is kept; return how many there were."""
         wanted = {self._path(sample) for sample in samples}
-        return sum(self._remove(path) for path, _ in self._files() if path not in wanted)
+        return sum(self._remove(path) for path in self._folder.glob("[0-9a-f][0-9a-f]/*") if path not in wanted)
 
     def _keep(self, sample: int, content: bytes) -> None:
-        try:
-            if not self._reserve(len(content)):
-                self._warn(f"its {self._capacity_nbytes} bytes are full")
-                return
-            self._publish(self._path(sample), content)
-        except OSError as error:
-            self._warn("the disk is full" if error.errno in _FULL else str(error))
-
-    def _reserve(self, nbytes: int) -> bool:
-        """Count bytes as kept, if they fit; what is not used for longest makes room for them, if that may leave."""
-        with locked(self._used) as descriptor:
-            used_nbytes, capacity_nbytes = _read(descriptor), self._capacity_nbytes
-            if capacity_nbytes is None:
-                fits = True
-            else:
-                missing_nbytes = used_nbytes + nbytes - capacity_nbytes
-                if missing_nbytes > 0 and nbytes <= capacity_nbytes and self._eviction == "lru":
-                    used_nbytes -= self._evict_oldest(missing_nbytes)
-                fits = used_nbytes + nbytes <= capacity_nbytes
-            _write(descriptor, max(0, used_nbytes) + (nbytes if fits else 0))
-            return fits
-
-    def _give_back(self, nbytes: int) -> None:
-        """Count bytes as no longer kept."""
-        self._change_used(lambda used_nbytes: used_nbytes - nbytes)
-
-    def _change_used(self, new: Callable[[int], int]) -> None:
-        """Replace the sum by one that is made of it, while it cannot change."""
-        with locked(self._used) as descriptor:
-            _write(descriptor, max(0, new(_read(descriptor))))
-
-    def _publish(self, path: Path, content: bytes) -> None:
-        """Write a file and let it appear; what was reserved for it is given back if that fails."""
+        """Write a file and let it appear; warn, once, that files are not kept."""
+        path = self._path(sample)
         try:
             with self._part() as (part, descriptor):
                 _write_all(descriptor, content)
                 path.parent.mkdir(exist_ok=True)
-                if self._eviction == "lru":
-                    self._touch(part)
                 os.replace(part, path)
-        except BaseException:
-            self._give_back(len(content))
-            raise
+        except OSError as error:
+            if self._unwarned.acquire(blocking=False):
+                why = "the disk is full" if error.errno in _FULL else str(error)
+                unkept = "files are read from elsewhere and not kept from now on"
+                warnings.warn(f"{self._folder}: {why}; {unkept}", RuntimeWarning, stacklevel=2)
 
     @contextmanager
     def _part(self) -> Iterator[tuple[Path, int]]:
@@ -213,56 +143,12 @@ class FileCache(AbstractContextManager["FileCache"]):
             part.unlink(missing_ok=True)
             os.close(descriptor)
 
-    def _warn(self, why: str) -> None:
-        """Warn, once, that files are not kept."""
-        if self._unwarned.acquire(blocking=False):
-            warnings.warn(
-                f"{self._folder}: {why}; files are read from elsewhere and not kept from now on", RuntimeWarning, 3
-            )
-
     def _remove(self, path: Path) -> bool:
         try:
-            nbytes = path.lstat().st_size
             path.unlink()
         except OSError:  # it is gone, or the disk takes no more changes: then it is found again, and compared again
             return False
-        self._give_back(nbytes)
         return True
-
-    def _touch(self, path: Path) -> None:
-        now_ns = self._now_ns()
-        with suppress(OSError):  # evicted meanwhile, or a disk that takes no more changes
-            os.utime(path, ns=(now_ns, now_ns))
-
-    def _evict_oldest(self, missing_nbytes: int) -> int:
-        """Remove the files that were not used for longest, and a few more if they are small; return the bytes freed."""
-        most_nbytes = missing_nbytes + int(FREED_AT_ONCE * (self._capacity_nbytes or 0))
-        freed_nbytes = 0
-        for _, nbytes, path in sorted((each.st_mtime_ns, each.st_size, path) for path, each in self._files()):
-            if freed_nbytes >= missing_nbytes and freed_nbytes + nbytes > most_nbytes:
-                break
-            try:
-                path.unlink()
-            except FileNotFoundError:  # another process did, and gives its bytes back
-                continue
-            freed_nbytes += nbytes
-        return freed_nbytes
-
-    def _join(self) -> int:
-        """Make the folder, clear away what killed processes left, and count if no other uses it; return the lock."""
-        for each in (self._folder / "locks", self._folder / "parts"):
-            each.mkdir(parents=True, exist_ok=True)
-        users = open_own(self._folder / "locks" / "users")
-        try:
-            alone = try_lock(users)
-            self._clear_parts()
-            if alone:
-                self._change_used(lambda _: sum(each.st_size for _, each in self._files()))
-            fcntl.flock(users, fcntl.LOCK_SH)
-        except BaseException:
-            os.close(users)
-            raise
-        return users
 
     def _clear_parts(self) -> None:
         """Remove the unfinished files of writers that are gone: their locks are free."""
@@ -275,19 +161,6 @@ class FileCache(AbstractContextManager["FileCache"]):
                 if try_lock(descriptor):
                     part.unlink(missing_ok=True)
                 os.close(descriptor)
-
-    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        """Yield the files that are kept, of whatever data set."""
-        for shard in range(256):
-            try:
-                files = list(os.scandir(self._folder / f"{shard:02x}"))
-            except FileNotFoundError:
-                continue
-            for each in files:
-                try:
-                    yield Path(each.path), each.stat(follow_symlinks=False)
-                except FileNotFoundError:  # evicted meanwhile
-                    continue
 
     def _path(self, sample: int) -> Path:
         return self._folder / f"{sample % 256:02x}" / f"{sample:07d}-{int(self._index.crc32[sample]):08x}"
@@ -315,15 +188,6 @@ def locked(path: Path) -> Iterator[int]:
         # A forked child may hold a copy of the descriptor: closing is not enough.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
-
-
-def _read(descriptor: int) -> int:
-    text = os.pread(descriptor, 32, 0)
-    return int(text) if text.strip().isdigit() else 0  # a new file is empty
-
-
-def _write(descriptor: int, nbytes: int) -> None:
-    os.pwrite(descriptor, b"%20d\n" % nbytes, 0)  # always as long, and in one call: never half a number
 
 
 def open_own(path: Path) -> int:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, final
 
@@ -101,7 +101,7 @@ def open_input(
         decode = choose_decode(index, shape, options.url)
         raise_file_limit()
         run, token = _meet(others, place, index)
-        files = stack.enter_context(_file_cache(plan, options, index, run, place)) if sizes.uses_disk(plan) else None
+        files = _file_cache(stack, plan, options, index, run, place) if sizes.uses_disk(plan) else None
         store, peers = _open_memories(stack, plan, place, others, key_of(token, f"{_digest(index)} {shape}".encode()))
         sources = Sources(index, storage, decode, shape, files)
         limits = sizes.limits(plan, options.timeout_s)
@@ -247,27 +247,24 @@ def _digest(index: SampleIndex) -> str:
     return hashlib.sha256(b"\0".join([*(name.encode() for name in index.names), *columns])).hexdigest()
 
 
-@contextmanager
 def _file_cache(
-    plan: Plan, options: DataOptions, index: SampleIndex, run: str, place: RankPlace
-) -> Iterator[FileCache]:
+    stack: ExitStack, plan: Plan, options: DataOptions, index: SampleIndex, run: str, place: RankPlace
+) -> FileCache:
     """Open the cache of this node. With eviction the plan says what leaves; it does so a little later than planned.
 
-    A warm run finds what the plan says, or less: what others have left goes. A run that goes on after a crash (not
-    cold, while its plan begins so) finds anything, and what was not used for longest goes when there is too much.
+    Of what others have left on a disk with a limit, a warm run finds what the plan says, or less. A run that goes on
+    after a crash (not cold, while its plan begins so) finds what it will keep, and nothing if that is to leave again.
     """
-    dataset, ceiling_nbytes = sizes.dataset_of(plan), sizes.disk_ceiling_nbytes(plan)
+    dataset = sizes.dataset_of(plan)
     folder = folder_of_set(options.cache or default_folder(), index)
-    with ExitStack() as stack:
-        if options.cold:
-            mine = stack.enter_context(cold_folder(folder, run, place.node))
-        else:
-            mine = warm_folder(folder, place.node)
-        files = FileCache(mine, index, capacity_nbytes=ceiling_nbytes, eviction=dataset.eviction)
-        stack.enter_context(files)
-        if dataset.warm and ceiling_nbytes is not None and place.local_rank == 0:
-            files.keep_only(on_disk_at_first(plan, place.node).tolist())
-        yield files
+    if options.cold:
+        return FileCache(stack.enter_context(cold_folder(folder, run, place.node)), index)
+    files = FileCache(warm_folder(folder, place.node), index)
+    if dataset.disk_nbytes is not None and place.local_rank == 0:
+        stays = dataset.warm or dataset.eviction == "none"
+        warm = replace(plan, dataset=replace(dataset, warm=True))
+        files.keep_only(on_disk_at_first(warm, place.node).tolist() if stays else ())
+    return files
 
 
 def own_address() -> str:

@@ -16,26 +16,10 @@ def geometry(plan: Plan, place: RankPlace) -> Geometry:
     dataset = dataset_of(plan)
     n_slots = most_kept(plan, place.node)
     if n_slots and dataset.eviction != "none":
-        n_slots += _still_to_leave(plan)
+        # as many samples may have left by plan, and still be there: those of the loads of its `grace`
+        n_slots += (2 * n_ahead(plan) + 3) * dataset.batch_size * dataset.ranks_per_node
     n_slots = min(n_slots, dataset.n_samples)
     return Geometry(dataset.n_samples, n_slots, dataset.sample_nbytes, dataset.ranks_per_node)
-
-
-def disk_ceiling_nbytes(plan: Plan) -> int | None:
-    """Return what a node's disk may hold at most at any time; None if the plan sets no limit.
-
-    It is more than the plan says, because what leaves it does so only when no rank reads it any more.
-    """
-    dataset = dataset_of(plan)
-    if dataset.disk_nbytes is None or dataset.eviction == "none":
-        return dataset.disk_nbytes
-    return dataset.disk_nbytes + _still_to_leave(plan) * max(dataset.file_nbytes)
-
-
-def _still_to_leave(plan: Plan) -> int:
-    """Return how many samples of a node may have left by plan, and be there: those of the loads of its `grace`."""
-    dataset = dataset_of(plan)
-    return (2 * n_ahead(plan) + 3) * dataset.batch_size * dataset.ranks_per_node
 
 
 def n_connections(plan: Plan) -> int:

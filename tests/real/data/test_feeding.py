@@ -18,14 +18,15 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from data_files import index_of  # noqa: E402
+from data_files import content_of, index_of  # noqa: E402
 from data_runs import Looking, Still  # noqa: E402
 
 from real import jobs  # noqa: E402
 from real.buffers.memory import Memory  # noqa: E402
 from real.data.board import Board, wait_until_all_staged  # noqa: E402
+from real.data.filecache import FileCache  # noqa: E402
 from real.data.folders import cold_folder, default_folder, folder_of_set, warm_folder  # noqa: E402
-from real.data.inputs import _meet  # noqa: E402
+from real.data.inputs import DataOptions, _file_cache, _meet  # noqa: E402
 from real.data.loader import LoadCounts  # noqa: E402
 from real.data.sample_index import SampleIndex, check_index, make_index  # noqa: E402
 from real.data.sizes import most_kept  # noqa: E402
@@ -37,8 +38,9 @@ from real.programs import emulated  # noqa: E402
 from real.programs.base import Feed, normalised  # noqa: E402
 from real.programs.binding import Binding  # noqa: E402
 from real.programs.module import ModuleProgram  # noqa: E402
+from simdist.caching import on_disk_at_first  # noqa: E402
 from simdist.errors import RunError, ScenarioError  # noqa: E402
-from simdist.plan import Copy, Dataset, Forward, Load, Plan, StageIn  # noqa: E402
+from simdist.plan import Buffer, Copy, Dataset, Forward, Load, Plan, StageIn  # noqa: E402
 from simdist.runs import run_directory  # noqa: E402
 from simdist.runs.building import build, delays  # noqa: E402
 from simdist.scenario import loads  # noqa: E402
@@ -99,6 +101,27 @@ def test_raw_files_are_samples_and_others_images() -> None:
         choose_decode(raw, (3, 2, 2), "/set")
     with pytest.raises(ScenarioError, match=r"1,000 bytes, are none; write e\.g\. 150528 B"):
         choose_decode(index, sample_shape(1000), "/set")
+
+
+@pytest.mark.parametrize(("eviction", "stays"), [("none", True), ("lru", False)])
+def test_a_disk_with_a_limit_keeps_of_what_is_there_when_a_run_goes_on_what_the_run_will_keep(
+    tmp_path: Path, eviction: str, stays: bool
+) -> None:
+    dataset = Dataset(8, 2, 1, 27, (1000,), disk_nbytes=3000, eviction=eviction)
+    load = Load("input", read=("disk", "storage"), keep=("disk",))
+    plan = Plan.from_steps(
+        "files", world_size=1, buffers=[Buffer("input", 54, "uint8")], steps=[(load,)] * 4, dataset=dataset
+    )
+    index, place = index_of(8), RankPlace(0, 1, 0, 1)
+    before = FileCache(warm_folder(folder_of_set(tmp_path, index), 0), index)
+    for sample in range(8):
+        before.fetch(sample, lambda sample=sample: content_of(sample), keep=True)
+    with ExitStack() as stack:
+        options = DataOptions("/set", tmp_path, cold=False, timeout_s=1.0)
+        files = _file_cache(stack, plan, options, index, "run", place)
+    wanted = on_disk_at_first(replace(plan, dataset=replace(dataset, warm=True)), 0).tolist() if stays else []
+    assert [sample for sample in range(8) if sample in files] == wanted
+    assert len(wanted) == 3 * stays
 
 
 # --- folders ---

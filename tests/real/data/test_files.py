@@ -244,32 +244,30 @@ def cached(folder: Path) -> list[Path]:
 
 
 def test_file_is_fetched_once_and_found_by_the_next_run(tmp_path: Path) -> None:
-    with FileCache(tmp_path, index_of(3), capacity_nbytes=None) as cache:
-        assert cache.get(1) is None
-        assert cache.fetch(1, lambda: content_of(1), keep=True) == content_of(1)
-        assert cache.fetch(1, refuse, keep=True) == content_of(1)
-        assert len(cached(tmp_path)) == 1
-    with FileCache(tmp_path, index_of(3), capacity_nbytes=None) as cache:
-        assert cache.get(1) == content_of(1)
-        assert cache.used_nbytes() == 1000
+    cache = FileCache(tmp_path, index_of(3))
+    assert cache.get(1) is None
+    assert cache.fetch(1, lambda: content_of(1), keep=True) == content_of(1)
+    assert cache.fetch(1, refuse, keep=True) == content_of(1)
+    assert len(cached(tmp_path)) == 1
+    cache = FileCache(tmp_path, index_of(3))
+    assert cache.get(1) == content_of(1)
 
 
 def test_file_that_is_not_to_be_kept_is_handed_on_only(tmp_path: Path) -> None:
-    with FileCache(tmp_path, index_of(3), capacity_nbytes=None) as cache:
-        assert cache.fetch(1, lambda: content_of(1), keep=False) == content_of(1)
-        assert cache.get(1) is None
-        assert cache.used_nbytes() == 0
+    cache = FileCache(tmp_path, index_of(3))
+    assert cache.fetch(1, lambda: content_of(1), keep=False) == content_of(1)
+    assert cache.get(1) is None
 
 
 @pytest.mark.parametrize("damage", [b"", content_of(0)[:-1], b"x" + content_of(0)[1:], content_of(0) + b"x"])
 def test_damaged_copy_is_removed_counted_and_fetched_again(tmp_path: Path, damage: bytes) -> None:
-    with FileCache(tmp_path, index_of(1), capacity_nbytes=None) as cache:
-        cache.fetch(0, lambda: content_of(0), keep=True)
-        cached(tmp_path)[0].write_bytes(damage)
-        assert cache.get(0) is None
-        assert cached(tmp_path) == []
-        assert cache.fetch(0, lambda: content_of(0), keep=True) == content_of(0)
-        assert cache.get(0) == content_of(0)
+    cache = FileCache(tmp_path, index_of(1))
+    cache.fetch(0, lambda: content_of(0), keep=True)
+    cached(tmp_path)[0].write_bytes(damage)
+    assert cache.get(0) is None
+    assert cached(tmp_path) == []
+    assert cache.fetch(0, lambda: content_of(0), keep=True) == content_of(0)
+    assert cache.get(0) == content_of(0)
 
 
 @pytest.mark.parametrize(("number", "stays"), [(errno.EIO, False), (errno.EMFILE, True)])
@@ -279,38 +277,35 @@ def test_copy_that_cannot_be_read_is_removed_only_if_the_disk_is_to_blame(
     def fail(path: Path) -> bytes:
         raise OSError(number, os.strerror(number), str(path))
 
-    with FileCache(tmp_path, index_of(1), capacity_nbytes=None) as cache:
-        fetch(cache, [0])
-        monkeypatch.setattr(filecache, "_content", fail)
-        if stays:
-            with pytest.raises(RunError, match="cannot be read: Too many open files"):
-                cache.get(0)
-        else:
-            assert cache.get(0) is None
-        assert bool(cached(tmp_path)) == stays
+    cache = FileCache(tmp_path, index_of(1))
+    fetch(cache, [0])
+    monkeypatch.setattr(filecache, "_content", fail)
+    if stays:
+        with pytest.raises(RunError, match="cannot be read: Too many open files"):
+            cache.get(0)
+    else:
+        assert cache.get(0) is None
+    assert bool(cached(tmp_path)) == stays
 
 
 def test_copy_of_another_data_set_is_not_taken_for_ones_own(tmp_path: Path) -> None:
     other = make_index([entry("0.jpg", content_of(7))])
-    with (
-        FileCache(tmp_path, index_of(1), capacity_nbytes=None) as mine,
-        FileCache(tmp_path, other, capacity_nbytes=None) as others,
-    ):
-        mine.fetch(0, lambda: content_of(0), keep=True)
-        assert others.get(0) is None
-        others.fetch(0, lambda: content_of(7), keep=True)
-        assert (mine.get(0), others.get(0)) == (content_of(0), content_of(7))
-        assert len(cached(tmp_path)) == 2
+    mine, others = (FileCache(tmp_path, each) for each in (index_of(1), other))
+    mine.fetch(0, lambda: content_of(0), keep=True)
+    assert others.get(0) is None
+    others.fetch(0, lambda: content_of(7), keep=True)
+    assert (mine.get(0), others.get(0)) == (content_of(0), content_of(7))
+    assert len(cached(tmp_path)) == 2
 
 
 def test_failed_fetch_is_passed_on_and_the_next_one_tries_for_itself(tmp_path: Path) -> None:
     def fail() -> bytes:
         raise RunError("storage is gone")
 
-    with FileCache(tmp_path, index_of(1), capacity_nbytes=None) as cache:
-        with pytest.raises(RunError, match="storage is gone"):
-            cache.fetch(0, fail, keep=True)
-        assert cache.fetch(0, lambda: content_of(0), keep=True) == content_of(0)
+    cache = FileCache(tmp_path, index_of(1))
+    with pytest.raises(RunError, match="storage is gone"):
+        cache.fetch(0, fail, keep=True)
+    assert cache.fetch(0, lambda: content_of(0), keep=True) == content_of(0)
 
 
 def n_waiting(folder: Path) -> int:
@@ -351,38 +346,11 @@ def test_threads_that_want_one_file_fetch_it_once(tmp_path: Path) -> None:
         wait_until(lambda: n_waiting(tmp_path) == 7 or len(reads) > 1)
         return content_of(0)
 
-    with FileCache(tmp_path, index_of(1), capacity_nbytes=None) as cache, ThreadPoolExecutor(8) as threads:
+    cache = FileCache(tmp_path, index_of(1))
+    with ThreadPoolExecutor(8) as threads:
         got = list(threads.map(lambda _: cache.fetch(0, read, keep=True), range(8)))
     assert got == [content_of(0)] * 8
     assert len(reads) == 1
-
-
-def test_full_cache_hands_files_on_and_warns_once(tmp_path: Path) -> None:
-    with FileCache(tmp_path, index_of(5), capacity_nbytes=2500) as cache:
-        with pytest.warns(RuntimeWarning, match="its 2500 bytes are full; .* not kept from now on") as warned:
-            fetch(cache, range(5))
-        assert len(warned) == 1
-        assert len(cached(tmp_path)) == 2
-        assert [cache.get(sample) is not None for sample in range(5)] == [True, True, False, False, False]
-        assert cache.evict(0)
-        assert not cache.evict(0)
-        cache.fetch(4, lambda: content_of(4), keep=True)
-        assert cache.get(4) == content_of(4)
-        assert cache.used_nbytes() == 2000
-
-
-def test_least_recently_used_file_leaves(tmp_path: Path) -> None:
-    ticks = iter(range(10**9, 2 * 10**9, 10**6))
-    lru = FileCache(tmp_path, index_of(4), capacity_nbytes=3000, eviction="lru", now_ns=lambda: next(ticks))
-    with lru as cache:
-        fetch(cache, range(3))
-        cache.get(0)
-        fetch(cache, [3])  # 1 was not used for longest
-        assert [cache.get(sample) is not None for sample in range(4)] == [True, False, True, True]
-        fetch(cache, [1])  # now 0
-        assert [cache.get(sample) is not None for sample in range(4)] == [False, True, True, True]
-        assert cache.used_nbytes() == 3000
-        assert len(cached(tmp_path)) == 3
 
 
 def test_full_disk_hands_files_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -391,23 +359,22 @@ def test_full_disk_hands_files_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(filecache, "_write_all", full)
-    with FileCache(tmp_path, index_of(2), capacity_nbytes=None) as cache:
-        with pytest.warns(RuntimeWarning, match="the disk is full") as warned:
-            fetch(cache, range(2))
-        assert len(warned) == 1
-        assert cache.used_nbytes() == 0
-        assert cached(tmp_path) == list((tmp_path / "parts").iterdir()) == []
+    cache = FileCache(tmp_path, index_of(2))
+    with pytest.warns(RuntimeWarning, match="the disk is full") as warned:
+        fetch(cache, range(2))
+    assert len(warned) == 1
+    assert cached(tmp_path) == list((tmp_path / "parts").iterdir()) == []
 
 
 def test_disk_without_room_for_a_lock_still_gives_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-    with FileCache(tmp_path, index_of(1), capacity_nbytes=None) as cache:
-        monkeypatch.setattr(filecache, "locked", full)
-        with pytest.warns(RuntimeWarning, match="the disk is full"):
-            fetch(cache, [0])
-        assert cached(tmp_path) == []
+    cache = FileCache(tmp_path, index_of(1))
+    monkeypatch.setattr(filecache, "locked", full)
+    with pytest.warns(RuntimeWarning, match="the disk is full"):
+        fetch(cache, [0])
+    assert cached(tmp_path) == []
 
 
 @pytest.fixture
@@ -426,13 +393,12 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_really_full_disk_keeps_whole_files_only(tiny_disk: Path) -> None:
     index = index_of(10, 30_000)
-    with FileCache(tiny_disk, index, capacity_nbytes=None) as cache:
-        with pytest.warns(RuntimeWarning, match="the disk is full"):
-            fetch(cache, range(10), 30_000)
-        assert 0 < len(cached(tiny_disk)) < 10
-        assert {path.stat().st_size for path in cached(tiny_disk)} == {30_000}
-        assert cache.used_nbytes() == 30_000 * len(cached(tiny_disk))
-        assert sum(cache.get(sample) is not None for sample in range(10)) == len(cached(tiny_disk))
+    cache = FileCache(tiny_disk, index)
+    with pytest.warns(RuntimeWarning, match="the disk is full"):
+        fetch(cache, range(10), 30_000)
+    assert 0 < len(cached(tiny_disk)) < 10
+    assert {path.stat().st_size for path in cached(tiny_disk)} == {30_000}
+    assert sum(cache.get(sample) is not None for sample in range(10)) == len(cached(tiny_disk))
 
 
 PRELUDE = """
@@ -449,15 +415,15 @@ def half(descriptor, content):
     print("half", flush=True)
     time.sleep(1000)
 filecache._write_all = half
-with FileCache(folder, index_of(4), capacity_nbytes=4000) as cache:
-    cache.fetch(1, lambda: content_of(1), keep=True)
+cache = FileCache(folder, index_of(4))
+cache.fetch(1, lambda: content_of(1), keep=True)
 """
 HALF_READ = """
 def read():
     print("half", flush=True)
     time.sleep(1000)
-with FileCache(folder, index_of(4), capacity_nbytes=4000) as cache:
-    cache.fetch(1, read, keep=True)
+cache = FileCache(folder, index_of(4))
+cache.fetch(1, read, keep=True)
 """
 ALL_FETCH = """
 def read(sample):
@@ -465,11 +431,11 @@ def read(sample):
         file.write(f"{sample}\\n")
     time.sleep(0.002)
     return content_of(sample)
-with FileCache(folder / "cache", index_of(40), capacity_nbytes=int(sys.argv[2])) as cache:
-    print("ready", flush=True)
-    sys.stdin.readline()
-    for sample in range(40):
-        assert cache.fetch(sample, lambda: read(sample), keep=True) == content_of(sample)
+cache = FileCache(folder / "cache", index_of(40))
+print("ready", flush=True)
+sys.stdin.readline()
+for sample in range(40):
+    assert cache.fetch(sample, lambda: read(sample), keep=True) == content_of(sample)
 """
 
 
@@ -496,76 +462,65 @@ def line_of(process: "subprocess.Popen[str]") -> str:
 def test_killed_writer_leaves_no_file_no_lock_and_no_bytes(tmp_path: Path) -> None:
     with child(HALF_WRITTEN, tmp_path) as process:
         assert line_of(process) == "half"
-        with FileCache(tmp_path, index_of(4), capacity_nbytes=4000) as cache:
-            assert len(list((tmp_path / "parts").iterdir())) == 1  # its writer lives
-            assert cache.get(1) is None
-            process.kill()
-            process.wait()
-            assert cache.get(1) is None
-            assert cache.fetch(1, lambda: content_of(1), keep=True) == content_of(1)  # the lock is free
-    with FileCache(tmp_path, index_of(4), capacity_nbytes=4000) as cache:
-        assert list((tmp_path / "parts").iterdir()) == []
-        assert cache.used_nbytes() == 1000
-        assert cache.get(1) == content_of(1)
+        cache = FileCache(tmp_path, index_of(4))
+        assert len(list((tmp_path / "parts").iterdir())) == 1  # its writer lives
+        assert cache.get(1) is None
+        process.kill()
+        process.wait()
+        assert cache.get(1) is None
+        assert cache.fetch(1, lambda: content_of(1), keep=True) == content_of(1)  # the lock is free
+    cache = FileCache(tmp_path, index_of(4))
+    assert list((tmp_path / "parts").iterdir()) == []
+    assert cache.get(1) == content_of(1)
 
 
 @needs_locks
 def test_killed_fetcher_does_not_hold_up_the_one_that_waits(tmp_path: Path) -> None:
     with child(HALF_READ, tmp_path) as process, ThreadPoolExecutor(1) as threads:
         assert line_of(process) == "half"
-        with FileCache(tmp_path, index_of(4), capacity_nbytes=4000) as cache:
-            began = threading.Event()
+        cache = FileCache(tmp_path, index_of(4))
+        began = threading.Event()
 
-            def read() -> bytes:
-                began.set()
-                return content_of(1)
+        def read() -> bytes:
+            began.set()
+            return content_of(1)
 
-            waiting = threads.submit(cache.fetch, 1, read, keep=True)
-            wait_until(lambda: n_waiting(tmp_path) == 1 or began.is_set())
-            assert not began.is_set()
-            process.kill()
-            assert waiting.result(TIMEOUT_S) == content_of(1)
+        waiting = threads.submit(cache.fetch, 1, read, keep=True)
+        wait_until(lambda: n_waiting(tmp_path) == 1 or began.is_set())
+        assert not began.is_set()
+        process.kill()
+        assert waiting.result(TIMEOUT_S) == content_of(1)
 
 
-@pytest.mark.parametrize("capacity_nbytes", [40_000, 10_500])
-def test_processes_of_a_node_fetch_every_file_once_and_stay_in_bounds(tmp_path: Path, capacity_nbytes: int) -> None:
-    with (
-        child(ALL_FETCH, tmp_path, capacity_nbytes) as first,
-        child(ALL_FETCH, tmp_path, capacity_nbytes) as second,
-    ):
+def test_processes_of_a_node_fetch_every_file_once(tmp_path: Path) -> None:
+    with child(ALL_FETCH, tmp_path) as first, child(ALL_FETCH, tmp_path) as second:
         assert [line_of(first), line_of(second)] == ["ready", "ready"]
         for process in (first, second):
             assert process.stdin is not None
             process.stdin.write("\n")
             process.stdin.flush()
         assert [first.wait(TIMEOUT_S), second.wait(TIMEOUT_S)] == [0, 0]
-    n_kept = capacity_nbytes // 1000
-    assert len(cached(tmp_path / "cache")) == n_kept
-    reads = (tmp_path / "reads").read_text().split()
-    assert len(reads) == n_kept + 2 * (40 - n_kept)  # what is not kept, both read
-    with FileCache(tmp_path / "cache", index_of(40), capacity_nbytes=None) as cache:
-        assert cache.used_nbytes() == 1000 * n_kept
+    assert len(cached(tmp_path / "cache")) == 40
+    assert len((tmp_path / "reads").read_text().split()) == 40
 
 
 def test_links_in_a_cache_are_not_followed(tmp_path: Path) -> None:
-    with FileCache(tmp_path / "cache", index_of(1), capacity_nbytes=None) as cache:
-        fetch(cache, [0])
-        (kept,) = (tmp_path / "cache" / "00").iterdir()
-        assert kept.stat().st_mode & 0o777 == 0o600
-        elsewhere = kept.rename(tmp_path / "elsewhere")
-        kept.symlink_to(elsewhere)
-        assert cache.get(0) is None
-        assert not kept.is_symlink()
-    (tmp_path / "cache" / "used").unlink()
-    (tmp_path / "cache" / "used").symlink_to(elsewhere)
-    with pytest.raises(RunError, match="used: no cache can be here"):
-        FileCache(tmp_path / "cache", index_of(1), capacity_nbytes=None)
+    cache = FileCache(tmp_path / "cache", index_of(1))
+    fetch(cache, [0])
+    (kept,) = (tmp_path / "cache" / "00").iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o600
+    elsewhere = kept.rename(tmp_path / "elsewhere")
+    kept.symlink_to(elsewhere)
+    assert cache.get(0) is None
+    assert not kept.is_symlink()
+    (tmp_path / "cache" / "locks" / "parts").unlink()
+    (tmp_path / "cache" / "locks" / "parts").symlink_to(elsewhere)
+    with pytest.raises(RunError, match="parts: no cache can be here"):
+        FileCache(tmp_path / "cache", index_of(1))
     assert elsewhere.read_bytes() == content_of(0)
 
 
 def test_folder_that_cannot_hold_a_cache_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match=r"file.*: no cache can be here: "):
-        FileCache(tmp_path / "file", index_of(1), capacity_nbytes=None)
-    with pytest.raises(ScenarioError, match="capacity_nbytes is -1"):
-        FileCache(tmp_path, index_of(1), capacity_nbytes=-1)
+        FileCache(tmp_path / "file", index_of(1))

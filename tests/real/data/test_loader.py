@@ -90,7 +90,7 @@ class Cluster:
         for node in range(self.plan.world_size // self.per_node):
             first = MemoryStore(geometry, folder=self.folder)
             self.stores += [first, *(MemoryStore(geometry, path=first.path) for _ in range(self.per_node - 1))]
-            self.caches.append(FileCache(self.folder / f"disk{node}", INDEX, capacity_nbytes=None))
+            self.caches.append(FileCache(self.folder / f"disk{node}", INDEX))
             servers.append(PeerServer(self.stores[-1], host="127.0.0.1", key=key, timeout_s=60))
         self.servers = servers
         addresses = [server.address for server in servers]
@@ -118,7 +118,7 @@ class Cluster:
         return self
 
     def __exit__(self, *_):
-        for each in (*self.loaders, *self.peers, *self.servers, *self.stores, *self.caches):
+        for each in (*self.loaders, *self.peers, *self.servers, *self.stores):
             each.close()
 
     def load(self, rank, number):
@@ -223,16 +223,20 @@ def held_after(plan):
 
 def test_loader_that_is_closed_before_the_others_have_read_all_leaves_what_they_need(tmp_path):
     plan = plan_of("files", nodes=1, epochs=1, eviction="lru", disk_nbytes=6 * NBYTES)
+
+    def n_files():
+        return len(list(tmp_path.glob("disk0/[0-9a-f][0-9a-f]/*")))
+
     with Cluster(tmp_path, plan) as cluster:
         for number in range(plan.n_steps):
             cluster.load(0, number)
-        before = cluster.caches[0].used_nbytes()
+        before = n_files()
         cluster.loaders[0].close()
-        assert cluster.caches[0].used_nbytes() == before > 6 * NBYTES
+        assert n_files() == before > 6
         for number in range(plan.n_steps):
             cluster.load(1, number)
         cluster.loaders[1].close()
-        assert cluster.caches[0].used_nbytes() == 6 * NBYTES
+        assert n_files() == 6
 
 
 def test_rank_does_not_wait_for_room_that_it_alone_can_make(tmp_path, monkeypatch):
